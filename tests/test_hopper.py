@@ -457,7 +457,7 @@ def test_products_must_sum_over_whole_lines(operands):
     narrow = in_formats(narrow, "NHWC", "OHWI").replace(dtype=problem.dtype)
     for pass_ in PASSES:
         refusal = family.refuses(Request(narrow, pass_, Device.of(ARCH), precision))
-        assert refusal.endswith("most would be of other groups: groups have 31 and 64")
+        assert refusal.endswith("half filled by one group: groups have 31 and 64")
 
 
 # -- copies ----------------------------------------------------------------------------------------

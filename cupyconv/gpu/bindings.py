@@ -1,4 +1,4 @@
-"""NVIDIA's bindings of the driver (cuda-bindings), for functions that CuPy does not offer."""
+"""Access to NVIDIA's driver bindings (cuda-bindings), for functions that CuPy does not offer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @cache
 def driver() -> Any:
-    """Return the module of the driver's functions.
+    """Return the module ``cuda.bindings.driver``.
 
     Raises:
         ImportError: cuda-bindings is not installed.

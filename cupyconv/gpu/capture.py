@@ -1,6 +1,6 @@
-"""Memory and kernels of calls whose stream captures a CUDA graph.
+"""Memory and kernels of calls while their stream captures a CUDA graph.
 
-Captured work runs at each launch of the graph, after the call has returned.  The graph therefore
+Captured work runs whenever the graph is launched, after the call has returned.  The graph therefore
 owns the memory of the call.
 """
 
@@ -22,7 +22,7 @@ def is_active() -> bool:
 
 
 class LastingAllocator:
-    """Adapter to CuPy of an allocator whose captured memory lasts as long as the graph.
+    """CuPy allocator that calls an allocator whose captured memory lasts as long as the graph.
 
     PyTorch's allocator is an example: it has a memory pool for each graph.
     """
@@ -30,30 +30,31 @@ class LastingAllocator:
     def __init__(self, allocate: Callable[[int], Any]) -> None:
         """
         Args:
-            allocate: takes a number of bytes and returns an object that owns them on the current
-                device, such as a tensor; its ``data_ptr()`` is their address.
+            allocate: function that takes a number of bytes and returns an owner of that memory on
+                the current device, such as a tensor; the owner's ``data_ptr()`` is the address.
         """
         self._allocate = allocate
 
     def __call__(self, size: int) -> Any:
-        """Allocate memory as CuPy's MemoryPointer."""
+        """Allocate ``size`` bytes and return them as CuPy's MemoryPointer."""
         cuda, owner = arrays.cupy().cuda, self._allocate(size)
         device = cuda.runtime.getDevice()
         return cuda.MemoryPointer(cuda.UnownedMemory(owner.data_ptr(), size, owner, device), 0)
 
 
 def allocate(size: int, cuda: Any) -> Any:
-    """Allocate memory as CuPy's MemoryPointer; a captured call's lasts as long as the graph.
+    """Allocate memory as CuPy's MemoryPointer; memory of a captured call lasts as long as the graph.
 
-    While the current stream captures, allocation and release are nodes of the graph.  The host must
-    drop the memory before the capture ends.  Otherwise CuPy's allocator is used.
+    While the current stream captures, allocation and release become nodes of the graph, and the
+    host must release the memory before the capture ends.  Without a capture, CuPy's allocator
+    allocates the memory.
 
     Args:
-        size: in bytes.
-        cuda: the module ``cupy.cuda``.
+        size: number of bytes.
+        cuda: module ``cupy.cuda``.
 
     Raises:
-        DeviceError: the stream captures, and the device has no memory that a graph can own.
+        DeviceError: the stream captures, and the device has no memory pools for graphs.
     """
     allocator, runtime = cuda.get_allocator(), cuda.runtime
     if type(allocator) is LastingAllocator or not runtime.streamIsCapturing(
@@ -65,16 +66,16 @@ def allocate(size: int, cuda: Any) -> Any:
         raise DeviceError(
             "a captured call needs memory that the graph owns: device "
             f"{device} has no memory pools (cudaDevAttrMemoryPoolsSupported is 0). "
-            "Set cupyconv.workspace_limit = 0, which plans kernels without a workspace"
+            "Set cupyconv.workspace_limit = 0 to plan kernels without a workspace"
         )
     return cuda.malloc_async(size)
 
 
 @contextmanager
 def relaxed() -> Iterator[None]:
-    """Let this thread load kernels while a stream captures, in any capture mode.
+    """Allow this thread to load kernels while a stream captures, in any capture mode.
 
-    Loading adds nothing to the graph.  Work on a capturing stream is still recorded.
+    Loading kernels adds nothing to the graph.  Work on a capturing stream is still recorded.
 
     Raises:
         ConvError: the capture mode forbids loading, and NVIDIA's bindings are not installed.

@@ -1,7 +1,7 @@
-"""Kernel source to cubin or PTX, by NVRTC, with a disk cache.  Needs CuPy but no GPU.
+"""Compilation of kernels to cubin or PTX with NVRTC, and a disk cache; needs CuPy but no GPU.
 
-CuPy's own cache is not used: its key leaves out the included headers, and its compiler always
-flushes float32 subnormals to zero.
+CuPy's own compilation and cache are not used: the cache's key omits the included headers, and the
+compiler always flushes float32 subnormals to zero.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from cupyconv.gpu.sources import KernelSource
 from cupyconv.kernels.device import Device
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
-"""Architectures that every kernel is built for in the tests."""
+"""Architectures for which the tests build every kernel."""
 
 OPTIONS = (
     "-std=c++17",
-    "--ftz=false",  # subnormals are kept: float32 is float32
+    "--ftz=false",  # keep float32 subnormals
     "--prec-div=true",
     "--prec-sqrt=true",
     "--fmad=true",
@@ -37,17 +37,17 @@ OPTIONS = (
 )
 
 _FORMAT = 1
-"""Version of a cache entry."""
+"""Version of the cache's file format."""
 
 
 SUFFIXES = (".cubin", ".ptx")
-"""Suffixes of the cache's files of cubins and of PTX."""
+"""File name suffixes of cubins and of PTX in the cache."""
 
 _PTX_PREFIX = "compute_"
 
 
 class Variant(NamedTuple):
-    """Source of one cubin or PTX: a kernel file with its headers, macros, and the target."""
+    """Input of the compiler for one cubin or PTX: kernel source with headers, macros, target."""
 
     source: KernelSource
     defines: tuple[tuple[str, str | int], ...]
@@ -55,12 +55,12 @@ class Variant(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """A variant's cubin.
+    """The compiled code of a variant.
 
     Attributes:
-        cubin: its bytes; PTX for a target such as "compute_90".
-        seconds: that the compiler took; None if the cache had it.
-        cpu_seconds: of a processor, likewise.
+        cubin: bytes of the cubin; PTX for a target such as "compute_90".
+        seconds: wall time of the compiler; None if the code came from the cache.
+        cpu_seconds: processor time of the compiler; None if the code came from the cache.
     """
 
     cubin: bytes
@@ -71,16 +71,16 @@ class Compiled(NamedTuple):
 def compile_cubin(
     source: KernelSource, defines: Mapping[str, str | int], target: str
 ) -> tuple[bytes, str]:
-    """Compile the cubin of one variant, or its PTX; return it with the compiler's log.
+    """Compile one variant; return its cubin or PTX and the compiler's log.
 
     Args:
-        source: a kernel file with its headers.
+        source: kernel file with its headers.
         defines: macros of the variant.
-        target: such as "sm_80" or "sm_90a" for a cubin, "compute_90" for PTX, which ends with a
-            null byte, as the driver reads it.
+        target: target such as "sm_80" or "sm_90a" for a cubin, or "compute_90" for PTX.  PTX is
+            returned with the final null byte that the driver expects.
 
     Raises:
-        KernelCompileError: the source does not compile; the error carries the log.
+        KernelCompileError: the source does not compile; the error has the log.
         DeviceError: CuPy or NVRTC is not installed.
     """
     nvrtc = _nvrtc()
@@ -99,7 +99,7 @@ def compile_cubin(
                 nvrtc.getProgramLog(program),
             ) from error
         if is_ptx(target):
-            code = nvrtc.getPTX(program) + b"\0"  # CuPy's binding drops it
+            code = nvrtc.getPTX(program) + b"\0"  # CuPy's binding drops the null byte
         else:
             code = _whole_elf(nvrtc.getCUBIN(program))
         return code, nvrtc.getProgramLog(program)
@@ -108,17 +108,17 @@ def compile_cubin(
 
 
 def cached_cubin(source: KernelSource, defines: Mapping[str, str | int], target: str) -> bytes:
-    """Return the variant's cubin, compiled now if the cache does not have it.
+    """Return the variant's cubin from the cache; compile the variant if the cache lacks it.
 
-    An entry is two files: the cubin, and a record with the cubin's digest, which is written last.
-    Both are put in place atomically; an entry whose digest does not match is compiled again.  What
-    is returned are the bytes that were checked, whatever is done to the files later.  Where the
-    cache cannot be written, or others may write it, nothing is read or kept.
+    An entry consists of two files: the cubin, and a record with the cubin's digest.  The record is
+    written last, and both files appear atomically.  An entry whose digest does not match is
+    compiled again.  The returned bytes are those that were checked, even if the files change later.
+    If the cache is not writable, or other users may write to it, nothing is read or stored.
     """
-    # In another thread: NVRTC up to 12.4 leaves the one that it works in with the C locale, where
-    # Python takes what it reads for ASCII.
-    (found,) = compile_missing([Variant(source, tuple(defines.items()), target)])
-    return found.result().cubin
+    # Compile in another thread: NVRTC up to 12.4 leaves its thread with the C locale, in which
+    # Python decodes files as ASCII.
+    (compiled,) = compile_missing([Variant(source, tuple(defines.items()), target)])
+    return compiled.result().cubin
 
 
 def compile_missing(
@@ -126,17 +126,18 @@ def compile_missing(
     threads: int | None = None,
     done: Callable[[], None] = lambda: None,
 ) -> list[Future[Compiled]]:
-    """Return the cubins of variants; compile those that the cache lacks in parallel.
+    """Return the cubins of variants; compile variants that the cache lacks in parallel.
 
-    NVRTC serialises only its front end, which takes a tenth of its time.
+    NVRTC serialises only its front end, which takes a tenth of the compilation time.
 
     Args:
-        variants: all different.
-        threads: that compile; by default one on each core.
-        done: called here after each of them.
+        variants: variants without duplicates.
+        threads: number of threads that compile; by default one per core.
+        done: function that the calling thread calls after each variant.
 
     Returns:
-        For each variant what became of it: no error keeps the others from being compiled.
+        Finished futures in the order of ``variants``, each with a result or an error.  After an
+        error, the remaining variants are still compiled.
     """
     found: dict[Variant, Future[Compiled]] = {}
     for variant in variants:
@@ -154,15 +155,16 @@ def compile_missing(
                 found[begun[future]] = future
                 done()
         finally:
-            pool.shutdown(cancel_futures=True)  # after an interrupt no more are begun
+            pool.shutdown(cancel_futures=True)  # start no further compilation after an interrupt
     return [found[variant] for variant in variants]
 
 
 _under_way: dict[Variant, threading.Lock] = {}
-"""Held by the thread that looks a variant up or compiles it; others wait for what it finds."""
+"""Locks by variant.  A thread that looks up or compiles a variant holds its lock; other threads
+wait for the cache entry."""
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_under_way.clear)  # a child has none of those threads
+    os.register_at_fork(after_in_child=_under_way.clear)  # a child lacks the threads with locks
 
 
 def _made(variant: Variant) -> Compiled:
@@ -194,7 +196,7 @@ def _made(variant: Variant) -> Compiled:
 
 
 def is_kept(variant: Variant) -> bool:
-    """Return whether the cache has a complete entry of a variant."""
+    """Return whether the cache has a complete entry for a variant."""
     return _kept(variant) is not None
 
 
@@ -226,15 +228,15 @@ def nvrtc_version() -> tuple[int, int]:
 
 
 def fitted(device: Device) -> Device:
-    """Return a GPU with the installed NVRTC's target for it; unchanged without NVRTC.
+    """Return a GPU with the target that the installed NVRTC has for it; unchanged without NVRTC.
 
     Raises:
-        DeviceError: NVRTC has no target whose code the chip runs.
+        DeviceError: NVRTC has no target whose code the chip can run.
     """
     try:
         nvrtc = _nvrtc()
     except DeviceError:
-        return device  # the first compilation raises it
+        return device  # the first compilation raises the error
     known = sorted(divmod(number, 10) for number in nvrtc.getSupportedArchs())
     found = device.compiled_by(known)
     if found is None:
@@ -257,7 +259,7 @@ def _nvrtc():
     nvrtc = arrays.cupy().cuda.nvrtc
     try:
         nvrtc.getVersion()
-    except Exception as error:  # the binding loads the library on first use, and raises its own
+    except Exception as error:  # the binding loads the library on first use; errors vary
         raise DeviceError(
             f"NVRTC, CUDA's run-time compiler, could not be loaded ({error}). "
             f"Install it with: {install_command('cuda13')} (or likewise for CUDA 12)"
@@ -268,8 +270,8 @@ def _nvrtc():
 def _whole_elf(cubin: bytes) -> bytes:
     """Return the cubin with the last byte that CuPy's binding removes.
 
-    CuPy's binding takes it for a string's terminator. An ELF file ends in a header table whose
-    last byte is zero. The driver ignores it, but tools that read files need it.
+    An ELF file ends in a header table whose last byte is zero, and CuPy's binding mistakes this
+    byte for a string's terminator.  The driver ignores the byte, but tools that read files need it.
     """
     program_headers, section_headers = struct.unpack_from("<QQ", cubin, 0x20)
     sizes = struct.unpack_from("<4H", cubin, 0x36)
@@ -284,7 +286,7 @@ def options(defines: Mapping[str, str | int], target: str) -> list[str]:
 
 
 def _key(source: KernelSource, defines: Mapping[str, str | int], target: str) -> str:
-    """Return a digest of all inputs of the compiler, its options and its version."""
+    """Return a file name with a digest of the compiler's inputs, options and version."""
     digest = hashlib.sha256()
     parts = [source.name, source.text, *options(defines, target)]
     for name, text in source.headers:

@@ -34,10 +34,10 @@ class Overlapping:
         """Launch the kernel.
 
         Args:
-            grid, block: extents.
-            arguments: CuPy arrays; NumPy's integers, none of them negative; NumPy arrays of one
-                element, which are structs by value.
-            shared_mem: bytes of dynamic shared memory.
+            grid, block: extents of the grid and of a thread block.
+            arguments: arguments of the kernel: CuPy arrays, non-negative NumPy integers, or NumPy
+                arrays of one element, which are structs passed by value.
+            shared_mem: dynamic shared memory in bytes.
 
         Raises:
             cupy.cuda.driver.CUDADriverError: the driver refuses the launch.
@@ -51,7 +51,7 @@ class Overlapping:
             if isinstance(argument, np.ndarray):
                 places[number] = argument.ctypes.data
             elif isinstance(argument, np.generic):
-                values[number] = int(argument)  # little-endian: fewer bytes are the first ones
+                values[number] = int(argument)  # a narrower integer is in the first bytes
             else:
                 values[number] = argument.data.ptr
         config = _config(grid, block, shared_mem, cuda.get_current_stream().ptr)
@@ -69,7 +69,7 @@ def _words(count: int) -> type[ctypes.Array[ctypes.c_uint64]]:
 
 @lru_cache(maxsize=1024)
 def _config(grid: tuple[int, ...], block: tuple[int, ...], shared_bytes: int, stream: int) -> Any:
-    """Return the launch configuration; it is shared by threads and never changed."""
+    """Return the launch configuration; threads share it, and it never changes."""
     driver = bindings.driver()
     serialization = driver.CUlaunchAttribute()
     serialization.id = (

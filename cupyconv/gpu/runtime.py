@@ -1,6 +1,6 @@
-"""Loads the kernels of launches and runs them.
+"""Loading and running of the kernels of launches.
 
-A Runtime loads and runs kernels: CuPy's here, the CPU emulator's in the tests.
+A Runtime loads and runs kernels: with CuPy here, with the CPU emulator in the tests.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from cupyconv.gpu.overlapping import Overlapping
 from cupyconv.launch import ROLES, Launch, Part, TensorMap, TensorMaps
 
 Kernel = Callable[..., Any]
-"""Called as kernel(grid, block, arguments, shared_mem=bytes), as a cupy.RawKernel is."""
+"""Loaded kernel, called as kernel(grid, block, arguments, shared_mem=bytes), like cupy.RawKernel.
+"""
 
 _NULL = np.uint64(0)
 
 
 class Runtime(Protocol):
-    """Functions of a GPU, or of an emulator, that launching needs."""
+    """Functions that launching kernels needs from a GPU or an emulator."""
 
     def load(self, launches: Sequence[Launch]) -> None:
-        """Load the kernels of launches, compiling missing ones in parallel."""
+        """Load the kernels of launches; compile missing kernels in parallel."""
         ...
 
     def kernel(self, launch: Launch) -> Kernel:
-        """Return the loaded kernel of a launch, with its dynamic shared memory allowed.
+        """Return the loaded kernel of a launch, with its limit of dynamic shared memory set.
 
-        Only the cubin knows the static shared memory, which counts as well; so the dynamic one is
-        always set.
+        The limit is always set, because static shared memory counts too, and only the cubin knows
+        its size.
         """
         ...
 
@@ -65,10 +66,11 @@ class Series:
         """
         Args:
             launches: launches in order.
-            runtime: runtime that loads and runs them.
-            workspace: allocates a call's workspace; None where the launches have none.
+            runtime: runtime that loads and runs the launches.
+            workspace: function that allocates the workspace of a call; None if the launches need
+                no workspace.
         """
-        self.launches = tuple(one for one in launches if 0 not in one.grid)
+        self.launches = tuple(launch for launch in launches if 0 not in launch.grid)
         self._runtime = runtime
         self._workspace = workspace
         self._loaded: list[tuple[Kernel, Launch, _Arguments]] | None = None
@@ -79,7 +81,7 @@ class Series:
         return self._loaded is not None
 
     def __call__(self, operands: Sequence[Any]) -> None:
-        """Launch on arrays in the order of ROLES; a missing array or None is a null pointer."""
+        """Run the launches on arrays in the order of ROLES; missing arrays are null pointers."""
         if self._loaded is None:
             self._runtime.load(self.launches)
             self._loaded = [
@@ -93,14 +95,15 @@ class Series:
                 kernel(one.grid, one.block, arguments.of(operands), shared_mem=one.shared_bytes)
         except BaseException as error:
             if self._workspace is not None:
-                # The caller may keep the error; a workspace must go before a capture ends.
+                # The caller may keep the error, and the workspace must be released before a capture
+                # ends.
                 operands = ()
                 traceback.clear_frames(error.__traceback__)
             raise
 
 
 class _Arguments:
-    """Arguments of a launch, precomputed except for addresses."""
+    """Arguments of a launch; all except addresses are computed in advance."""
 
     def __init__(self, arguments: Sequence[Any], runtime: Runtime) -> None:
         self._fixed: list[Any] = []
@@ -142,29 +145,29 @@ def _maps_maker(maps: TensorMaps, runtime: Runtime) -> Callable[[Sequence[Any]],
 
 
 class CupyRuntime:
-    """Runtime of CuPy: kernels run on the current device and stream of each call."""
+    """Runtime that uses CuPy; kernels run on the current device and stream of each call."""
 
     def __init__(self, target: str) -> None:
         """
         Args:
-            target: target of the compiler, such as "sm_90a" or "compute_90".
+            target: target for the compiler, such as "sm_90a" or "compute_90".
         """
         self.target = target
-        self._kernels: dict[tuple[Variant, str], Any] = {}  # cupy.RawKernel, by entry
+        self._kernels: dict[tuple[Variant, str], Any] = {}  # cupy.RawKernel by variant and entry
 
     @capture.relaxed()
     def load(self, launches: Sequence[Launch]) -> None:
-        """Load the kernels of launches, compiling in parallel those that the cache lacks.
+        """Load the kernels of launches; compile kernels that the cache lacks in parallel.
 
         Raises:
-            KernelCompileError: a kernel does not compile; the others are loaded nevertheless.
+            KernelCompileError: a kernel does not compile; all other kernels are still loaded.
         """
         every = dict.fromkeys((variant_of(one, self.target), one.entry) for one in launches)
         missing = [key for key in every if key not in self._kernels]
         variants = list(dict.fromkeys(variant for variant, _ in missing))
         made = dict(zip(variants, compiler.compile_missing(variants), strict=True))
-        # The bytes that were checked, not the cache's file, which may have changed since.
-        with TemporaryDirectory(prefix="cupyconv-") as folder:  # only its owner may read it
+        # Load the bytes that were checked; the cache's file may have changed in the meantime.
+        with TemporaryDirectory(prefix="cupyconv-") as folder:  # only the owner may read the folder
             for number, (variant, one) in enumerate(made.items()):
                 if one.exception() is None:
                     path = Path(folder, str(number))
@@ -173,17 +176,17 @@ class CupyRuntime:
                     for key in missing:
                         if key[0] == variant:
                             self._kernels[key] = module.get_function(key[1])
-                            _ = self._kernels[key].kernel  # loads it, while the file exists
+                            _ = self._kernels[key].kernel  # load while the file exists
         for one in made.values():
-            one.result()  # raises what went wrong
+            one.result()  # raise the error of a failed compilation
 
     @capture.relaxed()
     def kernel(self, launch: Launch) -> Kernel:
         kernel = self._kernels[variant_of(launch, self.target), launch.entry]
-        # The attribute belongs to the function, which other launches share: never lower it.
+        # Launches share the function and its attribute, so never lower the attribute.
         if kernel.max_dynamic_shared_size_bytes < launch.shared_bytes:
             kernel.max_dynamic_shared_size_bytes = launch.shared_bytes
-        # A RawKernel asks for the current device at every call, which is this one.
+        # Return the function of the current device; a RawKernel would look it up at every call.
         function: Kernel = kernel.kernel
         return Overlapping(function) if launch.may_overlap else function
 

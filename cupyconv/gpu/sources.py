@@ -1,4 +1,4 @@
-"""The kernel sources: where they are, and what each reaches by ``#include``."""
+"""The kernel sources: their folder, and the headers that each source includes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 @dataclass(frozen=True)
 class KernelSource:
-    """A .cu file with every header that it reaches.
+    """A .cu file with all headers that it includes, directly or indirectly.
 
     Attributes:
         name: file name, for the compiler's messages.
-        text: the file's text.
-        headers: (name in ``#include``, text) of each reachable header, sorted by name.
+        text: text of the file.
+        headers: (name in ``#include``, text) of each header, sorted by name.
     """
 
     name: str
@@ -26,7 +26,7 @@ class KernelSource:
 
 
 def kernel_sources() -> Path:
-    """Return the folder of the .cu files, to be read; their headers are in ``include``.
+    """Return the folder of the .cu files; their headers are in its subfolder ``include``.
 
     Raises:
         FileNotFoundError: the installation is incomplete.
@@ -36,10 +36,10 @@ def kernel_sources() -> Path:
 
 @cache
 def directory() -> Path:
-    """Return the folder of the .cu files: inside the installed package, or beside it in a checkout.
+    """Return the folder of the .cu files: inside the package, or beside the package in a checkout.
 
     Raises:
-        FileNotFoundError: neither exists, so the installation is incomplete.
+        FileNotFoundError: neither folder exists, so the installation is incomplete.
     """
     package = Path(__file__).parent.parent
     for folder in (package / "cuda", package.parent / "cuda"):
@@ -53,7 +53,7 @@ def directory() -> Path:
 
 @cache
 def load(file_name: str) -> KernelSource:
-    """Return the source of one kernel file and its reachable headers."""
+    """Return the source of one kernel file with the headers that it includes."""
     folder = directory()
     text = (folder / file_name).read_text(encoding="utf-8")
     headers: dict[str, str] = {}

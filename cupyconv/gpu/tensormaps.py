@@ -1,7 +1,7 @@
-"""Encoded tensor maps, which TMA reads.
+"""Encoding of tensor maps, which TMA reads.
 
-Encoded maps are cached under the map and the address, so that another tensor at a reused address
-gets another map.
+Encoded maps are cached by map and address, so that another tensor at a reused address gets another
+map.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ SWIZZLE = 128
 
 
 Encode = Callable[[TensorMap, int], bytes]
-"""Encodes a map for an address, to MAP_BYTES bytes."""
+"""Function that encodes a map for an address, in MAP_BYTES bytes."""
 
 
 @lru_cache(maxsize=4096)
 def encoded(maps: TensorMaps, addresses: tuple[int, ...], encode: Encode) -> np.ndarray:
-    """Return the struct of maps for arrays at these addresses, as one structured NumPy element."""
+    """Return the maps for arrays at these addresses, as a NumPy array of one struct."""
     tensors = zip(maps.maps, addresses, strict=True)
     parts = [encode(one, address + one.offset) for one, address in tensors]
     return np.frombuffer(b"".join(parts), np.dtype([("maps", "u8", len(parts) * MAP_BYTES // 8)]))
 
 
 def encode(one: TensorMap, address: int) -> bytes:
-    """Return a map as the driver encodes it.
+    """Return a map in the driver's encoding.
 
     Raises:
-        RuntimeError: the driver refuses a map that the planner accepted.
+        RuntimeError: the driver rejects a map that the planner accepted.
     """
     driver = bindings.driver()
     uint32, uint64 = driver.cuuint32_t, driver.cuuint64_t
     kinds = driver.CUtensorMapDataType
     kind = {
-        2: kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,  # moved, not computed with: float16 as well
-        4: kinds.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32,  # rounded to TF32 on the way
+        2: kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,  # for float16 too: TMA only moves the bits
+        4: kinds.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32,  # TMA rounds float32 to TF32
     }[one.itemsize]
     tensor = (
         kind,

@@ -1,4 +1,4 @@
-"""cuda-gather (cuda/conv_gather.cu): an implicit GEMM whose operands are gathered with cp.async."""
+"""cuda-gather (cuda/conv_gather.cu): an implicit GEMM that gathers its operands with cp.async."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ if TYPE_CHECKING:
     import numpy as np
 
 MAX_PHASES = 32
-"""Most stride phases: those that the kernel's parameters have room for."""
+"""Most stride phases that fit into the kernel's parameters."""
 
 MOST_TAP_BITS = 255
-"""Largest T + R + S of a filter: a tap has a bit for its place on each axis."""
+"""Largest T + R + S of a filter: a mask of taps has one bit per position along each axis."""
 
 MOST_SPLITS = (1 << 16) - 1
-"""Most splits: blocks along the second axis of a grid (CUDA's rule)."""
+"""Most splits, which are blocks along the second axis of the grid (CUDA's rule)."""
 
 BLOCKS = (0.5, 1, 2, 3, 4, 6, 8, 12, 16)
-"""Blocks per SM that splits may come to (chosen)."""
+"""Numbers of blocks per SM that the choice of splits aims at (chosen)."""
 
 FILLED = 0.9
-"""Fraction of the chip's guaranteed resident blocks with which it counts as full (chosen)."""
+"""Fraction of the guaranteed resident blocks at which the chip counts as full (chosen)."""
 
 MOST_STAGES = 4
 """Most stages of the ring (chosen)."""
@@ -77,13 +77,13 @@ tiles; RESIDENT for other tiles (counted)."""
 
 @dataclass(frozen=True)
 class Access:
-    """Access to one matrix in memory.
+    """Vector access to one matrix in memory.
 
     Attributes:
-        along_first: whether vectors run along the matrix's first direction (k for A and B, n for
-            C); else along the second.
+        along_first: whether vectors run along the first direction of the matrix (k for A and B, n
+            for C); else along the second.
         vector: elements per vector access.
-        apart: stride in elements between single elements that adjacent lanes load.
+        apart: stride, in elements, between the single elements that adjacent lanes load.
     """
 
     along_first: bool
@@ -93,12 +93,12 @@ class Access:
 
 @dataclass(frozen=True)
 class Accesses:
-    """Accesses to the three matrices of a pass.
+    """Vector accesses to the three matrices of a pass.
 
     Attributes:
         a, b, c: access to each matrix.
-        taps_fastest: whether k runs over taps first, then over channels (in backprop_input, over
-            filters).
+        taps_fastest: whether k runs over taps first, then over channels (filters in
+            backprop_input).
     """
 
     a: Access
@@ -123,8 +123,8 @@ def accesses(pass_: str, problem: ConvProblem, strides: Strides) -> Accesses:
         run = followers(apart, pixels, sizes, alignment, itemsize) if pixels_follow else 1
         return Access(False, run)
 
-    # Adjacent pixels of the matrix are adjacent in memory if the pass visits them in order: under
-    # taps only for pointwise layers.
+    # Adjacent pixels of the matrix are adjacent in memory if the pass visits them in order.  Pixels
+    # gathered under taps are in order only in pointwise layers.
     unit_stride = set(problem.stride) == {1}
     pointwise = (
         set(problem.filter_sizes) == {1} and unit_stride and not any(map(any, problem.padding))
@@ -144,7 +144,7 @@ def accesses(pass_: str, problem: ConvProblem, strides: Strides) -> Accesses:
     gathered = y if pass_ == "backprop_input" else x
     taps_fastest = not gathered.along_first and min(steps, default=nearest) < nearest
     if taps_fastest:
-        # Within a stride phase, consecutive taps are not adjacent in memory.
+        # Consecutive taps of a stride phase are not adjacent in memory.
         order, sizes = (summed_axis, *w_taps), (summed, *problem.filter_sizes)
         in_order = pass_ != "backprop_input" or unit_stride
         run = followers(apart, order, sizes, alignment, itemsize) if in_order else 1
@@ -152,8 +152,8 @@ def accesses(pass_: str, problem: ConvProblem, strides: Strides) -> Accesses:
     else:
         along_filters = neighbours(apart, w_filter, filters, alignment, itemsize)
         along_channels = neighbours(apart, w_channel, channels, alignment, itemsize)
-        # Without vectors on either axis, k runs along the smaller stride; strides of views may be
-        # negative or 0.
+        # If neither axis has vectors, k runs along the axis with the smaller stride; strides of
+        # views may be negative or 0.
         nearer = abs(strides.w[w_filter]) < abs(strides.w[w_channel])
         filters_last = (along_filters, nearer) > (along_channels, not nearer)
         along_k = filters_last == (pass_ == "backprop_input")
@@ -177,7 +177,7 @@ def _tile(
     resident: int = 2,
     since: tuple[int, int] = (8, 0),
 ) -> Tile:
-    """Return a tile whose rows along k have 64 bytes."""
+    """Return a tile with 64 bytes along k."""
     macros = (
         ("WARPS_M", warps_m),
         ("WARPS_N", warps_n),
@@ -192,7 +192,7 @@ class Gather(Tiled):
     name = "cuda-gather"
     summary = "implicit GEMM fed by asynchronous copies, on tensor cores where the precision allows"
     tiles = (
-        # Before compute capability 8.0, copies need registers that larger tiles do not have.
+        # Before compute capability 8.0, copies need registers that larger tiles cannot spare.
         _tile(128, 256, 2, 4, itemsize=2, resident=1),
         _tile(128, 128, 2, 2, itemsize=2),
         _tile(128, 64, 2, 2, itemsize=2),
@@ -208,8 +208,8 @@ class Gather(Tiled):
         _tile(64, 64, 2, 2, itemsize=4, tensor_cores=False, resident=4, since=(7, 5)),
         _tile(128, 32, 4, 1, itemsize=4, tensor_cores=False, resident=4, since=(7, 5)),
         _tile(64, 64, 2, 2, itemsize=8, tensor_cores=False, resident=3, since=(7, 5)),
-        # A small tile wastes few products on padding; a float64 product may take as long as 32 of
-        # float32.
+        # A small tile wastes few products on padding; one float64 product may take as long as 32
+        # float32 products.
         _tile(64, 16, 2, 1, itemsize=8, tensor_cores=False, resident=8, since=(7, 5)),
     )
 
@@ -218,9 +218,9 @@ class Gather(Tiled):
         if not self.fitting_tiles(request):
             return mma_refuses(request)
         if request.pass_ == "backprop_input" and prod(problem.stride) > MAX_PHASES:
-            return f"{prod(problem.stride)} stride phases are more than {MAX_PHASES}"
+            return f"cuda-gather takes up to {MAX_PHASES} stride phases, not {prod(problem.stride)}"
         if (bits := tap_bits(problem)) > MOST_TAP_BITS:
-            return f"the sizes of the filter add up to {bits}, more than {MOST_TAP_BITS}"
+            return f"cuda-gather takes filter sizes that add up to {MOST_TAP_BITS}, not {bits}"
         return None
 
     def counts(self, request: Request) -> Iterator[Count]:
@@ -240,9 +240,9 @@ class Gather(Tiled):
 
     def candidates(self, request: Request) -> list[Candidate]:
         return [
-            _behind_copies(found, request, method)
+            _behind_copies(candidate, request, method)
             for method in worthwhile(request)
-            for found in super(Gather, self).candidates(_of_product(request, method))
+            for candidate in super(Gather, self).candidates(_of_product(request, method))
         ]
 
     def candidate(self, request: Request, choices: Choices) -> Candidate | None:
@@ -262,9 +262,9 @@ class Gather(Tiled):
         return max(min(gemms[0].gemm_k, MOST_SPLITS), 1) if len(gemms) == 1 else 1
 
     def splits(self, request: Request, tile: Tile) -> list[int]:
-        """Return 1 and numbers of splits that balance the multiprocessors.
+        """Return 1 and the numbers of splits that balance the multiprocessors.
 
-        For a filter gradient, more than one split must fill the chip.
+        In backprop_filter, a number above 1 must fill the chip, unless no number does.
         """
         gemm = request.problem.gemm(request.pass_)
         steps = -(-gemm.gemm_k // tile.block_k)
@@ -275,7 +275,7 @@ class Gather(Tiled):
             return [1]
         places = request.chip.multiprocessors
         wanted = (min(int(count * places) // tiles, most) for count in BLOCKS)
-        # All splits have equally many steps, up to rounding, and none is empty.
+        # All splits have the same number of steps, up to rounding, and no split is empty.
         found = sorted({-(-steps // -(-steps // splits)) for splits in wanted if splits > 1})
         if request.pass_ == "backprop_filter":
             filling = FILLED * places * tile.defines["RESIDENT"]
@@ -289,7 +289,7 @@ class Gather(Tiled):
     def launches(
         self, request: Request, choices: Choices, activation: str | None = None
     ) -> tuple[Launch, ...]:
-        """Return the copy of operands, if any, the product, and the sum of its splits, if any."""
+        """Return the launches: copy of operands if any, product, and sum of splits if any."""
         import numpy as np
 
         tile, pass_ = choices.tile, request.pass_
@@ -298,7 +298,8 @@ class Gather(Tiled):
         problem, strides = product_of(pass_, choices.method, request.problem, request.memory)
         found = accesses(pass_, problem, strides)
         a, b, c = found.a, found.b, found.c
-        # So that all sums of them are multiples of a piece, those beyond the tensor too.
+        # Strides of single-element axes become 0, so that every sum of strides, even one beyond the
+        # tensor, is a multiple of the vector.
         strides = strides.taken(problem)
         index = parameters.index_type(problem, strides)
         phases = _phases(problem, pass_, choices)
@@ -349,7 +350,7 @@ class Gather(Tiled):
         return (*before, product, reduction)
 
     def filter_form(self, request: Request, choices: Choices) -> FilterForm | None:
-        """Return the copy of w that the launches begin with; None where there is none."""
+        """Return the copy of w that the launches begin with; None if they read w itself."""
         problem, strides = request.problem, request.memory
         seen, steps = product_of(request.pass_, choices.method, problem, strides)
         if "w" not in steps.copied:
@@ -365,7 +366,7 @@ OPERANDS = {
     "backprop_input": ("y", "w"),
     "backprop_filter": ("y", "x"),
 }
-"""Operands A and B by pass."""
+"""Names of the operands A and B, by pass."""
 
 
 def _methods(operands: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
@@ -374,30 +375,30 @@ def _methods(operands: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
 
 
 METHODS = {pass_: _methods(operands) for pass_, operands in OPERANDS.items()}
-"""Operands that are first copied with channels last, by pass and method."""
+"""Operands that each method of a pass first copies with channels last."""
 
 
 def product_of(
     pass_: str, method: str, problem: ConvProblem, strides: Strides
 ) -> tuple[ConvProblem, Strides]:
-    """Return the problem and the strides of the product after a method's copies."""
+    """Return the problem and the strides that the product sees after a method's copies."""
     roles = METHODS[pass_][method]
     return arranged(problem, strides, roles) if roles else (problem, strides)
 
 
 def copied_bytes(problem: ConvProblem, strides: Strides) -> int:
-    """Return the bytes of the copies that a product reads."""
+    """Return the size of the copies that a product reads, in bytes."""
     itemsize = ITEMSIZE[problem.dtype]
     return sum(copy_bytes(shape_of(problem, role), itemsize) for role in strides.copied)
 
 
 def aligned(size: int) -> int:
-    """Return the bytes of partial sums, rounded up so that copies can follow them."""
+    """Return the size of partial sums, rounded up to the alignment of the copies that follow."""
     return _multiple(size, PIECE_BYTES)
 
 
 def _of_product(request: Request, method: str) -> Request:
-    """Return the request for a method's product, with the workspace that its copies leave."""
+    """Return the request for a method's product; its copies reduce the workspace limit."""
     if not method:
         return request
     problem, strides = product_of(request.pass_, method, request.problem, request.memory)
@@ -408,7 +409,7 @@ def _of_product(request: Request, method: str) -> Request:
 
 
 def worthwhile(request: Request) -> Iterator[str]:
-    """Yield the methods within the workspace limit whose copies all allow wider vectors."""
+    """Yield the methods that fit the workspace limit and gain wider vectors from every copy."""
     methods, asked = METHODS[request.pass_], (request.problem, request.memory)
     pieces = {}
     for method, roles in methods.items():
@@ -426,7 +427,7 @@ def worthwhile(request: Request) -> Iterator[str]:
 
 
 def _behind_copies(found: Candidate, request: Request, method: str) -> Candidate:
-    """Return a product's candidate with the launch that copies its operands."""
+    """Return the candidate of a product, extended by the launch that copies its operands."""
     if not method:
         return found
     problem, strides = product_of(request.pass_, method, request.problem, request.memory)
@@ -445,7 +446,7 @@ def _behind_copies(found: Candidate, request: Request, method: str) -> Candidate
 
 
 def tap_words(problem: ConvProblem) -> int:
-    """Return the 32-bit words for the bits of a filter's taps and one spare bit."""
+    """Return the number of 32-bit words for a filter's tap bits and one spare bit."""
     return tap_bits(problem) // 32 + 1
 
 
@@ -454,9 +455,9 @@ class Ring:
     """Shared memory of a block.
 
     Attributes:
-        stages: stages of the ring, each with a tile of A and B.
-        shared_bytes: bytes of the ring, or of the tile of C that replaces it.
-        table_bytes: bytes of the address tables and loop counters.
+        stages: number of stages of the ring, each with a tile of A and a tile of B.
+        shared_bytes: size of the ring, or of the tile of C that later replaces it, in bytes.
+        table_bytes: size of the address tables and loop counters, in bytes.
     """
 
     stages: int
@@ -467,24 +468,24 @@ class Ring:
 def ring(
     tile: Tile, found: Accesses, itemsize: int, device: Device, words: int, index: str = "int"
 ) -> Ring:
-    """Return the ring of a tile, with as many stages as its resident blocks have room for.
+    """Return the ring of a tile, with the most stages that all resident blocks have room for.
 
     Args:
         tile, found: tile and accesses of the variant.
         itemsize: bytes per element.
-        device: the device.
-        words: 32-bit words of a tap's bits.
+        device: device that the ring is for.
+        words: 32-bit words of tap bits, as from ``tap_words``.
         index: C++ type of offsets.
     """
     m, n, k = tile.block_m, tile.block_n, tile.block_k
 
-    def of_operand(extent: int, along_k: bool) -> int:  # RingTile, with its PADDING
+    def of_operand(extent: int, along_k: bool) -> int:  # bytes of a RingTile, with its PADDING
         padding = 0 if along_k or itemsize == 2 else 32 // itemsize
         return (extent + padding) * k * itemsize
 
     stage = of_operand(m, found.a.along_first) + of_operand(n, found.b.along_first)
-    # For each operand half an address per position and for two steps; the counters of a step, 8
-    # digits of the loops, and the block's tile.
+    # Each operand has half an address per position, and half an address per k for two steps.  The
+    # loop counters of a step, 8 digits of the loops, and the block's tile follow.
     index_bytes = 4 if index == "int" else 8
     half = _multiple(index_bytes + 4 * words, 8 if words == 1 else index_bytes)
     positions = sum(
@@ -522,7 +523,7 @@ def resident(request: Request, tile: Tile) -> int:
 
 @lru_cache(maxsize=64)
 def work(request: Request, tile: Tile, depth: float) -> cost.Work:
-    """Return the work of a block that sums over ``depth`` elements of k."""
+    """Return the work of a thread block that sums over ``depth`` elements of k."""
     chip, itemsize, macros = request.chip, ITEMSIZE[request.problem.dtype], tile.defines
     found = accesses(request.pass_, request.problem, request.memory)
     rate = cost.tensor_rate(request) if macros["TENSOR_CORES"] else cost.plain_rate(request)
@@ -536,7 +537,7 @@ def work(request: Request, tile: Tile, depth: float) -> cost.Work:
         vectors = extent / access.vector / 32
         wavefronts += vectors * (cost.wavefronts(size, apart) + cost.wavefronts(size))
         wavefronts += readers * extent * itemsize / cost.WAVEFRONT_BYTES
-        if size < 4 or not copies_async(request.device):  # copied through registers
+        if size < 4 or not copies_async(request.device):  # the copy passes through registers
             waits = 1 / tile.block_k
     return cost.Work(
         multiplying=depth * flops / cost.per_cycle(chip, rate),
@@ -546,7 +547,7 @@ def work(request: Request, tile: Tile, depth: float) -> cost.Work:
 
 
 def tap_bits(problem: ConvProblem) -> int:
-    """Return the bits of a tap: one for each place along each of three axes."""
+    """Return the number of tap bits: one per position along each of three axes."""
     return sum(problem.filter_sizes) + 3 - len(problem.filter_sizes)
 
 
@@ -554,7 +555,10 @@ def tap_bits(problem: ConvProblem) -> int:
 
 
 def _arranged(request: Request, choices: Choices) -> tuple[tuple[Launch, ...], list[str | Part]]:
-    """Return the launch that copies operands behind the partial sums, if any, and A and B."""
+    """Return the launch that copies operands, if any, and the locations of A and B.
+
+    The copies follow the partial sums in the workspace.
+    """
     problem, strides, pass_ = request.problem, request.memory, request.pass_
     seen, steps = product_of(pass_, choices.method, problem, strides)
     offset = 0
@@ -575,7 +579,7 @@ def _arranged(request: Request, choices: Choices) -> tuple[tuple[Launch, ...], l
 
 
 def _sums(problem: ConvProblem, pass_: str) -> int:
-    """Return partial sums per split."""
+    """Return the number of partial sums per split."""
     gemm = problem.gemm(pass_)
     return gemm.gemm_m * gemm.gemm_n * gemm.groups
 
@@ -585,7 +589,7 @@ def _sums(problem: ConvProblem, pass_: str) -> int:
 
 @lru_cache(maxsize=16)
 def phases_type(count: int) -> np.dtype:
-    """``StridePhases`` of cuda/include/gather.cuh for NumPy."""
+    """Return the NumPy dtype of the struct ``StridePhases`` in cuda/include/gather.cuh."""
     import numpy as np
 
     axes = (np.int32, parameters.SPATIAL)
@@ -595,9 +599,9 @@ def phases_type(count: int) -> np.dtype:
 
 
 def _phases(problem: ConvProblem, pass_: str, choices: Choices) -> np.ndarray:
-    """Return the stride phases of backprop_input and the ends of their tiles, most taps first.
+    """Return the stride phases of backprop_input and where their tiles end, most taps first.
 
-    Their number is rounded up to a power of two; other passes have a single phase.
+    The number of phases is rounded up to a power of two.  Other passes have a single phase.
     """
     import numpy as np
 

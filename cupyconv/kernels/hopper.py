@@ -1,6 +1,6 @@
 """cuda-hopper (cuda/conv_hopper.cu): an implicit GEMM on wgmma, fed by TMA.
 
-The fields of walks are those of cuda/include/walk.cuh, which derives them.
+A walk visits the pixels and taps of one dense problem.  cuda/include/walk.cuh explains its fields.
 """
 
 from __future__ import annotations
@@ -47,56 +47,56 @@ if TYPE_CHECKING:
     import numpy as np
 
 LINE_BYTES = 128
-"""Bytes per line in shared memory: the span of the swizzle (hardware)."""
+"""Bytes per line in shared memory, the span of the swizzle (hardware)."""
 
 BARRIER_BYTES = 8
 """Bytes per mbarrier (hardware)."""
 
 TURN_BARRIERS = 2
-"""Barriers of the two consumer warpgroups, which take turns."""
+"""Barriers by which the two consumer warpgroups take turns."""
 
 MOST_STAGES = 8
 """Most stages of the ring (chosen)."""
 
 MAX_MAPS = 16
-"""Most tensor maps and walks of the gathered tensor; 4 KB of kernel parameters hold them."""
+"""Most tensor maps and walks of the gathered tensor that fit into 4 KB of kernel parameters."""
 
 _MOST_TILE_ROWS = 512
-"""Most rows of a cluster's tiles, by which the last tile may exceed the matrix."""
+"""Most rows of a cluster's tiles; the last tiles may exceed the matrix by that many rows."""
 
 _MOST_FILLED = 1.25
-"""Most computed pixels per image pixel where rows are padded to lines (chosen)."""
+"""Most computed pixels per image pixel, if rows are padded to lines (chosen)."""
 
-# Limits of cuTensorMapEncodeIm2col by number of spatial axes: corners of the box of base pixels,
-# and the largest offset of a tap.
+# Limits of cuTensorMapEncodeIm2col by number of spatial axes: range of the corners of the box of
+# base pixels, and largest offset of a tap.
 _CORNERS = {1: (-32768, 32767), 2: (-128, 127), 3: (-16, 15)}
 _LARGEST_OFFSET = {1: 2**16 - 1, 2: 2**8 - 1, 3: 2**5 - 1}
 _LARGEST_ELEMENT_STRIDE = 8
 _LARGEST_STRIDE_BYTES = 2**40
 
 PLANES = 3
-"""bfloat16 planes that float32 tensors are split into."""
+"""Number of bfloat16 planes that a float32 tensor is split into."""
 
 SUMS_PIECE = 8
-"""Columns of C per vector of the reduction of splits."""
+"""Columns of C per vector access of the kernel that adds up splits."""
 
 _MOST_WAVES = 4
-"""Most waves that splits fill the chip with (chosen)."""
+"""Most waves of blocks that the choice of splits aims at (chosen)."""
 
 
 @dataclass(frozen=True)
 class AxisWalk:
-    """A spatial axis of a walk.
+    """A walk along one spatial axis.
 
     Attributes:
-        extent: size of the tensor that is read.
-        pixels: pixels walked over.
+        extent: size of the source tensor.
+        pixels: number of pixels that the walk visits.
         base: coordinate of the first base pixel, before any tap.
-        stride: from one base pixel to the next.
-        taps: taps that contribute.
-        spacing: from one tap to the next, in the tensor read.
-        filter_first, filter_step: the taps in the filter.
-        place_first, place_step: the pixels in the tensor written.
+        stride: step between base pixels.
+        taps: number of taps that contribute.
+        spacing: step between taps in the source tensor.
+        filter_first, filter_step: first tap in the filter, and step between taps.
+        place_first, place_step: first pixel in the result, and step between pixels.
     """
 
     extent: int
@@ -112,23 +112,23 @@ class AxisWalk:
 
     @property
     def upper(self) -> int:
-        """Upper corner of the base pixels, relative to the tensor's last pixel."""
+        """Upper corner of the base pixels, relative to the last pixel of the source tensor."""
         return self.base + (self.pixels - 1) * self.stride - (self.extent - 1)
 
 
 Walk = tuple[AxisWalk, ...]
-"""Spatial axes of one dense problem."""
+"""Walk along each spatial axis of one dense problem."""
 
 
 def has_taps(walk: Walk) -> bool:
-    """Return whether any tap contributes; a stride phase without taps is zero."""
+    """Return whether any tap contributes; the results of a stride phase without taps are zero."""
     return all(axis.taps for axis in walk)
 
 
 def walks(problem: ConvProblem, pass_: str) -> tuple[Walk, ...]:
-    """Return the walks of a pass: one, or the non-empty stride phases of backprop_input.
+    """Return the walks of a pass: one per non-empty stride phase in backprop_input, else one.
 
-    Phases with most taps come first, so that the last tiles on the chip are short.
+    Phases with the most taps come first, so that the last tiles on the chip are short.
     """
     if pass_ != "backprop_input":
         return (tuple(_window(axis) for axis in problem.axes),)
@@ -175,16 +175,19 @@ def _phases(axis: ConvAxis) -> list[AxisWalk]:
 
 
 def windows(problem: ConvProblem, line: int) -> int:
-    """Return the lines of channels under all taps, the other side of the filter gradient."""
+    """Return the number of lines of channels under all taps.
+
+    In the filter gradient, these lines are one side of the matrix; filters are the other side.
+    """
     return prod(problem.filter_sizes) * -(-(problem.C // problem.groups) // line)
 
 
 def matrices(
     problem: ConvProblem, pass_: str, tile: Tile, splits: int
 ) -> list[tuple[int, int, int]]:
-    """Return rows and columns of a group's product, and steps per sum, for each walk.
+    """Return the rows and columns of a group's product, and the steps per sum, for each walk.
 
-    In the filter gradient, they include the padding of a window's channels to whole lines.
+    In the filter gradient, a window's channels are padded to whole lines.
     """
     line = tile.block_k
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
@@ -212,16 +215,16 @@ def _pixels(problem: ConvProblem, sizes: Sequence[int], line: int) -> int:
 
 
 def split_elements(problem: ConvProblem, pass_: str, tile: Tile) -> int:
-    """Return the sums per split: C with rows padded to a multiple of eight."""
+    """Return the number of sums per split: the elements of C, with rows padded to eight columns."""
     ((rows, columns, _),) = matrices(problem, pass_, tile, 1)
     return rows * -(-columns // SUMS_PIECE) * SUMS_PIECE * problem.groups
 
 
 def has_window_rows(problem: ConvProblem, tile: Tile, splits: int) -> bool:
-    """Return whether rows of the filter gradient's product are windows; else they are filters.
+    """Return whether the rows of the filter gradient's product are windows; else they are filters.
 
-    Without splits, the contiguous axis of the result must run along the columns.  Sums of splits
-    may have either order; the order with fewer tiles is used.
+    Without splits, the contiguous axis of the result must run along the columns.  With splits,
+    either order is possible, and the order with fewer tiles is used.
     """
     as_stored = filters_last(problem)
     if splits == 1:
@@ -232,13 +235,13 @@ def has_window_rows(problem: ConvProblem, tile: Tile, splits: int) -> bool:
 
 
 def tile_count(tile: Tile, rows: int, columns: int) -> int:
-    """Return the tiles of a matrix, padded to whole clusters."""
+    """Return the number of tiles of a matrix that is padded to whole clusters."""
     cluster = tile.defines["CLUSTER"]
     return -(-rows // (tile.block_m * cluster)) * cluster * -(-columns // tile.block_n)
 
 
 def is_pointwise(problem: ConvProblem) -> bool:
-    """Return whether a pass is a plain matrix product over the pixels."""
+    """Return whether the layer is a plain matrix product over the pixels."""
     return all(
         axis.filter == 1 and axis.stride == 1 and not axis.pad_before and not axis.pad_after
         for axis in problem.axes
@@ -246,15 +249,15 @@ def is_pointwise(problem: ConvProblem) -> bool:
 
 
 def is_planar(problem: ConvProblem) -> bool:
-    """Return whether the kernels read x and dy with channels first, in lines of a row's pixels."""
+    """Return whether kernels read x and dy with channels first, in lines of pixels of a row."""
     return problem.data_axes[1] == 1
 
 
 def row_ends(problem: ConvProblem, pass_: str) -> tuple[int, ...]:
-    """Return the row length of the gathered tensor for each of its maps, for planar images.
+    """Return the row length of the gathered tensor for each of its tensor maps, in planar images.
 
-    The filter gradient sums over lines of pixels.  Where the last line is padded, x ends at the
-    element that each tap along the row reads for the last pixel.
+    The filter gradient sums over lines of pixels.  If the last line is padded, each tap along the
+    row has a map in which x ends at the element that the tap reads for the last pixel.
     """
     axis, line = problem.axes[-1], LINE_BYTES // ITEMSIZE[problem.dtype]
     if pass_ != "backprop_filter" or axis.output % line == 0:
@@ -267,7 +270,7 @@ def row_ends(problem: ConvProblem, pass_: str) -> tuple[int, ...]:
 
 
 def flattens(strides: Sequence[int], shape: Sequence[int], axes: Sequence[int]) -> bool:
-    """Return whether axes of a tensor, outermost first, can be merged into one with one stride."""
+    """Return whether axes of a tensor, outermost first, can be merged into one axis."""
     walked = [axis for axis in axes if shape[axis] > 1]
     return all(strides[outer] == strides[inner] * shape[inner] for outer, inner in pairwise(walked))
 
@@ -282,14 +285,14 @@ def filters_last(problem: ConvProblem) -> bool:
 
 @dataclass(frozen=True)
 class Layout:
-    """The tensors as the kernels read them.
+    """Formats and strides of the tensors that the kernels read.
 
     Attributes:
-        problem: the problem with channels last, and channels or filters last in w; or, if
-            ``is_planar``, with channels first.  A planar pointwise layer has one spatial axis.
+        problem: the problem with channels last, and channels or filters last in w.  In a planar
+            layout, x and y have channels first, and a pointwise layer has one spatial axis.
         strides: strides of the tensors in the formats of ``problem``.
-        copied: names of operands that TMA cannot read: the kernels read copies, in which each pixel
-            or tap begins at a multiple of 16 bytes.
+        copied: names of operands that TMA cannot read.  Kernels read their copies, in which each
+            pixel or tap begins at a multiple of 16 bytes.
     """
 
     problem: ConvProblem
@@ -298,7 +301,7 @@ class Layout:
 
     @property
     def copied_bytes(self) -> int:
-        """Bytes of the copies."""
+        """Size of the copies, in bytes."""
         itemsize = ITEMSIZE[self.problem.dtype]
         return sum(copy_bytes(shape_of(self.problem, role), itemsize) for role in self.copied)
 
@@ -310,10 +313,10 @@ def layouts(
     """Return the layouts of a pass: channels last and, if possible, a planar layout.
 
     Args:
-        problem, pass_: the pass.
+        problem, pass_: the problem and the pass.
         strides: strides of the tensors in the problem's formats.
-        operands: type of the products as in Request.operands, or "planes" for planes of bfloat16,
-            which are made from tensors with any strides.
+        operands: type of the products as in Request.operands, or "planes" for planes of bfloat16.
+            Planes can be computed from tensors with any strides.
     """
     filter_, channel, *taps = problem.filter_axes
     last = strides.w[filter_] == 1 and strides.w[channel] != 1
@@ -354,7 +357,10 @@ def _with_copies(
 def _in_rows(
     problem: ConvProblem, strides: Strides, filter_order: Sequence[int]
 ) -> tuple[ConvProblem, dict[str, tuple[int, ...]]]:
-    """Return the problem and its strides with channels first, images as rows if possible."""
+    """Return the problem and its strides with channels first.
+
+    In a pointwise layer, the spatial axes are merged into one, if the strides allow it.
+    """
     seen, steps = reordered(problem, strides, problem.data_axes, filter_order)
     spatial = range(2, 2 + problem.spatial_rank)
     shapes = {role: shape_of(seen, role) for role in ("x", "y")}
@@ -382,7 +388,7 @@ def _in_rows(
 def _has_lines(problem: ConvProblem, pass_: str, steps: Mapping[str, Sequence[int]]) -> bool:
     """Return whether TMA can read rows of these tensors, and lines waste few pixels.
 
-    Along a row, windows are adjacent, and each tap begins at a multiple of 16 bytes.
+    Windows must be adjacent along a row, and each tap must begin at a multiple of 16 bytes.
     """
     axis, itemsize = problem.axes[-1], ITEMSIZE[problem.dtype]
     if problem.spatial_rank > 2 or (axis.stride > 1 and pass_ != "backprop_input"):
@@ -418,15 +424,15 @@ def _reaches(problem: ConvProblem, pass_: str, role: str, steps: Sequence[int]) 
 def mappable(steps: Sequence[int], shape: Sequence[int], itemsize: int) -> bool:
     """Return whether the driver accepts a tensor map for these strides.
 
-    The last axis must be contiguous, and each stride at least the extent of the axes inside it:
-    reversed, broadcast, overlapping or permuted axes have no map.
+    The last axis must be contiguous, and each stride must be at least the span of the axes inside
+    it.  Reversed, broadcast, overlapping or permuted axes have no map.
     """
     if steps[-1] != 1:
         return False
     inner, extent = itemsize, shape[-1]
     for step, outer in list(zip(steps, shape, strict=True))[-2::-1]:
         if outer == 1:
-            continue  # any stride is valid for one element
+            continue  # an axis of one element may have any stride
         stride = step * itemsize
         if stride % max(inner, PIECE_BYTES) or not inner * extent <= stride < _LARGEST_STRIDE_BYTES:
             return False
@@ -434,7 +440,7 @@ def mappable(steps: Sequence[int], shape: Sequence[int], itemsize: int) -> bool:
     return True
 
 
-# -- what it cannot do -----------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------
 
 
 def layouts_of(request: Request) -> tuple[Layout, ...]:
@@ -450,14 +456,14 @@ def layout_of(request: Request, tile: Tile) -> Layout:
 
 
 def tma_refuses(request: Request, operand_bytes: int) -> str | None:
-    """Return why TMA or wgmma cannot use the operands; None if they can."""
+    """Return why TMA or wgmma cannot use the operands; None if both can."""
     problem = request.problem
     if request.device.target != "sm_90a":
         return "wgmma needs compute capability 9.0"
     if not request.device.has_tensor_maps:
         return "TMA needs NVIDIA's bindings of the driver: pip install cuda-bindings"
     if 0 in (*problem.input_shape, *problem.filter_shape, *problem.output_shape):
-        return "TMA takes no empty tensors"
+        return "TMA does not support empty tensors"
     if problem.groups > 1:
         refusal = _refuse_groups(problem, request.pass_, LINE_BYTES // operand_bytes)
         if refusal is not None:
@@ -469,7 +475,7 @@ def tma_counts(request: Request, operand_bytes: int, planes: int = 1) -> Iterato
     """Yield the quantities that TMA's coordinates and the kernels count."""
     problem, line = request.problem, LINE_BYTES // operand_bytes
     yield from reach_counts(problem)
-    # Rows padded to lines add up to a quarter.
+    # Padding rows to lines adds up to a quarter to the pixels.
     pixels = problem.N * max(prod(problem.input_sizes), prod(problem.output_sizes))
     yield Count("pixels", pixels, 2**30 - 1)
     yield Count("images", problem.N, (2**31 - 1) // planes)
@@ -482,7 +488,7 @@ def tma_counts(request: Request, operand_bytes: int, planes: int = 1) -> Iterato
 
 
 def most_tiles(request: Request) -> int:
-    """Return the most tiles that persistent blocks can count, including one past the end."""
+    """Return the most tiles that 32 bits can count, plus one round of persistent blocks."""
     return 2**31 - 1 - request.device.resident_blocks
 
 
@@ -491,17 +497,17 @@ def _refuse_groups(problem: ConvProblem, pass_: str, line: int) -> str | None:
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
     if 2 * min(channels, filters) < line:
         return (
-            f"of the {line} channels or filters that a line holds, most would be of other groups: "
+            f"a line of {line} channels or filters must be at least half filled by one group: "
             f"groups have {channels} and {filters}"
         )
     # TMA requires innermost coordinates that are multiples of 16 bytes, also at a group's start.
     piece = line * PIECE_BYTES // LINE_BYTES
     if channels % piece or filters % piece:
         return (
-            f"each group must begin at a whole piece of {piece} channels or filters: groups have "
+            f"each group must have a multiple of {piece} channels and filters: groups have "
             f"{channels} and {filters}"
         )
-    # A sum must not include another group: it may hold a NaN.
+    # A sum must not include another group, which may contain a NaN.
     summed = {"forward": (channels, "channels"), "backprop_input": (filters, "filters")}
     count, role = summed.get(pass_, (0, ""))
     if count % line:
@@ -510,41 +516,42 @@ def _refuse_groups(problem: ConvProblem, pass_: str, line: int) -> str | None:
 
 
 def _refuse_walks(problem: ConvProblem, pass_: str) -> str | None:
-    """Return why TMA's im2col mode cannot walk the pass; None if it can."""
+    """Return why TMA's im2col mode does not support the pass; None if it does."""
     phases = prod(problem.stride) if pass_ == "backprop_input" else 1
     if phases > MAX_MAPS:
-        return f"{phases} stride phases are more than {MAX_MAPS}"
+        return f"TMA takes up to {MAX_MAPS} stride phases, not {phases}"
     if is_pointwise(problem):
         return None
     if not any(map(has_taps, walks(problem, pass_))):
-        return "no tap meets the input, so that there is nothing to walk over"
+        return "no tap of the filter meets the input"
     low, high = _CORNERS[problem.spatial_rank]
     for axis in (axis for walk in walks(problem, pass_) if has_taps(walk) for axis in walk):
         if axis.stride > _LARGEST_ELEMENT_STRIDE:
-            return f"TMA walks with strides up to {_LARGEST_ELEMENT_STRIDE}, not {axis.stride}"
+            return f"TMA supports strides up to {_LARGEST_ELEMENT_STRIDE}, not {axis.stride}"
         if not low <= axis.base <= high or not low <= axis.upper <= high:
-            return f"TMA's corners lie in [{low}, {high}], not at {axis.base} and {axis.upper}"
+            return f"TMA supports corners in [{low}, {high}], not {axis.base} and {axis.upper}"
         offset = (axis.taps - 1) * axis.spacing
         if offset > _LARGEST_OFFSET[problem.spatial_rank]:
-            return f"TMA's taps reach {_LARGEST_OFFSET[problem.spatial_rank]} pixels, not {offset}"
+            most = _LARGEST_OFFSET[problem.spatial_rank]
+            return f"TMA supports offsets of taps up to {most} pixels, not {offset}"
     return None
 
 
-# -- how it is cut ---------------------------------------------------------------------------------
+# -- tiles -----------------------------------------------------------------------------------------
 
 
 def bias_bytes(block_n: int) -> int:
-    """Return the bytes of a tile's biases, for two warpgroups."""
+    """Return the shared memory for a tile's biases in two warpgroups, in bytes."""
     return 2 * block_n * 4
 
 
 def output_bytes(itemsize: int) -> int:
-    """Return the bytes of two output buffers per warpgroup; float32 needs none."""
+    """Return the bytes of two output buffers per warpgroup; float32 needs no buffers."""
     return 2 * 2 * 64 * LINE_BYTES if itemsize == 2 else 0
 
 
 def ring_stages(block_m: int, block_n: int, itemsize: int) -> int:
-    """Return the stages, with two barriers each, that shared memory has room for.
+    """Return the number of stages, each with two barriers, that shared memory has room for.
 
     Args:
         block_m, block_n: extents of the tile.
@@ -556,18 +563,18 @@ def ring_stages(block_m: int, block_n: int, itemsize: int) -> int:
 
 
 def tile_of(block_m: int, block_n: int, itemsize: int, operand_bytes: int, **macros: int) -> Tile:
-    """Return a tile of two consumer warpgroups and one producer warpgroup."""
+    """Return a tile for two consumer warpgroups and one producer warpgroup."""
     line = LINE_BYTES // operand_bytes
     return Tile(block_m, block_n, line, 384, tuple(macros.items()), (9, 0), itemsize)
 
 
 def takes_turns(tile: Tile) -> bool:
-    """Return whether each warpgroup computes whole tiles, in turns (TURNS)."""
+    """Return whether the two warpgroups take turns with whole tiles (macro TURNS)."""
     return tile.block_n == 64 and tile.defines["PLANES"] == 1
 
 
 def _matrices(request: Request, tile: Tile, splits: int) -> list[tuple[int, int, int]]:
-    """Return ``matrices`` of a request."""
+    """Return the result of ``matrices`` for a request."""
     return matrices(layout_of(request, tile).problem, request.pass_, tile, splits)
 
 
@@ -590,11 +597,11 @@ class Operand:
     """Location of a tensor, or of its planes.
 
     Attributes:
-        role: of the array.
-        itemsize: bytes of an element there.
-        strides: of the tensors there.
-        offset: bytes from the array's beginning.
-        planes: how many tensors follow each other.
+        role: name of the array that contains the tensor.
+        itemsize: bytes per element.
+        strides: strides of the stored tensors.
+        offset: bytes from the beginning of the array to the tensor.
+        planes: number of planes, stored consecutively; 1 for a plain tensor.
     """
 
     role: str
@@ -606,13 +613,13 @@ class Operand:
 
 @dataclass(frozen=True)
 class Staged:
-    """A pass after its operands are copied.
+    """A pass with the locations of its operands, after any copies.
 
     Attributes:
-        problem, strides: of the tensors, or their copies, with channels or filters last.
-        gathered, other: the tensor under the taps, and the other operand.
+        problem, strides: formats and strides that the kernels see.
+        gathered, other: location of the tensor under the taps, and of the other operand.
         before: launches that copy operands, or split them into planes.
-        made: the roles of these, and where in the workspace the copies are.
+        made: name of each copied operand, with the byte offset of its copy in the workspace.
     """
 
     problem: ConvProblem
@@ -624,7 +631,10 @@ class Staged:
 
 
 def stage(request: Request, choices: Choices) -> Staged:
-    """Return a pass with its operands in place; copies and planes follow the splits' sums."""
+    """Return a pass with the locations of its operands.
+
+    Copies and planes follow the sums of splits in the workspace.
+    """
     problem, strides, pass_ = request.problem, request.memory, request.pass_
     tile, splits = choices.tile, choices.splits
     assert tile is not None
@@ -664,7 +674,7 @@ def _copies(problem: ConvProblem, itemsize: int) -> Strides:
 def common_defines(
     tile: Tile, pass_: str, problem: ConvProblem, activation: str | None
 ) -> dict[str, str | int]:
-    """Return the macros that do not depend on how operands are loaded and C is stored."""
+    """Return the macros that do not depend on the loads of operands or the stores of C."""
     has_planes = tile.defines["PLANES"] == PLANES
     return {
         "PASS": PASSES.index(pass_),
@@ -677,14 +687,14 @@ def common_defines(
 
 
 def staying_grid(walk: np.ndarray, tile: Tile, device: Device) -> tuple[int]:
-    """Return the grid of persistent blocks: at most one per SM and one per tile."""
+    """Return the grid of persistent blocks: at most one block per SM and one per tile."""
     cluster = tile.defines["CLUSTER"]
     clusters = max(device.resident_blocks // cluster, 1)
     return (min(int(walk["tiles"][0]), clusters) * cluster,)
 
 
 def _store(staged: Staged, pass_: str, walked: int, splits: int) -> tuple[int, int]:
-    """Return how C is stored (STORE), and the elements per store (RUN)."""
+    """Return the values of the macros STORE, how C is stored, and RUN, the elements per store."""
     problem, strides, result = staged.problem, staged.strides, ROLES_OF[pass_][-1]
     steps, shape = getattr(strides, result), shape_of(problem, result)
     itemsize, alignment = ITEMSIZE[problem.dtype], strides.alignment
@@ -704,7 +714,9 @@ def _store(staged: Staged, pass_: str, walked: int, splits: int) -> tuple[int, i
     if steps[along] != 1 and walked > 1:
         return STORE_COLUMNS, 1  # pixels of a stride phase are not adjacent
     if steps[along] != 1:
-        lined = spatial[-1:] if is_planar(problem) else spatial  # axes without padding
+        lined = (
+            spatial[-1:] if is_planar(problem) else spatial
+        )  # axes without padding between pixels
         sizes = [shape[axis] for axis in lined]
         return STORE_COLUMNS, followers(taken, lined, sizes, alignment, itemsize)
     is_matrix = walked == 1 and not is_planar(problem) and flattens(steps, shape, (batch, *spatial))
@@ -715,7 +727,7 @@ def _store(staged: Staged, pass_: str, walked: int, splits: int) -> tuple[int, i
 
 
 def shared_bytes(tile: Tile) -> int:
-    """Return the bytes of the kernel's SharedMemory."""
+    """Return the bytes of the kernel's struct SharedMemory."""
     assert tile.itemsize is not None
     stages = tile.defines["STAGES"]
     ring = stages * (tile.block_m + tile.block_n) * LINE_BYTES
@@ -732,7 +744,7 @@ _SHARED_FIELDS = ("stride", "spacing", "filter_step", "place_step")
 
 @lru_cache(maxsize=64)
 def walk_type(phases: int) -> np.dtype:
-    """``Walk`` of cuda/include/walk.cuh for NumPy."""
+    """Return the NumPy dtype of the struct ``Walk`` in cuda/include/walk.cuh."""
     import numpy as np
 
     axes = (np.int32, parameters.SPATIAL)
@@ -754,7 +766,7 @@ def pack_walk(
     parts: Sequence[tuple[int, int, int]],
     splits: int,
 ) -> np.ndarray:
-    """Return the walk of a pass and its tiles, as a 1-element array of ``walk_type``."""
+    """Return the walks of a pass with their tiles, as a 1-element array of ``walk_type``."""
     import numpy as np
 
     walked = walks(problem, pass_)
@@ -769,7 +781,7 @@ def pack_walk(
             phase[name] = _spatial(walk, name)
         tiles_of_group += int(phase["tile_rows"]) * -(-columns // tile.block_n)
         all_steps = max(all_steps, steps)
-    # These fields are equal in all phases; a phase without taps has no spacing.
+    # All phases share these fields, except that a phase without taps has no spacing.
     sample = next(walk for walk in walked if has_taps(walk))
     for name in _SHARED_FIELDS:
         fields[name] = _spatial(sample, name)
@@ -781,7 +793,7 @@ def pack_walk(
 
 
 def _spatial(walk: Walk, name: str) -> list[int]:
-    """Return a field of all three axes; missing leading axes have one pixel and one tap."""
+    """Return a field for three axes; missing leading axes have one pixel and one tap."""
     missing = [int(name in ("pixels", "taps"))] * (parameters.SPATIAL - len(walk))
     return missing + [getattr(axis, name) for axis in walk]
 
@@ -790,11 +802,14 @@ def _spatial(walk: Walk, name: str) -> list[int]:
 
 
 def _maps(staged: Staged, pass_: str, tile: Tile, walked: Sequence[Walk]) -> list[TensorMap]:
-    """Return the maps of the gathered tensor, by walk or row length, and of the other operand."""
+    """Return the tensor maps: of the gathered tensor, then of the other operand.
+
+    The gathered tensor has a map for each walk or row length.
+    """
     problem = staged.problem
     gathered, other, _ = ROLES_OF[pass_]
     line = tile.block_k
-    # Pixels are the rows of a tile of C, or its depth.
+    # Pixels are the rows of a tile of C; in backprop_filter, they are its depth.
     pixels = line if pass_ == "backprop_filter" else tile.block_m
     maps: list[TensorMap]
     if is_planar(problem):
@@ -803,7 +818,7 @@ def _maps(staged: Staged, pass_: str, tile: Tile, walked: Sequence[Walk]) -> lis
     elif is_pointwise(problem):
         maps = [_pixel_matrix(problem, gathered, staged.gathered, line, pixels)]
     else:
-        # A phase without taps loads nothing; any valid map will do.
+        # A phase without taps loads nothing, so that any valid map will do.
         sample = next(walk for walk in walked if has_taps(walk))
         maps = [
             _im2col(
@@ -847,21 +862,21 @@ def _pixel_matrix(
 
 
 def _as_one(shape: Sequence[int], steps: Sequence[int], axes: Sequence[int]) -> tuple[int, int]:
-    """Return extent and stride of axes, innermost first, that are merged into one."""
+    """Return the extent and the stride of one axis that merges these axes, innermost first."""
     walked = [axis for axis in axes if shape[axis] > 1]
     return prod(shape[axis] for axis in walked), steps[walked[0]] if walked else 0
 
 
 def _outwards(inner: int, axes: Sequence[tuple[int, int]], itemsize: int) -> tuple[int, ...]:
-    """Return the strides of axes in bytes, from the second innermost outwards.
+    """Return the strides of axes in bytes, from the second innermost axis outwards.
 
-    Each stride is a multiple of the previous one: an axis of one element gets the stride of the
-    next axis outwards with several elements, if there is one.
+    Each stride is a multiple of the previous stride.  An axis of one element therefore gets the
+    stride of the next outer axis with several elements, if any.
 
     Args:
         inner: extent of the innermost axis.
-        axes: extent and stride, in elements, of the other axes; a stride of 0 stands for that of a
-            dense tensor.
+        axes: extent and stride, in elements, of the other axes.  A stride of 0 means the stride of
+            a dense tensor.
         itemsize: bytes per element.
     """
     beyond, strides = pitch(inner, itemsize), []
@@ -873,12 +888,12 @@ def _outwards(inner: int, axes: Sequence[tuple[int, int]], itemsize: int) -> tup
 
 
 def _rows(problem: ConvProblem, role: str, operand: Operand, line: int, end: int) -> TiledMap:
-    """Return the map of x or y with channels first, in boxes of pixels of a row and channels.
+    """Return the map of x or y with channels first; a box has pixels of one row, and channels.
 
     Args:
         problem, role, operand: problem, name and location of the tensor.
         line: pixels and channels per box.
-        end: pixels per row; pixels beyond it read as zero.
+        end: pixels per row; pixels beyond the end read as zero.
     """
     shape, steps = shape_of(problem, role), getattr(operand.strides, role)
     images, channels, *rows, _ = range(len(shape))
@@ -897,7 +912,7 @@ def _rows(problem: ConvProblem, role: str, operand: Operand, line: int, end: int
 def _im2col(
     problem: ConvProblem, role: str, operand: Operand, walk: Walk, line: int, pixels: int
 ) -> Im2colMap:
-    """Return the im2col map of x or y for a walk; planes are further images."""
+    """Return the im2col map of x or y for a walk; planes count as additional images."""
     extents, strides = pixel_dimensions(problem, role, operand)
     inner_first = tuple(reversed(walk))
     return Im2colMap(
@@ -917,7 +932,7 @@ def _im2col(
 def pixel_dimensions(
     problem: ConvProblem, role: str, operand: Operand
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return extents of x or y, channels first and images last, and their strides in bytes."""
+    """Return the extents of x or y, channels first and images last, and the strides in bytes."""
     shape, steps = shape_of(problem, role), getattr(operand.strides, role)
     batch, channel, *spatial = problem.data_axes
     axes = (*reversed(spatial), batch)
@@ -927,10 +942,11 @@ def pixel_dimensions(
 
 
 def filter_map(problem: ConvProblem, pass_: str, tile: Tile, operand: Operand) -> TiledMap:
-    """Return the map of w: (filters, channels, taps) or (channels, taps, filters), as in memory.
+    """Return the map of w, whose axes are (filters, channels, taps) or (channels, taps, filters).
 
-    A box has a line of the contiguous axis.  Along the other axis it has this block's share of the
-    tile's columns, if k is contiguous; else a line of k.
+    The order is the order in memory, innermost first.  A box has a line of the contiguous axis.
+    Along the other axis, it has this block's share of the tile's columns if k is contiguous, or
+    else a line of k.
     """
     shape, steps = problem.filter_shape, operand.strides.w
     filter_, channel, *spatial = problem.filter_axes
@@ -958,19 +974,19 @@ class Staying(Family):
     """A family with persistent blocks.
 
     Attributes:
-        passes: products of tiles per step, each of which loads its operands.
+        passes: products of tiles per step; each product loads its operands.
     """
 
     passes: ClassVar[int] = 1
 
     def before(self, request: Request, tile: Tile) -> tuple[float, int, str]:
-        """Return the bytes moved by copies before the product, their workspace, and a summary."""
+        """Return the bytes that copies before the product move, their workspace, and a summary."""
         seen = layout_of(request, tile)
         does = f"{called(seen.copied)} copied with channels last" if seen.copied else ""
         return 2 * seen.copied_bytes, seen.copied_bytes, does
 
     def tiles_counted(self, request: Request) -> Count:
-        """Return the tiles that persistent blocks count, for any tile."""
+        """Return the most tiles that persistent blocks count, over all tile sizes."""
         most = max(
             sum(tile_count(tile, rows, columns) for rows, columns, _ in _matrices(request, tile, 1))
             for tile in self.fitting_tiles(request)
@@ -993,7 +1009,7 @@ class Staying(Family):
         return self._costed(request, tile, splits) if fits else None
 
     def _splits(self, request: Request, tile: Tile) -> list[int]:
-        """Return the splits worth ranking, which fill the chip once or a few times."""
+        """Return the numbers of splits worth ranking: 1, and those that fill one or a few waves."""
         (rows, columns, steps), *_ = _matrices(request, tile, 2)
         most = min(steps // cost.LEAST_SPLIT_STEPS, self._most_splits(request, tile))
         if most <= 1:
@@ -1001,11 +1017,11 @@ class Staying(Family):
         tiles = tile_count(tile, rows, columns) * request.problem.groups
         blocks = request.chip.multiprocessors
         found = (min(waves * blocks // tiles, most) for waves in range(1, _MOST_WAVES + 1))
-        # All splits have equally many steps, up to rounding, and none is empty.
+        # All splits have the same number of steps, up to rounding, and no split is empty.
         return sorted({1, *(-(-steps // -(-steps // splits)) for splits in found if splits > 1)})
 
     def _most_splits(self, request: Request, tile: Tile) -> int:
-        """Return the most splits: one per step, within the counts and the workspace limit."""
+        """Return the most splits that steps, tile counters and the workspace limit allow."""
         found = _matrices(request, tile, 1)
         if len(found) > 1:
             return 1
@@ -1019,7 +1035,7 @@ class Staying(Family):
         return max(most, 1)
 
     def _costed(self, request: Request, tile: Tile, splits: int) -> Candidate:
-        """Return the candidate; its time is rounds of tiles, with the copies and the reduction."""
+        """Return the candidate; its time includes the copies and the reduction of splits."""
         problem, chip = request.problem, request.chip
         tiles = steps = 0
         for rows, columns, steps_of_sum in _matrices(request, tile, splits):
@@ -1047,11 +1063,11 @@ class Staying(Family):
         )
 
     def _kernel(self, request: Request, tile: Tile, tiles: int, steps: float) -> cost.Kernel:
-        """Return the blocks of tiles with ``steps`` steps of BLOCK_K each, one after another."""
+        """Return the tiles as consecutive blocks, each with ``steps`` steps of BLOCK_K."""
         chip, m, n = request.chip, tile.block_m, tile.block_n
         rate = chip.group_tensor_rate / (2 if request.operands == "tf32" else 1)
-        # TMA writes the lines of A and B.  A warpgroup reads its lines of A, and for each 64 rows
-        # of them all lines of B.
+        # TMA writes the lines of A and B.  A warpgroup reads its lines of A and, for each 64 of its
+        # rows, all lines of B.
         lines = (m + n) + (m + m / 64 * n)
         work = cost.Work(
             multiplying=steps * self.passes * 2 * m * n * tile.block_k / cost.per_cycle(chip, rate),
@@ -1062,7 +1078,7 @@ class Staying(Family):
     def launches(
         self, request: Request, choices: Choices, activation: str | None = None
     ) -> tuple[Launch, ...]:
-        """Return the copy of operands, if any, the product, and the sum of its splits, if any."""
+        """Return the launches: copy of operands if any, product, and sum of splits if any."""
         import numpy as np
 
         tile, pass_, splits = choices.tile, request.pass_, choices.splits
@@ -1118,7 +1134,7 @@ class Staying(Family):
         return (*staged.before, product, reduction)
 
     def filter_form(self, request: Request, choices: Choices) -> FilterForm | None:
-        """Return the copy of w, or its planes, that the launches begin with; None without one."""
+        """Return the copy or planes of w that the launches begin with; None if they read w."""
         problem, strides = request.problem, request.memory
         staged = stage(request, choices)
         if "w" not in dict(staged.made):
@@ -1133,7 +1149,7 @@ class Staying(Family):
 
 class Hopper(Staying):
     name = "cuda-hopper"
-    summary = "implicit GEMM on wgmma, fed by TMA, in blocks that stay for many tiles"
+    summary = "implicit GEMM on wgmma, fed by TMA, in persistent blocks that compute many tiles"
     tiles = tuple(
         tile_of(
             *(block_m, block_n, itemsize, itemsize),
@@ -1163,23 +1179,26 @@ class Hopper(Staying):
         if operands not in ("float16", "bfloat16", "tf32"):
             return f"cuda-hopper multiplies 16-bit types and TF32, not {operands}"
         if operands == "tf32" and request.pass_ == "backprop_filter":
-            return "wgmma takes TF32 only contiguous along k, which are pixels in backprop_filter"
+            return (
+                "wgmma needs TF32 operands that are contiguous along k: in backprop_filter, k runs "
+                "over the pixels"
+            )
         refusal = tma_refuses(request, ITEMSIZE[request.problem.dtype])
         if refusal is not None:
             return refusal
         least = min(found.copied_bytes for found in layouts_of(request))
         if not request.affords(least):
             return (
-                f"the tensors' copies with channels last take a workspace of {least} bytes, the "
+                f"copies of the tensors with channels last need a workspace of {least} bytes, the "
                 f"limit is {request.workspace_limit}"
             )
         return None
 
     def fitting_tiles(self, request: Request) -> list[Tile]:
-        found = enumerate(layouts_of(request))
-        wanted = [planar for planar, one in found if request.affords(one.copied_bytes)]
+        numbered = enumerate(layouts_of(request))
+        affordable = [planar for planar, layout in numbered if request.affords(layout.copied_bytes)]
         fitting = super().fitting_tiles(request)
-        return [tile for tile in fitting if tile.defines["PLANAR"] in wanted]
+        return [tile for tile in fitting if tile.defines["PLANAR"] in affordable]
 
 
 CUDA_HOPPER = Hopper()

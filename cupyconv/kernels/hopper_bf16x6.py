@@ -1,4 +1,7 @@
-"""cuda-hopper-bf16x6 (cuda/conv_planes.cu): float32 as planes of bfloat16, for cuda-hopper."""
+"""cuda-hopper-bf16x6: float32 operands, split into planes of bfloat16 by cuda/conv_planes.cu.
+
+The product of the planes is that of cuda-hopper.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from cupyconv.kernels.request import Request
 
 
 def plane_bytes(request: Request) -> int:
-    """Return the workspace for the planes of both operands of a pass."""
+    """Return the workspace for the planes of both operands of a pass, in bytes."""
     seen = _layout(request).problem
     operands = ROLES_OF[request.pass_][:-1]
     return sum(PLANES * copy_bytes(shape_of(seen, role), 2) for role in operands)
@@ -35,8 +38,8 @@ def _layout(request: Request) -> Layout:
 class HopperBf16x6(Staying):
     name = "cuda-hopper-bf16x6"
     summary = "float32 as cuda-hopper's products of three bfloat16 planes"
-    passes = 6  # products of planes for each product of float32
-    # Sums are kept twice, in and out of the tensor cores: 256 columns of them do not fit.
+    passes = 6  # products of planes per product of float32 operands
+    # There are two sets of sums, in and out of the tensor cores; 256 columns do not fit.
     tiles = tuple(
         tile_of(
             *(block_m, block_n, 4, 2),
@@ -67,15 +70,15 @@ class HopperBf16x6(Staying):
         least = plane_bytes(request)
         if not request.affords(least):
             return (
-                f"the planes of the operands take a workspace of {least} bytes, the limit is "
+                f"the planes of the operands need a workspace of {least} bytes, the limit is "
                 f"{request.workspace_limit}"
             )
         seen = _layout(request)
         for role in ROLES_OF[request.pass_][:-1]:
             if getattr(seen.strides, role)[-1] != 1 < shape_of(seen.problem, role)[-1]:
                 return (
-                    "cuda-hopper-bf16x6 takes operands with channels or filters last, which are "
-                    f"neighbours in memory, unlike those of {role}"
+                    "cuda-hopper-bf16x6 takes operands with channels or filters contiguous in "
+                    f"memory: in {role}, they are not contiguous"
                 )
         return None
 

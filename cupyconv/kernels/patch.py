@@ -1,4 +1,4 @@
-"""cuda-patch (cuda/conv_patch.cu): few input channels, with the input of a tile copied once."""
+"""cuda-patch (cuda/conv_patch.cu): for few input channels; the input of a tile is copied once."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ WARPS = 4
 """Warps per block."""
 
 MAX_CHANNELS = 8
-"""Most channels; with more, cuda-gather can use 16-byte vectors as well (chosen)."""
+"""Most channels; with more channels, cuda-gather can use 16-byte vectors too (chosen)."""
 
-_PIXELS = (128, 64)  # output pixels per tile (chosen)
-_COLUMNS = (128, 64, 32, 16, 8)  # output columns per tile (chosen)
-_FILTERS = (128, 96, 64, 32, 16)  # filters per block (chosen)
+_PIXELS = (128, 64)  # possible numbers of output pixels per tile (chosen)
+_COLUMNS = (128, 64, 32, 16, 8)  # possible numbers of output columns per tile (chosen)
+_FILTERS = (128, 96, 64, 32, 16)  # possible numbers of filters per block (chosen)
 _ROW_TILES = (4, 2)  # fragments of 16 filters per block in backprop_filter (chosen)
 _SUMS = 144  # most registers per thread for sums and offsets in backprop_filter (chosen)
 _BANKS = 32  # banks of shared memory (hardware)
@@ -41,9 +41,9 @@ class Access:
     """Vector accesses to x, and to y or dy.
 
     Attributes:
-        x_last: whether a line of the patch has all channels; else one channel.
+        x_last: whether a line of the patch contains all channels; else one channel.
         x_vector: elements per vector of x.
-        shift: elements from an aligned address to a tile's first window.
+        shift: elements from an aligned address to the first window of a tile.
         y_last: whether channels are contiguous in y.
         y_vector: elements per vector of y.
     """
@@ -61,12 +61,14 @@ class Rows:
 
     Attributes:
         word: elements per word.
-        classes: pixel classes: windows begin at the first or at the second element of a word.
+        classes: number of pixel classes: 2 if windows begin at the first or at the second element
+            of a word, else 1.
         run: contiguous elements in a line of the patch.
         run_words: words per run.
-        words: all words, rounded up to a multiple of 8.
-        conflicts: wavefronts per access to the patch.
-        residue: best line pitch in elements, modulo the banks; None if every pitch is as good.
+        words: words of all runs together, rounded up to a multiple of 8.
+        conflicts: mean wavefronts per access to the patch.
+        residue: best line pitch in elements, modulo one round of the banks; None if every pitch is
+            equally good.
     """
 
     word: int
@@ -80,7 +82,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Tiling:
-    """Free choices of a launch of cuda-patch, apart from its chunks or blocks.
+    """Free choices of a launch of cuda-patch, except the number of chunks or blocks.
 
     Attributes:
         tile_p, tile_q: rows and columns of output pixels per tile.
@@ -96,20 +98,20 @@ class Tiling:
 
 @dataclass(frozen=True)
 class Geometry:
-    """Blocks of a tiling on given tensors, with their work.
+    """Thread blocks of a tiling for particular tensors, with their work.
 
     Attributes:
         tiling: the tiling.
-        line_pitch: elements from a line of the patch to the next.
+        line_pitch: elements between the beginnings of adjacent lines of the patch.
         warps_n: warps of a block along words, in backprop_filter; else 0.
-        warp_words: blocks of 8 words of a warp, in backprop_filter; else 0.
-        share_words: words of a block, in backprop_filter; else 0.
-        shares: parts of the words, in backprop_filter; else 1.
-        tiles: tiles that cover the output.
-        shared_bytes: shared memory of a block.
+        warp_words: groups of 8 words per warp, in backprop_filter; else 0.
+        share_words: words per block, in backprop_filter; else 0.
+        shares: number of parts of the words, in backprop_filter; else 1.
+        tiles: number of tiles that cover the output.
+        shared_bytes: shared memory per block, in bytes.
         resident: resident blocks per SM.
-        tile: work of a block for each tile.
-        block: work of a block besides its tiles.
+        tile: work of a block per tile.
+        block: work of a block in addition to its tiles.
     """
 
     tiling: Tiling
@@ -126,7 +128,7 @@ class Geometry:
 
 
 def access_of(request: Request) -> Access:
-    """Return the accesses to a request's tensors."""
+    """Return the vector accesses to a request's tensors."""
     return _access_of(request.problem, request.memory)
 
 
@@ -135,7 +137,7 @@ def _access_of(problem: ConvProblem, memory: Strides) -> Access:
     itemsize, channel, column = ITEMSIZE[problem.dtype], problem.data_axes[1], problem.data_axes[-1]
     x, width = memory.x, problem.input_sizes[-1]
     x_last = problem.C > 1 and abs(x[channel]) < abs(x[column])
-    if x_last:  # a row of W * C contiguous elements has vectors, another row has none
+    if x_last:  # only a row of W * C contiguous elements allows vectors
         others = tuple(x[axis] for axis in problem.data_axes[:1] + problem.data_axes[2:-1])
         follows = 1 if x[channel] == 1 and x[column] == problem.C else 0
         flat, axis, extent = (*others, follows), len(others), width * problem.C
@@ -167,7 +169,7 @@ def _rows_of(problem: ConvProblem, access: Access, forward: bool) -> Rows:
     words = -(-runs * run_words // 8) * 8
     rows = Rows(word, classes, run, run_words, words, 1.0, None)
     if words * min(_FILTERS) * 4 > _LARGEST_SHARED:
-        return rows  # too large for any block
+        return rows  # the words do not fit into any block
     conflicts, residue = _conflicts(problem, access, rows, forward)
     return replace(rows, conflicts=conflicts, residue=residue)
 
@@ -175,9 +177,9 @@ def _rows_of(problem: ConvProblem, access: Access, forward: bool) -> Rows:
 def _conflicts(
     problem: ConvProblem, access: Access, rows: Rows, forward: bool
 ) -> tuple[float, int | None]:
-    """Return the mean wavefronts of a warp's access to the patch, and the best residue.
+    """Return the mean wavefronts per access of a warp to the patch, and the best residue.
 
-    Lanes read words of 8 pixels and 4 filter words, or of 4 pixels and 8 filter words.
+    The lanes of a warp cover 8 pixels and 4 filter words, or 4 pixels and 8 filter words.
     """
     itemsize = ITEMSIZE[problem.dtype]
     pixels, places = (8, 4) if forward else (4, 8)
@@ -204,7 +206,7 @@ def _conflicts(
         return total
 
     period = _BANKS * 4 // itemsize
-    # Add whole rounds of the banks, so that lines do not overlap.
+    # Add whole rounds of the banks, so that lines of the patch do not overlap.
     apart = period * (1 + max(column for _, column in words) + pixels * of_pixel)
     unit = max(access.x_vector, rows.word, period // 8)
     found = {residue: wavefronts(apart + residue) for residue in range(0, period, unit)}
@@ -214,7 +216,7 @@ def _conflicts(
 
 
 def _words(problem: ConvProblem, access: Access, rows: Rows) -> Iterator[tuple[int, int]]:
-    """Yield line and first element of each word; the planes of a volume are contiguous."""
+    """Yield the line and the first element of each word; the planes of a volume are contiguous."""
     step, line_channels = (problem.C, 1) if access.x_last else (1, problem.C)
     depth, height, _ = spatial(problem.filter_sizes)
     gap_h, gap_w = spatial(problem.dilation)[1:]
@@ -226,7 +228,7 @@ def _words(problem: ConvProblem, access: Access, rows: Rows) -> Iterator[tuple[i
 
 @lru_cache(maxsize=4096)
 def ranked_tilings(request: Request) -> tuple[Tiling, ...]:
-    """Return tilings by modelled time; none if no tiling fits into memory and registers."""
+    """Return the tilings, fastest modelled time first; empty if no tiling fits into a block."""
     chip = request.chip
 
     def microseconds(made: Geometry) -> float:
@@ -234,11 +236,11 @@ def ranked_tilings(request: Request) -> tuple[Tiling, ...]:
         return _kernel(request, made, blocks).computing(chip)
 
     made = (geometry(request, tiling) for tiling in _tilings(request))
-    return tuple(one.tiling for one in sorted(filter(None, made), key=microseconds))
+    return tuple(fitting.tiling for fitting in sorted(filter(None, made), key=microseconds))
 
 
 def _tilings(request: Request) -> Iterator[Tiling]:
-    """Yield all tilings of the kernels; some do not fit into a block."""
+    """Yield all tilings that the kernels support; some may not fit into a block."""
     least = 8 * rows_of(request).classes  # pixels of one class
     edges = [
         (pixels // tile_q, tile_q)
@@ -250,12 +252,12 @@ def _tilings(request: Request) -> Iterator[Tiling]:
         numbers = [(filters, 0) for filters in _FILTERS]
     else:
         numbers = [(16 * row_tiles, warps) for row_tiles in _ROW_TILES for warps in (1, 2, 4)]
-    return (Tiling(*edge, *one) for edge, one in product(edges, numbers))
+    return (Tiling(*edge, *number) for edge, number in product(edges, numbers))
 
 
 @lru_cache(maxsize=4096)
 def geometry(request: Request, tiling: Tiling) -> Geometry | None:
-    """Return the blocks of a tiling; None if it is illegal on this device."""
+    """Return the blocks of a tiling; None if the tiling is illegal on the request's device."""
     if tiling not in _tilings(request):
         return None
     rows = rows_of(request)
@@ -267,34 +269,45 @@ def geometry(request: Request, tiling: Tiling) -> Geometry | None:
 
 
 def persistent_blocks(request: Request, made: Geometry, multiprocessors: int) -> int:
-    """Return the blocks along the tiles of the forward pass: all resident, with balanced tiles."""
+    """Return the number of blocks along the tiles in the forward pass.
+
+    All blocks are resident at once, and the tiles are balanced among them.
+    """
     at_once = max(multiprocessors * made.resident // _others(request, made), 1)
     each = max(-(-made.tiles // at_once), 1)
     return max(-(-made.tiles // each), 1)
 
 
 def _kernel(request: Request, made: Geometry, blocks: int) -> cost.Kernel:
-    """Return all blocks, of which this number of blocks, or chunks, share the tiles."""
+    """Return all blocks of the product, if ``blocks`` blocks or chunks share the tiles."""
     each = max(-(-made.tiles // blocks), 1)
     work = made.tile.times(each) + made.block
     return cost.Kernel(blocks * _others(request, made), made.resident, WARPS, work)
 
 
 def _others(request: Request, made: Geometry) -> int:
-    """Return the blocks that compute the same tiles."""
+    """Return the number of blocks that compute the same tiles, for other filters or words."""
     return -(-request.problem.K // made.tiling.filters) * made.shares
 
 
 @dataclass(frozen=True)
 class _Patch:
-    """A tile of tile_p x tile_q outputs and its input."""
+    """A tile of tile_p x tile_q output pixels, with the patch of input under it.
+
+    Attributes:
+        tile_p, tile_q: rows and columns of output pixels.
+        tiles: number of tiles that cover the output.
+        pieces: vectors that a patch has.
+        line_pitch: elements between the beginnings of adjacent lines of the patch.
+        size: bytes of the patch.
+    """
 
     tile_p: int
     tile_q: int
     tiles: int
     pieces: int
     line_pitch: int
-    size: int  # bytes
+    size: int
 
     @property
     def pixels(self) -> int:
@@ -359,7 +372,7 @@ def _forward_geometry(
 def _forward_work(
     request: Request, rows: Rows, patch: _Patch, filters: int
 ) -> tuple[cost.Work, cost.Work]:
-    """Return the work per tile, and the further work per block, which stages its filters."""
+    """Return the work per tile, and the work per block that stages the filters."""
     steps, results = rows.words // 8, patch.pixels * filters
     products = steps * (patch.pixels // 16) * (filters // 8)
     loads = steps * (patch.pixels // 4 * rows.conflicts + WARPS * (filters // 4 + 2))
@@ -376,10 +389,10 @@ def _work(
 
     Args:
         request: the pass.
-        products: products of fragments.
-        loads: wavefronts that load fragments from shared memory.
-        patch: the tile, whose input is copied.
-        others: vectors of y that are stored, or of dy that are copied.
+        products: number of products of fragments.
+        loads: number of wavefronts that load fragments from shared memory.
+        patch: the tile and its input.
+        others: number of vectors of y to store, or of dy to copy.
     """
     chip, access, itemsize = request.chip, access_of(request), ITEMSIZE[request.problem.dtype]
     rate = {2: chip.tensor_rate, 4: chip.tensor_rate / 2, 8: chip.double_tensor_rate}[itemsize]
@@ -401,11 +414,11 @@ def _filter_geometry(
     itemsize, pixels = ITEMSIZE[problem.dtype], patch.pixels
     filters, warps_k = tiling.filters, tiling.warps_k
     row_tiles, warps_n = filters // 16, WARPS // warps_k
-    registers = 4 * rows.word * (2 if itemsize == 8 else 1)  # per 8 words and 16 filters
+    registers = 4 * rows.word * (2 if itemsize == 8 else 1)  # for the sums of 8 words x 16 filters
     rounded = 4 if itemsize == 4 else 0  # registers for rounding to TF32
-    steps = pixels // (8 * rows.word)  # along pixels
+    steps = pixels // (8 * rows.word)  # number of steps along pixels
     most = _SUMS // (registers * row_tiles + 1)  # one register for an offset
-    whole = rows.run_words if rows.classes == 2 else 8  # both classes belong to one share
+    whole = rows.run_words if rows.classes == 2 else 8  # one share needs both classes of a run
     if not rows.classes <= warps_k <= steps or 8 * warps_n * most < whole:
         return None
     units = -(-rows.words // whole)
@@ -415,7 +428,7 @@ def _filter_geometry(
     lines, line = (pixels, filters) if access.y_last else (filters, pixels)
     padding = 32 if access.y_last and itemsize > 2 else 0  # RingTile::PADDING
     stage = lines * (line * itemsize + padding) + patch.size
-    # The warps along pixels exchange sums in the memory of the stages.
+    # The warps along pixels exchange sums in the shared memory of the stages.
     sums = (share_words * rows.word + rows.word - 1) * (filters + 4 // rows.word)
     exchange = sums * accumulator_bytes(problem) if warps_k > 1 else 0
     shared = max(2 * (-(-stage // 128) * 128), -(-exchange // 128) * 128)
@@ -443,7 +456,7 @@ def _filter_work(
     steps = patch.pixels // (8 * rows.word)
     products = steps * warps_n * warp_words * rows.word * row_tiles
     loads = steps * warps_n * (row_tiles * 4 + warp_words * 2 * rows.word * rows.conflicts)
-    # Adjacent pixels of a row belong to different classes, and are stored one by one.
+    # Adjacent pixels of a row belong to different classes; a thread stores them one at a time.
     is_split = not access.y_last and rows.classes == 2
     elements = 16 * row_tiles * patch.pixels
     work = _work(request, products, loads, patch, elements / (1 if is_split else access.y_vector))
@@ -451,7 +464,7 @@ def _filter_work(
 
 
 def _resident(request: Request, shared_bytes: int, sums: int) -> int:
-    """Return the resident blocks per SM, by shared memory and registers for sums."""
+    """Return the resident blocks per SM that shared memory and registers for sums allow."""
     room = request.chip.shared << 10
     by_registers = 4 if sums <= 32 else 3 if sums <= 64 else 2
     return max(min(room // (shared_bytes + RESERVED_SHARED), by_registers), 1)
@@ -476,18 +489,18 @@ class Patch(Streaming[Tiling]):
         if request.pass_ == "backprop_input":
             return "cuda-patch computes forward and backprop_filter"
         if problem.groups > 1:
-            return f"cuda-patch takes one group, not {problem.groups}"
+            return f"cuda-patch takes a single group, not {problem.groups}"
         if problem.C > MAX_CHANNELS:
             return f"cuda-patch takes up to {MAX_CHANNELS} channels, not {problem.C}"
         if -(-problem.K // min(_FILTERS)) >= 2**16:
-            return "the filters are more than a launch has blocks for"
+            return "the filters need more blocks than a launch can have"
         if not ranked_tilings(request):
-            return "the input under a tile and the filter do not fit into a block"
+            return "the input under a tile and the filter do not fit into a thread block"
         return None
 
     def counts(self, request: Request) -> Iterator[Count]:
         made = self.geometry(request, self.choose(request))
-        yield Count("elements of lines from window to window", _reach(request, made), 2**31 - 1)
+        yield Count("elements between adjacent rows of windows", _reach(request, made), 2**31 - 1)
 
     def tilings(self, request: Request) -> tuple[Tiling, ...]:
         return ranked_tilings(request)
@@ -514,7 +527,7 @@ class Patch(Streaming[Tiling]):
     def launches(
         self, request: Request, choices: Choices, activation: str | None = None
     ) -> tuple[Launch, ...]:
-        """Return the product and, for backprop_filter, the reduction of its chunks."""
+        """Return the launch of the product and, in backprop_filter, the reduction of its chunks."""
         problem, strides = request.problem, request.memory
         access, made = access_of(request), self.geometry(request, choices.tiling)
         tiling = made.tiling
@@ -569,7 +582,7 @@ class Patch(Streaming[Tiling]):
             )
 
         if not is_filter:
-            # Persistent blocks compute nearly as many tiles each.
+            # All persistent blocks compute nearly the same number of tiles.
             tiles_each = max(-(-made.tiles // choices.blocks), 1)
             grid = (-(-made.tiles // tiles_each), filter_blocks)
             return (launch(grid, "x", "w", "bias", "y", packed),)
@@ -580,7 +593,7 @@ class Patch(Streaming[Tiling]):
 
 
 def _reach(request: Request, made: Geometry) -> int:
-    """Return elements of the patch's lines from one window to the next."""
+    """Return the elements in the lines of the patch between vertically adjacent windows."""
     lines = 1 if access_of(request).x_last else request.problem.C
     return spatial(request.problem.stride)[1] * lines * made.line_pitch
 

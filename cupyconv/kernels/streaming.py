@@ -1,7 +1,7 @@
-"""Kernel families whose blocks compute many small tiles each, one after another.
+"""Base class of kernel families whose blocks compute many small tiles each, in sequence.
 
-The filter gradient splits the tiles into chunks; a second launch adds up their partial sums
-(cuda/include/chunks.cuh).
+The filter gradient splits the tiles into chunks, and a second launch adds up the partial sums of
+the chunks (cuda/include/chunks.cuh).
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from cupyconv.problem import ITEMSIZE, ConvProblem
 MOST_CHUNKS = 256
 
 BLOCKS = (0.25, 0.5, 1, 2, 3, 4, 6, 8)
-"""Blocks per SM that chunks may come to (chosen): more hide latency, fewer move less."""
+"""Numbers of blocks per SM that the choice of chunks aims at (chosen).  More blocks hide latency;
+fewer blocks move fewer bytes."""
 
 MOST_ALTERNATIVES = 7
-"""Tilings that measuring tries beside the planned one (chosen)."""
+"""Most tilings that autotuning tries in addition to the planned tiling (chosen)."""
 
 IDLE = 0.95
-"""Fraction of the full chip's time below which fewer chunks are preferred (chosen)."""
+"""Fraction of the best time on a full chip; fewer chunks must be faster than that (chosen)."""
 
 
 AnyTiling = TypeVar("AnyTiling")
@@ -37,8 +38,9 @@ class Shares(NamedTuple):
     """Division of a pass among thread blocks.
 
     Attributes:
-        parts: tiles, or rounds of them, that blocks along the tiles share.
-        others: blocks that compute the same tiles, for other channels or filter parts.
+        parts: number of tiles, or rounds of tiles, that blocks along the tiles share.
+        others: number of blocks that compute the same tiles, for different channels or filter
+            parts.
     """
 
     parts: int
@@ -49,9 +51,9 @@ class Streaming(Family, Generic[AnyTiling]):
     """A family with tilings, and with chunks in backprop_filter.
 
     Attributes:
-        tiling: dataclass of the free choices of a launch, all of them integers.
-        is_persistent: whether blocks of forward and backprop_input compute many tiles each, so
-            that their number is a choice; else each computes one part.
+        tiling: dataclass of the free choices of a launch; all fields are integers.
+        is_persistent: whether the number of blocks is a choice in forward and backprop_input, since
+            each block computes many parts; else each block computes one part.
     """
 
     tiling: ClassVar[type]
@@ -59,27 +61,27 @@ class Streaming(Family, Generic[AnyTiling]):
 
     @abstractmethod
     def tilings(self, request: Request) -> Sequence[AnyTiling]:
-        """Return all tilings of a layer that is not refused, the most promising first."""
+        """Return all tilings of a supported layer, the most promising first."""
 
     def choose(self, request: Request) -> AnyTiling:
-        """Return the most promising tiling of a layer that is not refused."""
+        """Return the most promising tiling of a supported layer."""
         return self.tilings(request)[0]
 
     @abstractmethod
     def is_legal(self, request: Request, tiling: AnyTiling) -> bool:
-        """Return whether the kernel supports a tiling on this device, for a supported layer."""
+        """Return whether the kernel supports a tiling of a supported layer on its device."""
 
     @abstractmethod
     def shares(self, request: Request, tiling: AnyTiling) -> Shares:
-        """Return parts of the tiles, and blocks for each part."""
+        """Return the number of parts of the tiles, and the number of blocks for each part."""
 
     @abstractmethod
     def blocks(self, request: Request, tiling: AnyTiling, multiprocessors: int) -> int:
-        """Return blocks along the tiles of forward or backprop_input, on this number of SMs."""
+        """Return the number of blocks along the tiles of forward or backprop_input."""
 
     @abstractmethod
     def kernel(self, request: Request, tiling: AnyTiling, blocks: int) -> cost.Kernel:
-        """Return all blocks of the product, with this many blocks or chunks along the tiles."""
+        """Return all blocks of the product, if ``blocks`` blocks or chunks share the tiles."""
 
     def refuses(self, request: Request) -> str | None:
         refusal = super().refuses(request)
@@ -98,10 +100,10 @@ class Streaming(Family, Generic[AnyTiling]):
         others = self.tilings(request)[1:]
         legal = [tiling for tiling in others if self.is_legal(request, tiling)]
         best = [
-            min(self.candidates_of(request, tiling), key=lambda one: one.microseconds)
+            min(self.candidates_of(request, tiling), key=lambda candidate: candidate.microseconds)
             for tiling in legal[:MOST_ALTERNATIVES]
         ]
-        return sorted(best, key=lambda one: one.microseconds)
+        return sorted(best, key=lambda candidate: candidate.microseconds)
 
     def candidates_of(self, request: Request, tiling: AnyTiling) -> list[Candidate]:
         """Return the candidates with a tiling, one for each number of chunks worth ranking."""
@@ -111,7 +113,7 @@ class Streaming(Family, Generic[AnyTiling]):
         parts, others = self.shares(request, tiling)
         places, size = request.chip.multiprocessors, chunk_bytes(request.problem)
         wanted = chunk_counts(parts, others, places)
-        # A workspace limit only removes candidates, so that no layer is modelled faster for it.
+        # A workspace limit only removes candidates, so that it makes no modelled time shorter.
         found = [chunks for chunks in wanted if request.affords(chunks * size)]
         found = found or [even(parts, max(request.most_within_limit(wanted[0], size), 1))]
         costed = [self._costed(request, tiling, chunks) for chunks in reversed(found)]
@@ -143,7 +145,7 @@ class Streaming(Family, Generic[AnyTiling]):
         chip, problem = request.chip, request.problem
         moved, workspace, adding = problem.bytes, 0, 0.0
         if request.pass_ != "backprop_filter":
-            # Modelled on the nominal chip, so that all cards of an architecture choose alike.
+            # Use the nominal chip, so that all cards of an architecture have the same plans.
             nominal = self.blocks(request, tiling, chip.multiprocessors)
             kernel = self.kernel(request, tiling, nominal)
         else:
@@ -170,21 +172,22 @@ def chunk_bytes(problem: ConvProblem) -> int:
 
 
 def even(parts: int, chunks: int) -> int:
-    """Return the fewest chunks whose largest has as many parts as with ``chunks`` chunks."""
+    """Return the fewest chunks for which the largest chunk is no larger than with ``chunks``."""
     return -(-parts // -(-parts // chunks)) if parts else 1
 
 
 def chunk_counts(parts: int, others: int, multiprocessors: int) -> list[int]:
-    """Return numbers of chunks in ascending order, each the fewest with its largest chunk.
+    """Return the numbers of chunks worth ranking, in ascending order.
 
-    Some of them keep every multiprocessor busy, if there are enough parts.
+    Each number is the smallest for the size of its largest chunk.  Some numbers keep every
+    multiprocessor busy, if there are enough parts.
 
     Args:
-        parts: tiles that the chunks share.
+        parts: number of tiles that the chunks share.
         others: blocks per chunk.
-        multiprocessors: multiprocessors of the chip.
+        multiprocessors: number of multiprocessors of the chip.
     """
-    parts = max(parts, 1)  # an empty batch has none
+    parts = max(parts, 1)  # an empty batch has no parts
     most = min(parts, MOST_CHUNKS)
     filling = min(-(-multiprocessors // others), most)
     found = {even(parts, min(-(-parts // (parts // filling)), most))}
@@ -196,7 +199,7 @@ def chunk_counts(parts: int, others: int, multiprocessors: int) -> list[int]:
 
 
 def reduction(product: Launch, problem: ConvProblem, chunks: int) -> Launch:
-    """Return the launch after ``product`` that adds up its chunks."""
+    """Return the launch that adds up the chunks of ``product``."""
     import numpy as np
 
     packed = product.arguments[-1]

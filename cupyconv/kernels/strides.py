@@ -19,10 +19,11 @@ class Strides:
     Attributes:
         x, w, y: strides in elements, in the axis order of the tensors' formats.
         bias: stride of the bias in elements.
-        alignment: largest power of two, at most 16, that divides all three addresses, in bytes.
-        w_arranged: whether w is the arranged copy that the kernels would otherwise make.
-        copied: names, of "x", "w" and "y", of tensors that are copies in the workspace; their
-            addresses are multiples of 16 bytes.
+        alignment: largest power of two in bytes, at most 16, that divides the addresses of x, w
+            and y.
+        w_arranged: whether w is already the rearranged copy that the launches would begin with.
+        copied: names, such as "x", of tensors that are copies in the workspace; their addresses are
+            multiples of 16 bytes.
     """
 
     x: tuple[int, ...]
@@ -45,12 +46,12 @@ class Strides:
     def of(problem: ConvProblem, layout: str) -> Strides:
         """Return the strides of dense tensors with channels first or last in memory.
 
-        The formats of the problem keep the order of the axes.
+        The strides are in the axis order of the problem's formats, whatever the order in memory.
 
         Args:
             problem: the configuration.
-            layout: "channels_first", (N, C, spatial) in memory and (O, I, spatial); or
-                "channels_last", (N, spatial, C) and (O, spatial, I).
+            layout: order in memory: "channels_first" is (N, C, spatial) and (O, I, spatial),
+                "channels_last" is (N, spatial, C) and (O, spatial, I).
         """
 
         def ordered(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
@@ -68,11 +69,17 @@ class Strides:
 
     @staticmethod
     def of_sum(dy: tuple[int, ...], db: int, alignment: int) -> Strides:
-        """Return the strides of a bias gradient: dy as y, and db as the bias."""
+        """Return the strides for a bias gradient, with dy in place of y and db of the bias.
+
+        Args:
+            dy: strides of dy in elements.
+            db: stride of db in elements.
+            alignment: alignment of dy's address, in bytes.
+        """
         return Strides(dy, (1,) * len(dy), dy, db, alignment)
 
     def taken(self, problem: ConvProblem) -> Strides:
-        """Return strides that are 0 along axes of one element."""
+        """Return the same strides, but 0 along axes of one element."""
         shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
         x, w, y = (
             tuple(0 if size == 1 else step for step, size in zip(strides, shape, strict=True))
@@ -94,7 +101,7 @@ def element_strides(array: Any) -> tuple[int, ...]:
     """Return the strides of a NumPy or CuPy array in elements.
 
     Raises:
-        ValueError: a stride is not a whole number of elements, as in a field of a record array.
+        ValueError: a stride is not a multiple of the element size, as in a field of a record array.
     """
     return _in_elements(array.strides, array.itemsize)
 
@@ -102,7 +109,7 @@ def element_strides(array: Any) -> tuple[int, ...]:
 @lru_cache(maxsize=4096)
 def _in_elements(strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     if any(stride % itemsize for stride in strides):
-        raise ValueError("strides are not whole numbers of elements")
+        raise ValueError("strides are not multiples of the element size")
     return tuple(stride // itemsize for stride in strides)
 
 
@@ -114,15 +121,16 @@ def neighbours(
     itemsize: int,
     largest_bytes: int = 16,
 ) -> int:
-    """Return the elements per vector access along an axis: a power of two, 1 if not contiguous.
+    """Return the elements per vector access along an axis: a power of two, 1 if it is strided.
 
     Args:
         strides: strides of the tensor, in elements.
         axis: axis of the vector.
-        extent: elements along the axis that a vector must not cross, such as a group's channels.
+        extent: elements along the axis whose bounds a vector must not cross, such as the channels
+            of a group.
         alignment: alignment of the tensor's address, in bytes.
         itemsize: bytes per element.
-        largest_bytes: largest vector, in bytes.
+        largest_bytes: size of the largest vector, in bytes.
     """
     others = [stride for number, stride in enumerate(strides) if number != axis]
     vector = largest_bytes // itemsize if strides[axis] == 1 else 1
@@ -142,14 +150,14 @@ def followers(
     Args:
         strides: strides of the tensor, in elements.
         axes: axes that a vector runs along, the last one fastest.
-        sizes: sizes of these axes; the first may be a group's share.
+        sizes: sizes of these axes; the first may be the channels of one group.
         alignment: alignment of the tensor's address, in bytes.
         itemsize: bytes per element.
     """
     run, rest = 1, list(strides)
     for axis, size in reversed(list(zip(axes, sizes, strict=True))):
         if size == 1:
-            continue  # its stride is arbitrary: it may be one of several groups' shares
+            continue  # the stride is arbitrary, as for a group of one channel
         if strides[axis] != run:
             break
         run *= size

@@ -1,4 +1,4 @@
-"""Base class of families whose blocks compute one tile of a matrix product each."""
+"""Base class of families in which each thread block computes one tile of a matrix product."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Tiled(Family):
             request: the pass.
             tile: tile of each block.
             depth: sum of the extents along k over all tiles.
-            blocks: launched blocks, all splits included.
+            blocks: launched blocks, including those of all splits.
         """
 
     def gemms(self, request: Request) -> tuple[GemmView, ...]:
@@ -33,7 +33,7 @@ class Tiled(Family):
         return 1
 
     def splits(self, request: Request, tile: Tile) -> list[int]:
-        """Return the numbers of splits of gemm_k worth ranking."""
+        """Return the numbers of splits of gemm_k that are worth ranking."""
         return [1]
 
     def candidates(self, request: Request) -> list[Candidate]:
@@ -66,7 +66,7 @@ class Tiled(Family):
         problem = request.problem
         kernel = self.kernel(request, tile, padded, blocks * splits)
         moved, adding = problem.bytes, 0.0
-        if splits > 1:  # a launch writes the sums, and the next one reads them
+        if splits > 1:  # one launch writes the sums, and the next launch reads them
             result = workspace // splits // accumulator_bytes(problem) * ITEMSIZE[problem.dtype]
             moved += workspace - result
             adding = cost.of_reduction(chip, splits, workspace + result)

@@ -22,7 +22,8 @@ CHANNELS = 8
 """Channels per block, one warp each."""
 
 LARGEST_FILTER = 64
-"""Most taps of a filter row: 9 blocks of 8 columns under a strip, in 5 products (chosen)."""
+"""Most taps of a filter row, which has 9 blocks of 8 columns under a strip, in 5 products
+(chosen)."""
 
 _LARGEST_STRIPS = 8
 """Most strips of 8 columns per block (chosen)."""
@@ -33,12 +34,15 @@ _MOST_SHARED = 99
 
 @dataclass(frozen=True)
 class Tiling:
-    """Free choices of a launch of cuda-toeplitz, apart from its chunks.
+    """Free choices of a launch of cuda-toeplitz, except the number of chunks.
+
+    The walked tensor is the tensor that the blocks are distributed over: dx in backprop_input,
+    else y or dy.
 
     Attributes:
-        row_tiles: tiles of 16 rows of the walked tensor in a block.
-        aligned: 1 if each image's rows are rounded up to whole blocks, else 0.
-        strips: strips of 8 columns in a block.
+        row_tiles: tiles per block, of 16 rows of the walked tensor.
+        aligned: 1 if the rows of each image are rounded up to whole blocks, else 0.
+        strips: strips per block, of 8 columns.
     """
 
     row_tiles: int
@@ -48,16 +52,16 @@ class Tiling:
 
 @dataclass(frozen=True)
 class Geometry:
-    """Blocks of a tiling for a layer.
+    """Thread blocks of a tiling for a layer.
 
     Attributes:
         tiling: the tiling.
-        rows: rows of all images together.
+        rows: total rows of all images.
         tap_rows: filter rows per block.
         lines: source rows per block.
-        shared_bytes: shared memory per block.
-        patches: patches of rows and columns that cover the walked tensor.
-        shares: parts of the filter's rows.
+        shared_bytes: shared memory per block, in bytes.
+        patches: number of patches of rows and columns that cover the walked tensor.
+        shares: number of parts that the filter's rows are divided into.
     """
 
     tiling: Tiling
@@ -71,7 +75,7 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Access:
-    """Vector access to a tensor.
+    """Vector access to x or y.
 
     Attributes:
         is_last: whether vectors run along contiguous channels; else along columns.
@@ -99,20 +103,23 @@ def access(request: Request, role: str) -> Access:
 
 @lru_cache(maxsize=4096)
 def ranked_tilings(request: Request) -> tuple[Tiling, ...]:
-    """Return tilings by modelled time, with several resident blocks first; none if none fits."""
+    """Return the tilings that fit into a block, fastest modelled time first.
+
+    Tilings with several resident blocks per SM precede all tilings with a single resident block.
+    """
     problem, chip = request.problem, request.chip
     width = _walked_sizes(request)[-1]
-    # The memory order is ignored, so that all orders get the same tiling.
+    # The memory order is ignored, so that all memory orders get the same tiling.
     whole = (Access(False, CHANNELS, width), Access(False, CHANNELS, width))
 
     def order(made: Geometry) -> tuple[bool, float]:
-        # A block that is alone on its SM multiplies nothing while it copies.
+        # An SM with a single resident block does not multiply while the block copies.
         blocks = made.patches * made.shares * -(-problem.groups // CHANNELS)
         resident, work = _resident(request, made), _work(request, made, whole)
         return resident == 1, cost.Kernel(blocks, resident, CHANNELS, work).computing(chip)
 
     made = (geometry(request, tiling) for tiling in _tilings(request))
-    return tuple(one.tiling for one in sorted(filter(None, made), key=order))
+    return tuple(fitting.tiling for fitting in sorted(filter(None, made), key=order))
 
 
 def _tilings(request: Request) -> Iterator[Tiling]:
@@ -131,7 +138,7 @@ def _walked_sizes(request: Request) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def geometry(request: Request, tiling: Tiling) -> Geometry | None:
-    """Return the blocks of a tiling; None if it is illegal on this device."""
+    """Return the blocks of a tiling; None if the tiling is illegal on the request's device."""
     if tiling not in _tilings(request):
         return None
     made = _construct(request, tiling)
@@ -145,7 +152,7 @@ def _construct(request: Request, tiling: Tiling) -> Geometry:
     height, width = (sizes[0] if len(sizes) == 2 else 1), sizes[-1]
     shares = 1
     if pass_ == "backprop_filter":
-        # Registers per thread for sums; long filters need more registers for source blocks.
+        # Registers per thread available to sums; long filters need more for source blocks.
         sums = 40 if request.device.instructions < (8, 0) or products(taps) > 2 else 48
         affordable = max(sums // (4 * products(taps)), 1)
         shares = -(-taps_r // affordable)
@@ -171,17 +178,17 @@ def _construct(request: Request, tiling: Tiling) -> Geometry:
 
 
 def _taps(problem: ConvProblem) -> tuple[int, int]:
-    """Return the rows of the filter, and the taps per row."""
+    """Return the number of filter rows, and the taps per row."""
     return (problem.filter_sizes[0] if problem.spatial_rank == 2 else 1), problem.filter_sizes[-1]
 
 
 def window(taps: int) -> int:
-    """Return the blocks of 8 source columns under a strip of 8 columns."""
+    """Return the number of blocks of 8 source columns under a strip of 8 columns."""
     return (taps + 14) // 8
 
 
 def products(taps: int) -> int:
-    """Return the products of 16 columns per strip and filter row."""
+    """Return the number of products of 16 columns per strip and filter row."""
     return (window(taps) + 1) // 2
 
 
@@ -190,7 +197,7 @@ def _line_bytes(blocks: int) -> int:
 
 
 def _resident(request: Request, made: Geometry) -> int:
-    """Return the resident blocks per SM, by shared memory and counted registers."""
+    """Return the resident blocks per SM that shared memory and registers allow (counted)."""
     is_filter = request.pass_ == "backprop_filter"
     by_registers = 2 if is_filter or made.tiling.row_tiles * made.tiling.strips > 8 else 3
     each = made.shared_bytes + RESERVED_SHARED
@@ -203,7 +210,7 @@ def _work(request: Request, made: Geometry, accesses: tuple[Access, Access]) -> 
     rows, blocks = 16 * tiling.row_tiles, tiling.strips + window(taps) - 1
     passed = CHANNELS * made.tap_rows * tiling.row_tiles
     multiplied = passed * tiling.strips * products(taps)  # 16 x 8 x 16 each
-    # Matrices of 8 x 8, and the filter's as many for all rows of the patch.
+    # Loads of 8 x 8 matrices.  The filter's matrices are loaded once for all rows of the patch.
     loads = passed * 2 * blocks + CHANNELS * made.tap_rows * 2 * window(taps)
     moved = CHANNELS * 8 * (made.lines * blocks + rows * tiling.strips) / 32
     copied = wavefronts = 0.0
@@ -238,15 +245,16 @@ class Toeplitz(Streaming[Tiling]):
         if problem.dtype == "bfloat16" and request.device.instructions < (8, 0):
             return "bfloat16 on tensor cores needs compute capability 8.0"
         if not problem.C == problem.K == problem.groups:
-            return "cuda-toeplitz takes depthwise layers with one filter a channel"
+            return "cuda-toeplitz takes depthwise layers with one filter per channel"
         if problem.spatial_rank == 3:
             return "cuda-toeplitz takes 1-D and 2-D layers"
         if set(problem.stride) != {1} or set(problem.dilation) != {1}:
             return "cuda-toeplitz takes stride 1 and dilation 1"
         if problem.filter_sizes[-1] > LARGEST_FILTER:
-            return f"{problem.filter_sizes[-1]} taps of a row are more than {LARGEST_FILTER}"
+            taps = problem.filter_sizes[-1]
+            return f"cuda-toeplitz takes filter rows of up to {LARGEST_FILTER} taps, not {taps}"
         if -(-problem.groups // CHANNELS) >= 2**16:
-            return "the channels are more than a launch has blocks for"
+            return "the channels need more blocks than a launch can have"
         if not ranked_tilings(request):
             return "the rows under a block and the filter do not fit into shared memory"
         return None
@@ -273,7 +281,7 @@ class Toeplitz(Streaming[Tiling]):
         return Shares(made.patches, -(-request.problem.groups // CHANNELS) * made.shares)
 
     def blocks(self, request: Request, tiling: Tiling, multiprocessors: int) -> int:
-        return max(self.shares(request, tiling).parts, 1)  # each computes one patch
+        return max(self.shares(request, tiling).parts, 1)  # each block computes one patch
 
     def kernel(self, request: Request, tiling: Tiling, blocks: int) -> cost.Kernel:
         made = self.geometry(request, tiling)
@@ -287,7 +295,7 @@ class Toeplitz(Streaming[Tiling]):
     def launches(
         self, request: Request, choices: Choices, activation: str | None = None
     ) -> tuple[Launch, ...]:
-        """Return the product and, for backprop_filter, the reduction of its chunks."""
+        """Return the launch of the product and, in backprop_filter, the reduction of its chunks."""
         problem, strides, pass_ = request.problem, request.memory, request.pass_
         made = self.geometry(request, choices.tiling)
         source, walked = ("y", "x") if pass_ == "backprop_input" else ("x", "y")

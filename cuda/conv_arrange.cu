@@ -1,7 +1,8 @@
 // Copies one or two tensors with any strides to the workspace with channels last, for TMA and for the
-// vector copies of conv_gather.cu: (n, d, h, w, channel), each pixel at a multiple of 16 bytes.
+// vector copies of conv_gather.cu.  The order of a copy is (n, d, h, w, channel), and each pixel begins
+// at a multiple of 16 bytes.
 //
-// A filter is treated as a batch of images whose pixels are its taps.  A block moves TILE pixels of TILE
+// A filter is treated as a batch of images whose pixels are the taps.  A block moves TILE pixels of TILE
 // channels through shared memory.  Adjacent threads load adjacent pixels, which are contiguous in
 // channels-first tensors, and store adjacent channels, 16 bytes per thread.
 //
@@ -51,8 +52,8 @@ struct Tile {
     offset[threadIdx.x] = place;
   }
 
-  // Calls use(i, offset) for this thread's existing elements, in the tensor's order: one pixel, and
-  // successive channels.
+  // Calls use(i, offset) for this thread's elements that exist: successive channels of one pixel, in
+  // the order of the tensor.
   template <class Use>
   __device__ __forceinline__ void for_each_element(const ArrangeShape& shape, Use use) const {
     const bool inside = first_pixel + pixel() < pixels;

@@ -1,10 +1,10 @@
 // Gradient with respect to the bias: db[k] = sum over n, p, q of dy[n, k, p, q].
 //
 // dy is read once, in vectors of VECTOR contiguous channels (CHANNELS_LAST) or pixels.  A block sums a
-// chunk of the pixels for CHANNEL_LANES vectors of channels, or for one channel.  Its threads walk the
-// chunk together, PIXEL_LANES vectors at a time, advance the pixels' digits without divisions
-// (maps.cuh), and reduce their sums in a fixed tree.  conv_backprop_bias_reduce adds several chunks in
-// order, so that every run returns the same bits.
+// chunk of the pixels for CHANNEL_LANES vectors of channels, or for one channel.  Its threads walk over
+// the chunk together, PIXEL_LANES vectors at a time.  They advance the digits of pixel numbers without
+// divisions (maps.cuh), and reduce their sums in a fixed tree.  If there are several chunks,
+// conv_backprop_bias_reduce adds them in order, so that every run returns the same bits.
 //
 // Variants by -D: STORAGE, INDEX, VECTOR, CHANNELS_LAST, CHANNEL_LANES (a power of two, 1 without
 // CHANNELS_LAST).

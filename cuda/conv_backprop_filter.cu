@@ -2,15 +2,15 @@
 //
 //   dw[k, c, r, s] = sum over n, p, q of dy[n, k, p, q] * x[n, c, p * stride - pad + r * dilation, ...]
 //
-// Output channel k and input channel c each keep their own sum: an outer product over channels, so
-// nothing is broadcast or averaged across them.  One implicit GEMM per group:
+// Each pair of an output channel k and an input channel c has a separate sum: the result is an outer
+// product over channels, without broadcasts or averages.  Each group is one implicit GEMM:
 //
 //   gemm_m = K / G            filters of the group        A = dy
 //   gemm_n = T * R * S * C/G  taps, channel fastest       B = x gathered under the windows
 //   gemm_k = N * Z * P * Q    output pixels               C = dw
 //
-// One block sums all pixels of its tile in order, so the bits are the same on every run; splitting
-// gemm_k over blocks is what a faster family does.
+// One block sums all pixels of its tile in order, so that every run returns the same bits.  Faster
+// families split gemm_k over blocks.
 #include "maps.cuh"
 #include "tile.cuh"
 
@@ -19,7 +19,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                          Storage* __restrict__ dw, const ConvParameters p) {
   __shared__ SharedTile<BLOCK_M> a;
   __shared__ SharedTile<BLOCK_N> b;
-  __shared__ Place<Index> taps[BLOCK_N];     // tap of each column of the tile, into x
+  __shared__ Place<Index> taps[BLOCK_N];     // half address in x of the tap of each column of the tile
   __shared__ Place<Index> pixels[BLOCK_K];   // window of each output pixel of this step
   __shared__ Index pixel_outputs[BLOCK_K];   // the same pixel's offset in dy
 
@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
       pixels[threadIdx.x] = gather.of_pixel(pixel);
       pixel_outputs[threadIdx.x] = pixel_offset(pixel, p.y_stride);
     }
-    __syncthreads();  // pixels are written; the previous step's products are done with a and b
+    __syncthreads();  // pixels are written; the previous step no longer reads a and b
 
     a.fill(!dy_channels_last, [&](int row, int k) {
       const Index filter = tile.row + row;

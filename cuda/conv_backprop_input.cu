@@ -3,17 +3,17 @@
 //   dx[n, c, h, w] = act( bias[c] + sum over k, r, s of
 //                         dy[n, k, (h + pad - r * dilation) / stride, ...] * w[k, c, r, s] )
 //
-// over the taps for which the division is exact and the output exists.  A gradient has neither bias
-// nor activation, which is -DACTIVATION (epilogue.cuh); a transposed convolution may have both.  One
-// implicit GEMM per group, with the conjugate of a complex w:
+// where the sum runs over the taps for which the division is exact and the output exists.  A gradient
+// has neither a bias nor an activation; a transposed convolution may have both.  The activation is
+// -DACTIVATION (epilogue.cuh).  Each group is one implicit GEMM, with the conjugate of a complex w:
 //
-//   gemm_m = N * D * H * W    input pixels                A = dy gathered from the outputs they fed
+//   gemm_m = N * D * H * W    input pixels                A = dy gathered at the outputs of a pixel
 //   gemm_n = C / G            channels of the group       B = w
 //   gemm_k = T * R * S * K/G  taps, filter fastest        C = dx
 //
-// Every element of dx is stored, with a sum of zero where no window reached it.  With a stride, most
-// gathered elements are zeros here: splitting the pixels into stride phases is what a faster
-// family does.
+// Every element of dx is stored; an element that no window reaches has a sum of zero.  With a stride,
+// most gathered elements are zeros here.  Faster families avoid these zeros by splitting the pixels
+// into stride phases.
 #include "epilogue.cuh"
 #include "maps.cuh"
 #include "tile.cuh"
@@ -25,8 +25,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   __shared__ SharedTile<BLOCK_M> a;
   __shared__ SharedTile<BLOCK_N> b;
   __shared__ Place<Index> pixels[BLOCK_M];  // the input pixel of each row of the tile
-  __shared__ Place<Index> taps[BLOCK_K];    // tap and filter of each column of A, into dy
-  __shared__ Index tap_weights[BLOCK_K];    // the same tap and filter's offset in w
+  __shared__ Place<Index> taps[BLOCK_K];    // half address in dy of tap and filter of each column of A
+  __shared__ Index tap_weights[BLOCK_K];    // offset in w of the same tap and filter
 
   const Index filters = static_cast<Index>(p.filters);
   const Index gemm_m = static_cast<Index>(p.batch * p.input[0] * p.input[1] * p.input[2]);
@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
       tap_weights[threadIdx.x] =
           tap_offset(tap, p.w_stride) + filter * static_cast<Index>(p.w_stride[0]);
     }
-    __syncthreads();  // taps are written; the previous step's products are done with a and b
+    __syncthreads();  // taps are written; the previous step no longer reads a and b
 
     a.fill(channels_last, [&](int row, int k) {
       Index offset;

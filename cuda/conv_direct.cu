@@ -1,31 +1,32 @@
-// Direct convolution for groups of few channels, depthwise above all; 1-D to 3-D, any stride.
+// Direct convolution for groups of few channels, especially depthwise layers; 1-D to 3-D, any stride.
 //
 //   forward          y[n, p, q, k]  = sum over j, r, s of x[n, h, w, j of k's group] * w[k, j, r, s]
 //   backprop-input   dx[n, h, w, c] = sum over j, r, s of dy[n, p, q, j of c's group] * w[j, c, r, s]
 //   backprop-filter  dw[k, j, r, s] = sum over n, p, q of dy[n, p, q, k] * x[n, h, w, j of k's group]
 //
 // A GEMM tile would be nearly empty here: a group has few results (OUTS) and few sources (INS) per
-// pixel, and groups share nothing.  The kernel has to move each byte once and to execute few
+// pixel, and groups share no data.  The kernel therefore moves each byte once and executes few
 // instructions besides the products.  A thread computes TILE_ROWS x TILE_COLUMNS adjacent pixels for
-// VECTOR channels.  It walks down the source rows under the tile, loads each row once and uses it for
-// all rows of the tile; the compiler resolves which tap meets which column.  Blocks are persistent:
-// they stage the filter of their channels in shared memory once and then compute many tiles.
+// VECTOR channels.  It walks down the source rows under the tile, loads each row once and uses the row
+// for all rows of the tile.  The compiler determines which taps meet which columns.  Blocks are
+// persistent: they stage the filter of their channels in shared memory once and then compute many tiles.
 //
-// In a depthwise layer (OUTS = INS = 1) each of a thread's VECTOR channels is a group with its own
-// source; otherwise they belong to one group and share its INS sources.
+// In a depthwise layer (OUTS = INS = 1), each of a thread's VECTOR channels is a group with its own
+// source.  In other layers, all channels of a thread belong to one group and share its INS sources.
 //
 // The filter gradient is summed in a fixed order: per thread, then per block in a tree, then over the
-// chunks of pixels (gridDim.x) by conv_direct_reduce.  A thread sums all taps or, if they are too many,
+// chunks of pixels (gridDim.x) by conv_direct_reduce.  A thread sums all taps or, if there are too many,
 // TAP_ROWS rows of the filter and SHARE sources.
 //
 // A variant is chosen with -D: PASS (0 forward, 1 backprop-input, 2 backprop-filter), STORAGE, INDEX,
 // OUTS, INS, VECTOR, TILE_ROWS, TILE_COLUMNS, LANES (threads along channels), STRIPS (threads along
 // tiles), RESIDENT (resident blocks per SM), RESULT_CHANNELS or RESULT_COLUMNS (extent of a result
 // vector), SOURCE_CHANNELS or SOURCE_COLUMNS (extent of a source vector), SHIFT (columns from the start
-// of a source vector to the first column under a tile), INSIDE_FROM and INSIDE_TO (columns from there
-// that are inside the source for every tile), FILTER_T, FILTER_R, FILTER_S, STRIDE_D, STRIDE_H,
-// STRIDE_W, DILATION_H, DILATION_W, PHASE_H, PHASE_W (padding before, modulo stride), TAP_ROWS and SHARE
-// (partial in backprop-filter only), RAGGED (whether tiles reach beyond the last row or column),
+// of a source vector to the first column under a tile), INSIDE_FROM and INSIDE_TO (range of columns,
+// from that start, that are inside the source for every tile), FILTER_T, FILTER_R, FILTER_S, STRIDE_D,
+// STRIDE_H, STRIDE_W, DILATION_H, DILATION_W, PHASE_H, PHASE_W (padding before, modulo stride),
+// TAP_ROWS and SHARE (less than all rows and sources in backprop-filter only), RAGGED (whether tiles
+// extend past the last row or column),
 // ACTIVATION (forward and backprop-input only).
 #include "chunks.cuh"
 #include "epilogue.cuh"
@@ -33,7 +34,7 @@
 #include "maps.cuh"
 #include "vector.cuh"
 
-// Offsets are unsigned: those of elements that are not read may overflow.
+// Offsets are unsigned, because the offsets of elements that are not read may overflow.
 using Offset = unsigned INDEX;
 using Storage = STORAGE;
 using Accumulator = typename Numeric<Storage>::Accumulator;
@@ -49,9 +50,9 @@ static_assert(INS % SHARE == 0, "whole shares of sources");
 
 // -- source positions that a tile's pixels read, along one axis ---------------------------------------
 
-// Pixel i of a tile reads, under tap t, a position of the source.  Position 0 is where the tile's first
-// pixel has tap 0; in backprop-input, where tap 0 may skip that pixel, it belongs to the last earlier
-// pixel that tap 0 meets.
+// A pixel i of a tile reads one position of the source under each tap t.  The first pixel of the tile
+// reads position 0 under tap 0.  In backprop-input, tap 0 may skip that pixel; then position 0 belongs
+// to the last earlier pixel that tap 0 meets.
 template <int EXTENT, int TAPS, int STRIDE, int DILATION, int PHASE>
 struct Axis {
 #if PASS == 1
@@ -66,7 +67,7 @@ struct Axis {
   static __device__ constexpr int distance(int i, int at) { return at - i * STRIDE; }
 #endif
 
-  // The tap under which pixel i reads a position, if there is one.
+  // The tap under which pixel i reads a position, if is_tap.
   static __device__ __forceinline__ constexpr int tap(int i, int at) {
     return distance(i, at) / DILATION;
   }
@@ -75,7 +76,7 @@ struct Axis {
     return whole && static_cast<unsigned>(tap(i, at)) < TAPS;
   }
 
-  // The positions that are read: all are whole steps from the first.
+  // The positions that the tile reads; their distances from the first position are multiples of a step.
   struct Span {
     int first, last, step;
   };
@@ -115,7 +116,7 @@ using Columns = Axis<TILE_COLUMNS, FILTER_S, STRIDE_W, DILATION_W, PHASE_W>;
 
 // -- work of a thread -------------------------------------------------------------------------------
 
-// The thread's channels, and its strip.
+// The channels and the strip of a thread.
 struct Thread {
   Index channel;  // first of VECTOR channels
   int lane, strip;
@@ -128,11 +129,11 @@ struct Thread {
   }
 };
 
-// The tiles of the tensor that a pass walks (y, dx, or dy); cupyconv/kernels/direct.py computes the
-// fields.  In each round a block computes one tile per strip.
+// The tiles of the tensor that a pass walks over (y, dx, or dy).  cupyconv/kernels/direct.py computes
+// the fields.  In each round, a block computes one tile per strip.
 struct TileWalk {
   long long tiles[4];  // tiles per row, tiles per column, slices, images
-  long long step[4];   // distance of a strip's tiles in successive rounds, in the same digits
+  long long step[4];   // distance of a strip's tiles in successive rounds, as digits of tiles[]
   long long rounds;    // rounds per block
 };
 
@@ -168,7 +169,7 @@ __device__ __forceinline__ Element* element_at(Element* first, Offset offset) {
   return first + static_cast<Index>(offset);
 }
 
-// Returns the offset of a pixel and a channel of the thread from its tile's first element.
+// Returns the offset of a pixel and a channel from the first element of the thread's tile.
 __device__ __forceinline__ Offset place_in_tile(int row, int column, int channel,
                                                 const long long (&stride)[5]) {
   return row * static_cast<Offset>(stride[3]) + column * static_cast<Offset>(stride[4]) +
@@ -195,14 +196,15 @@ __device__ __forceinline__ bool slice_under(const ConvParameters& p, Index slice
 // Returns the first source of a result's group.
 __device__ __forceinline__ Index first_source(Index result) { return result / OUTS * INS; }
 
-// One source row of a thread: at each position, one value per channel in a depthwise layer, else the
-// SHARE sources that its channels have in common.
+// One source row of a thread.  Each position has one value per channel in a depthwise layer, else the
+// SHARE sources that the thread's channels have in common.
 struct SourceRow {
   static constexpr int COUNT = DEPTHWISE ? VECTOR : SHARE;
   static_assert(COUNT % SOURCE_CHANNELS == 0, "whole pieces");
   Accumulator value[Columns::COUNT][COUNT];
 
-  // Loads the row; the offset is that of its first pixel and channel, and position 0 is at the origin.
+  // Loads the row.  `row` is the offset of its first pixel and channel; `origin` is the source column
+  // of position 0.
   __device__ __forceinline__ void load(const Storage* source, Offset row, Index origin, Index width,
                                        const long long (&stride)[5]) {
     constexpr int SPAN = SHIFT + Columns::LAST - Columns::FIRST + 1;
@@ -232,19 +234,19 @@ struct SourceRow {
 
 #if PASS != 2
 
-// The filter of a block's channels, by row, lane, tap, source and channel of the lane.  A lane's part is
-// an odd number of 16-byte chunks, so that lanes read without bank conflicts.
+// The filter of a block's channels, indexed by row, lane, tap, source and channel of the lane.  The part
+// of a lane is an odd number of 16-byte chunks, so that lanes read without bank conflicts.
 struct Filter {
   static constexpr int CHUNK = 16 / sizeof(Accumulator);
   static constexpr int USED = FILTER_S * INS * VECTOR;
   static constexpr int PART = ((USED + CHUNK - 1) / CHUNK | 1) * CHUNK;
   alignas(16) Accumulator part[FILTER_T * FILTER_R][LANES][PART];
 
-  // Taps of a row that are loaded together: each value occupies a register.
+  // Taps of a row that are loaded together; each value occupies a register.
   static constexpr int AT_ONCE = USED * sizeof(Accumulator) <= 256 ? FILTER_S : 1;
   static constexpr int TURNS = FILTER_S / AT_ONCE;  // per row
 
-  // The strips of a lane divide its taps.
+  // The threads of a lane (one per strip) divide the staging of the lane's taps.
   __device__ __forceinline__ void stage(const Storage* w, const Thread& thread,
                                         const ConvParameters& p) {
     if (!thread.exists) return;
@@ -378,9 +380,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                 Accumulator* __restrict__ partial, const __grid_constant__ TileWalk walk,
                 const __grid_constant__ ConvParameters p) {
   constexpr int SUMS = DEPTHWISE ? 1 : SHARE;  // sums per tap and channel of the thread
-  // The last level of a row reads other memory than the first level of the next row writes.
+  // The last level of a row reads memory that the first level of the next row does not write.
   static_assert(STRIPS > 2, "levels of a row do not overlap with those of the next");
-  // The sums of all threads are adjacent, so that a warp's are in different banks.
+  // Sums of adjacent threads are adjacent, so that the sums of a warp are in different banks.
   __shared__ Accumulator level[FILTER_S * SUMS * VECTOR][THREADS];
   const Index channels = narrowed(p.groups) * OUTS;
   const Thread thread(channels);

@@ -24,8 +24,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   __shared__ SharedTile<BLOCK_M> a;
   __shared__ SharedTile<BLOCK_N> b;
   __shared__ Place<Index> pixels[BLOCK_M];  // window of each row of the tile
-  __shared__ Place<Index> taps[BLOCK_K];    // tap of each column of A, into x
-  __shared__ Index tap_weights[BLOCK_K];    // the same tap's offset in w
+  __shared__ Place<Index> taps[BLOCK_K];    // half address in x of the tap of each column of A
+  __shared__ Index tap_weights[BLOCK_K];    // offset in w of the same tap
 
   const Index channels = static_cast<Index>(p.channels);
   const Index gemm_m = static_cast<Index>(p.batch * p.output[0] * p.output[1] * p.output[2]);
@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
       taps[threadIdx.x] = gather.of_tap(tap);
       tap_weights[threadIdx.x] = tap_offset(tap, p.w_stride);
     }
-    __syncthreads();  // taps are written; the previous step's products are done with a and b
+    __syncthreads();  // taps are written; the previous step no longer reads a and b
 
     a.fill(channels_last, [&](int row, int k) {
       Index offset;

@@ -2,38 +2,38 @@
 // multiplied with mma.sync; other float32, and float64 on chips without such tensor cores, with fused
 // multiply-adds.
 //
-// Over the generic kernels it adds tensor cores; a ring of STAGES shared-memory stages that cp.async
-// fills ahead of use (from 8.0 on; 7.5 copies through registers); stride phases in backprop_input;
-// and a deterministic split of gemm_k.
+// In addition to what the generic kernels do, this kernel has tensor cores; a ring of STAGES
+// shared-memory stages that cp.async fills ahead of use (from 8.0 on; 7.5 copies through registers);
+// stride phases in backprop_input; and a deterministic split of gemm_k.
 //
 //   pass             gemm_m          gemm_n            gemm_k          A          B
 //   forward          output pixels   filters           taps            im2col(x)  w
 //   backprop_input   input pixels    channels          taps * filters  dy         w
 //   backprop_filter  filters         taps * channels   output pixels   dy         im2col(x)
 //
-// Taps are numbered with channels fastest or, with TAPS_FASTEST, with channels slowest, as in w's
-// memory.  Operands are copied as vectors of A_VECTOR or B_VECTOR elements that are contiguous in
+// Taps are numbered with channels fastest or, with TAPS_FASTEST, with channels slowest, as w is
+// stored.  Operands are copied as vectors of A_VECTOR or B_VECTOR elements that are contiguous in
 // memory, along k (A_ALONG_K, B_ALONG_K) or along m and n.
 //
-// The address of a vector is the sum of two halves (gather.cuh): one of its position (m or n), one of
-// its k.  A block computes the halves of its positions once.  One warp computes the halves of k, one
-// step ahead of the copies, by incrementing digits instead of dividing.  For each operand, all vectors
-// of a thread share one half in a step.  A vector thus costs one load from shared memory, an addition,
-// and a bit test for whether it is inside the tensor.  In large 16-bit tiles threads keep the halves
-// of their positions in registers and save the load.
+// The address of a vector is the sum of two halves (gather.cuh): one half depends on the position (m or
+// n), the other on k.  A block computes the halves of its positions once.  One warp computes the halves
+// of k, one step ahead of the copies, by incrementing digits instead of dividing.  For each operand, all
+// vectors of a thread share one half in a step.  A vector thus costs one load from shared memory, an
+// addition, and a bit test for whether it is inside the tensor.  In large 16-bit tiles, threads keep
+// the halves of their positions in registers and save the load.
 //
-// In NCHW, pixels form vectors where they are contiguous: output pixels as they are stored, dy as it
-// is summed, and input pixels under a 1 x 1 filter with stride 1 and no padding.  Such a layer is a
+// In NCHW, contiguous pixels form vectors: output pixels when they are stored, dy when it is summed,
+// and input pixels under a 1 x 1 filter with stride 1 and no padding.  A layer with such a filter is a
 // plain matrix product with 16-byte copies in both memory orders.  Other NCHW operands are copied
 // element by element, or are first copied with channels last (conv_arrange.cu) if the layer is large
 // enough.
 //
-// A first layer with 3 channels is copied element by element: a row of the filter reads S * C
-// contiguous elements, but their start (q * stride - pad) * C is often odd, and cp.async can drop the
-// end of a vector, not its beginning.  For 16-bit types conv_patch.cu is faster there.
+// The input of a first layer with 3 channels is copied element by element.  A row of the filter reads
+// S * C contiguous elements, but their start (q * stride - pad) * C is often odd, and cp.async can omit
+// the end of a vector, not its beginning.  conv_patch.cu is faster for such layers of 16-bit types.
 //
-// In backprop_input each stride phase (gather.cuh) is a dense problem with its own pixels and taps; one
-// launch computes the tiles of all phases.  With SPLIT, blockIdx.y divides gemm_k; each split writes
+// In backprop_input, each stride phase (gather.cuh) is a dense problem with its own pixels and taps; one
+// launch computes the tiles of all phases.  With SPLIT, blockIdx.y divides gemm_k.  Each split writes
 // its sums to a workspace, and conv_gather_reduce adds them in order, so that results do not depend on
 // scheduling.
 //
@@ -261,7 +261,8 @@ struct Pass {
 
 // -- which tile -------------------------------------------------------------------------------------
 
-// Tile of this block.  Blocks are numbered by group, stride phase, row and column, columns fastest.
+// The tile of this block.  Blocks are numbered by group, stride phase, row and column; columns vary
+// fastest.
 struct BlockTile {
   Index group, row, column;  // row and column of the tile's first element
   int phase;
@@ -282,11 +283,11 @@ struct BlockTile {
 
 // -- tiles in shared memory -------------------------------------------------------------------------
 
-// Vectors that a thread loads before it stores the first one, where cp.async cannot copy them.
+// Vectors that a thread loads before it stores the first vector, if cp.async cannot copy them.
 template <int VECTOR>
 constexpr int COPIES_AT_ONCE = VECTOR * sizeof(Storage) < 4 ? 16 : 8;
 
-// Whether threads keep the halves of their positions in registers, for 16-byte vectors.  It pays in
+// Whether threads keep the halves of their positions in registers, for 16-byte vectors.  This pays in
 // large 16-bit tiles, where the tensor cores are nearly as fast as shared memory.
 constexpr bool KEEPS_POSITIONS = TENSOR_CORES && sizeof(Storage) == 2 &&
                                  BLOCK_M * BLOCK_N >= 128 * 128 && sizeof(AddressHalf) == 8;
@@ -303,7 +304,7 @@ struct Operand {
   static_assert(THREADS % PIECES == 0 && Tile::LINES % (THREADS / PIECES) == 0, "equal shares");
 
   AddressHalf positions[POSITIONS];
-  AddressHalf steps[2][BLOCK_K];  // of the step being copied and of the next one
+  AddressHalf steps[2][BLOCK_K];  // halves of k, of the current step and of the next step
 
   // Writes the entries of all positions; half_of(position) is the half in the first group.
   template <class HalfOf>
@@ -330,7 +331,7 @@ struct Operand {
   }
 
   // Copies the vectors of one step into a stage.  All halves of a turn are loaded before its first
-  // copy: the compiler does not move a load above a copy, so that each would wait alone.
+  // copy.  The compiler does not move a load above a copy; loads between copies would wait one by one.
   __device__ __forceinline__ void copy(Tile& tile, int parity, const Storage* memory,
                                        const Own& own) const {
     constexpr bool KEPT = KEEPS_POSITIONS && ASYNC_COPY && VECTOR * sizeof(Storage) == 16;
@@ -347,7 +348,7 @@ struct Operand {
     constexpr int TURN = AT_ONCE ? COUNT : COPIES_AT_ONCE<VECTOR>;
     constexpr int PLACES = Tile::PERIOD > APART ? Tile::PERIOD / APART : 1;
     static_assert(COUNT % TURN == 0 && (TURN == COUNT || TURN % PLACES == 0), "whole turns only");
-    Storage* place[PLACES];  // in the first lines; other lines are a constant distance away
+    Storage* place[PLACES];  // destinations in the first lines; all others are constant distances away
 #pragma unroll
     for (int i = 0; i < PLACES; ++i) place[i] = tile.at(first + i * APART, piece * VECTOR);
     auto destination = [&](int turn, int i) {
@@ -379,9 +380,9 @@ struct Stage {
   OperandB::Tile b;
 };
 
-// Offsets of the block's tile in C: of its lines, which run along C's contiguous axis, and of the
-// places in a line.  16-bit results are staged in shared memory, since a thread's run is shorter than
-// a sector of 32 bytes.
+// Offsets of the block's tile in C.  Lines run along the contiguous axis of C; there are offsets of
+// lines, and of places in a line.  16-bit results are staged in shared memory, since a thread's run is
+// shorter than a sector of 32 bytes.
 struct OutputTile {
   static constexpr int LINES = C_ALONG_N ? BLOCK_M : BLOCK_N;
   static constexpr int LINE = C_ALONG_N ? BLOCK_N : BLOCK_M;
@@ -401,8 +402,8 @@ extern __shared__ __align__(128) unsigned char shared_memory[];
 
 // -- the product ------------------------------------------------------------------------------------
 
-// A thread's sums: ROWS x COLUMNS of its warp's tile.  Rows and columns form runs of adjacent ones: one
-// row and two columns as in tensor-core fragments (ring.cuh), or a chunk where lines run along m or n.
+// A thread's sums: ROWS x COLUMNS of its warp's tile.  Adjacent rows or columns form runs: one row and
+// two columns as in tensor-core fragments (ring.cuh), or a chunk if lines run along m or n.
 struct Sums {
   static constexpr int ROWS = WARP_M / 8, COLUMNS = WARP_N / 4;
   static constexpr int CHUNK = 16 / sizeof(Storage);
@@ -428,14 +429,14 @@ struct Sums {
     return value[row / 2][column / 2][row % 2 * 2 + column % 2];
   }
 
-  // First row and column of this warp in the block's tile; i-th row and column of this thread.
+  // The first row and column of this warp in the block's tile.
   static __device__ __forceinline__ int first_row() { return threadIdx.x / 32 / WARPS_N * WARP_M; }
   static __device__ __forceinline__ int first_column() {
     return threadIdx.x / 32 % WARPS_N * WARP_N;
   }
-  // Lanes are 8 along rows by 4 along columns: in the order of fragments, or else so that each lane
-  // shares columns with the next lane and rows with the one after.  Shared 16-byte loads take half the
-  // wavefronts.
+  // The i-th row and column of this thread.  There are 8 lanes along rows and 4 along columns, with
+  // tensor cores in the order of fragments.  Otherwise each lane shares columns with the next lane, and
+  // rows with the lane after it; shared 16-byte loads take half the wavefronts.
   static __device__ __forceinline__ int row_of(int i) {
     const int number = threadIdx.x % 32;
     const int lane = TENSOR_CORES ? number / 4 : number / 8 * 2 + number % 2;
@@ -445,7 +446,7 @@ struct Sums {
     const int lane = TENSOR_CORES ? threadIdx.x % 4 : threadIdx.x / 2 % 4;
     return first_column() + lane * COLUMN_RUN + columns_apart(i);
   }
-  // Distance of a thread's i-th row or column from its first.
+  // Distance of a thread's i-th row or column from its first row or column.
   static __device__ __forceinline__ constexpr int rows_apart(int i) {
     return i % ROW_RUN + i / ROW_RUN * (8 * ROW_RUN);
   }
@@ -474,8 +475,8 @@ struct Sums {
     }
   }
 #else
-  // A thread loads 16 bytes at a time along the lines: all of its rows of A for a chunk of k, then its
-  // columns of B one by one.
+  // A thread loads 16 bytes at a time along the lines: first all of its rows of A for a chunk of k, then
+  // its columns of B one by one.
   __device__ __forceinline__ void multiply(Stage& stage) {
     using TileA = OperandA::Tile;
     using TileB = OperandB::Tile;
@@ -515,8 +516,8 @@ struct Sums {
   }
 #endif
 
-  // Calls use(i, j, run) for each run along C's contiguous axis; it begins at this thread's i-th row and
-  // j-th column.
+  // Calls use(i, j, run) for each run along the contiguous axis of C; a run begins at this thread's i-th
+  // row and j-th column.
   template <class Use>
   __device__ __forceinline__ void for_each_run(Use use) const {
     constexpr int LINES = C_ALONG_N ? ROWS : COLUMNS, LINE = C_ALONG_N ? COLUMNS : ROWS;
@@ -533,8 +534,8 @@ struct Sums {
   }
 };
 
-// Stores the elements of a run that exist, in vectors as wide as C allows; place_of(i) is the address
-// of the i-th element.
+// Stores the elements of a run that exist, in the widest vectors that C allows; place_of(i) is the
+// address of the i-th element.
 template <class Element, int RUN, class PlaceOf>
 __device__ __forceinline__ void store_run(const Accumulator (&run)[RUN], Index existing,
                                           PlaceOf place_of) {
@@ -557,16 +558,16 @@ __device__ __forceinline__ Accumulator bias_of(const Pass& pass, Index group, In
       bias[(group * pass.gemm_n + n) * narrowed(pass.p.bias_stride)]);
 }
 
-// Applies bias and activation to a sum; filter gradients have neither.
+// Applies bias and activation to a sum; filter gradients have no bias and no activation.
 __device__ __forceinline__ Accumulator finished(Accumulator sum, Accumulator bias) {
   return PASS == 2 ? sum : activate<ACTIVATION>(sum + bias);
 }
 
 // -- kernels ----------------------------------------------------------------------------------------
 
-// a, b, c are x, w, y or their gradients, as in the table above; bias belongs to y or dx and may be
-// null; partial is the workspace of SPLIT, (split, group, gemm_m, gemm_n) with the last two axes swapped
-// where C is contiguous along m.
+// a, b and c are x, w, y or their gradients, as in the table above.  bias is added to y or dx, and may be
+// null.  partial is the workspace of SPLIT: (split, group, gemm_m, gemm_n), with the last two axes
+// swapped if C is contiguous along m.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     conv_gather(const Storage* __restrict__ a, const Storage* __restrict__ b,
                 const Storage* __restrict__ bias, Storage* __restrict__ c,
@@ -623,7 +624,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   set_steps(0);
 #pragma unroll 1
   for (int step = 0; step < STAGES - 1; ++step) {
-    __syncthreads();  // the halves of this step are written, those of the previous step are free
+    __syncthreads();  // the halves of this step are written, and those of the previous step are free
     if (step < steps) copy_step(step, step % 2);
     commit_copies();
     set_steps((step + 1) % 2);
@@ -634,8 +635,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #pragma unroll 1
   for (Index step = 0; step < steps; ++step) {
     wait_for_copies<STAGES - 2>();
-    // The stage of this step is complete and that of the previous step is free; the halves of the step
-    // to be copied now are written and those of the previous copy are free.
+    // The stage of this step is complete, and the stage of the previous step is free.  The halves for
+    // the next copy are written, and the halves of the previous copy are free.
     __syncthreads();
     if (step + STAGES - 1 < steps) copy_step(free_stage, parity);
     commit_copies();
@@ -662,7 +663,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   });
 #else
   wait_for_copies<0>();
-  __syncthreads();  // the ring is no longer used: offsets, or the tile of C, replace it
+  __syncthreads();  // the ring is no longer used; the offsets and the tile of C replace it
 
   OutputTile& output = shared.output;
   for (int row = threadIdx.x; row < BLOCK_M && row < rows; row += THREADS)

@@ -1,50 +1,53 @@
 // Hopper: the three passes as implicit GEMMs on wgmma, fed by TMA, on compute capability 9.0.  Operands
-// are channels last (possibly copies made by conv_arrange.cu) or images with channels first; results
-// have any memory order.
+// have channels last (possibly as copies that conv_arrange.cu made) or are images with channels first;
+// results have any memory order.
 //
 //   pass             gemm_m          gemm_n            gemm_k             A               B
 //   forward          output pixels   filters           taps * channels    im2col(x)       w
 //   backprop_input   input pixels    channels          taps * filters     im2col(dy)      w
 //   backprop_filter  filters         taps * channels   output pixels      dy              im2col(x)
 //
-// backprop_filter swaps A and B (WINDOW_ROWS) where filters are the last axis of w, so that C is
-// contiguous along n; with SPLIT, the order with fewer tiles is used.  The im2col matrix exists only in
-// shared memory: a TMA load in im2col mode copies BLOCK_M pixels of LINE channels under one tap, with
-// zeros where the window is outside the tensor.
+// backprop_filter swaps A and B (WINDOW_ROWS) if filters are the last axis of w, so that C is contiguous
+// along n; with SPLIT, it chooses the order with fewer tiles.  The im2col matrix exists only in shared
+// memory: a TMA load in im2col mode copies BLOCK_M pixels of LINE channels under one tap, with zeros
+// where the window is outside the tensor.
 //
-// Images with channels first (PLANAR) are loaded as lines of LINE pixels of a row for LINE channels, with
-// pixels as lines in shared memory.  A tap shifts the whole line; pixels outside are zero.  The last line
-// of a row is padded: the product has more rows than pixels, which are dropped or, in backprop_filter,
-// meet zeros of dy.  x must then be zero as well, since it may hold a NaN: one map per tap along the row
-// ends x where the last pixel reads it (MAPS).
+// Images with channels first (PLANAR) are loaded as lines of LINE pixels of a row, for LINE channels;
+// the lines remain lines of pixels in shared memory.  A tap shifts the whole line; pixels outside are
+// zero.  The last line of a row is padded, so that the product has more rows than there are pixels.  The
+// additional rows are dropped; in backprop_filter, they are multiplied with zeros of dy.  There, x must
+// be zero as well, since it may contain a NaN.  Therefore each tap along the row has a tensor map in
+// which x ends where the last pixel reads it (MAPS).
 //
-// Over conv_gather.cu it adds products of a whole warpgroup, with both operands in shared memory; loads
-// issued by one thread, without address arithmetic in the consumers; and persistent blocks, so that a
-// tile's first loads and the previous tile's stores overlap with products.
+// In addition to what conv_gather.cu does, this kernel has products of a whole warpgroup, with both
+// operands in shared memory; loads issued by one thread, without address arithmetic in the consumers;
+// and persistent blocks, so that the first loads of a tile and the stores of the previous tile overlap
+// with products.
 //
 //   producer     one thread: waits for an empty stage, sets the expected bytes, and starts the loads of
 //                both operands; the stage is full when all bytes have arrived
 //   consumers    two warpgroups: wait for a full stage, multiply, release the stage.  Each computes
 //                half of a tile's rows or, for narrow tiles (TURNS), every other tile
 //
-// A warpgroup computes 64 rows, or a multiple of 64; its sums stay in registers, which the producer's
-// warpgroup gives up for them (setmaxnreg).  With CLUSTER = 2, two blocks compute tiles below each other
-// and share B: each loads half of it for both.  Tiles are computed in bands of BAND rows, so that
-// concurrent blocks share operands in L2.
+// A warpgroup computes 64 rows, or a multiple of 64.  Its sums remain in registers, some of which come
+// from the producer's warpgroup (setmaxnreg).  With CLUSTER = 2, two blocks compute vertically adjacent
+// tiles and share B: each block loads half of B for both.  Tiles are computed in bands of BAND rows, so
+// that concurrent blocks share operands in L2.
 //
-// This launch, and that of conv_hopper_reduce, may begin before the previous launch has ended: after
-// conv_arrange as soon as all its blocks have started, after other kernels when their blocks end.  Every
-// thread waits for the previous launches before it accesses global memory.  Pointers are not
-// __restrict__, since the compiler may move accesses through __restrict__ pointers across the wait.
+// The launches of this kernel and of conv_hopper_reduce may begin before the previous launch has ended.
+// They begin as soon as all blocks of a preceding conv_arrange have started, or when the blocks of
+// another kernel end.  Every thread waits for the previous launches before it accesses global memory.
+// Pointers are not __restrict__, since the compiler may move accesses through __restrict__ pointers
+// across the wait.
 //
-// SPLIT divides gemm_k; each split writes float sums to a workspace, and conv_hopper_reduce adds them in
-// order.  No bit of a result depends on which block computes which tile.
+// SPLIT divides gemm_k.  Each split writes float sums to a workspace, and conv_hopper_reduce adds them in
+// order.  The bits of a result do not depend on which block computes which tile.
 //
-// Operands are 16-bit types, or float as TF32, which wgmma supports only with lines along k: the forward
-// pass with channels last in w, and backprop_input with filters last.  With PLANES = 3, operands are
-// float32 tensors that conv_planes.cu has split into three bfloat16 planes, high to low.  A product is
-// then the six products of planes that reach 24 bits; sums are moved from the tensor core's accumulator,
-// which drops bits, to float registers every PROMOTION steps.
+// Operands are 16-bit types, or float as TF32.  wgmma supports TF32 only with lines along k: in the
+// forward pass with channels last in w, and in backprop_input with filters last.  With PLANES = 3,
+// operands are float32 tensors that conv_planes.cu has split into three bfloat16 planes, high to low.  A
+// product then consists of the six products of planes that reach 24 bits.  Every PROMOTION steps, sums
+// are moved from the tensor core's accumulator, which drops bits, to float registers.
 //
 // A variant is chosen with -D: PASS (0, 1, 2 as in the table), STORAGE (of operands), RESULT (of C and
 // the bias), PLANES, BLOCK_M, BLOCK_N, STAGES, CLUSTER, SPATIAL (axes), PHASES (stride phases of
@@ -62,8 +65,9 @@
 using Storage = STORAGE;
 using Result = RESULT;
 
-// How C is stored: 16-bit types through shared memory, by threads as vectors along rows or columns or,
-// where C is a plain matrix, by TMA in boxes; float from registers.  Vectors have RUN contiguous elements.
+// How C is stored.  16-bit types pass through shared memory.  Threads store them as vectors along rows or
+// columns; if C is a plain matrix, TMA stores them in boxes.  float is stored from registers.  Vectors
+// have RUN contiguous elements.
 #define STORE_ROWS 0
 #define STORE_BOXES 1
 #define STORE_FLOAT 2
@@ -72,8 +76,8 @@ using Result = RESULT;
 constexpr int WARPGROUP = 128;
 constexpr int CONSUMERS = 2;
 constexpr int THREADS = WARPGROUP * (CONSUMERS + 1);
-// Whether warpgroups compute whole tiles in turn, so that one multiplies while the other stores.  It pays
-// where a tile has few products per stored element.
+// Whether warpgroups compute whole tiles in turn, so that one warpgroup multiplies while the other
+// stores.  This pays if a tile has few products per stored element.
 constexpr bool TURNS = BLOCK_N == 64 && PLANES == 1;
 constexpr int CONSUMERS_OF_TILE = TURNS ? 1 : CONSUMERS;
 constexpr int CONSUMER_ROWS = BLOCK_M / CONSUMERS_OF_TILE;
@@ -116,7 +120,8 @@ static_assert(sizeof(SharedMemory) == SHARED_BYTES, "the launch asks for as much
 
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
-// Tensor maps of the gathered operand (per phase, or per tap along a row), of the other operand, and of C.
+// Tensor maps: of the gathered operand (one per phase, or one per tap along a row), of the other operand,
+// and of C.
 struct TensorMaps {
   ptx::TensorMap gathered[MAPS];
   ptx::TensorMap other;
@@ -135,8 +140,9 @@ __device__ __forceinline__ int lines(long long extent) {
 
 // -- tiles ------------------------------------------------------------------------------------------
 
-// Tiles are numbered by split, group, phase and band of BAND tile rows, within a band by column, rows
-// fastest.  With clusters, a tile row is a pair of rows, of which this block computes one.
+// Tiles are numbered by split, group, phase and band of BAND tile rows; within a band by column and row,
+// rows fastest.  With clusters, a tile row is a pair of rows, and this block computes one row of the
+// pair.
 struct Tile {
   int split, group, phase, row, column;  // row and column of the tile's first element in C
 
@@ -160,7 +166,7 @@ struct Tile {
   }
 };
 
-// The tiles of a block: clusters compute tiles in turn.
+// The tiles of a block.  Clusters take tiles in turn.
 struct Schedule {
   int rank, first, step;
 
@@ -175,7 +181,7 @@ struct Schedule {
 
 // -- stages and blocks ------------------------------------------------------------------------------
 
-// The calling thread's warpgroup, read from one lane so that the compiler knows it is warp-uniform.
+// The calling thread's warpgroup, read from one lane so that the compiler knows that it is warp-uniform.
 __device__ __forceinline__ int warpgroup_of_thread() {
   return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / WARPGROUP, 0);
 }
@@ -209,8 +215,8 @@ __device__ __forceinline__ void release(unsigned long long* empty) {
 }
 
 // A warpgroup's turn to multiply.  A parity distinguishes only two successive rounds.  A warpgroup that
-// skips a tile has not waited for its stages, and would mistake an older round for a full one; so it
-// waits until the other warpgroup, which has waited for them, passes on the turn.
+// skips a tile has not waited for the tile's stages, and would mistake an older round for a full stage.
+// Therefore it waits until the other warpgroup, which has waited for these stages, passes on the turn.
 struct Turn {
   unsigned long long (&barriers)[CONSUMERS];
   int warpgroup;
@@ -254,7 +260,8 @@ __device__ __forceinline__ void synchronise_cluster() {
 #endif
 }
 
-// The boxes of an operand that this block loads; in a cluster, half of B's boxes, for both blocks.
+// The boxes of an operand that this block loads.  In a cluster, a block loads half of B's boxes, for both
+// blocks.
 template <int BOXES, bool IS_B>
 struct OwnBoxes {
   static constexpr bool TO_BOTH = IS_B && CLUSTER > 1;
@@ -301,8 +308,8 @@ struct FilterLoader {
     const int s = here.filter_first[2] + tap.s * walk.filter_step[2];
     return (t * static_cast<int>(p.filter[1]) + r) * static_cast<int>(p.filter[2]) + s;
   }
-  // The map's dimensions are those of w in memory, (filter, channel, tap) or (channel, tap, filter), and
-  // planes.
+  // The map has the dimensions of w in memory, (filter, channel, tap) or (channel, tap, filter), followed
+  // by planes.
   __device__ __forceinline__ void load_box(Storage* to, unsigned long long* full, int inner,
                                            int outer, int tap, int plane, bool to_both) const {
     const int second = FILTERS_LAST ? outer : tap, third = FILTERS_LAST ? tap : outer;
@@ -315,8 +322,8 @@ struct FilterLoader {
 
 // -- products ---------------------------------------------------------------------------------------
 
-// wgmma's descriptor of an operand in shared memory.  Its lower half counts 16-byte units, so that the
-// descriptor of another address is computed by an addition.
+// wgmma's descriptor of an operand in shared memory.  The lower half counts 16-byte units, so that an
+// addition computes the descriptor of another address.
 template <bool LINES_ALONG_POSITIONS>
 struct Operand {
   unsigned long long descriptor;
@@ -330,8 +337,8 @@ struct Operand {
     there.descriptor = descriptor >> 32 << 32 | static_cast<unsigned>(descriptor) + bytes / 16;
     return there;
   }
-  // The descriptor from a position (a row of A, a column of B) and a k of the step.  Boxes hold lines along
-  // positions, ordered by k.
+  // The descriptor that begins at a position (a row of A, a column of B) and a k of the step.  If lines
+  // run along positions, boxes contain them ordered by k.
   __device__ __forceinline__ Operand from(int position, int k) const {
     const int elements =
         LINES_ALONG_POSITIONS ? position / LINE * BOX + k * LINE : position * LINE + k;
@@ -355,7 +362,7 @@ __device__ __forceinline__ void multiply(float (&sums)[BLOCK_N / 2], unsigned lo
   ptx::wgmma_m64_tf32<BLOCK_N>(sums, a, b, keep);
 }
 
-// One thread's sums of a tile: for each product, its part of BLOCK_N columns of 64 rows.
+// One thread's sums of a tile: for each product, the thread's part of 64 rows by BLOCK_N columns.
 using Sums = float[PRODUCTS][BLOCK_N / 2];
 
 // Starts the products of a step, BLOCK_K along k, for this warpgroup's rows of A.
@@ -391,19 +398,19 @@ __device__ __forceinline__ long long result_channels(const ConvParameters& p) {
   return PASS == 0 ? p.filters : p.channels;
 }
 
-// Returns the bias of a channel of y or dx; without a bias minus zero, which changes no sum.
+// Returns the bias of a channel of y or dx; without a bias -0, which changes no sum.
 __device__ __forceinline__ float bias_of(int channel, const ConvParameters& p, const Result* bias) {
   if (PASS == 2 || bias == nullptr || channel >= p.groups * result_channels(p)) return -0.0f;
   return Numeric<Result>::widen(bias[channel * p.bias_stride]);
 }
 
-// Columns of C at a constant step: first column, number and offset.
+// Columns of C at a constant step: first column, number of columns, and offset.
 struct Line {
   int column, count;
   long long offset;
 };
 
-// Stores COUNT sums of adjacent columns of a line, a run at a time.
+// Stores COUNT sums of adjacent columns of a line, one run at a time.
 template <int COUNT>
 __device__ __forceinline__ void store_in_line(Result* row, const Line& line, int column,
                                               long long column_step, const float (&sums)[COUNT]) {
@@ -418,25 +425,25 @@ __device__ __forceinline__ void store_in_line(Result* row, const Line& line, int
   }
 }
 
-// Epilogue of one warpgroup for its rows of a tile.  Output has the offsets of C's elements:
+// Epilogue of one warpgroup for its rows of a tile.  Output computes the offsets of C's elements:
 //
 //   row_offset(row, phase)                          offset of a row; BEYOND if it does not exist
-//   line(column)                                    up to LINE columns from this one
+//   line(column)                                    up to LINE columns from this column on
 //   columns()                                       columns of C per group
 //   column_step()                                   distance of adjacent columns in a line
 //   store_box(map, buffer, row, column)             starts the store of 64 x 64 elements
 template <class Output>
 struct Epilogue {
   SharedMemory& shared;
-  const Result* bias;  // null: none
+  const Result* bias;  // null without a bias
   const ConvParameters& p;
-  int number;     // of the warpgroup
-  int first_row;  // of its rows in a tile
+  int number;     // number of the warpgroup
+  int first_row;  // first row of the warpgroup in a tile
   int next_buffer = 0;
 
-  static constexpr int BIASES = (BLOCK_N + WARPGROUP - 1) / WARPGROUP;  // of a thread
-  // With a long activation, biases are added even if there is no bias: the compiler would duplicate the
-  // activation for a branch.
+  static constexpr int BIASES = (BLOCK_N + WARPGROUP - 1) / WARPGROUP;  // biases per thread
+  // With a long activation, biases are added even if there is no bias, because the compiler would
+  // duplicate the activation for a branch.
   static constexpr bool ALWAYS_BIASED = ACTIVATION == ACTIVATION_SILU || ACTIVATION == ACTIVATION_GELU;
 
   __device__ __forceinline__ bool is_biased() const {
@@ -445,7 +452,7 @@ struct Epilogue {
 
   __device__ __forceinline__ int thread() const { return threadIdx.x % WARPGROUP; }
 
-  // Loads this thread's part of the tile's biases, before the products, which hide the latency.
+  // Loads this thread's part of the tile's biases.  Call it before the products, which hide the latency.
   __device__ __forceinline__ void load_biases(float (&own)[BIASES], const Tile& tile) const {
     const int first = tile.group * static_cast<int>(result_channels(p)) + tile.column + thread();
 #pragma unroll
@@ -454,7 +461,7 @@ struct Epilogue {
   // Shares the biases with the warpgroup.
   __device__ __forceinline__ void share_biases(const float (&own)[BIASES]) {
     if (!is_biased()) return;
-    ptx::named_barrier_sync(1 + number, WARPGROUP);  // those of the tile before are read
+    ptx::named_barrier_sync(1 + number, WARPGROUP);  // the previous tile's biases have been read
 #pragma unroll
     for (int i = 0; i < BIASES; ++i)
       if (thread() + i * WARPGROUP < BLOCK_N)
@@ -478,7 +485,7 @@ struct Epilogue {
       unsigned registers[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int right = i / 2 * 8 + lane % 4 * 2;  // of the first column
+        const int right = i / 2 * 8 + lane % 4 * 2;  // columns right of `column`
         const int place = chunk * 64 + column + right;
         const float* pair = &sums[chunk * 32 + column / 2 + i / 2 * 4 + i % 2 * 2];
         registers[i] = packed(finished(pair[0], place), finished(pair[1], place + 1), Result{});
@@ -493,8 +500,8 @@ struct Epilogue {
     }
   }
 
-  // The lines of a buffer that this thread stores, and its runs of each.  Adjacent threads store adjacent
-  // runs; short runs are taken from one line, since rows cost divisions.
+  // The lines of a buffer that this thread stores, and the thread's runs per line.  Adjacent threads
+  // store adjacent runs.  A warp takes short runs from one line, since each row costs divisions.
   static constexpr int THREADS_OF_LINE = STORE == STORE_ROWS || RUN == 8 ? 8 : RUN == 4 ? 16 : 32;
   static constexpr int LINES_OF_THREAD = 64 * THREADS_OF_LINE / WARPGROUP;
   static constexpr int RUNS_OF_THREAD = 64 / (THREADS_OF_LINE * RUN);
@@ -515,7 +522,7 @@ struct Epilogue {
     for (int i = 0; i < PRODUCTS; ++i) {
       const int row = tile.row + first_row + i * 64;
 #if STORE != STORE_BOXES
-      long long offsets[STORE == STORE_ROWS ? LINES_OF_THREAD : RUNS_OF_THREAD];  // of rows
+      long long offsets[STORE == STORE_ROWS ? LINES_OF_THREAD : RUNS_OF_THREAD];  // offsets of rows
 #pragma unroll
       for (int j = 0; j < sizeof(offsets) / sizeof(offsets[0]); ++j)
         offsets[j] = output.row_offset(row + (STORE == STORE_ROWS ? line_of(j) : run_of(j)),
@@ -530,13 +537,13 @@ struct Epilogue {
 #if STORE == STORE_BOXES
         ptx::fence_proxy_async();
         if (thread() == 0) ptx::tma_store_wait_read<0>();  // the other buffer is free again
-        ptx::named_barrier_sync(1 + number, WARPGROUP);    // this one is complete
+        ptx::named_barrier_sync(1 + number, WARPGROUP);    // this buffer is complete
         if (thread() == 0) {
           output.store_box(map, buffer, row, tile.column + chunk * 64);
           ptx::tma_store_commit();
         }
 #else
-        ptx::named_barrier_sync(1 + number, WARPGROUP);  // complete, and the other is read
+        ptx::named_barrier_sync(1 + number, WARPGROUP);  // buffer complete; the other has been read
         const Line line = output.line(tile.column + chunk * 64);
 #pragma unroll 4
         for (int j = 0; j < LINES_OF_THREAD; ++j)
@@ -556,7 +563,7 @@ struct Epilogue {
     }
   }
 #else
-  // Stores the rows of C in float from registers: four lanes fill a sector.
+  // Stores the rows of C in float from registers; four lanes fill a sector.
   __device__ __forceinline__ void store(const Sums& sums, const Tile& tile, const Output& output,
                                         const ptx::TensorMap&, float* c) const {
     const auto offset_of = [&](int row) { return output.row_offset(row, tile.phase); };
@@ -571,9 +578,9 @@ struct Epilogue {
   }
 #endif
 
-  // Calls use(of_row(row), of_line(column), place, pair) for this thread's sums, in pairs of adjacent columns
-  // of C at a place in LINE columns.  The sums of a column are consecutive; of_row and of_line are called
-  // once per row and line.
+  // Calls use(of_row(row), of_line(column), place, pair) for each pair of this thread's sums: adjacent
+  // columns of C, at a place in LINE columns.  Calls for the same column are consecutive; of_row and
+  // of_line are called once per row and line.
   template <class OfRow, class OfLine, class Use>
   __device__ __forceinline__ void for_each_pair(const Sums& sums, const Tile& tile, OfRow of_row,
                                                 OfLine of_line, Use use) const {
@@ -607,21 +614,21 @@ struct Epilogue {
   }
 };
 
-// The planes of A and B that are multiplied, smallest products first.
+// Pairs of planes of A and B that are multiplied, smallest products first.
 constexpr int TERMS = PLANES == 1 ? 1 : 6;
 struct Term {
   int a, b;
 };
 __device__ __forceinline__ Term term_at(int number) {
-  constexpr unsigned A = 0x010120, B = 0x001102;  // a digit for each term, the last one leftmost
+  constexpr unsigned A = 0x010120, B = 0x001102;  // one digit per term, the last term leftmost
   return {static_cast<int>(A >> number * 4 & 3) * (TERMS > 1),
           static_cast<int>(B >> number * 4 & 3) * (TERMS > 1)};
 }
-constexpr int PROMOTION = 2;  // steps of all terms
+constexpr int PROMOTION = 2;  // steps, each with all terms
 
 // -- the shape of C ---------------------------------------------------------------------------------
 
-// In backprop_filter the taps * channels side of C consists of windows: LINE channels under a tap.
+// The taps * channels side of C in backprop_filter.  It consists of windows: LINE channels under a tap.
 struct FilterWindows {
   int channel_blocks, count;
 
@@ -629,7 +636,7 @@ struct FilterWindows {
       : channel_blocks(lines(p.channels)),
         count(channel_blocks * static_cast<int>(p.filter[0] * p.filter[1] * p.filter[2])) {}
 
-  // The tap and first channel of a window; a missing channel beyond the last window.
+  // The tap and the first channel of a window.  Beyond the last window, the channel does not exist.
   __device__ __forceinline__ Tap<int> at(int window, const ConvParameters& p) const {
     if (window >= count) return {static_cast<int>(p.channels), 0, 0, 0};
     Tap<int> tap = tap_at(window, channel_blocks, p.filter);
@@ -651,8 +658,8 @@ struct Image {
   __device__ __forceinline__ Pixel<int> at(int number) const { return pixel_at(number, sizes); }
 };
 
-// Offsets of the elements of C: that of the row plus that of the column.  Up to LINE columns are at a
-// constant step.
+// Offsets of the elements of C: the offset of the row plus the offset of the column.  Up to LINE columns
+// are at a constant step.
 struct Output {
   static constexpr long long BEYOND = 1ll << 63;
   const ConvParameters& p;
@@ -697,9 +704,9 @@ struct Output {
     if constexpr (PASS == 2) return p.w_stride[FILTERS_LAST ? 0 : 1];
     return (PASS == 0 ? p.y_stride : p.x_stride)[1];
   }
-  // Columns of a split's sums in the workspace, padded so that each row begins with a whole vector.
+  // Columns of a split's sums in the workspace, padded so that each row begins at a vector's alignment.
   __device__ __forceinline__ int pitch() const { return (columns() + 7) / 8 * 8; }
-  // Starts the store of 64 x 64 elements of C, a plain matrix.
+  // Starts the store of 64 x 64 elements of C, which must be a plain matrix.
   __device__ __forceinline__ void store_box(const ptx::TensorMap& map, const Result* buffer, int row,
                                             int column) const {
     ptx::tma_store_2d(&map, buffer, group * columns() + column, row);
@@ -735,8 +742,8 @@ struct Steps {
 
 // -- producer ---------------------------------------------------------------------------------------
 
-// Starts all loads.  One thread with few registers runs it: boxes of other blocks are not stored, and
-// backprop_filter, which stores most, counts steps down.
+// Starts all loads.  One thread with few registers runs this code.  Therefore it keeps no boxes of other
+// blocks, and in backprop_filter, which keeps the most values, it counts steps down.
 struct Producer {
   SharedMemory& shared;
   const TensorMaps& maps;
@@ -745,7 +752,7 @@ struct Producer {
   int rank;
   FilterLoader filter;
   Cursor<STAGES> cursor;
-  unsigned long long* full;  // of the stage being loaded
+  unsigned long long* full;  // barrier of the stage that is being loaded
 
   __device__ __forceinline__ Stage& acquire() {
     wait_for(&shared.empty[cursor.stage], cursor.parity ^ 1);
@@ -768,8 +775,8 @@ struct Producer {
     for (int i = 0; i < windows.COUNT; ++i) {
       window[i] = FilterWindows(p).at(first_window + i, p);
       const bool exists = window[i].c < static_cast<int>(p.channels);
-      // A window beyond the last reads zeros.  It begins at a whole LINE, since TMA requires innermost
-      // coordinates that are multiples of 16 bytes.
+      // A window beyond the last window reads zeros.  It begins at a multiple of LINE, since TMA requires
+      // innermost coordinates that are multiples of 16 bytes.
       window[i].c = exists ? tile.group * static_cast<int>(p.channels) + window[i].c
                            : lines(p.groups * p.channels) * LINE;
     }
@@ -813,7 +820,7 @@ struct Producer {
     const int depth = static_cast<int>(PASS == 0 ? p.channels : p.filters);
     const Pixel<int> pixel = Image(here).at(tile.row);
     const long long taps[3] = {here.taps[0], here.taps[1], here.taps[2]};
-    if (steps.count == 0) return;  // a phase without taps
+    if (steps.count == 0) return;  // the phase has no taps
     Tap<int> tap = tap_at(steps.first, lines(depth), taps);
 #pragma unroll 1
     for (int step = 0; step < steps.count; ++step) {
@@ -878,8 +885,8 @@ struct Producer {
 #endif
   }
 
-  // Loads PIXELS pixels of a walk under a tap, from a pixel's number, with LINE channels from tap.c.  In
-  // im2col mode, planes are further images.
+  // Loads PIXELS pixels of a walk under a tap, beginning at a pixel's number, with LINE channels from
+  // tap.c on.  In im2col mode, planes count as additional images.
   template <int PIXELS>
   __device__ __forceinline__ void load_gathered(Storage* to, int phase, const Tap<int>& tap,
                                                 const Pixel<int>& pixel, int number, int plane,
@@ -935,7 +942,7 @@ struct Producer {
 // One warpgroup's rows of a tile.
 struct Consumer {
   SharedMemory& shared;
-  OperandA a;  // its rows, in the first stage
+  OperandA a;  // rows of this warpgroup in the first stage
   OperandB b;
   Cursor<STAGES> cursor;
 
@@ -947,7 +954,8 @@ struct Consumer {
   // Skips the steps of a tile that the other warpgroup computes.
   __device__ __forceinline__ void pass_over(int steps) { cursor.advance_by(steps * TERMS); }
 
-  // Computes the sums of some steps.  The products of a step run while the next stage is awaited.
+  // Computes the sums of some steps.  The products of a step run while the warpgroup waits for the next
+  // stage.
   __device__ __forceinline__ void multiply_steps(Sums& sums, int steps) {
     int previous = 0;
 #pragma unroll 1
@@ -1018,7 +1026,7 @@ __device__ __forceinline__ void store_partial(const Sums& sums, const Tile& tile
 
 // -- kernels ----------------------------------------------------------------------------------------
 
-// c is y, dx or dw; bias belongs to y or dx and may be null; partial is the workspace of SPLIT.
+// c is y, dx or dw.  bias is added to y or dx, and may be null.  partial is the workspace of SPLIT.
 extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
     conv_hopper(const Result* bias, Result* c, float* partial,
                 const __grid_constant__ TensorMaps maps,
@@ -1034,7 +1042,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
     for (auto& barrier : shared.turn) ptx::mbarrier_init(&barrier, WARPGROUP / 32);
     ptx::fence_mbarrier_init();
   }
-  synchronise_cluster();  // no block loads into another whose barriers are not ready
+  synchronise_cluster();  // no block loads into another block before its barriers are ready
   ptx::griddepcontrol_wait();  // no thread reads or writes global memory before
 
   const Schedule schedule;
@@ -1055,7 +1063,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
     Consumer consumer(shared, first_row);
     Epilogue<Output> epilogue = {shared, bias, p, warpgroup, first_row};
     Turn turn(shared.turn, warpgroup);
-    int next = 0;  // whose turn it is
+    int next = 0;  // warpgroup whose turn it is
 #pragma unroll 1
     for (int number = schedule.first; number < walk.tiles; number += schedule.step) {
       const Tile tile(number, schedule.rank, p, walk);

@@ -4,49 +4,50 @@
 //   forward          y[n, z, p, q, k]  = sum over t, r, s, c of x[n, d, h, w, c] * w[k, t, r, s, c]
 //   backprop-filter  dw[k, t, r, s, c] = sum over n, z, p, q of dy[n, z, p, q, k] * x[n, d, h, w, c]
 //
-// with h = p * stride - pad + r * dilation, and d and w likewise.  The input gradient, which a first
+// with h = p * stride - pad + r * dilation, and similarly for d and w.  The input gradient, which a first
 // layer does not need, has too few columns for these tiles.
 //
 // A row of the filter reads contiguous elements: S * C with channels last, S per channel with channels
-// first.  They may begin anywhere, so that conv_gather.cu copies such a layer element by element, and
-// each element once per overlapping window.  Here the input under a tile of TILE_P x TILE_Q outputs of
-// an image, padding included, is copied once to shared memory: the patch.  gemm_k runs over flattened
-// filter rows, each rounded up to whole words, not to vectors: 154 for a 16-bit layer of 7 x 7 x 3, and
-// 160 in whole steps, where windows of 4 channels and 8 columns would have 224.
+// first.  These elements may begin anywhere.  Therefore conv_gather.cu copies the input of such a layer
+// element by element, and copies each element once per overlapping window.  This kernel copies the input
+// under a tile of TILE_P x TILE_Q outputs of an image, including padding, to shared memory once: the
+// patch.  gemm_k runs over flattened filter rows, each rounded up to whole words instead of vectors.  A
+// 16-bit layer of 7 x 7 x 3 has a gemm_k of 154, and 160 in whole steps; windows of 4 channels and 8
+// columns would have 224.
 //
 //   pass             gemm_m          gemm_n            gemm_k          A          B
 //   forward          output pixels   filters           flattened rows  patch      w
 //   backprop_filter  filters         flattened rows    output pixels   dy         patch
 //
 // A word is one register of a fragment: two adjacent 16-bit elements of the patch, or one wider element.
-// Its address is the sum of its pixel's offset and its offset within the window.  16-bit words begin at
-// even elements only.  If windows begin at even and at odd elements (stride times channels is odd), the
-// pixels of a tile form two CLASSES: the odd class has its own filter, shifted by one element, and its
-// pixels are numbered separately, so that fragments do not mix classes.  Elements of a word beside the
-// row, and words beyond the last row, are masked: zeros of the filter must not be multiplied with NaN or
-// infinity from outside the window.
+// The address of a word is the sum of the pixel's offset and the word's offset within the window.  16-bit
+// words begin only at even elements.  If windows begin at even and at odd elements (stride times channels
+// is odd), the pixels of a tile form two CLASSES.  The odd class has a separate filter, shifted by one
+// element, and its pixels are numbered separately, so that fragments do not mix classes.  A word may
+// contain elements outside the filter row, and words may lie beyond the last row.  They are masked, since
+// zeros of the filter must not be multiplied with NaN or infinity from outside the window.
 //
 // Fragments of the patch are loaded word by word.  Pixels of a fragment are adjacent in a row, and words
-// of a step are adjacent in a filter row, so that most loads are in different banks; LINE_PITCH, the
-// elements per line, is chosen to separate the others.
+// of a step are adjacent in a filter row, so that most loads are in different banks.  LINE_PITCH, the
+// elements per line, is chosen to separate the remaining loads.
 //
-// In backprop_filter a word holds two columns of gemm_n; the halves of two words of adjacent pixels are
-// exchanged to form the fragments of both columns.
+// In backprop_filter, a word contains two columns of gemm_n; the halves of two words of adjacent pixels
+// are exchanged to form the fragments of both columns.
 //
-// A block is persistent: it keeps the filter, or the sums of its gradient, and computes many tiles; while
-// it multiplies one tile, the patch (and dy) of the next is copied.  In backprop_filter a block sums a
-// chunk of the tiles (blockIdx.x) for 16 * ROW_TILES filters (blockIdx.y) and SHARE_WORDS words
-// (blockIdx.z); WARPS_K warps divide the pixels and add their sums in order, as conv_patch_reduce adds
-// the chunks.
+// Blocks are persistent: a block keeps the filter, or the sums of its gradient, and computes many tiles.
+// While it multiplies one tile, the patch (and dy) of the next tile is copied.  In backprop_filter, a
+// block sums a chunk of the tiles (blockIdx.x) for 16 * ROW_TILES filters (blockIdx.y) and SHARE_WORDS
+// words (blockIdx.z).  WARPS_K warps divide the pixels and add their sums in order, just as
+// conv_patch_reduce adds the chunks.
 //
 // A variant is chosen with -D: PASS (0 forward, 2 backprop-filter), STORAGE, INDEX, CHANNELS,
-// X_LAST (whether a line of the patch has all channels, else one), FILTER_T, FILTER_R, FILTER_S,
+// X_LAST (whether a line of the patch has all channels; else one), FILTER_T, FILTER_R, FILTER_S,
 // STRIDE_H, STRIDE_W, DILATION_H, DILATION_W, TILE_P, TILE_Q, LINE_PITCH, X_VECTOR (elements per
 // vector of x), SHIFT (elements from an aligned address to the first window), Y_LAST (whether channels
 // are contiguous in y or dy), Y_VECTOR (elements per vector of y or dy), ASYNC_COPY (8.0 and later),
 // RESIDENT (resident blocks per SM), SHARED_BYTES; in the forward pass BLOCK_N (filters per block),
 // ACTIVATION; in backprop-filter ROW_TILES, WARPS_N and WARPS_K (warps along words and pixels),
-// WARP_WORDS (blocks of 8 words per warp), SHARE_WORDS.
+// WARP_WORDS (groups of 8 words per warp), SHARE_WORDS.
 #include "chunks.cuh"
 #include "epilogue.cuh"
 #include "index.cuh"
@@ -72,8 +73,8 @@ constexpr int STEP = X_LAST ? CHANNELS : 1;           // elements per column of 
 constexpr int LINE_CHANNELS = X_LAST ? 1 : CHANNELS;  // lines per input row
 constexpr int WINDOW_STEP = STRIDE_W * STEP;          // distance of windows in elements
 
-// A run of contiguous elements: the part of a line under the window or, with dilation, one column of it.
-// Runs are numbered by t, r, line and column.
+// A run is a sequence of contiguous elements: the part of a line under the window or, with dilation, one
+// column of that part.  Runs are numbered by t, r, line and column.
 constexpr bool HAS_GAPS = DILATION_W > 1;
 constexpr int RUN = HAS_GAPS ? STEP : FILTER_S * STEP;
 constexpr int RUNS_OF_LINE = HAS_GAPS ? FILTER_S : 1;
@@ -81,11 +82,11 @@ constexpr int RUNS = FILTER_T * FILTER_R * LINE_CHANNELS * RUNS_OF_LINE;
 
 constexpr int CLASSES = WORD == 2 && WINDOW_STEP % 2 ? 2 : 1;
 
-// Elements from the beginning of a word to the beginning of the run in it.
+// Elements from the beginning of a word to the beginning of the run that starts in the word.
 __device__ constexpr int lead(int pixel_class, int s) {
   return (SHIFT + pixel_class * WINDOW_STEP + s * DILATION_W * STEP) % WORD;
 }
-// Leads may differ between columns: their runs are odd and have room for one more element.
+// Leads may differ between columns, if their runs have an odd length and thus room for one more element.
 constexpr int LARGEST_LEAD = CLASSES == 2 ? 1 : lead(0, 0);
 constexpr int RUN_WORDS = (RUN + LARGEST_LEAD + WORD - 1) / WORD;
 constexpr int WORDS = (RUNS * RUN_WORDS + 7) / 8 * 8;
@@ -103,8 +104,8 @@ constexpr int PATCH = LINES * LINE_PITCH;
 static_assert(LINE_PITCH >= LINE && LINE_PITCH % UNIT == 0, "aligned lines that do not overlap");
 static_assert(SHIFT < X_VECTOR && TILE_Q * WINDOW_STEP % X_VECTOR == 0, "tiles begin alike");
 
-// Row and column of a pixel in the tile, by its number; the classes are numbered one after the other.
-// Row, column and offset in the patch are sums over the bits of the number.
+// Row and column of the pixel with a given number in the tile.  The second class is numbered after the
+// first.  Row, column and offset in the patch are sums over the bits of the number.
 static_assert((TILE_P & (TILE_P - 1)) == 0 && (TILE_Q & (TILE_Q - 1)) == 0, "powers of two");
 static_assert(TILE_Q >= 8 * CLASSES, "eight neighbours of a class");
 constexpr int CLASS_PIXELS = PIXELS / CLASSES;
@@ -113,14 +114,14 @@ __device__ constexpr int row_of(int number) { return number % CLASS_PIXELS / CLA
 __device__ constexpr int column_of(int number) {
   return number % CLASS_COLUMNS * CLASSES + number / CLASS_PIXELS;
 }
-__device__ constexpr int window_of(int number) {  // distance of the first element from that of pixel 0
+__device__ constexpr int window_of(int number) {  // elements from the window of pixel 0 to this window
   return row_of(number) * (STRIDE_H * LINE_CHANNELS * LINE_PITCH) + column_of(number) * WINDOW_STEP;
 }
 
 // A word of the flattened rows.
 struct FlatWord {
-  int t, r, s, c;  // first tap of its run
-  int first;       // index in the run of the word's first element; -1 if the run begins later
+  int t, r, s, c;  // first tap of the word's run
+  int first;       // index, in the run, of the word's first element; -1 if the run begins later
   bool exists;
 
   __device__ __forceinline__ FlatWord(int pixel_class, int number) {
@@ -143,15 +144,15 @@ struct FlatWord {
     return {c + place % STEP, t, r, s + place / STEP};
   }
 
-  // Elements from the window's first element to the word, in the patch.
+  // Elements from the first element of the window to the word, in the patch.
   __device__ __forceinline__ int offset() const {
     return ((t * ROWS + r * DILATION_H) * LINE_CHANNELS + c) * LINE_PITCH + s * DILATION_W * STEP +
            first;
   }
 };
 
-// Distance of a word from its window's first element, and mask of its bits under the window.  Without
-// such bits it is the previous word, which other lanes load as well.
+// Distance of a word from its window's first element, and mask of its bits under the window.  A word
+// without such bits is replaced by the previous word, which other lanes load as well.
 struct alignas(8) WordPlace {
   int offset;
   unsigned mask;
@@ -182,7 +183,7 @@ __device__ __forceinline__ double load_word(const double* at) { return *at; }
 
 // -- tiles ------------------------------------------------------------------------------------------
 
-// The tiles of all images, numbered along rows first.
+// The tiles of all images; numbers run along rows first.
 struct Tiles {
   const ConvParameters& p;
   long long of_image[3];  // tiles along Z, P, Q
@@ -218,8 +219,8 @@ __device__ __forceinline__ void copy_patch(Storage* patch, const Storage* x, con
     const Index d = first_d + line / LINE_CHANNELS / ROWS * narrowed(p.dilation[0]);
     const Index h = first_h + line / LINE_CHANNELS % ROWS;
     bool inside = d >= 0 && d < narrowed(p.input[0]) && h >= 0 && h < narrowed(p.input[1]);
-    Index place;  // offset from the row's first pixel
-    if constexpr (X_VECTOR > 1) {  // an input row is contiguous
+    Index place;  // offset from the first pixel of the row
+    if constexpr (X_VECTOR > 1) {  // the input row is contiguous
       place = first_w * STEP - SHIFT + element;
       inside = inside && place >= 0 && place < width * STEP;
     } else {
@@ -228,7 +229,7 @@ __device__ __forceinline__ void copy_patch(Storage* patch, const Storage* x, con
       place = inside ? w * narrowed(p.x_stride[4]) + element % STEP * narrowed(p.x_stride[1]) : 0;
     }
     const Storage* source = x;
-    if (inside)  // other offsets may overflow an Index
+    if (inside)  // offsets outside the tensor may overflow an Index
       source += pixel_offset(Pixel<Index>{tile.n, d, h, 0}, p.x_stride) +
                 line % LINE_CHANNELS * narrowed(p.x_stride[1]) + place;
     copy_piece<X_VECTOR>(patch + line * LINE_PITCH + element, source, inside);
@@ -245,7 +246,7 @@ constexpr int WARP_M = PIXELS / WARPS;
 static_assert(WARP_M % 16 == 0 && BLOCK_N % 16 == 0, "whole fragments only");
 static_assert(CLASS_PIXELS % WARP_M == 0, "a warp's pixels are of one class");
 
-// The tile of y before it is stored, with lines along the contiguous axis.
+// The tile of y before the tile is stored, with lines along the contiguous axis.
 struct OutputTile {
   static constexpr int LINES = Y_LAST ? PIXELS : BLOCK_N;
   static constexpr int LINE = Y_LAST ? BLOCK_N : PIXELS;
@@ -254,7 +255,7 @@ struct OutputTile {
   alignas(16) Storage element[LINES][LINE + PADDING];
 };
 
-// The filter in the order of B fragments: a lane's four registers for 16 filters and a step are 16
+// The filter in the order of B fragments: the four registers of a lane for 16 filters and one step are 16
 // contiguous bytes.
 struct FilterTile {
   static constexpr int VECTOR = 16 / sizeof(Word);
@@ -269,7 +270,7 @@ struct FilterTile {
 
 struct SharedMemory {
   FilterTile filter;
-  alignas(16) Storage patch[2][PATCH];  // of this tile and of the next
+  alignas(16) Storage patch[2][PATCH];  // patches of this tile and of the next
   OutputTile output;
   WordPlace place[CLASSES][WORDS];
   Accumulator bias[BLOCK_N];
@@ -418,7 +419,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     number += static_cast<Index>(gridDim.x);
     const Pixel<Index> next = tiles.first(number);
     wait_for_copies<0>();
-    __syncthreads();  // this patch and the filter are complete; the previous patch and tile are no longer read
+    __syncthreads();  // patch and filter are complete; the previous patch and tile are no longer read
     if (number < tiles.count) copy_patch(shared.patch[parity ^ 1], x, p, next);
     commit_copies();
     Sums sums;
@@ -437,13 +438,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 constexpr int BLOCK_M = 16 * ROW_TILES;
 constexpr int WARP_PIXELS = PIXELS / WARPS_K;
 static_assert(WARPS_N * WARPS_K == WARPS, "a warp for each part");
-// A tap is in one word for the even class, and may be in the next word for the odd class.
+// The odd class may have a tap in the word after the tap's word in the even class.
 static_assert(CLASSES == 1 || SHARE_WORDS % RUN_WORDS == 0, "whole runs: taps are of one share");
 static_assert(SHARE_WORDS <= WARPS_N * WARP_WORDS * 8, "a share fits a block");
 static_assert(WARP_PIXELS % DEPTH == 0, "whole fragments only");
 static_assert(CLASS_PIXELS % WARP_PIXELS == 0, "a warp's pixels are of one class");
 
-// dy of a tile, its pixels by number, with lines along the contiguous axis.
+// dy of a tile, indexed by the number of the pixel, with lines along the contiguous axis.
 using GradientTile = RingTile<Storage, Y_LAST ? PIXELS : BLOCK_M, Y_LAST ? BLOCK_M : PIXELS, !Y_LAST>;
 
 struct Stage {
@@ -451,22 +452,22 @@ struct Stage {
   alignas(16) Storage patch[PATCH];
 };
 
-// Sums that the warps along pixels add up after the last tile: one per filter and element of the share's
-// words.  An element is in one word or the next, depending on the class of the pixel.
+// Sums that the warps along pixels add up after the last tile: one sum per filter and element of the
+// share's words.  The class of the pixel determines whether an element is in one word or in the next.
 struct Exchange {
   static constexpr int PLACES = SHARE_WORDS * WORD + WORD - 1;
   // Padded, so that four words of eight filters are in different banks.
   static constexpr int PITCH = BLOCK_M + 4 / WORD;
   Accumulator sum[WARPS_K > 1 ? PLACES : 1][PITCH];
 
-  // The sums of an element of a word of the share.
+  // The place of the sums for an element of a word of the share.
   static __device__ __forceinline__ int place(int pixel_class, int number, int s, int element) {
     return number * WORD + element + WORD - 1 - lead(pixel_class, s);
   }
 };
 
 union SharedMemory {
-  Stage stages[2];  // of this tile and of the next
+  Stage stages[2];  // stages of this tile and of the next
   Exchange exchange;
 };
 static_assert(sizeof(SharedMemory) == SHARED_BYTES, "the launch asks for as much");
@@ -482,7 +483,7 @@ __device__ __forceinline__ void copy_gradient(GradientTile& gradient, const Stor
 #pragma unroll 4
   for (int i = threadIdx.x; i < GradientTile::LINES * PIECES; i += THREADS) {
     const int line = i / PIECES, place = i % PIECES * Y_VECTOR;
-    // Contiguous elements are loaded together; in a row they belong to both classes.
+    // Contiguous elements are loaded together; the elements of a row belong to both classes.
     const int row = Y_LAST ? row_of(line) : place / TILE_Q;
     const int column = Y_LAST ? column_of(line) : place % TILE_Q;
     const int filter = Y_LAST ? place : line;
@@ -524,7 +525,7 @@ __device__ __forceinline__ void exchange(Wide (&b)[1][2], const Wide (&word)[2],
 
 struct Sums {
   Accumulator value[ROW_TILES][WARP_WORDS][WORD][4] = {};
-  int share, first_word, first_pixel, pixel_class;  // of this warp; words are relative to the share's first
+  int share, first_word, first_pixel, pixel_class;  // of this warp; first_word is relative to the share
   int offset[WARP_WORDS];                           // offsets of this lane's words, for its first pixel
 
   __device__ __forceinline__ explicit Sums(int first_word_of_share) : share(first_word_of_share) {
@@ -538,9 +539,9 @@ struct Sums {
                   WordPlace(pixel_class, share + first_word + j * 8 + lane / 4).offset;
   }
 
-  // Adds the products of this warp's pixels; rows x columns of the tile exist.
+  // Adds the products of this warp's pixels; only rows x columns of the tile exist.
   __device__ __forceinline__ void multiply(Stage& stage, Index rows, Index columns) {
-    // Existing rows and columns from this lane's first pixel.
+    // Existing rows and columns, counted from this lane's first pixel.
     const int own = first_pixel + threadIdx.x % 4 * WORD;
     rows -= row_of(own);
     columns -= column_of(own);
@@ -576,7 +577,7 @@ struct Sums {
     }
   }
 
-  // Adds the sums to those of the previous turns; the last turn writes to the chunk's workspace.
+  // Adds the sums to the sums of the previous turns; the last turn writes to the chunk's workspace.
   __device__ __forceinline__ void add(Exchange& exchange, int turn, Accumulator* partial,
                                       const ConvParameters& p, Index first_filter) const {
     const int lane = threadIdx.x % 32;
@@ -643,7 +644,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #pragma unroll 1
   for (Index number = 0; number < count; ++number) {
     wait_for_copies<0>();
-    __syncthreads();  // this stage is complete, the other one is no longer read
+    __syncthreads();  // this stage is complete; the other stage is no longer read
     const Pixel<Index> next = tiles.first(begin + number + 1);
     if (number + 1 < count) copy(number + 1, next);
     commit_copies();
@@ -656,7 +657,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
              p.filters;
 #pragma unroll 1
   for (int turn = 0; turn < WARPS_K; ++turn) {
-    __syncthreads();  // the stages are no longer read, the sums of the previous turn are written
+    __syncthreads();  // the stages are no longer read; the sums of the previous turn are written
     if (static_cast<int>(threadIdx.x) / 32 / WARPS_N == turn)
       sums.add(shared.exchange, turn, partial, p, first_filter);
   }

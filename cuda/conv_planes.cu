@@ -4,16 +4,16 @@
 //   x = high + middle + low,   high = bf16(x),  middle = bf16(x - high),  low = bf16(rest)
 //
 // A float32 has 24 significant bits and a bfloat16 has eight.  With rounding to nearest, the sum is exact
-// as long as the parts are normal numbers (|x| above about 2^-110).  Of the nine products of two such
-// sums, conv_hopper computes the six that reach 2^-24 of the whole.
+// as long as the parts are normal numbers (|x| above about 2^-110).  The product of two such sums has
+// nine products; conv_hopper computes the six that reach 2^-24 of the whole.
 //
-// At the ends of the range: where rounding up would overflow, high is truncated; tiny elements lose bits
-// below 2^-133; an infinity has zero middle and low planes, but its product with the other operand's
-// middle and low planes can be NaN where IEEE arithmetic returns infinity; NaN stays NaN.  Therefore
-// these products require precision="bf16x6".
+// Values at the ends of the range are exceptions.  If rounding up would overflow, high is truncated.
+// Tiny elements lose bits below 2^-133.  An infinity has zero middle and low planes, but its product with
+// the other operand's middle and low planes can be NaN where IEEE arithmetic returns infinity.  NaN
+// remains NaN.  Therefore these products require precision="bf16x6".
 //
-// A tensor's last axis is contiguous.  Its planes are stored one after another with the same order of
-// axes, and rows begin at multiples of 16 bytes.  A thread splits VECTOR adjacent elements.
+// The last axis of a tensor is contiguous.  The planes of a tensor are stored consecutively, in the same
+// order of axes, and rows begin at multiples of 16 bytes.  A thread splits VECTOR adjacent elements.
 #include "numeric.cuh"
 #include "vector.cuh"
 

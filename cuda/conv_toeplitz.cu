@@ -1,37 +1,38 @@
 // Depthwise convolution on the tensor cores: 16-bit types, stride 1, 1-D and 2-D.
 //
 //   forward          y[n, c, p, q]  = sum over r, s of x[n, c, p - pad + r, q - pad + s] * w[c, r, s]
-//   backprop-input   the same with dy for x, w turned by 180 degrees, and filter - 1 - pad for pad
+//   backprop-input   the forward pass with dy for x, w rotated by 180 degrees, filter - 1 - pad for pad
 //   backprop-filter  dw[c, r, s]    = sum over n, p, q of dy[n, c, p, q] * x[n, c, p - pad + r, ...]
 //
-// conv_direct.cu executes one instruction per product, and more to load sources and convert them to
-// float32.  Here the rows of a channel are multiplied by the filter's rows as matrices, 2,048 products
-// per warp instruction.  With the rows (n, p) of all images as gemm_m, a strip of 8 outputs of a row is,
-// for each row r of the filter,
+// conv_direct.cu executes one instruction per product, and more instructions to load sources and convert
+// them to float32.  This kernel multiplies the rows of a channel by the filter's rows as matrices, with
+// 2,048 products per warp instruction.  The rows (n, p) of all images are gemm_m.  For each row r of the
+// filter, a strip of 8 outputs of a row is
 //
 //   Y[m, i] += sum over j of X[m + r, j] * T_r[j, i],   T_r[j, i] = w[r, j - i]
 //
-// a product with a Toeplitz matrix whose band has FILTER_S of FILTER_S + 7 columns j (rounded up to
-// products of 16: 3 of 16 for 3 taps, 31 of 48 for 31).  The matrix is the same for all strips, so that
-// its fragments are built once per row of the filter; fragments of X are used by all strips above them.
-// The filter gradient is the transpose: with m as gemm_k,
+// a product with a Toeplitz matrix whose band has FILTER_S of FILTER_S + 7 columns j.  The number of
+// columns is rounded up to products of 16: for 3 taps, the band has 3 of 16 columns; for 31 taps, 31 of
+// 48.  The matrix is the same for all strips, so that its fragments are built once per row of the filter.
+// All strips above a fragment of X use this fragment.  The filter gradient is the transpose: with m as
+// gemm_k,
 //
 //   D_r[j, i] = sum over m and strips of X[m + r, j] * dY[m, i]
 //   dw[r, s]  = sum over i of D_r[i + s, i]
 //
-// where D_r stays in registers for all strips and rows of a block.  Each block sums a chunk of the pixels
-// into a workspace; conv_toeplitz_reduce adds the chunks in order.
+// where D_r remains in registers for all strips and rows of a block.  Each block sums a chunk of the
+// pixels into a workspace; conv_toeplitz_reduce adds the chunks in order.
 //
-// Zeros of T_r are multiplied with numbers outside the window.  If one of these is NaN or infinite, the
+// Zeros of T_r are multiplied with numbers outside the window.  If such a number is NaN or infinite, the
 // block falls back to plain sums from the same shared memory.
 //
-// A block computes CHANNELS channels, one per warp, 16 * ROW_TILES rows and 8 * STRIPS columns.  The
-// source is stored in shared memory channel by channel, with zeros as padding, for any memory order:
-// lines have an odd number of 16-byte chunks, so that ldmatrix has no bank conflicts.  Channels-last
-// sources are transposed in registers, eight pixels of eight channels at a time.
+// A block computes CHANNELS channels, one per warp, 16 * ROW_TILES rows and 8 * STRIPS columns.  For any
+// memory order, the source is stored in shared memory channel by channel, with zeros as padding.  Lines
+// have an odd number of 16-byte chunks, so that ldmatrix has no bank conflicts.  Channels-last sources
+// are transposed in registers, eight pixels of eight channels at a time.
 //
 // A variant is chosen with -D: PASS (0 forward, 1 backprop-input, 2 backprop-filter), STORAGE,
-// INDEX, FILTER_R, FILTER_S, TAP_ROWS (filter rows per block; all, except in backprop-filter),
+// INDEX, FILTER_R, FILTER_S, TAP_ROWS (filter rows per block; all rows, except in backprop-filter),
 // ROW_TILES, ALIGNED (whether the rows of an image are rounded up to whole blocks), STRIPS,
 // SOURCE_LINES (source lines per block), SOURCE_LAST, RESULT_LAST (whether channels are contiguous in
 // the source, and in y, dx or dy), SOURCE_VECTOR, RESULT_VECTOR (elements per vector access, along
@@ -52,14 +53,14 @@ constexpr int ROWS = 16 * ROW_TILES;
 constexpr int WINDOW = (FILTER_S + 14) / 8;      // blocks of 8 source columns under a strip
 constexpr int PRODUCTS = (WINDOW + 1) / 2;       // products of 16 columns
 constexpr int BLOCKS = STRIPS + WINDOW - 1;      // blocks of source columns
-constexpr int WEIGHTS = 8 * WINDOW + 8;          // a row of the filter with zeros around it
+constexpr int WEIGHTS = 8 * WINDOW + 8;          // elements of a filter row with zeros around it
 
 // -- geometry ---------------------------------------------------------------------------------------
 
-// The walked tensor (y, dx, or dy) and the tensor under its windows.
+// Sizes of the walked tensor (y, dx, or dy) and of the source, the tensor under its windows.
 struct Geometry {
   Index rows, height, width, source_height, source_width, pad_h, pad_w, channels;
-  Index image_rows;  // numbered rows per image; rows from height on do not exist
+  Index image_rows;  // numbered rows per image; rows with numbers from `height` on do not exist
 
   __device__ __forceinline__ explicit Geometry(const ConvParameters& p)
       : channels(narrowed(p.groups)) {
@@ -88,8 +89,8 @@ struct Geometry {
   }
 };
 
-// Rows and columns of a block, and the source lines that they read: TAP_ROWS - 1 more lines than rows
-// per image.
+// Rows and columns of a block, and the source lines that they read.  Each image has TAP_ROWS - 1 more
+// lines than rows.
 struct Patch {
   const Geometry& g;
   Index first_row, first_column;
@@ -202,8 +203,8 @@ __device__ __forceinline__ unsigned overrun(unsigned word, bfloat16_t) {
   return (word & 0x7fff7fffu) + 0x00800080u;
 }
 
-// Loads VECTOR contiguous elements as elements `first`, ... of an array of words.  Outside the tensor it
-// stores zeros and computes no address.
+// Loads VECTOR contiguous elements into an array of words, beginning at element `first`.  Outside the
+// tensor it stores zeros and computes no address.
 template <int VECTOR, int WORDS>
 __device__ __forceinline__ void load_elements(unsigned (&word)[WORDS], int first,
                                               const Storage* tensor, long long offset,
@@ -231,11 +232,11 @@ __device__ __forceinline__ void store_elements(Storage* destination, const Eight
   }
 }
 
-// The part of a tensor that a block's planes hold.
+// The part of a tensor that a block's planes contain.
 struct Window {
   const long long* rows;  // offset of each line in memory, or NOWHERE
   Index first_column, width;
-  Index channels;  // remaining channels from the block's first
+  Index channels;  // remaining channels, from the block's first channel on
   Index channel_stride, column_stride;
 
   __device__ __forceinline__ Window(const long long* rows_, const long long (&stride)[5],
@@ -243,7 +244,7 @@ struct Window {
       : rows(rows_), first_column(first_column_), width(width_), channels(channels_),
         channel_stride(narrowed(stride[1])), column_stride(narrowed(stride[4])) {}
 
-  // Whether a channel of the block has a column; the column's distance from the line's begin.
+  // Whether a channel of the block has a column, and the distance of the column from the line's first.
   __device__ __forceinline__ bool locate(int channel, int column, Index& offset) const {
     const Index position = first_column + column;
     const bool inside = channel < channels && is_within(position, width);
@@ -252,7 +253,7 @@ struct Window {
   }
 };
 
-// The groups of eight elements that a thread copies: one block of columns, every STEP-th line.
+// The groups of eight elements that a thread copies: one block of columns, in every STEP-th line.
 template <int BLOCKS_, bool LAST>
 struct Share {
   static constexpr int AT_ONCE = 32 / BLOCKS_;  // lines per warp; some lanes may be idle
@@ -263,16 +264,16 @@ struct Share {
     const int lane = threadIdx.x % 32;
     warp = threadIdx.x / 32;
     column = lane % BLOCKS_ * 8;
-    // With channels last a thread copies all channels, else the channel of its warp.
+    // With channels last, a thread copies all channels; else it copies the channel of its warp.
     first_line = lane / BLOCKS_ + (LAST ? warp * AT_ONCE : 0);
     if (lane >= AT_ONCE * BLOCKS_) first_line = lines;
   }
 };
 
 // Fills the block's planes from a tensor with contiguous channels (LAST) or columns, and with zeros
-// outside it; returns whether the elements of this thread are finite.  Loads VECTOR elements at a time;
-// the first column is SHIFT behind an aligned one.  A thread has all loads of a turn in flight before it
-// stores.
+// outside the tensor.  Returns whether the elements of this thread are finite.  Loads VECTOR elements at
+// a time; the first column is SHIFT elements after an aligned column.  A thread starts all loads of a
+// turn before it stores an element.
 template <int COUNT, int BLOCKS_, bool LAST, int VECTOR, int SHIFT>
 __device__ __forceinline__ bool fill(Plane<COUNT, BLOCKS_>* planes, const Storage* tensor,
                                      const Window& window) {
@@ -412,8 +413,8 @@ __device__ __forceinline__ void load_blocks(unsigned (&block)[WANTED][2],
 
 #if PASS != 2
 
-// A warp copies the filter of its channel, if it exists, with zeros around each row.  All loads of a turn
-// are in flight before it stores.
+// A warp copies the filter of its channel, if the channel exists, with zeros around each row.  All loads
+// of a turn are in flight before the warp stores an element.
 __device__ __forceinline__ void bring_filter(Storage (&weights)[FILTER_R][WEIGHTS],
                                              const Storage* taps, const long long (&stride)[5],
                                              bool exists) {
@@ -442,7 +443,7 @@ __device__ __forceinline__ void bring_filter(Storage (&weights)[FILTER_R][WEIGHT
   }
 }
 
-// source is x or dy, result is y or dx; bias may be null.
+// source is x or dy, and result is y or dx.  bias may be null.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     conv_toeplitz(const Storage* __restrict__ source, const Storage* __restrict__ w,
                   const Storage* __restrict__ bias, Storage* __restrict__ result,
@@ -476,7 +477,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
       line[tile] = patch.line_of(patch.first_row + tile * 16 + lane % 16);
 #pragma unroll 1
     for (int r = 0; r < FILTER_R; ++r) {
-      // T_r: this thread has rows 2 pair and 2 pair + 1 of each 8, and one column group.
+      // T_r: this thread has rows 2 pair and 2 pair + 1 of every 8 rows, and one column group.
       unsigned band[2 * PRODUCTS];
 #pragma unroll
       for (int b = 0; b < 2 * PRODUCTS; ++b) {
@@ -530,7 +531,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         for (int e = 0; e < 4; ++e) sum[tile][strip][e] += added;
   }
 
-  __syncthreads();  // the source is no longer read: results replace it
+  __syncthreads();  // the source is no longer read; results replace it
 #pragma unroll
   for (int tile = 0; tile < ROW_TILES; ++tile)
 #pragma unroll
@@ -633,7 +634,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
     for (int i = 0; i < (FILTER_S + 31) / 32; ++i)
       plain[r][i] = lane + 32 * i < FILTER_S ? held.plain_sums[warp][r][lane + 32 * i] : 0.f;
-  __syncthreads();  // the patches are no longer read: the diagonals replace them
+  __syncthreads();  // the patches are no longer read; the diagonals replace them
   Diagonals& diagonals = shared.diagonals[warp];
 #pragma unroll
   for (int r = 0; r < TAP_ROWS; ++r) {

@@ -1,5 +1,5 @@
-// Reduction of a filter gradient's chunks of pixels: adds their sums from the workspace in order, so that
-// results do not depend on scheduling.
+// Reduction of a filter gradient's chunks of pixels: adds the sums of the chunks from the workspace in
+// order, so that results do not depend on scheduling.
 #ifndef CUPYCONV_CHUNKS_CUH
 #define CUPYCONV_CHUNKS_CUH
 

@@ -1,4 +1,4 @@
-// Epilogue of a sum before it is stored: bias, activation, one rounding.
+// Epilogue of a sum before the store: bias, activation, one rounding.
 #ifndef CUPYCONV_EPILOGUE_CUH
 #define CUPYCONV_EPILOGUE_CUH
 
@@ -8,8 +8,8 @@
 enum Activation { ACTIVATION_NONE = 0, ACTIVATION_RELU = 1, ACTIVATION_SILU = 2, ACTIVATION_GELU = 3 };
 
 // v / d for d >= 1, rounded to nearest except in one of about 200,000 cases.  This is the compiler's
-// division without its branch for rare operands: a factor prevents underflow, and infinite quotients,
-// whose remainder would be NaN, are returned at once.
+// division without the branch for rare operands.  A factor prevents underflow.  Infinite quotients are
+// returned at once, since their remainder would be NaN.
 __device__ __forceinline__ float quotient(float v, float d) {
   const float inverse = 0.25f * ptx::rcp_approx(0.25f * d);
   const float close = v * inverse;
@@ -17,11 +17,12 @@ __device__ __forceinline__ float quotient(float v, float d) {
   return closest == closest ? closest : close;
 }
 
-// Error bounds in units in the last place (ulp) hold where the chip's functions round to nearest; in
-// brackets, for the errors that NVIDIA's manuals permit (2 ulp, and 1 ulp for reciprocals).
+// Error bounds are in units in the last place (ulp).  The first bound holds if the chip's functions round
+// to nearest; the bound in brackets holds for the errors that NVIDIA's manuals permit (2 ulp, and 1 ulp
+// for reciprocals).
 
-// v / (1 + exp(-v)), with errors of up to 1.5 (2.7) ulp for positive v and 2.4 (6.3) ulp for negative v;
-// -0 below -88.72, where the exponential is infinite.
+// v / (1 + exp(-v)), with errors of up to 1.5 (2.7) ulp for positive v and 2.4 (6.3) ulp for negative v.
+// The result is -0 below -88.72, where the exponential is infinite.
 __device__ __forceinline__ float silu(float v) { return quotient(v, 1.f + expf(-v)); }
 __device__ __forceinline__ double silu(double v) { return v / (1. + exp(-v)); }
 
@@ -48,7 +49,7 @@ __device__ __forceinline__ double gelu(double v) {
   return 0.5 * v * (1. + erf(0.70710678118654752440 * v));
 }
 
-// relu, max(v, 0); silu; or gelu.  All return NaN for NaN.
+// relu, which is max(v, 0), silu or gelu.  All three return NaN for NaN.
 template <int ACTIVATION_, class Accumulator>
 __device__ __forceinline__ Accumulator activate(Accumulator value) {
   if constexpr (ACTIVATION_ == ACTIVATION_RELU) return value < 0 ? Accumulator(0) : value;

@@ -1,21 +1,22 @@
 // Addresses of the elements of an implicit GEMM, in two halves.
 //
 // Every pass multiplies a matrix that gathers pixels under taps.  The address of an element
-// (pixel, tap) is the sum of two offsets, one of the pixel and one of the tap:
+// (pixel, tap) is the sum of two offsets, one for the pixel and one for the tap:
 //
 //   forward, backprop-filter   h = (p * stride - pad) + r * dilation      read x at h
 //   backprop-input             p = (i + shift) - j * spacing              read dy at p, within a
 //                                                                         stride phase
 //
-// Whether the element is inside the tensor depends on both, separately on each axis.  A tap therefore
-// has one bit per axis, a pixel has the bits of all taps that miss the tensor from there, and the
-// element is inside where the two have no bit in common.
+// Whether the element is inside the tensor depends on the pixel and the tap, separately on each axis.
+// Therefore each tap sets one bit per axis, for its position along the axis.  Each pixel sets the bits
+// of all taps that miss the tensor from this pixel.  The element is inside if the two sets of bits have
+// no bit in common.
 #ifndef CUPYCONV_GATHER_CUH
 #define CUPYCONV_GATHER_CUH
 
 #include "maps.cuh"
 
-// Bits of T + R + S taps and one spare bit, in TAP_WORDS words.
+// A set of bits in TAP_WORDS words: T + R + S bits for the positions of taps, and one spare bit.
 struct TapBits {
   unsigned word[TAP_WORDS];
 
@@ -36,9 +37,9 @@ struct TapBits {
   }
 };
 
-// Half of an element's address.  A half beyond the end of the matrix has all bits, and every other half
-// has at least one: pixels the spare bit, taps their own.  So nothing beyond the end is ever inside.
-// A plain matrix counts as pixels under a single tap.
+// Half of an element's address.  A half beyond the end of the matrix has all bits.  Every other half has
+// at least one bit: pixels have the spare bit, taps have their own bits.  Therefore no element beyond the
+// end counts as inside.  A plain matrix counts as pixels under a single tap.
 template <class Index>
 struct alignas(TAP_WORDS == 1 ? 8 : sizeof(Index)) Half {
   Index offset;
@@ -71,8 +72,8 @@ struct alignas(TAP_WORDS == 1 ? 8 : sizeof(Index)) Half {
     return half;
   }
 
-  // Sets the bits, from ``first`` on, of the taps of an axis that miss the tensor: tap i is at
-  // coordinate + i * step.
+  // Sets the bits of the taps of an axis that miss the tensor.  Bits of the axis begin at `first`; tap i
+  // is at coordinate + i * step.
   __device__ __forceinline__ void mark_outside(int first, int taps, Index coordinate, Index step,
                                                Index size) {
     for (int tap = 0; tap < taps; ++tap, coordinate += step)
@@ -82,8 +83,8 @@ struct alignas(TAP_WORDS == 1 ? 8 : sizeof(Index)) Half {
 
 // A stride phase of backprop_input; cupyconv/kernels/gather.py computes its fields.
 //
-// Input pixels h with equal (h + pad) mod stride read the same taps, every step-th one.  Among them the
-// gradient is a dense convolution with stride 1: with h = first_pixel + i * stride and
+// Input pixels h with equal (h + pad) mod stride read the same taps: every step-th tap.  For these
+// pixels, the gradient is a dense convolution with stride 1: with h = first_pixel + i * stride and
 // r = first_tap + j * step,
 //
 //   p = (h + pad - r * dilation) / stride = i + shift - j * spacing.

@@ -1,4 +1,4 @@
-// INDEX, the type of indices and offsets: int where 32 bits are enough, else long long.
+// INDEX, the type of indices and offsets: int if 32 bits are enough, else long long.
 #ifndef CUPYCONV_INDEX_CUH
 #define CUPYCONV_INDEX_CUH
 

@@ -1,24 +1,24 @@
 // Index maps: from GEMM rows and columns to pixels, taps, and places in the tensors.
 //
 // Every pass multiplies a matrix that gathers pixels under taps.  The position of an element
-// (pixel, tap) has two halves, one of the pixel and one of the tap; a block computes each half once and
-// adds them per element:
+// (pixel, tap) has two halves, one for the pixel and one for the tap.  A block computes each half once
+// and adds the halves for each element:
 //
 //   forward, backprop-filter   h = p * stride - pad + r * dilation           read x at h
-//   backprop-input             p = (h + pad - r * dilation) / stride         read dy at p, where
-//                                                                            the division is exact
+//   backprop-input             p = (h + pad - r * dilation) / stride         read dy at p, if the
+//                                                                            division is exact
 #ifndef CUPYCONV_MAPS_CUH
 #define CUPYCONV_MAPS_CUH
 
 #include "parameters.cuh"
 
-// A pixel of the input or the output, and its image.
+// A pixel of the input or the output, and the number of its image.
 template <class Index>
 struct Pixel {
   Index n, d, h, w;
 };
 
-// A filter tap and an input (or, in backprop-input, output) channel of its group.
+// A filter tap, and an input channel of its group (an output channel in backprop-input).
 template <class Index>
 struct Tap {
   Index c, t, r, s;
@@ -62,21 +62,21 @@ __device__ __forceinline__ Tap<Index> tap_at(Index number, Index channels,
   return tap;
 }
 
-// A number in mixed radix, fastest digit first: a fixed step is added without divisions.  Aligned for
-// 16-byte accesses to shared memory.
+// A number in mixed radix, fastest digit first, so that a fixed step can be added without divisions.
+// Aligned for 16-byte accesses to shared memory.
 template <class Index>
 struct alignas(16) Digits {
   Index digit[4];
 };
 
-// Four nested loops, fastest first, and a step in them.
+// Four nested loops, fastest first, and the digits of a step.
 template <class Index>
 struct Loops {
   alignas(16) Index size[4];
   Digits<Index> step;
 
   __device__ __forceinline__ Loops() {}
-  // The first three sizes are at least 1, so that empty loops have digits as well.
+  // The first three sizes are at least 1, so that empty loops have digits too.
   __device__ __forceinline__ Loops(Index fastest, Index second, Index third, Index last)
       : size{at_least_1(fastest), at_least_1(second), at_least_1(third), last} {}
 
@@ -118,7 +118,7 @@ __device__ __forceinline__ Index pixel_offset(const Pixel<Index>& pixel,
          pixel.h * static_cast<Index>(stride[3]) + pixel.w * static_cast<Index>(stride[4]);
 }
 
-// The offset of w's element for output channel 0 and this tap.
+// The offset in w of the element for output channel 0 and this tap.
 template <class Index>
 __device__ __forceinline__ Index tap_offset(const Tap<Index>& tap, const long long (&stride)[5]) {
   return tap.c * static_cast<Index>(stride[1]) + tap.t * static_cast<Index>(stride[2]) +
@@ -135,7 +135,7 @@ __device__ __forceinline__ bool add_places(const Place<Index>& pixel, const Plac
          h < static_cast<Index>(sizes[1]) && w >= 0 && w < static_cast<Index>(sizes[2]);
 }
 
-// x under the window of an output pixel: the matrix that im2col would write to memory.
+// Gathers x under the window of an output pixel: the matrix that im2col would write to memory.
 template <class Index>
 struct WindowGather {
   const ConvParameters& p;
@@ -170,7 +170,7 @@ struct WindowGather {
   }
 };
 
-// dy at the outputs whose window has an input pixel under a given tap.
+// Gathers dy at the outputs whose window has an input pixel under a given tap.
 template <class Index>
 struct ContributionGather {
   const ConvParameters& p;

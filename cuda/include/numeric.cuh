@@ -5,7 +5,8 @@
 
 #include "ptx.cuh"
 
-// Own 16-bit types, so that kernels need no toolkit header; this halves the first compile time.
+// 16-bit types of this library, so that kernels need no toolkit header; this halves the first compile
+// time.
 struct half_t {
   unsigned short bits;
 };
@@ -14,7 +15,7 @@ struct bfloat16_t {
   unsigned short bits;
 };
 
-// Numeric<Storage>::Accumulator is the type of sums; widen is exact, narrow rounds once, to nearest
+// Numeric<Storage>::Accumulator is the type of sums.  widen is exact; narrow rounds once, to nearest
 // even.
 template <class Storage>
 struct Numeric;
@@ -63,8 +64,8 @@ struct Numeric<double> {
   static __device__ __forceinline__ double narrow(double value) { return value; }
 };
 
-// Complex numbers, in memory and as sums.  They are aligned like their parts, since views of arrays
-// guarantee no more.
+// Complex numbers, in memory and as sums.  They have the alignment of their parts, since views of arrays
+// guarantee no larger alignment.
 template <class Real>
 struct Complex {
   Real re, im;
@@ -102,7 +103,7 @@ __device__ __forceinline__ void multiply_add(Complex<Real>& sum, Complex<Real> a
   sum.im += a.im * b.re;
 }
 
-// Complex conjugate, by which gradients multiply; real numbers are unchanged.
+// Complex conjugate, which is a factor in gradients; real numbers are unchanged.
 template <class Accumulator>
 __device__ __forceinline__ Accumulator conjugated(Accumulator value) {
   return value;

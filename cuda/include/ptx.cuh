@@ -1,4 +1,4 @@
-// All assembly instructions of the kernels, one per wrapper.  Wrappers that only tests use say so.
+// All assembly instructions of the kernels, one per wrapper.  Wrappers for tests only are marked as such.
 //
 // Kernels contain no other assembly, so only this file has to be compared with the PTX manual.
 //
@@ -17,7 +17,7 @@ struct alignas(64) TensorMap {
   unsigned long long opaque[16];
 };
 
-// Returns the 32-bit address of shared memory in its window, which the instructions below take.
+// Returns the 32-bit address of shared memory in the shared window, as the instructions below take it.
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
@@ -81,7 +81,7 @@ __device__ __forceinline__ unsigned tf32_from_f32(float value) {
 #endif
 
 // st.global.v4: stores 16 bytes with one instruction.  The compiler may split the store of a 16-byte
-// type, but not this one.
+// type, but not this instruction.
 __device__ __forceinline__ void store_16_bytes(void* destination, const unsigned (&words)[4]) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(destination), "r"(words[0]),
                "r"(words[1]), "r"(words[2]), "r"(words[3])
@@ -155,7 +155,7 @@ __device__ __forceinline__ void mma_m16n8k8_f16(float (&d)[4], const unsigned (&
 }
 
 #if __CUDA_ARCH__ >= 800
-// float16 and bfloat16, 16 x 8 x 16.  a[0], a[1] and b0 are those of mma_m16n8k8_f16; a[2], a[3] are eight
+// float16 and bfloat16, 16 x 8 x 16.  a[0], a[1] and b0 are as in mma_m16n8k8_f16; a[2], a[3] are eight
 // columns right of a[0], a[1], and b1 is eight rows below b0.
 __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const unsigned (&a)[4], unsigned b0,
                                                  unsigned b1) {
@@ -282,7 +282,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(unsigned long long* bar
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-// Orders this thread's earlier accesses to shared memory before later ones of the async proxy (TMA, wgmma).
+// Orders this thread's earlier accesses to shared memory before later accesses of the async proxy (TMA,
+// wgmma).
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -323,7 +324,7 @@ __device__ __forceinline__ void tma_load_4d(void* destination, const TensorMap* 
       "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
-// im2col loads: copy a column of pixels that begins at the base pixel, each shifted by the filter tap.
+// im2col loads: copy a column of pixels that begins at the base pixel; the tap shifts each pixel.
 __device__ __forceinline__ void tma_load_im2col_3d(void* destination, const TensorMap* map,
                                                    unsigned long long* barrier, int c, int w, int n,
                                                    unsigned short tap_w) {
@@ -484,13 +485,13 @@ __device__ __forceinline__ float load_cluster_f32(unsigned address) {
 // that it depends on have ended.
 // ------------------------------------------------------------------------------------------------
 
-// Waits until the launches that this one depends on have ended and their stores are visible.  Do not
-// overwrite their operands before.  Returns at once in an ordinary launch.
+// Waits until the launches that this launch depends on have ended and their stores are visible.  Until
+// then, do not overwrite their operands.  Returns at once in an ordinary launch.
 __device__ __forceinline__ void griddepcontrol_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
-// Lets the next launch begin once every block has called this or ended.  This is a hint and makes no store
-// visible; the next launch calls griddepcontrol_wait for that.
+// Allows the next launch to begin once every block has called this function or ended.  This is a hint and
+// makes no store visible; the next launch calls griddepcontrol_wait to see the stores.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
@@ -527,8 +528,9 @@ __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
-// Keeps the compiler from moving accesses to the accumulators d across this place.  The memory clobber of
-// an instruction does not prevent that for registers.  Emits no instruction, but a PTX comment per register.
+// Prevents the compiler from moving accesses to the accumulators d across this place.  The memory clobber
+// of an instruction has no such effect on registers.  Emits no instruction, only a PTX comment per
+// register.
 #define PTX_TIE(d)                                      \
   _Pragma("unroll") for (int i = 0; i < PRODUCTS; ++i)  \
       _Pragma("unroll") for (int j = 0; j < COUNT; ++j) \
@@ -554,10 +556,11 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[PRODUCTS][COUNT]) {
 
 // Returns the descriptor of an operand in shared memory.  SWIZZLE is 128 or, only in tests, 0, 32 or 64
 // bytes.
-// K-major operands: stride_bytes is the distance of groups of eight rows.  leading_bytes is used only
-// without a swizzle: the distance of the two 16-byte columns of the instruction's k.
-// MN-major operands with a swizzle: leading_bytes is the distance of spans of SWIZZLE bytes along m or n,
-// stride_bytes that of groups of eight k.  Without a swizzle, the two are exchanged.
+// K-major operands: stride_bytes is the distance between groups of eight rows.  leading_bytes is used
+// only without a swizzle: it is the distance between the two 16-byte columns of the instruction's k.
+// MN-major operands with a swizzle: leading_bytes is the distance between spans of SWIZZLE bytes along m
+// or n, and stride_bytes is the distance between groups of eight k.  Without a swizzle, the two are
+// exchanged.
 template <int SWIZZLE>
 __device__ __forceinline__ unsigned long long wgmma_descriptor(const void* start,
                                                                unsigned leading_bytes,
@@ -603,7 +606,7 @@ __device__ __forceinline__ unsigned long long wgmma_descriptor(const void* start
 #define PTX_ACCUMULATORS_96(d, i) PTX_ACCUMULATORS_64(d, i), PTX_ACCUMULATORS_32(d, i + 64)
 #define PTX_ACCUMULATORS_128(d, i) PTX_ACCUMULATORS_64(d, i), PTX_ACCUMULATORS_64(d, i + 64)
 
-// Expands CASE(n, accumulators per thread, numbers of the asm operands after them) for every supported N.
+// Expands CASE(n, accumulators per thread, numbers of the following asm operands) for every supported N.
 // Only tests use N = 8.
 #define PTX_FOR_EACH_WGMMA_N(CASE)                                     \
   static_assert(N == 8 || N == 64 || N == 128 || N == 192 || N == 256, \

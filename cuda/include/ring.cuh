@@ -13,8 +13,8 @@
 //   float, as TF32     m16n8k8
 //   double             two by two m8n8k4
 //
-// ldmatrix loads rows of 16 bytes along k, and can transpose 16-bit elements only: wider elements along
-// positions, and doubles, are loaded one by one.
+// ldmatrix loads rows of 16 bytes along k, and can transpose only 16-bit elements.  Therefore wider
+// elements along positions, and doubles, are loaded one by one.
 template <class Storage>
 struct Fragments {
   using Register = unsigned;
@@ -30,13 +30,13 @@ struct Fragments<double> {
   static constexpr bool BY_MATRIX = false;
 };
 
-// One operand's tile: LINES lines of LINE contiguous elements.
+// The tile of one operand: LINES lines of LINE contiguous elements.
 //
-// Elements that are read together are in different banks.  Lines consist of 16-byte chunks, whose order
-// depends on the line's number (the swizzle): ldmatrix reads one chunk of eight successive lines;
-// doubles along k are read from two chunks of four lines.  Elements along positions are read one by one
-// from four lines, which are padded by 32 bytes each instead; addresses then differ by constants, which
-// saves registers.
+// Elements that are read together are in different banks.  Lines consist of 16-byte chunks, and the order
+// of the chunks depends on the line's number (the swizzle).  ldmatrix reads one chunk of eight successive
+// lines; doubles along k are read from two chunks of four lines.  Elements along positions are read one
+// by one from four lines.  These lines have no swizzle but 32 bytes of padding each; addresses then
+// differ by constants, which saves registers.
 template <class Storage, int LINES_, int LINE_, bool K_CONTIGUOUS_>
 struct RingTile {
   using Element = Storage;
@@ -48,10 +48,11 @@ struct RingTile {
   static_assert(CHUNKS == 4 || CHUNKS % 8 == 0, "64 or 128 n bytes");
 
   static constexpr int PADDING = BY_MATRIX || K_CONTIGUOUS ? 0 : 32 / sizeof(Storage);
-  static constexpr int PITCH = LINE + PADDING;  // elements per line, padding included
+  static constexpr int PITCH = LINE + PADDING;  // elements per line, including padding
   alignas(128) Storage element[LINES * PITCH];
 
-  // Lines a multiple of PERIOD apart have the same swizzle: their addresses differ by PITCH per line.
+  // Lines at a distance of a multiple of PERIOD have the same swizzle; their addresses differ by PITCH
+  // per line.
   static constexpr int PERIOD = PADDING ? 1 : 8;
 
   // Unsigned bytes let the compiler see the common part of a warp's addresses.
@@ -71,9 +72,10 @@ struct RingTile {
 template <int VECTOR, class Storage>
 constexpr bool COPIED_ASYNC = ASYNC_COPY && VECTOR * sizeof(Storage) >= 4;
 
-// Begins to copy VECTOR contiguous elements, or zeros where the source is outside the tensor.  cp.async
-// copies belong to the thread's current group.  Other vectors are loaded and returned; finish_copy
-// stores them.  Call it after all loads have begun, so that they wait together.
+// Begins to copy VECTOR contiguous elements, or zeros if the source is outside the tensor.  cp.async
+// copies belong to the thread's current group.  Vectors that cp.async cannot copy are loaded and
+// returned, and finish_copy stores them.  Call finish_copy after all loads have begun, so that they wait
+// together.
 template <int VECTOR, class Storage>
 __device__ __forceinline__ Piece<Storage, VECTOR> begin_copy(Storage* destination,
                                                              const Storage* source, bool inside) {
@@ -159,11 +161,11 @@ __device__ __forceinline__ void load_fragments(Register (&registers)[4], Tile& t
 #endif
 }
 
-// For products without tensor cores: the chunk at a distance of positions and k from a place, which
-// tile.at() returned.  The distance ignores the swizzle: along k, callers pass k = 0 and only lines with
-// the same swizzle as the place: a multiple of PERIOD further, or the other line of a pair that shares
-// 128 bytes.  (Doubles along k have bank conflicts for B, but their products are much slower than the
-// loads.)
+// Returns the chunk at a distance of positions and k from a place that tile.at() returned, for products
+// without tensor cores.  The distance ignores the swizzle.  Therefore, if lines run along k, callers pass
+// k = 0 and only lines with the same swizzle as the place: a multiple of PERIOD further, or the other
+// line of a pair that shares 128 bytes.  (Doubles along k have bank conflicts for B, but their products
+// are much slower than the loads.)
 template <class Tile>
 __device__ __forceinline__ Piece<typename Tile::Element, Tile::CHUNK> load_chunk(
     const typename Tile::Element* place, int positions, int k) {

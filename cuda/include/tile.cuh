@@ -40,7 +40,7 @@ struct SharedTile {
 // One thread's share of the tile of C.
 struct Fragment {
   Accumulator sum[THREAD_M][THREAD_N];
-  int row, column;  // of sum[0][0] within the block's tile
+  int row, column;  // row and column of sum[0][0] in the block's tile
 
   // Adjacent threads have adjacent rows or columns, whichever is contiguous in C.
   __device__ __forceinline__ explicit Fragment(bool along_rows) {
@@ -73,7 +73,7 @@ struct Fragment {
 // The group and tile of a block.  Tiles of a group are numbered with gemm_n fastest, so that concurrent
 // blocks share rows of A.
 struct BlockTile {
-  Index group, row, column;  // of the tile's first element
+  Index group, row, column;  // group, row and column of the tile's first element
 
   __device__ __forceinline__ BlockTile(Index gemm_m, Index gemm_n) {
     const Index tiles_n = (gemm_n + BLOCK_N - 1) / BLOCK_N;

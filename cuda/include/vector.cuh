@@ -4,14 +4,14 @@
 
 #include "numeric.cuh"
 
-// LENGTH elements, aligned to their total size; a single element is aligned like its type (a complex
-// number like one of its parts).
+// LENGTH elements, aligned to their total size.  A single element has the alignment of its type; a
+// complex number has the alignment of its parts.
 template <class Storage, int LENGTH>
 struct alignas(LENGTH == 1 ? alignof(Storage) : LENGTH * sizeof(Storage)) Piece {
   Storage element[LENGTH];
 };
 
-// Loads LENGTH elements, aligned as a Piece, and widens them; zeros where not inside.
+// Loads LENGTH elements, aligned as a Piece, and widens them; returns zeros if not inside.
 template <int LENGTH, class Storage, class Accumulator>
 __device__ __forceinline__ void load_piece(Accumulator (&value)[LENGTH], const Storage* source,
                                            bool inside) {

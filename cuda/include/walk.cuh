@@ -1,12 +1,12 @@
 // Walks of TMA over a tensor under the taps of a filter: the maps of maps.cuh for TMA's im2col mode.
 //
 // An im2col load reads a column of base pixels, shifted by one tap.  Forward and backprop-filter read x
-// at the first pixel of the window plus the tap; backprop-input is, within each stride phase, the same
-// walk over dy with reversed taps (StridePhase in gather.cuh):
+// at the first pixel of the window plus the tap.  Each stride phase of backprop-input is the same walk
+// over dy with reversed taps (StridePhase in gather.cuh):
 //
 //   p = i + shift - j * spacing = (i + shift - (taps - 1) * spacing) + (taps - 1 - j) * spacing,
 //
-// a base pixel plus a step that is never negative.  cupyconv/kernels/hopper.py computes the fields.
+// which is a base pixel plus a non-negative step.  cupyconv/kernels/hopper.py computes the fields.
 #ifndef CUPYCONV_WALK_CUH
 #define CUPYCONV_WALK_CUH
 
@@ -17,15 +17,15 @@ struct WalkPhase {
   int taps[3];          // taps that contribute
   int filter_first[3];  // first contributing tap, in the filter
   int place_first[3];   // first pixel, in the tensor that the pass writes
-  int tile_rows;        // rows of tiles of C; pairs of rows in a cluster
+  int tile_rows;        // rows of tiles of C; with clusters, pairs of rows
 };
 
 template <int COUNT>
 struct Walk {
-  int stride[3];       // distance of base pixels
-  int spacing[3];      // distance of taps in the tensor that is read
-  int filter_step[3];  // distance of taps in the filter
-  int place_step[3];   // distance of pixels in the tensor that is written
+  int stride[3];       // step between base pixels
+  int spacing[3];      // step between taps in the tensor that the pass reads
+  int filter_step[3];  // step between taps in the filter
+  int place_step[3];   // step between pixels in the tensor that the pass writes
   int tile_columns;    // columns of tiles of C
   int tiles_of_group;  // tiles per group, in all phases
   int tiles;           // tiles in all groups and splits

@@ -43,7 +43,7 @@ class LastingAllocator:
 
 
 def allocate(size: int, cuda: Any) -> Any:
-    """Allocate memory as CuPy's MemoryPointer; memory of a captured call lasts as long as the graph.
+    """Allocate memory as CuPy's MemoryPointer; a captured call's memory lives as long as the graph.
 
     While the current stream captures, allocation and release become nodes of the graph, and the
     host must release the memory before the capture ends.  Without a capture, CuPy's allocator

@@ -414,7 +414,7 @@ def _filter_geometry(
     itemsize, pixels = ITEMSIZE[problem.dtype], patch.pixels
     filters, warps_k = tiling.filters, tiling.warps_k
     row_tiles, warps_n = filters // 16, WARPS // warps_k
-    registers = 4 * rows.word * (2 if itemsize == 8 else 1)  # for the sums of 8 words x 16 filters
+    registers = 4 * rows.word * (2 if itemsize == 8 else 1)  # sums of 8 words x 16 filters
     rounded = 4 if itemsize == 4 else 0  # registers for rounding to TF32
     steps = pixels // (8 * rows.word)  # number of steps along pixels
     most = _SUMS // (registers * row_tiles + 1)  # one register for an offset

@@ -13,9 +13,10 @@ from cupyconv import ConvError
 from cupyconv.cli import configuration, output, paths
 from cupyconv.errors import unknown_word
 from cupyconv.explaining import model_page
-from cupyconv.explaining.onnx_graph import Shape
+from cupyconv.explaining.onnx_graph import open_shape_text
 from cupyconv.explaining.onnx_model import Model, ModelLayer, UnreadLayer, read
 from cupyconv.explaining.shapes import counted
+from cupyconv.explaining.transposed import output_padding
 from cupyconv.markup import in_line, spreadsheet_cell
 from cupyconv.planning import Plan, plan
 from cupyconv.problem import bytes_text, shape_text
@@ -162,7 +163,8 @@ def command(
     if saved:
         lines.append(f"saved to {in_line(' and '.join(saved))}")
     named = ", ".join(
-        f"{name} {_shape(shape) or 'of no size'}" for name, shape in model.inputs.items()
+        f"{name} {open_shape_text(shape) or '(scalar or unknown shape)'}"
+        for name, shape in model.inputs.items()
     )
     output.draw(
         output.heading(in_line(file), in_line(f"inputs {named}")),
@@ -183,7 +185,7 @@ _ORDERS: Mapping[str, Callable[[ModelLayer], Any]] = {
 def _unread_cells(layer: UnreadLayer) -> tuple[str, ...]:
     """Return the cells of a layer that is not read: shapes, parameters and unknown cost."""
     x, w, y = (
-        _shape(shape) or "?"
+        open_shape_text(shape) or "?"
         for shape in (layer.input_shape, layer.filter_shape, layer.output_shape)
     )
     words = [layer.operator] if layer.operator != "Conv" else []
@@ -244,16 +246,15 @@ def _input(text: str) -> tuple[str, tuple[int, ...]]:
     return name.strip(), configuration.read_shape("--input", shape)
 
 
-def _shape(shape: Shape) -> str:
-    return "x".join(map(str, shape))
-
-
 def _settings(layer: ModelLayer) -> str:
     """Return the settings of a layer that are not the defaults, and its dtype, as text."""
     problem = layer.problem
     words = [layer.operator] if layer.is_transposed else []
     if max(problem.stride) > 1:
         words.append(f"stride {shape_text(problem.stride)}")
+    extra = tuple(map(output_padding, problem.axes)) if layer.is_transposed else ()
+    if any(extra):
+        words.append(f"output_padding {shape_text(extra)}")
     if any(map(any, problem.padding)):
         sides = [str(b) if b == a else f"{b}:{a}" for b, a in problem.padding]
         words.append(f"padding {sides[0] if len(set(sides)) == 1 else ','.join(sides)}")

@@ -185,9 +185,9 @@ def test_output_shape_without_auto_pad_crops_more_at_the_start(saved):
 def test_missing_input_sizes_are_requested_and_accepted(saved):
     path = saved(small_net(("N", 3, "H", "W")))
     line = listed(path)
-    assert "Nx3xHxW * 8x3x3x3" in line
-    assert "-> Nx8x?x?" in line
-    assert "4 layers of unknown size: stem reads data of Nx3xHxW" in line
+    assert "N x 3 x H x W * 8x3x3x3" in line
+    assert "-> N x 8 x ? x ?" in line
+    assert "4 layers of unknown size: stem reads data of N x 3 x H x W" in line
     assert "for example --input data=1x3x224x224" in line
     refusal = CliRunner().invoke(main, ["shapes", "--model", path])
     assert refusal.exit_code == 2
@@ -228,7 +228,7 @@ def test_layer_of_unknown_size_does_not_hide_others(saved):
     assert "1 of 2 convolutions (1 of unknown size), 198 weights" in result.stdout
     words = " ".join(result.stdout.split())
     assert "1 layer of unknown size: second reads turn_out of" in words
-    assert "--input 'turn_out=?x2x?x?' with a number for each open size" in words
+    assert "--input 'turn_out=?x2x?x?' with a number for each ?" in words
     found = json.loads(run(path, "--json").stdout)
     assert [layer["name"] for layer in found["unknown"]] == ["second"]
     whole = json.loads(run(path, "--input", "turn_out=1x2x8x16", "--json").stdout)
@@ -326,7 +326,7 @@ def test_layers_before_and_after_an_unknown_size_are_listed(saved):
     text = " ".join(run(path).stdout.split())
     assert "1x3x8x8 * 4x3x3x3" in text
     assert "1 layer of unknown size: second reads r of ?x?x?x?." in text
-    assert "--input 'r=?x4x?x?' with a number for each open size" in text
+    assert "--input 'r=?x4x?x?' with a number for each ?" in text
     assert [e["name"] for e in json.loads(run(path, "--json").stdout)["unknown"]] == ["second"]
     found = json.loads(run(path, "--input", "r=1x4x224x224", "--json").stdout)
     assert [layer["shapes"]["x"] for layer in found["layers"]] == [[1, 3, 8, 8], [1, 4, 224, 224]]
@@ -502,7 +502,7 @@ def test_missing_input_shape_is_requested(saved):
     net = build(
         [node("Conv", ["x", "w"], "c")], [value("x", None)], [value("c_out", None)], filters
     )
-    assert "(x unknown), for example --input x=1x5x224x224" in listed(saved(net))
+    assert "(x unknown shape), for example --input x=1x5x224x224" in listed(saved(net))
 
 
 def test_model_without_convolutions_is_reported(saved):
@@ -534,3 +534,71 @@ def test_missing_onnx_package_is_named(monkeypatch, tmp_path):
 
 def test_library_errors_are_value_errors():
     assert issubclass(ConvError, ValueError)
+
+
+@pytest.mark.parametrize(("opset", "domain"), [(11, ""), (13, ""), (13, "ai.onnx")])
+def test_sizes_are_computed_with_the_operators_of_the_model(saved, opset, domain):
+    """Unsqueeze took its axes as an attribute before opset 13."""
+    helper = onnx.helper
+    numbers = {"first": [0], "rest": [2, 2, 6, 6], "axes": [0], "back": [0, -1, 6, 6]}
+    stored = [helper.make_tensor(name, 7, [len(v)], v) for name, v in numbers.items()]
+    made = {"domain": domain} if domain else {}
+    unsqueeze = (
+        helper.make_node("Unsqueeze", ["size"], ["batch"], axes=[0], **made)
+        if opset < 13
+        else helper.make_node("Unsqueeze", ["size", "axes"], ["batch"], **made)
+    )
+    steps = [
+        helper.make_node("Shape", ["x"], ["shape"], **made),
+        helper.make_node("Gather", ["shape", "index"], ["size"], axis=0, **made),
+        unsqueeze,
+        helper.make_node("Concat", ["batch", "rest"], ["split"], axis=0, **made),
+        helper.make_node("Reshape", ["x", "split"], ["r"], **made),
+        helper.make_node("Transpose", ["r"], ["t"], perm=[0, 2, 1, 3, 4], **made),
+        helper.make_node("Reshape", ["t", "back"], ["q"], **made),
+        helper.make_node("Conv", ["q", "w"], ["y"], pads=[1, 1, 1, 1], **made),
+    ]
+    stored += [helper.make_tensor("index", 7, [], [0]), weights("w", (8, 4, 3, 3))]
+    net = build(steps, [value("x", (1, 4, 6, 6))], [value("y", None)], stored)
+    net.opset_import[0].version, net.opset_import[0].domain = opset, domain
+    (layer,) = models.read(saved(net)).layers
+    assert (layer.input_shape, layer.output_shape) == ((1, 4, 6, 6), (1, 8, 6, 6))
+
+
+def test_example_is_a_size_that_the_whole_model_accepts(saved):
+    """The model makes channels of 48 rows."""
+    steps = [
+        node("Conv", ["x", "w"], "first", pads=[1, 1, 1, 1]),
+        node("Reshape", ["first_out", "lines"], "lines"),
+        node("Conv", ["lines_out", "v"], "second"),
+    ]
+    stored = [weights("w", (4, 3, 3, 3)), weights("v", (2, 192, 1, 1))]
+    stored.append(onnx.helper.make_tensor("lines", 7, [4], [1, 192, 1, -1]))
+    path = saved(build(steps, [value("x", (1, 3, -1, -1))], [value("second_out", None)], stored))
+    text = listed(path)
+    assert "for example --input x=1x3x48x320" in text
+    assert "2 convolutions" in listed(path, "--input", "x=1x3x48x320")
+
+
+def test_one_named_size_is_suggested_by_its_name(saved):
+    net = small_net(("batch", 3, 32, 32))
+    assert "for example --input batch=1" in listed(saved(net))
+    assert "inputs data batch x 3 x 32 x 32" in listed(saved(net))
+
+
+def test_size_named_inside_the_model_can_be_set(saved):
+    steps = [node("Custom", ["x"], "odd", domain="other"), node("Conv", ["odd_out", "w"], "conv")]
+    net = build(
+        steps, [value("x", (1, 3, 8, 8))], [value("conv_out", None)], [weights("w", (4, 3, 3, 3))]
+    )
+    net.opset_import.append(onnx.helper.make_opsetid("other", 1))
+    net.graph.value_info.append(value("odd_out", (1, 3, "rows", 8)))
+    assert "1 x 3 x rows x 8" in listed(saved(net))
+    assert "-> 1x4x4x6" in listed(saved(net), "--input", "rows=6")
+
+
+def test_output_padding_is_one_of_the_settings(saved):
+    (_, _, _, up) = json.loads(run(saved(small_net()), "--json").stdout)["layers"]
+    assert up["name"] == "up"
+    text = run(saved(small_net()), "--csv", "-").stdout
+    assert "ConvTranspose, stride 2x2, output_padding 1x0, float32" in text.replace('"', "")

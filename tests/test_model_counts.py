@@ -325,7 +325,7 @@ def test_constant_pads_match_onnxs_evaluator(saved, form):
 def test_pads_known_only_at_run_time_are_not_guessed(saved):
     line = listed(saved(padded("input")))
     assert "causal reads p of" in line
-    assert "--input 'p=?x2x?' with a number for each open size" in line
+    assert "--input 'p=?x2x?' with a number for each ?" in line
     assert "224" not in line.partition("--input")[2]
 
 
@@ -519,14 +519,14 @@ def test_unreliable_input_suggestions_are_omitted(saved, form):
         ]
         net = build(nodes, [value("x", ("N", "H", "W", 3))], [value("c_out", None)],
                     [weights("w", (4, 3, 3, 3))])  # fmt: skip
-        option = "x=NxHxWx3"
+        option = "'x=?x?x?x3'"
     else:
         net = build([node("Conv", ["x", "w"], "c")], [value("x", ("N", 3, "H", 5))],
                     [value("c_out", None)], [weights("w", (4, 3, 3, 7))])  # fmt: skip
-        option = "x=Nx3xHx5"
+        option = "'x=?x3x?x5'"
     line = listed(saved(net))
     assert "for example" not in line
-    assert f"--input {option} with a number for each open size" in line
+    assert f"--input {option} with a number for each ?" in line
 
 
 def branches(shape=("N", 4, "H", "W")):

@@ -8,7 +8,7 @@ limits below bound time and memory for every file.
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import chain
@@ -76,6 +76,13 @@ _SHAPED_BY_LAST_INPUT = ("ConstantOfShape", "Expand", "Reshape")
 
 Shape = tuple[int | str, ...]
 """Sizes of a tensor; an open size is given by its name, or by "?" if it has no name."""
+
+
+def open_shape_text(shape: Shape) -> str:
+    """Return sizes as text: ``1x3x?``, or ``batch x 3 x width`` where a size has a name."""
+    if any(isinstance(size, str) and size != "?" for size in shape):
+        return " x ".join(map(str, shape))
+    return shape_text(shape)  # type: ignore[arg-type]  # shape_text accepts "?"
 
 
 class Stored:
@@ -272,8 +279,8 @@ def set_named_sizes(graph: Any, sizes: Mapping[str, tuple[int, ...]]) -> dict[st
 
 
 def _size_names(graph: Any) -> Iterator[str]:
-    """Yield the names of the open sizes of a graph's inputs."""
-    for entry in graph.input:
+    """Yield the names of the open sizes of a graph's inputs, outputs and described tensors."""
+    for entry in (*graph.input, *graph.output, *graph.value_info):
         yield from (dim.dim_param for dim in entry.type.tensor_type.shape.dim if dim.dim_param)
 
 
@@ -577,7 +584,8 @@ class Walk:
         reference = import_module("onnx.reference")
         try:
             with np.errstate(all="ignore"):
-                evaluator = reference.ReferenceEvaluator(node, opsets=dict(self._versions))
+                graph = self._graph_of(node, names)
+                evaluator = reference.ReferenceEvaluator(graph, opsets=dict(self._versions))
                 results = evaluator.run(None, inputs)
         except Exception:  # unknown operators, and values that an operator rejects
             return {}
@@ -587,6 +595,17 @@ class Walk:
             if name and isinstance(result, (np.ndarray, np.generic))
         }
         return self._kept(arrays)
+
+    def _graph_of(self, node: Any, inputs: Iterable[str]) -> Any:
+        """Return a graph of one node; onnx ignores the operator versions of a single node."""
+        helper, copy = self._onnx.helper, self._onnx.NodeProto()
+        copy.CopyFrom(node)
+        copy.domain = ""  # the evaluator does not know the other name of the standard domain
+        named = [
+            [helper.make_tensor_value_info(name, 0, None) for name in names if name]
+            for names in (dict.fromkeys(inputs), node.output)
+        ]
+        return helper.make_graph([copy], "one node", *named)
 
     # -- stored values
 

@@ -24,6 +24,7 @@ from cupyconv.explaining.onnx_graph import (
     Walk,
     expanded_nodes,
     mark_stored_values,
+    open_shape_text,
     open_unusable_sizes,
     set_named_sizes,
 )
@@ -36,8 +37,12 @@ OPERATORS = ("Conv", "ConvTranspose")
 _CONVOLUTION = re.compile(r"Conv(olution)?(?![a-z])")
 """Pattern in the names of all operators that convolve."""
 
-_LIKELY_SIZES = {1: 16_000, 2: 224, 3: 32}
-"""Example size of an open spatial axis, by the number of axes: one second of sound, an image."""
+_LIKELY_SIZES: Mapping[int, tuple[tuple[int, ...], ...]] = {
+    1: ((16_000,),),
+    2: ((224, 224), (48, 320), (32, 320)),
+    3: ((32, 32, 32),),
+}
+"""Example sizes of open spatial axes, by their number: a second of sound, an image, a text line."""
 
 
 @dataclass(frozen=True)
@@ -398,8 +403,8 @@ class _UnknownSize(CupyconvError):
             name, shape = next(iter(self.inputs.items()))
         if not shape:
             return f"{head}: --input {shlex.quote(name)}=SHAPE"
-        option = f"--input {shlex.quote(f'{name}={_text(shape)}')}"
-        return f"{head}: {option} with a number for each open size"
+        sizes = shape_text(size if isinstance(size, int) else "?" for size in shape)  # type: ignore[misc]
+        return f"{head}: --input {shlex.quote(f'{name}={sizes}')} with a number for each ?"
 
 
 def _example(
@@ -416,19 +421,33 @@ def _example(
     rank = len(unknown.shape) - 2
     if unknown.tensor not in unknown.inputs or rank not in SPATIAL_AXES:
         return ""
-    likely: Shape = (1, "?", *[_LIKELY_SIZES[rank]] * rank)
-    pairs = zip(unknown.shape, likely, strict=True)
-    guesses = [size if isinstance(size, int) else guess for size, guess in pairs]
-    shape = tuple(size for size in guesses if isinstance(size, int))
-    if len(shape) < len(guesses):
-        return ""
-    try:
-        result, _ = _convolutions(onnx, path, model, {**sizes, unknown.tensor: shape})
-    except (ConvError, ConvTypeError):
-        return ""
-    if not result.layers:
-        return ""
-    return f"--input {shlex.quote(f'{unknown.tensor}={_text(shape)}')}"
+    partial = ""
+    for likely in _LIKELY_SIZES[rank]:
+        guesses = [
+            size if isinstance(size, int) else guess
+            for size, guess in zip(unknown.shape, (1, "?", *likely), strict=True)
+        ]
+        shape = tuple(size for size in guesses if isinstance(size, int))
+        if len(shape) < len(guesses):
+            return ""
+        try:
+            result, others = _convolutions(onnx, path, model, {**sizes, unknown.tensor: shape})
+        except (ConvError, ConvTypeError):
+            continue
+        example = _option(unknown, shape)
+        if not others:
+            return example
+        partial = partial or (example if result.layers else "")
+    return partial
+
+
+def _option(unknown: _UnknownSize, shape: tuple[int, ...]) -> str:
+    """Return the option that fills in the open sizes: by name if only one size is open."""
+    pairs = zip(unknown.shape, shape, strict=True)
+    names = [(size, number) for size, number in pairs if isinstance(size, str)]
+    if len(names) == 1 and names[0][0] not in ("?", *unknown.inputs):
+        return f"--input {shlex.quote(f'{names[0][0]}={names[0][1]}')}"
+    return f"--input {shlex.quote(f'{unknown.tensor}={shape_text(shape)}')}"
 
 
 def _onnx() -> Any:
@@ -636,7 +655,8 @@ def _dtype(onnx: Any, number: int) -> str:
 
 
 def _text(shape: Shape) -> str:
-    return shape_text(shape) or "unknown"  # type: ignore[arg-type]  # shape_text accepts names
+    """Return a shape for a message."""
+    return open_shape_text(shape) or "unknown shape"
 
 
 def _is_numbers(shape: Shape) -> bool:

@@ -145,7 +145,7 @@ def test_conv_transpose_is_onnxs_text(rank, auto_pad):
             span = (taps - 1) * attributes["dilations"][0] + 1
             reached = span - attributes["strides"][0] + attributes["output_padding"][0]
             if more >= span and more > reached:  # a stride beyond what the windows reach
-                with pytest.raises(ConvError, match="the size it is made from as its output"):
+                with pytest.raises(ConvError, match="the convolution of .* must have the size of"):
                     co.conv_transpose(x, w, b, **given)
                 continue
             expected = transposed_by_the_text(x, w, given) + shift

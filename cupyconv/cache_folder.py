@@ -33,28 +33,28 @@ def trusted_directory(name: str = "") -> Path | None:
 
     Otherwise warn once, with a command that solves the problem, and return None.
     """
-    found = cache_directory()
-    folder = found and found / name
-    wrong = folder and distrust(folder)
-    if wrong:
-        _warn("compiled code is kept for this process only: {}. To fix this: {}".format(*wrong))
+    base = cache_directory()
+    folder = base and base / name
+    problem = folder and distrust(folder)
+    if problem:
+        _warn("compiled code is kept for this process only: {}. To fix this: {}".format(*problem))
         return None
     return folder
 
 
 def distrust(folder: Path) -> tuple[str, str] | None:
     """Return why another user can write a cache folder, and a remedy; None if no other user can."""
-    found = files.distrusted(folder)
-    if found is None:
+    distrusted = files.distrusted(folder)
+    if distrusted is None:
         return None
-    place, wrong = found
+    place, reason = distrusted
     remedy = f"set {CACHE_VARIABLE} to a folder of your own"
     name = shlex.quote(str(place))
     if place.lstat().st_uid == os.geteuid():
         remedy = f"chmod go-w {name}, or {remedy}"
     elif str(place) == os.path.realpath(folder):  # a parent may rightly belong to another user
         remedy = f"sudo chown -R {os.geteuid()} {name}, or {remedy}"
-    return f"{place}, which leads to the cache {folder}, {wrong}", remedy
+    return f"{place}, which leads to the cache {folder}, {reason}", remedy
 
 
 def unwritable(folder: Path) -> str | None:
@@ -78,8 +78,8 @@ def keep(path: Path, content: bytes) -> None:
         OSError: the file cannot be written, or another user could write it.
     """
     files.make_private(path.parent)
-    if wrong := distrust(path.parent):
-        raise PermissionError(wrong[0])  # another user created it first
+    if problem := distrust(path.parent):
+        raise PermissionError(problem[0])  # another user created it first
     if path.is_symlink():
         path.unlink()  # files are never read through a link, so none is written through one
     files.put(path, content, mode=0o600)

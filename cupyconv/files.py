@@ -122,7 +122,7 @@ def expanded(text: str) -> Path | None:
 
 def make_private(folder: Path) -> None:
     """Create a folder and its missing parents, accessible to the user only."""
-    for missing in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
+    for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
 
 
@@ -133,8 +133,8 @@ def read_private(path: Path) -> bytes:
         OSError: the file cannot be read, or another user owns it or may write it.
     """
     if _has_owners():
-        found = path.lstat()
-        if not stat.S_ISREG(found.st_mode) or _foreign(found) or found.st_mode & _OTHERS_WRITE:
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode) or _foreign(status) or status.st_mode & _OTHERS_WRITE:
             raise PermissionError(f"other users may write {path}")
     return path.read_bytes()
 
@@ -154,20 +154,20 @@ def distrusted(folder: Path) -> tuple[Path, str] | None:
     at, links = Path(folder.anchor), 0
     rest = list(folder.parts[1:])
     while True:
-        found = at.lstat() if os.path.lexists(at) else None
-        if found is None:
+        status = at.lstat() if os.path.lexists(at) else None
+        if status is None:
             return None  # the folder does not exist yet; its parents were checked above
-        if _foreign(found):
-            return at, f"belongs to {_user(found.st_uid)}"
-        if stat.S_ISLNK(found.st_mode):
+        if _foreign(status):
+            return at, f"belongs to {_user(status.st_uid)}"
+        if stat.S_ISLNK(status.st_mode):
             links += 1
             if links > _LINKS:
                 return at, "is part of a loop of symbolic links"
             pointed = at.parent / os.readlink(at)
             at, rest = Path(pointed.anchor), [*pointed.parts[1:], *rest]
             continue
-        shared = bool(found.st_mode & _OTHERS_WRITE)
-        if shared and not (rest and found.st_mode & stat.S_ISVTX):
+        shared = bool(status.st_mode & _OTHERS_WRITE)
+        if shared and not (rest and status.st_mode & stat.S_ISVTX):
             return at, "can be written by other users"
         if not rest:
             return None
@@ -179,9 +179,9 @@ def _has_owners() -> bool:
     return hasattr(os, "geteuid")  # not on Windows, where users' folders are private
 
 
-def _foreign(found: os.stat_result) -> bool:
+def _foreign(status: os.stat_result) -> bool:
     """Return whether a file's owner is neither this user nor the administrator."""
-    return found.st_uid not in (0, os.geteuid())
+    return status.st_uid not in (0, os.geteuid())
 
 
 def _user(number: int) -> str:

@@ -33,12 +33,12 @@ def record(kind: type[Kind], entry: Any) -> Kind:
     if not isinstance(entry, dict):
         raise ValueError(f"a {kind.__name__} must be an object, got {shown(entry)}")
     hints = get_type_hints(kind)
-    known = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]
+    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
     for name in entry:
         if name not in known:
             raise ValueError(f"a {kind.__name__} has no field {shown(name)}")
-    for name, one in known.items():
-        if name not in entry and one.default is MISSING and one.default_factory is MISSING:
+    for name, field in known.items():
+        if name not in entry and field.default is MISSING and field.default_factory is MISSING:
             raise ValueError(f"a {kind.__name__} must have the field {name!r}")
     where = kind.__name__
     return kind(**{name: _value(hints[name], v, f"{where}.{name}") for name, v in entry.items()})

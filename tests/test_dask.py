@@ -328,7 +328,7 @@ def test_block_with_an_undeclared_shape_is_named(chunks, size):
     ):
         with pytest.raises(ConvError, match="declares") as caught:
             lazy.compute(scheduler="synchronous")
-        assert f"block {number} is {real}, declared is" in str(caught.value)
+        assert f"block {number} is {real}, the declared shape is" in str(caught.value)
         assert f"a block of {name} " in str(caught.value)
 
 

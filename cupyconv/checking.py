@@ -278,11 +278,11 @@ class Truth:
         self, name: str, gradient: np.ndarray, generator: np.random.Generator, floor: float
     ) -> Agreement:
         singles = min(SINGLE_ELEMENTS, gradient.size) if name != "db" else 0
-        together = f"all {gradient.size} changed together"
+        at_once = f"all {gradient.size} changed at once"
         return Agreement(
             "finite differences",
             name,
-            f"{together}, and {singles} one at a time" if singles else together,
+            f"{at_once}, {singles} singly" if singles else at_once,
             1 + singles,
             self._worst_slope(name, gradient.astype(self._wide), singles, generator),
             _DEVIATIONS * self.bounds[name] + floor,

@@ -231,7 +231,7 @@ def test_input_sizes_in_the_message_are_correct(size, stride, taps, wrong, data)
         ((2, 4, 3, 3), "the same batch size", "dy has 2, the input has 1"),
         ((1, 5, 3, 3), "one channel for each filter", "dy has 5, the filter gives 4"),
         ((1, 4, 3), "as many axes as the input", "dy is 1x4x3, the input is 1x3x5x5"),
-        ((1, 4, 3, 0), "the output size of the input", "dy has 0; no input size would give 0"),
+        ((1, 4, 3, 0), "the output size that follows", "dy has 0; no input size would give 0"),
     ],
     ids=["batch", "channels", "rank", "no_size"],
 )

@@ -42,8 +42,8 @@ def _worker_errors() -> Iterator[None]:
         yield
     except _killed_worker() as error:
         raise WorkerError(
-            f"all {error.allowed_failures + 1} workers that computed one of the tasks died: the "
-            f"task is {error.task}, the last worker was {error.last_worker.address}. "
+            f"every worker that computed one of the tasks died ({error.allowed_failures + 1} in "
+            f"total): the task is {error.task}, the last worker was {error.last_worker.address}. "
             "Workers mostly die from lack of memory: use smaller chunks, see "
             "cupyconv.dask.suggest_chunks, or raise memory_limit; the workers' logs have details"
         ) from error

@@ -1,15 +1,15 @@
-"""The command line, on top of the public library."""
+"""The command line of cupyconv, built on the public library."""
 
 from typing import NoReturn
 
-INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
+INTERRUPTED = 130  # exit code: 128 + SIGINT, as in shells
 
 
 def run(prog_name: str | None = None) -> NoReturn:
-    """Run the program; an interrupt ends it without a traceback, during its imports too.
+    """Run the program; an interrupt ends it without a traceback, even during imports.
 
     Args:
-        prog_name: name of the program in its messages; None takes that of the script.
+        prog_name: name of the program in its messages; None uses the name of the script.
     """
     import sys
 
@@ -19,7 +19,7 @@ def run(prog_name: str | None = None) -> NoReturn:
 
         before = signal.getsignal(signal.SIGINT)
         is_usual = before is signal.default_int_handler
-        if is_usual:  # nothing is open yet that would have to be closed
+        if is_usual:  # there are no open files to close yet
             signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
         from cupyconv.cli.main import main
 

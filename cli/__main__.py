@@ -1,4 +1,4 @@
-"""`python -m cupyconv.cli`, the same program as the `cupyconv` command."""
+"""`python -m cupyconv.cli`: run the `cupyconv` command."""
 
 from cupyconv.cli import run
 

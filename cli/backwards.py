@@ -1,41 +1,41 @@
-"""The question asked backwards: which inputs have this output, and how outputs grow with inputs."""
+"""`cupyconv shapes --dy` and `--sweep`: input sizes of a given output, and sweeps of an option."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from cupyconv import ConvAxis, ConvError, ConvProblem, formats
 from cupyconv.cli import configuration, output
 from cupyconv.cli.configuration import Layer
-from cupyconv.errors import CupyconvError, Phrase, unknown_word
+from cupyconv.errors import unknown_word
 from cupyconv.explaining.shapes import counted, interval_dict
 from cupyconv.markup import Table, in_line
 from cupyconv.problem import interval_text, shape_text
 
 MOST_SIZES = 16
-"""Sizes of an axis that are listed."""
+"""Most sizes of an axis that are listed."""
 
 MOST_SWEPT = 1000
-"""Values of a sweep."""
+"""Most values of a sweep."""
 
 _SWEPT = {"input": "input_shape", "filter": "filter_shape", "stride": "stride"} | {
     word: word for word in ("padding", "dilation")
 }
 
 
-# -- which inputs have this output -----------------------------------------------------------------
+# -- input sizes of an output ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Backwards:
-    """The inputs that have an output.
+    """The input sizes that give a certain output.
 
     Attributes:
-        problem: the layer with the largest of them.
-        sizes: of each spatial axis, those that do.
+        problem: the layer with the largest of these inputs.
+        sizes: input sizes that give the output, per spatial axis.
     """
 
     problem: ConvProblem
@@ -47,72 +47,42 @@ class Backwards:
 
 
 def inputs_of(layer: Layer, dy: tuple[int, ...]) -> Backwards:
-    """Return the inputs whose output has the shape of dy.
+    """Return the input sizes whose output has the shape of dy.
 
     Raises:
-        ConvError: no input has this output; the message names the rule.
+        ConvError: no input gives this output.
     """
     words = {key: value for key, value in layer.arguments.items() if key != "input_shape"}
     if "filter_shape" not in words:
         raise ConvError(
-            "dy belongs to an input by way of a filter",
+            "--dy needs the shape of the filter",
             "no filter is given",
-            "Give its shape, for example --filter 3x3x3x4",
+            "Give for example --filter 3x3x3x4",
         )
     filter_shape = words.pop("filter_shape")
     layout, filter_layout = _layouts(words, len(dy))
     k, o = dy[layout[1]] if len(dy) == len(filter_shape) else 0, filter_shape[filter_layout[0]]
     if len(dy) == len(filter_shape) and k != o:
         raise ConvError(
-            "dy must have a channel for each filter",
-            f"dy {shape_text(dy)} has {k}, the filter {shape_text(filter_shape)} is of {o}",
-            f"Give dy {o} channels, or say the order of its axes with --data-format",
+            "dy must have one channel for each filter",
+            f"dy {shape_text(dy)} has {counted(k, 'channel')}, w {shape_text(filter_shape)} has "
+            f"{counted(o, 'filter')}",
+            f"Give dy {counted(o, 'channel')}, or set the order of its axes with --data-format",
         )
     stride = words.get("stride", 1)
     above = [s - 1 for s in stride] if isinstance(stride, (tuple, list)) else stride - 1
-    # The largest of them, as the smallest may be below 1.
+    # This is the largest input: the smallest may have sizes below 1.
     try:
         problem = ConvProblem.from_output(dy, filter_shape, output_padding=above, **words)
     except ConvError as error:
         if min(dy, default=0) < 1 or "every size" not in error.rule:
             raise
         raise ConvError(
-            "an input must have at least 1 number on each axis",
-            f"{error.values}, at the most, if the output is {shape_text(dy)}",
+            "every size of an input must be at least 1",
+            f"{error.values}, at most, if the output is {shape_text(dy)}",
             "Give a larger dy, or less padding",
         ) from None
     return Backwards(problem, problem.valid_input_sizes)
-
-
-def fixes_with_dy(layer: Layer, dy: tuple[int, ...], error: ConvError) -> list[tuple[Phrase, ...]]:
-    """Return the repairs of a layer's error that agree with dy; all of them if none does.
-
-    A repair that transposes the input transposes dy too, unless dy fits already.
-    """
-    agreeing: list[tuple[Phrase, ...]] = []
-    given = layer.arguments.get("input_shape", ())
-    for phrases in error.fixes:
-        changes = {phrase[0]: phrase[1] for phrase in phrases if not isinstance(phrase, str)}
-        other = tuple(changes.get("input_shape", given))
-        transposed = next((move(dy) for move in _MOVES if other == move(given) != given), dy)
-        for shape, fix in {
-            dy: phrases,
-            transposed: (*phrases, ("output_shape", transposed)),
-        }.items():
-            try:
-                ConvProblem(**{**layer.arguments, **changes}).require_output_gradient(shape)
-            except CupyconvError:
-                continue
-            agreeing.append(phrases if shape == dy else fix)
-            break
-    return agreeing or list(error.fixes)
-
-
-_MOVES: tuple[Callable[[tuple[int, ...]], tuple[int, ...]], ...] = (
-    lambda shape: (*shape[:1], *shape[-1:], *shape[1:-1]),
-    lambda shape: (*shape[:1], *shape[2:], *shape[1:2]),
-)
-"""Transpositions of channels-last to channels-first, and back."""
 
 
 def _layouts(words: Mapping[str, Any], axes: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -124,10 +94,10 @@ def _layouts(words: Mapping[str, Any], axes: int) -> tuple[tuple[int, ...], tupl
 
 
 def backwards_parts(layer: Layer, found: Backwards, checked: bool = False) -> list[Any]:
-    """List the inputs as printed.
+    """Return the input sizes as headings and a table to print.
 
     Args:
-        checked: whether the layer's own input is one of them.
+        checked: whether the layer's own input gives this output.
     """
     problem = found.problem
     head = f"dy {shape_text(problem.output_shape)}, w {shape_text(problem.filter_shape)}"
@@ -137,26 +107,26 @@ def backwards_parts(layer: Layer, found: Backwards, checked: bool = False) -> li
     every = " by ".join(interval_text(sizes) for sizes in found.sizes)
     answer = f"x, and so dx: {counted(problem.N, 'image')} of {counted(problem.C, 'channel')}, "
     if count == 1:
-        answer += f"{every}; no other input has this dy"
+        answer += f"{every}; no other size has this dy"
     else:
-        answer += f"{every}: any of {count:,}, which dy and w cannot tell apart"
+        answer += f"{every}: {count:,} different sizes fit this dy and w"
     lines = [head, configuration.summary(problem), answer]
     if checked:
         lines.append(f"the given x {shape_text(layer.arguments['input_shape'])} matches this dy")
-    # A title may tell of the input that the layer had.
+    # A title may describe the layer's own input, so it is printed only if the layer has no name.
     name = in_line(layer.name or layer.title or "")
     title = [name] if name else []
     rows = []
     for axis, sizes in zip(found.axes, found.sizes, strict=True):
         for number, size in enumerate(sizes[:MOST_SIZES]):
-            one = axis.of_input(size)
+            of_size = axis.of_input(size)
             rows.append(
                 (
                     axis.name if number == 0 else "",
                     str(size),
-                    f"{one.pad_before}, {one.pad_after}",
+                    f"{of_size.pad_before}, {of_size.pad_after}",
                     f"{size - axis.first_input_size_for(axis.output)}",
-                    f"{one.formula}{_unread(one)}",
+                    f"{of_size.formula}{_unread(of_size)}",
                 )
             )
         if len(sizes) > MOST_SIZES:
@@ -173,28 +143,28 @@ def backwards_parts(layer: Layer, found: Backwards, checked: bool = False) -> li
 
 
 def _unread(axis: ConvAxis) -> str:
-    return f"; its last {axis.unread_after} get no gradient" if axis.unread_after else ""
+    return f"; the last {axis.unread_after} get no gradient" if axis.unread_after else ""
 
 
 def _why(axis: ConvAxis) -> str:
     first = axis.first_input_size_for(axis.output)
     steps = f"({axis.output} - 1)*{axis.stride}"
     if axis.padding_mode.startswith("same"):
-        rule = f"under SAME the smallest is {steps} + 1 = {first}"
+        rule = f"with SAME padding the smallest input is {steps} + 1 = {first}"
     else:
         pads = axis.pad_before + axis.pad_after
         less = f" - {pads}" if pads else ""
-        rule = f"the smallest is {steps} + {axis.effective_filter}{less} = {first}"
+        rule = f"the smallest input is {steps} + {axis.effective_filter}{less} = {first}"
     if axis.stride == 1:
-        return f"{rule}, and with stride 1 it is the only one"
+        return f"{rule}; with stride 1, no other input has this output"
     return (
-        f"{rule}, and the stride of {axis.stride} rounds {axis.stride} sizes to one output"
-        f"{', of which those below 1 are none' if first < 1 else ''}"
+        f"{rule}; with stride {axis.stride}, {axis.stride} consecutive inputs have the same output"
+        f"{', but sizes below 1 do not exist' if first < 1 else ''}"
     )
 
 
 def backwards_json(layer: Layer, found: Backwards) -> dict[str, Any]:
-    """Return a sweep for --json."""
+    """Return the input sizes for --json."""
     problem = found.problem
     return {
         "name": layer.name,
@@ -218,64 +188,64 @@ def backwards_json(layer: Layer, found: Backwards) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A word of the configuration, and the values that it takes on every spatial axis."""
+    """An option of the configuration, and its values, each of which applies to all spatial axes."""
 
     word: str
     values: tuple[int, ...]
 
     @property
     def text(self) -> str:
-        """The values in words: ``1 to 9``, or ``1 to 9 by 2``."""
+        """The values as text: ``1 to 9``, or ``1 to 9 by 2``."""
         first, last = self.values[0], self.values[-1]
         step = self.values[1] - first if last > first else 1
         return interval_text(range(first, last + 1)) + (f" by {step}" if step > 1 else "")
 
 
 def read_sweep(text: str) -> Sweep:
-    """Return a sweep such as ``input=3:12`` or ``stride=1:4``.
+    """Parse a sweep such as ``input=3:12`` or ``stride=1:4``.
 
     Raises:
-        ConvError: it is none.
+        ConvError: the text is not a sweep, or has too many values.
     """
     match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d{1,9})\s*:\s*(\d{1,9})\s*(?::\s*(\d{1,9})\s*)?", text)
     example = "Write for example input=3:12, stride=1:4 or input=32:256:32"
     if match is None:
         raise ConvError(
-            "--sweep must be a word, and its first and last value", f"got {text!r}", example
+            "--sweep must be an option with its first and last value", f"got {text!r}", example
         )
     word, first, last, step = match[1].lower(), int(match[2]), int(match[3]), int(match[4] or 1)
     if word not in _SWEPT:
         raise unknown_word("--sweep", word, _SWEPT)
     if step < 1 or last < first or (last - first) // step >= MOST_SWEPT:
         raise ConvError(
-            f"--sweep must go up, by at most {MOST_SWEPT:,} values", f"got {text!r}", example
+            f"--sweep must count up, over at most {MOST_SWEPT:,} values", f"got {text!r}", example
         )
     return Sweep(word, tuple(range(first, last + 1, step)))
 
 
 def swept(layer: Layer, sweep: Sweep) -> list[tuple[int, ConvProblem | ConvError]]:
-    """Return the layer with each value, or the reason why it is invalid."""
+    """Return the problem of each value, or the error if the value is invalid."""
     arguments = dict(layer.arguments)
     if sweep.word == "input" and "filter_shape" in arguments and "input_shape" not in arguments:
         arguments["input_shape"] = _any_input(arguments)
     base = Layer(layer.name, layer.title, arguments)
-    found: list[tuple[int, ConvProblem | ConvError]] = []
+    results: list[tuple[int, ConvProblem | ConvError]] = []
     for value in sweep.values:
         try:
-            found.append((value, base.problem(**_with(arguments, sweep.word, value))))
+            results.append((value, base.problem(**_with(arguments, sweep.word, value))))
         except ConvError as error:
-            found.append((value, error))
-    if all(isinstance(one, ConvError) for _, one in found):
-        raise found[0][1]  # type: ignore[misc]  # which is one
-    return found
+            results.append((value, error))
+    if all(isinstance(result, ConvError) for _, result in results):
+        raise results[0][1]  # type: ignore[misc]  # all entries are errors
+    return results
 
 
 def _any_input(arguments: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return an input of one image that matches the filter, with a size to be set later."""
+    """Return the shape of a one-image input that matches the filter; its spatial sizes are 1."""
     filters = arguments["filter_shape"]
     layout, filter_layout = _layouts(arguments, len(filters))
     if len(filters) != len(layout):
-        return filters  # which ConvProblem refuses, and says why
+        return filters  # ConvProblem raises an error that gives the reason
     shape = [1] * len(filters)
     shape[layout[1]] = filters[filter_layout[1]] * arguments.get("groups", 1)
     return tuple(shape)
@@ -292,49 +262,49 @@ def _with(arguments: Mapping[str, Any], word: str, value: int) -> dict[str, Any]
     return {key: tuple(value if axis in spatial else size for axis, size in enumerate(shape))}
 
 
-def sweep_table(sweep: Sweep, found: list[tuple[int, ConvProblem | ConvError]]) -> Table:
-    """Return a table with a row for each value and columns for what changes."""
+def sweep_table(sweep: Sweep, results: list[tuple[int, ConvProblem | ConvError]]) -> Table:
+    """Return a table of outputs, padding, input sizes and unread inputs, with a row per value."""
     rows = []
-    for value, one in found:
-        if isinstance(one, ConvError):
-            rows.append((str(value), "-", "-", "-", "-", f"{one.rule}: {one.values}"))
+    for value, result in results:
+        if isinstance(result, ConvError):
+            rows.append((str(value), "-", "-", "-", "-", f"{result.rule}: {result.values}"))
             continue
-        axes = one.axes
+        axes = result.axes
         rows.append(
             (
                 str(value),
-                shape_text(one.output_sizes),
+                shape_text(result.output_sizes),
                 _of_axes(f"{axis.pad_before}, {axis.pad_after}" for axis in axes),
                 _of_axes(interval_text(axis.valid_input_sizes) for axis in axes),
                 _of_axes(str(axis.unread_inputs) for axis in axes),
                 _of_axes(axis.formula for axis in axes),
             )
         )
-    columns = (sweep.word, "output", "padding", "inputs with it", "unread", "because")
+    columns = (sweep.word, "output", "padding", "inputs of this output", "unread", "because")
     return Table(columns, tuple(rows), (sweep.word,))
 
 
 def _of_axes(texts: Iterable[str]) -> str:
-    """Return the texts of all axes, each different text once."""
+    """Join the texts of all axes, without duplicates."""
     return "; ".join(dict.fromkeys(texts))
 
 
-def sweep_json(sweep: Sweep, found: list[tuple[int, ConvProblem | ConvError]]) -> dict[str, Any]:
+def sweep_json(sweep: Sweep, results: list[tuple[int, ConvProblem | ConvError]]) -> dict[str, Any]:
     """Return a sweep for --json."""
     return {
         "word": sweep.word,
         "values": [
-            {"value": value, "error": str(one)}
-            if isinstance(one, ConvError)
+            {"value": value, "error": str(result)}
+            if isinstance(result, ConvError)
             else {
                 "value": value,
-                "input": list(one.input_shape),
-                "filter": list(one.filter_shape),
-                "output": list(one.output_shape),
-                "padding": [list(pair) for pair in one.padding],
-                "input_sizes": [interval_dict(sizes) for sizes in one.valid_input_sizes],
-                "unread_inputs": [axis.unread_inputs for axis in one.axes],
+                "input": list(result.input_shape),
+                "filter": list(result.filter_shape),
+                "output": list(result.output_shape),
+                "padding": [list(pair) for pair in result.padding],
+                "input_sizes": [interval_dict(sizes) for sizes in result.valid_input_sizes],
+                "unread_inputs": [axis.unread_inputs for axis in result.axes],
             }
-            for value, one in found
+            for value, result in results
         ],
     }

@@ -1,4 +1,4 @@
-"""`cupyconv bench`: each pass of a suite of layers, timed against other libraries."""
+"""`cupyconv bench`: time each pass of a suite of layers, and compare with other libraries."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from cupyconv.bench.results import Results
     from cupyconv.bench.suites import SuiteLayer
 
-INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
+INTERRUPTED = 130  # exit code: 128 + SIGINT, as in shells
 
 QUICK_MINUTES = 2.0
 QUICK_SECONDS = 0.1  # s per measurement of a quick run (chosen)
 QUICK_CPU_BATCH = 1
-QUICK_CPU_FLOPS = 11e9  # a pass of a quick run on the CPU; a fraction of a second
+QUICK_CPU_FLOPS = 11e9  # most FLOP per pass of a quick run on the CPU: a fraction of a second
 
 
 def _peers(context: click.Context, option: click.Parameter, value: str | None) -> Any:
@@ -102,7 +102,7 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
     "layouts",
     metavar="A,B",
     callback=configuration.words("layout", _layouts),
-    help="Use channels_last or channels_first.  [default: both; the faster one counts]",
+    help="Use channels_last or channels_first.  [default: both, and the faster counts]",
 )
 @click.option(
     "--precision",
@@ -158,9 +158,9 @@ def command(
     compare: tuple[str, str] | None,
     **options: Any,
 ) -> int:
-    """Time every pass of many layers beside PyTorch and others.
+    """Time every pass of many layers, and compare with PyTorch.
 
-    On a CPU these are JAX and TensorFlow too, as far as they are installed.
+    On a CPU, compares with JAX and TensorFlow, too.  Libraries that are not installed are left out.
 
     \b
     cupyconv bench --quick
@@ -169,10 +169,9 @@ def command(
       --json new.json --plot new.svg
     cupyconv bench --compare old.json new.json
 
-    Those are used that are installed.  The report has each pass's share of what the processor
-    reaches at best, and means of the ratios to each of them.  Every result is checked before it is
-    timed.  Ctrl-C ends the run with a report of what there is; figures are appended to a log beside
-    the JSON file as they come.
+    The report shows how close each pass comes to the best speed of the processor, and the mean
+    ratio to each library.  Every result is checked before it is timed.  Ctrl-C ends the run with a
+    report of the results so far.  A log beside the JSON file gets each result immediately.
     """
     if compare:
         return _compare(*map(Path, compare), options["json_path"])
@@ -186,7 +185,9 @@ def command(
     used = [way for way, is_used in ways.items() if is_used]
     if len(used) > 1:
         raise ConvError(
-            "a run takes its layers from one place", f"got {' and '.join(used)}", "Give one of them"
+            "a run takes its layers from one source",
+            f"got {' and '.join(used)}",
+            "Give one of them",
         )
     if drawn:
         layers = _random_layers(drawn, seed)
@@ -250,7 +251,7 @@ def _measure(
     paths.require_one_output(*targets.values(), as_json=False)
     written = {kind: Path(path) for kind, path in targets.items() if path is not None}
     if json_path == paths.STANDARD:
-        del written["json"]  # which is one object, and not a line for each entry
+        del written["json"]  # the object is printed below
     if plot_path is not None:
         paths.require_suffix("--plot", Path(plot_path), ".svg")
     for kind, path in written.items():
@@ -289,7 +290,7 @@ def _of_suites(words: tuple[str, ...], names: tuple[str, ...]) -> tuple[SuiteLay
 
 
 def _configured(options: dict[str, Any]) -> tuple[SuiteLayer, ...]:
-    """Read the layers of a file, or the layer of two shapes."""
+    """Return the layers of a TOML file, or the layer with the two given shapes."""
     from cupyconv.bench import suites
 
     config = options["config"]
@@ -305,7 +306,7 @@ def _configured(options: dict[str, Any]) -> tuple[SuiteLayer, ...]:
     if twice:
         raise ConvError(
             f"the layers of {config} must have different names",
-            f"{min(twice)!r} is there more than once",
+            f"{min(twice)!r} occurs more than once",
             "Rename one of them",
         )
     return tuple(layers)
@@ -328,7 +329,8 @@ def _quick(
     if not small:
         raise ConvError(
             f"a quick run on the CPU takes passes of at most {QUICK_CPU_FLOPS / 1e9:g} GFLOP",
-            f"{layers[0].name} has {layers[0].problem.flops / 1e9:.0f} at batch {QUICK_CPU_BATCH}",
+            f"{layers[0].name} has {layers[0].problem.flops / 1e9:.0f} GFLOP at batch "
+            f"{QUICK_CPU_BATCH}",
             "Leave --quick out",
         )
     return small, f"a quick look at {len(small)} of {count} layers, batch {QUICK_CPU_BATCH}"
@@ -344,20 +346,20 @@ def _require_impls(impls: tuple[str, ...]) -> None:
 
 
 def _require_here(impls: tuple[str, ...], place: str) -> None:
-    """Check that one of them runs where it is measured."""
+    """Check that at least one implementation runs on the measured device."""
     from cupyconv.planning.families import FAMILIES
     from cupyconv.planning.plan import AUTO
 
     if not any(impl == AUTO or FAMILIES[impl].on_gpu == (place == "gpu") for impl in impls):
         raise ConvError(
             "--impl must name an implementation that runs on the device",
-            f"{' and '.join(impls)} cannot on the {place}",
-            f"Choose another, or --device {'cpu' if place == 'gpu' else 'gpu'}",
+            f"{' and '.join(impls)} cannot run on the {place}",
+            f"Choose another implementation, or --device {'cpu' if place == 'gpu' else 'gpu'}",
         )
 
 
 def _log_path(json_path: Path) -> Path | None:
-    """Return the path of the log beside a JSON file; None beside a device or pipe."""
+    """Return the path of the log beside a JSON file; None if the path is a device or pipe."""
     if not files.is_replaced(json_path):
         return None
     suffix = ".jsonl" if json_path.suffix != ".jsonl" else ".log.jsonl"
@@ -414,7 +416,7 @@ def _list(layers: tuple[SuiteLayer, ...], json_path: str | None) -> None:
         ]
         output.write_json({"layers": entries, "suites": list(suites.suites())})
         return
-    table = output.table("layer", "kind", "x * w", "from")
+    table = output.table("layer", "kind", "x * w", "source")
     for layer in layers:
         problem = layer.problem
         shapes = f"{shape_text(problem.input_shape)} * {shape_text(problem.filter_shape)}"

@@ -1,4 +1,4 @@
-"""`cupyconv check`: every implementation against the float64 reference."""
+"""`cupyconv check`: compare every implementation with the float64 reference."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cupyconv.markup import in_line
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import ITEMSIZE, PADDING_WORDS, REAL_ITEMSIZE
 
-# NumPy and what needs it are imported when the command runs, so that --help does without them.
+# --help must work without NumPy: functions import NumPy and the modules that need it.
 if TYPE_CHECKING:
     from cupyconv.checking import Truth
     from cupyconv.cli.data import Processor
@@ -37,9 +37,9 @@ class Failure:
     """A comparison that failed.
 
     Attributes:
-        data: "integer", where equality must be exact, or "random".
-        tensor: the result, or what was compared if it is no single result.
-        reason: what was wrong, in words.
+        data: kind of data: "integer", with exact comparison, or "random".
+        tensor: name of the wrong result, or of the failed check if it is of several results.
+        reason: description of the fault.
     """
 
     layer: Layer
@@ -55,9 +55,10 @@ class Tally:
     """Counts of the comparisons so far.
 
     Attributes:
-        comparisons, failed: by implementation and dtype.
-        worst: largest share of the rounding bound that random data used up.
-        refused: configurations of which an implementation takes no pass.
+        comparisons: number of comparisons, by implementation and dtype.
+        failed: number of failed comparisons, by implementation and dtype.
+        worst: largest used fraction of the rounding bound, by implementation and dtype.
+        refused: number of problems of which the implementation supports no pass, by implementation.
     """
 
     configurations: int = 0
@@ -122,9 +123,9 @@ def command(
 
     For CI: exits with 1 if a comparison fails.
 
-    Without a configuration, over the built-in list, each entry of which is named after the edge it
-    hits.  Integer-valued data must agree exactly and fulfil the adjoint identity exactly; random
-    data must come as close as plain summation in the same precision does, within a factor of two.
+    Without a configuration, checks a built-in list of edge cases.  With integer data, the results
+    and the adjoint identity must be exact.  With random data, the error must be at most twice that
+    of plain summation in the same precision.
     """
     from cupyconv.cli.data import Processor
 
@@ -161,9 +162,9 @@ def _implementations(impls: Sequence[str], device: str) -> list[str]:
     names = [n for n in impls or FAMILIES if FAMILIES[n].on_gpu in wanted]
     if not names:
         raise ConvError(
-            "--impl and --device must name something together",
+            "--impl must name an implementation for --device",
             f"{', '.join(impls)} does not run on the {device}",
-            "Leave out one of them",
+            "Leave out --impl or --device",
         )
     return names
 
@@ -171,7 +172,7 @@ def _implementations(impls: Sequence[str], device: str) -> list[str]:
 def _available(
     names: list[str], device: str, *, required: bool
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the implementations that can run, and why the others cannot."""
+    """Return the implementations that can run, and the reason why each other cannot run."""
     from cupyconv import DeviceError, arrays
 
     if not any(FAMILIES[name].on_gpu for name in names):
@@ -203,7 +204,7 @@ def _dtypes(layer: Layer, dtypes: Sequence[str]) -> Sequence[str]:
 
 
 def _random_layers(count: int, seed: int) -> Iterator[Layer]:
-    """Yield legal configurations over every rank, format, padding form and grouping."""
+    """Yield random valid layers of every rank, format, kind of padding and grouping."""
     draw = random.Random(seed)
     for number in range(count):
         rank = draw.choice((1, 2, 2, 3))
@@ -247,7 +248,7 @@ def _random_layers(count: int, seed: int) -> Iterator[Layer]:
 def _check(
     layer: Layer, problem: ConvProblem, places: dict[str, Processor], seed: int, tally: Tally
 ) -> None:
-    """All implementations on one problem, on both kinds of data."""
+    """Check all implementations on one problem, with integer and with random data."""
     import numpy as np
 
     from cupyconv.checking import Operands, Truth, integer_operands
@@ -279,10 +280,9 @@ def _check(
 def _compare(
     truth: Truth, name: str, place: Processor, passes: tuple[str, ...], *, exactly: bool
 ) -> Iterator[tuple[str, str | None, float]]:
-    """Yield each comparison of an implementation: name, fault or None, and used bound.
+    """Yield an implementation's comparisons: tensor, fault or None, used fraction of the bound.
 
-    Passes that the implementation lacks only take part in the adjoint identity. The last item is
-    the fraction of the rounding bound that was used.
+    Results of unsupported passes are not compared on their own, only in the adjoint identity.
     """
     import numpy as np
 
@@ -295,7 +295,7 @@ def _compare(
         raise
     except Exception as error:
         if type(error).__module__.startswith("cupy"):
-            raise  # the GPU itself is in trouble, and would be for all that follows
+            raise  # the GPU itself failed, so all later comparisons would fail
         yield "all", f"{type(error).__name__}: {error}", 0.0
         return
     if not exactly:
@@ -318,7 +318,7 @@ def _compare(
     yield "adjoint identity", wrong if len(set(products.values())) > 1 else None, 0.0
 
 
-# -- telling ---------------------------------------------------------------------------------------
+# -- printing --------------------------------------------------------------------------------------
 
 
 def _tables(tally: Tally, not_checked: dict[str, str], seed: int) -> list[Any]:
@@ -343,7 +343,7 @@ def _tables(tally: Tally, not_checked: dict[str, str], seed: int) -> list[Any]:
     if tally.failures:
         parts += [_failure_table(tally.failures), _again(tally.failures, seed)]
     notes = [
-        f"{name} does not take {count} of the configurations and dtypes"
+        f"{name} does not support {count} of the configurations and dtypes"
         for name, count in tally.refused.items()
     ]
     for reason in dict.fromkeys(not_checked.values()):
@@ -376,8 +376,8 @@ def _again(failures: list[Failure], seed: int) -> Any:
     lines = list(commands)[:SHOWN_COMMANDS]
     hidden = len(failures) - SHOWN_FAILURES
     if hidden > 0:
-        lines.append(f"{hidden} more failures are not shown; --json has all")
-    return output.heading("to see a failure again", *lines, wrap=False)
+        lines.append(f"{hidden} more failures are not shown; --json lists all")
+    return output.heading("to reproduce a failure", *lines, wrap=False)
 
 
 def _as_json(

@@ -1,4 +1,4 @@
-"""`cupyconv grads --dask`: the passes on files that are larger than memory, chunk by chunk."""
+"""`cupyconv grads --dask`: compute the passes chunk by chunk, on files larger than memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cupyconv.checking import ROUNDOFF, Agreement
 from cupyconv.cli import data, output, paths
 
 THREADS = 2
-"""Chunks computed at the same time; NumPy's BLAS is parallel itself (chosen)."""
+"""Chunks computed at the same time (chosen); NumPy's BLAS uses several threads for each chunk."""
 
 
 _SLACK = 64
@@ -27,7 +27,7 @@ def open_array(option: str, place: str) -> Any:
     """Return a lazy Dask array over a .npy file or a Zarr folder.
 
     Raises:
-        ConvError: the file is damaged, or of another kind.
+        ConvError: the path is not a .npy file or Zarr folder, is damaged, or is not numeric.
         OSError: the file cannot be opened.
     """
     import dask.array as da
@@ -48,7 +48,7 @@ def open_array(option: str, place: str) -> Any:
     except Exception as error:  # parsers of damaged files raise nearly anything
         raise ConvError(
             f"with --dask, {option} must be a .npy file or a Zarr folder of one array",
-            f"{path} is not one, or damaged ({' '.join(str(error).split())[:120]})",
+            f"{path} is neither, or is damaged ({' '.join(str(error).split())[:120]})",
             "Write it with numpy.save or cupyconv.dask.to_zarr",
         ) from None
     if array.dtype.kind not in "biufc":
@@ -61,14 +61,14 @@ def open_array(option: str, place: str) -> Any:
 
 
 def require_folder(path: Path) -> None:
-    """Check, before anything is computed, that a folder for results can be made.
+    """Check, before anything is computed, that a folder for results can be created.
 
     Raises:
-        ConvError: there is something there already, or nothing that it could be made in.
+        ConvError: the path exists already, or its parent folder is missing or not writable.
     """
     if os.path.lexists(path):
         raise ConvError(
-            "with --dask, --save must be a new folder", f"{path} exists", "Choose another"
+            "with --dask, --save must be a new folder", f"{path} exists", "Choose another path"
         )
     paths.require_writable("--save", path)
 
@@ -83,17 +83,17 @@ def compute(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Compute all passes, a few chunks at a time, with a progress bar.
 
-    Of complex numbers the inner products are the real part of the sum of products with conjugates.
+    The inner product of complex tensors a and b is the real part of sum(a * conj(b)).
 
     Args:
-        problem: the layer.
-        opened: those of x, w and dy that were given; the others are random.
-        seed, kind: of the random ones.
-        impl: implementation.
-        target: a folder for y.zarr, dx.zarr, dw.zarr and db.zarr, if they are to be kept.
+        opened: given arrays among x, w and dy, by name; the other arrays are random.
+        seed: seed of the random arrays.
+        kind: kind of the random arrays, "normal" or "integers".
+        impl: name of the implementation.
+        target: folder for y.zarr, dx.zarr, dw.zarr and db.zarr; None keeps no results.
 
     Returns:
-        The Euclidean norms of all tensors, and the inner products that must agree.
+        The Euclidean norms of all tensors, and the inner products that must agree, by name.
     """
     import dask
     import dask.array as da
@@ -118,7 +118,7 @@ def compute(
     }
     layer, operands = {**problem.keywords, "impl": impl}, dict[str, Any]()
     for name, (shape, chunks) in shapes.items():
-        if name == "dy":  # as the forward pass gives y, so that the passes share their chunks
+        if name == "dy":  # dy gets the chunks of y, so that all passes use the same chunks
             chunks = cd.conv_forward(operands["x"], operands["w"], **layer).chunks
         array = opened.get(name)
         if array is None:
@@ -155,7 +155,7 @@ def compute(
 def adjoint(
     problem: ConvProblem, norms: Mapping[str, float], products: Mapping[str, float]
 ) -> Agreement:
-    """Check the adjoint identity, <conv(x, w), dy> = <x, dx> = <w, dw>, by the tensors' norms."""
+    """Check the adjoint identity <y, dy> = <x, dx> = <w, dw>, relative to the tensors' norms."""
     scale = max(norms[a] * norms[b] for a, b in (("y", "dy"), ("x", "dx"), ("w", "dw")))
     values = list(products.values())
     difference = None
@@ -167,7 +167,7 @@ def adjoint(
 
 @contextmanager
 def _threads(target: Path | None) -> Iterator[None]:
-    """Run computing threads; remove what they wrote to ``target`` unless they finish."""
+    """Compute with a pool of THREADS threads; delete ``target`` if the computation fails."""
     import dask
 
     pool = ThreadPoolExecutor(THREADS)
@@ -175,7 +175,7 @@ def _threads(target: Path | None) -> Iterator[None]:
         with dask.config.set(scheduler="threads", pool=pool):
             yield
     except BaseException:
-        pool.shutdown(cancel_futures=True)  # or they would go on writing
+        pool.shutdown(cancel_futures=True)  # otherwise the threads would go on writing
         if target:
             shutil.rmtree(target, ignore_errors=True)
         raise

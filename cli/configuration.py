@@ -9,9 +9,9 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -19,6 +19,7 @@ from click.shell_completion import CompletionItem
 from cupyconv import ConvError, ConvProblem
 from cupyconv.cli import output, paths
 from cupyconv.errors import shown, unknown_word
+from cupyconv.explaining import transposed
 from cupyconv.explaining.shapes import counted
 from cupyconv.explaining.values import KINDS, require_kind
 from cupyconv.formats import SPATIAL_AXES, data_formats
@@ -26,7 +27,19 @@ from cupyconv.kernels.device import CARDS, DEVICES
 from cupyconv.markup import in_line
 from cupyconv.planning import PRECISIONS
 from cupyconv.planning.families import FAMILIES
-from cupyconv.problem import ITEMSIZE, LARGEST, PADDING_WORDS, PASSES, shape_text
+from cupyconv.problem import (
+    ITEMSIZE,
+    LARGEST,
+    PADDING_WORDS,
+    PASSES,
+    require_output,
+    shape_text,
+    transposed_problem,
+)
+from cupyconv.remedies import Names, offering
+
+if TYPE_CHECKING:
+    from cupyconv.explaining.onnx_model import ModelLayer
 
 PRESETS = Path(__file__).with_name("presets.toml")
 
@@ -39,29 +52,33 @@ class Layer:
     """A requested configuration, before its rules are checked.
 
     Attributes:
-        name, title: what it is called, and what it is about, where it says so.
-        arguments: those arguments of ConvProblem that were given.
-        values: what its data is drawn from.
-        is_transposed: whether it stands for the transposed convolution, whose forward pass is the
-            input gradient of this.
+        name: name of the layer, or None.
+        title: short description of the layer, or None.
+        arguments: given arguments of ConvProblem, by name.  A transposed layer has "transposed"
+            beside them, and "output_padding" or "output_shape"; its "input_shape" is that of its x.
+        values: kind of random data, such as "normal".
     """
 
     name: str | None
     title: str | None
     arguments: Mapping[str, Any]
     values: str = "normal"
-    is_transposed: bool = False
+
+    @property
+    def is_transposed(self) -> bool:
+        """Whether the layer's forward pass is the input gradient of its problem."""
+        return bool(self.arguments.get("transposed"))
 
     @property
     def heading(self) -> str:
-        """Name and title, as far as there are any."""
+        """``name: title``; empty if the layer has neither."""
         return in_line(": ".join(text for text in (self.name, self.title) if text))
 
     def problem(self, **more: Any) -> ConvProblem:
-        """Return the configuration with ``more`` arguments.
+        """Return the layer's problem, with ``more`` arguments of ConvProblem.
 
         Raises:
-            ConvError: a shape is missing, or no such convolution exists.
+            ConvError: a shape is missing, or the arguments are invalid.
         """
         arguments = {**self.arguments, **more}
         missing = [word for word in ("input", "filter") if f"{word}_shape" not in arguments]
@@ -73,7 +90,109 @@ class Layer:
                 "--preset multi-channel",
             )
         _require_sides(arguments)
+        extra = {key: arguments.pop(key) for key in _TRANSPOSED_KEYS if key in arguments}
+        if extra.pop("transposed", False):
+            return _reversed_problem(arguments, **extra)
+        if extra:
+            word = next(iter(extra))
+            raise ConvError(
+                f"{word} describes a transposed layer",
+                "the layer is an ordinary convolution",
+                f"Leave out {word}, or give --transposed",
+            )
         return ConvProblem(**arguments)
+
+    def shapes(self, problem: ConvProblem) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the layer's x, w, y and dy, of which ``problem`` is the problem."""
+        x, y = problem.input_shape, problem.output_shape
+        if self.is_transposed:
+            x, y = y, x
+        return {"x": x, "w": problem.filter_shape, "y": y, "dy": y}
+
+    @property
+    def problem_names(self) -> Mapping[str, str]:
+        """Name in the problem of each of the layer's tensors."""
+        names = transposed.CONVOLUTION_NAMES
+        return names if self.is_transposed else {name: name for name in names}
+
+    def require_output(self, dy: tuple[int, ...]) -> None:
+        """Check that the layer's output has the shape of dy.
+
+        Raises:
+            ConvError: it has another shape; the message has the arguments that would fit.
+        """
+        if not self.is_transposed:
+            offering(self._require_output, Names(), {**self.arguments, "output_shape": dy})
+            return
+        y = self.shapes(self.problem())["y"]
+        if dy == y:
+            return
+        without = {k: v for k, v in self.arguments.items() if k != "output_padding"}
+        try:
+            replace(self, arguments={**without, "output_shape": dy}).problem()
+            remedy = f"Use --output-shape {shape_text(dy)}"
+        except ConvError:
+            remedy = ""
+        raise ConvError(
+            "dy must have the shape of the transposed layer's result",
+            f"dy is {shape_text(dy)}, the result is {shape_text(y)}",
+            remedy,
+        )
+
+    def _require_output(self, output_shape: tuple[int, ...], **arguments: Any) -> None:
+        problem = replace(self, arguments=arguments).problem()
+        require_output(Names(), problem, output_shape)
+
+    def output_padding(self, problem: ConvProblem) -> tuple[int, ...]:
+        """Return the output_padding of a transposed layer, of which ``problem`` is the problem."""
+        return tuple(map(transposed.output_padding, problem.axes))
+
+
+_TRANSPOSED_KEYS = ("transposed", "output_padding", "output_shape")
+"""Arguments of a transposed layer that a convolution does not have."""
+
+_TRANSPOSED_NAMES = Names(
+    x="the result", y="the input", x_shape="output-shape", y_shape="input_shape"
+)
+
+
+def _reversed_problem(
+    arguments: Mapping[str, Any], output_padding: Any = None, output_shape: Any = None
+) -> ConvProblem:
+    """Return the convolution that a transposed layer reverses.
+
+    Raises:
+        ConvError: there is none, or its output is larger than the layer's input.
+    """
+    if output_padding is not None and output_shape is not None:
+        raise ConvError(
+            "the size of a transposed layer's result is given once",
+            "got --output-padding and --output-shape",
+            "Leave out one of them",
+        )
+    given = {**_DEFAULTS, **arguments, "output_shape": arguments["input_shape"]}
+    given |= {"input_shape": output_shape, "output_padding": output_padding}
+    make = partial(transposed_problem, _TRANSPOSED_NAMES)
+    problem = offering(make, _TRANSPOSED_NAMES, given)
+    if problem.output_shape != tuple(arguments["input_shape"]):
+        raise ConvError(
+            "output_padding must be less than the stride on the command line",
+            f"got {shown(output_padding)} with stride {shape_text(problem.stride)}",
+            "cupyconv.conv_transpose takes values up to the dilation",
+        )
+    return problem
+
+
+_DEFAULTS: Mapping[str, Any] = {
+    "stride": 1,
+    "padding": 0,
+    "dilation": 1,
+    "groups": 1,
+    "data_format": None,
+    "filter_format": None,
+    "dtype": "float32",
+}
+"""Arguments of ConvProblem beside the shapes."""
 
 
 # -- values ----------------------------------------------------------------------------------------
@@ -82,7 +201,7 @@ class Layer:
 def _integers(
     what: str, value: Any, rule: str, example: str, separators: str = "[x,]"
 ) -> list[int]:
-    """Return integers out of ``2x1``, ``2,1``, ``2`` or, in TOML, ``[2, 1]``."""
+    """Parse integers such as ``2x1``, ``2,1``, ``2`` or, in TOML, ``[2, 1]``."""
     error = ConvError(
         f"{what} must be {rule}", f"got {shown(value)}", f"Write for example {example}"
     )
@@ -99,7 +218,7 @@ def _integers(
         too_large = False
     if too_large or any(abs(number) > LARGEST for number in numbers):
         raise ConvError(
-            f"{what} must be made of numbers that a 64-bit index can count",
+            f"{what} must be numbers that fit a 64-bit index",
             f"got {shown(value)}",
             f"Use at most {LARGEST}",
         )
@@ -107,8 +226,8 @@ def _integers(
 
 
 def read_shape(what: str, value: Any) -> tuple[int, ...]:
-    """Return a shape such as ``1x5x5x3``, ``1,5,5,3`` or, in TOML, a list."""
-    rule = "a shape, sizes with x or commas between them"
+    """Parse a shape such as ``1x5x5x3``, ``1,5,5,3`` or, in TOML, a list."""
+    rule = "a shape, written as sizes separated by x or commas"
     return tuple(_integers(what, value, rule, "1x5x5x3 or 1,5,5,3"))
 
 
@@ -128,7 +247,7 @@ def _integer(what: str, value: Any) -> int:
 
 
 def _padding(what: str, value: Any) -> Any:
-    rule = "a word, an integer, or an integer or before:after for each spatial axis"
+    rule = "a padding mode, an integer, or an integer or before:after for each spatial axis"
     example = "same, valid, same_lower, 1, 1,2 or 1:2,0:1"
     if isinstance(value, str) and re.fullmatch(r"\s*[A-Za-z][A-Za-z_-]*\s*", value):
         return value.strip().replace("-", "_")
@@ -149,7 +268,7 @@ def _padding(what: str, value: Any) -> Any:
 
 
 def _require_sides(arguments: Mapping[str, Any]) -> None:
-    """Check how many numbers a padding has, which ConvProblem does with an example in Python."""
+    """Check the number of padding entries; ConvProblem's own message has an example in Python."""
     padding, rank = arguments.get("padding"), len(arguments["input_shape"]) - 2
     if not isinstance(padding, (list, tuple)) or rank not in SPATIAL_AXES:
         return
@@ -167,13 +286,21 @@ def _single(numbers: list[int]) -> int | tuple[int, ...]:
 
 def _text(what: str, value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ConvError(f"{what} must be a word", f"got {shown(value)}", "Write it between quotes")
+        raise ConvError(f"{what} must be a string", f"got {shown(value)}", "Write it in quotes")
     return value.strip()
 
 
 def _dtype(what: str, value: Any) -> str:
     if not isinstance(value, str) or value not in ITEMSIZE:
         raise unknown_word(what, value, ITEMSIZE)
+    return value
+
+
+def _flag(what: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConvError(
+            f"{what} must be true or false", f"got {shown(value)}", "Write true, without quotes"
+        )
     return value
 
 
@@ -187,15 +314,18 @@ _READERS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
     "data_format": ("data_format", _text),
     "filter_format": ("filter_format", _text),
     "dtype": ("dtype", _dtype),
+    "transposed": ("transposed", _flag),
+    "output_padding": ("output_padding", _size),
+    "output_shape": ("output_shape", read_shape),
 }
-"""Argument of ConvProblem, and parser of the value, for each key."""
+"""Argument of ConvProblem and parser of the value, by option name and TOML key."""
 
 _LABELS = ("name", "title", "values")
-"""Keys that do not describe the convolution."""
+"""TOML keys of a layer that are not arguments of ConvProblem."""
 
 
 class Words(click.ParamType):
-    """An option value that a shell may complete; it is checked where it is used."""
+    """Option values that a shell completes; the command checks them."""
 
     name = "word"
 
@@ -209,7 +339,7 @@ class Words(click.ParamType):
 
 
 def words(what: str, known: Callable[[], Iterable[str]]) -> Callable:
-    """Reads words with commas between them; suggests the nearest for one that is not known."""
+    """Return an option callback that parses comma-separated values and rejects unknown values."""
 
     def read(context: click.Context, option: click.Parameter, value: str | None) -> Any:
         words = separated(context, option, value)
@@ -224,17 +354,17 @@ def words(what: str, known: Callable[[], Iterable[str]]) -> Callable:
 def separated(
     _context: click.Context, option: click.Parameter, value: str | None
 ) -> tuple[str, ...]:
-    """Return the words of an option, with commas between them; none where it was not given.
+    """Return the comma-separated values of an option; empty if the option is absent.
 
     Raises:
-        ConvError: it was given without a word, which would mean the same.
+        ConvError: the option is present but has no values.
     """
     words = tuple(word.strip() for word in (value or "").split(",") if word.strip())
     if value is not None and not words:
         raise ConvError(
-            f"{option.opts[0]} must be words with commas between them",
+            f"{option.opts[0]} must have one or more values, separated by commas",
             f"got {shown(value)}",
-            "Leave it out, or give one",
+            "Give a value, or leave the option out",
         )
     return words
 
@@ -265,19 +395,22 @@ _OPTIONS = (
     ),
     click.option("--filter", metavar="SHAPE", help="Set the shape of w, such as 3x3x3x4."),
     click.option(
-        "--stride", metavar="N|NxN", help="Set the stride of all axes, or of each.  [default: 1]"
+        "--stride",
+        metavar="N|NxN",
+        help="Set the stride of all axes, or of each axis.  [default: 1]",
     ),
     click.option(
         "--padding",
         type=Words(lambda: PADDING_WORDS),
         metavar="PADDING",
-        help="Pad by same, valid, same_lower, 1, 1,2 (each axis) or 1:2,0:1 (before:after).  "
+        help="Set the padding: same, valid, same_lower, 1, 1,2 (per axis) or 1:2,0:1 "
+        "(before:after).  "
         "[default: 0]",
     ),
     click.option(
         "--dilation",
         metavar="N|NxN",
-        help="Set the dilation of all axes, or of each.  [default: 1]",
+        help="Set the dilation of all axes, or of each axis.  [default: 1]",
     ),
     click.option(
         "--groups",
@@ -296,6 +429,22 @@ _OPTIONS = (
         help="Set the axis order of w, such as HWIO.  [default: OIHW, or HWIO with NHWC]",
     ),
     click.option(
+        "--transposed",
+        is_flag=True,
+        help="Explain or compute the transposed convolution (deconvolution) of INPUT.",
+    ),
+    click.option(
+        "--output-padding",
+        metavar="N|NxN",
+        help="Set the size that a transposed layer adds to its result, less than the stride.  "
+        "[default: 0]",
+    ),
+    click.option(
+        "--output-shape",
+        metavar="SHAPE",
+        help="Set the shape of the result of a transposed layer, instead of --output-padding.",
+    ),
+    click.option(
         "--config",
         type=paths.FILE,
         metavar="FILE",
@@ -305,7 +454,7 @@ _OPTIONS = (
         "--model",
         type=paths.FILE,
         metavar="FILE.onnx",
-        help="Read the convolutions of an ONNX model; --input NAME=SHAPE sets its open sizes.",
+        help="Read the convolutions of an ONNX model; --input NAME=SHAPE sets its unknown sizes.",
     ),
     click.option("--layer", metavar="NAME", help="Use only the layer with this name."),
     click.option(
@@ -375,29 +524,29 @@ passes_option = click.option(
 )
 
 SEED = click.IntRange(0, LARGEST)
-"""Seeds of random data."""
+"""Option type of seeds for random data."""
 
 values_option = click.option(
     "--values",
     metavar="WORD",
     type=Words(lambda: KINDS),
-    help="Draw random data as normal numbers, or as small integers.  [default: normal]",
+    help="Set the kind of random data: normal, or small integers.  [default: normal]",
 )
 
 
 short_form = click.argument("shapes", nargs=-1, metavar="[INPUT FILTER]")
-"""Argument of two shapes, which ``read_short_form`` reads."""
+"""Positional argument for the shapes of input and filter, parsed by ``read_short_form``."""
 
 
 def read_short_form(shapes: Sequence[str]) -> dict[str, str]:
-    """Read two shapes without options as the values of --input and --filter; none as no values.
+    """Return two positional shapes as values of --input and --filter; empty without shapes.
 
     Raises:
-        ConvError: there are not two arguments, or one is not a shape.
+        ConvError: the number of arguments is not two, or an argument is not a shape.
     """
     if shapes and (len(shapes) != 2 or not all(map(_SHAPE.fullmatch, shapes))):
         raise ConvError(
-            "the short form is two shapes, of the input and of the filter",
+            "the short form takes two shapes, for the input and the filter",
             f"got {' '.join(shapes)}",
             f"Write for example cupyconv {click.get_current_context().info_name} "
             "1x5x100x100 10x5x5x5",
@@ -405,22 +554,30 @@ def read_short_form(shapes: Sequence[str]) -> dict[str, str]:
     return dict(zip(("input", "filter"), shapes, strict=False))
 
 
+def shape_or_file(option: str, value: str | None) -> tuple[tuple[int, ...] | None, str | None]:
+    """Return an option that names a file or gives a shape as (shape, None) or (None, file)."""
+    if value is None or Path(value).exists() or not _SHAPE.fullmatch(value):
+        return None, value
+    return read_shape(option, value), None
+
+
 _SHAPE = re.compile(r"[0-9]+([xX,][0-9]+)+")
 
 
 def configuration_options(command: Callable) -> Callable:
-    """Add the short form and the options that ``read_layers`` reads, all but --dtype."""
+    """Add the two positional shapes and the options of ``read_layers``, except --dtype."""
 
     @wraps(command)
     def configured(shapes: Sequence[str], **options: Any) -> Any:
         for key, value in read_short_form(shapes).items():
             if options[key] is not None:
                 raise ConvError(
-                    "the input and the filter are given once",
+                    "a shape can be given only once",
                     f"got {' '.join(shapes)} and --{key} {options[key]}",
                     f"Leave out --{key}, or the two shapes",
                 )
             options[key] = value
+        options["transposed"] = options["transposed"] or None
         return command(**options)
 
     for option in (*reversed(_OPTIONS), short_form):
@@ -432,8 +589,8 @@ def read_layers(options: Mapping[str, Any], notes: list[str] | None = None) -> l
     """Return the layers that a command's options select.
 
     Args:
-        options: values by option name; None for missing options.
-        notes: list to append a model's unreadable convolutions to, with the reason.
+        options: values by option name; None for absent options.
+        notes: list to extend by a line for each convolution of a model that is left out.
 
     Raises:
         ConvError: a value, key, preset or file is invalid.
@@ -443,14 +600,16 @@ def read_layers(options: Mapping[str, Any], notes: list[str] | None = None) -> l
     model, name = options.get("model"), options.get("layer")
     if name is not None and config is None and model is None:
         raise ConvError(
-            "--layer chooses among the layers of a file",
+            "--layer chooses a layer of a file",
             "there is no --config and no --model",
-            "Give one",
+            "Give --config or --model",
         )
     if model is not None:
         if config is not None or preset is not None:
             raise ConvError(
-                "--model chooses the layers", "got --config or --preset, too", "Give one"
+                "--model cannot be combined with --config or --preset",
+                "got more than one",
+                "Give one of them",
             )
         options = dict(options)
         sizes = options.get("input") or ""
@@ -461,7 +620,7 @@ def read_layers(options: Mapping[str, Any], notes: list[str] | None = None) -> l
             layers = [_named(layers, name, model)]
         return _with_options(layers, options)
     if config is not None and preset is not None:
-        raise ConvError("--config and --preset both choose layers", "got both", "Give one of them")
+        raise ConvError("--config and --preset cannot be combined", "got both", "Give one of them")
     layers = [Layer(None, None, {})]
     if config is not None:
         layers = read_file(Path(config))
@@ -476,7 +635,7 @@ def read_layers(options: Mapping[str, Any], notes: list[str] | None = None) -> l
 
 
 def left_out(notes: list[str]) -> list[Any]:
-    """Return the list of a model's convolutions that ``read_layers`` could not read."""
+    """Return a printable list of the convolutions of a model that ``read_layers`` left out."""
     if not notes:
         return []
     head = f"{counted(len(notes), 'node')} of the model left out"
@@ -484,7 +643,10 @@ def left_out(notes: list[str]) -> list[Any]:
 
 
 def _of_model(path: str, sizes: str | None, notes: list[str]) -> list[Layer]:
-    """Return the convolutions of an ONNX model as layers; transposed ones as their inverse."""
+    """Return the convolutions of an ONNX model as layers.
+
+    A transposed convolution becomes the convolution whose input gradient it computes.
+    """
     from cupyconv.explaining.onnx_model import read
 
     given = {}
@@ -496,24 +658,24 @@ def _of_model(path: str, sizes: str | None, notes: list[str]) -> list[Layer]:
         raise ConvError(
             "a model must have a convolution that can be read",
             f"{path} {found.without_layers}",
-            "Use another, or --preset",
+            "Use another model, or --preset",
         )
     notes += [f"{one.name}: {one.reason}" for one in (*found.unknown, *found.left_out)]
     return [
-        Layer(
-            layer.name,
-            f"{layer.operator} of {Path(path).name}"
-            + (
-                ", whose forward pass is the dx of this and whose db has "
-                f"{counted(layer.problem.C, 'value')}"
-                if layer.is_transposed
-                else ""
-            ),
-            _arguments(layer.problem),
-            is_transposed=layer.is_transposed,
-        )
+        Layer(layer.name, f"{layer.operator} of {Path(path).name}", _model_arguments(layer))
         for layer in found.layers
     ]
+
+
+def _model_arguments(layer: ModelLayer) -> dict[str, Any]:
+    arguments = _arguments(layer.problem)
+    if layer.is_transposed:
+        shapes = {
+            "input_shape": layer.problem.output_shape,
+            "output_shape": layer.problem.input_shape,
+        }
+        arguments |= {**shapes, "transposed": True}
+    return arguments
 
 
 def _arguments(problem: ConvProblem) -> dict[str, Any]:
@@ -536,7 +698,7 @@ def _with_options(layers: list[Layer], options: Mapping[str, Any]) -> list[Layer
     given = {
         argument: read(f"--{key.replace('_', '-')}", options[key])
         for key, (argument, read) in _READERS.items()
-        if isinstance(options.get(key), str)
+        if isinstance(options.get(key), str) or options.get(key) is True
     }
     values = options.get("values")
     if values is not None:
@@ -549,22 +711,22 @@ def _named(layers: list[Layer], name: str, where: str) -> Layer:
     if not known:
         raise ConvError(
             "--layer chooses a layer by its name",
-            f"those of {where} have none",
-            'Give each one, such as name = "first"',
+            f"the layers of {where} have no names",
+            'Give each layer a name, such as name = "first"',
         )
     if name not in known:
         raise unknown_word(f"layer in {where}", name, known)
     if known.count(name) > 1:
         raise ConvError(
             "--layer must name one layer",
-            f"{known.count(name)} in {where} are called {shown(name)}",
+            f"{known.count(name)} layers in {where} are named {shown(name)}",
             "Rename all but one of them",
         )
     return next(layer for layer in layers if layer.name == name)
 
 
 def _changed(layer: Layer, given: Mapping[str, Any], values: str | None) -> Layer:
-    """Return the layer with the options applied, without a title that describes the old layer."""
+    """Return the layer with the options applied; drop its title if the layer changes."""
     other = any(layer.arguments.get(key, value) != value for key, value in given.items())
     new = any(key not in layer.arguments and key != "dtype" for key in given)
     title = None if layer.arguments and (other or new) else layer.title
@@ -573,10 +735,10 @@ def _changed(layer: Layer, given: Mapping[str, Any], values: str | None) -> Laye
 
 
 def _toml_fault(error: Exception) -> str:
-    """Return why a file is not TOML."""
+    """Return the reason why a file is not TOML."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    if type(error) is ValueError:  # Python's limit, whose advice is for programs
+    if type(error) is ValueError:  # Python's message advises programmers
         return f"it has an integer of more than {sys.get_int_max_str_digits():,} digits"
     return str(error)
 
@@ -585,8 +747,8 @@ def read_file(path: Path) -> list[Layer]:
     """Return the layers of a TOML file: one at its top level, or several [[layer]] tables.
 
     Raises:
-        ConvError: it is not TOML, or says something that a layer does not have.
-        OSError: it cannot be read.
+        ConvError: the file is not TOML, or a key or value is invalid.
+        OSError: the file cannot be read.
     """
     import tomllib
 
@@ -601,7 +763,7 @@ def read_file(path: Path) -> list[Layer]:
     words = [word for word in ("layer", "layers") if word in content]
     if len(words) > 1:
         raise ConvError(
-            f"{path} must call its layers by one word",
+            f"{path} must use one name for its tables of layers",
             "it has [[layer]] and [[layers]]",
             "Use one of them",
         )
@@ -611,7 +773,7 @@ def read_file(path: Path) -> list[Layer]:
     if content:
         raise ConvError(
             f"{path} must have one layer at its top level, or [[layer]] tables",
-            f"it has both, {next(iter(content))!r} being outside a table",
+            f"it has both, and {next(iter(content))!r} is outside the tables",
             "Move it into a [[layer]] table",
         )
     listed = isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
@@ -619,7 +781,7 @@ def read_file(path: Path) -> list[Layer]:
         raise ConvError(
             f"the layers of {path} must be [[layer]] tables",
             f"got {shown(tables)}",
-            "Write [[layer]], with two brackets, above each",
+            "Write [[layer]], with two brackets, above each layer",
         )
     return [_layer(f"layer {number} of {path.name}", t) for number, t in enumerate(tables, 1)]
 
@@ -627,7 +789,7 @@ def read_file(path: Path) -> list[Layer]:
 def _layer(where: str, table: Mapping[str, Any]) -> Layer:
     if not table:
         raise ConvError(
-            f"{where} must say something",
+            f"{where} must have keys",
             "it is empty",
             'Write lines such as input = "1x5x5x3" and filter = "3x3x3x4"',
         )
@@ -644,7 +806,7 @@ def _layer(where: str, table: Mapping[str, Any]) -> Layer:
     return Layer(labels.get("name"), labels.get("title"), arguments, values)
 
 
-# -- saying a configuration ------------------------------------------------------------------------
+# -- printing a configuration ----------------------------------------------------------------------
 
 
 def as_json(layer: Layer, problem: ConvProblem) -> dict[str, Any]:
@@ -663,12 +825,25 @@ def as_json(layer: Layer, problem: ConvProblem) -> dict[str, Any]:
             "data_format": problem.data_format,
             "filter_format": problem.filter_format,
             "dtype": problem.dtype,
+            "transposed": layer.is_transposed,
+            **_transposed_json(layer, problem),
         },
     }
 
 
+def _transposed_json(layer: Layer, problem: ConvProblem) -> dict[str, Any]:
+    """Return the entries of a transposed layer's configuration that differ from its problem's."""
+    if not layer.is_transposed:
+        return {}
+    return {
+        "input": list(problem.output_shape),
+        "output_shape": list(problem.input_shape),
+        "output_padding": list(layer.output_padding(problem)),
+    }
+
+
 def as_options(problem: ConvProblem) -> str:
-    """Return the options that give this problem, all but --dtype."""
+    """Return the command-line options of a problem, except --dtype."""
     padding = problem.padding_mode
     if padding == "explicit":
         padding = ",".join(f"{before}:{after}" for before, after in problem.padding)
@@ -681,7 +856,12 @@ def as_options(problem: ConvProblem) -> str:
 
 
 def summary(problem: ConvProblem, other: Mapping[str, str] | None = None) -> str:
-    """Return the configuration apart from the shapes, in one line; ``other`` replaces entries."""
+    """Return the configuration without its shapes, in one line.
+
+    Args:
+        other: texts that replace the stride, padding or dilation or stand after them, by option
+            name.
+    """
     padding = problem.padding_mode
     if padding == "explicit":
         sides = [str(b) if b == a else f"{b}:{a}" for b, a in problem.padding]
@@ -694,7 +874,7 @@ def summary(problem: ConvProblem, other: Mapping[str, str] | None = None) -> str
     }
     return ", ".join(
         [
-            *(f"{word} {words[word]}" for word in ("stride", "padding", "dilation")),
+            *(f"{word} {text}" for word, text in words.items()),
             f"groups {problem.groups}",
             f"{problem.data_format} with {problem.filter_format}",
             problem.dtype,

@@ -1,4 +1,4 @@
-"""The numbers that a command works on: seeded or read from files, where they go, and what fits."""
+"""Data of a command: array files, the device that computes, and checks of shapes and memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cupyconv import (
     files,
     plan,
 )
-from cupyconv.cli import output, paths
+from cupyconv.cli import configuration, output, paths
 from cupyconv.planning import plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import ITEMSIZE, PASSES, bytes_text, shape_text
@@ -34,7 +34,7 @@ _NPY, _ZIP = b"\x93NUMPY", b"PK"
 
 
 class Processor:
-    """Device of a command: NumPy on the CPU, or the current GPU."""
+    """The device that computes a command: the CPU with NumPy, or the current GPU."""
 
     def __init__(self, *, on_gpu: bool) -> None:
         self.on_gpu = on_gpu
@@ -42,7 +42,7 @@ class Processor:
 
     @staticmethod
     def of(device: str, impl: str = "auto") -> Processor:
-        """Return the device of --device; for "auto", one that the implementation runs on.
+        """Return the device for --device; "auto" takes a device that the implementation runs on.
 
         Raises:
             DeviceError: a GPU is needed and there is none.
@@ -61,11 +61,11 @@ class Processor:
         return tuple(pass_ for pass_ in PASSES if _takes(problem, pass_, device, impl))
 
     def put(self, array: np.ndarray) -> Any:
-        """Return a NumPy array in this place's memory."""
+        """Return a NumPy array as an array in the memory of this device."""
         return array if self._cupy is None else self._cupy.asarray(array)
 
     def get(self, array: Any) -> np.ndarray:
-        """Return an array of this place as a NumPy array."""
+        """Return an array of this device as a NumPy array."""
         return array if self._cupy is None else self._cupy.asnumpy(array)
 
     def available_memory(self) -> int | None:
@@ -90,16 +90,17 @@ class ArrayFile:
     Only its header is read until ``read`` is called.
 
     Args:
-        option: the option that named the file, such as "--dy"; a .npz array of that name is taken.
-        place: path of the file; the name of an array of a .npz file may follow after a colon.
+        option: the option that names the file, such as "--dy".  In a .npz file, the array of the
+            same name is read.
+        place: path of the file.  For a .npz file, a colon and the name of an array may follow.
 
     Attributes:
         shape: the shape of the array.
-        dtype: its dtype in this machine's byte order.
+        dtype: the dtype of the array, in native byte order.
 
     Raises:
-        ConvError: the file is truncated, pickled or ambiguous, or has no numbers.
-        OSError: it cannot be opened.
+        ConvError: the file is damaged, pickled, ambiguous or not numeric.
+        OSError: the file cannot be opened.
     """
 
     def __init__(self, option: str, place: str) -> None:
@@ -137,11 +138,11 @@ class ArrayFile:
             )
 
     def read(self) -> np.ndarray:
-        """Return the array, in this machine's byte order.
+        """Return the array, in native byte order.
 
         Raises:
             ConvError: the file is damaged, or the array does not fit into main memory.
-            OSError: it cannot be read.
+            OSError: the file cannot be read.
         """
         needed, available = prod(self.shape) * self.dtype.itemsize, available_memory()
         if available is not None and needed > available:
@@ -162,7 +163,7 @@ class ArrayFile:
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
-        """Turn what parsers raise for damaged files into one error."""
+        """Convert the exceptions that parsers raise for damaged files to ConvError."""
         try:
             yield
         except (ConvError, MemoryError):
@@ -177,9 +178,9 @@ class ArrayFile:
             ) from None
 
     def _read_header(self, file: IO[bytes], size: int) -> None:
-        """Take over the shape and dtype of a .npy file that is ``size`` bytes long."""
-        version = np.lib.format.read_magic(file)  # type: ignore[arg-type]  # it only reads
-        # A header of version 3 is one of version 2 in UTF-8, which only names of fields need.
+        """Set ``shape`` and ``dtype`` from the header of a .npy file of ``size`` bytes."""
+        version = np.lib.format.read_magic(file)  # type: ignore[arg-type]  # NumPy only reads
+        # Version 3 headers are version 2 headers in UTF-8. Only field names need UTF-8.
         read = np.lib.format.read_array_header_2_0
         if version == (1, 0):
             read = np.lib.format.read_array_header_1_0
@@ -194,29 +195,34 @@ class ArrayFile:
             raise ValueError(f"its header promises {needed} bytes, {size - file.tell()} follow")
 
 
-def require_shapes(problem: ConvProblem, files_: Mapping[str, ArrayFile]) -> None:
-    """Check that arrays have the shapes of a layer.
+def require_shapes(
+    layer: configuration.Layer, problem: ConvProblem, files_: Mapping[str, ArrayFile]
+) -> None:
+    """Check that the arrays of files have the shapes of a layer.
 
     Raises:
-        ConvError: one has not.
+        ConvError: an array has another shape.
     """
-    shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
-    for name, shape in zip(("x", "w", "dy"), shapes, strict=True):
-        if name in files_ and files_[name].shape != shape:
-            raise ConvError(
-                f"--{name} must have the shape that the layer says",
-                f"the file has {array_text(files_[name].shape)}, {name} is {shape_text(shape)}",
-                "Give another file, or another layer",
-            )
+    shapes = layer.shapes(problem)
+    for name, file in files_.items():
+        if file.shape == shapes[name]:
+            continue
+        if name == "dy":
+            layer.require_output(file.shape)
+        raise ConvError(
+            f"--{name} must have the shape of the layer's {name}",
+            f"the file has {array_text(file.shape)}, {name} is {shape_text(shapes[name])}",
+            "Give another file, or another layer",
+        )
 
 
 def array_text(shape: tuple[int, ...]) -> str:
-    """Return the shape of an array from a file; one without axes is a scalar."""
+    """Return the shape of an array as text; "a scalar" for an array without axes."""
     return shape_text(shape) or "a scalar"
 
 
 def dtype_for(names: Iterable[str]) -> str:
-    """Return the dtype of the library that arrays of several dtypes are to be converted to."""
+    """Return the supported dtype that arrays of these dtypes are best converted to."""
     names = set(names)
     if not any(name.startswith("complex") for name in names):
         return "float32"
@@ -224,16 +230,16 @@ def dtype_for(names: Iterable[str]) -> str:
 
 
 def require_parts(problem: ConvProblem, loaded: Mapping[str, ArrayFile | np.ndarray]) -> None:
-    """Check that no imaginary part would be lost.
+    """Check that no array would lose its imaginary part.
 
     Raises:
-        ConvTypeError: an array is complex and the problem is not.
+        ConvTypeError: an array is complex, but the problem is real.
     """
     for name, array in loaded.items():
         if array.dtype.kind == "c" and not problem.is_complex:
             raise ConvTypeError(
-                f"{name} is {array.dtype}, whose imaginary part {problem.dtype} does not have. Use "
-                f"--dtype {dtype_for([array.dtype.name])}"
+                f"{name} is {array.dtype}, and {problem.dtype} has no imaginary part. Use --dtype "
+                f"{dtype_for([array.dtype.name])}"
             )
 
 
@@ -248,43 +254,43 @@ def _member(option: str, path: Path, members: list[str], name: str | None) -> st
     first = next(iter(arrays_), None)
     raise ConvError(
         f"{option} must be one array of the .npz file",
-        f"{path} has {', '.join(arrays_) or 'none'}, and none is called {wanted!r}",
+        f"{path} has {', '.join(arrays_) or 'no arrays'}, and no {wanted!r}",
         f"Choose one, for example {option} {path}:{first}" if arrays_ else "Give another file",
     )
 
 
 def _native(array: np.ndarray) -> np.ndarray:
-    """Return the array in this machine's byte order; NumPy saves bfloat16 as two opaque bytes."""
+    """Return the array in native byte order; NumPy saves bfloat16 as two opaque bytes."""
     if array.dtype == np.dtype("V2"):
         return array.view(arrays.numpy_dtype("bfloat16"))
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def save(path: Path, content: Mapping[str, np.ndarray]) -> None:
-    """Write a .npz file whole or not at all; bfloat16 as float32, which holds it exactly."""
+    """Write a .npz file atomically; bfloat16 arrays become float32, without loss."""
     plain = {
         name: array.astype(np.float32) if array.dtype == arrays.numpy_dtype("bfloat16") else array
         for name, array in content.items()
     }
     if str(path) == paths.STANDARD:
-        held = io.BytesIO()
-        np.savez(held, **plain)  # type: ignore[arg-type]
-        output.deliver(held.getvalue())
+        buffer = io.BytesIO()
+        np.savez(buffer, **plain)  # type: ignore[arg-type]
+        output.deliver(buffer.getvalue())
         return
     with files.replacing(path) as file:
-        np.savez(file, **plain)  # type: ignore[arg-type]  # names are ours, none is allow_pickle
+        np.savez(file, **plain)  # type: ignore[arg-type]  # no array is called allow_pickle
 
 
 # -- memory ----------------------------------------------------------------------------------------
 
 
 def require_memory(problem: ConvProblem) -> None:
-    """Check that a layer's tensors fit into main memory, before any of them is made.
+    """Check that a layer's tensors fit into main memory, before any tensor is allocated.
 
     Raises:
-        ConvError: they do not.
+        ConvError: the tensors do not fit.
     """
-    # x, w, dy and the three results; each of them in float64 as well, and one intermediate copy.
+    # x, w, dy and the three results, a float64 copy of each, and one intermediate copy.
     elements = problem.bytes // ITEMSIZE[problem.dtype]
     needed, available = 2 * problem.bytes + 3 * 8 * elements, available_memory()
     if available is not None and needed > available:
@@ -315,14 +321,14 @@ def _meminfo() -> int | None:
 def _cgroup() -> int | None:
     try:
         return int(Path("/sys/fs/cgroup/memory.max").read_text())
-    except (OSError, ValueError):  # not there, or "max"
+    except (OSError, ValueError):  # the file is missing, or says "max"
         return None
 
 
 def _address_space() -> int | None:
     try:
         import resource
-    except ImportError:  # not on Windows
+    except ImportError:  # Windows has no such module
         return None
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     return None if limit == resource.RLIM_INFINITY else limit

@@ -1,4 +1,4 @@
-"""`cupyconv env`: what is installed, what is missing, and the command that installs it."""
+"""`cupyconv env`: show what is installed and what is missing, with the commands to install it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _install_cupy() -> str:
 
 
 class Optional(NamedTuple):
-    """A package that something needs which is not always wanted."""
+    """An optional package, its use, and the command that installs it."""
 
     name: str
     use: str
@@ -40,16 +40,16 @@ class Optional(NamedTuple):
 
 
 OPTIONAL = {
-    "numba": Optional("Numba", "compiles loops of the CPU", lambda: install_command("numba")),
-    "torch": Optional("PyTorch", "is for cupyconv.torch", lambda: "pip install torch"),
-    "onnx": Optional("ONNX", "reads models", lambda: install_command("onnx")),
-    "dask": Optional("Dask", "is for cupyconv.dask", lambda: install_command("dask")),
+    "numba": Optional("Numba", "compiles CPU loops", lambda: install_command("numba")),
+    "torch": Optional("PyTorch", "is needed by cupyconv.torch", lambda: "pip install torch"),
+    "onnx": Optional("ONNX", "reads ONNX models", lambda: install_command("onnx")),
+    "dask": Optional("Dask", "is needed by cupyconv.dask", lambda: install_command("dask")),
 }
-"""Package to install, keyed by module name."""
+"""Optional packages, by module name."""
 
 
 class Missing(NamedTuple):
-    """Something that is not there, and the command that installs it."""
+    """A missing component, and the command that installs it."""
 
     what: str
     command: str
@@ -62,7 +62,7 @@ def command(require_gpu: bool, as_json: bool) -> None:
     """Show installed packages and devices, and what is missing."""
     missing: list[Missing] = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what CuPy warns of while it loads is reported below
+        warnings.simplefilter("ignore")  # the report covers CuPy's warnings at import
         found = {
             "cupyconv": cupyconv.__version__,
             "python": {"version": platform.python_version(), "platform": platform.platform()},
@@ -81,10 +81,10 @@ def command(require_gpu: bool, as_json: bool) -> None:
     else:
         output.draw(*_tables(found, missing))
     if require_gpu and not any(gpu["usable"] for gpu in found["gpus"]):
-        raise DeviceError("--require-gpu asks for a usable GPU, and there is none")
+        raise DeviceError("--require-gpu needs a usable GPU, and there is none")
 
 
-# -- looking ---------------------------------------------------------------------------------------
+# -- collecting ------------------------------------------------------------------------------------
 
 
 def _numpy() -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _cupy(missing: list[Missing]) -> dict[str, Any] | None:
     try:
         return {"version": arrays.cupy().__version__}
     except CupyconvError:
-        missing.append(Missing("CuPy, which carries arrays to the GPU", _install_cupy()))
+        missing.append(Missing("CuPy, which provides GPU arrays", _install_cupy()))
         return None
 
 
@@ -114,7 +114,7 @@ def _driver(missing: list[Missing]) -> dict[str, Any] | None:
     version = _try(lambda: int(arrays.cupy().cuda.runtime.driverGetVersion()))
     if version:  # 13010 is CUDA 13.1
         return {"cuda": f"{version // 1000}.{version % 1000 // 10}"}
-    if shutil.which("nvidia-smi") is None:  # else it may be CuPy that is missing
+    if shutil.which("nvidia-smi") is None:  # otherwise only CuPy may be missing
         missing.append(Missing("NVIDIA's driver", INSTALL_DRIVER))
     return None
 
@@ -157,7 +157,7 @@ def _bindings(missing: list[Missing]) -> dict[str, Any] | None:
 
 
 def _optional(name: str, missing: list[Missing]) -> dict[str, Any] | None:
-    """Return a line on an optional package, without the slow import of it."""
+    """Return the version of an optional package, without importing it, which is slow."""
     label, use, command = OPTIONAL[name]
     try:
         version = importlib.metadata.version(name)
@@ -183,9 +183,7 @@ def _cache(missing: list[Missing]) -> dict[str, Any]:
     writable = folder is not None and cache_folder.unwritable(folder) is None
     wrong = None if folder is None else cache_folder.distrust(folder)
     if not writable:
-        missing.append(
-            Missing("a kernel cache that can be written", f"export {name}=/a/folder/that/can")
-        )
+        missing.append(Missing("a writable kernel cache", f"export {name}=/a/writable/folder"))
     elif wrong is not None:
         missing.append(Missing(f"a kernel cache that only you can write: {wrong[0]}", wrong[1]))
     return {
@@ -201,7 +199,7 @@ def _target_text(gpu: dict[str, Any]) -> str:
     """Return the compiler's target for a GPU, or the reason why the GPU is unusable."""
     architecture, target = gpu["architecture"], gpu["target"]
     if architecture is None:
-        return "too old: 7.5 is needed"
+        return "too old: capability 7.5 is needed"
     if target is None:
         return f"{architecture}: {gpu['reason']}"
     if target == architecture:
@@ -213,11 +211,11 @@ def _try(look: Callable[[], Any]) -> Any:
     """Return what ``look`` returns; None if it fails in any way."""
     try:
         return look()
-    except Exception:  # drivers and their bindings fail in many ways, none of which stops a report
+    except Exception:  # no failure of a driver or its bindings may stop the report
         return None
 
 
-# -- telling ---------------------------------------------------------------------------------------
+# -- printing --------------------------------------------------------------------------------------
 
 
 def _tables(found: dict[str, Any], missing: list[Missing]) -> list[Any]:

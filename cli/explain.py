@@ -1,4 +1,4 @@
-"""`cupyconv explain`: why every shape and every number of a layer's gradients is what it is."""
+"""`cupyconv explain`: explain the shapes and the values of a layer's gradients."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,10 @@ from cupyconv.markup import Document, Paragraph, Section, Verbatim, in_line
     "--w", type=paths.FILE, metavar="FILE", help="Read w from .npy or .npz.  [default: random]"
 )
 @click.option(
-    "--dy", type=paths.FILE, metavar="FILE", help="Read dy from .npy or .npz.  [default: random]"
+    "--dy",
+    type=paths.FILE,
+    metavar="FILE|SHAPE",
+    help="Read dy from .npy or .npz, or check that it has this shape.  [default: random]",
 )
 @click.option(
     "--seed",
@@ -53,19 +57,19 @@ from cupyconv.markup import Document, Paragraph, Section, Verbatim, in_line
     help="Draw random data from this seed.",
 )
 @configuration.values_option
-@click.option("--large", is_flag=True, help="Compute the values however large the layer is.")
+@click.option("--large", is_flag=True, help="Compute the values of a large layer, too.")
 @click.option(
     "--map",
     "mapped",
     metavar="dx|dw|y",
     type=configuration.Words(lambda: MAPPED),
-    help="Draw how many terms reach each position.",
+    help="Draw a map of the number of terms that each position sums.",
 )
 @click.option(
     "--code",
     metavar="FRAMEWORK",
     type=configuration.Words(lambda: translate.FRAMEWORKS),
-    help="Print the layer for tensorflow, pytorch, jax or onnx.",
+    help="Print code of the layer for tensorflow, pytorch, jax or onnx.",
 )
 @click.option(
     "--svg",
@@ -102,11 +106,12 @@ def command(
     cupyconv explain --preset valid-stride --code pytorch > layer.py
     cupyconv explain --preset same-stride --html layer.html
 
-    Indices are in the order (n, c, h, w), whatever the data format.  Values are random with a
-    seed, the same as those of `cupyconv grads`, or read from files.  What is longer than the
-    terminal is shown with $PAGER.
+    Indices are in the order (n, c, h, w) in every data format.  Values are random, the same as in
+    `cupyconv grads` with the same seed, or read from files.  Output longer than the terminal is
+    shown with $PAGER.
     """
     layers = configuration.read_layers(options)
+    dy_shape, dy = configuration.shape_or_file("--dy", dy)
     read = {name: path for name, path in zip(OPERANDS, (x, w, dy), strict=True) if path}
     saved = [path for path in (svg, html) if path]
     paths.require_one_output(*saved, as_json=as_json)
@@ -116,14 +121,14 @@ def command(
             paths.require_writable(option, Path(path))
     if len(layers) > 1 and (read or saved or code or opened):
         raise ConvError(
-            "--x, --w, --dy, --code, --svg, --html and --open go with one layer",
+            "--x, --w, --dy, --code, --svg, --html and --open apply to a single layer",
             f"the configuration has {len(layers)}",
             "Choose one with --layer NAME",
         )
     whole = not (elements or mapped or code or saved or opened)
     told = []
     for layer in layers:
-        problem, explanation, source = _explanation(layer, read, seed, large)
+        problem, explanation, source = _explanation(layer, read, dy_shape, seed, large)
         chosen = [explanation.element(name) for name in elements]
         counted = explanation.map(mapped) if mapped is not None else None
         translated = explanation.code(code) if code is not None else None
@@ -168,18 +173,18 @@ def command(
             parts.append("\n".join(Paragraph(source).lines(width)))
     if saved:
         volume = problem.spatial_rank == 3 and (html or not mapped)
-        how = ", the three axes drawn one by one" if volume else ""
+        how = ", with a separate drawing of each spatial axis" if volume else ""
         parts.append(f"saved to {in_line(' and '.join(saved))}{how}")
     output.write_paged("\n\n".join(parts) + "\n")
 
 
 def _explanation(
-    layer: Layer, read: Mapping[str, str], seed: int, large: bool
+    layer: Layer, read: Mapping[str, str], dy_shape: tuple[int, ...] | None, seed: int, large: bool
 ) -> tuple[ConvProblem, Explanation, str]:
-    """Return a layer's explanation, and a sentence on its values.
+    """Return a layer's problem, its explanation and a sentence on the source of its values.
 
     Raises:
-        ConvError: the values do not fit into memory.
+        ConvError: the files do not match the layer, or the values do not fit into memory.
     """
     opened: dict[str, Any] = {}
     loaded: dict[str, Any] = {}
@@ -192,17 +197,26 @@ def _explanation(
         for name, argument in (("x", "input_shape"), ("w", "filter_shape"))
         if name in opened and argument not in layer.arguments
     }
-    problem = layer.problem(**more)
+    layer = replace(layer, arguments={**layer.arguments, **more})
+    problem = layer.problem()
+    if dy_shape is not None:
+        layer.require_output(dy_shape)
     if opened:
-        data.require_shapes(problem, opened)
+        data.require_shapes(layer, problem, opened)
         data.require_parts(problem, opened)
-        loaded = {name: file.read() for name, file in opened.items()}
+        loaded = {layer.problem_names[name]: file.read() for name, file in opened.items()}
     if large:
         from cupyconv.cli import data
 
         data.require_memory(problem)
     explanation = cupyconv.explain(
-        problem, title=layer.heading, values=layer.values, seed=seed, large=large, **loaded
+        problem,
+        title=layer.heading,
+        values=layer.values,
+        seed=seed,
+        large=large,
+        transposed=layer.is_transposed,
+        **loaded,
     )
     known = explanation.data
     if known.too_many and len(loaded) < len(OPERANDS):
@@ -210,7 +224,7 @@ def _explanation(
     where = [f"{name} from {path}" for name, path in read.items()]
     if len(read) < len(OPERANDS):
         what = "integers" if layer.values == "integers" else "data"
-        where.append(f"random {what} of seed {seed}, the same as in `cupyconv grads`")
+        where.append(f"random {what} from seed {seed}, the same as in `cupyconv grads`")
     return problem, explanation, f"Values: {', '.join(where)}."
 
 
@@ -225,7 +239,7 @@ def _as_json(
     *,
     everything: bool,
 ) -> dict[str, Any]:
-    # An element of too many terms is refused before values are computed.
+    # An element with too many terms raises an error here, before values are computed.
     elements = [element.to_dict(everything) for element in chosen]
     example = explanation.element(explanation.middle).to_dict() if problem.N else None
     entry = {**configuration.as_json(layer, problem), **explanation.to_dict()}
@@ -244,7 +258,7 @@ def _width() -> int:
 
 
 def _height() -> int:
-    """Return the number of map lines that fit the terminal with the title and the text."""
+    """Return how many lines of a map fit the terminal together with its title and text."""
     return max(shutil.get_terminal_size((output.PIPED_WIDTH, 24)).lines - 8, 8)
 
 

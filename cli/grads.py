@@ -1,24 +1,25 @@
-"""`cupyconv grads`: the passes on data, their shapes explained, their values checked."""
+"""`cupyconv grads`: compute the passes on data, explain their shapes and check their values."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+import cupyconv
 from cupyconv import ConvError, ConvProblem, ConvTypeError
 from cupyconv.cli import configuration, output, paths
 from cupyconv.cli.configuration import Layer
-from cupyconv.cli.shapes import axes_table, tensors_json, title
-from cupyconv.explaining.shapes import reasons
+from cupyconv.cli.shapes import axes_table, layer_reasons, tensors_json, title
 from cupyconv.explaining.values import OPERANDS, draw
 from cupyconv.markup import in_line
 from cupyconv.problem import ITEMSIZE, PASSES, REAL_PART, bytes_text, shape_text
 
-# NumPy and what needs it are imported when the command runs, so that --help does without them.
+# --help must work without NumPy: functions import NumPy and the modules that need it.
 if TYPE_CHECKING:
     import numpy as np
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from cupyconv.cli.data import Processor
 
 STEPS = 6
-"""Number of steps of a layer's checks: the float64 results, and three finite differences."""
+"""Progress steps of a layer's checks: three for the float64 results, three finite differences."""
 
 
 @click.command()
@@ -37,7 +38,12 @@ STEPS = 6
     "--x", type=paths.FILE, metavar="FILE", help="Read x from .npy or .npz (FILE.npz:NAME)."
 )
 @click.option("--w", type=paths.FILE, metavar="FILE", help="Read w from .npy or .npz.")
-@click.option("--dy", type=paths.FILE, metavar="FILE", help="Read dy from .npy or .npz.")
+@click.option(
+    "--dy",
+    type=paths.FILE,
+    metavar="FILE|SHAPE",
+    help="Read dy from .npy or .npz, or check that it has this shape.",
+)
 @click.option(
     "--seed",
     type=configuration.SEED,
@@ -66,8 +72,8 @@ STEPS = 6
     "--dask",
     "chunked",
     is_flag=True,
-    help="Compute data larger than memory: --x, --w and --dy may be Zarr folders, --save writes a "
-    "folder of them, and only the adjoint identity is checked.",
+    help="Compute data larger than memory, in chunks: --x, --w and --dy may be Zarr folders, "
+    "--save writes a folder of Zarr arrays, and only the adjoint identity is checked.",
 )
 @output.json_option
 def command(
@@ -85,18 +91,22 @@ def command(
 ) -> int:
     """Compute, explain and check the gradients of a layer.
 
-    The data is random with a seed, or read from files; --dtype converts what is read.  With checks,
-    the gradients are compared with central finite differences and a reference in float64, and with
-    each other by the adjoint identity.
+    The data is random, or read from files and converted to --dtype.  The checks compare the
+    gradients with central finite differences and with a reference in float64, and with each other
+    by the adjoint identity.
     """
     from cupyconv.checking import compute
     from cupyconv.cli import data
 
     layers = configuration.read_layers(options)
+    dy_shape, dy = configuration.shape_or_file("--dy", dy)
     files = {name: path for name, path in zip(OPERANDS, (x, w, dy), strict=True) if path}
+    if dy_shape is not None:
+        for layer in layers:
+            layer.require_output(dy_shape)
     if len(layers) > 1 and (files or save):
         raise ConvError(
-            "--x, --w, --dy and --save go with one layer",
+            "--x, --w, --dy and --save apply to a single layer",
             f"the configuration has {len(layers)}",
             "Choose one with --layer NAME",
         )
@@ -115,16 +125,17 @@ def command(
         data.require_parts(problem, opened)
         planned = place.plan(problem, impl)
         _require_memory(problem, place, check=not no_check)
-        loaded = {name: file.read() for name, file in opened.items()}
+        loaded = {layer.problem_names[name]: file.read() for name, file in opened.items()}
         operands = _operands(problem, loaded, seed, layer.values)
         with output.progress("computing and checking", 1 if no_check else 1 + STEPS) as advance:
             results = compute(problem, operands, place, impl)
             advance()
-            report = _Report(layer, problem, planned, files, seed, _norms(operands, results))
+            tensors = _tensors(layer, problem, operands, results)
+            report = _Report(layer, problem, planned, files, seed, _norms(tensors))
             if not no_check:
                 report.check(operands, results, advance)
         if target:
-            data.save(target, {**operands._asdict(), **results._asdict()})
+            data.save(target, tensors)
         reports.append(report)
     return _tell(reports, target, as_json)
 
@@ -139,7 +150,7 @@ def _chunked(
     no_check: bool,
     options: Mapping[str, Any],
 ) -> _Report:
-    """Return the report of --dask."""
+    """Compute a layer in chunks, and return its report."""
     from cupyconv.cli import data
 
     try:
@@ -152,12 +163,16 @@ def _chunked(
         raise ConvError(
             "--dask computes one layer, on the CPU",
             f"got {len(layers)} layers and --device {device}",
-            "Give one layer and --device cpu; cupyconv.dask takes chunks of CuPy from Python",
+            "Give one layer and --device cpu; in Python, cupyconv.dask takes CuPy chunks, too",
+        )
+    if layers[0].is_transposed:
+        raise ConvError(
+            "--dask computes ordinary convolutions", "the layer is transposed", "Leave out --dask"
         )
     if paths.STANDARD in (str(target), *files.values()):
         raise ConvError(
-            "--dask reads and writes folders and files",
-            "- is standard input or output",
+            "--dask cannot use standard input or output",
+            "got - as a path",
             "Give paths, or leave --dask out",
         )
     if target:
@@ -176,9 +191,9 @@ def _chunked(
 
 
 def _tell(reports: list[_Report], target: Path | None, as_json: bool) -> int:
-    """Print what was found; 1 if a check failed."""
+    """Print the reports; return the exit status, 1 if a check failed."""
     if target and str(target) == paths.STANDARD:
-        pass  # which has the tensors
+        pass  # standard output has the tensors
     elif as_json:
         everything = [report.as_json() for report in reports]
         output.write_json({"layers": everything, "saved": str(target) if target else None})
@@ -189,7 +204,7 @@ def _tell(reports: list[_Report], target: Path | None, as_json: bool) -> int:
 
 
 class _Report:
-    """Results of one layer, and their output."""
+    """The results of one layer, as tables and as JSON."""
 
     def __init__(
         self,
@@ -207,7 +222,7 @@ class _Report:
         self.chunked = False
 
     def check(self, operands: Operands, results: Results, advance: Callable[[], None]) -> None:
-        """Compare the results; ``advance`` is called after each of STEPS."""
+        """Check the results; call ``advance`` after each of the STEPS."""
         from cupyconv.checking import Truth
 
         truth = Truth(self.problem, operands)
@@ -219,6 +234,25 @@ class _Report:
             advance()
         self.agreements += [truth.against_adjoint(results), *truth.against_reference(results)]
         self.products = truth.inner_products(results)
+        if self.layer.is_transposed:
+            self._rename()
+
+    def _rename(self) -> None:
+        """Give the checked tensors their names in the transposed layer, and omit db.
+
+        The checks compare db with sums over the problem's dy, which is the layer's x.
+        """
+        names = {other: name for name, other in self.layer.problem_names.items()}
+        self.agreements = [
+            replace(one, tensor=", ".join(names[name] for name in one.tensor.split(", ")))
+            for one in self.agreements or ()
+            if one.tensor != "db"
+        ]
+        pairs = [key.strip("<>").split(",") for key in self.products]
+        values = self.products.values()
+        self.products = {
+            f"<{names[a]},{names[b]}>": value for (a, b), value in zip(pairs, values, strict=True)
+        }
 
     @property
     def passed(self) -> bool:
@@ -226,9 +260,9 @@ class _Report:
 
     def tables(self) -> list[Any]:
         tensors = output.table("tensor", "shape", "norm", "why this shape", right=("norm",))
-        for tensor, shape, reason in reasons(self.problem):
+        for tensor, shape, reason in layer_reasons(self.layer, self.problem):
             tensors.add_row(tensor, shape_text(shape), f"{self.norms[tensor]:.5g}", reason)
-        parts = [title(self.layer, self.problem), tensors, axes_table(self.problem)]
+        parts = [title(self.layer, self.problem), tensors, axes_table(self.layer, self.problem)]
         if self.agreements is not None:
             reading = self._reading_of_chunks() if self.chunked else self._reading()
             parts += [self._agreement_table(self.agreements), reading]
@@ -259,11 +293,12 @@ class _Report:
         return output.heading(
             "how to read this",
             f"The loss is {'the real part of ' * self.problem.is_complex}<y,dy>. It is linear in "
-            "x, in w and in the bias, so central differences in float64 are exact but for "
-            "rounding.",
+            "x, in w and in the bias, so central differences in float64 are exact apart "
+            "from rounding.",
             f"Inner products: {self._products()}.",
-            "Differences are relative to the sum of the absolute values of a number's terms. "
-            "Bounds come from what plain summation in the same precision loses on this data.",
+            "Each difference is relative to the sum of the absolute values of the number's terms. "
+            "Each bound comes from the error of plain summation, in the same precision and on "
+            "this data.",
         )
 
     def _reading_of_chunks(self) -> Any:
@@ -283,20 +318,20 @@ class _Report:
             ran = ", ".join(f"{pass_} {name}" for pass_, name in names.items())
         data = ", ".join(f"{name} from {in_line(path)}" for name, path in self.files.items())
         what = "integers" if self.layer.values == "integers" else "data"
-        drawn = "" if len(self.files) == len(OPERANDS) else f"random {what} of seed {self.seed}"
+        drawn = "" if len(self.files) == len(OPERANDS) else f"random {what} from seed {self.seed}"
         line = f"ran on {where} with {ran}; {', '.join(filter(None, (data, drawn)))}"
         if self.agreements is None:
             return f"{line}\nnot checked"
         verdicts = [agreement.passed for agreement in self.agreements]
         said = f"{len(verdicts)} checks, {verdicts.count(False)} failed"
         if None in verdicts:
-            said += f", {verdicts.count(None)} say nothing of numbers that are not finite"
+            said += f", {verdicts.count(None)} undecided, as numbers are not finite"
         return f"{line}\n{said}"
 
     def as_json(self) -> dict[str, Any]:
         return {
             **configuration.as_json(self.layer, self.problem),
-            **tensors_json(self.problem),
+            **tensors_json(self.layer, self.problem),
             "data": {name: self.files.get(name, "random") for name in OPERANDS},
             "seed": self.seed,
             "device": self.planned.device.name,
@@ -321,15 +356,25 @@ class _Report:
         }
 
 
-def _norms(operands: Operands, results: Results) -> dict[str, float]:
+def _tensors(
+    layer: Layer, problem: ConvProblem, operands: Operands, results: Results
+) -> dict[str, np.ndarray]:
+    """Return every tensor of a layer by its name in the layer."""
+    everything = {**operands._asdict(), **results._asdict()}
+    if not layer.is_transposed:
+        return everything
+    tensors = {name: everything[other] for name, other in layer.problem_names.items()}
+    db = cupyconv.conv_backprop_bias(tensors["dy"], data_format=problem.data_format)
+    return {**tensors, "db": db}
+
+
+def _norms(tensors: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Return the Euclidean norm of every tensor."""
     import numpy as np
 
-    everything = {**operands._asdict(), **results._asdict()}
     with np.errstate(all="ignore"):
         return {
-            tensor: float(np.linalg.norm(_wide(array).ravel()))
-            for tensor, array in everything.items()
+            tensor: float(np.linalg.norm(_wide(array).ravel())) for tensor, array in tensors.items()
         }
 
 
@@ -338,7 +383,7 @@ def _wide(array: np.ndarray) -> np.ndarray:
 
 
 def _problem(layer: Layer, loaded: Mapping[str, Any], options: Mapping[str, Any]) -> ConvProblem:
-    """Return the layer with the shapes and the dtype of the files that were opened."""
+    """Return the layer's problem, with the shapes and the dtype of the opened files."""
     from cupyconv.cli import data
 
     more: dict[str, Any] = {}
@@ -367,9 +412,10 @@ def _problem(layer: Layer, loaded: Mapping[str, Any], options: Mapping[str, Any]
                 else "Give another file",
             )
         more[f"{key}_shape"] = shape
-    problem = layer.problem(**more)
+    layer = replace(layer, arguments={**layer.arguments, **more})
+    problem = layer.problem()
     if "dy" in loaded:
-        problem.require_output_gradient(loaded["dy"].shape)
+        layer.require_output(loaded["dy"].shape)
     return problem
 
 
@@ -386,11 +432,11 @@ def _operands(
 
 
 def _require_memory(problem: ConvProblem, place: Processor, *, check: bool) -> None:
-    """Refuse what would not fit, before anything is allocated."""
+    """Check that the layer's tensors fit into memory, before anything is allocated."""
     from cupyconv.cli import data
 
-    # Measured: copies in float32 while random numbers are drawn and 16-bit types are summed, and
-    # numpy's blocks; the checks keep operands, results and magnitudes in float64.
+    # Bytes per element, measured. Drawing random numbers and summing 16-bit types makes float32
+    # copies, and NumPy adds blocks. The checks keep operands, results and magnitudes in float64.
     elements = problem.bytes // ITEMSIZE[problem.dtype]
     tensors = 2 * problem.bytes  # x, w and dy, and the three results of their shapes
     computing = tensors + 10 * elements + (8 << 20)
@@ -402,7 +448,7 @@ def _require_memory(problem: ConvProblem, place: Processor, *, check: bool) -> N
         ("main", needed, data.available_memory()),
     ):
         if available is not None and need > available:
-            out = "Use a smaller input or batch; `cupyconv shapes` answers without data"
+            out = "Use a smaller input or batch; `cupyconv shapes` needs no data"
             if where == "main" and check and computing <= available:
                 out = f"Use --no-check, which needs {bytes_text(computing)}, or a smaller batch"
             raise ConvError(

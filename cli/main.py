@@ -1,4 +1,4 @@
-"""The program: its commands, loaded when used, and what becomes of every error."""
+"""The program: its commands, which are loaded when used, and the handling of errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cupyconv.errors import ConvError, CupyconvError, DeviceError, KernelCompile
 from cupyconv.signals import interrupts
 
 COMMANDS = ("shapes", "grads", "explain", "plan", "model", "check", "bench", "warm", "env")
-"""Each is the object ``command`` of the module of its name."""
+"""Commands; each is the object ``command`` of the module with the same name."""
 
 GOOD, CHECK_FAILED, WRONG_USAGE, NO_GPU, DOES_NOT_COMPILE = range(5)
 """Exit codes."""
@@ -32,7 +32,7 @@ TRACEBACK_VARIABLE = "CUPYCONV_TRACEBACK"
 
 
 class Program(click.Group):
-    """A group whose commands are files, and whose errors are one line each."""
+    """A group that loads each command from its module, and prints an error as one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -60,7 +60,7 @@ class Program(click.Group):
         except Exception as error:
             if os.environ.get(TRACEBACK_VARIABLE):
                 raise
-            # NumPy's import makes another error of an interrupt.
+            # An interrupt during NumPy's import raises another exception.
             was_interrupted = has_interrupt() and not isinstance(error, OSError)
             code = INTERRUPTED if was_interrupted else _report(error)
         sys.exit(code or GOOD)
@@ -77,7 +77,7 @@ def _without_numerical_warnings() -> Iterator[None]:
 
 @contextmanager
 def _ending_by_signal() -> Iterator[None]:
-    """Clean up before a signal ends the program, as after an error.
+    """Turn SIGTERM and SIGHUP into SystemExit, so that the program cleans up as after an error.
 
     Signals that are already ignored, as under nohup, stay ignored.
     """
@@ -85,10 +85,10 @@ def _ending_by_signal() -> Iterator[None]:
 
     def end(number: int, _frame: FrameType | None) -> NoReturn:
         for one in taken:
-            signal.signal(one, signal.SIG_IGN)  # a second one would end the cleaning up
+            signal.signal(one, signal.SIG_IGN)  # a second signal would stop the cleanup
         raise SystemExit(128 + number)  # as a shell reports it
 
-    if threading.current_thread() is threading.main_thread():  # no other may do this
+    if threading.current_thread() is threading.main_thread():  # only this thread may do this
         for name in ("SIGTERM", "SIGHUP"):
             number = getattr(signal, name, None)  # Windows has no SIGHUP
             if number is not None and signal.getsignal(number) is signal.SIG_DFL:
@@ -156,10 +156,11 @@ def main(ctx: click.Context) -> None:
 
     Exit codes: 0 success, 1 a check failed or nothing was measured, 2 wrong usage or invalid
     configuration, 3 no GPU, 4 a kernel did not compile, 70 a bug in cupyconv, 130 interrupted (128
-    and a signal's number).
+    plus the number of the signal).
 
     Tab completes commands, options, presets and values after
-    eval "$(_CUPYCONV_COMPLETE=bash_source cupyconv)", or zsh_source, or fish_source.
+    eval "$(_CUPYCONV_COMPLETE=bash_source cupyconv)", with zsh_source or fish_source for these
+    shells.
     """
     if ctx.invoked_subcommand is None:
         output.write(ctx.get_help() + "\n")

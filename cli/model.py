@@ -1,4 +1,4 @@
-"""`cupyconv model`: the convolutions of an ONNX model, with shapes, gradients, cost and kernels."""
+"""`cupyconv model`: list the convolutions of an ONNX model with shapes, cost and kernels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cupyconv.problem import bytes_text, shape_text
 
 
 class _Described(click.Argument):
-    """An argument with a help text, which older versions of click do not take."""
+    """A click argument with a help text, which older versions of click do not support."""
 
     def __init__(self, *args: Any, help: str, **rest: Any) -> None:
         super().__init__(*args, **rest)
@@ -36,8 +36,8 @@ class _Described(click.Argument):
     "inputs",
     metavar="NAME=SHAPE",
     multiple=True,
-    help="Set open sizes: of an input, such as data=1x3x224x224, or by the name of the size, such "
-    "as batch=1.  Repeatable.",
+    help="Set unknown sizes: the shape of an input, such as data=1x3x224x224, or a named size, "
+    "such as batch=1.  Repeatable.",
 )
 @configuration.devices_option(
     "Show which kernels would run on this device: cpu, an architecture or a card.  Repeatable.",
@@ -73,9 +73,8 @@ def command(
     cupyconv model net.onnx --sort flops --top 10
     cupyconv explain --model net.onnx --layer /features/3
 
-    Needs the onnx package (pip install onnx), no GPU and no weights.  x, w and y stand for their
-    gradients dx, dw and dy too, which have the same shapes.  Unknown sizes are shown by name, or
-    as "?".
+    Needs the onnx package (pip install onnx), but no GPU and no weights.  The gradients dx, dw and
+    dy have the shapes of x, w and y.  Unknown sizes are shown by name, or as "?".
     """
     if sort is not None and sort not in _ORDERS:
         raise unknown_word("--sort", sort, _ORDERS)
@@ -141,8 +140,8 @@ def command(
         f"{totals['parameters']:,} parameters with biases",
         f"forward {output.scaled(totals['flops'], 'FLOP')}, with both gradients "
         f"{output.scaled(totals['flops_of_three_passes'], 'FLOP')}",
-        f"each pass moves {bytes_text(totals['bytes'])} with each tensor once",
-        f"all y together have {bytes_text(totals['activation_bytes'])}",
+        f"each pass moves {bytes_text(totals['bytes'])} if each tensor moves once",
+        f"all y together take {bytes_text(totals['activation_bytes'])}",
     ]
     if model.unknown:
         known = lines[1:] if model.layers else []
@@ -168,7 +167,7 @@ def command(
     output.draw(
         output.heading(in_line(file), in_line(f"inputs {named}")),
         table,
-        output.heading("in all", *lines),
+        output.heading("total", *lines),
     )
 
 
@@ -178,7 +177,7 @@ _ORDERS: Mapping[str, Callable[[ModelLayer], Any]] = {
     "bytes": lambda layer: -layer.problem.bytes,
     "name": lambda layer: layer.name,
 }
-"""Keys that layers may be sorted by, in descending order."""
+"""Sort keys of layers, by value of --sort; numbers sort in descending order."""
 
 
 def _unread_cells(layer: UnreadLayer) -> tuple[str, ...]:
@@ -196,7 +195,7 @@ def _unread_cells(layer: UnreadLayer) -> tuple[str, ...]:
 
 
 def _counted(model: Model) -> str:
-    """Count the convolutions that are read, and say why the others are not."""
+    """Return the number of convolutions that were read, and the reasons for the others, as text."""
     shown, every = len(model.layers), model.convolutions
     if shown == every:
         return counted(every, "convolution")
@@ -208,12 +207,12 @@ def _counted(model: Model) -> str:
 def _csv(
     model: Model, planned: list[tuple[ModelLayer, list[Plan]]], devices: tuple[str, ...]
 ) -> str:
-    """Return a line for each layer, with its kernels on every device."""
+    """Return a CSV line per layer, with its kernels on every device."""
     import csv
     import io
 
-    held = io.StringIO()
-    writer = csv.writer(held, lineterminator="\n")
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
     numbers = ("parameters", "flops", "share", "bytes")
     kernels = [f"{tensor} on {device}" for device in devices for tensor in ("y", "dx", "dw")]
     texts = ("layer", "operator", "x", "w", "y", "settings")
@@ -231,14 +230,14 @@ def _csv(
                 spreadsheet_cell("; ".join(layer.notes)),
             ]
         )
-    return held.getvalue()
+    return buffer.getvalue()
 
 
 def _input(text: str) -> tuple[str, tuple[int, ...]]:
     name, _, shape = text.rpartition("=")
     if not name or not re.fullmatch(r"\s*[0-9]+(\s*[x,]\s*[0-9]+)*\s*", shape.lower()):
         raise ConvError(
-            "--input must be a name and its shape",
+            "--input must be a name and a shape",
             f"got {text!r}",
             "Write for example data=1x3x224x224",
         )
@@ -250,7 +249,7 @@ def _shape(shape: Shape) -> str:
 
 
 def _settings(layer: ModelLayer) -> str:
-    """Return the unusual properties of a layer in words."""
+    """Return the settings of a layer that are not the defaults, and its dtype, as text."""
     problem = layer.problem
     words = [layer.operator] if layer.is_transposed else []
     if max(problem.stride) > 1:

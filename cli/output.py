@@ -1,6 +1,6 @@
-"""Output of commands: tables and JSON to standard output, all else to standard error.
+"""Output of commands: tables and JSON to standard output, everything else to standard error.
 
-Control characters are escaped in every text.  ``markup.in_line`` keeps names from outside on one
+Control characters are escaped in every text.  ``markup.in_line`` keeps names from files on one
 line, so that they cannot look like output of the program.
 
 rich draws progress bars and spinners, and is imported only for them.
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 PIPED_WIDTH = 100
 
 LONGEST_ERROR = 2000
-"""Characters of an error, which may quote what was given; of a longer one both ends are shown."""
+"""Most characters of an error message; a longer message is shortened in the middle."""
 
-# Eager: what else decides what is printed, such as --list-presets, has to know.
+# Eager, because the callback of --list-presets must know whether to print JSON.
 json_option = click.option(
     "--json", "as_json", is_flag=True, is_eager=True, help="Print one JSON object."
 )
@@ -46,7 +46,7 @@ def write(text: str) -> None:
 def write_paged(text: str) -> None:
     """Write text through the pager if it is longer than the terminal.
 
-    The text may have colours, so its values must be visible text already.
+    The text may contain colour codes, so control characters in it must be escaped already.
     """
     if is_terminal(sys.stdout) and text.count("\n") >= shutil.get_terminal_size().lines:
         click.echo_via_pager(_within_encoding(text))
@@ -57,7 +57,7 @@ def write_paged(text: str) -> None:
 def write_json(content: dict[str, Any]) -> None:
     """Write one JSON object to standard output; numbers without a JSON form become null."""
     text = json.dumps(_finite(content), indent=2, allow_nan=False)
-    write(text.replace("\x7f", "\\u007f") + "\n")  # the one control character that it leaves
+    write(text.replace("\x7f", "\\u007f") + "\n")  # json.dumps escapes all other control characters
 
 
 def _deliver(text: str) -> None:
@@ -88,7 +88,7 @@ def _let_go_if_broken(stream: TextIO) -> Iterator[None]:
 
 
 def deliver(content: bytes) -> None:
-    """Write bytes to standard output unchanged: a picture or an array."""
+    """Write bytes, such as a picture or an array, to standard output unchanged."""
     stream = standard_output()
     stream.flush()
     stream.buffer.write(content)
@@ -96,10 +96,10 @@ def deliver(content: bytes) -> None:
 
 
 def standard_output() -> TextIO:
-    """Return the stream of that name.
+    """Return standard output as a text stream.
 
     Raises:
-        OSError: it was closed before the program began.
+        OSError: standard output was closed before the program started.
     """
     if sys.stdout is None:
         raise OSError(errno.EBADF, os.strerror(errno.EBADF), "standard output")
@@ -110,11 +110,11 @@ _PLAINER = str.maketrans(
     {"─": "-", "–": "-", "→": ">", "×": "x", "·": ".", "±": "~", "µ": "u", "…": "~"}
     | dict(zip("░▒▓█", ".+#@", strict=True))
 )
-"""Replacements of one character each, for encodings that lack the characters of our output."""
+"""Replacements of single characters, for encodings that lack them."""
 
 
 def _within_encoding(text: str) -> str:
-    """Return the text with characters that standard output's encoding has."""
+    """Return the text with all characters replaced that the encoding of standard output lacks."""
     encoding = sys.stdout.encoding or "utf-8"
     return text.encode(encoding, _HANDLER).decode(encoding)
 
@@ -178,14 +178,14 @@ def _painted(cell: str) -> str:
 
 
 class Rows:
-    """A table while it is filled."""
+    """A table that rows are added to."""
 
     def __init__(self, columns: tuple[str, ...], right: Iterable[str]) -> None:
         self._columns, self._right = columns, tuple(right)
         self._rows: list[tuple[str, ...]] = []
 
     def add_row(self, *cells: str) -> None:
-        """A row; cells that are left out are empty."""
+        """Add a row; missing cells are empty."""
         self._rows.append(cells + ("",) * (len(self._columns) - len(cells)))
 
     @property
@@ -194,23 +194,27 @@ class Rows:
 
 
 def table(*columns: str, right: Iterable[str] = ()) -> Rows:
-    """Return an empty table with these headings; those in ``right`` are aligned to the right."""
+    """Return an empty table with these headings; columns in ``right`` are aligned to the right."""
     return Rows(columns, right)
 
 
 def heading(text: str, *lines: str, wrap: bool = True) -> Section:
-    """Return a title with plain lines below it; text to be copied is better not wrapped."""
+    """Return a title with plain lines below it.
+
+    Args:
+        wrap: whether to break long lines; False suits commands that users copy.
+    """
     blocks: tuple[Block, ...] = tuple(map(Paragraph, lines))
     return Section(text, blocks if wrap else (Verbatim("\n".join(lines), indent=0),))
 
 
 def verdict(passed: bool | None) -> str:
-    """Return pass, FAIL, or a dash for what could not be checked."""
+    """Return "pass", "FAIL", or "-" for None, if nothing could be checked."""
     return "-" if passed is None else "pass" if passed else "FAIL"
 
 
 def option(name: str, value: Any) -> str:
-    """Write an argument of the library as an option: ``--data-format NHWC``, ``--stride 2x1``."""
+    """Return an argument of the library as an option: ``--data-format NHWC``, ``--stride 2x1``."""
     words = {"input_shape": "input", "filter_shape": "filter", "output_shape": "dy"}
     text = str(value)
     if isinstance(value, tuple):
@@ -221,11 +225,11 @@ def option(name: str, value: Any) -> str:
 
 
 def error(message: str, below: str = "") -> None:
-    """Write one line to standard error, and below it the compiler's log, if any."""
+    """Write a message as one line to standard error, and ``below`` it a compiler's log."""
     line = " ".join(message.split())
     if len(line) > LONGEST_ERROR:
         line = f"{line[: LONGEST_ERROR // 2]} ... {line[-LONGEST_ERROR // 2 :]}"
-    # Where nobody reads it, the exit code still tells.
+    # If standard error is closed, the exit code still reports the error.
     with suppress(OSError), _let_go_if_broken(sys.stderr):
         click.echo(f"cupyconv: error: {visible(line)}", err=True)
         if below:
@@ -233,16 +237,14 @@ def error(message: str, below: str = "") -> None:
 
 
 PATIENCE = 2.0
-"""Seconds that a command may take before it shows how far it is."""
+"""Seconds before a command shows a progress bar."""
 
 
 @contextmanager
 def progress(text: str, total: int) -> Iterator[Callable[[], None]]:
     """Show percent and remaining time of a long task on a terminal's standard error.
 
-    Yields a function that is called after each of ``total`` steps.
-
-    Yields a function that is called after each of ``total`` steps.
+    Yields a function to call after each of the ``total`` steps.
     """
     if not is_terminal(sys.stderr):
         yield lambda: None

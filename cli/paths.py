@@ -1,4 +1,4 @@
-"""Paths among the options: what they have to be before anything is done with them."""
+"""Option values that are paths: checks, reading and writing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cupyconv.cli import output
 
 
 class _File(click.ParamType):
-    """The path of a file, or of a folder where one is taken."""
+    """Option type: the path of a file or folder."""
 
     name = "file"
 
@@ -29,14 +29,14 @@ class _File(click.ParamType):
 
 
 FILE = _File()
-"""The type of every option that is a path."""
+"""Type of every option whose value is a path."""
 
 
 def require_suffix(option: str, path: Path, *suffixes: str) -> None:
-    """Check that a file's name does not say that something else is in it.
+    """Check that the suffix of a file, if any, fits the written format.
 
     Raises:
-        ConvError: it ends otherwise, as ``picture.png`` does where SVG is written.
+        ConvError: the suffix does not fit, such as ``picture.png`` for SVG.
     """
     if str(path) != STANDARD and path.suffix and path.suffix.lower() not in suffixes:
         raise ConvError(
@@ -50,7 +50,7 @@ def require_writable(option: str, path: Path) -> None:
     """Check, before anything is computed, that a file can be written.
 
     Raises:
-        ConvError: its folder does not exist or cannot be written, or it is a folder itself.
+        ConvError: the path is a folder, or its folder does not exist or is not writable.
     """
     if str(path) == STANDARD:
         return
@@ -60,18 +60,20 @@ def require_writable(option: str, path: Path) -> None:
 
 
 STANDARD = "-"
-"""The name of standard input or output, wherever a file is taken."""
+"""Path that stands for standard input or standard output."""
 
 
 def require_one_output(*written: str | None, as_json: bool) -> None:
-    """Check that at most one thing is for standard output.
+    """Check that at most one output goes to standard output.
 
     Raises:
-        ConvError: several files are, or one beside --json.
+        ConvError: several files, or a file and --json, go to standard output.
     """
     if written.count(STANDARD) + (STANDARD in written and as_json) > 1:
         raise ConvError(
-            "standard output takes one thing", "it is asked for two", "Write one to a file"
+            "only one result can go to standard output",
+            "got more than one",
+            "Write the others to files",
         )
 
 
@@ -88,21 +90,21 @@ def read(path: Path) -> bytes:
     if str(path) != STANDARD:
         return path.read_bytes()
     if sys.stdin is None:
-        raise ConvError("- is standard input", "it is closed", "Give a file, or a pipe")
+        raise ConvError("- reads standard input", "it is closed", "Give a file, or a pipe")
     meta = click.get_current_context().meta
     if meta.get(_READ):
         raise ConvError(
-            "standard input is read once", "- is given for two things", "Give one as a file"
+            "standard input can be read only once", "- is given twice", "Give one of them as a file"
         )
     meta[_READ] = True
     return sys.stdin.buffer.read()
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, or to standard output.
+    """Write a file atomically, or write to standard output.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the output cannot be written.
     """
     if str(path) == STANDARD:
         output.deliver(content)

@@ -1,4 +1,4 @@
-"""`cupyconv plan`: which kernel computes each pass, how fast, and what limits it."""
+"""`cupyconv plan`: show which kernel computes each pass, how fast, and what limits its speed."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from cupyconv.planning.estimates import Estimate, estimate, instead
 from cupyconv.problem import PASSES
 
 MOST_IN_FULL = 4
-"""Layers that are shown in full; of more layers each has one line (chosen)."""
+"""Most layers that are shown in full; more layers get one line each (chosen)."""
 
 SLOWEST = 10
-"""Layers whose times are compared with other settings, if not all are shown in full (chosen)."""
+"""Number of slowest layers whose times are compared with other settings (chosen)."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Show which kernel computes each pass, how fast, and what limits it.
+    """Show the kernel of each pass, its speed and what limits it.
 
     \b
     cupyconv plan --preset multi-channel --device "RTX 4090"
@@ -87,8 +87,8 @@ def command(
     cupyconv plan --model net.onnx --dtype float16 --device sm_89
 
     The plan is for contiguous tensors.  Times are modelled unless --measure is given.  The roofline
-    is the least time of a pass by the data sheet: all arithmetic, or each tensor moved once.  Needs
-    no data, and a GPU only for --measure.
+    is the least time of a pass by the data sheet, for all arithmetic or for moving each tensor
+    once, whichever is longer.  Needs no data, and a GPU only for --measure.
     """
     notes: list[str] = []
     layers = [(layer, layer.problem()) for layer in configuration.read_layers(options, notes)]
@@ -153,7 +153,7 @@ def _instead_table(entry: LayerPlan) -> Table:
         runner = f"{_time(runner_up)} {runner_up.kernel}" if runner_up else "-"
         times = [_time(others[planned.pass_].get(name)) for name in settings]
         rows.append((planned.pass_, runner, *times))
-    return Table(("estimated instead", "runner-up", *settings), tuple(rows), tuple(settings))
+    return Table(("other estimates", "runner-up", *settings), tuple(rows), tuple(settings))
 
 
 def _overview(plans: Sequence[LayerPlan]) -> list[Any]:
@@ -198,7 +198,7 @@ def _slowest_table(slowest: Sequence[LayerPlan], total: float) -> Any:
 
 
 def _best_setting(entry: LayerPlan) -> str:
-    """Return the setting that shortens the three passes most, with the time; "" without one."""
+    """Return the setting that shortens the three passes most, with the time; "" if none does."""
     totals = _setting_totals(entry)
     name = min(totals, key=totals.__getitem__, default=None)
     if name is None or totals[name] >= entry.microseconds:

@@ -1,4 +1,4 @@
-"""`cupyconv shapes`: everything that a configuration fixes without data."""
+"""`cupyconv shapes`: print the shapes, cost and implementations of a layer, without data."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ import click
 from cupyconv import ConvError, ConvProblem
 from cupyconv.cli import backwards, configuration, output
 from cupyconv.cli.configuration import Layer
-from cupyconv.explaining.shapes import axis_reasons, interval_dict, reasons
+from cupyconv.explaining import transposed
+from cupyconv.explaining.shapes import Reason, axis_reasons, interval_dict, one, reasons
 from cupyconv.planning import Plan, plan
 from cupyconv.problem import PASSES, GemmView, bytes_text, shape_text
 
 _MOST_BESIDE = 2
-"""Devices that a table has columns for."""
+"""Most devices that get a column each; more devices get a line each."""
 
 PASS_GRADIENTS = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw"}
+TRANSPOSED_GRADIENTS = {"forward": "dx", "backprop_input": "y", "backprop_filter": "dw"}
+"""Tensor of a transposed layer that each pass of the convolution computes."""
 
 
 @click.command()
@@ -31,12 +34,12 @@ PASS_GRADIENTS = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw
 @click.option(
     "--dy",
     metavar="SHAPE",
-    help="Show which inputs have an output of this shape, and why; reject any other --input.",
+    help="List the input sizes that give an output of this shape; check that --input fits.",
 )
 @click.option(
     "--sweep",
-    metavar="WORD=FIRST:LAST",
-    help="Print one line per value of input, filter, stride, dilation or padding, on all axes.",
+    metavar="NAME=FIRST:LAST",
+    help="Sweep input, filter, stride, dilation or padding on all axes: one line per value.",
 )
 @output.json_option
 def command(
@@ -55,7 +58,13 @@ def command(
     notes: list[str] = []
     layers = configuration.read_layers(options, notes)
     if dy is not None and sweep is not None:
-        raise ConvError("--dy and --sweep ask two questions", "got both", "Give one of them")
+        raise ConvError("--dy and --sweep cannot be combined", "got both", "Give one of them")
+    if any(layer.is_transposed for layer in layers) and (dy or sweep):
+        raise ConvError(
+            "--dy and --sweep describe an ordinary convolution",
+            "the layer is transposed",
+            "Give --output-shape to set the size of its result",
+        )
     if dy is not None:
         _backwards(layers, dy, options, as_json)
         return
@@ -74,16 +83,11 @@ def command(
 
 
 def _backwards(layers: list[Layer], dy: str, options: Mapping[str, Any], as_json: bool) -> None:
-    """List the inputs that have this output; a given input must be one of them."""
+    """Print the input sizes that give an output of shape ``dy``, and check --input against it."""
     shape = configuration.read_shape("--dy", dy)
     if options.get("input"):
         for layer in layers:
-            try:
-                problem = layer.problem()
-            except ConvError as error:
-                error.offer(backwards.fixes_with_dy(layer, shape, error))
-                raise
-            problem.require_output_gradient(shape)
+            layer.require_output(shape)
     found = [(layer, backwards.inputs_of(layer, shape)) for layer in layers]
     if as_json:
         output.write_json({"layers": [backwards.backwards_json(*entry) for entry in found]})
@@ -93,35 +97,50 @@ def _backwards(layers: list[Layer], dy: str, options: Mapping[str, Any], as_json
 
 
 def _sweep(layers: list[Layer], text: str, as_json: bool) -> None:
-    """The layers with one word changed."""
+    """Print a table per layer, with a line per value of the varied option."""
     sweep = backwards.read_sweep(text)
     found = [(layer, backwards.swept(layer, sweep)) for layer in layers]
     if as_json:
-        content = [{"name": layer.name, **backwards.sweep_json(sweep, one)} for layer, one in found]
+        content = [
+            {"name": layer.name, **backwards.sweep_json(sweep, steps)} for layer, steps in found
+        ]
         output.write_json({"layers": content})
         return
     parts: list[Any] = []
-    for layer, one in found:
-        problem = next(each for _, each in one if isinstance(each, ConvProblem))
+    for layer, steps in found:
+        problem = next(step for _, step in steps if isinstance(step, ConvProblem))
         line = configuration.summary(problem, {sweep.word: sweep.text})
-        # A title tells of the layer as it was before.
+        # The title describes the layer before the change, so only its name is printed.
         name = replace(layer, title=None).heading
         parts.append(output.heading(*([name, line] if name else [line])))
-        parts.append(backwards.sweep_table(sweep, one))
+        parts.append(backwards.sweep_table(sweep, steps))
     output.draw(*parts)
 
 
 def title(layer: Layer, problem: ConvProblem) -> Any:
     """Return the lines above a layer's tables."""
-    head = f"{shape_text(problem.input_shape)} * {shape_text(problem.filter_shape)}"
-    line = f"{head} -> {shape_text(problem.output_shape)}"
-    lines = [line, configuration.summary(problem)]
+    x, w, y, _ = map(shape_text, layer.shapes(problem).values())
+    kind = "transposed layer: " if layer.is_transposed else ""
+    settings = {}
+    if layer.is_transposed:
+        settings["output_padding"] = one(layer.output_padding(problem))
+    lines = [f"{kind}{x} * {w} -> {y}", configuration.summary(problem, settings)]
     return output.heading(*([layer.heading, *lines] if layer.heading else lines))
 
 
-def axes_table(problem: ConvProblem) -> Any:
-    """Return the rules of each spatial axis."""
+def layer_reasons(layer: Layer, problem: ConvProblem) -> tuple[Reason, ...]:
+    """Return the shapes of a layer's tensors, and the reason for each."""
+    return transposed.reasons(problem) if layer.is_transposed else reasons(problem)
+
+
+def axes_table(layer: Layer, problem: ConvProblem) -> Any:
+    """Return a table of the padding, output size, input sizes and unread inputs per axis."""
     table = output.table("axis", "", "")
+    if layer.is_transposed:
+        for transposed_entry in transposed.axis_reasons(problem):
+            for row in transposed.rows(transposed_entry):
+                table.add_row(*row)
+        return table
     for entry in axis_reasons(problem):
         rows = {
             "padding": entry.padding,
@@ -134,17 +153,22 @@ def axes_table(problem: ConvProblem) -> Any:
     return table
 
 
+def gradients(layer: Layer) -> Mapping[str, str]:
+    """Return the layer's tensor that each pass of its problem computes."""
+    return TRANSPOSED_GRADIENTS if layer.is_transposed else PASS_GRADIENTS
+
+
 def _tables(layer: Layer, problem: ConvProblem, plans: list[Plan]) -> list[Any]:
     tensors = output.table("tensor", "shape", "why")
-    for tensor, shape, reason in reasons(problem, is_transposed=layer.is_transposed):
+    for tensor, shape, reason in layer_reasons(layer, problem):
         tensors.add_row(tensor, shape_text(shape), reason)
-    # A column for each of a few devices, and a line for each of many, which are wider than a page.
+    # A few devices get a column each. Columns of many devices would be wider than a page.
     beside = plans if len(plans) <= _MOST_BESIDE else []
     headings = [device_plan.device.name for device_plan in beside]
     passes = output.table("pass", "gives", "GEMM m x n x k", *headings)
     for pass_ in PASSES:
         cells = [_implementation(device_plan, pass_) for device_plan in beside]
-        passes.add_row(pass_, PASS_GRADIENTS[pass_], _gemm_text(problem.gemm(pass_)), *cells)
+        passes.add_row(pass_, gradients(layer)[pass_], _gemm_text(problem.gemm(pass_)), *cells)
     below = output.table("device", *PASSES)
     for device_plan in plans:
         cells = [_implementation(device_plan, pass_) for pass_ in PASSES]
@@ -152,7 +176,7 @@ def _tables(layer: Layer, problem: ConvProblem, plans: list[Plan]) -> list[Any]:
     return [
         title(layer, problem),
         tensors,
-        axes_table(problem),
+        axes_table(layer, problem),
         passes,
         *([] if beside else [below]),
         output.heading("each pass", _cost(problem), _indexing(problem)),
@@ -171,8 +195,8 @@ def _gemm_text(view: GemmView) -> str:
 
 def _cost(problem: ConvProblem) -> str:
     return (
-        f"{output.scaled(problem.flops, 'FLOP')}, {bytes_text(problem.bytes)} with each tensor "
-        f"once, {problem.arithmetic_intensity:.3g} FLOP/byte"
+        f"{output.scaled(problem.flops, 'FLOP')}, {bytes_text(problem.bytes)} if each tensor "
+        f"moves once, {problem.arithmetic_intensity:.3g} FLOP/byte"
     )
 
 
@@ -185,11 +209,11 @@ def _indexing(problem: ConvProblem) -> str:
 def _as_json(layer: Layer, problem: ConvProblem, plans: list[Plan]) -> dict[str, Any]:
     return {
         **configuration.as_json(layer, problem),
-        **tensors_json(problem, is_transposed=layer.is_transposed),
+        **tensors_json(layer, problem),
         "passes": [
             {
                 "pass": pass_,
-                "gives": PASS_GRADIENTS[pass_],
+                "gives": gradients(layer)[pass_],
                 **problem.gemm(pass_)._asdict(),
                 "flops": problem.flops,
                 "bytes": problem.bytes,
@@ -219,9 +243,12 @@ def _as_json(layer: Layer, problem: ConvProblem, plans: list[Plan]) -> dict[str,
     }
 
 
-def tensors_json(problem: ConvProblem, *, is_transposed: bool = False) -> dict[str, Any]:
-    """Return shapes with their reasons, and the axes, for ``--json``."""
-    explained = reasons(problem, is_transposed=is_transposed)
+def tensors_json(layer: Layer, problem: ConvProblem) -> dict[str, Any]:
+    """Return the shapes, the reasons for the shapes and the spatial axes, for ``--json``.
+
+    The axes are those of the problem: a transposed layer's input is their output.
+    """
+    explained = layer_reasons(layer, problem)
     return {
         "shapes": {entry.tensor: list(entry.shape) for entry in explained},
         "reasons": {entry.tensor: entry.reason for entry in explained},

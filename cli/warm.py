@@ -1,4 +1,4 @@
-"""`cupyconv warm`: compiles what layers will load, ahead of their first calls."""
+"""`cupyconv warm`: compile the kernels of layers ahead of their first calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cupyconv.markup import in_line
 from cupyconv.planning import ACTIVATIONS
 from cupyconv.problem import PASSES, ConvProblem
 
-# CuPy and NumPy are imported when the command runs, so that --help does without them.
+# --help must work without CuPy and NumPy: functions import the modules that need them.
 if TYPE_CHECKING:
     from cupyconv.warming import Warmed, WarmKernel
 
@@ -80,10 +80,10 @@ def command(
     notes: list[str] = []
     layers = [(layer, layer.problem()) for layer in configuration.read_layers(options, notes)]
     if not devices and not arrays.device_count():
-        arrays.cupy()  # which may be what is missing
+        arrays.cupy()  # raises an error if CuPy is missing
         raise DeviceError(
-            "kernels are compiled for the current GPU unless --device is given, and there is none. "
-            "Say which, for example --device sm_90a"
+            "kernels are compiled for the current GPU unless --device is given, and there is no "
+            "GPU. Give a device, for example --device sm_90a"
         )
     found = []
     for device in devices or (None,):

@@ -1,14 +1,14 @@
-"""Multi-channel convolutions for CuPy and NumPy arrays: forward, and both gradients.
+"""Multi-channel convolutions for CuPy and NumPy arrays: the forward pass and both gradients.
 
-Everything is loaded when first used: importing cupyconv imports neither NumPy nor CuPy.
+Modules are loaded at first use: importing cupyconv imports neither NumPy nor CuPy.
 
 Attributes:
-    benchmark: set to True, and on a GPU the first call of each pass of a problem times the most
-        promising kernels; the fastest is remembered by chip, driver and problem, in later processes
-        too.  The same kernel gives the same bits on every run; another choice may differ in
-        rounding.
-    workspace_limit: bytes of GPU memory that a pass, or the bias gradient, may use beside its
-        tensors, 0 for none; None is any number.
+    benchmark: whether the first call of each pass of a problem on a GPU times the most promising
+        kernels.  The fastest kernel is stored by chip, driver and problem, for later processes,
+        too.  The same kernel gives the same bits on every run; another kernel may round
+        differently.
+    workspace_limit: most bytes of GPU memory that a pass, or the bias gradient, may use besides its
+        tensors; 0 permits no workspace, None any amount.
 """
 
 from importlib import import_module
@@ -19,7 +19,7 @@ __version__ = "0.1.0"
 benchmark: bool = False
 workspace_limit: int | None = None
 
-_HOMES = {
+_MODULES = {
     "ConvProblem": "problem",
     "ConvAxis": "problem",
     "CupyconvError": "errors",
@@ -50,14 +50,15 @@ _HOMES = {
     "cudnn": "",
     "typing": "",
 }
+"""Defining module of each public name; empty if the name is itself a module."""
 
-_BRIDGES = ("dask", "torch")
-"""Modules that need other packages; not listed in __all__, because those may be missing."""
+_OPTIONAL_MODULES = ("dask", "torch")
+"""Modules that need other packages; __all__ omits them, because the packages may be missing."""
 
-__all__ = [*_HOMES, "__version__"]
+__all__ = [*_MODULES, "__version__"]
 
 
-if TYPE_CHECKING:  # the names above, and no others
+if TYPE_CHECKING:  # exactly the names above
     from cupyconv import (
         cudnn as cudnn,
         dask as dask,
@@ -95,13 +96,13 @@ if TYPE_CHECKING:  # the names above, and no others
 else:
 
     def __getattr__(name: str) -> Any:
-        if name in _BRIDGES:
+        if name in _OPTIONAL_MODULES:
             return import_module(f"cupyconv.{name}")
-        if name not in _HOMES:
+        if name not in _MODULES:
             raise AttributeError(f"module 'cupyconv' has no attribute {name!r}")
-        home = _HOMES[name]
-        module = import_module(f"cupyconv.{home or name}")
-        value = getattr(module, name) if home else module
+        owner = _MODULES[name]
+        module = import_module(f"cupyconv.{owner or name}")
+        value = getattr(module, name) if owner else module
         globals()[name] = value
         return value
 

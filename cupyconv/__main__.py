@@ -1,4 +1,4 @@
-"""`python -m cupyconv`, the same program as the `cupyconv` command."""
+"""`python -m cupyconv`: run the `cupyconv` command."""
 
 from importlib import import_module
 

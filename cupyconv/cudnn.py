@@ -1,28 +1,28 @@
 """The convolutions of CuPy 13's ``cupy.cudnn``, which CuPy 14 no longer has.
 
-A program that lost them changes one import::
+To keep a program that calls them, change one import::
 
     from cupyconv import cudnn
 
     cudnn.convolution_forward(x, W, b, y, pad, stride, dilation, groups,
                               auto_tune=True, tensor_core="auto")
 
-Names, arguments and their meanings are those of ``cupy.cudnn`` (later ``cupyx.cudnn``); results are
-written into the array given, which keeps its memory.  What differs:
+Functions and arguments have the names and meanings of ``cupy.cudnn`` (later ``cupyx.cudnn``).
+Results are written into the given array, which keeps its memory.  Differences:
 
-* NumPy arrays are computed on the CPU.  Any of 1 to 3 spatial axes, any strides in memory, also of
-  the result, asymmetric padding, bfloat16 and complex numbers are taken; ``pad``, ``stride`` and
-  ``dilation`` may be whatever ``cupyconv.conv_forward`` takes.
+* NumPy arrays are computed on the CPU.  Operands and results may have 1 to 3 spatial axes and any
+  strides in memory.  Asymmetric padding, bfloat16 and complex numbers are supported.  ``pad``,
+  ``stride`` and ``dilation`` may have any form that ``cupyconv.conv_forward`` accepts.
 * ``tensor_core`` decides whether float32 may be rounded to TF32: "always" permits it, "auto" and
-  "never" do not.  16-bit types and float64 use tensor cores wherever the plan does, because that
-  changes nothing but rounding.
-* ``auto_tune`` times the most promising kernels at the first call of a problem on a GPU, unless
-  ``deterministic`` is asked for: then the kernel is chosen by its estimate, in every process alike.
-  The same kernel gives the same bits always, whatever ``deterministic`` says.
-* The maximal workspace is ``cupyconv.workspace_limit``, which holds for all of the library.  There
-  is none at first, and no call fails for want of workspace.
-* A 16-bit result is rounded once, with its bias.
-* Of complex numbers, which cuDNN did not have, the gradients conjugate W or x, as PyTorch's do.
+  "never" do not.  16-bit types and float64 use tensor cores wherever the plan does, because only
+  the rounding changes.
+* ``auto_tune`` times the most promising kernels at the first call of a problem on a GPU.  With
+  ``deterministic``, the kernel is instead chosen by its estimate, and every process chooses the
+  same kernel.  The same kernel always gives the same bits, with or without ``deterministic``.
+* The maximal workspace is ``cupyconv.workspace_limit``, which applies to the whole library.  By
+  default there is no limit.  No call fails for lack of workspace.
+* A 16-bit result is rounded once, together with its bias.
+* Gradients of complex arrays, which cuDNN did not support, conjugate W or x, as in PyTorch.
 * Wrong arguments raise ``cupyconv.ConvError`` (a ValueError) or ``ConvTypeError`` (a TypeError).
 """
 
@@ -36,7 +36,7 @@ from cupyconv import arrays, formats, operations
 from cupyconv.errors import ConvError, ConvTypeError, require_word, shown
 from cupyconv.operations import Called
 from cupyconv.problem import LARGEST, Padding, Size
-from cupyconv.remedies import Names
+from cupyconv.remedies import Names, any_padding
 
 __all__ = [
     "CUDNN_TENSOR_NCHW",
@@ -49,16 +49,16 @@ __all__ = [
 ]
 
 CUDNN_TENSOR_NCHW: Literal[0] = 0
-"""Layout of arrays whose channels come before their pixels, and of filters (K, C, ...)."""
+"""Layout of channels-first arrays, and of filters (K, C, ...)."""
 
 CUDNN_TENSOR_NHWC: Literal[1] = 1
-"""Layout of arrays whose channels come last, and of filters (K, ..., C)."""
+"""Layout of channels-last arrays, and of filters (K, ..., C)."""
 
 TensorCore = Literal["always", "auto", "never"]
 
 
 def _layout(key: str, word: str) -> Any:
-    """Return a format as a layout of cuDNN; None for a filter format that cuDNN does not have."""
+    """Return the cuDNN layout of a format; None for a filter format that cuDNN does not support."""
     if key == "data_format":
         return CUDNN_TENSOR_NHWC if word.endswith("C") else CUDNN_TENSOR_NCHW
     if key == "filter_format":
@@ -66,7 +66,13 @@ def _layout(key: str, word: str) -> Any:
     return word
 
 
-_NAMES = Names(padding="pad", data_format="d_layout", filter_format="w_layout", spell=_layout)
+_NAMES = Names(
+    padding="pad",
+    data_format="d_layout",
+    filter_format="w_layout",
+    spell=_layout,
+    pad=lambda value: None if isinstance(value, str) else ("pad", any_padding(value)[1]),
+)
 _FORWARD = Called(("x", "W", "b"), "y", _NAMES._replace(x="x", w="W", y="y"))
 _BACKWARD_FILTER = Called(("x", "gy"), "gW", _NAMES._replace(x="x", w="gW", y="gy"))
 _BACKWARD_DATA = Called(("W", "x", "b"), "y", _NAMES._replace(x="y", w="W", y="x"))
@@ -76,9 +82,9 @@ _PRECISIONS = {"always": "tf32", "auto": "ieee", "never": "ieee"}
 
 
 def get_max_workspace_size() -> int:
-    """Return bytes of GPU memory that a pass may use beside its arrays.
+    """Return the most bytes of GPU memory that a pass may use besides its arrays.
 
-    ``cupyconv.workspace_limit``, or 2^63 - 1 where that is None.
+    The result is ``cupyconv.workspace_limit``, or 2^63 - 1 if the limit is None.
     """
     limit = cupyconv.workspace_limit
     return LARGEST if limit is None else limit
@@ -95,7 +101,7 @@ def set_max_workspace_size(size: int) -> None:
         raise ConvError(
             "the workspace size must be a number of bytes",
             f"got {shown(size)}",
-            "Use 0 for none at all, or 2**63 - 1 for no limit",
+            "Use 0 for no workspace, or 2**63 - 1 for no limit",
         )
     cupyconv.workspace_limit = int(size)
 
@@ -115,20 +121,23 @@ def convolution_forward(
     d_layout: int = CUDNN_TENSOR_NCHW,
     w_layout: int = CUDNN_TENSOR_NCHW,
 ) -> None:
-    """y = b + x correlated with W: ``cupyconv.conv_forward``.
+    """Compute y = b + x correlated with W, as ``cupyconv.conv_forward`` does.
 
     Args:
-        x: (N, C, [[D,] H,] W), or with its channels last under ``CUDNN_TENSOR_NHWC``.
-        W: (K, C / groups, ...), or (K, ..., C / groups) under ``CUDNN_TENSOR_NHWC``.
+        x: input, (N, C, [[D,] H,] W); channels last with ``CUDNN_TENSOR_NHWC``.
+        W: filter, (K, C / groups, ...); (K, ..., C / groups) with ``CUDNN_TENSOR_NHWC``.
         b: K values in an array of any shape, or None.
-        y: the array for the result.
-        pad, stride, dilation: one integer for each spatial axis; the default dilation is 1.
-        groups: C and K are split into this many independent convolutions.
-        auto_tune, tensor_core: as above; ``tensor_core`` is "always", "auto" or "never".
-        d_layout, w_layout: of x and y, and of W.
+        y: array for the result.
+        pad, stride: one integer per spatial axis.
+        dilation: one integer per spatial axis; None is 1.
+        groups: number of independent convolutions into which C and K are divided.
+        auto_tune: whether the first call of a problem on a GPU times the most promising kernels.
+        tensor_core: "always" permits rounding float32 to TF32; "auto" and "never" do not.
+        d_layout: layout of x and y.
+        w_layout: layout of W.
 
     Raises:
-        ConvError: no such convolution exists, or y does not fit it.
+        ConvError: the convolution is invalid, or y does not fit its result.
         ConvTypeError, DeviceError: as for ``cupyconv.conv_forward``.
     """
     rules = _rules(x, pad, stride, dilation, groups, d_layout, w_layout)
@@ -159,13 +168,14 @@ def convolution_backward_filter(
     d_layout: int = CUDNN_TENSOR_NCHW,
     w_layout: int = CUDNN_TENSOR_NCHW,
 ) -> None:
-    """gW, the gradient with respect to W, from gy: ``cupyconv.conv_backprop_filter``.
+    """Compute gW, the gradient with respect to W, as ``cupyconv.conv_backprop_filter`` does.
 
     Args:
         x, pad, stride, dilation, groups, d_layout, w_layout: as for ``convolution_forward``.
         gy: gradient with respect to the output.
-        gW: the array for the result, of W's shape.
-        deterministic, auto_tune, tensor_core: as above.
+        gW: array for the result, with the shape of W.
+        deterministic: whether to choose the kernel by its estimate, even with ``auto_tune``.
+        auto_tune, tensor_core: as for ``convolution_forward``.
 
     Raises:
         ConvError, ConvTypeError, DeviceError: as for ``convolution_forward``.
@@ -199,34 +209,35 @@ def convolution_backward_data(
     d_layout: int = CUDNN_TENSOR_NCHW,
     w_layout: int = CUDNN_TENSOR_NCHW,
 ) -> None:
-    """y = b + the gradient with respect to an input, from x, that with respect to the output.
+    """Compute y = b + the gradient with respect to the convolution's input.
 
-    ``cupyconv.conv_backprop_input``; with a bias, and of real numbers, ``cupyconv.conv_transpose``.
+    Without a bias, the result is that of ``cupyconv.conv_backprop_input``; with a bias and real
+    numbers, it is that of ``cupyconv.conv_transpose``.
 
     Args:
-        W, pad, stride, dilation, groups, d_layout, w_layout: of the convolution, as for
+        W, pad, stride, dilation, groups, d_layout, w_layout: parameters of the convolution, as for
             ``convolution_forward``.
-        x: (N, K, ...), an output of it.
+        x: gradient with respect to the convolution's output, (N, K, ...).
         b: C values in an array of any shape, or None.
-        y: the array for the result, (N, C, ...); its sizes say which of the inputs that share an
-            output is meant.
-        deterministic, auto_tune, tensor_core: as above.
+        y: array for the result, (N, C, ...); its sizes select one of the input sizes that give an
+            output of x's sizes.
+        deterministic, auto_tune, tensor_core: as for ``convolution_backward_filter``.
 
     Raises:
         ConvError, ConvTypeError, DeviceError: as for ``convolution_forward``.
     """
     rules = _rules(x, pad, stride, dilation, groups, d_layout, w_layout)
     shape = _result("y", y).shape
-    how: dict[str, Any] = {
+    options: dict[str, Any] = {
         "precision": _precision(tensor_core),
         "measure": bool(auto_tune) and not deterministic,
         "called": _BACKWARD_DATA,
     }
     if b is None:
-        operations.compute("backprop_input", (W, x), shape, rules, y, **how)
+        operations.compute("backprop_input", (W, x), shape, rules, y, **options)
         return
-    given = (W, x, _flat(b))
-    operations.compute("transpose", given, (shape, None), rules, y, conjugates=True, **how)
+    operands = (W, x, _flat(b))
+    operations.compute("transpose", operands, (shape, None), rules, y, conjugates=True, **options)
 
 
 # -- reading the arguments -------------------------------------------------------------------------
@@ -235,7 +246,7 @@ def convolution_backward_data(
 def _rules(
     data: Any, pad: Any, stride: Any, dilation: Any, groups: int, d_layout: int, w_layout: int
 ) -> tuple[Any, ...]:
-    """Return the rules of a call in the library's words."""
+    """Check the layouts of a call; return its stride, padding, dilation, groups and formats."""
     for what, layout in (("d_layout", d_layout), ("w_layout", w_layout)):
         is_number = isinstance(layout, Integral) and not isinstance(layout, bool)
         if not is_number or layout not in _LAYOUTS:
@@ -247,7 +258,7 @@ def _rules(
     shape = getattr(data, "shape", None)
     rank = len(shape) - 2 if isinstance(shape, tuple) else 0
     data_format = filter_format = None
-    if rank in formats.SPATIAL_AXES:  # else ConvProblem reports the rank
+    if rank in formats.SPATIAL_AXES:  # otherwise ConvProblem raises an error
         data_format = formats.data_formats(rank)[_LAYOUTS.index(d_layout)]
         filter_format = formats.filter_formats(rank)[2 * _LAYOUTS.index(w_layout)]
     dilation = 1 if dilation is None else dilation
@@ -260,7 +271,7 @@ def _precision(tensor_core: str) -> str:
 
 
 def _flat(b: Any) -> Any:
-    """Return the bias as an array of one axis."""
+    """Return the bias as an array with one axis."""
     bias, _ = arrays.take("b", b)
     return bias.reshape(-1)
 
@@ -269,6 +280,6 @@ def _result(name: str, array: Any) -> Any:
     if not hasattr(array, "shape"):
         raise ConvTypeError(
             f"{name} must be the array for the result: got {shown(array)}. "
-            "Pass one of its shape, for example numpy.empty_like or cupy.empty of it"
+            "Pass an array of the result's shape, for example from numpy.empty or cupy.empty"
         )
     return array

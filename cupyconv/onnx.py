@@ -14,10 +14,10 @@ these clarifications:
   the strides, and otherwise follows from the other attributes.  In the first two cases pixels
   beyond that size are cropped on both sides, the odd pixel at the end with SAME_UPPER and otherwise
   at the beginning.  Pixels that no window reaches are zero, plus the bias.
-* An ``output_shape`` a stride or more larger than the windows reach is rejected: the Conv that is
-  transposed would not return ``x``'s size, and its padding would be negative, which the
-  specification does not define.  ONNX's reference evaluator rejects it except with SAME, and so
-  does ONNX Runtime (its pull request 29446).
+* An ``output_shape`` that exceeds the reach of the windows by a stride or more is rejected.  The
+  transposed Conv would not return ``x``'s size, and its padding would be negative, which the
+  specification does not define.  ONNX's reference evaluator rejects such shapes except with SAME,
+  and so does ONNX Runtime (its pull request 29446).
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ _CONV = Names(
     groups="group",
     absent=frozenset(("data_format", "filter_format")),
     entries="spatial",
+    pad=lambda value: None if isinstance(value, str) else ("pads", [*value, *value]),
 )
 _CONV_TRANSPOSE = _CONV._replace(
     x=TRANSPOSED.x, y=TRANSPOSED.y, x_shape=TRANSPOSED.x_shape, y_shape="x_shape"
@@ -130,14 +131,14 @@ def conv(
     """Compute the operator Conv.
 
     Args:
-        x: (N, C, [[D,] H,] W).
-        w: (M, C / group, spatial), or a filter from ``cupyconv.prepare``.
-        b: (M,).
+        x: input, (N, C, [[D,] H,] W).
+        w: filter, (M, C / group, spatial), or a filter from ``cupyconv.prepare``.
+        b: bias, (M,).
         auto_pad: "NOTSET", "SAME_UPPER", "SAME_LOWER" or "VALID".
-        dilations, strides: one per spatial axis; 1 by default.
+        dilations, strides: one integer per spatial axis; 1 by default.
         group: number of independent convolutions into which C and M are divided.
-        kernel_shape: spatial sizes of w, to be checked; by default unchecked.
-        pads: beginnings, then ends of the spatial axes; 0 by default.
+        kernel_shape: expected spatial sizes of w; not checked by default.
+        pads: padding at the beginning of each spatial axis, then at the end of each; 0 by default.
 
     Returns:
         y, (N, M, spatial), with x's dtype and device.
@@ -202,13 +203,13 @@ def conv_transpose(
     """Compute the operator ConvTranspose.
 
     Args:
-        x: (N, C, spatial).
-        w: (C, M / group, spatial), or a filter from ``cupyconv.prepare``.
-        b: (M,).
+        x: input, (N, C, spatial).
+        w: filter, (C, M / group, spatial), or a filter from ``cupyconv.prepare``.
+        b: bias, (M,).
         output_padding: pixels added at the end of each spatial axis; less than the stride or the
             dilation.
         output_shape: spatial sizes of the result, which determine the padding; at most stride - 1
-            larger than the windows reach.
+            beyond the reach of the windows.
         auto_pad, dilations, group, kernel_shape, pads, strides: as for ``conv``.
 
     Returns:
@@ -346,8 +347,8 @@ def conv_transpose_problem(
 ) -> ConvProblem:
     """Return the convolution whose transpose a ConvTranspose with these attributes computes.
 
-    Its input has the shape of the operator's result, and its output has ``x_shape``, or a larger
-    shape if an output_padding is at least the stride.
+    The input of this convolution has the shape of the operator's result.  Its output has
+    ``x_shape``, or a larger shape if an output_padding is at least the stride.
 
     Raises:
         ConvError: the convolution is invalid.

@@ -643,8 +643,13 @@ class ConvProblem:
 
     def replace(self, **changes: Unpack[_Changes]) -> ConvProblem:
         """Return this problem with some arguments of the constructor changed."""
+        return ConvProblem(**{**self._arguments, **changes})
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
+        """Arguments of the constructor for this problem."""
         shapes = {"input_shape": self.input_shape, "filter_shape": self.filter_shape}
-        return ConvProblem(**{**shapes, **self.keywords, "dtype": self.dtype, **changes})
+        return {**shapes, **self.keywords, "dtype": self.dtype}
 
     @property
     def keywords(self) -> dict[str, Any]:
@@ -662,10 +667,14 @@ class ConvProblem:
         """Check that an array of this shape can be dy.
 
         Raises:
-            ConvError: the shape is not ``output_shape``; if a spatial size differs, the message
-                states the input sizes that would have this output size.
+            ConvError: the shape is not ``output_shape``; the message states the sizes, paddings and
+                strides that would fit.
         """
-        require_output(Names(), self, shape)
+
+        def require(output_shape: Iterable[int], **layer: Any) -> None:
+            require_output(Names(), ConvProblem(**layer), output_shape)
+
+        offering(require, Names(), {**self._arguments, "output_shape": shape}, ())
 
     def __repr__(self) -> str:
         def compact(values: tuple) -> str:

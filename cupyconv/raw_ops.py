@@ -92,6 +92,7 @@ _NAMES = Names(
     dilation="dilations",
     absent=frozenset(("groups", "filter_format", "padding")),
     entries="all",
+    pad=lambda value: ("padding", value.upper()) if isinstance(value, str) else None,
 )
 _CALLED = {
     "forward": Called(("input", "filter"), tensors=_NAMES._replace(y="the output")),

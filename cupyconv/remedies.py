@@ -15,12 +15,22 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from cupyconv import formats
 from cupyconv.errors import ConvError, ConvTypeError, Phrase
 
-MOST_ORDERS, MOST_OTHERS, MOST_PAIRS = 2, 4, 2
-"""Most fixes that an error offers: memory orders, other single changes, and pairs of changes where
-no single change is enough (chosen)."""
+MOST_ORDERS, MOST_RULES, MOST_OTHERS, MOST_PAIRS = 2, 2, 4, 2
+"""Most fixes that an error offers: memory orders, paddings or strides, other single changes, and
+pairs of changes where no single change is enough (chosen)."""
+
+MOST_STRIDE = 64
+"""Largest stride that a message suggests (chosen)."""
 
 _T = TypeVar("_T")
+_Axis = tuple[str, int, int, int, int | None]
+"""Name, input size, filter span, stride and total padding (None for SAME) of an axis."""
 _OWNERS = {"input_shape": "x", "filter_shape": "w", "output_shape": "y"}
+
+
+def any_padding(value: str | tuple[int, ...]) -> tuple[str, Any]:
+    """Return the padding argument of cupyconv's own functions, which accept every padding."""
+    return "padding", value if isinstance(value, str) or len(set(value)) > 1 else value[0]
 
 
 class Names(NamedTuple):
@@ -37,6 +47,8 @@ class Names(NamedTuple):
             axis of the data format.
         spell: function that returns an argument's value as messages show it, from the argument's
             name and value; it returns None if the caller's function has no such value.
+        pad: function that returns the name and value of the padding argument, from "same", "valid"
+            or a number per axis; it returns None if the caller's function has no such padding.
     """
 
     x: str = "the input"
@@ -54,6 +66,7 @@ class Names(NamedTuple):
     absent: frozenset[str] = frozenset()
     entries: Literal["any", "spatial", "all"] = "any"
     spell: Callable[[str, Any], Any] | None = None
+    pad: Callable[[str | tuple[int, ...]], tuple[str, Any] | None] = any_padding
 
     @staticmethod
     def of(name: str) -> str:
@@ -153,8 +166,8 @@ class Call:
         return getattr(self.names, _OWNERS[key])
 
     def _assigned(self, key: str, value: Any) -> Fix | None:
-        """Return the fix that sets an argument; None if the function has no such argument."""
-        if key in self.names.absent:
+        """Return the fix that sets an argument; None without a value or such an argument."""
+        if key in self.names.absent or value is None:
             return None
         own = value if self.names.spell is None else self.names.spell(key, value)
         return None if own is None else Fix({key: value}, ((self.names.argument(key), own),))
@@ -349,6 +362,65 @@ class Call:
         if (batch := self._size("output_shape", "N")) >= 0:
             yield self._resized("input_shape", {"N": batch})
 
+    def rules(self) -> Iterator[Fix]:
+        """Yield fixes of padding and stride with which the input has the given output."""
+        if not self.layout or self.x is None or self.y is None or min(*self.x, *self.y) < 1:
+            return
+        axes = list(self._axes())
+        if not axes:
+            return
+        is_same = axes[0][-1] is None
+        paddings = [
+            self._padded("valid" if is_same else "same"),
+            self._padded(self._pads_for(axes)),
+        ]
+        if not is_same and any(total for *_, total in axes):
+            paddings.insert(1, self._padded("valid"))
+        yield from filter(None, paddings)
+        if stride := self._assigned("stride", self._strides_for(axes)):
+            yield stride
+        taps = self._spatial_sizes("filter_shape")
+        halves = tuple((span - 1) // 2 for _, _, span, *_ in axes)
+        for value in (halves, "same"):
+            if any(size > 1 for size in taps) and (padding := self._padded(value)):
+                changed = list(self.after(padding)._axes())
+                if changed and (stride := self._assigned("stride", self._strides_for(changed))):
+                    yield _both(stride, padding)
+
+    def _padded(self, value: str | tuple[int, ...] | None) -> Fix | None:
+        """Return the fix that sets a padding; None if the function has no such padding."""
+        phrase = None if value is None else self.names.pad(value)
+        pairs = value if isinstance(value, str) or value is None else tuple((p, p) for p in value)
+        return phrase and Fix({"padding": pairs}, (phrase,))
+
+    def _pads_for(self, axes: list[_Axis]) -> tuple[int, ...] | None:
+        """Return the least positive padding, equal on both sides, that gives the output."""
+        pads = []
+        for axis, size, span, stride, _ in axes:
+            missing = (self._size("output_shape", axis) - 1) * stride + span - size
+            pads.append(max(-(-missing // 2), 0))
+        fits = all(pad < span for pad, (_, _, span, *_) in zip(pads, axes, strict=True))
+        return tuple(pads) if fits and any(pads) else None  # zeros are "valid"
+
+    def _strides_for(self, axes: list[_Axis]) -> Any:
+        """Return the least stride that gives the output, equal on all axes if possible."""
+        ranges = []
+        for axis, size, span, _, total in axes:
+            output = self._size("output_shape", axis)
+            room = size - 1 if total is None else size + total - span
+            if output == 1 and room == 0:
+                ranges.append(range(1, MOST_STRIDE))
+            elif output > 1 and room > 0:
+                ranges.append(range(room // output + 1, min(room // (output - 1), MOST_STRIDE) + 1))
+        if len(ranges) != len(axes) or not all(ranges):
+            return None
+        least = max(one.start for one in ranges)
+        equal = all(least in one for one in ranges)
+        return self._entries(tuple(least if equal else one.start for one in ranges))
+
+    def _spatial_sizes(self, key: str) -> list[int]:
+        return [self._size(key, axis) for axis in formats.SPATIAL_AXES[self.rank]]
+
     def _outputs(self) -> Iterator[Fix]:
         """Yield fixes that fit the filter to the output or bias, or the output to the filter."""
         filters = self._size("filter_shape", "O")
@@ -372,7 +444,7 @@ class Call:
                 fitting[axis] = min(max(size, sizes[0]), sizes[-1]), sizes
         return fitting
 
-    def _axes(self) -> Iterator[tuple[str, int, int, int, int | None]]:
+    def _axes(self) -> Iterator[_Axis]:
         """Yield name, input size, filter span, stride and total padding (None for SAME) by axis."""
         strides, dilations, pads = self._spatial("stride"), self._spatial("dilation"), self._pads()
         if strides is None or dilations is None or self.x is None:
@@ -481,7 +553,8 @@ def _working(require: Callable[..., Any], call: Call, own: Sequence[Fix]) -> lis
     orders, others = list(call.orders()), list(call.others())
     others = [*others, *own] if "input_shape" in call.sizes else [*own, *others]
     swaps = _distinct(filter(works, orders), MOST_ORDERS)
-    changes = _distinct(filter(works, others), MOST_OTHERS)
+    rules = _distinct(filter(works, call.rules()), MOST_RULES)
+    changes = _distinct([*rules, *filter(works, others)], MOST_OTHERS)
     if swaps or changes:
         limit = call.filter_score()
         likely = [fix for fix in swaps if call.after(fix).filter_score() <= limit]

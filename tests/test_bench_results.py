@@ -313,7 +313,7 @@ def test_compare_reports_changes_between_two_runs():
     assert [cells[0] for cells in changes.rows] == ["resnet50-03"] * 2
     assert {cells[-1] for cells in changes.rows} == {"2.00"}
     text = together.text()
-    assert "old time over new 1.414 (geometric mean of 4); faster 2, even 2, slower 0" in text
+    assert "old time / new time 1.414 (geometric mean of 4); faster 2, even 2, slower 0" in text
     assert "the runs differ in torch: 2.11.0, then 2.12.0" in text
     assert "only in one of the files: 4 measurements" in text
 
@@ -399,7 +399,7 @@ def test_load_rejects_another_version(tmp_path, suffix):
     text = path.read_text()
     path.write_text(text.replace(f'"schema": {results.SCHEMA}', '"schema": 7', 1))
     with pytest.raises(
-        ConvError, match=rf"results must be of version {results.SCHEMA}: .* is of version 7"
+        ConvError, match=rf"results must have format version {results.SCHEMA}: .* has version 7"
     ):
         results.load(path)
 
@@ -408,7 +408,7 @@ def test_load_rejects_another_version(tmp_path, suffix):
 def test_load_rejects_a_foreign_file(tmp_path, content):
     path = tmp_path / "a.json"
     path.write_text(content)
-    with pytest.raises(ConvError, match="is something else"):
+    with pytest.raises(ConvError, match="has another format"):
         results.load(path)
 
 
@@ -417,12 +417,12 @@ def test_load_rejects_a_damaged_file(tmp_path):
     content = export.to_json(suite())
     del content["rows"][0]["microseconds"]
     path.write_text(json.dumps(content))
-    with pytest.raises(ConvError, match=r"lacks an entry .*microseconds"):
+    with pytest.raises(ConvError, match=r"missing or invalid entry .*microseconds"):
         results.load(path)
     log = tmp_path / "a.jsonl"
     header = json.dumps({"entry": "header", "schema": results.SCHEMA, "is": results.KIND})
     log.write_text(f"{header}\n{json.dumps({'entry': 'row'})}\n")
-    with pytest.raises(ConvError, match="lacks an entry"):
+    with pytest.raises(ConvError, match="missing or invalid entry"):
         results.load(log)
 
 

@@ -188,7 +188,7 @@ def test_wrong_result_is_reported_and_not_timed(monkeypatch):
         "numpy forward channels_last",
         "numpy forward channels_first",
     }
-    assert "off by 5.0e-01" in outcome.failed[0].reason
+    assert "error is 5.0e-01" in outcome.failed[0].reason
 
 
 def test_wrong_peer_result_is_skipped_and_reported(monkeypatch):
@@ -479,7 +479,7 @@ def test_bench_rejects_duplicate_layer_names(tmp_path):
     path.write_text('[[layer]]\nname = "a"\ninput = "1x1x1"\nfilter = "1x1x1"\n' * 2)
     outcome = cupyconv("--config", str(path))
     assert outcome.exit_code == 2
-    assert "'a' is there more than once" in outcome.stderr
+    assert "'a' occurs more than once" in outcome.stderr
 
 
 def test_unwritable_output_file_is_reported_before_the_run(tmp_path, config):
@@ -493,7 +493,7 @@ def test_bench_compare_rejects_another_version(tmp_path):
     path.write_text(json.dumps({"is": results.KIND, "schema": 0}))
     outcome = cupyconv("--compare", str(path), str(path))
     assert outcome.exit_code == 2
-    assert "is of version 0" in outcome.stderr
+    assert "has version 0" in outcome.stderr
 
 
 @pytest.mark.skipif(arrays.device_count() > 0, reason="there is a GPU")
@@ -515,7 +515,7 @@ def test_bench_exits_with_1_after_a_wrong_result(monkeypatch, config):
         "--config", str(config), "--device", "cpu", "--peers", "none", "--pass", "forward"
     )
     assert outcome.exit_code == 1
-    assert "Wrong, and so not timed" in outcome.stdout
+    assert "Wrong results, not timed" in outcome.stdout
 
 
 def test_interrupted_bench_reports_its_results(monkeypatch, config, tmp_path):
@@ -534,7 +534,7 @@ def test_interrupted_bench_reports_its_results(monkeypatch, config, tmp_path):
         *("--json", str(path)),
     )
     assert outcome.exit_code == 130
-    assert "the rest: interrupted" in outcome.stdout
+    assert "remaining layers: interrupted" in outcome.stdout
     assert "stopped early" in outcome.stdout
     assert len(results.load(path).rows) == 2
 
@@ -555,7 +555,7 @@ def test_bench_reports_that_nothing_was_measured(config):
     plain = ("--config", str(config), "--device", "cpu", "--peers", "none")
     outcome = cupyconv(*plain, "--impl", "cuda-gather")
     assert outcome.exit_code == 2
-    assert "cuda-gather cannot on the cpu" in outcome.stderr
+    assert "cuda-gather cannot run on the cpu" in outcome.stderr
     outcome = cupyconv(*plain, "--minutes", "1e-9")
     assert outcome.exit_code == 1
     assert "Nothing was measured of 2 layers" in outcome.stdout
@@ -571,7 +571,7 @@ def test_bench_drawn_layers_depend_on_the_seed():
     assert drawn() != drawn()
     outcome = cupyconv("--drawn", "2", "--suite", "vgg16", "--list")
     assert outcome.exit_code == 2
-    assert "a run takes its layers from one place" in outcome.output
+    assert "a run takes its layers from one source" in outcome.output
     assert cupyconv("--drawn", "0", "--list").exit_code == 2
 
 

@@ -164,6 +164,7 @@ def test_config_with_one_layer(tmp_path):
         "data_format": "NHWC",
         "filter_format": "HWIO",
         "dtype": "float64",
+        "transposed": False,
     }
 
 
@@ -176,7 +177,7 @@ def test_config_with_several_layers_and_a_common_option(tmp_path):
     layers = parsed("shapes", "--config", str(path), "--padding", "same")["layers"]
     assert [layer["shapes"]["y"] for layer in layers] == [[1, 4, 8, 8], [1, 2, 9]]
     assert len(parsed("grads", "--config", str(path))["layers"]) == 2
-    assert "one layer" in refused("grads", "--config", str(path), "--save", "x.npz")
+    assert "a single layer" in refused("grads", "--config", str(path), "--save", "x.npz")
 
 
 # -- invalid input ---------------------------------------------------------------------------------
@@ -235,7 +236,7 @@ def test_invalid_configurations_get_one_line(command, mistake):
         (b"layer = []", ("[[layer]]",)),
         (b'[layer]\ninput = "1x3x8x8"', ("[[layer]]",)),
         (b'input = "1x3x8x8"\nstrides = 2', ("'strides'", "Did you mean 'stride'")),
-        (b'dtype = "f4"\n[[layer]]\ninput = "1x3x8x8"', ("'dtype'", "outside a table")),
+        (b'dtype = "f4"\n[[layer]]\ninput = "1x3x8x8"', ("'dtype'", "outside the tables")),
         (b"input = [1, 3, 8, true]", ("input in", "True")),
         (b"input = 1.5", ("input in", "1.5")),
         (b"input = [1, 3, 8, 99999999999999999999]", (f"at most {2**63 - 1}",)),
@@ -309,7 +310,7 @@ def test_env_prints_each_install_command_once(monkeypatch):
     monkeypatch.setattr(arrays, "cupy", _no_cupy)
     monkeypatch.setattr("cupyconv.gpu.compiler.nvrtc_version", _no_cupy)
     lines = run("env", COLUMNS="200").stdout.partition("get it with")[2]
-    assert "CuPy, which carries arrays" in lines
+    assert "CuPy, which provides GPU arrays" in lines
     assert "NVRTC, which compiles" in lines
     assert lines.count("(CUDA 13; for an older driver") == 1
 
@@ -347,7 +348,7 @@ def test_env_lists_optional_packages(monkeypatch):
     found = json.loads(run("env", "--json").stdout)
     assert found["numba"] is None
     commands = {one["what"]: one["command"] for one in found["missing"]}
-    assert "numba" in commands["Numba, which compiles loops of the CPU (optional)"]
+    assert "numba" in commands["Numba, which compiles CPU loops (optional)"]
     assert "Numba" in run("env").stdout
 
 
@@ -469,7 +470,7 @@ def test_wrong_element_fails_grads_and_check(monkeypatch, pass_):
     result = run("check", *SMALL)
     assert result.exit_code == 1
     assert "failures" in result.stdout.splitlines()[-1]
-    assert "to see a failure again" in result.stdout
+    assert "to reproduce a failure" in result.stdout
     report = json.loads(run("check", *SMALL, "--json").stdout)
     assert report["passed"] is False
     assert {failure["implementation"] for failure in report["failures"]} == {"numpy"}

@@ -75,14 +75,14 @@ def test_inputs_of_an_output_are_complete(problem):
 def test_dy_prints_sizes_paddings_and_the_reason():
     options = ("--filter", "3x3x3x4", "--stride", "2", "--data-format", "NHWC")
     text = said("--dy", "1x3x3x4", *options, "--padding", "same")
-    assert "1 image of 3 channels, 5 to 6 by 5 to 6: any of 4" in text
+    assert "1 image of 3 channels, 5 to 6 by 5 to 6: 4 different sizes" in text
     assert "ceil(6/2) = 3" in text
-    assert "H and W: under SAME the smallest is (3 - 1)*2 + 1 = 5" in text
+    assert "H and W: with SAME padding the smallest input is (3 - 1)*2 + 1 = 5" in text
     text = said("--dy", "1x3x3x4", *options, "--padding", "valid")
     assert "7 to 8 by 7 to 8" in text
-    assert "its last 1 get no gradient" in " ".join(text.split())
+    assert "the last 1 get no gradient" in " ".join(text.split())
     one = said("--dy", "1x2x7", "--filter", "2x5x3", "--padding", "1")
-    assert "1 image of 5 channels, 7; no other input has this dy" in one
+    assert "1 image of 5 channels, 7; no other size has this dy" in one
     (layer,) = json.loads(said("--dy", "1x3x3x4", *options, "--json"))["layers"]
     assert layer["axes"][1]["input_sizes"] == {"first": 7, "last": 8}
 
@@ -91,7 +91,7 @@ def test_dy_is_compared_with_the_given_input():
     rest = ("--filter", "3x3x3x4", "--stride", "2", "--padding", "same", "--data-format", "NHWC")
     text = refused("--input", "1x7x7x3", "--dy", "1x3x3x4", *rest)
     assert "an input of 7 gives ceil(7/2) = 4, dy has 3; input sizes 5 to 6 would give 3" in text
-    assert "Pass a dy of shape 1x4x4x4 (NHWC)" in text
+    assert "pass a dy of shape 1x4x4x4 (NHWC)" in text
     text = said("--input", "1x5x6x3", "--dy", "1x3x3x4", *rest)
     assert "the given x 1x5x6x3 matches this dy" in text
     alone = said("--dy", "1x3x3x4", *rest)
@@ -112,11 +112,11 @@ def test_dy_overrides_a_preset():
         (("--dy", "1x1x1", "--filter", "1x1x3", "--padding", "2"), "Pad by at most 2 in total"),
         (("--dy", "1x1x1"), "no filter is given"),
         (("--dy", "1x1x1", "--filter", "1x1x3", "--input", "1x1x9"), "3 would give 1"),
-        (("--dy", "1x1x1", "--sweep", "input=1:2"), "two questions"),
+        (("--dy", "1x1x1", "--sweep", "input=1:2"), "--dy and --sweep cannot be combined"),
         (("--dy", "1x1", "--filter", "1x1x3"), "axes"),
         (("--dy", "1xa", "--filter", "1x1x3"), "--dy must be a shape"),
         (("--filter", "1x1x3", "--sweep", "inputs=1:4"), "Did you mean 'input'?"),
-        (("--filter", "1x1x3", "--sweep", "input=4:1"), "must go up"),
+        (("--filter", "1x1x3", "--sweep", "input=4:1"), "must count up"),
         (("--filter", "1x1x3", "--sweep", "input=1:9999999"), "at most 1,000 values"),
         (("--filter", "1x1x3", "--sweep", "input=1:2"), "the filter must fit"),
         (("--sweep", "input=1:2"), "needs the shapes"),

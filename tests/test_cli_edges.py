@@ -74,7 +74,7 @@ def test_remedies_use_command_line_options():
     result = run("warm", *SMALL)
     assert (result.exit_code, result.stdout) == (3, "")
     if importlib.util.find_spec("cupy"):
-        assert "Say which, for example --device sm_90a" in result.stderr
+        assert "Give a device, for example --device sm_90a" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["explain", "grads", "check"])
@@ -186,7 +186,7 @@ def test_commands_with_a_configuration_accept_two_shapes():
 )
 def test_short_form_requires_exactly_two_shapes(command, arguments, values):
     text = refused(command, *arguments)
-    assert "the short form is two shapes, of the input and of the filter" in text
+    assert "the short form takes two shapes, for the input and the filter" in text
     assert values in text
     assert f"Write for example cupyconv {command} 1x5x100x100 10x5x5x5" in text
 
@@ -203,14 +203,14 @@ def test_bench_accepts_two_shapes():
     options = ("--device", "cpu", "--peers", "none", "--seconds", "0.01", "--pass", "forward")
     found = json.loads(said("bench", "1x3x8x8", "4x3x3x3", *options, "--json"))
     assert {row["layer"] for row in found["rows"]} == {"1x3x8x8 * 4x3x3x3"}
-    assert "layers from one place" in refused("bench", "1x3x8x8", "4x3x3x3", "--suite", "resnet50")
+    assert "layers from one source" in refused("bench", "1x3x8x8", "4x3x3x3", "--suite", "resnet50")
 
 
 def test_two_shapes_without_a_command_are_explained():
     short = said("1x3x8x8", "4x3x3x3", "--stride", "2")
     assert short == said("explain", *SMALL, "--stride", "2")
     assert "Write for example cupyconv explain 1x5x100x100 10x5x5x5" in refused("1x3x8x8")
-    assert "the short form is" in refused("1x3x8x8", "--stride", "2")
+    assert "the short form takes" in refused("1x3x8x8", "--stride", "2")
 
 
 @pytest.mark.parametrize("module", ["cupyconv", "cupyconv.cli"])
@@ -237,7 +237,7 @@ def test_layer_option_chooses_a_layer_of_a_file(tmp_path, word):
     said("explain", "--config", str(path), "--layer", "two", "--svg", str(tmp_path / "two.svg"))
     assert "--layer NAME" in refused("explain", "--config", str(path), "--svg", "a.svg")
     path.write_text(table.format("layer", "a", 8) + table.format("layers", "b", 8))
-    assert "by one word" in refused("shapes", "--config", str(path))
+    assert "one name for its tables" in refused("shapes", "--config", str(path))
 
 
 def test_dash_is_standard_input_or_output(tmp_path):
@@ -255,9 +255,15 @@ def test_dash_is_standard_input_or_output(tmp_path):
     (piped,) = json.loads(said("explain", *rest, "--x", "-", given=held.getvalue()))["layers"]
     (drawn,) = json.loads(said("explain", *rest))["layers"]
     assert piped["elements"] == drawn["elements"]
-    assert "takes one thing" in refused("explain", *SMALL, "--svg", "-", "--html", "-")
-    assert "takes one thing" in refused("explain", *SMALL, "--svg", "-", "--json")
-    assert "takes one thing" in refused("grads", *SMALL, "--save", "-", "--json")
+    assert "only one result can go to standard output" in refused(
+        "explain", *SMALL, "--svg", "-", "--html", "-"
+    )
+    assert "only one result can go to standard output" in refused(
+        "explain", *SMALL, "--svg", "-", "--json"
+    )
+    assert "only one result can go to standard output" in refused(
+        "grads", *SMALL, "--save", "-", "--json"
+    )
     assert not list(Path.cwd().glob("-"))
 
 
@@ -277,7 +283,9 @@ def test_csv_and_plot_go_to_standard_output(tmp_path, monkeypatch):
     assert len(rows) == 2
     assert said(*words, "--plot", "-").startswith("<svg")
     for pair in (("--csv", "--plot"), ("--csv", "--json"), ("--json", "--plot")):
-        assert "takes one thing" in refused(*words, pair[0], "-", pair[1], "-")
+        assert "only one result can go to standard output" in refused(
+            *words, pair[0], "-", pair[1], "-"
+        )
     assert not list(Path.cwd().glob("-"))
 
 
@@ -294,10 +302,10 @@ def test_standard_input_is_read_once(tmp_path):
         result = run(*words, **given)
         assert (result.exit_code, result.stdout) == (2, ""), result.output
         if "--config" not in words:
-            assert "standard input is read once: - is given for two things" in result.stderr
+            assert "standard input can be read only once: - is given twice" in result.stderr
     config = b'input = "1x3x8x8"\nfilter = "4x3x3x3"\n'
     result = run("explain", "--config", "-", "--x", "-", given=config)
-    assert "standard input is read once" in result.stderr
+    assert "standard input can be read only once" in result.stderr
     for _ in range(2):  # each command reads standard input anew
         assert said("shapes", "--config", "-", given=config)
 
@@ -318,12 +326,12 @@ def test_layer_option_rejects_duplicate_and_missing_names(tmp_path):
     table = '[[layer]]\n{}input = "1x3x8x{}"\nfilter = "4x3x3x3"\n'
     path.write_text("".join(table.format('name = "one"\n', size) for size in (8, 9)))
     text = refused("shapes", "--config", str(path), "--layer", "one")
-    assert "--layer must name one layer: 2 in" in text
-    assert "are called 'one'. Rename all but one" in text
+    assert "--layer must name one layer: 2 layers in" in text
+    assert "are named 'one'. Rename all but one" in text
     path.write_text("".join(table.format("", size) for size in (8, 9)))
     text = refused("shapes", "--config", str(path), "--layer", "one")
-    assert "chooses a layer by its name: those of" in text
-    assert 'Give each one, such as name = "first"' in text
+    assert "chooses a layer by its name: the layers of" in text
+    assert 'Give each layer a name, such as name = "first"' in text
     path.write_text(table.format('name = "two"\n', 8) + table.format("", 9))
     assert "1x3x8x8" in said("shapes", "--config", str(path), "--layer", "two")
 
@@ -411,9 +419,9 @@ def test_unknown_chips_are_rejected_with_the_known_ones(device):
     ("element", "words"),
     [
         ("db[3]", "it is the sum of all dy[n,k,...]"),
-        ("x[0,0,0,0]", "ask for dX[n,c,...]"),
+        ("x[0,0,0,0]", "use dX[n,c,...]"),
         ("w[0,0,0,0]", "use dF[k,c,...]"),
-        ("dy[0,0,0,0]", "is given"),
+        ("dy[0,0,0,0]", "is an operand"),
         ("foo[0]", "unknown tensor: 'foo'. Known:"),
         ("dff[0,0,0,0]", "Did you mean 'dF'?"),
     ],
@@ -520,7 +528,7 @@ def test_open_option_opens_the_page_in_a_browser(monkeypatch, tmp_path):
     said("explain", *SMALL, "--html", str(page), "--open", "--element", "dw[1,0,0,0]")
     assert shown[1:] == [page.as_uri()]
     monkeypatch.setattr(webbrowser, "open", lambda address: False)
-    assert "shown by a browser" in refused("explain", *SMALL, "--open")
+    assert "must be shown in a browser" in refused("explain", *SMALL, "--open")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
@@ -546,7 +554,7 @@ def test_dask_gradients_reject_pipes(words):
     pytest.importorskip("dask", reason="Dask is not installed")
     result = run("grads", "--preset", "by-hand", "--dask", *words)
     assert result.exit_code == 2
-    assert "--dask reads and writes folders and files" in result.stderr
+    assert "--dask cannot use standard input or output" in result.stderr
 
 
 def test_short_form_accepts_capitals():
@@ -631,13 +639,13 @@ def test_sizes_up_to_the_maximum_are_accepted():
 @pytest.mark.parametrize("digits", [3, 25, 5000])
 def test_index_of_many_digits_is_out_of_range(digits):
     line = refusal("explain", "1x1x4x4", "1x1x2x2", "--element", f"dw[{'9' * digits},0,0,0]")
-    assert "an element must lie inside its tensor" in line
+    assert "the indices of an element must be inside its tensor" in line
 
 
 def test_remedies_include_the_output_shape():
     command = ["shapes", "--input", "1x5x5x3", "--filter", "3x3x3x4"]
     line = refusal(*command, "--dy", "1x3x3x4")
-    assert "or use --input 1x3x5x5 and --filter-format HWIO and --dy 1x4x3x3" in line
+    assert "or use --input 1x3x5x5 and --dy 1x4x3x3 and --filter-format HWIO" in line
     words = ["shapes", "--input", "1x3x5x5", "--filter", "3x3x3x4", "--filter-format", "HWIO"]
     for accepted in (
         [*command, "--dy", "1x3x3x4", "--data-format", "NHWC"],

@@ -61,7 +61,7 @@ def test_equal_axes_are_described_together():
 def test_padding_reason_gives_numbers():
     (same,) = _axes((6,), (3,), stride=2, padding="same")
     assert same.padding.startswith("0 before, 1 after: for SAME, 3 windows span (3 - 1)*2 + 3 = 7")
-    assert "the odd one after" in same.padding
+    assert "SAME puts the odd one after" in same.padding
     (lower,) = _axes((6,), (3,), stride=2, padding="same_lower")
     assert lower.padding.startswith("1 before, 0 after: for SAME_LOWER")
     (none,) = _axes((4,), (1,), stride=2, padding="same")
@@ -75,11 +75,11 @@ def test_padding_reason_gives_numbers():
 def test_input_sizes_with_the_same_output_are_listed():
     # The example of the documentation: 18 outputs, stride 16, 11 taps.
     (same,) = _axes((280,), (11,), stride=16, padding="same")
-    assert "inputs of 273 to 288 all give 18 outputs" in same.input_sizes
+    assert "input sizes 273 to 288 all give output size 18" in same.input_sizes
     (valid,) = _axes((290,), (11,), stride=16, padding="valid")
-    assert "inputs of 283 to 298 all give 18 outputs" in valid.input_sizes
+    assert "input sizes 283 to 298 all give output size 18" in valid.input_sizes
     (single,) = _axes((9,), (3,))
-    assert single.input_sizes == "only inputs of 9 give 7 outputs"
+    assert single.input_sizes == "only input size 9 gives output size 7"
 
 
 def test_unread_inputs_are_counted():

@@ -87,12 +87,12 @@ def refused(*args: str) -> str:
         (f"stride = 0x{'f' * 5000}", "64-bit index"),
         (f"stride = [0x{'f' * 5000}]", "64-bit index"),
         (f"groups = {'9' * 4000}", "64-bit index"),
-        (f"data_format = 0x{'f' * 5000}", "must be a word"),
+        (f"data_format = 0x{'f' * 5000}", "must be a string"),
         (f"stride = {'[' * 5000}{']' * 5000}", "nested too deeply"),
         (f"{'a.' * 5000}a = 1", "unknown key"),
         (f"padding = '{'1:' * 5000}'", "padding"),
         ("padding = [[[1]]]", "padding"),
-        ("title = 1979-05-27", "must be a word"),
+        ("title = 1979-05-27", "must be a string"),
         ("stride = nan", "stride"),
     ],
 )
@@ -172,16 +172,22 @@ def test_onnx_transpose_attributes_of_wrong_type_are_rejected(tmp_path, attribut
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"inputs": ("x",)}, "a Conv takes x and w"),
-        ({"inputs": ()}, "whole ONNX file"),
-        ({"inputs": ("", "")}, "a Conv takes x and w: it has 0 of them"),
-        ({"inputs": ("a", "b")}, "must be known"),
-        ({"outputs": ()}, "whole ONNX file"),
+        ({"inputs": ("x",)}, "a Conv must have the inputs x and w"),
+        ({"inputs": ()}, "complete ONNX file"),
+        ({"inputs": ("", "")}, "a Conv must have the inputs x and w: it has 0"),
+        ({"outputs": ()}, "complete ONNX file"),
     ],
 )
 def test_invalid_onnx_nodes_are_rejected(tmp_path, changes, said):
     (tmp_path / "model.onnx").write_bytes(onnx_model(**changes).SerializeToString())
     assert said in refused("model", tmp_path / "model.onnx")
+
+
+def test_onnx_nodes_with_unknown_inputs_are_listed(tmp_path):
+    (tmp_path / "model.onnx").write_bytes(onnx_model(inputs=("a", "b")).SerializeToString())
+    result = CliRunner().invoke(main, ["model", str(tmp_path / "model.onnx")])
+    assert result.exit_code == 0, result.output
+    assert "1 layer of unknown size: node reads b" in result.output
 
 
 @pytest.mark.parametrize(

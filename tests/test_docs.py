@@ -158,7 +158,7 @@ def test_reference_has_every_public_name():
     text = "".join(path.read_text() for path in (FOLDER / "reference").glob("*.md"))
     modules = set(re.findall(r"automodule:: cupyconv\.(\w+)\n +:members:", text))
     bridges = set(re.findall(r"^```\{bridge\} (\w+)$", text, re.M))
-    assert bridges == set(cupyconv._BRIDGES)
+    assert bridges == set(cupyconv._OPTIONAL_MODULES)
     single = re.findall(r"auto(?:function|class|exception|data):: cupyconv\.(\w+)$", text, re.M)
     assert len(single) == len(set(single))
     assert {*single, *modules} == set(cupyconv.__all__)
@@ -298,8 +298,8 @@ def test_pages_build_without_warnings_and_load_nothing(tmp_path):
     assert [page.name for page in built if loaded.search(page.read_text())] == []
     text = "".join(page.read_text() for page in (tmp_path / "reference").glob("*.html"))
     described = set(re.findall(r"<dt class=\"sig[^>]* id=\"cupyconv\.([\w.]+)\"", text))
-    modules = [name for name in cupyconv.__all__ if cupyconv._HOMES.get(name) == ""]
-    modules += [name for name in cupyconv._BRIDGES if importlib.util.find_spec(name)]
+    modules = [name for name in cupyconv.__all__ if cupyconv._MODULES.get(name) == ""]
+    modules += [name for name in cupyconv._OPTIONAL_MODULES if importlib.util.find_spec(name)]
     names = {name for name in cupyconv.__all__ if name not in modules}
     for module in modules:
         names |= {f"{module}.{name}" for name in import_module(f"cupyconv.{module}").__all__}

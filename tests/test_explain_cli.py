@@ -109,7 +109,7 @@ def test_integers_match_those_of_grads(tmp_path):
         saved = dict(file)
     text = said(*SMALL, "--values", "integers", "--element", "dw[1,2,0,1]")
     assert f"sum of 36 products = {saved['dw'][1, 2, 0, 1]:.0f}\n" in text
-    assert "random integers of seed 0" in text
+    assert "random integers from seed 0" in text
     assert np.abs(saved["x"]).max() == 3
     assert "Did you mean 'integers'?" in refused(*SMALL, "--values", "integer")
     config = tmp_path / "layer.toml"
@@ -133,8 +133,8 @@ def test_values_are_read_from_files(tmp_path):
     text = said("--filter", "1x1x3", *files, "--element", "dF[0,0,2]")
     assert "sum of 10 products = 65" in text
     assert "x from" in text
-    assert "random data of seed 0" in " ".join(text.split())  # w
-    assert "dy must have the shape" in refused(
+    assert "random data from seed 0" in " ".join(text.split())  # w
+    assert "dy must have the output size" in refused(
         "--filter", "1x1x4", *files, "--element", "dF[0,0,0]"
     )
 
@@ -169,9 +169,9 @@ def test_written_files_are_named_in_the_output(tmp_path):
     assert svg.read_text().startswith("<svg")
     assert html.read_text().startswith("<!doctype html>")
     said("--preset", "same-stride", "--map", "dx", "--svg", str(svg))
-    assert "terms from each of 4 filters" in svg.read_text()
+    assert "number of terms for each of the 4 filters" in svg.read_text()
     volume = ("--input", "1x2x6x6x6", "--filter", "2x2x3x3x3", "--svg", str(svg))
-    assert said(*volume) == f"saved to {svg}, the three axes drawn one by one\n"
+    assert said(*volume) == f"saved to {svg}, with a separate drawing of each spatial axis\n"
     assert said(*volume, "--map", "dx").endswith(f"saved to {svg}\n")
     assert "slice D = 3" in svg.read_text()
     assert "there is no folder" in refused(
@@ -233,7 +233,9 @@ def test_several_layers_are_explained(tmp_path):
         '[[layer]]\ninput = "1x1x5"\nfilter = "1x1x2"\n'
     )
     assert said("--config", str(path)).count("The same layer in other frameworks") == 2
-    assert "go with one layer" in refused("--config", str(path), "--svg", str(tmp_path / "a.svg"))
+    assert "apply to a single layer" in refused(
+        "--config", str(path), "--svg", str(tmp_path / "a.svg")
+    )
 
 
 @pytest.mark.parametrize(("terminal", "lines", "paged"), [(1, 9, 1), (1, 10, 0), (0, 9, 0)])

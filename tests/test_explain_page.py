@@ -86,13 +86,14 @@ def test_cells_show_numbers_and_none_is_blank():
     assert len(texts) == len(cells) + rulers // 2
     plane = [f"{number:.0f}" for number in explanation.data["dx"][0, 1].ravel()]
     assert any(texts[i : i + 15] == plane[:11] + plane[12:] for i in range(len(texts)))
-    assert f"dx[0,1,2,3] (inverted) is the sum of {2} products for each of 3 filters" in words(root)
+    said = f"dx[0,1,2,3] (inverted colours) is the sum of {2} products for each of 3 filters"
+    assert said in words(root)
     assert f"gives {plane[11]}." in words(root)
 
 
 def test_inner_element_is_drawn_with_its_window():
     root = ElementTree.fromstring(cupyconv.explain(LARGE).svg("O[0,7,40,50]"))
-    assert "y[0,7,40,50] (inverted) is the sum of 25 products" in words(root)
+    assert "y[0,7,40,50] (inverted colours) is the sum of 25 products" in words(root)
     numbers = [e.text for e in root.iter(f"{SVG}text") if "rule" in e.get("class")]
     assert {"40", "44", "50", "54"} <= set(numbers)
 
@@ -115,7 +116,7 @@ def test_rows_and_columns_are_numbered():
 def test_channels_are_drawn_as_an_outer_product():
     text = words(drawing(LARGE))
     assert "dw[2,1] come from channel 1 of x and channel 2 of dy only." in text
-    assert "10 channels of dy times 5 of x give 50 such slices" in text
+    assert "10 channels of dy times 5 channels of x give 50 such slices" in text
     cells = [e.text for e in drawing(LARGE).iter(f"{SVG}text") if "," in (e.text or "")]
     assert {f"{k},{c}" for k in range(10) for c in range(5)} <= set(cells)
     assert "Channels:" not in words(drawing(ConvProblem((1, 1, 9), (1, 1, 3))))
@@ -176,7 +177,7 @@ def test_saved_format_follows_the_file_name(tmp_path):
     explanation.save(str(tmp_path / "layer.html"))
     assert (tmp_path / "layer.svg").read_text() == explanation.svg()
     assert (tmp_path / "layer.html").read_text() == explanation.page()
-    with pytest.raises(ConvError, match=r"as \.svg"):
+    with pytest.raises(ConvError, match=r"in \.svg"):
         explanation.save(tmp_path / "layer.png")
 
 
@@ -697,7 +698,7 @@ def check_drawing(explanation: cupyconv.Explanation, seen: dict) -> None:
             if value:
                 assert float(value) == pytest.approx(float(numbers[index]), rel=1e-5)
             else:
-                assert label.endswith("has no value here")
+                assert label.endswith("has no value on this page")
                 assert text == "?"
                 unknown = True
     assert not unknown or "--element" in seen["missing"]

@@ -115,13 +115,13 @@ def held_to_ours(problem: ConvProblem, framework: str) -> None:
         "dx": cupyconv.conv_backprop_input(problem.input_shape, data.w, data.dy, **rest),
         "dw": cupyconv.conv_backprop_filter(data.x, problem.filter_shape, data.dy, **rest),
     }
-    ours["dx_told"] = ours["dx"]
+    ours["dx_direct"] = ours["dx"]
     for name, array in ours.items():
         if name in names:
             theirs = np.asarray(names[name])
             assert theirs.shape == array.shape
             np.testing.assert_array_equal(theirs.astype(float), array.astype(float), err_msg=name)
-    assert "dx_told" in names or framework != "pytorch"
+    assert "dx_direct" in names or framework != "pytorch"
 
 
 def require(framework: str) -> None:
@@ -193,7 +193,7 @@ def test_tensorflow_accepts_the_given_output_shape(name):
     shape = ast.literal_eval(re.search(r"output_shape=(\[.*?\])", told)[1])
     padding = problem.padding_mode.upper()
     if padding == "EXPLICIT":
-        assert ("which has no explicit padding" in told) == (rank != 2)
+        assert ("without explicit padding" in told) == (rank != 2)
         padding = "VALID" if rank != 2 else [[0, 0], *map(list, problem.padding), [0, 0]]
     back = problem.data_format.startswith("NC")
     order = (0, *range(2, rank + 2), 1)
@@ -224,11 +224,11 @@ def flags(framework: str, name: str) -> str:
         ("pytorch", "uneven-same", "pads both sides of an axis equally"),
         ("pytorch", "uneven-same", "padding='same' for stride 1 only"),
         ("pytorch", "same-stride", "axes are NCHW and OIHW"),
-        ("tensorflow", "stride-and-dilation", "refuse stride and dilation together"),
+        ("tensorflow", "stride-and-dilation", "reject stride together with dilation"),
         ("tensorflow", "same-lower", "no SAME_LOWER"),
-        ("tensorflow", "one-tap", "may crash on gradients of strided filters of one tap"),
+        ("tensorflow", "one-tap", "may crash on gradients of strided layers"),
         ("tensorflow", "1d", "supports SAME and VALID only"),
-        ("tensorflow", "groups", "fail on the gradient of groups"),
+        ("tensorflow", "groups", "cannot compute gradients of grouped layers"),
         ("tensorflow", "multi-channel", "channels-first"),
         (
             "tensorflow",
@@ -236,7 +236,7 @@ def flags(framework: str, name: str) -> str:
             "gradients of dilated layers only with oneDNN, in float32 and",
         ),
         ("jax", "float64", "jax_enable_x64"),
-        ("onnx", "same-stride", "has no gradient of Conv"),
+        ("onnx", "same-stride", "has no gradients of Conv"),
         ("onnx", "groups", "one Conv node per group"),
     ],
 )

@@ -242,8 +242,8 @@ def test_layer_of_unknown_size_does_not_hide_others(saved):
         ("image=1x3x8x8", "Its inputs are data"),
         ("data=1x3x8", "Give 4 sizes"),
         ("data=1x4x8x8", "Keep 3"),
-        ("data", "a name and its shape"),
-        ("data=1x3xHxW", "a name and its shape"),
+        ("data", "a name and a shape"),
+        ("data=1x3xHxW", "a name and a shape"),
     ],
 )
 def test_wrong_input_sizes_are_rejected(saved, given, said):
@@ -388,7 +388,7 @@ def test_explain_accepts_a_layer_of_a_model(saved):
     result = explained("--model", opened, "--layer", "stem", "--input", "data=1x3x32x32")
     assert "x 1x3x32x32" in result.stdout
     assert "--input data=1x3x224x224" in explained("--model", opened, "--layer", "stem").stderr
-    assert "too" in explained("--model", path, "--preset", "same-stride").stderr
+    assert "cannot be combined" in explained("--model", path, "--preset", "same-stride").stderr
 
 
 def test_damaged_files_are_rejected(tmp_path, saved):
@@ -396,7 +396,7 @@ def test_damaged_files_are_rejected(tmp_path, saved):
     broken = tmp_path / "broken.onnx"
     for content in (b"", b"not a model at all", whole[: len(whole) // 2], whole[:40]):
         broken.write_bytes(content)
-        assert "a model must be a whole ONNX file" in refused(str(broken))
+        assert "a model must be a complete ONNX file" in refused(str(broken))
     assert "No such file" in refused(str(tmp_path / "none.onnx"))
 
 

@@ -40,7 +40,7 @@ class Layout(NamedTuple):
 def alternatives(remedy: str) -> list[str]:
     """Return the ways out of a remedy, each in lower case at its beginning."""
     text = remedy[:1].lower() + remedy[1:]
-    return re.split(rf", (?:or )?(?={VERBS})\b", text)
+    return re.split(rf", (?:or )?(?=(?:{VERBS})\b(?!=))", text)
 
 
 def default_layout(given: Mapping[str, Any]) -> Layout:
@@ -68,7 +68,7 @@ def applied(
         ValueError: the text has no known form.
     """
     after = dict(given)
-    for part in re.split(rf" and (?={VERBS})\b", way_out):
+    for part in re.split(rf" and (?=(?:{VERBS})\b(?!=))", way_out):
         if arguments := re.findall(ARGUMENT, part):
             assert re.fullmatch(rf"use {ARGUMENT}(?: and {ARGUMENT})*", part), part
             after |= {name: ast.literal_eval(value) for name, value in arguments}

@@ -1,8 +1,8 @@
 """Measured roofline of the processor: the rates of a large matrix product and of a large copy.
 
-Each run measures both anew, on random data, with the fastest installed library.  The roofline time
-of a pass is the longer of two times: its FLOPs at the product's rate, and its tensors, each moved
-once, at the copy's rate.
+Each run measures both rates again, on random data, with the fastest installed library.  The
+roofline time of a pass is the longer of two times: the time of its FLOPs at the product's rate, and
+the time to move each of its tensors once at the copy's rate.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PRODUCT_SIZE = {"cpu": 1536, "gpu": 8192}
 """Rows and columns of the square matrices multiplied, by place (chosen)."""
 
 COPY_BYTES = {"cpu": 256 << 20, "gpu": 2 << 30}
-"""Bytes copy_bytes, by place (chosen)."""
+"""Size of the copied array in bytes, by place (chosen)."""
 
 
 class NoCeilingError(CupyconvError):
@@ -55,7 +55,7 @@ def measure(place: Place, dtype: str, peer: TorchPeer | None, seconds: float) ->
     """Measure the ceiling of a dtype.
 
     Args:
-        peer: PyTorch with its settings entered, which enable or disable TF32; None without PyTorch.
+        peer: PyTorch, inside its ``settings``, which enable or disable TF32; None if not installed.
         seconds: time to spend on each product and each copy.
 
     Raises:

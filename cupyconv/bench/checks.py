@@ -1,9 +1,9 @@
-"""Correctness check that every result passes before it is timed.
+"""Correctness check of every implementation before it is timed.
 
 The reference is the same pass in float64, computed by PyTorch if it is installed and by NumPy
-otherwise.  If computing it in full would take too long, only the last images, groups and channels
-are compared, since an overflowing index corrupts those first.  The check compares norms, which need
-no memory beyond the results; cupyconv/checking.py compares each element.
+otherwise.  If computing the whole reference would take too long, only the last images, groups and
+channels are compared, since an overflowing index corrupts those first.  The check compares norms,
+which need no memory beyond the results; cupyconv/checking.py compares each element.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PEAK = 16
 
 @dataclass(frozen=True)
 class Excerpt:
-    """Part of a result that is compared: slices of images, groups, and K and C within a group.
+    """Part of a result to compare: slices of the images, the groups, and K and C within a group.
 
     Attributes:
         share: fraction of the pass's multiply-adds that compute this part; 1 is the whole result.
@@ -50,8 +50,8 @@ class Verdict:
     """Error of a result against the reference.
 
     Attributes:
-        error: norm of the difference over the norm of the reference.
-        largest: largest difference over the root mean square of the reference.
+        error: norm of the difference divided by the norm of the reference.
+        largest: largest difference divided by the root mean square of the reference.
         bound: upper limit of ``error``; ``largest`` may be up to _PEAK times as large.
     """
 
@@ -66,12 +66,12 @@ class Verdict:
 
 
 def bound(problem: ConvProblem, pass_: str, precision: str) -> float:
-    """Return the allowed relative error (norm over norm): twice the expected one.
+    """Return the largest allowed relative error (norm over norm): twice the expected error.
 
-    The operands are exact.  The result is rounded once; a sum rounds at every addition, in float32
-    for 16-bit dtypes, and on random data these errors grow as the square root of the number of
-    terms.  Tensor cores truncate instead of rounding, 16 terms at a time, and that error grows with
-    the number of terms; it is allowed, up to 1 %, where tensor cores may be used.  The real and the
+    The operands are exact, and the result is rounded once.  A sum rounds at every addition, in
+    float32 for 16-bit dtypes; on random data this error grows as the square root of the number of
+    terms.  Tensor cores truncate every 16 terms instead of rounding; this error grows with the
+    number of terms.  It is allowed, up to 1 %, where tensor cores may be used.  The real and the
     imaginary part of a complex sum have two real products per complex product.
     """
     terms = problem.gemm(pass_).gemm_k * (2 if problem.is_complex else 1)

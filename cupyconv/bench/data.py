@@ -1,8 +1,8 @@
 """Random tensors of a layer.
 
-A few million normally distributed numbers are values once and repeated, so that filling tensors is
-fast.  The period is a prime, so no tensor axis is a multiple of it.  Zeros would distort the
-timings: processors run faster on them.
+A few million normally distributed numbers are drawn once and repeated, so that filling tensors is
+fast.  The period is a prime, so that no tensor axis is a multiple of it.  Zeros would distort the
+timings, since processors run faster on zeros.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _STEP = 524_287  # numbers between the starts of consecutive seeds; a prime
 def in_layout(problem: ConvProblem, layout: str, dtype: str) -> ConvProblem:
     """Return the convolution in another memory order and dtype.
 
-    Channels last pairs with filters O + spatial + I, the bytes of a PyTorch layer in the
-    channels_last format; channels first pairs with filters O I + spatial.
+    With channels last, the filter axes are O, spatial, I, which is the memory order of PyTorch's
+    channels_last format.  With channels first, the filter axes are O, I, spatial.
     """
     rank = problem.spatial_rank
     data_format = formats.resolve_data_format(layout, rank)
@@ -92,7 +92,7 @@ def _numbers(dtype: str, xp: Any) -> Any:
 
 
 def _ordered(shape: tuple[int, ...], positions: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the sizes, each moved to its position."""
+    """Move the size with index i to ``positions[i]``."""
     return tuple(size for _, size in sorted(zip(positions, shape, strict=True)))
 
 

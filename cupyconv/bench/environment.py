@@ -38,7 +38,7 @@ def describe(
     """Describe processor, versions, date and commit as a JSON object.
 
     Args:
-        program, arguments: the command line; files are recorded without their folder.
+        program, arguments: command line; files are recorded without their folder.
     """
     return {
         "device": place.name,
@@ -111,7 +111,7 @@ def threads() -> int:
 
 
 def load() -> float | None:
-    """Return the load average of the last minute; None if the system has none."""
+    """Return the load average of the last minute; None if the system does not report it."""
     with suppress(AttributeError, OSError):
         return round(os.getloadavg()[0], 2)
     return None

@@ -19,8 +19,8 @@ from cupyconv.markup import in_line, spreadsheet_cell
 _RATIOS = {peer: f"ratio_to_{peer}" for peer in PEERS}
 
 DERIVED = ("tflops", "gbps", "roofline_share", *_RATIOS.values())
-"""Columns computed from Row: TFLOP/s, GB/s, share of the roofline, and each peer's time over ours
-(above 1, ours is faster)."""
+"""Columns computed from Row: TFLOP/s, GB/s, roofline time over measured time, and each peer's time
+over cupyconv's (above 1, cupyconv is faster)."""
 
 
 def to_json(results: Results) -> dict[str, Any]:

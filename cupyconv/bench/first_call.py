@@ -2,9 +2,9 @@
 
     python -m cupyconv.bench.first_call '{"implementation": "auto", ...}'
 
-prints milliseconds by pass, without imports and the creation of the GPU context.  The time is spent
-on loading or compiling kernels; for PyTorch on loading cuDNN and trying its algorithms; for JAX and
-TensorFlow on compiling a function.
+prints the milliseconds of each pass, without imports and the creation of the GPU context.  cupyconv
+spends this time on loading or compiling kernels, PyTorch on loading cuDNN and trying its
+algorithms, and JAX and TensorFlow on compiling a function.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LIMIT = 90  # s; timeout of each process (chosen)
 
 
 class FirstCallError(CupyconvError):
-    """A process failed; the message is its last line on standard error, or says why it ended."""
+    """A process failed; the message is the last line of its standard error, or why it ended."""
 
 
 def measure(
@@ -45,7 +45,7 @@ def measure(
     precision: str = "ieee",
     peers: Iterable[str] = ("torch",),
 ) -> Iterator[FirstCall]:
-    """Yield first-call times of each pass: ours with cold and warm kernel cache, then the peers'.
+    """Yield first-call times of each pass: cupyconv with cold and warm kernel cache, then peers.
 
     Raises:
         FirstCallError: a process failed.

@@ -1,8 +1,8 @@
 """Libraries to compare with, if installed: PyTorch, and on the CPU also JAX and TensorFlow.
 
 Each library runs in its fastest form: compiled before timing starts, one gradient at a time, with
-as many threads as cupyconv.  On a GPU, PyTorch sets cudnn.benchmark, so that cuDNN tries its
-algorithms on the first call, and uses TF32 only if the run permits it to cupyconv, too.
+as many threads as cupyconv.  On a GPU, ``torch.backends.cudnn.benchmark`` is set, so that cuDNN
+tries its algorithms on the first call.  PyTorch may use TF32 only in runs where cupyconv may.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Peer(Protocol):
     """Interface of a library that a run compares with cupyconv."""
 
     name: str
-    """One of PEERS."""
+    """Name of the library, a key of PEERS."""
 
     copies: bool
-    """Whether its operands are copies that take extra memory."""
+    """Whether the library needs copies of the operands, which take extra memory."""
 
     errors: tuple[type[Exception], ...]
-    """Exceptions it raises for an unsupported problem."""
+    """Exceptions that the library raises for an unsupported problem."""
 
     def settings(
         self, precision: str, threads: int | None = None
@@ -53,18 +53,19 @@ class Peer(Protocol):
         ...
 
     def call(self, problem: ConvProblem, pass_: str, sets: Sequence[Operands]) -> Call:
-        """Return a function that runs a pass on the operand set of an index.
+        """Return a function that runs a pass on the operand set with a given index.
 
-        Its result is an array of the library, complete on return if the library runs on the CPU.
+        The function returns an array of the library.  On the CPU, the array is complete when the
+        function returns.
         """
         ...
 
     def to_array(self, result: Any, problem: ConvProblem, pass_: str) -> Any:
-        """Convert a result to an array of the place, with the problem's axis order."""
+        """Convert a result to an array of the place's library, with the problem's axis order."""
         ...
 
     def workspace_bytes(self, call: Call) -> int | None:
-        """Return the peak device memory of a call, less its result; None on the CPU."""
+        """Return the peak device memory of a call without its result; None on the CPU."""
         ...
 
     def release(self) -> None:
@@ -73,7 +74,7 @@ class Peer(Protocol):
 
 
 def find(place: Place, name: str = "torch") -> tuple[Peer | None, str]:
-    """Return one of PEERS and an empty string, or None and why it is unavailable."""
+    """Return the library and an empty string, or None and the reason why it is unavailable."""
     label = PEERS[name]
     if name not in NAMES[place.name]:
         return None, f"{label} is measured on the CPU only"
@@ -83,7 +84,7 @@ def find(place: Place, name: str = "torch") -> tuple[Peer | None, str]:
         library: Any = import_module(name)
     except ImportError:
         return None, f"{label} is not installed"
-    except Exception as error:  # any: a shared library does not load, a version is too new
+    except Exception as error:  # of any type: a shared library is missing, a version is too new
         why, _, _ = str(error).partition("\n")
         return None, f"{label} could not be imported: {why or type(error).__name__}"
     if name != "torch":
@@ -151,12 +152,12 @@ class TorchPeer:
         return None
 
     def call(self, problem: ConvProblem, pass_: str, sets: Sequence[Operands]) -> Call:
-        """Return a function whose results are tensors with the axes (N, C, spatial) or O I."""
+        """Return a function that returns a tensor (N, C, *spatial) or (K, C / groups, *spatial)."""
         tensors = [self._operands(problem, operands) for operands in sets]
         return self._pass(problem, pass_, tensors)
 
     def exact(self, problem: ConvProblem, pass_: str, x: Any, w: Any, dy: Any) -> Any:
-        """Run a pass on channels-first float64 or complex128 arrays of the place."""
+        """Run a pass on channels-first float64 or complex128 arrays of the place's library."""
         torch = self._torch
         cudnn = torch.backends.cudnn
         before, cudnn.benchmark = cudnn.benchmark, False  # one call only
@@ -250,7 +251,10 @@ class TorchPeer:
     def _complex_gradient(
         self, problem: ConvProblem, pass_: str, operands: Sequence[tuple[Any, Any, Any]]
     ) -> Callable[[int], Any]:
-        """Return a complex gradient by autograd, as PyTorch has no operator for it."""
+        """Return a function that computes a complex gradient by autograd.
+
+        PyTorch has no operator for complex gradients.
+        """
         torch = self._torch
         forward = getattr(torch, _FORWARDS[problem.spatial_rank])
         rules = (None, problem.stride, [before for before, _ in problem.padding])
@@ -271,7 +275,7 @@ class TorchPeer:
 
 
 class _CompilingPeer:
-    """Base of JAX and TensorFlow, which compile a function per problem."""
+    """Base class for JAX and TensorFlow, which compile a function per problem."""
 
     copies = True
     errors: tuple[type[Exception], ...] = (RuntimeError, ValueError, NotImplementedError)
@@ -425,7 +429,7 @@ class TensorFlowPeer(_CompilingPeer):
         return array
 
     def _forward(self, problem: ConvProblem) -> Callable[[Any, Any], Any]:
-        """Return the forward function of x and of w in TensorFlow's order."""
+        """Return a forward function of x and w, where w has TensorFlow's axis order."""
         tf, rank = self._tf, problem.spatial_rank
         pads = [list(pair) for pair in problem.padding]
         strides, dilations = list(problem.stride), list(problem.dilation)
@@ -457,11 +461,11 @@ class TensorFlowPeer(_CompilingPeer):
 
 
 def _axes(problem: ConvProblem, pass_: str) -> tuple[int, ...]:
-    """Return the positions of a result's axes (N, C, spatial), or of a filter's O I + spatial."""
+    """Return the positions of N, C and spatial axes in a result, or of O, I, spatial in dw."""
     return problem.filter_axes if pass_ == "backprop_filter" else problem.data_axes
 
 
 def _tensorflows_filter_axes(problem: ConvProblem) -> tuple[int, ...]:
-    """Return the positions of a filter's axes spatial + I O."""
+    """Return the positions of a filter's axes in the order spatial, I, O."""
     outputs, inputs, *spatial = problem.filter_axes
     return (*spatial, inputs, outputs)

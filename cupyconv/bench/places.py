@@ -23,14 +23,14 @@ _IDLE_KERNEL = """
 struct Parameters { long long fields[%d]; };
 extern "C" __global__ void idle(const void*, const void*, void*, const void*, Parameters) {}
 """
-_FEWEST_SWEEP_BYTES = 256 << 20  # GPU: a sweep hides the host time of a call
-_MOST_SWEEP_BYTES = 128 << 20  # CPU
+_FEWEST_SWEEP_BYTES = 256 << 20  # on a GPU, so that a sweep hides the host time of a call
+_MOST_SWEEP_BYTES = 128 << 20  # on a CPU
 _CACHE_BYTES = 32 << 20  # assumed CPU cache if the system does not report one
 _CPU_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 class Place(Protocol):
-    """Interface of the processor that a run measures."""
+    """Interface of the processor that runs a benchmark."""
 
     name: str
     xp: Any
@@ -38,7 +38,7 @@ class Place(Protocol):
 
     device: Device
     most_sets: int
-    """Largest number of operand sets to alternate between."""
+    """Most operand sets; consecutive calls use different sets."""
 
     @property
     def clock(self) -> Clock: ...
@@ -48,7 +48,7 @@ class Place(Protocol):
         ...
 
     def free_bytes(self) -> int:
-        """Return the memory available to tensors."""
+        """Return the bytes of memory available to tensors."""
         ...
 
     def release(self) -> None:
@@ -112,9 +112,9 @@ class GpuPlace:
         return CudaClock(self.xp, max(2 * cache_bytes, _FEWEST_SWEEP_BYTES))
 
     def launch_seconds(self) -> float:
-        """Measure the host time that every call spends on creating an array and a launch.
+        """Measure the host time for creating an array and launching a kernel, as in every call.
 
-        The kernel does nothing and takes the arguments of a convolution kernel.
+        The launched kernel has the parameters of a convolution kernel and does nothing.
         """
         struct = np.zeros(1, parameters_type())
         kernel = self.xp.RawModule(code=_IDLE_KERNEL % (struct.nbytes // 8)).get_function("idle")

@@ -1,6 +1,6 @@
-"""SVG picture of a run: for each dtype a roofline per pass, and the ratios to a peer.
+"""SVG picture of a run: for each dtype a roofline per pass, and speed ratios to another library.
 
-The peer is the first of PEERS that was measured.  Lengths are in pixels.
+The other library is the first measured one of PEERS.  Lengths are in pixels.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _head(canvas: Canvas, results: Results, top: float) -> float:
 
 
 def _dtype(canvas: Canvas, results: Results, dtype: str, top: float) -> float:
-    """Draw both charts of a dtype; return their lower edge."""
+    """Draw the rooflines and the ratios of a dtype; return their lower edge."""
     fastest = [row for row in report.best(results.rows).values() if row.dtype == dtype]
     names = dict.fromkeys(row.implementation for row in fastest)
     ours = next((name for name in names if name not in PEERS), None)
@@ -122,7 +122,7 @@ def _panel(number: int) -> tuple[float, float]:
 def _rooflines(
     canvas: Canvas, ceiling: Ceiling, rows: Sequence[Row], passes: Sequence[str], top: float
 ) -> float:
-    """Draw one panel per pass: FLOP/s over FLOPs per byte, with the ceilings as lines."""
+    """Draw one panel per pass: FLOP/s (y) over FLOPs per byte (x), and the ceilings as lines."""
     rows = [row for row in rows if row.useful_flops]  # a logarithmic scale cannot show 0
     unit, name = (1e12, "TFLOP/s") if ceiling.flops_per_second > 2e12 else (1e9, "GFLOP/s")
     peak, slope = ceiling.flops_per_second / unit, ceiling.bytes_per_second / unit

@@ -16,7 +16,7 @@ from cupyconv.markup import UNBOUND, Table
 from cupyconv.problem import PASSES
 
 SLOWEST = 10
-"""Rows of the table of our slowest passes against each peer."""
+"""Most rows in the table of the passes that are slowest compared with a peer (chosen)."""
 
 PASS_WORDS = {
     "forward": "forward",
@@ -27,7 +27,7 @@ PASS_WORDS = {
 
 @dataclass(frozen=True)
 class Chapter:
-    """Table with a title and lines above it; columns not in ``left`` are right-aligned."""
+    """Table below a title and lines of text; columns not in ``left`` are right-aligned."""
 
     title: str
     lines: tuple[str, ...] = ()
@@ -48,14 +48,14 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Our row beside a peer's, each in its faster memory order."""
+    """Two measurements of the same pass: cupyconv's, and a peer's or an earlier one."""
 
     row: Row
     peer: Row
 
     @property
     def ratio(self) -> float:
-        """Peer's time over ours; above 1, ours is faster."""
+        """Time of ``peer`` divided by the time of ``row``; above 1, ``row`` is faster."""
         return self.peer.microseconds / self.row.microseconds
 
     @property
@@ -66,7 +66,7 @@ class Comparison:
 
 @dataclass
 class Score:
-    """Ratios, wins and losses of several comparisons."""
+    """Ratios of several comparisons, and how many are wins and losses beyond the spread."""
 
     ratios: list[float] = field(default_factory=list)
     wins: int = 0
@@ -87,12 +87,12 @@ class Score:
 
 
 def geometric_mean(ratios: Sequence[float]) -> float:
-    """Return the geometric mean, for which 2 and 1/2 average to 1."""
+    """Return the geometric mean; the mean of 2 and 1/2 is 1."""
     return exp(sum(map(log, ratios)) / len(ratios))
 
 
 def best(rows: Iterable[Row]) -> dict[tuple[str, str, str, str], Row]:
-    """Return the row of the fastest memory order by (dtype, layer, pass, implementation)."""
+    """Return the fastest row, keyed by (dtype, layer, pass, implementation)."""
     fastest: dict[tuple[str, str, str, str], Row] = {}
     for row in rows:
         key = (row.dtype, row.layer, row.pass_, row.implementation)
@@ -113,10 +113,10 @@ def layouts(results: Results) -> list[str]:
 
 
 def comparisons(results: Results, peer: str, layout: str | None = None) -> list[Comparison]:
-    """Compare our rows with a peer's where both exist, in the order of the options.
+    """Compare cupyconv's rows with a peer's where both exist, sorted as in the options.
 
     Args:
-        layout: memory order of both; None for each side's faster one.
+        layout: memory order of both rows; None for the faster order of each.
     """
     fastest = best(row for row in results.rows if layout in (None, row.layout))
     pairs = [
@@ -128,7 +128,7 @@ def comparisons(results: Results, peer: str, layout: str | None = None) -> list[
 
 
 def ratios(results: Results, peer: str) -> list[float | None]:
-    """Return the peer's best time over each row's time; None where the peer has no row."""
+    """Return the peer's shortest time over the time of each row; None if the peer has no time."""
     fastest = best(results.rows)
     values: list[float | None] = []
     for row in results.rows:
@@ -138,10 +138,10 @@ def ratios(results: Results, peer: str) -> list[float | None]:
 
 
 def roofline_share(results: Results, row: Row) -> float | None:
-    """Return the roofline time over the measured time; None without ceilings.
+    """Return the roofline time divided by the measured time; None without ceilings.
 
     The share can exceed 1: cached data is not read from memory, input that a stride skips is not
-    read at all, and the ceilings themselves are measured.
+    read at all, and the ceilings are themselves measurements.
     """
     ceiling = results.ceilings.get(row.dtype)
     if ceiling is None:
@@ -150,7 +150,7 @@ def roofline_share(results: Results, row: Row) -> float | None:
 
 
 def scores(pairs: Iterable[Comparison]) -> dict[tuple[str, str, str, str], Score]:
-    """Return scores by (dtype, implementation, kind, pass); "all" is any kind or any pass."""
+    """Return scores keyed by (dtype, implementation, kind, pass); "all" stands for every value."""
     score_of: dict[tuple[str, str, str, str], Score] = {}
     for pair in pairs:
         row = pair.row
@@ -182,7 +182,7 @@ def sections(results: Results) -> list[Chapter]:
         *_measured(results),
         _per_call(results),
         _notes("Not measured", results.skipped),
-        _notes("Wrong, and so not timed", results.failed),
+        _notes("Wrong results, not timed", results.failed),
         *_slowest(results),
         *_means(results),
         _conditions(results),
@@ -231,7 +231,7 @@ def _measured(results: Results) -> list[Chapter]:
 
 
 def _means(results: Results) -> list[Chapter]:
-    """Return tables for each peer: for the faster memory order, and for each order alone."""
+    """Return tables per peer: with the faster memory order of each library, and per order."""
     orders = layouts(results)
     return [
         table
@@ -310,7 +310,7 @@ def _per_call(results: Results) -> Chapter:
     launch = results.environment.get("launch_microseconds")
     if launch is not None:
         lines.append(
-            f"{launch:.1f} µs of every GPU call are CuPy's: creating an array, launching a kernel"
+            f"{launch:.1f} µs of every GPU call are spent in CuPy: creating an array and launching"
         )
     for name in dict.fromkeys(row.implementation for row in results.rows):
         rows = [row for row in results.rows if row.implementation == name]
@@ -352,8 +352,8 @@ def busy(about: dict[str, Any]) -> str | None:
     if about.get("device") != "cpu" or load <= threads / 2:
         return None
     return (
-        f"The load average was {load:g} on {threads} threads before the run began: other programs "
-        "ran too, and these figures are not to be relied on."
+        f"The load average was {load:g} on {threads} threads before the run began. Other programs "
+        "were running, so the times may be too long."
     )
 
 
@@ -375,7 +375,7 @@ def _conditions(results: Results) -> Chapter:
             f"({ceiling.copy_by})" + (f", at {ceiling.clock}" if ceiling.clock else "")
         )
     if not results.finished:
-        lines.append("The run was stopped early: these are the results it had.")
+        lines.append("The run was stopped early; layers or passes are missing.")
     return Chapter("Measured on", tuple(lines))
 
 
@@ -405,7 +405,7 @@ def compare(old: Results, new: Results) -> list[Chapter]:
         by_group.setdefault((pair.row.dtype, pair.row.implementation), Score()).add(pair)
     for (dtype, implementation), score in by_group.items():
         lines.append(
-            f"{implementation} in {dtype}: old time over new {geometric_mean(score.ratios):.3f} "
+            f"{implementation} in {dtype}: old time / new time {geometric_mean(score.ratios):.3f} "
             f"(geometric mean of {len(score.ratios)}); faster {score.wins}, even {score.even}, "
             f"slower {score.losses}"
         )
@@ -439,7 +439,7 @@ def _differences(old: Results, new: Results) -> list[str]:
 
 
 def _statistic(results: Results) -> str:
-    """Return the statistic of a call's samples; older files have medians on a CPU, too."""
+    """Return the statistic of the samples; older files have medians on a CPU, too."""
     medians = any(row.low < row.microseconds for row in results.rows)
     return "median" if medians else "minimum"
 

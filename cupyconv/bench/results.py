@@ -1,7 +1,7 @@
 """Results of a run, and their two file formats.
 
-During a run every result is appended to a log of JSON lines; at the end all results are written to
-one JSON file.  ``load`` reads both, including a log that breaks off.
+During a run, every result is appended to a log of JSON lines.  At the end, all results are written
+to one JSON file.  ``load`` reads both formats, including a log whose run was killed.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class Row:
     Attributes:
         layer, suite, kind: name of the layer, its suite and its kind.
         pass_: "forward", "backprop_input" or "backprop_filter".
-        implementation: the option's value, such as "auto"; or one of peers.PEERS.
-        kernel: the implementation that was planned, with its tile.
+        implementation: value of ``impl``, such as "auto", or a key of peers.PEERS.
+        kernel: planned implementation and its tile.
         layout: "channels_last" or "channels_first".
         microseconds, low, high: time of a call and its spread, in µs; see ``timing.Timing``.
         samples: number of samples.
         host_microseconds: µs until a call returns to Python; None on the CPU.
         workspace_bytes: device memory besides operands and result; None if unknown.
-        useful_flops, bytes: FLOPs of the pass without products with padding, and bytes with each
-            tensor moved once, from ConvProblem.
+        useful_flops, bytes: FLOPs of the pass without products with padding, and bytes if each
+            tensor is moved once, from ConvProblem.
         error, bound: relative error against float64, and its limit.
-        checked: share of the result's multiply-adds that was compared; 1 is the whole result.
+        checked: share of the multiply-adds whose results were compared; 1 is the whole result.
     """
 
     layer: str
@@ -72,7 +72,7 @@ class Row:
 
     @property
     def gbps(self) -> float:
-        """GB/s, each tensor moved once."""
+        """GB/s if each tensor is moved once."""
         return self.bytes / self.microseconds * 1e-3
 
 
@@ -110,10 +110,10 @@ class Results:
         environment: hardware and software versions.
         options: options of the run.
         ceilings: roofline by dtype.
-        rows: measurements.
+        rows: measured passes.
         skipped: measurements that were skipped.
         failed: wrong results of cupyconv, which are not timed.
-        first_calls: times of first calls.
+        first_calls: times of first calls in new processes.
         finished: whether the run was completed.
     """
 
@@ -276,10 +276,10 @@ def _read(kind: Any, entry: Mapping[str, Any]) -> Any:
     instance = record(kind, {column.name: entry[column.name] for column in fields(kind)})
     for name, value in vars(instance).items():
         if name == "pass_" and value not in PASSES:
-            raise ValueError(f"there is no pass {shown(value)}")
+            raise ValueError(f"unknown pass {shown(value)}")
         least = 0 if name in _DIVISORS else -float("inf")
         if isinstance(value, (int, float)) and not least < value < _LARGEST:
-            raise ValueError(f"{name} cannot be {shown(value)}")
+            raise ValueError(f"{name} is {shown(value)}")
     return instance
 
 
@@ -297,15 +297,15 @@ _ENVIRONMENT = {
     "threads": _NUMBER,
 }
 _OPTIONS = {"dtypes": list, "layers": list}
-"""Types of the optional entries that a report computes with; other entries are only quoted."""
+"""Types of the optional entries that a report computes with; other entries are only printed."""
 
 
 def _mapping(value: Any, kinds: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"an object is needed, not {shown(value)}")
+        raise ValueError(f"expected a JSON object, got {shown(value)}")
     for name, kind in kinds.items():
         if name in value and not isinstance(value[name], kind):
-            raise ValueError(f"{name} cannot be {shown(value[name])}")
+            raise ValueError(f"{name} is {shown(value[name])}")
     return value
 
 
@@ -314,23 +314,23 @@ def _require_version(path: Path, content: Any) -> None:
         raise _foreign(path)
     if content.get("schema") != SCHEMA:
         raise ConvError(
-            f"results must be of version {SCHEMA}",
-            f"{path} is of version {content.get('schema')}",
-            "Measure again with this cupyconv, or read the file with the one that wrote it",
+            f"results must have format version {SCHEMA}",
+            f"{path} has version {content.get('schema')}",
+            "Measure again with this cupyconv, or read the file with the cupyconv that wrote it",
         )
 
 
 def _foreign(path: Path) -> ConvError:
     return ConvError(
-        "results must be a file that `cupyconv bench --json` wrote",
-        f"{path} is something else",
+        "results must be a file written by `cupyconv bench --json`",
+        f"{path} has another format",
         "Write one with: cupyconv bench --quick --json new.json",
     )
 
 
 def _damaged(path: Path, error: Exception) -> ConvError:
     return ConvError(
-        "results must be complete",
-        f"{path} lacks an entry ({type(error).__name__}: {error})",
+        "all entries of a results file must be present and valid",
+        f"{path} has a missing or invalid entry ({type(error).__name__}: {error})",
         "Measure again",
     )

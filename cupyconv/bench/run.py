@@ -31,7 +31,7 @@ from cupyconv.signals import interrupts
 SECONDS = {"cpu": 0.3, "gpu": 0.1}
 """Default time of one measurement, by place (chosen)."""
 
-# FLOPs that computing a reference may take with PyTorch and with NumPy: a fraction of a second.
+# Most FLOPs of a reference with PyTorch and with NumPy; either takes a fraction of a second.
 _TORCH_FLOPS = {"cpu": 4e9, "gpu": 200e9}
 _NUMPY_FLOPS = {"cpu": 0.3e9, "gpu": 10e9}
 
@@ -39,8 +39,8 @@ _NUMPY_FLOPS = {"cpu": 0.3e9, "gpu": 10e9}
 # implementation, which is under test.
 _NUMPY_IMPL = {"cpu": "reference", "gpu": "numpy"}
 
-_SETS_BYTES = 1 << 30  # limit of all operand sets; calls on larger ones need no grouping
-_FEWEST_CALLS = 7  # calls of an implementation that is checked and timed, however slow
+_SETS_BYTES = 1 << 30  # limit of all operand sets together; larger sets need no grouped calls
+_FEWEST_CALLS = 7  # calls to check and time an implementation, however slow it is
 _FIRST_CALL_SECONDS = 60  # remaining time needed to measure first calls
 _SLOWEST_PEER_CALL = 10.0  # s; a slower peer is skipped for the rest of the layer
 
@@ -52,10 +52,10 @@ class Options:
     Attributes:
         layers: layers in the order of the report; they are measured in ``suites.fair_order``.
         impls: values of ``impl`` to measure.
-        layouts: memory orders; the fastest of each library counts.
+        layouts: memory orders; the report uses the fastest order of each library.
         seconds: time per measurement; None for SECONDS.
-        minutes: time limit of the run, shared by the dtypes; layers beyond it are reported as
-            skipped.
+        minutes: time limit of the run, divided among the dtypes; layers that do not fit are
+            reported as skipped.
         peers: names of PEERS to measure; None for all that run on the place.
         first_calls: whether to measure first calls in new processes.
         arguments: command-line arguments, recorded in the results.
@@ -124,9 +124,9 @@ def run(
             _Run(place, options, log, available, finish_layer).measure_all()
         log.finish()
     except KeyboardInterrupt:
-        log.skip(Note("", "", "the rest", "interrupted"))
+        log.skip(Note("", "", "remaining layers", "interrupted"))
     except Exception as error:
-        log.skip(Note("", "", "the rest", f"stopped by an error: {_first_line(error)}"))
+        log.skip(Note("", "", "remaining layers", f"stopped by an error: {_first_line(error)}"))
         raise
     finally:
         log.close()
@@ -135,7 +135,7 @@ def run(
 
 @dataclass(frozen=True)
 class _Task:
-    """Pass of a layer in one memory order, with the reference for an excerpt of its result."""
+    """Pass of a layer in one memory order, with the reference for an excerpt of the result."""
 
     layer: SuiteLayer
     problem: ConvProblem
@@ -252,7 +252,7 @@ class _Run:
         problem = data.in_layout(problem, self.options.layouts[0], dtype)
         needed, free = self._needed_bytes(problem), self.place.free_bytes()
         if needed > free:
-            return f"needs {needed / 2**30:.1f} GiB of memory, {free / 2**30:.1f} are free"
+            return f"needs {needed / 2**30:.1f} GiB of memory; {free / 2**30:.1f} GiB are free"
         if until is None:
             return None
         left = until - perf_counter()
@@ -264,11 +264,11 @@ class _Run:
             return None
         needed_seconds = calls * ceiling.seconds(problem.useful_flops, problem.bytes)
         if needed_seconds > left:
-            return f"needs about {needed_seconds:.0f} s, {left:.0f} are left"
+            return f"needs about {needed_seconds:.0f} s; {left:.0f} s are left"
         return None
 
     def _needed_bytes(self, problem: ConvProblem) -> int:
-        """Return the memory for all copies of one operand set, two results, and the check."""
+        """Return the bytes for all copies of one operand set, two results, and the check."""
         _, most_flops = self._referee(problem)
         share = max(
             checks.excerpt_of(problem, pass_, most_flops).share for pass_ in self.options.passes
@@ -279,11 +279,11 @@ class _Run:
 
     @property
     def _copies(self) -> int:
-        """Copies of each operand set: cupyconv's, and one per peer that copies."""
+        """Copies of each operand set: one for cupyconv, and one per library that copies."""
         return 1 + sum(peer.copies for peer in self.beside)
 
     def _referee(self, problem: ConvProblem) -> tuple[checks.Exact, float]:
-        """Return the reference function for a problem, and the FLOPs that it may take."""
+        """Return the reference function for a problem, and its most FLOPs."""
         name = self.place.name
         if self.torch is not None and self.torch.refuses(problem) is None:
             return self.torch.exact, _TORCH_FLOPS[name]
@@ -302,7 +302,7 @@ class _Run:
         for layout in options.layouts:
             source, problem = problem, data.in_layout(layer.problem, layout, dtype)
             if source != problem:
-                for number, tensors in enumerate(sets):  # one at a time: memory holds one extra set
+                for number, tensors in enumerate(sets):  # in turn: memory for one extra set only
                     sets[number] = data.reordered(tensors, source, problem, xp)
             for pass_ in options.passes:
                 if pass_ not in references:
@@ -314,7 +314,7 @@ class _Run:
     # -- one pass ---------------------------------------------------------------------------------
 
     def _pass(self, task: _Task) -> None:
-        """Check every implementation, time the correct ones, and log both."""
+        """Check every implementation, time the correct implementations, and log the results."""
         problem = task.problem
         good: dict[str, _Candidate] = {}
         for candidate in self._candidates(task):
@@ -355,7 +355,7 @@ class _Run:
             )
 
     def _candidates(self, task: _Task) -> Iterator[_Candidate]:
-        """Yield every implementation that computes a pass; log why others do not."""
+        """Yield every implementation that computes a pass; log why the others do not."""
         for impl in self.options.impls:
             try:
                 yield self._ours(task, impl)
@@ -410,7 +410,7 @@ class _Run:
         return _Candidate(peer.name, peer.name, call, self._verdict(task, result), workspace)
 
     def _verdict(self, task: _Task, result: Any) -> checks.Verdict:
-        """Judge a whole result by its excerpt."""
+        """Compare the excerpt of a result with the reference."""
         limit = checks.bound(task.problem, task.pass_, self.options.precision)
         part = checks.result_part(task.problem, task.pass_, result, task.part)
         return checks.judge(part, task.expected, limit)
@@ -435,7 +435,7 @@ def _is_memory_error(error: BaseException) -> bool:
 
 def _error_text(verdict: checks.Verdict) -> str:
     return (
-        f"the result is off by {verdict.error:.1e} (largest {verdict.largest:.1e}), "
+        f"the relative error is {verdict.error:.1e} (largest {verdict.largest:.1e}); "
         f"at most {verdict.bound:.1e} is allowed"
     )
 

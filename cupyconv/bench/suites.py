@@ -1,6 +1,6 @@
 """Layers to measure: 78 convolutions of real networks in named suites, and random layers.
 
-Random layers have sizes that are typical of networks, and nobody has tuned for them.
+Random layers have sizes that are typical of networks, but no library has been tuned for them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cupyconv.problem import ConvProblem
 LISTING = Path(__file__).with_name("layers.csv")
 
 KINDS = ("dense", "pointwise", "dilated", "stem", "grouped", "depthwise", "conv1d", "conv3d")
-"""Kinds of layers, over which geometric means are taken; every layer has one kind."""
+"""Kinds of layers; a report has a geometric mean per kind, and every layer has one kind."""
 
 STEM_CHANNELS = 4
 """Most input channels of a stem, the first layer of a network."""
@@ -46,7 +46,7 @@ QUICK = (
     "batch1-resnet50-3x3",
     "seed-5x100x100",
 )
-"""Layers of ``--quick``: every kind, with and without stride, large and small."""
+"""Layers of ``--quick``: layers of every kind, with and without stride, large and small."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ class SuiteLayer:
 
     @property
     def suite(self) -> str:
-        """Network or collection of the layer."""
+        """Name of the network or collection that contains the layer."""
         return self.name.partition("-")[0]
 
     @property
     def kind(self) -> str:
-        """First of the KINDS whose rule below holds."""
+        """One of KINDS; the rules are tried in the order below."""
         problem = self.problem
         rules = {
             "depthwise": 1 < problem.groups == problem.C,
@@ -119,14 +119,14 @@ def select(suite_words: Iterable[str] = (), names: Iterable[str] = ()) -> tuple[
 
 
 MOST_DRAWN_FLOPS = 6e9
-"""FLOP limit of a pass of a random layer, kept by reducing the batch (chosen)."""
+"""Most FLOPs per pass of a random layer; the batch is reduced to keep to it (chosen)."""
 
 SQUARE_SHARE = 0.75
 """Fraction of random layers with equal spatial extents (chosen)."""
 
 
 def drawn(seed: int, count: int) -> tuple[SuiteLayer, ...]:
-    """Return random layers, of each kind in turn; a seed always gives the same layers."""
+    """Return random layers, cycling through the kinds; a seed always gives the same layers."""
     numbers = Random(seed)
     return tuple(
         SuiteLayer(f"drawn-{seed}-{number}", _random(numbers, KINDS[number % len(KINDS)]))

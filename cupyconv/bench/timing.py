@@ -1,14 +1,15 @@
 """Time of a call: the median of samples on a GPU, the minimum over many short turns on a CPU.
 
 A sample is one or more consecutive calls, each on a different set of operands.  Before each sample,
-a sweep over a scratch array larger than the cache evicts the operands.  On a GPU the host queues
-the calls while the sweep runs, so that the events around them time the device and not Python.
+a sweep over a scratch array larger than the cache evicts the operands.  On a GPU, the host queues
+the calls while the sweep runs, so that the events around the calls time the device and not Python.
 Compared implementations take turns, so that a change of the clock frequency affects all of them.
 
-Other programs only make calls slower, so the time on a CPU is the minimum over many turns, and the
-spread reaches from there to the lower quartile of the turns' minima.  Two implementations are even
-if their spreads overlap.  The order of the turns alternates.  Each turn begins with a pause, since
-idle BLAS threads spin for a tenth of a second and would slow down the next implementation.
+Other programs can only make calls slower.  The time on a CPU is therefore the minimum over many
+turns, and the spread reaches from that minimum to the lower quartile of the turns' minima.  Two
+implementations are even if their spreads overlap.  The order of the implementations is reversed in
+every other turn.  Each turn begins with a pause, since idle BLAS threads spin for a tenth of a
+second and would slow down the next implementation.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from typing import Any, Protocol
 import numpy as np
 
 Call = Callable[[int], Any]
-"""Function that runs an implementation on the operand set of an index."""
+"""Function that runs an implementation on the operand set with a given index."""
 
-TURNS, CPU_TURNS = 3, 10  # turns of each implementation, at most; its samples are spread over them
+TURNS, CPU_TURNS = 3, 10  # most turns per implementation; its samples are divided among them
 FEWEST_SAMPLES, MOST_SAMPLES = 3, 150
-SHORTEST_SAMPLE = 50e-6  # s; a sample groups shorter calls, at most one per operand set
-HOST_CALLS = 20  # consecutive calls; far fewer than the launches a stream can queue
-MOST_SWEEPS = 64  # sweeps before a sample, at most
-PAUSE = 0.15  # s, before a turn on the CPU
+SHORTEST_SAMPLE = 50e-6  # s; shorter calls are grouped, at most one call per operand set
+HOST_CALLS = 20  # consecutive calls; far fewer than the launches that a stream can queue
+MOST_SWEEPS = 64  # most sweeps before a sample
+PAUSE = 0.15  # s of pause before a turn on the CPU
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,11 @@ class Timing:
     """Time of one call, in seconds.
 
     Attributes:
-        seconds, low, high: median and quartiles over the samples; on the CPU the minimum, again the
-            minimum, and the lower quartile of the turns' minima.
+        seconds: median of the samples; on the CPU their minimum.
+        low, high: quartiles of the samples; on the CPU the minimum, and the lower quartile of the
+            turns' minima.
         samples: number of samples.
-        host: time until the call returns to Python; None on the CPU, where it is the whole time.
+        host: time until the call returns to Python; None on the CPU, where calls are synchronous.
     """
 
     seconds: float
@@ -172,7 +174,7 @@ def measure(
 
     Args:
         calls: functions by name, called with set indices from 0 to ``sets`` - 1.
-        seconds: time to spend on each without warm-up; very slow calls still get FEWEST_SAMPLES.
+        seconds: time per implementation, without warm-up; slow calls still get FEWEST_SAMPLES.
     """
     series = {name: _prepare(call, sets, clock, seconds) for name, call in calls.items()}
     turns = TURNS if clock.asynchronous else CPU_TURNS
@@ -201,7 +203,7 @@ def _bind(call: Call, number: int, sets: int, times: Sequence[float]) -> Callabl
 
 
 def _prepare(call: Call, sets: int, clock: Clock, seconds: float) -> _Series:
-    """Warm up, and choose the calls per sample and the number of samples."""
+    """Warm up the implementation, and choose the calls per sample and the number of samples."""
     start = clock.now()
     call(0)
     clock.synchronize()

@@ -10,7 +10,7 @@ import numpy as np
 _erfc = np.frompyfunc(math.erfc, 1, 1)  # NumPy has no error function
 
 PIECES = {"silu": 1 << 14, "gelu": 1 << 11}
-"""Values per buffer, which bounds the memory of temporaries (chosen; erfc makes objects)."""
+"""Values per buffer, which limits temporary memory (chosen; erfc creates Python objects)."""
 
 
 def activate(values: np.ndarray, activation: str | None) -> np.ndarray:

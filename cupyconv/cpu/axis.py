@@ -1,7 +1,7 @@
-"""Geometry of the correlations that the CPU computes, axis by axis; pure.
+"""Geometry of the correlations that the CPU computes, axis by axis.
 
-The methods in cupyconv/cpu/ and their cost rule in cupyconv/cpu/choice.py share it, so that the
-rule counts the blocks that a method really has.
+The methods in cupyconv/cpu/ and their cost rule in cupyconv/cpu/choice.py share this geometry.  The
+rule therefore counts the same blocks that a method computes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from cupyconv.problem import ConvAxis, count_pairs
 ALL = slice(None)
 
 MANY_PHASES = 64
-"""Stride phases, for every window, above which windows are taken one by one instead."""
+"""Stride phases per window above which backprop_input processes windows one by one."""
 
 PADDED_SHARE = 0.85
-"""Share of products with pixels, not padding, below which an axis is cut."""
+"""Fraction of products that read pixels, not padding; below it, an axis is divided into parts."""
 
 MOST_CUTS = (8, 64)
-"""Parts that an axis is cut into at most, to leave out products with padding; a second try."""
+"""Two numbers of parts per axis that ``pieces`` tries, to leave out products with padding."""
 
 
 class _Rules(NamedTuple):
@@ -39,7 +39,7 @@ class _Rules(NamedTuple):
 class Axis(_Rules):
     """One spatial axis: output o and tap t read the source at o * stride + t * dilation + offset.
 
-    A tuple, because each call looks values up under its axes.
+    Axes are tuples, because they are cache keys in every call.
 
     Attributes:
         outputs, taps, size: extents of the result, of the filter and of the source.
@@ -56,8 +56,8 @@ class Axis(_Rules):
         dilation: int = 1,
         offset: int = 0,
     ) -> Axis:
-        # A single output needs no stride and a single tap no dilation; as large as an address, they
-        # would overflow.
+        # The stride of a single output and the dilation of a single tap have no effect, but very
+        # large values would overflow.
         if outputs == 1:
             stride = 1
         if taps == 1:
@@ -69,7 +69,7 @@ class Axis(_Rules):
         return Axis(**{**self._asdict(), **changes})
 
     def inside(self, tap: int) -> tuple[slice, slice]:
-        """Return the outputs whose window has this tap inside the source, and its elements."""
+        """Return the outputs whose tap is inside the source, and the source elements it reads."""
         stride, outputs = self.stride, self.outputs
         first = self.offset + tap * self.dilation
         start = 0 if first >= 0 else -(first // stride)
@@ -82,7 +82,7 @@ class Axis(_Rules):
         return slice(start, stop), slice(read, read + (stop - start - 1) * stride + 1, stride)
 
     def part(self, outputs: slice) -> Axis:
-        """Return the axis with some of its outputs."""
+        """Return the axis restricted to these outputs."""
         if outputs == slice(0, self.outputs):
             return self
         offset = self.offset + outputs.start * self.stride
@@ -90,42 +90,45 @@ class Axis(_Rules):
 
     @property
     def span(self) -> int:
-        """Positions under all windows, from the first to the last."""
+        """Number of positions from the first tap of the first window to the last of the last."""
         return (self.outputs - 1) * self.stride + max(self.taps - 1, 0) * self.dilation + 1
 
     def pairs(self, taps: int) -> int:
-        """Return pairs of an output and one of the first taps that is inside the source there."""
+        """Count the pairs of an output and one of the first ``taps`` taps that read the source."""
         low = -self.offset
         return count_pairs(self.outputs, taps, self.stride, self.dilation, low, low + self.size)
 
     def reached(self) -> slice:
-        """Range of taps that some window may have inside the source."""
+        """Return the range of taps that may be inside the source in at least one window."""
         corner = self.offset + (self.outputs - 1) * self.stride
         return _reaching(corner, self.offset, self.size, self.dilation, self.taps)
 
     def with_taps(self, taps: slice) -> Axis:
-        """Return the axis with some of its taps."""
+        """Return the axis restricted to these taps."""
         if taps == slice(0, self.taps):
             return self
         offset = self.offset + taps.start * self.dilation
         return self.changed(taps=taps.stop - taps.start, offset=offset)
 
     def used(self) -> tuple[slice, slice, slice]:
-        """Outputs, taps and pixels that contribute; all are empty if nothing does."""
+        """Return the ranges of contributing outputs, taps and pixels; all empty if none does."""
         return _used(self)
 
     def without_unused(self) -> Axis:
-        """Return the axis with the outputs, taps and pixels that ``used`` has."""
+        """Return the axis trimmed to the outputs, taps and pixels of ``used``."""
         outputs, taps, pixels = self.used()
         axis = self.part(outputs).with_taps(taps)
         return axis.changed(size=pixels.stop - pixels.start, offset=axis.offset - pixels.start)
 
     def pixels(self) -> Axis:
-        """Return the axis of a single tap that reads all pixels under the windows, one by one."""
+        """Return an axis with one tap and one output per position of ``span``."""
         return Axis(self.span, size=self.size, offset=self.offset)
 
     def cuts(self, most: int) -> list[slice]:
-        """Return all outputs, or parts with about equal taps if many products are padding."""
+        """Divide the outputs if many products are with padding; otherwise return one slice.
+
+        The outputs of a slice have about the same taps inside the source.
+        """
         edges = {0, self.outputs}
         if self.pairs(self.taps) < PADDED_SHARE * self.outputs * self.taps:
             taps = range(self.taps)[self.reached()]
@@ -151,15 +154,15 @@ def _used(axis: Axis) -> tuple[slice, slice, slice]:
         outputs = slice(outputs.start + some.start, outputs.start + some.stop)
         some = axis.part(outputs).with_taps(taps).reached()
         taps = slice(taps.start + some.start, taps.start + some.stop)
-        found = axis.part(outputs).with_taps(taps)
-        if found == inner:
-            end = min(found.offset + found.span, axis.size)
-            return outputs, taps, slice(max(found.offset, 0), end)
+        trimmed = axis.part(outputs).with_taps(taps)
+        if trimmed == inner:
+            end = min(trimmed.offset + trimmed.span, axis.size)
+            return outputs, taps, slice(max(trimmed.offset, 0), end)
 
 
 @lru_cache(maxsize=4096)
 def used_parts(axes: tuple[Axis, ...]) -> tuple[tuple[slice, slice, slice], ...] | None:
-    """Return ``Axis.used`` of all axes: empty if one axis is empty; None if all taps are used."""
+    """Return ``Axis.used`` of each axis: all empty if one axis is empty; None if all is used."""
     parts_of = [axis.used() for axis in axes]
     if any(outputs.start == outputs.stop for outputs, _, _ in parts_of):
         return ((slice(0, 0),) * 3,) * len(axes)
@@ -168,7 +171,7 @@ def used_parts(axes: tuple[Axis, ...]) -> tuple[tuple[slice, slice, slice], ...]
 
 
 def _reaching(first: int, last: int, size: int, step: int, count: int) -> slice:
-    """Return the steps from the first with ``first`` >= 0 to the last with ``last`` below size."""
+    """Return the range of i < count with first + i * step >= 0 and last + i * step < size."""
     start = max(-(first // step), 0)
     stop = min((size - 1 - last) // step + 1, count)
     return slice(start, max(stop, start))
@@ -176,12 +179,12 @@ def _reaching(first: int, last: int, size: int, step: int, count: int) -> slice:
 
 @dataclass(frozen=True)
 class Pieces:
-    """A correlation in parts of its outputs, each with the taps that it reaches.
+    """Division of a correlation's outputs into parts; a part omits taps that only meet padding.
 
     Attributes:
-        cuts: parts of the outputs of each axis.
-        pairs: pairs of an output and a tap in all parts together.
-        outputs, taps, span: extents of a part, on average.
+        cuts: slices of the outputs, per axis.
+        pairs: number of pairs of an output and a tap in all parts.
+        outputs, taps, span: mean extents of a part.
     """
 
     cuts: tuple[tuple[slice, ...], ...]
@@ -196,7 +199,7 @@ class Pieces:
 
     @property
     def is_gathered_by_taps(self) -> bool:
-        """Whether windows are so far apart that the pixels of each tap are gathered alone."""
+        """Whether windows are so far apart that the pixels of each tap are gathered separately."""
         return self.outputs * self.taps < self.span
 
 
@@ -204,24 +207,24 @@ def _pieces(axes: Sequence[Axis], most: int) -> Pieces:
     cuts, pairs, outputs, taps, span = [], 1, 1.0, 1.0, 1.0
     for axis in axes:
         some = axis.cuts(most) if most else [slice(0, axis.outputs)]
-        parts_of = [axis.part(one) for one in some]
-        parts_of = [one.with_taps(one.reached()) for one in parts_of]
+        parts_of = [axis.part(cut) for cut in some]
+        parts_of = [part.with_taps(part.reached()) for part in parts_of]
         cuts.append(tuple(some))
-        pairs *= sum(one.outputs * one.taps for one in parts_of)
+        pairs *= sum(part.outputs * part.taps for part in parts_of)
         outputs *= axis.outputs / len(some)
-        taps *= sum(one.taps for one in parts_of) / len(some)
-        span *= sum(one.span for one in parts_of) / len(some)
+        taps *= sum(part.taps for part in parts_of) / len(some)
+        span *= sum(part.span for part in parts_of) / len(some)
     return Pieces(tuple(cuts), pairs, outputs, taps, span)
 
 
 @lru_cache(maxsize=4096)
 def pieces(axes: tuple[Axis, ...], part: float, tap: float) -> Pieces:
-    """Return parts of the outputs of each axis for which few products are with padding.
+    """Choose the cheapest division of the outputs: products with padding against further parts.
 
     Args:
-        axes: the axes of a correlation.
-        part: pairs of an output and a tap that take as long as one more part.
-        tap: the same for a tap whose pixels are gathered alone.
+        axes: axes of a correlation.
+        part: cost of a part, in pairs of an output and a tap.
+        tap: cost of a separately gathered tap, in pairs of an output and a tap.
     """
 
     def cost(some: Pieces) -> float:
@@ -236,7 +239,7 @@ def pieces(axes: tuple[Axis, ...], part: float, tap: float) -> Pieces:
 # -- the stride phases of backprop_input -----------------------------------------------------------
 
 Phase = tuple[Axis, slice, slice, slice]
-"""The rules of a stride phase; its part of the source, of the result, and of the filters."""
+"""Axis of a stride phase, and its slices of the source, of the result and of the filters."""
 
 
 def by_window(axis: ConvAxis) -> bool:
@@ -250,7 +253,7 @@ def by_window(axis: ConvAxis) -> bool:
 
 
 def phases(axis: ConvAxis) -> Iterable[Phase]:
-    """Return the stride phases of an axis that have inputs and taps, the last of the taps first."""
+    """Return the stride phases of an axis that have inputs and taps; the taps are reversed."""
     step = axis.stride // gcd(axis.stride, axis.dilation)
     if min(step, axis.filter) <= MANY_PHASES:
         return _few_phases(axis, step)
@@ -276,7 +279,7 @@ def _every_phase(axis: ConvAxis, step: int) -> Iterator[Phase]:
 
 
 def _window(axis: ConvAxis, output: int) -> Iterator[Phase]:
-    """Yield the phase of the inputs under one window; nothing if all of them are padding."""
+    """Yield the phase of the inputs under one window; nothing if the window is all padding."""
     corner = output * axis.stride - axis.pad_before
     first = max(-(corner // axis.dilation), 0)
     last = min((axis.input - 1 - corner) // axis.dilation, axis.filter - 1)
@@ -304,55 +307,55 @@ def parts(extent: int, most: int) -> Iterator[slice]:
 
 
 def boxes(extents: Sequence[int], most: Sequence[int]) -> Iterator[tuple[slice, ...]]:
-    """Yield every combination of ``parts`` of several extents, the last one's fastest."""
+    """Yield every combination of ``parts`` of several extents; the last extent varies fastest."""
     if not extents:
         yield ()
         return
     for first in parts(extents[0], most[0]):
-        for others in boxes(extents[1:], most[1:]):
-            yield (first, *others)
+        for inner in boxes(extents[1:], most[1:]):
+            yield (first, *inner)
 
 
 def box_of(extents: Sequence[int], most: int) -> list[int]:
-    """Return extents of a box of at most ``most`` elements, cut along outer axes first."""
+    """Return the extents of a box of at most ``most`` elements, reduced along outer axes first."""
     inner = [prod(extents[axis + 1 :]) for axis in range(len(extents))]
     return [clamp(most // below, extent) for extent, below in zip(extents, inner, strict=True)]
 
 
 def clamp(value: int, most: int) -> int:
-    """Return the value, but not above ``most``, and at least 1."""
+    """Limit the value to at most ``most``, and to at least 1."""
     return max(min(value, most), 1)
 
 
 # -- blocks of loops -------------------------------------------------------------------------------
 
 SHORT_RUN = 32
-"""Channels in a row that take about as long to begin as to compute."""
+"""Channels per row for which starting the row takes about as long as computing it."""
 
 
 def step(axis: Axis) -> int:
-    """Return the distance of a phase's pixels: the stride, or the dilation for a single output."""
+    """Return the distance between pixels of a phase: the stride, or for one output the dilation."""
     return axis.dilation if axis.outputs == 1 else axis.stride
 
 
 def extent(axis: Axis) -> int:
-    """Return pixels of a stride phase of a block in planes."""
+    """Return the number of pixels per stride phase of a block that is summed in planes."""
     return axis.outputs + max(axis.taps - 1, 0) * axis.dilation // step(axis)
 
 
 def stride_phases(axis: Axis) -> int:
-    """Return stride phases that the pixels of a block in planes are sorted into."""
+    """Return the number of stride phases of a block that is summed in planes."""
     return min(axis.taps, step(axis) // gcd(step(axis), axis.dilation))
 
 
 @dataclass(frozen=True)
 class LoopBlocks:
-    """Blocks of a correlation that loops compute one by one.
+    """Division of a correlation into blocks for the method ``loops``.
 
     Attributes:
-        most: groups, images and outputs of a block at most.
-        places: elements of a block, padding and places between rows included.
-        count: blocks.
+        most: largest numbers of groups, images and outputs per axis in a block.
+        places: elements of a block, including padding and positions between rows.
+        count: number of blocks.
     """
 
     most: tuple[int, ...]
@@ -370,49 +373,53 @@ def loop_blocks(
     most_elements: int,
     by_pixel: bool,
 ) -> LoopBlocks:
-    """Return the blocks that fit with all inputs under their windows, and copy little twice.
+    """Divide a correlation into blocks that fit the memory, and copy few inputs twice.
 
-    Adjacent blocks share inputs under both of their windows. With large windows, groups and images
-    are divided instead of outputs.
+    Adjacent blocks both copy the inputs that are under windows of both.  With large windows, groups
+    and images are therefore divided instead of outputs.
 
     Args:
-        axes: planes, rows and columns.
-        groups, images: extents of the correlation.
-        most_images: images of a block at most.
-        pixel: elements of a place in the source and in the result, in each group.
-        most_elements: elements of a block at most, if a single output has no more.
-        by_pixel: whether pixels are rows of channels, not planes.
+        axes: axes of the planes, rows and columns.
+        groups, images: numbers of groups and images.
+        most_images: most images per block.
+        pixel: elements per pixel and group, in the source and in the result.
+        most_elements: most elements per block; only a block with a single output may have more.
+        by_pixel: whether to sum rows of channels, not planes.
     """
     extents = (groups, images, *(axis.outputs for axis in axes))
     order = (1, 2, 3, 4, 0) if by_pixel else (0, 1, 2, 3, 4)
 
     def places(axis: Axis, most: int) -> tuple[int, int]:
-        """Return an axis's elements in source and result, for parts of ``most`` outputs."""
+        """Return the elements of the largest part along an axis, in source and result.
+
+        Args:
+            most: most outputs per part.
+        """
         count = -(-axis.outputs // most)
         source, result = 0, 0
         for size in {-(-axis.outputs // count), axis.outputs // count}:
             part = axis.part(slice(0, size))
             if by_pixel:
-                under, of = part.span, part.outputs
+                read, written = part.span, part.outputs
             else:
-                of = extent(part)
-                under = of * stride_phases(part)
-            source, result = max(source, under), max(result, of)
+                written = extent(part)
+                read = written * stride_phases(part)
+            source, result = max(source, read), max(result, written)
         return source, result
 
     along = [places(axis, axis.outputs) for axis in axes]
 
-    def taken(most: Sequence[int], along: Sequence[tuple[int, int]]) -> int:
+    def elements_of(most: Sequence[int], along: Sequence[tuple[int, int]]) -> int:
         both = zip(pixel, zip(*along, strict=True), strict=True)
         return most[0] * most[1] * sum(n * prod(of) for n, of in both)
 
     def work(most: Sequence[int], along: Sequence[tuple[int, int]]) -> float:
         """Return the number of elements of all blocks together."""
         count = prod(-(-n // of) for n, of in zip(extents, most, strict=True))
-        return count * taken(most, along) * (1 + SHORT_RUN / most[0] if by_pixel else 1)
+        return count * elements_of(most, along) * (1 + SHORT_RUN / most[0] if by_pixel else 1)
 
     most = [groups, min(most_images, images), *extents[2:]]
-    while (size := taken(most, along)) > most_elements and max(most) > 1:
+    while (size := elements_of(most, along)) > most_elements and max(most) > 1:
         tries = []
         for at in order:
             if most[at] == 1:
@@ -425,6 +432,6 @@ def loop_blocks(
                 some[at] = fewer
                 below[at - 2] = places(axes[at - 2], fewer)
             tries.append((work(some, below), some, below))
-        _, most, along = min(tries, key=lambda one: one[0])
+        _, most, along = min(tries, key=lambda attempt: attempt[0])
     count = prod(-(-n // of) for n, of in zip(extents, most, strict=True))
-    return LoopBlocks(tuple(most), taken(most, along), count)
+    return LoopBlocks(tuple(most), elements_of(most, along), count)

@@ -52,7 +52,7 @@ def backprop_input(
     Args:
         conjugates: whether to conjugate a complex w.
     """
-    fill_unread(problem, dx, bias, activation)  # they may be in no phase
+    fill_unread(problem, dx, bias, activation)  # unread inputs may be in no phase
     for phase in input_correlations(problem, w, dy, dx, bias, activation):
         if phase.conjugate and not conjugates:
             phase = replace(phase, conjugate=False)

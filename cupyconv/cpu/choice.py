@@ -2,21 +2,22 @@
 
     time = operations / RATE + elements / SPEED + calls * CALL
 
-with the operations of the matrix products, the elements that NumPy's own loops copy, add or
-multiply, and the calls of NumPy.  The constants are nominal, those of two cores with AVX-512 at
-about 3.5 GHz: every machine takes the same method, whatever it has but Numba, and so every thread
-count adds up the same terms.
+Here ``operations`` are those of the matrix products, ``elements`` are copied, added or multiplied
+by NumPy's own loops, and ``calls`` are calls of NumPy.  The constants are nominal values for two
+cores with AVX-512 at about 3.5 GHz.  The method therefore depends on whether Numba is installed,
+but on nothing else of the machine, and every number of threads sums the same terms.
 
-The methods, which cupyconv/cpu/ has a module each for:
+Each method has a module in cupyconv/cpu/:
 
 - products: filters times gathered pixels (im2col); every configuration.
-- windows: the same of a small layer, in one product.
-- scattered: filters times pixels, then each tap's products are added up (col2im).
-- loops: sums over shifted pixels, of layers of few channels in each group; without Numba of
-  depthwise ones alone.
+- windows: filters times gathered pixels of a small layer, in one product.
+- scattered: filters times pixels; the products are then added up tap by tap (col2im).
+- loops: sums over shifted pixels, for layers with few channels per group; without Numba, only for
+  depthwise layers.
 
-None of them saves products by transforming its operands, as minimal filtering and FFT do: sums of
-what a result reads with what it does not leave the rounding of large values in their neighbours.
+No method saves products by transforming its operands, as minimal filtering and FFT do.  Such
+transforms add values that a result depends on to values that it does not depend on, so the rounding
+errors of large values would reach neighbouring results.
 """
 
 from __future__ import annotations
@@ -44,93 +45,93 @@ from cupyconv.problem import ITEMSIZE, ConvAxis, ConvProblem
 from cupyconv.signals import import_whole
 
 RATE = 230e9
-"""Operations of a matrix product in a second."""
+"""Operations per second of a matrix product (nominal)."""
 
 SPEED = 6e9
-"""Elements that NumPy moves, or adds to others, in a second, on both cores."""
+"""Elements that NumPy copies or adds per second, on both cores (nominal)."""
 
 CALL = 4e-6
-"""Seconds that a call of NumPy takes beside its work, with the slicing around it."""
+"""Seconds of overhead per call of NumPy, including the slicing around it (nominal)."""
 
 BLOCK_BYTES = 2 << 20
-"""The unit of a thread's buffers, a few of which stay in the cache of its core."""
+"""Bytes of a thread's buffer; a few buffers of this size fit the cache of a core."""
 
 LEAST_ROWS = 64
-"""Filters below which matrix products are slower."""
+"""Number of filters below which matrix products are slower."""
 
 LEAST_PIXELS = 128
-"""Columns of a matrix product that are worth packing the filters once more."""
+"""Fewest columns of a matrix product that pay for packing the filters again."""
 
 LOOP_ELEMENTS = 32
-"""Elements that NumPy could have moved in the time that it takes to begin a row of neighbours."""
+"""Elements that NumPy copies in the time that it takes to start a contiguous row."""
 
 TRANSPOSED = 2.5
-"""Slowdown of elements that are copied from channels first to channels last (measured)."""
+"""Factor by which copying from channels first to channels last takes longer (measured)."""
 
 TAP_CALLS = 4
-"""Calls of NumPy for each tap whose pixels are gathered, or whose products are added, alone."""
+"""Calls of NumPy per tap whose pixels are gathered, or whose products are added, separately."""
 
 LEAST_PADDED = 1 << 23
-"""Products with padding, of many filters, that take as long as one more part of a correlation."""
+"""Multiply-adds of many filters that take as long as one more part of a correlation."""
 
 GATHERED = RATE / 2 / SPEED
-"""Products of many filters that take as long as gathering an element."""
+"""Multiply-adds of many filters that take as long as gathering one element."""
 
 TAP_PRODUCTS = TAP_CALLS * CALL * RATE / 2
-"""Products of many filters that take as long as the calls of a tap that is gathered alone."""
+"""Multiply-adds of many filters that take as long as the calls of a separately gathered tap."""
 
 PART_GROUPS = 128
-"""Groups whose small products take as long to begin as one more part."""
+"""Number of groups whose products together take as long to start as one more part."""
 
 PLANE_RATE = 65e9
-"""Operations of compiled sums over planes in a second, with the places between their rows."""
+"""Operations per second of compiled sums over planes, including positions between rows."""
 
 LOOP_RATE, FOUR_FILTERS, UNCOMPILED = 50e9, 2.4, 0.3
-"""Operations of sums over taps in a second; how many times as many there are of four filters that
-share their pixels, and without Numba, of long rows."""
+"""Operations per second of sums over taps; the factor for four filters that share their pixels;
+the factor without Numba, for long rows."""
 
 LOOP_PARTS = 8
-"""Parts of a layer, at least, that loops compute one by one."""
+"""Fewest parts into which the method ``loops`` divides a large layer."""
 
 MOST_PAIRS = 1 << 10
-"""Channels times filters of a group, above which matrix products are faster than any loops."""
+"""Channels times filters per group above which matrix products are faster than loops."""
 
 SMALL_PLANE = 256
-"""Pixels of a depthwise layer's result up to which rows of channels are faster than planes."""
+"""Output pixels of a depthwise layer up to which rows of channels are faster than planes."""
 
 LEAST_ROW = 8
-"""Channels of a pixel that are worth a loop."""
+"""Fewest channels per pixel that pay for a loop over channels."""
 
 GRADIENT_SHARE = 0.7
-"""Fraction of that rate for the gradient of fewer filters, with Numba (measured)."""
+"""Fraction of LOOP_RATE for filter gradients with Numba without FOUR_FILTERS (measured)."""
 
 LONG_ROW, LARGEST_ROWS = 1 << 9, 1 << 16
-"""Elements of neighbouring pixels that are worth a loop, and of the weights of a row of pixels that
-the cache has beside them."""
+"""Elements of neighbouring pixels that are summed in one loop, and most elements of the weights
+repeated for these pixels, so that they stay in the cache."""
 
 ROW_BEGINS = 400
-"""Elements that a compiled loop computes in the time that it takes to begin a row."""
+"""Elements that a compiled loop computes in the time that it takes to start a row."""
 
 LEAST_PLANE = 1 << 11
-"""Places that are worth a loop: of as many images as have them together."""
+"""Output positions of a plane that pay for a loop; smaller images share a block to reach it."""
 
 LEAST_FILTERS = 4 * LEAST_PIXELS
-"""Filters whose weights take what the windows of a few pixels do."""
+"""Number of filters whose weights take as much memory as the windows of a few pixels."""
 
 SAMPLE = 128
-"""Stride phases, for each axis, that the rule looks at; others are like them."""
+"""Stride phases per axis that the rule examines; the others are assumed to be similar."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """One way to compute a pass, with what it takes.
+    """Method to compute a pass, with its cost.
 
     Attributes:
-        name: as ``plan`` prints it.
-        summary: how it computes, in a few words.
-        operations: of matrix products, those of a lower rate counted more often.
-        elements: that are copied or added.
-        calls: of NumPy.
+        name: name of the method, as ``plan`` prints it.
+        summary: short description of the computation.
+        operations: operations of matrix products; slower operations are counted more than once.
+        elements: elements that are copied or added.
+        calls: calls of NumPy.
     """
 
     name: str
@@ -141,22 +142,22 @@ class Method:
 
     @property
     def microseconds(self) -> float:
-        """The rule's estimate."""
+        """Time estimated by the rule, in µs."""
         return (self.operations / RATE + self.elements / SPEED + self.calls * CALL) * 1e6
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """A pass as correlations of a source with filters, all alike.
+    """Pass as one or several correlations of a source with filters, all of the same size.
 
     Attributes:
-        channels, filters: of a group; in backprop_input exchanged.
-        axes: the spatial axes of each correlation, without what is unused.
-        channels_last: whether they are neighbours in memory.
-        of_filters: whether the filters' gradient is summed, not the result.
-        phases: correlations, one for each stride phase.
+        channels, filters: channels and filters per group; exchanged in backprop_input.
+        axes: spatial axes of each correlation, without unused parts.
+        channels_last: whether the channels of a pixel are contiguous in memory.
+        of_filters: whether the pass sums the filter gradient, not the result.
+        phases: number of correlations, one per stride phase.
         itemsize: bytes of a sum.
-        converted: whether operands have another dtype than sums.
+        converted: whether the operands have another dtype than the sums.
     """
 
     images: int
@@ -172,7 +173,7 @@ class _Pass:
 
     @property
     def pixels(self) -> int:
-        """Pixels of a correlation's result, in all images and groups."""
+        """Pixels of one correlation's result, in all images and groups."""
         return self.images * self.groups * prod(axis.outputs for axis in self.axes)
 
     @property
@@ -181,19 +182,19 @@ class _Pass:
 
     @property
     def weights(self) -> int:
-        """Elements of a correlation's filters."""
+        """Elements of the filters of one correlation."""
         return self.groups * self.filters * self.channels * self.taps
 
     @property
     def operations(self) -> float:
-        """Operations of a correlation, with padding."""
+        """Operations of one correlation, including products with padding."""
         return 2.0 * self.pixels * self.filters * self.channels * self.taps
 
 
 def has_numba() -> bool:
     """Return whether Numba is installed and works with this NumPy.
 
-    Numba is imported only if NumPy is: planning alone must stay fast.
+    If NumPy is not imported, Numba is only searched for, so that planning alone stays fast.
     """
     return _numba_works() if "numpy" in sys.modules else find_spec("numba") is not None
 
@@ -202,46 +203,50 @@ def has_numba() -> bool:
 def _numba_works() -> bool:
     try:
         numba = import_whole("numba")
-    except Exception:  # it raises many, where NumPy is too new for it or a library of it is missing
+    except Exception:  # Numba raises many types if NumPy is too new or a library is missing
         return False
-    return not numba.config.DISABLE_JIT  # in which case it runs loops as Python does
+    return not numba.config.DISABLE_JIT  # if set, loops run as plain Python
 
 
 def methods(problem: ConvProblem, pass_: str) -> tuple[Method, ...]:
     """Return all methods that can compute a pass."""
     seen = _seen(problem, pass_)
-    found = [_products(seen), *_windows(seen), *_loops(seen)]
-    return tuple(found) if seen.of_filters else (*found, *_scattered(seen))
+    candidates = [_products(seen), *_windows(seen), *_loops(seen)]
+    return tuple(candidates) if seen.of_filters else (*candidates, *_scattered(seen))
 
 
 def product_pieces(
     axes: tuple[Axis, ...], images: int, groups: int, channels: int, filters: int
 ) -> Pieces:
-    """Return parts of a correlation for separate products, so that few are with padding."""
+    """Divide a correlation into parts with separate products, so that few are with padding."""
     elements = max(images * groups * channels, 1)
     pair = elements * (filters * _slower(filters) + GATHERED)
     return pieces(axes, LEAST_PADDED * (1 + groups / PART_GROUPS) / pair, TAP_PRODUCTS / pair)
 
 
 def least_filters(pixels: int) -> int:
-    """Return the number of filters per group that products count at least."""
+    """Return the number of filters that ``products`` assumes for groups with fewer filters.
+
+    Args:
+        pixels: output pixels of all images.
+    """
     return clamp(4 * pixels, LEAST_FILTERS)
 
 
 def most_loop_bytes(block_bytes: int, share: int, in_place: bool) -> int:
-    """Return bytes of a block of loops.
+    """Return the most bytes of a block of the method ``loops``.
 
     Args:
-        block_bytes: the unit of a thread's buffers.
-        share: bytes of the source and the result that a part should have.
-        in_place: whether both are read and written where they are.
+        block_bytes: bytes of a thread's buffer.
+        share: desired bytes of the source and the result per part.
+        in_place: whether the source is read and the result written without a copy.
     """
     most = 4 * block_bytes if in_place else block_bytes // 2
     return min(most, max(share, block_bytes // 4))
 
 
 def most_loop_images(axes: Sequence[Axis], by_pixel: bool) -> int:
-    """Return images that a block of loops has at most."""
+    """Return the most images of a block of the method ``loops``."""
     return sys.maxsize if by_pixel else -(-LEAST_PLANE // prod(axis.outputs for axis in axes))
 
 
@@ -256,8 +261,8 @@ def _seen(problem: ConvProblem, pass_: str) -> _Pass:
             some = [used_part(rule) for rule, *_ in islice(phases(axis), SAMPLE)] or [Axis()]
             outputs = max(rule.outputs for rule in some)
             axes.append(max(some, key=lambda rule: rule.taps).changed(outputs=outputs))
-            of = axis.output if by_window(axis) else min(_step(axis), axis.filter, axis.input)
-            count *= of
+            windows = by_window(axis)
+            count *= axis.output if windows else min(_step(axis), axis.filter, axis.input)
         else:
             rule = (axis.output, axis.filter, axis.input, axis.stride, axis.dilation)
             axes.append(used_part(Axis(*rule, -axis.pad_before)))
@@ -326,7 +331,7 @@ def _windows(seen: _Pass) -> Iterator[Method]:
         operations = seen.phases * seen.operations * _slower(seen.filters)
         moved = padded + gathered * _short_runs(seen) + seen.pixels * seen.filters
         calls = 6 * seen.phases
-        # The rates are those of two threads.
+        # This method runs on one thread, but the rates are those of two: count everything twice.
         how = "filters times all windows"
         yield Method("windows", how, 2 * operations, 2 * seen.phases * moved, calls)
 
@@ -337,7 +342,7 @@ def _scattered(seen: _Pass) -> Iterator[Method]:
     wide *= prod(axis.size for axis in columns)
     wide = max(wide, seen.filters * prod(axis.outputs for axis in columns))
     if seen.itemsize * seen.groups * wide > 2 * BLOCK_BYTES:
-        return  # a row, which is the least that is computed at a time, takes too much memory
+        return  # a single row, the smallest block, takes too much memory
     read = seen.images * seen.groups * prod(axis.size for axis in seen.axes)
     sums = seen.filters * seen.taps
     added = seen.images * seen.groups * seen.filters
@@ -368,7 +373,7 @@ def _loops(seen: _Pass) -> Iterator[Method]:
     if by_pixel:
         pixel = prod(axis.part(slice(0, 1)).span for axis in seen.axes) + 1
     if seen.itemsize * max(pixel, weights) > BLOCK_BYTES // 2:
-        return  # a group of a single pixel takes too much memory
+        return  # a single pixel of one group takes too much memory
     in_place = by_pixel and seen.channels_last and not seen.converted
     pixels = seen.images * seen.groups * prod(axis.size for axis in seen.axes)
     share = (pixels * seen.channels + seen.pixels * seen.filters) * seen.itemsize // LOOP_PARTS
@@ -402,7 +407,7 @@ def _loops(seen: _Pass) -> Iterator[Method]:
     if has_numba() and by_pixel:
         together = min(max(blocks.most[0], min(LARGEST_ROWS // weights, LONG_ROW)), LONG_ROW)
         rate *= (1 + ROW_BEGINS / LONG_ROW) / (1 + ROW_BEGINS / together)
-    if has_numba() and not by_pixel:  # places between rows are summed too
+    if has_numba() and not by_pixel:  # positions between rows are summed too
         rate *= PLANE_RATE / LOOP_RATE
         lengths = (extent(a.part(slice(0, n))) for a, n in zip(axes, blocks.most[2:], strict=True))
         places = blocks.count * blocks.most[0] * blocks.most[1] * prod(lengths)
@@ -418,5 +423,5 @@ def _loops(seen: _Pass) -> Iterator[Method]:
 
 
 def _slower(rows: int) -> float:
-    """Return the slowdown of a matrix product with few rows."""
+    """Return the factor by which a matrix product with few rows is slower per operation."""
     return max(LEAST_ROWS / max(rows, 1), 1.0) ** 0.6

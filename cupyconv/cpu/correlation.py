@@ -28,7 +28,7 @@ from cupyconv.problem import ConvAxis, ConvProblem
 ALL: Any = slice(None)
 
 SUMS, LEAST_SUMMED, LEAST_PRODUCTS = 8, 512, 1 << 22
-"""Partial sums of a filter gradient, and the least pixels and products of each (chosen)."""
+"""Most partial sums of a filter gradient, and fewest pixels and products of each (chosen)."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Correlation:
     """Correlation of array views.
 
     Attributes:
-        axes: sizes, stride, dilation and offset of the spatial axes.
-        source: (G, C, N, *sizes).
-        filters: (G, K, C, *taps).
-        result: (G, K, N, *outputs).
-        accumulator: dtype to compute in.
-        bias: (G, K), added to the result; None for no bias.
+        axes: spatial axes, with sizes, stride, dilation and offset.
+        source: array (G, C, N, *sizes).
+        filters: array (G, K, C, *taps).
+        result: array (G, K, N, *outputs).
+        accumulator: dtype of the sums.
+        bias: array (G, K) added to the result; None for no bias.
         activation: activation applied after the bias; None for none.
         conjugate: whether to conjugate the filters, or for a filter gradient the result array,
             before multiplying.
@@ -152,7 +152,7 @@ class Correlation:
             yield self.part(outputs=outputs).trimmed()
 
     def divided(self, count: int) -> Iterator[Correlation]:
-        """Divide images and outputs into up to ``count`` parts, each large enough."""
+        """Divide images and outputs into up to ``count`` parts, fewer for a small correlation."""
         extents = [axis.outputs for axis in self.axes]
         pixels = self.images * prod(extents)
         products = pixels * self.filters.size
@@ -164,7 +164,7 @@ class Correlation:
         return self.boxes(self.groups, *most)
 
     def boxes(self, *most: int) -> Iterator[Correlation]:
-        """Divide into parts of at most these groups, images and outputs per axis."""
+        """Divide into parts with at most these numbers of groups, images and outputs per axis."""
         extents = (self.groups, self.images, *(axis.outputs for axis in self.axes))
         for group, images, *outputs in boxes(extents, (*most, *extents[len(most) :])):
             yield self.part(groups=group, images=images, outputs=outputs)
@@ -256,13 +256,13 @@ def _by_group(problem: ConvProblem, bias: np.ndarray | None) -> np.ndarray | Non
 
 
 def _combinations(axes: Sequence[ConvAxis]) -> Iterator[tuple[Phase, ...]]:
-    """Yield the product of all axes' phases lazily, as there may be very many."""
+    """Yield every combination of the axes' phases, one at a time, as there may be very many."""
     if not axes:
         yield ()
         return
     for phase in phases(axes[0]):
-        for rest in _combinations(axes[1:]):
-            yield (phase, *rest)
+        for inner in _combinations(axes[1:]):
+            yield (phase, *inner)
 
 
 # -- blocks ----------------------------------------------------------------------------------------

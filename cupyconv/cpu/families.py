@@ -1,4 +1,4 @@
-"""The implementations on the CPU: the definition, and what NumPy is fast at."""
+"""CPU implementations: ``reference`` follows the definition, ``numpy`` is fast."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Reference(Family):
         return [Candidate(self, float("inf"))]  # the last resort
 
     def candidate(self, request: Request, choices: Choices) -> Candidate | None:
-        (found,) = self.candidates(request)
-        return found if _has_method_only(choices) and not choices.method else None
+        (candidate,) = self.candidates(request)
+        return candidate if _has_method_only(choices) and not choices.method else None
 
     def reason(self, candidate: Candidate, note: str = "") -> str:
         return self.summary
@@ -38,15 +38,15 @@ class Numpy(Family):
 
     def candidates(self, request: Request) -> list[Candidate]:
         return [
-            Candidate(self, one.microseconds, method=one.name, summary=one.summary)
-            for one in choice.methods(request.problem, request.pass_)
+            Candidate(self, method.microseconds, method=method.name, summary=method.summary)
+            for method in choice.methods(request.problem, request.pass_)
         ]
 
     def candidate(self, request: Request, choices: Choices) -> Candidate | None:
         if not _has_method_only(choices):
             return None
-        candidates = self.candidates(request)
-        return next((one for one in candidates if one.method == choices.method), None)
+        matching = (c for c in self.candidates(request) if c.method == choices.method)
+        return next(matching, None)
 
     def reason(self, candidate: Candidate, note: str = "") -> str:
         estimate = f"estimated {duration(candidate.microseconds)}"
@@ -54,7 +54,7 @@ class Numpy(Family):
 
 
 def _has_method_only(choices: Choices) -> bool:
-    """Return whether no choice but the method is made."""
+    """Return whether all choices except the method have their defaults."""
     return (choices.tile, choices.tiling, choices.splits) == (None, None, 1)
 
 

@@ -2,12 +2,12 @@
 
 Depthwise layers with channels last are summed in place, in rows of channels.
 
-Other layers copy each channel to a plane of pixels with zeros around it, one plane per stride
-phase.  There, the pixels that a tap reads for all results are contiguous, at an offset per tap:
+For other layers, each channel is copied to zero-padded planes of pixels, one per stride phase.  In
+a plane, the pixels that tap t reads for all results are contiguous and begin at offsets[t]:
 
     sums[i] = sum over channels and taps t of weights[t] * pixels[offsets[t] + i]
 
-Positions i between the rows of results are summed as well, and discarded.
+Positions i between the rows of results are also summed, and then discarded.
 
 Without Numba, NumPy's einsum computes depthwise layers, in rows of channels.
 """
@@ -97,7 +97,8 @@ def _chunks(whole: Correlation, block_bytes: int) -> Iterator[Correlation]:
 def _is_by_pixel(whole: Correlation) -> bool:
     """Return whether to sum in rows of channels.
 
-    Depthwise layers do without Numba, and with Numba if channels are last or planes are small.
+    Only depthwise layers are summed in rows of channels: all of them without Numba, and those with
+    channels last or small planes, and enough channels, with Numba.
     """
     single = whole.channels == whole.filter_count == 1
     if not single or not has_numba():
@@ -110,7 +111,7 @@ def _is_by_pixel(whole: Correlation) -> bool:
 def _blocks(
     whole: Correlation, by_pixel: bool, block_bytes: int, least: int = 1
 ) -> tuple[LoopBlocks, int]:
-    """Return blocks whose sums and pixels fit, and the scratch elements of a block.
+    """Return blocks whose sums and pixels fit the buffers, and the scratch elements of a block.
 
     Args:
         least: fewest parts into which a large correlation is divided.
@@ -129,7 +130,7 @@ def _blocks(
         by_pixel,
     )
     size = weights = blocks.most[0] * whole.filters[0].size
-    if by_pixel:  # weights repeated for several pixels, and their sum
+    if by_pixel:  # the weights are repeated for several pixels
         size += min(max(weights, LARGEST_ROWS), weights * blocks.most[4])
     if not (in_place and has_numba()) or whole.conjugate:
         size += blocks.places
@@ -185,7 +186,7 @@ def _weights(block: Correlation, scratch: Scratch, *operands: np.ndarray) -> np.
 
 
 def _pixels_at_once(block: Correlation, *operands: np.ndarray) -> int:
-    """Return how many pixels of a row are summed at once; with einsum the whole row or one."""
+    """Return how many pixels of a row are summed at once; without Numba, one or the whole row."""
     columns, channels = block.axes[2].outputs, block.groups
     is_contiguous = all(array.strides[3] == channels * array.itemsize for array in operands)
     if not is_contiguous or block.axes[2].stride != 1:
@@ -282,9 +283,10 @@ def _add_planes(block: Correlation, scratch: Scratch, has_specials: bool = False
 def _add_planes_with_specials(block: Correlation, scratch: Scratch) -> None:
     """Add the filter gradient of operands that have infinite or NaN values.
 
-    In ``_add_planes``, positions between the rows have zero gradients, whose products with such
-    pixels are NaN.  Here the products of finite values are summed as there, bit for bit, with the
-    special values set to zero; then the special products of actual results are added.
+    In ``_add_planes``, positions between rows have zero gradients, and zero times an infinite or
+    NaN pixel is NaN.  This function sets infinite and NaN values to zero and sums the same products
+    as ``_add_planes``, bit for bit.  It also adds the products with infinite and NaN values, but
+    only at positions of results.
     """
     _add_planes(block, scratch, has_specials=True)
 
@@ -294,10 +296,10 @@ class _Layout:
     """Memory layout of the pixels and sums of a block.
 
     Attributes:
-        extents: pixels of a phase, and sums, along each axis.
-        firsts: first pixel of each stride phase, along each axis.
-        offsets: pixel offsets of the taps of all channels.
-        length: positions from the first result to the last.
+        extents: pixels per phase along each axis, also the extents of the sums.
+        firsts: first pixel of each stride phase, per axis.
+        offsets: pixel offset of each tap of each channel.
+        length: number of positions from the first result to the last.
     """
 
     extents: tuple[int, ...]

@@ -174,7 +174,7 @@ def planar_specials(
 ) -> None:
     """Add those products of ``planar_products`` that have an infinite or NaN factor.
 
-    Only positions that are results count.
+    Positions between the rows of results are left out.
     """
     groups, filters, _ = gradients.shape
     for g, t in np.ndindex((groups, len(offsets))):
@@ -198,7 +198,7 @@ def clear_specials(values: Any) -> None:
 def _products_of_four(
     pixels: Any, offsets: Any, w: Any, k: int, begin: int, p: Any, q: Any, r: Any, s: Any
 ) -> int:
-    """Add products of four filters and three taps in registers; return the number of taps added."""
+    """Add the products of four filters, three taps at a time; return the number of taps added."""
     taps = len(offsets) - len(offsets) % 3
     for t in range(0, taps, 3):
         u, v = offsets[t] + begin, offsets[t + 1] + begin

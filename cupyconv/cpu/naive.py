@@ -1,7 +1,7 @@
 """Passes summed sequentially, one term after another, in the accumulator's precision.
 
-float32 and float64 are summed in their own dtype, 16-bit dtypes in float32 and rounded once.  The
-accuracy of other implementations is judged by these: none may be much less accurate.
+float32 and float64 are summed in their own dtype.  16-bit dtypes are summed in float32, and the
+result is rounded once.  No other implementation may be much less accurate than these passes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cupyconv.cpu.views import accumulator_of, data_view
 from cupyconv.problem import ConvProblem
 
 _SEVERAL = 8
-"""Fewest channels for which a sum over rows replaces a cumulative sum (chosen)."""
+"""Fewest channels for which NumPy's ``sum`` replaces a cumulative sum (chosen)."""
 
 
 def _wide(array: np.ndarray) -> np.ndarray:

@@ -22,7 +22,7 @@ from cupyconv.cpu.threads import each
 from cupyconv.cpu.views import channels_are_last, copy, merged, operand
 
 MANY_IMAGES = 16
-"""Fewest images per block for which blocks of several images pay for copying the result."""
+"""Fewest images per block that pay for copying the result of the block."""
 
 
 def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
@@ -53,7 +53,7 @@ def _multiply(
 
 
 def filter_gradient(whole: Correlation, pool: Pool, block_bytes: int) -> None:
-    """Compute the filter gradient into ``filters``; ``result`` has the result's gradient."""
+    """Compute the filter gradient into ``filters`` from ``source`` and the gradient ``result``."""
     for chunk in whole.chunks(4 * block_bytes, least_filters(_all_pixels(whole))):
         _filter_gradient(chunk, pool, block_bytes)
 
@@ -91,14 +91,14 @@ def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
 
     each(add, range(len(terms)), pool, size)
     for some in weights:
-        first, *others = (total for (of, _), total in zip(terms, totals, strict=True) if of is some)
-        for other in others:
-            first += other
+        first, *more = (total for (of, _), total in zip(terms, totals, strict=True) if of is some)
+        for total in more:
+            first += total
         copy(some.filters, first)
 
 
 def _all_pixels(piece: Correlation) -> int:
-    """Return the pixels of a result channel in all images."""
+    """Return the number of pixels of one result channel in all images."""
     return prod(piece.result.shape[2:])
 
 
@@ -106,7 +106,7 @@ def _all_pixels(piece: Correlation) -> int:
 
 
 def _channels_at_once(piece: Correlation, block_bytes: int) -> int:
-    """Return how many channels' windows fit a block with enough pixels for a product."""
+    """Return the most channels per product for which blocks of LEAST_PIXELS pixels fit."""
     window = piece.groups * prod(axis.taps for axis in piece.axes) * piece.accumulator.itemsize
     return clamp(2 * block_bytes // max(window * LEAST_PIXELS, 1), piece.channels)
 
@@ -120,7 +120,7 @@ def _weights_of_sums(chunk: Correlation, block_bytes: int) -> Iterator[Correlati
 
 
 def _columns(piece: Correlation, block_bytes: int) -> tuple[int, int, int]:
-    """Return the elements per pixel of the window and the results, and the pixels per block."""
+    """Return the elements per pixel of windows and of results, and the most pixels per block."""
     taps = prod(axis.taps for axis in piece.axes)
     window = piece.groups * _channels_at_once(piece, block_bytes) * taps
     results = piece.groups * piece.filter_count
@@ -130,12 +130,12 @@ def _columns(piece: Correlation, block_bytes: int) -> tuple[int, int, int]:
 
 
 def _pixels(piece: Correlation, most: int) -> int:
-    """Return the pixels per block, so that a large piece has at least two blocks."""
+    """Return the most pixels per block, so that a large piece has at least two blocks."""
     return min(most, max(prod(piece.result.shape[2:]) // 2, LEAST_PIXELS // 2))
 
 
 def _blocks(piece: Correlation, block_bytes: int) -> Iterator[Correlation]:
-    """Divide into blocks whose windows and results fit, with enough pixels for a product."""
+    """Divide into blocks with enough pixels for a product, and few enough to fit the cache."""
     extents = [axis.outputs for axis in piece.axes]
     image = prod(extents)
     *_, most = _columns(piece, block_bytes)

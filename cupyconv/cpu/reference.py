@@ -1,6 +1,6 @@
 """Passes computed from the definition: one tap at a time, summed in float64, rounded once.
 
-They are simple and slow; every other implementation is compared with them.
+These passes are simple and slow; every other implementation is compared with them.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def _scatter(matrices: np.ndarray, taps: int, block: Correlation, scratch: Scrat
 def _add(
     sums: np.ndarray, block: Correlation, matrices: np.ndarray, some: slice, scratch: Scratch
 ) -> None:
-    """Add the products of some taps of the first axis to the sums."""
+    """Add the products of the taps ``some`` of the first axis to the sums."""
     row, *others = block.axes
     row = row.with_taps(some)
     _, reached = row.pixels().inside(0)
@@ -65,7 +65,7 @@ def _add(
 
 
 def _block_extents(whole: Correlation, block_bytes: int) -> tuple[int, int]:
-    """Return the images and rows of a block, so that pixels, sums and a tap row's products fit."""
+    """Return the images and rows per block that fit, with sums and the products of a tap row."""
     row, *others = whole.axes
     sizes, outputs = prod(axis.size for axis in others), prod(axis.outputs for axis in others)
     taps = prod(axis.taps for axis in others)
@@ -79,7 +79,7 @@ def _block_extents(whole: Correlation, block_bytes: int) -> tuple[int, int]:
 def _taps_at_once(whole: Correlation, images: int, rows: int, block_bytes: int) -> tuple[int, int]:
     """Return the taps of the first axis to multiply at once, and the scratch elements of a block.
 
-    The products of these taps and the pixels that they read, which may be copied, fit.
+    The products of these taps, and a copy of the pixels that they read, fit the buffers.
     """
     row, *others = whole.axes[0].part(slice(0, rows)), *whole.axes[1:]
     line = images * whole.groups * prod(axis.size for axis in others)

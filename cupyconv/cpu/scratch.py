@@ -37,7 +37,7 @@ class Scratch:
         return Scratch(self._left)
 
     def array(self, name: str, shape: Sequence[int]) -> np.ndarray:
-        """Return an uninitialised array that reuses the memory of the last one with this name."""
+        """Return an uninitialised array; a later array with the same name reuses its memory."""
         size = prod(shape)
         if name not in self._arrays or self._arrays[name].size < size:
             memory = self._left[:size]
@@ -46,7 +46,7 @@ class Scratch:
         return self._arrays[name][:size].reshape(shape)
 
     def like(self, name: str, array: np.ndarray) -> np.ndarray:
-        """Return memory for (G, rows, ...), in the array's order of rows and columns."""
+        """Return an uninitialised array with the array's shape (G, rows, ...) and memory order."""
         if not channels_are_last(array):
             return self.array(name, array.shape)
         groups, rows, *others = array.shape
@@ -65,10 +65,11 @@ class Scratch:
 class Pool:
     """Memory of a pass, under the names "shared" and "calls" (concurrent calls).
 
-    All methods use only these names: with more, memory of different kinds of passes would add up.
+    All methods use these two names only.  With a name per method, a thread would keep memory for
+    each method.
 
     Args:
-        kept: memory by name that the thread's last pass left.
+        kept: memory that the thread's last pass left, keyed by name.
     """
 
     def __init__(self, dtype: np.dtype, kept: dict[str, np.ndarray]) -> None:

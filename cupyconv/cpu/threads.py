@@ -1,17 +1,17 @@
 """Threads of the NumPy path.
 
 One thread computes each part of a pass, with a single-threaded BLAS.  Results are therefore bitwise
-the same for any number of threads, and one thread can copy while another multiplies.  The number of
-threads is that of the BLAS, limited as usual by OMP_NUM_THREADS, threadpoolctl and affinity.  They
-are the caller and helpers that all passes of the process share; a helper stops when the user's own
+the same for any number of threads, and one thread can copy while another multiplies.  A pass uses
+as many threads as the BLAS, which OMP_NUM_THREADS, threadpoolctl and affinity limit.  These threads
+are the caller and helpers that all passes of the process share.  A helper stops when the user's own
 threads run enough passes.
 
 A signal may arrive between any two instructions, and its handler may raise, compute a pass, or
-fork.  Each state change is therefore recorded before it is made, and undoing it is retried until it
-completes.  A forked child recomputes the parts that helpers of its parent had begun.
+fork.  Each change of state is therefore recorded before it is made, and its reversal is retried
+until it completes.  A forked child recomputes the parts that helpers of its parent had begun.
 
-The number of BLAS threads belongs to the process.  A number that the user sets during a pass is
-kept, except 1, which is also the number that a pass sets.
+All passes of the process share the number of BLAS threads.  A number that the user sets during a
+pass is kept, except 1, since a pass sets 1 itself.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class _Process:
     """State that the passes of a process share.
 
     Attributes:
-        passes: running passes; for each the BLAS threads before it, and the id of its thread.
+        passes: BLAS threads before each running pass, and the id of the pass's thread.
         helpers: running helpers.
         loops: running loops.
         allowed: BLAS threads before the passes set the number to 1.
-        taken: whether the number is set to 1.
+        taken: whether the passes have set the number of BLAS threads to 1.
         lock: guards the attributes above.
         tasks, threads: queue of the helpers' tasks, and number of helper threads.
         forking: running loops of each fork in progress.
@@ -261,14 +261,14 @@ class _Loop:
             helpers[0].acquire(timeout=FORK_SECONDS)
 
     def forget_helpers(self) -> None:
-        """Put back the parts of helpers, which do not exist in a forked child."""
+        """Put back the parts that helpers had begun; a forked child has no helpers."""
         lost = [part for part in self._begun.values() if part is not None]
         self._parts = chain(lost, self._parts)
         self._begun.clear()
         self._helpers.clear()
 
     def _help(self) -> None:
-        """Compute parts while the number of threads allows it."""
+        """Compute parts as a helper, until too many threads are running."""
         process, at_work = _process, threading.Lock()
         with at_work:
             with self.lock:
@@ -290,7 +290,7 @@ class _Loop:
 
 
 def _no_work(part: Any, scratch: Scratch) -> None:
-    """Do nothing: the work of a loop that has ended."""
+    """Do nothing; replaces the work of a loop that has ended."""
 
 
 def cores() -> int:
@@ -301,7 +301,7 @@ def cores() -> int:
 
 
 def blas_threads() -> int:
-    """Return the number of BLAS threads for this thread; 0 if it is unknown."""
+    """Return the number of BLAS threads of the calling thread; 0 if it is unknown."""
     libraries = _blas()
     return libraries[0].get_num_threads() or 0 if libraries else 0
 
@@ -323,13 +323,13 @@ def _set_blas_threads(count: int) -> None:
 
 @cache
 def _is_by_thread() -> bool:
-    """Return whether the BLAS has a number of threads per calling thread."""
+    """Return whether each calling thread has its own number of BLAS threads."""
     return any(getattr(library, "threading_layer", "") == "openmp" for library in _blas())
 
 
 @cache
 def _blas() -> list[Any]:
-    """Return threadpoolctl's controllers of NumPy's BLAS, or of all BLAS if that is unknown."""
+    """Return threadpoolctl's controllers of NumPy's BLAS, or of every BLAS if none is NumPy's."""
     from threadpoolctl import ThreadpoolController  # imported on first use
 
     libraries = ThreadpoolController().select(user_api="blas").lib_controllers

@@ -11,20 +11,20 @@ import numpy as np
 from cupyconv.problem import ConvProblem
 
 SHORT_ROW = 16
-"""Elements per row from which NumPy copies rows efficiently (chosen)."""
+"""Fewest elements per row that NumPy copies efficiently (chosen)."""
 
 SMALL_BYTES = 1 << 15
-"""Bytes up to which a plain copy is faster than choosing how to copy (chosen)."""
+"""Largest array, in bytes, that is copied without choosing an order (chosen)."""
 
 PIECE_BYTES = 1 << 16
-"""Bytes transposed per NumPy call, which fit the cache (chosen)."""
+"""Most bytes transposed per NumPy call, so that they fit the cache (chosen)."""
 
 MOST_LINES = 256
 """Cache lines that may be read in turn before the first is evicted (chosen)."""
 
 
 def accumulator_of(dtype: str) -> np.dtype:
-    """Return the dtype in which numbers of a dtype are summed."""
+    """Return the dtype of sums of this dtype."""
     return np.dtype("float32" if dtype in ("float16", "bfloat16") else dtype)
 
 
@@ -43,7 +43,7 @@ def filter_view(problem: ConvProblem, array: np.ndarray) -> np.ndarray:
 
 
 def taps(problem: ConvProblem) -> Iterator[tuple[tuple[int, ...], tuple, tuple]]:
-    """Yield every tap with the outputs whose tap is inside the input, and the inputs it reads.
+    """Yield every tap, the outputs for which it is inside the input, and the inputs it reads.
 
     Yields:
         (tap, outputs, inputs): the tap's index, and slices of the spatial axes of y and of x that
@@ -68,7 +68,7 @@ def merged(array: np.ndarray, first: int) -> np.ndarray:
 
 
 def operand(array: np.ndarray, first: int, dtype: np.dtype) -> np.ndarray | None:
-    """Return ``merged`` if BLAS accepts it as matrices without a copy, else None."""
+    """Return the view of ``merged`` if BLAS accepts it as matrices without a copy, else None."""
     if array.dtype != dtype or not array.flags.aligned or not _is_mergeable(array, first):
         return None
     flat = _flat(array, first)
@@ -126,9 +126,9 @@ def _transpose(target: np.ndarray, source: np.ndarray) -> None:
 
 
 def _as_items(target: np.ndarray, source: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return both arrays with equal shapes, and short rows of neighbours viewed as single items.
+    """Return both arrays with equal shapes, and with short contiguous rows viewed as single items.
 
-    Otherwise NumPy would run an inner loop for each of these rows.
+    Without this view, NumPy would run an inner loop for each short row.
     """
     if source.shape != target.shape:
         source = np.broadcast_to(source, target.shape)
@@ -165,7 +165,7 @@ def _slice(indices: range) -> slice:
 
 
 def are_finite(*operands: np.ndarray) -> bool:
-    """Return whether no element is infinite or NaN, without temporary arrays of their size."""
+    """Return whether all elements are finite, without temporary arrays of the operands' size."""
     return all(
         bool(np.isfinite(part.min()) and np.isfinite(part.max()))
         for operand in operands

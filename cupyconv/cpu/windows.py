@@ -1,7 +1,7 @@
 """Small correlations: filters times all windows of the source, in one matrix product.
 
-The shapes and strides are computed once per layer.  A call copies the source with zeros around it,
-copies its windows to the columns of a matrix, and multiplies.
+The shapes and strides are computed once per layer.  A call copies the source into a zero-padded
+array, copies the windows to the columns of a matrix, and multiplies by the filters.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def _matrix(rows: np.ndarray, whole: Correlation) -> np.ndarray:
 
 
 def _columns(whole: Correlation, pool: Pool) -> tuple[np.ndarray, np.ndarray]:
-    """Return the windows (G, depth, pixels) and a view (G, K, ...) of the filters in their order.
+    """Return the windows (G, depth, pixels) and a view (G, K, ...) of the filters.
 
-    The view leaves out taps that only meet padding.
+    The view has the depth order of the windows, and leaves out taps that only meet padding.
     """
     are_last = channels_are_last(whole.source)
     taps, extents, order, to, origin, shape, strides = _rules(
@@ -76,12 +76,13 @@ _Extents = tuple[int, ...]
 def _rules(
     axes: tuple[Axis, ...], corner: tuple[int, int, int], dtype: np.dtype, are_last: bool
 ) -> tuple[_Index, _Extents, _Extents, _Index, _Index, _Extents, _Extents]:
-    """Return the layout of a call.
+    """Return the memory layout of a call.
 
     Returns:
-        index of the filters without taps that only meet padding; extents of the padded source and
-        the transposition to (G, C, N, *spatial); index of the source's copy in it, and of the part
-        of the source to copy; shape and strides of the windows in it.
+        index of the filters without taps that only meet padding; extents of the padded array, and
+        its transposition to (G, C, N, *spatial); index of the padded array that receives the copy
+        of the source, and index of the part of the source to copy; shape and strides of the
+        windows in the padded array.
     """
     groups, channels, images = corner
     reached = [axis.reached() for axis in axes]

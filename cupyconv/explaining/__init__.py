@@ -1,1 +1,1 @@
-"""Why the tensors of a layer are what they are, in words; pure, without data."""
+"""Explanations of a layer: why its tensors have their shapes, and how their values are sums."""

@@ -1,4 +1,4 @@
-"""Each gradient said as a convolution: what is spread, flipped and padded, and by how much."""
+"""The gradients dx and dw as convolutions: sizes, dilation of the operands, and padding."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ class AdjointAxis:
     """A spatial axis of the convolution that computes a gradient.
 
     Attributes:
-        rule: sizes of that convolution as a ConvAxis: its input is the spread first operand, its
-            filter the second operand, its output the gradient.  A negative padding crops.
-        spread: distance of the first operand's numbers, with zeros between them.
-        size: size of the first operand before it is spread.
-        formulas: formulas of the two paddings, with the numbers.
+        rule: sizes of this convolution as a ConvAxis: the input is the first operand, dilated with
+            zeros; the filter is the second operand; the output is the gradient.  Negative padding
+            crops.
+        spread: distance between the numbers of the dilated first operand.
+        size: size of the first operand before dilation.
+        formulas: formulas of the padding before and the padding after, with the numbers.
     """
 
     rule: ConvAxis
@@ -30,7 +31,7 @@ class AdjointAxis:
 
 
 def input_gradient_axis(axis: ConvAxis) -> AdjointAxis:
-    """Return dx along an axis: dilated dy, correlated with the flipped, dilated filter."""
+    """Return the convolution for dx along an axis: dilated dy with the flipped, dilated filter."""
     spread = (axis.output - 1) * axis.stride + 1
     span = axis.effective_filter
     before = span - 1 - axis.pad_before
@@ -44,16 +45,16 @@ def input_gradient_axis(axis: ConvAxis) -> AdjointAxis:
 
 
 def filter_gradient_axis(axis: ConvAxis) -> AdjointAxis:
-    """Return dw along an axis: x correlated with dilated dy, with the dilation as stride.
+    """Return the convolution for dw along an axis: x with dilated dy, the dilation as the stride.
 
-    The padding after is forward's padding minus the inputs after the last window. If negative, it
-    crops inputs that no window reads.
+    The padding after is the forward pass's padding after, minus the positions after
+    the last window. A negative padding crops inputs that no window reads.
     """
     span = (axis.output - 1) * axis.stride + 1
     reach = axis.effective_filter - 1 + span
     before, after = axis.pad_before, reach - axis.input - axis.pad_before
     formulas = (
-        f"forward's padding before, {before}",
+        f"pad before of the forward pass, {before}",
         f"{axis.effective_filter} - 1 + {span} - {axis.input} - {before} = {after}",
     )
     rule = ConvAxis(
@@ -63,12 +64,12 @@ def filter_gradient_axis(axis: ConvAxis) -> AdjointAxis:
 
 
 def input_gradient_axes(problem: ConvProblem) -> tuple[AdjointAxis, ...]:
-    """``input_gradient_axis`` of every axis."""
+    """Return ``input_gradient_axis`` of every axis."""
     return tuple(map(input_gradient_axis, problem.axes))
 
 
 def filter_gradient_axes(problem: ConvProblem) -> tuple[AdjointAxis, ...]:
-    """``filter_gradient_axis`` of every axis."""
+    """Return ``filter_gradient_axis`` of every axis."""
     return tuple(map(filter_gradient_axis, problem.axes))
 
 

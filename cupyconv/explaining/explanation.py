@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cupyconv import arrays, files
 from cupyconv.errors import ConvError, ConvTypeError, shown
 from cupyconv.explaining import adjoints, maps, shapes, terms, translate
+from cupyconv.explaining import transposed as transposed_layer
 from cupyconv.explaining import values as numbers
 from cupyconv.explaining.adjoints import AdjointAxis
 from cupyconv.explaining.shapes import counted, interval_dict
@@ -30,7 +31,7 @@ PASS_GIVES = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw"}
 _DRAWN_CHANNELS = 6
 
 MOST_PRINTED = 300
-"""Numbers of all tensors together that are still printed."""
+"""Largest count of numbers, in all tensors together, that is printed in full (chosen)."""
 
 
 def explain(
@@ -46,30 +47,34 @@ def explain(
     values: Kind | None = "normal",
     seed: int = 0,
     large: bool = False,
+    transposed: bool = False,
 ) -> Explanation:
     """Explain the shape and the values of every tensor of a layer.
 
     Args:
         problem: the layer.
         x, w, dy: NumPy or CuPy arrays in the problem's formats; random arrays by default.
-        y, dx, dw: results to show beside the sums of their terms; computed by default.
+        y, dx, dw: results to show next to the sums of their terms; computed by default.
         title: first line of the explanation.
-        values: kind of random values, "normal" or "integers", for tensors that are not passed; None
-            for no values.
+        values: kind of random numbers, "normal" or "integers", for operands that are not passed;
+            None for an explanation without values.
         seed: seed of the random numbers, an integer from 0 to 2^63 - 1.
-        large: compute the values of a layer of any size; by default, values that take more than a
-            few seconds are omitted, and the explanation says so.
+        large: compute the values whatever the size of the layer; by default, the explanation
+            omits values that take more than a few seconds, and says so.
+        transposed: explain the transposed layer that reverses the problem, too: the size of its
+            result, and the name that each of its tensors has in the problem.
 
     Returns:
-        an Explanation: text with str() or print(), HTML in Jupyter, plain data with ``to_dict()``;
-        ``element("dF[0,0,0,0]")`` lists the terms of one number, ``map("dx")`` counts them for all,
-        ``code("pytorch")`` is the layer in another framework, ``svg()`` and ``page()`` draw it.
+        an Explanation: text with str() or print(), HTML in Jupyter, plain data with ``to_dict()``.
+        ``element("dF[0,0,0,0]")`` lists the terms of one number of dw, ``map("dx")`` counts the
+        terms of every number of dx, ``code("pytorch")`` returns the layer in another framework,
+        and ``svg()`` and ``page()`` draw the layer.
 
     Raises:
         ConvTypeError: ``problem`` is not a ConvProblem, an array has an unsupported type, or the
             title is not a string.
-        ConvError: an array has another shape than the problem, ``values`` is unknown, or the seed
-            is negative.
+        ConvError: the shape of an array differs from the problem's, ``values`` is unknown, or the
+            seed is negative.
     """
     require_problem("explain", problem)
     if not isinstance(title, str):
@@ -79,17 +84,18 @@ def explain(
     seed = integer("seed", seed)
     if seed < 0:
         raise ConvError("seed must be at least 0", f"got {seed}", "Use 0")
-    data = _taken(problem, {"x": x, "w": w, "dy": dy, "y": y, "dx": dx, "dw": dw})
-    return Explanation(problem, title, Values(problem, data, values, seed, bool(large)))
+    data = _checked_arrays(problem, {"x": x, "w": w, "dy": dy, "y": y, "dx": dx, "dw": dw})
+    known = Values(problem, data, values, seed, bool(large))
+    return Explanation(problem, title, known, bool(transposed))
 
 
-def _taken(problem: ConvProblem, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the passed tensors of a layer as arrays.
+def _checked_arrays(problem: ConvProblem, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the passed tensors of a layer as arrays of the problem's shapes.
 
     Raises:
-        ConvError, ConvTypeError: as for ``explain``.
+        ConvError, ConvTypeError: an array is invalid, as in ``explain``.
     """
-    wanted = {
+    expected = {
         "x": problem.input_shape,
         "dx": problem.input_gradient_shape,
         "w": problem.filter_shape,
@@ -97,14 +103,15 @@ def _taken(problem: ConvProblem, given: Mapping[str, Any]) -> dict[str, Any]:
         "y": problem.output_shape,
         "dy": problem.output_shape,
     }
-    data = {name: arrays.take(name, one)[0] for name, one in given.items() if one is not None}
+    passed = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    data = {name: arrays.take(name, tensor)[0] for name, tensor in passed.items()}
     for name, array in data.items():
         shape = tuple(array.shape)
-        if shape != wanted[name]:
+        if shape != expected[name]:
             raise ConvError(
                 f"{name} must have the shape of the problem's {name}",
-                f"got {shape_text(shape)}, the problem has {shape_text(wanted[name])}",
-                f"Pass an array of {shape_text(wanted[name])}, or make a problem for this array",
+                f"got {shape_text(shape)}, the problem has {shape_text(expected[name])}",
+                f"Pass an array of {shape_text(expected[name])}, or make a problem for this array",
             )
         if array.dtype.kind == "c" and not problem.is_complex:
             raise ConvTypeError(
@@ -121,12 +128,15 @@ class Explanation:
     Attributes:
         problem: the layer.
         title: line above the explanation.
-        data: the known tensors of x, w, dy, y, dx and dw; made when they are first read.
+        data: values of x, w, dy, y, dx and dw by name, as far as they are known; random operands
+            and results are computed when they are first read.
+        is_transposed: whether the transposed layer is explained, too.
     """
 
     problem: ConvProblem
     title: str = ""
     data: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    is_transposed: bool = False
 
     # -- parts -------------------------------------------------------------------------------------
 
@@ -134,41 +144,42 @@ class Explanation:
         """Explain one number of y, dx or dw as the sum of its terms.
 
         Args:
-            name: such as "dF[3,1,0,2]" (or dw), "dX[0,0,5,5]", "O[0,0,1,1]" (or y).
+            name: tensor and indices, such as "dF[3,1,0,2]" (or dw), "dX[0,0,5,5]" or
+                "O[0,0,1,1]" (or y).
             x, w, dy: arrays to use instead of those passed to ``explain``.
 
         Raises:
-            ConvError: there is no such element; the message has the ranges.
-            ConvError, ConvTypeError: an array is invalid, as for ``explain``.
+            ConvError: the element does not exist; the message lists the valid indices.
+            ConvError, ConvTypeError: an array is invalid, as in ``explain``.
         """
-        changed = _taken(self.problem, {"x": x, "w": w, "dy": dy})
-        found = terms.parse(self.problem, name)
+        changed = _checked_arrays(self.problem, {"x": x, "w": w, "dy": dy})
+        element = terms.parse(self.problem, name)
         data = self.data
         if changed:
-            # Results of the old operands would be wrong.
+            # Drop the results, which belong to the previous operands.
             data = {**{key: data[key] for key in OPERANDS if key in data}, **changed}
-        return Element(self.problem, found.tensor, found.index, found.asked, data)
+        return Element(self.problem, element.tensor, element.index, element.asked, data)
 
     def map(self, tensor: str = "dx") -> maps.TermMap:
         """Return the number of terms of each element of dx, dw or y."""
         return maps.term_map(self.problem, tensor)
 
     def code(self, framework: str) -> Translation:
-        """Return the layer in "tensorflow", "pytorch", "jax" or "onnx", as a program that runs."""
+        """Return the layer as a complete program in "tensorflow", "pytorch", "jax" or "onnx"."""
         return translate.translation(self.problem, framework)
 
     def svg(self, element: str = "") -> str:
         """Return a picture of the layer and its gradients.
 
         Args:
-            element: element to mark, such as "dF[3,1,0,2]"; by default one of each result.
+            element: element to mark, such as "dF[3,1,0,2]"; by default, one element of each result.
         """
         from cupyconv.explaining import figure
 
         return figure.svg(self, self._marked(element))
 
     def page(self, element: str = "") -> str:
-        """Return an interactive HTML page that works without a network.
+        """Return an interactive HTML page, which works offline.
 
         Args:
             element: element to show first, such as "dF[3,1,0,2]".
@@ -182,13 +193,13 @@ class Explanation:
         return None if unmarked else self.element(element)
 
     def show(self, element: str = "") -> Page:
-        """Show the page: below the cell in Jupyter, elsewhere in a browser.
+        """Show the page: below the cell in Jupyter, otherwise in a browser.
 
         Args:
             element: element to show first, such as "dF[3,1,0,2]".
 
         Raises:
-            ConvError: there is no browser.
+            ConvError: no browser was found.
         """
         from cupyconv.explaining import page
 
@@ -201,13 +212,13 @@ class Explanation:
         """Write ``svg()`` or ``page()`` to a .svg or .html file.
 
         Raises:
-            ConvError: the file name has another suffix.
+            ConvError: the suffix is not .svg, .html or .htm.
             OSError: the file cannot be written.
         """
         path = Path(path)
         if path.suffix.lower() not in (".svg", ".html", ".htm"):
             raise ConvError(
-                "an explanation is saved as .svg or .html",
+                "the file of an explanation must end in .svg or .html",
                 f"got {path}",
                 "Use one of these suffixes",
             )
@@ -218,16 +229,16 @@ class Explanation:
 
     @cached_property
     def middle(self) -> str:
-        """Name of the element of dw in the middle of every axis, which serves as an example."""
+        """Name of the example element of dw, whose indices are in the middle of every axis."""
         sizes = terms.extents(self.problem, "dw")
         return f"dw[{','.join(str(size // 2) for size in sizes)}]"
 
     @property
     def question(self) -> str:
-        """Gradient that is explained first.
+        """Name of the gradient that is explained first: "dw" or "dx".
 
-        "dw" for a layer without stride, dilation and padding, where only the channels raise a
-        question; else "dx", whose size raises one.
+        Without stride, dilation and padding, the channels of dw are the harder question. Otherwise
+        the size of dx is.
         """
         plain = all(
             axis.stride == axis.dilation == 1 and not axis.pad_before and not axis.pad_after
@@ -237,13 +248,13 @@ class Explanation:
 
     @cached_property
     def document(self) -> Document:
-        """The whole explanation."""
+        """All sections of the explanation, as a document."""
         channels, sizes = self._channels(), self._sizes()
         sections = [
             *((channels, sizes) if self.question == "dw" else (sizes, channels)),
             self._tensors(),
             *self._axes(),
-            self._told(),
+            self._size_options(),
             self._input_gradient(),
             self._filter_gradient(),
             self._products(),
@@ -252,7 +263,10 @@ class Explanation:
         ]
         if self._is_small:
             sections.insert(0, self._numbers())
-        return Document(self.title, (self._head(), *sections))
+        sections.insert(0, self._head())
+        if self.is_transposed:
+            sections.insert(0, transposed_layer.section(self.problem))
+        return Document(self.title, tuple(sections))
 
     def text(self, width: int = 100) -> str:
         """Return the explanation in lines of at most ``width`` characters.
@@ -265,15 +279,15 @@ class Explanation:
         return self.text()
 
     def _repr_html_(self) -> str:
-        """Return a figure and text for Jupyter; an untrusted notebook shows only the text."""
+        """Return a figure and the text for Jupyter; an untrusted notebook shows only the text."""
         try:
             figure = self.svg()
-        except ConvError:  # too large to be drawn
+        except ConvError:  # the layer is too large to draw
             return self.document.html()
-        # An image, because the sanitizer of untrusted notebooks would leave the words of an <svg>.
-        held = base64.b64encode(figure.encode()).decode()
+        # Use an image: from an <svg>, the sanitizer of untrusted notebooks would leave the text.
+        encoded = base64.b64encode(figure.encode()).decode()
         image = (
-            f'<img src="data:image/svg+xml;base64,{held}" style="max-width:100%" '
+            f'<img src="data:image/svg+xml;base64,{encoded}" style="max-width:100%" '
             f'alt="Figure of the layer; the text below describes it."/>'
         )
         return f"<div>{image}{self.document.html()}</div>"
@@ -284,29 +298,31 @@ class Explanation:
             f"x {shape_text(problem.input_shape)} * w {shape_text(problem.filter_shape)} -> "
             f"y {shape_text(problem.output_shape)}"
         )
-        indices = ", ".join(f"{t}[{','.join(terms.names(problem, t))}]" for t in ("x", "w", "y"))
+        x, w, y = (f"{t}[{','.join(terms.names(problem, t))}]" for t in ("x", "w", "y"))
+        indices = f"{x}, {w} and {y}"
         grouped = terms.GROUPED if problem.groups > 1 else ""
         return Section(
-            "",
+            "The convolution that it reverses" if self.is_transposed else "",
             (
                 Paragraph(head),
                 Paragraph(shapes.settings(problem)),
                 Paragraph(
-                    f"Indices: {indices}, in any memory order.{grouped} dy, dx and dw are the "
-                    "gradients of the loss with respect to y, x and w (dE/dO, dE/dX and dE/dF)."
+                    f"Indices are written {indices}, whatever the memory order.{grouped} dy, dx "
+                    "and dw are the gradients of the loss with respect to y, x and w (dE/dO, dE/dX "
+                    "and dE/dF)."
                 ),
             ),
         )
 
     @property
     def _is_small(self) -> bool:
-        """Whether all tensors are small enough to print, so that sums can be checked by hand."""
+        """Whether all tensors are small enough to print, and to check the sums by hand."""
         shapes = (terms.extents(self.problem, tensor) for tensor in RESULTS)
         count = 2 * sum(map(prod, shapes))
         return 0 < count <= MOST_PRINTED and all(name in self.data for name in RESULTS)
 
     def _numbers(self) -> Section:
-        """Return every number of every tensor, plane by plane."""
+        """Return all numbers of all tensors, plane by plane."""
         blocks = [
             Verbatim("\n".join(numbers.planes(self.problem, tensor, self.data[tensor])))
             for tensor in (*OPERANDS, *RESULTS)
@@ -316,7 +332,7 @@ class Explanation:
         return Section("All numbers", (Paragraph(text), *blocks))
 
     def _channels(self) -> Section:
-        """Answer the first question: how the channels of x and dy give dw."""
+        """Return the section that explains how the channels of x and dy give dw."""
         problem = self.problem
         C, K, G = problem.C, problem.K, problem.groups
         channels, filters = C // G, K // G
@@ -342,18 +358,19 @@ class Explanation:
         source = "conj(x[c])" if problem.is_complex else "x[c]"
         rule = f"dw[k,c] = correlate({source}, dy[k])" + "".join(f",\n  {n}" for n in notes)
         first = (
-            "They are not convolved as two stacks. Each channel of x is correlated with each "
-            "channel of dy, one pair at a time: slide without a flip, multiply, add. (Frameworks "
-            "call this a convolution.) Each pair fills its own slice of dw:"
+            "x and dy are not convolved as two stacks of channels. Each channel of x is correlated "
+            "with each channel of dy, one pair at a time: slide without a flip, multiply, add. "
+            "(Frameworks call this a convolution.) Each pair fills its own slice of dw:"
         )
-        within = f", all of them within one of the {G} groups" if G > 1 else ""
+        within = f", each within one of the {G} groups" if G > 1 else ""
         grid: list[Block] = [
             Verbatim(f"{rule}\n{x} correlated with {dy} gives {taps}"),
             Paragraph(
                 f"There {'is' if pairs == 1 else 'are'} {K} x {channels} = "
-                f"{counted_large(pairs, 'pair')}{within}. Each gives {taps} numbers, "
-                f"{pairs * prod(problem.filter_sizes):,} in all: exactly the shape of w, "
-                f"{shape_text(problem.filter_shape)}. Across channels, dw is an outer product:"
+                f"{counted_large(pairs, 'pair')}{within}. Each pair gives {taps} numbers. "
+                f"Together these are {pairs * prod(problem.filter_sizes):,} numbers, which fill "
+                f"the shape of w, {shape_text(problem.filter_shape)}, exactly. Across channels, dw "
+                "is an outer product:"
             ),
             Verbatim(self._grid()),
             Paragraph(
@@ -372,7 +389,7 @@ class Explanation:
         where = " of the group" if self.problem.groups > 1 else ""
         forward = (
             f"y[k] is a sum over the {channels} input channels{where}. A sum passes its gradient "
-            "unchanged to each of its terms, so all of these channels receive the same dy[k]."
+            "unchanged to each of its terms, so all these channels receive the same dy[k]."
             if channels > 1
             else f"y[k] has one input channel{where}, which receives dy[k] unchanged."
         )
@@ -384,7 +401,7 @@ class Explanation:
         return f"Sums over channels occur only in y and dx. {forward} {backward}"
 
     def _grid(self) -> str:
-        """Return the pairs of channels as a table of characters."""
+        """Return the grid of channel pairs as text."""
         problem = self.problem
         channels, filters = problem.C // problem.groups, problem.K // problem.groups
         across = maps.visible(channels, _DRAWN_CHANNELS)
@@ -402,11 +419,13 @@ class Explanation:
             for row in rows
         ]
         if problem.groups > 1:
-            lines.append(f"this is the first of {problem.groups} groups; the others are alike")
+            lines.append(
+                f"(the first of {problem.groups} groups; every group has the same structure)"
+            )
         return "\n".join(lines)
 
     def _example(self) -> list[Block]:
-        """Return one number of dw in full."""
+        """Return the example element of dw with its terms."""
         element = self.element(self.middle)
         _, own = element.term(0) if element.count else (None, (0, 0))
         channel = own[1]
@@ -421,7 +440,7 @@ class Explanation:
         ]
 
     def _sizes(self) -> Section:
-        """Answer the second question: why dx has its size."""
+        """Return the section that explains the size of dx."""
         problem = self.problem
         dy, x = shape_text(problem.output_sizes), shape_text(problem.input_sizes)
         title = f"Why is dx {x} when dy is {dy}?" if dy != x else f"Why dx is {x}"
@@ -432,20 +451,20 @@ class Explanation:
                 "(Likewise, dw has the shape of w.)"
             )
         ]
-        forward = _alike(problem, lambda axis: f"{axis.formula} {_because(axis)}")
+        forward = _clauses(problem, lambda axis: f"{axis.formula} {_because(axis)}")
         paragraphs.append(
             Paragraph(f"The forward pass turns {x} inputs into {dy} outputs: {forward}.")
         )
         wide = [axis for axis in problem.axes if len(axis.valid_input_sizes) > 1]
         if wide:
-            several = _alike(
+            several = _clauses(
                 problem,
                 lambda axis: (
-                    f"inputs of {axis.valid_input_sizes[0]} to {axis.valid_input_sizes[-1]} all "
-                    f"give {counted(axis.output, 'output')}"
+                    f"input sizes {axis.valid_input_sizes[0]} to {axis.valid_input_sizes[-1]} all "
+                    f"give output size {axis.output}"
                     if len(axis.valid_input_sizes) > 1
-                    else f"only inputs of {axis.valid_input_sizes[0]} give "
-                    f"{counted(axis.output, 'output')}"
+                    else f"only input size {axis.valid_input_sizes[0]} gives output size "
+                    f"{axis.output}"
                 ),
             )
             paragraphs.append(
@@ -456,12 +475,12 @@ class Explanation:
                     f"{x}, and reject sizes that do not give this dy."
                 )
             )
-            if moved := _alike(problem, _moved):
+            if moved := _clauses(problem, _moved):
                 paragraphs.append(
                     Paragraph(
-                        f"Under SAME, the size also decides where the windows start: {moved}. So "
-                        "dx for another input size is not this dx padded or cropped: its values "
-                        "differ."
+                        "Under SAME, the input size also decides the padding, and so where the "
+                        f"windows start: {moved}. Therefore dx for another input size is not this "
+                        "dx padded or cropped: its values differ."
                     )
                 )
         else:
@@ -499,7 +518,7 @@ class Explanation:
     def _axes(self) -> list[Section]:
         sections = []
         for entry, axis in zip(
-            shapes.axis_reasons(self.problem), _first_of_alike(self.problem), strict=True
+            shapes.axis_reasons(self.problem), _representative_axes(self.problem), strict=True
         ):
             rows = (
                 ("padding", entry.padding),
@@ -512,7 +531,7 @@ class Explanation:
             sections.append(Section(title, (Table(("", ""), rows),)))
         return sections
 
-    def _told(self) -> Section:
+    def _size_options(self) -> Section:
         rows = [
             (
                 "cupyconv",
@@ -550,7 +569,7 @@ class Explanation:
         before, after = adjoint.formulas
         return (
             ("input", size),
-            ("pad before", f"filter span - 1 - forward's padding before = {before}"),
+            ("pad before", f"filter span - 1 - pad before of the forward pass = {before}"),
             ("pad after", f"size of x + filter span - 1 - input - pad before = {after}"),
             ("output", f"{rule.formula}, the size of x"),
         )
@@ -567,8 +586,8 @@ class Explanation:
             f"padding {shapes.pairs([axis.padding for axis in axes])})",
         ]
         roles = (
-            "Stride and dilation swap roles: in x, neighbouring taps are a dilation apart and "
-            "neighbouring outputs a stride apart."
+            "Stride and dilation swap roles: in x, the inputs of neighbouring numbers of dw are "
+            "one dilation apart, and the inputs of neighbouring numbers of dy are one stride apart."
         )
         if problem.N != 1:
             roles += f" Images play the role of channels: the sum is over the {problem.N} images."
@@ -603,21 +622,21 @@ class Explanation:
         rows = []
         for pass_ in PASSES:
             view = problem.gemm(pass_)
-            times = f"{view.groups} times " if view.groups > 1 else ""
+            times = f"{view.groups} products of " if view.groups > 1 else ""
             sizes = f"{times}{view.gemm_m} x {view.gemm_n} x {view.gemm_k}"
             rows.append((pass_, PASS_GIVES[pass_], sizes, meaning[pass_]))
         blocks: list[Block] = [
-            Table(("pass", "gives", "rows x columns x depth", "axes"), tuple(rows))
+            Table(("pass", "result", "rows x columns x depth", "axes"), tuple(rows))
         ]
         phases = prod(problem.stride)
         if 1 < phases <= 64:
-            depths = sorted({view.gemm_k for view in problem.phase_gemms})
+            depths = sorted(view.gemm_k for view in problem.phase_gemms)
+            listed = _depths_text(depths)
             blocks.append(
                 Paragraph(
-                    "Only some taps reach each row of backprop_input. Grouped by position modulo "
-                    f"the stride, its rows form {phases} products of depth "
-                    f"{', '.join(map(str, depths))} instead of "
-                    f"{problem.gemm('backprop_input').gemm_k}."
+                    "In backprop_input, only some taps contribute to each row. Grouped by position "
+                    f"modulo the stride, the rows form {phases} smaller products. {listed}, "
+                    f"instead of {problem.gemm('backprop_input').gemm_k}."
                 )
             )
         return Section("Each pass as a matrix product", tuple(blocks))
@@ -630,7 +649,7 @@ class Explanation:
             except ConvError:
                 verdict = "too many positions to count one by one"
             rows.append((tensor, verdict))
-        return Section("How many terms each number sums", (Table(("", ""), tuple(rows)),))
+        return Section("Number of terms of each element", (Table(("", ""), tuple(rows)),))
 
     @cached_property
     def translations(self) -> tuple[Translation, ...]:
@@ -646,7 +665,7 @@ class Explanation:
     # -- data --------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the explanation as plain data for JSON."""
+        """Return the explanation as plain data, ready for JSON."""
         problem = self.problem
         explained = shapes.reasons(problem)
         backward = adjoints.input_gradient_axes(problem)
@@ -684,10 +703,11 @@ class Explanation:
                 for pass_ in PASSES
             ],
             "frameworks": [entry.to_dict() for entry in self.translations],
+            "transposed": transposed_layer.to_dict(problem) if self.is_transposed else None,
         }
 
 
-# -- pieces of sentences ---------------------------------------------------------------------------
+# -- parts of sentences ----------------------------------------------------------------------------
 
 
 def _zeros(problem: ConvProblem) -> str:
@@ -698,30 +718,35 @@ def _zeros(problem: ConvProblem) -> str:
     return f"zeros ({', '.join(parts)})"
 
 
-def _first_of_alike(problem: ConvProblem) -> list[ConvAxis]:
-    """Return the first axis of each entry of ``axis_reasons``."""
+def _representative_axes(problem: ConvProblem) -> list[ConvAxis]:
+    """Return the axes that stand for the entries of ``axis_reasons``: the first of each entry."""
     firsts = [entry.axes[0] for entry in shapes.axis_reasons(problem)]
     by_name = {axis.name: axis for axis in problem.axes}
     return [by_name[name] for name in firsts]
 
 
-def _alike(problem: ConvProblem, say: Callable[[ConvAxis], str]) -> str:
-    """Return a clause for each axis that has one; equal axes share a clause."""
+def _clauses(problem: ConvProblem, say: Callable[[ConvAxis], str]) -> str:
+    """Join the clauses of all axes; equal clauses are merged, and empty clauses are omitted."""
     parts: dict[str, list[str]] = {}
     for axis in problem.axes:
         parts.setdefault(say(axis), []).append(axis.name)
     if len(parts) == 1:
         return next(iter(parts))
-    return "; ".join(f"along {' and '.join(names)} {text}" for text, names in parts.items() if text)
+    return "; ".join(
+        f"along {' and '.join(names)}, {text}" for text, names in parts.items() if text
+    )
 
 
 def _moved(axis: ConvAxis) -> str:
-    """Compare the padding of another input size with this output, if it differs."""
+    """Return how the padding differs for another input size with this output size, if it does."""
     for size in (axis.valid_input_sizes[0], axis.valid_input_sizes[-1]):
         other = axis.of_input(size)
         if other.pad_before != axis.pad_before:
-            pads, others = ((one.pad_before, one.pad_after) for one in (axis, other))
-            return f"an input of {axis.input} is padded by {pads}, an input of {size} by {others}"
+            pads, other_pads = ((each.pad_before, each.pad_after) for each in (axis, other))
+            return (
+                f"an input of size {axis.input} is padded by {pads}, an input of size {size} by "
+                f"{other_pads}"
+            )
     return ""
 
 
@@ -733,7 +758,7 @@ def _window(problem: ConvProblem, axis: ConvAxis) -> str:
     return (
         f"output {p} reads input {terms.position_text(axis, h, r, p)} for the taps {r} = 0 to "
         f"{axis.filter - 1}: the first window covers {-axis.pad_before} to "
-        f"{axis.effective_filter - 1 - axis.pad_before}, the last {last} to "
+        f"{axis.effective_filter - 1 - axis.pad_before}, the last window {last} to "
         f"{last + axis.effective_filter - 1}"
     )
 
@@ -750,13 +775,16 @@ def _interval(axis: ConvAxis) -> str:
         lowest = f"{terms_} + {axis.effective_filter}" + (f" - {total}" if total else "")
     if first < 1:
         return (
-            f". The stride rounds {axis.stride} sizes to it, from {lowest} = {first}, but sizes "
-            "below 1 are impossible"
+            f". Stride {axis.stride} rounds {axis.stride} sizes to this output size, from "
+            f"{lowest} = {first}, but sizes below 1 are impossible"
         )
-    return f". The stride allows {axis.stride} sizes, starting at {lowest} = {first}; " + (
-        f"{axis.input} is {axis.input - first} more than the smallest"
-        if axis.input > first
-        else f"{axis.input} is the smallest"
+    return (
+        f". Stride {axis.stride} allows {axis.stride} sizes, starting at {lowest} = {first}; "
+        + (
+            f"{axis.input} is {axis.input - first} more than the smallest size"
+            if axis.input > first
+            else f"{axis.input} is the smallest size"
+        )
     )
 
 
@@ -773,7 +801,7 @@ def _trailing(axis: ConvAxis) -> str:
 def _adjoint_rows(
     problem: ConvProblem, axes: tuple[AdjointAxis, ...], say: Any
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield the rows of a table; equal axes share their rows."""
+    """Yield the rows of a table; axes with equal rows share them."""
     parts: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for axis, adjoint in zip(problem.axes, axes, strict=True):
         parts.setdefault(say(axis, adjoint), []).append(axis.name)
@@ -789,16 +817,29 @@ def _crops(axes: tuple[AdjointAxis, ...]) -> list[Paragraph]:
 
 
 def _because(axis: ConvAxis) -> str:
-    """Return the reason of an output size, after its formula."""
+    """Return the reason for an output size, in brackets."""
     if axis.padding_mode.startswith("same"):
         word = axis.padding_mode.upper()
         every = f"{axis.stride} inputs" if axis.stride > 1 else "input"
         return f"({word}: one output for every {every})"
     word = "VALID" if axis.padding_mode == "valid" else "explicit padding"
-    windows = f"windows of {axis.effective_filter}"
+    size = axis.effective_filter
+    taps = ""
     if axis.dilation > 1:
-        windows = f"windows of {counted(axis.filter, 'tap')} that span {axis.effective_filter}"
-    return f"({word}: as many {windows}, {axis.stride} apart, as fit)"
+        taps = f"; {counted(axis.filter, 'tap')} with dilation {axis.dilation} span {size}"
+    return (
+        f"({word}: the number of windows of size {size} that fit when they start {axis.stride} "
+        f"apart{taps})"
+    )
+
+
+def _depths_text(depths: list[int]) -> str:
+    """Return a sentence on the sorted depths of several products; many depths are summarised."""
+    if depths[0] == depths[-1]:
+        return f"Each has depth {depths[0]}"
+    if len(depths) > 8:
+        return f"Their depths are {depths[0]} to {depths[-1]}"
+    return f"Their depths are {', '.join(map(str, depths[:-1]))} and {depths[-1]}"
 
 
 def _adjoint_dict(adjoint: AdjointAxis) -> dict[str, Any]:

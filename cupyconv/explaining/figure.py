@@ -1,9 +1,9 @@
-"""A picture of a layer: how its channels meet, and how one element of each result comes about.
+"""SVG picture of a layer: the grid of its channels, and one element of each result as a sum.
 
-Every plane is drawn from the scene that the page is drawn from.  One axis is drawn as strips too,
-with a line for every product, and so are three, one by one: a window is the product of its extents
-along them.  Where an axis is cut, LEFT_OUT stands for the positions left out, and a line gives the
-drawn positions and the size.  Lengths are in pixels.
+The picture draws the same scene as the page.  Layers with one or three spatial axes also get a
+strip for each axis, with a line for every product.  Where part of an axis is left out, the sign
+LEFT_OUT stands for it, and a line of text gives the drawn positions and the size.  Lengths are in
+pixels.
 """
 
 from __future__ import annotations
@@ -26,27 +26,31 @@ if TYPE_CHECKING:
     from cupyconv.explaining.explanation import Explanation
 
 CELL = 28
+"""Side of a cell."""
+
 MARGIN = 28
+
 GAP = 46
+"""Distance between planes, and between parts of the picture."""
 
 CHARACTER = 6.3
-"""Width of a character of a plain line, at most."""
+"""Largest width of a character in a plain line."""
 
 LEFT_OUT, UNKNOWN = "…", "?"
-"""Signs for positions that are left out, and in a cell without a number."""
+"""Signs for left-out positions, and for an unknown number."""
 
 MOST_IN_STRIP = 30
-"""Cells of a strip along an axis; longer ones are drawn at both ends."""
+"""Largest number of cells in a strip; only both ends of a longer axis are drawn (chosen)."""
 
 MOST_FOR_WINDOW = 48
-"""Cells that are drawn at the beginning of a strip if a window needs them."""
+"""Largest window that is drawn whole at the beginning of a strip, in cells (chosen)."""
 
 PROSE = 128
-"""Characters of a line of text."""
+"""Largest number of characters in a line of text (chosen)."""
 
 _INK, _SOFT, _PAPER = ("#1f2933", "#e8ecf1"), ("#52606d", "#b3bec9"), ("#fff", "#14181d")
 _EDGE, _FIRST, _SECOND = ("#9aa5b1", "#66717e"), ("#9a5710", "#fbd38d"), ("#0f766e", "#7fd6c6")
-"""Colours in light and in dark."""
+"""Colours in the light and in the dark scheme."""
 
 _RULES = {
     ".paper": themed("fill", *_PAPER),
@@ -77,8 +81,8 @@ _RULES = {
 
 _CLASS = "cupyconv-figure"
 
-# A separate file follows the reader's colour scheme, a picture inside a page that of the page.
-# The style reaches no other element of that page.
+# A separate file follows the reader's colour scheme; a picture inside a page follows the page's.
+# The selectors keep the style away from other elements of the page.
 _STYLE = f".{_CLASS}:root{{color-scheme:light dark}}" + "".join(
     f"\n.{_CLASS} {selector}{{{rule}}}" for selector, rule in _RULES.items()
 )
@@ -91,23 +95,24 @@ _HATCH = (
 _MARKS = ("a", "ap", "b", "r")
 
 RULE = 12
-"""Height of the line of numbers above a plane."""
+"""Height of the line of column numbers above a plane."""
 
 Position = int | None
-"""A place along an axis; None for what is left out."""
+"""Position along an axis; None for left-out positions."""
 
 Look = tuple[str, str, str]
-"""Class, text and style of a cell."""
+"""CSS class, text and CSS style of a cell."""
 
 
 def svg(explanation: Explanation, element: Element | None = None) -> str:
     """Return the picture as one SVG document.
 
     Args:
-        element: the one that is marked; else one of each result.
+        explanation: explanation of the layer.
+        element: element to mark; by default, an example element of each result.
 
     Raises:
-        ConvError: the layer is too large for its ends to say anything.
+        ConvError: the layer is too large to draw.
     """
     problem = explanation.problem
     drawn = scene.scene(explanation, element)
@@ -136,8 +141,8 @@ def svg(explanation: Explanation, element: Element | None = None) -> str:
     if problem.spatial_rank != 2:
         if problem.spatial_rank == 3:
             text = (
-                "The three axes are drawn separately; a window is the product of its extents along "
-                "them."
+                "The three axes are drawn separately. A 3-D window covers every combination of "
+                "the positions that it covers along each axis."
             )
             canvas.text(MARGIN, top, text, "ink")
             top += 30
@@ -150,20 +155,20 @@ def svg(explanation: Explanation, element: Element | None = None) -> str:
 
 
 def _values(drawn: Scene) -> list[str]:
-    """Return sentences on the source of the values, and on why others are missing."""
-    found = [f"Values: {drawn.source}."] if drawn.source else []
+    """Return sentences on the source of the values, and on why some values are missing."""
+    sentences = [f"Values: {drawn.source}."] if drawn.source else []
     if drawn.problem.N > 1:
-        found.append(f"The figure shows image {drawn.image} of {drawn.problem.N:,}.")
+        sentences.append(f"The figure shows image {drawn.image} of {drawn.problem.N:,}.")
     reasons: dict[str, list[str]] = {}
     for tensor, reason in drawn.missing.items():
         reasons.setdefault(reason, []).append(tensor)
     for reason, tensors in reasons.items():
-        found.append(f"{UNKNOWN} marks omitted values of {', '.join(tensors)}. {reason}")
-    return found
+        sentences.append(f"{UNKNOWN} marks omitted values of {', '.join(tensors)}. {reason}")
+    return sentences
 
 
 def map_svg(drawn: TermMap) -> str:
-    """Return the picture of how many terms reach each position; of the middle slice in 3-D."""
+    """Return a picture of the number of terms at each position; in 3-D, of the middle slice."""
     *outer, last = [counts for _, counts in drawn.axes]
     share = prod(counts[len(counts) // 2] for counts in outer[:-1])
     above = outer[-1] if outer else (1,)
@@ -178,7 +183,7 @@ def map_svg(drawn: TermMap) -> str:
 
     rows = maps.visible(len(above), MOST_IN_STRIP)
     columns = maps.visible(len(last), MOST_IN_STRIP)
-    ruled = [_number if outer else _nothing, _number]
+    labels = [_number if outer else _nothing, _number]
     _, bottom = _grid(
         canvas,
         MARGIN,
@@ -186,7 +191,7 @@ def map_svg(drawn: TermMap) -> str:
         rows,
         columns,
         lambda i, j: look(rows[i] or 0, columns[j] or 0),
-        [[say(at) for at in places] for say, places in zip(ruled, (rows, columns), strict=True)],
+        [[say(at) for at in places] for say, places in zip(labels, (rows, columns), strict=True)],
     )
     notes = [cut_text("rows", rows, len(above)), cut_text("columns", columns, len(last))]
     shown = "; ".join(filter(None, notes))
@@ -208,14 +213,14 @@ def _document(canvas: Canvas, label: str) -> str:
 
 
 def _shade(count: int, most: int) -> str:
-    """Return a fill that deepens with the count; of a colour that marks nothing else."""
+    """Return a fill colour that is deeper for larger counts; no other mark has this colour."""
     share = count / most if most else 0
     red, green, blue = (round(245 + (to - 245) * share) for to in (172, 152, 214))
     return f"fill:rgb({red},{green},{blue})"
 
 
 def _prose(canvas: Canvas, x: float, y: float, text: str) -> float:
-    """Return a text in as many lines as it needs; where the next one stands."""
+    """Draw a text in lines; return the base line of the next line."""
     for line in textwrap.wrap(text, PROSE):
         canvas.text(x, y, line, "soft")
         y += 17
@@ -229,7 +234,7 @@ def _cell(canvas: Canvas, x: float, y: float, look: Look) -> None:
     kind, text, style = look
     canvas.rect(x, y, CELL, CELL, kind, style=style)
     if text:
-        # Letters stay dark on the shades of a map, which are light in both schemes.
+        # Text on the shades of a map is dark, because the shades are light in both schemes.
         ink = "fill:#1f2933" if style else ""
         size = "small" if len(text) < 3 else "tiny" if len(text) < 6 else "least"
         shade = "light" if kind == "r" else "ink"
@@ -244,23 +249,26 @@ def _grid(
     rows: Sequence[Position],
     columns: Sequence[Position],
     look: Callable[[int, int], Look],
-    ruled: Sequence[Sequence[str]],
+    labels: Sequence[Sequence[str]],
 ) -> tuple[float, float]:
-    """Return cells between the numbers of rows and columns, with dots where some are left out.
+    """Draw a grid of cells with labels, and dots for left-out rows and columns.
 
     Args:
-        look: of the cell of a row and a column, counted from the first that is drawn.
-        ruled: what stands beside each row, and above each column.
+        canvas: the drawing.
+        left, top: upper left corner of the grid and its column labels.
+        rows, columns: drawn positions of the two axes.
+        look: function that returns the look of a cell from its row and column in the drawing.
+        labels: texts beside the rows, and texts above the columns.
 
     Returns:
-        its right and its bottom end.
+        right and bottom edge of the grid.
     """
-    marked = []  # drawn last, so that their borders are whole
+    marked = []  # draw marked cells last, so that no other cell covers their borders
     top += RULE
-    for i, text in enumerate(ruled[0]):
+    for i, text in enumerate(labels[0]):
         if text:
             canvas.text(left - 4, top + i * CELL + CELL / 2 + 3, text, "soft rule end")
-    for j, text in enumerate(ruled[1]):
+    for j, text in enumerate(labels[1]):
         if text:
             canvas.text(left + j * CELL + CELL / 2, top - 4, text, "soft rule in")
     for i, row in enumerate(rows):
@@ -269,11 +277,11 @@ def _grid(
             if row is None or column is None:
                 canvas.text(x + CELL / 2, y + CELL / 2 + 3, LEFT_OUT, "soft in")
                 continue
-            found = look(i, j)
-            if found[0] in _MARKS:
-                marked.append((x, y, found))
+            cell_look = look(i, j)
+            if cell_look[0] in _MARKS:
+                marked.append((x, y, cell_look))
             else:
-                _cell(canvas, x, y, found)
+                _cell(canvas, x, y, cell_look)
     for cell in marked:
         _cell(canvas, *cell)
     right, bottom = left + len(columns) * CELL, top + len(rows) * CELL
@@ -282,7 +290,11 @@ def _grid(
 
 
 def _direction(canvas: Canvas, drawn: Scene, direction: Direction, top: float) -> float:
-    """Return the planes of the chosen pair of channels, and one element of the result."""
+    """Draw the planes of the chosen pair of channels, with one element of the result as a sum.
+
+    Returns:
+        bottom edge of the drawing.
+    """
     k, c, at = drawn.k, drawn.c, direction.at
     here = [along[place] for along, place in zip(direction.meetings, at, strict=True)]
     index = {
@@ -292,12 +304,12 @@ def _direction(canvas: Canvas, drawn: Scene, direction: Direction, top: float) -
     }[direction.tensor]
     name = f"{direction.tensor}[{','.join(map(str, index))}]"
     canvas.text(MARGIN, top, direction.title, "ink head")
-    count = prod(one.count for one in here)
+    count = prod(meeting.count for meeting in here)
     first, second = direction.operands
     each = f" for each of {counted(direction.terms, direction.over)}" if direction.terms > 1 else ""
     text = (
-        f"{name} (inverted) is the sum of {terms.counted_large(count, 'product')}{each}: the "
-        f"marked numbers of {first} times those of {second}."
+        f"{name} (inverted colours) is the sum of {terms.counted_large(count, 'product')}{each}: "
+        f"the marked numbers of {first} and {second} are multiplied pair by pair."
     )
     total = drawn.number(direction.tensor, k, c, at)
     if total is not None:
@@ -335,14 +347,20 @@ def _plane(
     top: float,
     under: float,
 ) -> tuple[float, float]:
-    """Return the plane of an operand, or of the result, with what makes the chosen element marked.
+    """Draw a plane of an operand or of the result, and mark the terms of the chosen element.
 
     Args:
-        top: base line of its name.
-        under: base line of the last line above its cells.
+        canvas: the drawing.
+        drawn: the scene.
+        direction: the result that is drawn, with its operands.
+        number: place of the plane: 0 first operand, 1 second operand, 2 result.
+        tensor: name of the tensor.
+        left: left edge of the plane.
+        top: base line of the plane's name.
+        under: base line of the last line of text above the cells.
 
     Returns:
-        its right and its bottom end.
+        right and bottom edge of the plane.
     """
     places, at = direction.planes[number], direction.at
     k, c = drawn.k, drawn.c
@@ -350,11 +368,11 @@ def _plane(
     if number == 2:
         parts = [{place} for place in at]
     else:
-        parts = [{pair[number] for pair in one.pairs} for one in here]
-    outer = [min(part, default=0) for part in parts[:-2]]  # the slice that is drawn, in 3-D
+        parts = [{pair[number] for pair in meeting.pairs} for meeting in here]
+    outer = [min(part, default=0) for part in parts[:-2]]  # in 3-D, the slice that is drawn
     rows: Sequence[Position] = places[-2] if len(places) > 1 else (0,)
     columns = places[-1]
-    below = [set(one.under) for one in here[-2:]] if number == 0 else []
+    below = [set(meeting.under) for meeting in here[-2:]] if number == 0 else []
     name = (
         f"{tensor}[{scene.key_of(tensor, k, c % drawn.group_channels if tensor[-1] == 'w' else c)}]"
     )
@@ -377,15 +395,15 @@ def _plane(
         mark = ("a", "b", "r")[number]
         return mark if marked else "cell", UNKNOWN if value is None else short(value), ""
 
-    ruled = [[_number(at) for at in rows] if len(places) > 1 else [""], list(map(_number, columns))]
-    return _grid(canvas, left, under + 8, rows, columns, look, ruled)
+    labels = [[_number(at) for at in rows] if len(places) > 1 else [""], [*map(_number, columns)]]
+    return _grid(canvas, left, under + 8, rows, columns, look, labels)
 
 
 # -- channels --------------------------------------------------------------------------------------
 
 
 def _channels(canvas: Canvas, drawn: Scene, top: float) -> float:
-    """Draw dw as an outer product of the channels of x and dy; return its lower edge."""
+    """Draw dw as an outer product of the channels of x and dy; return the bottom edge."""
     problem, k, c = drawn.problem, drawn.k, drawn.c
     canvas.text(MARGIN, top, "Channels: one of x and one of dy give each slice of dw", "ink head")
     own = c % drawn.group_channels
@@ -394,10 +412,11 @@ def _channels(canvas: Canvas, drawn: Scene, top: float) -> float:
     pairs = problem.K * channels
     text = (
         f"The {taps} numbers of dw[{k},{own}] come from channel {c} of x and channel {k} of dy "
-        f"only. {counted(problem.K, 'channel')} of dy times {channels} of x give "
-        f"{terms.counted_large(pairs, 'such slice')}: nothing is tiled, broadcast or averaged. "
-        f"In the forward pass, y[k] sums along its row, over {the(channels, 'channel')}. In the "
-        f"backward pass, dx[c] sums down its column, over {the(filters, 'filter')}."
+        f"only. {counted(problem.K, 'channel')} of dy times {counted(channels, 'channel')} of x "
+        f"give {terms.counted_large(pairs, 'such slice')}: nothing is tiled, broadcast or "
+        "averaged. In the forward pass, y[k] sums along its row, over "
+        f"{the(channels, 'channel')}. In the backward pass, dx[c] sums down its column, over "
+        f"{the(filters, 'filter')}."
     )
     if problem.groups > 1:
         text += f" The {problem.groups} groups are separate blocks of the grid."
@@ -441,9 +460,13 @@ def _channels(canvas: Canvas, drawn: Scene, top: float) -> float:
 
 
 def _strips(canvas: Canvas, axis: ConvAxis, letters: tuple[str, str, str], top: float) -> None:
-    """x above y with a line for each product, dx below as what comes back along them."""
+    """Draw strips of x, y and dx along an axis, with a line for each product.
+
+    A line from x to y is a product of the forward pass. A line from y to dx is the same product in
+    the backward pass.
+    """
     h, r, p = letters
-    chosen = min(1, axis.output - 1)  # near the border
+    chosen = min(1, axis.output - 1)  # an output near the border
     window = chosen * axis.stride + axis.effective_filter
     needed = window if window <= MOST_FOR_WINDOW else 0
     places = [
@@ -464,7 +487,7 @@ def _strips(canvas: Canvas, axis: ConvAxis, letters: tuple[str, str, str], top: 
     under = {
         chosen * axis.stride - axis.pad_before + tap * axis.dilation for tap in range(axis.filter)
     }
-    whole = {}  # the ends of the windows that are drawn, by output
+    whole = {}  # first and last input of each window that is drawn whole, by output
     for output in range(axis.output):
         first = output * axis.stride - axis.pad_before
         end = first + axis.effective_filter - 1
@@ -504,7 +527,7 @@ def _strips(canvas: Canvas, axis: ConvAxis, letters: tuple[str, str, str], top: 
         f"dx has {counted(axis.input, 'number')}, like x; each cell counts the lines that reach it"
     )
     if not all(counts):
-        text += ". Hatched cells: no window reads them, so their gradient is zero"
+        text += ". No window reads the hatched cells, so their gradient is zero"
     cuts = [cut_text(h, places, axis.input), cut_text(p, [*whole], axis.output) if whole else ""]
     if any(cuts):
         text += f". Drawn: {'; '.join(filter(None, cuts))}"
@@ -514,5 +537,5 @@ def _strips(canvas: Canvas, axis: ConvAxis, letters: tuple[str, str, str], top: 
         bottom = _prose(canvas, MARGIN, bottom, text)
     sizes = axis.valid_input_sizes
     if len(sizes) > 1:
-        text = f"Inputs of {sizes[0]} to {sizes[-1]} all give {counted(axis.output, 'output')}."
+        text = f"Input sizes {sizes[0]} to {sizes[-1]} all give output size {axis.output}."
         canvas.text(MARGIN, bottom, text, "soft")

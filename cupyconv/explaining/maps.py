@@ -1,7 +1,7 @@
-"""Number of terms of each element of a tensor, computed from shapes alone.
+"""Number of terms of each element of dx, dw or y, computed from shapes alone.
 
-The axes are independent: a map is the outer product of one list per axis, times the filters,
-channels or images that contribute to every position.
+The spatial axes are independent: a map is the outer product of one list of counts per axis, times
+the number of filters (dx), images (dw) or channels (y) that contribute to every position.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from cupyconv.problem import ConvAxis, ConvProblem
 MAPPED = ("dx", "dw", "y")
 
 MOST_POSITIONS = 1_000_000
-"""Positions of an axis that are still counted one by one."""
+"""Largest number of positions of an axis for which a map is computed (chosen)."""
 
 SHADES = " ░▒▓█"
+"""Characters of a heat map, from no terms to the most terms."""
 
 Axes = tuple[tuple[str, tuple[int, ...]], ...]
-"""Name of each spatial axis, and the number of pairs at each position."""
+"""Name of each spatial axis, and the number of operand pairs at each position of the axis."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,10 @@ class TermMap:
 
     Attributes:
         tensor: "dx", "dw" or "y".
-        axes: name of each spatial axis, and the number of pairs at each position.
+        axes: name of each spatial axis, and the number of operand pairs at each position of it.
         factor: filters (dx), images (dw) or channels (y) that contribute to each position.
-        factor_name: name of the factor.
-        why: reason for different numbers of terms; empty if all are equal.
+        factor_name: the factor in words, such as "8 filters".
+        why: reason why positions have different numbers of terms; printed only if they do.
     """
 
     tensor: str
@@ -51,7 +52,7 @@ class TermMap:
         return tuple(len(counts) for _, counts in self.axes)
 
     def at(self, position: Sequence[int]) -> int:
-        """Return the terms of any channel's number at a spatial position."""
+        """Return the number of terms at a spatial position, which is the same for every channel."""
         pairs = zip(self.axes, position, strict=True)
         return self.factor * prod(counts[place] for (_, counts), place in pairs)
 
@@ -75,28 +76,28 @@ class TermMap:
 
     @property
     def zeros(self) -> int:
-        """Positions that nothing reaches."""
+        """Number of positions without terms."""
         return prod(self.shape) - prod(sum(map(bool, counts)) for _, counts in self.axes)
 
     @property
     def verdict(self) -> str:
-        """Summary of the map in a sentence."""
+        """Summary of the map in one sentence."""
         total = prod(self.shape)
         if self.smallest == self.largest:
             return f"every position has {_terms(self.largest)}"
-        dead = f"; {self.zeros:,} of {total:,} positions have none" if self.zeros else ""
+        dead = f"; {self.zeros:,} of {total:,} positions have no terms" if self.zeros else ""
         return f"from {self.smallest:,} to {_terms(self.largest)}: {self.why}{dead}"
 
     # -- as text -----------------------------------------------------------------------------------
 
     def lines(self, columns: int = 100, rows: int = 24, colour: bool = False) -> Iterator[str]:
-        """Yield a heat map in characters: the numbers, each with its shade.
+        """Yield a heat map as text: each number of terms with its shade.
 
-        Long axes are drawn at both ends only, where the border and the pattern show.
+        Only both ends of a long axis are drawn; they show the border and the pattern.
 
         Args:
-            columns, rows: characters and lines there are.
-            colour: shade by background colours of a terminal instead of characters.
+            columns, rows: largest width in characters and largest height in lines.
+            colour: use a terminal's background colours instead of shade characters.
         """
         *outer, last = [counts for _, counts in self.axes]
         middle = [counts[len(counts) // 2] for counts in outer[:-1]]
@@ -106,9 +107,9 @@ class TermMap:
         width = max(width, len(str(len(last) - 1)) + 2)
         across = visible(len(last), max((columns - 6) // width, 4))
         down = visible(len(above), max(rows - 1, 4))
-        # The shade stands behind a count, where a column's number has a space.
-        places = ["".rjust(width) if c is None else f"{c:>{width - 1}} " for c in across]
-        yield f"     {''.join(places)}".rstrip()
+        # A shade follows each count, so a space follows each column number.
+        header = ["".rjust(width) if c is None else f"{c:>{width - 1}} " for c in across]
+        yield f"     {''.join(header)}".rstrip()
         for row in down:
             if row is None:
                 yield "   ..."
@@ -124,7 +125,7 @@ class TermMap:
             yield f"{label:>4} {''.join(cells)}".rstrip()
 
     def svg(self) -> str:
-        """Return the map as a picture; long axes are drawn at both ends."""
+        """Return the map as an SVG picture; only both ends of a long axis are drawn."""
         from cupyconv.explaining import figure
 
         return figure.map_svg(self)
@@ -134,9 +135,9 @@ class TermMap:
 
     @property
     def legend(self) -> str:
-        """Meaning of the numbers of ``lines``."""
+        """Caption of ``lines``: the axes of the grid and the meaning of its numbers."""
         names = [name for name, _ in self.axes]
-        if self.tensor != "dx":  # positions of dx are those of x, which name the axes
+        if self.tensor != "dx":  # the axis names are those of x, and dx has the axes of x
             names = list(LETTERS["filter" if self.tensor == "dw" else "output"][len(names)])
         grid = (
             f"rows are {names[-2]}, columns {names[-1]}" if len(names) > 1 else f"along {names[0]}"
@@ -144,11 +145,11 @@ class TermMap:
         slice_ = ""
         if len(names) == 3:
             slice_ = f" of the slice {names[0]} = {len(self.axes[0][1]) // 2}"
-        each = f" from each of {self.factor_name}" if self.factor != 1 else ""
-        return f"{self.tensor}{slice_}: {grid}, terms{each}"
+        each = f" for each of the {self.factor_name}" if self.factor != 1 else ""
+        return f"{self.tensor}{slice_}: {grid}; number of terms{each}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the map as plain data, an axis at a time."""
+        """Return the map as plain data, with one list of counts per axis."""
         return {
             "tensor": self.tensor,
             "axes": {name: list(counts) for name, counts in self.axes},
@@ -162,14 +163,18 @@ class TermMap:
 
 
 def term_map(problem: ConvProblem, tensor: str = "dx") -> TermMap:
-    """Return the map of a tensor; x's and w's names mean their gradients.
+    """Return the number of terms of each element of dx, dw or y.
+
+    Args:
+        problem: the layer.
+        tensor: "dx", "dw" or "y"; "x" stands for dx, "w" and "dF" for dw, "O" for y.
 
     Raises:
-        ConvError: there is no such map, or the layer is too large to count.
+        ConvError: the tensor is unknown, or an axis is too long to count.
     """
     word = tensor.lower() if isinstance(tensor, str) else ""
-    wanted = {"x": "dx", "w": "dw", "df": "dw", "o": "y"}.get(word, word)
-    if wanted not in MAPPED:
+    mapped = {"x": "dx", "w": "dw", "df": "dw", "o": "y"}.get(word, word)
+    if mapped not in MAPPED:
         raise unknown_word("map", tensor, MAPPED)
     for axis in problem.axes:
         size = max(axis.input, axis.output, axis.filter)
@@ -177,7 +182,7 @@ def term_map(problem: ConvProblem, tensor: str = "dx") -> TermMap:
             raise ConvError(
                 f"an axis must have at most {MOST_POSITIONS:,} positions to be counted one by one",
                 f"it has {size:,}",
-                "Leave out the map, or use a smaller layer of the same stride and taps",
+                "Omit the map, or use a smaller layer with the same stride and taps",
                 axis=axis.name,
             )
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
@@ -185,15 +190,15 @@ def term_map(problem: ConvProblem, tensor: str = "dx") -> TermMap:
         "dx": (input_counts, filters, counted(filters, "filter")),
         "dw": (tap_counts, problem.N, counted(problem.N, "image")),
         "y": (output_counts, channels, counted(channels, "input channel")),
-    }[wanted]
+    }[mapped]
     axes = tuple((axis.name, tuple(count(axis))) for axis in problem.axes)
-    return TermMap(wanted, axes, factor, name, _why(wanted, problem, axes))
+    return TermMap(mapped, axes, factor, name, _why(mapped, problem, axes))
 
 
 def input_counts(axis: ConvAxis) -> list[int]:
-    """Return the number of pairs of an output and a tap that read each input."""
+    """Return, for each input, the number of (output, tap) pairs that read it."""
     starts, lengths, step = _runs(axis, of_taps=axis.filter <= axis.output)
-    # One more from where a run begins, one less from where it has ended, a step at a time.
+    # Add 1 where a run begins, subtract 1 after its end, then accumulate these at the step.
     counts = [0] * axis.input
     for start, length in zip(starts, lengths, strict=True):
         if length:
@@ -206,28 +211,32 @@ def input_counts(axis: ConvAxis) -> list[int]:
 
 
 def tap_counts(axis: ConvAxis) -> list[int]:
-    """Return the number of outputs whose window has each tap inside the input."""
+    """Return, for each tap, the number of outputs for which the tap reads no padding."""
     return _runs(axis, of_taps=True)[1]
 
 
 def output_counts(axis: ConvAxis) -> list[int]:
-    """Return the number of taps inside the input for each output."""
+    """Return, for each output, the number of taps that read no padding."""
     return _runs(axis, of_taps=False)[1]
 
 
 def _runs(axis: ConvAxis, of_taps: bool) -> tuple[list[int], list[int], int]:
-    """Return the inputs that each tap reads, or else each output, as runs with the same step.
+    """Return the inputs that each tap reads as runs of equal step; or those each output reads.
+
+    Args:
+        axis: the axis.
+        of_taps: whether there is a run for each tap, not for each output.
 
     Returns:
-        Where the runs begin, how many inputs they have, and their step.
+        the first input of each run, the number of inputs of each run, and the step.
     """
     outputs, taps = (axis.output, axis.stride), (axis.filter, axis.dilation)
-    (count, apart), (others, step) = (taps, outputs) if of_taps else (outputs, taps)
-    corners = range(-axis.pad_before, count * apart - axis.pad_before, apart)
+    (count, distance), (length, step) = (taps, outputs) if of_taps else (outputs, taps)
+    corners = range(-axis.pad_before, count * distance - axis.pad_before, distance)
     end = axis.input - 1 + step
     skipped = [-(corner // step) if corner < 0 else 0 for corner in corners]
     lengths = [
-        max(min((end - corner) // step, others) - first, 0)
+        max(min((end - corner) // step, length) - first, 0)
         for corner, first in zip(corners, skipped, strict=True)
     ]
     starts = [corner + first * step for corner, first in zip(corners, skipped, strict=True)]
@@ -235,9 +244,12 @@ def _runs(axis: ConvAxis, of_taps: bool) -> tuple[list[int], list[int], int]:
 
 
 def visible(size: int, room: int, needed: int = 0) -> list[int | None]:
-    """Return positions to draw where only ``room`` fit: both ends, and None for what is left out.
+    """Return the positions to draw of a long axis: both ends, and None for the gap between them.
 
-    The first ``needed`` are drawn in any case.
+    Args:
+        size: number of positions of the axis.
+        room: number of cells in the drawing, the gap included.
+        needed: number of first positions that are drawn even if there is less room.
     """
     head, tail = max(room // 2, needed), room - room // 2 - 1
     if size <= max(room, head + tail + 1):
@@ -246,19 +258,19 @@ def visible(size: int, room: int, needed: int = 0) -> list[int | None]:
 
 
 def positions(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Return all positions of a spatial shape, the last axis fastest."""
+    """Return all positions of a spatial shape; the last index varies fastest."""
     return product(*map(range, shape))
 
 
 def _why(tensor: str, problem: ConvProblem, axes: Axes) -> str:
-    """Return why the positions of a tensor have different numbers of terms."""
+    """Return the reason why positions of a tensor have different numbers of terms."""
     if tensor == "y":
         return "fewer where the window reaches into the padding"
     if tensor == "dw":
         return "fewer for taps that read padding for some outputs"
     strided, dilated = [], []
     for axis, (name, counts) in zip(problem.axes, axes, strict=True):
-        # Without borders, an input has as many terms as its remainder by the stride has taps.
+        # Away from the border, the inputs of a stride phase have one term per tap of the phase.
         uneven = gcd(axis.stride, axis.dilation) > 1 or axis.filter % axis.stride > 0
         if uneven and min(axis.stride, axis.output) > 1 and min(counts) < max(counts):
             strided.append((name, axis))
@@ -282,7 +294,7 @@ def _why(tensor: str, problem: ConvProblem, axes: Axes) -> str:
 
 
 def _rises_then_falls(counts: Sequence[int]) -> bool:
-    """Return whether the counts of an axis fall towards both ends only."""
+    """Return whether the counts of an axis never rise again after they have fallen."""
     top = counts.index(max(counts))
     rising, falling = counts[: top + 1], counts[top:]
     return list(rising) == sorted(rising) and list(falling) == sorted(falling, reverse=True)
@@ -292,7 +304,7 @@ def _cell(value: int, most: int, width: int, colour: bool) -> str:
     share = value / most if most else 0.0
     text = str(value) if value else "·"
     if colour:
-        # 16 to 231 are a cube of colours; blue deepens with the count.
+        # Terminal colours 16 to 231 are a colour cube: pale blue for few terms, deep blue for many.
         steps = ((255, 16), (195, 16), (153, 16), (111, 16), (69, 231), (26, 231))
         back, front = steps[min(int(share * 5.999), 5)]
         return f"\x1b[48;5;{back}m\x1b[38;5;{front}m{text:>{width - 1}} \x1b[0m"

@@ -1,4 +1,4 @@
-"""The HTML page of a model: its convolutions in a table, with an explanation of each."""
+"""HTML page of a model: a list of its convolutions, with an explanation of each."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ details{border-bottom:1px solid rgba(128,128,128,.35)}
 
 
 def html(name: str, model: Model, planned: Sequence[tuple[ModelLayer, Sequence[Plan]]]) -> str:
-    """Return the page of a model, as one file without scripts.
+    """Return the page of a model, as one HTML file without scripts.
 
     Args:
         name: name of the file.
         model: the model.
-        planned: the layers to show, each with its plans for the devices to show.
+        planned: layers to show, each with its plans for the devices to show.
     """
     total = max(sum(layer.problem.flops for layer in model.layers), 1)
     unread = tuple(
@@ -40,7 +40,10 @@ def html(name: str, model: Model, planned: Sequence[tuple[ModelLayer, Sequence[P
         *(_layer(layer, plans, layer.problem.flops / total) for layer, plans in planned),
     ]
     if unread:
-        parts += ["<h2>Not read</h2>", Table(("layer", "operator", "why"), unread).html()]
+        parts += [
+            "<h2>Layers that were not read</h2>",
+            Table(("layer", "operator", "why"), unread).html(),
+        ]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
@@ -51,7 +54,7 @@ def html(name: str, model: Model, planned: Sequence[tuple[ModelLayer, Sequence[P
 
 
 def _layer(layer: ModelLayer, plans: Sequence[Plan], share: float) -> str:
-    """Return a layer that opens to its explanation and its plans."""
+    """Return the foldable entry of a layer, with its explanation and its plans."""
     shapes = (
         f"{shape_text(layer.input_shape)} * {shape_text(layer.problem.filter_shape)} -> "
         f"{shape_text(layer.output_shape)}"

@@ -1,8 +1,8 @@
 """Walk the nodes of an ONNX model in order, and collect facts about each tensor.
 
-The facts are its type, its values where they are few and constant, and the stored values that it
-holds.  The onnx package infers the types node by node and evaluates small constants.  The limits
-below bound time and memory, whatever is in the file.
+The facts are the type of a tensor, the values of a small constant, and the stored values that the
+tensor holds.  The onnx package infers the types node by node and evaluates small constants.  The
+limits below bound time and memory for every file.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     import numpy as np
 
 OWN_DOMAINS = ("", "ai.onnx")
-"""Names of ONNX's own set of operators."""
+"""Domain names of ONNX's standard operators."""
 
 MOST_NODES = 50_000
-"""Largest number of nodes once every call of a function is expanded (chosen)."""
+"""Largest number of nodes of a model with all function calls expanded (chosen)."""
 
 MOST_CALLS = 100
-"""Largest depth of functions that call each other (the limit of onnx 1.23)."""
+"""Largest depth of nested function calls (the limit of onnx 1.23)."""
 
 MOST_AXES = 64
 """Largest rank of a tensor (NumPy's limit)."""
@@ -40,10 +40,13 @@ MOST_VALUES_OF_A_MODEL = 4_000_000
 """Largest number of elements of all evaluated constants of a model (chosen)."""
 
 _MOST_INDEXED = 1 << 62
-"""Number of elements that NumPy no longer indexes, rounded down."""
+"""Number of elements from which a tensor is too large for NumPy's indices, rounded down."""
 
 LONGEST_SIZE_NAME = 100
-"""Largest number of characters in the name of an open size (chosen)."""
+"""Largest number of characters in the name of an open size (chosen).
+
+An open size is a size without a number; it may have a name, such as "batch".
+"""
 
 EVALUATED = frozenset(
     {
@@ -55,7 +58,7 @@ EVALUATED = frozenset(
         *("Unsqueeze", "Where"),
     }
 )
-"""Operators that models compute sizes and paddings with; those of constants are evaluated."""
+"""Operators that are evaluated on constants: models compute sizes and paddings with them."""
 
 SAME_VALUES = frozenset(
     {
@@ -63,26 +66,27 @@ SAME_VALUES = frozenset(
         *("QuantizeLinear", "Reshape", "Squeeze", "Tile", "Transpose", "Unsqueeze"),
     }
 )
-"""Operators whose result holds the stored values of their first input, in whatever form."""
+"""Operators whose result holds the stored values of the first input, possibly in another form."""
 
 _RANDOM = ("Bernoulli", "Dropout", "Multinomial", "Random")
-"""Beginnings of the names of operators whose result is random."""
+"""Prefixes of the names of operators with random results."""
 
 _SHAPED_BY_LAST_INPUT = ("ConstantOfShape", "Expand", "Reshape")
+"""Operators whose last input contains the shape of the result."""
 
 Shape = tuple[int | str, ...]
-"""Sizes; an open size is a name, or "?" without one."""
+"""Sizes of a tensor; an open size is given by its name, or by "?" if it has no name."""
 
 
 class Stored:
-    """Values that the file stores, or computes from nothing else.
+    """Values that the file stores, or that it computes from stored values only.
 
-    Two tensors are equal if they have the same object.  They hold the same stored values, in
-    whatever form, if the objects have the same origin.
+    Two tensors are equal if they share a Stored object.  They hold the same stored values, possibly
+    in another form, if their Stored objects have the same origin.
 
     Attributes:
         size: number of stored values.
-        origin: the stored values before an operator changed their form.
+        origin: stored values before an operator changed their form.
     """
 
     def __init__(self, size: int, origin: Stored | None = None) -> None:
@@ -92,12 +96,12 @@ class Stored:
 
 @dataclass
 class Scope:
-    """Facts about the tensors that a node may read, by their names.
+    """Facts about the tensors that a node can read, keyed by their names.
 
     Attributes:
         types: ONNX's TypeProto of each tensor.
         values: NumPy arrays of small constants.
-        stored: the stored values of constant tensors.
+        stored: stored values of constant tensors.
     """
 
     types: ChainMap[str, Any] = field(default_factory=ChainMap)
@@ -109,37 +113,37 @@ class Scope:
         return Scope(self.types.new_child(), self.values.new_child(), self.stored.new_child())
 
     def hide(self, name: str) -> None:
-        """Forget the outer tensor whose name an inner tensor takes."""
+        """Forget the facts about an outer tensor, because an inner tensor has the same name."""
         known: ChainMap[str, Any]
         for known in (self.types, self.values, self.stored):
             if name in known:
                 known[name] = None
 
     def shape(self, name: str) -> Shape:
-        """Return the sizes of a tensor; () if they are unknown, and of a scalar."""
+        """Return the sizes of a tensor; () for a scalar or an unknown shape."""
         kind = self.types.get(name)
         return () if kind is None else sizes_of(kind)
 
     def element_type(self, name: str) -> int:
-        """Return ONNX's number of the type of a tensor's elements; 0 if it is unknown."""
+        """Return ONNX's number for the element type of a tensor; 0 if the type is unknown."""
         kind = self.types.get(name)
         return 0 if kind is None else int(kind.tensor_type.elem_type)
 
     def has_rank(self, name: str) -> bool:
-        """Return whether at least the number of axes is known."""
+        """Return whether the number of axes of a tensor is known."""
         kind = self.types.get(name)
         return kind is not None and _has_rank(kind)
 
 
 @dataclass(frozen=True)
 class Visit:
-    """A node, with the facts about the tensors before it.
+    """A node, with the facts about the tensors of the nodes before it.
 
     Attributes:
         node: ONNX's NodeProto.
-        scope: facts about the tensors before it.
-        inside: operators whose inner graphs the node is in, such as ("If",).
-        used: whether an output of the model depends on it.
+        scope: facts about the tensors that the node can read.
+        inside: operators whose inner graphs contain the node, outermost first, such as ("If",).
+        used: whether an output of the model depends on the node.
     """
 
     node: Any
@@ -149,7 +153,7 @@ class Visit:
 
 
 def sizes_of(kind: Any) -> Shape:
-    """Return the sizes in a TypeProto; () if it has none."""
+    """Return the sizes in a TypeProto; () if it has no shape."""
     if not _has_rank(kind):
         return ()
     return tuple(
@@ -163,7 +167,7 @@ def _has_rank(kind: Any) -> bool:
 
 
 def _named(size: str) -> str:
-    """Return the name of an open size; the names that shape inference makes up say nothing."""
+    """Return the name of an open size; "?" without a name, or with a name from shape inference."""
     return "?" if not size or size.startswith("unk__") else size
 
 
@@ -171,7 +175,7 @@ def _named(size: str) -> str:
 
 
 def expanded_nodes(model: Any) -> int:
-    """Return the number of nodes of a model once every call of a function is expanded.
+    """Return the number of nodes of a model with all function calls expanded.
 
     Raises:
         ValueError: functions call each other in a circle, or too deeply.
@@ -182,7 +186,7 @@ def expanded_nodes(model: Any) -> int:
     def of_function(key: tuple[str, str, str], depth: int) -> int:
         if key not in counts:
             if depth > MOST_CALLS:
-                raise ValueError(f"they call each other more than {MOST_CALLS} deep")
+                raise ValueError(f"their calls are nested more than {MOST_CALLS} deep")
             counts[key] = of_nodes(functions[key].node, depth + 1)
         return counts[key]
 
@@ -202,7 +206,7 @@ def _function_key(domain: str, name: str, proto: Any) -> tuple[str, str, str]:
 
 
 def inner_graphs(node: Any) -> Iterator[Any]:
-    """Yield the graphs among a node's attributes: branches of If, bodies of Loop and Scan."""
+    """Yield the graphs inside a node: the branches of an If, the body of a Loop or Scan."""
     for attribute in node.attribute:
         yield from _graphs_of(attribute)
 
@@ -217,7 +221,7 @@ _MARK = "stored value of a function: "
 
 
 def mark_stored_values(model: Any) -> None:
-    """Give each constant of a function a name that its copies share once calls are expanded."""
+    """Mark each constant of a function, so that its copies in expanded calls share the mark."""
     for constant in _constants(model.graph.node, model.graph.initializer):
         constant.doc_string = ""
     functions = (_constants(function.node, ()) for function in model.functions)
@@ -226,7 +230,7 @@ def mark_stored_values(model: Any) -> None:
 
 
 def _constants(nodes: Any, stored: Any) -> Iterator[Any]:
-    """Yield the Constant nodes and the stored tensors of a graph and of its inner graphs."""
+    """Yield the Constant nodes and the stored tensors of a graph, inner graphs included."""
     yield from stored
     for node in nodes:
         if node.op_type == "Constant" and node.domain in OWN_DOMAINS:
@@ -236,7 +240,7 @@ def _constants(nodes: Any, stored: Any) -> Iterator[Any]:
 
 
 def open_unusable_sizes(graph: Any) -> None:
-    """Make sizes below zero open, as some exporters write them, and drop very long names."""
+    """Replace negative sizes, which some exporters write, by open sizes; drop very long names."""
     for entry in (*graph.input, *graph.output, *graph.value_info):
         for dim in entry.type.tensor_type.shape.dim:
             if dim.HasField("dim_value") and dim.dim_value < 0:
@@ -249,9 +253,16 @@ def open_unusable_sizes(graph: Any) -> None:
 
 
 def set_named_sizes(graph: Any, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Write numbers for the open sizes of a graph that have these names; return the other shapes.
+    """Write the sizes that are meant for named open sizes into a graph.
 
-    A name of an input is a shape of the input.
+    A name that is both an input and an open size means the input.
+
+    Args:
+        graph: graph whose sizes are changed.
+        sizes: shapes by name; a shape of one number may be meant for an open size.
+
+    Returns:
+        the other shapes, which are meant for tensors.
     """
     named = set(_size_names(graph)) - {entry.name for entry in graph.input}
     numbers = {name: shape[0] for name, shape in sizes.items() if name in named and len(shape) == 1}
@@ -280,23 +291,24 @@ def _write_named_sizes(graph: Any, numbers: Mapping[str, int]) -> None:
 
 
 class Walk:
-    """One walk over all nodes of a model, those of inner graphs too.
+    """One walk over all nodes of a model, inner graphs included.
 
     Args:
-        onnx: the package.
-        model: its functions must be expanded already.
-        sizes: shapes of inputs and of tensors inside the model, by their names.
+        onnx: the onnx package.
+        model: the model, with all function calls expanded.
+        sizes: shapes of inputs and of tensors inside the model, by name.
 
     Attributes:
-        inputs: the shapes of the model's inputs.
-        open_inputs: the inputs that have a size which is no number, or no known shape.
+        inputs: shapes of the model's inputs, by name.
+        open_inputs: shapes of the inputs with an open size or an unknown shape, by name.
     """
 
     def __init__(self, onnx: Any, model: Any, sizes: Mapping[str, tuple[int, ...]]) -> None:
-        self._onnx, self._model, self._given = onnx, model, dict(sizes)
+        self._onnx, self._model, self._sizes = onnx, model, dict(sizes)
         self._opsets = list(model.opset_import) or [onnx.helper.make_opsetid("", 1)]
         self._versions = {
-            "" if one.domain in OWN_DOMAINS else one.domain: one.version for one in self._opsets
+            "" if opset.domain in OWN_DOMAINS else opset.domain: opset.version
+            for opset in self._opsets
         }
         self._schemas: dict[tuple[str, str], Any] = {}
         self._marked: dict[str, Stored] = {}
@@ -305,7 +317,7 @@ class Walk:
         stored = {entry.name for entry in model.graph.initializer}
         stored |= {entry.values.name for entry in model.graph.sparse_initializer}
         free = [entry for entry in model.graph.input if entry.name not in stored]
-        self._settled: set[str] = set()
+        self._used_sizes: set[str] = set()
         self._inputs = {
             entry.name: self._with_given_sizes(entry.name, _copied(entry.type)) for entry in free
         }
@@ -316,11 +328,11 @@ class Walk:
         """Yield every node in the model's order.
 
         Raises:
-            ConvError: a given shape contradicts the model, or is of a tensor that it does not have.
+            ConvError: a given shape contradicts the model, or the model has no such tensor.
         """
         yield from self._graph(self._model.graph, Scope(), self._inputs, (), True)
-        for name in self._given:
-            if name not in self._settled:
+        for name in self._sizes:
+            if name not in self._used_sizes:
                 raise ConvError(
                     "a shape must be given for an input of the model, or a tensor inside it",
                     f"it has no {name!r}",
@@ -339,7 +351,7 @@ class Walk:
         inside: tuple[str, ...],
         used: bool,
     ) -> Generator[Visit, None, list[Any]]:
-        """Walk a graph, whose inputs have ``types``; return the types of its outputs."""
+        """Walk a graph with inputs of these types; return the types of the graph's outputs."""
         scope = outer.child()
         for entry in graph.input:
             scope.hide(entry.name)
@@ -357,8 +369,8 @@ class Walk:
                 for inner in _graphs_of(attribute):
                     known = self._inner_types(node, inner, scope)
                     where = (*inside, node.op_type)
-                    found = yield from self._graph(inner, scope, known, where, is_used)
-                    returned[attribute.name] = found
+                    types_out = yield from self._graph(inner, scope, known, where, is_used)
+                    returned[attribute.name] = types_out
             inferred_types, values = self._outputs(node, scope, returned)
             for name in filter(None, node.output):
                 scope.hide(name)
@@ -370,16 +382,16 @@ class Walk:
         return [scope.types.get(entry.name) for entry in graph.output]
 
     def _with_given_sizes(self, name: str, kind: Any) -> Any:
-        """Write the sizes that were given for a tensor into its type, and return the type.
+        """Write the sizes given for a tensor into its type, and return the type.
 
-        A tensor of unknown type becomes one of float32.
+        An unknown type becomes float32.
         """
-        sizes = self._given.get(name)
+        sizes = self._sizes.get(name)
         if sizes is None:
             return kind
         if kind is None:
             kind = self._onnx.TypeProto()
-        self._settled.add(name)
+        self._used_sizes.add(name)
         own = sizes_of(kind)
         if _has_rank(kind) and len(own) != len(sizes):
             raise ConvError(
@@ -400,9 +412,9 @@ class Walk:
         return kind
 
     def _inner_types(self, node: Any, graph: Any, scope: Scope) -> dict[str, Any]:
-        """Return the types of an inner graph's inputs, as far as its node fixes them.
+        """Return the types of an inner graph's inputs, as far as the outer node determines them.
 
-        The sizes of what a Loop carries may change from iteration to iteration.
+        The tensors that a Loop carries have open shapes, which may change between iterations.
         """
         if node.op_type != "Loop" or node.domain not in OWN_DOMAINS:
             return {}
@@ -426,9 +438,9 @@ class Walk:
         if returned:
             kinds: list[Any] = []
             if own and node.op_type == "If":
-                kinds = self._of_branches(node, scope, returned)
+                kinds = self._branch_types(node, scope, returned)
             elif own and node.op_type == "Loop":
-                kinds = _of_loop(node, scope, returned.get("body", []))
+                kinds = _loop_types(node, scope, returned.get("body", []))
             return dict(zip(node.output, kinds, strict=False)), {}
         types = self._infer(node, scope)
         values = self._evaluate(node, scope, types) if own else {}
@@ -439,8 +451,10 @@ class Walk:
             types[name] = kind
         return types, values
 
-    def _of_branches(self, node: Any, scope: Scope, returned: Mapping[str, list[Any]]) -> list[Any]:
-        """Return the types of an If: those of the branch that runs, or what both have in common."""
+    def _branch_types(
+        self, node: Any, scope: Scope, returned: Mapping[str, list[Any]]
+    ) -> list[Any]:
+        """Return the output types of an If: of the branch that runs, or common to both branches."""
         branches = [returned.get(name, []) for name in ("then_branch", "else_branch")]
         condition = scope.values.get(node.input[0]) if node.input else None
         if condition is not None and condition.size == 1:
@@ -456,12 +470,12 @@ class Walk:
             try:
                 version = self._versions[domain]
                 self._schemas[key] = self._onnx.defs.get_schema(node.op_type, version, domain)
-            except Exception:  # its SchemaError, and numbers that are no versions
+            except Exception:  # onnx's SchemaError, or an invalid version number
                 self._schemas[key] = None
         return self._schemas[key]
 
     def _infer(self, node: Any, scope: Scope) -> dict[str, Any]:
-        """Return the types of a node's outputs, as far as onnx infers them."""
+        """Return the types of a node's outputs that the onnx package infers."""
         schema = self._schema(node)
         names = list(filter(None, node.input))
         if schema is None:
@@ -471,7 +485,7 @@ class Walk:
             if sizes and isinstance(sizes[0], int) and sizes[0] > MOST_AXES:
                 return {}
         if any(attribute.name not in schema.attributes for attribute in node.attribute):
-            known = [one for one in node.attribute if one.name in schema.attributes]
+            known = [entry for entry in node.attribute if entry.name in schema.attributes]
             node = _copied(node)
             del node.attribute[:]
             node.attribute.extend(known)
@@ -485,14 +499,14 @@ class Walk:
                 data,
                 opset_imports=self._opsets,
             )
-        except Exception:  # onnx raises many types for nodes that contradict themselves
+        except Exception:  # onnx raises many error types for inconsistent nodes
             return {}
         return {name: kind for name, kind in types.items() if len(sizes_of(kind)) <= MOST_AXES}
 
     # -- values
 
     def _constant(self, node: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return the type of a Constant, and its values if they are few."""
+        """Return the type of a Constant, and the values of a small Constant."""
         import numpy as np
 
         name = node.output[0] if node.output else ""
@@ -518,7 +532,7 @@ class Walk:
         return {}, {}
 
     def _values_of(self, tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Return the values of small tensors of numbers that are in the file itself."""
+        """Return the values of small numeric tensors that the file itself contains."""
         arrays = {}
         for name, tensor in tensors.items():
             external = tensor.data_location == self._onnx.TensorProto.EXTERNAL
@@ -526,12 +540,12 @@ class Walk:
                 continue
             try:
                 arrays[name] = self._onnx.numpy_helper.to_array(tensor)
-            except Exception:  # damaged data raises many types; only its values are lost
+            except Exception:  # damaged data raises many error types: skip its values
                 continue
         return self._kept(arrays)
 
     def _kept(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the arrays of numbers that the limits allow to keep."""
+        """Return the numeric arrays within the limits, and count them against the model's limit."""
         kept = {}
         for name, array in arrays.items():
             few = array.size <= MOST_VALUES and array.size <= self._values_left
@@ -553,19 +567,19 @@ class Walk:
             sizes = [n for n in sizes_of(scope.types[names[0]]) if isinstance(n, int)]
             if prod(max(size, 1) for size in sizes) >= _MOST_INDEXED:
                 return {}
-            # The evaluator reads only the shape, which a view of one number has without memory.
+            # The evaluator reads only the shape: pass a view of one number, which takes no memory.
             inputs = {names[0]: np.broadcast_to(np.zeros((), "bool"), sizes)}
         else:
-            found = {name: scope.values.get(name) for name in names}
-            inputs = {name: array for name, array in found.items() if array is not None}
-            if not names or len(inputs) < len(found):
+            constants = {name: scope.values.get(name) for name in names}
+            inputs = {name: array for name, array in constants.items() if array is not None}
+            if not names or len(inputs) < len(constants):
                 return {}
         reference = import_module("onnx.reference")
         try:
             with np.errstate(all="ignore"):
                 evaluator = reference.ReferenceEvaluator(node, opsets=dict(self._versions))
                 results = evaluator.run(None, inputs)
-        except Exception:  # operators that it does not have, and values that they do not take
+        except Exception:  # unknown operators, and values that an operator rejects
             return {}
         arrays = {
             name: np.asarray(result)
@@ -577,7 +591,7 @@ class Walk:
     # -- stored values
 
     def _add_stored(self, graph: Any, scope: Scope) -> None:
-        """Take over what a graph stores."""
+        """Add the facts about the tensors that a graph stores to the scope."""
         make = self._onnx.helper.make_tensor_type_proto
         for entry in graph.initializer:
             scope.hide(entry.name)
@@ -591,14 +605,14 @@ class Walk:
             scope.stored[name] = self._stored("", prod(entry.dims))
 
     def _stored(self, mark: str, size: int) -> Stored:
-        """Return new stored values; those of a function are the same for all of its calls."""
+        """Return a new Stored; a marked constant of a function has one Stored for all calls."""
         if not mark.startswith(_MARK):
             return Stored(size)
         return self._marked.setdefault(mark, Stored(size))
 
     def _trace(self, node: Any, scope: Scope) -> None:
-        """Note which stored values a node's outputs hold."""
-        names = list(node.input)  # "" stands for an optional input that is left out
+        """Record which stored values the outputs of a node hold."""
+        names = list(node.input)  # "" is an omitted optional input
         if node.op_type == "Constant" and node.domain in OWN_DOMAINS:
             for name in filter(None, node.output):
                 size = _count(scope.types.get(name))
@@ -607,18 +621,18 @@ class Walk:
         if not any(names) or any(inner_graphs(node)):
             return
         sources = [scope.stored.get(name) if name else "" for name in names]
-        attributes = tuple(sorted(one.SerializeToString() for one in node.attribute))
+        attributes = tuple(sorted(entry.SerializeToString() for entry in node.attribute))
         if node.op_type in SAME_VALUES:
             first = scope.stored.get(names[0])
             if first is not None:
-                other = Stored(first.size, first.origin)
+                result = Stored(first.size, first.origin)
                 if node.op_type == "Identity":
-                    other = first
+                    result = first
                 elif None not in sources:
                     key = node.op_type, node.domain, attributes, *sources
-                    other = self._computed.setdefault(key, other)
+                    result = self._computed.setdefault(key, result)
                 for name in filter(None, node.output[:1]):
-                    scope.stored[name] = other
+                    scope.stored[name] = result
             return
         if None in sources or node.op_type.startswith(_RANDOM):
             return
@@ -630,7 +644,7 @@ class Walk:
 
 
 def _live_nodes(graph: Any) -> set[int]:
-    """Return the nodes that the graph's outputs depend on; all nodes if it has no outputs."""
+    """Return the indices of the nodes that the graph's outputs need; all if it has no outputs."""
     needed = {entry.name for entry in graph.output}
     if not needed:
         return set(range(len(graph.node)))
@@ -663,7 +677,7 @@ def _copied(message: Any) -> Any:
 
 
 def _text(shape: Shape) -> str:
-    return shape_text(shape)  # type: ignore[arg-type]  # names are written as they are
+    return shape_text(shape)  # type: ignore[arg-type]  # shape_text accepts names
 
 
 def _write_sizes(kind: Any, sizes: tuple[int, ...]) -> None:
@@ -674,7 +688,7 @@ def _write_sizes(kind: Any, sizes: tuple[int, ...]) -> None:
 
 
 def _is_known(kind: Any) -> bool:
-    """Return whether all sizes of a tensor are numbers."""
+    """Return whether all sizes of a tensor are known."""
     return kind is not None and _has_rank(kind) and all(isinstance(n, int) for n in sizes_of(kind))
 
 
@@ -683,17 +697,17 @@ def _is_small(kind: Any) -> bool:
 
 
 def _count(kind: Any) -> int:
-    """Return the number of elements of a tensor; 0 if it is unknown."""
+    """Return the number of elements of a tensor; 0 if a size is unknown."""
     sizes = sizes_of(kind) if _is_known(kind) else (0,)
     return prod(size for size in sizes if isinstance(size, int))
 
 
 def _merged(inferred: Any, declared: Any) -> Any:
-    """Return the inferred type of a tensor; where it is open, what the file declares."""
+    """Return the inferred type of a tensor, completed with the type that the file declares."""
     first, second = _copied(inferred), declared
     if first is None or not first.WhichOneof("value"):
-        found = _copied(second)
-        return found if found is not None else first
+        copy = _copied(second)
+        return copy if copy is not None else first
     if second is None or not (first.HasField("tensor_type") and second.HasField("tensor_type")):
         return first
     if not first.tensor_type.elem_type:
@@ -715,26 +729,26 @@ def _merged(inferred: Any, declared: Any) -> Any:
 
 
 def _common(first: Any, second: Any) -> Any:
-    """Return the part of a tensor's type that two branches agree on."""
+    """Return the part of a tensor's type that is the same in two branches."""
     if first is None or second is None:
         return None
     if not (first.HasField("tensor_type") and second.HasField("tensor_type")):
         return first if first == second else None
-    found = _copied(first)
+    common = _copied(first)
     if first.tensor_type.elem_type != second.tensor_type.elem_type:
-        found.tensor_type.elem_type = 0
+        common.tensor_type.elem_type = 0
     dims, others = first.tensor_type.shape.dim, second.tensor_type.shape.dim
     if not (_has_rank(first) and _has_rank(second)) or len(dims) != len(others):
-        found.tensor_type.ClearField("shape")
-        return found
-    for dim, one, other in zip(found.tensor_type.shape.dim, dims, others, strict=True):
-        if one != other:
+        common.tensor_type.ClearField("shape")
+        return common
+    for dim, size, other in zip(common.tensor_type.shape.dim, dims, others, strict=True):
+        if size != other:
             dim.Clear()
-    return found
+    return common
 
 
-def _of_loop(node: Any, scope: Scope, body: list[Any]) -> list[Any]:
-    """Return the types of a Loop: what it carries, and what it collects along a new first axis."""
+def _loop_types(node: Any, scope: Scope, body: list[Any]) -> list[Any]:
+    """Return the types of a Loop: carried tensors, then tensors stacked along a new first axis."""
     carried = list(node.input[2:])
     kinds: list[Any] = []
     for name, kind in zip(carried, body[1:], strict=False):

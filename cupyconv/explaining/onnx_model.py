@@ -1,4 +1,4 @@
-"""The convolutions of an ONNX model as problems; needs the onnx package, and no weights."""
+"""Read the convolutions of an ONNX model as problems; needs the onnx package, but no weights."""
 
 from __future__ import annotations
 
@@ -34,27 +34,28 @@ from cupyconv.problem import ITEMSIZE, ConvProblem, DtypeName, shape_text
 OPERATORS = ("Conv", "ConvTranspose")
 
 _CONVOLUTION = re.compile(r"Conv(olution)?(?![a-z])")
-"""Text in the names of all operators that convolve."""
+"""Pattern in the names of all operators that convolve."""
 
 _LIKELY_SIZES = {1: 16_000, 2: 224, 3: 32}
-"""Size of an open spatial axis in an example, by the spatial rank: a second of sound, an image."""
+"""Example size of an open spatial axis, by the number of axes: one second of sound, an image."""
 
 
 @dataclass(frozen=True)
 class ModelLayer:
-    """A Conv or ConvTranspose of a model.
+    """A Conv or ConvTranspose node of a model.
 
     Attributes:
-        name: the node's name, or that of its output if it has none.
+        name: name of the node; the name of its output if the node has no name.
         operator: "Conv" or "ConvTranspose".
-        problem: the convolution.  A ConvTranspose is the transpose of it, so that its forward pass
-            is ``backprop_input``.
-        has_bias: whether it adds a bias.
-        filter: the stored values of the filter; None if the file does not store them.
-        bias: the stored values of the bias; None without a bias, or if they are not stored.
-        same_filter_as: the first layer that has the same filter, if it is another.
-        same_values_as: the first layer whose filter is another form of the same stored values.
-        inside: operators whose inner graphs the layer is in, such as ("Loop",).
+        problem: the convolution.  A ConvTranspose is the transpose of this convolution: its forward
+            pass is ``backprop_input``.
+        has_bias: whether the node adds a bias.
+        filter: stored values of the filter; None if the file does not store them.
+        bias: stored values of the bias; None without a bias, or if the file does not store them.
+        same_filter_as: first layer of the model with the same filter; None for this first layer.
+        same_values_as: first layer with the same stored values in the filter, possibly in another
+            form; None for this first layer.
+        inside: operators whose inner graphs contain the layer, such as ("Loop",).
     """
 
     name: str
@@ -69,7 +70,7 @@ class ModelLayer:
 
     @property
     def parameters(self) -> int:
-        """Stored weights and biases, whether other layers share them or not."""
+        """Number of stored weights and biases, shared ones included."""
         return sum(stored.size for stored in (self.filter, self.bias) if stored)
 
     @property
@@ -78,12 +79,12 @@ class ModelLayer:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of the node's input, and of its gradient."""
+        """Shape of the node's input, and of the gradient with respect to it."""
         return self.problem.output_shape if self.is_transposed else self.problem.input_shape
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """Shape of the node's output, and of the gradient that flows into it."""
+        """Shape of the node's output, and of the gradient with respect to it."""
         return self.problem.input_shape if self.is_transposed else self.problem.output_shape
 
     @property
@@ -93,7 +94,7 @@ class ModelLayer:
 
     @property
     def passes(self) -> dict[str, str]:
-        """The passes that compute y, dx and dw."""
+        """Names of the passes that compute y, dx and dw."""
         forward, backward = "forward", "backprop_input"
         if self.is_transposed:
             forward, backward = backward, forward
@@ -117,17 +118,17 @@ class ModelLayer:
 
 @dataclass(frozen=True)
 class UnreadLayer:
-    """A convolution of a model that is not a problem, with everything that is known of it.
+    """A convolution of a model that cannot be read as a problem, with the known facts about it.
 
     Attributes:
-        name: the node's name, or that of its output if it has none.
-        operator: the node's operator, such as "Conv" or "ConvInteger".
-        reason: why it is not read.
-        is_open: whether only a size is unknown.
+        name: name of the node; the name of its output if the node has no name.
+        operator: operator of the node, such as "Conv" or "ConvInteger".
+        reason: why the node is not read.
+        is_open: whether an unknown size is the only reason.
         input_shape, filter_shape, output_shape: sizes, with names or "?" for unknown sizes; () for
             an unknown shape.
         filter, bias: stored values, as in ``ModelLayer``.
-        inside: operators whose inner graphs the layer is in, such as ("Loop",).
+        inside: operators whose inner graphs contain the node, such as ("Loop",).
     """
 
     name: str
@@ -143,18 +144,18 @@ class UnreadLayer:
 
     @property
     def parameters(self) -> int:
-        """Stored weights and biases, whether other layers share them or not."""
+        """Number of stored weights and biases, shared ones included."""
         return sum(stored.size for stored in (self.filter, self.bias) if stored)
 
 
 @dataclass(frozen=True)
 class Model:
-    """The convolutions of a model, in its order.
+    """The convolutions of a model, in the order of its nodes.
 
     Attributes:
-        inputs: the model's inputs with their shapes.
+        inputs: shapes of the model's inputs, by name.
         nodes: all nodes that convolve.
-        hint: the option that makes the sizes known; "" if all are known.
+        hint: option that gives the unknown sizes; "" if all sizes are known.
     """
 
     inputs: Mapping[str, Shape]
@@ -173,33 +174,33 @@ class Model:
 
     @cached_property
     def left_out(self) -> tuple[UnreadLayer, ...]:
-        """Nodes that convolve and are not supported."""
+        """Nodes that convolve but are unsupported."""
         return tuple(n for n in self.nodes if isinstance(n, UnreadLayer) and not n.is_open)
 
     @property
     def convolutions(self) -> int:
-        """Number of nodes that convolve, read or not."""
+        """Number of nodes that convolve, including those that are not read."""
         return len(self.nodes)
 
     @property
     def weights(self) -> int:
-        """Stored weights of all supported layers; what several layers share counts once."""
+        """Number of stored weights of all supported layers; shared values count once."""
         return _stored_size(layer.filter for layer in self._supported)
 
     @property
     def parameters(self) -> int:
-        """Stored weights and biases of all supported layers; shared values count once."""
+        """Number of stored weights and biases of all supported layers; shared values count once."""
         pairs = ((layer.filter, layer.bias) for layer in self._supported)
         return _stored_size(stored for pair in pairs for stored in pair)
 
     @property
     def _supported(self) -> tuple[ModelLayer | UnreadLayer, ...]:
-        """Conv and ConvTranspose nodes, whether their sizes are known or not."""
+        """Supported Conv and ConvTranspose nodes, with known or unknown sizes."""
         return (*self.layers, *self.unknown)
 
     @property
     def without_layers(self) -> str:
-        """Why there are no layers: "has no Conv", or the operators that are not read."""
+        """Reason why the model has no layers, with the operators that are not read."""
         if not self.left_out:
             return "has no Conv and no ConvTranspose"
         counts = Counter(node.operator for node in self.left_out)
@@ -208,7 +209,7 @@ class Model:
 
 
 def _stored_size(every: Iterable[Stored | None]) -> int:
-    """Return the number of stored values; those that several tensors hold count once."""
+    """Return the number of stored values; values that several tensors share count once."""
     return sum(origin.size for origin in {stored.origin for stored in every if stored})
 
 
@@ -222,12 +223,12 @@ def read(
     """Read the convolutions of a .onnx file.
 
     Args:
-        path: the file; weights that it keeps in other files are not needed.
-        inputs: shapes of the model's inputs, in place of those that it has or leaves open; and of
-            tensors inside it that shape inference does not find.  A shape of one number may also
-            be for a size that the model names, such as "batch".
-        content: the content of the file, if it was read already.
-        open_sizes: accept a model without any convolution of known sizes.
+        path: the file; weights in external files are not needed.
+        inputs: shapes by name: of the model's inputs, whose open sizes they fill; of tensors inside
+            the model whose shapes cannot be inferred; or of one number for a named open size, such
+            as "batch".
+        content: content of the file, if it was read already.
+        open_sizes: accept a model in which no convolution has known sizes.
 
     Raises:
         ConvError: the file is damaged or too large, or no convolution has known sizes.
@@ -239,7 +240,7 @@ def read(
         content = Path(path).read_bytes()
     try:
         model = onnx.load_model_from_string(content)
-    except Exception as error:  # protobuf's errors have no class that is known here
+    except Exception as error:  # protobuf's error class is unknown here
         raise _damaged(
             path, f"it cannot be parsed ({' '.join(str(error).split())[:120]})"
         ) from None
@@ -249,21 +250,21 @@ def read(
     model = _inlined(path, model)
     open_unusable_sizes(model.graph)
     sizes = set_named_sizes(model.graph, dict(inputs or {}))
-    found, unknown = _convolutions(onnx, path, model, sizes)
+    result, unknown = _convolutions(onnx, path, model, sizes)
     if not unknown:
-        return found
+        return result
     first = unknown[0]
     example = _example(onnx, path, model, sizes, first)
     hint = f"{first.remedy}, for example {example}" if example else first.remedy_by_hand
-    if not found.layers and not open_sizes:
+    if not result.layers and not open_sizes:
         raise ConvError("the sizes of every convolution must be known", f"{first}", hint)
-    return replace(found, hint=hint)
+    return replace(result, hint=hint)
 
 
 def _convolutions(
     onnx: Any, path: str | Path, model: Any, sizes: Mapping[str, tuple[int, ...]]
 ) -> tuple[Model, list[_UnknownSize]]:
-    """Read the convolutions of a model, and which of their sizes are unknown."""
+    """Return the convolutions of a model, and an error for each unknown size."""
     walk = Walk(onnx, model, sizes)
     nodes: list[ModelLayer | UnreadLayer] = []
     unknown: list[_UnknownSize] = []
@@ -295,16 +296,16 @@ def _convolutions(
 
 
 _FILTER_INPUTS = {"QLinearConv": 3}
-"""Index of the filter among an operator's inputs, if it is not 1."""
+"""Index of the filter among the inputs of operators where it is not 1."""
 
 _BIAS_INPUTS = {"QLinearConv": 8, "ConvInteger": 4, "DeformConv": 3}
-"""Index of the bias among an operator's inputs, if it is not 2; ConvInteger has none."""
+"""Index of the bias among the inputs of operators where it is not 2; ConvInteger has no bias."""
 
 
 def _unread(
     visit: Visit, name: str, reason: str, *, operator: str = "", is_open: bool = False
 ) -> UnreadLayer:
-    """Return a node that is not read, with the shapes that are known."""
+    """Return the entry of a node that is not read, with the known shapes."""
     node, scope = visit.node, visit.scope
     filter_ = _FILTER_INPUTS.get(node.op_type, 1)
     bias = _BIAS_INPUTS.get(node.op_type, 2)
@@ -328,14 +329,14 @@ def _unread(
 
 
 def _open_shapes(node: Any, x: Shape, w: Shape) -> tuple[Shape, Shape]:
-    """Return the shapes of x and y of a Conv or ConvTranspose as far as they are known.
+    """Return the shapes of x and y of a Conv or ConvTranspose, as far as they are known.
 
-    Axes are independent of each other: the sizes of y are computed with any size in place of the
-    unknown ones.
+    Axes are independent of each other, so the known sizes of y are computed with an arbitrary size
+    in place of each unknown size.
     """
     if not _is_numbers(w) or len(w) - 2 not in SPATIAL_AXES:
         return x, ()
-    attributes = {one.name: _plain(_attribute_value(one)) for one in node.attribute}
+    attributes = {entry.name: _plain(_attribute_value(entry)) for entry in node.attribute}
     is_transposed, groups = node.op_type == "ConvTranspose", attributes.get("group", 1)
     x = x or ("?",) * len(w)
     if not isinstance(x[1], int) and isinstance(groups, int):
@@ -354,7 +355,7 @@ def _open_shapes(node: Any, x: Shape, w: Shape) -> tuple[Shape, Shape]:
 
 
 _ANY_SIZE = 1 << 12
-"""Size in place of an unknown one; larger than the span of an ordinary filter."""
+"""Size in place of an unknown size; larger than the span of an ordinary filter (chosen)."""
 
 
 def _times(size: int | str, groups: int) -> int | str:
@@ -362,18 +363,18 @@ def _times(size: int | str, groups: int) -> int | str:
 
 
 class _Unsupported(CupyconvError):
-    """A convolution that is right, and that the library does not have."""
+    """A valid convolution that the library does not support."""
 
 
 class _UnknownSize(CupyconvError):
-    """A size that would have to be given.
+    """A size that a layer needs and the model does not determine.
 
     Args:
-        layer: the layer that needs it.
-        tensor: the tensor whose size is unknown.
-        shape: its sizes as far as they are known; () if not even their number is.
-        known: what is said of its shape.
-        inputs: the model's inputs with open sizes, and their shapes.
+        layer: name of the layer.
+        tensor: name of the tensor with the unknown size.
+        shape: sizes of the tensor, as far as they are known; () if the number of axes is unknown.
+        known: text on the shape for the message.
+        inputs: shapes of the model's inputs with open sizes, by name.
     """
 
     def __init__(
@@ -389,7 +390,7 @@ class _UnknownSize(CupyconvError):
 
     @property
     def remedy_by_hand(self) -> str:
-        """The option to give, with the open sizes in it."""
+        """Advice with the option to pass, in which the open sizes must be filled in."""
         name, shape, head = self.tensor, self.shape, "Give the sizes of the tensor itself"
         if self.inputs:
             head = self.remedy
@@ -408,9 +409,9 @@ def _example(
     sizes: Mapping[str, tuple[int, ...]],
     unknown: _UnknownSize,
 ) -> str:
-    """Return an option that makes the sizes known; "" if a likely shape does not, or is no guess.
+    """Return an example of an option that gives the sizes; "" if no likely shape works.
 
-    Only a model's input that a convolution reads has a likely shape.
+    A likely shape exists only for an input of the model that a convolution reads.
     """
     rank = len(unknown.shape) - 2
     if unknown.tensor not in unknown.inputs or rank not in SPATIAL_AXES:
@@ -422,10 +423,10 @@ def _example(
     if len(shape) < len(guesses):
         return ""
     try:
-        found, _ = _convolutions(onnx, path, model, {**sizes, unknown.tensor: shape})
+        result, _ = _convolutions(onnx, path, model, {**sizes, unknown.tensor: shape})
     except (ConvError, ConvTypeError):
         return ""
-    if not found.layers:
+    if not result.layers:
         return ""
     return f"--input {shlex.quote(f'{unknown.tensor}={_text(shape)}')}"
 
@@ -444,12 +445,14 @@ def _onnx() -> Any:
 
 def _damaged(path: str | Path, what: str) -> ConvError:
     return ConvError(
-        "a model must be a whole ONNX file", f"{path}: {what}", "Export it again, or check the path"
+        "a model must be a complete ONNX file",
+        f"{path}: {what}",
+        "Export it again, or check the path",
     )
 
 
 def _inlined(path: str | Path, model: Any) -> Any:
-    """Return the model with the bodies of its functions in the place of their calls."""
+    """Return the model with each function call replaced by the body of the function."""
     if not model.functions:
         return model
     try:
@@ -458,7 +461,7 @@ def _inlined(path: str | Path, model: Any) -> Any:
         raise _damaged(path, f"its functions cannot be expanded ({error})") from None
     if count > MOST_NODES:
         raise ConvError(
-            f"a model must have at most {MOST_NODES:,} nodes once its functions are expanded",
+            f"a model must have at most {MOST_NODES:,} nodes with its functions expanded",
             f"{path} has {count:,}" if count < 10**18 else f"{path} has more than 10^18",
             "Use a part of the model",
         )
@@ -472,7 +475,7 @@ def _inlined(path: str | Path, model: Any) -> Any:
 
 
 def _require_texts(path: str | Path, message: Any) -> None:
-    """Check that every text is one: protobuf gives bytes for what is not UTF-8."""
+    """Check that every string of a message is UTF-8; protobuf returns bytes for other strings."""
     for field, value in message.ListFields():
         if field.type == field.TYPE_STRING:
             texts = [value] if isinstance(value, (str, bytes)) else value
@@ -494,28 +497,28 @@ def _layer(
 
     Args:
         onnx: the package.
-        visit: the node, with what is known of its tensors.
+        visit: the node, with the facts about its tensors.
         name: the layer's name.
-        inputs: the model's inputs with open sizes, and their shapes.
-        filters: the first layer of each origin and form of a stored filter, and of each origin in
-            any form (None); the layer is added.
+        inputs: shapes of the model's inputs with open sizes, by name.
+        filters: name of the first layer with each filter, keyed (origin, stored values), and with
+            each origin in any form, keyed (origin, None); the layer is added.
 
     Raises:
-        ConvError: no such convolution exists.
-        _UnknownSize: a size is not known.
-        _Unsupported: the library does not have it.
+        ConvError: the convolution is invalid.
+        _UnknownSize: a size is unknown.
+        _Unsupported: the library does not support the convolution.
     """
     node, scope = visit.node, visit.scope
-    given = list(filter(None, node.input[:2]))
-    if len(given) < 2:
+    count = len(list(filter(None, node.input[:2])))
+    if count < 2:
         raise ConvError(
-            f"{name}: a {node.op_type} takes x and w",
-            f"it has {len(given)} of them",
+            f"{name}: a {node.op_type} must have the inputs x and w",
+            f"it has {count} of these inputs",
             "Export the model again",
         )
-    attributes = {one.name: _plain(_value(name, one)) for one in node.attribute}
+    attributes = {entry.name: _plain(_value(name, entry)) for entry in node.attribute}
     try:
-        require_attributes(node.op_type, [one.name for one in node.attribute])
+        require_attributes(node.op_type, [entry.name for entry in node.attribute])
         x, w = _operand_shapes(node, name, scope, attributes, inputs)
         dtype = _dtype(onnx, scope.element_type(node.input[0]))
         if dtype not in ITEMSIZE:
@@ -529,13 +532,13 @@ def _layer(
     except ConvTypeError as error:
         raise ConvTypeError(f"{name}: {error}") from None
     if node.op_type == "ConvTranspose" and problem.output_shape != x:
-        # Its convolution has more windows than the node has inputs, and so other shapes and costs.
+        # The convolution has more windows than the node has inputs, so its cost would differ.
         raise _Unsupported("an output_padding that is not less than the stride is unsupported here")
     stored = scope.stored.get(node.input[1])
-    first = alike = name
+    same_filter = same_values = name
     if stored is not None:
-        first = filters.setdefault((stored.origin, stored), name)
-        alike = filters.setdefault((stored.origin, None), name)
+        same_filter = filters.setdefault((stored.origin, stored), name)
+        same_values = filters.setdefault((stored.origin, None), name)
     bias = node.input[2] if len(node.input) > 2 else ""
     layer = ModelLayer(
         name,
@@ -544,8 +547,8 @@ def _layer(
         bool(bias),
         stored,
         scope.stored.get(bias) if bias else None,
-        None if first == name else first,
-        None if alike == name else alike,
+        None if same_filter == name else same_filter,
+        None if same_values == name else same_values,
         visit.inside,
     )
     _require_bias(layer, scope, bias)
@@ -559,7 +562,7 @@ def _operand_shapes(
     attributes: Mapping[str, Any],
     inputs: Mapping[str, Shape],
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shapes of x and w, all of it numbers."""
+    """Return the shapes of x and w, of which every size is known."""
     x_name, w_name = node.input[:2]
     x, w = scope.shape(x_name), scope.shape(w_name)
     rank = (len(w) if scope.has_rank(w_name) else len(x)) - 2
@@ -590,7 +593,7 @@ def _operand_shapes(
             for size, guess in zip(x or likely, likely, strict=False)
         )
         raise _UnknownSize(name, x_name, shape, _text(x), inputs)
-    return x, w  # type: ignore[return-value]  # as _is_numbers says
+    return x, w  # type: ignore[return-value]  # _is_numbers checked both
 
 
 def _require_bias(layer: ModelLayer, scope: Scope, bias: str) -> None:
@@ -606,7 +609,7 @@ def _require_bias(layer: ModelLayer, scope: Scope, bias: str) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return an attribute as ``cupyconv.onnx`` takes it: words are kept as bytes."""
+    """Return an attribute for ``cupyconv.onnx``, with bytes decoded to a string."""
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
 
 
@@ -619,23 +622,23 @@ def _value(name: str, attribute: Any) -> Any:
         return _attribute_value(attribute)
     except ValueError:
         raise ConvError(
-            f"{name}: an attribute must have a type that ONNX knows",
-            f"that of {attribute.name!r} is {attribute.type}",
+            f"{name}: an attribute must have a valid ONNX type",
+            f"{attribute.name!r} has type {attribute.type}",
             "Export the model again",
         ) from None
 
 
 def _dtype(onnx: Any, number: int) -> str:
-    """Return the library's name of a type of elements; ONNX's own where it has none."""
+    """Return the library's name of an element type; ONNX's name if the library has none."""
     types = onnx.TensorProto.DataType
     name = types.Name(number).lower() if number in types.values() else f"type {number}"
     return {"float": "float32", "double": "float64"}.get(name, name)
 
 
 def _text(shape: Shape) -> str:
-    return shape_text(shape) or "unknown"  # type: ignore[arg-type]  # names are written as they are
+    return shape_text(shape) or "unknown"  # type: ignore[arg-type]  # shape_text accepts names
 
 
 def _is_numbers(shape: Shape) -> bool:
-    """Return whether a shape is known, all of it as numbers."""
+    """Return whether a shape is known and has no open sizes."""
     return bool(shape) and all(isinstance(size, int) for size in shape)

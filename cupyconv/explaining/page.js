@@ -1,7 +1,7 @@
 "use strict";
-// Draws the scene that Python described: two linked views, a grid of the pairs of channels and the
-// planes of one pair.  Long axes are cut: the drawn window follows the chosen element, by the rules
-// of scene.py.  The scene has the numbers around the element that the page was written for.
+// Draws the scene from scene.py in two linked views: a grid of channel pairs, and the planes of one
+// pair.  Long axes are drawn in part: the drawn part follows the chosen element, by the rules of
+// scene.py.  The scene has numbers only around the element that the page was written for.
 const scene = JSON.parse(document.getElementById("scene").textContent);
 const $ = (id) => document.getElementById(id);
 const PAD = -1;
@@ -10,7 +10,7 @@ const NARROW = innerWidth < 600;
 const LETTER = { x: 0, dx: 0, w: 1, dw: 1, y: 2, dy: 2 };
 
 const plural = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
-const own = (c) => c % scene.groupChannels; // of its group, as w and dw count it
+const own = (c) => c % scene.groupChannels; // c within its group, as in w and dw
 const meet = (k, c) =>
   Math.floor(k / scene.groupFilters) === Math.floor(c / scene.groupChannels);
 const isFilter = (tensor) => tensor === "w" || tensor === "dw";
@@ -23,7 +23,7 @@ function indexOf(tensor, k, c, at) {
   return [chosen.image, tensor.endsWith("x") ? c : k, ...at];
 }
 
-// The sizes of a tensor, in the order of its indices.
+// Returns the sizes of a tensor, in the order of its indices.
 function sizesOf(tensor) {
   const along = { x: "input", w: "filter", y: "output" }[tensor.at(-1)];
   const inner = scene.axes.map((axis) => axis[along]);
@@ -33,7 +33,7 @@ function sizesOf(tensor) {
 
 const nameOf = (tensor, k, c, at) => `${tensor}[${indexOf(tensor, k, c, at).join(",")}]`;
 
-// Numbers by position, and in cells of at most five characters, as the picture writes them.
+// Functions that return the number of a tensor at a position, for values and for exact sums.
 const stores = {};
 for (const [kind, tensors] of Object.entries({ values: scene.values, exact: scene.exact })) {
   stores[kind] = {};
@@ -41,15 +41,16 @@ for (const [kind, tensors] of Object.entries({ values: scene.values, exact: scen
     const place = new Map(at.map((name, i) => [name, i]));
     stores[kind][tensor] = (k, c, position) => {
       const plane = planes[keyOf(tensor, k, c)];
-      const found = plane?.[place.get(position.join())];
-      return found === undefined ? undefined : Number(found);
+      const value = plane?.[place.get(position.join())];
+      return value === undefined ? undefined : Number(value);
     };
   }
 }
-const held = (tensor) => isFilter(tensor) || chosen.image === scene.image;
-const number = (tensor, k, c, at) => held(tensor) ? stores.values[tensor]?.(k, c, at) : undefined;
-const exactly = (tensor, k, c, at) => held(tensor) ? stores.exact[tensor]?.(k, c, at) : undefined;
+const hasImage = (tensor) => isFilter(tensor) || chosen.image === scene.image;
+const number = (tensor, k, c, at) => hasImage(tensor) ? stores.values[tensor]?.(k, c, at) : undefined;
+const exactly = (tensor, k, c, at) => hasImage(tensor) ? stores.exact[tensor]?.(k, c, at) : undefined;
 
+// Returns a number in at most five characters for a cell, by the same rules as values.py.
 function short(value) {
   if (value === undefined) return "?";
   if (!Number.isFinite(value)) return String(value).replace("Infinity", "inf");
@@ -62,46 +63,46 @@ function short(value) {
   return NARROW ? text.replace(/^(-?)0\./, "$1.") : text;
 }
 
-const long = (value) => // digits that a sum in float32 has
+const long = (value) => // with the digits of a float32 sum
   value === undefined ? "?" : Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(6)));
 
-// -- what is chosen --------------------------------------------------------------------------------
+// -- the chosen element ----------------------------------------------------------------------------
 
 const chosen = { tensor: scene.opened, image: scene.image, k: scene.k, c: scene.c, at: {}, step: 0 };
 for (const [tensor, one] of Object.entries(scene.directions)) {
   one.tensor = tensor;
   chosen.at[tensor] = one.at;
 }
-let look = {}; // positions of operands that are drawn beside those of the sum, by tensor
-let drawn = null; // the positions and channels that are drawn, and which positions meet
+let look = {}; // operand position to draw besides those of the sum, by tensor
+let drawn = null; // drawn positions and channels, and the pairs of positions
 let products = [];
-let rest = null; // what is not drawn: how many products, and their sum
+let rest = null; // count and sum of the products that are not drawn
 let timer = null;
 
 const direction = () => scene.directions[chosen.tensor];
 const at = () => chosen.at[chosen.tensor];
 
-// -- what is drawn, by the rules of scene.py -------------------------------------------------------
+// -- the drawn part, by the rules of scene.py ------------------------------------------------------
 
 const span = (first, end) => Array.from({ length: Math.max(end - first, 0) }, (_, i) => first + i);
 
 function withGaps(positions) {
-  const found = [];
+  const places = [];
   for (const at of [...new Set(positions)].sort((a, b) => a - b)) {
-    const before = found.at(-1) ?? at;
-    if (at - before === 2) found.push(before + 1); // no wider than what would stand for it
-    else if (at - before > 2) found.push(null);
-    found.push(at);
+    const before = places.at(-1) ?? at;
+    if (at - before === 2) places.push(before + 1); // takes no more room than the sign for a gap
+    else if (at - before > 2) places.push(null);
+    places.push(at);
   }
-  return found;
+  return places;
 }
 
-// The positions of an axis that are drawn: both ends, and the one that is needed.
+// Returns the positions of an axis to draw: both ends, and the needed position.
 function ends(size, room, needed) {
   if (size <= room) return span(0, size);
   const head = Math.floor(room / 2);
-  const found = [...span(0, head), ...span(size - (room - head - 1), size)];
-  if (found.includes(needed)) return withGaps(found);
+  const outer = [...span(0, head), ...span(size - (room - head - 1), size)];
+  if (outer.includes(needed)) return withGaps(outer);
   const side = Math.max(Math.floor((room - 3) / 2), 1);
   return withGaps([...span(0, side), needed, ...span(size - side, size)]);
 }
@@ -109,14 +110,14 @@ function ends(size, room, needed) {
 const corner = (rule, at) => at * rule.stride - rule.before;
 const extent = (rule) => (rule.filter - 1) * rule.dilation + 1;
 
-// The outputs of an axis that are drawn, and the places that hold their windows.
+// Returns the outputs of an axis to draw, and the input positions to draw with their windows.
 function linked(rule, needed, places) {
   const { input, output } = rule;
   const [first, end] = [Math.min(-rule.before, 0), Math.max(input + rule.after, input)];
   if (end - first <= scene.mostPlaces && output <= scene.mostPlaces)
     return [span(0, output), span(first, end)];
   const whole = extent(rule) <= scene.mostSpan;
-  let outputs, found;
+  let outputs, inputs;
   for (const [head, tail] of [[4, 4], [4, 3], [3, 3], [3, 2], [2, 2], [2, 1], [1, 1], [1, 0]]) {
     outputs = new Set([
       ...span(0, Math.min(head, output)), ...span(Math.max(output - tail, 0), output), needed,
@@ -125,34 +126,34 @@ function linked(rule, needed, places) {
       const [begin, last] = [corner(rule, at), corner(rule, at) + extent(rule) - 1];
       return whole ? span(begin, last + 1) : [begin, last];
     });
-    found = withGaps(
+    inputs = withGaps(
       [first, 0, input - 1, end - 1, ...places, ...under].filter((at) => first <= at && at < end)
     );
-    if (found.length <= scene.mostPlaces) break;
+    if (inputs.length <= scene.mostPlaces) break;
   }
   outputs.add(output - 1); // even if there is no room for its window
-  for (const place of whole ? found : []) { // also those whose windows happen to be there
+  for (const place of whole ? inputs : []) { // add the outputs whose windows are already drawn
     const at = place === null ? -1 : (place + rule.before) / rule.stride;
     const taps = span(0, rule.filter).map((tap) => corner(rule, at) + tap * rule.dilation);
-    if (Number.isInteger(at) && 0 <= at && at < output && taps.every((tap) => found.includes(tap)))
+    if (Number.isInteger(at) && 0 <= at && at < output && taps.every((tap) => inputs.includes(tap)))
       outputs.add(at);
   }
-  return [withGaps(outputs), found];
+  return [withGaps(outputs), inputs];
 }
 
-// The content of a place of the first operand: a position, padding, or a zero between.
-function standing(tensor, axis, place) {
+// Returns the content of a cell of the first operand: a position, PAD, ZERO or null.
+function content(tensor, axis, place) {
   if (place === null) return null;
   if (tensor !== "dx") return 0 <= place && place < axis.input ? place : PAD;
   if (place < 0 || place > (axis.output - 1) * axis.stride) return PAD;
   return place % axis.stride ? ZERO : place / axis.stride;
 }
 
-// The planes of the chosen direction, and the channels, around what is chosen and looked at.
+// Returns the planes and channels to draw around the chosen element and the looked-at operand.
 function layout() {
   const { tensor, k, c } = chosen;
   const planes = [[], [], []];
-  const places = []; // of the first operand, with padding
+  const places = []; // positions of the first operand, padding included
   scene.axes.forEach((axis, i) => {
     const wanted = tensor === "dw" ? look.dy?.[i] ?? chosen.at.y[i] : at()[i];
     const looked = { dw: look.x?.[i], y: look.x?.[i], dx: look.dy && look.dy[i] * axis.stride }[tensor];
@@ -160,7 +161,7 @@ function layout() {
     const [outputs, first] = linked(rule, wanted, looked === undefined ? [] : [looked]);
     const taps = ends(axis.filter, scene.mostTaps, look.w?.[i] ?? chosen.at.dw[i]);
     places.push(first);
-    planes[0].push(first.map((place) => standing(tensor, axis, place)));
+    planes[0].push(first.map((place) => content(tensor, axis, place)));
     planes[1].push(tensor === "dw" ? outputs : tensor === "dx" ? taps.toReversed() : taps);
     planes[2].push(tensor === "dw" ? taps : outputs);
   });
@@ -172,8 +173,9 @@ function layout() {
       const pairs = every.filter(([a, b]) => planes[0][i].includes(a) && planes[1][i].includes(b));
       const rule = scene.directions[tensor].rules[i];
       const under = places[i].flatMap((place, cell) => {
-        const way = place === null ? -1 : place - corner(rule, position);
-        return way >= 0 && way < extent(rule) && way % rule.dilation === 0 ? [cell] : [];
+        const distance = place === null ? -1 : place - corner(rule, position);
+        const inside = distance >= 0 && distance < extent(rule);
+        return inside && distance % rule.dilation === 0 ? [cell] : [];
       });
       known.set(key, [every.length, pairs, under]);
     }
@@ -185,7 +187,7 @@ function layout() {
   return { tensor, planes, meeting, pairs, filters, channels };
 }
 
-// All pairs of positions of the two operands that meet at a position of a result.
+// Returns all pairs of operand positions that contribute to a position of the result.
 function meetings(tensor, axis, position) {
   const { input, filter, output, stride, dilation, before } = axis;
   const inside = ([h]) => 0 <= h && h < input;
@@ -198,7 +200,7 @@ function meetings(tensor, axis, position) {
     .filter(([p]) => Number.isInteger(p) && 0 <= p && p < output);
 }
 
-// Whether what is drawn has room for what is chosen now, as well as a new layout.
+// Returns whether the old layout shows the chosen element as well as the next layout would.
 function holds(old, next) {
   const shows = (plane, position) => position.every((one, i) => plane[i].includes(one));
   return old?.tensor === next.tensor && old.filters.includes(chosen.k) &&
@@ -207,7 +209,7 @@ function holds(old, next) {
     direction().operands.every((tensor, i) => !look[tensor] || shows(old.planes[i], look[tensor]));
 }
 
-// The drawn positions of an axis, as "h 0–4, 99 of 100"; empty if all are drawn.
+// Returns the drawn positions of an axis as "h 0–4, 99 of 100"; empty if all are drawn.
 function cutText(letter, places, size) {
   const shown = [...new Set(places.filter((one) => one !== null && one >= 0))].sort((a, b) => a - b);
   if (shown.length === size) return "";
@@ -217,7 +219,7 @@ function cutText(letter, places, size) {
   return `${letter} ${runs.join(", ")} of ${size.toLocaleString("en")}`;
 }
 
-// The channels, filters or images that a number of the result is summed over: those that are drawn.
+// Returns the drawn pairs of channels that the chosen number sums over.
 function contracted() {
   const { over } = direction();
   if (over === "image") return [[chosen.k, chosen.c]];
@@ -226,9 +228,9 @@ function contracted() {
   return drawn.filters.filter((k) => k !== null && meet(k, chosen.c)).map((k) => [k, chosen.c]);
 }
 
-// Every pair of positions that meets at the chosen number.
-function crossed(found) {
-  return found.reduce(
+// Returns all combinations of the position pairs of each axis.
+function crossed(axes) {
+  return axes.reduce(
     (made, [, pairs]) =>
       made.flatMap(([a, b]) => pairs.map(([i, j]) => [[...a, i], [...b, j]])),
     [[[], []]]
@@ -282,19 +284,19 @@ function cellButton(kind, label, choose) {
   return button;
 }
 
-// Arrow keys, Home and End move between the buttons of a grid; only one of them is a Tab stop.
-// Into what is left out, or has no button in that line, the grid itself moves on: grid.enter.
+// Arrow keys, Home and End move between the buttons of a grid; only one button is a Tab stop.
+// Where the next cell is a gap, or its line has no button, grid.enter moves the drawn part.
 function move(event, grid) {
   const lines = [...grid.querySelectorAll('[role="row"]')].map((line) => [...line.children]);
   const i = lines.findIndex((line) => line.includes(document.activeElement));
   if (i < 0) return;
   const j = lines[i].indexOf(document.activeElement);
-  const ways = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+  const arrows = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
   let target;
   if (event.key === "Home") target = lines[i].find((cell) => cell.matches("button"));
   else if (event.key === "End") target = lines[i].findLast((cell) => cell.matches("button"));
-  else if (ways[event.key]) {
-    const [down, right] = ways[event.key];
+  else if (arrows[event.key]) {
+    const [down, right] = arrows[event.key];
     let [a, b] = [i + down, j + right];
     while (lines[a]?.[b] && !lines[a][b].matches("button,.gap")) [a, b] = [a + down, b + right];
     target = lines[a]?.[b]?.matches("button") ? lines[a][b] : null;
@@ -333,7 +335,7 @@ function row(grid, hidden) {
 const paintings = [];
 
 function thumbnail(tensor, k, c) {
-  if (!held(tensor) || !scene.values[tensor]?.planes[keyOf(tensor, k, c)]) {
+  if (!hasImage(tensor) || !scene.values[tensor]?.planes[keyOf(tensor, k, c)]) {
     drawn.unknown.add(tensor);
     return element("span", "unknown", "?");
   }
@@ -343,14 +345,14 @@ function thumbnail(tensor, k, c) {
   return canvas;
 }
 
-// The positions that a thumbnail has, of a volume those of its first slice, with their numbers.
+// Returns the positions that a thumbnail shows (in 3-D, of the first slice), and their places.
 function painted({ at: names }) {
   const places = names.map((name, i) => [name.split(",").map(Number), i]);
   const slice = ([place]) => place.slice(0, -2).join();
   return places.filter((one) => slice(one) === slice(places[0]));
 }
 
-// Where a plane is drawn only in part, the title of its thumbnail says so.
+// Returns the title of a thumbnail, which says if a plane is drawn only in part.
 function thumbnailTitle(tensor) {
   const places = painted(scene.values[tensor]).map(([place]) => place);
   const sizes = sizesOf(tensor).slice(2);
@@ -361,7 +363,7 @@ function thumbnailTitle(tensor) {
   return `Drawn in part: ${cuts.filter(Boolean).join("; ")}`;
 }
 
-// A plane in small: blue above zero, red below, the deeper the larger.
+// Paints a small plane: blue for positive and red for negative numbers, deeper for larger ones.
 function paint(canvas, tensor, k, c) {
   const packed = scene.values[tensor];
   const plane = packed.planes[keyOf(tensor, k, c)];
@@ -433,7 +435,7 @@ function drawChannels() {
   }
 }
 
-// The pair beside the drawn ones; where it is of two groups, the first one of the next group.
+// Chooses the pair next to a drawn pair; across groups, the first pair of the next group.
 function enterChannels(cell, down, right) {
   let [k, c] = [+cell.dataset.k + down, +cell.dataset.c + right];
   if (k < 0 || c < 0 || k >= scene.filters || c >= scene.channels) return;
@@ -450,7 +452,7 @@ function leftOut(label) {
   return gap;
 }
 
-// Which cells of the grid have a part, and which pair the current product is of.
+// Marks the cells of the grid that the sum uses, and the pair of the current product.
 function markChannels(k, c) {
   const { over, pair } = direction();
   for (const cell of $("channels").querySelectorAll("[data-k],[data-c]")) {
@@ -519,20 +521,20 @@ class Panel {
           return;
         }
         const spot = this.places.length > 1 ? [a, b] : [b];
-        const held = i < 0 || j < 0;
-        const cell = held
+        const isEmpty = i < 0 || j < 0; // padding or a zero of the dilation
+        const cell = isEmpty
           ? element("span", i === PAD || j === PAD ? "pad" : "zero", "0")
           : cellButton("c", "", () => this.choose(spot));
-        if (held) {
+        if (isEmpty) {
           cell.setAttribute("role", "gridcell");
-          cell.setAttribute("aria-label", cell.className === "pad" ? "padding, 0" : "zero between");
+          cell.setAttribute("aria-label", cell.className === "pad" ? "padding, 0" : "zero of the dilation");
         } else if (this.index === 2) {
           cell.addEventListener("pointerenter", (event) => {
             if (event.pointerType === "mouse" && !timer) preview(this.at(spot));
           });
         }
         line.append(cell);
-        this.cells.push({ cell, spot, held });
+        this.cells.push({ cell, spot, isEmpty });
       });
     });
     if (this.index === 2) this.grid.addEventListener("pointerleave", () => preview(null));
@@ -560,7 +562,7 @@ class Panel {
     if (found >= 0) stepTo(found + 1);
   }
 
-  // Moves the window so that a position is drawn: of the result by choosing it.
+  // Draws the surroundings of a position; a position of the result is chosen.
   reach(position) {
     if (this.index === 2) choose(position);
     else {
@@ -571,11 +573,11 @@ class Panel {
 
   enter(cell, down, right) {
     const position = [...this.at(this.cells.find((one) => one.cell === cell).spot)];
-    const way = this.flipped ? -1 : 1;
+    const sign = this.flipped ? -1 : 1;
     const rank = position.length;
-    if (rank > 1) position[rank - 2] += way * down;
+    if (rank > 1) position[rank - 2] += sign * down;
     else if (down) return;
-    position[rank - 1] += way * right;
+    position[rank - 1] += sign * right;
     const sizes = sizesOf(this.tensor).slice(2);
     if (!position.every((one, i) => 0 <= one && one < sizes[i])) return;
     this.reach(position);
@@ -583,15 +585,15 @@ class Panel {
   }
 
   focus(position) {
-    const found = this.cells.find(
-      ({ spot, held: none }) => !none && this.at(spot).join() === position.join()
+    const entry = this.cells.find(
+      ({ spot, isEmpty }) => !isEmpty && this.at(spot).join() === position.join()
     );
-    if (!found) return;
-    stopAt(this.grid, found.cell);
-    found.cell.focus();
+    if (!entry) return;
+    stopAt(this.grid, entry.cell);
+    entry.cell.focus();
   }
 
-  // Numbers, or counts, of a pair of channels; in 3-D of the slice that a position is in.
+  // Writes numbers or counts of a pair of channels into the cells; in 3-D, of a position's slice.
   fill(k, c, position) {
     this.slice = this.slice.map((place, i) =>
       this.places[i].indexOf(position[i] ?? this.places[i].find((one) => one >= 0 && one !== null)));
@@ -606,30 +608,30 @@ class Panel {
     this.element.classList.toggle("counting", counts);
     this.drawSlices(depth);
     let most = 0;
-    const found = this.cells.filter((one) => !one.held).map((one) => {
+    const filled = this.cells.filter((one) => !one.isEmpty).map((one) => {
       const where_ = this.at(one.spot);
       const value = counts ? countAt(where_) : number(this.tensor, k, c, where_);
       most = Math.max(most, Math.abs(value) || 0);
       if (value === undefined) unknown.add(this.tensor);
       return [one.cell, where_, value];
     });
-    for (const [cell, where_, value] of found) {
+    for (const [cell, where_, value] of filled) {
       cell.textContent = counts && value > 99999 ? value.toExponential(0).replace("e+", "e") : short(value);
       cell.style.setProperty("--share", `${Math.round((42 * Math.abs(value)) / most) || 0}%`);
       cell.classList.toggle("below", value < 0);
-      const what = counts ? plural(value, "product") : value === undefined ? "has no value here" : `= ${long(value)}`;
+      const what = counts ? plural(value, "product") : value === undefined ? "has no value on this page" : `= ${long(value)}`;
       cell.setAttribute("aria-label", `${nameOf(this.tensor, k, c, where_)} ${what}`);
     }
   }
 
   drawSlices(depth) {
     if (!depth.length) return;
-    const inner = this.index === 2 ? at().slice(1) : this.at(this.cells.find((one) => !one.held).spot).slice(1);
+    const inner = this.index === 2 ? at().slice(1) : this.at(this.cells.find((one) => !one.isEmpty).spot).slice(1);
     const size = sizesOf(this.tensor)[2];
     const buttons = [];
-    let next = 0; // the slice after the last one
+    let next = 0; // the slice after the previous button
     for (const place of this.places[0]) {
-      if (place < 0) continue; // padding and zeros are in no tensor
+      if (place < 0) continue; // padding and zeros are not slices of the tensor
       const d = place ?? next;
       if (place === null && (d < 0 || d >= size || this.places[0].includes(d))) continue;
       const button = element("button", place === depth[0] ? "on" : "", place ?? "…");
@@ -642,40 +644,40 @@ class Panel {
     this.slices.replaceChildren(`${this.letters[0]} = `, ...buttons);
   }
 
-  // Marks the operands of the chosen number: those added already, and those being multiplied.
+  // Marks the chosen number of the result, or the operands of its terms and of the current product.
   mark(position, now) {
     const here = position.map((one, i) => drawn.meeting(i, one));
     const inner = here.slice(-2);
-    for (const { cell, spot, held } of this.cells) {
+    for (const { cell, spot, isEmpty } of this.cells) {
       const where = this.at(spot);
       const under = this.index === 0 && spot.every((place, i) => inner[i][2].includes(place));
       let part = this.index === 2
         ? where.join() === position.join()
-        : !held && here.every(([, pairs], i) => pairs.some((pair) => pair[this.index] === where[i]));
-      cell.classList.toggle("under", under && held);
+        : !isEmpty && here.every(([, pairs], i) => pairs.some((pair) => pair[this.index] === where[i]));
+      cell.classList.toggle("under", under && isEmpty);
       cell.classList.toggle(this.index === 2 ? "sel" : "part", part);
       if (this.index === 2) {
         cell.setAttribute("aria-selected", String(part));
         if (part && !this.grid.contains(document.activeElement)) stopAt(this.grid, cell);
       } else {
         const place = now?.[this.index === 0 ? "first" : "second"];
-        cell.classList.toggle("now", Boolean(place) && !held && where.join() === place.join());
-        cell.classList.toggle("looked", !held && where.join() === look[this.tensor]?.join());
+        cell.classList.toggle("now", Boolean(place) && !isEmpty && where.join() === place.join());
+        cell.classList.toggle("looked", !isEmpty && where.join() === look[this.tensor]?.join());
       }
     }
   }
 }
 
-// -- telling ---------------------------------------------------------------------------------------
+// -- texts -----------------------------------------------------------------------------------------
 
-// The product that the player stands at; none at the beginning, and none for what is not drawn.
+// The current product of the player; null at the beginning and for products that are not drawn.
 const now = () => products[chosen.step - 1] ?? null;
 const whole = () => chosen.step === steps();
 const shown = () => (whole() ? null : now()) ?? { k: chosen.k, c: chosen.c };
 
-let unknown = new Set(); // tensors with drawn cells that have no number
+let unknown = new Set(); // tensors with drawn cells without a number
 
-// The reason for cells without numbers, with the option that gives them numbers.
+// Returns why cells of a tensor have no numbers, and the option that adds the numbers.
 function reasonFor(tensor) {
   if (scene.missing[tensor]) return scene.missing[tensor];
   const { k, c } = chosen;
@@ -687,8 +689,8 @@ function reasonFor(tensor) {
   else if (look.x || look.dy)
     name = nameOf("y", k, c, scene.axes.map((axis, i) => look.dy?.[i] ??
       near(Math.floor((look.x[i] + axis.before) / axis.stride), axis.output)));
-  return `This page has only the values around the element that it was made for. ` +
-    `Pass --element '${name}' to cupyconv explain, or '${name}' to page() in Python, for a page with them.`;
+  return `This page has only the values around the element that it was made for. For a page with ` +
+    `these values, pass --element '${name}' to cupyconv explain, or '${name}' to page() in Python.`;
 }
 
 function tell() {
@@ -716,7 +718,7 @@ function tell() {
       (one.product === undefined ? "" : ` = ${a} · ${b} = ${long(one.product)}`);
   }
   $("sum").textContent = !whole()
-    ? `Running sum of ${result}: ${added === undefined ? "not known here" : long(added)}`
+    ? `Running sum of ${result}: ${added === undefined ? "not known on this page" : long(added)}`
     : computed === undefined ? `The result of cupyconv.${name} is not shown; the reason is below.`
     : `cupyconv.${name} gives ${long(computed)} in ${scene.dtype}.`;
   const reasons = new Set([...unknown, ...drawn.unknown].map(reasonFor));
@@ -733,7 +735,7 @@ function tell() {
 }
 
 function drawLedger() {
-  const { operands: [first, second], tensor } = direction();
+  const { operands: [first, second] } = direction();
   const table = element("table");
   const body = element("tbody");
   const line = (texts) => {
@@ -748,7 +750,7 @@ function drawLedger() {
     ]);
   if (rest) line([`${plural(rest.count, "product")} not shown`, "", long(rest.sum), long(rest.total)]);
   const head = element("tr");
-  for (const text of ["product", "values", "is", `sum, ${tensor}`]) {
+  for (const text of ["product", "values", "equals", "running sum"]) {
     const cell = element("th", "", text);
     cell.scope = "col";
     head.append(cell);
@@ -759,7 +761,7 @@ function drawLedger() {
   $("ledger").replaceChildren(table);
 }
 
-// -- putting it together ---------------------------------------------------------------------------
+// -- updates ---------------------------------------------------------------------------------------
 
 function update(position = at()) {
   const { k, c } = shown();
@@ -778,7 +780,7 @@ function update(position = at()) {
   tell();
 }
 
-// Draws the grids anew where what is chosen would not be in them.
+// Draws the grids again if they do not show the chosen element.
 function arrange() {
   const next = layout();
   if (holds(drawn, next)) return;
@@ -808,7 +810,7 @@ function show() {
 function address(text) {
   try {
     history.replaceState(null, "", text);
-  } catch { /* a page inside a notebook has no address of its own */ }
+  } catch { /* the frame of a notebook has no address */ }
 }
 
 function choose(position) {
@@ -818,7 +820,7 @@ function choose(position) {
   show();
 }
 
-// While the mouse rests on a number of the result, what makes it is marked.
+// Marks the terms of the number of the result under the mouse.
 function preview(position) {
   if (timer) return;
   panels.forEach((panel) => panel.mark(position ?? at(), whole() || position ? null : now()));
@@ -842,7 +844,7 @@ function play() {
   if (chosen.step >= steps()) chosen.step = 0;
   $("play").textContent = "Pause";
   $("play").setAttribute("aria-pressed", "true");
-  $("told").setAttribute("aria-live", "off"); // a sentence for every product is too much to hear
+  $("told").setAttribute("aria-live", "off"); // do not read out every product
   const pause = Math.max(60, Math.min(700, 12000 / steps()));
   const tick = () => {
     stepTo(chosen.step + 1);
@@ -868,7 +870,7 @@ function turnTo(tensor, looked = {}) {
   show();
 }
 
-// The address #dw=2,1,0,0 chooses a number of a result; #x=0,1,2,3 shows one of an operand.
+// Reads the address: #dw=2,1,0,0 chooses a number of a result, #x=0,1,2,3 shows an operand's.
 function fromAddress() {
   if (!location.hash) return false;
   const match = /^#(dw|dx|dy|w|x|y)=(\d+(?:,\d+)*)$/.exec(location.hash);
@@ -898,7 +900,7 @@ function visit(tensor, [a, b, ...position]) {
     chosen.image = a;
     if (tensor.endsWith("x")) chosen.c = b;
     else chosen.k = b;
-    if (meet(chosen.k, chosen.c)); // the other channel stays
+    if (meet(chosen.k, chosen.c)); // keep the other channel
     else if (tensor.endsWith("x")) chosen.k = Math.floor(b / groupChannels) * groupFilters;
     else chosen.c = Math.floor(b / groupFilters) * groupChannels;
   }
@@ -907,8 +909,8 @@ function visit(tensor, [a, b, ...position]) {
     turnTo(tensor);
     return;
   }
-  const stays = direction().operands.includes(tensor);
-  turnTo(stays ? chosen.tensor : tensor === "w" ? "y" : "dw", { [tensor]: position });
+  const isShown = direction().operands.includes(tensor);
+  turnTo(isShown ? chosen.tensor : tensor === "w" ? "y" : "dw", { [tensor]: position });
   panels[direction().operands.indexOf(tensor)].focus(position);
 }
 
@@ -927,7 +929,7 @@ $("last").addEventListener("click", () => { stop(); stepTo(steps()); });
 $("play").addEventListener("click", play);
 $("step").addEventListener("input", (event) => { stop(); stepTo(+event.target.value); });
 $("counts").addEventListener("change", () => update());
-if (!Object.keys(scene.values).length) { // too many numbers to draw: only counts are known
+if (!Object.keys(scene.values).length) { // no numbers: show the counts
   $("counts").checked = true;
   $("counts").disabled = true;
 }

@@ -1,4 +1,4 @@
-"""One page that shows a layer and answers to pointer, touch and keyboard; nothing is fetched."""
+"""Interactive HTML page of a layer, for pointer, touch and keyboard, without network access."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from cupyconv.explaining.terms import Element
 
 _MOST_COUNTED = 2**53
-"""The largest integer up to which a browser's numbers have no gaps."""
+"""Largest integer up to which a browser represents every integer exactly."""
 
-# Whatever a title says, the page can load nothing.
+# The page can load nothing, even if a title contains HTML.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
@@ -30,10 +30,11 @@ def html(explanation: Explanation, element: Element | None = None) -> str:
     """Return the page of an explanation, as one file.
 
     Args:
-        element: the one that is shown first.
+        explanation: explanation of the layer.
+        element: element to show first.
 
     Raises:
-        ConvError: the layer is too large for its ends to say anything, or for a browser to count.
+        ConvError: the layer is too large to draw, or too large for a browser's integers.
     """
     problem = explanation.problem
     most = max(problem.N, problem.C, problem.K)
@@ -58,17 +59,17 @@ def html(explanation: Explanation, element: Element | None = None) -> str:
         "policy": escape(_POLICY),
         "style": _asset("page.css"),
         "script": _asset("page.js"),
-        # In a script, only "</" and "<!--" end or change what is read.
+        # Escape "<": in a script, "</" and "<!--" change how a browser reads the rest.
         "scene": drawn.replace("<", "\\u003c"),
         "explanation": _explanation(explanation),
         "programs": programs,
     }
-    # In one pass, so that what is filled in is never taken for a place to fill.
+    # Fill all places in one pass, so that filled-in text is never filled again.
     return re.sub(r"\{\{(\w+)\}\}", lambda place: content[place[1]], _asset("page.html"))
 
 
 class Page:
-    """A page that shows itself: in Jupyter below the cell, elsewhere in the browser."""
+    """A page that Jupyter shows below the cell."""
 
     def __init__(self, content: str) -> None:
         self.content = content
@@ -85,7 +86,7 @@ class Page:
 
 
 def in_notebook() -> bool:
-    """Return whether what an expression gives is shown as HTML."""
+    """Return whether the code runs in a notebook, which shows results as HTML."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return hasattr(shell, "kernel")
 
@@ -94,10 +95,12 @@ def open_in_browser(content: str, path: str | Path | None = None) -> None:
     """Show a page in the browser.
 
     Args:
-        path: the file that it was written to; else one is left for the browser.
+        content: the page.
+        path: file that contains the page; by default, the page is written to a temporary file,
+            which is kept.
 
     Raises:
-        ConvError: there is no browser.
+        ConvError: no browser was found.
     """
     if path is None:
         with tempfile.NamedTemporaryFile(
@@ -106,11 +109,13 @@ def open_in_browser(content: str, path: str | Path | None = None) -> None:
             file.write(content)
         path = file.name
     if not webbrowser.open(Path(path).resolve().as_uri()):
-        raise ConvError("a page is shown by a browser", "none was found", f"Open {path} with one")
+        raise ConvError(
+            "a page must be shown in a browser", "no browser was found", f"Open {path} yourself"
+        )
 
 
 def _explanation(explanation: Explanation) -> str:
-    """Return the text without its title, with headings one level lower."""
+    """Return the text of the explanation without its title, with headings of level 2."""
     text = Document("", explanation.document.sections).html()
     return text.replace("<h4>", "<h2>").replace("</h4>", "</h2>")
 

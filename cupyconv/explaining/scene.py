@@ -1,11 +1,11 @@
-"""The drawn part of a layer: positions, their numbers, and the pairs that are multiplied.
+"""Scene: the drawn positions of a layer, their numbers, and the pairs that are multiplied.
 
-The picture and the page are both drawn from a Scene.  The picture shows one element of each result.
-The page begins with the same positions, and moves on to others by the same rules, in page.js.
+The picture and the page both draw a Scene.  The picture shows one element of each result.  The page
+begins with the same positions; page.js follows the same rules when the user moves to others.
 
-Each of y, dx and dw is described in the same way: a window of the first operand meets the second,
-and gives a plane of the result.  A long axis is drawn at both ends and at the chosen element, with
-None for the positions that are left out.
+The results y, dx and dw are drawn in the same way: a window of the first operand is multiplied with
+the second operand, and gives an element of the result.  Of a long axis, both ends and the
+surroundings of the chosen element are drawn, with None for each gap.
 """
 
 from __future__ import annotations
@@ -26,25 +26,27 @@ if TYPE_CHECKING:
     from cupyconv.explaining.explanation import Explanation
 
 PAD, ZERO = -1, -2
-"""Places that hold no number of a tensor: padding, and what stands between spread numbers."""
+"""Cells without a number of a tensor: padding, and the zeros between dilated numbers."""
 
 MOST_PLACES = 14
-"""Cells of a plane along an axis, as many as a finger can tell apart on a phone."""
+"""Largest number of cells of a plane along an axis, limited by fingers on a phone (chosen)."""
 
 MOST_SPAN = 24
-"""Positions under a window that is still drawn whole."""
+"""Largest span of a window that is drawn whole (chosen)."""
 
 MOST_TAPS = 11
+"""Largest number of drawn taps along an axis (chosen)."""
 
 MOST_CHANNELS = 10
+"""Largest number of drawn channels or filters (chosen)."""
 
 MOST_DRAWN = 100_000
-"""Positions of an axis beyond which there is no picture: even its ends would not be typical."""
+"""Largest number of positions of an axis that is drawn (chosen)."""
 
 RESULTS = ("dw", "dx", "y")
 
 Places = tuple[int | None, ...]
-"""Along an axis: positions of the tensor, PAD, ZERO, or None for what is left out."""
+"""Cells along an axis: positions of the tensor, PAD, ZERO, or None for a gap."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,8 @@ class Meeting:
 
     Attributes:
         count: number of pairs.
-        pairs: pairs with both positions drawn, in the order of the operands.
-        under: cells of the first operand's plane under the window, counted from its first cell.
+        pairs: pairs of which both positions are drawn, as (first operand, second operand).
+        under: cells of the first operand's plane under the window, counted from the first cell.
     """
 
     count: int
@@ -68,19 +70,19 @@ class Direction:
 
     Attributes:
         tensor: the result.
-        operands: the two tensors that give it.
-        title: the question it answers.
-        pair: what a pair of channels has to do with it, with places for k, c and own, c within its
-            group.
-        first: a sentence on what the first operand's plane has beside its numbers.
-        flipped: whether the second operand is drawn back to front.
-        planes: places of the first operand, the second, and the result, for each axis.
-        meetings: for each axis, by position of the result.
-        over: what its sums run over beside positions: "channel", "filter" or "image".
-        terms: how many of these.
-        function: the library's, which computes it.
-        rule: the sum in general.
-        at: the position that is shown first.
+        operands: names of the two tensors that are multiplied.
+        title: heading of the drawing.
+        pair: sentence on the chosen pair of channels, with the placeholders k, c, and own for c
+            within its group.
+        first: sentence on the padding and zeros in the first operand's plane.
+        flipped: whether the second operand is drawn in reverse order.
+        planes: cells of the first operand, of the second operand and of the result, per axis.
+        meetings: pairs of operand positions, per axis and position of the result.
+        over: noun for the other index of the sum: "channel", "filter" or "image".
+        terms: extent of this other index.
+        function: name of the library function that computes the result.
+        rule: formula of the sum.
+        at: position that is shown first.
     """
 
     tensor: str
@@ -103,14 +105,16 @@ class Scene:
     """Content of a layer's drawing.
 
     Attributes:
-        opened: the result that is shown first.
-        image, k, c: the image and the pair of channels that are shown first; c of all groups.
-        filters, channels: those of all groups that are drawn, None where some are left out.
-        groups, group_filters, group_channels: how many there are, and how large each is.
-        directions: by result.
-        values: of each tensor whose numbers are known its drawn ones, by channel and position.
-        exact: of results of which not all terms are drawn, the sums in float64.
-        missing: for each tensor without numbers, the reason.
+        problem: the layer.
+        opened: result that is shown first.
+        image, k, c: image, channel of dy and channel of x that are shown first; c counts over all
+            groups.
+        filters, channels: drawn channels of dy and of x, counted over all groups; None for a gap.
+        directions: drawing of each result.
+        values: drawn numbers of each tensor with known values, by channel and position.
+        exact: float64 sums of results whose terms are not all drawn.
+        missing: reason for missing numbers, for each tensor without numbers.
+        source: origin of the values, in words.
     """
 
     problem: ConvProblem
@@ -135,11 +139,11 @@ class Scene:
         return self.problem.C // self.problem.groups
 
     def meet(self, k: int, c: int) -> bool:
-        """Return whether two channels are of the same group."""
+        """Return whether channel k of dy and channel c of x belong to the same group."""
         return k // self.group_filters == c // self.group_channels
 
     def number(self, tensor: str, k: int, c: int, at: Sequence[int]) -> float | None:
-        """Return a number of the pair's plane of a tensor; None if it is not known."""
+        """Return a number of a tensor's plane for a pair of channels; None if it is unknown."""
         values = self.values.get(tensor)
         if values is None:
             return None
@@ -170,19 +174,19 @@ class Scene:
             "source": self.source,
             "directions": {
                 tensor: {
-                    "operands": one.operands,
-                    "title": one.title,
-                    "pair": one.pair,
-                    "first": one.first,
-                    "flipped": one.flipped,
+                    "operands": direction.operands,
+                    "title": direction.title,
+                    "pair": direction.pair,
+                    "first": direction.first,
+                    "flipped": direction.flipped,
                     "rules": [_rule(rule) for rule in _rules(problem, tensor)],
-                    "over": one.over,
-                    "terms": one.terms,
-                    "function": one.function,
-                    "rule": one.rule,
-                    "at": one.at,
+                    "over": direction.over,
+                    "terms": direction.terms,
+                    "function": direction.function,
+                    "rule": direction.rule,
+                    "at": direction.at,
                 }
-                for tensor, one in self.directions.items()
+                for tensor, direction in self.directions.items()
             },
             "missing": self.missing,
             "values": {name: _packed(planes) for name, planes in self.values.items()},
@@ -191,7 +195,7 @@ class Scene:
 
 
 def _rule(axis: ConvAxis) -> dict[str, int]:
-    """Return the sizes of a convolution along an axis, as the page reads them."""
+    """Return the sizes of a convolution along an axis, in the form that page.js reads."""
     return {
         "input": axis.input,
         "filter": axis.filter,
@@ -204,7 +208,7 @@ def _rule(axis: ConvAxis) -> dict[str, int]:
 
 
 def _rules(problem: ConvProblem, tensor: str) -> Sequence[ConvAxis]:
-    """Return the convolution that gives a result, axis by axis."""
+    """Return the convolution that computes a result, as one ConvAxis per axis."""
     if tensor == "y":
         return problem.axes
     if tensor == "dx":
@@ -213,7 +217,7 @@ def _rules(problem: ConvProblem, tensor: str) -> Sequence[ConvAxis]:
 
 
 def cut_text(letter: str, places: Sequence[int | None], size: int) -> str:
-    """Return the drawn positions of an axis, as ``h 0-4, 99 of 100``; empty if all are drawn."""
+    """Return the drawn positions of an axis as ``h 0–4, 99 of 100``; empty if all are drawn."""
     drawn = sorted({at for at in places if at is not None and at >= 0})
     if len(drawn) == size:
         return ""
@@ -224,14 +228,14 @@ def cut_text(letter: str, places: Sequence[int | None], size: int) -> str:
 
 
 def cuts(problem: ConvProblem, tensor: str, plane: Sequence[Places]) -> list[str]:
-    """``cut_text`` of each axis of a plane that is not drawn whole."""
+    """Return ``cut_text`` for each axis of a plane that is drawn only in part."""
     letters, sizes = terms.names(problem, tensor)[2:], terms.extents(problem, tensor)[2:]
     texts = map(cut_text, letters, plane, sizes)
     return [text for text in texts if text]
 
 
 def key_of(tensor: str, k: int, c: int) -> str:
-    """Return the name of a tensor's plane that a pair of channels has a part in."""
+    """Return the key of the plane of a tensor that a pair of channels uses."""
     if tensor in ("w", "dw"):
         return f"{k},{c}"
     return str(c if tensor in ("x", "dx") else k)
@@ -241,21 +245,21 @@ def scene(explanation: Explanation, element: Element | None = None) -> Scene:
     """Return the drawing of a layer.
 
     Args:
-        explanation: explanation with the numbers.
-        element: element that is marked and shown first.
+        explanation: explanation of the layer, with its numbers.
+        element: element to mark and to show first.
 
     Raises:
-        ConvError: the layer is too large for its ends to say anything.
+        ConvError: the layer is too large to draw.
     """
     problem = explanation.problem
     for axis in problem.axes:
         size = max(axis.padded_input, axis.effective_filter, axis.output)
         if size > MOST_DRAWN:
             raise ConvError(
-                f"a layer that is drawn must have at most {MOST_DRAWN:,} positions on an axis, "
+                f"a layer must have at most {MOST_DRAWN:,} positions on an axis to be drawn, "
                 "padding included",
                 f"it has {size:,}",
-                "Draw a smaller layer of the same stride and taps",
+                "Draw a smaller layer with the same stride and taps",
                 axis=axis.name,
             )
     image, k, c = _channels_of(problem, element)
@@ -263,15 +267,15 @@ def scene(explanation: Explanation, element: Element | None = None) -> Scene:
     directions = _directions(problem, chosen)
     filters = _drawn(problem.K, MOST_CHANNELS, range(k, k + 1))
     channels = _drawn(problem.C, MOST_CHANNELS, range(c, c + 1))
-    taken = _Taken(problem, image, filters, channels, directions)
+    part = _DrawnPart(problem, image, filters, channels, directions)
     data = explanation.data
     missing = {tensor: _reason(problem, data, tensor) for tensor in ("x", "w", "dy", *RESULTS)}
     known = [tensor for tensor, reason in missing.items() if not reason]
     exact = {}
     compute = getattr(data, "compute", None)
     for tensor in RESULTS:
-        if tensor in known and compute and taken.leaves_out(directions[tensor]):
-            exact[tensor] = taken.planes(tensor, compute(tensor, "float64"))
+        if tensor in known and compute and part.leaves_out(directions[tensor]):
+            exact[tensor] = part.planes(tensor, compute(tensor, "float64"))
     return Scene(
         problem,
         element.tensor if element else explanation.question,
@@ -281,7 +285,7 @@ def scene(explanation: Explanation, element: Element | None = None) -> Scene:
         filters,
         channels,
         directions,
-        {tensor: taken.planes(tensor, data[tensor]) for tensor in known},
+        {tensor: part.planes(tensor, data[tensor]) for tensor in known},
         exact,
         {tensor: reason for tensor, reason in missing.items() if reason},
         getattr(data, "source", "") if known else "",
@@ -289,7 +293,7 @@ def scene(explanation: Explanation, element: Element | None = None) -> Scene:
 
 
 def _reason(problem: ConvProblem, data: Mapping[str, Any], tensor: str) -> str:
-    """Return why the cells of a tensor show no numbers; empty if they do."""
+    """Return why the cells of a tensor show no numbers; empty if they show numbers."""
     if not problem.N:
         return "The batch is empty, so there is nothing to compute."
     if problem.is_complex:
@@ -299,7 +303,7 @@ def _reason(problem: ConvProblem, data: Mapping[str, Any], tensor: str) -> str:
         )
     if tensor in data:
         return ""
-    reason = getattr(data, "missing", lambda name: "No values were given. Use explain().")
+    reason = getattr(data, "missing", lambda name: "No values were passed. Use explain().")
     return str(reason(tensor))
 
 
@@ -317,7 +321,7 @@ def _channels_of(problem: ConvProblem, element: Element | None) -> tuple[int, in
 
 
 def _chosen(problem: ConvProblem, element: Element | None) -> dict[str, tuple[int, ...]]:
-    """Return the first shown position of each result: near the border, or that of the element."""
+    """Return the position of each result to show first: the element's, else one near the border."""
     chosen = {
         "dw": tuple(axis.filter // 2 for axis in problem.axes),
         "dx": tuple(map(_busiest, problem.axes)),
@@ -329,7 +333,7 @@ def _chosen(problem: ConvProblem, element: Element | None) -> dict[str, tuple[in
 
 
 def _busiest(axis: ConvAxis) -> int:
-    """Return the input, among the first ones, with the most terms."""
+    """Return the position with the most terms among the first positions of dx."""
     first = range(min(axis.input, MOST_PLACES // 2))
     letters = ("h", "r", "p")
     return max(first, key=lambda at: len(terms.input_terms(axis, at, letters).first))
@@ -339,22 +343,22 @@ def _busiest(axis: ConvAxis) -> int:
 
 
 def with_gaps(positions: Iterable[int]) -> Places:
-    """Return positions in order, with None where some between them are left out."""
+    """Return positions in ascending order, with None in each gap of more than one position."""
     ordered = sorted(set(positions))
     if not ordered:
         return ()
-    found: list[int | None] = [ordered[0]]
+    places: list[int | None] = [ordered[0]]
     for before, after in pairwise(ordered):
-        if after - before == 2:  # no wider than what would stand for it
-            found.append(before + 1)
+        if after - before == 2:  # the position takes no more room than the sign for a gap
+            places.append(before + 1)
         elif after - before > 2:
-            found.append(None)
-        found.append(after)
-    return tuple(found)
+            places.append(None)
+        places.append(after)
+    return tuple(places)
 
 
 def _drawn(size: int, room: int, needed: range) -> Places:
-    """Return the positions of an axis that are drawn: both ends, and those that are needed."""
+    """Return the positions of an axis to draw: both ends, and the ``needed`` positions."""
     if size <= room:
         return tuple(range(size))
     ends = [at for at in maps.visible(size, room) if at is not None]
@@ -366,16 +370,16 @@ def _drawn(size: int, room: int, needed: range) -> Places:
 
 
 def _window(rule: ConvAxis, at: int) -> range:
-    """Return the places under a window, those of padding among them."""
+    """Return the positions that the taps of a window read, padding included."""
     corner = at * rule.stride - rule.pad_before
     return range(corner, corner + rule.effective_filter, rule.dilation)
 
 
 def _linked(rule: ConvAxis, chosen: int) -> tuple[Places, Places]:
-    """Return the outputs of an axis that are drawn, and the places that hold their windows.
+    """Return the outputs of an axis to draw, and the input positions to draw with their windows.
 
-    Both ends of the outputs, of the input and of its padding are always among them.  A negative
-    padding takes inputs out of every window; these are drawn too.
+    They always include both ends of the outputs, of the input and of its padding.  Inputs that a
+    negative padding crops are drawn too.
     """
     first, end = min(-rule.pad_before, 0), max(rule.input + rule.pad_after, rule.input)
     if end - first <= MOST_PLACES and rule.output <= MOST_PLACES:
@@ -388,17 +392,17 @@ def _linked(rule: ConvAxis, chosen: int) -> tuple[Places, Places]:
         for output in outputs:
             window = _window(rule, output)
             places |= set(range(window[0], window[-1] + 1)) if whole else {window[0], window[-1]}
-        found = with_gaps(place for place in places if first <= place < end)
-        if len(found) <= MOST_PLACES:
+        inputs = with_gaps(place for place in places if first <= place < end)
+        if len(inputs) <= MOST_PLACES:
             break
     outputs.add(rule.output - 1)  # even if there is no room for its window
-    if whole:  # also those whose windows happen to be there
-        held = {place for place in found if place is not None}
-        for place in held:
+    if whole:  # add the outputs whose windows are already drawn
+        drawn = {place for place in inputs if place is not None}
+        for place in drawn:
             output, rest = divmod(place + rule.pad_before, rule.stride)
-            if rest == 0 and 0 <= output < rule.output and held.issuperset(_window(rule, output)):
+            if rest == 0 and 0 <= output < rule.output and drawn.issuperset(_window(rule, output)):
                 outputs.add(output)
-    return with_gaps(outputs), found
+    return with_gaps(outputs), inputs
 
 
 # -- directions ------------------------------------------------------------------------------------
@@ -407,7 +411,7 @@ def _linked(rule: ConvAxis, chosen: int) -> tuple[Places, Places]:
 def _directions(
     problem: ConvProblem, chosen: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Direction]:
-    """Return the drawings of y, dx and dw."""
+    """Return the drawings of dw, dx and y."""
     rules = {tensor: _rules(problem, tensor) for tensor in RESULTS}
     forward = [_linked(axis, at) for axis, at in zip(problem.axes, chosen["y"], strict=True)]
     spread = [_linked(rule, at) for rule, at in zip(rules["dx"], chosen["dx"], strict=True)]
@@ -420,14 +424,14 @@ def _directions(
     filters, channels = problem.K // problem.groups, problem.C // problem.groups
     where = " of its group" if problem.groups > 1 else ""
     steps = max(problem.stride) > 1
-    found = {
+    parts = {
         "dw": (
             inputs,
             outputs,
             taps,
             "image",
             problem.N,
-            "dw: one channel of x and one of dy give each slice",
+            "dw: one channel of x and one channel of dy give each slice",
             "dw[{k},{own}] depends on channel {c} of x and channel {k} of dy only. Each pair fills "
             "its own cell: nothing is tiled, broadcast or averaged.",
             "Padding is dashed." if any(map(any, problem.padding)) else "",
@@ -440,9 +444,9 @@ def _directions(
             filters,
             "dx: each channel of x sums over the filters that read it",
             f"dx[{{c}}] is the sum of its column, over {the(filters, 'channel')} of dy{where}: "
-            "dy[{k}] reaches it unchanged through w[{k},{own}].",
-            "dy is dilated by the stride, with hatched zeros and dashed padding. The flipped "
-            "filter slides over it with stride 1."
+            "dy[{k}] enters the sum unchanged, through w[{k},{own}].",
+            "dy is dilated by the stride: its zeros are hatched, its padding is dashed. The "
+            "flipped filter slides over it with stride 1."
             if steps
             else "Dashed padding around dy lets the flipped filter reach all of dx.",
         ),
@@ -454,20 +458,20 @@ def _directions(
             channels,
             "y: each filter sums over the channels of x",
             f"y[{{k}}] is the sum of its row, over {the(channels, 'channel')} of x{where}: "
-            "x[{c}] enters it through w[{k},{own}].",
+            "x[{c}] enters the sum through w[{k},{own}].",
             "Padding is dashed." if any(map(any, problem.padding)) else "",
         ),
     }
     functions = {"dw": "conv_backprop_filter", "dx": "conv_backprop_input", "y": "conv_forward"}
     operands = {"dw": ("x", "dy"), "dx": ("dy", "w"), "y": ("x", "w")}
     directions = {}
-    for tensor, (*planes, over, count, title, pair, note) in found.items():
+    for tensor, (*planes, over, count, title, pair, note) in parts.items():
         first, second, result = planes
         meetings = tuple(
             _meetings(tensor, axis, rule, first[i], second[i], result[i])
             for i, (axis, rule) in enumerate(zip(problem.axes, rules[tensor], strict=True))
         )
-        shown = [_held(tensor, axis, f) for axis, f in zip(problem.axes, first, strict=True)]
+        shown = [_contents(tensor, axis, f) for axis, f in zip(problem.axes, first, strict=True)]
         if tensor == "dx":
             second = [tuple(reversed(places)) for places in second]
         else:
@@ -491,8 +495,8 @@ def _directions(
     return directions
 
 
-def _held(tensor: str, axis: ConvAxis, places: Places) -> Places:
-    """Return the content of the first operand's cells: numbers, padding, or zeros."""
+def _contents(tensor: str, axis: ConvAxis, places: Places) -> Places:
+    """Return the contents of the first operand's cells: positions, PAD, ZERO or None."""
     return tuple(None if at is None else _position(tensor, axis, at) for at in places)
 
 
@@ -513,16 +517,17 @@ def _meetings(
     second: Places,
     result: Places,
 ) -> dict[int, Meeting]:
-    """Return the pairs of each drawn position of a result along an axis."""
+    """Return the pairs of operand positions for each drawn position of a result along an axis."""
     along = {"y": terms.output_terms, "dx": terms.input_terms, "dw": terms.tap_terms}[tensor]
     cell = {place: number for number, place in enumerate(first) if place is not None}
-    firsts, seconds = set(_held(tensor, axis, first)), set(second)
-    found = {}
+    firsts, seconds = set(_contents(tensor, axis, first)), set(second)
+    meetings = {}
     for at in result:
         if at is None:
             continue
-        one, other, _ = along(axis, at, ("h", "r", "p"))
-        a, b = (other, one) if tensor == "dw" else (one, other)  # x stands before dy
+        a, b, _ = along(axis, at, ("h", "r", "p"))
+        if tensor == "dw":  # the drawing has x before dy
+            a, b = b, a
         if len(a) <= MOST_SPAN:
             candidates = zip(a, b, strict=True)
         else:
@@ -531,12 +536,12 @@ def _meetings(
         pairs = tuple((i, j) for i, j in candidates if i in firsts and j in seconds)
         window = _window(rule, at)
         under = tuple(number for place, number in cell.items() if place in window)
-        found[at] = Meeting(len(a), pairs, under)
-    return found
+        meetings[at] = Meeting(len(a), pairs, under)
+    return meetings
 
 
 def _within(positions: range, drawn: set[int | None]) -> list[int]:
-    """Return the indices of drawn positions in a range."""
+    """Return the indices within a range of its drawn positions."""
     return [positions.index(at) for at in drawn if at is not None and at in positions]
 
 
@@ -544,8 +549,8 @@ def _within(positions: range, drawn: set[int | None]) -> list[int]:
 
 
 @dataclass(frozen=True)
-class _Taken:
-    """The part of each tensor that is drawn."""
+class _DrawnPart:
+    """Selection of the drawn part of each tensor."""
 
     problem: ConvProblem
     image: int
@@ -554,24 +559,27 @@ class _Taken:
     directions: Mapping[str, Direction]
 
     def leaves_out(self, direction: Direction) -> bool:
-        """Return whether some terms of a result that is drawn are not."""
+        """Return whether some terms of a drawn result are not drawn."""
         if direction.tensor == "dw":
             whole = self.problem.N == 1
         else:
             whole = None not in (self.channels if direction.tensor == "y" else self.filters)
         return not whole or any(
-            len(one.pairs) < one.count for along in direction.meetings for one in along.values()
+            len(meeting.pairs) < meeting.count
+            for along in direction.meetings
+            for meeting in along.values()
         )
 
     def _positions(self, tensor: str) -> list[list[int]]:
         """Return the drawn positions of a tensor along each axis."""
-        found: list[set[int]] = [set() for _ in self.problem.axes]
-        for one in self.directions.values():
-            for name, plane in zip((*one.operands, one.tensor), one.planes, strict=True):
+        positions: list[set[int]] = [set() for _ in self.problem.axes]
+        for direction in self.directions.values():
+            tensors = (*direction.operands, direction.tensor)
+            for name, plane in zip(tensors, direction.planes, strict=True):
                 if name == tensor:
-                    for numbers, places in zip(found, plane, strict=True):
+                    for numbers, places in zip(positions, plane, strict=True):
                         numbers |= {at for at in places if at is not None and at >= 0}
-        return [sorted(numbers) for numbers in found]
+        return [sorted(numbers) for numbers in positions]
 
     def planes(self, tensor: str, array: Any) -> dict[str, dict[str, float]]:
         """Return the drawn numbers of a tensor, by channels and by position."""
@@ -591,20 +599,20 @@ class _Taken:
             keys = [(0, c, (self.image, c)) for c in channels]
         else:
             keys = [(k, 0, (self.image, k)) for k in filters]
-        found = {}
+        planes = {}
         for k, c, index in keys:
             numbers = arrays.on_host(logical[index])[np.ix_(*where)].ravel()
-            found[key_of(tensor, k, c)] = dict(zip(names, map(_plain, numbers), strict=True))
-        return found
+            planes[key_of(tensor, k, c)] = dict(zip(names, map(_plain, numbers), strict=True))
+        return planes
 
 
 def _plain(number: Any) -> float:
-    """Return the shortest float64 that stands for a number of its dtype."""
+    """Return the float64 with the shortest decimal form that rounds to a number of its dtype."""
     return float(str(number))
 
 
 def _packed(planes: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """Return planes for JSON: their positions once, and then their numbers alone."""
+    """Return planes for JSON: the list of positions once, and a list of numbers per plane."""
     positions = next(iter(planes.values()), {})
     return {
         "at": list(positions),
@@ -613,7 +621,7 @@ def _packed(planes: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
 
 
 def _number(value: float) -> float | int | str:
-    """Return a number as JSON has it; what JSON does not have as a word."""
+    """Return a number for JSON; NaN and the infinities become strings."""
     if value != value:
         return "NaN"
     if value in (float("inf"), float("-inf")):

@@ -1,4 +1,4 @@
-"""Why every tensor of a layer has its shape, a sentence each, and what happens on each axis.
+"""Sentences on the shape of every tensor of a layer, and on the sizes along each spatial axis.
 
 Indices in the sentences: n image, k filter (output channel), c input channel.
 """
@@ -15,7 +15,7 @@ _WORDS = {1: ("signal", "sample"), 2: ("image", "pixel"), 3: ("volume", "voxel")
 
 
 class Reason(NamedTuple):
-    """A tensor's shape, in the order of its format, and why it is that."""
+    """A tensor's shape, in the order of its format, and the reason for the shape."""
 
     tensor: str
     shape: tuple[int, ...]
@@ -23,14 +23,14 @@ class Reason(NamedTuple):
 
 
 class AxisReasons(NamedTuple):
-    """Rules of a spatial axis, or of several equal ones.
+    """Rules of one spatial axis, or of several axes with the same rules.
 
     Attributes:
         axes: names of the axes, such as ("H", "W").
         padding: meaning of the padding mode, with the numbers.
         output: formula of the output size, with the numbers.
-        input_sizes: other input sizes with this output size.
-        unread: inputs that no window reads; their gradient is zero.
+        input_sizes: input sizes that give this output size.
+        unread: inputs that no window reads, whose gradient is zero.
     """
 
     axes: tuple[str, ...]
@@ -40,16 +40,8 @@ class AxisReasons(NamedTuple):
     unread: str
 
 
-def reasons(problem: ConvProblem, *, is_transposed: bool = False) -> tuple[Reason, ...]:
-    """Return the shape of x, w, y, dy, dx, dw and db, and the reason for each.
-
-    Args:
-        problem: the convolution.
-        is_transposed: whether it describes its transposed layer, whose bias db belongs to.
-    """
-    bias = Reason("db", problem.bias_shape, _bias_gradient(problem))
-    if is_transposed:
-        bias = Reason("db", (problem.C,), _transposed_bias_gradient(problem))
+def reasons(problem: ConvProblem) -> tuple[Reason, ...]:
+    """Return the shape of x, w, y, dy, dx, dw and db, and the reason for each."""
     return (
         Reason("x", problem.input_shape, _input(problem)),
         Reason("w", problem.filter_shape, _filter(problem)),
@@ -61,36 +53,36 @@ def reasons(problem: ConvProblem, *, is_transposed: bool = False) -> tuple[Reaso
         ),
         Reason("dx", problem.input_gradient_shape, _input_gradient(problem)),
         Reason("dw", problem.filter_gradient_shape, _filter_gradient(problem)),
-        bias,
+        Reason("db", problem.bias_shape, _bias_gradient(problem)),
     )
 
 
 def axis_reasons(problem: ConvProblem) -> tuple[AxisReasons, ...]:
-    """Return the rules of each spatial axis; adjacent equal axes share an entry."""
+    """Return the rules of each spatial axis; adjacent axes with the same rules share an entry."""
     described = [(axis.name, _axis(axis)) for axis in problem.axes]
     return tuple(
-        AxisReasons(tuple(name for name, _ in alike), *texts)
-        for texts, alike in groupby(described, key=lambda entry: entry[1])
+        AxisReasons(tuple(name for name, _ in group), *texts)
+        for texts, group in groupby(described, key=lambda entry: entry[1])
     )
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: ``1 image``, ``3 images``."""
+    """Return a count with its noun: ``1 image``, ``3 images``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def the(number: int, noun: str) -> str:
-    """Return all of a number of things: ``the one filter``, ``the 3 filters``."""
+    """Return a definite noun with its count: ``the one filter``, ``the 3 filters``."""
     return f"the one {noun}" if number == 1 else f"the {number} {noun}s"
 
 
 def every(number: int, noun: str) -> str:
-    """Return each of a number of things: ``the one filter``, ``each of the 3 filters``."""
+    """Return a noun for each item: ``the one filter``, ``each of the 3 filters``."""
     return the(number, noun) if number == 1 else f"each of {the(number, noun)}"
 
 
 def interval_dict(sizes: range) -> dict[str, int] | None:
-    """Return consecutive sizes for JSON: the first and the last; None for an empty range."""
+    """Return the first and last of consecutive sizes for JSON; None for an empty range."""
     return {"first": sizes[0], "last": sizes[-1]} if sizes else None
 
 
@@ -117,7 +109,7 @@ def _filter(problem: ConvProblem) -> str:
         )
     return (
         f"{counted(problem.K, 'filter')}; {'it' if problem.K == 1 else 'each'} has {taps} on "
-        f"{'every one of ' if problem.C > 1 else ''}{the(problem.C, 'input channel')}"
+        f"{every(problem.C, 'input channel')}"
     )
 
 
@@ -126,7 +118,7 @@ def _output(problem: ConvProblem) -> str:
     channel = f"{size} channel" if problem.spatial_rank > 1 else f"channel of {size} {pixel}s"
     head = f"one {channel} for {every(problem.K, 'filter')}: "
     if _is_depthwise(problem):
-        return head + "y[k] = its own input channel correlated with w[k]"
+        return head + "y[k] = the input channel of filter k correlated with w[k]"
     where = " of k's group" if problem.groups > 1 else ""
     return (
         head + f"y[k] = sum over {the(_group_channels(problem), 'input channel')}{where} "
@@ -171,15 +163,6 @@ def _bias_gradient(problem: ConvProblem) -> str:
     )
 
 
-def _transposed_bias_gradient(problem: ConvProblem) -> str:
-    image, pixel = _WORDS[problem.spatial_rank]
-    return (
-        "one number for each output channel of the transposed layer, whose result has the shape "
-        f"of x: the gradient of that result summed over {counted(problem.N, image)} of "
-        f"{shape_text(problem.input_sizes)} {pixel}s"
-    )
-
-
 def _one(number: int) -> str:
     return "one" if number == 1 else str(number)
 
@@ -215,7 +198,8 @@ def _padding(axis: ConvAxis) -> str:
         return f"none: for {word}, {windows}, and x has {axis.input}"
     odd = ""
     if before != after:
-        odd = ", the odd one before" if before > after else ", the odd one after"
+        side = "before" if before > after else "after"
+        odd = f"; {word} puts the odd one {side}"
     return (
         f"{before} before, {after} after: for {word}, {windows}, {span - axis.input} more than "
         f"x has{odd}"
@@ -234,10 +218,10 @@ def _output_size(axis: ConvAxis) -> str:
 def _input_sizes(axis: ConvAxis) -> str:
     sizes = axis.valid_input_sizes
     if len(sizes) == 1:
-        return f"only inputs of {sizes[0]} give {counted(axis.output, 'output')}"
+        return f"only input size {sizes[0]} gives output size {axis.output}"
     return (
-        f"inputs of {interval_text(sizes)} all give {counted(axis.output, 'output')}, so dy does "
-        f"not determine the size of dx; dx has the size of x, {axis.input}"
+        f"input sizes {interval_text(sizes)} all give output size {axis.output}, so dy does not "
+        f"determine the size of dx; dx has the size of x, {axis.input}"
     )
 
 
@@ -255,12 +239,12 @@ def _unread(axis: ConvAxis) -> str:
 
 
 def one(values: tuple[int, ...]) -> str:
-    """Return a value for each axis in short: one number where all are the same."""
+    """Return per-axis values in short form: a single number if all axes have the same."""
     return str(values[0]) if len(set(values)) == 1 else shape_text(values)
 
 
 def settings(problem: ConvProblem) -> str:
-    """Return a layer's settings apart from sizes: ``stride 2, padding same, dilation 1, ...``."""
+    """Return a layer's settings without its sizes: ``stride 2, padding same, dilation 1, ...``."""
     padding = problem.padding_mode
     if padding == "explicit":
         padding = pairs(problem.padding)

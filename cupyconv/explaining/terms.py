@@ -1,7 +1,7 @@
-"""The exact terms of one number of y, dx or dw, and of one axis the pairs that they come from.
+"""Terms of one number of y, dx or dw, and the pairs of positions along each axis behind them.
 
-Indices are named in one order whatever the memory order: x and dx by (n, c, h, w), y and dy by
-(n, k, p, q), w and dw by (k, c, r, s), with c counted within the group in w and dw.
+Indices have the same order for every memory order: (n, c, h, w) for x and dx, (n, k, p, q) for y
+and dy, (k, c, r, s) for w and dw. In w and dw, c counts within the group.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ LETTERS = {
     "filter": {1: "s", 2: "rs", 3: "trs"},
     "output": {1: "q", 2: "pq", 3: "zpq"},
 }
-"""Names of the spatial indices of each tensor, by rank."""
+"""Letters of the spatial indices of x, w and y, by the number of spatial axes."""
 
 ALIASES = {"y": "y", "o": "y", "dx": "dx", "dw": "dw", "df": "dw"}
-"""Tensor of an element's name, in lower case."""
+"""Tensor that the name in an element means, keyed by the name in lower case."""
 
 _NO_PRODUCTS = {
     "db": "db[k] has no products: it is the sum of all dy[n,k,...]",
@@ -37,39 +37,40 @@ _NO_PRODUCTS = {
     "dy": "dy is an operand; use O[n,k,...], dX or dF",
     "do": "dy is an operand; use O[n,k,...], dX or dF",
 }
-"""Names of other tensors, and the element to ask for instead."""
+"""Advice for tensors whose elements are not explained, keyed by the name in lower case."""
 
 GROUPED = " In w and dw, c counts within the group of k."
-"""Note on the indices of layers with groups."""
+"""Sentence on the indices of a layer with groups."""
 
 SHOWN_FIRST, SHOWN_LAST = 4, 2
-"""Terms of a long list that are printed at its two ends."""
+"""Number of terms printed at the beginning and at the end of a long list (chosen)."""
 
 MOST_BY_HAND = 16
-"""Terms that are all printed if they are integers."""
+"""Largest number of integer terms that are all printed, to be added by hand (chosen)."""
 
 MOST_VALUES = 50_000_000
-"""Terms whose values still fit into memory at once."""
+"""Largest number of terms whose values are computed, as memory allows (chosen)."""
 
 MOST_LISTED = 100_000
-"""Terms that are still listed in full."""
+"""Largest number of terms that can be listed in full (chosen)."""
 
 _LISTED_TAPS = 12
+"""Largest number of taps of an axis that get a line each in the text of dx (chosen)."""
 
 
 class Term(NamedTuple):
-    """One product of a sum: an index into each of the two tensors."""
+    """One product of a sum: an index into the first factor and one into the second."""
 
     first: tuple[int, ...]
     second: tuple[int, ...]
 
 
 class AxisTerms(NamedTuple):
-    """Along one axis, which positions of the two tensors meet.
+    """Pairs of positions of the two factors along one axis that belong to one number.
 
     Attributes:
-        first, second: the positions, pair by pair.
-        why: how they come about, and what is left out for which reason.
+        first, second: positions in the first and in the second factor, pair by pair.
+        why: lines of text on these pairs and on the pairs that are left out.
     """
 
     first: range
@@ -100,7 +101,7 @@ def extents(problem: ConvProblem, tensor: str) -> tuple[int, ...]:
 
 
 def position_text(axis: ConvAxis, h: str, r: str, p: str) -> str:
-    """Return the input that a tap of an output reads, in numbers: ``h = 2*p - 1 + r``."""
+    """Return the formula of the input that output p reads with tap r: ``h = 2*p - 1 + r``."""
     output = f"{axis.stride}*{p}" if axis.stride > 1 else p
     tap = f"{axis.dilation}*{r}" if axis.dilation > 1 else r
     pad = f" - {axis.pad_before}" if axis.pad_before else ""
@@ -108,9 +109,9 @@ def position_text(axis: ConvAxis, h: str, r: str, p: str) -> str:
 
 
 def output_text(axis: ConvAxis, h: str, r: str, p: str) -> str:
-    """Return the output that reads an input with a tap, in numbers: ``p = (h + 1 - r)/2``.
+    """Return the formula of the output that reads input h with tap r: ``p = (h + 1 - r)/2``.
 
-    ``h`` and ``r`` may be numbers; a tap's is multiplied by the dilation.
+    ``h`` and ``r`` may be numbers; then the formula has the tap's number times the dilation.
     """
     pad = f" + {axis.pad_before}" if axis.pad_before else ""
     if r.isdigit():
@@ -122,7 +123,7 @@ def output_text(axis: ConvAxis, h: str, r: str, p: str) -> str:
 
 
 def tap_terms(axis: ConvAxis, tap: int, letters: tuple[str, str, str]) -> AxisTerms:
-    """Return the outputs and inputs that a filter tap multiplies, for dw."""
+    """Return the pairs of an output and an input that a filter tap multiplies, for dw."""
     h, _, p = letters
     outputs, inputs = axis.outputs_of_tap(tap), axis.inputs_of_tap(tap)
     shift = tap * axis.dilation - axis.pad_before
@@ -130,20 +131,21 @@ def tap_terms(axis: ConvAxis, tap: int, letters: tuple[str, str, str]) -> AxisTe
     moved += f" + {shift}" if shift > 0 else f" - {-shift}" if shift < 0 else ""
     if not outputs:
         return AxisTerms(outputs, inputs, (f"{h} = {moved} is padding for every {p}",))
+    count = counted(axis.output, "output")
     where = f"{p} = {_span(outputs)}" + (
-        f", all {axis.output}" if len(outputs) == axis.output else f" of {axis.output}"
+        f", all {count}" if len(outputs) == axis.output else f" ({len(outputs)} of {count})"
     )
     rest = axis.output - len(outputs)
     if rest:
-        where += f"; for the other {rest}, the tap reads padding"
+        where += f"; for the other {counted(rest, 'output')}, the tap reads padding"
     return AxisTerms(outputs, inputs, (f"{h} = {moved}, for {where}",))
 
 
 def input_terms(axis: ConvAxis, position: int, letters: tuple[str, str, str]) -> AxisTerms:
-    """Return the outputs and taps that read an input, for dx."""
+    """Return the pairs of an output and a tap that read an input, for dx."""
     _, r, p = letters
     shifted = position + axis.pad_before
-    # Of the taps whose distance leaves the input's remainder by the stride, every step-th fits.
+    # Only the taps of the input's stride phase meet it, and they are a fixed step apart.
     fitting = axis.taps_of_phase(shifted % axis.stride)
     step = fitting.step
     first = max(-(-(shifted - (axis.output - 1) * axis.stride) // axis.dilation), 0)
@@ -154,15 +156,15 @@ def input_terms(axis: ConvAxis, position: int, letters: tuple[str, str, str]) ->
     stride = step * axis.dilation // axis.stride
     outputs = range(from_first, from_first - len(taps) * stride, -stride) if taps else range(0)
     if axis.filter > _LISTED_TAPS:
-        found = f"{r} = {_span(taps)} with {p} = {_span(outputs)}" if taps else "no tap"
+        where = f"{r} = {_span(taps)}, where {p} = {_span(outputs)}" if taps else "no tap"
         rule = output_text(axis, str(position), r, p)
-        return AxisTerms(outputs, taps, (f"{rule} is an integer of at least 0 for {found}",))
+        return AxisTerms(outputs, taps, (f"{rule} is the index of an output for {where}",))
     why = []
     for tap in range(axis.filter):
         moved = shifted - tap * axis.dilation
         output, rest = divmod(moved, axis.stride)
         if rest:
-            verdict = "is not an integer: the stride skips it"
+            verdict = "is not an integer: the stride skips this tap"
         elif output < 0:
             verdict = f"= {output}: before the first output"
         elif output >= axis.output:
@@ -174,7 +176,7 @@ def input_terms(axis: ConvAxis, position: int, letters: tuple[str, str, str]) ->
 
 
 def output_terms(axis: ConvAxis, position: int, letters: tuple[str, str, str]) -> AxisTerms:
-    """Return the inputs and taps in the window of an output, for y."""
+    """Return the pairs of an input and a tap in the window of an output, for y."""
     h = letters[0]
     corner = position * axis.stride - axis.pad_before
     first = max(-(corner // axis.dilation), 0)
@@ -187,7 +189,8 @@ def output_terms(axis: ConvAxis, position: int, letters: tuple[str, str, str]) -
     window = f"the window covers {h} = {corner} to {end}{step}"
     outside = axis.filter - len(taps)
     if outside:
-        window += f"; {counted(outside, 'tap')} of {axis.filter} read padding, which is zero"
+        read = "reads" if outside == 1 else "read"
+        window += f"; {outside} of {counted(axis.filter, 'tap')} {read} padding, which is zero"
     return AxisTerms(inputs, taps, (window,))
 
 
@@ -201,9 +204,10 @@ class Element:
     Attributes:
         problem: the layer.
         tensor: "y", "dx" or "dw".
-        index: its indices, in the order of ``names``.
-        asked: what it was called by whoever asked.
-        data: those of x, w, dy, y, dx and dw that are known, in the problem's formats.
+        index: indices of the number, in the order of ``names``.
+        asked: name of the number as the caller wrote it, such as "dF[0,0,0,0]".
+        data: values of x, w, dy, y, dx and dw by name, as far as they are known, in the problem's
+            formats.
     """
 
     problem: ConvProblem
@@ -214,17 +218,17 @@ class Element:
 
     @property
     def name(self) -> str:
-        """Such as ``dw[5,2,0,0]``."""
+        """Name of the number, such as ``dw[5,2,0,0]``."""
         return _indexed(self.tensor, self.index)
 
     @property
     def factors(self) -> tuple[str, str]:
-        """The two tensors whose products are summed."""
+        """Names of the two tensors whose products are summed."""
         return {"y": ("x", "w"), "dx": ("dy", "w"), "dw": ("dy", "x")}[self.tensor]
 
     @cached_property
     def contracted(self) -> range:
-        """The images (dw), filters (dx) or channels of a group (y) that are summed over."""
+        """Images (dw), filters (dx) or channels of a group (y) that the sum runs over."""
         problem = self.problem
         if self.tensor == "dw":
             return range(problem.N)
@@ -249,11 +253,11 @@ class Element:
 
     @cached_property
     def count(self) -> int:
-        """Number of terms, without those whose input is padding."""
+        """Number of terms, without the products with padding."""
         return len(self.contracted) * prod(len(axis.first) for axis in self.axes)
 
     def term(self, number: int) -> Term:
-        """Return the term of this number, the last axis fastest."""
+        """Return a term by its place in the sum; the last axis varies fastest."""
         positions = []
         for axis in reversed(self.axes):
             number, here = divmod(number, len(axis.first))
@@ -279,29 +283,30 @@ class Element:
 
     @property
     def has_values(self) -> bool:
-        """Whether both tensors are known."""
+        """Whether the values of both factors are known."""
         return all(self.data.get(name) is not None for name in self.factors)
 
     @cached_property
     def values(self) -> tuple[Any, Any]:
-        """The two factors of every term, in the terms' order, as float64 or complex128 arrays.
+        """Values of the first and of the second factor of every term, in the terms' order.
 
-        The second one is conjugated in gradients of complex numbers.
+        They are float64 or complex128 arrays. In gradients of complex layers, the second factors
+        are conjugated.
 
         Raises:
-            ConvError: there are too many for the memory.
+            ConvError: the element has too many terms for the memory.
         """
         if self.count > MOST_VALUES:
             raise ConvError(
                 "the terms of an element must fit into memory",
-                f"{self.name} has {self.count:,}",
-                "Omit --large on the command line, or large=True in explain(), and the data, to "
-                "list the terms without values",
+                f"{self.name} has {self.count:,} terms",
+                "Omit --large on the command line, or large=True in explain(), and pass no arrays, "
+                "to list the terms without values",
             )
         return self._values(0), self._values(1)
 
     def _values(self, which: int) -> Any:
-        """Return one factor of every term; taken by slices, which NumPy and CuPy both have."""
+        """Return the first or second factor of every term; slices work in NumPy and CuPy."""
         import numpy as np
 
         if not self.count:
@@ -309,7 +314,7 @@ class Element:
         tensor = self.factors[which]
         order = self.problem.filter_axes if tensor == "w" else self.problem.data_axes
         begin, end = self.term(0)[which], self.term(self.count - 1)[which]
-        # One of the first two indices runs over what is summed, the other stays.
+        # One of the first two indices runs over ``contracted``; the other is constant.
         parts = [slice(begin[i], end[i] + 1) for i in range(2)]
         parts += [_slice((axis.first, axis.second)[which]) for axis in self.axes]
         host = arrays.on_host(self.data[tensor].transpose(order)[tuple(parts)])
@@ -325,7 +330,7 @@ class Element:
 
     @cached_property
     def sum(self) -> float | complex:
-        """The exact sum of the products, rounded once to float64; of complex ones, each part."""
+        """Exact sum of the products, rounded once to float64 (each part of a complex sum)."""
         first, second = self.values
         products = first * second
         if not self.problem.is_complex:
@@ -334,7 +339,7 @@ class Element:
 
     @property
     def computed(self) -> float | complex | None:
-        """This number in the result that was given beside x, w and dy, if it was."""
+        """This number in the known result; None if the result is unknown."""
         if self.data.get(self.tensor) is None:
             return None
         order = self.problem.filter_axes if self.tensor == "dw" else self.problem.data_axes
@@ -345,7 +350,7 @@ class Element:
 
     @property
     def rule(self) -> str:
-        """Formula of the sum, with names of indices."""
+        """Formula of the sum, with letters for the indices."""
         rank = self.problem.spatial_rank
         h, r, p = (LETTERS[kind][rank] for kind in ("input", "filter", "output"))
         x, w, dy = (f"{t}[{','.join(names(self.problem, t))}]" for t in ("x", "w", "dy"))
@@ -359,11 +364,11 @@ class Element:
 
     @property
     def places(self) -> str:
-        """Relation of the positions of the two tensors."""
+        """Formulas that connect the positions of x, w and y along each axis."""
         return self._along(position_text)
 
     def _along(self, say: Callable[[ConvAxis, str, str, str], str]) -> str:
-        """Join ``say`` over the axes, with the names of their input, tap and output."""
+        """Join the texts of ``say`` for each axis and its letters of input, tap and output."""
         rank = self.problem.spatial_rank
         letters = zip(*(LETTERS[kind][rank] for kind in ("input", "filter", "output")), strict=True)
         axes = zip(self.problem.axes, letters, strict=True)
@@ -371,13 +376,13 @@ class Element:
 
     @property
     def conclusion(self) -> str:
-        """Conclusion from the list of terms."""
+        """Conclusion from the list of terms, in words."""
         problem = self.problem
         a, b = self.index[:2]
         if self.count == 0:
             if self.tensor == "dx":
                 return "No window reads this input, so it has no terms and its gradient is zero."
-            return "It has no terms, so it is zero."
+            return "This number has no terms, so it is zero."
         channels, filters = problem.C // problem.groups, problem.K // problem.groups
         where = " of its group" if problem.groups > 1 else ""
         if self.tensor == "dw":
@@ -405,23 +410,23 @@ class Element:
         )
 
     def shown(self, everything: bool = False) -> tuple[list[int], list[int]]:
-        """Return the numbers of the first terms and of the last terms to print."""
+        """Return the places of the terms to print: at the beginning and at the end of the sum."""
         if everything and self.count > MOST_LISTED:
             raise ConvError(
                 f"an element must have at most {MOST_LISTED:,} terms to be listed in full",
-                f"{self.name} has {self.count:,}",
-                "Omit --all on the command line, or everything=True in Python, to list the first "
-                "and the last terms",
+                f"{self.name} has {self.count:,} terms",
+                "Omit --all on the command line, or everything=True in Python, to list only the "
+                "first and the last terms",
             )
         most = SHOWN_FIRST + SHOWN_LAST + 1
         if self.count <= MOST_BY_HAND and self.has_values and self._integral:
-            most = MOST_BY_HAND  # all of them, for checking by hand
+            most = MOST_BY_HAND  # print all terms, so that they can be added by hand
         if everything or self.count <= most:
             return list(range(self.count)), []
         return list(range(SHOWN_FIRST)), list(range(self.count - SHOWN_LAST, self.count))
 
     def section(self, everything: bool = False) -> Section:
-        """Return the element as text; ``everything`` lists all terms."""
+        """Return the text of the element; ``everything`` lists all terms."""
         problem = self.problem
         order = problem.filter_format if self.tensor == "dw" else problem.data_format
         asked = "" if self.asked in ("", self.name) else f", here called {self.name}"
@@ -429,9 +434,9 @@ class Element:
         solved = f"\nso   {self._along(output_text)}" if self.tensor == "dx" else ""
         blocks: list[Paragraph | Verbatim] = [
             Paragraph(
-                f"One of the {prod(sizes):,} numbers of {self.tensor}. Indices are "
-                f"({', '.join(names(problem, self.tensor))}) of {shape_text(sizes)}, in any memory "
-                f"order (here {order}).{GROUPED if problem.groups > 1 else ''}"
+                f"One of the {prod(sizes):,} numbers of {self.tensor}. Its indices are "
+                f"({', '.join(names(problem, self.tensor))}), with sizes {shape_text(sizes)}, "
+                f"whatever the memory order (here {order}).{GROUPED if problem.groups > 1 else ''}"
             ),
             Verbatim(f"{self.rule}\nwith {self.places}{solved}"),
         ]
@@ -446,11 +451,11 @@ class Element:
         return Section(f"{self.asked or self.name}{asked}", tuple(blocks))
 
     def beside(self) -> list[Paragraph]:
-        """Return a line with the library's value, or with the reason why it is missing."""
+        """Return a line with the value that the library computes, or why it is missing."""
         if self.computed is None:
             reason = getattr(self.data, "missing", lambda name: "")(self.tensor)
-            told = reason and self.count
-            return [Paragraph(f"Not computed by the library: {reason}")] if told else []
+            is_needed = reason and self.count
+            return [Paragraph(f"Not computed by the library: {reason}")] if is_needed else []
         name = {"y": "conv_forward", "dx": "conv_backprop_input", "dw": "conv_backprop_filter"}
         dtype = self.problem.dtype
         text = f"cupyconv.{name[self.tensor]} gives {self.computed:.9g} in {dtype}."
@@ -465,7 +470,7 @@ class Element:
         return f"{counted_large(self.count, 'term')} = {' * '.join(sizes)}:"
 
     def lines(self, everything: bool = False) -> Iterator[str]:
-        """Yield one line per term, and their sum if values are known."""
+        """Yield one line per term, and a line with the sum if the values are known."""
         head, tail = self.shown(everything)
         products = [self._product(number) for number in (*head, *tail)]
         widths = [max((len(row[c]) for row in products), default=0) for c in range(2)]
@@ -493,12 +498,12 @@ class Element:
 
     @cached_property
     def _integral(self) -> bool:
-        """Whether all factors are integers that are printed as such; complex ones in both parts."""
+        """Whether all factors are integers below 100 in size, in both parts if they are complex."""
         parts = [part for each in self.values for part in _parts(each)]
         return all(bool((abs(each) < 100).all() and (each % 1 == 0).all()) for each in parts)
 
     def to_dict(self, everything: bool = False) -> dict[str, Any]:
-        """Return the element as plain data; a long list of terms is cut as in the text."""
+        """Return the element as plain data; a long list of terms is shortened as in the text."""
         head, tail = self.shown(everything)
         first, second = self.factors
         terms = []
@@ -538,10 +543,11 @@ class Element:
 
 
 def parse(problem: ConvProblem, text: str) -> Element:
-    """Return the element that a text such as ``dF[3,1,0,2]`` or ``dE/dF[3,1,0,2]`` names.
+    """Return the element with a name such as ``dF[3,1,0,2]`` or ``dE/dF[3,1,0,2]``.
 
     Raises:
-        ConvError: it names none, or one outside its tensor; the message has the ranges.
+        ConvError: the text is not the name of an element, or an index is out of range; the message
+            lists the valid indices.
     """
     pattern = r"\s*(?:d\w/)?(\w+)\s*[\[(]([^\])]*)[\])]\s*"
     match = re.fullmatch(pattern, text) if isinstance(text, str) else None
@@ -561,7 +567,7 @@ def parse(problem: ConvProblem, text: str) -> Element:
     tensor = ALIASES[word]
     letters, sizes = names(problem, tensor), extents(problem, tensor)
     ranges = ", ".join(
-        f"{letter} from 0 to {size - 1}" if size else f"no {letter}, as the batch is empty"
+        f"{letter} from 0 to {size - 1}" if size else f"no {letter}, because the batch is empty"
         for letter, size in zip(letters, sizes, strict=True)
     )
     example = f"{match[1]}[{','.join(str(max(size - 1, 0) // 2) for size in sizes)}]"
@@ -570,14 +576,15 @@ def parse(problem: ConvProblem, text: str) -> Element:
         raise ConvError(
             f"an element of {tensor} needs the {len(sizes)} indices {', '.join(letters)}",
             f"got {text.strip()!r}",
-            f"Write for example '{example}'; there are {ranges}",
+            f"Write for example '{example}', with {ranges}",
         )
-    # A number of 30 digits lies outside every tensor; int() refuses more than 4300 digits.
+    # An index of 30 digits is outside every tensor; int() rejects more than 4300 digits.
     index = tuple(int(part) if len(part) < 30 else -1 for part in parts)
     for letter, part, value, size in zip(letters, parts, index, sizes, strict=True):
         if not 0 <= value < size:
             raise ConvError(
-                f"an element must lie inside its tensor, {tensor} of {shape_text(sizes)}",
+                f"the indices of an element must be inside its tensor, {tensor} of "
+                f"{shape_text(sizes)}",
                 f"{text.strip()} has {letter} = {part}",
                 f"Use {ranges}",
             )
@@ -592,27 +599,27 @@ def _exact_sum(numbers: list[float]) -> float:
 
 
 def _parts(values: Any) -> tuple[Any, ...]:
-    """Return the real numbers that numbers are made of."""
+    """Return the real and imaginary parts of complex numbers, or real numbers as they are."""
     return (values.real, values.imag) if values.dtype.kind == "c" else (values,)
 
 
 def _whole(value: complex) -> str:
-    """Return a complex integer; no part is a negative zero, which conjugating leaves."""
+    """Return the text of a complex integer, without the negative zeros of conjugation."""
     return f"{value.real + 0:.0f}{value.imag + 0:+.0f}j"
 
 
 def _plain(value: float | complex | None) -> Any:
-    """Return a number for JSON; of a complex one, its parts."""
+    """Return a number for JSON; a complex number becomes [real, imaginary]."""
     return [value.real, value.imag] if isinstance(value, complex) else value
 
 
 def counted_large(number: int, noun: str) -> str:
-    """Return a number with commas and a noun: ``9,216 terms``."""
+    """Return a count with thousands separators and its noun: ``9,216 terms``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _slice(positions: range) -> slice:
-    """Return the slice that takes these positions, also where they run down to 0."""
+    """Return the slice for a range of positions, also for a range that runs down to 0."""
     stop: int | None = positions.stop
     if positions.step < 0 and positions.stop < 0:
         stop = None

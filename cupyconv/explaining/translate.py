@@ -1,7 +1,7 @@
-"""The same layer in other frameworks: programs that run, and what each cannot say.
+"""Translate a layer into programs of other frameworks, and note what they do not support.
 
-Every program takes NumPy arrays ``x``, ``w`` and ``dy`` in the problem's own formats and leaves
-``y``, ``dx`` and ``dw`` in the same; its first lines make the three at random.
+Every program draws random NumPy arrays ``x``, ``w`` and ``dy`` in the problem's formats, and
+computes ``y``, ``dx`` and ``dw`` as arrays in the same formats.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PRINT = """\
 for name, array in {"y": y, "dx": dx, "dw": dw}.items():
     norm = np.sqrt((abs(array).astype("float64") ** 2).sum())
     print(f"{name}: shape {array.shape}, norm {norm:.5g}")  # as in `cupyconv grads`"""
-"""The last lines of every program."""
+"""Last lines of every program."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Translation:
         setup: lines that create x, w and dy.
         code: lines that compute y, dx and dw.
         size: how the size of dx is passed to this framework.
-        flags: what it cannot express, and what is done instead.
+        flags: features that the framework lacks, and what the program does instead.
     """
 
     framework: str
@@ -46,7 +46,7 @@ class Translation:
 
     @property
     def program(self) -> str:
-        """All of it, ready to run."""
+        """Complete program, with the flags as comments."""
         head = "".join(f"# {flag}\n" for flag in self.flags)
         return f"{head}{self.imports}\n\n{self.setup}\n\n{self.code}\n\n{_PRINT}\n"
 
@@ -61,8 +61,8 @@ class Translation:
 
 
 def translations(problem: ConvProblem) -> tuple[Translation, ...]:
-    """Return the layer in TensorFlow, PyTorch, JAX and ONNX, as far as they have its dtype."""
-    words = _OF_COMPLEX_NUMBERS if problem.is_complex else FRAMEWORKS
+    """Return the layer in every framework that supports its dtype."""
+    words = _SUPPORT_COMPLEX if problem.is_complex else FRAMEWORKS
     return tuple(FRAMEWORKS[word](problem) for word in words)
 
 
@@ -70,22 +70,22 @@ def translation(problem: ConvProblem, framework: str) -> Translation:
     """Return the layer in one framework.
 
     Raises:
-        ConvError: its name is not known, or it has no convolution of complex numbers.
+        ConvError: the framework is unknown, or it has no convolution of complex numbers.
     """
-    given = framework.lower() if isinstance(framework, str) else ""
-    word = {"torch": "pytorch", "tf": "tensorflow"}.get(given, given)
+    name = framework.lower() if isinstance(framework, str) else ""
+    word = {"torch": "pytorch", "tf": "tensorflow"}.get(name, name)
     if word not in FRAMEWORKS:
         raise unknown_word("framework", framework, FRAMEWORKS)
-    if problem.is_complex and word not in _OF_COMPLEX_NUMBERS:
+    if problem.is_complex and word not in _SUPPORT_COMPLEX:
         raise ConvError(
-            "the framework must have convolutions of the dtype",
-            f"{word} has no convolution of {problem.dtype}",
-            f"Use {' or '.join(_OF_COMPLEX_NUMBERS)}",
+            "the framework must support convolutions of the problem's dtype",
+            f"{word} does not support {problem.dtype}",
+            f"Use {' or '.join(_SUPPORT_COMPLEX)}",
         )
     return FRAMEWORKS[word](problem)
 
 
-# -- what they share -------------------------------------------------------------------------------
+# -- shared parts ----------------------------------------------------------------------------------
 
 
 def _setup(problem: ConvProblem) -> str:
@@ -102,7 +102,7 @@ def _setup(problem: ConvProblem) -> str:
     return "\n".join(lines)
 
 
-def _made(
+def _translation(
     problem: ConvProblem,
     framework: str,
     call: str,
@@ -117,7 +117,7 @@ def _made(
 
 
 def _order(problem: ConvProblem, channels_last: bool) -> tuple[Any, Any, Any, Any]:
-    """Return permutations of data and filter into a framework's order, and back."""
+    """Return permutations of data and filter into a framework's order, and both back again."""
     rank = problem.spatial_rank
     data = formats.data_formats(rank)[channels_last]
     filters = formats.filter_formats(rank)[channels_last]
@@ -126,9 +126,9 @@ def _order(problem: ConvProblem, channels_last: bool) -> tuple[Any, Any, Any, An
     return *there, *back
 
 
-def _between(given: str, wanted: str) -> str | None:
+def _between(source: str, target: str) -> str | None:
     """Return the permutation between two memory orders; None if they are the same."""
-    order = tuple(given.index(letter) for letter in wanted)
+    order = tuple(source.index(letter) for letter in target)
     return None if order == tuple(range(len(order))) else str(order)
 
 
@@ -141,7 +141,7 @@ def _padded(problem: ConvProblem) -> bool:
 
 
 def _output_padding(problem: ConvProblem) -> tuple[int, ...]:
-    """Return each input size minus the smallest one with this output and padding."""
+    """Return each input size minus the smallest input size with this output size and padding."""
     return tuple(
         axis.padded_input - axis.effective_filter - (axis.output - 1) * axis.stride
         for axis in problem.axes
@@ -149,7 +149,7 @@ def _output_padding(problem: ConvProblem) -> tuple[int, ...]:
 
 
 def _inside(problem: ConvProblem) -> str:
-    """Return the slices of the input within the padded input."""
+    """Return the slices that cut the input out of the padded input."""
     return ", ".join(f"{axis.pad_before}:{axis.pad_before + axis.input}" for axis in problem.axes)
 
 
@@ -181,9 +181,7 @@ def _pytorch(problem: ConvProblem) -> Translation:
     if cropped:
         sides = [side for pair in reversed(problem.padding) for side in pair]
         source, padding = f"F.pad(X, {tuple(sides)})", "padding=0"
-        flags.append(
-            "PyTorch's convolution pads both sides of an axis equally: F.pad adds the rest"
-        )
+        flags.append("PyTorch's convolution pads both sides of an axis equally: F.pad pads instead")
     if problem.padding_mode.startswith("same"):
         if max(problem.stride) > 1:
             flags.append(
@@ -210,33 +208,33 @@ def _pytorch(problem: ConvProblem) -> Translation:
         flags.append("NumPy has no bfloat16: the program converts through float32")
     extra = _output_padding(problem)
     plain = f"padding={_torch_tuple(befores)}" if not cropped else "padding=0"
-    told = f"output_padding={_torch_tuple(extra)}"
-    sent_back = "W.detach().conj()" if problem.is_complex else "W.detach()"
+    option = f"output_padding={_torch_tuple(extra)}"
+    weights = "W.detach().conj()" if problem.is_complex else "W.detach()"
     lines = [
         f"X = {tensor('x', data)}.requires_grad_()",
         f"W = {tensor('w', filters)}.requires_grad_()",
         f"DY = {tensor('dy', data)}",
         f"Y = {call}",
         "DX, DW = torch.autograd.grad(Y, (X, W), DY)",
-        "# The same dx alone; output_padding selects one of the possible sizes.",
-        f"DX_told = F.conv_transpose{rank}d(",
-        f"    DY, {sent_back}, stride={stride}, {plain},",
-        f"    {told}, groups={problem.groups}, dilation={dilation},",
+        "# dx without autograd; output_padding selects one of the possible sizes.",
+        f"DX_direct = F.conv_transpose{rank}d(",
+        f"    DY, {weights}, stride={stride}, {plain},",
+        f"    {option}, groups={problem.groups}, dilation={dilation},",
         ")",
     ]
-    size = f"conv_transpose{rank}d(..., {plain}, {told})"
-    size += " of conj(w)" if problem.is_complex else ", or torch.nn.grad's input_size"
+    size = f"conv_transpose{rank}d(..., {plain}, {option})"
+    size += " applied to conj(w)" if problem.is_complex else ", or torch.nn.grad's input_size"
     if cropped:
-        lines.append(f"DX_told = DX_told[:, :, {_inside(problem)}]")
+        lines.append(f"DX_direct = DX_direct[:, :, {_inside(problem)}]")
         size += f", {_cropped(problem)}"
     lines += [
         f"y = {array('Y.detach()', data_back)}",
         f"dx = {array('DX', data_back)}",
         f"dw = {array('DW', filters_back)}",
-        f"dx_told = {array('DX_told', data_back)}",
+        f"dx_direct = {array('DX_direct', data_back)}",
     ]
     imports = ("import torch", "import torch.nn.functional as F")
-    return _made(problem, "PyTorch", call, imports, lines, size, flags)
+    return _translation(problem, "PyTorch", call, imports, lines, size, flags)
 
 
 # -- TensorFlow ------------------------------------------------------------------------------------
@@ -269,7 +267,7 @@ def _tensorflow(problem: ConvProblem) -> Translation:
             padding = str(pairs)
         else:
             source, padding = f"tf.pad(X, {pairs})", '"VALID"'
-            only = "with dilation, " if rank == 2 else ""
+            only = "With dilation, " if rank == 2 else ""
             flags.append(f"{only}conv{rank}d supports SAME and VALID only: tf.pad adds the padding")
     single = max(problem.filter_sizes) == 1 and any(_output_padding(problem))
     if single:
@@ -279,13 +277,13 @@ def _tensorflow(problem: ConvProblem) -> Translation:
             source = f"tf.pad(X, {padding})"
         source, padding = f"{source}[:, {ends}]", '"VALID"'
         flags.append(
-            "With oneDNN, TensorFlow 2.21 may crash on gradients of strided filters of one tap "
-            "if inputs remain unread at the end: the program crops them"
+            "With oneDNN, TensorFlow 2.21 may crash on gradients of strided layers with one-tap "
+            "filters if no window reads the last inputs: the program crops these inputs"
         )
     if dilated:
         what = "dilated layers" if rank == 3 else "gradients of dilated layers"
         flags.append(
-            f"On a CPU TensorFlow computes {what} only with oneDNN, in float32 and bfloat16"
+            f"On a CPU, TensorFlow computes {what} only with oneDNN, in float32 and bfloat16"
         )
         if max(problem.stride) > 1:
             flags.append(
@@ -293,7 +291,9 @@ def _tensorflow(problem: ConvProblem) -> Translation:
                 f"tf.nn.conv{rank}d supports both"
             )
     if mode not in ("same", "valid") and _padded(problem):
-        flags.append("Keras layers support 'same' and 'valid' only: add a ZeroPadding layer before")
+        flags.append(
+            "Keras layers support 'same' and 'valid' only: put a ZeroPadding layer before them"
+        )
 
     def call(x: str, w: str) -> str:
         if rank == 1:
@@ -346,15 +346,15 @@ def _tensorflow(problem: ConvProblem) -> Translation:
         explicit = padding.startswith("[")
         word = '"EXPLICIT"' if explicit else padding
         lines += [
-            "# The same dx alone; input_sizes selects one of the possible sizes.",
-            "DX_told = tf.raw_ops.Conv2DBackpropInput(",
+            "# dx without autodiff; input_sizes selects one of the possible sizes.",
+            "DX_direct = tf.raw_ops.Conv2DBackpropInput(",
             f"    input_sizes={sizes}, filter=W, out_backprop=DY,",
             f"    strides={[1, *problem.stride, 1]}, padding={word},",
         ]
         if explicit:
             flat = [side for pair in ((0, 0), *problem.padding, (0, 0)) for side in pair]
             lines.append(f"    explicit_paddings={flat},")
-        lines += [")", f"dx_told = {array('DX_told', data_back)}"]
+        lines += [")", f"dx_direct = {array('DX_direct', data_back)}"]
     in_numbers = mode in ("same_lower", "explicit") and _padded(problem)
     if rank == 2:
         size = f"Conv2DBackpropInput(input_sizes={sizes}), conv2d_transpose(output_shape={sizes})"
@@ -362,9 +362,9 @@ def _tensorflow(problem: ConvProblem) -> Translation:
     else:
         padded = [problem.N, *(axis.padded_input for axis in problem.axes), problem.C]
         size = f"conv{rank}d_transpose(output_shape={padded if in_numbers else sizes})"
-        size += f", which has no explicit padding: {_cropped(problem)}" if in_numbers else ""
+        size += f", without explicit padding, {_cropped(problem)}" if in_numbers else ""
     imports = ("import tensorflow as tf",)
-    return _made(problem, "TensorFlow", forward, imports, lines, size, flags)
+    return _translation(problem, "TensorFlow", forward, imports, lines, size, flags)
 
 
 # -- JAX -------------------------------------------------------------------------------------------
@@ -382,7 +382,7 @@ def _jax(problem: ConvProblem) -> Translation:
         flags.append("JAX rounds to float32 unless jax_enable_x64 is set before the first array")
     if problem.dtype == "float32":
         flags.append(
-            "On a GPU or TPU JAX may round float32 operands; precision='highest' forbids it"
+            "On a GPU or TPU, JAX may round float32 operands; precision='highest' prevents this"
         )
     operands = "x, w"
     if problem.dtype == "bfloat16":
@@ -408,18 +408,18 @@ def _jax(problem: ConvProblem) -> Translation:
     ]
     if problem.is_complex:
         flags.append(
-            "JAX's gradients are the conjugates of these and of PyTorch's: the program conjugates "
-            "dy, dx and dw"
+            "JAX's gradients are the complex conjugates of cupyconv's and PyTorch's: the program "
+            "conjugates dy, dx and dw"
         )
         lines[-2] = "DX, DW = backward(jax.numpy.asarray(dy, Y.dtype).conj())"
         lines[-1] = "y, dx, dw = np.asarray(Y), np.conj(DX), np.conj(DW)"
     if problem.dtype == "bfloat16":
         lines[-1] = 'y, dx, dw = (np.asarray(a.astype("float32")) for a in (Y, DX, DW))'
     size = (
-        f"jax.vjp takes it from x; by hand: lhs_dilation={problem.stride}, "
+        f"jax.vjp takes the size from x; without vjp: lhs_dilation={problem.stride}, "
         f"padding={[axis.padding for axis in backwards]} and a flipped filter"
     )
-    return _made(problem, "JAX", call, imports, lines, size, flags)
+    return _translation(problem, "JAX", call, imports, lines, size, flags)
 
 
 # -- ONNX ------------------------------------------------------------------------------------------
@@ -435,20 +435,22 @@ def _onnx(problem: ConvProblem) -> Translation:
             f"{formats.filter_formats(rank)[0]}: the program transposes the arrays"
         )
     flags.append(
-        "ONNX has no gradient of Conv: dx is a ConvTranspose, dw a Conv of x with dy as its filter"
+        "ONNX has no gradients of Conv: the program computes dx with ConvTranspose, and dw with a "
+        "Conv of x with dy as the filter"
     )
     if groups > 1:
         flags.append(
-            f"dw of {groups} groups needs one Conv node per group. dx is a single node, but "
-            "onnx's reference evaluator supports ConvTranspose with one group only"
+            f"dw of {groups} groups needs one Conv node per group. One ConvTranspose node can "
+            "compute dx, but onnx's reference evaluator supports ConvTranspose with one group "
+            "only: the program uses one node per group"
         )
     befores, afters = zip(*problem.padding, strict=True)
     pads = [*befores, *afters]
     modes = {"same": "SAME_UPPER", "same_lower": "SAME_LOWER", "valid": "VALID"}
     word = modes.get(problem.padding_mode)
-    told = f'auto_pad="{word}"' if word else f"pads={pads}"
+    padding = f'auto_pad="{word}"' if word else f"pads={pads}"
     strides, dilations = list(problem.stride), list(problem.dilation)
-    call = f"Conv(x, w, {told}, strides={strides}, dilations={dilations}, group={groups})"
+    call = f"Conv(x, w, {padding}, strides={strides}, dilations={dilations}, group={groups})"
     extra = list(_output_padding(problem))
     weights = filter_gradient_axes(problem)
     grad_pads = [a.padding[0] for a in weights] + [max(a.padding[1], 0) for a in weights]
@@ -458,7 +460,7 @@ def _onnx(problem: ConvProblem) -> Translation:
         flags.append("NumPy has no bfloat16: the program runs in float32")
     swap = str((1, 0, *range(2, rank + 2)))
 
-    def turned(name: str, order: str | None) -> str:
+    def transposed(name: str, order: str | None) -> str:
         return name + (f".transpose{order}" if order else "")
 
     lines = [
@@ -474,30 +476,30 @@ def _onnx(problem: ConvProblem) -> Translation:
         "    return ReferenceEvaluator(model).run(None, {'a': a, 'b': b})[0]",
         "",
         "",
-        f"X = {turned('x', data)}",
-        f"W = {turned('w', filters)}",
-        f"DY = {turned('dy', data)}",
+        f"X = {transposed('x', data)}",
+        f"W = {transposed('w', filters)}",
+        f"DY = {transposed('dy', data)}",
         f"same = dict(strides={strides}, dilations={dilations})",
-        f"Y = run('Conv', X, W, {told}, group={groups}, **same)",
+        f"Y = run('Conv', X, W, {padding}, group={groups}, **same)",
         *_onnx_dx(groups, f"pads={pads}, output_padding={extra}, **same"),
-        "# dw: images and channels swap roles, as do stride and dilation; inputs that no window",
-        "# reaches are cropped.",
+        "# dw: images and channels swap roles, and so do stride and dilation. Inputs that no",
+        "# window reads at the end are cropped.",
         f"X_read = X[:, :, {used}].transpose{swap}",
         *_onnx_dw(groups, f"pads={grad_pads}, strides={dilations}, dilations={strides}", swap),
-        f"y = {turned('Y', data_back)}",
-        f"dx = {turned('DX', data_back)}",
-        f"dw = {turned('DW', filters_back)}",
+        f"y = {transposed('Y', data_back)}",
+        f"dx = {transposed('DX', data_back)}",
+        f"dw = {transposed('DW', filters_back)}",
     ]
     size = f"ConvTranspose(pads={pads}, output_padding={extra})" + _onnx_output_shape(problem)
     imports = (
         "from onnx import TensorProto, helper",
         "from onnx.reference import ReferenceEvaluator",
     )
-    return _made(problem, "ONNX", call, imports, lines, size, flags)
+    return _translation(problem, "ONNX", call, imports, lines, size, flags)
 
 
 def _onnx_output_shape(problem: ConvProblem) -> str:
-    """Return ConvTranspose's output_shape where it implies our padding; else an empty text."""
+    """Return ConvTranspose's output_shape if it implies the same padding; else empty."""
     befores = [before for before, _ in problem.padding]
     totals = [
         (axis.output - 1) * axis.stride + axis.effective_filter - axis.input
@@ -507,8 +509,8 @@ def _onnx_output_shape(problem: ConvProblem) -> str:
         "SAME_UPPER": [total // 2 for total in totals],
         "SAME_LOWER": [total - total // 2 for total in totals],
     }
-    for word, made in halves.items():
-        if min(totals) >= 0 and made == befores:
+    for word, half in halves.items():
+        if min(totals) >= 0 and half == befores:
             return f', or output_shape={list(problem.input_sizes)} with auto_pad="{word}"'
     return ""
 
@@ -544,5 +546,5 @@ FRAMEWORKS: dict[str, Callable[[ConvProblem], Translation]] = {
     "onnx": _onnx,
 }
 
-_OF_COMPLEX_NUMBERS = ("pytorch", "jax")
+_SUPPORT_COMPLEX = ("pytorch", "jax")
 """Frameworks that convolve complex numbers."""

@@ -1,4 +1,4 @@
-"""The numbers that an explanation shows: those that were given, and seeded ones for the rest."""
+"""Numbers that an explanation shows: the tensors that were passed, and random operands."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ RESULTS = ("y", "dx", "dw")
 Kind = Literal["normal", "integers"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
-"""Normally distributed numbers, or integers from -3 to 3, whose sums can be checked on paper."""
+"""Kinds of random numbers: normally distributed, or integers from -3 to 3 for sums by hand."""
 
 MOST_ELEMENTS = 20_000_000
-"""Numbers of x, w and dy that are drawn at random unless the layer is to be computed anyway."""
+"""Largest count of numbers in x, w and dy that is drawn at random by default (chosen)."""
 
 MOST_FLOPS = 5e9
-"""Floating-point operations of a pass that is computed only to be shown, unless told otherwise."""
+"""Largest number of floating-point operations of a pass that is computed by default (chosen)."""
 
 
 def require_kind(what: str, kind: str) -> str:
-    """Return the kind, if it is one.
+    """Return ``kind`` if it is a valid kind of random numbers.
 
     Raises:
-        ConvError: it is not.
+        ConvError: the kind is unknown.
     """
     require_word(what, kind, KINDS)
     return kind
 
 
 def random(generator: Any, shape: tuple[int, ...], dtype: str, kind: str = "normal") -> Any:
-    """Return random numbers of a kind and a dtype as a NumPy array."""
+    """Return a NumPy array of random numbers."""
     import numpy as np
 
     if dtype in REAL_PART:
@@ -45,13 +45,13 @@ def random(generator: Any, shape: tuple[int, ...], dtype: str, kind: str = "norm
         return real + 1j * imaginary
     if kind == "integers":
         return generator.integers(-3, 4, shape).astype(arrays.numpy_dtype(dtype))
-    # 16-bit types are rounded from float32, which takes half the memory of float64.
+    # Draw 16-bit types as float32, which takes half the memory of float64, and round.
     drawn = np.float64 if dtype == "float64" else np.float32
     return generator.standard_normal(shape, dtype=drawn).astype(arrays.numpy_dtype(dtype))
 
 
 def draw(problem: ConvProblem, seed: int = 0, kind: str = "normal") -> dict[str, Any]:
-    """Return x, w and dy of a layer.  All three, so that none depends on which others are given."""
+    """Return random x, w and dy; all three are drawn, so that each depends only on the seed."""
     import numpy as np
 
     generator = np.random.default_rng(seed)
@@ -63,16 +63,17 @@ def draw(problem: ConvProblem, seed: int = 0, kind: str = "normal") -> dict[str,
 
 
 class Values(Mapping[str, Any]):
-    """x, w and dy of a layer, and y, dx and dw as the library computes them, when asked for.
+    """The tensors x, w, dy, y, dx and dw of a layer by name, computed when they are first read.
 
-    Tensors too large to be drawn and results that would take long have no key; ``missing`` gives
-    the reason.  Results are computed on the host.
+    Operands that are too large to draw and results that take long to compute have no key;
+    ``missing`` returns the reason.  Results are computed on the host.
 
     Args:
-        given: the known tensors, in the problem's formats.
-        kind: kind of random numbers for the other tensors; None leaves them out.
+        problem: the layer.
+        given: passed tensors by name, in the problem's formats.
+        kind: kind of random numbers for operands that were not passed; None for no values.
         seed: seed of the random numbers.
-        large: compute the values of layers of any size.
+        large: compute the values whatever the size of the layer.
     """
 
     def __init__(
@@ -113,15 +114,15 @@ class Values(Mapping[str, Any]):
 
     @property
     def too_many(self) -> int:
-        """The count of numbers in x, w and dy if these are more than are drawn, else 0."""
+        """Count of numbers in x, w and dy if it is too large to draw them, else 0."""
         problem = self.problem
         shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
-        # An empty batch counts as one image: NumPy makes no array of 0 by 2^62 numbers either.
+        # Count an empty batch as one image: NumPy rejects even an array of 0 by 2^62 numbers.
         count = sum(prod(max(size, 1) for size in shape) for shape in shapes)
         return count if count > MOST_ELEMENTS and not (self.large and problem.N) else 0
 
     def missing(self, name: str) -> str:
-        """Return why a tensor has no values, and the option that gives them; else empty."""
+        """Return why a tensor has no values and which option adds them; empty if it has values."""
         if name in self:
             return ""
         if not self.problem.N:
@@ -147,15 +148,19 @@ class Values(Mapping[str, Any]):
 
     @cached_property
     def _computable(self) -> bool:
-        here = all(name in self for name in OPERANDS)
+        known = all(name in self for name in OPERANDS)
         fits = self.large or self.problem.flops <= MOST_FLOPS
-        return here and self.problem.N > 0 and fits
+        return known and self.problem.N > 0 and fits
 
     def compute(self, name: str, dtype: str = "") -> Any:
-        """Return y, dx or dw by the library, in the problem's dtype or another.
+        """Return y, dx or dw as the library computes it.
+
+        Args:
+            name: "y", "dx" or "dw".
+            dtype: dtype of the computation; the problem's by default.
 
         Raises:
-            KeyError: an operand is not known.
+            KeyError: an operand has no values.
         """
         import numpy as np
 
@@ -163,7 +168,7 @@ class Values(Mapping[str, Any]):
 
         problem = self.problem
         kind = arrays.numpy_dtype(dtype or problem.dtype)
-        with np.errstate(over="ignore"):  # to infinity, as in a layer of that dtype
+        with np.errstate(over="ignore"):  # overflow to infinity, as a layer of this dtype does
             x, w, dy = (
                 arrays.on_host(self[operand]).astype(kind, copy=False) for operand in OPERANDS
             )
@@ -175,9 +180,9 @@ class Values(Mapping[str, Any]):
 
     @property
     def source(self) -> str:
-        """Origin of x, w and dy."""
+        """Origin of the values of x, w and dy, in words."""
         given = [name for name in OPERANDS if name in self.given]
-        parts = [f"{', '.join(given)} as given"] if given else []
+        parts = [f"{', '.join(given)} as passed"] if given else []
         if len(given) < len(OPERANDS) and self.kind is not None:
             what = "random integers" if self.kind == "integers" else "random data"
             parts.append(f"{what} of seed {self.seed}")
@@ -185,7 +190,7 @@ class Values(Mapping[str, Any]):
 
 
 def planes(problem: ConvProblem, tensor: str, array: Any, width: int = 92) -> Iterator[str]:
-    """Yield a tensor's numbers, a plane for each channel, as many beside each other as fit."""
+    """Yield lines of text with a tensor's numbers: planes of channels, side by side."""
     import numpy as np
 
     order = problem.filter_axes if tensor in ("w", "dw") else problem.data_axes
@@ -201,7 +206,7 @@ def planes(problem: ConvProblem, tensor: str, array: Any, width: int = 92) -> It
         blocks.append((f"{tensor}[{','.join(map(str, place))}]", rows))
     wide = max(max(len(name), len(rows[0])) for name, rows in blocks) + 4
     beside = max(width // wide, 1)
-    if tensor in ("w", "dw"):  # a filter's channels in a line of their own
+    if tensor in ("w", "dw"):  # start a new row of planes for each filter
         beside = min(beside, texts.shape[1])
     for first in range(0, len(blocks), beside):
         line = blocks[first : first + beside]
@@ -213,7 +218,7 @@ def planes(problem: ConvProblem, tensor: str, array: Any, width: int = 92) -> It
 
 
 def written(value: float | complex) -> str:
-    """Return a number in a few characters; an integer as one."""
+    """Return a number in a few characters; an integer without a decimal point."""
     if isinstance(value, complex):
         imaginary = written(value.imag)
         return f"{written(value.real)}{'' if imaginary.startswith('-') else '+'}{imaginary}j"
@@ -223,7 +228,7 @@ def written(value: float | complex) -> str:
 
 
 def short(value: float) -> str:
-    """Return a number in at most five characters for a cell, as the page does."""
+    """Return a number in at most five characters for a cell, by the same rules as page.js."""
     if not isfinite(value):
         return str(value)
     size = abs(value)
@@ -231,7 +236,7 @@ def short(value: float) -> str:
         return f"{value + 0:.0f}"
     if size < 0.995:
         text = f"{value:.2f}"
-        return text if float(text) else "0.00"  # no minus of what is nearly nothing
+        return text if float(text) else "0.00"  # not "-0.00"
     if size < 99.5:
         return f"{value:.1f}"
     if size < 9999.5:

@@ -11,14 +11,14 @@ PyTorch's own convolutions::
         loss = criterion(model(x), target)
     print(report)
 
-CPU tensors are computed by the NumPy path, CUDA tensors by the kernels on PyTorch's current stream;
-neither is copied.  The functions call three custom operators, ``torch.ops.cupyconv.forward``,
+CPU tensors are computed by the NumPy path, CUDA tensors by the kernels on PyTorch's current stream.
+Tensors are not copied.  The functions call three custom operators, ``torch.ops.cupyconv.forward``,
 ``.backprop_input`` and ``.backprop_filter``.  The gradient of each consists of the other two, so
 the functions can be differentiated any number of times::
 
-    y  = forward(x, w)              gives  backprop_input(w, dy)   and  backprop_filter(x, dy)
-    dx = backprop_input(w, dy)      gives  backprop_filter(ddx, dy)  and  forward(ddx, w)
-    dw = backprop_filter(x, dy)     gives  backprop_input(ddw, dy)   and  forward(x, ddw)
+    y  = forward(x, w)            has the gradients  backprop_input(w, dy), backprop_filter(x, dy)
+    dx = backprop_input(w, dy)    has the gradients  backprop_filter(ddx, dy), forward(ddx, w)
+    dw = backprop_filter(x, dy)   has the gradients  backprop_input(ddw, dy), forward(x, ddw)
 
 Differences from PyTorch:
 

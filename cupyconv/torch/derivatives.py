@@ -200,7 +200,7 @@ def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
     stack = torch._C._functorch.get_interpreter_stack() or ()
     if any(level.key() == functionalize for level in stack):
         raise ConvTypeError(
-            "torch.func.functionalize does not support functions with derivatives of their own. "
+            "torch.func.functionalize does not support functions with custom derivatives. "
             "Call it without torch.func.functionalize, or on PyTorch's own convolutions"
         )
     return function.apply(*arguments)

@@ -13,7 +13,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from cupyconv import foreign, formats
 from cupyconv.errors import ConvError, ConvTypeError, shown
 from cupyconv.problem import ITEMSIZE, ConvAxis, ConvProblem, integer, integers, is_sequence
-from cupyconv.remedies import Names
+from cupyconv.remedies import Names, any_padding
 from cupyconv.torch import derivatives, operators
 from cupyconv.torch.operators import DTYPES
 
@@ -25,7 +25,10 @@ Padding = Literal["valid", "same"] | IntOrInts
 _DEVICES = ("cpu", "cuda", "meta")
 
 _CONVOLUTION = Names(
-    w="the weight", y="the output", absent=frozenset(("data_format", "filter_format", "padding"))
+    w="the weight",
+    y="the output",
+    absent=frozenset(("data_format", "filter_format", "padding")),
+    pad=lambda value: None if isinstance(value, str) else any_padding(value),
 )
 _TRANSPOSED = _CONVOLUTION._replace(x="the result", y="the input")
 _GRADIENT = _CONVOLUTION._replace(y="grad_output", x_shape="input_size", w_shape="weight_size")
@@ -75,7 +78,7 @@ def conv1d(
 
     Raises:
         ConvError: the convolution is invalid.
-        ConvTypeError: a tensor's dtype, device or kind is not supported, or tensors differ in them.
+        ConvTypeError: a tensor's dtype, device or kind is unsupported, or differs from another's.
         DeviceError: a tensor is on a CUDA device, and CuPy is not installed.
     """
     return _convolution(1, input, weight, bias, stride, padding, dilation, groups)
@@ -91,9 +94,10 @@ def conv2d(
     dilation: IntOrInts = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Compute ``torch.nn.functional.conv2d``, as ``conv1d`` with (H, W), (R, S) and (P, Q).
+    """Compute ``torch.nn.functional.conv2d``.
 
-    The result is channels_last in memory if the input or the weight is.
+    The arguments are those of ``conv1d``; input, weight and result have the spatial sizes (H, W),
+    (R, S) and (P, Q).  The result is channels_last in memory if the input or the weight is.
     """
     return _convolution(2, input, weight, bias, stride, padding, dilation, groups)
 
@@ -108,9 +112,11 @@ def conv3d(
     dilation: IntOrInts = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Compute ``torch.nn.functional.conv3d``, with (D, H, W), (T, R, S) and (Z, P, Q).
+    """Compute ``torch.nn.functional.conv3d``.
 
-    The result is channels_last_3d in memory if the input or the weight is.
+    The arguments are those of ``conv1d``; input, weight and result have the spatial sizes
+    (D, H, W), (T, R, S) and (Z, P, Q).  The result is channels_last_3d in memory if the input or
+    the weight is.
     """
     return _convolution(3, input, weight, bias, stride, padding, dilation, groups)
 
@@ -156,7 +162,11 @@ def conv_transpose2d(
     groups: int = 1,
     dilation: IntOrInts = 1,
 ) -> Tensor:
-    """Compute ``torch.nn.functional.conv_transpose2d``, from (P, Q) to (H, W)."""
+    """Compute ``torch.nn.functional.conv_transpose2d``.
+
+    The arguments are those of ``conv_transpose1d``; input and result have the spatial sizes (P, Q)
+    and (H, W).
+    """
     return _transposed(2, input, weight, bias, stride, padding, output_padding, groups, dilation)
 
 
@@ -171,7 +181,11 @@ def conv_transpose3d(
     groups: int = 1,
     dilation: IntOrInts = 1,
 ) -> Tensor:
-    """Compute ``torch.nn.functional.conv_transpose3d``, from (Z, P, Q) to (D, H, W)."""
+    """Compute ``torch.nn.functional.conv_transpose3d``.
+
+    The arguments are those of ``conv_transpose1d``; input and result have the spatial sizes
+    (Z, P, Q) and (D, H, W).
+    """
     return _transposed(3, input, weight, bias, stride, padding, output_padding, groups, dilation)
 
 
@@ -188,7 +202,7 @@ def conv1d_input(
     dilation: IntOrInts = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Compute ``torch.nn.grad.conv1d_input``: the gradient of ``conv1d`` in its input.
+    """Compute ``torch.nn.grad.conv1d_input``: the gradient of ``conv1d`` with respect to its input.
 
     Args:
         input_size: shape of the input, (N, C, W).
@@ -243,7 +257,7 @@ def conv1d_weight(
     dilation: IntOrInts = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Compute ``torch.nn.grad.conv1d_weight``: the gradient of ``conv1d`` in its weight.
+    """Compute ``torch.nn.grad.conv1d_weight``: the gradient of ``conv1d`` with respect to weight.
 
     Args:
         input: (N, C, W).
@@ -299,7 +313,7 @@ def convolution(
     output_padding: IntOrInts,
     groups: int,
 ) -> Tensor:
-    """Compute ``torch.convolution``, with the number of spatial axes of the weight.
+    """Compute ``torch.convolution``; the weight determines the number of spatial axes.
 
     Raises:
         ConvError, ConvTypeError, DeviceError: as for ``conv1d`` and ``conv_transpose1d``.
@@ -332,7 +346,8 @@ def convolution_backward(
             gradient.
         bias_sizes: ignored.
         stride, padding, dilation, groups: parameters of the convolution.
-        transposed, output_padding: must be those of a convolution that is not transposed.
+        transposed: must be False.
+        output_padding: ignored.
         output_mask: whether to compute the gradients with respect to input, weight and bias.
 
     Returns:
@@ -349,11 +364,11 @@ def convolution_backward(
 
 
 class _RuntimeConvError(ConvError, RuntimeError):
-    """ConvError that is a RuntimeError, as PyTorch's errors are."""
+    """ConvError that is also a RuntimeError, like PyTorch's errors."""
 
 
 class _RuntimeConvTypeError(ConvTypeError, RuntimeError):
-    """ConvTypeError that is a RuntimeError, as PyTorch's errors are."""
+    """ConvTypeError that is also a RuntimeError, like PyTorch's errors."""
 
 
 def _with_runtime_errors(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -503,9 +518,9 @@ def _gradients(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     if transposed:
         raise ConvError(
-            "convolution_backward must be given a convolution that is not transposed",
+            "convolution_backward does not support transposed convolutions",
             "got transposed=True",
-            "Differentiate cupyconv.torch.conv_transpose2d, or the function for your rank",
+            "Differentiate cupyconv.torch.conv_transpose1d, conv_transpose2d or conv_transpose3d",
         )
     stride, padding, dilation, groups = window
     rank = weight.dim() - 2
@@ -573,7 +588,7 @@ def _without_channels(
     shape = [x.shape[0], 0]
     for i, size in enumerate(x.shape[2:]):
         before, after = pads[2 * i : 2 * i + 2]
-        # Checked with one channel, so that invalid sizes raise the usual errors.
+        # A problem with one channel raises the usual errors for invalid sizes.
         axis = ConvProblem(
             (1, 1, size),
             (1, 1, w.shape[2 + i]),
@@ -590,7 +605,7 @@ def _without_channels(
 def _operands(
     rank: int, name: str, data: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[tuple[Tensor, Tensor, Tensor | None], bool]:
-    """Return the tensors of a call with a batch axis, and whether the input had one."""
+    """Return the tensors of a call with a batch axis, and whether the input had a batch axis."""
     if bias is None:
         data, weight = _cast(name, data, "weight", weight)
     else:
@@ -608,7 +623,7 @@ def _operands(
 
 
 def _batched(rank: int, name: str, data: Tensor) -> tuple[Tensor, bool]:
-    """Return the tensor with a batch axis, and whether it had one."""
+    """Return the tensor with a batch axis, and whether it had a batch axis before."""
     if data.dim() == rank + 2:
         return data, True
     if data.dim() == rank + 1:

@@ -249,8 +249,8 @@ def _empty(shape: Sequence[int], *operands: Tensor) -> Tensor:
 def _is_channels_last(tensor: Tensor) -> bool:
     """Return whether a tensor's strides are channels last, as PyTorch decides it.
 
-    A tensor with one channel or one pixel may match both orders; then its strides tell in which
-    order it was created.  If channels and pixels have equal strides, it counts as contiguous.
+    A tensor with one channel or one pixel may match both orders; then its strides
+    decide.  If channels and pixels have equal strides, it counts as contiguous.
     """
     if tensor.stride(1) == 0 or 0 in tensor.shape:
         return False
@@ -294,7 +294,7 @@ def _backprop_filter_shape(x, filter_shape, dy, stride, padding, dilation, group
 
 
 def _is_symbolic(*shapes: Sequence[int]) -> bool:
-    """Return whether a compiler has made sizes symbolic; they are then checked at run time."""
+    """Return whether a compiler has made sizes symbolic; symbolic sizes are checked at run time."""
     return any(isinstance(size, torch.SymInt) for shape in shapes for size in shape)
 
 
@@ -322,7 +322,7 @@ def _forward_backward(ctx, dy):
 
 def _backprop_input_setup(ctx, inputs, output):
     _, w, dy, _bias, *ctx.layer = inputs
-    # In PyTorch's order, since a checkpoint may recompute the call with PyTorch or with cupyconv.
+    # Save in PyTorch's order: a checkpoint may recompute the call with PyTorch or with cupyconv.
     ctx.save_for_backward(dy, w)
 
 

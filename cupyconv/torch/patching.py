@@ -1,4 +1,4 @@
-"""Patch that runs models' PyTorch convolutions through cupyconv."""
+"""Context manager that runs the PyTorch convolutions of models through cupyconv."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def _called_modules(frame: FrameType | None) -> list[Module]:
 
 
 def _reason_to_leave(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """Return why PyTorch must compute a call, whatever its sizes; None if cupyconv may."""
+    """Return why PyTorch must compute a call of any sizes; None if cupyconv may compute it."""
     if torch.compiler.is_compiling() and transforms_active():
         return TRANSFORMED
     if torch.compiler.is_dynamo_compiling():

@@ -47,7 +47,7 @@ def test_bench_times_kernels_and_host_separately(gpu):
         assert details[key] == f"{version // 1000}.{version % 1000 // 10}"
     text = "\n".join(section.text() for section in report.sections(result))
     assert "µs of host time per call" in text
-    assert f"{details['launch_microseconds']:.1f} µs of every GPU call are CuPy's:" in text
+    assert f"{details['launch_microseconds']:.1f} µs of every GPU call are spent in CuPy:" in text
     assert "MiB of workspace" in text
 
 

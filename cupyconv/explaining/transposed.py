@@ -1,0 +1,239 @@
+"""Shapes of a transposed layer, and the reason for each.
+
+A transposed layer computes the input gradient of a convolution as its forward pass.  The sentences
+here use the transposed layer's names: its x has the shape of the convolution's y, its y that of the
+convolution's x.  Indices: n image, k input channel (a filter of the convolution), c output channel.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from cupyconv.explaining.shapes import Reason, counted, every, one, the
+from cupyconv.markup import Paragraph, Section, Table
+from cupyconv.problem import ConvAxis, ConvProblem, interval_text, shape_text
+
+CONVOLUTION_NAMES = {"x": "dy", "w": "w", "y": "dx", "dy": "x", "dx": "y", "dw": "dw"}
+"""Names of a transposed layer's tensors in the convolution that it reverses."""
+
+
+class TransposedAxis(NamedTuple):
+    """Rules of one spatial axis of a transposed layer, or of several equal ones.
+
+    Attributes:
+        axes: names of the axes, such as ("H", "W").
+        padding: what the padding removes from the full result.
+        output: formula of the output size, with the numbers.
+        output_padding: the possible values of ``output_padding``, and why there are no others.
+        frameworks: other frameworks' output size; "" where it is the same.
+        unreached: outputs that no input reaches.
+    """
+
+    axes: tuple[str, ...]
+    padding: str
+    output: str
+    output_padding: str
+    frameworks: str
+    unreached: str
+
+
+def output_padding(axis: ConvAxis) -> int:
+    """Return the size of a transposed layer's output above the smallest possible one."""
+    return axis.input - axis.first_input_size_for(axis.output)
+
+
+def reasons(problem: ConvProblem) -> tuple[Reason, ...]:
+    """Return the shapes of a transposed layer's x, w, y, dy, dx, dw and db, with reasons.
+
+    Args:
+        problem: the convolution that the layer reverses.
+    """
+    outputs, pixels = problem.input_sizes, "x".join(map(str, problem.output_sizes))
+    filters, channels = problem.K // problem.groups, problem.C // problem.groups
+    grouped = " of its group" if problem.groups > 1 else ""
+    step = f" {one(problem.stride)} apart" if max(problem.stride) > 1 else " next to each other"
+    of_batch = f", summed over the {counted(problem.N, 'image')}" if problem.N != 1 else ""
+    return (
+        Reason(
+            "x",
+            problem.output_shape,
+            f"{counted(problem.N, 'image')} of {counted(problem.K, 'channel')}, {pixels} each",
+        ),
+        Reason(
+            "w",
+            problem.filter_shape,
+            f"{counted(problem.K, 'filter')}, one for each input channel; each has "
+            f"{shape_text(problem.filter_sizes)} taps on {the(channels, 'output channel')}"
+            f"{grouped}",
+        ),
+        Reason(
+            "y",
+            problem.input_shape,
+            f"one channel of {shape_text(outputs)} for {every(problem.C, 'output channel')}: "
+            f"y[c] = sum over {the(filters, 'input channel')}{grouped} of copies of w[k,c],{step}, "
+            "each multiplied by one number of x[k]",
+        ),
+        Reason(
+            "dy",
+            problem.input_shape,
+            "gradient of the loss with respect to y: one number for each number of y",
+        ),
+        Reason(
+            "dx",
+            problem.output_shape,
+            "one number for each number of x; dx[k] = sum over "
+            f"{the(channels, 'output channel')}{grouped} of dy[c] correlated with w[k,c]: an "
+            "ordinary convolution",
+        ),
+        Reason(
+            "dw",
+            problem.filter_gradient_shape,
+            "one number for each filter weight; dw[k,c] = dy[c] correlated with x[k]"
+            f"{of_batch}: the roles of x and dy are exchanged",
+        ),
+        Reason(
+            "db",
+            (problem.C,),
+            f"one number for each output channel: dy[c] summed over {counted(problem.N, 'image')} "
+            f"of {shape_text(outputs)}",
+        ),
+    )
+
+
+def axis_reasons(problem: ConvProblem) -> tuple[TransposedAxis, ...]:
+    """Return the rules of each spatial axis; adjacent equal axes share an entry.
+
+    Args:
+        problem: the convolution that the layer reverses.
+    """
+    described = [(axis.name, _axis(axis)) for axis in problem.axes]
+    return tuple(
+        TransposedAxis(tuple(name for name, _ in equal), *texts)
+        for texts, equal in groupby(described, key=lambda entry: entry[1])
+    )
+
+
+def section(problem: ConvProblem) -> Section:
+    """Return the part of an explanation that describes the transposed layer.
+
+    Args:
+        problem: the convolution that the layer reverses.
+    """
+    shapes = {entry.tensor: shape_text(entry.shape) for entry in reasons(problem)}
+    names = [
+        (tensor, shapes[tensor], convolution) for tensor, convolution in CONVOLUTION_NAMES.items()
+    ]
+    return Section(
+        "The transposed layer",
+        (
+            Paragraph(
+                f"x {shapes['x']}, w {shapes['w']} -> y {shapes['y']}. Its forward pass computes "
+                "the input gradient of the convolution that is explained below. So each of its "
+                "tensors has another name there."
+            ),
+            Table(("transposed layer", "shape", "name below"), tuple(names)),
+            Table(
+                ("axis", "", ""),
+                tuple(row for entry in axis_reasons(problem) for row in rows(entry)),
+            ),
+        ),
+    )
+
+
+def to_dict(problem: ConvProblem) -> dict[str, Any]:
+    """Return what the transposed layer adds to an explanation, as plain data for JSON."""
+    explained = reasons(problem)
+    return {
+        "shapes": {entry.tensor: list(entry.shape) for entry in explained},
+        "reasons": {entry.tensor: entry.reason for entry in explained},
+        "names_in_convolution": CONVOLUTION_NAMES,
+        "axes": [{**entry._asdict(), "axes": list(entry.axes)} for entry in axis_reasons(problem)],
+    }
+
+
+def rows(entry: TransposedAxis) -> list[tuple[str, str, str]]:
+    """Return the rows of a table: axes, rule and text."""
+    texts = {
+        "padding": entry.padding,
+        "output size": entry.output,
+        "output_padding": entry.output_padding,
+        "elsewhere": entry.frameworks,
+        "unreached": entry.unreached,
+    }
+    shown = [(rule, text) for rule, text in texts.items() if text]
+    axes = " and ".join(entry.axes)
+    return [("" if number else axes, rule, text) for number, (rule, text) in enumerate(shown)]
+
+
+# -- one axis --------------------------------------------------------------------------------------
+
+
+def _axis(axis: ConvAxis) -> tuple[str, str, str, str, str]:
+    return (
+        _padding(axis),
+        _output_size(axis),
+        _output_padding(axis),
+        _frameworks(axis),
+        _unreached(axis),
+    )
+
+
+def _full(axis: ConvAxis) -> str:
+    return f"({axis.output} - 1)*{axis.stride} + {axis.effective_filter}"
+
+
+def _padding(axis: ConvAxis) -> str:
+    before, after = axis.pad_before, axis.pad_after
+    if not before + after:
+        return "none: nothing is cropped"
+    return (
+        f"{before} before, {after} after: cropped from the full result, which is "
+        f"{_full(axis)} = {(axis.output - 1) * axis.stride + axis.effective_filter} long"
+    )
+
+
+def _output_size(axis: ConvAxis) -> str:
+    extra = output_padding(axis)
+    if axis.padding_mode.startswith("same"):
+        size = f"({axis.output} - 1)*{axis.stride} + 1"
+    else:
+        pads = axis.pad_before + axis.pad_after
+        size = _full(axis) + (f" - {pads}" if pads else "")
+    return f"{size} + output_padding {extra} = {axis.input}"
+
+
+def _output_padding(axis: ConvAxis) -> str:
+    sizes = axis.valid_input_sizes
+    if len(sizes) == 1:
+        return f"only {output_padding(axis)}: only an output of {sizes[0]} belongs to this input"
+    first = axis.first_input_size_for(axis.output)
+    possible = range(sizes[0] - first, sizes[-1] - first + 1)
+    beyond = axis.of_input(sizes[-1] + 1).output
+    return (
+        f"{interval_text(possible)}: a convolution of stride {axis.stride} turns each size from "
+        f"{interval_text(sizes)} into {axis.output}; it turns {sizes[-1] + 1} into {beyond}"
+    )
+
+
+def _frameworks(axis: ConvAxis) -> str:
+    """Compare the size with that of JAX and Keras, which take no size of the result."""
+    if axis.padding_mode == "explicit" and axis.pad_before + axis.pad_after:
+        return ""
+    if axis.padding_mode.startswith("same"):
+        size, word = axis.output * axis.stride, axis.padding_mode.upper()
+    else:
+        size, word = axis.output * axis.stride, "VALID"
+        size += max(axis.effective_filter - axis.stride, 0)
+    if size == axis.input:
+        return ""
+    theirs = size - axis.first_input_size_for(axis.output)
+    return f"JAX and Keras give {size} for {word}; output_padding {theirs} gives this size here"
+
+
+def _unreached(axis: ConvAxis) -> str:
+    unread, last = axis.unread_inputs, axis.unread_after
+    if not unread:
+        return ""
+    where = f"the last {last}" if unread == last else "between the copies of the filter"
+    return f"{unread} of {axis.input} outputs, {where}; y is the bias there"

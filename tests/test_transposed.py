@@ -1,0 +1,191 @@
+"""Transposed layers on the command line and in explanations, compared with PyTorch and JAX."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import cupyconv
+from cupyconv import ConvProblem
+from cupyconv.cli.main import main
+from cupyconv.explaining import transposed
+
+LAYER = ("1x8x4x4", "8x3x2x2", "--stride", "4", "--transposed")
+
+
+def invoke(*words: str) -> str:
+    """Return the output of a command that succeeds."""
+    result = CliRunner().invoke(main, list(words))
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def error_of(*words: str) -> str:
+    """Return the error line of a command that fails."""
+    result = CliRunner().invoke(main, list(words))
+    assert result.exit_code == 2, result.output
+    return result.stderr
+
+
+def random_layer(rng: random.Random) -> tuple[ConvProblem, dict]:
+    """Return a problem, and the arguments of PyTorch's conv_transpose2d for the reversed layer."""
+    stride, dilation, groups = rng.randint(1, 4), rng.randint(1, 3), rng.randint(1, 2)
+    taps, size = rng.randint(1, 4), rng.randint(1, 5)
+    span = (taps - 1) * dilation + 1
+    extra = rng.randrange(stride)
+    padding = rng.randint(0, max(((size - 1) * stride + span + extra - 1) // 2, 0))
+    x, w = (2, 2 * groups, size, size), (2 * groups, 3, taps, taps)
+    layer = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    problem = ConvProblem.from_output(x, w, output_padding=extra, **layer)
+    return problem, {**layer, "output_padding": extra}
+
+
+def test_sizes_match_pytorch():
+    torch = pytest.importorskip("torch")
+    rng = random.Random(4)
+    for _ in range(200):
+        problem, layer = random_layer(rng)
+        shapes = {entry.tensor: entry.shape for entry in transposed.reasons(problem)}
+        y = torch.nn.functional.conv_transpose2d(
+            torch.zeros(shapes["x"]), torch.zeros(shapes["w"]), **layer
+        )
+        assert shapes["y"] == shapes["dy"] == tuple(y.shape)
+        assert shapes["db"] == (y.shape[1],)
+        for axis, extra in zip(problem.axes, [layer["output_padding"]] * 2, strict=True):
+            assert transposed.output_padding(axis) == extra
+
+
+@pytest.mark.parametrize("padding", ["valid", "same"])
+def test_other_frameworks_size_matches_jax(padding):
+    jax = pytest.importorskip("jax")
+    rng, told = random.Random(5), 0
+    for _ in range(100):
+        size, taps, stride = rng.randint(1, 6), rng.randint(1, 5), rng.randint(1, 6)
+        x, w = (1, 2, size, size), (2, 3, taps, taps)
+        extra = rng.randrange(stride)
+        problem = ConvProblem.from_output(
+            x, w, stride=stride, padding=padding, output_padding=extra
+        )
+        theirs = jax.eval_shape(
+            lambda a, b, s=stride: jax.lax.conv_transpose(
+                a, b, (s, s), padding.upper(), dimension_numbers=("NCHW", "IOHW", "NCHW")
+            ),
+            np.zeros(x, "float32"),
+            np.zeros(w, "float32"),
+        ).shape
+        entry = transposed.axis_reasons(problem)[0]
+        if theirs[2] == problem.input_sizes[0]:
+            assert entry.frameworks == ""
+            continue
+        told += 1
+        assert f"give {theirs[2]} for" in entry.frameworks
+        more = int(entry.frameworks.split("output_padding ")[1].split()[0])
+        assert 0 <= more < stride
+        again = ConvProblem.from_output(x, w, stride=stride, padding=padding, output_padding=more)
+        assert again.input_sizes == theirs[2:]
+    assert told > 20
+
+
+def test_outputs_without_a_tap_are_the_bias():
+    rng = random.Random(6)
+    for _ in range(50):
+        problem, layer = random_layer(rng)
+        w = np.ones(problem.filter_shape, "float32")
+        x = np.ones(problem.output_shape, "float32")
+        y = cupyconv.conv_transpose(x, w, **layer)
+        rows = np.count_nonzero(y[0, 0].any(axis=1))
+        text = transposed.axis_reasons(problem)[0].unreached
+        told = int(text.split()[0]) if text else 0
+        # Where the other axis has an output that is reached, rows without a tap are zero.
+        if y.any():
+            assert problem.input_sizes[0] - rows == told
+
+
+def test_grads_match_autograd(tmp_path):
+    torch = pytest.importorskip("torch")
+    saved = tmp_path / "all.npz"
+    words = ("2x4x5x4", "4x3x3x2", "--stride", "2x3", "--padding", "1x0", "--groups", "2")
+    words = (*words, "--output-padding", "1x2", "--dtype", "float64", "--transposed")
+    text = invoke("grads", *words, "--save", str(saved))
+    assert "0 failed" in text
+    data = np.load(saved)
+    x, w, dy = (torch.tensor(data[name], requires_grad=True) for name in ("x", "w", "dy"))
+    b = torch.zeros(6, dtype=torch.float64, requires_grad=True)
+    y = torch.nn.functional.conv_transpose2d(x, w, b, (2, 3), (1, 0), (1, 2), 2)
+    y.backward(dy)
+    expected = {"y": y.detach(), "dx": x.grad, "dw": w.grad, "db": b.grad}
+    for name, value in expected.items():
+        np.testing.assert_allclose(data[name], value, rtol=1e-12, atol=1e-12, err_msg=name)
+    again = tmp_path / "again.npz"
+    files = [word for name in ("x", "w", "dy") for word in (f"--{name}", f"{saved}:{name}")]
+    rules = words[words.index("--stride") : words.index("--dtype")]
+    invoke("grads", *files, *rules, "--transposed", "--save", str(again), "--no-check")
+    for name in data.files:
+        np.testing.assert_array_equal(np.load(again)[name], data[name])
+
+
+def test_json_has_the_layers_own_shapes():
+    layer = json.loads(invoke("shapes", *LAYER, "--output-padding", "2", "--json"))["layers"][0]
+    assert layer["configuration"]["transposed"] is True
+    assert layer["configuration"]["input"] == [1, 8, 4, 4]
+    assert layer["configuration"]["output_shape"] == [1, 3, 16, 16]
+    assert layer["configuration"]["output_padding"] == [2, 2]
+    assert layer["shapes"]["y"] == layer["shapes"]["dy"] == [1, 3, 16, 16]
+    assert layer["shapes"]["x"] == layer["shapes"]["dx"] == [1, 8, 4, 4]
+    gives = {entry["pass"]: entry["gives"] for entry in layer["passes"]}
+    assert gives == {"forward": "dx", "backprop_input": "y", "backprop_filter": "dw"}
+
+
+def test_toml_describes_transposed_layers(tmp_path):
+    file = tmp_path / "up.toml"
+    file.write_text(
+        'input = "1x8x4x4"\nfilter = "8x3x2x2"\nstride = 4\ntransposed = true\n'
+        'output_shape = "1x3x16x16"\n'
+    )
+    assert "1x8x4x4 * 8x3x2x2 -> 1x3x16x16" in invoke("shapes", "--config", str(file))
+    file.write_text('input = "1x8x4x4"\nfilter = "8x3x2x2"\ntransposed = "yes"\n')
+    assert "must be true or false" in error_of("shapes", "--config", str(file))
+
+
+def test_explanation_names_each_tensor_twice():
+    text = " ".join(invoke("explain", *LAYER).split())
+    assert "output_padding 2 gives this size here" in text
+    assert "The convolution that it reverses" in text
+    told = json.loads(invoke("explain", *LAYER, "--json"))["layers"][0]["transposed"]
+    assert told["names_in_convolution"]["y"] == "dx"
+    assert told["shapes"]["y"] == [1, 3, 14, 14]
+    problem = ConvProblem((1, 3, 14, 14), (8, 3, 2, 2), stride=4)
+    assert cupyconv.explain(problem).to_dict()["transposed"] is None
+    assert cupyconv.explain(problem, transposed=True).to_dict()["transposed"] == told
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--output-padding", "4"), "Use 0 to 3"),
+        (("--output-padding", "1", "--output-shape", "1x3x14x14"), "is given once"),
+        (("--output-shape", "1x3x19x19"), "use a result of 14 to 17 by 14 to 17"),
+        (("--dy", "1x3x9x9"), "Give --output-shape"),
+        (("--sweep", "stride=1:3"), "Give --output-shape"),
+    ],
+)
+def test_errors_name_the_way_out(words, text):
+    assert text in error_of("shapes", *LAYER, *words)
+
+
+def test_output_padding_needs_a_transposed_layer():
+    text = error_of("shapes", *LAYER[:-1], "--output-padding", "1")
+    assert "give --transposed" in text
+
+
+def test_dy_shape_is_checked():
+    for command in ("explain", "grads"):
+        text = error_of(command, *LAYER, "--dy", "1x3x15x15")
+        assert text.rstrip().endswith("Use --output-shape 1x3x15x15")
+        invoke(command, *LAYER, "--dy", "1x3x14x14")
+        text = error_of(command, "1x3x7x7", "4x3x3x3", "--dy", "1x4x7x7")
+        assert "Use --padding same, use --padding 1, " in text

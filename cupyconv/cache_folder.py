@@ -14,54 +14,54 @@ CACHE_VARIABLE = "CUPYCONV_CACHE_DIR"
 
 
 def cache_directory() -> Path | None:
-    """Return the folder of compiled code: $CUPYCONV_CACHE_DIR, else cupyconv in the user's cache.
+    """Return the cache folder: $CUPYCONV_CACHE_DIR, else ``cupyconv`` in the user's cache folder.
 
-    None for a user without a home folder.
+    Return None for a user without a home folder.
     """
     chosen = os.environ.get(CACHE_VARIABLE)
     if chosen:
         return files.expanded(chosen)
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not base.startswith("~") and not os.path.isabs(base):
-        base = "~/.cache"  # a relative one is to be ignored, by the XDG specification
+        base = "~/.cache"  # the XDG specification says to ignore a relative path
     home = files.expanded(base)
     return None if home is None else home / "cupyconv"
 
 
 def trusted_directory(name: str = "") -> Path | None:
-    """Return the cache folder, or a folder in it, if nobody else can write there.
+    """Return the cache folder, or a folder in it, if no other user can write it.
 
-    Else warn once, with the command that mends it, and return None.
+    Otherwise warn once, with a command that solves the problem, and return None.
     """
-    found = cache_directory()
-    folder = found and found / name
-    wrong = folder and distrust(folder)
-    if wrong:
-        _warn("compiled code is kept for this process only: {}. Mend it: {}".format(*wrong))
+    base = cache_directory()
+    folder = base and base / name
+    problem = folder and distrust(folder)
+    if problem:
+        _warn("compiled code is kept for this process only: {}. To fix this: {}".format(*problem))
         return None
     return folder
 
 
 def distrust(folder: Path) -> tuple[str, str] | None:
-    """Report who else can write a cache folder and the command that mends it; None if nobody."""
-    found = files.distrusted(folder)
-    if found is None:
+    """Return why another user can write a cache folder, and a remedy; None if no other user can."""
+    distrusted = files.distrusted(folder)
+    if distrusted is None:
         return None
-    place, wrong = found
-    mending = f"set {CACHE_VARIABLE} to a folder that is yours"
+    place, reason = distrusted
+    remedy = f"set {CACHE_VARIABLE} to a folder of your own"
     name = shlex.quote(str(place))
     if place.lstat().st_uid == os.geteuid():
-        mending = f"chmod go-w {name}, or {mending}"
-    elif str(place) == os.path.realpath(folder):  # what it is in may be somebody else's by right
-        mending = f"sudo chown -R {os.geteuid()} {name}, or {mending}"
-    return f"{place}, which leads to the cache {folder}, {wrong}", mending
+        remedy = f"chmod go-w {name}, or {remedy}"
+    elif str(place) == os.path.realpath(folder):  # a parent may rightly belong to another user
+        remedy = f"sudo chown -R {os.geteuid()} {name}, or {remedy}"
+    return f"{place}, which leads to the cache {folder}, {reason}", remedy
 
 
 def unwritable(folder: Path) -> str | None:
-    """Return why a cache folder cannot be written; None if it can, or can be made."""
+    """Return why a cache folder cannot be written or created; None if it can."""
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if not nearest.is_dir():
-        return f"{nearest} is no folder"
+        return f"{nearest} is not a folder"
     return None if os.access(nearest, os.W_OK | os.X_OK) else f"{nearest} cannot be written"
 
 
@@ -72,14 +72,14 @@ def _warn(text: str) -> None:
 
 
 def keep(path: Path, content: bytes) -> None:
-    """Write a file into a cache folder, which is made first if it is missing.
+    """Write a file into a cache folder, which is created if it does not exist.
 
     Raises:
-        OSError: it cannot be written, or somebody else could too.
+        OSError: the file cannot be written, or another user could write it.
     """
     files.make_private(path.parent)
-    if wrong := distrust(path.parent):
-        raise PermissionError(wrong[0])  # somebody was quicker to make it
+    if problem := distrust(path.parent):
+        raise PermissionError(problem[0])  # another user created it first
     if path.is_symlink():
-        path.unlink()  # it is not read, so it is not written through either
+        path.unlink()  # files are never read through a link, so none is written through one
     files.put(path, content, mode=0o600)

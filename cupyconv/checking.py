@@ -23,19 +23,19 @@ from cupyconv.planning import Impl
 from cupyconv.problem import PASSES, REAL_PART, ConvProblem, DtypeName
 
 LARGE = 1e9
-"""FLOPs of a pass from which the plain reference alone would take long."""
+"""FLOPs of a pass above which a faster implementation computes scales and losses (chosen)."""
 
 ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 ROUNDOFF |= {name: ROUNDOFF[part] for name, part in REAL_PART.items()}
 """Largest relative error of rounding to nearest, by dtype: half a unit in the last place."""
 
 EXACT_UP_TO = {dtype: round(1 / roundoff) for dtype, roundoff in ROUNDOFF.items()}
-"""Sums of integers up to here are exact, partial sums included."""
+"""Largest integer, by dtype, up to which all sums and partial sums of integers are exact."""
 
 SINGLE_ELEMENTS = 3
-"""Elements of a tensor that are moved on their own for finite differences."""
+"""Elements per tensor that finite differences change one at a time (chosen)."""
 
-# A sum over signs drawn at random leaves 6 standard deviations once in 500 million draws.
+# A sum with random signs exceeds 6 standard deviations once in 500 million draws.
 _DEVIATIONS = 6
 
 
@@ -43,16 +43,16 @@ class Memory(Protocol):
     """Device that arrays must be on."""
 
     def put(self, array: np.ndarray) -> Any:
-        """Return a NumPy array on this device."""
+        """Return a NumPy array as an array on this device."""
         ...
 
     def get(self, array: Any) -> np.ndarray:
-        """Return an array of this device as a NumPy array."""
+        """Return an array on this device as a NumPy array."""
         ...
 
 
 class HostMemory:
-    """NumPy's own."""
+    """Host memory, where NumPy's arrays are."""
 
     def put(self, array: np.ndarray) -> np.ndarray:
         return array
@@ -73,7 +73,7 @@ class Operands(NamedTuple):
 
 
 RESULT = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw"}
-"""Result of each pass."""
+"""Name of the result, keyed by pass."""
 
 
 class Results(NamedTuple):
@@ -87,15 +87,15 @@ class Results(NamedTuple):
 
 @dataclass(frozen=True)
 class Agreement:
-    """One comparison of a result with what it must be.
+    """One comparison of a result with its expected value.
 
     Attributes:
-        check: what it was compared with.
-        tensor: the result.
-        compared: what was compared, in words.
-        count: how many numbers that was.
-        difference: the worst relative difference; None if the data lets nothing be said.
-        bound: the largest that rounding explains.
+        check: name of the method that gives the expected value.
+        tensor: name of the result.
+        compared: description of the numbers that were compared.
+        count: how many numbers were compared.
+        difference: worst relative difference; None if the data does not permit a comparison.
+        bound: largest difference that rounding explains.
     """
 
     check: str
@@ -120,8 +120,8 @@ def compute(
     """Compute the three passes and the bias gradient with the public functions.
 
     Args:
-        memory: where ``impl`` computes.
-        impl: what computes ``passes``; the others are computed by what is planned.
+        memory: device on which ``impl`` computes.
+        impl: implementation that computes ``passes``; the planner chooses one for other passes.
     """
     x, w, dy = map(memory.put, operands)
     words = problem.keywords
@@ -163,7 +163,7 @@ class Truth:
     def magnitudes(self) -> Results:
         """Sums of the absolute values of each result's terms.
 
-        They have no cancellation, so any implementation in float64 is accurate enough for a scale.
+        The sums have no cancellation, so every float64 implementation is accurate enough for them.
         """
         impl: Impl = "auto" if self._is_large else "reference"
         return compute(self.problem, Operands(*map(np.abs, self.operands64)), HOST, impl)
@@ -174,10 +174,10 @@ class Truth:
 
     @cached_property
     def _forward(self) -> Impl:
-        """Implementation that computes the losses of finite differences: the reference.
+        """Implementation that computes the losses of finite differences.
 
-        For a large layer it is the fastest implementation in float64, provided that its y agrees
-        with the reference up to float64 rounding.
+        Small layers use the reference.  Large layers use the planned float64 implementation,
+        provided that its y agrees with the reference up to float64 rounding.
         """
         if self._given or not self._is_large:
             return self._given or "reference"
@@ -206,9 +206,10 @@ class Truth:
 
     @property
     def _bounds64(self) -> Mapping[str, float]:
-        """Error of plain float64 summation, assumed equal to float32's in units in the last place.
+        """Bounds for float64: those of float32, in units in the last place (assumed).
 
-        Measuring it would need a reference with more digits than float64.
+        Measured bounds would need a reference with more digits than float64.  The bounds for
+        complex128 come from complex64 in the same way.
         """
         narrower = _NARROWER[self.problem.dtype]
         with np.errstate(all="ignore"):
@@ -218,16 +219,19 @@ class Truth:
         return {name: scale * bound for name, bound in less.bounds.items()}
 
     def prepared(self) -> Iterator[None]:
-        """Compute what comparisons need; yield after each part, for progress."""
+        """Compute the values that comparisons need; yield after each part, to show progress."""
         with ThreadPoolExecutor(1) as beside:
             if self._is_large and self.problem.dtype != "float64":
-                beside.submit(lambda: self._plain)  # on another core; both are kept
+                beside.submit(lambda: self._plain)  # on another core; the property caches it
             for part in ("results", "magnitudes", "bounds"):
                 getattr(self, part)
                 yield
 
     def difference(self, name: str, actual: np.ndarray) -> float:
-        """Return the worst relative difference of a result; infinite if one value is not finite."""
+        """Return the worst relative difference of a result.
+
+        It is infinite if a value is not finite and differs from the expected value.
+        """
         expected, magnitude = getattr(self.results, name), getattr(self.magnitudes, name)
         with np.errstate(all="ignore"):
             rounded = expected.astype(arrays.numpy_dtype(self.problem.dtype)).astype(self._wide)
@@ -247,7 +251,7 @@ class Truth:
             Agreement(
                 "float64 reference",
                 name,
-                f"each of {array.size}",
+                f"all {array.size} numbers",
                 array.size,
                 self.difference(name, array),
                 self.bounds[name],
@@ -261,11 +265,11 @@ class Truth:
         """Yield dx, dw and db compared with central differences of the loss, in float64.
 
         The loss <y, dy> is linear in each of x, w and the bias, so central differences are exact
-        but for rounding, however large the step.  A step along a direction of random signs moves
-        every element at once; a few are moved on their own as well.
+        up to rounding for any step.  One step changes all elements together, with random signs.
+        Further steps change a few elements one at a time.
         """
         generator = np.random.default_rng(seed)
-        # Rounding error of a loss in float64, which sums all terms.
+        # Rounding error of the loss, a float64 sum of all terms.
         floor = 8 * ROUNDOFF["float64"] * math.sqrt(max(self.problem.flops, 1))
         for name in _MOVED:
             yield self._moved(name, getattr(results, name), generator, floor)
@@ -274,11 +278,11 @@ class Truth:
         self, name: str, gradient: np.ndarray, generator: np.random.Generator, floor: float
     ) -> Agreement:
         singles = min(SINGLE_ELEMENTS, gradient.size) if name != "db" else 0
-        together = f"all {gradient.size} at once"
+        at_once = f"all {gradient.size} changed at once"
         return Agreement(
             "finite differences",
             name,
-            f"{together}, {singles} alone" if singles else together,
+            f"{at_once}, {singles} singly" if singles else at_once,
             1 + singles,
             self._worst_slope(name, gradient.astype(self._wide), singles, generator),
             _DEVIATIONS * self.bounds[name] + floor,
@@ -287,7 +291,10 @@ class Truth:
     def _worst_slope(
         self, name: str, gradient: np.ndarray, singles: int, generator: np.random.Generator
     ) -> float | None:
-        """Return the worst difference between slopes of gradients and steps; None if not finite."""
+        """Return the worst difference between the slopes of the gradient and of finite differences.
+
+        Return None if a value is not finite.
+        """
         magnitude = getattr(self.magnitudes, name)
         signs = generator.choice((-1.0, 1.0), size=gradient.shape)
         if self.problem.is_complex:
@@ -330,12 +337,16 @@ class Truth:
         return part, (*index[:axis], 0, *index[axis + 1 :])
 
     def _step(self, name: str, size: float) -> float:
-        """Return the step for a slope whose terms have absolute values that sum to ``size``.
+        """Return the step of a finite difference, a power of two.
 
-        The loss is linear, so a larger step only reduces the effect of rounding. A power of two
-        makes the division by it exact.
+        The loss is linear, so a larger step only reduces the effect of rounding.  The division by a
+        power of two is exact.
+
+        Args:
+            name: name of the gradient.
+            size: sum of the absolute values of the slope's terms.
         """
-        # The scale of a zero bias is that of the results it is added to.
+        # The bias is zero, so it takes the scale of the results to which it is added.
         moved = {"dx": self.operands64.x, "dw": self.operands64.w, "db": self.results.y}[name]
         largest = float(np.max(np.abs(moved), initial=0.0))
         if size > 0:  # one huge number may make the loss's rounding larger than the slope
@@ -370,7 +381,7 @@ class Truth:
     def inner_products(self, results: Results) -> dict[str, float]:
         """Return <y, dy>, <x, dx> and <w, dw>, which are equal: the sum of all terms of the loss.
 
-        For complex numbers, the real part of the sum of products with conjugates.
+        For complex dtypes, each is the real part of a sum of products with conjugates.
         """
         x, w, dy = self.operands64
         pairs = {"y,dy": (results.y, dy), "x,dx": (x, results.dx), "w,dw": (w, results.dw)}
@@ -393,7 +404,7 @@ class Truth:
 
     @cached_property
     def _finite(self) -> bool:
-        """Return whether all data is finite, so that sums over it are meaningful."""
+        """Whether all operands and results are finite, so that sums over them are meaningful."""
         tensors = (*self.operands64, *self.results)
         return all(bool(np.isfinite(array).all()) for array in tensors)
 
@@ -401,7 +412,7 @@ class Truth:
 _MOVED = ("dx", "dw", "db")
 
 _STEP = 16
-"""Binary digits by which the step of a finite difference exceeds what it moves (chosen)."""
+"""Log2 of the ratio of a finite difference's step to the largest changed value (chosen)."""
 
 _NARROWER: dict[str, DtypeName] = {"float64": "float32", "complex128": "complex64"}
 """Narrower dtype, for dtypes without a wider one."""
@@ -425,7 +436,7 @@ def integer_operands(problem: ConvProblem, generator: np.random.Generator) -> Op
         sums = [np.max(m, initial=0.0) for m in Truth(problem, operands).magnitudes]
         if max(sums) <= EXACT_UP_TO[problem.dtype]:
             return operands
-        # Smaller numbers first; where even ones make too large a sum, fewer that are not zero.
+        # First use smaller numbers.  If numbers up to 1 still have too large a sum, use more zeros.
         largest, density = (largest // 2, density) if largest > 1 else (1, density / 2)
 
 

@@ -15,8 +15,8 @@ from typing import Any
 class CupyconvError(Exception):
     """Base of every error that cupyconv raises on purpose.
 
-    Copies and pickles keep the class, ``args`` and all attributes, whatever a subclass's
-    ``__init__`` takes: it is not called again.
+    Copies and pickles keep the class, ``args`` and all attributes.  Copying does not call
+    ``__init__``, so a subclass may define its arguments freely.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -31,13 +31,14 @@ class ConvError(CupyconvError, ValueError):
     """An invalid configuration.
 
     Attributes:
-        rule: what must hold.
-        values: what was given, with the arithmetic that shows the conflict.
-        remedy: valid alternatives; empty where none is known.
-        axis: the spatial axis (``"D"``, ``"H"`` or ``"W"``) the rule was broken on, if one.
-        fixes: the phrases of each way out, where these are known as changes of arguments.
-        candidates: where other arguments decide what is valid, ways out to try beside the usual
-            ones (``cupyconv.remedies.offering``); else None.
+        rule: the rule that was broken.
+        values: the values that broke it, with the arithmetic that shows the conflict.
+        remedy: valid alternatives; empty if none is known.
+        axis: spatial axis on which the rule was broken, ``"D"``, ``"H"`` or ``"W"``; None if the
+            rule is not about one axis.
+        fixes: phrases of each way out that is known as a change of arguments.
+        candidates: fixes that ``cupyconv.remedies.offering`` tries in addition to its own; None if
+            it is not to try any.
     """
 
     def __init__(
@@ -55,16 +56,16 @@ class ConvError(CupyconvError, ValueError):
         super().__init__(self._text(remedy))
 
     def offer(self, fixes: Iterable[tuple[Phrase, ...]]) -> None:
-        """Set the ways out, in the words of Python."""
+        """Set the ways out, with arguments in Python's notation."""
         self.fixes = tuple(fixes)
         self.remedy = self._alternatives(python_argument) if self.fixes else ""
         self.args = (self._text(self.remedy),)
 
     def told(self, argument: Callable[[str, Any], str]) -> str:
-        """Write the message with other words for arguments.
+        """Return the message with arguments in another notation.
 
         Args:
-            argument: writes the name of an argument and its value.
+            argument: function that returns an argument as text, from its name and value.
         """
         return self._text(self._alternatives(argument) if self.fixes else self.remedy)
 
@@ -78,19 +79,19 @@ class ConvError(CupyconvError, ValueError):
 
 
 def python_argument(name: str, value: Any) -> str:
-    """Write an argument as Python reads it: ``data_format="NHWC"``."""
+    """Return an argument in Python's notation: ``data_format="NHWC"``."""
     return f'{name}="{value}"' if isinstance(value, str) else f"{name}={value!r}"
 
 
 def _way_out(phrases: Sequence[Phrase], argument: Callable[[str, Any], str]) -> str:
-    """Write one way out; its arguments come first, after one verb."""
+    """Return a way out as text: first ``use`` with all arguments, then the other phrases."""
     used = [argument(*phrase) for phrase in phrases if not isinstance(phrase, str)]
     texts = [phrase for phrase in phrases if isinstance(phrase, str)]
     return " and ".join([f"use {' and '.join(used)}", *texts] if used else texts)
 
 
 class ConvTypeError(CupyconvError, TypeError):
-    """An array or argument of a kind that no pass takes: dtype, home, or not an array at all."""
+    """An unsupported array or argument: its dtype, its device, or its type is not supported."""
 
 
 class DeviceError(CupyconvError, RuntimeError):
@@ -98,7 +99,7 @@ class DeviceError(CupyconvError, RuntimeError):
 
 
 class WorkerError(CupyconvError, RuntimeError):
-    """Workers of a Dask cluster died while they computed, more often than it tries again."""
+    """Workers of a Dask cluster died during a computation, more often than the cluster retries."""
 
 
 class KernelCompileError(CupyconvError, RuntimeError):
@@ -110,19 +111,20 @@ class KernelCompileError(CupyconvError, RuntimeError):
 
 
 def shown(value: object) -> str:
-    """Return a value in a message: its repr, or the beginning of a long one."""
+    """Return a value as text for a message: its repr, shortened if it is long."""
     try:
         text = repr(value)
-    except Exception:  # huge integers, deep lists, or an error of the object's __repr__
-        return f"one of type {type(value).__name__} that cannot be shown"
+    except Exception:  # for huge integers, deep lists, or a __repr__ with an error
+        return f"a value of type {type(value).__name__} that cannot be shown"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 _LONGEST = 120
+"""Most characters of a value in a message (chosen)."""
 
 
 def unknown_word(what: str, given: object, known: Iterable[str]) -> ConvError:
-    """Return the error for a word that is not one of ``known``, with the nearest one suggested."""
+    """Return the error for an unknown option value, which suggests the nearest known value."""
     words, text = list(known), shown(given)
     word = given if isinstance(given, str) and len(given) <= _LONGEST else text
     near = get_close_matches(word.lower(), [word.lower() for word in words], n=1, cutoff=0.55)
@@ -132,29 +134,35 @@ def unknown_word(what: str, given: object, known: Iterable[str]) -> ConvError:
 
 
 def require_word(what: str, given: object, known: Iterable[str | None]) -> None:
-    """Check that a word is one of ``known``, of which None may be one.
+    """Check that an option value is one of ``known``, which may include None.
 
     Raises:
-        ConvError: it is not, or no word at all.
+        ConvError: the value is unknown, or is not a string.
     """
     words = tuple(known)
-    # Others are not compared: an array answers for each of its elements.
+    # Other types are not compared, because arrays compare element by element.
     if not isinstance(given, str | None) or given not in words:
         raise unknown_word(what, given, filter(None, words))
 
 
 def words_of(argument: str, what: str, given: object, known: Sequence[str]) -> tuple[str, ...]:
-    """Return the words of an argument that takes one or several, each once.
+    """Return the option values of an argument that takes one or several, without repetitions.
+
+    Args:
+        argument: name of the argument.
+        what: name of a single value, for messages.
+        given: a string, or several strings.
+        known: valid values.
 
     Raises:
-        ConvError: one of them is not known.
-        ConvTypeError: it is neither.
+        ConvError: a value is unknown.
+        ConvTypeError: the argument is neither a string nor iterable.
     """
     try:
         words = (given,) if isinstance(given, str) else tuple(given)  # type: ignore[arg-type]
     except TypeError:
         raise ConvTypeError(
-            f"{argument} must be a word, or several: got {shown(given)}. "
+            f"{argument} must be a string or several strings: got {shown(given)}. "
             f"Known: {', '.join(map(repr, known))}"
         ) from None
     for word in words:
@@ -165,7 +173,7 @@ def words_of(argument: str, what: str, given: object, known: Sequence[str]) -> t
 def install_command(extra: str) -> str:
     """Return the command that installs the packages of an extra of cupyconv.
 
-    It names the packages of the installed metadata, since a checkout is on no index.
+    The command names the packages, not the extra: a checkout is not on a package index.
     """
     import re
     import shlex
@@ -173,7 +181,7 @@ def install_command(extra: str) -> str:
 
     try:
         required = metadata.requires("cupyconv") or []
-    except metadata.PackageNotFoundError:  # a folder on the path
+    except metadata.PackageNotFoundError:  # a folder on the path, not installed
         required = []
     found = [
         entry.partition(";")[0].strip()
@@ -191,7 +199,7 @@ def reinstall_command() -> str:
 
     source = "cupyconv"
     try:
-        # In a checkout its own record is found as well, which does not say where it is.
+        # In a checkout, the metadata of the checkout is found as well; it has no origin.
         for found in metadata.distributions(name="cupyconv"):
             if origin := found.read_text("direct_url.json"):
                 source = json.loads(origin)["url"].removeprefix("file://")

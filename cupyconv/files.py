@@ -1,4 +1,4 @@
-"""Atomic writes, and folders that nobody else can write."""
+"""Atomic writes of files, and folders that only the user can write."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 _LINKS = 40
-"""Most symbolic links on a path (Linux's rule)."""
+"""Most symbolic links on a path (Linux's limit)."""
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -21,18 +21,19 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 @contextmanager
 def replacing(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
-    """A file to write, which takes the place of ``path`` once it is complete.
+    """Yield a file to write, which replaces ``path`` when it is complete.
 
-    Whatever ends the writing earlier, what was at ``path`` stays as it was, and nothing is left
-    beside it.  Of a symbolic link, the target is replaced.  What is no plain file, such as a device
-    or a pipe, is written to as it comes, and so are this process's own streams under ``/dev``.
+    If writing ends early, ``path`` does not change, and no temporary file is left.  If ``path`` is
+    a symbolic link, its target is replaced.  A device, a pipe or one of this process's streams
+    under ``/dev`` is written to directly.
 
     Args:
-        path: the file.
-        mode: its permissions; by default those of what was there, or of any new file.
+        path: file to create or to replace.
+        mode: permissions of the file; by default those of the replaced file, or those of any new
+            file.
 
     Raises:
-        OSError: it cannot be written; its ``filename`` is ``path``.
+        OSError: the file cannot be written; the error's ``filename`` is ``path``.
     """
     try:
         target, stream = _destination(path)
@@ -52,7 +53,7 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _whole(target: Path, mode: int | None) -> Iterator[BinaryIO]:
-    # The temporary name has a fixed length: the target's name may be as long as names can be.
+    # The temporary name has a fixed length, because the target's name may have the greatest length.
     temporary = target.with_name(f".cupyconv-{secrets.token_hex(8)}")
     if mode is None and target.exists():
         mode = stat.S_IMODE(target.stat().st_mode)
@@ -73,7 +74,7 @@ _BINARY = getattr(os, "O_BINARY", 0)  # on Windows
 
 
 def put(path: Path, content: bytes, mode: int | None = None) -> None:
-    """Write a file, as ``replacing`` does."""
+    """Write a file completely or not at all, like ``replacing``."""
     with replacing(path, mode) as file:
         file.write(content)
 
@@ -85,7 +86,7 @@ def is_replaced(path: Path) -> bool:
 
 
 def unwritable(path: Path) -> str | None:
-    """Return why a file cannot be put at ``path``, as far as that can be said before; else None."""
+    """Return the reason why a file cannot be written at ``path``; None if none is known yet."""
     if path.is_dir():
         return f"{path} is a folder"
     if not is_replaced(path):
@@ -97,7 +98,7 @@ def unwritable(path: Path) -> str | None:
 
 
 def _destination(path: Path) -> tuple[Path, int | None]:
-    """Return the target of symbolic links, or the number of this process's stream there."""
+    """Return the target of symbolic links, and its descriptor if it is a stream of this process."""
     streams = Path(f"/proc/{os.getpid()}/fd")
     target = Path(os.path.abspath(path))
     for _ in range(_LINKS):
@@ -110,7 +111,7 @@ def _destination(path: Path) -> tuple[Path, int | None]:
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
 
 
-# -- keeping to oneself ----------------------------------------------------------------------------
+# -- private folders -------------------------------------------------------------------------------
 
 
 def expanded(text: str) -> Path | None:
@@ -120,8 +121,8 @@ def expanded(text: str) -> Path | None:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder and its missing parents, accessible to the user only."""
-    for missing in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
+    """Create a folder and its missing parents, accessible to the user only."""
+    for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
 
 
@@ -129,20 +130,20 @@ def read_private(path: Path) -> bytes:
     """Return the content of a file in a folder that ``distrusted`` accepts.
 
     Raises:
-        OSError: it cannot be read, or somebody else owns it or may write it.
+        OSError: the file cannot be read, or another user owns it or may write it.
     """
     if _has_owners():
-        found = path.lstat()
-        if not stat.S_ISREG(found.st_mode) or _foreign(found) or found.st_mode & _OTHERS_WRITE:
-            raise PermissionError(f"others may write {path}")
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode) or _foreign(status) or status.st_mode & _OTHERS_WRITE:
+            raise PermissionError(f"other users may write {path}")
     return path.read_bytes()
 
 
 def distrusted(folder: Path) -> tuple[Path, str] | None:
-    """Return why another user could replace the content of a folder; None if nobody could.
+    """Return why another user could replace the content of a folder; None if no other user could.
 
-    Other users can if they own, or may write, a folder or symbolic link on the path; the folder
-    itself need not exist yet.  A folder on the way may be writable by all if it is sticky, like
+    Another user could if they own, or may write, a folder or symbolic link on the path.  The folder
+    itself need not exist yet.  A parent folder may be writable by all users if it is sticky, like
     /tmp.  The system's administrator is trusted.
 
     Returns:
@@ -153,21 +154,21 @@ def distrusted(folder: Path) -> tuple[Path, str] | None:
     at, links = Path(folder.anchor), 0
     rest = list(folder.parts[1:])
     while True:
-        found = at.lstat() if os.path.lexists(at) else None
-        if found is None:
-            return None  # it is to be made, in what was looked at before
-        if _foreign(found):
-            return at, f"belongs to {_user(found.st_uid)}"
-        if stat.S_ISLNK(found.st_mode):
+        status = at.lstat() if os.path.lexists(at) else None
+        if status is None:
+            return None  # the folder does not exist yet; its parents were checked above
+        if _foreign(status):
+            return at, f"belongs to {_user(status.st_uid)}"
+        if stat.S_ISLNK(status.st_mode):
             links += 1
             if links > _LINKS:
-                return at, "leads round in a circle"
+                return at, "is part of a loop of symbolic links"
             pointed = at.parent / os.readlink(at)
             at, rest = Path(pointed.anchor), [*pointed.parts[1:], *rest]
             continue
-        shared = bool(found.st_mode & _OTHERS_WRITE)
-        if shared and not (rest and found.st_mode & stat.S_ISVTX):
-            return at, "can be written by others"
+        shared = bool(status.st_mode & _OTHERS_WRITE)
+        if shared and not (rest and status.st_mode & stat.S_ISVTX):
+            return at, "can be written by other users"
         if not rest:
             return None
         name = rest.pop(0)
@@ -175,12 +176,12 @@ def distrusted(folder: Path) -> tuple[Path, str] | None:
 
 
 def _has_owners() -> bool:
-    return hasattr(os, "geteuid")  # not on Windows, where a user's folders are the user's
+    return hasattr(os, "geteuid")  # not on Windows, where users' folders are private
 
 
-def _foreign(found: os.stat_result) -> bool:
-    """Return whether it belongs neither to this user nor to the administrator."""
-    return found.st_uid not in (0, os.geteuid())
+def _foreign(status: os.stat_result) -> bool:
+    """Return whether a file's owner is neither this user nor the administrator."""
+    return status.st_uid not in (0, os.geteuid())
 
 
 def _user(number: int) -> str:

@@ -1,7 +1,7 @@
-"""The words for memory order: data formats of x and y, filter formats of w.
+"""Names of memory orders: data formats of x and y, filter formats of w.
 
-A data format is spelled with N (batch), C (channels) and the spatial axes D, H, W; a filter format
-with O (output channels), I (input channels of one group) and the same spatial letters.
+A data format consists of N (batch), C (channels) and the spatial axes D, H, W.  A filter format
+consists of O (output channels), I (input channels of one group) and the same spatial letters.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal, TypeVar, cast
 from cupyconv.errors import ConvError, unknown_word
 
 SPATIAL_AXES = {1: "W", 2: "HW", 3: "DHW"}
-"""Names of the spatial axes, by their number."""
+"""Letters of the spatial axes, keyed by the number of spatial axes."""
 
 CHANNELS_FIRST: Literal["channels_first"] = "channels_first"
 CHANNELS_LAST: Literal["channels_last"] = "channels_last"
@@ -20,30 +20,30 @@ CHANNELS_LAST: Literal["channels_last"] = "channels_last"
 DataFormat = Literal[
     "NCW", "NWC", "NCHW", "NHWC", "NCDHW", "NDHWC", "channels_first", "channels_last"
 ]
-"""The words of data formats, for type checkers; when a program runs, their case does not matter."""
+"""Names of data formats, for type checkers; at run time, case does not matter."""
 
 FilterFormat = Literal["OIW", "WIO", "OWI", "OIHW", "HWIO", "OHWI", "OIDHW", "DHWIO", "ODHWI"]
-"""The words of filter formats, likewise."""
+"""Names of filter formats, for type checkers; at run time, case does not matter."""
 
 
 def data_formats(spatial_rank: int) -> tuple[DataFormat, DataFormat]:
-    """Return the data formats of a rank, channels first and last: ``("NCHW", "NHWC")``."""
+    """Return the channels-first and channels-last data format: ``("NCHW", "NHWC")``."""
     axes = SPATIAL_AXES[spatial_rank]
     return cast(tuple[DataFormat, DataFormat], (f"NC{axes}", f"N{axes}C"))
 
 
 def filter_formats(spatial_rank: int) -> tuple[FilterFormat, FilterFormat, FilterFormat]:
-    """Return the filter formats of a rank: ``("OIHW", "HWIO", "OHWI")``."""
+    """Return the filter formats for a number of spatial axes: ``("OIHW", "HWIO", "OHWI")``."""
     axes = SPATIAL_AXES[spatial_rank]
     words = f"OI{axes}", f"{axes}IO", f"O{axes}I"
     return cast(tuple[FilterFormat, FilterFormat, FilterFormat], words)
 
 
 def resolve_data_format(word: str | None, spatial_rank: int) -> DataFormat:
-    """Return the data format a word stands for; channels first when it is None.
+    """Return the data format with this name or alias; channels first for None.
 
     Raises:
-        ConvError: the word is unknown, or belongs to another number of spatial axes.
+        ConvError: the name is unknown, or is for another number of spatial axes.
     """
     first, last = data_formats(spatial_rank)
     if word is None:
@@ -55,10 +55,10 @@ def resolve_data_format(word: str | None, spatial_rank: int) -> DataFormat:
 
 
 def resolve_filter_format(word: str | None, spatial_rank: int, data_format: str) -> FilterFormat:
-    """Return the filter format of a word; by default the one that matches ``data_format``.
+    """Return the filter format with this name; for None, the default for ``data_format``.
 
     Raises:
-        ConvError: the word is unknown, or belongs to another number of spatial axes.
+        ConvError: the name is unknown, or is for another number of spatial axes.
     """
     output_first, output_last, _ = filter_formats(spatial_rank)
     if word is None:
@@ -79,16 +79,16 @@ def _of_rank(
     aliases: Iterable[str],
 ) -> _Word:
     known: tuple[_Word, ...] = formats(spatial_rank)
-    for one in known:
-        if one == wanted:
-            return one
+    for name in known:
+        if name == wanted:
+            return name
     for rank in SPATIAL_AXES:
         words: tuple[str, ...] = formats(rank)
         if wanted in words:
             counterpart = known[words.index(wanted)]
             raise ConvError(
-                f"{what} must name as many axes as the arrays have",
-                f"{word!r} has {rank} spatial, the input has {spatial_rank}",
+                f"{what} must have as many spatial axes as the arrays",
+                f"{word!r} has {rank}, the input has {spatial_rank}",
                 f"Use {counterpart!r}, or arrays with {rank} spatial axes",
                 candidates=(),
             )
@@ -96,12 +96,12 @@ def _of_rank(
 
 
 def data_axes(data_format: str) -> tuple[int, ...]:
-    """Return positions of N, C and the spatial axes in an array of this format."""
+    """Return the positions of N, C and the spatial axes in an array of this format."""
     return tuple(data_format.index(letter) for letter in "NC" + _spatial(data_format))
 
 
 def filter_axes(filter_format: str) -> tuple[int, ...]:
-    """Return positions of O, I and the spatial axes in a filter of this format."""
+    """Return the positions of O, I and the spatial axes in a filter of this format."""
     return tuple(filter_format.index(letter) for letter in "OI" + _spatial(filter_format))
 
 

@@ -1,8 +1,8 @@
-"""Text and HTML out of the same few pieces: paragraphs, tables and verbatim lines.
+"""Documents of paragraphs, tables and verbatim lines, written as text or as HTML.
 
-Knows nothing of convolutions, so that the lowest rooms can describe themselves in Jupyter.
-Whatever is put into a piece, no character comes out that steers a terminal or that XML does not
-have.
+The module does not depend on other modules of cupyconv, so that the lowest ones can use it to
+describe themselves in Jupyter.  The output never contains characters that control a terminal or
+that XML does not allow.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ border-bottom:1px solid rgba(128,128,128,.35)}
 font:.92em/1.4 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace!important;
 border-left:3px solid rgba(128,128,128,.35);background:transparent;color:inherit}
 """.strip()
-"""Takes its colours from the page around it, so that it reads in light and in dark.
+"""CSS of a document; it takes colours from the page, so that it is legible in light and dark pages.
 
-What is marked as important is what notebooks set otherwise.
+``!important`` overrides the styles of notebooks.
 """
 
 
 _WRITTEN_OUT = frozenset(("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"))
-"""Unicode's categories of control, invisible, private and unassigned characters, and of breaks."""
+"""Unicode categories written as escapes: control, invisible, private, unassigned and breaks."""
 
 _INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
     "\U000e0100-\U000e01ef]"
 )
-"""Characters of other categories that show nothing."""
+"""Invisible characters of other Unicode categories."""
 
 
 def visible(text: str) -> str:
@@ -73,20 +73,20 @@ def in_line(text: str) -> str:
 
 
 def spreadsheet_cell(text: str) -> str:
-    """Return a text for a cell of a CSV file, in one line; spreadsheets read no formula in it.
+    """Return a text as one line for a CSV cell, such that spreadsheets do not read it as a formula.
 
-    Some spreadsheets drop spaces before a formula.
+    Leading spaces are skipped in the check, because some spreadsheets drop them.
     """
     line = in_line(text)
     return f"'{line}" if line.lstrip().startswith(_FORMULAS) else line
 
 
 _FORMULAS = tuple("=+-@＝＋－＠")
-"""Characters that a cell with a formula begins with; the wide ones count in East Asian locales."""
+"""First characters of spreadsheet formulas; full-width ones count in East Asian locales."""
 
 
 def escape(text: str) -> str:
-    """Return a text as XML and HTML have it, between tags and in attributes."""
+    """Return a text escaped for XML and HTML, between tags and in attributes."""
     return html.escape(visible(text))
 
 
@@ -97,11 +97,11 @@ def _written_out(character: str) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-class _Piece:
-    """A dataclass whose texts are visible ones."""
+class _Element:
+    """Base of dataclasses that write invisible characters of their texts as escapes."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):  # type: ignore[arg-type]  # each piece is a dataclass
+        for field in fields(self):  # type: ignore[arg-type]  # each subclass is a dataclass
             object.__setattr__(self, field.name, _visible(getattr(self, field.name)))
 
 
@@ -112,8 +112,8 @@ def _visible(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Paragraph(_Piece):
-    """A sentence or several, wrapped to the width there is."""
+class Paragraph(_Element):
+    """One or more sentences, wrapped to the available width."""
 
     text: str
 
@@ -125,12 +125,13 @@ class Paragraph(_Piece):
 
 
 @dataclass(frozen=True)
-class Verbatim(_Piece):
+class Verbatim(_Element):
     """Lines that are not wrapped: formulas, drawings, programs.
 
     Attributes:
-        coloured: the lines have a terminal's colours, and nothing from outside.
-        indent: spaces before each line of a text.
+        coloured: whether the lines contain terminal colour codes; they must then contain no
+            external text.
+        indent: number of spaces before each line of the text output.
     """
 
     text: str
@@ -150,12 +151,12 @@ class Verbatim(_Piece):
 
 
 @dataclass(frozen=True)
-class Table(_Piece):
-    """Rows under headings; a cell may have several lines, and what is too wide is wrapped.
+class Table(_Element):
+    """Rows under headings; a cell may have several lines, and wide cells are wrapped.
 
     Attributes:
-        columns: headings; none is drawn if all are empty.
-        right: headings of columns that are aligned to the right.
+        columns: headings; the table has no heading line if all are empty.
+        right: headings of the right-aligned columns.
     """
 
     columns: tuple[str, ...]
@@ -165,11 +166,11 @@ class Table(_Piece):
     def lines(
         self, width: int, strong: Callable[[str], str] = str, paint: Callable[[str], str] = str
     ) -> Iterator[str]:
-        """Yield the table in lines of at most ``width`` characters, where that can be.
+        """Yield the table in lines of at most ``width`` characters, if possible.
 
         Args:
-            strong: marks headings.
-            paint: marks a cell, which is given with the spaces around it.
+            strong: function that formats a heading.
+            paint: function that formats a cell, from its text with the padding spaces.
         """
         named = any(self.columns)
         every = [self.columns, *self.rows] if named else list(self.rows)
@@ -193,9 +194,9 @@ class Table(_Piece):
                 yield "─" * (sum(room) + gutter * (len(room) - 1))
 
     def _widths(self, every: list[tuple[str, ...]], width: int) -> tuple[list[int], int]:
-        """Return the widths of the columns, and the spaces between them.
+        """Return the widths of the columns, and the number of spaces between them.
 
-        Words stay whole wherever the width has room for that, so that no number is cut.
+        Words are not broken if the width permits, so that numbers remain whole.
         """
         columns = list(zip(*every, strict=True))
         whole = [max(len(line) for text in one for line in text.split("\n")) for one in columns]
@@ -238,11 +239,11 @@ _GUTTER = 3
 """Spaces between columns if there is room; else 1."""
 
 _NARROWEST = 24
-"""Smallest width of the last column where there is room; the other columns have half of it."""
+"""Smallest width of the last column if there is room; the other columns have half of it."""
 
 
 def _narrowed(whole: list[int], least: list[int], room: int) -> list[int]:
-    """Return widths of columns that fit into ``room`` characters, if ``least`` allows.
+    """Return column widths with a sum of at most ``room`` characters, if ``least`` allows it.
 
     The last column is narrowed first, then the widest, and the first column after all others.
     """
@@ -269,8 +270,8 @@ Block = Paragraph | Verbatim | Table
 
 
 @dataclass(frozen=True)
-class Section(_Piece):
-    """A heading with what stands under it."""
+class Section(_Element):
+    """A heading and the blocks under it."""
 
     title: str
     blocks: tuple[Block, ...]
@@ -294,21 +295,25 @@ class Section(_Piece):
 
 
 @dataclass(frozen=True)
-class Document(_Piece):
+class Document(_Element):
     """Sections under a title."""
 
     title: str
     sections: tuple[Section, ...]
 
     def text(self, width: int = WIDTH, strong: Callable[[str], str] = str) -> str:
-        """Return everything as lines of at most ``width`` characters; ``strong`` marks headings."""
+        """Return the document as lines of at most ``width`` characters.
+
+        Args:
+            strong: function that formats a heading.
+        """
         parts = ["\n".join(section.lines(width, strong)) for section in self.sections]
         title = [strong(line) for line in textwrap.wrap(self.title, width)]
         head = "\n".join(title) if self.title else ""
         return "\n\n".join(part for part in (head, *parts) if part)
 
     def html(self) -> str:
-        """Return everything as a piece of a page, with its style."""
+        """Return the document as an HTML fragment, with its style."""
         title = f"<h3>{escape(self.title)}</h3>" if self.title else ""
         body = "".join(section.html() for section in self.sections)
         return f'<div class="cupyconv"><style>{STYLE}</style>{title}{body}</div>'

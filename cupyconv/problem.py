@@ -1,8 +1,8 @@
-"""The shape of a convolution: every rule about sizes, in one place.
+"""Configuration of a convolution, and all rules about its shapes, sizes and channels.
 
-Vocabulary, as in the literature: N batch, C input channels, K output channels, G groups; the
-spatial axes of the input are D, H, W; of the filter T, R, S; of the output Z, P, Q.  All
-convolutions are cross-correlations (no filter flip), as in every framework.
+Letters, as in the literature: N is the batch size, C the input channels, K the output channels and
+G the groups.  The spatial axes are D, H, W for the input, T, R, S for the filter and Z, P, Q for
+the output.  All convolutions are cross-correlations (no filter flip), as in every framework.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ PASSES = ("forward", "backprop_input", "backprop_filter")
 """The three passes of a convolutional layer."""
 
 DtypeName = Literal["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
-"""The names of the dtypes a problem may have, for type checkers."""
+"""Names of the supported dtypes, for type checkers."""
 
 REAL_PART: Mapping[str, DtypeName] = {"complex64": "float32", "complex128": "float64"}
-"""The complex dtypes, with the dtype of their parts."""
+"""Dtype of the real and imaginary parts, keyed by complex dtype."""
 
 REAL_ITEMSIZE: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-"""The real dtypes, with their size in bytes."""
+"""Bytes per number, keyed by real dtype."""
 
 ITEMSIZE: Mapping[str, int] = {**REAL_ITEMSIZE, "complex64": 8, "complex128": 16}
-"""The dtypes a problem may have, with their size in bytes."""
+"""Bytes per number, keyed by supported dtype."""
 
 PADDING_WORDS = ("valid", "same", "same_lower")
 
 LARGEST = 2**63 - 1
-"""Largest number in a configuration: the range of 64-bit integers."""
+"""Largest absolute value of a number in a configuration: the largest 64-bit integer."""
 
 MOST_PHASES = 1 << 16
-"""Stride phases that are still listed one by one."""
+"""Most stride phases that are listed one by one (chosen)."""
 
 PaddingWord = Literal["valid", "same", "same_lower", "VALID", "SAME", "SAME_LOWER"]
-"""Padding words for type checkers; at run time, case does not matter."""
+"""Names of padding modes, for type checkers; at run time, case does not matter."""
 
 Size = int | Sequence[int]
 Padding = PaddingWord | int | Sequence[int | Sequence[int]]
@@ -62,7 +62,7 @@ Dtype = DtypeName | type[Any] | _NamedDtype
 
 
 class Rules(TypedDict, total=False):
-    """Rules of a layer, by the names of the functions' arguments."""
+    """Keyword arguments that describe a layer, with their types."""
 
     stride: Size
     padding: Padding
@@ -88,14 +88,14 @@ class GemmView(NamedTuple):
 
 
 TRANSPOSED = Names(x="the result", y="x", x_shape="output_shape")
-"""Names of a transposed convolution's tensors."""
+"""Names that messages use for the tensors of a transposed convolution."""
 
 
 @dataclass(frozen=True)
 class ConvAxis:
-    """One spatial axis of a convolution and the one-dimensional rules that hold on it.
+    """One spatial axis of a convolution: its sizes, stride, dilation and padding.
 
-    Output o and tap r read input ``o * stride - pad_before + r * dilation``; positions outside the
+    Output o reads input ``o * stride - pad_before + r * dilation`` for tap r; positions outside the
     input read as zero.
     """
 
@@ -110,24 +110,24 @@ class ConvAxis:
 
     @property
     def effective_filter(self) -> int:
-        """Inputs from the first to the last tap of one window: (filter - 1) * dilation + 1."""
+        """Length of a window, from its first to its last tap: (filter - 1) * dilation + 1."""
         return (self.filter - 1) * self.dilation + 1
 
     @property
     def padded_input(self) -> int:
-        """Input size with its padding on both sides."""
+        """Input size plus the padding on both sides."""
         return self.input + self.pad_before + self.pad_after
 
     @property
     def output(self) -> int:
-        """Output size: ceil(input / stride) for SAME, else the number of windows that fit."""
+        """Output size: ceil(input / stride) for SAME, else the windows in the padded input."""
         if self.padding_mode.startswith("same"):
             return -(-self.input // self.stride)
         return (self.padded_input - self.effective_filter) // self.stride + 1
 
     @property
     def formula(self) -> str:
-        """The rule for the output size with this axis's numbers in it."""
+        """The formula of the output size as text, with this axis's numbers and the result."""
         if self.padding_mode.startswith("same"):
             return f"ceil({self.input}/{self.stride}) = {self.output}"
         numbers = f"{self.input} + {self.pad_before} + {self.pad_after} - {self.effective_filter}"
@@ -137,7 +137,8 @@ class ConvAxis:
         """Return the input sizes whose output size is ``output``: ``stride`` consecutive integers.
 
         They start at (output - 1) * stride + 1 for SAME, else at (output - 1) * stride +
-        effective_filter - padding; sizes below 1 are left out.  No input has an output below 1.
+        effective_filter - padding.  Sizes below 1 are left out.  The range is empty if ``output``
+        is below 1.
         """
         if output < 1:
             return range(0)
@@ -145,7 +146,7 @@ class ConvAxis:
         return range(max(first, 1), max(first + self.stride, 1))
 
     def first_input_size_for(self, output: int) -> int:
-        """Return the smallest of ``input_sizes_for(output)``; below 1 if padding alone suffices."""
+        """Return the smallest input size with this output; below 1 if padding alone suffices."""
         first = (output - 1) * self.stride + 1
         if not self.padding_mode.startswith("same"):
             first += self.effective_filter - 1 - self.pad_before - self.pad_after
@@ -153,11 +154,11 @@ class ConvAxis:
 
     @property
     def valid_input_sizes(self) -> range:
-        """All input sizes that share this axis's output size; ``input`` is one of them."""
+        """All input sizes that have this axis's output size, including ``input``."""
         return self.input_sizes_for(self.output)
 
     def of_input(self, size: int) -> ConvAxis:
-        """Return the same rules for another input size; under SAME with the padding that it has."""
+        """Return this axis with another input size; SAME padding is computed for that size."""
         before, after = self.pad_before, self.pad_after
         if (mode := self.padding_mode).startswith("same"):
             before, after = _same_padding(mode, size, self.filter, self.stride, self.dilation)
@@ -165,13 +166,13 @@ class ConvAxis:
 
     @property
     def unread_after(self) -> int:
-        """Trailing inputs that no window reaches: their gradient is zero."""
+        """Number of inputs after the last window; their gradient is zero."""
         last_read = (self.output - 1) * self.stride + self.effective_filter - 1 - self.pad_before
         return max(self.input - 1 - last_read, 0)
 
     @property
     def pairs(self) -> int:
-        """Pairs of an output and a tap that meet inside the input, not in the padding."""
+        """Number of pairs of an output and a tap that read an input and not padding."""
         low = self.pad_before
         return count_pairs(
             self.output, self.filter, self.stride, self.dilation, low, low + self.input
@@ -179,9 +180,10 @@ class ConvAxis:
 
     @cached_property
     def unread_inputs(self) -> int:
-        """Inputs that no window reaches, between the taps and strides or at the end."""
-        # Output o and tap r read what output o + across and tap r - along do.  So of the pairs that
-        # read one input all but the first have such a neighbour, and are left out.
+        """Number of inputs that no tap reads: between taps, between windows or at the end."""
+        # The pairs (output o, tap r) and (o + across, r - along) read the same input.  Of all pairs
+        # that read one input, all but one have such a neighbour.  Subtracting the pairs with a
+        # neighbour therefore counts each input once.
         common = gcd(self.stride, self.dilation)
         across, along = self.dilation // common, self.stride // common
         low = self.pad_before - along * self.dilation
@@ -197,24 +199,24 @@ class ConvAxis:
 
     @property
     def stride_phases(self) -> tuple[tuple[range, range], ...]:
-        """The inputs that share their taps, and those taps, for each remainder by the stride.
+        """The inputs and the taps of each stride phase; there are ``stride`` phases.
 
-        Phase f has the inputs h with (h + pad_before) mod stride = f; a window has such an input
-        under the taps r with r * dilation mod stride = f, and under no others.
+        Phase f has the inputs h with (h + pad_before) mod stride = f.  Only the taps r with
+        r * dilation mod stride = f read these inputs.
 
         Raises:
-            ConvError: there are too many to be listed.
+            ConvError: the axis has more than MOST_PHASES phases.
         """
         _require_listable(self.stride)
         phases = range(self.stride)
         return tuple((self.inputs_of_phase(phase), self.taps_of_phase(phase)) for phase in phases)
 
     def inputs_of_phase(self, phase: int) -> range:
-        """Return the inputs of one of ``stride_phases``."""
+        """Return the inputs of one stride phase."""
         return range((phase - self.pad_before) % self.stride, self.input, self.stride)
 
     def taps_of_phase(self, phase: int) -> range:
-        """Return the taps of one of ``stride_phases``."""
+        """Return the taps of one stride phase."""
         common = gcd(self.stride, self.dilation)
         step = self.stride // common
         if phase % common:
@@ -223,13 +225,17 @@ class ConvAxis:
         return range(first, self.filter, step)
 
     def outputs_of_phase(self, inputs: range, taps: range) -> tuple[int, int]:
-        """Return the outputs that the first input of one of ``stride_phases`` belongs to.
+        """Return the outputs that read the first input of a stride phase.
 
-        Input h and tap r belong to output (h + pad_before - r * dilation) / stride.  The outputs of
-        successive taps descend by a constant distance; the next input belongs to the next outputs.
+        Output (h + pad_before - r * dilation) / stride reads input h with tap r.  From one tap of
+        the phase to the next, this output decreases by a constant distance.  From one input of the
+        phase to the next, it increases by 1.
+
+        Args:
+            inputs, taps: inputs and taps of the phase.
 
         Returns:
-            The output of the last tap, which may lie outside the axis, and the distance.
+            The output of the last tap, which may be outside the axis, and the distance.
         """
         last = taps[-1] if taps else 0
         first = (inputs.start + self.pad_before - last * self.dilation) // self.stride
@@ -251,30 +257,34 @@ class ConvAxis:
 
 @dataclass(frozen=True, init=False, repr=False)
 class ConvProblem:
-    """A convolution's configuration, and everything that follows from it without data.
+    """Configuration of a convolution, with the shapes, sizes and costs that follow from it.
 
     Args:
-        input_shape: shape of x, in ``data_format`` order; the batch may be empty.
-        filter_shape: shape of w, in ``filter_format`` order; its I is C / groups.
-        stride, dilation: an int, or one per spatial axis.
+        input_shape: shape of x, in ``data_format`` order; the batch size may be 0.
+        filter_shape: shape of w, in ``filter_format`` order; the size of its I axis is C / groups.
+        stride: step between windows; an int, or an int per spatial axis.
+        dilation: distance between neighbouring taps; an int, or an int per spatial axis.
         padding: an int, an int per spatial axis, a (before, after) pair per spatial axis,
-            "valid" (none), "same" (TensorFlow's SAME, ONNX's SAME_UPPER: the odd one goes after)
-            or "same_lower" (the odd one goes before).
-        groups: C and K are split into this many independent convolutions; C for a depthwise one.
+            "valid" (no padding), "same" (TensorFlow's SAME and ONNX's SAME_UPPER: an odd total has
+            one more after than before) or "same_lower" (one more before than after).
+        groups: number of independent convolutions into which C and K are split; C for a depthwise
+            convolution.
         data_format: one of NCW NWC NCHW NHWC NCDHW NDHWC, "channels_first" or "channels_last";
             channels first by default.
-        filter_format: OI + spatial, spatial + IO, or O + spatial + I; by default OI first for
-            channels first, spatial + IO for channels last.
+        filter_format: OI + spatial, spatial + IO, or O + spatial + I, with the spatial letters of
+            ``data_format``; by default OI + spatial for channels first and spatial + IO for
+            channels last.
         dtype: "float16", "bfloat16", "float32", "float64", "complex64" or "complex128", or the
             NumPy dtype of that name.
 
     Attributes:
-        padding: (before, after) per spatial axis, whatever form it was given in.
+        padding: (before, after) per spatial axis, in whatever form the argument was passed.
         padding_mode: "same", "same_lower", "valid" or "explicit".
 
     Raises:
-        ConvError: no such convolution exists; the message has the rule, the values, a way out.
-        ConvTypeError: an argument is not of the kind described above.
+        ConvError: the convolution is invalid; the message states the rule, the values and a way
+            out.
+        ConvTypeError: an argument has a type that is not described above.
     """
 
     input_shape: tuple[int, ...]
@@ -301,7 +311,7 @@ class ConvProblem:
         filter_format: FilterFormat | None = None,
         dtype: Dtype = "float32",
     ) -> None:
-        given = {
+        arguments = {
             "input_shape": input_shape,
             "filter_shape": filter_shape,
             "stride": stride,
@@ -312,7 +322,7 @@ class ConvProblem:
             "filter_format": filter_format,
             "dtype": dtype,
         }
-        problem = offering(partial(named_problem, Names()), Names(), given)
+        problem = offering(partial(named_problem, Names()), Names(), arguments)
         vars(self).update(vars(problem))
 
     def _assign(
@@ -382,17 +392,17 @@ class ConvProblem:
 
     @property
     def C(self) -> int:
-        """Input channels, of all groups together."""
+        """Number of input channels of all groups together."""
         return self.input_shape[self.data_axes[1]]
 
     @property
     def K(self) -> int:
-        """Output channels, of all groups together."""
+        """Number of output channels of all groups together."""
         return self.filter_shape[self.filter_axes[0]]
 
     @property
     def G(self) -> int:
-        """Groups."""
+        """Number of groups."""
         return self.groups
 
     @cached_property
@@ -412,7 +422,7 @@ class ConvProblem:
 
     @cached_property
     def axes(self) -> tuple[ConvAxis, ...]:
-        """The rules of each spatial axis."""
+        """The spatial axes, each with its sizes, stride, dilation and padding."""
         names = formats.SPATIAL_AXES[self.spatial_rank]
         return tuple(
             ConvAxis(name, size, taps, stride, dilation, before, after, self.padding_mode)
@@ -439,25 +449,25 @@ class ConvProblem:
 
     @property
     def input_gradient_shape(self) -> tuple[int, ...]:
-        """Shape of dx: x's, because there is one partial derivative for each element of x."""
+        """Shape of dx, which has one partial derivative per element of x: the shape of x."""
         return self.input_shape
 
     @property
     def filter_gradient_shape(self) -> tuple[int, ...]:
-        """Shape of dw: w's, because there is one partial derivative for each element of w."""
+        """Shape of dw, which has one partial derivative per element of w: the shape of w."""
         return self.filter_shape
 
     @property
     def bias_shape(self) -> tuple[int]:
-        """Shape of the bias and of its gradient: one value for each output channel."""
+        """Shape of the bias and of its gradient: one value per output channel."""
         return (self.K,)
 
     @property
     def valid_input_sizes(self) -> tuple[range, ...]:
-        """Per spatial axis, all input sizes that have this problem's output size.
+        """All input sizes that have this problem's output size, per spatial axis.
 
-        ``stride`` consecutive integers each, those below 1 left out, so with a stride above 1 the
-        size of dx does not follow from dy and w: it has to be given.
+        Each range has ``stride`` consecutive integers, without integers below 1.  With a stride
+        above 1, the size of dx therefore does not follow from dy and w: it must be passed.
         """
         return tuple(axis.valid_input_sizes for axis in self.axes)
 
@@ -465,8 +475,8 @@ class ConvProblem:
     def reduced(self) -> ConvProblem:
         """The equivalent problem with the smallest dilation and stride, which kernels compute.
 
-        A single tap needs no dilation.  A single output needs no larger stride than one that leaves
-        no room for a second output.
+        On an axis with a single tap, the dilation becomes 1.  On an axis with a single output, the
+        stride becomes the smallest one that leaves no room for a second output.
         """
         stride = tuple(
             min(axis.stride, axis.padded_input - axis.effective_filter + 1)
@@ -483,45 +493,45 @@ class ConvProblem:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of any one pass, padding counted as if it were data.
+        """Floating-point operations of one pass, with padding counted like data.
 
-        The passes share it: each does one multiply and one add for every combination of image,
-        output pixel, output channel, input channel of the group, and tap; of complex numbers, four
-        of each.
+        The number is the same for all passes.  Each pass does one multiplication and one addition
+        for every combination of image, output pixel, output channel, input channel of the group,
+        and tap.  Complex dtypes need four of each.
         """
         pairs = prod(self.output_sizes) * prod(self.filter_sizes)
         return self.flops_of_product * self.N * self.K * (self.C // self.groups) * pairs
 
     @property
     def useful_flops(self) -> int:
-        """Floating-point operations without the products whose input pixel is padding."""
+        """Floating-point operations of one pass, without the products with padding."""
         pairs = prod(axis.pairs for axis in self.axes)
         return self.flops_of_product * self.N * self.K * (self.C // self.groups) * pairs
 
     @property
     def is_complex(self) -> bool:
-        """Whether the numbers are complex."""
+        """Whether the dtype is complex."""
         return self.dtype in REAL_PART
 
     @property
     def flops_of_product(self) -> int:
-        """Floating-point operations of one product and of its addition to a sum."""
+        """Floating-point operations to multiply two numbers and add the product to a sum."""
         return flops_of_product(self.dtype)
 
     @cached_property
     def bytes(self) -> int:
-        """Bytes of x, w and y: of a pass that reads two of them once and writes the third.
+        """Bytes of x, w and y together: those that a pass moves if it moves each tensor once.
 
-        One may move less, since inputs between windows need not be read, or more.
+        A pass may move fewer bytes, since inputs between windows need not be read, or more.
         """
         tensors = (self.input_shape, self.filter_shape, self.output_shape)
         return ITEMSIZE[self.dtype] * sum(map(prod, tensors))
 
     @property
     def arithmetic_intensity(self) -> float:
-        """FLOPs per byte, each tensor moved once.
+        """FLOPs of a pass per byte that it moves, if it moves each tensor once.
 
-        A pass is bound by memory where the device's ratio is higher.
+        A pass is memory-bound on a device with a higher ratio of FLOP/s to bytes/s.
         """
         return self.flops / self.bytes
 
@@ -532,10 +542,10 @@ class ConvProblem:
         return any(prod(shape) > 2**31 - 1 for shape in tensors)
 
     def gemm(self, pass_: str) -> GemmView:
-        """Return the matrix product that one pass is, per group (implicit GEMM).
+        """Return the matrix product of each group that is equivalent to a pass (implicit GEMM).
 
-        Formulas as in CUTLASS's implicit_gemm_convolution.md; the stride phases of
-        backprop_input are counted together.
+        The formulas are those of CUTLASS's implicit_gemm_convolution.md.  For backprop_input, one
+        product covers all stride phases.
         """
         require_word("pass", pass_, PASSES)
         return self._gemms[pass_]
@@ -553,13 +563,14 @@ class ConvProblem:
 
     @cached_property
     def phase_gemms(self) -> tuple[GemmView, ...]:
-        """backprop_input as one matrix product per stride phase, the last axis's phase fastest.
+        """Matrix products of backprop_input, one per stride phase; the last axis varies fastest.
 
-        Together they have the rows of ``gemm("backprop_input")``, each with only the taps that
-        contribute; a phase without taps has gemm_k = 0, and its gradient is zero.
+        Together the products have the rows of ``gemm("backprop_input")``.  Each product contains
+        only the taps that contribute to its rows.  A phase without taps has gemm_k = 0, and its
+        gradient is zero.
 
         Raises:
-            ConvError: there are too many to be listed.
+            ConvError: there are more than MOST_PHASES stride phases.
         """
         _require_listable(prod(self.stride))
         channels, filters = self.C // self.groups, self.K // self.groups
@@ -592,20 +603,24 @@ class ConvProblem:
         filter_format: FilterFormat | None = None,
         dtype: Dtype = "float32",
     ) -> ConvProblem:
-        """Return the convolution that has this output shape: what a transposed convolution undoes.
+        """Return the convolution with this output shape.
+
+        The corresponding transposed convolution maps an array of ``output_shape`` to an array of
+        the convolution's input shape.
 
         Args:
-            input_shape: its input shape, if known.
-            output_padding: else, per axis, how far its input lies above the smallest of the
-                ``stride`` sizes that have this output.  By default 0, as in PyTorch; under "same"
-                and "same_lower" stride - 1, which makes the input stride times the output, as in
-                Keras and JAX.  Unless under these two, one that is not less than the stride may be
-                less than the dilation: the input then has more windows, and the result a larger
-                output.
+            output_shape: shape of the convolution's output.
+            input_shape: shape of the convolution's input, if known.
+            output_padding: if ``input_shape`` is not passed, input size minus the smallest input
+                size that has this output, per spatial axis.  The default is 0, as in PyTorch.  For
+                "same" and "same_lower" padding the default is stride - 1, so that the input size is
+                stride times the output size, as in Keras and JAX.  It must be less than the stride;
+                for other padding it may also be less than the dilation.  If it is not less than the
+                stride, the input has more windows, and the output is larger than ``output_shape``.
 
         Raises:
-            ConvError: there is none; for an ``input_shape`` that has another output, the message
-                has the interval of sizes that would do.
+            ConvError: no such convolution exists; if ``input_shape`` has another output, the
+                message states the valid input sizes.
         """
         rules: dict[str, Any] = {
             "stride": stride,
@@ -617,28 +632,28 @@ class ConvProblem:
             "dtype": dtype,
         }
         names = Names(y="the output")
-        given = {
+        arguments = {
             "output_shape": output_shape,
             "filter_shape": filter_shape,
             "input_shape": input_shape,
             "output_padding": output_padding,
             **rules,
         }
-        return offering(partial(transposed_problem, names), names, given)
+        return offering(partial(transposed_problem, names), names, arguments)
 
     def replace(self, **changes: Unpack[_Changes]) -> ConvProblem:
-        """Return the same problem with some arguments of the constructor changed."""
+        """Return this problem with some arguments of the constructor changed."""
         return ConvProblem(**{**self._arguments, **changes})
 
     @property
     def _arguments(self) -> dict[str, Any]:
-        """Arguments of the constructor that make this problem."""
+        """Arguments of the constructor for this problem."""
         shapes = {"input_shape": self.input_shape, "filter_shape": self.filter_shape}
         return {**shapes, **self.keywords, "dtype": self.dtype}
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """The layer's rules as the functions take them by name: stride to filter_format."""
+        """The layer's keyword arguments of the functions, from stride to filter_format."""
         return {
             "stride": self.stride,
             "padding": self.padding if self.padding_mode == "explicit" else self.padding_mode,
@@ -652,7 +667,8 @@ class ConvProblem:
         """Check that an array of this shape can be dy.
 
         Raises:
-            ConvError: it cannot; the message has the sizes, paddings and strides that would fit.
+            ConvError: the shape is not ``output_shape``; the message states the sizes, paddings and
+                strides that would fit.
         """
 
         def require(output_shape: Iterable[int], **layer: Any) -> None:
@@ -661,16 +677,16 @@ class ConvProblem:
         offering(require, Names(), {**self._arguments, "output_shape": shape}, ())
 
     def __repr__(self) -> str:
-        def one(values: tuple) -> str:
+        def compact(values: tuple) -> str:
             return str(values[0]) if len(set(values)) == 1 else str(values).replace(" ", "")
 
-        pairs = one(self.padding)
+        pairs = compact(self.padding)
         padding = pairs if self.padding_mode == "explicit" else f"{self.padding_mode} {pairs}"
         return (
             f"ConvProblem({shape_text(self.input_shape)} {self.data_format} * "
             f"{shape_text(self.filter_shape)} {self.filter_format} -> "
-            f"{shape_text(self.output_shape)}, stride={one(self.stride)}, padding={padding}, "
-            f"dilation={one(self.dilation)}, groups={self.groups}, dtype={self.dtype})"
+            f"{shape_text(self.output_shape)}, stride={compact(self.stride)}, padding={padding}, "
+            f"dilation={compact(self.dilation)}, groups={self.groups}, dtype={self.dtype})"
         )
 
     def _repr_html_(self) -> str:
@@ -692,13 +708,13 @@ class ConvProblem:
             )
             for axis in self.axes
         )
-        words = ("axis", "padding", "stride", "dilation", "output size", "inputs with this output")
+        heads = ("axis", "padding", "stride", "dilation", "output size", "valid input sizes")
         cost = f"{self.flops:,} FLOP in each pass, {self.bytes:,} bytes in x, w and y together"
         head = f"{self.dtype}, padding {self.padding_mode}, groups {self.groups}; {cost}"
         blocks = (
             markup.Paragraph(head),
             markup.Table(("tensor", "shape", "order"), shapes),
-            markup.Table(words, axes),
+            markup.Table(heads, axes),
         )
         return markup.Document("ConvProblem", (markup.Section("", blocks),)).html()
 
@@ -709,7 +725,9 @@ def count_pairs(outputs: int, taps: int, stride: int, dilation: int, low: int, h
     The count uses a formula, not a loop.
 
     Args:
-        outputs, taps: numbers of outputs and taps; negative numbers count as 0.
+        outputs, taps: numbers of outputs and taps; a negative number counts as 0.
+        stride, dilation: input positions between outputs and between taps.
+        low, high: bounds of the positions.
     """
     sizes = outputs, taps, stride, dilation
     return _pairs_below(*sizes, high) - _pairs_below(*sizes, low)
@@ -718,15 +736,14 @@ def count_pairs(outputs: int, taps: int, stride: int, dilation: int, low: int, h
 def _pairs_below(outputs: int, taps: int, stride: int, dilation: int, bound: int) -> int:
     if min(outputs, taps, bound) <= 0:
         return 0
-    # Taps that lie below the bound with every output, and those with any.
+    # Numbers of taps whose position is below the bound for every output, and for at least one.
     every = (bound - 1 - (outputs - 1) * stride) // dilation + 1
     every = min(max(every, 0), taps)
     some = min((bound - 1) // dilation + 1, taps)
-    rest = (
-        bound - 1 - (some - 1) * dilation
-    )  # of the last one; each earlier one has one dilation more
+    # Distance of the last of these taps from the bound; it grows by a dilation per earlier tap.
+    distance = bound - 1 - (some - 1) * dilation
     count = some - every
-    return every * outputs + count + _sum_of_quotients(count, rest, dilation, stride)
+    return every * outputs + count + _sum_of_quotients(count, distance, dilation, stride)
 
 
 def _sum_of_quotients(count: int, start: int, step: int, divisor: int) -> int:
@@ -743,7 +760,7 @@ def _sum_of_quotients(count: int, start: int, step: int, divisor: int) -> int:
 
 
 _MOST_SIZES = 12
-"""Most sizes that are printed of a shape (chosen)."""
+"""Most sizes of a shape in a text; further sizes are replaced by dots (chosen)."""
 
 
 def shape_text(shape: Iterable[int]) -> str:
@@ -753,7 +770,7 @@ def shape_text(shape: Iterable[int]) -> str:
 
 
 def bytes_text(size: float) -> str:
-    """Return bytes in binary units, as memory is counted: ``1.5 GiB``."""
+    """Return a number of bytes as text, in binary units: ``1.5 GiB``."""
     if size < 1024:
         return f"{size} bytes"
     *smaller, largest = ("KiB", "MiB", "GiB", "TiB", "PiB")
@@ -766,7 +783,7 @@ def bytes_text(size: float) -> str:
 
 
 def flops_of_product(dtype: str) -> int:
-    """Return floating-point operations of one product of a dtype and of its addition to a sum."""
+    """Return the floating-point operations to multiply two numbers and add the product to a sum."""
     return 8 if dtype in REAL_PART else 2
 
 
@@ -779,10 +796,10 @@ def dtype_name(dtype: Any, remedy: str = "") -> DtypeName:
     """Return the name of a dtype given as a name, a NumPy dtype or a scalar type.
 
     Args:
-        remedy: the way out, for the error.
+        remedy: way out that the error message suggests.
 
     Raises:
-        ConvTypeError: it is not one of ITEMSIZE.
+        ConvTypeError: the dtype is not supported.
     """
     name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None)
     if name is None:
@@ -801,14 +818,15 @@ def _astype(name: str, dtype: str) -> str:
 def shared_dtype(
     dtypes: Mapping[str, Any], convert: Callable[[str, str], str] = _astype
 ) -> DtypeName:
-    """Return the dtype that arrays share.
+    """Return the common dtype of several arrays.
 
     Args:
-        dtypes: of each array, by its name.
-        convert: writes how the array of a name is converted to a dtype.
+        dtypes: dtype of each array, keyed by the array's name.
+        convert: function that returns the code which converts an array to a dtype, from the names
+            of both.
 
     Raises:
-        ConvTypeError: a dtype is unsupported, or they differ.
+        ConvTypeError: a dtype is unsupported, or the dtypes differ.
     """
     words: dict[str, Any] = {name: getattr(dtype, "name", None) for name, dtype in dtypes.items()}
     known = [word for word in words.values() if word in ITEMSIZE]
@@ -835,26 +853,26 @@ def shared_dtype(
 
 
 def _view_of_bytes(name: str, dtype: Any) -> str:
-    """Return the way out for an array of fields or of bytes; empty for other dtypes."""
+    """Return the way out for a structured dtype or raw bytes; an empty text for other dtypes."""
     if getattr(dtype, "names", None):
         return f"Pass one of its fields, for example {name}[{dtype.names[0]!r}]"
     if getattr(dtype, "kind", "") != "V" or not hasattr(dtype, "itemsize"):
         return ""
-    # ml_dtypes gives float8 and the like this kind too, but types of their own.
+    # The float8 dtypes of ml_dtypes have this kind too, but scalar types outside NumPy.
     if dtype.type.__module__ != "numpy":
         return ""
     if dtype.itemsize == 2:
         return f"If these are bfloat16 from a file, pass {name}.view(ml_dtypes.bfloat16)"
-    return f"Say what its bytes are, for example {name}.view('float32')"
+    return f"View its bytes as a supported dtype, for example {name}.view('float32')"
 
 
-# -- for functions whose tensors have other names ------------------------------------------------
+# -- functions that use other names for the tensors ----------------------------------------------
 
 
 def named_problem(
     names: Names, input_shape: Iterable[int], filter_shape: Iterable[int], **rules: Any
 ) -> ConvProblem:
-    """Return a ConvProblem, whose errors call the tensors by these names."""
+    """Return a ConvProblem; messages of errors use these names."""
     words = ("stride", "padding", "dilation", "groups", "data_format", "filter_format", "dtype")
     problem = object.__new__(ConvProblem)
     problem._assign(names, input_shape, filter_shape, *(rules[word] for word in words))
@@ -869,7 +887,7 @@ def transposed_problem(
     output_padding: Size | None,
     **rules: Any,
 ) -> ConvProblem:
-    """``ConvProblem.from_output``, whose errors call the tensors by these names."""
+    """Return the result of ``ConvProblem.from_output``; messages of errors use these names."""
     y_shape = integers(names.y_shape, output_shape)
     w_shape = integers(names.w_shape, filter_shape)
     rank = spatial_rank(names._replace(x=names.y), y_shape, w_shape)
@@ -883,7 +901,7 @@ def transposed_problem(
         )
     elif output_padding is not None:
         raise ConvError(
-            f"{names.x_shape} and output_padding say the same thing",
+            f"{names.x_shape} and output_padding must not both be passed",
             f"got {shape_text(integers(names.x_shape, input_shape))} and {output_padding}",
             "Pass one of them",
         )
@@ -897,7 +915,7 @@ def require_problem(function: str, given: object) -> None:
     """Check that an argument is a ConvProblem.
 
     Raises:
-        ConvTypeError: it is not.
+        ConvTypeError: the argument has another type.
     """
     if not isinstance(given, ConvProblem):
         raise ConvTypeError(
@@ -907,7 +925,11 @@ def require_problem(function: str, given: object) -> None:
 
 
 def require_output(names: Names, problem: ConvProblem, shape: Iterable[int]) -> None:
-    """``ConvProblem.require_output_gradient``, whose errors call the tensors by these names."""
+    """Check the shape of dy; messages of errors use these names.
+
+    Raises:
+        ConvError: as for ``ConvProblem.require_output_gradient``.
+    """
     x, w, y = names[:3]
     given = integers(f"{y}.shape", shape)
     expected = f"pass {names.one(y)} of shape {shape_text(problem.output_shape)}"
@@ -940,11 +962,11 @@ def require_output(names: Names, problem: ConvProblem, shape: Iterable[int]) -> 
         if size == axis.output:
             continue
         sizes = axis.input_sizes_for(size)
-        one = names.bare(x)
+        name = names.bare(x)
         plural = "sizes" if len(sizes) > 1 else "size"
-        fitting = f"{one} {plural} {interval_text(sizes)}" if sizes else f"no {one} size"
+        fitting = f"{name} {plural} {interval_text(sizes)}" if sizes else f"no {name} size"
         raise ConvError(
-            f"{y} must have the output size of {x} it belongs to",
+            f"{y} must have the output size that follows from {x}",
             f"{names.any(x)} of {axis.input} gives {axis.formula}, {y} has {size}; "
             f"{fitting} would give {size}",
             remedy,
@@ -954,9 +976,9 @@ def require_output(names: Names, problem: ConvProblem, shape: Iterable[int]) -> 
 
 
 def integer(what: str, value: object) -> int:
-    """Return an integer of 64 bits, from an argument that is called ``what``."""
+    """Return an argument as a 64-bit integer; ``what`` is its name in messages."""
     try:
-        if isinstance(value, bool):  # NumPy's True is no integer either
+        if isinstance(value, bool):  # as operator.index refuses NumPy's booleans
             raise TypeError
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -966,15 +988,15 @@ def integer(what: str, value: object) -> int:
         ) from None
     if abs(number) > LARGEST:
         raise ConvError(
-            f"{what} must be made of integers of 64 bits",
-            f"got one of {number.bit_length()} bits and a sign",
+            f"{what} must be made of 64-bit integers",
+            f"got an integer of {number.bit_length()} bits and a sign",
             "Use at most 2^63 - 1",
         )
     return number
 
 
 def integers(what: str, value: Iterable[int]) -> tuple[int, ...]:
-    """Return a shape, likewise."""
+    """Return an argument as a tuple of 64-bit integers; ``what`` is its name in messages."""
     if not is_sequence(value):
         raise ConvTypeError(
             f"{what} must be a tuple of integers: got {shown(value)}. "
@@ -1012,7 +1034,7 @@ def spatial_rank(names: Names, input_shape: tuple[int, ...], filter_shape: tuple
 
 
 def is_sequence(value: object) -> bool:
-    """Return whether it is several values in an order; an array without axes is one."""
+    """Return whether a value is an ordered sequence; text, bytes and 0-d arrays are not."""
     unordered = isinstance(value, (str, bytes, bytearray, Mapping, Set))
     return hasattr(value, "__iter__") and not unordered and getattr(value, "ndim", 1) != 0
 
@@ -1050,7 +1072,7 @@ def _shapes_for(
     output_padding: Size | None,
     arguments: dict[str, Any],
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the input shape of ``from_output`` with output_padding, and its output shape."""
+    """Return the input and output shape of ``from_output`` for a given output_padding."""
     rank = len(y_shape) - 2
     n_axis, c_axis, *spatial_axes = formats.data_axes(layout)
     _, i_axis, *filter_axes = formats.filter_axes(filter_layout)
@@ -1115,14 +1137,14 @@ def _positive(what: str, value: object, axis: str | None = None) -> int:
 
 
 def _padding(what: str, padding: Padding, rank: int) -> tuple[str, tuple[tuple[int, int], ...]]:
-    """Return the padding's mode and pairs; pairs of a SAME mode are computed later."""
+    """Return the padding's mode and (before, after) pairs; SAME pairs are computed later."""
     if isinstance(padding, str):
         mode = padding.lower()
-        if mode in _OF_NUMPY:
+        if mode in _NUMPY_MODES:
             raise ConvError(
-                f"{what} is filled with zeros",
+                f"{what} consists of zeros",
                 f"got {padding!r}",
-                f"Fill it with numpy.pad(x, ..., mode={_OF_NUMPY[mode]!r}) and convolve with "
+                f"Pad with numpy.pad(x, ..., mode={_NUMPY_MODES[mode]!r}) and convolve with "
                 f"{what} 0",
             )
         if mode not in PADDING_WORDS:
@@ -1152,7 +1174,7 @@ def _padding(what: str, padding: Padding, rank: int) -> tuple[str, tuple[tuple[i
     return "explicit", sides
 
 
-_OF_NUMPY = {
+_NUMPY_MODES = {
     "circular": "wrap",
     "wrap": "wrap",
     "reflect": "reflect",
@@ -1160,7 +1182,7 @@ _OF_NUMPY = {
     "replicate": "edge",
     "edge": "edge",
 }
-"""Modes of numpy.pad for the paddings that other libraries fill with values of the input."""
+"""Mode of numpy.pad, keyed by other libraries' names for padding with values of the input."""
 
 
 def _pair(what: str, side: object) -> tuple[int, int]:
@@ -1178,7 +1200,7 @@ def _pair(what: str, side: object) -> tuple[int, int]:
 
 
 def _same_padding(mode: str, size: int, taps: int, stride: int, dilation: int) -> tuple[int, int]:
-    """Return TensorFlow's rule: just enough that ceil(size / stride) windows fit."""
+    """Return the (before, after) padding with which ceil(size / stride) windows just fit."""
     output = -(-size // stride)
     total = max((output - 1) * stride + (taps - 1) * dilation + 1 - size, 0)
     smaller, larger = total // 2, total - total // 2
@@ -1237,7 +1259,7 @@ def _require_channels(names: Names, problem: ConvProblem) -> None:
 
 
 def _require_origin(names: Names, problem: ConvProblem, y_shape: tuple[int, ...]) -> None:
-    """The problem has the given output; said in the words of a transposed convolution."""
+    """Check that the convolution has this output; messages speak of the transposed convolution."""
     n, k = (y_shape[axis] for axis in problem.data_axes[:2])
     if n != problem.N:
         raise ConvError(
@@ -1248,7 +1270,7 @@ def _require_origin(names: Names, problem: ConvProblem, y_shape: tuple[int, ...]
         )
     if k != problem.K:
         raise ConvError(
-            "a transposed convolution must be made from one channel for each filter",
+            f"{names.y} must have one channel for each filter",
             f"{names.y} has {k}, {names.w} {shape_text(problem.filter_shape)} "
             f"({problem.filter_format}) has O = {problem.K}",
             f"Give {names.y} {problem.K} channels, or {names.w} O = {k}",
@@ -1259,9 +1281,8 @@ def _require_origin(names: Names, problem: ConvProblem, y_shape: tuple[int, ...]
         sizes = axis.input_sizes_for(size)
         if size != axis.output and sizes:
             raise ConvError(
-                "the result of a transposed convolution must have the size it is made from as its "
-                "output",
-                f"{names.any(names.x)} of {axis.input} has {axis.formula}, {names.y} is {size}",
+                f"the convolution of {names.x} must have the size of {names.y}",
+                f"{names.any(names.x)} of {axis.input} gives {axis.formula}, {names.y} has {size}",
                 f"Use {names.any(names.x)} of {interval_text(sizes)}",
                 axis=axis.name,
                 candidates=(),
@@ -1284,9 +1305,9 @@ def _require_countable(names: Names, axis: ConvAxis) -> None:
 def _require_listable(phases: int) -> None:
     if phases > MOST_PHASES:
         raise ConvError(
-            f"there must be at most {MOST_PHASES:,} stride phases to be listed",
+            f"at most {MOST_PHASES:,} stride phases can be listed",
             f"there are {phases:,}",
-            "Take those in question from ConvAxis.taps_of_phase",
+            "Use ConvAxis.taps_of_phase for single phases",
         )
 
 

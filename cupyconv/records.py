@@ -1,4 +1,4 @@
-"""Reading of JSON, and of dataclasses from JSON, with checked types."""
+"""Reading of JSON, and of dataclasses from JSON, with a check of the types."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def record(kind: type[Kind], entry: Any) -> Kind:
-    """Return a dataclass from a JSON object; lists become tuples where the field is one.
+    """Return an instance of a dataclass from a JSON object; lists become tuples in tuple fields.
 
     Raises:
         ValueError: a field is missing, unknown, or of another type.
@@ -33,26 +33,26 @@ def record(kind: type[Kind], entry: Any) -> Kind:
     if not isinstance(entry, dict):
         raise ValueError(f"a {kind.__name__} must be an object, got {shown(entry)}")
     hints = get_type_hints(kind)
-    known = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]
+    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
     for name in entry:
         if name not in known:
-            raise ValueError(f"a {kind.__name__} has no {shown(name)}")
-    for name, one in known.items():
-        if name not in entry and one.default is MISSING and one.default_factory is MISSING:
-            raise ValueError(f"a {kind.__name__} must have {name!r}")
+            raise ValueError(f"a {kind.__name__} has no field {shown(name)}")
+    for name, field in known.items():
+        if name not in entry and field.default is MISSING and field.default_factory is MISSING:
+            raise ValueError(f"a {kind.__name__} must have the field {name!r}")
     where = kind.__name__
     return kind(**{name: _value(hints[name], v, f"{where}.{name}") for name, v in entry.items()})
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
-    """Return a value of the type that a field has."""
+    """Return a JSON value as a value of a field's type; ``where`` is the field's name."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         if value is None and type(None) in inner:
             return None
         (hint,) = (one for one in inner if one is not type(None))
         return _value(hint, value, where)
-    if origin is Literal:  # its words are for type checkers; whoever reads them knows them
+    if origin is Literal:  # checks the type only; the code that uses the value checks the value
         return _value(type(inner[0]), value, where)
     if is_dataclass(hint):
         return record(hint, value)  # type: ignore[arg-type]  # a class, not an instance

@@ -1,7 +1,7 @@
-"""Ways out of a refused configuration: changes to its arguments that make it valid.
+"""Ways out of an invalid configuration: changes of arguments that make it valid.
 
-A fix is data: the arguments that change, with their new values, and phrases written from these.
-``offering`` tries each fix together with everything else that the call was given, and an error
+A fix consists of the changed arguments with their new values, and of phrases that describe the
+change.  ``offering`` tries each fix together with all other arguments of the call, and an error
 offers only fixes that work.
 """
 
@@ -16,38 +16,39 @@ from cupyconv import formats
 from cupyconv.errors import ConvError, ConvTypeError, Phrase
 
 MOST_ORDERS, MOST_RULES, MOST_OTHERS, MOST_PAIRS = 2, 2, 4, 2
-"""Fixes that an error offers at most: by another memory order, by another padding or stride, by
-another single change, and by two changes where no single one is enough (chosen)."""
+"""Most fixes that an error offers: memory orders, paddings or strides, other single changes, and
+pairs of changes where no single change is enough (chosen)."""
 
 MOST_STRIDE = 64
 """Largest stride that a message suggests (chosen)."""
 
 _T = TypeVar("_T")
 _Axis = tuple[str, int, int, int, int | None]
-"""Name, input size, span of the filter, stride, and total padding (None under SAME) of an axis."""
+"""Name, input size, filter span, stride and total padding (None for SAME) of an axis."""
 _OWNERS = {"input_shape": "x", "filter_shape": "w", "output_shape": "y"}
 
 
 def any_padding(value: str | tuple[int, ...]) -> tuple[str, Any]:
-    """Return ``Names.pad`` of the library's own functions, which take every padding."""
+    """Return the padding argument of cupyconv's own functions, which accept every padding."""
     return "padding", value if isinstance(value, str) or len(set(value)) > 1 else value[0]
 
 
 class Names(NamedTuple):
-    """Words that messages use for the tensors x, w and y of a problem and for its arguments.
+    """Names that messages use for the tensors x, w and y of a problem and for its arguments.
 
     Attributes:
-        x, w, y: tensors.
-        x_shape, w_shape, y_shape: arguments that are shapes.
-        stride, padding, dilation, groups, data_format, filter_format: the layer's arguments.
-        absent: arguments of these that the function does not take.
-        entries: "any" where stride and dilation are an integer or one for each spatial axis,
-            "spatial" where they are lists of the latter, "all" where they have an entry for each
+        x, w, y: names of the tensors.
+        x_shape, w_shape, y_shape: names of the shape arguments.
+        stride, padding, dilation, groups, data_format, filter_format: names of the layer's
+            arguments.
+        absent: layer arguments that the function does not have.
+        entries: form of stride and dilation: "any" for an integer or an integer per spatial axis,
+            "spatial" for a list with an entry per spatial axis, "all" for a list with an entry per
             axis of the data format.
-        spell: the text value of an argument in messages, from its name and value; None where the
-            function has no such value.
-        pad: the function's argument and value for a padding, which is "same", "valid" or a number
-            for each axis; None where the function has no such padding.
+        spell: function that returns an argument's value as messages show it, from the argument's
+            name and value; it returns None if the caller's function has no such value.
+        pad: function that returns the name and value of the padding argument, from "same", "valid"
+            or a number per axis; it returns None if the caller's function has no such padding.
     """
 
     x: str = "the input"
@@ -69,7 +70,7 @@ class Names(NamedTuple):
 
     @staticmethod
     def of(name: str) -> str:
-        """Return a name before what it has: ``the input channels``, ``x's channels``."""
+        """Return a name as it precedes ``channels``: ``the input channels``, ``x's channels``."""
         return name if name.startswith("the ") else f"{name}'s"
 
     @staticmethod
@@ -79,37 +80,37 @@ class Names(NamedTuple):
 
     @staticmethod
     def any(name: str) -> str:
-        """Return a name with an indefinite article, if it had an article."""
+        """Return ``an input`` for ``the input``; a name without an article does not change."""
         return Names.one(name) if name.startswith("the ") else name
 
     @staticmethod
     def one(name: str) -> str:
-        """Return a name with an indefinite article."""
+        """Return a name with an indefinite article: ``an input``, ``a dy``."""
         bare = Names.bare(name)
         return f"{'an' if bare[0] in 'aeio' else 'a'} {bare}"
 
     def argument(self, key: str) -> str:
-        """Return the function's name of an argument of ConvProblem."""
+        """Return the name that an argument of ConvProblem has in the function."""
         shapes = {"input_shape": "x_shape", "filter_shape": "w_shape", "output_shape": "y_shape"}
         return getattr(self, shapes.get(key, key))
 
 
 class Fix(NamedTuple):
-    """A way out: the arguments that change, and the phrases that say so."""
+    """A way out: the changed arguments, and the phrases that describe the change."""
 
     changes: Mapping[str, Any]
     phrases: tuple[Phrase, ...]
 
 
 class Call:
-    """A refused call, and the fixes that come into question.
+    """A call with an invalid configuration, and the possible fixes.
 
     Args:
-        names: words of the messages.
-        given: arguments by their names in ConvProblem; ``output_shape`` is the shape of dy, or of
-            a transposed convolution's x.
-        sizes: keys of the tensors that the function takes as sizes and not as arrays.
-        axis: the spatial axis that the error names, if any.
+        names: names that messages use.
+        given: arguments of the call, keyed by their names in ConvProblem; ``output_shape`` is the
+            shape of dy, or of a transposed convolution's x.
+        sizes: keys of the tensors that the function takes as shapes and not as arrays.
+        axis: spatial axis that the error names, if any.
     """
 
     def __init__(
@@ -140,12 +141,12 @@ class Call:
         return Call(self.names, {**self.given, **fix.changes}, self.sizes)
 
     def others(self) -> Iterator[Fix]:
-        """Yield fixes that change more than the order of axes."""
+        """Yield fixes other than a change of the memory order."""
         if not self.layout:
             yield from self._batches()
             yield from self._formats()
             return
-        if "input_shape" in self.sizes:  # more likely wrong than an array
+        if "input_shape" in self.sizes:  # a shape argument is more likely wrong than an array
             yield from self._inputs()
         yield from self._lists()
         yield from self._channels()
@@ -165,22 +166,22 @@ class Call:
         return getattr(self.names, _OWNERS[key])
 
     def _assigned(self, key: str, value: Any) -> Fix | None:
-        """Return an argument with another value; None without a value or such an argument."""
+        """Return the fix that sets an argument; None without a value or such an argument."""
         if key in self.names.absent or value is None:
             return None
         own = value if self.names.spell is None else self.names.spell(key, value)
         return None if own is None else Fix({key: value}, ((self.names.argument(key), own),))
 
     def _resized(self, key: str, sizes: Mapping[str, int], phrase: str = "") -> Fix:
-        """Return other sizes of a tensor, by the letters of their axes."""
+        """Return the fix that changes sizes of a tensor, keyed by the letters of the axes."""
         order, shape = self._order_of(key), list(self.shapes[key])
         for letter, size in sizes.items():
             shape[order.index(letter)] = size
-        told = " and ".join(f"{letter} = {size}" for letter, size in sizes.items())
-        return Fix({key: tuple(shape)}, (phrase or f"give {self._owner(key)} {told}",))
+        text = " and ".join(f"{letter} = {size}" for letter, size in sizes.items())
+        return Fix({key: tuple(shape)}, (phrase or f"give {self._owner(key)} {text}",))
 
     def _reordered(self, key: str, source: str) -> Fix:
-        """Return a tensor whose axes are in another order than the call reads them in."""
+        """Return the fix that transposes a tensor from the order ``source`` to the call's order."""
         target, shape = self._order_of(key), self.shapes[key]
         changed = tuple(shape[source.index(letter)] for letter in target)
         phrase: Phrase = f"transpose {self._owner(key)} from {source} to {target}"
@@ -188,7 +189,7 @@ class Call:
             phrase = self.names.argument(key), changed
         return Fix({key: changed}, (phrase,))
 
-    def _told(self, sizes: Mapping[str, Any]) -> str:
+    def _sizes_text(self, sizes: Mapping[str, Any]) -> str:
         """Return sizes as text: ``5`` for one axis, ``5 by 6`` for all, or ``H = 5, W = 6``."""
         if len(sizes) == self.rank:
             return " by ".join(map(str, sizes.values()))
@@ -201,13 +202,13 @@ class Call:
             return f"pad by {next(iter(missing.values()))} more in total"
         if len(missing) == self.rank and len(set(missing.values())) == 1:
             return f"pad by {next(iter(missing.values()))} more in total on each axis"
-        told = " and ".join(f"{axis} by {more}" for axis, more in missing.items())
-        return f"pad {told} more in total"
+        amounts = " and ".join(f"{axis} by {more}" for axis, more in missing.items())
+        return f"pad {amounts} more in total"
 
     # -- candidates --------------------------------------------------------------------------
 
     def _batches(self) -> Iterator[Fix]:
-        """Yield a batch axis for x and y, where the filter has one axis more than they have."""
+        """Yield the fix that adds a batch axis to x and y, if the filter has one axis more."""
         lacking = {
             key: (1, *shape)
             for key, shape in self.shapes.items()
@@ -215,10 +216,10 @@ class Call:
         }
         if lacking:
             first = "x".join(map(str, next(iter(lacking.values()))))
-            yield Fix(lacking, (f"add the batch: {first}",))
+            yield Fix(lacking, (f"add the batch axis: {first}",))
 
     def _formats(self) -> Iterator[Fix]:
-        """Yield formats for as many axes as the tensors have."""
+        """Yield fixes that set a format with the tensors' number of axes."""
         if self.rank in formats.SPATIAL_AXES:
             words: dict[str, tuple[str, ...]] = {
                 "data_format": formats.data_formats(self.rank),
@@ -226,55 +227,60 @@ class Call:
             }
             for key, known in words.items():
                 if (word := self.given.get(key)) is not None:
-                    # The same order of another number of axes is the likeliest.
-                    order = sorted(known, key=lambda one: _ends(one) != _ends(word))
-                    yield from filter(None, (self._assigned(key, one) for one in order))
+                    # The likeliest format has the same order for another number of axes.
+                    order = sorted(known, key=lambda name: _ends(name) != _ends(word))
+                    yield from filter(None, (self._assigned(key, name) for name in order))
 
     def orders(self) -> Iterator[Fix]:
-        """Yield other memory orders that keep all sizes, the likeliest first."""
+        """Yield fixes that change the memory order and keep all sizes, the likeliest first."""
         if not self.layout:
             return
-        others = [one for one in formats.data_formats(self.rank) if one != self.layout]
-        data = [fix for one in others if (fix := self._assigned("data_format", one))]
+        others = [order for order in formats.data_formats(self.rank) if order != self.layout]
+        data = [fix for order in others if (fix := self._assigned("data_format", order))]
         arrays = [
-            self._reordered(key, one)
-            for one in others
+            self._reordered(key, order)
+            for order in others
             for key in ("input_shape", "output_shape")
             if key in self.shapes
         ]
         if len(arrays) > 1:
             arrays.append(_both(*arrays))
-        found = [*data, *arrays, *self._filters()]
+        fixes = [*data, *arrays, *self._filters()]
         for fix in (*data, *arrays):
             changed = self.after(fix)
-            found += [_both(fix, other) for other in changed._filters()]
-            found += [_both(fix, other) for other in changed._lists()]
-        yield from sorted(found, key=self._unlikeliness)
+            fixes += [_both(fix, other) for other in changed._filters()]
+            fixes += [_both(fix, other) for other in changed._lists()]
+        yield from sorted(fixes, key=self._unlikeliness)
 
     def _filters(self) -> Iterator[Fix]:
-        """Yield other orders of the filter."""
-        for one in formats.filter_formats(self.rank):
-            if one != self.filter_layout:
-                yield self._assigned("filter_format", one) or self._reordered("filter_shape", one)
+        """Yield fixes that change the memory order of the filter."""
+        for order in formats.filter_formats(self.rank):
+            if order != self.filter_layout:
+                yield self._assigned("filter_format", order) or self._reordered(
+                    "filter_shape", order
+                )
         exchanged = self.filter_layout.translate(str.maketrans("OI", "IO"))
         fix = self._reordered("filter_shape", exchanged)
         phrase = f"exchange O and I of {self.names.w}"
         yield fix if "filter_shape" in self.sizes else Fix(fix.changes, (phrase,))
 
     def _unlikeliness(self, fix: Fix) -> tuple[bool, float, int, int]:
-        """Return the sort key of a repair; wrong data formats are the likeliest faults."""
+        """Return the sort key of a fix; a wrong data format is the likeliest fault."""
         is_data = bool({"input_shape", "output_shape"} & fix.changes.keys())
         return is_data, *self.after(fix).filter_score(), len(fix.changes)
 
     def filter_score(self) -> tuple[float, int]:
-        """Return the filter's longest side over its shortest, and the longest; less is likelier."""
+        """Return the ratio of the filter's longest to its shortest side, and the longest side.
+
+        Filters with smaller values are likelier.
+        """
         if not self.layout:
             return 1.0, 1
         sizes = [self._size("filter_shape", axis) for axis in formats.SPATIAL_AXES[self.rank]]
         return max(sizes) / max(min(sizes), 1), max(sizes)
 
     def _lists(self) -> Iterator[Fix]:
-        """Yield strides and dilations with one entry per axis, for functions that take lists."""
+        """Yield fixes that write stride or dilation in the form that the function takes."""
         for key in ("stride", "dilation"):
             value = self.given.get(key)
             values = _integers(value if _is_list(value) else [value])
@@ -288,16 +294,16 @@ class Call:
                     yield fix
 
     def _spatial_entries(self, values: tuple[int, ...]) -> Iterator[tuple[int, ...] | None]:
-        """Read a list of any length as entries of the spatial axes, in each possible way."""
+        """Yield the entries of the spatial axes that a list of any length can mean."""
         if len(values) == 1:
             yield values * self.rank
         elif len(values) == self.rank:
             yield values
         elif len(values) == self.rank + 2:
-            orders = sorted(formats.data_formats(self.rank), key=lambda one: one != self.layout)
-            exact = [one for one in orders if _entries(values, one, "NC") == (1, 1)]
-            for one in exact or orders[:1]:
-                yield _entries(values, one, formats.SPATIAL_AXES[self.rank])
+            orders = sorted(formats.data_formats(self.rank), key=lambda order: order != self.layout)
+            exact = [order for order in orders if _entries(values, order, "NC") == (1, 1)]
+            for order in exact or orders[:1]:
+                yield _entries(values, order, formats.SPATIAL_AXES[self.rank])
 
     def _entries(self, spatial: tuple[int, ...]) -> Any:
         """Return a stride or dilation in the form that the function takes."""
@@ -309,8 +315,8 @@ class Call:
         return [sizes.get(letter, 1) for letter in self.layout]
 
     def _channels(self) -> Iterator[Fix]:
-        """Yield groups and channels that go together."""
-        if self.x is None:  # of a transposed convolution, whose result they decide
+        """Yield fixes that make groups and channels consistent."""
+        if self.x is None:  # groups determine the channels of a transposed convolution's result
             filters, given = self._size("filter_shape", "O"), _integers([self.given.get("groups")])
             if given and given[0] > 0 and (fix := self._assigned("groups", gcd(given[0], filters))):
                 yield fix
@@ -320,7 +326,7 @@ class Call:
         groups = _integers([self.given.get("groups", 1)])
         if min(channels, depth, filters) < 1:
             return
-        if "groups" not in self.given:  # they follow from the channels
+        if "groups" not in self.given:  # the number of groups follows from the channels
             near = channels // depth * depth
             multiples = sorted({near, near + depth} - {0}, key=lambda c: abs(c - channels))
             depths = dict.fromkeys((channels, gcd(channels, depth)))
@@ -345,19 +351,19 @@ class Call:
                 yield self._resized("filter_shape", {"O": multiple})
 
     def _inputs(self) -> Iterator[Fix]:
-        """Yield an input that goes with the output that is given."""
+        """Yield fixes that change the input to fit the output."""
         if self.x is None or self.y is None:
             return
         if fitting := self._fitting_inputs():
-            told = self._told({axis: _interval(sizes) for axis, (_, sizes) in fitting.items()})
-            phrase = f"use {self.names.any(self.names.x)} of {told}"
+            intervals = {axis: _interval(sizes) for axis, (_, sizes) in fitting.items()}
+            phrase = f"use {self.names.any(self.names.x)} of {self._sizes_text(intervals)}"
             nearest = {axis: size for axis, (size, _) in fitting.items()}
             yield self._resized("input_shape", nearest, phrase)
         if (batch := self._size("output_shape", "N")) >= 0:
             yield self._resized("input_shape", {"N": batch})
 
     def rules(self) -> Iterator[Fix]:
-        """Yield paddings and strides under which the given input has the given output."""
+        """Yield fixes of padding and stride with which the input has the given output."""
         if not self.layout or self.x is None or self.y is None or min(*self.x, *self.y) < 1:
             return
         axes = list(self._axes())
@@ -382,7 +388,7 @@ class Call:
                     yield _both(stride, padding)
 
     def _padded(self, value: str | tuple[int, ...] | None) -> Fix | None:
-        """Return another padding; None if the function has no such padding."""
+        """Return the fix that sets a padding; None if the function has no such padding."""
         phrase = None if value is None else self.names.pad(value)
         pairs = value if isinstance(value, str) or value is None else tuple((p, p) for p in value)
         return phrase and Fix({"padding": pairs}, (phrase,))
@@ -416,7 +422,7 @@ class Call:
         return [self._size(key, axis) for axis in formats.SPATIAL_AXES[self.rank]]
 
     def _outputs(self) -> Iterator[Fix]:
-        """Yield a filter that goes with the output or the bias, and channels of the output."""
+        """Yield fixes that fit the filter to the output or bias, or the output to the filter."""
         filters = self._size("filter_shape", "O")
         bias = _integers(self.given.get("bias_shape") or ())
         if bias and len(bias) == 1 and bias[0] > 0:
@@ -428,7 +434,7 @@ class Call:
                 yield self._resized("output_shape", {"C": filters})
 
     def _fitting_inputs(self) -> dict[str, tuple[int, range]]:
-        """Return the input sizes with the given output; the nearest sizes on axes without one."""
+        """Return the nearest and all fitting sizes, for the axes whose input size does not fit."""
         fitting = {}
         for axis, size, span, stride, pads in self._axes():
             output, is_same = self._size("output_shape", axis), pads is None
@@ -439,7 +445,7 @@ class Call:
         return fitting
 
     def _axes(self) -> Iterator[_Axis]:
-        """Name, input size, span of the filter, stride and padding (None under SAME) by axis."""
+        """Yield name, input size, filter span, stride and total padding (None for SAME) by axis."""
         strides, dilations, pads = self._spatial("stride"), self._spatial("dilation"), self._pads()
         if strides is None or dilations is None or self.x is None:
             return
@@ -449,7 +455,7 @@ class Call:
             yield axis, self._size("input_shape", axis), span, strides[place], total
 
     def _spatial(self, key: str) -> tuple[int, ...] | None:
-        """Return stride or dilation of each spatial axis, if there is a valid one."""
+        """Return stride or dilation per spatial axis; None if it is not valid."""
         value = self.given.get(key)
         values = _integers(value if _is_list(value) else [1 if value is None else value])
         if values is None or min(values, default=0) < 1:
@@ -460,7 +466,7 @@ class Call:
         return values if len(values) == self.rank else None
 
     def _pads(self) -> list[tuple[int, int]] | None:
-        """Return padding of each spatial axis; None under SAME and where it is not valid."""
+        """Return the padding per spatial axis; None for SAME, or if it is not valid."""
         value = self.given.get("padding", 0)
         if isinstance(value, str):
             return [(0, 0)] * self.rank if value.lower() == "valid" else None
@@ -471,7 +477,7 @@ class Call:
         return [(pair[0], pair[1]) for pair in pairs if pair]
 
     def _windows(self) -> Iterator[Fix]:
-        """Yield sizes, padding and dilation under which the filter fits into the padded input."""
+        """Yield fixes with which the filter fits into the padded input."""
         pads, dilations = self._pads(), self._spatial("dilation")
         if pads is None or dilations is None:
             return
@@ -492,18 +498,18 @@ class Call:
             )
             yield Fix({"padding": padded}, (self._padding_phrase(missing),))
         inputs = {axis: self._size("input_shape", axis) + axes[axis][1] for axis in axes}
-        phrase = f"use {self.names.any(self.names.x)} of at least {self._told(inputs)}"
+        phrase = f"use {self.names.any(self.names.x)} of at least {self._sizes_text(inputs)}"
         yield self._resized("input_shape", inputs, phrase)
         steps = dict(zip(order, dilations, strict=True))
         largest = {axis: (axes[axis][0] - 1) // steps[axis] + 1 for axis in axes}
-        phrase = f"use {self.names.any(self.names.w)} of at most {self._told(largest)}"
+        phrase = f"use {self.names.any(self.names.w)} of at most {self._sizes_text(largest)}"
         yield self._resized("filter_shape", largest, phrase)
         if min(taps.values()) > 1:
             fitting = {axis: (axes[axis][0] - 1) // (taps[axis] - 1) for axis in axes}
             changed = tuple(fitting.get(axis, step) for axis, step in steps.items())
             yield Fix(
                 {"dilation": self._entries(changed)},
-                (f"use a dilation of at most {self._told(fitting)}",),
+                (f"use a dilation of at most {self._sizes_text(fitting)}",),
             )
 
 
@@ -513,14 +519,15 @@ def offering(
     given: Mapping[str, Any],
     sizes: Iterable[str] = _OWNERS,
 ) -> _T:
-    """Call ``require(**given)``; its error offers the fixes that ``require`` accepts.
+    """Call ``require(**given)``; if it raises an error, add the fixes that it accepts.
 
     Args:
-        require: takes arguments of ConvProblem by name and raises what is wrong with them.
+        require: function that takes arguments of ConvProblem by name and raises an error if they
+            are invalid.
         names, given, sizes: as for ``Call``.
 
     Raises:
-        ConvError: of ``require``, with ways out that work if there are any.
+        ConvError: the error of ``require``, with the ways out that work.
     """
     try:
         return require(**given)
@@ -528,13 +535,13 @@ def offering(
         if error.candidates is not None:
             call = Call(names, given, frozenset(sizes), error.axis)
             found = _working(require, call, error.candidates)
-            if found or error.fixes:  # those were found with less known
+            if found or error.fixes:  # earlier fixes were found from fewer arguments
                 error.offer([fix.phrases for fix in found])
         raise
 
 
 def _working(require: Callable[..., Any], call: Call, own: Sequence[Fix]) -> list[Fix]:
-    """Return the fixes that ``require`` accepts: single ones, or else pairs of them."""
+    """Return the fixes that ``require`` accepts: single fixes, or pairs if no single one works."""
 
     def works(fix: Fix) -> bool:
         try:
@@ -558,14 +565,14 @@ def _working(require: Callable[..., Any], call: Call, own: Sequence[Fix]) -> lis
     pairs = (
         both
         for first in (*orders, *others)
-        for second in call.after(first).others()  # sizes are those of axes in the new order
+        for second in call.after(first).others()  # reads sizes in the new order
         if not first.changes.keys() & second.changes.keys() and works(both := _both(first, second))
     )
     return _distinct(pairs, MOST_PAIRS)
 
 
 def _distinct(fixes: Iterable[Fix], most: int) -> list[Fix]:
-    """Return the first few fixes, without those that contain another one."""
+    """Return the first ``most`` fixes, without fixes that contain all changes of an earlier fix."""
     found: list[Fix] = []
     for fix in fixes:
         entries = fix.changes.items()
@@ -598,7 +605,7 @@ def _entries(values: Sequence[int], order: str, letters: str) -> tuple[int, ...]
 
 
 def _ends(word: Any) -> tuple[bool, str]:
-    """Return the letters that tell the orders of any number of axes apart."""
+    """Return whether a format begins with O, and its last letter: they identify its axis order."""
     text = word.upper() if isinstance(word, str) else ""
     return text.startswith("O"), text[-1:]
 

@@ -16,13 +16,14 @@ Value = TypeVar("Value")
 
 
 def uninterrupted(compute: Callable[[], Value]) -> Value:
-    """Return what ``compute`` returns; signal handlers do not run in it.
+    """Return the result of ``compute``, which signal handlers do not interrupt.
 
-    Handlers run in the main thread only.  There, ``compute`` runs in another thread, which the main
-    thread waits for.  What a handler raises meanwhile is raised once ``compute`` has ended.
+    Signal handlers run in the main thread only.  In the main thread, this function therefore runs
+    ``compute`` in another thread and waits.  If a handler raises an exception meanwhile, it is
+    raised after ``compute`` has ended.
 
     Raises:
-        BaseException: what ``compute`` or a handler raised.
+        BaseException: the exception of ``compute`` or of a handler.
     """
     if threading.current_thread() is not threading.main_thread():
         return compute()
@@ -35,7 +36,7 @@ def uninterrupted(compute: Callable[[], Value]) -> Value:
     def run() -> None:
         try:
             task = tasks.pop()
-        except IndexError:  # another thread has it
+        except IndexError:  # another thread runs it
             return
         try:
             values.append(task())
@@ -61,15 +62,15 @@ def uninterrupted(compute: Callable[[], Value]) -> Value:
 def _start(run: Callable[[], None]) -> None:
     try:
         _thread.start_new_thread(run, ())
-    except RuntimeError:  # no more threads can be, or the interpreter is ending
+    except RuntimeError:  # no thread can be started, or the interpreter is shutting down
         run()
 
 
 def import_whole(name: str) -> ModuleType:
-    """Import a module and all that it imports, whatever signals come.
+    """Import a module and all modules that it imports; signals do not interrupt the import.
 
-    An import that an exception ends leaves a part of a package behind, and importing it again
-    fails.  A module whose import has begun elsewhere is waited for.
+    An exception during an import leaves a package partly imported, and importing it again fails.
+    If another thread is importing the module, this function waits for that import.
     """
     if name in sys.modules:
         return import_module(name)
@@ -77,13 +78,14 @@ def import_whole(name: str) -> ModuleType:
 
 
 _PAUSE = 0.02
-"""Seconds until a signal that came during an import is sent again (chosen)."""
+"""Seconds after which an interrupt that came during an import is sent again (chosen)."""
 
 
 class _Note:
-    """A handler of SIGINT that raises KeyboardInterrupt and remembers that it came.
+    """Handler of SIGINT that raises KeyboardInterrupt and records that an interrupt came.
 
-    An interrupt during an import is raised after it: compiled modules print a traceback for one.
+    An interrupt during an import is raised after the import, because compiled modules print a
+    traceback when an interrupt stops their import.
     """
 
     def __init__(self, before: Callable[[int, FrameType | None], object]) -> None:
@@ -101,7 +103,7 @@ class _Note:
 
 
 def _imports(frame: FrameType | None) -> int:
-    """Return the number of frames of the import system that a frame runs inside."""
+    """Return the number of import-system frames on the call stack of a frame."""
     count = 0
     while frame is not None:
         count += frame.f_code.co_filename == _IMPORT_SYSTEM
@@ -116,8 +118,9 @@ _IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
 def interrupts() -> Iterator[Callable[[], bool]]:
     """Yield a function that returns whether an interrupt has come.
 
-    Some libraries swallow a KeyboardInterrupt in their imports, or make another error of it.  Other
-    handlers than Python's own stay, and their signals are not seen.
+    Some libraries suppress a KeyboardInterrupt during their import, or raise another error instead.
+    If the program has a SIGINT handler other than Python's default, that handler is not replaced,
+    and its interrupts are not recorded.
     """
     before = signal.getsignal(signal.SIGINT)
     is_usual = before is signal.default_int_handler or isinstance(before, _Note)

@@ -1,7 +1,7 @@
-"""The one writer of SVG: shapes and texts on a canvas that grows with what is drawn.
+"""Writer of SVG documents: shapes and texts on a canvas that grows with the drawing.
 
-Knows nothing of convolutions.  Lengths are in pixels; whatever a text says, the document is well
-formed and steers nothing.
+The module does not depend on convolutions.  Lengths are in pixels.  For any text, the document is
+well formed and contains no control characters.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _TITLE_SIZE, _HEAD_SIZE, _SIZE = 9.6, 7.8, 6.3
 
 @dataclass
 class Canvas:
-    """Drawn elements, and their extent."""
+    """Drawn elements and their extent."""
 
     parts: list[str] = field(default_factory=list)
     width: float = 0.0
     height: float = 0.0
 
     def reach(self, x: float, y: float) -> None:
-        """Grow as far as this point."""
+        """Grow the canvas to include this point."""
         self.width, self.height = max(self.width, x), max(self.height, y)
 
     def shape(self, name: str, title: str = "", /, **attributes: str | float) -> None:
-        """An element without text; ``kind`` is its class, and ``title`` is shown at the pointer."""
+        """Draw an element without text; ``kind`` is its class, and ``title`` is its tooltip."""
         self.parts.append(
             _element(name, f"<title>{escape(title)}</title>" if title else "", attributes)
         )
@@ -48,7 +48,7 @@ class Canvas:
         self, x: float, y: float, text: str, kind: str = "", **attributes: str | float
     ) -> None:
         """Draw a line of text; a line that begins at ``x`` widens the canvas."""
-        text = visible(text)  # has the drawn length
+        text = visible(text)  # escapes change the drawn length
         place: Attributes = {"x": x, "y": y, "kind": kind}
         self.parts.append(_element("text", escape(text), place | attributes))
         words = kind.split()
@@ -66,7 +66,7 @@ class Canvas:
         title: str = "",
         **attributes: str | float,
     ) -> None:
-        """A rectangle."""
+        """Draw a rectangle."""
         size: Attributes = {"x": x, "y": y, "width": width, "height": height, "kind": kind}
         self.shape("rect", title, **size, **attributes)
         self.reach(x + width, y + height)
@@ -80,7 +80,7 @@ class Canvas:
         kind: str = "",
         **attributes: str | float,
     ) -> None:
-        """A straight line."""
+        """Draw a straight line."""
         self.shape("line", x1=x, y1=y, x2=to_x, y2=to_y, kind=kind, **attributes)
 
     def document(
@@ -93,15 +93,18 @@ class Canvas:
         defs: str = "",
         **attributes: str | float,
     ) -> str:
-        """Return the whole picture on its paper.
+        """Return the SVG document, with a background.
 
         Args:
-            label: what it shows, for those who cannot see it.
-            margin: right of and below what was drawn.
-            size: width and height, if they are not to be as large as that.
+            label: description of the picture, for readers who cannot see it.
+            margin: space right of and below the drawn elements.
+            size: width and height; by default, the extent of the elements plus the margin.
+            style: CSS of the document.
+            defs: elements to insert before the background.
+            attributes: further attributes of the root element.
         """
         wide, high = size or (self.width + margin, self.height + margin)
-        told = escape(label)
+        title = escape(label)
         root: Attributes = {
             "xmlns": "http://www.w3.org/2000/svg",
             "viewBox": f"0 0 {wide:g} {high:g}",
@@ -110,7 +113,7 @@ class Canvas:
             "role": "img",
             "aria_label": label,
         }
-        inner = [f"<title>{told}</title>{f'<style>{style}</style>' if style else ''}", defs]
+        inner = [f"<title>{title}</title>{f'<style>{style}</style>' if style else ''}", defs]
         paper = _element(
             "rect", "", {"width": wide, "height": high, "kind": "paper", "fill": "#fff"}
         )
@@ -119,10 +122,10 @@ class Canvas:
 
 
 def _element(name: str, content: str, attributes: Attributes) -> str:
-    given = "".join(
+    text = "".join(
         f' {_name(key)}="{_value(value)}"' for key, value in attributes.items() if value != ""
     )
-    return f"<{name}{given}>{content}</{name}>" if content else f"<{name}{given}/>"
+    return f"<{name}{text}>{content}</{name}>" if content else f"<{name}{text}/>"
 
 
 def _name(key: str) -> str:

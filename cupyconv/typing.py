@@ -1,13 +1,13 @@
-"""The types of arguments, for programs that are type-checked.
+"""Types of arguments, for programs that use a type checker.
 
-A function that passes its own arguments on says what they are::
+Use them in functions that pass their arguments on to cupyconv::
 
     from cupyconv.typing import Padding, Size
 
     def halve(x: NDArray[np.float32], padding: Padding = "same") -> NDArray[np.float32]: ...
 
-Option values are literals, so that a type checker finds unknown ones.  When a program runs they are
-checked as well, and those of paddings and formats may then be in upper or lower case.
+Option values are literals, so a type checker finds unknown values.  The functions also check them
+at run time, when padding modes and formats may be in upper or lower case.
 """
 
 from cupyconv.formats import DataFormat, FilterFormat

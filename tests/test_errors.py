@@ -175,7 +175,7 @@ def test_dy_must_have_the_output_size():
         lambda: cupyconv.conv_backprop_filter(
             ones(1, 3, 9, 8), (4, 3, 3, 3), ones(1, 4, 4, 4), stride=2
         ),
-        rule="dy must have the output size of the input it belongs to",
+        rule="dy must have the output size that follows from the input",
         values="an input of 8 gives floor((8 + 0 + 0 - 3)/2) + 1 = 3, dy has 4; "
         "input sizes 9 to 10 would give 4",
         remedy="Pass a dy of shape 1x4x4x3 (NCHW)",
@@ -231,7 +231,7 @@ def test_input_sizes_in_the_message_are_correct(size, stride, taps, wrong, data)
         ((2, 4, 3, 3), "the same batch size", "dy has 2, the input has 1"),
         ((1, 5, 3, 3), "one channel for each filter", "dy has 5, the filter gives 4"),
         ((1, 4, 3), "as many axes as the input", "dy is 1x4x3, the input is 1x3x5x5"),
-        ((1, 4, 3, 0), "the output size of the input", "dy has 0; no input size would give 0"),
+        ((1, 4, 3, 0), "the output size that follows", "dy has 0; no input size would give 0"),
     ],
     ids=["batch", "channels", "rank", "no_size"],
 )
@@ -482,8 +482,8 @@ def test_unknown_gradient_is_rejected():
 def test_format_of_another_rank_suggests_its_counterpart(arguments, what, suggestion):
     refused(
         lambda: ConvProblem((1, 3, 3), (3, 3, 3), **arguments),
-        rule=f"{what} must name as many axes as the arrays have",
-        values="spatial, the input has 1",
+        rule=f"{what} must have as many spatial axes as the arrays",
+        values=", the input has 1",
         remedy=f'Use {what}="{suggestion}"',
     )
 
@@ -491,8 +491,8 @@ def test_format_of_another_rank_suggests_its_counterpart(arguments, what, sugges
 def test_formats_that_contradict_the_shapes_are_not_suggested():
     refused(
         lambda: ConvProblem((1, 1, 5), (1, 1, 3), data_format="NHWC"),
-        rule="data_format must name as many axes",
-        values="'NHWC' has 2 spatial",
+        rule="data_format must have as many spatial axes",
+        values="'NHWC' has 2, the input has 1",
         remedy='Use data_format="NCW"',
     )
     with pytest.raises(ConvError):
@@ -1040,7 +1040,7 @@ def test_output_shape_and_output_padding_exclude_each_other():
         lambda: cupyconv.conv_transpose(
             ones(1, 1, 4), ones(1, 1, 3), stride=2, output_shape=(1, 1, 9), output_padding=0
         ),
-        rule="say the same thing",
+        rule="output_shape and output_padding must not both be passed",
         values="1x1x9 and 0",
         remedy="Pass one of them",
     )
@@ -1051,8 +1051,8 @@ def test_output_shape_must_fit_the_input():
         lambda: cupyconv.conv_transpose(
             ones(1, 1, 4), ones(1, 1, 3), stride=2, output_shape=(1, 1, 11)
         ),
-        rule="the result of a transposed convolution must have the size it is made from",
-        values="a result of 11 has floor((11 + 0 + 0 - 3)/2) + 1 = 5, x is 4",
+        rule="the convolution of the result must have the size of x",
+        values="a result of 11 gives floor((11 + 0 + 0 - 3)/2) + 1 = 5, x has 4",
         remedy="Use a result of 9 to 10",
         axis="W",
     )
@@ -1061,7 +1061,7 @@ def test_output_shape_must_fit_the_input():
 def test_transpose_needs_one_channel_per_filter():
     refused(
         lambda: cupyconv.conv_transpose(ones(1, 5, 4), ones(4, 2, 3)),
-        rule="must be made from one channel for each filter",
+        rule="x must have one channel for each filter",
         values="x has 5, the filter 4x2x3 (OIW) has O = 4",
         remedy="give the filter O = 5, or give x C = 4",
     )

@@ -308,7 +308,7 @@ def test_a_sticky_folder_keeps_others_from_the_cache_but_is_none(tmp_path, monke
     monkeypatch.setenv(cache_folder.CACHE_VARIABLE, str(tmp_path / "tmp" / "mine"))
     assert kept().parent == tmp_path / "tmp" / "mine"
     monkeypatch.setenv(cache_folder.CACHE_VARIABLE, str(tmp_path / "tmp"))
-    with pytest.warns(RuntimeWarning, match="can be written by others"):
+    with pytest.warns(RuntimeWarning, match="can be written by other users"):
         assert cache_folder.trusted_directory() is None
 
 
@@ -327,7 +327,7 @@ def test_a_folder_of_somebody_else_is_passed_over(tmp_path, monkeypatch, which):
     with pytest.warns(RuntimeWarning, match=f"{foreign}, which leads to .* belongs to") as said:
         assert cache_folder.trusted_directory() is None
     text = str(said[0].message)
-    assert f"set {cache_folder.CACHE_VARIABLE} to a folder that is yours" in text
+    assert f"set {cache_folder.CACHE_VARIABLE} to a folder of your own" in text
     # Somebody else's home is not to be taken from them.
     assert (f"sudo chown -R {os.geteuid()} {foreign}" in text) == (which == "folder")
 
@@ -373,7 +373,7 @@ def test_nothing_is_put_where_somebody_else_was_quicker(tmp_path, monkeypatch):
         folder.chmod(0o777)
 
     monkeypatch.setattr(files, "make_private", theirs)
-    with pytest.raises(PermissionError, match="can be written by others"):
+    with pytest.raises(PermissionError, match="can be written by other users"):
         cache_folder.keep(tmp_path / "cache" / "entry", b"ours")
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -511,7 +511,7 @@ def test_a_folder_is_written_by_who_may_enter_it_and_write(tmp_path, monkeypatch
     monkeypatch.setattr(os, "access", lambda path, wanted: not wanted & lacking)
     assert cache_folder.unwritable(folder) == f"{tmp_path} cannot be written"
     tmp_path.joinpath("a").write_text("")
-    assert cache_folder.unwritable(folder) == f"{tmp_path / 'a'} is no folder"
+    assert cache_folder.unwritable(folder) == f"{tmp_path / 'a'} is not a folder"
 
 
 # -- the sources -----------------------------------------------------------------------------------

@@ -572,8 +572,8 @@ def conv2d(**changes: Any) -> np.ndarray:
         ),
         (
             {"data_format": "NDHWC"},
-            "data_format must name as many axes",
-            "3 spatial",
+            "data_format must have as many spatial axes",
+            "has 3, the input has 2",
             "Use 'NHWC'",
             {"data_format": "NHWC"},
         ),

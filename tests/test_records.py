@@ -156,9 +156,9 @@ def test_record_is_made_from_its_fields():
     ("kind", "entry", "said"),
     [
         (Device, [], "must be an object"),
-        (Device, {}, "must have 'name'"),
+        (Device, {}, "must have the field 'name'"),
         (Device, {"name": 7}, r"Device\.name must be str, got 7"),
-        (Device, {"name": "cpu", "x": 1}, "has no 'x'"),
+        (Device, {"name": "cpu", "x": 1}, "has no field 'x'"),
         (Device, {"name": "a", "multiprocessors": True}, "must be int, got True"),
         (Row, {"layer": None}, "must have"),
         (Ceiling, {"flops_per_second": "1", "bytes_per_second": 1, "product_by": "", "copy_by": ""},

@@ -237,7 +237,7 @@ def test_warm_rejects_a_cache_writable_by_others(folder, compilations):
 def test_warm_rejects_a_cache_that_is_a_file(folder, compilations):
     folder.write_text("in the way")
     with pytest.raises(
-        ConvError, match=f"{folder} is no folder. Set {cache_folder.CACHE_VARIABLE}"
+        ConvError, match=f"{folder} is not a folder. Set {cache_folder.CACHE_VARIABLE}"
     ):
         cupyconv.warm(SMALL, "sm_80")
     assert compilations == []

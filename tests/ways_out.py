@@ -118,7 +118,7 @@ def _apply(
         text = match[2]
         shape = ast.literal_eval(text) if "(" in text else tuple(map(int, text.split("x")))
         after[argument(match[1])] = shape
-    elif match := re.fullmatch(r"add the batch: ([\dx]+)", part):
+    elif match := re.fullmatch(r"add the batch axis: ([\dx]+)", part):
         shape = tuple(map(int, match[1].split("x")))
         lacking = [
             name

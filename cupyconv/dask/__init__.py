@@ -1,7 +1,7 @@
 """Passes on Dask arrays, for data larger than the memory of a machine or GPU.
 
-The functions take the arguments of cupyconv's functions, on arrays with NumPy or CuPy chunks.  They
-return Dask arrays, which are computed lazily::
+The functions take the arguments of cupyconv's functions.  The chunks may be NumPy or CuPy arrays.
+The results are Dask arrays, which are computed lazily::
 
     import cupyconv.dask as cd
 
@@ -11,18 +11,18 @@ return Dask arrays, which are computed lazily::
 
 * Arrays may be chunked anywhere over the batch, the channels and space, including inside a stride
   or a group.  No tensor is gathered into one chunk.
-* A chunk of the result reads only the halo it needs from neighbouring chunks; only these pieces
-  move between workers.
+* A chunk of the result reads only its halo from neighbouring chunks; only these pieces move between
+  workers.
 * Contributions of several chunks are added in the order of the chunks, so that results are bitwise
   the same for any scheduler and number of workers.  16-bit dtypes are added in float32 and rounded
   once.
-* The graph has few tasks per chunk: at most 3**n pieces for n chunked axes, one task that joins
-  them, one that computes.
+* The graph has few tasks per chunk: for n chunked axes, at most 3**n tasks that cut pieces, one
+  that joins the pieces, and one that computes.
 * If a worker dies, the cluster recomputes its tasks on another worker.  If that fails repeatedly,
   ``compute`` and ``to_zarr`` raise an error with the cause; Dask's own ``.compute()`` raises
   KilledWorker.
 
-Needs the dask extra: pip install '.[dask]' in a checkout.
+This package needs the dask extra: pip install '.[dask]' in a checkout.
 """
 
 from cupyconv.errors import install_command

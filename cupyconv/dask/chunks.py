@@ -12,11 +12,12 @@ from cupyconv import arrays
 from cupyconv.errors import ConvError
 from cupyconv.problem import ITEMSIZE, ConvProblem, integer, require_problem
 
-_LENGTH_OF_HALO = 16  # least chunk length / halo before the next axis is divided (chosen)
+# Smallest ratio of chunk length to halo; below it, the next axis is divided (chosen).
+_LENGTH_OF_HALO = 16
 
 
 def suggest_chunks(problem: ConvProblem, memory_limit: int) -> tuple[tuple[int, ...], ...]:
-    """Suggest chunks of x with which every task of every pass takes at most a quarter of memory.
+    """Suggest chunks of x such that each task of each pass takes at most a quarter of the memory.
 
     The other three quarters are for finished chunks and transfers.
 
@@ -28,7 +29,7 @@ def suggest_chunks(problem: ConvProblem, memory_limit: int) -> tuple[tuple[int, 
         The chunk sizes on every axis of x, as accepted by ``rechunk`` and ``from_array``.
 
     Raises:
-        ConvError: the filter and one window of pixels do not fit.
+        ConvError: the filter and one window of pixels do not fit into a quarter of the memory.
         ConvTypeError: ``problem`` is not a ConvProblem, or the limit is not an integer.
     """
     require_problem("suggest_chunks", problem)
@@ -61,8 +62,8 @@ def suggest_chunks(problem: ConvProblem, memory_limit: int) -> tuple[tuple[int, 
 def _axis_to_halve(problem: ConvProblem, lengths: Sequence[int]) -> int:
     """Return the outermost spatial axis whose halves are long compared with their halo.
 
-    Slabs have two neighbours, but blocks have 8 or 26, with a task per neighbour.  If every axis is
-    short already, return the longest, whose halo is relatively smallest.
+    Slabs have two neighbours, but blocks have 8 or 26, and each neighbour needs a task.  If all
+    axes are short already, return the longest axis, because its halo is relatively smallest.
     """
     for number, axis in enumerate(problem.axes, 1):
         if lengths[number] >= 2 * _LENGTH_OF_HALO * max(axis.effective_filter - 1, 1):
@@ -71,9 +72,10 @@ def _axis_to_halve(problem: ConvProblem, lengths: Sequence[int]) -> int:
 
 
 def task_bytes(problem: ConvProblem, lengths: Sequence[int]) -> int:
-    """Return the memory of the largest task for a chunk of x: twice its arrays.
+    """Return the bytes of the largest task for a chunk of x: twice the size of its arrays.
 
-    Joining pieces copies them, and 16-bit dtypes are computed in float32.
+    The factor 2 is for joining pieces, which copies them.  16-bit dtypes are computed in float32
+    and count as float32.
     """
     batch, *sizes = lengths
     axes = problem.axes

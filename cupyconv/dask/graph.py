@@ -21,7 +21,7 @@ from cupyconv.planning import PRECISIONS, Impl, implementations
 from cupyconv.problem import ITEMSIZE, ConvProblem
 
 FAN_IN = 8
-"""Arrays that one task adds; fewer make the tree deeper, more take more memory (chosen)."""
+"""Most arrays that one task adds; fewer make the tree deeper, more take more memory (chosen)."""
 
 
 class Graph:
@@ -47,8 +47,8 @@ class Graph:
     ) -> None:
         require_word("precision", precision, PRECISIONS)
         if not isinstance(impl, str) or impl not in get_args(Impl):
-            _, home = arrays.take("x", like._meta)
-            raise unknown_word("impl", impl, implementations(home is arrays.Home.GPU))
+            _, device = arrays.take("x", like._meta)
+            raise unknown_word("impl", impl, implementations(device is arrays.Home.GPU))
         self._compute, self._problem, self._like = tasks.COMPUTE[pass_], problem, like
         names = [getattr(operand, "name", None) for operand in (like, *operands)]
         self._token = tokenize(pass_, problem, precision, impl, names)
@@ -58,18 +58,18 @@ class Graph:
         self.wide = False
 
     def sums(self, several: bool) -> None:
-        """Set whether the result has sums of several terms."""
+        """Set whether numbers of the result are sums of several terms."""
         self.wide = several and ITEMSIZE[self._problem.dtype] < 4
 
     def data(self, n: Any, channel: Any, *spatial: Any) -> list[Any]:
-        """Order values by the axes of x or y."""
+        """Return values in the order of the axes of x or y."""
         ordered: list[Any] = [None] * (2 + len(spatial))
         for axis, value in zip(self._problem.data_axes, (n, channel, *spatial), strict=True):
             ordered[axis] = value
         return ordered
 
     def filters(self, out: Any, into: Any, taps: Any = None) -> list[Any]:
-        """Order values by the axes of w; its spatial axes get their full range, or ``taps``."""
+        """Return values in the order of the axes of w, with full spatial ranges or ``taps``."""
         sizes = self._problem.filter_sizes
         inner = [(0, size) if taps is None else taps for size in sizes]
         ordered: list[Any] = [None] * (2 + len(sizes))
@@ -80,9 +80,9 @@ class Graph:
     def gather(self, name: str, array: da.Array, ranges: Sequence[Range]) -> Any:
         """Return a region of an operand: a chunk, or a nested call that joins pieces of chunks.
 
-        Each piece is a separate task that runs where its chunk is, so that only pieces move between
-        workers.  The join is nested in the task that uses the region, which is neither stored nor
-        moved.
+        Each piece is a separate task that runs on the worker with its chunk, so that only pieces
+        move between workers.  The join is nested in the task that uses the region, so that the
+        region itself is neither stored nor moved.
         """
         pieces = [_pieces(sizes, *span) for sizes, span in zip(array.chunks, ranges, strict=True)]
         keys, places = [], []
@@ -115,11 +115,11 @@ class Graph:
         """Add the task that computes a part of a chunk of the result; return its key.
 
         Args:
-            pads: padding on each spatial axis.
+            pads: (before, after) padding per spatial axis.
             groups: number of groups of the part.
             shape: shape of the chunk.
             arguments: operands, as returned by ``gather``.
-            into: ranges of the chunk to compute; the remainder is zero.
+            into: ranges of the chunk to compute, for backprop_input; the remainder is zero.
         """
         problem = self._problem
         layer = {
@@ -139,7 +139,7 @@ class Graph:
         """Add the tasks that sum the terms of the result's chunk at ``place``.
 
         Args:
-            sums: terms of each sum.
+            sums: keys of the terms, for each sum.
             join: axis along which several sums are concatenated.
         """
         added = [self._tree(terms) for terms in sums]
@@ -175,10 +175,10 @@ class Graph:
 
 
 def _pieces(sizes: Sequence[int], start: int, stop: int) -> list[tuple[int, slice, int]]:
-    """Divide a range of an axis by its chunks.
+    """Divide a range of an axis at the chunk boundaries.
 
     Returns:
-        For each chunk its index, the slice of it, and the slice's position in the range.
+        The index of each chunk, the slice of the chunk, and the slice's position in the range.
     """
     bounds = [0, *accumulate(sizes)]
     if start == stop:

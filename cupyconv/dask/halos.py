@@ -11,14 +11,22 @@ from cupyconv.problem import ConvAxis, ConvProblem, count_pairs
 
 
 def output_bounds(axis: ConvAxis, inputs: Sequence[int]) -> list[int]:
-    """Return bounds of the outputs, so that each chunk's windows are centred in one input chunk."""
+    """Return the bounds of output chunks, each with windows that are centred in one input chunk.
+
+    Args:
+        inputs: bounds of the input chunks.
+    """
     centre = axis.effective_filter // 2 - axis.pad_before
     cuts = {-(-(bound - centre) // axis.stride) for bound in inputs}
     return sorted({0, axis.output, *(cut for cut in cuts if 0 < cut < axis.output)})
 
 
 def input_bounds(axis: ConvAxis, outputs: Sequence[int]) -> list[int]:
-    """Return bounds of the inputs, so that each is in the chunk of the windows centred on it."""
+    """Return the bounds of input chunks, each with the centres of one output chunk's windows.
+
+    Args:
+        outputs: bounds of the output chunks.
+    """
     centre = axis.effective_filter // 2 - axis.pad_before
     cuts = {bound * axis.stride + centre for bound in outputs}
     return sorted({0, axis.input, *(cut for cut in cuts if 0 < cut < axis.input)})
@@ -42,7 +50,7 @@ def reach_of(axis: ConvAxis, start: int, stop: int) -> tuple[Range, Range, Range
     stride, dilation, before = axis.stride, axis.dilation, axis.pad_before
 
     def reads(outputs: int) -> int:
-        """Count the reads of the range by the first outputs."""
+        """Return how often the first ``outputs`` outputs read the range."""
         return count_pairs(outputs, axis.filter, stride, dilation, start + before, stop + before)
 
     low = max(-(-(start + before - axis.effective_filter + 1) // stride), 0)
@@ -65,17 +73,17 @@ def channel_blocks(
     *,
     of_input: bool = False,
 ) -> list[tuple[Range, list[tuple[Range, Range, int]]]]:
-    """Divide the result's channels into blocks, and each block's sum into pieces.
+    """Divide the result's channels into blocks, and the sum of each block into pieces.
 
-    A block is within one group or consists of whole groups, so that it is a convolution.
+    A block is part of one group or consists of whole groups, so that it is a convolution itself.
 
     Args:
         inputs, outputs: bounds that divide C and K.
         of_input: whether the result has input channels and sums over output channels.
 
     Returns:
-        For every block its channels, and for each piece the channels that it sums over, its range
-        on the filter's I axis, and its number of groups.
+        The channels of each block with the block's pieces.  A piece consists of the channels that
+        it sums over, its range on the filter's I axis, and its number of groups.
     """
     own, other = problem.K // problem.groups, problem.C // problem.groups
     divided, summed = outputs, inputs

@@ -1,4 +1,4 @@
-"""Passes on Dask arrays, which compute each chunk of a result from parts of the operands."""
+"""Passes on Dask arrays; each chunk of a result is computed from parts of the operands."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def conv_forward(
     precision: Precision = "ieee",
     impl: Impl = "auto",
 ) -> da.Array:
-    """``cupyconv.conv_forward`` on Dask arrays.
+    """Compute ``cupyconv.conv_forward`` on Dask arrays.
 
     Args:
         x: input, whose chunks determine the chunks of the result.
         w: filter of x's dtype; a Dask array, or any array that ``conv_forward`` accepts.  Its
             chunks over O divide the result's channels.
-        bias: (K,), of the same kinds as w.
+        bias: shape (K,); an array of a kind that is accepted for w.
         stride, padding, dilation, groups, data_format, filter_format, precision, impl: as for
             ``cupyconv.conv_forward``.
 
     Returns:
-        y, with a chunk per chunk of x over the batch and space, which has the outputs whose windows
-        are centred in that chunk.
+        y.  Over the batch and space, it has one chunk per chunk of x: the outputs whose windows are
+        centred in that chunk.
 
     Raises:
         ConvError: the convolution is invalid, or a chunk's size is unknown (nan); during
@@ -109,7 +109,7 @@ def conv_backprop_input(
     precision: Precision = "ieee",
     impl: Impl = "auto",
 ) -> da.Array:
-    """``cupyconv.conv_backprop_input`` on Dask arrays.
+    """Compute ``cupyconv.conv_backprop_input`` on Dask arrays.
 
     Args:
         input_shape: shape of x.
@@ -120,7 +120,7 @@ def conv_backprop_input(
             ``cupyconv.conv_backprop_input``.
 
     Returns:
-        dx, with a chunk per chunk of dy over the batch and space.
+        dx.  Over the batch and space, it has one chunk per chunk of dy.
 
     Raises:
         ConvError, ConvTypeError: as for ``conv_forward``.
@@ -192,18 +192,18 @@ def conv_transpose(
     precision: Precision = "ieee",
     impl: Impl = "auto",
 ) -> da.Array:
-    """``cupyconv.conv_transpose`` on Dask arrays, without activations.
+    """Compute ``cupyconv.conv_transpose`` on Dask arrays, without activations.
 
     Args:
         x: input, whose chunks determine the chunks of the result.
         w: filter of x's dtype; a Dask array, or any array that ``conv_forward`` accepts.
-        bias: (C,), of the same kinds as w.
+        bias: shape (C,); an array of a kind that is accepted for w.
         output_shape, output_padding: as for ``cupyconv.conv_transpose``.
         stride, padding, dilation, groups: as for ``cupyconv.conv_transpose``.
         data_format, filter_format, precision, impl: as for ``cupyconv.conv_transpose``.
 
     Returns:
-        The result, chunked like dx of ``conv_backprop_input``.
+        The result, with chunks like those of dx from ``conv_backprop_input``.
 
     Raises:
         ConvError, ConvTypeError: as for ``conv_forward``.
@@ -247,7 +247,7 @@ def conv_backprop_filter(
     precision: Precision = "ieee",
     impl: Impl = "auto",
 ) -> da.Array:
-    """``cupyconv.conv_backprop_filter`` on Dask arrays.
+    """Compute ``cupyconv.conv_backprop_filter`` on Dask arrays.
 
     Each chunk of dy contributes a partial sum; the partial sums are added in a tree of fixed order.
 
@@ -259,7 +259,8 @@ def conv_backprop_filter(
             ``cupyconv.conv_backprop_filter``.
 
     Returns:
-        dw, chunked over O like dy's channels, and without groups over I like x's channels.
+        dw.  Over O it is chunked like dy's channels.  Without groups, it is chunked over I like x's
+        channels.
 
     Raises:
         ConvError, ConvTypeError: as for ``conv_forward``.
@@ -304,13 +305,13 @@ def conv_backprop_filter(
 
 
 def conv_backprop_bias(dy: Any, *, data_format: DataFormat | None = None) -> da.Array:
-    """``cupyconv.conv_backprop_bias`` on Dask arrays: the sum over all axes but the channels.
+    """Compute ``cupyconv.conv_backprop_bias`` on Dask arrays: sum over all axes but the channels.
 
     Args:
-        dy: (N, K, spatial) in ``data_format`` order.
+        dy: gradient with respect to the output, of shape (N, K, spatial) in ``data_format`` order.
 
     Returns:
-        db, (K,), chunked like dy's channels.
+        db, of shape (K,), chunked like dy's channels.
 
     Raises:
         ConvError, ConvTypeError: as for ``conv_forward``.

@@ -1,4 +1,4 @@
-"""Ranges of axes."""
+"""Ranges of indices on an axis."""
 
 from __future__ import annotations
 

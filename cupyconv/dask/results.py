@@ -26,7 +26,7 @@ def compute(*lazy: Any) -> tuple[Any, ...]:
         lazy: Dask arrays or other Dask collections.
 
     Returns:
-        The computed arrays, of the kind of their chunks.
+        The computed arrays: NumPy or CuPy arrays, like their chunks.
 
     Raises:
         WorkerError: the workers of a task died repeatedly.
@@ -42,8 +42,8 @@ def _worker_errors() -> Iterator[None]:
         yield
     except _killed_worker() as error:
         raise WorkerError(
-            f"every worker that computed one of the tasks died, {error.allowed_failures + 1} of "
-            f"them: the task is {error.task}, the last worker was {error.last_worker.address}. "
+            f"every worker that computed one of the tasks died ({error.allowed_failures + 1} in "
+            f"total): the task is {error.task}, the last worker was {error.last_worker.address}. "
             "Workers mostly die from lack of memory: use smaller chunks, see "
             "cupyconv.dask.suggest_chunks, or raise memory_limit; the workers' logs have details"
         ) from error
@@ -61,7 +61,7 @@ def from_zarr(path: str | os.PathLike[str]) -> da.Array:
     Raises:
         ConvError: the array has more than MOST_CHUNKS chunks; during computation, a chunk is
             damaged.
-        OSError, ValueError: the folder is not a Zarr array; Zarr may raise other errors, too.
+        OSError, ValueError: the folder is not a Zarr array; Zarr may raise other errors as well.
     """
     import zarr
 
@@ -124,14 +124,17 @@ def to_zarr(array: da.Array, path: str | os.PathLike[str]) -> Path:
 
     target = Path(path)
     if target.exists():
-        raise ConvError("a result is written to a new folder", f"{target} exists", "Choose another")
+        raise ConvError("path must be a new folder", f"{target} exists", "Choose another path")
     if not target.parent.is_dir():
         raise ConvError(
-            "a result is written into a folder", f"there is no {target.parent}", "Make it first"
+            "path must be in an existing folder",
+            f"there is no folder {target.parent}",
+            "Create it first",
         )
     if array.dtype == arrays.numpy_dtype("bfloat16"):
         raise ConvTypeError(
-            "Zarr has no bfloat16. Write float32, which holds it exactly: y.astype('float32')"
+            "Zarr has no bfloat16. Write float32, which represents bfloat16 exactly: "
+            "y.astype('float32')"
         )
     largest = tuple(max(sizes) for sizes in array.chunks)
     regular = array.rechunk(largest)

@@ -16,7 +16,7 @@ from cupyconv.problem import shape_text
 
 @dataclass(frozen=True)
 class Declared:
-    """Declared shape of an operand's chunk, from which the graph was built.
+    """Shape that an operand's Dask array declares for a chunk; the graph relies on it.
 
     Attributes:
         name: name of the operand.
@@ -32,15 +32,15 @@ class Declared:
         """Return the chunk as a NumPy or CuPy array.
 
         Raises:
-            ConvError: it has another shape.
-            ConvTypeError: its memory does not define its values, as for a masked array.
+            ConvError: the chunk has another shape.
+            ConvTypeError: the chunk's memory does not define its values, as for a masked array.
         """
         chunk, _ = arrays.take(self.name, chunk)
         if tuple(chunk.shape) != self.shape:
             raise ConvError(
                 f"a block of {self.name} must have the shape that its Dask array declares",
-                f"block {self.number} is {shape_text(chunk.shape) or 'a scalar'}, declared is "
-                f"{shape_text(self.shape)}",
+                f"block {self.number} is {shape_text(chunk.shape) or 'a scalar'}, the declared "
+                f"shape is {shape_text(self.shape)}",
                 "Correct the chunks where the array is created, for example those passed to "
                 "map_blocks, or call compute_chunk_sizes()",
             )

@@ -87,8 +87,8 @@ class ConvGradients(NamedTuple, Generic[_G]):
     db: _G
 
 
-# What type checkers know of the functions below: an array of NumPy's gives one of NumPy's, of the
-# same dtype, one of CuPy's one of CuPy's; what comes in by its protocols is either.
+# The overloads below tell type checkers that NumPy arrays give a NumPy array of the same dtype, and
+# CuPy arrays a CuPy array.  Objects that export their memory by a protocol give either.
 
 
 @overload
@@ -137,42 +137,46 @@ def conv_forward(
     """Compute y = activation(bias + x correlated with w).
 
     y[n, k, p, q] = sum over c, r, s of x[n, c, h, w] * w[k, c, r, s], where
-    h = p * stride - pad + r * dilation, and likewise w from q and s.
+    h = p * stride - pad + r * dilation, and the index w follows from q and s in the same way.
 
     Args:
-        x: input, (N, C, [[D,] H,] W) in ``data_format`` order; NumPy, CuPy, or exporting DLPack or
-            ``__cuda_array_interface__``.
-        w: filter, (K, C / groups, [[T,] R,] S) in ``filter_format`` order, of x's dtype and device;
-            or what ``prepare`` made of it.
-        bias: (K,), of x's dtype and device.
+        x: input, (N, C, [[D,] H,] W) in ``data_format`` order; a NumPy or CuPy array, or an object
+            that exports DLPack or ``__cuda_array_interface__``.
+        w: filter, (K, C / groups, [[T,] R,] S) in ``filter_format`` order, with x's dtype and
+            device; or a filter from ``prepare``.
+        bias: vector of shape (K,) with x's dtype and device.
         stride, padding, dilation, groups, data_format, filter_format: as for ConvProblem.
-        activation: None, "relu", "silu" or "gelu" (the exact one, with erf).  Complex dtypes take
-            None only.  Gradient functions take no activation; dy is the gradient before it.
-            "silu" is v / (1 + exp(-v)) in the dtype of the sums, as in PyTorch: it is -0 where
-            exp(-v) overflows (below -88.7 in float32, -709.7 in float64), and NaN at -infinity.
-        precision: "ieee" keeps float32 arithmetic float32: a value changes only the results that
-            read it, subnormals stay, and errors are at most twice those of a plain sum, whatever
-            the magnitudes.  "tf32" permits tensor cores to round float32 operands to 10 bits of
-            mantissa, "bf16x6" to multiply them as planes of bfloat16, which loses bits of numbers
-            below 2^-110 and may make NaN of infinity, where an implementation does.
-        impl: "auto", an implementation's name as ``cupyconv.plan`` prints it, or the Plan of this
-            problem to carry out.
-        out: array for the result, of its shape and dtype, sharing no memory with the inputs.
+        activation: None, "relu", "silu" or "gelu" (the exact GELU, with erf).  Complex dtypes
+            support only None.  Gradient functions take no activation; dy is the gradient before
+            the activation.  "silu" is v / (1 + exp(-v)) in the dtype of the sums, as in PyTorch:
+            it is -0 where exp(-v) overflows (v below -88.7 in float32, -709.7 in float64), and NaN
+            at -infinity.
+        precision: "ieee" computes float32 in float32: a value affects only the results that read
+            it, subnormals are kept, and errors are at most twice those of a plain sum, whatever
+            the magnitudes.  "tf32" permits implementations to round float32 operands to 10 bits of
+            mantissa for the tensor cores.  "bf16x6" permits them to multiply the operands as
+            planes of bfloat16, which loses bits of numbers below 2^-110 and may turn infinity into
+            NaN.
+        impl: "auto", the name of an implementation as ``cupyconv.plan`` prints it, or a Plan of
+            this problem.
+        out: array for the result, with the result's shape and dtype; it must not share memory with
+            the inputs.
 
     Returns:
-        y, (N, K, [[Z,] P,] Q) in ``data_format`` order, of x's dtype and device: ``out`` if given.
-        16-bit types are summed in float32 and rounded once.  Nothing is conjugated: a complex
-        product is four real ones, (a + bi)(c + di) = (ac - bd) + (ad + bc)i, and "ieee" holds for
-        each part.  NaN and infinity propagate; where a complex number has an infinite part, a
-        result that reads it has parts that are infinite or NaN.  One in w may also reach outputs
-        where it lies over padding, since it is multiplied by a zero there.
-        With NumPy a pass takes at most 64 MB of memory beside its operands and result, as long as
-        a window has no more than a million values; a thread keeps it for its next pass.
+        y, (N, K, [[Z,] P,] Q) in ``data_format`` order, with x's dtype and device; or ``out``, if
+        passed.  16-bit types are summed in float32 and rounded once.  Nothing is conjugated: a
+        complex product is four real products, (a + bi)(c + di) = (ac - bd) + (ad + bc)i, and
+        "ieee" holds for each part.  NaN and infinity propagate.  If a complex number has an
+        infinite part, results that read it have parts that are infinite or NaN.  NaN or infinity
+        in w may also reach outputs at which it lies over padding, because it is multiplied by zero
+        there.
+        With NumPy, a pass takes at most 64 MB of memory besides its operands and result, if a
+        window has at most a million values.  Each thread keeps this memory for its next pass.
 
     Raises:
-        ConvError: no such convolution exists, or ``out`` does not fit it.
-        ConvTypeError: arrays of different or unsupported dtypes or homes.
-        DeviceError: CuPy or a GPU is needed and missing.
+        ConvError: the arguments describe no valid convolution, or ``out`` does not fit the result.
+        ConvTypeError: the arrays differ in dtype or device, or have an unsupported dtype or type.
+        DeviceError: CuPy or a GPU is required and missing.
     """
     rules = (stride, padding, dilation, groups, data_format, filter_format)
     given = (x, w) if bias is None else (x, w, bias)
@@ -224,27 +228,29 @@ def conv_backprop_input(
     """Compute dx, the gradient with respect to the input, from the output gradient dy.
 
     dx[n, c, h, w] = sum over k, r, s of dy[n, k, p, q] * w[k, c, r, s], where
-    p = (h + pad - r * dilation) / stride, over the taps for which this is a whole number and the
-    output exists; likewise q from w and s.  Of complex numbers w is conjugated, as in PyTorch's
-    gradients: for a real loss L, dy is dL/d(re y) + i dL/d(im y), and dx likewise.  JAX's is the
-    conjugate of that, so that jax.vjp gives conj(dx) for conj(dy).
+    p = (h + pad - r * dilation) / stride, and q follows from the index w and s in the same way.
+    The sum has only the taps for which p and q are whole numbers and lie in the output.
+    A complex w is conjugated, as in PyTorch's gradients: for a real loss L, dy is
+    dL/d(re y) + i dL/d(im y), and dx is dL/d(re x) + i dL/d(im x).  JAX's gradients are the
+    conjugates of these: jax.vjp gives conj(dx) for conj(dy).
 
     Args:
-        input_shape: shape of x.  It has to be given: with stride s, s sizes per axis share one
-            output size (``ConvProblem.valid_input_sizes``).
-        w: filter, in ``filter_format`` order, or what ``prepare`` made of it.
-        dy: (N, K, [[Z,] P,] Q) in ``data_format`` order, of w's dtype and device.
-        stride, padding, dilation, groups, data_format, filter_format: of the forward pass.
+        input_shape: shape of x.  The shape of dy does not determine it: with stride s, s input
+            sizes per axis have the same output size (``ConvProblem.valid_input_sizes``).
+        w: filter, in ``filter_format`` order, or a filter from ``prepare``.
+        dy: output gradient, (N, K, [[Z,] P,] Q) in ``data_format`` order, with w's dtype and
+            device.
+        stride, padding, dilation, groups, data_format, filter_format: as in the forward pass.
         precision, impl, out: as for ``conv_forward``.
 
     Returns:
-        dx, of shape ``input_shape``.  NaN and infinity propagate; one in w may also reach elements
-        where it lies over padding, or between the elements of dy that a stride sets apart, since
-        it is multiplied by a zero there.
+        dx, of shape ``input_shape``.  NaN and infinity propagate.  NaN or infinity in w may also
+        reach elements at which it lies over padding or between two elements of dy that a stride
+        separates, because it is multiplied by zero there.
 
     Raises:
-        ConvError: ``dy`` does not belong to ``input_shape`` and ``w``; the message has the
-            interval of input sizes that it would belong to.
+        ConvError: ``dy`` does not fit ``input_shape`` and ``w``; the message has the interval of
+            input sizes that fit.
         ConvTypeError, DeviceError: as for ``conv_forward``.
     """
     rules = (stride, padding, dilation, groups, data_format, filter_format)
@@ -296,22 +302,23 @@ def conv_backprop_filter(
     """Compute dw, the gradient with respect to the filter, from the output gradient dy.
 
     dw[k, c, r, s] = sum over n, p, q of dy[n, k, p, q] * x[n, c, h, w], where
-    h = p * stride - pad + r * dilation, and likewise w from q and s.  Of complex numbers x is
-    conjugated, as in PyTorch's gradients (``conv_backprop_input`` has more about them).
+    h = p * stride - pad + r * dilation, and the index w follows from q and s in the same way.
+    A complex x is conjugated, as in PyTorch's gradients; see ``conv_backprop_input``.
 
     Args:
         x: input, in ``data_format`` order.
         filter_shape: shape of w, in ``filter_format`` order.
-        dy: (N, K, [[Z,] P,] Q) in ``data_format`` order, of x's dtype and device.
-        stride, padding, dilation, groups, data_format, filter_format: of the forward pass.
+        dy: output gradient, (N, K, [[Z,] P,] Q) in ``data_format`` order, with x's dtype and
+            device.
+        stride, padding, dilation, groups, data_format, filter_format: as in the forward pass.
         precision, impl, out: as for ``conv_forward``.
 
     Returns:
-        dw, of shape ``filter_shape``.  NaN and infinity propagate; one in dy may also reach taps
-        that lie over padding there, since it is multiplied by a zero.
+        dw, of shape ``filter_shape``.  NaN and infinity propagate.  NaN or infinity in dy may also
+        reach taps that lie over padding in its window, because it is multiplied by zero there.
 
     Raises:
-        ConvError: ``dy`` does not belong to ``x`` and ``filter_shape``.
+        ConvError: ``dy`` does not fit ``x`` and ``filter_shape``.
         ConvTypeError, DeviceError: as for ``conv_forward``.
     """
     rules = (stride, padding, dilation, groups, data_format, filter_format)
@@ -339,11 +346,11 @@ def conv_backprop_bias(dy: Any, *, data_format: DataFormat | None = None, out: A
     """Compute db, the gradient with respect to the bias: dy summed over all axes but the channels.
 
     Args:
-        dy: (N, K, [[Z,] P,] Q) in ``data_format`` order.
+        dy: output gradient, (N, K, [[Z,] P,] Q) in ``data_format`` order.
         out: as for ``conv_forward``.
 
     Returns:
-        db, (K,).
+        db, of shape (K,).
 
     Raises:
         ConvError, ConvTypeError, DeviceError: as for ``conv_forward``.
@@ -408,39 +415,49 @@ def conv_backward(
     precision: Precision = "ieee",
     impl: Impl | Plan = "auto",
 ) -> ConvGradients[Any]:
-    """Return the gradients of a layer; only those in ``needs`` are computed.
+    """Compute the gradients of a layer that ``needs`` selects.
 
     Args:
-        x, w, dy: as for the other passes.
+        x, w: input and filter, as for ``conv_forward``.
+        dy: output gradient, as for ``conv_backprop_input``.
         needs: any of "input", "filter" and "bias".
         stride, padding, dilation, groups, data_format, filter_format, precision, impl: as for
             ``conv_forward``.
 
     Returns:
-        ConvGradients with ``dx``, ``dw`` and ``db``; None for those that were not asked for.
+        ConvGradients with ``dx``, ``dw`` and ``db``; None for each gradient not in ``needs``.
 
     Raises:
-        ConvError, ConvTypeError, DeviceError: as for the single passes.
+        ConvError, ConvTypeError, DeviceError: as for the functions of the single gradients.
     """
-    wanted = words_of("needs", "gradient in needs", needs, GRADIENTS)
+    needed = words_of("needs", "gradient in needs", needs, GRADIENTS)
     rules = (stride, padding, dilation, groups, data_format, filter_format)
-    held = w if isinstance(w, PreparedFilter) else None
-    (x, w, dy), _, backend = _take(("x", "w", "dy"), (x, w if held is None else held.array, dy))
-    if wanted in ((), ("bias",)) or not x.dtype == w.dtype == dy.dtype:
-        # No pass would check all of the layer.
+    prepared_filter = w if isinstance(w, PreparedFilter) else None
+    (x, w, dy), _, backend = _take(
+        ("x", "w", "dy"), (x, w if prepared_filter is None else prepared_filter.array, dy)
+    )
+    if needed in ((), ("bias",)) or not x.dtype == w.dtype == dy.dtype:
+        # None of the passes below would check the whole layer.
         require_words(None, precision, impl, backend.device)
         layouts = {"x": _Layout.of(x), "w": _Layout.of(w), "dy": _Layout.of(dy)}
         problem_of("backprop_filter", layouts, None, rules, _BACKWARD["backprop_filter"])
     how = (rules, None, impl, precision)
     dx = dw = db = None
-    if "input" in wanted:
+    if "input" in needed:
         called = _BACKWARD["backprop_input"]
-        dx = compute("backprop_input", (held or w, dy), x.shape, *how, called=called, later=True)
-    if "filter" in wanted:
+        dx = compute(
+            "backprop_input",
+            (prepared_filter or w, dy),
+            x.shape,
+            *how,
+            called=called,
+            deferred=True,
+        )
+    if "filter" in needed:
         called = _BACKWARD["backprop_filter"]
-        dw = compute("backprop_filter", (x, dy), w.shape, *how, called=called, later=True)
-    if "bias" in wanted:
-        db = sum_bias(dy, data_format, None, later=True)
+        dw = compute("backprop_filter", (x, dy), w.shape, *how, called=called, deferred=True)
+    if "bias" in needed:
+        db = sum_bias(dy, data_format, None, deferred=True)
     calls = [call for call in (dx, dw, db) if call is not None]
     backend.load(call.run for call in calls)
     for call in calls:
@@ -496,18 +513,22 @@ def conv_transpose(
     """Compute the transposed convolution: activation(bias + conv_backprop_input of x).
 
     Args:
-        x: (N, K, [[Z,] P,] Q), the output side of the convolution that is transposed.
-        w: the filter of that convolution, so its O goes with x's channels and its I with the
-            result's: PyTorch's (in_channels, out_channels / groups, ...) in "OIHW", Keras's
-            (..., out_channels, in_channels) in "HWIO".  Or what ``prepare`` made of it.
-        bias: (C,), of x's dtype and device; C are the result's channels.
+        x: array with the shape of the underlying convolution's output, (N, K, [[Z,] P,] Q).
+        w: filter of the underlying convolution, or a filter from ``prepare``.  Its O axis is x's
+            channels, its I axis the result's channels: PyTorch's
+            (in_channels, out_channels / groups, ...) in "OIHW", Keras's
+            (..., out_channels, in_channels) in "HWIO".
+        bias: vector with one value per channel of the result, of shape (C,), with x's dtype and
+            device.
         output_shape: shape of the result.
-        output_padding: instead, how far the result lies above the smallest of the ``stride`` sizes
-            per axis that fit.  By default 0 as in PyTorch, and stride - 1 under "same" and
-            "same_lower", which makes the result stride times as large, as in Keras and JAX.  Less
-            than the stride or, unless under these two, the dilation; from the stride on x is
-            copied, with zeros after it.
-        stride, padding, dilation, groups, data_format, filter_format: of the convolution.
+        output_padding: alternative to ``output_shape``: the result's size minus the smallest of
+            the ``stride`` sizes that fit, per axis.  The default is 0, as in PyTorch.  With
+            padding "same" or "same_lower" the default is stride - 1, which makes the result
+            ``stride`` times as large as x, as in Keras and JAX.  It must be less than the stride
+            or, with other padding, less than the stride or the dilation.  If it is at least the
+            stride, x is copied and extended by zeros.
+        stride, padding, dilation, groups, data_format, filter_format: rules of the underlying
+            convolution.
         activation, precision, impl, out: as for ``conv_forward``.
 
     Returns:
@@ -518,9 +539,9 @@ def conv_transpose(
         ConvError, ConvTypeError, DeviceError: as for ``conv_backprop_input``.
     """
     rules = (stride, padding, dilation, groups, data_format, filter_format)
-    asked = (output_shape, output_padding)
+    sizes = (output_shape, output_padding)
     given = (w, x) if bias is None else (w, x, bias)
-    return compute("transpose", given, asked, rules, out, impl, precision, activation)
+    return compute("transpose", given, sizes, rules, out, impl, precision, activation)
 
 
 def prepare(
@@ -531,47 +552,48 @@ def prepare(
     precision: Precision = "ieee",
     impl: str | Plan = "auto",
 ) -> PreparedFilter[_Array]:
-    """Return a filter for many calls, in which the GPU need not arrange it any more.
+    """Copy a filter once to the memory order that GPU kernels read, for use in many calls.
 
-    Some kernels read w in another order than it may lie in, or as planes of bfloat16, and would
-    copy it at every call: one with its spatial axes last is copied with its channels last, always
-    on compute capability 9.0 and in large layers elsewhere.  Here it is copied once.  Kernels and
-    results are the same bits as without.
+    Some kernels read w with its channels last or as planes of bfloat16, and otherwise copy it at
+    every call.  A filter with its spatial axes last is copied with its channels last: always on
+    compute capability 9.0, and in large layers on other GPUs.  The calls run the same kernels as
+    without ``prepare`` and return the same bits.
 
     Args:
-        w: filter, in the problem's format, as ``conv_forward`` takes it.  It is kept, and must not
-            be changed as long as what is given back is used: prepare it again after that.  A CUDA
-            graph uses it too: keep what is given back as long as a graph that captured its calls.
-        problem: the layer.  The inputs of the calls may be of other sizes and batches; where other
-            kernels are planned for these, they may have to copy w as ever.
-        passes: that it is for, "forward" and "backprop_input", which transposed convolutions are.
-        precision, impl: of the calls, as for ``conv_forward``.
+        w: filter in the problem's format, as for ``conv_forward``.  The result refers to it: do
+            not change w while the result is in use, and call ``prepare`` again after a change.
+            Keep the result as long as any CUDA graph that captured calls with it.
+        problem: the layer.  The calls may have inputs of other sizes and batches; if other kernels
+            are planned for these inputs, they may copy w at every call.
+        passes: "forward", "backprop_input" or both; a transposed convolution is a
+            "backprop_input".
+        precision, impl: arguments of the calls, as for ``conv_forward``.
 
     Returns:
-        What the functions that read a filter take in the place of w, those of ``cupyconv.onnx`` and
-        ``cupyconv.cudnn`` too.  Of a NumPy array it holds that array alone.
+        PreparedFilter, which the functions of cupyconv, ``cupyconv.onnx`` and ``cupyconv.cudnn``
+        accept as w.  For a NumPy array it has no copies.
 
     Raises:
-        ConvError: w is not the problem's filter; a word is unknown; a graph is being captured; or
-            as for ``plan``.
+        ConvError: w is not the problem's filter; an option value is unknown; a graph is being
+            captured; or as for ``plan``.
         ConvTypeError, DeviceError: as for ``conv_forward``.
     """
     require_problem("prepare", problem)
     require_words(None, precision, impl)
-    wanted = words_of("passes", "pass that reads a filter", passes, FILTER_PASSES)
+    names = words_of("passes", "pass that reads a filter", passes, FILTER_PASSES)
     (array,), _, backend = _take(("w",), (w,))
     if backend.is_capturing():
         raise ConvError(
             "a filter must be prepared before a graph is captured",
-            "the current stream captures one, which would arrange the filter at its launch only",
+            "the current stream is capturing a graph, which copies the filter only when launched",
             "Call cupyconv.prepare before the capture, and keep its result as long as the graph",
         )
     layout = _Layout.of(array)
     dtype = _common_dtype({"w": layout})
     if (layout.shape, dtype) != (problem.filter_shape, problem.dtype):
         raise ConvError(
-            "a filter must be that of the problem which it is prepared for",
-            f"w is {shape_text(layout.shape) or 'a scalar'} {dtype}, the problem's is "
+            "w must have the shape and dtype of the problem's filter",
+            f"w is {shape_text(layout.shape) or 'a scalar'} {dtype}, the problem's filter is "
             f"{shape_text(problem.filter_shape)} {problem.dtype}",
             "Pass the filter of this problem, or problem.replace(filter_shape=..., dtype=...)",
         )
@@ -581,12 +603,12 @@ def prepare(
         alignment=backend.alignment((array,)),
     )
     limit, forms = cupyconv.workspace_limit, {}
-    for word in wanted:
-        request = Request(problem, word, backend.device, precision, limit, strides)
+    for pass_ in names:
+        request = Request(problem, pass_, backend.device, precision, limit, strides)
         form = backend.filter_form(chosen(request, impl), problem, strides)
         if form is not None and form.name not in forms:
             forms[form.name] = backend.arrange(form, array)
-    return PreparedFilter(array, forms, problem, backend.device, wanted, precision)
+    return PreparedFilter(array, forms, problem, backend.device, names, precision)
 
 
 def plan(
@@ -599,23 +621,24 @@ def plan(
 ) -> Plan:
     """Choose an implementation for each pass of a problem; needs no data and no GPU.
 
-    The functions above take the plan, or one that came back from JSON, as ``impl``.
+    Pass the result, or a plan from ``Plan.from_json``, to other functions as ``impl``.
 
     Args:
         problem: the configuration.
         device: "cpu", an architecture such as "sm_80", or a Device; by default the current GPU,
-            or the CPU where there is none.
-        impl: "auto", or the name of the one implementation to plan all three passes with.
-        precision: "ieee", or "tf32" or "bf16x6" to permit what they permit ``conv_forward``.
-        workspace_limit: bytes of device memory that a pass may use beside its tensors, 0 for none;
-            by default ``cupyconv.workspace_limit``.
-        measure: time the most promising kernels on the current GPU, unless that is remembered, and
-            plan with the fastest, instead of the one with the shortest estimate.
+            or the CPU if there is no GPU.
+        impl: "auto", or the name of the implementation to use for all three passes.
+        precision: permitted precision: "ieee", "tf32" or "bf16x6", as for ``conv_forward``.
+        workspace_limit: bytes of device memory that a pass may use besides its tensors; by default
+            ``cupyconv.workspace_limit``.
+        measure: whether to time the most promising kernels on the current GPU and choose the
+            fastest, instead of the kernels with the shortest estimates.  Remembered measurements
+            are not repeated.
 
     Raises:
-        ConvError: the device or implementation is unknown, or cannot take the problem; or it is to
-            be measured on another device than the current GPU.
-        DeviceError: it is to be measured and there is no GPU.
+        ConvError: the device or implementation is unknown; the implementation does not support the
+            problem; or ``measure`` is true and the device is not the current GPU.
+        DeviceError: ``measure`` is true and there is no GPU.
     """
     require_problem("plan", problem)
     require_words(None, precision, impl)
@@ -639,8 +662,9 @@ def _measured_plan(
     if device is not None and Device.of(device).architecture != here.architecture:
         raise ConvError(
             "only the current GPU can be measured",
-            f"that is {here.name} ({here.architecture}), asked for is {Device.of(device).name}",
-            "Leave the device out, or plan without measure",
+            f"the current GPU is {here.name} ({here.architecture}), the requested device is "
+            f"{Device.of(device).name}",
+            "Leave out device, or use measure=False",
         )
     if backend.is_capturing():
         raise ConvError(
@@ -666,7 +690,7 @@ def _measured_plan(
 
 # -- running ---------------------------------------------------------------------------------------
 
-# What an operation takes as x, w and y of its pass.
+# Arrays that each operation passes as x, w and y of its pass.
 _ROLES = {
     "forward": ("x", "w", "out"),
     "backprop_input": ("out", "w", "dy"),
@@ -674,22 +698,22 @@ _ROLES = {
     "transpose": ("out", "w", "x"),
 }
 _GIVEN = {
-    "forward": ("x", "w", "bias"),  # a bias need not be there
+    "forward": ("x", "w", "bias"),  # the bias is optional
     "backprop_input": ("w", "dy"),
     "backprop_filter": ("x", "dy"),
     "transpose": ("w", "x", "bias"),
 }
-"""Arrays of an operation; all but the bias in the order of the pass's x, w, y."""
+"""Arrays that each operation takes, in the order of x, w, y of its pass and then the bias."""
 
 
 class Called(NamedTuple):
     """Names of an operation's arrays in errors.
 
     Attributes:
-        given: names of the arrays of _GIVEN.
+        given: names of the arrays, in the order of _GIVEN.
         out: name of the array for the result.
         tensors: names of the problem's tensors.
-        sizes: names of tensors that the caller passes as sizes; by default those of _SIZES.
+        sizes: tensors that the caller passes as shapes instead of arrays; by default as in _SIZES.
     """
 
     given: tuple[str, ...]
@@ -700,7 +724,7 @@ class Called(NamedTuple):
 
 _CALLED = {operation: Called(given) for operation, given in _GIVEN.items()}
 _BACKWARD = {operation: called._replace(sizes=()) for operation, called in _CALLED.items()}
-"""The same for ``conv_backward``, which has all tensors as arrays."""
+"""Names of the arrays of ``conv_backward``, which takes no tensor as a shape."""
 
 _CALLED["transpose"] = Called(_GIVEN["transpose"], tensors=TRANSPOSED)
 
@@ -710,17 +734,17 @@ _SIZES = {
     "backprop_filter": ("filter_shape",),
     "transpose": ("input_shape",),
 }
-"""Tensors that an operation takes as sizes, by their names in ConvProblem."""
+"""Tensors that each operation takes as a shape instead of an array, by ConvProblem's names."""
 
 _FILTERS = {"forward": 1, "backprop_input": 0, "backprop_filter": None, "transpose": 0}
 """Index of the filter among the arrays of each operation."""
 
 _PLAIN = frozenset((int, str, type(None)))
-"""Types whose equal values have equal text."""
+"""Types whose equal values have equal text, so that a cache key need not have the type."""
 
 
 class _Layout(NamedTuple):
-    """An array without its address."""
+    """Shape, strides and dtype of an array."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -751,8 +775,8 @@ class _Ready:
         problem: the configuration.
         shape: shape of the result.
         run: function that computes the planned pass.
-        measure: function that finds the fastest plan on these tensors.
-        measured: the fastest plan, once it was measured.
+        measure: function that measures the candidates on tensors and prepares the fastest one.
+        measured: function that computes the fastest candidate; None before the measurement.
     """
 
     problem: ConvProblem
@@ -762,7 +786,7 @@ class _Ready:
     measured: Run | None = None
 
     def fastest(self, tensors: Tensors) -> Run:
-        """Return the way that is the fastest, measured on these tensors unless it is known."""
+        """Return the run of the fastest candidate; measure it on these tensors if it is unknown."""
         if self.measured is None:
             self.measured = self.measure(tensors)
         return self.measured
@@ -780,37 +804,39 @@ def compute(
     measure: bool | None = None,
     conjugates: bool = False,
     called: Called | None = None,
-    later: bool = False,
+    deferred: bool = False,
 ) -> Any:
-    """Carry out an operation, for the functions above and for other names of theirs.
+    """Run an operation, for the functions above and for other interfaces such as ``raw_ops``.
 
-    A call is mostly a repeated one, and its Python should not take longer than its launch: what it
-    comes to is looked up under all that it depends on, and everything slow is in ``_ready``.
+    Most calls repeat an earlier call, and their Python code should take no longer than the launch.
+    So prepared calls are cached by everything they depend on, and all slow steps are in ``_ready``.
 
     Args:
-        operation: one of _GIVEN.
-        given: its arrays.
-        shape: of the tensor that is not given; for "transpose", what is known of it.
-        rules: stride, padding, dilation, groups, data_format, filter_format, as the user put them.
+        operation: name of the operation, a key of _GIVEN.
+        given: arrays of the operation, in the order of _GIVEN.
+        shape: shape of the tensor that is not passed as an array; for "transpose", the pair of
+            output_shape and output_padding.
+        rules: stride, padding, dilation, groups, data_format, filter_format, as the user passed
+            them.
         out, impl, precision, activation: as for ``conv_forward``.
-        measure: whether the fastest kernels of a GPU are found by timing them; by default what
-            ``cupyconv.benchmark`` says.
+        measure: whether to time the candidates on a GPU and use the fastest; by default
+            ``cupyconv.benchmark``.
         conjugates: whether a transposed convolution conjugates its filter, as a gradient does.
-        called: what errors call the arrays; by default as _GIVEN does, and ``out``.
-        later: give a _Call instead of the result.
+        called: names of the arrays in errors; by default those in _GIVEN, and ``out``.
+        deferred: whether to return a _Call instead of the result.
     """
     called = called or _CALLED[operation]
     names = called.given
-    place, held = _FILTERS[operation], None
+    place, prepared_filter = _FILTERS[operation], None
     if place is not None and type(given[place]) is PreparedFilter:
-        held = given[place]
-        given = (*given[:place], held.array, *given[place + 1 :])
+        prepared_filter = given[place]
+        given = (*given[:place], prepared_filter.array, *given[place + 1 :])
     given, home, backend = _take(names, given)
     operands, result, out_layout = given[:2], None, None
     layouts = [(array.shape, array.strides, array.dtype) for array in given]
-    turned = operation == "transpose" and given[0].dtype.kind == "c" and not conjugates
-    if turned:
-        # The pass conjugates the filter, which a transposed convolution does not: of a conjugate.
+    unconjugated = operation == "transpose" and given[0].dtype.kind == "c" and not conjugates
+    if unconjugated:
+        # The pass conjugates its filter, but this call must not: it passes the conjugate instead.
         operands = given[1:2]
         layouts[0] = _of_a_new_array(*layouts[0])
     if out is not None:
@@ -831,20 +857,20 @@ def compute(
         activation,
         backend,
         cupyconv.workspace_limit,
-        held and held.belonging,
-        not turned,
+        prepared_filter and prepared_filter.belonging,
+        not unconjugated,
     )
     ready: _Ready = _from_cache(_ready, call)
-    asked = cupyconv.benchmark if measure is None else measure
-    measured = asked and backend.device.is_gpu and not isinstance(impl, Plan)
+    measure = cupyconv.benchmark if measure is None else measure
+    measured = measure and backend.device.is_gpu and not isinstance(impl, Plan)
     if measured and ready.measured is None and backend.is_capturing():
-        ready.fastest(Tensors(None, None, None))  # remembered, or refused before anything is done
+        ready.fastest(Tensors(None, None, None))  # raises if the choice is not remembered
     if result is None:
         result = backend.empty(ready.shape, ready.problem.dtype)
-    if held is not None and place is not None and not turned:
-        given = (*given[:place], held, *given[place + 1 :])
-    if operation == "transpose" and (turned or given[1].shape != ready.problem.output_shape):
-        _transpose(ready, given, result, turned, measured, backend)
+    if prepared_filter is not None and place is not None and not unconjugated:
+        given = (*given[:place], prepared_filter, *given[place + 1 :])
+    if operation == "transpose" and (unconjugated or given[1].shape != ready.problem.output_shape):
+        _transpose(ready, given, result, unconjugated, measured, backend)
         return result if out is None or type(out) in arrays.HOMES else _written_to(out)
     if operation == "forward":
         x, w, *bias = given
@@ -854,7 +880,7 @@ def compute(
     else:
         tensors = Tensors(result, *given)
     run = ready.fastest(tensors) if measured else ready.run
-    if later:
+    if deferred:
         return _Call(run, tensors, result)
     run(tensors)
     return result if out is None or type(out) in arrays.HOMES else _written_to(out)
@@ -864,28 +890,28 @@ def _transpose(
     ready: _Ready,
     given: tuple[Any, ...],
     result: Any,
-    turned: bool,
+    unconjugated: bool,
     measured: bool,
     backend: Backend,
 ) -> None:
     """Compute a transposed convolution, with copies of arrays that its pass cannot use.
 
     Args:
-        ready: what the call comes to.
-        given: the arrays of the call.
-        result: the array for the result.
-        turned: whether the pass conjugates the filter and the call does not.
-        measured: whether the fastest way is found by timing.
-        backend: that computes.
+        ready: the prepared call.
+        given: arrays of the call.
+        result: array for the result.
+        unconjugated: whether the filter must not be conjugated although the pass conjugates it.
+        measured: whether to measure the candidates and use the fastest.
+        backend: backend that computes.
     """
 
     def compute_from_copies() -> None:
         w, y, *bias = given
-        if turned:
+        if unconjugated:
             conjugate = backend.conjugate(w)
             w = w if conjugate is None else conjugate
         if y.shape != ready.problem.output_shape:
-            # Its output_padding reaches over windows that x has no numbers for.
+            # output_padding adds windows that x has no values for; they are zeros.
             y = backend.extended(y, ready.problem.output_shape)
         tensors = Tensors(result, w, y, *bias)
         run = ready.fastest(tensors) if measured else ready.run
@@ -894,7 +920,7 @@ def _transpose(
     try:
         compute_from_copies()
     except BaseException as error:
-        # The caller may keep the error. A graph's copies must end before its capture.
+        # The caller may keep the error; a graph's copies must be freed before its capture ends.
         traceback.clear_frames(error.__traceback__)
         raise
 
@@ -908,8 +934,8 @@ def _of_a_new_array(shape: tuple[int, ...], strides: Any, dtype: Any) -> tuple[A
 def _spelling(shape: Any, rules: tuple[Any, ...]) -> Any:
     """Return the types of arguments, which distinguish True (rejected) from 1 in a cache key.
 
-    Return a list, which disables caching, if there are other values than integers and strings:
-    these may be mutable, like arrays.
+    Return a list, which disables caching, if a value is not an integer, a string or None: it may
+    be mutable, as an array is.
     """
     types, values = [], [shape, *rules]
     for value in values:
@@ -922,7 +948,7 @@ def _spelling(shape: Any, rules: tuple[Any, ...]) -> Any:
     return tuple(types)
 
 
-@lru_cache(maxsize=4096, typed=True)  # a limit of True or 1.0 is none of 1
+@lru_cache(maxsize=4096, typed=True)  # typed: a limit of True or 1.0 is not a limit of 1
 def _ready(
     operation: str,
     called: Called,
@@ -937,16 +963,16 @@ def _ready(
     activation: str | None,
     backend: Backend,
     workspace_limit: int | None,
-    held: Belonging | None = None,
+    prepared_filter: Belonging | None = None,
     conjugates: bool = True,
 ) -> _Ready:
     """Prepare a call from the layouts of its arrays.
 
     Args:
-        conjugates: whether backprop_input conjugates the filter, if its numbers are complex.
+        conjugates: whether backprop_input conjugates a complex filter.
 
     Raises:
-        ConvError, ConvTypeError: the call is invalid, apart from the devices of its arrays.
+        ConvError, ConvTypeError: the call is invalid; the devices of its arrays are not checked.
     """
     require_words(activation, precision, impl, backend.device)
     layouts = dict(zip(_GIVEN[operation], map(_Layout._make, given), strict=False))
@@ -957,23 +983,23 @@ def _ready(
     pass_ = "backprop_input" if operation == "transpose" else operation
     written = _written(operation, problem)
     if operation == "transpose" and layouts["x"].shape != problem.output_shape:
-        # What the pass is given is a copy that has the missing windows too.
+        # The pass reads a copy of x that also has the missing windows.
         x_layout = _of_a_new_array(problem.output_shape, None, layouts["x"].dtype)
         layouts["x"] = _Layout._make(x_layout)
     strides = None
     if backend.device.is_gpu:
-        strides = _strides(operation, problem, layouts, alignment, _said(operation, called))
+        strides = _strides(operation, problem, layouts, alignment, _error_names(operation, called))
     request = Request(problem, pass_, backend.device, precision, workspace_limit, strides)
-    if held is not None:
-        held.require(request)
+    if prepared_filter is not None:
+        prepared_filter.require(request)
     planned = chosen(request, impl)
 
     def prepare(planned: PassPlan) -> Run:
-        if held is None:
+        if prepared_filter is None:
             return backend.prepare(planned, problem, strides, activation, None, conjugates)
         form = backend.filter_form(planned, problem, strides)
-        if form is not None and form.name not in held.forms:
-            form = None  # w is arranged at each call, as without
+        if form is not None and form.name not in prepared_filter.forms:
+            form = None  # kernels copy w at each call, as without ``prepare``
         name = None if form is None else form.name
         run = backend.prepare(planned, problem, strides, activation, form, conjugates)
         return lambda tensors: run(tensors._replace(w=_read_as(name, tensors.w)))
@@ -986,7 +1012,7 @@ def _ready(
 
 
 def chosen(request: Request, impl: str | Plan) -> PassPlan:
-    """Return the way that is planned, or that a plan has."""
+    """Return the plan of a pass, from the planner or from a Plan that is passed as ``impl``."""
     if isinstance(impl, Plan):
         return impl.replay(request)
     return plan_pass(
@@ -1001,7 +1027,7 @@ def chosen(request: Request, impl: str | Plan) -> PassPlan:
 
 
 def _read_as(form: str | None, w: Any) -> Any:
-    """Return the array that a pass reads for a filter, which may be a prepared one."""
+    """Return the array that a pass reads for a plain or a prepared filter."""
     return w.read_as(form) if type(w) is PreparedFilter else w
 
 
@@ -1012,7 +1038,7 @@ def _fastest(
     prepare: Callable[[PassPlan], Run],
     tensors: Tensors,
 ) -> PassPlan:
-    """Return the fastest candidate of a pass, each prepared once and measured."""
+    """Measure the candidates of a pass, each prepared once, and return the fastest."""
     run_of = cache(prepare)
     return measuring.fastest(
         request,
@@ -1023,12 +1049,14 @@ def _fastest(
 
 
 def sum_bias(
-    dy: Any, data_format: str | None, out: Any, called: str = "dy", later: bool = False
+    dy: Any, data_format: str | None, out: Any, called: str = "dy", deferred: bool = False
 ) -> Any:
-    """``conv_backprop_bias``, for other names of it: what errors call dy is ``called``.
+    """Run ``conv_backprop_bias``, also for other interfaces such as ``raw_ops``.
 
     Args:
-        later: give the call, prepared, and not its result.
+        dy, data_format, out: as for ``conv_backprop_bias``.
+        called: name of dy in errors.
+        deferred: whether to return a _Call instead of the result.
     """
     (dy,), home, backend = _take((called,), (dy,))
     result = None if out is None else _take_out("out", out, (called,), (dy,), home, backend)
@@ -1039,7 +1067,7 @@ def sum_bias(
     if result is None:
         result = backend.empty(shape, dtype)
     tensors = Tensors(None, None, dy, result)
-    if later:
+    if deferred:
         return _Call(run, tensors, result)
     run(tensors)
     return result if out is None or type(out) in arrays.HOMES else _written_to(out)
@@ -1055,13 +1083,13 @@ def _ready_bias(
     alignment: int,
     workspace_limit: int | None,
 ) -> tuple[tuple[int, ...], str, Run]:
-    """Return the shape and dtype of db, and what computes it."""
+    """Return the shape and dtype of db, and the function that computes it."""
     require_limit(workspace_limit)
     problem = bias_problem(called, dy.shape, data_format, _common_dtype({called: dy}))
     if out is not None:
         _require_out("out", out, problem.bias_shape, problem.dtype)
     strides = None
-    if backend.device.is_gpu:  # NumPy takes any
+    if backend.device.is_gpu:  # NumPy supports any strides
         step = 1 if out is None else _elements("out", out)[0]
         strides = Strides.of_sum(_elements(called, dy), step, alignment)
     run = backend.prepare_bias(problem, strides, workspace_limit)
@@ -1078,8 +1106,8 @@ def _from_cache(function: Any, call: tuple[Any, ...]) -> Any:
         return function.__wrapped__(*call)
 
 
-def _said(operation: str, called: Called) -> dict[str, str]:
-    """Return the names of the arrays in errors, keyed by their names here."""
+def _error_names(operation: str, called: Called) -> dict[str, str]:
+    """Return the names of the arrays in errors, keyed by their names in _GIVEN."""
     return {**dict(zip(_GIVEN[operation], called.given, strict=False)), "out": called.out}
 
 
@@ -1090,14 +1118,15 @@ def problem_of(
     rules: tuple[Any, ...],
     called: Called | None = None,
 ) -> ConvProblem:
-    """Return the problem of a call, whose arrays fit it.
+    """Return the problem of a call, after checking that the arrays fit it.
 
     Args:
         operation, shape, rules, called: as for ``compute``.
-        layouts: arrays of _GIVEN by their names there, and ``out``; anything with shape and dtype.
+        layouts: arrays or other objects with shape and dtype, by their names in _GIVEN, and
+            ``out``.
     """
     called = called or _CALLED[operation]
-    said, names = _said(operation, called), called.tensors
+    error_names, names = _error_names(operation, called), called.tensors
     stride, padding, dilation, groups, data_format, filter_format = rules
     arguments = {
         "stride": stride,
@@ -1107,11 +1136,11 @@ def problem_of(
         "data_format": data_format,
         "filter_format": filter_format,
         "dtype": _common_dtype(
-            {said.get(name, name): one for name, one in layouts.items() if name != "out"}
+            {error_names.get(name, name): array for name, array in layouts.items() if name != "out"}
         ),
     }
     transposed = operation == "transpose"
-    shapes = {name: one.shape for name, one in layouts.items()}
+    shapes = {name: array.shape for name, array in layouts.items()}
     given = {
         "input_shape": shapes.get("x", shape),
         "filter_shape": shapes.get("w", shape),
@@ -1131,7 +1160,7 @@ def problem_of(
                 require_output(names, problem, output_shape)
         if bias_shape is not None:
             channels, owner = (problem.C, names.x) if transposed else (problem.K, names.w)
-            require_bias(said["bias"], bias_shape, channels, owner)
+            require_bias(error_names["bias"], bias_shape, channels, owner)
         if "out" in layouts:
             _require_out(called.out, layouts["out"], _written(operation, problem), problem.dtype)
         return problem
@@ -1153,15 +1182,17 @@ def _strides(
     problem: ConvProblem,
     layouts: Mapping[str, _Layout],
     alignment: int,
-    said: Mapping[str, str],
+    error_names: Mapping[str, str],
 ) -> Strides:
     """Return the strides of a pass's tensors; a new result is contiguous."""
     shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
     x, w, y = (
-        _elements(said[name], layouts[name]) if name in layouts else contiguous_strides(shape)
+        _elements(error_names[name], layouts[name])
+        if name in layouts
+        else contiguous_strides(shape)
         for name, shape in zip(_ROLES[operation], shapes, strict=True)
     )
-    bias = _elements(said["bias"], layouts["bias"])[0] if "bias" in layouts else 1
+    bias = _elements(error_names["bias"], layouts["bias"])[0] if "bias" in layouts else 1
     return Strides(x, w, y, bias, alignment)
 
 
@@ -1210,10 +1241,11 @@ def bias_problem(
 def require_words(
     activation: str | None, precision: str, impl: str | Plan, device: Device | None = None
 ) -> None:
-    """Check that the words are known, and that ``impl`` is a word or a plan.
+    """Check that activation and precision are known, and that ``impl`` is a string or a Plan.
 
     Args:
-        device: that computes, for the error; None if it is not known yet.
+        activation, precision, impl: as for ``conv_forward``.
+        device: device whose implementations the error lists; None if it is not known yet.
     """
     require_word("activation", activation, ACTIVATIONS)
     require_word("precision", precision, PRECISIONS)
@@ -1223,12 +1255,12 @@ def require_words(
 
 
 def require_activation(activation: str | None, problem: ConvProblem) -> None:
-    """Check that the problem's numbers have activations, if one is asked for."""
+    """Check that no activation is requested for a complex problem."""
     if problem.is_complex and activation is not None:
         raise ConvError(
-            "activations are of real numbers",
+            "activations need real numbers",
             f"got {activation!r} with {problem.dtype}",
-            "Apply it to what it is meant for, such as the magnitude: numpy.abs(y)",
+            "Apply it to a real array, such as the magnitude: numpy.abs(y)",
         )
 
 
@@ -1255,7 +1287,7 @@ def take_filter(w: Any) -> Any:
 
 
 def _take_all(names: Sequence[str], given: tuple[Any, ...]) -> tuple[tuple[Any, ...], arrays.Home]:
-    """Return objects of any kind as arrays, and the one home that they share."""
+    """Return objects of any supported type as arrays, and the device that they share."""
     taken = [arrays.take(name, value) for name, value in zip(names, given, strict=False)]
     homes = [home for _, home in taken]
     if homes.count(homes[0]) < len(homes):
@@ -1263,12 +1295,12 @@ def _take_all(names: Sequence[str], given: tuple[Any, ...]) -> tuple[tuple[Any, 
             f"{name} is a {home.value} array" for name, home in zip(names, homes, strict=False)
         )
         raise ConvTypeError(
-            f"all arrays must be in one memory: {where}. "
+            f"all arrays must be on one device: {where}. "
             "Move them with cupy.asarray(...) or cupy.asnumpy(...)"
         )
     values = dict(zip(names, given, strict=False))
     dtypes = {name: array.dtype for name, (array, _) in zip(names, taken, strict=False)}
-    # Only here is it known of which libraries they are, whose conversions differ.
+    # The conversion that an error suggests depends on the array's library, known only here.
     shared_dtype(dtypes, lambda name, dtype: foreign.conversion(name, values[name], dtype))
     return tuple([array for array, _ in taken]), homes[0]
 
@@ -1285,7 +1317,7 @@ def require_bias(name: str, shape: tuple[int, ...], channels: int, owner: str) -
         channels, owner: number of values, and the name of the tensor with this many channels.
 
     Raises:
-        ConvError: the shape is another one.
+        ConvError: the bias has another shape.
     """
     if shape != (channels,):
         raise ConvError(
@@ -1302,7 +1334,7 @@ def _require_current_device(names: Sequence[str], given: Sequence[Any], current:
         if device != current:
             raise ConvTypeError(
                 f"all arrays must be on the current device: {names[position]} is on device "
-                f"{device}, current is {current}. "
+                f"{device}, the current device is {current}. "
                 f"Compute under `with cupy.cuda.Device({device}):`"
             )
 
@@ -1315,12 +1347,12 @@ def _take_out(
     home: arrays.Home,
     backend: Backend,
 ) -> Any:
-    """``out`` as an array over its own memory, which may be written without harm to the others."""
+    """Return ``out`` as an array over its memory, after checking that it may be written."""
     array, out_home = arrays.take_out(called, out)
     if out_home is not home:
         raise ConvTypeError(
-            f"{called} must be where the inputs are: {called} is a {out_home.value} array, they "
-            f"are {home.value} arrays. Pass a {home.value} array"
+            f"{called} must be on the inputs' device: {called} is a {out_home.value} array, the "
+            f"inputs are {home.value} arrays. Pass a {home.value} array"
         )
     if backend.ordinal is not None:
         _require_current_device((called,), (array,), backend.ordinal)
@@ -1328,34 +1360,34 @@ def _take_out(
         if arrays.overlap(array, other, home):
             raise ConvError(
                 f"{called} must not share memory with an input",
-                f"it overlaps {name}",
+                f"{called} overlaps {name}",
                 f"Pass a new array, or a copy of {name}",
             )
     return array
 
 
 def _written_to(out: Any) -> Any:
-    """``out``, another library's array, once that library has learned of the write."""
+    """Report the write to the library of ``out``, and return ``out``."""
     foreign.record_write(out)
     return out
 
 
 def _require_out(name: str, out: _Layout, shape: tuple[int, ...], dtype: str) -> None:
-    one = f"an {name}" if name == "out" else f"a {name}"
+    replacement = f"an {name}" if name == "out" else f"a {name}"
     if out.dtype != arrays.numpy_dtype(dtype):
         raise ConvTypeError(
-            f"{name} must have the inputs' dtype: {name} is {out.dtype}, they are {dtype}. "
-            f"Pass {one} of dtype {dtype}"
+            f"{name} must have the inputs' dtype: {name} is {out.dtype}, the inputs are {dtype}. "
+            f"Pass {replacement} of dtype {dtype}"
         )
     if out.shape != shape:
         raise ConvError(
             f"{name} must have the result's shape",
             f"{name} is {shape_text(out.shape) or 'a scalar'}, the result is {shape_text(shape)}",
-            f"Pass {one} of shape {shape}",
+            f"Pass {replacement} of shape {shape}",
         )
     if arrays.overlaps_itself(out.shape, out.strides, out.itemsize):
         raise ConvError(
-            f"{name} must have memory of its own for each element",
-            f"elements of a {shape_text(out.shape)} with strides of {out.strides} bytes overlap",
-            "Pass a new array, and copy from it",
+            f"the elements of {name} must not overlap in memory",
+            f"{name} is {shape_text(out.shape)} with strides of {out.strides} bytes",
+            "Pass a new array, and copy the result from it",
         )

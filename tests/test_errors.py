@@ -833,7 +833,7 @@ def test_out_must_have_the_results_shape(which):
 @pytest.mark.parametrize("which", ["y", "dx", "dw", "transposed"])
 def test_out_must_have_the_results_dtype(which):
     out = np.full((1, 1, 3), 7, np.float64)
-    with pytest.raises(ConvTypeError, match=r"out is float64, they are float32\. Pass"):
+    with pytest.raises(ConvTypeError, match=r"out is float64, the inputs are float32\. Pass"):
         calls_with_out(out)[which]()
     assert np.all(out == 7)
 
@@ -932,16 +932,16 @@ def test_out_with_overlapping_elements_is_rejected(which, how):
     for _ in range(2):
         refused(
             calls_with_out(out)[which],
-            rule="out must have memory of its own for each element",
-            values="elements of a 1x1x3 with strides of",
-            remedy="Pass a new array, and copy from it",
+            rule="the elements of out must not overlap in memory",
+            values="out is 1x1x3 with strides of",
+            remedy="Pass a new array, and copy the result from it",
         )
     assert np.all(memory == 7)
 
 
 def test_out_of_a_bias_gradient_must_not_overlap_itself():
     memory, out = overlapping((3,), "broadcast")
-    with pytest.raises(ConvError, match="memory of its own for each element"):
+    with pytest.raises(ConvError, match="elements of out must not overlap in memory"):
         cupyconv.conv_backprop_bias(ones(1, 3, 4), out=out)
     assert np.all(memory == 7)
 
@@ -968,19 +968,19 @@ def test_out_of_a_gradient_must_not_overlap_an_input():
     refused(
         lambda: cupyconv.conv_backprop_input((1, 1, 5), ones(1, 1, 3), dy, out=dx),
         rule="out must not share memory",
-        values="it overlaps dy",
+        values="out overlaps dy",
         remedy="a copy of dy",
     )
     refused(
         lambda: cupyconv.conv_backprop_bias(dy, out=memory[:1]),
         rule="out must not share memory",
-        values="it overlaps dy",
+        values="out overlaps dy",
         remedy="a copy of dy",
     )
     refused(
         lambda: cupyconv.conv_transpose(dy, ones(1, 1, 3), out=dx),
         rule="out must not share memory",
-        values="it overlaps x",
+        values="out overlaps x",
         remedy="a copy of x",
     )
 

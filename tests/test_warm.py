@@ -198,7 +198,7 @@ def test_functions_reject_what_is_not_a_problem(folder, compilations, name, call
 
 
 def test_warm_rejects_activations_of_complex_numbers(folder):
-    with pytest.raises(ConvError, match="activations are of real numbers"):
+    with pytest.raises(ConvError, match="activations need real numbers"):
         cupyconv.warm(SMALL.replace(dtype="complex64"), "sm_80", activation="relu")
 
 

@@ -511,7 +511,7 @@ def test_measurement_respects_workspace_limit(gpu, monkeypatch):
 
 def test_only_current_gpu_is_measured(gpu):
     cupyconv.plan(PROBLEM, "sm_80", measure=True)
-    with pytest.raises(ConvError, match=r"emulated sm_80 \(sm_80\), asked for is sm_90"):
+    with pytest.raises(ConvError, match=r"emulated sm_80 \(sm_80\), the requested device is sm_90"):
         cupyconv.plan(PROBLEM, "sm_90", measure=True)
-    with pytest.raises(ConvError, match="asked for is cpu"):
+    with pytest.raises(ConvError, match="requested device is cpu"):
         cupyconv.plan(PROBLEM, "cpu", measure=True)

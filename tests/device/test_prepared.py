@@ -173,9 +173,9 @@ def test_prepared_filter_is_refused_on_other_device(launched):
     assert runtime.getDeviceCount() == 2
     with cupy.cuda.Device(1):
         x = cupy.zeros(problem.input_shape, "float16")
-        with pytest.raises(ConvTypeError, match="w is on device 0, current is 1"):
+        with pytest.raises(ConvTypeError, match="w is on device 0, the current device is 1"):
             cupyconv.conv_forward(x, prepared, **problem.keywords)
-        with pytest.raises(ConvTypeError, match="w is on device 0, current is 1"):
+        with pytest.raises(ConvTypeError, match="w is on device 0, the current device is 1"):
             cupyconv.prepare(w, problem)
         assert launched == []
         other = cupyconv.prepare(cupy.asarray(cupy.asnumpy(w)), problem)

@@ -301,7 +301,7 @@ def test_arrays_of_two_homes_are_refused():
     x, w, _, _ = layer()
     with pytest.raises(cupyconv.ConvTypeError, match="x is a CuPy array, w is a NumPy array"):
         cupyconv.conv_forward(x, cupy.asnumpy(w), **LAYER)
-    with pytest.raises(cupyconv.ConvTypeError, match="out must be where the inputs are"):
+    with pytest.raises(cupyconv.ConvTypeError, match="out must be on the inputs' device"):
         cupyconv.conv_forward(x, w, out=np.empty(1, "float32"), **LAYER)
 
 

@@ -6,21 +6,21 @@ Names, keywords and defaults are TensorFlow's, so code runs here by changing one
     dx = raw_ops.Conv2DBackpropInput(input_sizes=[1, 5, 5, 3], filter=w, out_backprop=dy,
                                      strides=[1, 2, 2, 1], padding="SAME")
 
-What TensorFlow's documentation leaves to the reader:
+Details that TensorFlow's documentation leaves out:
 
-* ``filter`` is (spatial..., in depth, out depth) in every ``data_format``; a depthwise filter is
-  (height, width, channels, multiplier), and its output channel ``c * multiplier + m`` reads input
-  channel c.
+* ``filter`` is (spatial sizes..., in_channels, out_channels) in every ``data_format``; a depthwise
+  filter is (height, width, channels, multiplier), and its output channel ``c * multiplier + m``
+  reads input channel c.
 * ``strides`` and ``dilations`` follow ``data_format``; their batch and channel entries must be 1.
 * ``padding`` is "SAME", "VALID", or in two dimensions "EXPLICIT" with ``explicit_paddings``: a
   (before, after) pair for every axis of ``data_format`` in one flat list.
-* Groups are the input's channels over the filter's in depth.
-* ``input_sizes`` is the whole shape of the input, or its spatial sizes only: then the batch is
-  ``out_backprop``'s and the channels are the filter's in depth.
-* Sizes may be lists, tuples or integer arrays.  One in a GPU's memory has to be read by the host,
-  which waits for the GPU: pass a list where that matters.
-* ``data_format`` and ``dilations`` may be None, for their defaults; words may be bytes.
-* ``use_cudnn_on_gpu`` and ``name`` change nothing.
+* The number of groups is the number of input channels divided by the filter's in_channels.
+* ``input_sizes`` is the whole shape of the input, or only its spatial sizes.  In the latter case
+  the batch size is that of ``out_backprop``, and the input has the filter's in_channels.
+* Sizes may be lists, tuples or integer arrays.  To read an array in GPU memory, the host waits for
+  the GPU; a list avoids this wait.
+* ``data_format`` and ``dilations`` may be None, for their defaults; option values may be bytes.
+* ``use_cudnn_on_gpu`` and ``name`` have no effect.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def Conv2D(
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
-    """Return the output of a 2-D convolution: ``conv_forward``."""
+    """Return the output of a 2-D convolution; see ``cupyconv.conv_forward``."""
     window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
     return _forward(2, input, filter, window)
 
@@ -155,7 +155,7 @@ def Conv2DBackpropInput(
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
-    """Return the gradient of Conv2D with respect to its input: ``conv_backprop_input``."""
+    """Return the gradient of Conv2D with respect to its input; see ``conv_backprop_input``."""
     window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
     return _backprop_input(2, input_sizes, filter, out_backprop, window)
 
@@ -189,7 +189,7 @@ def Conv2DBackpropFilter(
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
-    """Return the gradient of Conv2D with respect to its filter: ``conv_backprop_filter``."""
+    """Return the gradient of Conv2D with respect to its filter; see ``conv_backprop_filter``."""
     window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
     return _backprop_filter(2, input, filter_sizes, out_backprop, window)
 
@@ -223,7 +223,7 @@ def Conv2DBackpropInputV2(
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
-    """Return Conv2DBackpropInput that takes the input itself, for its shape only."""
+    """Return the gradient of Conv2D with respect to its input, of which only the shape is read."""
     window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
     x = _array(2, "input", input)
     return _backprop_input(2, x.shape, filter, out_backprop, window)
@@ -258,7 +258,7 @@ def Conv2DBackpropFilterV2(
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
-    """Return Conv2DBackpropFilter that takes the filter itself, for its shape only."""
+    """Return the gradient of Conv2D with respect to its filter, of which only the shape is read."""
     window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
     w = _array(2, "filter", filter)
     return _backprop_filter(2, input, w.shape, out_backprop, window)
@@ -282,7 +282,7 @@ def Conv3D(
     dilations: Sequence[int] | None = _ONES_5,
     name: str | None = None,
 ) -> Any:
-    """Return the output of a 3-D convolution: ``conv_forward``."""
+    """Return the output of a 3-D convolution; see ``cupyconv.conv_forward``."""
     return _forward(3, input, filter, _window(3, data_format, strides, dilations, padding))
 
 
@@ -313,7 +313,7 @@ def Conv3DBackpropInputV2(
     dilations: Sequence[int] | None = _ONES_5,
     name: str | None = None,
 ) -> Any:
-    """Return the gradient of Conv3D with respect to its input: ``conv_backprop_input``."""
+    """Return the gradient of Conv3D with respect to its input; see ``conv_backprop_input``."""
     window = _window(3, data_format, strides, dilations, padding)
     return _backprop_input(3, input_sizes, filter, out_backprop, window)
 
@@ -345,7 +345,7 @@ def Conv3DBackpropFilterV2(
     dilations: Sequence[int] | None = _ONES_5,
     name: str | None = None,
 ) -> Any:
-    """Return the gradient of Conv3D with respect to its filter: ``conv_backprop_filter``."""
+    """Return the gradient of Conv3D with respect to its filter; see ``conv_backprop_filter``."""
     window = _window(3, data_format, strides, dilations, padding)
     return _backprop_filter(3, input, filter_sizes, out_backprop, window)
 
@@ -459,10 +459,10 @@ def BiasAddGrad(
 def BiasAddGrad(
     *, out_backprop: Any, data_format: Format2D | None = "NHWC", name: str | None = None
 ) -> Any:
-    """Return the gradient of a bias: ``conv_backprop_bias``.
+    """Return the gradient of a bias; see ``cupyconv.conv_backprop_bias``.
 
-    ``data_format`` only says where the channels are, whatever the number of axes: "NHWC" for the
-    last axis, "NCHW" for the second.
+    ``data_format`` only selects the channel axis, for any number of axes: "NHWC" selects the last
+    axis, "NCHW" the second.
     """
     words: dict[str, formats.DataFormat] = {
         "NHWC": formats.CHANNELS_LAST,
@@ -530,11 +530,12 @@ def _checked(
     sizes: tuple[str, ...],
     depthwise: bool,
 ) -> tuple[int, dict[str, Any]]:
-    """Return the groups and the library's own keywords of a call, all of whose arguments fit.
+    """Check the arguments of a call, and return its groups and cupyconv's keyword arguments.
 
     Args:
-        shapes: of the input, the filter as TensorFlow has it and out_backprop.
-        sizes: those of them that the op takes as sizes, as for ``remedies.offering``.
+        shapes: shapes of the input, of the filter in TensorFlow's format and of out_backprop.
+        sizes: names of the shapes that the op takes instead of arrays, as for
+            ``remedies.offering``.
     """
     names = _CALLED[operation].tensors
 
@@ -578,7 +579,7 @@ def _window(
     padding: str,
     explicit_paddings: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """Return the arguments that ``_rules`` reads, by their names in the library.
+    """Check arguments of an op, and return the keyword arguments for ``_rules``.
 
     Args:
         explicit_paddings: None if the op has no such argument.
@@ -614,7 +615,7 @@ def _rules(
     padding: str,
     sides: tuple[int, ...],
 ) -> dict[str, Any]:
-    """Return the library's own keywords."""
+    """Return cupyconv's keyword arguments."""
     return {
         "stride": _of_spatial_axes("strides", stride, data_format),
         "dilation": _of_spatial_axes("dilations", dilation, data_format),
@@ -647,7 +648,7 @@ def _padding(word: str, sides: tuple[int, ...], layout: str) -> str | tuple[tupl
     if word != "EXPLICIT":
         if sides:
             raise ConvError(
-                "explicit_paddings go with padding='EXPLICIT' only",
+                "explicit_paddings must be empty unless padding is 'EXPLICIT'",
                 f"got {shown(list(sides))} with padding={word!r}",
                 "Use padding='EXPLICIT', or leave out explicit_paddings",
             )
@@ -659,7 +660,7 @@ def _padding(word: str, sides: tuple[int, ...], layout: str) -> str | tuple[tupl
         raise ConvError(
             f"explicit_paddings must have two values for each axis of {layout}",
             f"got {len(sides)}",
-            f"Pass {2 * len(layout)} integers: before and after for each axis in turn",
+            f"Pass {2 * len(layout)} integers: the padding before and after each axis",
             candidates=[_paddings(pairs, layout)] if few else (),
         )
     if pairs[batch] != (0, 0) or pairs[channels] != (0, 0):
@@ -683,7 +684,7 @@ def _paddings(pairs: Sequence[tuple[int, int]], layout: str) -> Fix:
 
 
 def _word(given: Any) -> str:
-    """Return a word, which TensorFlow takes as bytes too; upper and lower case differ."""
+    """Return an option value, which TensorFlow also accepts as bytes; its case matters."""
     if isinstance(given, bytes):
         return given.decode(errors="replace")
     return given if isinstance(given, str) else shown(given)
@@ -693,7 +694,7 @@ def _integers(what: str, given: Any) -> tuple[int, ...]:
     """Return integers from a sequence or array; GPU arrays are copied to the host."""
     try:
         return integers(what, given.tolist() if hasattr(given, "tolist") else given)
-    except (ConvTypeError, NotImplementedError):  # PyTorch's, for tensors on "meta"
+    except (ConvTypeError, NotImplementedError):  # PyTorch raises it on "meta"
         raise ConvTypeError(
             f"{what} must be a list of integers: got {shown(given)} of type {type(given).__name__}"
         ) from None
@@ -737,7 +738,7 @@ def _filter_shape(rank: int, filter_sizes: Any) -> tuple[int, ...]:
         raise ConvError(
             f"filter_sizes must be the filter's shape of {rank + 2} values",
             f"got {len(sizes)} values, {shown(list(sizes))}",
-            "Pass its spatial sizes, its in depth and its out depth",
+            "Pass its spatial sizes, in_channels and out_channels",
         )
     return sizes
 
@@ -752,23 +753,24 @@ def _grouped_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _groups(channels: int, filter_shape: tuple[int, ...]) -> int:
-    """Return groups, as TensorFlow infers them from the filter's in depth."""
+    """Return the number of groups, which TensorFlow infers from the filter's in_channels."""
     depth = filter_shape[-2]
     if channels < 1 or depth < 1:
         return 1  # ConvProblem reports the size
     if channels % depth:
         raise ConvError(
-            "the input's channels must be a multiple of the filter's in depth",
-            f"the input has {channels}, the filter {shape_text(filter_shape)} has a depth of "
-            f"{depth}",
+            "the number of input channels must be a multiple of the filter's in_channels",
+            f"the input has {channels} channels, the filter {shape_text(filter_shape)} has "
+            f"in_channels = {depth}",
             candidates=(),
         )
     groups, out_depth = channels // depth, filter_shape[-1]
     if out_depth % groups:
         raise ConvError(
-            "the filter's out depth must be a multiple of the groups that its in depth makes",
-            f"the input has {channels} channels, the filter {shape_text(filter_shape)} an in depth "
-            f"of {depth}, so there are {groups} groups, and an out depth of {out_depth}",
+            "the filter's out_channels must be a multiple of the number of groups",
+            f"the input has {channels} channels, the filter {shape_text(filter_shape)} has "
+            f"in_channels = {depth} and out_channels = {out_depth}, so there are {channels} / "
+            f"{depth} = {groups} groups",
             candidates=(),
         )
     return groups
@@ -778,17 +780,17 @@ def _require_depth(channels: int, filter_shape: tuple[int, ...]) -> None:
     if filter_shape[2] != channels:
         raise ConvError(
             "a depthwise filter must have as many channels as the input",
-            f"the input has {channels}, the filter {shape_text(filter_shape)} has "
+            f"the input has {channels} channels, the filter {shape_text(filter_shape)} has "
             f"{filter_shape[2]}",
             candidates=(),
         )
 
 
 def _grouped(w: Any) -> Any:
-    """Return a depthwise filter as a filter of one input channel for each group."""
+    """Return a depthwise filter as a grouped filter with one input channel per group."""
     return w.reshape(_grouped_shape(w.shape))
 
 
 def _at_least_1(groups: int) -> int:
-    """Return the groups of a depthwise filter; at least 1, so that ConvProblem reports sizes."""
+    """Return the number of groups, at least 1; ConvProblem reports the sizes below 1."""
     return max(groups, 1)

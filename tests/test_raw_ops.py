@@ -544,7 +544,7 @@ def conv2d(**changes: Any) -> np.ndarray:
         ),
         (
             {"explicit_paddings": [0, 0, 1, 1, 1, 1, 0, 0]},
-            "explicit_paddings go with padding='EXPLICIT' only",
+            "explicit_paddings must be empty unless padding is 'EXPLICIT'",
             "with padding='SAME'",
             "Use padding='EXPLICIT'",
             {"padding": "EXPLICIT"},
@@ -579,8 +579,8 @@ def conv2d(**changes: Any) -> np.ndarray:
         ),
         (
             {"filter": integers(3, 3, 3, 6)},
-            "the input's channels must be a multiple of the filter's in depth",
-            "the input has 4, the filter 3x3x3x6 has a depth of 3",
+            "the number of input channels must be a multiple of the filter's in_channels",
+            "the input has 4 channels, the filter 3x3x3x6 has in_channels = 3",
             "Give the input C = 3, give the filter I = 4, or give the input C = 6",
             {"input": integers(1, 5, 5, 6)},
         ),
@@ -692,7 +692,7 @@ def test_depthwise_filter_needs_the_inputs_channels():
             input=integers(1, 5, 5, 4), filter=integers(3, 3, 3, 2), **arguments
         )
     assert "a depthwise filter must have as many channels as the input" in caught.value.rule
-    assert "the input has 4, the filter 3x3x3x2 has 3" in caught.value.values
+    assert "the input has 4 channels, the filter 3x3x3x2 has 3" in caught.value.values
     assert caught.value.remedy == "Give the input C = 3, or give the filter I = 4"
     raw_ops.DepthwiseConv2dNative(
         input=integers(1, 5, 5, 4), filter=integers(3, 3, 4, 2), **arguments

@@ -42,22 +42,22 @@ if TYPE_CHECKING:
         def __cuda_array_interface__(self) -> Any: ...
 
     Exporter = _DLPack | _CudaArray
-    """An object whose memory comes in without a copy."""
+    """Object of another library that exports its memory without a copy."""
 
 _Kind = TypeVar("_Kind")
 
 # Device types of the DLPack specification, dlpack.h.
 _DLPACK_CPU = (1, 3)  # pageable, pinned
 _DLPACK_CUDA = (2, 13)  # device, managed
-# Its codes of the kinds of numbers.
+# Type codes of the DLPack specification, dlpack.h.
 _DLPACK_UINT = 1
 _DLPACK_BFLOAT = 4
-# Bit of DLManagedTensorVersioned.flags, which follow 24 bytes of version, context and deleter.
+# Bit of DLManagedTensorVersioned.flags; version, context and deleter take 24 bytes before flags.
 _DLPACK_READ_ONLY = 1
 
 
 class Home(Enum):
-    """Memory of an array."""
+    """Kind of device that holds an array: the CPU for NumPy arrays, a GPU for CuPy arrays."""
 
     CPU = "NumPy"
     GPU = "CuPy"
@@ -66,14 +66,14 @@ class Home(Enum):
 HOMES: dict[type, Home] = {}
 """Device kind of each array type seen so far, looked up by every call."""
 
-_cupy: ModuleType | None = None  # once it is imported
+_cupy: ModuleType | None = None  # the CuPy package, once imported
 
 
 def cupy() -> ModuleType:
     """Return the CuPy package.
 
     Raises:
-        DeviceError: it is not installed, or its own import fails.
+        DeviceError: CuPy is not installed, or its import fails.
     """
     global _cupy
     if _cupy is not None and sys.modules.get("cupy") is _cupy:
@@ -107,7 +107,7 @@ def device_count() -> int:
 
 
 def require_gpu() -> ModuleType:
-    """Return the CuPy package, where it has a GPU to run on.
+    """Return the CuPy package, after checking that there is a GPU.
 
     Raises:
         DeviceError: CuPy is missing, or finds no GPU.
@@ -129,12 +129,12 @@ def take(name: str, value: Any) -> tuple[Any, Home]:
     Args:
         name: name of the argument, for messages.
         value: a NumPy or CuPy array, or an object that exports DLPack or
-            ``__cuda_array_interface__``.  An array of a derived class, such as numpy.memmap, gives
-            the plain array.
+            ``__cuda_array_interface__``.  An array of a derived class, such as numpy.memmap, is
+            returned as a plain array.
 
     Raises:
-        ConvTypeError: ``value`` is none of these, or means more than the numbers in its memory:
-            ``foreign.require_plain`` and ``foreign.resolve`` have the kinds.
+        ConvTypeError: ``value`` has another type, or its values are not just the numbers in its
+            memory; see ``foreign.require_plain`` and ``foreign.resolve``.
         DeviceError: the memory is on a GPU and CuPy is not installed.
     """
     import numpy as np
@@ -166,7 +166,7 @@ def _take_exported(name: str, value: Any) -> tuple[Any, Home]:
         is_usual = torch is not None and type(value).__dlpack__ is torch.Tensor.__dlpack__
         if is_usual and value.device.type == "cpu":
             return tensor_memory(value), Home.CPU
-        # DLPack first: it orders the streams of the two libraries, the other does not.
+        # DLPack first: it orders the streams of the two libraries, the other protocol does not.
         if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
             device_type = int(value.__dlpack_device__()[0])
             if device_type in _DLPACK_CPU:
@@ -176,14 +176,16 @@ def _take_exported(name: str, value: Any) -> tuple[Any, Home]:
         if hasattr(value, "__cuda_array_interface__"):
             if value.__cuda_array_interface__.get("mask") is not None:
                 raise ConvTypeError(
-                    f"{name} has a mask (__cuda_array_interface__), and a convolution knows no "
-                    "masks. Pass an array without one, such as a copy with zeros there"
+                    f"{name} has a mask (__cuda_array_interface__), and masks are not supported. "
+                    "Pass an array without a mask, such as a copy with zeros at the masked elements"
                 )
             return cupy().asarray(value), Home.GPU
     except (CupyconvError, MemoryError):
         raise
-    except Exception as error:  # each library has its own
-        words = str(error) if isinstance(error, _SAYING) else f"{type(error).__name__}: {error}"
+    except Exception as error:  # each library raises its own types
+        words = (
+            str(error) if isinstance(error, _EXPLANATORY) else f"{type(error).__name__}: {error}"
+        )
         narrow = re.search(_NARROW, str(getattr(value, "dtype", "")))
         remedy = "Pass a NumPy or CuPy array"
         if narrow is not None:
@@ -200,19 +202,19 @@ def _take_exported(name: str, value: Any) -> tuple[Any, Home]:
 
 
 _NARROW = r"\b(u?int[124]|float[468]_\w+|complex32)\b"
-"""Dtypes of a few bits, which few libraries exchange."""
+"""Pattern of dtypes with few bits, which few libraries can exchange."""
 
-_SAYING = (BufferError, RuntimeError, TypeError, ValueError)
+_EXPLANATORY = (BufferError, RuntimeError, TypeError, ValueError)
 """Exceptions whose message explains the error; a KeyError's message is only the key."""
 
 
 def take_out(name: str, value: Any) -> tuple[Any, Home]:
-    """Return a writable array for a result, as ``take`` does.
+    """Return an array for a result as ``take`` does, after checking that it is writable.
 
     Raises:
         ConvError: the memory is read-only.
-        ConvTypeError, DeviceError: as for ``take``; or to write the memory would not be to write
-            what ``value`` means.
+        ConvTypeError, DeviceError: as for ``take``; or writing to the memory would not set the
+            values of ``value``.
     """
     if HOMES.get(type(value)) is Home.GPU:
         return value, Home.GPU  # CuPy has no read-only arrays
@@ -228,9 +230,9 @@ def _is_read_only(value: Any, array: Any, home: Home) -> bool:
     """Return whether memory is read-only.
 
     Args:
-        value: its exporter, which knows it on a GPU; CuPy does not keep it.
-        array: the array over the memory.
-        home: that of the array.
+        value: exporter of the memory.  On a GPU only the exporter has the flag; CuPy drops it.
+        array: array over the memory.
+        home: kind of device of the array.
     """
     if home is Home.CPU:
         return not array.flags.writeable
@@ -239,7 +241,7 @@ def _is_read_only(value: Any, array: Any, home: Home) -> bool:
     if hasattr(value, "__dlpack__"):
         try:
             capsule = value.__dlpack__(max_version=(1, 0))
-        except TypeError:  # an exporter of a version without the flag
+        except TypeError:  # the exporter uses a DLPack version without the flag
             return False
         address = _capsule_address(capsule, b"dltensor_versioned")
         flags = 0 if address is None else ctypes.c_uint64.from_address(address + 24).value
@@ -251,17 +253,17 @@ def as_kind_of(array: Any, like: _Kind) -> _Kind:
     """Return a result as an array of the library of ``like``, in the same memory.
 
     Args:
-        array: a NumPy or CuPy array, such as every function here gives.
+        array: a NumPy or CuPy array, such as the result of any function of cupyconv.
         like: an array of NumPy, CuPy, PyTorch, JAX, TensorFlow, or of another library with the
             array API standard's ``from_dlpack``.
 
     Returns:
-        ``array`` itself where that is its kind already.  Copied is what a library does not take as
-        it is: read-only memory, negative strides, and by JAX memory that is not aligned to 64
+        ``array`` itself if it already has that kind.  A copy is made of memory that the library
+        rejects: read-only memory, negative strides, and for JAX memory that is not aligned to 64
         bytes.
 
     Raises:
-        ConvTypeError: the library takes no arrays by DLPack, not this one, or changes its dtype.
+        ConvTypeError: the library does not support DLPack, rejects the array, or changes its dtype.
         DeviceError: CuPy is needed and missing.
     """
     source, home = take("array", array)
@@ -274,21 +276,22 @@ def as_kind_of(array: Any, like: _Kind) -> _Kind:
     if home is Home.CPU and source.dtype == numpy_dtype("bfloat16"):
         exported = _Relabelled(source.view("uint16"), _DLPACK_BFLOAT)
     try:
-        given = _from_dlpack_of(like)(exported)
+        converted = _from_dlpack_of(like)(exported)
     except ConvTypeError:
         raise
-    except Exception as error:  # each library has its own
+    except Exception as error:  # each library raises its own types
         raise ConvTypeError(
-            f"{foreign.type_name(like)} does not take an array of {source.dtype} in {home.value}'s "
-            f"memory: {str(error).rstrip('.')}. Convert it with that library's own functions"
+            f"{foreign.type_name(like)} does not accept a {home.value} array of {source.dtype}: "
+            f"{str(error).rstrip('.')}. Convert it with that library's own functions"
         ) from error
-    kept = str(source.dtype)
-    if not re.search(rf"\b{kept}\b", str(given.dtype)):
+    dtype = str(source.dtype)
+    if not re.search(rf"\b{dtype}\b", str(converted.dtype)):
         raise ConvTypeError(
-            f"{foreign.type_name(like)} must keep the dtype: {kept} became {given.dtype}. "
-            f"Convert first, for example y.astype({str(given.dtype)!r}), or permit {kept} there"
+            f"{foreign.type_name(like)} must keep the dtype: {dtype} became {converted.dtype}. "
+            f"Convert first, for example y.astype({str(converted.dtype)!r}), or enable {dtype} in "
+            "that library"
         )
-    return given
+    return converted
 
 
 def on_host(array: Any) -> Any:
@@ -297,18 +300,18 @@ def on_host(array: Any) -> Any:
 
 
 def _from_dlpack_of(like: Any) -> Any:
-    """Return the function of a library that takes an object exporting DLPack."""
+    """Return the function of the library of ``like`` that imports objects that export DLPack."""
     if hasattr(like, "__array_namespace__"):
         return like.__array_namespace__().from_dlpack
     library = type(like).__module__.split(".")[0]
     module: Any = sys.modules.get(library)
-    if library == "tensorflow":  # takes the capsule, where the others take its exporter
+    if library == "tensorflow":  # takes the capsule; the others take its exporter
         take_capsule = module.experimental.dlpack.from_dlpack
         return lambda exported: take_capsule(exported.__dlpack__())
     if hasattr(module, "from_dlpack"):
         return module.from_dlpack
     raise ConvTypeError(
-        "arrays are given back to libraries that support DLPack: got "
+        "the library must support DLPack: got an array of type "
         f"{foreign.type_name(like)}. Pass an array of NumPy, CuPy, PyTorch, JAX or TensorFlow"
     )
 
@@ -319,7 +322,7 @@ def tensor_memory(tensor: Any) -> np.ndarray:
     ``Tensor.numpy`` takes a tenth of the time of DLPack.
     """
     torch = sys.modules["torch"]
-    if tensor.dtype is torch.bfloat16:  # which NumPy itself does not have
+    if tensor.dtype is torch.bfloat16:  # NumPy has no bfloat16
         return tensor.view(torch.uint16).numpy().view(numpy_dtype("bfloat16"))
     return tensor.numpy()
 
@@ -330,12 +333,12 @@ def _numpy_from_dlpack(value: Any) -> np.ndarray:
 
     if "bfloat16" not in str(getattr(value, "dtype", "")):
         return np.from_dlpack(value)
-    # NumPy exchanges only its built-in dtypes, without bfloat16.
+    # NumPy exchanges only its built-in dtypes; bfloat16 is not one.
     return np.from_dlpack(_Relabelled(value, _DLPACK_UINT)).view(numpy_dtype("bfloat16"))
 
 
 class _Relabelled:
-    """Exports another object's memory as another kind of numbers of the same size."""
+    """Exporter of another object's memory with another DLPack type code of the same size."""
 
     def __init__(self, owner: Any, code: int) -> None:
         self._owner, self._code = owner, code
@@ -345,14 +348,14 @@ class _Relabelled:
 
     def __dlpack__(self, **keywords: Any) -> Any:
         capsule = self._owner.__dlpack__(**keywords)
-        # Offsets of DLDataType.code in dlpack.h: DLTensor has it after data, device and ndim;
-        # DLManagedTensor begins with the tensor, DLManagedTensorVersioned has 32 bytes before it.
+        # Offsets of DLDataType.code in dlpack.h.  In DLTensor it follows data, device and ndim.
+        # DLManagedTensor begins with the DLTensor; in DLManagedTensorVersioned 32 bytes precede it.
         for capsule_name, offset in ((b"dltensor", 20), (b"dltensor_versioned", 52)):
             address = _capsule_address(capsule, capsule_name)
             if address is not None:
                 ctypes.c_uint8.from_address(address + offset).value = self._code
                 return capsule
-        raise BufferError("its __dlpack__ gives no DLPack capsule")
+        raise BufferError("its __dlpack__ returns no DLPack capsule")
 
 
 def _capsule_address(capsule: Any, name: bytes) -> int | None:
@@ -368,7 +371,7 @@ def _capsule_address(capsule: Any, name: bytes) -> int | None:
 
 @cache
 def numpy_dtype(name: str) -> np.dtype:
-    """Return the NumPy dtype of one of the library's dtype names."""
+    """Return the NumPy dtype with this name; "bfloat16" is the dtype of ml_dtypes."""
     import numpy as np
 
     if name == "bfloat16":
@@ -378,13 +381,15 @@ def numpy_dtype(name: str) -> np.dtype:
     return np.dtype(name)
 
 
-_MOST_WORK: Any = 10_000  # most steps of NumPy's overlap solver (chosen); its stub is too narrow
+_MOST_WORK: Any = (
+    10_000  # most steps of NumPy's overlap solver (chosen); its stub has a narrower type
+)
 
 
 def overlaps_itself(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
     """Return whether two elements of an array with this layout share a byte.
 
-    The answer is exact unless that takes too long; then it is True.
+    The result is exact unless the check takes too long; then it is True.
     """
     axes = sorted((abs(stride), size) for stride, size in zip(strides, shape, strict=True))
     reach = itemsize  # bytes that the axes with smaller strides span
@@ -393,15 +398,15 @@ def overlaps_itself(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: 
             break
         reach += (size - 1) * stride
     else:
-        return False  # every array whose axes lie inside one another, sliced or reversed ones too
-    return _some_meet(shape, strides, itemsize)
+        return False  # each axis steps over all smaller axes, also in sliced or reversed arrays
+    return _solver_finds_overlap(shape, strides, itemsize)
 
 
-def _some_meet(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+def _solver_finds_overlap(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
     """Return whether elements share a byte, using NumPy's solver.
 
-    If two elements do, both can be shifted alike, so one of them may have index 0 on any axis on
-    which their indices differ.
+    Two elements that share a byte still share it after the same shift of both.  So it is enough to
+    compare, for each axis, the elements with index 0 with the elements with larger indices.
     """
     import numpy as np
 
@@ -415,10 +420,10 @@ def _some_meet(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) 
     for axis, size in enumerate(shape):
         if size == 1:
             continue
-        first, others = list(shape), list(shape)
-        first[axis], others[axis] = 1, size - 1
+        first, shifted = list(shape), list(shape)
+        first[axis], shifted[axis] = 1, size - 1
         try:
-            if np.shares_memory(at(first, 0), at(others, strides[axis]), max_work=_MOST_WORK):
+            if np.shares_memory(at(first, 0), at(shifted, strides[axis]), max_work=_MOST_WORK):
                 return True
         except np.exceptions.TooHardError:
             return True
@@ -428,8 +433,8 @@ def _some_meet(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) 
 def overlap(a: Any, b: Any, home: Home) -> bool:
     """Return whether two arrays on one device share an element of memory.
 
-    Exact for NumPy unless that takes too long; otherwise, and on the GPU, arrays with overlapping
-    address ranges count as overlapping.
+    The result is exact for NumPy unless the check takes too long.  Otherwise, and on a GPU, arrays
+    with overlapping address ranges count as overlapping.
     """
     import numpy as np
 

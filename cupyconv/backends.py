@@ -64,7 +64,7 @@ class Backend(Protocol):
     def conjugate(self, array: Any) -> Any | None:
         """Return a contiguous conjugated copy of a complex array.
 
-        Return None if passes can be prepared not to conjugate their filter.
+        Return None if the backend can prepare passes that do not conjugate their filter.
         """
         ...
 
@@ -84,7 +84,7 @@ class Backend(Protocol):
         """Prepare a planned pass for tensors with these strides.
 
         Args:
-            form: a ``filter_form``; w is then the result of ``arrange``.
+            form: result of ``filter_form``; the tensors' w is then the result of ``arrange``.
             conjugates: whether backprop_input conjugates a complex w; ignored by a backend whose
                 ``conjugate`` returns a copy.
         """
@@ -93,11 +93,11 @@ class Backend(Protocol):
     def filter_form(
         self, pass_plan: PassPlan, problem: ConvProblem, strides: Strides | None
     ) -> FilterForm | None:
-        """Return the form to which a planned pass copies w; None if it reads w directly."""
+        """Return the form in which a planned pass copies w; None if it reads w directly."""
         ...
 
     def arrange(self, form: FilterForm, w: Any) -> Any:
-        """Return a copy of a filter in a form."""
+        """Copy a filter to the memory order of a form, and return the copy."""
         ...
 
     def prepare_bias(
@@ -169,10 +169,10 @@ class CpuBackend:
     def filter_form(
         self, pass_plan: PassPlan, problem: ConvProblem, strides: Strides | None
     ) -> FilterForm | None:
-        return None  # NumPy copies filters during the pass
+        return None  # NumPy passes copy filters themselves
 
     def arrange(self, form: FilterForm, w: Any) -> Any:
-        raise NotImplementedError("NumPy has no forms of filters")
+        raise NotImplementedError("NumPy passes use no prepared copies of filters")
 
     def run(
         self,
@@ -207,14 +207,14 @@ class CpuBackend:
     def sum_bias(self, problem: ConvProblem, dy: np.ndarray, db: np.ndarray) -> None:
         """Compute db[k] = sum of dy over the batch and the spatial axes."""
         view = data_view(problem, dy)
-        others = (0, *range(3, view.ndim))
+        axes = (0, *range(3, view.ndim))
         with np.errstate(**_AS_ON_A_GPU):
             wide = np.complex128 if problem.is_complex else np.float64
-            db[...] = view.sum(axis=others, dtype=wide).reshape(problem.bias_shape)
+            db[...] = view.sum(axis=axes, dtype=wide).reshape(problem.bias_shape)
 
 
 class GpuBackend:
-    """Backend of kernels on the current CuPy device and stream, or on another ``runtime``."""
+    """Backend that runs kernels on the current CuPy device and stream, or on a ``runtime``."""
 
     def __init__(self, device: Device, runtime: Runtime, ordinal: int | None = None) -> None:
         self.device = device
@@ -340,6 +340,6 @@ def _require_memory(problem: ConvProblem) -> None:
 
 
 def memory_text(shape: tuple[int, ...], dtype: str) -> str:
-    """Return a message with the memory that an array would take."""
+    """Return the message that an array takes more memory than is available."""
     size = bytes_text(prod(shape) * ITEMSIZE[dtype])
     return f"an array of {shape_text(shape)} {dtype} takes {size}, more than is available"

@@ -1,4 +1,4 @@
-"""Kernel launches as plain data: what runs, and on which memory.
+"""Kernel launches as plain data: the kernels and the memory that they use.
 
 Kernel families compute launches without a GPU; ``gpu.runtime`` loads the kernels and runs them.
 """
@@ -18,18 +18,18 @@ STORAGE = {
     "complex128": "complex128_t",
 }
 ROLES = ("x", "w", "y", "bias", "workspace")
-"""Names of the arrays that launches take; in backprop_input x is dx, and so on."""
+"""Names of the arrays that launches take; gradients have the name of their tensor."""
 
 
 @dataclass(frozen=True)
 class TiledMap:
-    """Boxes of a tensor; dimensions are counted from the innermost, which is contiguous.
+    """Tensor map for boxes of a tensor; dimensions are listed from the innermost, contiguous one.
 
     Attributes:
         role: name of the tensor, as in a Launch's arguments.
         itemsize: bytes per element.
         extents: elements along each dimension.
-        strides: bytes per step along each dimension but the first.
+        strides: bytes per step along each dimension except the first.
         box: elements of a box along each dimension.
         offset: bytes from the beginning of the role's array to the tensor.
     """
@@ -44,7 +44,7 @@ class TiledMap:
 
 @dataclass(frozen=True)
 class Im2colMap:
-    """Columns of pixels of a channels-last tensor: dimensions C, W, (H, (D,)) N.
+    """Tensor map for columns of pixels of a channels-last tensor: dimensions C, W, (H, (D,)) N.
 
     Attributes:
         role, itemsize, extents, strides, offset: as in TiledMap.
@@ -74,8 +74,8 @@ TensorMap = TiledMap | Im2colMap
 class TensorMaps:
     """Tensor maps that a kernel takes as one struct by value.
 
-    Compared by identity: every launch has its own, and hashing all maps at each lookup of their
-    encoded form would take a third of a call's time.
+    Instances are compared by identity.  Every launch has its own instance, and hashing all maps to
+    look up their encoded form would take a third of a call's time.
     """
 
     maps: tuple[TensorMap, ...]
@@ -83,7 +83,7 @@ class TensorMaps:
 
 @dataclass(frozen=True)
 class Part:
-    """The memory of a role's array from an offset in bytes."""
+    """Part of the array of a role, from an offset in bytes to its end."""
 
     role: str
     offset: int
@@ -99,9 +99,9 @@ class Launch:
         defines: macros of the variant.
         grid, block: launch dimensions; an empty grid launches nothing.
         shared_bytes: dynamic shared memory per block.
-        arguments: the kernel's arguments in order; a str is one of ROLES, a Part is part of such an
-            array, TensorMaps are encoded for the arrays of their roles, all else is passed by
-            value.
+        arguments: the kernel's arguments in order.  A str is the array of that role, a Part is a
+            part of one, and TensorMaps are encoded for the arrays of their roles; all other values
+            are passed as they are.
         may_overlap: whether the kernel may begin before earlier launches have ended; it then waits
             for their results (griddepcontrol.wait, from compute capability 9.0 on).
     """
@@ -118,10 +118,10 @@ class Launch:
 
 @dataclass(frozen=True)
 class FilterForm:
-    """A copy of w that a pass reads instead of w.
+    """Copy of w that a pass reads instead of w.
 
     Attributes:
-        name: name of the layout; passes with equal names read the same copy.
+        name: name of the memory order; passes with equal names read the same copy.
         bytes: size of the copy.
         launch: launch that copies w to the beginning of the workspace.
     """

@@ -1,4 +1,4 @@
-"""Filters that were arranged once for the kernels that would arrange them at every call."""
+"""Filters that are copied once to the memory order of their kernels, not at every call."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _Array_co = TypeVar("_Array_co", covariant=True)
 
 
 class Belonging(NamedTuple):
-    """The calls that a prepared filter is for, and the forms that it has; holds no memory.
+    """Calls that a prepared filter supports, and the names of its copies; contains no arrays.
 
     Attributes:
-        problem: the layer; other calls may have inputs of another size.
-        device: where it was prepared.
-        passes: for which.
-        precision: with which.
-        forms: in which w is held beside itself.
+        problem: the layer; the calls may have inputs of other sizes.
+        device: device of the filter.
+        passes: names of the supported passes.
+        precision: precision of the calls.
+        forms: names of the copies of w.
     """
 
     problem: ConvProblem
@@ -31,30 +31,33 @@ class Belonging(NamedTuple):
     forms: tuple[str, ...]
 
     def require(self, request: Request) -> None:
-        """Check that a call is one of them.
+        """Check that the prepared filter supports a call.
 
         Raises:
-            ConvError: it is not.
+            ConvError: the call has another layer, device, pass or precision.
         """
         wrong = ""
         differing = _differences(self.problem, request.problem)
         if self.device != request.device:
-            wrong = f"it was prepared on {_place(self.device)}, the call is on "
+            wrong = f"the filter was prepared on {_place(self.device)}, the call is on "
             wrong += _place(request.device)
         elif differing:
-            wrong = f"it was prepared with {differing[0]}, the call has {differing[1]}"
+            wrong = f"the filter was prepared with {differing[0]}, the call has {differing[1]}"
         elif request.pass_ not in self.passes:
-            wrong = f"it was prepared for {' and '.join(self.passes)}, the call is {request.pass_}"
+            wrong = (
+                f"the filter was prepared for {' and '.join(self.passes)}, the call is "
+                f"{request.pass_}"
+            )
         elif request.precision != self.precision:
             wrong = (
-                f"it was prepared with precision {self.precision!r}, the call has "
+                f"the filter was prepared with precision {self.precision!r}, the call has "
                 f"{request.precision!r}"
             )
         if wrong:
             raise ConvError(
-                "a prepared filter must be used in the layer that it was prepared for",
+                "a prepared filter must be used as it was prepared",
                 wrong,
-                "Prepare it for this one too, with cupyconv.prepare(w, problem, ...), or pass w "
+                "Prepare w for this call too, with cupyconv.prepare(w, problem, ...), or pass w "
                 "itself",
             )
 
@@ -66,9 +69,10 @@ class PreparedFilter(Generic[_Array_co]):
 
     Attributes:
         array: w itself.
-        forms: what the kernels read in its place, by name, such as "OHWI" for a copy with the
-            channels last; empty where they read w itself, as NumPy does.
-        problem, device, passes, precision: what it was prepared for.
+        forms: copies of w that kernels read, by name, such as "OHWI" for a copy with the channels
+            last; empty if kernels read w itself, as NumPy does.
+        problem, passes, precision: arguments of ``prepare``.
+        device: device of the filter.
     """
 
     def __init__(
@@ -92,7 +96,7 @@ class PreparedFilter(Generic[_Array_co]):
 
     @property
     def dtype(self) -> Any:
-        return self.array.dtype  # type: ignore[attr-defined]  # an array's
+        return self.array.dtype  # type: ignore[attr-defined]  # arrays have a dtype
 
     @property
     def ndim(self) -> int:
@@ -100,7 +104,7 @@ class PreparedFilter(Generic[_Array_co]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that it holds beside w."""
+        """Size of all copies of w in bytes, without w itself."""
         return sum(form.nbytes for form in self.forms.values())
 
     def read_as(self, form: str | None) -> Any:
@@ -109,12 +113,12 @@ class PreparedFilter(Generic[_Array_co]):
 
     def __repr__(self) -> str:
         problem = self.problem
-        held = "as it is"
+        copies = "not copied"
         if self.forms:
-            held = f"held as {' and '.join(self.forms)}, {bytes_text(self.nbytes)}"
+            copies = f"copied as {' and '.join(self.forms)}, {bytes_text(self.nbytes)}"
         return (
             f"PreparedFilter({shape_text(self.shape)} {problem.filter_format} {problem.dtype} "
-            f"on {_place(self.device)}, for {' and '.join(self.passes)}: {held})"
+            f"on {_place(self.device)}, for {' and '.join(self.passes)}: {copies})"
         )
 
 
@@ -124,14 +128,16 @@ def _place(device: Device) -> str:
 
 
 def _differences(prepared: ConvProblem, called: ConvProblem) -> tuple[str, str] | None:
-    """Return the rules in which two layers differ; None if only input sizes may differ."""
+    """Return the differing arguments of two layers as texts; None if at most input sizes do."""
     mine, theirs = (
         {**one.keywords, "dtype": one.dtype, "filter_shape": one.filter_shape}
         for one in (prepared, called)
     )
     words = [word for word in mine if mine[word] != theirs[word]]
     if prepared.padding == called.padding:
-        words = [word for word in words if word != "padding"]  # in other words
+        words = [
+            word for word in words if word != "padding"
+        ]  # the same padding, spelled differently
     if not words:
         return None
     one, other = (", ".join(f"{word} {rules[word]}" for word in words) for rules in (mine, theirs))

@@ -15,7 +15,7 @@ def test_prepared_filter_with_numpy_is_the_filter_itself():
     prepared = cupyconv.prepare(data.w, problem)
     assert isinstance(prepared, PreparedFilter)
     assert prepared.array is data.w
-    assert repr(prepared).endswith("on NumPy arrays, for forward and backprop_input: as it is)")
+    assert repr(prepared).endswith("on NumPy arrays, for forward and backprop_input: not copied)")
     rules = problem.keywords
     y = cupyconv.conv_forward(data.x, data.w, data.bias, **rules)
     assert (cupyconv.conv_forward(data.x, prepared, data.bias, **rules) == y).all()
@@ -24,5 +24,5 @@ def test_prepared_filter_with_numpy_is_the_filter_itself():
     grads = cupyconv.conv_backward(data.x, prepared, data.dy, **rules)
     expected = cupyconv.conv_backward(data.x, data.w, data.dy, **rules)
     assert all((one == other).all() for one, other in zip(grads, expected, strict=True))
-    with pytest.raises(ConvError, match="it was prepared with padding"):
+    with pytest.raises(ConvError, match="the filter was prepared with padding"):
         cupyconv.conv_forward(data.x, prepared)

@@ -299,7 +299,7 @@ def test_unarranged_filter_has_no_forms(empty_kernels):
         assert prepared.forms == {}
         assert prepared.nbytes == 0
         assert prepared.array is calls.w
-        assert repr(prepared).endswith("for forward and backprop_input: as it is)")
+        assert repr(prepared).endswith("for forward and backprop_input: not copied)")
         calls.forward(prepared)
         calls.backprop_input(prepared)
 
@@ -361,21 +361,24 @@ def test_prepared_filter_repr(empty_kernels):
     calls = Calls(LAYER)
     assert repr(calls.prepare(passes=["forward"])) == (
         "PreparedFilter(256x256x3x3 OIHW float16 on emulated sm_90 (sm_90a), for forward: "
-        "held as OHWI, 1.1 MiB)"
+        "copied as OHWI, 1.1 MiB)"
     )
     prepared = calls.prepare()
     assert (prepared.shape, prepared.dtype, prepared.ndim) == ((256, 256, 3, 3), "float16", 4)
 
 
 REFUSED = {
-    "stride": ({"stride": 2}, "it was prepared with stride (1, 1), the call has stride (2, 2)"),
+    "stride": (
+        {"stride": 2},
+        "the filter was prepared with stride (1, 1), the call has stride (2, 2)",
+    ),
     "padding": (
         {"padding": "valid"},
-        "it was prepared with padding ((1, 1), (1, 1)), the call has padding valid",
+        "the filter was prepared with padding ((1, 1), (1, 1)), the call has padding valid",
     ),
     "precision": (
         {"precision": "tf32"},
-        "it was prepared with precision 'ieee', the call has 'tf32'",
+        "the filter was prepared with precision 'ieee', the call has 'tf32'",
     ),
 }
 
@@ -408,7 +411,7 @@ def test_prepared_filter_is_refused_after_reshape(empty_kernels, launched):
 def test_prepared_filter_is_refused_in_another_pass(empty_kernels):
     calls = Calls(LAYER)
     prepared = calls.prepare(passes="forward")
-    message = "it was prepared for forward, the call is backprop_input"
+    message = "the filter was prepared for forward, the call is backprop_input"
     with pytest.raises(ConvError, match=message):
         calls.backprop_input(prepared)
     with pytest.raises(ConvError, match=message):
@@ -432,7 +435,7 @@ def test_prepared_filter_is_refused_for_numpy_input(empty_kernels):
     [
         ({"passes": "backprop_filter"}, "unknown pass that reads a filter: 'backprop_filter'"),
         ({"precision": "fp8"}, "unknown precision: 'fp8'"),
-        ({"impl": "cuda-patch"}, "the implementation must fit the problem"),
+        ({"impl": "cuda-patch"}, "the implementation must support the problem"),
         ({"problem": LAYER.replace(dtype="bfloat16")}, "the problem's is 256x256x3x3 bfloat16"),
         ({"problem": in_formats(LAYER, "NHWC", "OHWI")}, "w is 256x256x3x3 float16, the problem's"),
     ],

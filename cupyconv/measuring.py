@@ -2,8 +2,8 @@
 
 A choice is stored in the process, and for later processes in a file next to the compiled kernels.
 Its key has the chip, driver, library version, request and candidates.  While the choice is stored,
-the same kernel runs, and results are bitwise the same.  Another GPU or a lost file may lead to
-another kernel, which sums in another order.
+the same kernel runs and gives bitwise equal results.  On another GPU, or after the file is deleted,
+another kernel may be chosen, which sums in another order.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from cupyconv.kernels.generic import CUDA_GENERIC
 from cupyconv.planning import PassPlan, Request
 from cupyconv.planning.plan import AUTO, contenders
 
-CONTENDERS = 8  # candidates that are measured, at most (chosen)
+CONTENDERS = 8  # most candidates that are measured (chosen)
 ROUNDS = 3  # samples of each candidate (chosen)
-SAMPLE_SECONDS = 1e-3  # s; least time of a sample, unless it reaches MOST_CALLS (chosen)
-MOST_CALLS = 50  # calls per sample, at most (chosen)
-CLEARLY_FASTER = 0.97  # time / planned candidate's time below which it is replaced (chosen)
+SAMPLE_SECONDS = 1e-3  # s; least time of a sample with fewer than MOST_CALLS calls (chosen)
+MOST_CALLS = 50  # most calls per sample (chosen)
+CLEARLY_FASTER = 0.97  # largest time / time of the planned candidate to replace it (chosen)
 
 _FORMAT = 2  # version of the file format
 
@@ -52,11 +52,11 @@ def fastest(request: Request, impl: str, run: Run, load: Load) -> PassPlan:
     Args:
         request: the pass to compute on the current GPU.
         impl: "auto", or the implementation whose variants are candidates.
-        run: computes the pass repeatedly, overwriting its result.
-        load: called before ``run`` with the candidates that follow.
+        run: function that runs a candidate; it is called repeatedly and overwrites its result.
+        load: function that loads the kernels of candidates before they run.
 
     Raises:
-        ConvError: as for ``plan``; or a graph is being captured, so that nothing can be measured.
+        ConvError: as for ``plan``; or a graph is being captured, which forbids measurements.
     """
     key = (replace(request, strides=request.memory), impl)
     choice = _remembered.get(key)
@@ -73,7 +73,7 @@ def forget() -> None:
 
 
 def candidates_of(request: Request, impl: str) -> tuple[PassPlan, ...]:
-    """Return the candidates to measure, plus a last resort that is measured if all others fail."""
+    """Return the candidates to measure, and a last resort to measure if all of them fail."""
     candidates = contenders(request, impl, CONTENDERS)
     if impl == AUTO and all(entry.implementation != CUDA_GENERIC.name for entry in candidates):
         candidates += contenders(request, CUDA_GENERIC.name, 1)
@@ -86,7 +86,7 @@ def _look_up(request: Request, impl: str, run: Run, load: Load) -> PassPlan:
     measured = _read(path, candidates)
     if measured is None:
         new = _measure(candidates, run, load)
-        measured = _read(path, candidates)  # another process may have written it meanwhile
+        measured = _read(path, candidates)  # another process may have written the file meanwhile
         if measured is None:
             measured = new
             if measured.lasts and path is not None:
@@ -112,9 +112,9 @@ class _Measured:
     """Measurements of candidates, by their index.
 
     Attributes:
-        fastest: the candidate to use.
-        seconds: time of a call of each candidate that ran.
-        left_out: why each other candidate failed.
+        fastest: index of the candidate to use.
+        seconds: time per call of each candidate that ran.
+        left_out: error of each candidate that failed.
         lasts: whether all failures are reproducible; running out of memory is not.
     """
 
@@ -132,14 +132,14 @@ def _measure(candidates: Sequence[PassPlan], run: Run, load: Load) -> _Measured:
 
     Raises:
         ConvError: a graph is being captured.
-        Exception: all candidates failed, and the planned one, which is the first, raised this; or
+        Exception: all candidates failed, and this is the error of the first, planned candidate; or
             the GPU's context was lost.
     """
     if capture.is_active():
         raise ConvError(
             "nothing can be measured while a graph is captured",
             "this pass has no remembered measurement",
-            "Call it once before the capture, or set cupyconv.benchmark = False",
+            "Call the function once before the capture, or set cupyconv.benchmark = False",
         )
     failures: dict[int, Exception] = {}
     samples: dict[int, list[float]] = {}
@@ -149,16 +149,16 @@ def _measure(candidates: Sequence[PassPlan], run: Run, load: Load) -> _Measured:
         try:
             return seconds(partial(run, candidates[number]), count)
         except Exception as error:  # compiler, driver and allocator raise many types
-            # Free the arrays in its frames, as the next candidates may need the memory.
+            # Free the arrays in the error's frames: the next candidates may need the memory.
             clear_frames(error.__traceback__)
             failures[number] = error.with_traceback(None)
             samples.pop(number, None)
             if lost():
-                raise  # the context runs no more kernels, whatever the cause
+                raise  # the context can run no more kernels
             return None
 
     def rounds(numbers: Sequence[int]) -> None:
-        with suppress(Exception):  # the failing candidate raises again in sample
+        with suppress(Exception):  # a failing candidate raises again in ``sample``
             load([candidates[number] for number in numbers])
         for number in numbers:
             sample(number, 1)
@@ -193,13 +193,13 @@ def _first_line(error: Exception) -> str:
 
 
 def _is_reproducible(error: Exception) -> bool:
-    """Return whether the kernel itself fails, and not a resource that may be available later."""
+    """Return whether the kernel itself failed, not a resource that may be available later."""
     refused = ("CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES")
     return isinstance(error, KernelCompileError) or any(word in str(error) for word in refused)
 
 
 def lost() -> bool:
-    """Return whether the GPU's context is lost, as after an illegal memory access."""
+    """Return whether the GPU's context is lost, for example after an illegal memory access."""
     try:
         arrays.cupy().cuda.get_current_stream().synchronize()
     except Exception:

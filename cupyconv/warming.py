@@ -36,7 +36,7 @@ BIAS_GRADIENT = "backprop_bias"
 
 
 class Use(NamedTuple):
-    """Pass that loads a kernel: of a problem, or of its transposed convolution."""
+    """Pass of a problem, or of its transposed convolution, that loads a kernel."""
 
     problem: ConvProblem
     pass_: str
@@ -50,7 +50,7 @@ class WarmKernel:
     Attributes:
         source: file name in cuda/.
         macros: macro definitions of the variant, by name.
-        uses: passes that load it.
+        uses: passes that load the variant.
         seconds: wall time of the compilation; None if the cache had the variant.
         cpu_seconds: CPU time of the compilation; None if the cache had the variant.
     """
@@ -63,12 +63,12 @@ class WarmKernel:
 
     @property
     def passes(self) -> tuple[str, ...]:
-        """Names of the passes that load it, without duplicates."""
+        """Names of the passes that load the variant, without duplicates."""
         return tuple(dict.fromkeys(use.pass_ for use in self.uses))
 
     @property
     def layers(self) -> int:
-        """Number of different layers that load it."""
+        """Number of different layers that load the variant."""
         return len({(use.problem, use.transposed) for use in self.uses})
 
     @property
@@ -80,7 +80,7 @@ class WarmKernel:
 
 @dataclass(frozen=True)
 class Warmed:
-    """Kernels that were compiled ahead; prints as a table.
+    """Kernels that were compiled ahead of time; prints as a table.
 
     Attributes:
         device: device that the kernels are for.
@@ -116,7 +116,7 @@ class Warmed:
                 kernel.tile,
                 ", ".join(kernel.passes),
                 str(kernel.layers),
-                "there" if kernel.seconds is None else f"{kernel.seconds:.2f}",
+                "cached" if kernel.seconds is None else f"{kernel.seconds:.2f}",
             )
             for kernel in self.kernels
         )
@@ -127,16 +127,16 @@ class Warmed:
     def summary(self) -> str:
         """One-line summary: number of kernels, target, time and folder."""
         count, new = len(self.kernels), len(self.compiled)
-        chip = " by ".join(filter(None, (self.device.architecture, self.device.fallback)))
+        chip = ", compiled as ".join(filter(None, (self.device.architecture, self.device.fallback)))
         what = f"{count} kernel{'' if count == 1 else 's'} for {chip}"
         if not count:
-            return f"no kernels for {chip}: these layers load none"
+            return f"no kernels for {chip}: these layers load no kernels"
         if not new:
-            return f"{what}: all there, in {self.folder}"
+            return f"{what}: all cached, in {self.folder}"
         return (
             f"{what}: {new} compiled in {self.seconds:.1f} s on {self.threads} "
-            f"thread{'' if self.threads == 1 else 's'} ({self.cpu_seconds:.1f} s of a core), "
-            f"{count - new} there before, in {self.folder}"
+            f"thread{'' if self.threads == 1 else 's'} ({self.cpu_seconds:.1f} s of CPU time), "
+            f"{count - new} already cached, in {self.folder}"
         )
 
     def __str__(self) -> str:
@@ -171,8 +171,8 @@ def warm(
     Args:
         problems: the layers, with their dtype and formats.
         device: an architecture such as "sm_90a", or a Device; by default the current GPU.
-        passes: any of "forward", "backprop_input" and "backprop_filter"; the last includes the bias
-            gradient.
+        passes: any of "forward", "backprop_input" and "backprop_filter"; "backprop_filter" includes
+            the bias gradient.
         transposed: whether the layers are transposed convolutions of these problems, so that
             ``conv_transpose`` is their forward pass.
         activation: activation of the forward pass.
@@ -180,19 +180,19 @@ def warm(
             their formats, as in PyTorch; by default the order of the formats.
         precision, impl: as for ``conv_forward``.
         workspace_limit: as for ``plan``.
-        measure: whether to compile all candidates that autotuning would measure, and not only the
-            planned one; by default ``cupyconv.benchmark``.
+        measure: whether to compile all candidates that autotuning would measure, instead of only
+            the planned one; by default ``cupyconv.benchmark``.
         threads: number of compiling threads; by default one per core.
 
     Returns:
         The kernels, with the passes that load each and the compile time.
 
     Raises:
-        ConvTypeError: ``problems`` contains something else than a ConvProblem.
+        ConvTypeError: ``problems`` contains an object that is not a ConvProblem.
         ConvError: an option value is unknown, the device is not a GPU, an implementation does not
             support a problem, or the cache cannot store the kernels.
         DeviceError: CuPy or its compiler is missing; or there is no GPU and ``device`` is None.
-        KernelCompileError: a kernel does not compile; the others are in the cache.
+        KernelCompileError: a kernel does not compile; the other kernels are in the cache.
         MemoryError: a tensor's size in bytes exceeds 63 bits.
     """
     ahead = Ahead(
@@ -271,7 +271,7 @@ class Ahead:
             raise ConvError(
                 "threads must be an integer of at least 1",
                 f"got {shown(threads)}",
-                "Leave it out for one per core",
+                "Leave it out to use one thread per core",
             )
         folder = _cache()
         start = time.perf_counter()
@@ -288,7 +288,9 @@ class Ahead:
         )
         unwritten = sum(not compiler.is_kept(variant) for variant in self._uses)
         if unwritten:
-            raise _unusable_cache(f"{unwritten} of {len(kernels)} could not be written to {folder}")
+            raise _unusable_cache(
+                f"{unwritten} of {len(kernels)} kernels could not be written to {folder}"
+            )
         compiled = sum(kernel.seconds is not None for kernel in kernels)
         return Warmed(self.device, folder, kernels, seconds, min(threads or cores(), compiled))
 
@@ -326,8 +328,8 @@ def _gpu(device: str | Device | None) -> Device:
     if device is None:
         arrays.cupy()  # raises if CuPy is missing
         raise DeviceError(
-            "kernels are compiled for the current GPU, and there is no GPU. Pass a device, for "
-            "example device='sm_90a'"
+            "kernels are compiled for the current GPU by default, and there is no GPU. Pass a "
+            "device, for example device='sm_90a'"
         )
     gpus = [word for word in DEVICES if word != "cpu"]
     raise ConvError(
@@ -339,7 +341,7 @@ def _cache() -> Path:
     """Return the cache folder if it is usable."""
     folder = cache_folder.cache_directory()
     if folder is None:
-        raise _unusable_cache("this user has no home folder for it")
+        raise _unusable_cache("this user has no home folder for the cache")
     distrust = cache_folder.distrust(folder)
     if distrust is not None:
         raise _unusable_cache(*distrust)
@@ -351,9 +353,9 @@ def _cache() -> Path:
 
 def _unusable_cache(values: str, remedy: str = "") -> ConvError:
     return ConvError(
-        "kernels that are compiled ahead need a usable cache",
+        "kernels that are compiled ahead of time need a usable cache",
         values,
         f"Repair it: {remedy}"
         if remedy
-        else f"Set {cache_folder.CACHE_VARIABLE} to a folder of yours",
+        else f"Set {cache_folder.CACHE_VARIABLE} to a folder that you own",
     )

@@ -93,7 +93,7 @@ def test_ahead_compiles_the_kernels_of_a_plan():
     ahead = warming.Ahead("sm_80", impl=cupyconv.Plan.from_json(plan.to_json()))
     ahead.add(LAYER, "forward")
     assert [variant.source.name for variant in ahead._uses] == ["conv_forward.cu"]
-    with pytest.raises(ConvError, match="a plan must be for what is computed"):
+    with pytest.raises(ConvError, match="a plan must fit the call"):
         ahead.add(LAYER.replace(stride=1))
 
 
@@ -115,9 +115,9 @@ def test_warm_compiles_every_kernel_once(folder, compilations):
     ahead.add(SMALL)
     again = ahead.compile(done=lambda: reports.append(None))
     assert again.compiled == ()
-    assert {row[-1] for row in again.table.rows} == {"there"}
+    assert {row[-1] for row in again.table.rows} == {"cached"}
     assert all(float(row[-1]) >= 0 for row in first.table.rows)
-    assert "all there" in str(again)
+    assert "all cached" in str(again)
     assert len(reports) == len(ahead) == len(again.kernels) == len(compilations)
     cupyconv.warm(SMALL, "sm_90a", passes=["forward"])
     assert len(compilations) == len(first.kernels) + 1
@@ -169,7 +169,7 @@ def test_compile_error_does_not_stop_other_kernels(folder, compilations, monkeyp
         ({"activation": "tanh"}, "unknown activation: 'tanh'"),
         ({"precision": "fp8"}, "unknown precision: 'fp8'"),
         ({"layout": "NHWC"}, "unknown layout: 'NHWC'"),
-        ({"impl": "cuda-hopper"}, "the implementation must fit the problem"),
+        ({"impl": "cuda-hopper"}, "the implementation must support the problem"),
         ({"threads": 0}, "threads must be an integer of at least 1: got 0"),
         ({"threads": 1.5}, "threads must be an integer of at least 1: got 1.5"),
     ],
@@ -211,7 +211,9 @@ def test_warm_reports_missing_cupy(monkeypatch):
 
 def test_warm_without_a_home_folder_asks_for_a_cache(compilations, monkeypatch):
     monkeypatch.setattr(cache_folder, "cache_directory", lambda: None)
-    message = f"this user has no home folder for it. Set {cache_folder.CACHE_VARIABLE} to a folder"
+    message = (
+        f"this user has no home folder for the cache. Set {cache_folder.CACHE_VARIABLE} to a folder"
+    )
     with pytest.raises(ConvError, match=re.escape(message)):
         cupyconv.warm(SMALL, "sm_80")
     assert compilations == []
@@ -248,7 +250,7 @@ def test_warm_reports_kernels_that_could_not_be_written(folder, compilations, mo
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(cache_folder, "keep", full)
-    with pytest.raises(ConvError, match=f"4 of 4 could not be written to {folder}"):
+    with pytest.raises(ConvError, match=f"4 of 4 kernels could not be written to {folder}"):
         cupyconv.warm(SMALL, "sm_80")
 
 
@@ -269,7 +271,7 @@ def test_warm_command_compiles_once(folder, compilations):
     assert sum("float64" in line for line in lines) == len(compilations) == 4
     assert "4 kernels for sm_80: 4 compiled in " in first.stdout
     again = run(*COMMAND, "--device", "sm_80")
-    assert "4 kernels for sm_80: all there, in" in again.stdout
+    assert "4 kernels for sm_80: all cached, in" in again.stdout
     assert len(compilations) == 4
 
 
@@ -368,7 +370,7 @@ def test_warm_rejects_tensors_larger_than_63_bits(folder, compilations):
 def test_layers_with_an_empty_batch_load_no_kernels(folder, compilations):
     warmed = cupyconv.warm(SMALL.replace(input_shape=(0, 2, 5, 5)), "sm_80", passes="forward")
     assert warmed.kernels == ()
-    assert str(warmed).endswith("no kernels for sm_80: these layers load none")
+    assert str(warmed).endswith("no kernels for sm_80: these layers load no kernels")
 
 
 def test_warm_command_without_a_gpu_exits_with_3(monkeypatch):

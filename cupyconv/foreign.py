@@ -1,8 +1,8 @@
 """Objects of other libraries whose meaning is more than the numbers in their memory.
 
-A pass reads memory.  A unit, a mask, a sign that PyTorch applies later, or a derivative would be
-lost, so such objects are resolved to plain numbers or refused, with a reason and a way out.
-Other libraries are used only where the program has loaded them.
+A pass reads only the memory of an array.  A unit, a mask, a sign that PyTorch applies later, or a
+derivative would be lost, so such objects are converted to plain numbers or rejected with an error.
+Other libraries are used only if the program has imported them.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _ARITHMETIC = (
     "__neg__",
     *(f"__{side}{operator}__" for operator in _OPERATORS for side in ("", "r")),
 )
-"""Attributes of an array class that change the meaning of its arrays."""
+"""Attributes that a derived array class may replace to change the meaning of its arrays."""
 
 _IN_A_TRANSFORMATION = (
-    "Inside jax.jit and jax.grad there are no numbers yet: call it outside of them"
+    "Inside jax.jit and jax.grad arrays have no values yet: call cupyconv outside of them"
 )
-_TORCH_OPERATORS = "cupyconv.torch.conv2d and its like"
+_TORCH_OPERATORS = "cupyconv.torch.conv2d or another function of cupyconv.torch"
 
 
 # -- arrays of NumPy and CuPy ----------------------------------------------------------------------
 
 
 def require_plain(name: str, value: Any, base: type) -> None:
-    """Check that an array of a derived class means what the numbers in its memory say.
+    """Check that the values of an array of a derived class are the numbers in its memory.
 
-    The class may add attributes and dress results (``__array_finalize__``, ``__array_wrap__``), as
+    The class may add attributes and wrap results (``__array_finalize__``, ``__array_wrap__``), as
     numpy.memmap does.  It must not have a unit or replace arithmetic.
 
     Args:
@@ -58,45 +58,45 @@ def require_plain(name: str, value: Any, base: type) -> None:
     if declares(value, "mask") and declares(value, "filled"):
         values = "data" if issubclass(kind, np.ma.MaskedArray) else "unmasked"  # astropy's
         raise ConvTypeError(
-            f"{name} is a masked array, and a convolution knows no masks. "
-            f"Pass {name}.filled(0), which has zeros there, or {name}.{values}, which has all "
-            f"values; of Dask's arrays, dask.array.ma.filled({name}, 0)"
+            f"{name} is a masked array, and masks are not supported. "
+            f"Pass {name}.filled(0), which has zeros at the masked elements, or {name}.{values}, "
+            f"which ignores the mask; for Dask arrays, dask.array.ma.filled({name}, 0)"
         )
     if issubclass(kind, np.matrix):
         raise ConvTypeError(
-            f"{name} is a numpy.matrix, which has two axes, always. Pass numpy.asarray({name})"
+            f"{name} is a numpy.matrix, which always has two axes. Pass numpy.asarray({name})"
         )
     library = base.__module__
     plain = f"numpy.asarray({name})" if library == "numpy" else f"{name}.view(cupy.ndarray)"
     if kind.__module__.startswith("cupyx.distributed"):
-        plain = f"{name}.get()"  # its parts are on several devices
+        plain = f"{name}.get()"  # a distributed array is on several devices
     _require_no_unit(name, value, plain)
     for method in _ARITHMETIC:
         if getattr(kind, method, None) is not getattr(base, method, None):
             raise ConvTypeError(
                 f"the class of {name} must compute as {library}.ndarray does: "
-                f"{type_name(value)} replaces {method}, so its arrays may mean more than their "
-                f"memory. If the memory is meant, pass {plain}"
+                f"{type_name(value)} replaces {method}, so its values may not be the numbers in "
+                f"its memory. To use those numbers, pass {plain}"
             )
 
 
 def _require_no_unit(name: str, value: Any, plain: str = "") -> None:
-    """Check that an object is no quantity; ``plain`` is an expression for its numbers."""
+    """Check that an object has no unit; ``plain`` is an expression for its plain numbers."""
     unit = next((word for word in ("units", "unit") if declares(value, word)), None)
     if unit is None or getattr(value, unit) is None:
         return
     number = next((word for word in ("magnitude", "value") if declares(value, word)), None)
     plain = f"{name}.{number}" if number else plain
-    remedy = f". Pass {plain}, and give the result its unit" if plain else ""
+    remedy = f". Pass {plain}, and attach the unit to the result" if plain else ""
     raise ConvTypeError(
         f"{name} of type {type_name(value)} has a unit, which the result would lose{remedy}"
     )
 
 
 def declares(value: Any, attribute: str) -> bool:
-    """Return whether an object has an attribute itself.
+    """Return whether an object or its class defines an attribute itself.
 
-    Proxies such as pint's quantities pass on every attribute of the array that they hold.
+    Proxies such as pint's quantities also forward every attribute of the array that they wrap.
     """
     return hasattr(type(value), attribute) or attribute in getattr(value, "__dict__", ())
 
@@ -105,14 +105,14 @@ def declares(value: Any, attribute: str) -> bool:
 
 
 def resolve(name: str, value: Any) -> Any:
-    """Return an object whose exported memory has the full meaning of ``value``.
+    """Return an object whose exported memory has the values of ``value``.
 
     Returns:
-        ``value`` itself, or a copy by its library: of a tensor that PyTorch negates or conjugates
-        lazily, or holds as a zero without memory.
+        ``value`` itself, or a copy of a tensor that PyTorch negates or conjugates lazily or stores
+        as zeros without memory.
 
     Raises:
-        ConvTypeError: no memory has all that it means.
+        ConvTypeError: plain memory would lose a part of ``value``, such as a unit or a gradient.
     """
     torch = torch_of(value)
     if torch is not None:
@@ -123,35 +123,35 @@ def resolve(name: str, value: Any) -> Any:
         raise _requires_grad(name)
     if jax is not None and isinstance(value, jax.Array):
         if isinstance(value, jax.core.Tracer):
-            raise ConvTypeError(f"{name} is a tracer of JAX. {_IN_A_TRANSFORMATION}")
+            raise ConvTypeError(f"{name} is a JAX tracer. {_IN_A_TRANSFORMATION}")
         _require_local(name, value)
     if tensorflow is not None and isinstance(value, tensorflow.Tensor):
         kind = value.dtype
         if not (kind.is_floating or kind.is_complex or kind.is_integer or kind.is_bool):
-            # TensorFlow ends the process when it exports text.
+            # TensorFlow ends the process when it exports a tensor of strings.
             raise ConvTypeError(
                 f"{name} must be a tensor of plain numbers: its dtype is {kind.name}. "
-                "Pass one with a dtype such as float32"
+                "Pass a tensor with a dtype such as float32"
             )
     for protocol in ("__dlpack__", "__cuda_array_interface__"):
         if hasattr(value, protocol) and not declares(value, protocol):
             raise ConvTypeError(
-                f"{name} of type {type_name(value)} passes on the {protocol} of an object that it "
-                "holds, and may mean more than its memory. Pass the object that it holds"
+                f"{name} of type {type_name(value)} forwards {protocol} to an object that it "
+                "wraps, and may have another meaning than that object. Pass the wrapped object"
             )
     return value
 
 
 def require_own_memory(name: str, value: Any) -> None:
-    """Check that writing to the memory of an object changes the numbers that it means.
+    """Check that writing to the memory of an object sets the object's values.
 
     Args:
         name: name of the argument, for messages.
-        value: an array for a result, which ``resolve`` took.
+        value: an array for a result, which ``resolve`` accepted.
 
     Raises:
-        ConvTypeError: a lazily negated, lazily conjugated or zero tensor of PyTorch, or an array
-            of a library whose arrays never change.
+        ConvTypeError: ``value`` is a PyTorch tensor that is lazily negated, lazily conjugated or
+            zero without memory, or an array of a library with immutable arrays.
     """
     if torch_of(value) is not None:
         lazily = {
@@ -159,17 +159,17 @@ def require_own_memory(name: str, value: Any) -> None:
             "a lazily negated tensor": value.is_neg(),
             "a zero tensor without memory": value._is_zerotensor(),
         }
-        for what, is_so in lazily.items():
-            if is_so:
+        for what, applies in lazily.items():
+            if applies:
                 raise ConvTypeError(
-                    f"{name} must have the result in its memory: it is {what}. "
-                    f"Pass torch.empty_like({name}), and copy from it"
+                    f"{name} must be a tensor whose values are in its memory: it is {what}. "
+                    f"Pass torch.empty_like({name}), and copy the result from it"
                 )
     for library, base in (("jax", "Array"), ("tensorflow", "Tensor")):
         module = sys.modules.get(library)
         if module is not None and isinstance(value, getattr(module, base)):
             raise ConvTypeError(
-                f"{name} must be writeable: arrays of {type_name(value)} never change. "
+                f"{name} must be writeable: arrays of {type_name(value)} are immutable. "
                 "Pass a NumPy or CuPy array"
             )
 
@@ -177,7 +177,7 @@ def require_own_memory(name: str, value: Any) -> None:
 def record_write(value: Any) -> None:
     """Tell the library of an array that its memory was written.
 
-    PyTorch then refuses a gradient that needs the numbers from before the write.
+    PyTorch then raises for a gradient that needs the values from before the write.
     """
     torch = torch_of(value)
     if torch is not None:
@@ -186,18 +186,17 @@ def record_write(value: Any) -> None:
 
 def _requires_grad(name: str) -> ConvTypeError:
     return ConvTypeError(
-        f"{name} requires grad, and what is computed on its memory is not recorded. "
-        "Call cupyconv.torch.conv2d or its like, which are differentiated, or pass "
-        f"{name}.detach()"
+        f"{name} requires grad, and this function records no gradient. "
+        f"Call {_TORCH_OPERATORS}, which records gradients, or pass {name}.detach()"
     )
 
 
 def _require_local(name: str, value: Any) -> None:
-    """Check that a JAX array has its numbers, and has them on one device."""
+    """Check that a JAX array has its values, on a single device."""
     if value.is_deleted():
         raise ConvTypeError(
-            f"{name} is a deleted JAX array, or one that was donated to a call: its numbers are "
-            "gone. Pass a copy that was made before"
+            f"{name} is a deleted JAX array, or was donated to a call: its values are gone. Pass a "
+            "copy made before that"
         )
     if len(value.sharding.device_set) > 1:
         raise ConvTypeError(
@@ -211,14 +210,14 @@ def _require_local(name: str, value: Any) -> None:
 
 
 def torch_of(value: Any) -> Any:
-    """Return the PyTorch package if the value is one of its tensors, else None."""
+    """Return the PyTorch package if the value is a PyTorch tensor, else None."""
     torch = sys.modules.get("torch")
     base = getattr(torch, "Tensor", None)  # None while PyTorch is being imported
     return torch if base is not None and issubclass(type(value), base) else None
 
 
 def is_compiling() -> bool:
-    """Return whether torch.compile is reading the caller's code."""
+    """Return whether torch.compile is tracing the caller's code."""
     compiler = getattr(sys.modules.get("torch"), "compiler", None)
     return compiler is not None and compiler.is_compiling()
 
@@ -231,13 +230,13 @@ def require_dense(name: str, tensor: Any, torch: Any) -> None:
     """
     if tensor.is_nested:
         raise ConvTypeError(
-            f"{name} is a nested tensor, whose parts differ in size. Convolve them one by one, "
-            f"as {name}.unbind() gives them, or pad them to one size"
+            f"{name} is a nested tensor, whose component tensors differ in size. Pass each tensor "
+            f"of {name}.unbind() separately, or pad them all to the same size"
         )
     if hasattr(type(tensor), "get_mask"):
         raise ConvTypeError(
-            f"{name} is a masked tensor, and a convolution knows no masks. "
-            f"Pass {name}.to_tensor(0), which has zeros there, or {name}.get_data()"
+            f"{name} is a masked tensor, and masks are not supported. Pass {name}.to_tensor(0), "
+            f"which has zeros at the masked elements, or {name}.get_data(), which ignores the mask"
         )
     if tensor.is_quantized:
         raise ConvTypeError(
@@ -258,13 +257,13 @@ def require_no_tangent(name: str, tensor: Any, torch: Any) -> None:
     if _tangent(tensor, torch) is not None:
         raise ConvTypeError(
             f"{name} is a dual tensor of torch.autograd.forward_ad, whose tangent would be lost. "
-            f"Call {_TORCH_OPERATORS}, which are differentiated, or pass "
+            f"Call {_TORCH_OPERATORS}, which keeps the tangent, or pass "
             f"torch.autograd.forward_ad.unpack_dual({name}).primal"
         )
 
 
 def _tangent(tensor: Any, torch: Any) -> Any:
-    """Return a tensor's derivative at the present level of forward mode, or None.
+    """Return a tensor's derivative at the current level of forward mode, or None.
 
     PyTorch unpacks a dual tensor by the key ADInplaceOrView, and excludes that key while it runs an
     operator's kernel under a mode that dispatches in Python.
@@ -279,16 +278,16 @@ def _tangent(tensor: Any, torch: Any) -> Any:
 
 
 def _resolve_tensor(name: str, tensor: Any, torch: Any) -> Any:
-    """``resolve`` for PyTorch's tensors: anything that is not known to be plain is refused."""
+    """Run ``resolve`` for a PyTorch tensor; raise unless the tensor is known to be plain."""
     if torch.nn.parameter.is_lazy(tensor):
         raise ConvTypeError(
-            f"{name} is a parameter of PyTorch without numbers yet. Run its module once before"
+            f"{name} is a PyTorch parameter that has no values yet. Run its module once first"
         )
     require_dense(name, tensor, torch)
     if tensor.device.type == "meta":
         raise ConvTypeError(
-            f"{name} is on PyTorch's device 'meta': it has a shape and no numbers. "
-            f"Call {_TORCH_OPERATORS}, which give a tensor on 'meta'"
+            f"{name} is on PyTorch's device 'meta': it has a shape but no values. "
+            f"Call {_TORCH_OPERATORS}, which returns a tensor on 'meta'"
         )
     _require_untransformed(name, tensor, torch)
     if tensor.requires_grad:
@@ -298,8 +297,8 @@ def _resolve_tensor(name: str, tensor: Any, torch: Any) -> Any:
     if getattr(function, "__func__", function) not in _usual_functions(torch):
         raise ConvTypeError(
             f"the class of {name} must compute as torch.Tensor does: {type_name(tensor)} replaces "
-            "__torch_function__, so its tensors may mean more than their memory. If the memory is "
-            f"meant, pass {name}.as_subclass(torch.Tensor)"
+            "__torch_function__, so its values may not be the numbers in its memory. To use those "
+            f"numbers, pass {name}.as_subclass(torch.Tensor)"
         )
     if tensor._is_zerotensor():
         return tensor.clone()
@@ -307,11 +306,11 @@ def _resolve_tensor(name: str, tensor: Any, torch: Any) -> Any:
 
 
 def _require_untransformed(name: str, tensor: Any, torch: Any) -> None:
-    """Check that PyTorch computes on a tensor's memory, and records nothing of it.
+    """Check that PyTorch computes directly on a tensor's memory and records no operations.
 
     Raises:
-        ConvTypeError: the tensor is of a function transform or of a class that dispatches itself,
-            or PyTorch is tracing.
+        ConvTypeError: the tensor belongs to a function transform or to a class with its own
+            dispatch, or PyTorch is tracing.
     """
     beyond = torch._C._dispatch_keys(tensor) - _plain_keys(torch)
     first = beyond.highestPriorityTypeId()
@@ -320,8 +319,8 @@ def _require_untransformed(name: str, tensor: Any, torch: Any) -> None:
     modes = torch._C._TorchDispatchModeKey.__members__.values()
     if torch.jit.is_tracing() or any(map(torch._C._get_dispatch_mode, modes)):
         raise ConvTypeError(
-            f"{name} is a tensor, and PyTorch is tracing: what is computed on its memory would be "
-            f"a constant of the graph. Call {_TORCH_OPERATORS}, which torch.export records"
+            f"{name} is a tensor, and PyTorch is tracing: the result would become a constant of "
+            f"the graph. Call {_TORCH_OPERATORS}, which torch.export records"
         )
 
 
@@ -329,40 +328,40 @@ def _dispatched(name: str, tensor: Any, key: str, by_class: bool) -> ConvTypeErr
     """Return the error for a tensor with an unusual PyTorch dispatch key."""
     if by_class:
         text = (
-            f"{name} of type {type_name(tensor)} computes by its own __torch_dispatch__, and may "
-            f"have no memory. Call {_TORCH_OPERATORS}, which are dispatched to the class"
+            f"{name} of type {type_name(tensor)} has its own __torch_dispatch__, and may have no "
+            f"memory. Call {_TORCH_OPERATORS}, which PyTorch dispatches to the class"
         )
     elif key in ("FuncTorchBatched", "FuncTorchGradWrapper"):
         text = (
-            f"{name} stands for the tensors of a function transform, such as torch.func.vmap, grad "
-            f"or jvp. Call {_TORCH_OPERATORS}, which are transformed"
+            f"{name} is a wrapper tensor of a function transform, such as torch.func.vmap, grad or "
+            f"jvp. Call {_TORCH_OPERATORS}, which supports these transforms"
         )
     elif key == "Functionalize":
         text = (
-            f"{name} is a tensor of torch.func.functionalize, which has no memory of its own. "
-            "Call it outside of functionalize"
+            f"{name} is a wrapper tensor of torch.func.functionalize and has no memory. "
+            "Call cupyconv outside of functionalize"
         )
     else:
-        text = f"{name} must be a plain tensor: PyTorch dispatches this one by {key} as well"
+        text = f"{name} must be a plain tensor: it has PyTorch's dispatch key {key}"
     return ConvTypeError(text)
 
 
 @cache
 def _plain_keys(torch: Any) -> Any:
-    """Return PyTorch's dispatch keys of tensors that ``resolve`` takes."""
+    """Return the dispatch keys that a PyTorch tensor may have for ``resolve`` to accept it."""
     keys = torch._C.DispatchKey
-    found = torch._C.DispatchKeySet(keys.ADInplaceOrView)
+    plain = torch._C.DispatchKeySet(keys.ADInplaceOrView)
     for device in ("CPU", "CUDA"):
         for word in ("", "Autograd", "Autocast"):
-            found |= torch._C.DispatchKeySet(getattr(keys, word + device))
+            plain |= torch._C.DispatchKeySet(getattr(keys, word + device))
     for key in (keys.Conjugate, keys.Negative, keys.ZeroTensor):
-        found |= torch._C.DispatchKeySet(key)
-    return found
+        plain |= torch._C.DispatchKeySet(key)
+    return plain
 
 
 @cache
 def _usual_functions(torch: Any) -> tuple[Any, ...]:
-    """``__torch_function__`` of torch.Tensor and of torch.nn.Parameter."""
+    """Return ``__torch_function__`` of torch.Tensor and of torch.nn.Parameter."""
     return torch.Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl
 
 
@@ -378,26 +377,27 @@ _CONVERSIONS = {
     "sparse": ("todense",),
     "tensorflow": ("to_tensor", "numpy"),
 }
-"""Methods that return the values of objects without exported memory, by library."""
+"""Methods that convert objects without exported memory to arrays, by library."""
 
 
 def way_in(name: str, value: Any) -> str:
-    """Return the way out for an object that has no memory to compute on."""
+    """Return the last sentence of the error for an object that exports no memory."""
     library = type(value).__module__.split(".")[0]
     if library == "dask":
-        return "Call cupyconv.dask, which has the same functions for Dask's arrays"
+        return "Call the functions of cupyconv.dask, which take Dask arrays"
     if library == "cupyconv":
-        return f"It is read by the functions of cupyconv itself; pass {name}.array here"
+        return f"Functions of cupyconv itself accept prepared filters; here pass {name}.array"
     if library == "xarray":
         return f"Pass {name}.data"
     if type(value).__name__ == "ShapeDtypeStruct":
-        return "It has a shape and no numbers: cupyconv.ConvProblem takes shapes"
+        return "It has a shape but no values: cupyconv.ConvProblem takes shapes"
     if type(value).__name__ == "SymbolicTensor":
         return (
-            "Inside tf.function there are no numbers yet: call it outside, or by tf.numpy_function"
+            "Inside tf.function tensors have no values yet: call cupyconv outside, or through "
+            "tf.numpy_function"
         )
     if type(value).__name__ == "KerasTensor":
-        return "A KerasTensor has no numbers yet: call it on those that the model is given"
+        return "A KerasTensor has no values yet: pass arrays, such as inputs of the model"
     if type(value).__name__ == "SparseTensor":
         return f"Pass tensorflow.sparse.to_dense({name})"
     for method in _CONVERSIONS.get(library, ()):
@@ -407,7 +407,7 @@ def way_in(name: str, value: Any) -> str:
         return "Pass a NumPy or CuPy array"
     listed = isinstance(value, Sequence) and not isinstance(value, str | bytes)
     converted = hasattr(value, "__array__") or hasattr(value, "__array_interface__")
-    if listed or (converted and library != "jax"):  # its random keys are no numbers
+    if listed or (converted and library != "jax"):  # JAX's random keys are not numbers
         return f"Convert it first, for example numpy.asarray({name}, dtype='float32')"
     return "Pass a NumPy or CuPy array"
 

@@ -328,7 +328,7 @@ NUMPY_KINDS: dict[str, Kind] = {
         r"numpy\.matrix.*numpy\.asarray\(x\)",
         np.asarray,
     ),
-    "proxy": (Proxy, r"passes on the __dlpack__.*Pass the object that it holds", None),
+    "proxy": (Proxy, r"forwards __dlpack__.*Pass the wrapped object", None),
     "proxy with a unit": (Quantity, r"unit.*Pass x\.magnitude", lambda x: x.magnitude),
     "interface only": (
         lambda a: SimpleNamespace(__array_interface__=a.__array_interface__, kept=a),
@@ -384,11 +384,11 @@ def torch_kinds() -> dict[str, Kind]:
 
     ours = r"Call cupyconv\.torch\.conv2d"
     kinds: dict[str, tuple[Callable[[Any], Any], str, Way | None]] = {
-        "fake": (fake, rf"FakeTensor computes by its own __torch_dispatch__.*{ours}", None),
-        "functional": (torch._to_functional_tensor, r"functionalize.*Call it outside", None),
+        "fake": (fake, rf"FakeTensor has its own __torch_dispatch__.*{ours}", None),
+        "functional": (torch._to_functional_tensor, r"functionalize.*Call cupyconv outside", None),
         "functional wrapper": (functional, rf"__torch_dispatch__.*{ours}", None),
-        "wrapper": (Wrapper, rf"Wrapper computes by its own __torch_dispatch__.*{ours}", None),
-        "meta": (lambda t: t.to("meta"), rf"'meta': it has a shape and no numbers.*{ours}", None),
+        "wrapper": (Wrapper, rf"Wrapper has its own __torch_dispatch__.*{ours}", None),
+        "meta": (lambda t: t.to("meta"), rf"'meta': it has a shape but no values.*{ours}", None),
         "doubled": (
             lambda t: t.as_subclass(Doubled),
             r"Doubled replaces __torch_function__.*pass x\.as_subclass\(torch\.Tensor\)",
@@ -422,7 +422,7 @@ def torch_kinds() -> dict[str, Kind]:
         ),
         "parameter without numbers": (
             lambda t: torch.nn.UninitializedParameter(requires_grad=False),
-            r"parameter of PyTorch without numbers yet",
+            r"PyTorch parameter that has no values yet",
             None,
         ),
     }
@@ -452,7 +452,7 @@ def jax_kinds() -> dict[str, Kind]:
         "jax, deleted": (deleted, r"deleted JAX array.*donated", None),
         "jax, shape": (
             lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype),
-            r"It has a shape and no numbers: cupyconv\.ConvProblem",
+            r"It has a shape but no values: cupyconv\.ConvProblem",
             None,
         ),
         "jax, random key": (lambda a: jax.random.key(0), r"Pass a NumPy or CuPy array$", None),
@@ -512,7 +512,7 @@ def tensorflow_kinds() -> dict[str, Kind]:
         ),
         "keras, symbolic": (
             of(lambda tf, a: tf.keras.Input(a.shape[1:])),
-            r"A KerasTensor has no numbers yet",
+            r"A KerasTensor has no values yet",
             None,
         ),
     }
@@ -823,7 +823,9 @@ def test_lazy_tensors_are_refused_as_results(lazy):
     }
     out = make[lazy]()
     x, w = (torch.from_numpy(DATA[name]).to(out.dtype) for name in "xw")
-    with pytest.raises(ConvTypeError, match=r"(out|y) must have the result in its memory.*Pass"):
+    with pytest.raises(
+        ConvTypeError, match=r"(out|y) must be a tensor whose values are in its memory.*Pass"
+    ):
         cupyconv.conv_forward(x, w, out=out)
     assert not torch.count_nonzero(out.clone())
     own = torch.empty_like(out)
@@ -842,12 +844,12 @@ def test_other_kinds_are_refused_as_results(kind):
 
 def test_arrays_that_never_change_are_refused_as_results():
     jax = pytest.importorskip("jax", reason="jax is not installed")
-    require_unchanged(jax.numpy.zeros(OUT.shape), r"(out|y) must be writeable.*never change")
+    require_unchanged(jax.numpy.zeros(OUT.shape), r"(out|y) must be writeable.*are immutable")
 
 
 def test_tensorflow_tensors_are_refused_as_results():
     tensorflow = pytest.importorskip("tensorflow", reason="tensorflow is not installed")
-    require_unchanged(tensorflow.zeros(OUT.shape), r"(out|y) must be writeable.*never change")
+    require_unchanged(tensorflow.zeros(OUT.shape), r"(out|y) must be writeable.*are immutable")
 
 
 def test_read_only_memory_is_refused_as_results():

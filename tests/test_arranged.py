@@ -302,7 +302,7 @@ def test_plans_with_copies_are_replayed_on_other_strides():
         request = Request(DEEP, pass_, SM_80, strides=strides)
         assert planned_.replay(request) is planned_[pass_]
         short = replace(request, workspace_limit=planned_[pass_].workspace_bytes - 1)
-        with pytest.raises(ConvError, match="bytes of workspace are planned"):
+        with pytest.raises(ConvError, match="bytes of workspace, the limit"):
             planned_.replay(short)
 
 

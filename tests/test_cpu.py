@@ -733,7 +733,7 @@ def test_saved_plan_with_loops_is_rejected_without_numba(monkeypatch):
     problem = GROUPED["four"].replace(input_shape=(7, 24, 11, 12))  # used by no other test
     saved = by_method(problem, "forward", "loops")
     monkeypatch.setattr(choice, "has_numba", lambda: False)
-    with pytest.raises(ConvError, match=r"no method 'loops' for it here: Numba.* cannot be used"):
+    with pytest.raises(ConvError, match=r"cannot use method 'loops' here: Numba.* cannot be used"):
         agreement.compute(cupyconv, "forward", problem, integer_data(problem), impl=saved)
 
 
@@ -755,5 +755,5 @@ def _fail(*_args):
 def test_plan_with_an_unsupported_method_is_rejected(method):
     fields = json.loads(cupyconv.plan(LARGE["many pixels"]).to_json())
     fields["passes"][0]["method"] = method
-    with pytest.raises(ConvError, match="numpy does not compute forward in this way"):
+    with pytest.raises(ConvError, match="numpy does not compute forward with these choices"):
         Plan.from_json(json.dumps(fields))

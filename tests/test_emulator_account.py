@@ -414,7 +414,7 @@ def test_account_prints_and_is_json(gather: tuple[ConvProblem, list[account.Acco
 def test_command_rejects_unplanned_layers(capsys: pytest.CaptureFixture[str]) -> None:
     for words, message in (
         (["no-such-layer"], "no-such-layer"),
-        (["resnet50-03", "--impl", "cuda-hopper"], "must fit the problem"),
+        (["resnet50-03", "--impl", "cuda-hopper"], "must support the problem"),
     ):
         with pytest.raises(SystemExit):
             account.main(words)

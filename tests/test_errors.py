@@ -866,7 +866,7 @@ def test_out_must_not_overlap_an_input(name):
     refused(
         lambda: cupyconv.conv_forward(**given_arrays, out=memory[:3].reshape(1, 1, 3)),
         rule="out must not share memory with an input",
-        values=f"it overlaps {name}",
+        values=f"out overlaps {name}",
         remedy=f"Pass a new array, or a copy of {name}",
     )
     np.testing.assert_array_equal(memory, before)

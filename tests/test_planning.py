@@ -258,7 +258,7 @@ def test_from_json_rejects_invalid_plans(text):
 def test_from_json_rejects_tiles_that_the_family_lacks():
     fields = json.loads(changed())
     fields["passes"][2]["tile"]["block_m"] *= 2
-    with pytest.raises(ConvError, match="does not compute backprop_filter in this way"):
+    with pytest.raises(ConvError, match="does not compute backprop_filter with these choices"):
         Plan.from_json(json.dumps(fields))
 
 
@@ -304,7 +304,7 @@ def test_plan_is_not_replayed_on_other_strides():
     planned = plan(problem, "sm_90a", "cuda-hopper")
     strides = replace(Strides.contiguous(problem), alignment=2)
     request = Request(problem, "forward", Device.of("sm_90a"), strides=strides)
-    with pytest.raises(ConvError, match="lie in memory otherwise"):
+    with pytest.raises(ConvError, match="other strides or another alignment"):
         planned.replay(request)
 
 
@@ -383,7 +383,7 @@ def test_plans_of_other_layers_are_rejected_before_writing():
     out = np.full(SMALL.output_shape, 7, SMALL.dtype)
     for planned, message in (
         (plan(SMALL.replace(stride=2), "cpu"), "stride=2"),
-        (plan(SMALL, "sm_80"), "planned was for sm_80, the arrays are on cpu"),
+        (plan(SMALL, "sm_80"), "the plan is for sm_80, the arrays are on cpu"),
     ):
         with pytest.raises(ConvError, match=message):
             cupyconv.conv_forward(data.x, data.w, impl=planned, out=out, **SMALL.keywords)
@@ -442,7 +442,7 @@ def test_plan_prints_its_choices_and_reasons():
     ("measured", "says"),
     [
         (0, "Estimates are modelled; nothing was measured."),
-        (2, "Times are measured where that is said, else modelled."),
+        (2, "Times are measured if the reason says so, else modelled."),
         (3, "Times are measured, on a GPU like this one."),
     ],
 )
@@ -786,5 +786,5 @@ def test_plan_of_an_older_version_is_rejected():
 def test_plan_without_its_tiling_is_rejected(field):
     entries = json.loads(plan(TILED_PROBLEMS[-3], "sm_80", "cuda-direct").to_json())
     entries["passes"][0][field] = None if field == "tiling" else 0
-    with pytest.raises(ConvError, match="cuda-direct does not compute forward in this way"):
+    with pytest.raises(ConvError, match="cuda-direct does not compute forward with these choices"):
         Plan.from_json(json.dumps(entries))

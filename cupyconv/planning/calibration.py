@@ -1,7 +1,7 @@
 """Measured corrections of modelled times.
 
-``measured/<architecture>.json`` is the ``calibration.json`` of a GPU run: geometric means of
-measured over modelled time, by kernel family, pass and class of dtypes.
+``measured/<architecture>.json`` is the ``calibration.json`` of a GPU run.  It has geometric means
+of measured time / modelled time by kernel family, pass and class of dtypes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MEASURED = Path(__file__).with_name("measured")
 
 
 def dtype_class(dtype: str, precision: str) -> str:
-    """Return the name of the dtypes that the cost model treats alike.
+    """Return the name of the class of dtypes that the cost model treats in the same way.
 
     >>> dtype_class("bfloat16", "ieee"), dtype_class("float32", "tf32")
     ('16-bit', 'tf32')
@@ -29,10 +29,10 @@ def dtype_class(dtype: str, precision: str) -> str:
 
 
 def factor(request: Request, family: str) -> float:
-    """Return measured over modelled time of a kernel family; 1 where nothing was measured.
+    """Return measured time / modelled time of a kernel family; 1 without measurements.
 
-    A family that was not measured gets the geometric mean of the others, so that it is neither
-    preferred nor avoided.
+    A family without measurements gets the geometric mean of the other families, so that it is
+    neither preferred nor avoided.
     """
     class_ = dtype_class(request.problem.dtype, request.precision)
     factors = _factors(request.device.architecture, request.pass_, class_)
@@ -50,9 +50,9 @@ def measured_gpu(request: Request) -> str | None:
 @cache
 def _factors(architecture: str | None, pass_: str, class_: str) -> dict[str, float]:
     return {
-        one["family"]: one["mean"]
-        for one in _measured(architecture)["measured_over_modelled"]
-        if (one["pass"], one["dtypes"]) == (pass_, class_)
+        entry["family"]: entry["mean"]
+        for entry in _measured(architecture)["measured_over_modelled"]
+        if (entry["pass"], entry["dtypes"]) == (pass_, class_)
     }
 
 

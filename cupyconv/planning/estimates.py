@@ -1,4 +1,4 @@
-"""Figures of a plan: rates, roofline, the runner-up, and the times with other settings."""
+"""Figures of a plan: rates, roofline, runner-up, and plans with other settings."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from cupyconv.planning.plan import AUTO, PassPlan, Plan, plan_of, plan_pass, ran
 from cupyconv.problem import ConvProblem
 
 BF16X6_PRODUCTS = 6
-"""Products of bfloat16 per product of float32 with precision "bf16x6"."""
+"""bfloat16 products per float32 product with precision "bf16x6"."""
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """Least time of a pass by the data sheet: all arithmetic, or each tensor moved once.
+    """Least time of a pass by the data sheet: for all arithmetic, or for moving each tensor once.
 
     Attributes:
-        microseconds: the longer of both times.
-        bound: "memory", or the units that multiply, such as "tensor cores".
+        microseconds: the longer of the two times.
+        bound: "memory", or the arithmetic units, such as "tensor cores".
     """
 
     microseconds: float
@@ -37,13 +37,13 @@ class Estimate:
 
     Attributes:
         planned: the plan of the pass.
-        teraflops: TFLOP/s, with ``ConvProblem.flops``; None for a plan without a time.
+        teraflops: TFLOP/s, from ``ConvProblem.flops``; None for a plan without a time.
         roofline: least time of the pass; None on the CPU, whose figures are unknown.
-        share: least time / time of the plan; None without either.
-        bound: what limits the pass: "memory", the units that multiply, or "launches" if starting
-            the kernels takes longer than the roofline; "" without a roofline.
-        runner_up: plan with the best other implementation, on the CPU with the best other method;
-            None without one.
+        share: least time / time of the plan; None if either is unknown.
+        bound: limit of the pass: "memory", the arithmetic units, or "launches" if starting the
+            kernels takes longer than the roofline; "" without a roofline.
+        runner_up: plan with the second-best implementation, or on the CPU the second-best method;
+            None if no other supports the pass.
     """
 
     planned: PassPlan
@@ -84,7 +84,7 @@ def estimate(plan: Plan, pass_: str) -> Estimate:
 
 
 def roofline(request: Request) -> Roofline:
-    """Return the least time of a pass on a GPU, by the figures of its card or nominal chip.
+    """Return the least time of a pass on a GPU, from the figures of its card or nominal chip.
 
     Products with padding do not count, since kernels may skip them.
     """
@@ -122,11 +122,11 @@ def _runner_up(request: Request, planned: PassPlan) -> PassPlan | None:
 def instead(
     problem: ConvProblem, pass_: str, device: Device, precision: str = "ieee"
 ) -> Mapping[str, PassPlan]:
-    """Return plans of a pass with one setting changed, by the name of the setting.
+    """Return plans of a pass that each change one setting, by the name of the setting.
 
-    The settings are "tf32" and "bf16x6" for float32 with precision "ieee" on a GPU, "channels last"
-    for problems with channels first, and "float16" for float32 and float64 on a GPU.  A setting
-    that no implementation supports is left out.
+    "tf32" and "bf16x6" apply to float32 with precision "ieee" on a GPU, "channels last" to problems
+    with channels first, and "float16" to float32 and float64 on a GPU.  Settings that no
+    implementation supports are left out.
     """
     settings: dict[str, tuple[ConvProblem, str]] = {}
     if device.is_gpu and problem.dtype == "float32" and precision == "ieee":
@@ -139,7 +139,7 @@ def instead(
     for name, (changed, permitted) in settings.items():
         try:
             plans[name] = plan_pass(changed, pass_, device, AUTO, permitted)
-        except ConvError:  # the tensors are too large for this setting
+        except ConvError:  # no implementation supports tensors this large
             continue
     return plans
 

@@ -1,7 +1,7 @@
 """Registry of the implementations.
 
 A kernel family has two files, ``cupyconv/kernels/{name}.py`` and ``cuda/conv_{name}.cu``, and one
-line below.  cuda-generic has a kernel file for each pass; cuda-hopper-bf16x6 shares the kernel of
+line in FAMILIES.  cuda-generic has a kernel file per pass; cuda-hopper-bf16x6 uses the kernel of
 cuda-hopper.
 """
 

@@ -20,11 +20,11 @@ def prepare(
     """Return the launches that compute a planned pass, in order.
 
     Args:
-        pass_plan: the plan of the pass, for this device.
-        problem: its configuration.
+        pass_plan: plan of the pass.
+        problem: configuration of the pass.
         strides: strides of the tensors in the problem's formats.
-        activation: function applied to the results of forward or backprop_input, or None.
-        device: the device that the pass was planned for.
+        activation: activation of the results of forward or backprop_input, or None.
+        device: device that the pass was planned for.
     """
     request = Request(problem, pass_plan.pass_, device, strides=strides).reduced
     return pass_plan.family.launches(request, pass_plan, activation)
@@ -33,6 +33,6 @@ def prepare(
 def filter_form(
     pass_plan: PassPlan, problem: ConvProblem, strides: Strides, device: Device
 ) -> FilterForm | None:
-    """Return the copy of w that a planned pass begins with; None where it reads w itself."""
+    """Return the copy of w that a planned pass makes first; None if it reads w directly."""
     request = Request(problem, pass_plan.pass_, device, strides=strides).reduced
     return pass_plan.family.filter_form(request, pass_plan)

@@ -1,4 +1,4 @@
-"""The plan of a problem on a device."""
+"""Plans of a problem on a device."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from cupyconv.problem import PASSES, ConvProblem
 AUTO: Impl = "auto"
 
 FAR = 10
-"""Multiple of the planned time beyond which a family is not measured (chosen)."""
+"""Largest estimated time / planned time of a family that is measured (chosen)."""
 
 FORMAT = 2
-"""Version of a plan's JSON; 1 had no tilings and no such field."""
+"""Version of a plan's JSON; version 1 had no tilings and no field "format"."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class PassPlan(Choices):
         implementation: name of the implementation, as ``impl`` takes it.
         reason: reason for the choice.
         precision: permitted precision: "ieee", "tf32" or "bf16x6".
-        microseconds: time of the pass, measured if the reason says so, else estimated; None for
+        microseconds: time of the pass: measured if the reason says so, else estimated; None for
             "reference", which has no estimate.
     """
 
@@ -54,9 +54,9 @@ class PassPlan(Choices):
 
     @property
     def kernel(self) -> str:
-        """Name of the implementation, on the CPU with its method."""
-        named = self.method if not self.family.on_gpu else ""
-        return f"{self.implementation} {named}".rstrip()
+        """Name of the implementation, and on the CPU its method."""
+        method = self.method if not self.family.on_gpu else ""
+        return f"{self.implementation} {method}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,11 @@ class Plan:
     passes: tuple[PassPlan, ...]
 
     def __hash__(self) -> int:
-        return hash((self.problem, self.device))  # quick, for the lookup at every call
+        return hash((self.problem, self.device))  # quick to hash: every call looks up its plan
 
     def __getitem__(self, pass_: str) -> PassPlan:
         require_word("pass", pass_, PASSES)
-        return next(one for one in self.passes if one.pass_ == pass_)
+        return next(plan for plan in self.passes if plan.pass_ == pass_)
 
     def __iter__(self) -> Iterator[PassPlan]:
         return iter(self.passes)
@@ -91,7 +91,7 @@ class Plan:
 
     @property
     def place(self) -> str:
-        """The device's name and architecture, and the compiler's target if it is another one."""
+        """Name and architecture of the device, and the compiler's target if it differs."""
         architecture, name = self.device.architecture or "", markup.in_line(self.device.name)
         if architecture.removesuffix("a") == name.removesuffix("a"):
             name = ""
@@ -100,7 +100,7 @@ class Plan:
 
     @property
     def table(self) -> markup.Table:
-        """The plan as a table with a row per pass."""
+        """Table with a row per pass."""
         rows = tuple(
             (p.pass_, p.implementation, _tile_text(p), _blocks_text(p), p.reason)
             for p in self.passes
@@ -109,8 +109,8 @@ class Plan:
 
     @property
     def origin(self) -> markup.Paragraph:
-        """Origin of the times, and the compiler's target where it is not the chip's own."""
-        measured = sum(one.reason.startswith("measured") for one in self.passes)
+        """Origin of the times, and the compiler's target if it differs from the architecture."""
+        measured = sum(p.reason.startswith("measured") for p in self.passes)
         other = ""
         if self.device.is_gpu and self.device.nominal != self.device.capability:
             other = ", for the chip of compute capability {}.{}".format(*self.device.nominal)
@@ -119,11 +119,11 @@ class Plan:
         requests = (Request(self.problem, p.pass_, self.device, p.precision) for p in self.passes)
         gpu = next(filter(None, map(calibration.measured_gpu, requests)), None)
         scaled = f" and scaled by the times of other layers on an {gpu}" if gpu else ""
-        told = {
+        sentences = {
             0: f"Estimates are modelled{other}{scaled or '; nothing was measured'}.",
             len(self.passes): "Times are measured, on a GPU like this one.",
         }
-        times = told.get(measured, "Times are measured where that is said, else modelled.")
+        times = sentences.get(measured, "Times are measured if the reason says so, else modelled.")
         if self.device.fallback:
             times += (
                 f" Kernels are compiled for {self.device.fallback}, as the installed NVRTC has no "
@@ -150,7 +150,7 @@ class Plan:
         """Return the plan that ``to_json`` wrote.
 
         Raises:
-            ConvError: it is no such text, or this version has no such kernels.
+            ConvError: the text is not such JSON, or this version cannot run the plan.
         """
         try:
             entries: dict[str, Any] = records.parse_json(text)
@@ -168,7 +168,7 @@ class Plan:
             raise
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise ConvError(
-                "a plan must be JSON that Plan.to_json wrote",
+                "a plan must be JSON from Plan.to_json",
                 f"{type(error).__name__}: {error}",
                 "Plan again, with cupyconv.plan(problem, device)",
             ) from None
@@ -179,11 +179,11 @@ class Plan:
 
         Args:
             pass_: "forward", "backprop_input" or "backprop_filter".
-            choices: attributes of ``Choices`` by name.  Blocks and workspace follow from the
-                others, unless ``blocks`` of a tiling are given.
+            choices: attributes of ``Choices`` by name.  Blocks and workspace are computed from the
+                other choices; only with a tiling may ``blocks`` be passed.
 
         Raises:
-            ConvError: the kernel family does not have these choices for the problem.
+            ConvError: the kernel family does not support these choices for the problem.
 
         >>> plan = cupyconv.plan(cupyconv.ConvProblem((8, 32, 56, 56), (64, 32, 3, 3)), "sm_80")
         >>> plan.with_choices("backprop_filter", splits=3)["backprop_filter"].splits
@@ -191,57 +191,59 @@ class Plan:
         """
         planned = self[pass_]
         request = Request(self.problem, pass_, self.device, planned.precision).reduced
-        wanted = replace(planned, **{"blocks": 0, **choices})
-        found = planned.family.candidate(request, wanted)
-        if found is None:
+        changed = replace(planned, **{"blocks": 0, **choices})
+        candidate = planned.family.candidate(request, changed)
+        if candidate is None:
             text = ", ".join(f"{name} = {value}" for name, value in choices.items())
             raise ConvError(
-                "a plan's choices must be those of its kernel family",
+                "the kernel family must support the choices of a plan",
                 f"{planned.implementation} does not compute {pass_} of {self.problem} with {text}",
                 "",
             )
-        found = _calibrated(request, found)
-        passes = (plan_of(request, found) if one is planned else one for one in self.passes)
+        candidate = _calibrated(request, candidate)
+        passes = (
+            plan_of(request, candidate) if pass_plan is planned else pass_plan
+            for pass_plan in self.passes
+        )
         return replace(self, passes=tuple(passes))
 
     def replay(self, request: Request) -> PassPlan:
-        """Return the planned pass, if it answers a request.
+        """Return the plan of a pass, after checking that it fits a request.
 
         Raises:
-            ConvError: it was planned for another problem or architecture, or does what the request
-                does not permit.
+            ConvError: the request has another problem, architecture or memory layout, or does not
+                permit the plan's precision or workspace.
         """
         planned, reduced = self[request.pass_], request.reduced
         where = f"{request.device.name} ({request.device.architecture or 'NumPy arrays'})"
-        wrong, way_out = "", "Plan again, with cupyconv.plan(problem, device)"
+        conflict, way_out = "", "Plan again, with cupyconv.plan(problem, device)"
         if not _same(self.problem, request.problem):
-            wrong = f"planned was {self.problem}, computed is {request.problem}"
+            conflict = f"the plan is for {self.problem}, the call is {request.problem}"
         elif self.device.architecture != request.device.architecture:
-            wrong = f"planned was for {self.device.name}, the arrays are on {where}"
+            conflict = f"the plan is for {self.device.name}, the arrays are on {where}"
         elif planned.precision not in ("ieee", request.precision):
-            wrong = (
-                f"planned was with precision {planned.precision!r}, asked for is "
-                f"{request.precision!r}"
+            conflict = (
+                f"the plan has precision {planned.precision!r}, the call has {request.precision!r}"
             )
             way_out = f"Pass precision={planned.precision!r}"
         elif not request.affords(planned.workspace_bytes):
-            wrong = (
-                f"{planned.workspace_bytes} bytes of workspace are planned, the limit is "
+            conflict = (
+                f"the plan needs {planned.workspace_bytes} bytes of workspace, the limit is "
                 f"{request.workspace_limit}"
             )
         elif (refusal := planned.family.refuses(reduced)) is not None:
-            wrong = refusal
+            conflict = refusal
         elif (
-            found := planned.family.candidate(reduced, planned)
+            candidate := planned.family.candidate(reduced, planned)
         ) is None and not reduced.device.is_gpu:
-            wrong = f"{planned.implementation} has no method {planned.method!r} for it here"
+            conflict = f"{planned.implementation} cannot use method {planned.method!r} here"
             if planned.method == "loops":
-                wrong += ": Numba, which compiles loops, cannot be used"
-        elif found is None or found.workspace_bytes != planned.workspace_bytes:
-            wrong = "the tensors lie in memory otherwise than was planned for"
+                conflict += ": Numba, which compiles the loops, cannot be used"
+        elif candidate is None or candidate.workspace_bytes != planned.workspace_bytes:
+            conflict = "the tensors have other strides or another alignment than the plan needs"
             way_out = "Pass tensors that are contiguous in the problem's formats"
-        if wrong:
-            raise ConvError("a plan must be for what is computed", wrong, way_out)
+        if conflict:
+            raise ConvError("a plan must fit the call", conflict, way_out)
         return planned
 
 
@@ -260,7 +262,7 @@ def plan(
         impl: "auto", or the name of the one implementation to use.
         precision: "tf32" permits rounding float32 operands to TF32, "bf16x6" permits multiplying
             them as planes of bfloat16; "ieee" permits neither.
-        workspace_limit: most bytes of device memory that a pass may use beside its tensors; None
+        workspace_limit: most bytes of device memory that a pass may use besides its tensors; None
             for no limit.
 
     Raises:
@@ -303,42 +305,42 @@ def plan_pass(
 
 
 def contenders(request: Request, impl: str, count: int) -> tuple[PassPlan, ...]:
-    """Return the most promising plans of a pass on a GPU, for measuring; the planned one first.
+    """Return at most ``count`` plans of a pass to measure on a GPU, the planned one first.
 
-    The best of each family, with operands copied first and without, is among them if ``count``
-    permits, unless it is estimated FAR times slower than the planned one.  Families with tilings
-    have several candidates.
+    Each family contributes its best plan that copies operands first and its best plan that does
+    not, if their estimates are at most FAR times that of the planned one.  The fastest other plans
+    fill the rest.
 
     Raises:
         ConvError: as for ``plan``.
     """
     candidates = ranked_candidates(request, impl)
-    others = [
+    alternatives = [
         _calibrated(request, candidate)
-        for family in dict.fromkeys(one.family for one in candidates)
+        for family in dict.fromkeys(c.family for c in candidates)
         for candidate in family.alternatives(request.reduced)
     ]
-    candidates[1:] = sorted([*candidates[1:], *others], key=lambda one: one.microseconds)
+    candidates[1:] = sorted([*candidates[1:], *alternatives], key=lambda c: c.microseconds)
     least = candidates[0].microseconds
-    near = [one for one in candidates if one.microseconds <= FAR * least]
-    best = {(one.family.name, bool(one.method)): one for one in reversed(near)}.values()
-    chosen = sorted(candidates, key=lambda one: one not in best)[:count]
-    return tuple(plan_of(request, one) for one in sorted(chosen, key=candidates.index))
+    near = [c for c in candidates if c.microseconds <= FAR * least]
+    best = {(c.family.name, bool(c.method)): c for c in reversed(near)}.values()
+    chosen = sorted(candidates, key=lambda c: c not in best)[:count]
+    return tuple(plan_of(request, c) for c in sorted(chosen, key=candidates.index))
 
 
 def ranked_candidates(request: Request, impl: str) -> list[Candidate]:
-    """Return all candidates of a pass by estimated time, and by that of computing among equals."""
+    """Return all candidates of a pass, sorted by estimated time and then by computing time."""
     request = request.reduced
     candidates = [
         _calibrated(request, candidate)
         for family in _families(request, impl)
         for candidate in family.candidates(request)
     ]
-    return sorted(candidates, key=lambda one: (one.microseconds, one.computing))
+    return sorted(candidates, key=lambda c: (c.microseconds, c.computing))
 
 
 def _calibrated(request: Request, candidate: Candidate) -> Candidate:
-    """Return the candidate with its modelled time scaled by what its family took on a GPU."""
+    """Return the candidate with its modelled time scaled by the measured factor of its family."""
     factor = calibration.factor(request, candidate.family.name)
     return (
         candidate
@@ -348,7 +350,7 @@ def _calibrated(request: Request, candidate: Candidate) -> Candidate:
 
 
 def _estimated(request: Request, chosen: Candidate) -> Candidate:
-    """Return the candidate with its time for the card, if the card is known."""
+    """Return the candidate with its estimated time on the device's card, if the card is known."""
     if request.device.card is None or request.figures is not None:
         return chosen
     own = replace(request, figures=request.device.figures).reduced
@@ -360,7 +362,7 @@ def _estimated(request: Request, chosen: Candidate) -> Candidate:
 
 def plan_of(request: Request, chosen: Candidate, note: str = "") -> PassPlan:
     chosen = _estimated(request, chosen)
-    choices = {one.name: getattr(chosen, one.name) for one in fields(Choices)}
+    choices = {field.name: getattr(chosen, field.name) for field in fields(Choices)}
     reason = chosen.family.reason(chosen, note)
     time = chosen.microseconds if isfinite(chosen.microseconds) else None
     return PassPlan(
@@ -372,18 +374,18 @@ AnyChoices = TypeVar("AnyChoices", bound=Choices)
 
 
 def choices_of_json(kind: type[AnyChoices], entry: Any, implementation: str) -> AnyChoices:
-    """Return choices of an implementation from JSON, with a tiling of its class.
+    """Return choices of an implementation from JSON; a tiling gets the class of its family.
 
     Raises:
         ValueError: a field is missing, unknown, or of another type.
     """
-    found = records.record(kind, entry)
-    if found.tiling is None:
-        return found
+    choices = records.record(kind, entry)
+    if choices.tiling is None:
+        return choices
     family = FAMILIES.get(implementation)
     if family is None or family.tiling is None:
         raise ValueError(f"{shown(implementation)} has no tilings")
-    return replace(found, tiling=records.record(family.tiling, found.tiling))
+    return replace(choices, tiling=records.record(family.tiling, choices.tiling))
 
 
 def _pass_plan_of_json(entry: Any) -> PassPlan:
@@ -394,7 +396,7 @@ def _families(request: Request, impl: str) -> list[Family]:
     """Return the implementations that support a request.
 
     Raises:
-        ConvError: there is none.
+        ConvError: no implementation supports it.
     """
     device = request.device
     if impl == AUTO:
@@ -402,7 +404,7 @@ def _families(request: Request, impl: str) -> list[Family]:
         taking = [family for family, refusal in refusals.items() if refusal is None]
         if not taking:
             raise ConvError(
-                "the problem must fit an implementation",
+                "an implementation must support the problem",
                 str(refusals[FAMILIES["cuda-generic"]]),
                 "Compute it in parts, or with less padding",
             )
@@ -410,8 +412,8 @@ def _families(request: Request, impl: str) -> list[Family]:
     family = _named(impl, device)
     refusal = family.refuses(request)
     if refusal is not None:
-        _families(request, AUTO)  # raises a better error where no implementation supports it
-        raise ConvError("the implementation must fit the problem", refusal, "Use impl='auto'")
+        _families(request, AUTO)  # raises a better error if no implementation supports the problem
+        raise ConvError("the implementation must support the problem", refusal, "Use impl='auto'")
     return [family]
 
 
@@ -433,63 +435,63 @@ def _named(impl: str, device: Device) -> Family:
         raise unknown_word("impl", impl, (AUTO, *here))
     other = "the CPU, with NumPy arrays" if device.is_gpu else "a GPU, with CuPy arrays"
     raise ConvError(
-        "the implementation must run on the device that is computed on",
+        "the implementation must run on the device",
         f"{impl!r} does not run on {device.name}",
         f"Use one of {', '.join(map(repr, (AUTO, *here)))}, or {other}",
     )
 
 
 def _require_sound(device: Device, passes: tuple[PassPlan, ...]) -> None:
-    """Check the ranges of a plan's fields, whose types are checked already.
+    """Check the ranges of a plan's fields; their types must be correct.
 
     Raises:
         ValueError: a field is out of range.
     """
     chip = Device.of_capability(device.name, device.capability) if device.is_gpu else CPU
     if device.architecture != chip.architecture:
-        raise ValueError(f"no such architecture: {shown(device.architecture)}")
+        raise ValueError(f"unknown architecture: {shown(device.architecture)}")
     if device.fallback is not None:
         possible = chip.compiled_by([device.instructions])
         if possible is None or device.fallback != possible.fallback:
-            raise ValueError(f"{device.architecture} runs no code for {shown(device.fallback)}")
+            raise ValueError(f"{device.architecture} cannot run code for {shown(device.fallback)}")
     if device.multiprocessors is not None and not 0 < device.multiprocessors < 2**31:
-        raise ValueError(f"no such number of multiprocessors: {device.multiprocessors}")
+        raise ValueError(f"invalid number of multiprocessors: {device.multiprocessors}")
     for planned in passes:
         counts = (planned.blocks, planned.splits - 1, planned.workspace_bytes)
         if min(counts) < 0:
-            raise ValueError(f"no such counts: {planned}")
+            raise ValueError(f"invalid blocks, splits or workspace: {planned}")
         if planned.microseconds is not None and not 0 <= planned.microseconds < inf:
-            raise ValueError(f"no such time: {planned.microseconds} us")
+            raise ValueError(f"invalid time: {planned.microseconds} us")
     for text in (device.name, *(planned.reason for planned in passes)):
         if not text.isprintable() or not text.strip():
-            raise ValueError(f"no name and no reason: {shown(text)}")
+            raise ValueError(f"invalid name or reason: {shown(text)}")
 
 
 def _require_possible(problem: ConvProblem, device: Device, planned: PassPlan) -> None:
-    """Check what was read: a kernel with other sizes than its tile's would compute nonsense."""
+    """Check a plan from JSON: a kernel whose sizes do not match its tile would compute nonsense."""
     request = Request(problem, planned.pass_, device, planned.precision).reduced
     family = _named(planned.implementation, device)
-    wrong = family.refuses(request)
-    if wrong is None:
+    conflict = family.refuses(request)
+    if conflict is None:
         known = family.candidate(request, planned)
         counts = (planned.blocks, planned.workspace_bytes)
         if known is None or (known.blocks, known.workspace_bytes) != counts:
-            wrong = f"{family.name} does not compute {planned.pass_} in this way"
-    if wrong is not None:
+            conflict = f"{family.name} does not compute {planned.pass_} with these choices"
+    if conflict is not None:
         raise ConvError(
-            "a plan must be one that can be carried out here",
-            wrong,
+            "this version of cupyconv must support the plan",
+            conflict,
             "Plan again, with cupyconv.plan(problem, device)",
         )
 
 
 def _same(one: ConvProblem, other: ConvProblem) -> bool:
-    """Return whether two problems are equal, however their padding is spelled."""
+    """Return whether two problems are equal, regardless of the spelling of their padding."""
     return one == other or one.replace(padding=one.padding) == other.replace(padding=other.padding)
 
 
 def _tile_text(planned: PassPlan) -> str:
-    """Return the block tile, or the tiling's choices by name."""
+    """Return the block tile, or the names and values of a tiling's choices, as text."""
     if planned.tiling is None:
         return str(planned.tile or "")
     return ", ".join(f"{name} {value}" for name, value in asdict(planned.tiling).items())

@@ -39,7 +39,7 @@ from .oracle import ComplexOracle, Geometry, IllegalError, Oracle, geometry, res
 APIS: dict[type, Any] = {NumpyRun: cupyconv, KernelRun: emulator}
 """Object with the library's functions, keyed by the kind of run."""
 
-NOT_TAKEN = "the implementation must fit the problem"
+NOT_TAKEN = "the implementation must support the problem"
 """Rule of the ConvError by which an implementation refuses what others take."""
 
 HERE = Path(__file__).parent

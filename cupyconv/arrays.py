@@ -311,7 +311,7 @@ def _from_dlpack_of(like: Any) -> Any:
     if hasattr(module, "from_dlpack"):
         return module.from_dlpack
     raise ConvTypeError(
-        "the library must support DLPack: got an array of type "
+        "arrays can only be returned to libraries that support DLPack: got "
         f"{foreign.type_name(like)}. Pass an array of NumPy, CuPy, PyTorch, JAX or TensorFlow"
     )
 

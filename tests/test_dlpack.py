@@ -149,22 +149,22 @@ def test_a_library_without_dlpack_is_named():
 def test_a_dtype_that_would_change_is_an_error():
     pytest.importorskip("jax")
     like = jax_array(X, "float32")
-    with pytest.raises(ConvTypeError, match=r"float64 became float32.*permit float64"):
+    with pytest.raises(ConvTypeError, match=r"float64 became float32.*enable float64"):
         cupyconv.as_kind_of(numpy_array(X, "float64"), like)
 
 
 def test_arrays_without_numbers_yet_are_told_where_to_go():
     jax = pytest.importorskip("jax")
     w = numpy_array(W, "float32")
-    with pytest.raises(ConvTypeError, match=r"Inside jax\.jit.*call it outside"):
+    with pytest.raises(ConvTypeError, match=r"Inside jax\.jit.*call cupyconv outside"):
         jax.jit(lambda x: cupyconv.conv_forward(x, w))(jax_array(X, "float32"))
-    with pytest.raises(ConvTypeError, match=r"Inside jax\.jit.*call it outside"):
+    with pytest.raises(ConvTypeError, match=r"Inside jax\.jit.*call cupyconv outside"):
         jax.grad(lambda x: cupyconv.conv_forward(x, w).sum())(jax_array(X, "float32"))
 
 
 def test_a_dask_array_is_told_of_its_own_functions():
     da = pytest.importorskip("dask.array")
-    with pytest.raises(ConvTypeError, match=r"Call cupyconv\.dask"):
+    with pytest.raises(ConvTypeError, match=r"Call the functions of cupyconv\.dask"):
         cupyconv.conv_forward(da.ones((1, 3, 8, 8)), W)
 
 

@@ -391,7 +391,7 @@ def test_prepared_filter_is_refused_in_another_layer(empty_kernels, launched, ca
     change, values = REFUSED[case]
     with pytest.raises(ConvError) as error:
         cupyconv.conv_forward(calls.x, prepared, **{"padding": 1, **change})
-    assert error.value.rule.startswith("a prepared filter must be used in the layer")
+    assert error.value.rule.startswith("a prepared filter must be used as it was prepared")
     assert error.value.values == values
     assert "cupyconv.prepare(w, problem, ...)" in error.value.remedy
     assert launched == []

@@ -738,7 +738,7 @@ def _filter_shape(rank: int, filter_sizes: Any) -> tuple[int, ...]:
         raise ConvError(
             f"filter_sizes must be the filter's shape of {rank + 2} values",
             f"got {len(sizes)} values, {shown(list(sizes))}",
-            "Pass its spatial sizes, in_channels and out_channels",
+            "Pass its spatial sizes, input channels and output channels",
         )
     return sizes
 
@@ -759,17 +759,17 @@ def _groups(channels: int, filter_shape: tuple[int, ...]) -> int:
         return 1  # ConvProblem reports the size
     if channels % depth:
         raise ConvError(
-            "the number of input channels must be a multiple of the filter's in_channels",
-            f"the input has {channels} channels, the filter {shape_text(filter_shape)} has "
-            f"in_channels = {depth}",
+            "the input's channels must be a multiple of the filter's input channels",
+            f"the input has {channels} channels, the filter {shape_text(filter_shape)} has {depth} "
+            "input channels",
             candidates=(),
         )
     groups, out_depth = channels // depth, filter_shape[-1]
     if out_depth % groups:
         raise ConvError(
-            "the filter's out_channels must be a multiple of the number of groups",
+            "the filter's output channels must be a multiple of the number of groups",
             f"the input has {channels} channels, the filter {shape_text(filter_shape)} has "
-            f"in_channels = {depth} and out_channels = {out_depth}, so there are {channels} / "
+            f"{depth} input channels and {out_depth} output channels, so there are {channels} / "
             f"{depth} = {groups} groups",
             candidates=(),
         )

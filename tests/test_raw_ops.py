@@ -579,8 +579,8 @@ def conv2d(**changes: Any) -> np.ndarray:
         ),
         (
             {"filter": integers(3, 3, 3, 6)},
-            "the number of input channels must be a multiple of the filter's in_channels",
-            "the input has 4 channels, the filter 3x3x3x6 has in_channels = 3",
+            "the input's channels must be a multiple of the filter's input channels",
+            "the input has 4 channels, the filter 3x3x3x6 has 3 input channels",
             "Give the input C = 3, give the filter I = 4, or give the input C = 6",
             {"input": integers(1, 5, 5, 6)},
         ),

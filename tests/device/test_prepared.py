@@ -436,7 +436,10 @@ def test_prepared_filter_is_refused_for_numpy_input(empty_kernels):
         ({"passes": "backprop_filter"}, "unknown pass that reads a filter: 'backprop_filter'"),
         ({"precision": "fp8"}, "unknown precision: 'fp8'"),
         ({"impl": "cuda-patch"}, "the implementation must support the problem"),
-        ({"problem": LAYER.replace(dtype="bfloat16")}, "the problem's is 256x256x3x3 bfloat16"),
+        (
+            {"problem": LAYER.replace(dtype="bfloat16")},
+            "the problem's filter is 256x256x3x3 bfloat16",
+        ),
         ({"problem": in_formats(LAYER, "NHWC", "OHWI")}, "w is 256x256x3x3 float16, the problem's"),
     ],
     ids=["pass", "precision", "implementation", "dtype", "formats"],

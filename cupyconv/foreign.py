@@ -386,7 +386,7 @@ def way_in(name: str, value: Any) -> str:
     if library == "dask":
         return "Call the functions of cupyconv.dask, which take Dask arrays"
     if library == "cupyconv":
-        return f"Functions of cupyconv itself accept prepared filters; here pass {name}.array"
+        return f"Functions of cupyconv itself accept prepared filters; pass {name}.array here"
     if library == "xarray":
         return f"Pass {name}.data"
     if type(value).__name__ == "ShapeDtypeStruct":

@@ -379,6 +379,8 @@ class Call:
         yield from filter(None, paddings)
         if stride := self._assigned("stride", self._strides_for(axes)):
             yield stride
+        if any(step > 1 for *_, step, _ in axes):
+            return  # the stride was not forgotten
         taps = self._spatial_sizes("filter_shape")
         halves = tuple((span - 1) // 2 for _, _, span, *_ in axes)
         for value in (halves, "same"):

@@ -59,6 +59,13 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     "cuda-patch": (
         Example(_layer((32, 224, 224, 3), (64, 7, 7, 3), "float16", padding=3, stride=2)),
     ),
+    "cuda-columns": (
+        Example(
+            _layer((8, 224, 224, 3), (768, 16, 16, 3), "float16", stride=16),
+            "sm_80",
+            "backprop_input",
+        ),
+    ),
     "cuda-toeplitz": (
         Example(_layer((32, 56, 56, 96), (96, 7, 7, 1), "float16", padding=3, groups=96)),
     ),
@@ -333,5 +340,6 @@ _PAINTERS: dict[str, Callable[[Canvas, Macros, Launch, Any], None]] = {
     "cuda-hopper-bf16x6": _hopper,
     "cuda-direct": _direct,
     "cuda-patch": _patch,
+    "cuda-columns": _gather,
     "cuda-toeplitz": _toeplitz,
 }

@@ -52,11 +52,12 @@ def candidate_with(
     family = FAMILIES[impl]
     ranked = family.candidates(request)
     fitting = list(dict.fromkeys(one.tile for one in ranked))
+    least = min((one.method for one in ranked), key=len)  # "" unless all candidates copy
     choices = Choices(
         tile=fitting[tile % len(fitting)] if isinstance(tile, int) else tile,
         tiling=ranked[0].tiling,
         splits=splits,
-        method=list(gather.METHODS[request.pass_])[method] if method else "",
+        method=list(gather.METHODS[request.pass_])[method] if method else least,
     )
     found = family.candidate(request, choices)
     found = found or family.candidate(request, replace(choices, splits=1))
@@ -125,7 +126,7 @@ def plan_without_copies(
     precision: str = "ieee",
     strides: Strides | None = None,
 ) -> Plan:
-    """Return a plan in which cuda-gather copies no operands, even where the planner would.
+    """Return a plan without copies of operands, unless the family cannot do without them.
 
     Args:
         problem, device, passes, precision, strides: as for ``plan_with``.
@@ -133,7 +134,8 @@ def plan_without_copies(
     """
 
     def choose(request: Request) -> Candidate:
-        return next(one for one in ranked_candidates(request, impl) if not one.method)
+        ranked = ranked_candidates(request, impl)
+        return next((one for one in ranked if not one.method), ranked[0])
 
     return _plan_by(choose, problem, impl, device, passes, precision, strides)
 

@@ -328,6 +328,28 @@ TOEPLITZ_CASES = (
 )
 """Depthwise configurations for the Toeplitz family."""
 
+COLUMNS_CASES = (
+    _case("patches_side_by_side", (2, 3, 12, 16), (20, 3, 4, 4), stride=4),
+    _case("stride_beyond_the_filter", (1, 4, 19, 16), (10, 4, 2, 3), stride=(7, 5), padding=(0, 2)),
+    _case("many_stride_phases", (1, 3, 24, 26), (6, 3, 9, 12), stride=(6, 8), padding=(3, 4)),
+    _case("one_output_position", (5, 6, 4, 3), (9, 6, 4, 3)),
+    _case("one_output_with_padding", (3, 2, 3, 4), (7, 2, 5, 7), padding=((1, 1), (2, 1))),
+    _case("dilation_and_stride_share_a_factor", (1, 2, 21, 17), (5, 2, 3, 2), stride=4, dilation=6),
+    _case("dilation_beyond_the_stride", (2, 3, 15, 16), (4, 3, 3, 3), stride=2, dilation=3),
+    _case("few_filters", (1, 24, 9, 11), (3, 24, 3, 3), padding=1),
+    _case("upsampled_sound", (2, 5, 70), (8, 5, 16), stride=8, padding=4),
+    _case(
+        "a_volume_of_patches",
+        (1, 2, 7, 8, 9),
+        (5, 2, 3, 2, 2),
+        stride=(3, 2, 4),
+        dilation=(1, 2, 1),
+        padding=((1, 0), (2, 1), (0, 1)),
+    ),
+    _case("no_images_to_scatter", (0, 3, 8, 8), (4, 3, 4, 4), stride=4),
+)
+"""Configurations of one group for the columns family."""
+
 PATCH_CASES = (
     _case("seven_by_seven_of_three", (1, 3, 20, 24), (16, 3, 7, 7), stride=2, padding=3),
     _case("windows_begin_odd_and_even", (2, 3, 17, 19), (10, 3, 3, 3), padding=1),

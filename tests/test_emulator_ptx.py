@@ -39,6 +39,7 @@ FAMILY_LAYERS = {
     "cuda-direct": ((64, 64, 64, 3), ("sm_80",)),
     "cuda-toeplitz": ((64, 64, 64, 7), ("sm_75", "sm_80")),
     "cuda-patch": ((3, 3, 1, 3), ("sm_75", "sm_80")),
+    "cuda-columns": ((16, 24, 1, 3), ("sm_80",)),
     "cuda-hopper": ((64, 64, 1, 3), ("sm_90a",)),
     "cuda-hopper-bf16x6": ((64, 64, 1, 3), ("sm_90a",)),
 }
@@ -52,6 +53,7 @@ SAMPLE: list[Variant] = [
     ("cuda-toeplitz", "float16", "sm_80", "forward"),
     ("cuda-direct", "bfloat16", "sm_80", "backprop_input"),
     ("cuda-patch", "float16", "sm_80", "backprop_filter"),
+    ("cuda-columns", "float16", "sm_80", "backprop_input"),
     ("cuda-hopper", "float16", "sm_90a", "forward"),
 ]
 

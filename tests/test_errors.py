@@ -178,7 +178,7 @@ def test_dy_must_have_the_output_size():
         rule="dy must have the output size that follows from the input",
         values="an input of 8 gives floor((8 + 0 + 0 - 3)/2) + 1 = 3, dy has 4; "
         "input sizes 9 to 10 would give 4",
-        remedy="Pass a dy of shape 1x4x4x3 (NCHW)",
+        remedy="pass a dy of shape 1x4x4x3 (NCHW)",
         axis="W",
     )
     assert "(axis W)" in str(error)

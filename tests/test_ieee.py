@@ -379,6 +379,7 @@ IN_PADDING = ConvProblem(
 STRIDED = IN_PADDING.replace(
     filter_shape=(8, 3, 2, 8), stride=(3, 2), dilation=(1, 2), padding=((1, 0), (2, 1))
 )
+PATCHES = ConvProblem((2, 3, 10, 11), (8, 3, 3, 2), stride=(4, 3), padding=1)
 DEPTHWISE = ConvProblem((2, 8, 9, 11), (8, 1, 3, 3), padding=3, groups=8)
 STEM = ConvProblem((2, 3, 9, 10), (16, 3, 3, 3), padding=3)
 
@@ -394,6 +395,11 @@ KERNELS = {
         "sm_80",
         ("float16", "float64", "bfloat16"),
         (STEM, STEM.replace(stride=(2, 3))),
+    ),
+    "cuda-columns": (
+        "sm_80",
+        ("float32", "float64", "float16"),
+        (IN_PADDING, PATCHES),
     ),
     "cuda-toeplitz": ("sm_80", ("float16", "bfloat16"), (DEPTHWISE,)),
     "cuda-hopper": ("sm_90a", ("float16", "bfloat16"), (IN_PADDING, STRIDED)),

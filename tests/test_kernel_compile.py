@@ -13,6 +13,7 @@ from cupyconv.errors import KernelCompileError
 from cupyconv.gpu import compiler, sources
 from cupyconv.kernels import copies, direct, gather, hopper, parameters
 from cupyconv.kernels.gather import Access, Accesses, ring
+from cupyconv.kernels.request import ACTIVATIONS
 from cupyconv.kernels.strides import Strides, contiguous_strides
 from cupyconv.launch import STORAGE
 from cupyconv.planning import Device, Request, launches, plan_pass
@@ -280,11 +281,31 @@ def test_copies_compile_without_spills(architecture):
         assert found["LDL"] + found["STL"] == 0
 
 
+@pytest.mark.parametrize(("architecture", "every"), BY_TURNS)
+def test_columns_kernel_compiles_without_spills(architecture, every):
+    dtypes = [dtype for dtype in STORAGE if not dtype.startswith("complex")]
+    variants = product(dtypes, ("int", "long long"), (0, 1), (0, 1), range(len(ACTIVATIONS)))
+    for dtype, index, pass_, last, activation in in_turn(variants, architecture, every):
+        defines = {
+            "PASS": pass_,
+            "STORAGE": STORAGE[dtype],
+            "INDEX": index,
+            "TAPS_FASTEST": 1 - last,
+            "CHANNELS_LAST": last,
+            "ACTIVATION": activation,
+        }
+        cubin, log = compiler.compile_cubin(sources.load("conv_columns.cu"), defines, architecture)
+        assert no_spills(log), f"{defines}: {log}"
+        found = instructions(disassemble(cubin))
+        assert found["LDL"] + found["STL"] == 0
+
+
 def test_every_kernel_file_is_compiled_above():
     """All files are listed except the Hopper kernels, which tests/test_hopper.py compiles."""
     files = {path.name for path in sources.directory().glob("*.cu")}
     families = {f"conv_{impl.removeprefix('cuda-')}.cu" for impl in (*LAYERS, "cuda-patch")}
-    assert files == {*KERNELS, "conv_backprop_bias.cu", "conv_arrange.cu", *HOPPER, *families}
+    others = ("conv_backprop_bias.cu", "conv_arrange.cu", "conv_columns.cu")
+    assert files == {*KERNELS, *others, *HOPPER, *families}
 
 
 def offset_of(struct, name):

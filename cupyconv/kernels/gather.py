@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, product
@@ -292,60 +292,28 @@ class Gather(Tiled):
         """Return the launches: copy of operands if any, product, and sum of splits if any."""
         import numpy as np
 
-        tile, pass_ = choices.tile, request.pass_
-        assert tile is not None
+        pass_ = request.pass_
         before, operands = _arranged(request, choices)
         problem, strides = product_of(pass_, choices.method, request.problem, request.memory)
-        found = accesses(pass_, problem, strides)
-        a, b, c = found.a, found.b, found.c
-        # Strides of single-element axes become 0, so that every sum of strides, even one beyond the
-        # tensor, is a multiple of the vector.
-        strides = strides.taken(problem)
-        index = parameters.index_type(problem, strides)
-        phases = _phases(problem, pass_, choices)
         split = choices.splits > 1
-        defines: dict[str, str | int] = {
-            "PASS": PASSES.index(pass_),
-            "STORAGE": STORAGE[problem.dtype],
-            "INDEX": index,
-            **tile.defines,
-            "A_ALONG_K": int(a.along_first),
-            "A_VECTOR": a.vector,
-            "B_ALONG_K": int(b.along_first),
-            "B_VECTOR": b.vector,
-            "C_ALONG_N": int(c.along_first),
-            "C_VECTOR": c.vector,
-            "TAPS_FASTEST": int(found.taps_fastest),
-            "TAP_WORDS": tap_words(problem),
-            "PHASES": len(phases["phase"][0]),
-            "SPLIT": int(split),
-            "ASYNC_COPY": int(copies_async(request.device)),
-            "ACTIVATION": parameters.ACTIVATION[activation],
-        }
-        made = ring(tile, found, ITEMSIZE[problem.dtype], request.device, tap_words(problem), index)
-        defines["STAGES"], defines["SHARED_BYTES"] = made.stages, made.shared_bytes
-        packed = parameters.pack(problem, strides)
-        result = ROLES_OF[pass_][-1]
-        product = Launch(
-            source="conv_gather.cu",
-            entry="conv_gather",
-            defines=tuple(defines.items()),
-            grid=(choices.blocks, choices.splits),
-            block=(tile.threads,),
-            shared_bytes=made.shared_bytes,
-            arguments=(*operands, "bias", result, "workspace", packed, phases),
+        product = product_launch(
+            request.device, pass_, problem, strides, choices, operands, activation, partial=split
         )
         if not split:
             return (*before, product)
-        elements = _sums(problem, pass_)
+        vector = int(dict(product.defines)["C_VECTOR"])
+        *_, packed, phases = product.arguments
         reduction = Launch(
             source="conv_gather.cu",
             entry="conv_gather_reduce",
             defines=product.defines,
-            grid=(-(-elements // (cost.ADDING_THREADS * c.vector)),),
+            grid=(-(-_sums(problem, pass_) // (cost.ADDING_THREADS * vector)),),
             block=(cost.ADDING_THREADS,),
             shared_bytes=0,
-            arguments=("workspace", "bias", result, np.int32(choices.splits), packed, phases),
+            arguments=(
+                *("workspace", "bias", ROLES_OF[pass_][-1], np.int32(choices.splits)),
+                *(packed, phases),
+            ),
         )
         return (*before, product, reduction)
 
@@ -552,6 +520,70 @@ def tap_bits(problem: ConvProblem) -> int:
 
 
 # -- launches --------------------------------------------------------------------------------------
+
+
+def product_launch(
+    device: Device,
+    pass_: str,
+    problem: ConvProblem,
+    strides: Strides,
+    choices: Choices,
+    operands: Sequence[str | Part],
+    activation: str | None = None,
+    *,
+    partial: bool = False,
+) -> Launch:
+    """Return the launch of the matrix product of a pass.
+
+    Args:
+        device: device of the tensors.
+        pass_: the pass.
+        problem, strides: the problem that the product sees, after any copies of its operands.
+        choices: tile, blocks and splits.
+        operands: locations of A and B.
+        activation: function applied to the results of forward or backprop_input, or None.
+        partial: write the sums to the workspace, in the accumulator's type; the order is (split,
+            group, gemm_m, gemm_n), with the last two axes swapped if C is contiguous along m.
+    """
+    tile = choices.tile
+    assert tile is not None
+    found = accesses(pass_, problem, strides)
+    a, b, c = found.a, found.b, found.c
+    # Strides of single-element axes become 0, so that every sum of strides, even one beyond the
+    # tensor, is a multiple of the vector.
+    strides = strides.taken(problem)
+    index = parameters.index_type(problem, strides)
+    phases = _phases(problem, pass_, choices)
+    defines: dict[str, str | int] = {
+        "PASS": PASSES.index(pass_),
+        "STORAGE": STORAGE[problem.dtype],
+        "INDEX": index,
+        **tile.defines,
+        "A_ALONG_K": int(a.along_first),
+        "A_VECTOR": a.vector,
+        "B_ALONG_K": int(b.along_first),
+        "B_VECTOR": b.vector,
+        "C_ALONG_N": int(c.along_first),
+        "C_VECTOR": c.vector,
+        "TAPS_FASTEST": int(found.taps_fastest),
+        "TAP_WORDS": tap_words(problem),
+        "PHASES": len(phases["phase"][0]),
+        "SPLIT": int(partial),
+        "ASYNC_COPY": int(copies_async(device)),
+        "ACTIVATION": parameters.ACTIVATION[activation],
+    }
+    made = ring(tile, found, ITEMSIZE[problem.dtype], device, tap_words(problem), index)
+    defines["STAGES"], defines["SHARED_BYTES"] = made.stages, made.shared_bytes
+    packed = parameters.pack(problem, strides)
+    return Launch(
+        source="conv_gather.cu",
+        entry="conv_gather",
+        defines=tuple(defines.items()),
+        grid=(choices.blocks, choices.splits),
+        block=(tile.threads,),
+        shared_bytes=made.shared_bytes,
+        arguments=(*operands, "bias", ROLES_OF[pass_][-1], "workspace", packed, phases),
+    )
 
 
 def _arranged(request: Request, choices: Choices) -> tuple[tuple[Launch, ...], list[str | Part]]:

@@ -27,6 +27,7 @@ Implementation = Literal[
     "cuda-direct",
     "cuda-toeplitz",
     "cuda-patch",
+    "cuda-columns",
     "cuda-hopper",
     "cuda-hopper-bf16x6",
 ]

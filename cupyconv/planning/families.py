@@ -6,6 +6,7 @@ cuda-hopper.
 """
 
 from cupyconv.cpu.families import NUMPY, REFERENCE
+from cupyconv.kernels.columns import CUDA_COLUMNS
 from cupyconv.kernels.direct import CUDA_DIRECT
 from cupyconv.kernels.family import Candidate, Choices, Family, Tile
 from cupyconv.kernels.gather import CUDA_GATHER
@@ -27,6 +28,7 @@ FAMILIES: dict[str, Family] = {
         CUDA_DIRECT,
         CUDA_TOEPLITZ,
         CUDA_PATCH,
+        CUDA_COLUMNS,
         CUDA_HOPPER,
         CUDA_HOPPER_BF16X6,
     )

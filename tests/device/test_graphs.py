@@ -39,7 +39,7 @@ from tests.configurations import (
 )
 from tests.device import api, devices, graphs, machine
 from tests.device.test_driver_graphs import MODES
-from tests.device.test_memory import POOLS, ROOMY, roomy
+from tests.device.test_memory import NOT_COMPUTED, POOLS, ROOMY, roomy
 from tests.device.test_order import ORDERS, split_layer
 from tests.gpu.test_ways_in import whole_numbers
 
@@ -121,6 +121,7 @@ def transpose_call():
 
 WITH_WORKSPACE = (
     *product(("cuda-gather", "cuda-hopper", "cuda-hopper-bf16x6"), PASSES),
+    *product(("cuda-columns",), PASSES[:2]),
     *((impl, "backprop_filter") for impl in ("cuda-direct", "cuda-toeplitz", "cuda-patch")),
 )
 """Families and passes that use a workspace."""
@@ -159,7 +160,7 @@ def forget_plans() -> None:
 
 def test_capture_cases_cover_every_workspace():
     assert set(ROOMY) == {name for name, family in FAMILIES.items() if family.on_gpu}
-    taken = set(product(ROOMY, PASSES)) - {("cuda-patch", "backprop_input")}
+    taken = set(product(ROOMY, PASSES)) - NOT_COMPUTED
     pairs = {pair for pair in taken if roomy(*pair, splits=3)[pair[1]].workspace_bytes}
     assert pairs == set(WITH_WORKSPACE)
 

@@ -21,6 +21,7 @@ from tests import agreement
 from tests.agreement import fits, plan_with, plan_with_tiling, plan_without_copies
 from tests.configurations import (
     CASES,
+    COLUMNS_CASES,
     DIRECT_CASES,
     FAMILY_CASES,
     HOPPER_CASES,
@@ -50,6 +51,7 @@ _PROBLEMS = {
         *HOPPER_CASES,
         *TOEPLITZ_CASES,
         *PATCH_CASES,
+        *COLUMNS_CASES,
     )
 }
 _PROBLEMS |= {
@@ -209,6 +211,21 @@ _PATCH = (
     ("chunks_without_tiles", "NHWC", "OHWI", "float16"),
     ("one_word_beyond_a_step", "NCHW", "OIHW", "bfloat16"),
 )
+_COLUMNS = (
+    ("patches_side_by_side", "NCHW", "OIHW", "float16"),
+    ("stride_beyond_the_filter", "NHWC", "HWIO", "float32"),
+    ("many_stride_phases", "NCHW", "OIHW", "bfloat16"),
+    ("many_stride_phases", "NHWC", "OHWI", "float64"),
+    ("one_output_position", "NCHW", "OIHW", "float32"),
+    ("one_output_with_padding", "NHWC", "OHWI", "float16"),
+    ("dilation_and_stride_share_a_factor", "NCHW", "HWIO", "float16"),
+    ("dilation_beyond_the_stride", "NCHW", "OIHW", "float32"),
+    ("few_filters", "NHWC", "OHWI", "float16"),
+    ("few_filters", "NCHW", "OIHW", "float16"),
+    ("upsampled_sound", "NCW", "OIW", "float16"),
+    ("a_volume_of_patches", "NCDHW", "OIDHW", "float32"),
+    ("a_volume_of_patches", "NDHWC", "DHWIO", "float16"),
+)
 # Cases on views; all tensors of a case are views of its last entry's kind.
 _VIEWS = {
     "cuda-generic": (("volume_everything_differs", "NCDHW", "OIDHW", "float32", "reversed"),),
@@ -227,6 +244,10 @@ _VIEWS = {
         ("filters_beyond_a_block", "NHWC", "HWIO", "float16", "reversed"),
         ("windows_begin_odd_and_even", "NCHW", "OIHW", "float16", "with gaps"),
     ),
+    "cuda-columns": (
+        ("many_stride_phases", "NCHW", "OIHW", "float16", "reversed"),
+        ("a_volume_of_patches", "NDHWC", "ODHWI", "float32", "reversed"),
+    ),
     "cuda-hopper": (("a_volume_with_phases", "NDHWC", "ODHWI", "float16", "reversed"),),
     "cuda-hopper-bf16x6": (
         ("a_volume_with_phases", "NDHWC", "ODHWI", "float32", "reversed window"),
@@ -239,6 +260,7 @@ _CASES = {
     "cuda-direct": _DIRECT,
     "cuda-toeplitz": _TOEPLITZ,
     "cuda-patch": _PATCH,
+    "cuda-columns": _COLUMNS,
     "cuda-hopper": _HOPPER,
     "cuda-hopper-bf16x6": _PLANES,
 }
@@ -262,6 +284,7 @@ _KERNELS = (
     ("conv_direct.cu", "cuda-direct", None),
     ("conv_toeplitz.cu", "cuda-toeplitz", None),
     ("conv_patch.cu", "cuda-patch", None),
+    ("conv_columns.cu", "cuda-columns", None),
     ("conv_hopper.cu", "cuda-hopper", None),
     ("conv_hopper.cu", "cuda-hopper-bf16x6", None),
     ("conv_arrange.cu", "cuda-hopper", None),
@@ -633,7 +656,7 @@ def _with_epilogue(impl: str) -> tuple[ConvProblem, dict[str, str]]:
     if "hopper" in impl:
         dtype = "float32" if impl == "cuda-hopper-bf16x6" else "float16"
         problem = in_formats(_PROBLEMS["few_channels"], "NHWC", "OHWI").replace(dtype=dtype)
-    if impl == "cuda-patch":
+    if impl in ("cuda-patch", "cuda-columns"):
         problem = _PROBLEMS["gaps_of_odd_length"].replace(dtype="float16")
     precision = _PRECISION.get(impl, "ieee")
     return problem, {"impl": impl, "arch": _ARCH[impl], "precision": precision}

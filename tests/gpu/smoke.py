@@ -97,6 +97,7 @@ def _candidates(impl: str) -> Iterator[Case]:
         "cuda-hopper": configurations.HOPPER_CASES,
         "cuda-hopper-bf16x6": configurations.HOPPER_CASES,
         "cuda-patch": configurations.PATCH_CASES,
+        "cuda-columns": configurations.COLUMNS_CASES,
         "cuda-toeplitz": configurations.TOEPLITZ_CASES,
         "cuda-direct": configurations.DIRECT_CASES,
     }

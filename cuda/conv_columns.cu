@@ -1,0 +1,141 @@
+// Columns: a pass as one dense matrix product, and a sum of its elements.
+//
+// conv_gather.cu first multiplies every pixel of the source (x in forward, dy in backprop_input) with all
+// taps of all filters.  The results are the columns z, in the accumulator's type:
+//
+//   forward          z[n, h, w][k, r, s] = sum over c of x[n, c, h, w] * w[k, c, r, s]
+//   backprop_input   z[n, p, q][c, r, s] = sum over k of dy[n, k, p, q] * w[k, c, r, s]
+//
+// This kernel then adds, for each element of the result, the columns that contribute to it:
+//
+//   forward          y[n, k, p, q] = act(bias[k] + sum over r, s of
+//                                        z[n, p * stride - pad + r * dilation, ...][k, r, s])
+//   backprop_input   dx[n, c, h, w] = act(bias[c] + sum over p, q of
+//                                        z[n, p, q][c, (h + pad - p * stride) / dilation, ...])
+//
+// where the sums run over the pixels that exist and the taps for which the division is exact.  The
+// product has as many columns as taps times channels, so it fills the tiles of conv_gather.cu even if
+// the result has few channels.  No product is wasted on zeros between the pixels of dy, however large the
+// stride is.
+//
+// A variant is chosen with -D: PASS (0 forward, 1 backprop_input), STORAGE, INDEX, ACTIVATION
+// (epilogue.cuh), TAPS_FASTEST (whether the columns are numbered with taps fastest, else with channels
+// fastest), CHANNELS_LAST (whether adjacent threads compute adjacent channels, else adjacent pixels).
+#include "epilogue.cuh"
+#include "index.cuh"
+#include "maps.cuh"
+#include "numeric.cuh"
+
+using Storage = STORAGE;
+using Accumulator = typename Numeric<Storage>::Accumulator;
+
+constexpr int THREADS = 256;
+constexpr int CHANNELS = 4;  // per thread
+
+// The pairs of a source position and a tap that contribute to one position of the result along an axis.
+struct Terms {
+  Index first, last;  // forward: taps; backprop_input: source positions
+  Index start;        // forward: source position of tap 0; backprop_input: position plus padding
+  Index stride, dilation;
+
+  __device__ __forceinline__ Terms(Index position, int axis, const ConvParameters& p)
+      : stride(narrowed(p.stride[axis])), dilation(narrowed(p.dilation[axis])) {
+    const Index taps = narrowed(p.filter[axis]), pad = narrowed(p.pad[axis]);
+    if (PASS == 0) {
+      start = position * stride - pad;
+      const Index end = narrowed(p.input[axis]) - 1 - start;  // largest distance of a tap
+      first = start < 0 ? (dilation - 1 - start) / dilation : 0;
+      last = end < 0 ? -1 : end / dilation;
+      if (last >= taps) last = taps - 1;
+    } else {
+      start = position + pad;
+      const Index beyond = start - (taps - 1) * dilation;  // distance of the last tap's output
+      first = beyond > 0 ? (beyond + stride - 1) / stride : 0;
+      last = start / stride;
+      if (last >= narrowed(p.output[axis])) last = narrowed(p.output[axis]) - 1;
+    }
+  }
+
+  // Returns whether term number i exists, and its source position and tap.
+  __device__ __forceinline__ bool term(Index i, Index& source, Index& tap) const {
+    if (PASS == 0) {
+      source = start + i * dilation;
+      tap = i;
+      return true;
+    }
+    const Index distance = start - i * stride;
+    source = i;
+    tap = dilation == 1 ? distance : distance / dilation;
+    return tap * dilation == distance;
+  }
+};
+
+// A thread computes CHANNELS adjacent channels of one pixel, so that they share the pixel's terms.
+// result is y or dx; bias may be null.
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
+    conv_columns(const Accumulator* __restrict__ z, const Storage* __restrict__ bias,
+                 Storage* __restrict__ result, const __grid_constant__ ConvParameters p) {
+  const long long(&sizes)[3] = PASS == 0 ? p.output : p.input;
+  const long long(&sources)[3] = PASS == 0 ? p.input : p.output;
+  const long long(&strides)[5] = PASS == 0 ? p.y_stride : p.x_stride;
+  const Index channels = narrowed(PASS == 0 ? p.filters : p.channels);
+  const Index groups = (channels + CHANNELS - 1) / CHANNELS;  // of adjacent channels
+  const long long threads = p.batch * groups * sizes[0] * sizes[1] * sizes[2];
+  const long long thread = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x;
+  if (thread >= threads) return;
+
+  // Threads are numbered (n, d, h, w, group) with CHANNELS_LAST, else (n, group, d, h, w).
+  Index rest = static_cast<Index>(thread), group = 0;
+  if (CHANNELS_LAST) {
+    group = rest % groups;
+    rest /= groups;
+  }
+  const Index w = rest % narrowed(sizes[2]);
+  rest /= narrowed(sizes[2]);
+  const Index h = rest % narrowed(sizes[1]);
+  rest /= narrowed(sizes[1]);
+  const Index d = rest % narrowed(sizes[0]);
+  rest /= narrowed(sizes[0]);
+  if (!CHANNELS_LAST) {
+    group = rest % groups;
+    rest /= groups;
+  }
+  const Index n = rest, first = group * CHANNELS;
+
+  const Index t_taps = narrowed(p.filter[0]), r_taps = narrowed(p.filter[1]);
+  const Index s_taps = narrowed(p.filter[2]), taps = t_taps * r_taps * s_taps;
+  const Index channel_step = TAPS_FASTEST ? taps : 1, tap_step = TAPS_FASTEST ? 1 : channels;
+  const Terms depth(d, 0, p), height(h, 1, p), width(w, 2, p);
+  Accumulator sum[CHANNELS] = {};
+#pragma unroll 1
+  for (Index i = depth.first; i <= depth.last; ++i) {
+    Index z_d, t;
+    if (!depth.term(i, z_d, t)) continue;
+#pragma unroll 1
+    for (Index j = height.first; j <= height.last; ++j) {
+      Index z_h, r;
+      if (!height.term(j, z_h, r)) continue;
+      const long long line = ((n * sources[0] + z_d) * sources[1] + z_h) * sources[2];
+#pragma unroll 1
+      for (Index k = width.first; k <= width.last; ++k) {
+        Index z_w, s;
+        if (!width.term(k, z_w, s)) continue;
+        const Accumulator* column = z + (line + z_w) * taps * channels +
+                                    (((t * r_taps + r) * s_taps + s) * tap_step + first * channel_step);
+#pragma unroll
+        for (int c = 0; c < CHANNELS; ++c)
+          if (first + c < channels) sum[c] += column[c * channel_step];
+      }
+    }
+  }
+
+  Storage* pixel = result + (n * narrowed(strides[0]) + d * narrowed(strides[2]) +
+                             h * narrowed(strides[3]) + w * narrowed(strides[4]));
+#pragma unroll
+  for (int c = 0; c < CHANNELS; ++c) {
+    const Index channel = first + c;
+    if (channel >= channels) break;
+    if (bias != nullptr) sum[c] += Numeric<Storage>::widen(bias[channel * narrowed(p.bias_stride)]);
+    pixel[channel * narrowed(strides[1])] = Numeric<Storage>::narrow(activate<ACTIVATION>(sum[c]));
+  }
+}

@@ -157,7 +157,7 @@ def small_integers(generator: np.random.Generator, shape: Sequence[int]) -> np.n
 
 
 def bits_of(values: np.ndarray, element: str) -> np.ndarray:
-    """Return the bits of values in f16, bf16 (16-bit) or tf32 (32-bit); small integers stay exact."""
+    """Return values as bits of f16, bf16 (16-bit) or tf32 (32-bit); small integers are exact."""
     if element == "f16":
         return values.astype(np.float16).view(np.uint16)
     single = values.astype(np.float32).view(np.uint32)

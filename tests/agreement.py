@@ -28,7 +28,7 @@ def fits(
     precision: str = "ieee",
     strides: Strides | None = None,
 ) -> tuple[str, ...]:
-    """Return the passes of a problem that a kernel family takes on a device."""
+    """Return the passes of a problem that a kernel family supports on a device."""
     device = Device.of(device)
     requests = [
         Request(problem, pass_, device, precision, strides=strides).reduced for pass_ in PASSES
@@ -42,12 +42,12 @@ def candidate_with(
     """Return a kernel family's candidate with these choices.
 
     Args:
-        request: a reduced request, which the family does not refuse.
+        request: a reduced request that the family supports.
         impl: the kernel family.
-        tile: a block tile, or its number among those that fit, modulo how many there are; without
-            effect on families with tilings, whose most promising tiling is taken.
-        splits: number of splits; 1 is taken where this number is illegal.
-        method: number of a method of cuda-gather, which says which operands it copies.
+        tile: a block tile, or its index among the fitting tiles, modulo their number.  Families
+            with tilings ignore it and use their best-ranked tiling.
+        splits: number of splits; 1 is used if this number is illegal.
+        method: index of a method of cuda-gather, which says which operands are copied.
     """
     family = FAMILIES[impl]
     ranked = family.candidates(request)
@@ -82,8 +82,8 @@ def plan_with(
     Args:
         problem, device, precision: as for ``cupyconv.plan``.
         impl, tile, splits, method: as for ``candidate_with``.
-        passes: passes to plan so, which the family must take; None for all that it takes.  The
-            others are planned with "auto".
+        passes: passes to plan with these choices, which the family must support; None for all
+            supported passes.  The other passes are planned with "auto".
         strides: strides of the tensors; None for contiguous tensors.
     """
 
@@ -101,11 +101,11 @@ def plan_with_tiling(
     passes: Sequence[str] | None = None,
     strides: Strides | None = None,
 ) -> Plan:
-    """Return a plan with a tiling of cuda-direct, numbered from the largest tiles down.
+    """Return a plan with a tiling of cuda-direct, selected by its rank in size.
 
     Args:
         problem, device, passes, strides: as for ``plan_with``.
-        number: number of the tiling, modulo how many there are.
+        number: index of the tiling, largest tiles first, modulo the number of tilings.
     """
 
     def choose(request: Request) -> Candidate:
@@ -149,7 +149,7 @@ def _plan_by(
     precision: str,
     strides: Strides | None,
 ) -> Plan:
-    """Return a plan of the candidates chosen for passes that ``impl`` takes."""
+    """Return a plan with the chosen candidates for the passes that ``impl`` supports."""
     device = Device.of(device)
     taken = PASSES if impl == "auto" else fits(problem, impl, device, precision, strides)
     chosen = taken if passes is None else passes
@@ -165,7 +165,7 @@ def _plan_by(
 
 
 def compute(api: Any, pass_: str, problem: ConvProblem, data: Data, **more: Any) -> Any:
-    """Return one pass of a problem by a module or object that has the library's functions."""
+    """Compute one pass of a problem with a module or object that has the library's functions."""
     arguments = {**problem.keywords, **more}
     if pass_ == "forward":
         return api.conv_forward(data.x, data.w, data.bias, **arguments)
@@ -175,7 +175,7 @@ def compute(api: Any, pass_: str, problem: ConvProblem, data: Data, **more: Any)
 
 
 def plain_sums(problem: ConvProblem, pass_: str, data: Data) -> np.ndarray:
-    """Return a pass, one term after another."""
+    """Compute a pass by adding one term at a time."""
     if pass_ == "forward":
         naive.forward(problem, data.x, data.w, data.bias, None, y := np.empty_like(data.dy))
         return y
@@ -196,14 +196,14 @@ def require_exact(
     passes: tuple[str, ...] = PASSES,
     **more: Any,
 ) -> None:
-    """Every pass of ``api`` gives the reference's integers.
+    """Check that every pass of ``api`` gives the same integers as the reference.
 
     Args:
         api: a module or object with the library's functions.
-        problem: what to compute.
-        seed: of the data.
-        to_device, to_host: move arrays to where ``api`` works, and back.
-        passes: which to compute.
+        problem: the problem to compute.
+        seed: seed of the data.
+        to_device, to_host: functions that move arrays to the device of ``api``, and back.
+        passes: the passes to compute.
         more: further arguments of every call, such as ``impl``.
     """
     host = integer_data(problem, seed)
@@ -215,7 +215,7 @@ def require_exact(
 
 
 def require_equal(got: np.ndarray, expected: np.ndarray, what: str) -> None:
-    """No element differs; the message has ``what`` and the first that does."""
+    """Check that no element differs; the message gives ``what`` and the first wrong element."""
     assert got.dtype == expected.dtype
     wide = np.complex128 if got.dtype.kind == "c" else np.float64
     difference = got.astype(wide) - expected.astype(wide)
@@ -227,7 +227,7 @@ def require_equal(got: np.ndarray, expected: np.ndarray, what: str) -> None:
 
 
 def require_close(got: np.ndarray, expected: np.ndarray, rtol: float, atol: float) -> None:
-    """NaN and Inf are where they are expected, and all else is within the bounds."""
+    """Check that NaN and Inf are where expected, and all other values within the bounds."""
     got, expected = got.astype(np.float64), expected.astype(np.float64)
     assert (np.isnan(got) == np.isnan(expected)).all()
     assert (np.isinf(got) == np.isinf(expected)).all()

@@ -1,4 +1,4 @@
-"""A headless Chromium: the document of a page after its scripts have run, or its picture."""
+"""Run headless Chromium to get a page's document after its scripts have run, or its picture."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LIMIT = 600  # s: the machine may be busy with other work
 
 
 def program() -> str | None:
-    """Return the browser, if there is one."""
+    """Return the path of Chromium; None if it is not installed."""
     return shutil.which("chromium") or shutil.which("chromium-browser")
 
 
@@ -29,7 +29,7 @@ def run(address: str, *options: str, width: int = 1280, height: int = 900, dark:
             *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
             *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
             "--hide-scrollbars",
-            "--virtual-time-budget=60000",  # timers run at once
+            "--virtual-time-budget=60000",  # timers fire without waiting
             f"--user-data-dir={profile}",
             f"--window-size={width},{height}",
             *(["--force-dark-mode", "--blink-settings=preferredColorScheme=0"] if dark else []),
@@ -43,7 +43,7 @@ def run(address: str, *options: str, width: int = 1280, height: int = 900, dark:
 def photograph(
     page: str, target: Path, *, width: int, height: int, dark: bool = False, place: str = ""
 ) -> None:
-    """Write a page's picture; of a narrow one, which no window is, in a frame."""
+    """Write a page's picture; a page narrower than any browser window is shown in a frame."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "page.html"
         if width < 500:

@@ -1,4 +1,4 @@
-"""The kernels through the compilers of other releases of CUDA than the tests are counted with.
+"""Compile the kernels with other CUDA releases than the one that the tests' counts come from.
 
 ``python -m tests.compilers [RELEASE ...] [--arch A ...] [--every N]``
 
@@ -30,7 +30,7 @@ from tests.test_kernel_compile import bias_defines
 from tests.test_sass import FORMS, variants
 
 OLDEST = "12.0"
-"""Release of CUDA that the kernels are written for; ``pip install '.[compilers]'`` brings it."""
+"""CUDA release that the kernels are written for; ``pip install '.[compilers]'`` installs it."""
 
 RELEASES = ("12.0", "12.1", "12.2", "12.3", "12.4", "12.5", "12.6", "12.8", "12.9",
             "13.0", "13.1", "13.2", "13.3", "13.4", "13.5")  # fmt: skip
@@ -43,14 +43,14 @@ Variant = tuple[KernelSource, dict[str, str | int], str]
 
 
 class Nvrtc:
-    """A release's compiler in this process, whose locale it may change.
+    """NVRTC of a CUDA release, loaded into this process; it may change the process's locale.
 
     Args:
-        folder: that its libraries are in.
+        folder: folder of the release's libraries.
     """
 
     def __init__(self, folder: Path) -> None:
-        # It looks for this one by name: found where it is loaded already.
+        # NVRTC looks for its builtins library by name, and finds it if it is already loaded.
         (builtins,) = folder.glob("libnvrtc-builtins.so.*.*")
         ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
         (library,) = folder.glob("libnvrtc.so.[0-9]*")
@@ -63,7 +63,7 @@ class Nvrtc:
         return f"{major.value}.{minor.value}"
 
     def capabilities(self) -> list[tuple[int, int]]:
-        """Compute capabilities that it has targets for."""
+        """Return the compute capabilities that the compiler has targets for."""
         count = ctypes.c_int()
         self._nvrtc.nvrtcGetNumSupportedArchs(ctypes.byref(count))
         known = (ctypes.c_int * count.value)()
@@ -71,13 +71,13 @@ class Nvrtc:
         return [divmod(number, 10) for number in known]
 
     def knows(self, architecture: str) -> bool:
-        """Return whether it compiles for an architecture, such as "sm_90a"."""
+        """Return whether the compiler supports an architecture, such as "sm_90a"."""
         return divmod(int(architecture[len("sm_") :].rstrip("a")), 10) in self.capabilities()
 
     def fault(self, variant: Variant) -> str | None:
-        """Return the log, if a variant does not compile or spills registers; else None.
+        """Return the compiler's log if a variant does not compile or spills registers, else None.
 
-        PTX has no registers to spill.
+        A PTX target has no registers to spill.
         """
         source, defines, target = variant
         options = compiler.options(defines, target)
@@ -125,10 +125,10 @@ def _strings(values: Iterable[str]) -> ctypes.Array[ctypes.c_char_p]:
 class Release:
     """Compiler of a CUDA release in a separate process, since CuPy uses any NVRTC that is loaded.
 
-    ``release(Nvrtc.fault, variant)`` calls a function there.
+    ``release(Nvrtc.fault, variant)`` calls a function in that process.
 
     Args:
-        folder: that its libraries are in.
+        folder: folder of the release's libraries.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -154,10 +154,10 @@ def oldest() -> Release | None:
 
 
 def download(release: str, folder: Path) -> Release:
-    """Return NVRTC of a release, into a folder.
+    """Download NVRTC of a release into a folder, and return it.
 
     Raises:
-        CalledProcessError: pip finds none.
+        CalledProcessError: pip finds no such release.
     """
     package = "nvidia-cuda-nvrtc" + ("-cu12" if release.startswith("12.") else "")
     exact = f"{package}=={release}" + (".*" if release.count(".") == 1 else "")
@@ -171,7 +171,7 @@ def download(release: str, folder: Path) -> Release:
 
 
 def compiled_variants(device: str | Device) -> Iterator[tuple[str, Variant]]:
-    """Yield the name of a family's pass, and each variant that one of its layers needs."""
+    """Yield each kernel variant that a family's layers need, after the name of its pass."""
     target = str(Device.of(device).target)
     for form in FORMS:
         for one in variants(form, device):
@@ -185,7 +185,7 @@ def compiled_variants(device: str | Device) -> Iterator[tuple[str, Variant]]:
 
 
 def faults(release: Release, chosen: Iterable[tuple[str, Variant]]) -> list[str]:
-    """Return the names and macros of variants with a fault, and the compiler's log."""
+    """Return name, macros and compiler log of each variant with a fault."""
     found = ((name, variant[1], release(Nvrtc.fault, variant)) for name, variant in chosen)
     return [f"{name} {defines}:\n{fault}" for name, defines, fault in found if fault is not None]
 

@@ -1,9 +1,9 @@
-"""Configurations for every suite: curated edges, random legal ones, and data with exact sums.
+"""Configurations for all tests: curated edge cases, random legal ones, and data with exact sums.
 
-``CASES`` are named after the edge they hit.  ``random_problem`` draws a legal configuration
-directly, so nothing is thrown away; ``random_problems`` gives a seeded series of them and
-``problems`` is the same as a hypothesis strategy.  All of them take ``max_macs``, the number of
-multiply-adds that a suite can afford per pass.
+Each of ``CASES`` is named after the edge case that it tests.  ``random_problem`` draws only legal
+configurations, so none has to be rejected; ``random_problems`` yields a seeded series of them, and
+``problems`` is a hypothesis strategy for them.  All three take ``max_macs``, the largest number of
+multiply-adds per pass.
 
 ``integer_data`` gives x, w, dy and bias whose sums are exact in the problem's dtype in any order of
 summation, so that implementations can be compared for equality.
@@ -28,19 +28,19 @@ from cupyconv.problem import REAL_ITEMSIZE, ConvProblem
 DTYPES = tuple(REAL_ITEMSIZE)
 
 EXACT = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**53}
-"""Up to here, every integer is a number of this dtype."""
+"""Largest n per dtype such that all integers up to n are representable."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A configuration with the name of the edge it is there for."""
+    """A configuration, named after the edge case that it tests."""
 
     name: str
     problem: ConvProblem
 
     @property
     def macs(self) -> int:
-        """Multiply-adds of any one pass."""
+        """Multiply-adds per pass."""
         return self.problem.flops // 2
 
 
@@ -121,7 +121,7 @@ CASES: tuple[Case, ...] = (
     ),
     _case("channels_first_filter_last", (1, 3, 6, 5), (3, 3, 3, 4), filter_format="HWIO"),
     _case("signal_channels_last", (2, 9, 3), (3, 3, 5), data_format="NWC", stride=2),
-    # what this project grew from
+    # the project's first configurations
     _case("five_channels_ten_filters", (1, 5, 20, 20), (10, 5, 5, 5)),
     _case(
         "same_stride_2_of_5",
@@ -143,8 +143,8 @@ CASES: tuple[Case, ...] = (
 )
 
 
-# Edges of the tensor-core and depthwise kernels: pieces of 8, 4 and 2 neighbours, tiles and rings
-# that are full, phases, strips.  Channels first here; every format is tried.
+# Edge cases of the tensor-core and depthwise kernels: vectors of 8, 4 and 2 elements, full tiles
+# and ring buffers, phases, strips.  They are written channels first; the tests try every format.
 FAMILY_CASES = (
     _case("pieces_of_8", (2, 16, 9, 7), (24, 16, 3, 3), padding=1),
     _case("pieces_of_8_stride_2", (2, 16, 9, 7), (24, 16, 3, 3), padding=1, stride=2),
@@ -228,7 +228,7 @@ DIRECT_CASES = (
     _case("a_stride_without_a_tap", (1, 4, 11, 14), (4, 1, 2, 2), groups=4, stride=3),
     _case("eight_phases", (1, 4, 9, 33), (4, 1, 3, 3), groups=4, stride=(2, 8), padding=(1, 9)),
 )
-"""Configurations for the direct family: tiles, pieces and parts of every kind."""
+"""Configurations for the direct family: tiles, vector accesses and parts of every kind."""
 
 HOPPER_CASES = (
     _case("one_tile", (2, 64, 9, 7), (64, 64, 3, 3), padding=1),
@@ -382,7 +382,7 @@ PATCH_CASES = (
 
 
 def cases(max_macs: int | None = None) -> list[Case]:
-    """Return the curated cases, or those of at most ``max_macs`` multiply-adds a pass."""
+    """Return the curated cases, limited to ``max_macs`` multiply-adds per pass if given."""
     return [case for case in CASES if max_macs is None or case.macs <= max_macs]
 
 
@@ -417,7 +417,7 @@ def all_formats(problem: ConvProblem) -> list[ConvProblem]:
 # -- random configurations -------------------------------------------------------------------------
 
 Pick = Callable[[int, int], int]
-"""An integer from the first to the second, both included."""
+"""Function that returns an integer between two bounds, both included."""
 
 
 def random_problem(
@@ -427,7 +427,7 @@ def random_problem(
     ranks: Sequence[int] = (1, 2, 3),
     dtypes: Sequence[str] = ("float32",),
 ) -> ConvProblem:
-    """Return a legal configuration made of picks; one in about thirty has an empty batch."""
+    """Return a random legal configuration; about one in thirty has an empty batch."""
 
     def choose(options: Sequence) -> object:
         return options[pick(0, len(options) - 1)]
@@ -492,7 +492,7 @@ def problems(draw: st.DrawFn, **limits: object) -> ConvProblem:
 
 @dataclass(frozen=True)
 class Data:
-    """The arrays of a problem that its passes read."""
+    """Arrays that the passes of a problem read."""
 
     x: np.ndarray
     w: np.ndarray
@@ -507,7 +507,7 @@ def integer_data(problem: ConvProblem, seed: int = 0) -> Data:
     0 and 1 are too large; then most of w or dy is zero.
     """
     numbers = np.random.default_rng(seed)
-    limit = EXACT[problem.dtype] - 8  # the bias takes 8
+    limit = EXACT[problem.dtype] - 8  # the bias is at most 8
     taps = prod(problem.filter_sizes)
     terms = taps * max(problem.C // problem.groups, problem.K)  # terms of y and dx
     terms_dw = max(problem.N * prod(problem.output_sizes), 1)
@@ -531,7 +531,7 @@ def integer_data(problem: ConvProblem, seed: int = 0) -> Data:
 def _integers(
     numbers: np.random.Generator, shape: tuple[int, ...], size: int, room: float
 ) -> np.ndarray:
-    """Integers from -size to size without 0; with room for less than all, most become zero."""
+    """Return integers from -size to size without 0; if ``room`` is below 1, most become zero."""
     values = numbers.integers(1, size + 1, shape) * numbers.choice((-1, 1), shape)
     if room < 1:
         values[numbers.random(shape) >= room / 4] = 0
@@ -539,7 +539,7 @@ def _integers(
 
 
 def _largest_sum(values: np.ndarray, axis: int) -> int:
-    """Return the largest sum of sizes that a slice of one index on ``axis`` has."""
+    """Return the largest sum of absolute values in a slice with one index on ``axis``."""
     others = tuple(a for a in range(values.ndim) if a != axis)
     return int(np.abs(values).sum(axis=others).max(initial=0))
 
@@ -556,7 +556,7 @@ def random_data(problem: ConvProblem, seed: int = 0) -> Data:
 
 
 def three_passes(problem: ConvProblem, data: Data, impl: str = "auto") -> dict[str, Any]:
-    """Return y with its bias, dx and dw by the public functions, wherever the data are."""
+    """Compute y with its bias, dx and dw with the public functions, on the device of the data."""
     arguments = {**problem.keywords, "impl": impl}
     return {
         "y": cupyconv.conv_forward(data.x, data.w, data.bias, **arguments),

@@ -1,4 +1,4 @@
-"""Settings of every suite, its quick part, and what a run on CI may leave out."""
+"""Settings of all tests: hypothesis, the options that select a part, and skips allowed on CI."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.skips import may_be_skipped
 settings.register_profile(
     "cupyconv",
     deadline=None,  # the first example pays for imports and BLAS start-up
-    derandomize=True,  # a run on CI says the same as a run at home
+    derandomize=True,  # a CI run draws the same examples as a local run
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("cupyconv")
 
 CASES_OF_A_SAMPLE = 3
-"""Cases of a test in the sample, spread evenly over all of them; one marked quick has all its."""
+"""Cases per test in the sample, evenly spread (chosen); tests marked quick keep all cases."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,20 +28,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--part",
         choices=("all", "sample", "rest"),
         default="all",
-        help="sample: a few cases of each test, all where it is marked quick, none where thorough; "
-        "rest: the others",
+        help="sample: a few cases of each test, all of tests marked quick, none of tests marked "
+        "thorough; rest: all other cases",
     )
     parser.addoption(
         "--turn",
         type=turn,
         default=(1, 1),
         metavar="K/N",
-        help="of the rest, every N-th case from the K-th on",
+        help="with --part rest, run every N-th case, beginning with the K-th",
     )
 
 
 def turn(word: str) -> tuple[int, int]:
-    """Return the numbers of "2/3"."""
+    """Return K and N of an option value such as "2/3"."""
     number, _, count = word.partition("/")
     if not 1 <= int(number) <= int(count):
         raise ValueError(word)
@@ -49,7 +49,7 @@ def turn(word: str) -> tuple[int, int]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the part of the suite that was asked for."""
+    """Deselect the tests outside the part that ``--part`` and ``--turn`` select."""
     part = config.getoption("--part")
     if part == "all":
         return
@@ -66,7 +66,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def sample_of(of_test: list[pytest.Item]) -> list[pytest.Item]:
-    """Return the cases of one test that the sample has."""
+    """Return the cases of one test that belong to the sample."""
     quick = of_test[0].get_closest_marker("quick") is not None
     return of_test if quick else spread(of_test, CASES_OF_A_SAMPLE)
 
@@ -80,7 +80,7 @@ def spread(items: list, count: int) -> list:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail a CI run that skipped a test because a package is missing that CI installs."""
+    """Fail a CI run that skipped a test for a reason that CI does not accept."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if "CI" not in os.environ or reporter is None:
         return
@@ -95,11 +95,11 @@ ORACLES = {
     "torch": "cupyconv.torch, PyTorch as an oracle and the random attack",
     "tensorflow": "TensorFlow as an oracle",
 }
-"""Packages too large for the tests' requirements, and the tests skipped without them."""
+"""Packages too large for the tests' requirements, and what is not tested without them."""
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was not run: where PyTorch is missing, and after the quick part of the suite."""
+    """Report what was not run, because a package is missing or only a part was selected."""
     for name, what in ORACLES.items():
         if find_spec(name) is None:
             terminalreporter.write_line(
@@ -108,7 +108,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     part, (_, count) = map(terminalreporter.config.getoption, ("--part", "--turn"))
     if part == "rest" and count > 1:
         terminalreporter.write_line(
-            f"This was one of {count} turns of the rest; `make test-rest` runs all of them."
+            f"This was one of {count} parts of the rest; `make test-rest` runs all of them."
         )
     if part == "sample":
         terminalreporter.write_line(

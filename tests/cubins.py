@@ -44,12 +44,12 @@ def instructions(listing: str) -> Counter:
 
 @dataclass
 class Block:
-    """Instructions of SASS that are executed together.
+    """A basic block of SASS.
 
     Attributes:
-        instructions: with their guards and modifiers.
-        follows: numbers of the blocks that may come next.
-        calls: of those that it calls.
+        instructions: instructions with their guards and modifiers.
+        follows: indices of the blocks that may run next.
+        calls: indices of the blocks that this block calls.
     """
 
     instructions: list[str] = field(default_factory=list)
@@ -61,7 +61,7 @@ _LABEL = r"(?:\.L_x_\d+|\$[\w$]+)"
 _LINE = re.compile(
     rf"^(?P<label>{_LABEL}):|^\s*/\*[0-9a-f]+\*/\s+(?P<instruction>.*?)\s*;[^\n]*", re.M
 )
-# Instructions after which the next is not come to, unless they have a guard or a condition.
+# Jumps: the next instruction is never reached, unless the jump has a guard or a condition.
 _JUMP = re.compile(r"(?P<guard>@\S+\s+)?(BRA\S*\s+(?P<condition>[^`]*)`|BRX|EXIT|RET|JMP)")
 
 
@@ -72,7 +72,7 @@ def kernels(listing: str) -> dict[str, str]:
 
 
 def blocks(code: str) -> list[Block]:
-    """Return the blocks of one kernel's SASS, in the order of the text."""
+    """Return the basic blocks of one kernel's SASS, in the order of the text."""
     found, numbers, targets = [Block()], {}, []
     for line in _LINE.finditer(code):
         if line["label"]:
@@ -95,12 +95,12 @@ def blocks(code: str) -> list[Block]:
 
 
 def main_loop(code: str, pattern: str) -> list[str]:
-    """Return the instructions of the innermost loops of a kernel's SASS around those that match."""
+    """Return the instructions of the innermost loops that contain a match of ``pattern``."""
     return main_loop_and_rest(code, pattern)[0]
 
 
 def main_loop_and_rest(code: str, pattern: str) -> tuple[list[str], list[str]]:
-    """Return the same, and all other instructions of the kernel, both in the order of the text."""
+    """Return the result of ``main_loop`` and all other instructions, in the order of the text."""
     every = blocks(code)
     wanted = {
         number
@@ -115,7 +115,7 @@ def main_loop_and_rest(code: str, pattern: str) -> tuple[list[str], list[str]]:
 
 
 def loads_and_waits(lines: Iterable[str]) -> tuple[int, int]:
-    """Count the loads from global memory in some SASS, and the waits for them.
+    """Count the loads from global memory in lines of SASS, and the waits for them.
 
     A wait is the first instruction that reads the result of a load.  All loads before it are in
     flight together, so that later instructions do not wait for them again.
@@ -123,7 +123,7 @@ def loads_and_waits(lines: Iterable[str]) -> tuple[int, int]:
     loads = waits = 0
     loading: set[int] = set()
     for line in lines:
-        if line.startswith("@!PT"):  # what is never executed, beside asynchronous copies
+        if line.startswith("@!PT"):  # never executed; found next to asynchronous copies
             continue
         if not loading.isdisjoint(int(one) for one in re.findall(r"\bR(\d+)", line)):
             waits += 1
@@ -137,7 +137,7 @@ def loads_and_waits(lines: Iterable[str]) -> tuple[int, int]:
 
 
 def no_spills(log: str) -> bool:
-    """Return whether the compiler's log mentions spills, all of zero bytes."""
+    """Return whether the compiler's log reports spills, all of them of zero bytes."""
     spilled = [int(n) for n in re.findall(r"(\d+) bytes spill", log)]
     return bool(spilled) and not any(spilled)
 
@@ -147,8 +147,8 @@ class Parameter:
     """One parameter of a kernel.
 
     Attributes:
-        address: its place in constant memory, in bytes, so that its alignment can be seen.
-        size: in bytes.
+        address: byte address in constant memory, which shows the alignment.
+        size: size in bytes.
     """
 
     address: int
@@ -160,12 +160,12 @@ class Resources:
     """Resources and limits of a kernel.
 
     Attributes:
-        registers: of a thread.
-        static_shared: bytes of shared memory that the kernel declares, without the dynamic ones.
-        launch_bounds: the most threads of a block; None if nothing was declared.
-        cluster: blocks of a cluster along each axis; None if none was declared.
-        parameters: in order.
-        spilled: bytes of registers that a thread stores away, and of those it loads again.
+        registers: registers per thread.
+        static_shared: bytes of statically declared shared memory.
+        launch_bounds: most threads per block; None if not declared.
+        cluster: thread blocks per cluster along each axis; None if not declared.
+        parameters: parameters in order.
+        spilled: bytes of spill stores plus bytes of spill loads, per thread.
     """
 
     registers: int
@@ -180,9 +180,9 @@ def resources(cubin: bytes, log: str) -> dict[str, Resources]:
     """Return the resources of a cubin's kernels by name.
 
     Args:
-        cubin: as NVRTC gives it.
-        log: of its compiler, run with ``--ptxas-options=-v``.  It has the static shared memory,
-            which the cubin's section has together with what the system keeps for itself.
+        cubin: a cubin compiled by NVRTC.
+        log: the compiler's log, written with ``--ptxas-options=-v``.  The static shared memory is
+            read from it, because the cubin's section includes the system's reserved bytes.
     """
     listing = _run("cuobjdump", "-elf", cubin)
     titles_and_bodies = re.split(r"^(\.\S+)$", listing, flags=re.M)[1:]

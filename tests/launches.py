@@ -1,4 +1,4 @@
-"""Every launch that plans come to: layers of the suite, in every dtype and memory order."""
+"""All kernel launches that plans contain for the suite's layers, dtypes and memory orders."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ NUMBERS = (
     ("float32", "tf32"),
     ("float64", "ieee"),
 )
-"""Dtypes, with the precisions that plans differ in."""
+"""Dtypes, with the precisions for which plans differ."""
 
 CONTENDERS = 5
-"""Ways to compute a pass of which the planner may take any, as measuring does."""
+"""Best-ranked candidates per pass; autotuning may select any of them."""
 
 _ADDRESSES = tuple(np.uint64(1 + role << 40) for role in range(len(ROLES)))
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A launch, and what it is part of."""
+    """A launch, with its problem and pass."""
 
     problem: ConvProblem
     pass_: str
@@ -49,7 +49,7 @@ class Planned:
 
 
 def problems() -> Iterator[tuple[ConvProblem, str]]:
-    """The suite's layers with channels first and last, in all dtypes, and the precision of each."""
+    """Yield the suite's layers, channels first and last, in all dtypes, each with a precision."""
     for layer, (dtype, precision) in product(suites.listed(), NUMBERS):
         problem = layer.problem.replace(dtype=dtype)
         rank = problem.spatial_rank
@@ -59,7 +59,7 @@ def problems() -> Iterator[tuple[ConvProblem, str]]:
 
 
 def planned(architecture: str, count: int = CONTENDERS) -> dict[tuple, Planned]:
-    """The launches of all problems' passes on a chip, from ``count`` candidates, by variant."""
+    """Return a launch of each kernel variant, from ``count`` candidates for every pass."""
     device, found = Device.of(architecture), {}
     for (problem, precision), pass_ in product(problems(), PASSES):
         strides = Strides.contiguous(problem)
@@ -69,13 +69,13 @@ def planned(architecture: str, count: int = CONTENDERS) -> dict[tuple, Planned]:
                 made = found.setdefault(
                     (launch.source, launch.defines, launch.entry), Planned(problem, pass_, launch)
                 )
-                # One function is what all launches of a variant share.
+                # All launches of a variant share one function, and so its shared memory.
                 assert made.launch.shared_bytes == launch.shared_bytes
     return found
 
 
 def most_demanding(launches: dict[tuple, Planned]) -> list[Planned]:
-    """Return the variants with most shared memory and most threads of each kernel file."""
+    """Return, for each kernel file, the variants with the most shared memory and most threads."""
     of_source: dict[str, list[Planned]] = {}
     for made in launches.values():
         of_source.setdefault(made.launch.source, []).append(made)
@@ -88,7 +88,7 @@ def most_demanding(launches: dict[tuple, Planned]) -> list[Planned]:
 
 
 def launch(made: Planned, architecture: str) -> None:
-    """Have the driver's rules judge a launch.
+    """Check a launch by the driver's rules.
 
     Raises:
         Refusal: a GPU would refuse it.

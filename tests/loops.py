@@ -1,4 +1,4 @@
-"""Loops in what a compiler made: of blocks or statements, by what may come after what."""
+"""Find loops in compiled code, given which blocks or statements may follow each other."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def reached(follows: Sequence[Collection[int]], start: int) -> set[int]:
 
 
 class Loop(NamedTuple):
-    """A loop of nodes, without those that merely lead to it or away from it.
+    """A loop of nodes, without nodes that only lead to it or away from it.
 
     Attributes:
-        entries: the nodes that it can be entered at: of what is written as a loop, one, with which
-            each of its passes begins.
-        nodes: all of them, those of loops in it included.
+        entries: nodes where the loop can be entered.  A loop of the source code has one, with
+            which each iteration begins.
+        nodes: all nodes of the loop, those of inner loops included.
     """
 
     entries: set[int]
@@ -34,10 +34,10 @@ class Loop(NamedTuple):
 
 
 def nest(follows: Sequence[Collection[int]]) -> Iterator[Loop]:
-    """Yield the loops of a graph, outer ones before those in them.
+    """Yield the loops of a graph, outer loops before inner loops.
 
     Args:
-        follows: for each node, in the order of the text, those that may come next.
+        follows: for each node, in the order of the text, the nodes that may come next.
     """
     graph = nx.DiGraph((node, one) for node, after in enumerate(follows) for one in after)
     pending = [graph]
@@ -52,11 +52,11 @@ def nest(follows: Sequence[Collection[int]]) -> Iterator[Loop]:
 
 
 def innermost(follows: Sequence[Collection[int]], wanted: Collection[int]) -> set[int]:
-    """Return the nodes of the innermost loops that have one of those wanted.
+    """Return the nodes of the innermost loops that contain a wanted node.
 
     Args:
-        follows: for each node, in the order of the text, those that may come next.
-        wanted: nodes.
+        follows: for each node, in the order of the text, the nodes that may come next.
+        wanted: nodes to look for.
     """
     found = [loop.nodes for loop in nest(follows) if not loop.nodes.isdisjoint(wanted)]
     inner = [one for one in found if not any(other < one for other in found)]

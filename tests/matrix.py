@@ -1,15 +1,15 @@
-"""The sdist and the wheel, installed in clean environments of every Python that is here.
+"""Install and try the sdist and the wheel in clean environments of every Python found.
 
     python -m tests.matrix --out dist [--whole] [--extra NAME ...] [--python PATH ...]
 
-Without extras both distributions, then the wheel with each extra.  In each environment a program
-runs that is given nothing of the checkout: it computes, plans, explains, reads the kernels' source,
-runs the README's example and the command line; of an extra, what the extra is for.  Extras of
-gigabytes are only resolved, which says whether an index has them for that Python; with --whole they
-are installed too.  --built takes the distributions of a run before, for a Python that has nothing
-to build them with, as in a container.
+Both distributions are tried without extras, then the wheel with each extra.  In each environment a
+program runs that uses nothing of the checkout: it computes, plans, explains, reads the kernels'
+source, and runs the README's example and the command line.  With an extra, it also uses what the
+extra adds.  Extras of gigabytes are only resolved, which shows whether an index has them for that
+Python; --whole installs them too.  --built uses the distributions of an earlier run, for a Python
+without build tools, as in a container.
 
-Prints a table; exits with 1 if anything that was there failed.
+Prints a table; exits with 1 if anything available failed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST, NEWEST = 11, 15
-"""Minor versions of Python 3 that are looked for."""
+"""Oldest and newest minor version of Python 3 to look for."""
 
 PLAIN = """
 import importlib.metadata, re, subprocess, sys
@@ -103,15 +103,15 @@ assert "Overload[" in run.stdout, run.stdout + run.stderr
     "test": "import pytest, hypothesis, jax\n",
     "witnesses": "",
 }
-"""Command that tries an extra, in an environment that has it."""
+"""Program that tries each extra, to run in an environment with the extra."""
 
 LARGE = ("compilers", "cuda12", "cuda13", "fuzz", "test", "witnesses")
-"""Extras that are only resolved, unless everything is installed."""
+"""Extras that are only resolved, unless ``--whole`` is given."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A line of the table."""
+    """One row of the table."""
 
     python: str
     distribution: str
@@ -121,13 +121,13 @@ class Outcome:
 
 
 def extras() -> list[str]:
-    """Return the extras of the project, as it declares them."""
+    """Return the names of the extras that pyproject.toml declares."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return list(project["optional-dependencies"])
 
 
 def pythons() -> dict[str, Path]:
-    """Return the interpreters on the path and pyenv's, by version; the newest of each minor one."""
+    """Return the newest interpreter of each minor version, on the path or in pyenv, by version."""
     found: dict[tuple[int, ...], Path] = {}
     pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser()
     for minor in range(OLDEST, NEWEST + 1):
@@ -142,7 +142,7 @@ def pythons() -> dict[str, Path]:
 
 
 def version_of(python: Path) -> tuple[int, ...] | None:
-    """Return an interpreter's version; None if it does not run, or cannot make environments."""
+    """Return an interpreter's version; None if it does not run or cannot create environments."""
     program = "import ensurepip, sys, venv; print(*sys.version_info[:3])"
     try:
         run = subprocess.run([python, "-I", "-c", program], capture_output=True, text=True)
@@ -152,15 +152,12 @@ def version_of(python: Path) -> tuple[int, ...] | None:
 
 
 def build(out: Path) -> tuple[Path, Path]:
-    """Return a fresh sdist and wheel.
-
-    The wheel is made from the sdist, so that both have all that they need.
-    """
+    """Build an sdist, and a wheel from it, so that a file missing in the sdist is noticed."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "build", "--outdir", folder, str(ROOT)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         out.mkdir(parents=True, exist_ok=True)
-        # They are installed from other folders than this one.
+        # The paths must be absolute: pip runs in other folders.
         made = [Path(shutil.copy(path, out.resolve())) for path in Path(folder).iterdir()]
     return distributions(made)
 
@@ -169,19 +166,19 @@ def distributions(files: Iterable[Path]) -> tuple[Path, Path]:
     """Return the sdist and the wheel among files.
 
     Raises:
-        SystemExit: there is not one of each.
+        SystemExit: there is not exactly one of each.
     """
     of_kinds = [
         [path for path in files if path.name.endswith(ending)] for ending in (".tar.gz", ".whl")
     ]
     if [len(kind) for kind in of_kinds] != [1, 1]:
-        raise SystemExit(f"one sdist and one wheel are wanted, not {list(map(str, files))}")
+        raise SystemExit(f"there must be one sdist and one wheel, got {list(map(str, files))}")
     (sdist,), (wheel,) = of_kinds
     return sdist, wheel
 
 
 def tried(version: str, python: Path, distribution: Path, extra: str, whole: bool) -> Outcome:
-    """Install a distribution with an extra, and run what tries it."""
+    """Install a distribution with an extra, and run the program that tries the extra."""
     kind = "sdist" if distribution.name.endswith(".tar.gz") else "wheel"
     wanted = f"{distribution}[{extra}]" if extra else str(distribution)
     resolving = extra in LARGE and not whole
@@ -210,7 +207,7 @@ def _last(text: str) -> str:
 
 
 def outcomes(options: argparse.Namespace) -> Iterator[Outcome]:
-    """Build and try everything in order."""
+    """Build the distributions, and try each combination in order."""
     if options.built:
         sdist, wheel = distributions(sorted(options.built.resolve().glob("cupyconv-*")))
     else:
@@ -226,18 +223,18 @@ def outcomes(options: argparse.Namespace) -> Iterator[Outcome]:
 
 
 def main() -> int:
-    """Run all, and print what became of each."""
+    """Try all combinations, and print the outcome of each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="for the distributions")
-    parser.add_argument("--built", type=Path, help="a folder with them, of a run before")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder to write to")
+    parser.add_argument("--built", type=Path, help="use the distributions in this folder")
     parser.add_argument("--whole", action="store_true", help="install extras of gigabytes too")
-    parser.add_argument("--extra", action="append", choices=extras(), help="only these")
-    parser.add_argument("--python", action="append", type=Path, help="only these")
+    parser.add_argument("--extra", action="append", choices=extras(), help="try only this one")
+    parser.add_argument("--python", action="append", type=Path, help="try only this one")
     options = parser.parse_args()
     if not options.python:
         minors = {version.split(".")[1] for version in pythons()}
         lacking = [f"3.{n}" for n in range(OLDEST, NEWEST) if str(n) not in minors]
-        print(f"not to be had here: Python {', '.join(lacking) or 'none'}")
+        print(f"not found: Python {', '.join(lacking) or 'none'}")
     good = True
     for one in outcomes(options):
         what = f"{one.distribution}{f'[{one.extra}]' if one.extra else ''}"

@@ -1,7 +1,6 @@
-"""Writes real output into the README, and into pages what was counted and measured, between their
-markers.
+"""Write real output and measured figures into the README, and counted figures into a page.
 
-Run as `python -m tests.readme`; a test holds them to it.
+Run as `python -m tests.readme`; a test checks that the texts between the markers are up to date.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ SPEED = COUNTED.with_name("speed.md")
 COMMANDS = {
     "picture": (["explain", "--preset", "multi-channel"], "    dw[k,c] = ", "Nothing is tiled"),
 }
-"""The commands whose output is shown, from a line that begins with some words to before another."""
+"""Commands whose output is shown: arguments, start of the first line, start of the line after."""
 
 
 def output(arguments: list[str], first: str = "", beyond: str = "") -> str:
@@ -33,7 +32,7 @@ def output(arguments: list[str], first: str = "", beyond: str = "") -> str:
         first: start of the first line to show; empty for the first line of the output.
         beyond: start of the first line after the excerpt; empty for the end.
     """
-    # As where `make demo` has just set everything up, without the extras.
+    # The output is the same as after `make demo`, which installs no extras.
     environment = {**os.environ, "COLUMNS": "100", "NUMBA_DISABLE_JIT": "1"}
     run = subprocess.run(
         [sys.executable, "-m", "cupyconv.cli", *arguments],
@@ -51,7 +50,7 @@ def output(arguments: list[str], first: str = "", beyond: str = "") -> str:
 
 
 def _place(lines: list[str], words: str) -> int:
-    """Return the position of the line that begins with these words."""
+    """Return the index of the first line that begins with these words."""
     return next(place for place, line in enumerate(lines) if line.startswith(words))
 
 
@@ -63,7 +62,7 @@ def filled(text: str) -> str:
 
 
 def counted(text: str) -> str:
-    """The page's text with a table for each kind of numbers and memory order that was counted."""
+    """Return the page's text with a table for each counted pair of numbers and memory order."""
     found = json.loads(suite.RESULTS.read_text())
     for numbers, order in sorted({(row["numbers"], row["order"]) for row in found}):
         lines = list(suite.summary(found, numbers, order))
@@ -74,8 +73,8 @@ def counted(text: str) -> str:
 
 
 _ONE_PART = (
-    "CUTLASS's filter gradient, in brackets, is one part without split-K, which leaves most of a "
-    "chip idle where the filter is small: its share is not that of a split one."
+    "CUTLASS's filter gradient, in brackets, is computed without split-K, which leaves most of a "
+    "chip idle where the filter is small: its share is not comparable to that of a split sum."
 )
 
 

@@ -1,10 +1,11 @@
-"""Pictures of the page and the figure, to be looked at:
+"""Take pictures of the page and the figure, for visual inspection:
 
     python -m tests.screenshots FOLDER [PYTHON]
 
-The page of each preset and direction on a phone and on a desktop, in light and in dark, one of them
-in the middle of a sum; and the figures.  With a Python that has JupyterLab, nbconvert and cupyconv,
-also what notebooks show: in JupyterLab trusted and not, and converted.
+The pictures show the page of each preset and pass on a phone and on a desktop, in light and in dark
+mode, the dark pages in the middle of a sum; and the figures.  With a Python that has JupyterLab,
+nbconvert and cupyconv, they also show notebooks: trusted and untrusted in JupyterLab, and converted
+to HTML.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tests.browser import photograph, run
 
 SIZES = {"phone": (390, 2400), "desktop": (1280, 1500)}
 
-# Steps into the sum that the page opens with, so that a product is being multiplied.
+# Steps into the sum that the page opens with, so that a product is shown.
 _STEPPED = "<script>stepTo(4)</script></body>"
 
 
@@ -57,7 +58,7 @@ _CELLS = (
 
 
 def notebooks(folder: Path, python: str) -> None:
-    """Write what Jupyter shows of the library's objects into a folder."""
+    """Write pictures of how Jupyter shows the library's objects into a folder."""
     import nbformat
 
     with tempfile.TemporaryDirectory() as place:
@@ -70,9 +71,9 @@ def notebooks(folder: Path, python: str) -> None:
 
         jupyter("nbconvert", "--to", "notebook", "--execute", "--inplace", path.name)
         jupyter("nbconvert", "--to", "html", path.name, "--output", "converted.html")
-        # What was run by somebody else, as it came: its outputs are not to be believed.
+        # Jupyter does not trust a changed notebook, as if another user had run it.
         other = nbformat.read(path, as_version=4)
-        other.cells[0].source += "  # by somebody else"
+        other.cells[0].source += "  # changed"
         nbformat.write(other, Path(place) / "untrusted.ipynb")
         jupyter("jupyter", "trust", path.name)
         with socket.socket() as free:

@@ -32,7 +32,7 @@ _PASSES = {pass_.replace("_", "-"): pass_ for pass_ in PASSES}
 
 
 def table(root: Path, device: str) -> str:
-    """The newest table as Markdown, with the processor, the date and the versions above it."""
+    """Return the newest table as Markdown, headed by the processor, the date and the versions."""
     found = newest(root, device)
     return NOTHING[device] if found is None else of_results(found)
 
@@ -42,7 +42,7 @@ def of_results(found: Results) -> str:
     busy, columns = report.busy(found.environment), _columns(found)
     lines = [_about(found), ""] + ([busy, ""] if busy else [])
     if not columns:
-        return "\n".join([*lines, "Nothing was measured beside it."])
+        return "\n".join([*lines, "No other library was measured."])
     lines += [READ, ""]
     lines += [f"| dtype | layers | {' | '.join(columns)} |", f"|---|---|{'---:|' * len(columns)}"]
     rows = [row for row in found.rows if row.implementation == _COUNTED]
@@ -54,14 +54,15 @@ def of_results(found: Results) -> str:
                 scores = [column.get((dtype, kind)) for column in columns.values()]
                 lines.append(f"| {dtype} | {kind} ({layers}) | {' | '.join(map(_cell, scores))} |")
     if not found.finished:
-        lines += ["", "The run did not come to its end: these are the figures it had."]
+        lines += ["", "The run was interrupted: the table contains the results until then."]
     return "\n".join(lines)
 
 
 def _columns(found: Results) -> dict[str, dict[tuple[str, str], Score]]:
-    """Return scores by dtype and kind, by the heading of their column.
+    """Return the scores of each column by dtype and kind, keyed by the column's heading.
 
-    Beside the first peer each pass, and each memory order by itself; beside every one all passes.
+    Every peer has a column for all passes together.  The first peer also has a column for each
+    pass and for each memory order.
     """
     columns = {}
     peers = report.measured_peers(found)

@@ -562,8 +562,8 @@ def test_readme_table_uses_the_cpu_run(folders):
 def test_readme_table_reports_missing_results():
     unfinished = suite()
     unfinished.finished = False
-    assert "did not come to its end" in speed_table.of_results(unfinished)
-    assert "Nothing was measured beside it" in speed_table.of_results(measured(ROW))
+    assert "The run was interrupted" in speed_table.of_results(unfinished)
+    assert "No other library was measured" in speed_table.of_results(measured(ROW))
 
 
 # -- environment -----------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
-"""Views: the ways a tensor may lie in memory, as kinds that every implementation is tested with.
+"""Views: the memory layouts of tensors that every implementation is tested with.
 
-``KINDS`` is data; ``assignments`` says which operands of a pass are views of which kind, and
-``require_exact`` runs a pass on them.  Every kind keeps the shape.  Where elements share memory, a
-view does not have all the numbers that it was made from: the reference reads the view's own.
+``KINDS`` lists the kinds of views, ``assignments`` assigns kinds to the operands of a pass, and
+``require_exact`` runs a pass on them.  A view has the shape of the array that it is made from.  If
+its elements share memory, it cannot hold all values of that array; the reference then computes with
+the view's values.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tests.agreement import compute, require_equal
 from tests.configurations import EXACT, Data, integer_data
 
 PIECE = 8
-"""Elements that are moved at once, at most: pieces of 16-bit types."""
+"""Most elements per vector access, reached by 16-bit types."""
 
 Axes = Sequence[int]
 """Positions of the batch (or filters), channels and spatial axes of an array."""
@@ -33,10 +34,10 @@ class View:
     """A kind of view.
 
     Attributes:
-        name: of the kind.
-        make: an array's numbers and axes to a view of its shape.
-        shares: whether elements share memory, so that no result can be written to it.
-        rank: of the smallest array that has such views.
+        name: name of the kind.
+        make: function that makes a view from an array's values and axes.
+        shares: whether elements share memory, so that no result can be written to the view.
+        rank: lowest rank of an array with such views.
     """
 
     name: str
@@ -45,7 +46,7 @@ class View:
     rank: int = 1
 
     def of(self, numbers: np.ndarray, axes: Axes) -> np.ndarray:
-        """Return a view of this kind, with the array's numbers unless elements share memory."""
+        """Return a view of this kind, with the array's values unless elements share memory."""
         view = self.make(numbers, axes)
         assert view.shape == numbers.shape
         return view
@@ -68,7 +69,10 @@ def _broadcast(some: slice) -> Callable[[np.ndarray, Axes], np.ndarray]:
 
 
 def _overlapping(numbers: np.ndarray, axes: Axes) -> np.ndarray:
-    """Return lines that begin in the middle of the one before, in whole pieces if they have two."""
+    """Return lines that each begin in the middle of the line before.
+
+    Lines of at least two vectors begin a whole number of vectors apart.
+    """
     *outer, lines, line = numbers.shape
     unit = PIECE if line >= 2 * PIECE else 1
     step = max(line // 2 // unit, 1) * unit
@@ -79,7 +83,7 @@ def _overlapping(numbers: np.ndarray, axes: Axes) -> np.ndarray:
 
 
 def _transposed(some: slice) -> Callable[[np.ndarray, Axes], np.ndarray]:
-    """Return some of the axes in the opposite order in memory."""
+    """Return a function that reverses the memory order of some axes."""
 
     def make(numbers: np.ndarray, axes: Axes) -> np.ndarray:
         moved = sorted(axes[some])
@@ -92,7 +96,7 @@ def _transposed(some: slice) -> Callable[[np.ndarray, Axes], np.ndarray]:
 
 
 def _inside(numbers: np.ndarray, axes: Axes) -> np.ndarray:
-    """Return the inside of a larger array, with pieces as aligned as they were."""
+    """Return the inside of a larger array, which keeps the alignment of vector accesses."""
     *outer, line = numbers.shape
     larger = np.zeros((*(n + 2 for n in outer), line + 2 * PIECE), numbers.dtype)
     view = larger[(*(slice(1, -1) for _ in outer), slice(PIECE, -PIECE))]
@@ -135,12 +139,12 @@ KINDS = (
     View("with gaps", _with_gaps),
     View("misaligned", _misaligned),
 )
-"""Every kind, each for the tensors of any format."""
+"""All kinds of views; each applies to tensors of any format."""
 
 BY_NAME = {kind.name: kind for kind in KINDS}
 
 Kinds = Mapping[str, View]
-"""The kind of some operands of a pass: x, w, dy, bias, out."""
+"""Kinds of the operands of a pass that are views, keyed by operand: x, w, dy, bias, out."""
 
 OPERANDS = {
     "forward": ("x", "w", "bias", "out"),
@@ -158,13 +162,13 @@ def axes_of(problem: ConvProblem, pass_: str, operand: str) -> tuple[int, ...]:
 
 
 def suits(problem: ConvProblem, pass_: str, operand: str, kind: View) -> bool:
-    """Return whether an operand has views of a kind."""
+    """Return whether an operand can be a view of a kind."""
     enough = kind.rank <= len(axes_of(problem, pass_, operand))
     return enough and not (kind.shares and operand == "out")
 
 
 def assignments(problem: ConvProblem, pass_: str) -> Iterator[dict[str, View]]:
-    """Yield each operand as a view of each kind, and all of them at once."""
+    """Yield, for each kind, each operand alone as such a view, and then all operands together."""
     for kind in KINDS:
         of_kind = {o: kind for o in OPERANDS[pass_] if suits(problem, pass_, o, kind)}
         yield from ({operand: kind} for operand in of_kind)
@@ -172,7 +176,7 @@ def assignments(problem: ConvProblem, pass_: str) -> Iterator[dict[str, View]]:
 
 
 def named(problem: ConvProblem, pass_: str, name: str) -> dict[str, View]:
-    """Return all operands as views of a kind; those that have none lie inside larger arrays."""
+    """Assign a kind to all operands; operands without such views use the kind "inside"."""
     kind, other = BY_NAME[name], BY_NAME["inside"]
     return {o: kind if suits(problem, pass_, o, kind) else other for o in OPERANDS[pass_]}
 
@@ -188,14 +192,15 @@ def require_exact(
     to_host: Callable[[Any], np.ndarray] = lambda array: array,
     **more: Any,
 ) -> None:
-    """A pass on views gives the reference's integers on contiguous copies.
+    """Check that a pass on views gives the reference's integers for contiguous copies.
 
     Args:
         api: a module or object with the library's functions.
-        problem, pass_: what to compute.
-        kinds: of the operands that are views.
-        seed: of the data.
-        to_device, to_host: move arrays to where ``api`` works, as they lie in memory, and back.
+        problem, pass_: the problem and the pass to compute.
+        kinds: kinds of the operands that are views.
+        seed: seed of the data.
+        to_device, to_host: functions that move arrays to the device of ``api``, with the same
+            memory layout, and back.
         more: further arguments of the call, such as ``impl``.
     """
     host = integer_data(problem, seed)
@@ -246,7 +251,7 @@ def strides_of(problem: ConvProblem, pass_: str, kinds: Kinds) -> Strides:
 
 
 def _require_room(problem: ConvProblem, pass_: str, data: Data) -> None:
-    """No sum leaves the integers that it is kept in, whichever numbers a view repeats."""
+    """Check that every sum is exact in its precision, whichever values a view repeats."""
     channels, taps = problem.C // problem.groups, prod(problem.filter_sizes)
     terms = {
         "forward": taps * channels,

@@ -1,4 +1,4 @@
-"""Ways out of errors, taken from their text and applied to the arguments of a call."""
+"""Parse the ways out that error messages offer, and apply them to the arguments of a call."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Layout(NamedTuple):
     """Names and memory orders of a call's tensors.
 
     Attributes:
-        owners: the argument of each tensor, by its name in messages without article.
-        data, filter: the letters of the axes of x and y, and of w.
-        padding, dilation: arguments.
+        owners: argument of each tensor, keyed by the tensor's name in messages, without article.
+        data, filter: letters of the axes of x and y, and of w.
+        padding, dilation: names of these arguments.
         entries: as for ``remedies.Names``.
-        filters: the argument that is the filter.
+        filters: name of the filter's argument.
     """
 
     owners: Mapping[str, str]
@@ -38,7 +38,7 @@ class Layout(NamedTuple):
 
 
 def alternatives(remedy: str) -> list[str]:
-    """Return the ways out of a remedy, each in lower case at its beginning."""
+    """Split a remedy into its ways out, each beginning in lower case."""
     text = remedy[:1].lower() + remedy[1:]
     return re.split(rf", (?:or )?(?=(?:{VERBS})\b(?!=))", text)
 
@@ -58,14 +58,14 @@ def applied(
     axis: str | None = None,
     layout: Callable[[Mapping[str, Any]], Layout] = default_layout,
 ) -> dict[str, Any]:
-    """Return the arguments after a way out; tensors are shapes.
+    """Return the arguments changed as a way out says; tensors are given as shapes.
 
     Args:
         axis: the axis that the error names, if any.
-        layout: how arguments are read.
+        layout: function that returns the layout of the arguments.
 
     Raises:
-        ValueError: the text has no known form.
+        ValueError: the text of the way out has no known form.
     """
     after = dict(given)
     for part in re.split(rf" and (?=(?:{VERBS})\b(?!=))", way_out):
@@ -140,7 +140,7 @@ def _letters(text: str) -> dict[str, int]:
 
 
 def _axes(text: str, axes: list[str], named: list[str]) -> dict[str, int]:
-    """Return sizes by axis: of the error's, of all, or of those that the text names."""
+    """Return sizes by axis: the axes that the text names, else all axes or the error's axis."""
     if "=" in text:
         return _letters(text)
     sizes = [int(size) for size in re.findall(r"(\d+)(?: to \d+)?(?: by |$)", text)]

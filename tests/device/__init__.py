@@ -74,4 +74,4 @@ class _Precompiled(ModuleType):
                 f"{self.__name__}.{name} is precompiled in CuPy's wheel and cannot run here"
             )
 
-        return type(name, (), {"__new__": refuse})  # CuPy takes some of them for classes
+        return type(name, (), {"__new__": refuse})  # CuPy uses some of them as classes

@@ -1,4 +1,4 @@
-"""The tests of the emulated devices need a process of their own, which sees them."""
+"""Fixtures of this folder's tests, which are collected only under ``python -m tests.device``."""
 
 from tests.device import is_running
 

@@ -1,7 +1,7 @@
 """The emulated devices, with the contexts, faults, streams and work that all driver parts share.
 
 Submitted work waits for the work that it depends on.  The order decides when it runs: at once, when
-somebody waits for it, or at any time between.
+a caller waits for it, or at any time between.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class AtOnce:
 
 
 class Late:
-    """Run work only when somebody waits for it, the last submitted first."""
+    """Run work only when a caller waits for it, the last submitted first."""
 
     def submitted(self) -> None:
         pass
@@ -165,7 +165,7 @@ def afterwards(works: Iterable[Work | None], act: Callable[[], None]) -> None:
 
 
 def look() -> None:
-    """Run the oldest ready work because somebody polls, so that polling ends.
+    """Run the oldest ready work because a caller polls, so that polling ends.
 
     The order of submission is used: a poll promises none.
     """

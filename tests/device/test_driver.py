@@ -147,7 +147,7 @@ def test_pageable_copies_finish_before_return():
 
 
 def in_order(ordered, seed):
-    """Return whether a stream reads what another stream wrote before it, in a random order."""
+    """Return whether a stream reads what another one wrote before, with a random order of work."""
     with machine.order(Random(seed)):
         x = cupy.zeros(4, np.float32)
         cupy.cuda.get_current_stream().synchronize()

@@ -140,7 +140,7 @@ def roomy(impl, pass_, **choices):
 
     Args:
         impl, pass_: the family, and the pass to compute.
-        choices: those of ``plan_with``, but for the precision, which is the family's in ROOMY.
+        choices: further arguments of ``plan_with``; the precision comes from ROOMY.
     """
     cases, dtype, precision, last = ROOMY[impl]
     candidates = []

@@ -48,7 +48,7 @@ class Account:
     """Counts and resources of one launch, of which only some blocks ran.
 
     Attributes:
-        kernel: its name.
+        kernel: name of the kernel.
         grid, threads: blocks of the launch along each axis, threads per block.
         blocks: blocks that ran; all counts are sums over them.
         registers, spilled: registers and spilled bytes per thread.
@@ -150,8 +150,8 @@ def account_of(
     Args:
         kernel: the kernel, with its cubin and resources.
         outcome: outcome of the launch.
-        grid, block: extents.
-        dynamic_shared: bytes.
+        grid, block: extents of the grid and of a block.
+        dynamic_shared: bytes of dynamic shared memory per block.
     """
     resources, threads = kernel.resources, prod(block)
     resident, limits = driver.resident_blocks(
@@ -218,12 +218,12 @@ def accounts_of_pass(
     """Return an account of each launch of a pass; some blocks of each run on zeros.
 
     Args:
-        problem: with its dtype and memory order.
+        problem: the layer, with its dtype and memory order.
         pass_: one of PASSES.
         impl: the kernel family, or "auto".
         arch: the chip to plan for, such as "sm_80".
         blocks: number of blocks (or clusters) to run per launch; None for all.
-        tile: along both axes of the result, such as "128x128"; None for the planned tile.
+        tile: extents along both axes of the result, such as "128x128"; None for the planned tile.
         precision: "ieee" or "tf32".
 
     Raises:
@@ -268,7 +268,7 @@ def account_of_witness(
 
     Args:
         problem, pass_, blocks, precision: as for ``accounts_of_pass``.
-        arch: "sm_90a", or another for the kernel of 8.0.
+        arch: "sm_90a" for the kernel of 9.0; any other architecture for the kernel of 8.0.
         tile: "64x64" for the small float16 tile of the 8.0 kernel; otherwise 128x128.
 
     Raises:
@@ -286,7 +286,7 @@ def account_of_witness(
             raise ConvError(
                 "CUTLASS's instances for 9.0 must fit the pass",
                 f"{pass_} of {problem.dtype}, stride {problem.stride}",
-                "Take 16 bits, and stride 1 for the input's gradient",
+                "Use a 16-bit dtype, and stride 1 for the input's gradient",
             )
         hopper = cutlass_sm90.convolution(pass_, problem.spatial_rank, problem.dtype, counted=True)
         rules = (problem.padding[0][0], problem.stride[0], problem.dilation[0])

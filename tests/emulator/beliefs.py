@@ -50,7 +50,7 @@ class Change:
         file: path relative to this folder.
         old, new: text that occurs once in the file, and its replacement.
         only: wrappers that it applies to; empty for all wrappers of the belief.
-        argued: reason why no witness can fail under it, if none can.
+        argued: reason why no witness can fail under the change, if that is so.
     """
 
     file: str

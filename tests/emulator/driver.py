@@ -54,7 +54,7 @@ class Chip:
     """Limits of a compute capability.
 
     Attributes:
-        capability: such as (9, 0).
+        capability: compute capability, such as (9, 0).
         shared_per_block: maximum bytes of shared memory per block, with opt-in.
         shared_per_multiprocessor: bytes of shared memory per SM.
         reserved_shared: bytes of shared memory that the system reserves per block.
@@ -94,8 +94,8 @@ class Function:
         """
         Args:
             name: names of the kernel and its variant, for messages.
-            chip: the chip that it is loaded on.
-            resources: the resources of its cubin.
+            chip: the chip that the kernel is loaded on.
+            resources: the resources of the kernel in its cubin.
         """
         self._name = name
         self._chip = chip
@@ -115,8 +115,8 @@ class Function:
         static = self._resources.static_shared
         if static + dynamic > most:
             raise self._refusal(
-                f"{dynamic} bytes of dynamic shared memory and {static} static ones are more than "
-                f"the {most} that a block can be allowed"
+                f"{dynamic} bytes of dynamic and {static} of static shared memory are more than "
+                f"the {most} that a block can have"
             )
         self._allowed = dynamic
 
@@ -167,12 +167,12 @@ class Function:
             raise self._refusal("clusters need compute capability 9.0")
         if prod(cluster) > PORTABLE_CLUSTER:
             raise self._refusal(
-                f"clusters of {cluster} are more than the {PORTABLE_CLUSTER} blocks that are sure "
-                "to be resident together"
+                f"clusters of {cluster} have more than the {PORTABLE_CLUSTER} blocks that every "
+                "chip with clusters supports"
             )
         if any(extent % size for extent, size in zip(grid, cluster, strict=True)):
             raise self._refusal(
-                f"runs in clusters of {cluster}: a grid of {tuple(grid)} is no multiple"
+                f"runs in clusters of {cluster}: a grid of {tuple(grid)} is not a multiple"
             )
 
     def require_arguments(self, sizes: Sequence[int], arguments: Sequence[Any]) -> None:

@@ -74,7 +74,7 @@ class EmulatedModule:
         resources: Resources of the kernels' cubins (tests/cubins.py).  Default: what the source
             declares, with no registers and no static shared memory.
         cubin: The kernels' cubin, for callers that inspect it.
-        variant: What distinguishes the module, for messages.
+        variant: Description of the module's variant, for messages.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Counted work and modelled times of planned kernels on the suite's layers, beside CUTLASS's.
+"""Counted work and modelled times of planned kernels on the suite's layers, and of CUTLASS's.
 
 ``python -m tests.emulator.suite [SUITE OR LAYER ...] [--arch A ...] [--numbers N ...] [--json F]``
 
@@ -104,7 +104,7 @@ class Counts:
     """Counts of one launch, averaged over the blocks that ran.
 
     Attributes:
-        kernel: its name.
+        kernel: name of the kernel.
         blocks: blocks of the grid.
         resident: resident blocks per SM.
         warps: warps per block.
@@ -172,7 +172,7 @@ class Way:
     launches: tuple[Counts, ...]
 
     def figures(self, problem: ConvProblem, chip: Chip, operands: str) -> dict[str, float]:
-        """Return its figures for a table."""
+        """Return the candidate's figures for a table."""
         return figures(self.launches, problem, chip, operands, self.counted)
 
 
@@ -287,20 +287,20 @@ def counts_of_witness(problem: ConvProblem, pass_: str, device: Device, operands
     """Return the counts of CUTLASS's implicit GEMM for 8.0, with tiles of 128 x 128.
 
     Raises:
-        ConvError: its instances do not support the problem or the chip.
-        MissingError: the packages that it is compiled from are not installed.
+        ConvError: CUTLASS's instances do not support the problem or the chip.
+        MissingError: the packages that CUTLASS is compiled from are not installed.
     """
     if operands == "float64" and not device.chip.double_tensor_rate:
         raise ConvError(
-            "CUTLASS's instance for float64 needs tensor cores for it",
+            "CUTLASS's instance for float64 needs tensor cores with float64",
             str(device.architecture),
-            "Take sm_80",
+            "Use sm_80",
         )
     if problem.gemm(pass_).gemm_k > MOST_DEPTH:
         raise ConvError(
-            "CUTLASS's instances sum each result in one block, which must not take too long here",
+            f"CUTLASS's instances do not split sums, so gemm_k must be at most {MOST_DEPTH:,}",
             f"gemm_k is {problem.gemm(pass_).gemm_k:,}",
-            f"Take a layer of at most {MOST_DEPTH:,}",
+            "Use a smaller layer",
         )
     launch = cutlass.convolution(problem, pass_, cutlass.instance_of(operands))
     instance, tensors = launch.instance, lazy_tensors(problem)
@@ -521,8 +521,8 @@ RESULTS = Path(__file__).with_name("results") / "suite.json"
 WHICH = ("arch", "numbers", "order", "layer", "pass")
 
 Row = dict[str, Any]
-"""Counts of a pass of a layer: the keys of WHICH; ``ways``, the counted microseconds by name, the
-planned one first; ``figures`` of the planned one; ``cutlass``, CUTLASS's figures."""
+"""Counts of a pass of a layer: the keys of WHICH; ``ways``, the counted microseconds by candidate,
+the planned one first; ``figures`` of the planned candidate; ``cutlass``, CUTLASS's figures."""
 
 
 def rows(
@@ -606,8 +606,8 @@ def classed(found: Sequence[Row]) -> dict[Key, list[Row]]:
 def summary(found: Sequence[Row], numbers: str, order: str) -> Iterator[str]:
     """Yield a Markdown table of one kind of numbers and memory order, one row for all chips.
 
-    It has geometric means of all figures of the first chip, and of the roofline shares of the
-    others; CUTLASS's are in parentheses where it was counted for all layers of the row.
+    The cells are geometric means: all figures for the first chip, roofline shares for the others.
+    CUTLASS's means are in parentheses if CUTLASS was counted for all layers of the row.
     """
     lines = classed(found)
     chips = " | ".join(f"share, {arch}" for arch in ARCHITECTURES)

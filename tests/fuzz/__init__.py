@@ -1,8 +1,8 @@
-"""A standing attack: random layers in every form, judged by an oracle that shares no code.
+"""Fuzzing: random layers in every form, checked by an oracle that shares no code with cupyconv.
 
-``python -m tests.fuzz`` runs it; ``make fuzz`` for ten minutes.  Layers are drawn from a seed and a
-number (drawing.py), run on NumPy by every method, and through the kernels on the CPU emulator by
-every family and chip (checking.py, kernels.py), and compared with what PyTorch and the published
-rules say (oracle.py, judging.py).  What fails is made smaller (shrinking.py) and printed as a
+``python -m tests.fuzz`` runs it, ``make fuzz`` for ten minutes.  Layers are drawn from a seed and a
+number (drawing.py).  They run on NumPy by every method, and on the CPU emulator of the kernels by
+every family and chip (checking.py, kernels.py).  The expected results follow from PyTorch and the
+published rules (oracle.py, judging.py).  A failing case is shrunk (shrinking.py) and printed as a
 program (reporting.py).
 """

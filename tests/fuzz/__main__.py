@@ -1,9 +1,9 @@
 """``python -m tests.fuzz``: attack the library for some minutes; exit code 1 if it finds anything.
 
-Some of everything: rank, size, stride, dilation, padding, groups, formats, dtypes, views of every
-operand and of ``out``, illegal calls, NaN and infinity.  Left out, because PyTorch or the emulator
-does not take them: layers without channels (which the library refuses), byte orders and elements
-that are not aligned on the kernels.
+The cases vary rank, size, stride, dilation, padding, groups, formats, dtypes and the views of every
+operand and of ``out``; some have illegal arguments, NaN or infinity.  Not covered, because PyTorch
+or the emulator does not support them: layers without channels (which the library refuses); and on
+the kernels, swapped byte orders and misaligned elements.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from .attacking import STREAMS, Message, Orders, attack, attack_in_processes, un
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the attack; 1 if anything was found."""
+    """Run the attack; return 1 if there are findings."""
     parser = argparse.ArgumentParser(
         "python -m tests.fuzz", description="Attack with random layers."
     )
-    parser.add_argument("--minutes", type=float, default=10, help="how long (10)")
-    parser.add_argument("--layers", type=int, help="how many layers at most, for each job")
-    parser.add_argument("--seed", help="of all draws; by default another one each time")
-    parser.add_argument("--only", choices=tuple(STREAMS), help="on NumPy only, or kernels only")
-    parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
-    parser.add_argument("--case", type=int, help="run the layer of this number alone")
+    parser.add_argument("--minutes", type=float, default=10, help="run for N minutes (10)")
+    parser.add_argument("--layers", type=int, help="run at most N layers per job")
+    parser.add_argument("--seed", help="set the seed of all draws (random)")
+    parser.add_argument("--only", choices=tuple(STREAMS), help="run on NumPy or the kernels only")
+    parser.add_argument("--jobs", type=int, default=2, help="use N processes (2)")
+    parser.add_argument("--case", type=int, help="run only the layer with this number")
     given = parser.parse_args(arguments)
     seed = given.seed or str(random.SystemRandom().randrange(10**9))
     streams = (given.only,) if given.only else tuple(STREAMS)
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def report(messages: Iterator[Message]) -> int:
-    """Print findings as they come, and the last figures; 1 if there are findings."""
+    """Print findings as they come, and the last figures; return 1 if there are findings."""
     findings, figures = 0, None
     for kind, content in messages:
         if kind == "finding":

@@ -1,4 +1,4 @@
-"""The attack: cases one after another, in worker processes that a hang or crash does not stop."""
+"""Run cases in worker processes, which are replaced when they hang or crash."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ STREAMS: dict[str, Callable[[object, int], Iterator[Case]]] = {
 SHRINK_SECONDS = {"numpy": 5.0, "kernels": 15.0}
 
 MOST_SHRUNK = 60
-"""Kinds of findings that are made smaller; more of them would leave no time for others."""
+"""Most kinds of findings to shrink; more would leave no time for new cases."""
 
 LONGEST = 180.0
 """Seconds after which a layer counts as hanging; the first kernel also builds a C++ library."""
 
 
 PATIENCE = 30.0
-"""Seconds that a process has to end when it is interrupted."""
+"""Seconds in which an interrupted process must end."""
 
 TOLD_EVERY = 1.0
-"""Seconds between figures."""
+"""Seconds between reports of the figures."""
 
 Message = tuple[str, Any]
 
 
 class Attack:
-    """Cases of one process.
+    """State of the attack in one process.
 
     Attributes:
-        figures: what was done.
-        kinds: of findings so far; the same kind is reported once.
+        figures: counts so far.
+        kinds: kinds of findings so far; each kind is reported once.
     """
 
     def __init__(self, seed: object) -> None:
@@ -58,15 +58,15 @@ class Attack:
         self.kinds: set[tuple[str, ...]] = set()
 
     def layer(self, stream: str, number: int) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Run the cases of one number; kinds and reports of new findings."""
+        """Run the cases of one layer number; yield kinds and reports of new findings."""
         self.figures.layers[stream] += 1
         shared, seed = None, None
         for case in STREAMS[stream](self.seed, number):
             try:
-                if shared is None or case.seed != seed:  # other data
+                if shared is None or case.seed != seed:  # the data differ
                     shared, seed = layer_of(case), case.seed
                 finding = self._judged(case, shared)
-            except Exception as error:  # the attack's own, which must not end it
+            except Exception as error:  # a fault of the attack must not end it
                 traceback.print_exc()
                 finding = Finding(case, ("the attack itself", repr(error)[:80]), f"{case}")
             if finding is None or finding.kind in self.kinds:
@@ -101,12 +101,12 @@ class Orders:
     """Task of a process.
 
     Attributes:
-        seed: of all draws.
+        seed: seed of all draws.
         streams: "numpy", "kernels" or both, which then get the same time.
         first: number of the first layer.
-        step: from each number to the next.
-        seconds: until the end; None for no end.
-        layers: that are drawn at most; None for any number.
+        step: difference between successive layer numbers.
+        seconds: time limit; None for no limit.
+        layers: most layers to draw; None for no limit.
     """
 
     seed: object
@@ -121,12 +121,12 @@ def attack(orders: Orders, stop: Callable[[], bool] = lambda: False) -> Iterator
     """Carry out orders in this process.
 
     Args:
-        orders: what to do.
-        stop: asked before each layer.
+        orders: the task.
+        stop: function called before each layer; the attack ends if it returns true.
 
     Returns:
-        An iterator over ("layer", (stream, number)) before each, ("finding", (kind, text)) for
-        each kind of finding, and ("figures", Figures so far) now and then and at the end.
+        An iterator over ("layer", (stream, number)) before each layer, ("finding", (kind, text))
+        for each kind of finding, and ("figures", Figures so far) at intervals and at the end.
     """
     doing, begun, told = Attack(orders.seed), time.monotonic(), time.monotonic()
     numbers = {stream: itertools.count(orders.first, orders.step) for stream in orders.streams}
@@ -168,7 +168,7 @@ class _Worker:
         sender.close()
 
     def end(self, hangs: bool = True) -> int | None:
-        """End the process; the code that it ended with by itself, if it does not hang."""
+        """End the process; return its exit code if it ended by itself, None if it hangs."""
         if not hangs:
             self.process.join()
         code = self.process.exitcode
@@ -178,13 +178,13 @@ class _Worker:
         return code
 
     def successor(self, seconds: float | None, stop: Any) -> _Worker:
-        """Return a process that goes on after the layer that this one was at."""
+        """Return a new process that continues after this process's current layer."""
         first = self.at[1] + self.orders.step
         return _Worker(replace(self.orders, first=first, seconds=seconds), stop)
 
 
 def _work(orders: Orders, sender: Any, stop: Any) -> None:
-    # Interrupts are for the parent, which says when to stop; compilers inherit this.
+    # Only the parent handles interrupts, and sets ``stop``; compilers inherit this.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for message in attack(orders, stop.is_set):
         sender.send(message)
@@ -201,8 +201,8 @@ def until_interrupted() -> Any:
 def attack_in_processes(orders: Orders, jobs: int, stop: Any) -> Iterator[Message]:
     """Run ``attack`` in several processes; report findings of the same kind once.
 
-    A process that hangs or dies is a finding, and another one goes on.  They end once ``stop`` is
-    set.
+    A process that hangs or dies is a finding, and a new process continues in its place.  All
+    processes end once ``stop`` is set.
     """
     begun, stopped, kinds, figures = time.monotonic(), 0.0, set(), Figures()
     workers = [
@@ -241,7 +241,7 @@ def attack_in_processes(orders: Orders, jobs: int, stop: Any) -> Iterator[Messag
 
 
 def _received(worker: _Worker) -> Message | None:
-    """Return the next message that is not just noted; None at the end."""
+    """Return a worker's next message and note its progress; None at the end."""
     try:
         message = worker.receiver.recv()
     except EOFError:
@@ -254,7 +254,7 @@ def _received(worker: _Worker) -> Message | None:
 
 
 def _lost(worker: _Worker, code: int | None) -> tuple[tuple[str, ...], str]:
-    """Return the finding that a process hangs or died."""
+    """Return the finding for a process that hangs or died."""
     stream, number = worker.at
     what = "hangs" if code is None else f"died with {code}"
     again = f"--only {stream} --seed {worker.orders.seed} --case {number}"

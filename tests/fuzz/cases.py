@@ -1,7 +1,7 @@
-"""A case of the attack: one call of the library, with the arrays that it is given.
+"""Cases of the attack: a case is one call of the library, with its arrays.
 
-A case is plain data, so that it can be drawn, made smaller and written down as a program.  Its
-sizes are by meaning (channels, taps); ``x``, ``w`` and ``dy`` are the shapes that the library sees.
+A case is plain data, so that it can be drawn, shrunk and printed as a program.  Its sizes are named
+by meaning (channels, taps); ``x``, ``w`` and ``dy`` are the shapes in the library's formats.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ VALUES = {
     "normal": "rng.standard_normal({count})",
     "decades": "rng.choice((-1, 1), {count}) * 10.0 ** rng.uniform({size} - 8, {size}, {count})",
 }
-"""Programs that make values, over eight decades up to ``size``."""
+"""Python expressions that make values; "decades" spans eight decades up to 10**size."""
 
 PART = {"complex64": "float32", "complex128": "float64"}
-"""Complex dtypes, with that of their parts."""
+"""Dtype of the real and imaginary parts, keyed by complex dtype."""
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,17 @@ class View:
     """Memory layout of an array of any shape.
 
     Attributes:
-        order: its axes by their strides, the largest first; () as they are.
-        steps: how many elements apart neighbours lie, per axis of the array; () without gaps.
+        order: axes sorted by stride, largest first; () for the axes' own order.
+        steps: distance between neighbours in elements, per axis of the array; () without gaps.
         reversed: axes with negative strides.
         repeated: axes with stride 0, which only inputs can have.
-        overlap: an axis and the elements that it goes on by, though its items are larger.
+        overlap: an axis and its stride in elements, which is smaller than the axis's items.
         lead: elements before the array, which change its alignment.
-        shift: bytes before the array, which leave its elements misaligned.
-        swapped: the other byte order.
-        read_only: not to be written.
-        lazy: "negated" or "conjugated" for a tensor of PyTorch that does so when it is read, ""
-            for an array.
+        shift: bytes before the array, which misalign its elements.
+        swapped: whether the byte order is swapped.
+        read_only: whether the array is read-only.
+        lazy: "negated" or "conjugated" for a PyTorch tensor that does so when it is read, "" for
+            an array.
     """
 
     order: tuple[int, ...] = ()
@@ -68,7 +68,7 @@ class View:
     lazy: str = ""
 
     def strides(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return strides in elements."""
+        """Return the strides of an array with this layout, in elements."""
         strides, run = [0] * len(shape), 1
         order = [axis for axis in self.order if axis < len(shape)] or range(len(shape))
         for axis in reversed(order):
@@ -98,7 +98,7 @@ class NumpyRun:
 
 @dataclass(frozen=True)
 class KernelRun:
-    """Run on the emulator, with its settings; ``tile`` is the number of the tile to plan."""
+    """Run on the emulator, with its settings; ``tile`` is the index of the tile to plan."""
 
     impl: str = "auto"
     arch: str = "sm_80"
@@ -112,24 +112,24 @@ class Case:
     """One call.
 
     Attributes:
-        operation: the function's name.
-        batch, channels, filters: of the layer.
-        slice: channels that a filter has, the layer's divided by ``groups`` where it is legal.
-        sizes, taps: of the input and the filter, on the spatial axes.
-        stride, dilation, groups, padding, data_format, filter_format: as they are passed.
-        dtype: of all arrays but ``stranger``.
-        dy: shape of the output's gradient; of conv_transpose's x.
-        output_padding: of conv_transpose; "shape" if the output's shape is passed instead.
-        bias, shift: length of conv_forward's bias, and of conv_transpose's; None for none.
-        activation: of these two.
-        views: by the array's name; "out" only if it is passed.
-        values: one of VALUES.
-        size: of the values: the largest integer, or the largest decade.
-        seed: of the values.
-        poke: a name, a share of the array, and the value that is put there.
-        stranger: name of an array of another dtype.
-        bad_out: what is wrong with ``out``: "shape", "read-only", "overlapping" or "shared".
-        run: where, and how, it is computed.
+        operation: name of the function.
+        batch, channels, filters: batch size, channels and filters of the layer.
+        slice: channels per filter; in a legal layer, ``channels`` divided by ``groups``.
+        sizes, taps: spatial sizes of the input and the filter.
+        stride, dilation, groups, padding, data_format, filter_format: arguments of the call.
+        dtype: dtype of all arrays but ``stranger``.
+        dy: shape of the output's gradient; for conv_transpose, of its x.
+        output_padding: argument of conv_transpose; "shape" to pass the output's shape instead.
+        bias, shift: length of conv_forward's bias, and of conv_transpose's; None for no bias.
+        activation: activation of these two functions.
+        views: view of each array, by name; "out" only if ``out`` is passed.
+        values: a key of VALUES.
+        size: largest integer, or largest decade, of the values.
+        seed: seed of the values.
+        poke: array name, position as a fraction of its memory, and the value to put there.
+        stranger: name of the array with another dtype.
+        bad_out: fault of ``out``: "shape", "read-only", "overlapping" or "shared".
+        run: implementation that computes the case, with its settings.
     """
 
     operation: str
@@ -191,7 +191,7 @@ class Case:
 
     @property
     def operands(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the arrays that the operation is given, by name."""
+        """Shapes of the arrays that the operation takes, by name."""
         shapes = {
             "conv_forward": {"x": self.x, "w": self.w},
             "conv_backprop_input": {"w": self.w, "dy": self.dy},
@@ -207,7 +207,7 @@ class Case:
 
     @property
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the arrays of all operations on the layer."""
+        """Shapes of the arrays that any operation on the layer takes, by name."""
         shapes = {"x": self.x, "w": self.w, "dy": self.dy}
         lengths = {"bias": self.bias, "shift": self.shift}
         return {**shapes, **{name: (n,) for name, n in lengths.items() if n is not None}}
@@ -221,7 +221,7 @@ def is_channels_last(data_format: str | None) -> bool:
 
 
 def filter_word(filter_format: str | None, data_format: str | None) -> str:
-    """Return the filter format: the given word, or the default for the data format."""
+    """Return the given filter format, or the default for the data format."""
     if filter_format is not None:
         return filter_format.upper()
     return "IO" if is_channels_last(data_format) else "OI"
@@ -237,12 +237,12 @@ def dtype_of(name: str) -> np.dtype:
 
 @dataclass(frozen=True)
 class Buffer:
-    """An array in its memory.
+    """An array and its memory.
 
     Attributes:
-        array: the values.
+        array: the array.
         memory: the bytes that ``given`` is a view of.
-        given: the array itself, or a lazy tensor of the same values.
+        given: the array itself, or a lazy tensor with the same values.
     """
 
     array: np.ndarray
@@ -261,7 +261,7 @@ class Layout:
 
 
 def layout(view: View, shape: tuple[int, ...]) -> Layout:
-    """Return the memory that an array takes, with an element to spare after it."""
+    """Return the layout of an array in memory, with a spare element after it."""
     strides = view.strides(shape)
     ends = [(n - 1) * stride for n, stride in zip(shape, strides, strict=True) if n > 0]
     first = view.lead - sum(end for end in ends if end < 0)
@@ -280,7 +280,7 @@ def operand_dtype(case: Case, name: str) -> np.dtype:
 
 
 def place(view: View, shape: tuple[int, ...], dtype: np.dtype, flat: np.ndarray) -> Buffer:
-    """Return values in memory, seen as an array."""
+    """Write values into new memory, and return a view of it as a buffer."""
     where = layout(view, shape)
     memory = np.zeros(view.shift + where.count * dtype.itemsize, np.uint8)
     memory[view.shift :] = flat.astype(dtype).view(np.uint8)
@@ -298,11 +298,11 @@ LAZY: dict[str, tuple[Any, Any]] = {
     "negated": (np.negative, torch._neg_view),
     "conjugated": (np.conj, torch.conj),
 }
-"""Kinds of lazy tensors: how their memory is made of the values, and they of it."""
+"""Functions from values to memory, and from memory to the lazy tensor, by kind of tensor."""
 
 
 def lazy_tensor(array: np.ndarray, kind: str) -> torch.Tensor:
-    """Return a tensor over an array's memory that PyTorch changes when it is read."""
+    """Return a tensor over an array's memory that PyTorch negates or conjugates on reading."""
     if array.dtype == ml_dtypes.bfloat16:
         tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     else:
@@ -316,7 +316,7 @@ SEEDS = {"x": 0, "w": 1, "dy": 2, "bias": 3, "out": 4, "shift": 5}
 def flat_values(case: Case, name: str, count: int) -> np.ndarray:
     """Return the values in the memory of an operand."""
     namespace = {"rng": np.random.default_rng((case.seed, SEEDS[name]))}
-    # Texts, so that what is run is what is printed.
+    # The values come from text, so that the printed program makes the same values.
     flat = eval(_compiled(values_text(case, count)), namespace)
     if case.poke is not None and case.poke[0] == name:
         flat = flat.astype(complex if case.dtype in PART else float)
@@ -325,13 +325,13 @@ def flat_values(case: Case, name: str, count: int) -> np.ndarray:
 
 
 def poked(case: Case, count: int) -> int:
-    """Return the element of a piece of memory that the case's poke is for."""
+    """Return the index of the element in memory that the case's poke changes."""
     assert case.poke is not None
     return int(case.poke[1] * count)
 
 
 def values_text(case: Case, count: int) -> str:
-    """Return the program of the values in a block of memory; complex values have two parts."""
+    """Return the expression that makes the values in a block of memory."""
     text = VALUES[case.values].format(size=case.size, count=count)
     return f"{text} + 1j * {text}" if case.dtype in PART else text
 
@@ -341,7 +341,7 @@ def _compiled(text: str) -> Any:
 
 
 def places_of(case: Case, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Buffer]:
-    """Return arrays of a case, in memory of their own."""
+    """Return the arrays of a case, each in separate memory."""
     places = {}
     with np.errstate(over="ignore"):
         for name, shape in shapes.items():

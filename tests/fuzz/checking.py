@@ -1,4 +1,4 @@
-"""One case put to the library and judged."""
+"""Run one case on the library, and check its result."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ APIS: dict[type, Any] = {NumpyRun: cupyconv, KernelRun: emulator}
 """Object with the library's functions, keyed by the kind of run."""
 
 NOT_TAKEN = "the implementation must support the problem"
-"""Rule of the ConvError by which an implementation refuses what others take."""
+"""Rule of the ConvError for a problem that an implementation refuses, but others support."""
 
 HERE = Path(__file__).parent
 
 LONGEST_RUN = 5.0
-"""Seconds of this thread's processor time that a pass of NumPy may take, of layers of this size."""
+"""Most seconds of this thread's CPU time per NumPy pass, for layers as large as the drawn ones."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Finding:
 
     Attributes:
         case: the case.
-        kind: what findings of one cause have in common.
-        text: what was expected and what came.
-        index, low, high: the first wrong element, and what it may be between.
+        kind: key that findings with one cause share.
+        text: expected and actual result.
+        index, low, high: index of the first wrong element, and its bounds.
     """
 
     case: Case
@@ -68,7 +68,7 @@ class Finding:
 
     @property
     def is_illegal(self) -> bool:
-        """Whether it is that something illegal was taken."""
+        """Whether the finding is that an illegal call was accepted."""
         return self.kind[0] == "illegal"
 
 
@@ -81,7 +81,7 @@ class Setting:
 
 
 def method_plan(case: Case, found: Geometry, method: str) -> cupyconv.Plan:
-    """Return the plan of a case's layer, with all passes by one method."""
+    """Return the plan of a case's layer, with one method for all passes."""
     planned = cupyconv.plan(problem_of(case, found), "cpu")
     passes = tuple(replace(one, method=method) for one in planned.passes)
     return replace(planned, passes=passes)
@@ -120,7 +120,7 @@ def strides_of(case: Case, found: Geometry) -> Strides:
 def kernel_plan(case: Case, found: Geometry | None) -> cupyconv.Plan | str:
     """Return the plan with the tile of a case's run, or the name of its implementation.
 
-    There is no plan without a tile, for an illegal case, and where the family refuses the pass.
+    The name is returned if the run has no tile, the case is illegal or the family refuses the pass.
     """
     run = case.run
     assert isinstance(run, KernelRun)
@@ -140,7 +140,7 @@ def kernel_plan(case: Case, found: Geometry | None) -> cupyconv.Plan | str:
 
 
 def pass_of(case: Case) -> str:
-    """Return the pass that a case computes, unless it is that of the bias."""
+    """Return the pass of a case; not for conv_backprop_bias."""
     return case.operation.removeprefix("conv_").replace("transpose", "backprop_input")
 
 
@@ -168,7 +168,7 @@ def arguments(case: Case, places: dict[str, Buffer]) -> tuple[list[Any], dict[st
 
 
 FILLER = 0x5A
-"""Byte of memory that no result is in."""
+"""Byte that fills the memory of ``out`` before the call."""
 
 
 def out_view(case: Case, shape: tuple[int, ...]) -> tuple[View, tuple[int, ...]]:
@@ -185,7 +185,7 @@ def out_view(case: Case, shape: tuple[int, ...]) -> tuple[View, tuple[int, ...]]
 
 
 def out_place(case: Case, found: Geometry | None, places: dict[str, Buffer]) -> Buffer | None:
-    """``out``, of whatever is wrong with it; None if it is not passed."""
+    """Return ``out``, with the case's fault if it has one; None if it is not passed."""
     if case.bad_out == "shared":
         return places[next(iter(case.operands))]
     if ("out" not in case.views and not case.bad_out) or found is None:
@@ -231,7 +231,7 @@ def _call_kernels(case: Case, found: Geometry | None, function: Callable[..., An
 
 
 def implementation(case: Case, found: Geometry) -> str:
-    """Return what computes a legal case: a NumPy method, or the kernel family that just ran."""
+    """Return the NumPy method of a legal case, or the kernel family that just ran it."""
     if case.operation == "conv_backprop_bias":
         return "bias"
     if isinstance(case.run, KernelRun):
@@ -247,13 +247,13 @@ def implementation(case: Case, found: Geometry) -> str:
 def layer_of(case: Case) -> Setting:
     """Return the data that a case shares with other operations on its layer.
 
-    An illegal case has no oracle and its own arrays.
+    An illegal case has no oracle, and does not share its arrays.
     """
     try:
         found = geometry(case)
     except IllegalError:
         return Setting(None, places_of(case, case.operands))
-    # One that is not passed may be nonsense.
+    # An array that is not passed may have an impossible shape.
     shapes = {name: shape for name, shape in case.tensors.items() if min(shape) >= 0}
     places = places_of(case, shapes)
     arrays = {name: one.array for name, one in places.items()}
@@ -263,14 +263,14 @@ def layer_of(case: Case) -> Setting:
 
 
 def check(case: Case, layer: Setting | None = None) -> Finding | None:
-    """Return what is wrong with a case; None if it is correct.
+    """Return the finding of a case; None if it is correct.
 
     Args:
         case: the case.
-        layer: what it shares with others.
+        layer: data shared with other cases.
 
     Raises:
-        NotTakenError: its implementation does not take it.
+        NotTakenError: the implementation does not support the case.
     """
     layer = layer or layer_of(case)
     try:
@@ -359,7 +359,7 @@ def _check_result(
 
 
 def _untouched(out: Buffer) -> bool:
-    """Whether the memory between and beside the elements of ``out`` is as it was; fills it."""
+    """Return whether the memory outside the elements of ``out`` is unchanged; overwrite ``out``."""
     dtype = out.array.dtype
     out.array[...] = np.full(dtype.itemsize, FILLER, np.uint8).view(dtype)[0]
     return bool((out.memory == FILLER).all())
@@ -373,7 +373,7 @@ def _kind(case: Case, found: Geometry | None = None) -> tuple[str, ...]:
 
 
 def _innermost(error: BaseException) -> str:
-    """Return the file and line of the library that it was raised at."""
+    """Return the file and line of the library where an error was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     root = HERE.parent.parent
     ours = [

@@ -1,4 +1,4 @@
-"""Random cases.  A case's number and the seed are all that it depends on."""
+"""Random cases; a case depends only on the seed and its number."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ MOST_PHASES = 64
 """Most stride phases of the input gradient (chosen)."""
 
 HOSTILE_PADDED = 8
-"""Products with padding for each other one, that layers of large paddings may have."""
+"""Factor by which layers with large paddings may exceed the limit of products."""
 
 SUMS = {"float16": 2**24, "bfloat16": 2**24, "float32": 2**24, "float64": 2**53}
-"""Up to here, every integer is a number of the precision that sums are made in."""
+"""Largest n such that all integers up to n are exact in the precision of the sums, by dtype."""
 
 LARGEST = {"float16": 1000, "bfloat16": 100, "float32": 1000, "float64": 10**6}
-"""Integers up to here are numbers of the dtype, and of TF32."""
+"""Largest integer value, by dtype; integers up to it are exact in the dtype and in TF32."""
 
 DECADE = {"float16": 2, "bfloat16": 4, "float32": 4, "float64": 4}
-"""Largest decade of values."""
+"""Largest decade of values, by dtype."""
 
 ROUNDS = 4
-"""Sets of data and views of a layer on the kernels."""
+"""Sets of data and views per layer on the kernels."""
 
 ILLEGAL = 0.05
-"""Share of cases with something wrong."""
+"""Fraction of cases that are changed to be illegal."""
 
 
 class Draw(random.Random):
@@ -67,7 +67,7 @@ class Draw(random.Random):
 
 
 def numpy_cases(seed: object, number: int) -> Iterator[Case]:
-    """Yield all runs of one layer on NumPy: every operation, by every method that takes it."""
+    """Yield all runs of one layer on NumPy: every operation, by every method that supports it."""
     draw = Draw(f"{seed} numpy {number}")
     layer = draw_layer(draw, draw.one((500, 500, 4000, 4000, 4000, 30_000, 100_000)))
     base, found = draw_case(draw, layer, draw.one(DTYPES))
@@ -75,7 +75,7 @@ def numpy_cases(seed: object, number: int) -> Iterator[Case]:
         yield spoiled(draw, base)
         return
     problem = problem_of(base, found)
-    # Blocks of a few bytes are quick for few products only.
+    # Blocks of a few bytes are fast enough only for few products.
     small = [size for size, most in ((1, 500), (3000, 5000)) if found.macs <= most]
     block = draw.one((None, None, 30_000, *small))
     for operation in OPERATIONS:
@@ -96,7 +96,7 @@ def _methods(problem: Any, operation: str) -> list[str]:
 def kernel_cases(seed: object, number: int) -> Iterator[Case]:
     """Yield runs of one layer on the kernels: every operation by "auto" or one family.
 
-    Several times with other data and views, which mostly take the kernels that are then built.
+    The layer is run several times with other data and views, mostly on kernels that are then built.
     """
     draw = Draw(f"{seed} kernels {number}")
     impl, arch = draw.one((*FAMILIES, "auto", "auto")), draw.one(ARCHITECTURES)
@@ -123,7 +123,7 @@ def kernel_cases(seed: object, number: int) -> Iterator[Case]:
         base = replace(base, run=KernelRun(impl, arch, precision, settings, tile))
         if draw.chance(ILLEGAL):
             case = spoiled(draw, base)
-            if case.bad_out != "shared":  # the emulator computes on copies, which share nothing
+            if case.bad_out != "shared":  # the emulator computes on copies, which share no memory
                 yield case
             continue
         for operation in OPERATIONS:
@@ -135,7 +135,7 @@ def kernel_cases(seed: object, number: int) -> Iterator[Case]:
 
 
 def draw_layer(draw: Draw, most_macs: int, family: str = "") -> Case:
-    """A layer with few enough products; mostly legal, and of the sort that a family takes."""
+    """Draw a legal layer with few enough products, of a kind that a family mostly supports."""
     style = draw.one((*["any"] * 6, "common", "large", *["hostile"] * (0 if family else 2)))
     most = most_macs if style == "any" else max(most_macs, 30_000)
     for _ in range(200):
@@ -145,7 +145,7 @@ def draw_layer(draw: Draw, most_macs: int, family: str = "") -> Case:
         except IllegalError:
             continue
         elements = max(prod(shape) for shape in found.shapes.values())
-        phases = prod(found.stride) if family else 1  # NumPy has those with inputs and taps alone
+        phases = prod(found.stride) if family else 1  # NumPy omits empty phases
         macs = found.macs // HOSTILE_PADDED if style == "hostile" else found.macs
         if macs <= most and elements <= MOST_ELEMENTS and phases <= MOST_PHASES:
             return case
@@ -153,11 +153,11 @@ def draw_layer(draw: Draw, most_macs: int, family: str = "") -> Case:
 
 
 def _layer(draw: Draw, family: str, style: str) -> Case:
-    """Return a layer.
+    """Draw a layer, which may be illegal.
 
     Args:
-        family: of kernels that should take it, or "".
-        style: "any"; "common" for those of networks, with which methods and families are quick;
+        family: kernel family that should support the layer, or "".
+        style: "any"; "common" for layers as in networks, which methods and families compute fast;
             "large" for many elements and few terms; or "hostile" for large strides, dilations and
             paddings.
     """
@@ -229,7 +229,7 @@ def _layer(draw: Draw, family: str, style: str) -> Case:
 
 
 def _sizes(draw: Draw, rank: int, options: Sequence[int]) -> Any:
-    """Return one for all axes, or one each."""
+    """Draw one size for all axes, or one per axis."""
     if draw.chance(0.4):
         return draw.one(options)
     return tuple(draw.one(options) for _ in range(rank))
@@ -266,7 +266,7 @@ def _both_sides(padding: Any, axis: int) -> int:
 
 
 def _channels(draw: Draw, family: str) -> tuple[int, int, int]:
-    """Return groups, and channels and filters of each."""
+    """Draw the number of groups, and the channels and filters per group."""
     few, any_ = (1, 2, 3, 4, 5, 7, 8), (1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 33, 64)
     pieces = (8, 8, 16, 24, 32, 64, 72)
     if family == "cuda-toeplitz":
@@ -293,7 +293,7 @@ def _channels(draw: Draw, family: str) -> tuple[int, int, int]:
 
 
 def draw_case(draw: Draw, layer: Case, dtype: str, on_gpu: bool = False) -> tuple[Case, Geometry]:
-    """Return a layer with its data, views, bias and activation; and what it comes to."""
+    """Draw data, views, bias and activation for a layer; return the case and its geometry."""
     found = geometry(layer)
     kind = draw.random()
     values, poke = "integers", None
@@ -308,7 +308,7 @@ def draw_case(draw: Draw, layer: Case, dtype: str, on_gpu: bool = False) -> tupl
         room = (SUMS[dtype] - most_terms * size**2) // size
         top = min(max(room, 1).bit_length() - 1, 14 if dtype == "float16" else 60)
         poke = (draw.one(("x", "w", "dy")), draw.random(), 2.0 ** draw.randint(0, top))
-    elif draw.chance(0.08) and not is_complex:  # of which more becomes of what is infinite
+    elif draw.chance(0.08) and not is_complex:  # complex products spread infinity and NaN further
         poke = (draw.one(("x", "w", "dy")), draw.random(), draw.one((np.nan, np.inf, -np.inf)))
     activation = None
     dtype = whole
@@ -324,7 +324,7 @@ def draw_case(draw: Draw, layer: Case, dtype: str, on_gpu: bool = False) -> tupl
             views[name] = draw_view(draw, 1, on_gpu, is_input=True, dtype=dtype)
     if draw.chance(0.35):
         views["out"] = draw_view(draw, axes, on_gpu, is_input=False, dtype=dtype)
-    if poke is not None and poke[0] in views:  # seen once, or its sums would not be exact
+    if poke is not None and poke[0] in views:  # must occur once, or sums would not be exact
         views[poke[0]] = replace(views[poke[0]], repeated=(), overlap=None)
     case = replace(
         layer,
@@ -343,14 +343,14 @@ def draw_case(draw: Draw, layer: Case, dtype: str, on_gpu: bool = False) -> tupl
 
 
 def _largest_integer(draw: Draw, dtype: str, terms: int) -> int:
-    """Draw the largest integer whose products have an exact sum of this many terms."""
+    """Draw a bound on integers for which sums of this many products are exact."""
     room = int((SUMS[dtype] // (2 * terms)) ** 0.5)
     fitting = [size for size in (1, 2, 3, 3, 8, 100, 1000, 10**6) if size <= LARGEST[dtype]]
     return draw.one([size for size in fitting if size <= room] or [1])
 
 
 def draw_view(draw: Draw, axes: int, on_gpu: bool, is_input: bool, dtype: str) -> View:
-    """Return any view; the emulator takes those whose elements lie in their own alignment."""
+    """Draw any view; for the emulator, one whose elements are aligned."""
 
     def some(share: float) -> tuple[int, ...]:
         return tuple(axis for axis in range(axes) if draw.chance(share))
@@ -382,7 +382,7 @@ def draw_view(draw: Draw, axes: int, on_gpu: bool, is_input: bool, dtype: str) -
 
 
 def _of_operation(draw: Draw, case: Case, found: Geometry) -> dict[str, Any]:
-    """Draw the arguments that only one operation has."""
+    """Draw the arguments that only the case's operation has."""
     if case.operation == "conv_forward":
         return {}
     if case.operation != "conv_transpose":
@@ -421,7 +421,7 @@ def _output_padding(draw: Draw, case: Case, found: Geometry) -> Any:
 
 
 def spoiled(draw: Draw, base: Case) -> Case:
-    """Return a case with something changed that mostly makes it illegal; the oracle has to tell."""
+    """Return a case with a change that mostly makes it illegal, as the oracle decides."""
     case = replace(base, operation=draw.one(OPERATIONS))
     if case.operation not in ("conv_forward", "conv_transpose"):
         case = replace(case, activation=None)
@@ -438,12 +438,12 @@ def spoiled(draw: Draw, base: Case) -> Case:
         change = draw.one((_spoil_number, _spoil_number, _spoil_number, _spoil_word, _spoil_array))
         changed = change(draw, case)
         shapes = changed.operands.values()
-        if all(min(shape, default=0) >= 0 for shape in shapes):  # others no array can have
+        if all(min(shape, default=0) >= 0 for shape in shapes):  # no array has a negative size
             return changed
 
 
 def _spoil_number(draw: Draw, case: Case) -> Case:
-    """Change one number."""
+    """Change one number of a case."""
     names = ("batch", "channels", "filters", "slice", "groups", "bias", "shift", "dy")
     name = draw.one((*names, "sizes", "taps", "stride", "dilation", "padding", "output_padding"))
     value = getattr(case, name)
@@ -466,7 +466,7 @@ def _spoil_number(draw: Draw, case: Case) -> Case:
 
 
 def _spoil_word(draw: Draw, case: Case) -> Case:
-    """Return a word that is not known, or of another rank."""
+    """Set the padding or a format to a value that is mostly unknown, or of another rank."""
     name = draw.one(("padding", "data_format", "filter_format"))
     words = {
         "padding": ("sane", "full", "", "samelower"),
@@ -477,7 +477,7 @@ def _spoil_word(draw: Draw, case: Case) -> Case:
 
 
 def _spoil_array(draw: Draw, case: Case) -> Case:
-    """Return an array of another dtype, or an ``out`` that cannot be one."""
+    """Give an array another dtype, or make ``out`` invalid."""
     if draw.chance(0.3):
         names = sorted(case.operands)
         return replace(case, stranger=draw.one(names)) if len(names) > 1 else case

@@ -1,11 +1,11 @@
-"""Whether a result is right: exactly for integers, by the error rule for all else.
+"""Check results: exactly for integers, within error bounds for all other values.
 
-The rule: the error, relative to the sum of the sizes of a result's terms, is at most twice the
-largest that summing plainly in the same precision makes, in the order of the terms or the largest
-first: then every addition rounds a number of the sum's size.  Of a few results all may by luck be
-nearly exact, so plain summation counts as making ``LEAST_ERROR`` roundings, or ``OF_FEW``.
-The result is rounded to its dtype once, whatever is left of the rule: so it lies between the
-rounded bounds.
+The error is divided by the sum of the absolute values of a result's terms.  It may be at most twice
+the largest error of plain summation in the same precision, in the order of the terms or largest
+first.  (Largest first, every addition rounds a number of the sum's size.)  A few results may all be
+nearly exact by chance, so plain summation is credited at least ``LEAST_ERROR`` roundings, or
+``OF_FEW``.  The result itself is rounded to its dtype once, so it must lie between the rounded
+bounds.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from .oracle import (
 )
 
 LEAST_ERROR = 1.5
-"""Roundings that plain summation makes in any case."""
+"""Least number of roundings that plain summation is credited."""
 
 FEW, OF_FEW = 64, 1.3
-"""With fewer than FEW different errors, bounds are at least OF_FEW times the root of the terms.
+"""FEW: number of different errors below which OF_FEW applies.  OF_FEW: least roundings that plain
+summation is then credited, per square root of the number of terms.
 
 Few errors may all be small by chance.  Roundings of half a unit add up like a random walk, and
 twice OF_FEW is more than four of its standard deviations per root of a term."""
@@ -42,7 +43,7 @@ TF32_ROUNDING = 2.0**-10
 """Relative rounding error of a TF32 operand, which keeps 10 bits; Hopper truncates."""
 
 PLANES = "cuda-hopper-bf16x6"
-"""Family that may return NaN instead of infinity, since the lower planes overflow."""
+"""Family that may return NaN instead of infinity, because the lower planes overflow."""
 
 STEEPEST = 1.13
 """Largest slope of all activations."""
@@ -53,8 +54,8 @@ class Bounds:
     """Bounds of each element of a result: from ``low`` to ``high``, both included.
 
     Attributes:
-        low, high: equal where the result is exact; NaN where it has to be NaN.
-        may_be_nan: elements that may also be NaN.
+        low, high: the bounds; equal where the result is exact, NaN where it must be NaN.
+        may_be_nan: mask of the elements that may also be NaN.
     """
 
     low: np.ndarray
@@ -71,13 +72,13 @@ class Bounds:
 
 
 def is_exact(case: Case) -> bool:
-    """Return whether every sum of the case is a whole number that its precision has."""
+    """Return whether every sum of the case is an integer that is exact in its precision."""
     finite = case.poke is None or np.isfinite(case.poke[2])
     return case.values == "integers" and finite and case.activation in (None, "relu")
 
 
 def can_be_judged(case: Case, oracle: Oracle | ComplexOracle) -> bool:
-    """Whether x can be padded, and the terms are few enough to be listed, where they have to be."""
+    """Return whether padded x, and the terms if they are needed, are small enough."""
     if oracle.layer.padded_elements > MOST_PADDED:
         return False
     parts = 2 if case.dtype in PART else 1
@@ -85,9 +86,9 @@ def can_be_judged(case: Case, oracle: Oracle | ComplexOracle) -> bool:
 
 
 def bounds(case: Case, oracle: Oracle | ComplexOracle | Part) -> Bounds:
-    """Return the bounds of a case's result; complex results have their parts on a last axis.
+    """Return the bounds of a case's result; complex results have their parts on the last axis.
 
-    Each part is a real sum, of twice as many terms, and judged as one.
+    Each part is checked as a real sum of twice as many terms.
     """
     if isinstance(oracle, ComplexOracle):
         run = replace(case.run, precision="ieee") if isinstance(case.run, KernelRun) else case.run
@@ -111,7 +112,7 @@ def _bounds_of_sums(case: Case, oracle: Oracle | Part) -> Bounds:
     exact = oracle.stored(case.operation, real.sum(-1))
     sizes = oracle.stored(case.operation, np.abs(real).sum(-1)).astype(np.float64)
     if case.poke is None or np.isfinite(case.poke[2]):
-        # The oracle's two ways to a result agree: else the fault is the attack's own.
+        # The oracle computes the result in two ways; if they differ, the oracle is wrong.
         difference = np.abs(oracle.exact(case.operation) - exact)
         assert (difference <= terms.shape[-1] * 2.0**-52 * sizes).all(), case
     largest_first = np.take_along_axis(terms, np.argsort(-np.abs(terms), -1, kind="stable"), -1)
@@ -122,13 +123,13 @@ def _bounds_of_sums(case: Case, oracle: Oracle | Part) -> Bounds:
         ]
     )
     least = LEAST_ERROR
-    # Results of the same operands, as where an array is broadcast, are one.
+    # Results of the same operands, as in a broadcast array, count once.
     if np.unique(errors).size < FEW:
         least = max(2 * LEAST_ERROR, OF_FEW * terms.shape[-1] ** 0.5)
     relative = 2 * max(float(errors.max(initial=0)), least * roundoff)
     if isinstance(case.run, KernelRun) and case.run.precision == "tf32" and case.dtype == "float32":
         relative += 2.01 * TF32_ROUNDING
-    # The least number for each term: a product that is subnormal is rounded by up to half of it.
+    # One smallest subnormal per term: a subnormal product is rounded by up to half of it.
     slack = relative * sizes + terms.shape[-1] * np.finfo(precision).smallest_subnormal
     middle = exact.astype(np.float64)
     if case.activation is not None:
@@ -150,7 +151,7 @@ def _one_by_one(terms: np.ndarray, precision: type[np.floating]) -> np.ndarray:
 
 
 def _errors(sums: np.ndarray, exact: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return the errors of those sums that have one, relative to the sizes of their terms."""
+    """Return the errors of finite sums, relative to the sum of their terms' absolute values."""
     sums = sums.astype(exact.dtype)
     measured = (sizes > 0) & np.isfinite(exact) & np.isfinite(sums)
     return (np.abs(sums - exact) / sizes)[measured]

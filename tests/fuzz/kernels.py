@@ -18,22 +18,22 @@ SHARE = 0.6
 """Fraction of the time that builds may take (chosen)."""
 
 GRACE = 20.0
-"""Seconds that they may take before that counts."""
+"""Seconds that builds may take in addition to that fraction."""
 
 LONGEST = 2.0
-"""Seconds that one build counts at most: the very first one also builds the compiler's library."""
+"""Most seconds that one build counts as; the first build also builds the compiler's library."""
 
 
 class NotTakenError(Exception):
-    """The implementation that was asked for does not take the layer, or is not built yet."""
+    """The requested implementation does not support the layer, or is not built yet."""
 
 
 class Pool:
-    """The builds of this process.
+    """Kernels built by this process.
 
     Attributes:
         ran: the family whose launches were prepared last.
-        seconds: what the builds took.
+        seconds: total time of the builds.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Pool:
 
     @contextmanager
     def limited(self) -> Iterator[None]:
-        """Kernels are built only as long as builds have not had more than their share of time."""
+        """Build kernels only while builds have used at most their share of the time."""
         load = convolutions.EmulatorRuntime.kernel
         prepare = convolutions.EmulatorBackend.prepare
 

@@ -1,11 +1,10 @@
 """Expected results of calls, computed independently of the library.
 
-Sizes, padding and what is legal are computed here from the published rules; values come from
-PyTorch in float64.  Nothing of cupyconv is imported.
+Sizes, padding and the legality of calls are computed here from the published rules; values come
+from PyTorch in float64.  Nothing of cupyconv is imported.
 
-``terms`` lists the products that each result is the sum of.  From them come the sum of their
-sizes, what summing them one after another in the result's precision would give, and where NaN and
-infinity go.
+``terms`` lists the products whose sum is a result.  They give the sum of absolute values, the
+result of plain summation in the result's precision, and the places of NaN and infinity.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ import torch
 
 from .cases import DATA_FORMATS, FILTER_FORMATS, PART, Case, dtype_of
 
-torch.set_num_threads(1)  # the layers are too small to share
+torch.set_num_threads(1)  # the layers are too small for several threads
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", *PART)
 
 MOST_TERMS = 1 << 20
-"""Products that are listed at most."""
+"""Most products that are listed."""
 
 MOST_PADDED = 1 << 24
-"""Elements of x and its padding, which PyTorch copies, at most."""
+"""Most elements of x with its padding, which PyTorch copies."""
 
 
 class IllegalError(Exception):
-    """There is no such call."""
+    """The call is illegal."""
 
 
 def _require(condition: object, reason: str) -> None:
@@ -43,11 +42,11 @@ def _require(condition: object, reason: str) -> None:
 
 @dataclass(frozen=True)
 class Geometry:
-    """A legal layer: sizes by meaning, each spatial entry per axis.
+    """A legal layer, with sizes named by meaning; spatial entries are per axis.
 
     Attributes:
-        channels, filters: of one group.
-        data, filter: positions of N, C and O, I, with the spatial axes, in the arrays.
+        channels, filters: channels and filters per group.
+        data, filter: positions in the arrays of N, C and O, I, then of the spatial axes.
     """
 
     batch: int
@@ -78,7 +77,7 @@ class Geometry:
 
     @property
     def macs(self) -> int:
-        """Products of a pass, those with padding included."""
+        """Products per pass, those with padding included."""
         return prod((self.batch, self.groups, self.channels, self.filters, *self.outputs)) * prod(
             self.taps
         )
@@ -110,7 +109,7 @@ def geometry(case: Case) -> Geometry:
     """Return the layer of a case.
 
     Raises:
-        IllegalError: there is none, or an array does not fit it.
+        IllegalError: the layer is illegal, or an array does not fit it.
     """
     of_dy = case.operation in ("conv_backprop_bias", "conv_transpose")
     rank = len(case.dy if of_dy else case.x) - 2
@@ -177,7 +176,7 @@ def geometry(case: Case) -> Geometry:
 
 
 def _of_bias(case: Case, data: tuple[int, ...], filter_: tuple[int, ...]) -> Geometry:
-    """Return dy alone, as the output of a depthwise layer of one tap."""
+    """Return a depthwise layer of one tap whose output is dy."""
     batch, channels, *sizes = (case.dy[axis] for axis in data)
     _require(batch >= 0, "a batch")
     _require(min(channels, *sizes) >= 1, "sizes")
@@ -202,7 +201,7 @@ def _each(value: Any, rank: int) -> tuple[int, ...]:
 
 
 def _sides(padding: Any, rank: int) -> list[Any]:
-    """Return a word or (before, after) for each axis."""
+    """Return the name of a padding, or (before, after), for each axis."""
     if isinstance(padding, str):
         word = padding.lower()
         _require(word in ("valid", "same", "same_lower"), "a padding that is known")
@@ -220,7 +219,7 @@ def _axis(size: int, taps: int, stride: int, dilation: int, pad: Any) -> tuple[i
     """Return the output size and padding of an axis."""
     reach = dilation * (taps - 1) + 1
     if pad in ("same", "same_lower"):
-        # As TensorFlow documents it: by what the last window lacks.
+        # TensorFlow's documented rule: pad by the elements that the last window lacks.
         last = size % stride or stride
         lack = max(reach - last, 0)
         less, more = lack // 2, lack - lack // 2
@@ -238,11 +237,11 @@ def _transposed_sizes(
     stride: Sequence[int],
     dilation: Sequence[int],
 ) -> tuple[list[int], list[Any]]:
-    """Spatial sizes of conv_transpose's result, those passed or by PyTorch's and Keras's rules; and
-    the padding with which just x's windows fit into them.
+    """Return the spatial sizes of conv_transpose's result, and the padding for x's windows.
 
-    That is less than the padding given where output_padding is as large as the stride: negative at
-    the end, where the windows do not reach it.
+    The sizes are those passed, or follow PyTorch's and Keras's rules.  With the padding, exactly
+    x's windows fit into the sizes.  It is less than the padding passed if output_padding is as
+    large as the stride; it is negative at an end that the windows do not reach.
     """
     rank, sizes = len(taps), []
     sides = _sides(case.padding, rank)
@@ -273,12 +272,12 @@ def _transposed_sizes(
 
 
 class Oracle:
-    """The results of a layer's operations on given operands.
+    """Results of a layer's operations on given operands.
 
     Args:
         layer: the layer.
-        dtype: of the results.
-        operands: x, w, dy, bias and shift as the library sees them; only those that a result needs.
+        dtype: dtype of the results.
+        operands: x, w, dy, bias and shift in the library's formats; unused ones may be missing.
     """
 
     def __init__(self, layer: Geometry, dtype: str, operands: dict[str, np.ndarray]) -> None:
@@ -288,7 +287,7 @@ class Oracle:
         self._terms: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
     def exact(self, operation: str) -> np.ndarray:
-        """The result in float64, in the layout that the library gives it, without activation."""
+        """Return the result in float64, in the library's layout, without activation."""
         name = _RESULT[operation]
         if name not in self._exact:
             if name == "bias":
@@ -303,7 +302,7 @@ class Oracle:
         return self._exact[name]
 
     def _shift(self, axes: int) -> np.ndarray:
-        """Return conv_transpose's bias of each result, as (N, G, channels, pixels, ...)."""
+        """Return conv_transpose's bias broadcast to the results, (N, G, channels, pixels, ...)."""
         layer = self.layer
         shift = self._wide("shift").reshape(1, layer.groups, layer.channels, *[1] * axes)
         pixels = (layer.batch, layer.groups, layer.channels, prod(layer.sizes), *[1] * (axes - 1))
@@ -356,10 +355,11 @@ class Oracle:
     # -- sums, term by term
 
     def terms(self, operation: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the terms of each result on the last axis, and which of them are really there.
+        """Return the terms of each result on the last axis, and a mask of those that exist.
 
-        Exact, but for float64, of which they have some bits more.  One that is not there is a
-        product with padding, a zero unless the other factor is not finite; or just a 0.
+        The terms are exact, except for float64, where they have a few bits more than the dtype.  A
+        term that does not exist is 0, or a product with padding, which is NaN if the other factor
+        is not finite.
         """
         name = _RESULT[operation]
         if name not in self._terms:
@@ -372,7 +372,7 @@ class Oracle:
         return self._terms[name]
 
     def stored(self, operation: str, values: np.ndarray) -> np.ndarray:
-        """Return values for each result, in the order of ``terms``, in the layout of the result."""
+        """Arrange one value per result, in the order of ``terms``, in the layout of the result."""
         name = _RESULT[operation]
         if name == "bias":
             return values
@@ -381,8 +381,9 @@ class Oracle:
         return values.reshape([shape[axis] for axis in axes]).transpose(np.argsort(axes))
 
     def between(self, operation: str) -> np.ndarray | bool:
-        """Results for which what is not finite in w lies between the outputs that a stride sets
-        apart: kernels may multiply it by a zero there."""
+        """Return a mask of results for which a non-finite weight falls between two outputs.
+
+        Kernels may multiply such a weight by a zero, in the gap that the stride leaves."""
         if _RESULT[operation] != "x":
             return False
         strange = (~np.isfinite(self._grouped("w"))).any(1).astype(int)  # g c r
@@ -411,7 +412,7 @@ class Oracle:
 
     @cached_property
     def _inputs(self) -> np.ndarray:
-        """Number of the input under (output, tap); -1 in the padding."""
+        """Index of the input pixel under (output, tap); -1 in the padding."""
         found = np.zeros((1, 1), np.int64)
         for size, taps, outputs, stride, dilation, (before, _) in self._axes:
             at = np.arange(outputs)[:, None] * stride - before + np.arange(taps) * dilation
@@ -421,7 +422,7 @@ class Oracle:
 
     @cached_property
     def _outputs(self) -> np.ndarray:
-        """Number of the output that (input, tap) goes to; -1 beside them, -2 between them."""
+        """Index of the output that (input, tap) feeds; -1 outside the output, -2 in a gap."""
         found = np.zeros((1, 1), np.int64)
         for size, taps, outputs, stride, dilation, (before, _) in self._axes:
             far = np.arange(size)[:, None] + before - np.arange(taps) * dilation
@@ -454,7 +455,7 @@ class Oracle:
         products = (
             pixels.transpose(0, 1, 3, 2, 4)[:, :, None] * w.transpose(0, 2, 1, 3)[None, :, :, None]
         )
-        products = np.where((at > -2)[:, None], products, 0)  # between outputs there is nothing
+        products = np.where((at > -2)[:, None], products, 0)  # no product between outputs
         return _rows(products, 4), _rows(np.broadcast_to((at >= 0)[:, None], products.shape), 4)
 
     def _terms_of_w(self) -> tuple[np.ndarray, np.ndarray]:
@@ -473,10 +474,10 @@ class Oracle:
 
 
 class Part:
-    """The real or the imaginary parts of a layer's results, which are sums of two real layers'.
+    """Real or imaginary parts of a layer's results, each the sum of two real layers' results.
 
     Args:
-        sums: those, each with its sign; the first has the bias.
+        sums: the oracles of the real layers, each with its sign; the first has the bias.
     """
 
     def __init__(self, *sums: tuple[int, Oracle]) -> None:
@@ -496,17 +497,18 @@ class Part:
         return products, np.concatenate([there for *_, there in found], -1)
 
     def between(self, operation: str) -> np.ndarray | bool:
-        """Return whether results may lie between two values, like ``Oracle.between``."""
+        """Return a mask of results, like ``Oracle.between``."""
         return np.logical_or.reduce([one.between(operation) for _, one in self._sums])
 
 
 class ComplexOracle:
-    """The results of a layer's operations on complex operands, part by part.
+    """Results of a layer's operations on complex operands, as real and imaginary parts.
 
     (a + bi)(c + di) = (ac - bd) + (ad + bc)i; the gradients multiply dy by conjugates.
 
     Args:
-        as for Oracle; ``dtype`` is that of the parts.
+        layer, operands: as for ``Oracle``.
+        dtype: dtype of the parts.
     """
 
     def __init__(self, layer: Geometry, dtype: str, operands: dict[str, np.ndarray]) -> None:
@@ -566,12 +568,12 @@ def result_shape(layer: Geometry, operation: str) -> tuple[int, ...]:
 
 
 def can_overlap(shape: tuple[int, ...]) -> bool:
-    """Return whether an array of this shape has two elements that can be in one place."""
+    """Return whether an array of this shape has two elements that can share memory."""
     return 0 not in shape and max(shape) > 1
 
 
 def term_count(layer: Geometry, operation: str) -> int:
-    """Return elements of ``terms``."""
+    """Return the number of elements of ``terms``."""
     if _RESULT[operation] != "x":
         return layer.macs
     return prod((layer.batch, layer.groups, layer.channels, layer.filters, *layer.sizes)) * prod(
@@ -580,7 +582,7 @@ def term_count(layer: Geometry, operation: str) -> int:
 
 
 def activate(values: np.ndarray, activation: str | None) -> np.ndarray:
-    """Return PyTorch's activation in float64."""
+    """Apply PyTorch's activation in float64."""
     if activation is None:
         return values
     function = getattr(torch.nn.functional, activation)
@@ -588,13 +590,13 @@ def activate(values: np.ndarray, activation: str | None) -> np.ndarray:
 
 
 def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Return values in a dtype, and back in float64."""
+    """Round values to a dtype, and return them in float64."""
     with np.errstate(over="ignore"):
         return values.astype(dtype_of(dtype)).astype(np.float64)
 
 
 def _product(outer: np.ndarray, inner: np.ndarray, size: int) -> np.ndarray:
-    """Numbers of pixels out of those on the outer axes and on one more; the least if negative."""
+    """Combine pixel indices on the outer axes and on one more; the least one if negative."""
     joint = outer[:, None, :, None] * size + inner[None, :, None, :]
     least = np.minimum(outer[:, None, :, None], inner[None, :, None, :])
     joint = np.where(least < 0, least, joint)
@@ -602,11 +604,11 @@ def _product(outer: np.ndarray, inner: np.ndarray, size: int) -> np.ndarray:
 
 
 def _gathered(pixels: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Return the pixels, on the last axis, with those numbers; 0 for negative ones."""
+    """Return the pixels with these indices on the last axis; 0 for negative indices."""
     zero = np.zeros((*pixels.shape[:-1], 1), pixels.dtype)
     return np.concatenate([pixels, zero], -1)[..., np.maximum(at, -1)]
 
 
 def _rows(values: np.ndarray, axes: int) -> np.ndarray:
-    """Return all axes from this one on as one."""
+    """Merge all axes but the first ``axes`` into one."""
     return values.reshape(*values.shape[:axes], prod(values.shape[axes:]))

@@ -1,4 +1,4 @@
-"""Findings as programs that show them, and the figures of an attack."""
+"""Print findings as programs that reproduce them, and the counts of an attack."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Figures:
     """Counts of an attack.
 
     Attributes:
-        layers: drawn, by "numpy" and "kernels".
-        passes: judged on NumPy, by method.
-        kernels: passes judged through kernels, by family and chip.
-        left_out: why calls were not made, or not judged.
-        seconds: of the attack.
-        builds: kernels that were built.
+        layers: layers drawn, by "numpy" and "kernels".
+        passes: passes checked on NumPy, by method.
+        kernels: passes checked on the kernels, by family and chip.
+        left_out: calls that were not made or not checked, by reason.
+        seconds: duration of the attack.
+        builds: kernels built.
     """
 
     layers: Counter[str] = field(default_factory=Counter)
@@ -45,7 +45,7 @@ class Figures:
     builds: int = 0
 
     def add(self, other: Figures) -> None:
-        """Count what another worker did as well."""
+        """Add the counts of another worker."""
         for name in ("layers", "passes", "kernels", "left_out"):
             getattr(self, name).update(getattr(other, name))
         self.builds += other.builds
@@ -66,13 +66,13 @@ class Figures:
 
 
 def report(finding: Finding, found_at: str) -> str:
-    """Return a finding with the program that shows it."""
+    """Return a finding with the program that reproduces it."""
     head = f"finding: {' / '.join(finding.kind)}\n  {finding.text}\n  first in {found_at}"
     return f"{head}\n\n{program(finding)}"
 
 
 def program(finding: Finding) -> str:
-    """Return Python that fails as long as the finding is there."""
+    """Return a Python program that fails as long as the fault exists."""
     case = finding.case
     lines = ["import numpy as np"]
     if "bfloat16" in (case.dtype, case.stranger):
@@ -104,7 +104,7 @@ def program(finding: Finding) -> str:
 
 
 def _kernel_lines(case: Case, lines: list[str], more: dict[str, str]) -> str:
-    """Return imports and arguments of a run on the emulator; gives what it has to be within."""
+    """Add imports and arguments of a run on the emulator; return the context of the call."""
     run = case.run
     assert isinstance(run, KernelRun)
     more["arch"] = repr(run.arch)
@@ -125,7 +125,7 @@ def _geometry(case: Case) -> Geometry | None:
 
 
 def _plan_lines(case: Case, lines: list[str]) -> None:
-    """The plan with the tile of a legal case's run."""
+    """Add the lines that make the plan with the tile of a legal case's run."""
     run = case.run
     assert isinstance(run, KernelRun)
     lines += [
@@ -145,14 +145,14 @@ def _plan_lines(case: Case, lines: list[str]) -> None:
 
 
 def _problem_text(case: Case) -> str:
-    """Return the library's description of a legal layer, as a program has it."""
+    """Return the code of a legal layer's ConvProblem."""
     found = geometry(case)
     rules = "".join(f"{name}={value!r}, " for name, value in _spoken(case).items())
     return f"ConvProblem({found.shapes['x']}, {found.shapes['w']}, {rules}dtype={case.dtype!r})"
 
 
 def _numpy_lines(case: Case, lines: list[str], more: dict[str, str]) -> None:
-    """Imports and arguments of a run on NumPy."""
+    """Add imports and arguments of a run on NumPy."""
     run = case.run
     if run.block_bytes is not None:
         lines += [
@@ -177,7 +177,7 @@ def _numpy_lines(case: Case, lines: list[str], more: dict[str, str]) -> None:
 
 
 def _spoken(case: Case) -> dict[str, Any]:
-    """Return the keywords of the layer that are not the usual ones."""
+    """Return the keywords of the layer that differ from the defaults."""
     usual = {"stride": 1, "dilation": 1, "padding": 0, "groups": 1}
     rules = case.rules.items()
     return {name: value for name, value in rules if value != usual.get(name)}
@@ -203,7 +203,7 @@ def _array_lines(case: Case, name: str, shape: tuple[int, ...]) -> list[str]:
 
 
 def _bytes_text(case: Case, name: str) -> str:
-    """Return the bytes of an operand, as a program has them."""
+    """Return the code that reads the bytes of an operand."""
     lazy = case.views.get(name, PLAIN).lazy
     return f"{name}_memory.tobytes()" if lazy else f"{name}.tobytes()"
 
@@ -211,7 +211,7 @@ def _bytes_text(case: Case, name: str) -> str:
 def _memory_lines(
     name: str, view: Any, shape: tuple[int, ...], dtype: np.dtype, flat: str
 ) -> list[str]:
-    """Return an array over memory that has the values of ``flat``."""
+    """Return the code of an array over memory with the values of ``flat``."""
     where, size = layout(view, shape), dtype.itemsize
     spelled = "bfloat16" if dtype.name == "bfloat16" else repr(dtype.str)
     lines = [f"flat = {flat}.astype({spelled})"]
@@ -244,7 +244,7 @@ def _out_lines(case: Case, shape: tuple[int, ...]) -> list[str]:
     dtype = operand_dtype(case, "out")
     filler = f"np.full({count * dtype.itemsize}, {FILLER}, np.uint8)"
     spelled = "bfloat16" if dtype.name == "bfloat16" else repr(dtype.str)
-    # Through memory in any case, which shows what is written beside it.
+    # Always over a block of memory, to show writes outside the array.
     lines = _memory_lines("out", view, shape, dtype, f"{filler}.view({spelled})")
     if view == PLAIN:
         lines[-1] = f"memory = flat.view(np.uint8)\nout = flat[: {prod(shape)}].reshape({shape})"
@@ -274,7 +274,7 @@ def _call_text(case: Case, module: str, more: dict[str, str]) -> str:
 
 
 def _verdict_lines(finding: Finding, call: str, within: str) -> list[str]:
-    """Return the call, and what it fails."""
+    """Return the lines of the call and of the check that fails."""
     if finding.is_illegal:
         lines = [
             "try:",

@@ -1,8 +1,8 @@
-"""A finding made smaller, as long as it remains of its kind.
+"""Shrink a finding, as long as its kind remains the same.
 
-Each round tries what would make the case simpler, the boldest first, and keeps what still shows
-the finding.  A shrinker of hypothesis's would need every case to be drawn by it, which takes
-longer than running most of them.
+Each round tries changes that make the case simpler, the boldest first, and keeps one that still
+shows the finding.  hypothesis's shrinker would have to draw every case, which takes longer than
+running most cases.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SPATIAL = ("sizes", "taps", "stride", "dilation", "padding")
 
 
 def shrunk(finding: Finding, seconds: float) -> Finding:
-    """Return the finding in the smallest case that was found in so much time."""
+    """Return the finding in the smallest case found within this time."""
     end = time.monotonic() + seconds
     named = _same(_by_name(finding), finding)
     finding, simpler = named or finding, True
@@ -30,7 +30,7 @@ def shrunk(finding: Finding, seconds: float) -> Finding:
         simpler = False
         tried = candidates(finding.case)
         if finding.is_illegal and not (finding.case.bad_out or finding.case.stranger):
-            # Of all others it is fitted to the sizes.
+            # For all other findings, the gradient is fitted to the sizes.
             tried = chain(tried, _of_gradient(finding.case))
         for case in tried:
             if time.monotonic() > end:
@@ -43,7 +43,7 @@ def shrunk(finding: Finding, seconds: float) -> Finding:
 
 
 def _by_name(finding: Finding) -> Case:
-    """Return the case with what "auto" took asked for by name."""
+    """Return the case with the implementation that "auto" selected requested by name."""
     case = finding.case
     if finding.kind[0] != "wrong":
         return case
@@ -54,7 +54,7 @@ def _by_name(finding: Finding) -> Case:
 
 
 def _same(case: Case, finding: Finding) -> Finding | None:
-    """Return the finding in another case; None if that does not show it."""
+    """Return the finding in another case; None if that case does not show it."""
     try:
         if not finding.is_illegal or case.bad_out or case.stranger:
             case = _refitted(case)
@@ -151,7 +151,7 @@ def _simpler_entries(name: str, old: Any) -> list[Any]:
 
 
 def _without_axis(case: Case, axis: int) -> Case:
-    """Return a case of one spatial axis less, with views as they are on the axes that remain."""
+    """Return a case without one spatial axis; the remaining axes keep their views."""
     changes: dict[str, Any] = {}
     for name in (*SPATIAL, "output_padding"):
         value = getattr(case, name)
@@ -166,7 +166,7 @@ def _without_axis(case: Case, axis: int) -> Case:
 
 
 def _view_without_axis(view: View, axis: int) -> View:
-    """Return the view of an array with one axis less, the last."""
+    """Return the view without the array's last axis, ``axis``."""
 
     def kept(axes: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(one for one in axes if one != axis)

@@ -1,4 +1,4 @@
-"""Run on a GPU what only a GPU can tell.  README.md beside this file is the guide.
+"""Run the tests and measurements that need a GPU.  README.md in this folder is the guide.
 
     python -m tests.gpu pack                      # compile the cubins, without a GPU
     python -m tests.gpu all --minutes 9 --out DIR # every step, in order
@@ -42,7 +42,7 @@ _PROFILE = (
 
 
 def steps() -> tuple[Step, ...]:
-    """Return the steps in the order of `all`, the most informative first."""
+    """Return the steps in the order of `all`, the most informative steps first."""
     sanitizer, ncu = program("compute-sanitizer"), program("ncu")
     checked = (sanitizer or "compute-sanitizer", "--destroy-on-device-error", "kernel", "--tool")
     lacks = "{} is not installed (it is part of CUDA)"
@@ -67,7 +67,7 @@ def steps() -> tuple[Step, ...]:
 
 
 def rehearsed(step: Step) -> Step:
-    """Return the step for an emulated device, which has no tools and takes its time."""
+    """Return the step for an emulated device, which is slow and has no CUDA tools."""
     return replace(step, workers=1, seconds=120, tool=(), fresh=False, lines=False, missing="")
 
 
@@ -80,10 +80,10 @@ def program(name: str) -> str | None:
 
 @contextmanager
 def checkout() -> Iterator[dict[str, str]]:
-    """Variables with which a plain checkout imports like an installed package.
+    """Yield environment variables with which a plain checkout imports like an installed package.
 
-    cupyconv.cli and cupyconv.cuda are the folders cli/ and cuda/; a folder of links puts them
-    where Python looks for them, in the workers and in all that these start.
+    cupyconv.cli and cupyconv.cuda are the folders cli/ and cuda/.  A folder of links puts them
+    where the workers and their child processes import them from.
     """
     before = os.environ.get("PYTHONPATH", "")
     if find_spec("cupyconv.cli") is not None:
@@ -94,13 +94,13 @@ def checkout() -> Iterator[dict[str, str]]:
         package.mkdir()
         for path in (*(ROOT / "cupyconv").iterdir(), ROOT / "cli", ROOT / "cuda"):
             (package / path.name).symlink_to(path)
-        # The current folder would come first otherwise.
+        # Otherwise the current folder would come first in the search path.
         paths = os.pathsep.join(filter(None, (folder, before, str(ROOT))))
         yield {"PYTHONPATH": paths, "PYTHONSAFEPATH": "1"}
 
 
 def run(names: Sequence[str], options: Options, minutes: float) -> int:
-    """Run steps within the time; 1 if a case did not pass."""
+    """Run steps within the time limit; return 1 if a case did not pass."""
     results, until = Results(options.out), time.monotonic() + minutes * 60
     chosen = [step for step in steps() if step.name in names]
     if is_running():
@@ -138,11 +138,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("step", nargs="?", default="all", choices=("all", "pack", "report", *names))
     parser.add_argument("results", nargs="?", type=Path, help="folder of the results to report on")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
-    parser.add_argument("--minutes", type=float, default=9, help="for all steps (default 9)")
+    parser.add_argument("--minutes", type=float, default=9, help="time of all steps (default 9)")
     parser.add_argument("--only", default="", help="run only cases with this text in their name")
     parser.add_argument("--sample", type=int, default=0, help="at most this many cases of a step")
     parser.add_argument("--workers", type=int, default=0, help="at most this many processes")
-    parser.add_argument("--done", type=Path, help="results.jsonl whose passed cases are left out")
+    parser.add_argument("--done", type=Path, help="skip the passed cases of this results.jsonl")
     parser.add_argument("--chips", default="sm_90a", help="pack: architectures, with commas")
     parser.add_argument("--nvrtc", type=Path, help="pack: folder of the compiler's libraries")
     chosen = parser.parse_args(arguments)

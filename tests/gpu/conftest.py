@@ -1,4 +1,4 @@
-"""Fixtures of every test in this folder; emulated devices are replaced when they fail."""
+"""Fixtures of all tests in this folder; emulated devices are revived when they fail."""
 
 from tests.device import is_running
 from tests.gpu.fixtures import (  # noqa: F401

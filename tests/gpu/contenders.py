@@ -1,6 +1,6 @@
-"""Steps "contenders" and "profile": candidates of the suite's layers, timed, and cuDNN beside them.
+"""Steps "contenders" and "profile": time the candidates of the suite's layers, and cuDNN.
 
-A case is one candidate of one pass of one layer, so that a candidate that fails costs itself only.
+A case is one candidate of one pass of one layer, so a failing candidate does not affect others.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ORDERS = (
     ("bfloat16", "ieee", "channels_last"),
     ("float16", "ieee", "channels_first"),
 )
-"""Dtypes, precisions and memory orders, the most important first."""
+"""Dtypes, precisions and memory orders, most important first."""
 
 PROFILED = (
     ("resnet50-03", "forward", *ORDERS[0]),
@@ -47,20 +47,20 @@ PROFILED = (
     ("mobilenetv2-dw3", "backprop_filter", *ORDERS[0]),
     ("resnet50-17", "forward", *ORDERS[0]),
 )
-"""Layers whose planned kernels the profiler looks at."""
+"""Passes whose planned kernels are profiled: layer, pass, dtype, precision, memory order."""
 
-MOST_CANDIDATES = 8  # timed candidates of a pass (chosen)
+MOST_CANDIDATES = 8  # timed candidates per pass (chosen)
 SECONDS = 0.015  # s, device time of a candidate's samples (chosen)
 SETS = 3  # sets of operands that calls alternate between (chosen)
 SAMPLE = 1 << 18  # elements compared at each end of a result (chosen)
 TOLERANCES = {"float16": 1e-2, "bfloat16": 8e-2, "float32": 1e-4, "tf32": 1e-2}
-"""Largest difference to the first result of a pass, as a share of its largest value (chosen)."""
+"""Largest difference from a pass's first result, relative to its largest value (chosen)."""
 
 _profiling = False
 
 
 def cases(words: str = "") -> list[dict[str, Any]]:
-    """Candidates in the order of ORDERS, layers of every kind in turn; cuDNN first in each pass."""
+    """List candidates in the order of ORDERS, kinds of layers in turn, cuDNN first in each pass."""
     global _profiling
     _profiling = words == "profile"
     if _profiling:
@@ -82,7 +82,7 @@ def _case(*words: str) -> dict[str, Any]:
 
 @cache
 def layers() -> dict[str, suites.SuiteLayer]:
-    """Return the suite; on emulated devices, two layers of their size."""
+    """Return the suite's layers; on emulated devices, two small layers."""
     listed = suites.fair_order(suites.listed())
     if not _is_small():
         return {layer.name: layer for layer in listed}
@@ -91,7 +91,7 @@ def layers() -> dict[str, suites.SuiteLayer]:
 
 
 def _is_small() -> bool:
-    """Return whether layers are computed on an emulated device."""
+    """Return whether the layers must be small, because an emulated device computes them."""
     return is_running() and not pack.is_recording()
 
 
@@ -101,7 +101,7 @@ def problem_of(layer: str, dtype: str, layout: str) -> ConvProblem:
 
 
 def request_of(case: dict[str, Any], device: Device) -> Request:
-    """Return the request of a case, a record with its words."""
+    """Return the request of a case."""
     problem = problem_of(case["layer"], case["dtype"], case["layout"])
     strides = Strides.contiguous(problem)
     return Request(problem, case["pass"], device, case["precision"], None, strides)
@@ -111,7 +111,7 @@ def request_of(case: dict[str, Any], device: Device) -> Request:
 def candidates(
     layer: str, pass_: str, dtype: str, precision: str, layout: str
 ) -> tuple[tuple[Plan, float], ...]:
-    """Return plans of a pass with the modelled microseconds, the planned one first."""
+    """Return plans of a pass with their modelled microseconds, the planner's choice first."""
     device = backends.current_device()
     request = request_of(_case(layer, pass_, dtype, precision, layout, ""), device)
     problem, found = request.problem, []
@@ -124,7 +124,7 @@ def candidates(
 
 @cache
 def _candidate(key: str) -> Candidate | None:
-    """Return a candidate of a recorded case, whose words and choices are given as JSON."""
+    """Return the candidate of a recorded case, which is given as JSON."""
     case = json.loads(key)
     request = request_of(case, Device.of(case["architecture"])).reduced
     choices = choices_of_json(Choices, case["choices"], case["implementation"])
@@ -132,7 +132,7 @@ def _candidate(key: str) -> Candidate | None:
 
 
 def candidate_of(record: dict[str, Any], architecture: str) -> Candidate | None:
-    """Return the candidate that a record of a run timed; None for cuDNN, or if it no longer exists.
+    """Return the candidate that a record timed; None for cuDNN, or if it no longer exists.
 
     Args:
         record: a record of ``tests.gpu.report.timed``.
@@ -204,7 +204,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def place() -> places.GpuPlace:
-    """The current GPU; an emulated device does without sweeps of a cache, which take seconds."""
+    """Return the current GPU; on an emulated device, without cache sweeps, which take seconds."""
     found = places.GpuPlace()
     if is_running():
         found.clock = CudaClock(found.xp, 1 << 16)
@@ -215,7 +215,7 @@ _kept: dict[str, Any] = {}  # operands of the current layer, results of its pass
 
 
 def _operands(*key: str) -> list[Operands]:
-    """Return random operands of a layer, kept until another layer is asked for."""
+    """Return random operands of a layer, cached until another layer is requested."""
     if _kept.get("key") != key:
         _kept.clear()
         place().release()
@@ -234,7 +234,7 @@ def _sample(result: Any) -> np.ndarray:
 
 
 def _difference(case: dict[str, Any], values: np.ndarray) -> float:
-    """Largest difference to the first result of the pass, as a share of its largest value."""
+    """Return the largest difference from the pass's first result, relative to its largest value."""
     first = _kept.setdefault(case["pass"], values)
     return float(np.abs(values - first).max() / max(np.abs(first).max(), 1e-30))
 

@@ -20,10 +20,10 @@ def nothing_imported_is_collected() -> None:
 
 @pytest.fixture(autouse=True)
 def collected_between_tests() -> Iterator[None]:
-    """Python's collector comes after the test, and in none.
+    """Run Python's garbage collection after each test, never during a test.
 
-    What it finds may be arrays of an earlier test.  Their memory would be given back whenever that
-    is: the device waits for all of its work then, a capture fails, a pool has less in use.
+    A collection may free arrays of an earlier test.  During a test, this would make the device wait
+    for all of its work, fail a capture, or reduce a pool's memory in use.
     """
     gc.disable()
     yield
@@ -32,7 +32,7 @@ def collected_between_tests() -> Iterator[None]:
 
 
 def as_a_new_process() -> None:
-    """Nothing is remembered of what was measured."""
+    """Forget all measurements, as in a new process."""
     measuring.forget()
     operations._ready.cache_clear()
 

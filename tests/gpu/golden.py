@@ -1,4 +1,4 @@
-"""One case per wrapper of ptx.cuh: inputs, launch, output.
+"""Golden cases: inputs, launch and output of each wrapper in ptx.cuh.
 
 ``python -m tests.gpu golden`` runs the cases on the current GPU through CuPy, and ``report`` writes
 their inputs and outputs to ``golden-<chip>.npz``.  The tests run the same cases on the CPU emulator
@@ -50,7 +50,7 @@ WGMMA_OPERANDS = np.dtype(
 
 @dataclass(frozen=True)
 class Output:
-    """The argument that a kernel writes; ``initial`` is what it holds before (else poison)."""
+    """The argument that a kernel writes; ``initial`` is its content before (default: poison)."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -62,11 +62,11 @@ class Map:
     """A tensor map over an input array, or over the output.
 
     Attributes:
-        tensor: Values, C-contiguous, outermost dimension first; or the output.
-        box: Elements of a copy, innermost first; im2col: channels and pixels.
-        steps: Element strides, innermost first.
-        swizzle: Span in bytes.
-        corners: im2col: lower and upper corners, W first; None for a tiled map.
+        tensor: values, C-contiguous, outermost dimension first; or the output.
+        box: elements per copy, innermost first; for im2col, channels and pixels.
+        steps: element strides, innermost first.
+        swizzle: span in bytes.
+        corners: for im2col, lower and upper corners, W first; None for a tiled map.
     """
 
     tensor: np.ndarray | Output
@@ -81,16 +81,15 @@ class Case:
     """One launch of one golden kernel.
 
     Attributes:
-        name: Unique, for files and test ids.
-        kernel: In golden.cu.
-        arch: Least compute capability times ten; 90 and above need the architecture-specific chip
-            where ``wgmma``.
-        threads: Of a block.
-        arguments: Arrays are inputs; Output and Map as described; scalars by value.
-        blocks: Of the grid.
-        shared: Dynamic shared bytes.
-        wgmma: Needs sm_90a.
-        ulps: Units in the last place by which the output may be off.
+        name: unique name, for files and test ids.
+        kernel: name of the kernel in golden.cu.
+        arch: least compute capability times ten.
+        threads: threads per block.
+        arguments: inputs (arrays), outputs (Output), tensor maps (Map) and scalars, in order.
+        blocks: thread blocks in the grid.
+        shared: bytes of dynamic shared memory.
+        wgmma: whether the kernel needs sm_90a.
+        ulps: largest error of the output in units in the last place.
     """
 
     name: str
@@ -105,13 +104,13 @@ class Case:
 
     @property
     def output(self) -> Output:
-        """Array that is written by the kernel or through its map."""
+        """The array that the kernel writes, directly or through a map."""
         candidates = [one.tensor if isinstance(one, Map) else one for one in self.arguments]
         return next(one for one in candidates if isinstance(one, Output))
 
     @property
     def inputs(self) -> list[np.ndarray]:
-        """The input arrays, in order, tensors behind maps included."""
+        """The input arrays in order, including the tensors of maps."""
         arrays = [one.tensor if isinstance(one, Map) else one for one in self.arguments]
         return [one for one in arrays if isinstance(one, np.ndarray) and not one.dtype.names]
 
@@ -131,7 +130,7 @@ class Device(Protocol):
 
 
 def run(case: Case, device: Device) -> np.ndarray:
-    """Return runs a case and returns its output."""
+    """Run a case, and return its output."""
     output = device.output(case.output)
     arguments = []
     for one in case.arguments:
@@ -144,7 +143,7 @@ def run(case: Case, device: Device) -> np.ndarray:
             arguments.append(device.upload(one))
         else:
             arguments.append(one)
-    # A map travels with the tensor it points to, which has to stay alive.
+    # A map is paired with the tensor that it points to, which must stay alive.
     device.launch(case, tuple(one[0] if isinstance(one, tuple) else one for one in arguments))
     return device.download(output)
 
@@ -153,12 +152,12 @@ def run(case: Case, device: Device) -> np.ndarray:
 # Values
 # --------------------------------------------------------------------------------------------------
 def small_integers(generator: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
-    """Return quarters from -2 to 2: every product and sum of a case is exact in every type."""
+    """Return multiples of 1/4 from -2 to 2, so that all products and sums of a case are exact."""
     return generator.integers(-8, 9, shape) / 4
 
 
 def bits_of(values: np.ndarray, element: str) -> np.ndarray:
-    """Values as the bits of f16, bf16 (16-bit) or tf32 (32-bit); exact for small integers."""
+    """Return values as bits of f16, bf16 (16-bit) or tf32 (32-bit); small integers are exact."""
     if element == "f16":
         return values.astype(np.float16).view(np.uint16)
     single = values.astype(np.float32).view(np.uint32)
@@ -276,7 +275,7 @@ def _copy_bytes(described: Map, itemsize: int) -> int:
 
 
 def _load(name: str, described: Map, at: Sequence[int], tap: Sequence[int] = ()) -> Iterator[Case]:
-    """Yield the load, and its multicast to a pair of blocks."""
+    """Yield the case of a load, and of its multicast to a pair of blocks."""
     assert isinstance(described.tensor, np.ndarray)
     size = _copy_bytes(described, described.tensor.itemsize)
     mode = "im2col_" if described.corners else ""
@@ -354,18 +353,18 @@ def _stores() -> Iterator[Case]:
 
 
 # --------------------------------------------------------------------------------------------------
-# wgmma: tiles as the bytes of shared memory, laid out as the PTX manual draws them
+# wgmma: tiles as bytes of shared memory, in the layouts of the PTX manual's figures
 # --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class TileLayout:
     """Layout of an operand in shared memory.
 
     Attributes:
-        mn_major: Rows along m or n are contiguous, else along k.
-        swizzle: Span in bytes.
-        leading, stride: The descriptor's offsets in bytes.
-        start: Byte of the operand's first element in the tile.
-        size: Bytes of the tile.
+        mn_major: whether elements along m or n are contiguous, else along k.
+        swizzle: span in bytes.
+        leading, stride: the descriptor's offsets in bytes.
+        start: byte offset of the operand's first element in the tile.
+        size: bytes of the tile.
     """
 
     mn_major: bool
@@ -376,7 +375,7 @@ class TileLayout:
     size: int
 
     def byte_of(self, mn: np.ndarray, k: np.ndarray, itemsize: int) -> np.ndarray:
-        """Return the byte in the tile of the elements (mn, k) of the operand."""
+        """Return the byte offsets in the tile of the operand's elements (mn, k)."""
         unit = 16 // itemsize
         if self.mn_major and self.swizzle:
             span = self.swizzle // itemsize
@@ -395,7 +394,7 @@ class TileLayout:
 
 
 def k_major(extent: int, swizzle: int, k_bytes: int, step: int = 0) -> TileLayout:
-    """A tile of ``extent`` rows; ``step`` picks the operand's place along k in a wide tile."""
+    """Return a tile of ``extent`` rows; ``step`` is the operand's position along k in it."""
     rows = -(-extent // 8)
     if swizzle:
         start = step * k_bytes % swizzle
@@ -405,7 +404,7 @@ def k_major(extent: int, swizzle: int, k_bytes: int, step: int = 0) -> TileLayou
 
 
 def mn_major(extent: int, swizzle: int, k: int) -> TileLayout:
-    """A tile with ``extent`` elements of 16 bits along m or n, and ``k`` (a multiple of 8) deep."""
+    """Return a tile of ``extent`` 16-bit elements along m or n by ``k``, a multiple of 8."""
     if swizzle:
         spans = -(-extent * 2 // swizzle)
         depth = k * swizzle
@@ -415,7 +414,7 @@ def mn_major(extent: int, swizzle: int, k: int) -> TileLayout:
 
 
 def fill_tile(layout: TileLayout, values: np.ndarray) -> np.ndarray:
-    """Return the bytes of a tile that holds ``values`` (mn, k) given as bits."""
+    """Return the bytes of a tile with ``values`` (mn, k), which are given as bits."""
     mn, k = np.indices(values.shape)
     itemsize = values.dtype.itemsize
     tile = np.zeros(layout.size, np.uint8)
@@ -492,7 +491,7 @@ def _wgmma_case(
 
 @cache
 def wgmma_cases() -> tuple[tuple[Case, WgmmaProblem], ...]:
-    """Return every wgmma wrapper once, and every layout at n = 64."""
+    """Return a case for every wgmma wrapper, and for every layout at n = 64."""
     made = []
     for n in WGMMA_N:
         for swizzle in SWIZZLES if n == 64 else (128,):
@@ -541,7 +540,7 @@ def source() -> KernelSource:
 
 
 def compile_cubin(architecture: str, wgmma: bool) -> bytes:
-    """golden.cu for a chip such as ``sm_90a``, with or without the kernels that need wgmma."""
+    """Compile golden.cu for a chip such as ``sm_90a``, with or without the wgmma kernels."""
     from cupyconv.gpu import compiler
 
     capability = int(architecture.removeprefix("sm_").rstrip("a"))
@@ -598,7 +597,7 @@ class CupyDevice:
         self._cupy.cuda.runtime.deviceSynchronize()
 
     def encode(self, described: Map, array: Any) -> np.ndarray:
-        """The driver's own tensor map (cuda.h: cuTensorMapEncodeTiled, cuTensorMapEncodeIm2col)."""
+        """Return the driver's tensor map (cuTensorMapEncodeTiled, cuTensorMapEncodeIm2col)."""
         rank = array.ndim
         types = {1: 0, 2: 1, 4: 7}  # UINT8, UINT16, FLOAT32
         raw = np.zeros(192, np.uint8)

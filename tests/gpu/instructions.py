@@ -26,7 +26,7 @@ def load(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
-    """Run a case; its output, or the driver's refusal of its tensor map, is the result."""
+    """Run a case; return its output, or the driver's refusal of its tensor map."""
     try:
         output = golden.run(_case(case["name"]), _device())
     except golden.MapRefusedError as error:
@@ -37,7 +37,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(records: Iterable[Mapping[str, Any]], out: Path) -> Path | None:
-    """Write inputs and outputs of the recorded cases to one file; None without any."""
+    """Write inputs and outputs of the recorded cases to one file; return None without cases."""
     arrays: dict[str, Any] = {}
     chip = None
     for record in records:

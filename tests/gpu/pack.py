@@ -1,8 +1,8 @@
-"""Compile the cubins of a run ahead, on a machine without a GPU, into one archive.
+"""Compile the cubins of a GPU run ahead of time, on a machine without a GPU, into one archive.
 
-The steps run on emulated devices with empty kernels, and every variant that they ask for is
-recorded.  NVRTC of the GPU's machine then compiles the variants.  On that machine ``unpack`` puts
-the archive into the cache, and the step "compile" compiles what it lacks.
+The steps run on emulated devices with empty kernels, and every kernel variant that they request is
+recorded.  The NVRTC release of the GPU's machine then compiles the variants.  On that machine
+``unpack`` copies the archive into the cache, and the step "compile" compiles missing variants.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from tests.device import RUNNING
 from tests.gpu.running import ROOT, Options, Results, Run, Step
 
 ARCHIVE = Path(__file__).with_name("cubins.tar.xz")
-"""The archive; it is neither committed nor ignored, since ignored files may not be copied along."""
+"""Path of the archive, which git must not ignore: ignored files may not be copied to the GPU."""
 
 CACHE = ROOT / "build" / "cubins"  # compiled kernels, kept for the next archive
 MOST_BYTES = 16 << 20  # largest archive (chosen)
 NEEDED = "needed.json"  # list of the variants, in the archive and in the cache
 LINES = "-lineinfo"  # compiler option for line numbers; part of the cache's key
 NVRTC_VARIABLE = "CUPYCONV_GPU_NVRTC"  # folder of the compiler to use
-RECORD_VARIABLE = "CUPYCONV_GPU_RECORD"  # file that takes the variants of a dry run
-DRY_MINUTES = 120  # limit of a step of the dry run (chosen)
+RECORD_VARIABLE = "CUPYCONV_GPU_RECORD"  # file to which a dry run appends its variants
+DRY_MINUTES = 120  # limit per step of the dry run (chosen)
 
 Entry = dict[str, Any]
 
 
 # -- recording the variants ------------------------------------------------------------------------
 def record(path: Path) -> None:
-    """Make kernels of this process empty, and append the variants that it asks for to a file."""
+    """Replace this process's kernels by empty ones, and append the requested variants to a file."""
     from tests import agreement
     from tests.device.fixtures import empty_cubin
 
@@ -69,17 +69,17 @@ def record(path: Path) -> None:
         return made
 
     compiler.compile_missing = compile_missing
-    # A test goes on to its next kernel after a result of an empty one.
+    # Tests continue to their next kernel after the wrong result of an empty one.
     agreement.require_equal = np.testing.assert_allclose = lambda *_, **__: None
 
 
 def is_recording() -> bool:
-    """Whether this process records variants, with the cases of a GPU on an emulated device."""
+    """Return whether this process records variants: a GPU's cases on an emulated device."""
     return bool(os.environ.get(RECORD_VARIABLE))
 
 
 def recorded(options: Options, chip: str) -> list[Entry]:
-    """Return the variants that the steps ask for on a chip, those of the first steps first."""
+    """Return the variants that the steps request on a chip, in the order of the steps."""
     from tests.device.machine import CHIP_VARIABLE
     from tests.gpu.__main__ import steps
 
@@ -123,7 +123,7 @@ def _options(lines: bool) -> Iterator[None]:
 
 
 def use_nvrtc(folder: Path) -> None:
-    """Load a release of NVRTC; CuPy takes the one that is loaded for its own."""
+    """Load a release of NVRTC; CuPy then uses the loaded library."""
     (builtins,) = folder.rglob("libnvrtc-builtins.so.*.*")
     ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
     (library,) = folder.rglob("libnvrtc.so.[0-9]*")
@@ -131,14 +131,14 @@ def use_nvrtc(folder: Path) -> None:
 
 
 def write(folder: Path, names: Iterable[str], archive: Path) -> None:
-    """Pack files of a cache folder."""
+    """Pack files of a cache folder into an archive."""
     with tarfile.open(archive, "w:xz", preset=9) as packed:
         for name in sorted(names):
             packed.add(folder / name, name)
 
 
 def main(options: Options, chips: Sequence[str], nvrtc: Path | None) -> int:
-    """Record, compile and pack; 1 if a variant does not compile or the archive is too large."""
+    """Record, compile and pack; return 1 if a compilation fails or the archive is too large."""
     entries = [one for chip in chips for one in recorded(options, chip)]
     print(f"{len(entries)} variants", flush=True)
     files.make_private(CACHE)
@@ -162,7 +162,7 @@ def main(options: Options, chips: Sequence[str], nvrtc: Path | None) -> int:
 
 # -- on the machine with the GPU -------------------------------------------------------------------
 def unpack(archive: Path = ARCHIVE) -> None:
-    """Put the archive into the cache, once."""
+    """Copy the archive's files into the cache, once."""
     folder = cache_folder.trusted_directory()
     if folder is None or not archive.exists():
         return
@@ -180,7 +180,7 @@ def unpack(archive: Path = ARCHIVE) -> None:
 
 
 def cases(words: str = "") -> list[dict[str, Any]]:
-    """The variants of the list that the cache lacks; all of them where they are to be packed."""
+    """Return the listed variants that the cache lacks; while packing, all listed variants."""
     folder = cache_folder.trusted_directory()
     listed = folder / NEEDED if folder else None
     entries = json.loads(listed.read_text()) if listed and listed.exists() else []
@@ -193,7 +193,7 @@ def cases(words: str = "") -> list[dict[str, Any]]:
 
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
-    """Compile a variant if the cache lacks it; the names of its files there."""
+    """Compile a variant if the cache lacks it; return the names of its files in the cache."""
     with _options(case["entry"]["lines"]):
         source, defines, architecture = variant_of(case["entry"])
         compiler.cached_cubin(source, dict(defines), architecture)

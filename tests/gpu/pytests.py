@@ -1,6 +1,6 @@
-"""Steps "tests" and "programs": the tests of this folder, each as a case of a worker.
+"""Steps "tests" and "programs": each test of this folder is a case that a worker runs.
 
-The worker collects them once and runs the test that it is asked for.
+A worker collects the tests once, and then runs the tests that it is asked for.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.device import is_running
 
 FILES = ("tests/gpu/test_cupy.py", "tests/gpu/test_ways_in.py")
 PROGRAMS = re.compile(r"graph|captur|stream|tensor|synchron|memory|takes_less_than|2_to_the|two_to")
-"""Names of tests of graphs, streams and allocators; they run one at a time."""
+"""Pattern for the names of tests of graphs, streams and allocators, which run one at a time."""
 
 _items: dict[str, pytest.Item] = {}
 _reports: list[pytest.TestReport] = []
@@ -32,7 +32,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     """Run one test, with its fixtures."""
     item = _items[case["name"]]
     _reports.clear()
-    # Fixtures of the session stay for the next test.
+    # Session fixtures are kept for the next test.
     item.config.hook.pytest_runtest_protocol(item=item, nextitem=item.session)
     for report in _reports:
         if report.failed:
@@ -46,7 +46,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def serve(answer: Callable[[], None]) -> None:
-    """Collect the tests and answer questions in the place of pytest's own loop."""
+    """Collect the tests, and answer questions instead of running pytest's own loop."""
 
     class Plugin:
         def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -57,7 +57,7 @@ def serve(answer: Callable[[], None]) -> None:
         def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
             _reports.append(report)
 
-    # Warnings of newer releases of other libraries are no failures.
+    # Warnings of newer releases of other libraries must not fail tests.
     options = ["-q", "-s", "-p", "no:cacheprovider", "-W", "default", "--tb=short"]
     if is_running():
         options += ["-m", "not slow"]

@@ -1,8 +1,9 @@
-"""Tables and files of a run's results: ``python -m tests.gpu report DIR``.
+"""Write tables and files of a run's results: ``python -m tests.gpu report DIR``.
 
-Writes report.md (speed beside cuDNN, choices of the planner, failures with the commands that repeat
-them), calibration.json (measured over modelled time, for the planner), golden-<chip>.npz, and
-bench-<chip>.json, from which ``python -m tests.readme`` writes the README's table.
+The files are report.md (speed compared with cuDNN, the planner's choices, failures with commands
+that repeat them), calibration.json (measured divided by modelled time, for the planner),
+golden-<chip>.npz, and bench-<chip>.json, from which ``python -m tests.readme`` writes the README's
+table.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Record = dict[str, Any]
 
 
 def load(folder: Path) -> list[Record]:
-    """Return the records of all results files of a folder; a line that breaks off is left out."""
+    """Return the records of all results files in a folder, without incomplete lines."""
     found = []
     for path in sorted(folder.glob("results*.jsonl")):
         for line in path.read_text().splitlines():
@@ -39,7 +40,7 @@ def load(folder: Path) -> list[Record]:
 
 
 def timed(records: Iterable[Record]) -> Iterator[Record]:
-    """Yield timed candidates, with the words of their name."""
+    """Yield the records of timed candidates, with the parts of their names as entries."""
     names = ("layer", "pass", "dtype", "precision", "layout", "candidate")
     for one in records:
         if one.get("step") == "contenders" and "row" in one:
@@ -47,7 +48,7 @@ def timed(records: Iterable[Record]) -> Iterator[Record]:
 
 
 def by_pass(records: Iterable[Record]) -> dict[tuple[str, ...], dict[str, Record]]:
-    """Timed candidates by their label, for each pass of a layer in a dtype and memory order."""
+    """Return timed candidates by label, for each layer, pass, dtype, precision and memory order."""
     found: dict[tuple[str, ...], dict[str, Record]] = defaultdict(dict)
     for one in timed(records):
         key = tuple(one[name] for name in ("dtype", "precision", "layout", "layer", "pass"))
@@ -56,7 +57,7 @@ def by_pass(records: Iterable[Record]) -> dict[tuple[str, ...], dict[str, Record
 
 
 def results(records: Iterable[Record], precision: str) -> Results:
-    """Return the planned kernels and cuDNN as results of the benchmark, in one precision."""
+    """Return planned kernels and cuDNN in one precision, as results of ``cupyconv bench``."""
     found = Results(environment=machine(records), finished=True)
     for one in timed(records):
         if one["precision"] == precision and one["candidate"] in ("0", "cudnn"):
@@ -67,7 +68,7 @@ def results(records: Iterable[Record], precision: str) -> Results:
 
 
 def choices(records: Sequence[Record]) -> list[str]:
-    """Return a table of the planned candidate's time over the fastest one's, by dtype and pass."""
+    """Return a table of the planned candidate's time divided by the fastest candidate's."""
     losses: dict[tuple[str, str], list[tuple[float, str]]] = defaultdict(list)
     for (dtype, precision, layout, layer, pass_), candidates in by_pass(records).items():
         ours = {label: one["microseconds"] for label, one in candidates.items() if label != "cudnn"}
@@ -83,9 +84,9 @@ def choices(records: Sequence[Record]) -> list[str]:
 
 
 def calibration(records: Sequence[Record]) -> dict[str, Any]:
-    """Return geometric means of measured over modelled time, by family, pass and class of dtypes.
+    """Return geometric means of measured/modelled time, by family, pass and class of dtypes.
 
-    The modelled times are those of the present cost model.
+    The modelled times come from the current cost model.
     """
     ratios: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     about = machine(records)
@@ -109,7 +110,7 @@ def calibration(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def machine(records: Iterable[Record]) -> Record:
-    """Return the last description of the machine on record."""
+    """Return the last recorded description of the machine."""
     found: Record = {}
     for one in records:
         found = one.get("about") or found
@@ -129,7 +130,7 @@ def failures(records: Iterable[Record]) -> list[str]:
 
 
 def main(folder: Path) -> int:
-    """Write and print the report of a folder's results; 1 without results."""
+    """Write and print the report of a folder's results; return 1 without results."""
     records = load(folder)
     if not records:
         print(f"no results*.jsonl in {folder}")

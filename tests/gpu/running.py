@@ -26,11 +26,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 120  # limit for a worker to import its step and list the cases (chosen)
 GRACE_SECONDS = 10  # limit for a worker to exit once it has no more cases (chosen)
-MOST_STARTS = 2  # workers in a row that fail to start before their place is given up (chosen)
+MOST_STARTS = 2  # consecutive workers that may fail to start (chosen)
 MOST_FAILURES = 80  # failed cases that end a step (chosen)
 MOST_TEXT = 2_000  # characters of output kept for a failed case (chosen)
 MOST_REPORT = 200_000  # characters of a tool's report kept for a case (chosen)
-LINES_VARIABLE = "CUPYCONV_GPU_LINES"  # set where cubins carry line numbers
+LINES_VARIABLE = "CUPYCONV_GPU_LINES"  # set if cubins have line numbers
 GOOD = ("passed", "skipped", "refused")
 SANITIZER_LINE = (
     "========= Invalid",
@@ -123,7 +123,7 @@ class Worker:
     """A process with the step's module and its own GPU context."""
 
     def __init__(self, step: Step, options: Options, count: int) -> None:
-        """Start it; it shares the machine's cores with ``count`` - 1 others."""
+        """Start a worker, one of ``count`` that share the machine's cores."""
         self._folder = tempfile.TemporaryDirectory(prefix="cupyconv-gpu-")
         address = os.path.join(self._folder.name, "socket")
         self._listener = socket.socket(socket.AF_UNIX)
@@ -161,7 +161,7 @@ class Worker:
                 raise WorkerError("hang", f"the worker did not start in {seconds:.0f} s")
 
     def ask(self, question: Record, seconds: float) -> Record:
-        """Answer of the worker to a question.
+        """Return the worker's answer to a question.
 
         Raises:
             WorkerError: it ended or took too long.
@@ -213,7 +213,7 @@ class Worker:
 
 
 class Run:
-    """One step: its cases, its workers and its time."""
+    """Run of one step: cases, workers and time limit."""
 
     def __init__(self, step: Step, options: Options, results: Results, seconds: float) -> None:
         self.step, self.options, self.results = step, options, results
@@ -225,12 +225,12 @@ class Run:
         self._workers: set[Worker] = set()
 
     def everything(self) -> Counter[str]:
-        """Run the cases until they or the time are used up; the number of cases by state."""
+        """Run cases until none or no time is left; return the number of cases by state."""
         begun, step = time.monotonic(), self.step
         if step.missing:
             self._event("end", f"not run: {step.missing}")
             return self._states
-        if step.fresh:  # the tool would report on the listing too
+        if step.fresh:  # list without the tool, which would report on it too
             self._serve(replace(step, tool=()), only_list=True)
         serve = partial(threading.Thread, target=self._serve, args=(step,), daemon=True)
         threads = [serve() for _ in range(self._count)]
@@ -259,7 +259,7 @@ class Run:
         return sum(count for state, count in self._states.items() if state not in GOOD)
 
     def _serve(self, step: Step, only_list: bool = False) -> None:
-        """List the cases, then give them to workers, a new worker after each that fails."""
+        """List the cases, and run them in a worker; replace the worker when it fails."""
         wanted, starts = True, MOST_STARTS
         while wanted and starts and self._left() > 0:
             worker = Worker(step, self.options, self._count)
@@ -269,7 +269,7 @@ class Run:
                 self._list(worker)
                 starts = MOST_STARTS
                 wanted = not only_list and self._give(worker)
-            except WorkerError as error:  # before it had a case
+            except WorkerError as error:  # before the worker ran a case
                 worker.end()
                 self._states["no worker"] += 1
                 self._event("no worker", f"{error.args[1]}\n{worker.output(MOST_TEXT)}")
@@ -295,7 +295,7 @@ class Run:
             self._event("begin", f"{len(cases)} cases", about=answer.get("about"))
 
     def _give(self, worker: Worker) -> bool:
-        """Run cases in a worker; whether another worker is needed."""
+        """Run cases in a worker; return whether a new worker is needed."""
         assert self._cases is not None
         while self._left() > 0 and self._failures() < self.options.most_failures:
             try:
@@ -316,7 +316,7 @@ class Run:
         return False
 
     def _record(self, case: Record, answer: Record, worker: Worker, seconds: float) -> None:
-        """Write down the result of a case, with what its worker printed where that matters."""
+        """Record a case's result, with the worker's output if a tool ran or the case failed."""
         report = worker.output(MOST_REPORT if self.step.tool else MOST_TEXT)
         if any(line.startswith(SANITIZER_LINE) for line in report.splitlines()):
             answer["state"] = "failed"

@@ -35,7 +35,7 @@ NUMBERS = (
 """Dtypes and precisions of the smoke test."""
 
 EDGE_NUMBERS = (("float16", "ieee"), ("float32", "bf16x6"))
-"""Dtypes and precisions under compute-sanitizer; every family takes one of them."""
+"""Dtypes and precisions under compute-sanitizer; each family supports at least one."""
 
 EDGES = (
     "groups",
@@ -47,7 +47,7 @@ EDGES = (
     "padding_on_one_side",
     "stride_and_dilation_coprime",
 )
-"""Curated cases in which tiles are cut off on every side."""
+"""Curated cases with partial tiles on every side."""
 
 _ALIGNED: dict[str, Any] = {"data_format": "NHWC", "filter_format": "OHWI", "padding": 1}
 ALIGNED = (
@@ -62,7 +62,7 @@ _edges = False
 
 
 def cases(words: str = "") -> list[dict[str, Any]]:
-    """One case for each family, pass and dtype; with "edges" every edge for compute-sanitizer."""
+    """Return a case per family, pass and dtype; for "edges", all edge cases for the sanitizer."""
     global _edges
     _edges = words == "edges"
     device = backends.current_device()
@@ -72,7 +72,7 @@ def cases(words: str = "") -> list[dict[str, Any]]:
     found = []
     for impl in families:
         for dtype, precision in EDGE_NUMBERS if _edges else NUMBERS:
-            left = set(PASSES)  # to find a layer for
+            left = set(PASSES)  # passes without a layer yet
             for case in _edge_cases() if _edges else _candidates(impl):
                 problem = case.problem.replace(dtype=dtype)
                 for pass_ in fits(problem, impl, device, precision) if _edges or left else ():
@@ -92,7 +92,7 @@ def _edge_cases() -> Iterator[Case]:
 
 
 def _candidates(impl: str) -> Iterator[Case]:
-    """Layers in which to look for one that a family takes, its own cases first, in both orders."""
+    """Yield layers that a family may support, its own cases first, in both memory orders."""
     own = {
         "cuda-hopper": configurations.HOPPER_CASES,
         "cuda-hopper-bf16x6": configurations.HOPPER_CASES,
@@ -111,7 +111,7 @@ def _candidates(impl: str) -> Iterator[Case]:
 
 
 def described(problem: ConvProblem) -> dict[str, Any]:
-    """Return the arguments of a problem, as JSON takes them."""
+    """Return the arguments of a problem in a form that JSON can store."""
     shapes = {"input_shape": problem.input_shape, "filter_shape": problem.filter_shape}
     return {**shapes, **problem.keywords, "dtype": problem.dtype}
 

@@ -1,6 +1,6 @@
-"""The CuPy path on a real GPU: the same cases as everywhere else, and what only a GPU can show.
+"""Tests of the CuPy path on a real GPU: the usual cases, and behaviour that needs a GPU.
 
-Without a GPU the whole module is skipped, in one line.
+Without a GPU the whole module is skipped, with one message.
 """
 
 import ctypes
@@ -41,7 +41,7 @@ def random(shape, dtype="float32", seed=0):
 
 
 def layer(dtype="float32"):
-    """x, w, dy of a small layer as CuPy arrays, and its problem."""
+    """Return x, w and dy of a small layer as CuPy arrays, and its problem."""
     problem = cupyconv.ConvProblem(X, W, dtype=dtype, **LAYER)
     x, w, dy = (random(s, dtype, i) for i, s in enumerate((X, W, problem.output_shape)))
     return cupy.asarray(x), cupy.asarray(w), cupy.asarray(dy), problem
@@ -70,7 +70,7 @@ def test_kernels_agree_exactly_with_the_reference(case, impl, dtype):
 
 
 def as_it_lies(array):
-    """A copy on the GPU with an array's strides and alignment."""
+    """Return a copy on the GPU with the strides and alignment of an array."""
     lowest, end = np.lib.array_utils.byte_bounds(array)
     lead = lowest % 16
     memory = cupy.zeros(lead + end - lowest, np.uint8)
@@ -154,7 +154,7 @@ def test_hopper_kernels_with_every_tile(impl, dtype, precision, tile, case):
 
 @pytest.mark.slow
 def test_planes_err_no_more_than_plain_float32():
-    """Largest and mean error against float64, over 4,608 terms: whether "auto" may take them."""
+    """Compare largest and mean errors against float64 over 4,608 terms; "auto" relies on it."""
     problem = cupyconv.ConvProblem(
         (4, 14, 14, 512), (512, 3, 3, 512), padding=1, data_format="NHWC", filter_format="OHWI"
     )
@@ -218,7 +218,7 @@ def test_results_come_from_the_memory_pool():
 
 @pytest.mark.slow
 def test_a_repeated_calls_own_python_takes_less_than_10_us():
-    """Beyond the array and the launch, which are CuPy's; the best of a few medians."""
+    """The time excludes CuPy's allocation and launch, and is the best of several medians."""
     place = places.of("gpu")
     shape, filters = (32, 56, 56, 64), (64, 3, 3, 64)
     x, w = cupy.ones(shape, "float16"), cupy.ones(filters, "float16")
@@ -360,7 +360,7 @@ def test_tensors_use_pytorchs_stream_and_memory(torch_with_cuda, dtype, order):
 
 @pytest.mark.parametrize("mode", ["Global", "ThreadLocal", "Relaxed"])
 def test_a_graph_keeps_the_workspace_of_its_calls(mode):
-    """A split sum, whose partial sums a replay writes again."""
+    """The call splits its sum, so each replay writes partial sums to the workspace."""
     x, w = cupy.ones((2, 4, 4, 256), "float16"), cupy.ones((8, 3, 3, 256), "float16")
     words = {"data_format": "NHWC", "filter_format": "OHWI"}
     problem = cupyconv.ConvProblem(x.shape, w.shape, dtype="float16", **words)
@@ -399,7 +399,7 @@ def test_a_captured_graph_of_pytorch_has_the_kernels(torch_with_cuda):
 
 
 def test_a_graph_of_pytorch_keeps_the_workspace_of_its_calls(torch_with_cuda):
-    """A split sum, whose workspace is PyTorch's and not of CuPy's pool."""
+    """The call splits its sum; its workspace comes from PyTorch, not from CuPy's pool."""
     import cupyconv.torch as ct
 
     torch = torch_with_cuda

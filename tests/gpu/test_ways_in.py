@@ -1,6 +1,6 @@
-"""Every public way in takes CuPy's arrays, and gives what it gives for NumPy's.
+"""All public interfaces accept CuPy arrays, with the same results as for NumPy arrays.
 
-Without a GPU the whole module is skipped, in one line.
+Without a GPU the whole module is skipped, with one message.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SHAPES = {
 
 
 def layer(rank=2, last=False, dtype="float32"):
-    """A small problem, its integer-valued data, and the keywords of its calls."""
+    """Return a small problem, integer-valued data, and the keywords of its calls."""
     x, w, rules = SHAPES[rank]
     problem = cupyconv.ConvProblem(x, w, dtype=dtype, **rules)
     problem = in_formats(problem, data_formats(rank)[last], filter_formats(rank)[2 * last])
@@ -51,7 +51,7 @@ def layer(rank=2, last=False, dtype="float32"):
 
 
 def whole_numbers(problem):
-    """Data with integers, in both parts of complex numbers."""
+    """Return integer-valued data; for complex dtypes, both parts are integers."""
     if not problem.is_complex:
         return integer_data(problem)
     parts = problem.replace(dtype=REAL_PART[problem.dtype])
@@ -61,7 +61,7 @@ def whole_numbers(problem):
 
 
 def same(call, given):
-    """A call gives a CuPy array for CuPy's, with NumPy's integers in it."""
+    """Check that a call returns a CuPy array for CuPy arrays, with the values as for NumPy."""
     got, expected = call(*map(cupy.asarray, given)), call(*given)
     assert isinstance(got, cupy.ndarray)
     require_equal(cupy.asnumpy(got), expected, "a call")
@@ -141,7 +141,7 @@ CUDNN = {
     "backward_filter": ("x", "dy", "w"),
     "backward_data": ("w", "dy", "bias_of_x", "x"),
 }
-"""Arguments of each function; the array for its result is last."""
+"""Arguments of each function, the result's array last."""
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "complex64"])
@@ -234,7 +234,7 @@ def test_what_is_measured_once_is_remembered(own_cache, monkeypatch):
     assert entry["pass"] == "forward"
     assert min(entry["seconds"].values()) > 0
     as_a_new_process()
-    monkeypatch.setattr(measuring, "_measure", None)  # the file says it all
+    monkeypatch.setattr(measuring, "_measure", None)  # the file suffices
     same(lambda x, w: cupyconv.conv_forward(x, w, **words), (data.x, data.w))
 
 
@@ -251,7 +251,7 @@ def test_nothing_is_measured_in_a_capture(own_cache, monkeypatch):
 
 
 def test_no_more_memory_is_used_than_permitted(monkeypatch):
-    # Few output pixels and a long sum, which is split where there may be a workspace.
+    # Few output pixels and a long sum, which the planner splits if a workspace is permitted.
     x, w = np.ones((1, 3, 3, 512), "float16"), np.ones((8, 3, 3, 512), "float16")
     words = {"data_format": "NHWC", "filter_format": "OHWI"}
     free = cupyconv.plan(cupyconv.ConvProblem(x.shape, w.shape, dtype="float16", **words))
@@ -268,7 +268,7 @@ def test_no_more_memory_is_used_than_permitted(monkeypatch):
 
 # -- other libraries' arrays -----------------------------------------------------------------------
 class ByInterface:
-    """Exports its memory by __cuda_array_interface__."""
+    """Exporter of an array's memory through __cuda_array_interface__."""
 
     def __init__(self, array):
         self._array = array
@@ -279,7 +279,7 @@ class ByInterface:
 
 
 class ByDlpack:
-    """Exports its memory by DLPack."""
+    """Exporter of an array's memory through DLPack."""
 
     def __init__(self, array):
         self._array = array
@@ -322,7 +322,7 @@ def test_device_memory_is_taken_by_dlpack(kind):
 
 
 class ReadOnlyByDlpack(ByDlpack):
-    """Says in the capsule's flags that its memory must not be written."""
+    """Exporter whose capsule has the flag for read-only memory."""
 
     def __dlpack__(self, **keywords):
         capsule = super().__dlpack__(**keywords)
@@ -332,14 +332,14 @@ class ReadOnlyByDlpack(ByDlpack):
 
 
 class OldByDlpack(ByDlpack):
-    """Exports by a version of DLPack that has no flags."""
+    """Exporter for a version of DLPack that has no flags."""
 
     def __dlpack__(self, stream=None):
         return self._array.__dlpack__(stream=stream)
 
 
 def interface_with(array, **changes):
-    """An object with an array's interface, and changes to it."""
+    """Return an object with an array's __cuda_array_interface__, changed as given."""
     interface = {**array.__cuda_array_interface__, **changes}
     return SimpleNamespace(__cuda_array_interface__=interface, kept=array)
 
@@ -379,14 +379,14 @@ def test_masks_of_interfaces_are_refused():
 
 
 class Named(cupy.ndarray):
-    """An array with an attribute, as CuPy's own documentation has it."""
+    """An array class with an attribute, like the example in CuPy's documentation."""
 
     def __array_finalize__(self, source):
         self.info = getattr(source, "info", None)
 
 
 class Scaled(cupy.ndarray):
-    """An array whose numbers are its memory times a factor."""
+    """An array class whose values differ from its memory, such as by a factor."""
 
     def __array_ufunc__(self, *given, **keywords):
         return NotImplemented
@@ -394,7 +394,7 @@ class Scaled(cupy.ndarray):
 
 def test_classes_of_cupy_arrays():
     x = cupy.ones((1, 2, 5), "float32")
-    for _ in range(2):  # types that were seen are looked up
+    for _ in range(2):  # the second time, the type is cached
         taken, home = arrays.take("x", x.view(Named))
         assert home is arrays.Home.GPU
         assert type(taken) is cupy.ndarray
@@ -469,7 +469,7 @@ def test_raw_ops():
         ),
         (x, host),
     )
-    # Sizes on the GPU are read there, as TensorFlow's tensors of sizes would be.
+    # TensorFlow reads sizes from a tensor, so sizes on the GPU are read too.
     sizes = cupy.asarray(x.shape)
     got = ops.Conv2DBackpropInput(
         input_sizes=cupy.asnumpy(sizes), filter=cupy.asarray(w), out_backprop=dy, **rules
@@ -518,7 +518,7 @@ def test_dask_with_chunks_of_cupy():
 
 
 def test_explanations():
-    """The same words, numbers and pages as of NumPy's arrays."""
+    """Texts, numbers and pages are the same as for NumPy arrays."""
     problem, data, words = layer(dtype="float16")
     x, w, dy = data.x, data.w, data.dy
     results = cupyconv.conv_backward(x, w, dy, **words)
@@ -601,7 +601,7 @@ filter_format = "OHWI"
 
 @pytest.mark.thorough
 def test_bench_on_the_gpu_says_what_it_cannot_measure(tmp_path, monkeypatch):
-    # A GPU is rated by large products and copies, which would take the emulated one minutes.
+    # The ceilings are measured with large products and copies: minutes on an emulated device.
     monkeypatch.setattr(ceilings, "PRODUCT_SIZE", {"gpu": 256})
     monkeypatch.setattr(ceilings, "COPY_BYTES", {"gpu": 1 << 16})
     layers, target = tmp_path / "layers.toml", tmp_path / "found.json"
@@ -613,7 +613,7 @@ def test_bench_on_the_gpu_says_what_it_cannot_measure(tmp_path, monkeypatch):
     found = json.loads(target.read_text())
     assert [row["pass_"] for row in found["rows"]] == ["forward"]
     assert not found["failed"]
-    # Without cuBLAS and PyTorch nothing multiplies matrices, and the report says so.
+    # Without cuBLAS and PyTorch no matrix product can be measured; the report says so.
     without = [note["what"] for note in found["skipped"]]
     assert bool(found["ceilings"]) != ("the roofline" in without)
     assert json.loads(json.dumps(found["environment"]))["device"] != "cpu"

@@ -53,7 +53,7 @@ def main(address: str, module: str, *words: str) -> None:
 
 
 def answer_of(run: Callable[[dict[str, Any]], dict[str, Any]], case: dict[str, Any]) -> Any:
-    """The record of a case: "passed" with what ``run`` returns, or "failed" with the error."""
+    """Return a case's record: "passed" and the result of ``run``, or "failed" and the error."""
     try:
         answer = {"state": "passed", **run(case)}
         if arrays.device_count():

@@ -1,1 +1,1 @@
-"""Questions that were asked once, with a kept answer: not of the library, but about it."""
+"""Studies: one-time measurements about the library, whose results are kept."""

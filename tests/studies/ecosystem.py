@@ -2,10 +2,10 @@
 
     python -m tests.studies.ecosystem --json tests/cpu/results/ecosystem.json
 
-It asks how long a call through ``cupyconv.torch`` takes on a layer so small that nothing else
-counts, and how much of it is PyTorch's own; how much longer a layer that fits into memory takes on
-a Dask cluster than in one process on the same cores; and how much memory a worker takes at most
-for a layer that does not fit.  Needs Linux, PyTorch, Dask with distributed, and Zarr.
+It measures the time of a call through ``cupyconv.torch`` on a layer so small that only overhead
+counts, and PyTorch's own share of it; how much longer a layer that fits into memory takes on a Dask
+cluster than in one process on the same cores; and the peak memory of a worker for a layer that does
+not fit into memory.  Needs Linux, PyTorch, Dask with distributed, and Zarr.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from cupyconv import ConvProblem, files
 from cupyconv.bench import environment, places
 from cupyconv.bench.timing import PAUSE
 
-ROUNDS = 7  # turns that each call takes; the median counts
+ROUNDS = 7  # turns per call; the median counts
 
 TINY = ConvProblem((1, 4, 8, 8), (4, 4, 3, 3), padding=1)
-# Two layers that fit into memory: one in tasks so short that Dask's own work for them shows, which
-# is a few milliseconds each, and one in tasks so long that it should not.
+# Two layers that fit into memory: the tasks of the first are so short that Dask's overhead of a few
+# milliseconds per task shows; the tasks of the second are so long that it should not show.
 FITS = (
     (ConvProblem((8, 64, 112, 112), (64, 64, 3, 3), padding=1), (1, 64, 56, 112)),
     (ConvProblem((1, 64, 1024, 1024), (64, 64, 3, 3), padding=1), (1, 64, 128, 1024)),
 )
 TOO_LARGE = ConvProblem((1, 4, 160, 512, 512), (4, 4, 3, 3, 3), padding=1)
-ROOM = 120_000_000  # bytes that a worker may take beside what an idle one does
+ROOM = 120_000_000  # bytes that a worker may use in addition to an idle worker's
 PAUSED_AT = 0.8  # fraction of the memory limit at which Dask pauses a worker (its default)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure everything, print it, and write it to a file."""
     parser = argparse.ArgumentParser(prog="python -m tests.studies.ecosystem", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the figures are kept")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE")
     path = parser.parse_args(arguments).json
     options = ["--json", str(path)] if path else []
     place = places.of("cpu")
-    # Before Dask, which leaves its workers' number of threads in this process's environment.
+    # Read before Dask sets its workers' number of threads in this process's environment.
     workers = environment.threads()
     about = environment.describe(place, ["-m", "tests.studies.ecosystem", *options], "python")
     versions = {name: environment.version(name) for name in ("dask", "distributed", "zarr")}
@@ -70,9 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _medians(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-    """Return the median seconds of each call; they take turns of at least one call.
+    """Return the median seconds of each call; the calls take turns.
 
-    There is a pause before each turn, since the threads of a BLAS run on for a while after a call.
+    There is a pause before each turn, because BLAS threads keep running for a while after a call.
     """
     turns: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
@@ -93,13 +93,13 @@ def _medians(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str
 
 @dataclass(frozen=True)
 class TorchCalls:
-    """Microseconds of a call on one thread, by what is called.
+    """Microseconds of a call on one thread, by function.
 
     Attributes:
-        layer: what is computed.
-        forward: "numpy" is ``cupyconv.conv_forward`` on the same numbers; "idle" is a custom
-            operator registered as ours are that computes nothing, and so what PyTorch takes for
-            any that is written in Python; "torch" is PyTorch's own function.
+        layer: the layer.
+        forward: "numpy" is ``cupyconv.conv_forward`` on the same values; "idle" is a custom
+            operator that is registered like ours but computes nothing, so it has PyTorch's
+            overhead of any operator written in Python; "torch" is PyTorch's own function.
         gradients: the same for the forward pass and both gradients.
     """
 
@@ -112,7 +112,8 @@ def torch_calls(problem: ConvProblem, seconds: float = 0.1) -> TorchCalls:
     """Time calls on a 2-D layer.
 
     Args:
-        seconds: of one turn of one call.
+        problem: the layer.
+        seconds: least duration of a turn.
     """
     import torch
 
@@ -158,7 +159,7 @@ def torch_calls(problem: ConvProblem, seconds: float = 0.1) -> TorchCalls:
 
 @cache
 def _idle_library() -> Any:
-    """Return operators with the signatures of ours that make their results and compute nothing."""
+    """Return operators with the signatures of ours that allocate results but compute nothing."""
     import torch
 
     library = torch.library.Library("cupyconv_idle", "DEF")
@@ -208,11 +209,12 @@ class DaskTime:
     """Seconds of each pass in one process and on a cluster of the same cores.
 
     Attributes:
-        layer, chunks: what is computed, and how x is cut.
-        workers: processes of one thread each.
-        one_process: by pass, with as many threads of BLAS as there are workers.
-        cluster: by pass, from chunks in the workers' memory, as many in each, to chunks there.
-        overhead: how much longer the cluster takes, as a share of the time of one process.
+        layer, chunks: the layer, and the chunk sizes of x.
+        workers: number of processes, of one thread each.
+        one_process: seconds by pass, with as many BLAS threads as there are workers.
+        cluster: seconds by pass; the chunks of operands and results are in the workers' memory,
+            equally many in each.
+        overhead: additional time of the cluster by pass, as a fraction of ``one_process``.
     """
 
     layer: str
@@ -267,10 +269,9 @@ def dask_time(problem: ConvProblem, chunks: tuple[int, ...], workers: int) -> Da
 
 
 def _spread(client: Any, name: str, array: np.ndarray, chunks: Any) -> Any:
-    """A Dask array in the workers' memory, as many chunks in each, and neighbours in the same.
+    """Return a Dask array in the workers' memory: equally many, neighbouring chunks in each.
 
-    Where Dask places the chunks of an array that is persisted is its own affair, and can be most of
-    them on one worker.
+    If Dask persists an array, it may place most of its chunks on one worker.
     """
     import dask.array as da
 
@@ -286,16 +287,16 @@ def _spread(client: Any, name: str, array: np.ndarray, chunks: Any) -> Any:
 
 @dataclass(frozen=True)
 class DaskMemory:
-    """Memory of workers for a layer whose tensors are larger than their memory.
+    """Memory of workers for a layer whose tensors are larger than the workers' memory.
 
     Attributes:
-        layer: of which the forward pass is computed, from a Zarr folder to another.
-        chunks: of x, as ``suggest_chunks`` gives them for the limit.
-        workers: processes of one thread each.
-        bytes: of x and y.
-        limit: bytes that each worker may take.
-        before, peaks: resident bytes of each worker, when it was new and at most.
-        seconds: that it took.
+        layer: the layer, whose forward pass is computed from one Zarr folder to another.
+        chunks: chunk sizes of x, from ``suggest_chunks`` for the limit.
+        workers: number of processes, of one thread each.
+        bytes: bytes of x and y.
+        limit: bytes that each worker may use.
+        before, peaks: resident bytes of each worker, when new and at its peak.
+        seconds: duration of the pass.
     """
 
     layer: str
@@ -350,10 +351,10 @@ def dask_memory(problem: ConvProblem, limit: int, workers: int = 2) -> DaskMemor
 
 @cache
 def worker_limit() -> int:
-    """Bytes to limit a worker to, so that Dask pauses it when it takes ROOM beside what it must.
+    """Return a worker's memory limit at which Dask pauses it ROOM bytes above its idle memory.
 
-    That is 110 to 270 MB: Dask's arrays load CuPy where it is installed, with what is there of
-    CUDA's libraries.
+    The idle memory is 110 to 270 MB: Dask's arrays load CuPy if it is installed, with the installed
+    CUDA libraries.
     """
     program = "import distributed; from tests.studies import ecosystem as e; e._import(); "
     command = [sys.executable, "-c", program + "print(e._peak_bytes())"]
@@ -364,7 +365,7 @@ def worker_limit() -> int:
 
 @contextmanager
 def _cluster(workers: int, memory_limit: int) -> Iterator[Any]:
-    """A client of workers of one thread each, with bytes for each, or 0 for no limit."""
+    """Yield a client of workers of one thread each; ``memory_limit`` is per worker, 0 for none."""
     import dask
     from distributed import Client, LocalCluster
 
@@ -383,7 +384,7 @@ def _cluster(workers: int, memory_limit: int) -> Iterator[Any]:
 
 
 def _import() -> None:
-    """Load on a worker what its first task would."""
+    """Import the modules that a worker's first task would import."""
     import zarr  # noqa: F401
 
     import cupyconv.dask
@@ -393,9 +394,9 @@ def _import() -> None:
 
 
 def _peak_bytes() -> int:
-    """Return the most memory that this process has taken; Linux only.
+    """Return this process's peak resident bytes; Linux only.
 
-    Not what getrusage says, which begins with the memory of the process that started this one.
+    getrusage is not used, because its peak includes memory of the parent process.
     """
     status = Path("/proc/self/status").read_text()
     (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))

@@ -2,12 +2,12 @@
 
     python -m tests.studies.limits --json tests/cpu/results/limits.json
 
-times each pass of the layers of ``--quick``, or of some that are drawn, in turns with PyTorch, as
-`cupyconv bench` does, and how much of it NumPy spends in what computes: matrix products (BLAS), and
-for layers of few channels in each group the loops that Numba compiles, or without it einsum.  The
-rest is copying: gathering, padding, transposing, adding up; and of small layers, calls of Python.
-If that took no time at all, the ratio to PyTorch would be what the column "at most" says: of a
-dense layer, the floor of every way that multiplies with BLAS.
+times each pass of the layers of ``--quick``, or of random layers, in turns with PyTorch, as
+`cupyconv bench` does.  It also measures the share of the time that computes: matrix products
+(BLAS), and for layers with few channels per group the loops compiled by Numba, or einsum without
+Numba.  The remaining time is copying (gathering, padding, transposing, adding up) and, for small
+layers, Python calls.  The column "at most" gives the ratio to PyTorch if that took no time; for a
+dense layer, no method that multiplies with BLAS can exceed it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from cupyconv.planning import plan
 from cupyconv.problem import PASSES, ConvProblem
 
 MOST_FLOPS = 4e9
-"""Most FLOPs of a pass; larger layers get a smaller batch (chosen)."""
+"""Most FLOPs per pass; larger layers get a smaller batch (chosen)."""
 
 SECONDS = 0.3
 """Seconds of each measurement (chosen)."""
@@ -48,12 +48,13 @@ class Share:
     """One pass of a layer, in the faster of the memory orders.
 
     Attributes:
-        batch: images.
-        method: of cupyconv/cpu/choice.py.
-        seconds, computing, peer: of a call; of that, by their share on one thread, in products and
-            loops; and of PyTorch's call.
-        operations: that the products and loops did, in a call.
-        useful_flops: of the pass, without the products with padding.
+        batch: batch size.
+        method: a method of cupyconv/cpu/choice.py.
+        seconds: seconds per call.
+        computing: seconds per call in products and loops, by their share on one thread.
+        operations: FLOPs per call in products and loops.
+        useful_flops: FLOPs of the pass, without products with padding.
+        peer: seconds per call of PyTorch.
     """
 
     layer: str
@@ -70,12 +71,12 @@ class Share:
 
     @property
     def ratio(self) -> float:
-        """PyTorch's time over ours."""
+        """PyTorch's time divided by ours."""
         return self.peer / self.seconds
 
     @property
     def limit(self) -> float:
-        """The ratio, if everything but products and loops took no time."""
+        """The ratio if everything except products and loops took no time."""
         return self.peer / self.computing
 
 
@@ -156,7 +157,7 @@ def _share(
     found = timing.measure(calls, len(sets), place.clock, SECONDS)
     seconds = found["ours"].seconds
     meter = _Meter()
-    # The shares are those on one thread: of several, one copies while another one computes.
+    # Shares are measured on one thread; with several, one copies while another computes.
     with threadpool_limits(1, "blas"), _metered(meter):
         call(0)
         shares = []
@@ -184,7 +185,7 @@ def _share(
 
 
 def section(shares: Sequence[Share], about: dict[str, Any]) -> Chapter:
-    """Return a line for each pass of each layer, and means of each kind."""
+    """Return a table with a row per pass and layer, and the means per kind of layer."""
     columns = ("layer", "pass", "method", "ms", "computing", "GFLOP/s", "PyTorch's", "ratio")
     rows: list[tuple[str, ...]] = [
         (
@@ -212,10 +213,10 @@ def section(shares: Sequence[Share], about: dict[str, Any]) -> Chapter:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.studies.limits", description=__doc__)
-    parser.add_argument("--layer", help="names with commas between them; those of --quick")
-    parser.add_argument("--drawn", type=int, metavar="COUNT", help="so many drawn at random")
-    parser.add_argument("--seed", type=int, default=0, help="of those")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="file to write")
+    parser.add_argument("--layer", help="names, separated by commas (layers of --quick)")
+    parser.add_argument("--drawn", type=int, metavar="COUNT", help="measure COUNT random layers")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random layers")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE")
     given = parser.parse_args(arguments)
     if given.drawn is not None and given.layer is not None:
         parser.error("layers are named or drawn: leave out --layer or --drawn")

@@ -3,10 +3,10 @@
     python -m tests.studies.pytorch_suite test_convolution.py
 
 The file is test/nn/test_convolution.py of PyTorch's sources at the tag of the installed release;
-PyTorch's packages do not contain it.  It runs twice on the CPU, unchanged and with each test
-inside ``ct.patch()``: a test has to end inside as it does outside.  Printed is how many passed, how
-many calls of convolutions were cupyconv's, and what was left to PyTorch and why.  Needs PyTorch,
-pytest and what PyTorch's own tests need, expecttest and hypothesis.
+PyTorch's packages do not contain it.  It runs twice on the CPU: unchanged, and with each test
+inside ``ct.patch()``.  A test must have the same outcome inside as outside.  The program prints how
+many tests passed, how many convolutions cupyconv computed, and which ones were left to PyTorch.
+Needs PyTorch, pytest and the requirements of PyTorch's own tests, expecttest and hypothesis.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REPORT = "CUPYCONV_SUITE_REPORT"
 PATCHED = "CUPYCONV_SUITE_PATCHED"
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT = 3600  # s, of each run
+LIMIT = 3600  # s per run
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Run:
 
     Attributes:
         outcomes: "passed", "failed" or "skipped", by test.
-        taken: calls of convolutions that were cupyconv's.
+        taken: convolution calls that cupyconv computed.
         refused: calls that PyTorch refuses as well.
         left: calls that PyTorch computed, by function and operands.
     """
@@ -50,14 +50,15 @@ class Run:
 
 
 def run(file: Path, *, patched: bool, chosen: str = "") -> Run:
-    """Run a file's tests in a process of their own.
+    """Run a file's tests in a separate process.
 
     Args:
-        patched: whether each runs inside ``ct.patch()``.
-        chosen: an expression as pytest's -k takes it.
+        file: the test file.
+        patched: whether each test runs inside ``ct.patch()``.
+        chosen: an expression for pytest's -k.
 
     Raises:
-        RuntimeError: the run did not come to its end; the message has what it said last.
+        RuntimeError: the run did not finish; the message has the end of its output.
     """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
@@ -83,12 +84,12 @@ def run(file: Path, *, patched: bool, chosen: str = "") -> Run:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return 1 if a test ends otherwise inside the patch than outside."""
+    """Run the command line; return 1 if a test's outcome differs inside the patch."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.studies.pytorch_suite", description=__doc__
     )
     parser.add_argument("file", type=Path, help="PyTorch's test/nn/test_convolution.py")
-    parser.add_argument("-k", dest="chosen", default="", help="only tests of this expression")
+    parser.add_argument("-k", dest="chosen", default="", help="run only matching tests")
     given = parser.parse_args(arguments)
     outside, inside = (
         run(given.file.resolve(), patched=patched, chosen=given.chosen) for patched in (False, True)
@@ -113,7 +114,7 @@ def summary(one: Run) -> str:
 
 
 def different(outside: Run, inside: Run) -> list[str]:
-    """Return the tests that end otherwise inside the patch."""
+    """Return the tests whose outcome differs inside the patch."""
     tests = dict.fromkeys([*outside.outcomes, *inside.outcomes])
     return [test for test in tests if outside.outcomes.get(test) != inside.outcomes.get(test)]
 
@@ -130,14 +131,14 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         return
     import cupyconv.torch as ct
 
-    # Of the two, ct.patch's comes first: what it leaves comes to the other.
+    # ct.patch handles a call first; calls that it leaves reach the other mode.
     with _left_calls(), ct.patch() as report:
         yield
     _found.taken += sum(count for (_, _, why), count in report.calls.items() if why is None)
 
 
 def _left_calls() -> Any:
-    """A mode of PyTorch's that notes which convolutions it is asked for, and what becomes of it."""
+    """Return a PyTorch mode that counts the convolutions that reach PyTorch, and its refusals."""
     from torch import Tensor
     from torch.overrides import TorchFunctionMode
 

@@ -24,7 +24,7 @@ def ptx_of(source: str, defines: tuple[tuple[str, str | int], ...], architecture
     Args:
         source: name of a shipped kernel file.
         defines: macros of the variant.
-        architecture: such as "sm_80".
+        architecture: target, such as "sm_80".
     """
     kernel_source = sources.load(source)
     flags = [

@@ -17,7 +17,7 @@ class Statement:
 
     Attributes:
         line: line of the PTX text.
-        text: without comments and with single spaces.
+        text: the statement's text, without comments and with single spaces.
         place: file and line of the CUDA source, if the text has ``.loc`` lines.
     """
 
@@ -27,7 +27,7 @@ class Statement:
 
     @property
     def guard(self) -> str:
-        """``%p1`` or ``!%p1``; empty without a guard."""
+        """The guard, ``%p1`` or ``!%p1``; empty without a guard."""
         match = _GUARD.match(self.text)
         return match[1] + match[2] if match else ""
 

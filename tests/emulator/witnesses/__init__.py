@@ -36,7 +36,7 @@ def compiled(name: str, architecture: str, defines: tuple[tuple[str, str], ...] 
 
     Args:
         name: file name without ``.cu``.
-        architecture: such as "sm_80".
+        architecture: target, such as "sm_80".
         defines: macros.
 
     Raises:
@@ -103,8 +103,8 @@ def assembled(text: str, architecture: str) -> tuple[bytes, str]:
 def well_aligned(text: str) -> str:
     """Align dynamic shared memory in the PTX to 1024 bytes.
 
-    The chip aligns it so if there is no static shared memory; kernels with swizzled tiles rely on
-    this but declare less.
+    The chip aligns it to 1024 bytes if there is no static shared memory; kernels with swizzled
+    tiles rely on this, but declare a smaller alignment.
     """
     return re.sub(r"(\.extern \.shared \.align) \d+", r"\1 1024", text)
 

@@ -25,7 +25,7 @@ class Gemm:
     """An instance of the GEMM; the attributes become macros of its file.
 
     Attributes:
-        dtype: of all matrices; float32 is multiplied as TF32.
+        dtype: dtype of all matrices; float32 is multiplied as TF32.
         vector: elements per copy.
         instruction: m and k of the mma.sync.
         tile_k: k extent of a tile.
@@ -63,7 +63,7 @@ class Convolution:
     Attributes:
         tile: rows and columns of a tile.
         tile_k: k extent of a tile.
-        dtype: of all tensors.
+        dtype: dtype of all tensors.
         warps: warps per block along both axes.
         instruction: m, n and k of the mma.sync; (1, 1, 1) for fused multiply-adds.
         vector: elements per copy.
@@ -166,9 +166,9 @@ def instance_of(numbers: str, tile: int = 128) -> Convolution:
     """Return one of CONVOLUTIONS; ConvError if it does not exist."""
     if (numbers, tile) not in CONVOLUTIONS:
         raise ConvError(
-            "CUTLASS's instances must have the numbers and the tile",
+            "CUTLASS's instances must include the operand type and the tile",
             f"{numbers}, {tile}",
-            f"Take one of {', '.join(f'{name} {edge}x{edge}' for name, edge in CONVOLUTIONS)}",
+            f"Use one of {', '.join(f'{name} {edge}x{edge}' for name, edge in CONVOLUTIONS)}",
         )
     return CONVOLUTIONS[numbers, tile]
 
@@ -197,7 +197,7 @@ def convolution(problem: ConvProblem, pass_: str, instance: Convolution) -> Conv
         raise ConvError(
             "CUTLASS's instances must fit the problem",
             f"{problem}",
-            f"Take {instance.dtype} in NHWC with alike sides",
+            f"Use {instance.dtype} in NHWC, with one padding, stride and dilation for all axes",
         )
     n, *spatial, c = problem.input_shape
     k, *window, _ = problem.filter_shape

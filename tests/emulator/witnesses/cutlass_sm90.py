@@ -53,7 +53,7 @@ def convolution(
 ) -> Instance:
     """Return a convolution pass, channels last and KRSC; tiles of 128 x 128 by 128 bytes.
 
-    Its sizes are those of x, those of the filter, then padding, stride and dilation.
+    The instance's sizes are those of x and the filter, then padding, stride and dilation.
 
     Args:
         pass_: one of PASSES.
@@ -89,10 +89,11 @@ def gemm(
         dtype: float32 is multiplied as TF32.
         layouts: of a, b and c: "T" row-major, "N" column-major; with "TNT", a and b are contiguous
             along k.
-        tile: along m, n and k.
+        tile: extents along m, n and k.
         cluster: blocks along m and n.
-        cooperative: two warpgroups share a tile.
-        dependent: it may begin before the previous launch has ended, and releases the next one.
+        cooperative: whether two warpgroups share a tile.
+        dependent: whether a launch may begin before the previous launch has ended, and releases
+            the next launch.
 
     Raises:
         MissingError: the packages are not installed.
@@ -144,7 +145,7 @@ class Instance:
         Args:
             sizes: as the instance defines them.
             a, b, result: arrays of ``memory``: operands in the order of the pass, and the result.
-            may_overlap: begin before the previous launch has ended.
+            may_overlap: whether the launch may begin before the previous launch has ended.
         """
         grid, threads, shared, value = self.launch(sizes, a, b, result)
         self.kernel.may_overlap = may_overlap

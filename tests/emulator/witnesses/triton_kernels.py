@@ -31,10 +31,10 @@ class Product:
     """A matrix product c = a b, row-major.
 
     Attributes:
-        chip: such as "sm_90a".
-        dtype: of all three matrices; float32 is multiplied as TF32.
+        chip: architecture, such as "sm_90a".
+        dtype: dtype of all three matrices; float32 is multiplied as TF32.
         is_transposed: whether b is column-major.
-        tile: of a block, along m, n and k.
+        tile: extents of a block's tile along m, n and k.
         size: m, n and k.
         by_descriptor: whether TMA loads and stores the matrices.
     """
@@ -79,7 +79,7 @@ class Specialised:
 
     Attributes:
         source: module of this folder, and name of the function.
-        chip: such as "sm_90a".
+        chip: architecture, such as "sm_90a".
         types: types of its arguments in Triton's notation.
         constants: the arguments after these.
         aligned: indices of the arguments that are multiples of 16.
@@ -154,7 +154,7 @@ class Launcher:
         Args:
             array: an array of ``memory``.
             number: index of the kernel's descriptor.
-            to_tf32: load it as TF32 (Triton's ``round_f32_to_tf32``).
+            to_tf32: whether to load it as TF32 (Triton's ``round_f32_to_tf32``).
         """
         meta = self._metadata.tensordesc_meta[number]
         encoded = tensormap.encode_tiled(

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import pickle
+import random
 import tracemalloc
 import warnings
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from cupyconv.cache_folder import CACHE_VARIABLE
 from cupyconv.cpu import blocked, choice, correlation, loops, threads, views
 from cupyconv.cpu.scratch import Scratch
 from cupyconv.errors import ConvError
+from cupyconv.formats import data_formats, filter_formats
 from cupyconv.problem import PASSES
 from tests import agreement
 from tests.agreement import plain_sums
@@ -150,7 +152,7 @@ def test_every_method_is_exact_on_all_combinations_of_views(problem, dtype):
 
 def test_cases_cover_every_method():
     names = {method for case in CASES for _, method in methods(case.problem)}
-    assert names == set(METHODS)
+    assert names == {*METHODS, "patches"}
 
 
 SINGLE = {
@@ -599,7 +601,7 @@ def test_calls_stay_within_their_announced_memory(seed, limited_scratch):
             computed.add(method)
             # A new thread has no scratch memory of earlier passes.
             in_a_new_thread(compute, problem, pass_, method, data)
-    assert computed == {"products", "windows", "loops", "scattered"}
+    assert computed == {"products", "windows", "loops", "scattered", "patches"}
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -757,3 +759,75 @@ def test_plan_with_an_unsupported_method_is_rejected(method):
     fields["passes"][0]["method"] = method
     with pytest.raises(ConvError, match="numpy does not compute forward with these choices"):
         Plan.from_json(json.dumps(fields))
+
+
+def separate_layer(rng: random.Random) -> ConvProblem:
+    """Return a random layer whose windows do not overlap."""
+    rank, groups = rng.randint(1, 3), rng.choice((1, 1, 2, 3))
+    channels, filters = groups * rng.randint(1, 5), groups * rng.randint(1, 5)
+    taps, dilation = ([rng.randint(1, most) for _ in range(rank)] for most in (4, 3))
+    spans = [(t - 1) * d + 1 for t, d in zip(taps, dilation, strict=True)]
+    padding = [(rng.randint(0, s + 2), rng.randint(0, s + 2)) for s in spans]
+    stride = [span + rng.choice((0, 0, 1, 3)) for span in spans]
+    sizes = [
+        max(span - sum(pads), 1) + rng.randint(0, 15)
+        for span, pads in zip(spans, padding, strict=True)
+    ]
+    if rng.random() < 0.2:  # one output
+        stride, padding, sizes = [1] * rank, [(0, 0)] * rank, spans
+    data, filter_ = rng.choice(data_formats(rank)), rng.choice(filter_formats(rank))
+    letters = {"N": rng.choice((0, 1, 2, 5)), "C": channels, "O": filters, "I": channels // groups}
+    axes = "DHW"[-rank:]
+    x, w = (
+        letters | dict(zip(axes, sizes, strict=True)),
+        letters | dict(zip(axes, taps, strict=True)),
+    )
+    return ConvProblem(
+        [x[letter] for letter in data],
+        [w[letter] for letter in filter_],
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        data_format=data,
+        filter_format=filter_,
+        dtype=rng.choice(("float32", "float64", "float16", "bfloat16")),
+    )
+
+
+def test_gradients_of_separate_windows_are_exact():
+    rng = random.Random(11)
+    for _ in range(150):
+        problem = separate_layer(rng)
+        assert choice.are_separate(problem.axes)
+        plan = cupyconv.plan(problem, "cpu").with_choices("backprop_input", method="patches")
+        data = integer_data(problem)
+        dx = cupyconv.conv_backprop_input(
+            problem.input_shape, data.w, data.dy, impl=plan, **problem.keywords
+        )
+        expected = cupyconv.conv_backprop_input(
+            problem.input_shape, data.w, data.dy, impl="reference", **problem.keywords
+        )
+        assert np.array_equal(dx, expected), problem
+        bias = np.arange(problem.C).astype(data.w.dtype) - 2
+        y, exact = (
+            cupyconv.conv_transpose(
+                data.dy,
+                data.w,
+                bias,
+                activation="relu",
+                output_shape=problem.input_shape,
+                impl=impl,
+                **problem.keywords,
+            )
+            for impl in (plan, "reference")
+        )
+        assert np.array_equal(y, exact), problem
+
+
+def test_methods_of_overlapping_windows_exclude_patches():
+    layer = ConvProblem((1, 2, 9, 9), (3, 2, 3, 3), stride=(3, 2))
+    assert not choice.are_separate(layer.axes)
+    assert "patches" not in [one.name for one in choice.methods(layer, "backprop_input")]
+    with pytest.raises(ConvError, match="patches"):
+        cupyconv.plan(layer, "cpu").with_choices("backprop_input", method="patches")

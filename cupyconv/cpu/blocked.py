@@ -11,10 +11,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from cupyconv.cpu import loops, products, scattered, windows
+from cupyconv.cpu import loops, patches, products, scattered, windows
 from cupyconv.cpu.choice import BLOCK_BYTES
-from cupyconv.cpu.correlation import Correlation, correlation, fill_unread, input_correlations
+from cupyconv.cpu.correlation import (
+    Correlation,
+    correlation,
+    fill_unread,
+    input_correlations,
+    patch_views,
+)
 from cupyconv.cpu.scratch import pool
+from cupyconv.cpu.views import accumulator_of
 from cupyconv.problem import ConvProblem
 
 UFUNC_BUFFER = 64
@@ -53,6 +60,14 @@ def backprop_input(
         conjugates: whether to conjugate a complex w.
     """
     fill_unread(problem, dx, bias, activation)  # unread inputs may be in no phase
+    if method == "patches":
+        conjugates = conjugates and problem.is_complex
+        with np.errstate(), pool(accumulator_of(problem.dtype)) as memory:
+            arrays = patch_views(problem, w, dy, dx, bias)
+            patches.backprop_input(
+                problem.axes, *arrays, activation, conjugates, memory, BLOCK_BYTES
+            )
+        return
     for phase in input_correlations(problem, w, dy, dx, bias, activation):
         if phase.conjugate and not conjugates:
             phase = replace(phase, conjugate=False)

@@ -12,6 +12,7 @@ Each method has a module in cupyconv/cpu/:
 - products: filters times gathered pixels (im2col); every configuration.
 - windows: filters times gathered pixels of a small layer, in one product.
 - scattered: filters times pixels; the products are then added up tap by tap (col2im).
+- patches: input gradients of windows that do not overlap, as one product of pixels and taps.
 - loops: sums over shifted pixels, for layers with few channels per group; without Numba, only for
   depthwise layers.
 
@@ -60,7 +61,7 @@ LEAST_ROWS = 64
 """Number of filters below which matrix products are slower."""
 
 LEAST_PIXELS = 128
-"""Fewest columns of a matrix product that pay for packing the filters again."""
+"""Smallest number of columns of a matrix product that pay for packing the filters again."""
 
 LOOP_ELEMENTS = 32
 """Elements that NumPy copies in the time that it takes to start a contiguous row."""
@@ -91,7 +92,7 @@ LOOP_RATE, FOUR_FILTERS, UNCOMPILED = 50e9, 2.4, 0.3
 the factor without Numba, for long rows."""
 
 LOOP_PARTS = 8
-"""Fewest parts into which the method ``loops`` divides a large layer."""
+"""Smallest number of parts into which the method ``loops`` divides a large layer."""
 
 MOST_PAIRS = 1 << 10
 """Channels times filters per group above which matrix products are faster than loops."""
@@ -100,7 +101,7 @@ SMALL_PLANE = 256
 """Output pixels of a depthwise layer up to which rows of channels are faster than planes."""
 
 LEAST_ROW = 8
-"""Fewest channels per pixel that pay for a loop over channels."""
+"""Smallest number of channels per pixel that pay for a loop over channels."""
 
 GRADIENT_SHARE = 0.7
 """Fraction of LOOP_RATE for filter gradients with Numba without FOUR_FILTERS (measured)."""
@@ -212,7 +213,16 @@ def methods(problem: ConvProblem, pass_: str) -> tuple[Method, ...]:
     """Return all methods that can compute a pass."""
     seen = _seen(problem, pass_)
     candidates = [_products(seen), *_windows(seen), *_loops(seen)]
-    return tuple(candidates) if seen.of_filters else (*candidates, *_scattered(seen))
+    if not seen.of_filters:
+        candidates += _scattered(seen)
+    if pass_ == "backprop_input" and are_separate(problem.axes):
+        candidates.append(_patches(problem, seen))
+    return tuple(candidates)
+
+
+def are_separate(axes: Sequence[ConvAxis]) -> bool:
+    """Return whether no input is in two windows, so that dx needs no sums over windows."""
+    return all(axis.output == 1 or axis.stride >= axis.effective_filter for axis in axes)
 
 
 def product_pieces(
@@ -334,6 +344,21 @@ def _windows(seen: _Pass) -> Iterator[Method]:
         # This method runs on one thread, but the rates are those of two: count everything twice.
         how = "filters times all windows"
         yield Method("windows", how, 2 * operations, 2 * seen.phases * moved, calls)
+
+
+def _patches(problem: ConvProblem, seen: _Pass) -> Method:
+    pixels = seen.images * prod(problem.output_sizes)
+    weights = problem.K * seen.filters * prod(problem.filter_sizes)
+    gradients = pixels * weights // (seen.channels or 1)
+    run = problem.filter_sizes[-1] if not seen.channels_last else seen.filters
+    blocks = max(gradients * seen.itemsize * 4 / BLOCK_BYTES, seen.groups)
+    return Method(
+        "patches",
+        "pixels times all taps of windows that do not overlap",
+        2.0 * pixels * weights * _slower(pixels),
+        gradients * (1 + LOOP_ELEMENTS / run) + pixels * problem.K + weights,
+        blocks * 12 + 20,
+    )
 
 
 def _scattered(seen: _Pass) -> Iterator[Method]:

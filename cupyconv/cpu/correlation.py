@@ -28,7 +28,8 @@ from cupyconv.problem import ConvAxis, ConvProblem
 ALL: Any = slice(None)
 
 SUMS, LEAST_SUMMED, LEAST_PRODUCTS = 8, 512, 1 << 22
-"""Most partial sums of a filter gradient, and fewest pixels and products of each (chosen)."""
+"""Largest number of partial sums of a filter gradient, and smallest numbers of pixels and products
+of each (chosen)."""
 
 
 @dataclass(frozen=True)
@@ -228,6 +229,18 @@ def input_correlations(
             activation,
             problem.is_complex,
         )
+
+
+def patch_views(
+    problem: ConvProblem, w: np.ndarray, dy: np.ndarray, dx: np.ndarray, bias: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
+    """Return dy (G, K, N, *outputs), w (G, K, C, *taps), dx (G, C, N, *inputs), bias (G, C)."""
+    return (
+        _by_channel(problem, dy),
+        filter_view(problem, w),
+        _by_channel(problem, dx),
+        _by_group(problem, bias),
+    )
 
 
 def fill_unread(

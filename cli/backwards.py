@@ -16,10 +16,10 @@ from cupyconv.markup import Table, in_line
 from cupyconv.problem import interval_text, shape_text
 
 MOST_SIZES = 16
-"""Most sizes of an axis that are listed."""
+"""Largest number of sizes of an axis that are listed."""
 
 MOST_SWEPT = 1000
-"""Most values of a sweep."""
+"""Largest number of values of a sweep."""
 
 _SWEPT = {"input": "input_shape", "filter": "filter_shape", "stride": "stride"} | {
     word: word for word in ("padding", "dilation")
@@ -78,8 +78,8 @@ def inputs_of(layer: Layer, dy: tuple[int, ...]) -> Backwards:
         if min(dy, default=0) < 1 or "every size" not in error.rule:
             raise
         raise ConvError(
-            "every size of an input must be at least 1",
-            f"{error.values}, at most, if the output is {shape_text(dy)}",
+            "every size of the input must be at least 1",
+            f"the largest input with output {shape_text(dy)} is too small: {error.values}",
             "Give a larger dy, or less padding",
         ) from None
     return Backwards(problem, problem.valid_input_sizes)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PIPED_WIDTH = 100
 
 LONGEST_ERROR = 2000
-"""Most characters of an error message; a longer message is shortened in the middle."""
+"""Largest number of characters of an error message; a longer message is shortened in the middle."""
 
 # Eager, because the callback of --list-presets must know whether to print JSON.
 json_option = click.option(

@@ -20,7 +20,7 @@ from cupyconv.planning.estimates import Estimate, estimate, instead
 from cupyconv.problem import PASSES
 
 MOST_IN_FULL = 4
-"""Most layers that are shown in full; more layers get one line each (chosen)."""
+"""Largest number of layers that are shown in full; more layers get one line each (chosen)."""
 
 SLOWEST = 10
 """Number of slowest layers whose times are compared with other settings (chosen)."""

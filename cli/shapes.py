@@ -17,7 +17,7 @@ from cupyconv.planning import Plan, plan
 from cupyconv.problem import PASSES, GemmView, bytes_text, shape_text
 
 _MOST_BESIDE = 2
-"""Most devices that get a column each; more devices get a line each."""
+"""Largest number of devices that get a column each; more devices get a line each."""
 
 PASS_GRADIENTS = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw"}
 TRANSPOSED_GRADIENTS = {"forward": "dx", "backprop_input": "y", "backprop_filter": "dw"}

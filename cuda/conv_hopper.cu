@@ -501,7 +501,8 @@ struct Epilogue {
   }
 
   // The lines of a buffer that this thread stores, and the thread's runs per line.  Adjacent threads
-  // store adjacent runs.  A warp takes short runs from one line, since each row costs divisions.
+  // store adjacent runs.  A warp stores short runs of a single line, because the address of each line
+  // takes divisions.
   static constexpr int THREADS_OF_LINE = STORE == STORE_ROWS || RUN == 8 ? 8 : RUN == 4 ? 16 : 32;
   static constexpr int LINES_OF_THREAD = 64 * THREADS_OF_LINE / WARPGROUP;
   static constexpr int RUNS_OF_THREAD = 64 / (THREADS_OF_LINE * RUN);
@@ -636,7 +637,7 @@ struct FilterWindows {
       : channel_blocks(lines(p.channels)),
         count(channel_blocks * static_cast<int>(p.filter[0] * p.filter[1] * p.filter[2])) {}
 
-  // The tap and the first channel of a window.  Beyond the last window, the channel does not exist.
+  // The tap and the first channel of a window.  Beyond the last window, this is a channel that does not exist.
   __device__ __forceinline__ Tap<int> at(int window, const ConvParameters& p) const {
     if (window >= count) return {static_cast<int>(p.channels), 0, 0, 0};
     Tap<int> tap = tap_at(window, channel_blocks, p.filter);

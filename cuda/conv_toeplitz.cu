@@ -380,8 +380,9 @@ __device__ __forceinline__ void empty(const Plane<COUNT, BLOCKS_>* planes, Stora
   }
 }
 
-// Loads blocks of 16 rows by 8 columns as fragments, from this lane's line (row lane % 16); zeros beyond
-// the plane.  Registers hold rows 0-7 and 8-15.
+// Loads blocks of 16 rows by 8 columns as fragments.  `line` is the line of the plane that this lane
+// addresses, which is row (lane % 16) of the block.  Elements beyond the plane are zeros.  Registers hold
+// rows 0-7 and 8-15.
 template <bool TRANSPOSED, int COUNT, int BLOCKS_, int WANTED>
 __device__ __forceinline__ void load_blocks(unsigned (&block)[WANTED][2],
                                             const Plane<COUNT, BLOCKS_>& plane, int line) {

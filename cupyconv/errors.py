@@ -84,7 +84,7 @@ def python_argument(name: str, value: Any) -> str:
 
 
 def _way_out(phrases: Sequence[Phrase], argument: Callable[[str, Any], str]) -> str:
-    """Return a way out as text: first ``use`` with all arguments, then the other phrases."""
+    """Return a suggested fix as text: ``use`` with all arguments to change, then other phrases."""
     used = [argument(*phrase) for phrase in phrases if not isinstance(phrase, str)]
     texts = [phrase for phrase in phrases if isinstance(phrase, str)]
     return " and ".join([f"use {' and '.join(used)}", *texts] if used else texts)
@@ -120,7 +120,7 @@ def shown(value: object) -> str:
 
 
 _LONGEST = 120
-"""Most characters of a value in a message (chosen)."""
+"""Largest number of characters of a value in a message (chosen)."""
 
 
 def unknown_word(what: str, given: object, known: Iterable[str]) -> ConvError:

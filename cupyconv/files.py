@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 _LINKS = 40
-"""Most symbolic links on a path (Linux's limit)."""
+"""Largest number of symbolic links on a path (Linux's limit)."""
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 

@@ -1255,7 +1255,7 @@ def require_words(
 
 
 def require_activation(activation: str | None, problem: ConvProblem) -> None:
-    """Check that no activation is requested for a complex problem."""
+    """Check that a problem with complex numbers has no activation."""
     if problem.is_complex and activation is not None:
         raise ConvError(
             "activations need real numbers",

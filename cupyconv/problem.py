@@ -41,7 +41,7 @@ LARGEST = 2**63 - 1
 """Largest absolute value of a number in a configuration: the largest 64-bit integer."""
 
 MOST_PHASES = 1 << 16
-"""Most stride phases that are listed one by one (chosen)."""
+"""Largest number of stride phases that are listed one by one (chosen)."""
 
 PaddingWord = Literal["valid", "same", "same_lower", "VALID", "SAME", "SAME_LOWER"]
 """Names of padding modes, for type checkers; at run time, case does not matter."""
@@ -760,7 +760,7 @@ def _sum_of_quotients(count: int, start: int, step: int, divisor: int) -> int:
 
 
 _MOST_SIZES = 12
-"""Most sizes of a shape in a text; further sizes are replaced by dots (chosen)."""
+"""Largest number of sizes of a shape in a text; further sizes are replaced by dots (chosen)."""
 
 
 def shape_text(shape: Iterable[int]) -> str:
@@ -1142,7 +1142,7 @@ def _padding(what: str, padding: Padding, rank: int) -> tuple[str, tuple[tuple[i
         mode = padding.lower()
         if mode in _NUMPY_MODES:
             raise ConvError(
-                f"{what} consists of zeros",
+                f"{what} must be zeros, not values of the input",
                 f"got {padding!r}",
                 f"Pad with numpy.pad(x, ..., mode={_NUMPY_MODES[mode]!r}) and convolve with "
                 f"{what} 0",

@@ -792,5 +792,5 @@ def _grouped(w: Any) -> Any:
 
 
 def _at_least_1(groups: int) -> int:
-    """Return the number of groups, at least 1; ConvProblem reports the sizes below 1."""
+    """Return the number of groups, or 1 if it is smaller; ConvProblem rejects it later."""
     return max(groups, 1)

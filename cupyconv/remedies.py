@@ -16,8 +16,8 @@ from cupyconv import formats
 from cupyconv.errors import ConvError, ConvTypeError, Phrase
 
 MOST_ORDERS, MOST_RULES, MOST_OTHERS, MOST_PAIRS = 2, 2, 4, 2
-"""Most fixes that an error offers: memory orders, paddings or strides, other single changes, and
-pairs of changes where no single change is enough (chosen)."""
+"""Largest number of fixes that an error offers: memory orders, paddings or strides, other single
+changes, and pairs of changes where no single change is enough (chosen)."""
 
 MOST_STRIDE = 64
 """Largest stride that a message suggests (chosen)."""

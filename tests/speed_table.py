@@ -23,7 +23,7 @@ READ = (
     "A figure is another library's time over cupyconv's: above 1, cupyconv is faster. It is the "
     "geometric mean over the measured layers of a kind; the number of layers follows the kind in "
     "brackets. The brackets after a figure count the passes in which cupyconv is faster, even and "
-    "slower. Each side counts with its faster memory order, unless the heading names one for both."
+    "slower. Each library runs in its faster memory order, unless the heading names the order."
 )
 """Explanation of the table."""
 

@@ -107,7 +107,7 @@ def require_promised(activation: str, got: np.ndarray, every: int = 1) -> None:
         assert units[within].max() <= min(bound, plain[within].max() + 0.01), least
         assert every > 1 or units[within].max() > bound - 0.1, "less is to be told"
         upper = least
-    # What is beyond is next to nothing.
+    # Results beyond this bound are nearly 0.
     beyond = given <= upper
     assert (got[beyond] <= 0).all()
     assert (np.abs(got - wanted)[beyond] <= 6e-9).all()

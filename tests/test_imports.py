@@ -178,7 +178,7 @@ def test_no_modules_import_each_other_in_a_circle():
             break
         order += free
         left = {name: others for name, others in left.items() if name not in free}
-    # What is left are circles, and what imports them.
+    # The remaining modules are in an import cycle, or import a module that is.
     reached = {name: set(others) for name, others in left.items()}
     for _ in left:
         for others in reached.values():

@@ -57,7 +57,7 @@ COPIES = ("conv_arrange.cu", "conv_planes.cu")
 FORMS_OF = ("CLUSTER", "SPLIT")
 
 LARGEST = 5000
-"""Most instructions of a Hopper kernel, so that compiling takes seconds (chosen)."""
+"""Largest number of instructions of a Hopper kernel, so that compiling takes seconds (chosen)."""
 
 
 def variants(form: str, on: str | Device = "sm_90a") -> Iterator[Launch]:

@@ -23,7 +23,7 @@ from tests.agreement import compute, require_equal
 from tests.configurations import EXACT, Data, integer_data
 
 PIECE = 8
-"""Most elements per vector access, reached by 16-bit types."""
+"""Largest number of elements per vector access, reached by 16-bit types."""
 
 Axes = Sequence[int]
 """Positions of the batch (or filters), channels and spatial axes of an array."""

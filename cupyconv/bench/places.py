@@ -38,7 +38,7 @@ class Place(Protocol):
 
     device: Device
     most_sets: int
-    """Most operand sets; consecutive calls use different sets."""
+    """Largest number of operand sets; consecutive calls use different sets."""
 
     @property
     def clock(self) -> Clock: ...

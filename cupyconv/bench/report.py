@@ -16,7 +16,8 @@ from cupyconv.markup import UNBOUND, Table
 from cupyconv.problem import PASSES
 
 SLOWEST = 10
-"""Most rows in the table of the passes that are slowest compared with a peer (chosen)."""
+"""Largest number of rows in the table of the passes that are slowest compared with a peer
+(chosen)."""
 
 PASS_WORDS = {
     "forward": "forward",

@@ -23,7 +23,7 @@ KINDS = ("dense", "pointwise", "dilated", "stem", "grouped", "depthwise", "conv1
 """Kinds of layers; a report has a geometric mean per kind, and every layer has one kind."""
 
 STEM_CHANNELS = 4
-"""Most input channels of a stem, the first layer of a network."""
+"""Largest number of input channels of a stem, the first layer of a network."""
 
 QUICK = (
     "resnet50-01",
@@ -119,7 +119,8 @@ def select(suite_words: Iterable[str] = (), names: Iterable[str] = ()) -> tuple[
 
 
 MOST_DRAWN_FLOPS = 6e9
-"""Most FLOPs per pass of a random layer; the batch is reduced to keep to it (chosen)."""
+"""Largest number of FLOPs per pass of a random layer; the batch is reduced to keep to it
+(chosen)."""
 
 SQUARE_SHARE = 0.75
 """Fraction of random layers with equal spatial extents (chosen)."""

@@ -285,7 +285,7 @@ def _add_taps(
 def _add_products(
     totals: Any, gradients: Any, place: int, source: Any, step: int, axis: Any, outputs: Any
 ) -> None:
-    """Add a row of gradients times the pixels of a row of taps to the gradient of its weights."""
+    """Add the products of a row of dy and the pixels under a row of taps to the sums."""
     channels = outputs[4]
     several = totals.shape[1] // channels
     for q in range(0, outputs[3], several):

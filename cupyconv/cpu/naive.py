@@ -17,7 +17,7 @@ from cupyconv.cpu.views import accumulator_of, data_view
 from cupyconv.problem import ConvProblem
 
 _SEVERAL = 8
-"""Fewest channels for which NumPy's ``sum`` replaces a cumulative sum (chosen)."""
+"""Smallest number of channels for which NumPy's ``sum`` replaces a cumulative sum (chosen)."""
 
 
 def _wide(array: np.ndarray) -> np.ndarray:

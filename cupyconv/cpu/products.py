@@ -22,7 +22,7 @@ from cupyconv.cpu.threads import each
 from cupyconv.cpu.views import channels_are_last, copy, merged, operand
 
 MANY_IMAGES = 16
-"""Fewest images per block that pay for copying the result of the block."""
+"""Smallest number of images per block that pay for copying the result of the block."""
 
 
 def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:

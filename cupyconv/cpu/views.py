@@ -11,13 +11,13 @@ import numpy as np
 from cupyconv.problem import ConvProblem
 
 SHORT_ROW = 16
-"""Fewest elements per row that NumPy copies efficiently (chosen)."""
+"""Smallest number of elements per row that NumPy copies efficiently (chosen)."""
 
 SMALL_BYTES = 1 << 15
 """Largest array, in bytes, that is copied without choosing an order (chosen)."""
 
 PIECE_BYTES = 1 << 16
-"""Most bytes transposed per NumPy call, so that they fit the cache (chosen)."""
+"""Largest number of bytes transposed per NumPy call, so that they fit the cache (chosen)."""
 
 MOST_LINES = 256
 """Cache lines that may be read in turn before the first is evicted (chosen)."""

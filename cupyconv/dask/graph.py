@@ -21,7 +21,8 @@ from cupyconv.planning import PRECISIONS, Impl, implementations
 from cupyconv.problem import ITEMSIZE, ConvProblem
 
 FAN_IN = 8
-"""Most arrays that one task adds; fewer make the tree deeper, more take more memory (chosen)."""
+"""Largest number of arrays that one task adds; fewer make the tree deeper, more take more memory
+(chosen)."""
 
 
 class Graph:

@@ -586,8 +586,9 @@ class Explanation:
             f"padding {shapes.pairs([axis.padding for axis in axes])})",
         ]
         roles = (
-            "Stride and dilation swap roles: in x, the inputs of neighbouring numbers of dw are "
-            "one dilation apart, and the inputs of neighbouring numbers of dy are one stride apart."
+            "Stride and dilation swap roles. Moving to the next number of dw moves the window "
+            "over x by one dilation. Moving to the next number of dy moves the input that it "
+            "meets by one stride."
         )
         if problem.N != 1:
             roles += f" Images play the role of channels: the sum is over the {problem.N} images."
@@ -738,7 +739,7 @@ def _clauses(problem: ConvProblem, say: Callable[[ConvAxis], str]) -> str:
 
 
 def _moved(axis: ConvAxis) -> str:
-    """Return how the padding differs for another input size with this output size, if it does."""
+    """Return the padding of another input size with the same output size, if it differs."""
     for size in (axis.valid_input_sizes[0], axis.valid_input_sizes[-1]):
         other = axis.of_input(size)
         if other.pad_before != axis.pad_before:

@@ -221,7 +221,7 @@ def output_counts(axis: ConvAxis) -> list[int]:
 
 
 def _runs(axis: ConvAxis, of_taps: bool) -> tuple[list[int], list[int], int]:
-    """Return the inputs that each tap reads as runs of equal step; or those each output reads.
+    """Return runs of equally spaced inputs: one for each tap, or one for each output.
 
     Args:
         axis: the axis.

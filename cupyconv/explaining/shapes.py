@@ -129,9 +129,12 @@ def _output(problem: ConvProblem) -> str:
 def _input_gradient(problem: ConvProblem) -> str:
     filters = problem.K // problem.groups
     where = " of c's group" if problem.groups > 1 else ""
+    summed = f"summed over {the(filters, 'filter')} k{where}"
+    if filters == 1:
+        summed = f"where k is the only filter{where}"
     return (
-        "one number for each number of x, for any stride and padding; "
-        f"dx[c] = sum over {the(filters, 'filter')}{where} of dy[k] sent back through w[k,c]"
+        "one number for each number of x, for any stride and padding; dx[c] = dy[k] sent back "
+        f"through w[k,c], {summed}"
     )
 
 

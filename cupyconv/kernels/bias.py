@@ -18,10 +18,10 @@ from cupyconv.problem import ITEMSIZE, ConvProblem
 THREADS = 256
 
 _LEAST_VECTORS = 16
-"""Fewest vectors per thread in a chunk; smaller chunks do not pay (chosen)."""
+"""Smallest number of vectors per thread in a chunk; smaller chunks do not pay (chosen)."""
 
 _MOST_CHUNKS = 1024
-"""Most chunks (chosen)."""
+"""Largest number of chunks (chosen)."""
 
 _BLOCKS_PER_SM = 4
 """Blocks per SM that the number of chunks aims at: 32 warps per SM with four 16-byte loads in

@@ -22,7 +22,7 @@ THREADS, CHANNELS = 256, 4
 """Threads per block of the sum, and channels of a pixel that a thread computes."""
 
 MOST_FILTERS = 32
-"""Most filters in forward; with more filters, cuda-gather has full tiles (chosen)."""
+"""Largest number of filters in forward; with more filters, cuda-gather has full tiles (chosen)."""
 
 COPIED = "w arranged"
 """Method that first copies w with channels last."""

@@ -26,7 +26,8 @@ from cupyconv.kernels.request import Request
 from cupyconv.problem import REAL_PART
 
 LEAST_SPLIT_STEPS = 8
-"""Fewest steps of BLOCK_K per split worth ranking, so that filling the ring pays (chosen)."""
+"""Smallest number of steps of BLOCK_K per split worth ranking, so that filling the ring pays
+(chosen)."""
 
 ADDING_THREADS = 64
 """Threads per block of the reduction kernels (cuda/include/parts.cuh)."""
@@ -173,8 +174,8 @@ def wavefronts(size: float, apart: float = 0) -> float:
 
     Args:
         size: bytes per lane.
-        apart: bytes between the starts of adjacent lanes' vectors, if more than ``size``; a lane
-            then reads at most one sector of 32 bytes.
+        apart: bytes between the starts of adjacent lanes' vectors; 0 if the vectors are adjacent.
+            Vectors that are far apart take one sector of 32 bytes each.
     """
     return max(32 * max(size, min(apart, 32)) / WAVEFRONT_BYTES, 1)
 

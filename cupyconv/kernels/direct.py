@@ -23,44 +23,48 @@ if TYPE_CHECKING:
     import numpy as np
 
 MAX_SOURCES = 16
-"""Most source channels per group; a thread holds all source channels of a pixel (chosen)."""
+"""Largest number of source channels per group; a thread holds all source channels of a pixel
+(chosen)."""
 
 MAX_UNROLLED = 64
-"""Most unrolled products of a filter row: its taps times the source channels (chosen)."""
+"""Largest number of unrolled products of a filter row: its taps times the source channels
+(chosen)."""
 
 MAX_COLUMNS = 96
-"""Most input columns under a pixel; the loop over them is unrolled (chosen)."""
+"""Largest number of input columns under a pixel; the loop over them is unrolled (chosen)."""
 
 MOST_PASSED = 1 << 16
-"""Most input rows that the loop of a tile steps over, including rows without a tap (chosen)."""
+"""Largest number of input rows that the loop of a tile steps over, including rows without a tap
+(chosen)."""
 
 LARGEST_EDGE = 8
-"""Most pixels of a thread's tile along an axis (chosen).  In backprop_input, the extent is a
-multiple of the stride."""
+"""Largest number of pixels of a thread's tile along an axis (chosen).  In backprop_input, the
+extent is a multiple of the stride."""
 
 _THREADS = 128
-"""Most threads per block (chosen)."""
+"""Largest number of threads per block (chosen)."""
 
 _MOST_LANES = 32
-"""Most threads of a block along the channels (chosen)."""
+"""Largest number of threads of a block along the channels (chosen)."""
 
 _EVEN_LANES = (16, 8)
 """Numbers of threads along the channels that divide a warp (chosen)."""
 
 _STAGED_BYTES = 32 << 10
-"""Most shared memory for the filter, in bytes (chosen)."""
+"""Largest shared memory for the filter, in bytes (chosen)."""
 
 _MOST_VECTOR = 4
-"""Most channels per thread (chosen)."""
+"""Largest number of channels per thread (chosen)."""
 
 _MOST_SUMS = 64
-"""Most registers per thread for sums (chosen)."""
+"""Largest number of registers per thread for sums (chosen)."""
 
 _STREAMED = 32
-"""Most registers per thread for a filter row, which is consumed while it is loaded (chosen)."""
+"""Largest number of registers per thread for a filter row, which is consumed while it is loaded
+(chosen)."""
 
 _REGISTERS = {4: 116, 2: 220}
-"""Most live registers per thread, keyed by the resident blocks per SM (chosen)."""
+"""Largest number of live registers per thread, keyed by the resident blocks per SM (chosen)."""
 
 _REGISTERS_TAKEN = {False: (18, 0.9), True: (30, 0.85)}
 """Allocated registers: constant per thread, and factor per live register, keyed by whether the

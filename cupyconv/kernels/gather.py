@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     import numpy as np
 
 MAX_PHASES = 32
-"""Most stride phases that fit into the kernel's parameters."""
+"""Largest number of stride phases that fit into the kernel's parameters."""
 
 MOST_TAP_BITS = 255
 """Largest T + R + S of a filter: a mask of taps has one bit per position along each axis."""
 
 MOST_SPLITS = (1 << 16) - 1
-"""Most splits, which are blocks along the second axis of the grid (CUDA's rule)."""
+"""Largest number of splits, which are blocks along the second axis of the grid (CUDA's rule)."""
 
 BLOCKS = (0.5, 1, 2, 3, 4, 6, 8, 12, 16)
 """Numbers of blocks per SM that the choice of splits aims at (chosen)."""
@@ -55,7 +55,7 @@ FILLED = 0.9
 """Fraction of the guaranteed resident blocks at which the chip counts as full (chosen)."""
 
 MOST_STAGES = 4
-"""Most stages of the ring (chosen)."""
+"""Largest number of stages of the ring (chosen)."""
 
 RING_ALIGNMENT = 128
 """Alignment of the ring in bytes."""

@@ -56,16 +56,18 @@ TURN_BARRIERS = 2
 """Barriers by which the two consumer warpgroups take turns."""
 
 MOST_STAGES = 8
-"""Most stages of the ring (chosen)."""
+"""Largest number of stages of the ring (chosen)."""
 
 MAX_MAPS = 16
-"""Most tensor maps and walks of the gathered tensor that fit into 4 KB of kernel parameters."""
+"""Largest number of tensor maps and walks of the gathered tensor that fit into 4 KB of kernel
+parameters."""
 
 _MOST_TILE_ROWS = 512
-"""Most rows of a cluster's tiles; the last tiles may exceed the matrix by that many rows."""
+"""Largest number of rows of a cluster's tiles; the last tiles may exceed the matrix by that many
+rows."""
 
 _MOST_FILLED = 1.25
-"""Most computed pixels per image pixel, if rows are padded to lines (chosen)."""
+"""Largest number of computed pixels per image pixel, if rows are padded to lines (chosen)."""
 
 # Limits of cuTensorMapEncodeIm2col by number of spatial axes: range of the corners of the box of
 # base pixels, and largest offset of a tap.
@@ -81,7 +83,7 @@ SUMS_PIECE = 8
 """Columns of C per vector access of the kernel that adds up splits."""
 
 _MOST_WAVES = 4
-"""Most waves of blocks that the choice of splits aims at (chosen)."""
+"""Largest number of waves of blocks that the choice of splits aims at (chosen)."""
 
 
 @dataclass(frozen=True)

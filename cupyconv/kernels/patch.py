@@ -23,7 +23,8 @@ WARPS = 4
 """Warps per block."""
 
 MAX_CHANNELS = 8
-"""Most channels; with more channels, cuda-gather can use 16-byte vectors too (chosen)."""
+"""Largest number of channels; with more channels, cuda-gather can use 16-byte vectors too
+(chosen)."""
 
 _PIXELS = (128, 64)  # possible numbers of output pixels per tile (chosen)
 _COLUMNS = (128, 64, 32, 16, 8)  # possible numbers of output columns per tile (chosen)

@@ -14,7 +14,7 @@ LONGEST_REACH = 1 << 30
 """Largest extent in elements; the sum of two such extents fits into 32 bits."""
 
 MOST_BLOCKS = 2**31 - 1
-"""Most thread blocks along the first axis of a grid (CUDA's rule)."""
+"""Largest number of thread blocks along the first axis of a grid (CUDA's rule)."""
 
 _WINDOWS = 8
 """Windows of a tile along an axis, one stride apart; more than any tile has (chosen)."""

@@ -25,7 +25,7 @@ BLOCKS = (0.25, 0.5, 1, 2, 3, 4, 6, 8)
 fewer blocks move fewer bytes."""
 
 MOST_ALTERNATIVES = 7
-"""Most tilings that autotuning tries in addition to the planned tiling (chosen)."""
+"""Largest number of tilings that autotuning tries in addition to the planned tiling (chosen)."""
 
 IDLE = 0.95
 """Fraction of the best time on a full chip; fewer chunks must be faster than that (chosen)."""

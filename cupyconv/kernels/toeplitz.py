@@ -22,14 +22,14 @@ CHANNELS = 8
 """Channels per block, one warp each."""
 
 LARGEST_FILTER = 64
-"""Most taps of a filter row, which has 9 blocks of 8 columns under a strip, in 5 products
-(chosen)."""
+"""Largest number of taps of a filter row, which has 9 blocks of 8 columns under a strip, in 5
+products (chosen)."""
 
 _LARGEST_STRIPS = 8
-"""Most strips of 8 columns per block (chosen)."""
+"""Largest number of strips of 8 columns per block (chosen)."""
 
 _MOST_SHARED = 99
-"""Most shared memory per block in KiB, so that two blocks fit on an SM (chosen)."""
+"""Largest shared memory per block in KiB, so that two blocks fit on an SM (chosen)."""
 
 
 @dataclass(frozen=True)

@@ -284,7 +284,7 @@ def conv2d_weight(
     dilation: IntOrInts = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Compute ``torch.nn.grad.conv2d_weight``, as ``conv1d_weight``."""
+    """Compute ``torch.nn.grad.conv2d_weight``; arguments as for ``conv1d_weight``."""
     return _weight_gradient(2, input, weight_size, grad_output, stride, padding, dilation, groups)
 
 

@@ -246,7 +246,7 @@ _VISIBLE = {
     function: _without_mode_check(function)
     for function in (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 }
-"""Replacements of functions that run convolutions, such as a checkpoint's recomputation.
+"""Replacements of functions that run convolutions, such as that of a checkpoint, which recomputes.
 
 The mode stays enabled inside the replacements.
 """

@@ -54,7 +54,7 @@ def guard(check: Callable[[], None]) -> Callable[[], None]:
 
 
 def function(of: Callable[..., None] | None = None, *, always: bool = False) -> Any:
-    """Register a Python function as the function of cuda.h with its name and parameters.
+    """Register a Python function as the implementation of cuda.h's function of the same name.
 
     Args:
         of: the Python function.

@@ -127,7 +127,7 @@ _ALIGNMENT = 16  # bytes; the planner considers no larger alignment of a tensor
 
 
 def _strided(view: np.ndarray, name: str, read_only: bool, uninitialised: bool) -> np.ndarray:
-    """Return an array with a view's shape, strides and alignment, but no alignment above 16."""
+    """Return an array with a view's shape and strides, and its alignment up to 16 bytes."""
     lowest, end = np.lib.array_utils.byte_bounds(view)
     lead = _ALIGNMENT + lowest % _ALIGNMENT if view.size else 0
     count = -(-(end - lowest) // view.itemsize) if view.size else 0

@@ -29,7 +29,7 @@ STREAMS: dict[str, Callable[[object, int], Iterator[Case]]] = {
 SHRINK_SECONDS = {"numpy": 5.0, "kernels": 15.0}
 
 MOST_SHRUNK = 60
-"""Most kinds of findings to shrink; more would leave no time for new cases."""
+"""Largest number of kinds of findings to shrink; more would leave no time for new cases."""
 
 LONGEST = 180.0
 """Seconds after which a layer counts as hanging; the first kernel also builds a C++ library."""

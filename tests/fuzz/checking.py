@@ -45,7 +45,7 @@ NOT_TAKEN = "the implementation must support the problem"
 HERE = Path(__file__).parent
 
 LONGEST_RUN = 5.0
-"""Most seconds of this thread's CPU time per NumPy pass, for layers as large as the drawn ones."""
+"""Limit in seconds of this thread's CPU time per NumPy pass of a random layer."""
 
 
 @dataclass(frozen=True)

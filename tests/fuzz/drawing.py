@@ -32,10 +32,10 @@ FAMILIES = tuple(name for name, family in families.FAMILIES.items() if family.on
 PASSES = ("forward", "backprop_input", "backprop_filter")
 
 MOST_ELEMENTS = 1 << 16
-"""Most elements of a tensor (chosen)."""
+"""Largest number of elements of a tensor (chosen)."""
 
 MOST_PHASES = 64
-"""Most stride phases of the input gradient (chosen)."""
+"""Largest number of stride phases of the input gradient (chosen)."""
 
 HOSTILE_PADDED = 8
 """Factor by which layers with large paddings may exceed the limit of products."""

@@ -21,7 +21,7 @@ GRACE = 20.0
 """Seconds that builds may take in addition to that fraction."""
 
 LONGEST = 2.0
-"""Most seconds that one build counts as; the first build also builds the compiler's library."""
+"""Seconds that one build counts as, at most; the first build also builds the compiler's library."""
 
 
 class NotTakenError(Exception):

@@ -25,10 +25,10 @@ torch.set_num_threads(1)  # the layers are too small for several threads
 DTYPES = ("float16", "bfloat16", "float32", "float64", *PART)
 
 MOST_TERMS = 1 << 20
-"""Most products that are listed."""
+"""Largest number of products that are listed."""
 
 MOST_PADDED = 1 << 24
-"""Most elements of x with its padding, which PyTorch copies."""
+"""Largest number of elements of x with its padding, which PyTorch copies."""
 
 
 class IllegalError(Exception):
@@ -90,7 +90,7 @@ class Geometry:
 
     @property
     def most_terms(self) -> int:
-        """Most terms of a single result."""
+        """Largest number of terms of a single result."""
         channels = self.channels * prod(self.taps), self.filters * prod(self.taps)
         return max(*channels, self.batch * prod(self.outputs)) + 1
 

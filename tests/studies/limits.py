@@ -37,7 +37,7 @@ from cupyconv.planning import plan
 from cupyconv.problem import PASSES, ConvProblem
 
 MOST_FLOPS = 4e9
-"""Most FLOPs per pass; larger layers get a smaller batch (chosen)."""
+"""Largest number of FLOPs per pass; larger layers get a smaller batch (chosen)."""
 
 SECONDS = 0.3
 """Seconds of each measurement (chosen)."""

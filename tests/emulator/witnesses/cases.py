@@ -375,7 +375,7 @@ _LAYERS_OF_SM80 = {
     "ragged": Layer((1, 7, 9, 40), (72, 3, 3, 40)),
     "no-padding": Layer((1, 9, 9, 32), (64, 3, 3, 32), padding=0),
 }
-# Every layer in float16; with other types and the larger tile, layers that fill no tile.
+# All layers run in float16.  Other dtypes and the larger tile run only layers smaller than a tile.
 _CONVOLUTIONS_OF_SM80 = {
     **{
         f"{pass_} {name}": (cutlass.instance_of("float16", 64), pass_, layer)

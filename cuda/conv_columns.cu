@@ -6,6 +6,12 @@
 //   forward          z[n, h, w][k, r, s] = sum over c of x[n, c, h, w] * w[k, c, r, s]
 //   backprop_input   z[n, p, q][c, r, s] = sum over k of dy[n, k, p, q] * w[k, c, r, s]
 //
+// Each group has its own matrix of pixels and columns.  If the product is split along c or k, z has one
+// such matrix per split and group.
+//
+// Each group has its own matrix of pixels and columns.  If the product is split along c or k, z has one
+// such matrix per split and group.
+//
 // This kernel then adds, for each element of the result, the columns that contribute to it:
 //
 //   forward          y[n, k, p, q] = act(bias[k] + sum over r, s of
@@ -72,23 +78,25 @@ struct Terms {
 
 // A thread computes CHANNELS adjacent channels of one pixel, so that they share the pixel's terms.
 // result is y or dx; bias may be null.
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     conv_columns(const Accumulator* __restrict__ z, const Storage* __restrict__ bias,
-                 Storage* __restrict__ result, const __grid_constant__ ConvParameters p) {
+                 Storage* __restrict__ result, const int splits,
+                 const __grid_constant__ ConvParameters p) {
   const long long(&sizes)[3] = PASS == 0 ? p.output : p.input;
   const long long(&sources)[3] = PASS == 0 ? p.input : p.output;
   const long long(&strides)[5] = PASS == 0 ? p.y_stride : p.x_stride;
-  const Index channels = narrowed(PASS == 0 ? p.filters : p.channels);
-  const Index groups = (channels + CHANNELS - 1) / CHANNELS;  // of adjacent channels
-  const long long threads = p.batch * groups * sizes[0] * sizes[1] * sizes[2];
+  const Index channels = narrowed(PASS == 0 ? p.filters : p.channels);  // of a group
+  const Index runs = (channels + CHANNELS - 1) / CHANNELS;              // of adjacent channels, per group
+  const Index all_runs = runs * narrowed(p.groups);
+  const long long threads = p.batch * all_runs * sizes[0] * sizes[1] * sizes[2];
   const long long thread = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x;
   if (thread >= threads) return;
 
-  // Threads are numbered (n, d, h, w, group) with CHANNELS_LAST, else (n, group, d, h, w).
-  Index rest = static_cast<Index>(thread), group = 0;
+  // Threads are numbered (n, d, h, w, run) with CHANNELS_LAST, else (n, run, d, h, w).
+  Index rest = static_cast<Index>(thread), run = 0;
   if (CHANNELS_LAST) {
-    group = rest % groups;
-    rest /= groups;
+    run = rest % all_runs;
+    rest /= all_runs;
   }
   const Index w = rest % narrowed(sizes[2]);
   rest /= narrowed(sizes[2]);
@@ -97,14 +105,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
   const Index d = rest % narrowed(sizes[0]);
   rest /= narrowed(sizes[0]);
   if (!CHANNELS_LAST) {
-    group = rest % groups;
-    rest /= groups;
+    run = rest % all_runs;
+    rest /= all_runs;
   }
-  const Index n = rest, first = group * CHANNELS;
+  const Index n = rest, group = run / runs, first = (run - group * runs) * CHANNELS;
 
   const Index t_taps = narrowed(p.filter[0]), r_taps = narrowed(p.filter[1]);
   const Index s_taps = narrowed(p.filter[2]), taps = t_taps * r_taps * s_taps;
   const Index channel_step = TAPS_FASTEST ? taps : 1, tap_step = TAPS_FASTEST ? 1 : channels;
+  const long long pixels = p.batch * sources[0] * sources[1] * sources[2];
+  const long long split = p.groups * pixels * taps * channels;  // elements of z
+  const Accumulator* columns = z + group * pixels * taps * channels + first * channel_step;
   const Terms depth(d, 0, p), height(h, 1, p), width(w, 2, p);
   Accumulator sum[CHANNELS] = {};
 #pragma unroll 1
@@ -120,11 +131,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
       for (Index k = width.first; k <= width.last; ++k) {
         Index z_w, s;
         if (!width.term(k, z_w, s)) continue;
-        const Accumulator* column = z + (line + z_w) * taps * channels +
-                                    (((t * r_taps + r) * s_taps + s) * tap_step + first * channel_step);
+        const Accumulator* column = columns + (line + z_w) * taps * channels +
+                                    ((t * r_taps + r) * s_taps + s) * tap_step;
+#pragma unroll 1
+        for (int part = 0; part < splits; ++part, column += split)
 #pragma unroll
-        for (int c = 0; c < CHANNELS; ++c)
-          if (first + c < channels) sum[c] += column[c * channel_step];
+          for (int c = 0; c < CHANNELS; ++c)
+            if (first + c < channels) sum[c] += column[c * channel_step];
       }
     }
   }
@@ -133,8 +146,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
                              h * narrowed(strides[3]) + w * narrowed(strides[4]));
 #pragma unroll
   for (int c = 0; c < CHANNELS; ++c) {
-    const Index channel = first + c;
-    if (channel >= channels) break;
+    if (first + c >= channels) break;
+    const Index channel = group * channels + first + c;
     if (bias != nullptr) sum[c] += Numeric<Storage>::widen(bias[channel * narrowed(p.bias_stride)]);
     pixel[channel * narrowed(strides[1])] = Numeric<Storage>::narrow(activate<ACTIVATION>(sum[c]));
   }

@@ -346,9 +346,15 @@ COLUMNS_CASES = (
         dilation=(1, 2, 1),
         padding=((1, 0), (2, 1), (0, 1)),
     ),
+    _case("grouped_patches", (2, 6, 13, 15), (10, 3, 4, 4), groups=2, stride=4, padding=1),
+    _case("depthwise_upsampling", (1, 5, 30, 23), (5, 1, 8, 8), groups=5, stride=4, padding=2),
+    _case("deep_product", (3, 2, 9, 7), (80, 2, 3, 3), stride=3, padding=1),
+    _case(
+        "grouped_volume_of_patches", (1, 4, 6, 7, 8), (6, 2, 2, 3, 2), groups=2, stride=(2, 3, 3)
+    ),
     _case("no_images_to_scatter", (0, 3, 8, 8), (4, 3, 4, 4), stride=4),
 )
-"""Configurations of one group for the columns family."""
+"""Configurations of large strides, single outputs and few channels for the columns family."""
 
 PATCH_CASES = (
     _case("seven_by_seven_of_three", (1, 3, 20, 24), (16, 3, 7, 7), stride=2, padding=3),

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, prod
 
 from cupyconv.formats import CHANNELS_LAST, filter_formats
 from cupyconv.kernels import cost, parameters
-from cupyconv.kernels.copies import arrange, arranged, arranging, copy_bytes
+from cupyconv.kernels.copies import (
+    arrange,
+    arranged,
+    copy_bytes,
+    filter_by_channels,
+    filter_by_channels_bytes,
+    has_even_taps,
+    pitch,
+)
 from cupyconv.kernels.family import Candidate, Choices, Family, Tile, accumulator_bytes
 from cupyconv.kernels.gather import CUDA_GATHER, aligned, product_launch
 from cupyconv.kernels.reach import MOST_BLOCKS, Count, reach_counts
@@ -22,12 +30,12 @@ THREADS, CHANNELS = 256, 4
 """Threads per block of the sum, and channels of a pixel that a thread computes."""
 
 MOST_FILTERS = 32
-"""Largest number of filters in forward; with more filters, cuda-gather has full tiles (chosen)."""
+"""Largest number of filters per group in forward; more fill the tiles of cuda-gather (chosen)."""
 
 COPIED = "w arranged"
-"""Method that first copies w with channels last."""
+"""Method that first copies w so that its columns are evenly spaced."""
 
-_RESIDENT = 3
+_RESIDENT = 2
 """Resident blocks of the sum per multiprocessor, as registers allow (launch bounds)."""
 
 _PIXEL_INSTRUCTIONS, _TERM_INSTRUCTIONS = 450, 80
@@ -71,30 +79,62 @@ class Columns:
 def columns_of(problem: ConvProblem, strides: Strides, pass_: str) -> Columns | None:
     """Return the product of a pass; None if the columns are not evenly spaced in w."""
     filter_, channel, *taps = problem.filter_axes
-    summed, kept = (channel, filter_) if pass_ == "forward" else (filter_, channel)
+    shape, groups, forward = problem.filter_shape, problem.groups, pass_ == "forward"
+    summed, kept = (channel, filter_) if forward else (filter_, channel)
+    per_group = problem.K // groups
+    sizes = [per_group if axis == filter_ else shape[axis] for axis in range(len(shape))]
     for taps_fastest in (True, False):
         order = (kept, *taps) if taps_fastest else (*taps, kept)
-        step = _even_step(strides.w, problem.filter_shape, order)
+        step = _even_step(strides.w, sizes, order)
         if step is not None:
             break
     else:
         return None
-    source, apart = problem.input_shape, strides.x
+    count = prod(sizes[axis] for axis in order)
+    # The product expects the columns of the next group after those of a group.
+    if groups > 1 and per_group * strides.w[filter_] != count * step:
+        return None
+    return _columns(problem, strides, pass_, (step, strides.w[summed]), count, taps_fastest)
+
+
+def copied_columns(problem: ConvProblem, strides: Strides, pass_: str) -> Columns | None:
+    """Return the product of a pass that reads a copy of w; None if w cannot be copied."""
+    copied = replace(strides, copied=("w",))
+    if pass_ == "forward":
+        seen, steps = arranged(problem, strides, ("w",))
+        return columns_of(seen, steps, pass_)
+    if not has_even_taps(problem, strides):
+        return None
+    count = problem.C // problem.groups * prod(problem.filter_sizes)
+    step = pitch(problem.K // problem.groups, ITEMSIZE[problem.dtype])
+    return _columns(problem, copied, pass_, (step, 1), count, True)
+
+
+def _columns(
+    problem: ConvProblem,
+    strides: Strides,
+    pass_: str,
+    apart: tuple[int, int],
+    count: int,
+    taps_fastest: bool,
+) -> Columns:
+    """Return the product for columns and summed elements that are ``apart`` in memory."""
+    rank, groups = problem.spatial_rank, problem.groups
+    source, source_strides, depth = problem.input_shape, strides.x, problem.C // groups
     if pass_ == "backprop_input":
-        source, apart = problem.output_shape, strides.y
-    rank, shape = problem.spatial_rank, problem.filter_shape
-    count = prod(shape[axis] for axis in order)
+        source, source_strides, depth = problem.output_shape, strides.y, problem.K // groups
     product = ConvProblem(
         source,
-        (count, shape[summed], *(1,) * rank),
+        (groups * count, depth, *(1,) * rank),
+        groups=groups,
         data_format=problem.data_format,
         filter_format=filter_formats(rank)[0],
         dtype=problem.dtype,
     )
-    w = (step, strides.w[summed], *(1,) * rank)
     y = Strides.of(product, CHANNELS_LAST).y
     copied = ("w",) if "w" in strides.copied else ()
-    seen = Strides(apart, w, y, alignment=strides.alignment, copied=copied)
+    w = (*apart, *(1,) * rank)
+    seen = Strides(source_strides, w, y, alignment=strides.alignment, copied=copied)
     return Columns(product, seen, taps_fastest)
 
 
@@ -125,10 +165,9 @@ class ColumnSums(Family):
         problem = request.problem
         if request.pass_ == "backprop_filter":
             return "cuda-columns computes forward and backprop_input"
-        if request.pass_ == "forward" and problem.K > MOST_FILTERS:
-            return f"cuda-columns takes up to {MOST_FILTERS} filters in forward, not {problem.K}"
-        if problem.groups > 1:
-            return f"cuda-columns takes a single group, not {problem.groups}"
+        filters = problem.K // problem.groups
+        if request.pass_ == "forward" and filters > MOST_FILTERS:
+            return f"cuda-columns takes up to {MOST_FILTERS} filters per group, not {filters}"
         product = self._product(request)
         if product is None:
             return "cuda-columns takes filters whose taps and channels are evenly spaced in memory"
@@ -146,20 +185,37 @@ class ColumnSums(Family):
         return [] if product is None else CUDA_GATHER.fitting_tiles(product[0].request(request))
 
     def candidates(self, request: Request) -> list[Candidate]:
-        every = (self._costed(request, tile) for tile in self.fitting_tiles(request))
-        return [one for one in every if request.affords(one.workspace_bytes)]
+        return [
+            candidate
+            for tile in self.fitting_tiles(request)
+            for splits in self._splits(request, tile)
+            if request.affords((candidate := self._costed(request, tile, splits)).workspace_bytes)
+        ]
 
     def candidate(self, request: Request, choices: Choices) -> Candidate | None:
-        if choices.tiling or choices.splits != 1 or choices.tile not in self.fitting_tiles(request):
+        tile, splits = choices.tile, choices.splits
+        if choices.tiling or tile not in self.fitting_tiles(request):
             return None
-        assert choices.tile is not None
-        found = self._costed(request, choices.tile)
+        assert tile is not None
+        product = self._product(request)
+        assert product is not None
+        if not 1 <= splits <= CUDA_GATHER.most_splits(product[0].request(request)):
+            return None
+        found = self._costed(request, tile, splits)
         return found if choices.method == found.method else None
+
+    def _splits(self, request: Request, tile: Tile) -> list[int]:
+        """Return the numbers of splits of the product that are worth ranking."""
+        product = self._product(request)
+        assert product is not None
+        return CUDA_GATHER.splits(product[0].request(request), tile)
 
     def launches(
         self, request: Request, choices: Choices, activation: str | None = None
     ) -> tuple[Launch, ...]:
         """Return the launches: the copy of w if any, the product, and the sum."""
+        import numpy as np
+
         problem, strides, pass_ = request.problem, request.memory, request.pass_
         product = self._product(request)
         assert product is not None
@@ -167,10 +223,9 @@ class ColumnSums(Family):
         w: str | Part = "w"
         before: tuple[Launch, ...] = ()
         if is_copied and not strides.w_arranged:
-            seen, _ = arranged(problem, strides, ("w",))
-            offset = aligned(columns.bytes)
+            offset = aligned(choices.splits * columns.bytes)
             w = Part("workspace", offset)
-            before = (arrange(problem, seen, strides, [("w", offset)]),)
+            before = (_copy_of_w(request, offset),)
         source = "x" if pass_ == "forward" else "y"
         first = product_launch(
             request.device,
@@ -199,7 +254,10 @@ class ColumnSums(Family):
             grid=(_sum_blocks(request),),
             block=(THREADS,),
             shared_bytes=0,
-            arguments=("workspace", "bias", result, parameters.pack(problem, strides)),
+            arguments=(
+                *("workspace", "bias", result, np.int32(choices.splits)),
+                parameters.pack(problem, strides),
+            ),
         )
         return (*before, first, second)
 
@@ -207,10 +265,11 @@ class ColumnSums(Family):
         """Return the copy of w that the launches begin with; None if they read w itself."""
         if choices.method != COPIED:
             return None
-        seen, _ = arranged(request.problem, request.memory, ("w",))
-        size = copy_bytes(seen.filter_shape, ITEMSIZE[seen.dtype])
-        launch = arrange(request.problem, seen, request.memory, [("w", 0)])
-        return FilterForm(seen.filter_format, size, launch)
+        problem = request.problem
+        order: str = problem.replace(data_format="channels_last").filter_format
+        if request.pass_ == "backprop_input":
+            order = f"I{order[1:-1]}O"
+        return FilterForm(order, _copied_bytes(request), _copy_of_w(request, 0))
 
     def _product(self, request: Request) -> tuple[Columns, bool] | None:
         """Return the product, and whether it reads a copy of w; None if neither w nor copy fits."""
@@ -219,33 +278,32 @@ class ColumnSums(Family):
             columns = columns_of(problem, strides, request.pass_)
             if columns is not None:
                 return columns, False
-        copied = columns_of(*arranged(problem, strides, ("w",)), request.pass_)
+        copied = copied_columns(problem, strides, request.pass_)
         return None if copied is None else (copied, True)
 
-    def _costed(self, request: Request, tile: Tile) -> Candidate:
+    def _costed(self, request: Request, tile: Tile, splits: int) -> Candidate:
         chip, problem = request.chip, request.problem
         product = self._product(request)
         assert product is not None
         columns, is_copied = product
         seen = columns.request(request)
         gemm = columns.problem.gemm("forward")
-        blocks = tile.blocks(gemm.gemm_m, gemm.gemm_n)
+        blocks = tile.blocks(gemm.gemm_m, gemm.gemm_n) * gemm.groups
         depth = blocks * -(-gemm.gemm_k // tile.block_k) * tile.block_k
-        kernel = CUDA_GATHER.kernel(seen, tile, depth, blocks)
+        kernel = CUDA_GATHER.kernel(seen, tile, depth, blocks * splits)
         itemsize = ITEMSIZE[problem.dtype]
         operands = (prod(columns.problem.input_shape) + prod(problem.filter_shape)) * itemsize
         forward = request.pass_ == "forward"
         result = prod(problem.output_shape if forward else problem.input_shape) * itemsize
-        adding = _sum_kernel(request)
-        microseconds = kernel.microseconds(chip, operands + columns.bytes)
-        microseconds += adding.microseconds(chip, columns.bytes + result)
-        workspace, summary, method = columns.bytes, "", ""
+        adding, workspace = _sum_kernel(request, splits), splits * columns.bytes
+        microseconds = kernel.microseconds(chip, operands + workspace)
+        microseconds += adding.microseconds(chip, workspace + result)
+        summary, method = "", ""
         if is_copied:
-            copied, _ = arranged(problem, request.memory, ("w",))
-            shape = copied.filter_shape
-            microseconds += arranging(chip, [shape], itemsize)
-            workspace = aligned(workspace) + copy_bytes(shape, itemsize)
-            summary, method = "w copied with channels last", COPIED
+            size = _copied_bytes(request)
+            microseconds += cost.of_copy(chip, 2 * size)
+            workspace = aligned(workspace) + size
+            summary, method = "w copied for its columns", COPIED
         return Candidate(
             self,
             microseconds,
@@ -253,31 +311,55 @@ class ColumnSums(Family):
             kernel.computing(chip) + adding.computing(chip),
             tile=tile,
             blocks=blocks,
+            splits=splits,
             workspace_bytes=workspace,
             method=method,
         )
 
 
+def _copy_of_w(request: Request, offset: int) -> Launch:
+    """Return the launch that copies w to this offset of the workspace, in bytes."""
+    problem, strides = request.problem, request.memory
+    if request.pass_ == "backprop_input":
+        return filter_by_channels(problem, strides, offset)
+    seen, _ = arranged(problem, strides, ("w",))
+    return arrange(problem, seen, strides, [("w", offset)])
+
+
+def _copied_bytes(request: Request) -> int:
+    """Return the bytes of the copy of w."""
+    problem = request.problem
+    if request.pass_ == "backprop_input":
+        return filter_by_channels_bytes(problem)
+    seen, _ = arranged(problem, request.memory, ("w",))
+    return copy_bytes(seen.filter_shape, ITEMSIZE[problem.dtype])
+
+
 def _sum_blocks(request: Request) -> int:
     """Return the blocks of the sum."""
     problem = request.problem
-    sizes, channels = problem.input_sizes, problem.C
+    sizes, channels = problem.input_sizes, problem.C // problem.groups
     if request.pass_ == "forward":
-        sizes, channels = problem.output_sizes, problem.K
-    return ceil(problem.N * prod(sizes) * ceil(channels / CHANNELS) / THREADS)
+        sizes, channels = problem.output_sizes, problem.K // problem.groups
+    runs = problem.groups * ceil(channels / CHANNELS)
+    return ceil(problem.N * prod(sizes) * runs / THREADS)
 
 
-def _sum_kernel(request: Request) -> cost.Kernel:
+def _sum_kernel(request: Request, splits: int) -> cost.Kernel:
     """Return the blocks of the sum with their work."""
     forward, problem = request.pass_ == "forward", request.problem
-    terms = prod(
-        axis.filter if forward else ceil(axis.effective_filter / axis.stride)
+    terms = splits * prod(
+        axis.filter if forward else min(ceil(axis.effective_filter / axis.stride), axis.output)
         for axis in problem.axes
     )
-    warps, channels = THREADS // 32, min(problem.K if forward else problem.C, CHANNELS)
+    channels = (problem.K if forward else problem.C) // problem.groups
+    warps = THREADS // 32
     work = cost.Work(
         multiplying=0.0,
-        wavefronts=warps * terms * channels * cost.wavefronts(accumulator_bytes(problem)),
+        wavefronts=warps
+        * terms
+        * min(channels, CHANNELS)
+        * cost.wavefronts(accumulator_bytes(problem)),
         instructions=warps * (_PIXEL_INSTRUCTIONS + _TERM_INSTRUCTIONS * terms),
         waits=terms,
     )

@@ -148,6 +148,58 @@ def arrange(asked: ConvProblem, seen: ConvProblem, strides: Strides, copies: Cop
     return _copying("conv_arrange", (("STORAGE", STORAGE[seen.dtype]),), shapes, blocks, copies)
 
 
+def filter_by_channels(problem: ConvProblem, strides: Strides, offset: int) -> Launch:
+    """Return the launch that copies w to the order (groups, channels, taps, filters).
+
+    Args:
+        problem: the problem, for which ``has_even_taps`` holds.
+        strides: strides of the caller's tensors.
+        offset: bytes from the beginning of the workspace to the copy.
+    """
+    filter_, channel, *taps = problem.filter_axes
+    per_group = problem.K // problem.groups
+    shapes = _pair_of(ARRANGE_SHAPE)
+    record = shapes["of"][0][0]
+    shape = (problem.groups, problem.C // problem.groups, *_tap_extents(problem), per_group)
+    apart = strides.w[filter_]
+    step = strides.w[taps[-2]] if len(taps) == 2 else 0
+    record["extent"] = shape[:-1]
+    record["stride"] = [per_group * apart, strides.w[channel], step, strides.w[taps[-1]]]
+    record["channels"], record["channel_stride"] = per_group, apart
+    record["tiles"] = tiles(shape)
+    blocks = int(shapes["of"]["tiles"].sum())
+    copies = [("w", offset)]
+    return _copying("conv_arrange", (("STORAGE", STORAGE[problem.dtype]),), shapes, blocks, copies)
+
+
+def filter_by_channels_bytes(problem: ConvProblem) -> int:
+    """Return the bytes of the copy of w that ``filter_by_channels`` makes."""
+    per_group = problem.K // problem.groups
+    shape = (problem.C, *_tap_extents(problem), per_group)
+    return copy_bytes(shape, ITEMSIZE[problem.dtype])
+
+
+def has_even_taps(problem: ConvProblem, strides: Strides) -> bool:
+    """Return whether two axes are enough to number the taps of w in memory."""
+    *_, height, width = (0, *problem.filter_axes[2:])
+    sizes, apart = problem.filter_shape, strides.w
+    if problem.spatial_rank < 3:
+        return True
+    depth = problem.filter_axes[2]
+    rows = sizes[height] == 1 or apart[height] == sizes[width] * apart[width]
+    return rows and (
+        sizes[depth] == 1 or apart[depth] == sizes[height] * sizes[width] * apart[width]
+    )
+
+
+def _tap_extents(problem: ConvProblem) -> tuple[int, int]:
+    """Return the taps as two extents; the taps of a volume are numbered along one axis."""
+    if problem.spatial_rank == 2:
+        height, width = problem.filter_sizes
+        return height, width
+    return 1, prod(problem.filter_sizes)
+
+
 def split(asked: ConvProblem, seen: ConvProblem, strides: Strides, copies: Copies) -> Launch:
     """Return the launch that splits float32 tensors into planes of bfloat16."""
     shapes = _pair_of(PLANE_SHAPE)

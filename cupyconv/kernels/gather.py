@@ -40,7 +40,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 MAX_PHASES = 32
-"""Largest number of stride phases that fit into the kernel's parameters."""
+"""Largest number of stride phases per launch; they are parameters of the kernel."""
+
+MOST_PHASES = 8 * MAX_PHASES
+"""Largest number of stride phases of a pass (chosen)."""
 
 MOST_TAP_BITS = 255
 """Largest T + R + S of a filter: a mask of taps has one bit per position along each axis."""
@@ -217,8 +220,9 @@ class Gather(Tiled):
         problem = request.problem
         if not self.fitting_tiles(request):
             return mma_refuses(request)
-        if request.pass_ == "backprop_input" and prod(problem.stride) > MAX_PHASES:
-            return f"cuda-gather takes up to {MAX_PHASES} stride phases, not {prod(problem.stride)}"
+        if request.pass_ == "backprop_input" and prod(problem.stride) > MOST_PHASES:
+            phases = prod(problem.stride)
+            return f"cuda-gather takes up to {MOST_PHASES} stride phases, not {phases}"
         if (bits := tap_bits(problem)) > MOST_TAP_BITS:
             return f"cuda-gather takes filter sizes that add up to {MOST_TAP_BITS}, not {bits}"
         return None
@@ -282,6 +286,13 @@ class Gather(Tiled):
             found = [splits for splits in found if tiles * splits >= filling] or found[-1:]
         return [1, *found]
 
+    def _costed(self, request: Request, tile: Tile, splits: int) -> Candidate:
+        candidate = super()._costed(request, tile, splits)
+        more = phase_launches(request.problem, request.pass_) - 1
+        return replace(
+            candidate, microseconds=candidate.microseconds + more * cost.LAUNCH_OVERHEAD
+        )
+
     def kernel(self, request: Request, tile: Tile, depth: int, blocks: int) -> cost.Kernel:
         of_block = work(request, tile, depth / max(blocks, 1))
         return cost.Kernel(blocks, resident(request, tile), tile.threads // 32, of_block)
@@ -296,11 +307,17 @@ class Gather(Tiled):
         before, operands = _arranged(request, choices)
         problem, strides = product_of(pass_, choices.method, request.problem, request.memory)
         split = choices.splits > 1
-        product = product_launch(
-            request.device, pass_, problem, strides, choices, operands, activation, partial=split
-        )
+        products = [
+            product_launch(
+                *(request.device, pass_, problem, strides, choices, operands, activation),
+                partial=split,
+                number=number,
+            )
+            for number in range(phase_launches(problem, pass_))
+        ]
         if not split:
-            return (*before, product)
+            return (*before, *products)
+        (product,) = products
         vector = int(dict(product.defines)["C_VECTOR"])
         *_, packed, phases = product.arguments
         reduction = Launch(
@@ -532,8 +549,9 @@ def product_launch(
     activation: str | None = None,
     *,
     partial: bool = False,
+    number: int = 0,
 ) -> Launch:
-    """Return the launch of the matrix product of a pass.
+    """Return a launch of the matrix product of a pass.
 
     Args:
         device: device of the tensors.
@@ -544,6 +562,7 @@ def product_launch(
         activation: function applied to the results of forward or backprop_input, or None.
         partial: write the sums to the workspace, in the accumulator's type; the order is (split,
             group, gemm_m, gemm_n), with the last two axes swapped if C is contiguous along m.
+        number: number of the launch, if the pass has several (``phase_launches``).
     """
     tile = choices.tile
     assert tile is not None
@@ -553,7 +572,7 @@ def product_launch(
     # tensor, is a multiple of the vector.
     strides = strides.taken(problem)
     index = parameters.index_type(problem, strides)
-    phases = _phases(problem, pass_, choices)
+    phases = _phases(problem, pass_, choices, number)
     defines: dict[str, str | int] = {
         "PASS": PASSES.index(pass_),
         "STORAGE": STORAGE[problem.dtype],
@@ -579,7 +598,7 @@ def product_launch(
         source="conv_gather.cu",
         entry="conv_gather",
         defines=tuple(defines.items()),
-        grid=(choices.blocks, choices.splits),
+        grid=(int(phases["phase"]["end"][0, -1]) * problem.groups, choices.splits),
         block=(tile.threads,),
         shared_bytes=made.shared_bytes,
         arguments=(*operands, "bias", ROLES_OF[pass_][-1], "workspace", packed, phases),
@@ -630,8 +649,13 @@ def phases_type(count: int) -> np.dtype:
     return np.dtype([("step", *axes), ("spacing", *axes), ("phase", phase, count)])
 
 
-def _phases(problem: ConvProblem, pass_: str, choices: Choices) -> np.ndarray:
-    """Return the stride phases of backprop_input and where their tiles end, most taps first.
+def phase_launches(problem: ConvProblem, pass_: str) -> int:
+    """Return the number of launches that compute the stride phases of a pass."""
+    return -(-prod(problem.stride) // MAX_PHASES) if pass_ == "backprop_input" else 1
+
+
+def _phases(problem: ConvProblem, pass_: str, choices: Choices, number: int = 0) -> np.ndarray:
+    """Return the stride phases of a launch and where their tiles end, most taps first.
 
     The number of phases is rounded up to a power of two.  Other passes have a single phase.
     """
@@ -645,6 +669,7 @@ def _phases(problem: ConvProblem, pass_: str, choices: Choices) -> np.ndarray:
         return record
     listed = list(product(*(axis.stride_phases for axis in problem.axes)))
     listed.sort(key=lambda phase: -prod(len(taps) for _, taps in phase))
+    listed = listed[MAX_PHASES * number : MAX_PHASES * (number + 1)]
     record = np.zeros(1, phases_type(1 << (len(listed) - 1).bit_length()))
     fields, missing, end = record[0], parameters.SPATIAL - len(problem.axes), 0
     fields["step"] = fields["spacing"] = 1

@@ -79,6 +79,7 @@ _GENERIC = (
     ("deeper_than_high", "NCDHW", "OIDHW", "float32"),
 )
 _GATHER = (
+    ("many_stride_phases", "NHWC", "OHWI", "float16"),  # 48 phases in two launches
     ("pieces_of_8_everything_differs", "NHWC", "HWIO", "float16"),
     ("ring_wraps", "NHWC", "OHWI", "float16"),
     ("odd_channels", "NCHW", "OIHW", "float16"),
@@ -223,6 +224,11 @@ _COLUMNS = (
     ("few_filters", "NHWC", "OHWI", "float16"),
     ("few_filters", "NCHW", "OIHW", "float16"),
     ("upsampled_sound", "NCW", "OIW", "float16"),
+    ("grouped_patches", "NCHW", "OIHW", "float32"),
+    ("grouped_patches", "NHWC", "HWIO", "float16"),
+    ("depthwise_upsampling", "NCHW", "OIHW", "float16"),
+    ("deep_product", "NHWC", "OHWI", "float16"),
+    ("grouped_volume_of_patches", "NCDHW", "OIDHW", "float16"),
     ("a_volume_of_patches", "NCDHW", "OIDHW", "float32"),
     ("a_volume_of_patches", "NDHWC", "DHWIO", "float16"),
 )
@@ -320,6 +326,8 @@ def _layers(impl: str, layers: Sequence[tuple[str, str, str, str]], only: str | 
         run = partial(_exact, problem, impl, schedule=schedule, arch=arch, precision=precision)
         if impl == "cuda-direct":  # small layers get small tiles
             run = partial(run, tiling=5 * (number % 3))
+        if impl == "cuda-columns":  # every other layer has splits
+            run = partial(run, tile=number, splits=1 + 2 * (number % 2))
         if "hopper" in impl:  # rotate tiles, clusters and splits
             run = partial(run, tile=2 * number, splits=1 + 2 * (number % 2))
         for pass_ in fits(problem, impl, arch, precision):

@@ -107,7 +107,7 @@ def command(
         output.write_json(_as_json(file, model, planned, devices))
         return
     if not model.layers and not model.unknown:
-        lines = [in_line(f"left out: {n.name}, because {n.reason}") for n in model.left_out]
+        lines = _left_out(model)
         output.draw(output.heading(in_line(f"{file} {model.without_layers}"), *lines))
         return
     total = max(sum(layer.problem.flops for layer in model.layers), 1)
@@ -159,7 +159,7 @@ def command(
     if model.unknown:
         head = f"{counted(len(model.unknown), 'layer')} of unknown size"
         lines.append(in_line(f"{head}: {model.unknown[0].reason.partition('. ')[0]}. {model.hint}"))
-    lines += [in_line(f"left out: {n.name}, because {n.reason}") for n in model.left_out]
+    lines += _left_out(model)
     if saved:
         lines.append(f"saved to {in_line(' and '.join(saved))}")
     named = ", ".join(
@@ -180,6 +180,25 @@ _ORDERS: Mapping[str, Callable[[ModelLayer], Any]] = {
     "name": lambda layer: layer.name,
 }
 """Sort keys of layers, by value of --sort; numbers sort in descending order."""
+
+
+_MOST_NAMED = 3
+"""Largest number of layers that a line names if they are left out for one reason (chosen)."""
+
+
+def _left_out(model: Model) -> list[str]:
+    """Return a line for each layer that is left out; many layers with one reason share a line."""
+    by_reason: dict[str, list[str]] = {}
+    for node in model.left_out:
+        by_reason.setdefault(node.reason, []).append(node.name)
+    lines = []
+    for reason, names in by_reason.items():
+        if len(names) <= _MOST_NAMED:
+            lines += [in_line(f"left out: {name}, because {reason}") for name in names]
+            continue
+        more = f"{', '.join(names[:_MOST_NAMED])} and {len(names) - _MOST_NAMED} others"
+        lines.append(in_line(f"left out: {more}, because {reason}"))
+    return lines
 
 
 def _unread_cells(layer: UnreadLayer) -> tuple[str, ...]:

@@ -385,6 +385,8 @@ def way_in(name: str, value: Any) -> str:
     library = type(value).__module__.split(".")[0]
     if library == "dask":
         return "Call the functions of cupyconv.dask, which take Dask arrays"
+    if type(value).__name__ == "ConvProblem":
+        return "A ConvProblem has no values: pass an array of its shape"
     if library == "cupyconv":
         return f"Functions of cupyconv itself accept prepared filters; pass {name}.array here"
     if library == "xarray":

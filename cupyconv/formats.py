@@ -89,7 +89,9 @@ def _of_rank(
             raise ConvError(
                 f"{what} must have as many spatial axes as the arrays",
                 f"{word!r} has {rank}, the input has {spatial_rank}",
-                f"Use {counterpart!r}, or arrays with {rank} spatial axes",
+                f"Use {counterpart!r}, or arrays with {rank} spatial axes"
+                if rank > 1
+                else f"Use {counterpart!r}, or arrays with one spatial axis",
                 candidates=(),
             )
     raise unknown_word(what, word, (*known, *aliases))

@@ -526,7 +526,9 @@ def conv_transpose(
             padding "same" or "same_lower" the default is stride - 1, which makes the result
             ``stride`` times as large as x, as in Keras and JAX.  It must be less than the stride
             or, with other padding, less than the stride or the dilation.  If it is at least the
-            stride, x is copied and extended by zeros.
+            stride, x is copied and extended by zeros.  With padding "valid" and a filter smaller
+            than the stride, JAX and Keras return ``stride`` times x's size; pass stride - filter
+            for this size.
         stride, padding, dilation, groups, data_format, filter_format: rules of the underlying
             convolution.
         activation, precision, impl, out: as for ``conv_forward``.

@@ -515,7 +515,7 @@ def _backprop_filter(
     depthwise: bool = False,
 ) -> Any:
     x, dy = _array(rank, "input", input), _array(rank, "out_backprop", out_backprop)
-    shape = _filter_shape(rank, filter_sizes)
+    shape = _filter_shape(rank, filter_sizes, depthwise)
     shapes, sizes = (x.shape, shape, dy.shape), ("filter_shape",)
     groups, rules = _checked("backprop_filter", rank, shapes, window, sizes, depthwise)
     grouped = _grouped_shape(shape) if depthwise else shape
@@ -732,13 +732,15 @@ def _input_shape(
     return tuple(shape)
 
 
-def _filter_shape(rank: int, filter_sizes: Any) -> tuple[int, ...]:
+def _filter_shape(rank: int, filter_sizes: Any, depthwise: bool = False) -> tuple[int, ...]:
     sizes = _integers("filter_sizes", filter_sizes)
     if len(sizes) != rank + 2:
         raise ConvError(
             f"filter_sizes must be the filter's shape of {rank + 2} values",
             f"got {len(sizes)} values, {shown(list(sizes))}",
-            "Pass its spatial sizes, input channels and output channels",
+            "Pass its height, width, channels and filters per channel"
+            if depthwise
+            else "Pass its spatial sizes, input channels and output channels",
         )
     return sizes
 

@@ -289,9 +289,7 @@ class Gather(Tiled):
     def _costed(self, request: Request, tile: Tile, splits: int) -> Candidate:
         candidate = super()._costed(request, tile, splits)
         more = phase_launches(request.problem, request.pass_) - 1
-        return replace(
-            candidate, microseconds=candidate.microseconds + more * cost.LAUNCH_OVERHEAD
-        )
+        return replace(candidate, microseconds=candidate.microseconds + more * cost.LAUNCH_OVERHEAD)
 
     def kernel(self, request: Request, tile: Tile, depth: int, blocks: int) -> cost.Kernel:
         of_block = work(request, tile, depth / max(blocks, 1))

@@ -5,7 +5,10 @@ Sphinx reports broken links between pages, and pages without a link to them.
 
 from __future__ import annotations
 
+import builtins
+import contextlib
 import importlib.util
+import io
 import re
 import shlex
 import subprocess
@@ -23,6 +26,7 @@ import cupyconv
 from cupyconv.cli import configuration
 from cupyconv.cli.configuration import PRESETS, read_file
 from cupyconv.cli.main import COMMANDS, main
+from cupyconv.cli.main import _report as report_error
 from cupyconv.markup import escape
 from cupyconv.planning import Device, plan_pass
 from cupyconv.planning.families import FAMILIES
@@ -32,7 +36,12 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "notebooks"
 PAGES = sorted([*FOLDER.rglob("*.md"), ROOT / "CONTRIBUTING.md"])
 PROSE = [*PAGES, ROOT / "README.md", *(ROOT / "tests").rglob("README.md")]
-FENCE = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
+FENCE = re.compile(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.M | re.S)
+"""A Python block, and the ``text`` block directly below it, which shows what the code prints."""
+
+LIBRARIES = ("torch", "dask", "scipy", "jax", "tensorflow", "keras")
+"""Libraries that the pages import and that may be missing."""
+
 RUN = re.compile(r"^```\{run\} (.*?)\n(?::exit: (\d+)\n)?", re.M)
 
 
@@ -63,17 +72,22 @@ WITH_CODE = [page for page in (*PAGES, ROOT / "README.md") if FENCE.search(page.
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=named)
 def test_code_blocks_run(monkeypatch, page):
-    """The code blocks of a page run in order, with NumPy instead of CuPy."""
+    """The code blocks of a page run with NumPy instead of CuPy, and print what it shows."""
     blocks = FENCE.findall(page.read_text(encoding="utf-8"))
-    for library in ("torch", "dask", "scipy"):
-        if any(re.search(rf"(?:import|from) (?:cupyconv\.)?{library}\b", b) for b in blocks):
+    for library in LIBRARIES:
+        if any(re.search(rf"(?:import|from) (?:cupyconv\.)?{library}\b", b) for b, _ in blocks):
             pytest.importorskip(library)
     monkeypatch.setattr(cupyconv, "workspace_limit", None)
     names = {"__name__": "page"}
-    for block in blocks:
-        exec(compile(block.replace("import cupy as cp", "import numpy as cp"), page, "exec"), names)
-    asserting = any(re.search(r"^\s*assert ", block, re.M) for block in blocks)
-    assert asserting or page.name == "README.md", "the page asserts nothing"
+    for block, shown in blocks:
+        source = block.replace("import cupy as cp", "import numpy as cp")
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(source, page, "exec"), names)
+        if shown:
+            lines = [line.rstrip() for line in printed.getvalue().splitlines()]
+            assert lines == shown.splitlines(), block
+    checking = any(shown or re.search(r"^\s*assert ", block, re.M) for block, shown in blocks)
+    assert checking or page.name == "README.md", "the page checks nothing"
 
 
 def test_toml_layers_in_pages_are_valid(tmp_path):
@@ -141,6 +155,30 @@ def test_links_have_existing_targets(page):
             headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.M)
             slugs = [re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings]
             assert anchor in slugs, f"{link} has no such heading"
+
+
+def test_error_table_matches_the_program():
+    """The page on errors has each class with its builtin and the exit code that it leads to."""
+    page = (FOLDER / "how-to" / "errors.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| (\d+) \|", page, re.M)
+    classes = {name for name in cupyconv.__all__ if name.endswith("Error")} - {"CupyconvError"}
+    assert {name for name, _, _ in rows} == classes
+    for name, builtin, code in rows:
+        kind = getattr(cupyconv, name)
+        assert kind.__bases__ == (cupyconv.CupyconvError, getattr(builtins, builtin))
+        values = {"ConvError": ("rule", "values"), "KernelCompileError": ("text", "log")}
+        assert report_error(kind(*values.get(name, ("text",)))) == int(code)
+    for error in (MemoryError(), FileNotFoundError(2, "missing", "x.npy")):
+        assert report_error(error) == 2
+
+
+def test_exit_codes_are_the_same_on_both_pages():
+    pages = (FOLDER / "how-to" / "errors.md", FOLDER / "reference" / "command-line.md")
+    first, second = (
+        re.findall(r"^\| (\d+|128 \+ n) \| ([^|]+) \|", page.read_text(), re.M) for page in pages
+    )
+    assert first == second
+    assert len(first) == 7
 
 
 def test_make_targets_in_pages_exist():

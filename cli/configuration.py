@@ -162,7 +162,7 @@ def _reversed_problem(
     """Return the convolution that a transposed layer reverses.
 
     Raises:
-        ConvError: there is none, or its output is larger than the layer's input.
+        ConvError: there is none.
     """
     if output_padding is not None and output_shape is not None:
         raise ConvError(
@@ -170,17 +170,36 @@ def _reversed_problem(
             "got --output-padding and --output-shape",
             "Leave out one of them",
         )
+    if str(arguments.get("dtype", "")).startswith("complex"):
+        raise ConvError(
+            "transposed layers on the command line have real numbers",
+            f"got --dtype {arguments['dtype']}",
+            "Use a real dtype; cupyconv.conv_transpose also takes complex arrays",
+        )
+    _require_below_stride(output_padding, arguments.get("stride", 1))
     given = {**_DEFAULTS, **arguments, "output_shape": arguments["input_shape"]}
     given |= {"input_shape": output_shape, "output_padding": output_padding}
     make = partial(transposed_problem, _TRANSPOSED_NAMES)
-    problem = offering(make, _TRANSPOSED_NAMES, given)
-    if problem.output_shape != tuple(arguments["input_shape"]):
-        raise ConvError(
-            "output_padding must be less than the stride on the command line",
-            f"got {shown(output_padding)} with stride {shape_text(problem.stride)}",
-            "cupyconv.conv_transpose takes values up to the dilation",
-        )
-    return problem
+    return offering(make, _TRANSPOSED_NAMES, given)
+
+
+def _require_below_stride(output_padding: Any, stride: Any) -> None:
+    """Check that the output padding of each axis is less than the stride.
+
+    The library also takes values below the dilation, for which it extends x by zeros.
+    """
+    extras = output_padding if isinstance(output_padding, tuple) else (output_padding or 0,)
+    strides = stride if isinstance(stride, tuple) else (stride,)
+    count = max(len(extras), len(strides))
+    extras, strides = (values * (count // len(values)) for values in (extras, strides))
+    for extra, step in zip(extras, strides, strict=False):
+        if not 0 <= extra < max(step, 1):
+            possible = "0" if step <= 1 else f"0 to {step - 1}"
+            raise ConvError(
+                "output_padding must be at least 0 and less than the stride",
+                f"got {extra} with stride {step}",
+                f"Use {possible}",
+            )
 
 
 _DEFAULTS: Mapping[str, Any] = {
@@ -731,6 +750,10 @@ def _changed(layer: Layer, given: Mapping[str, Any], values: str | None) -> Laye
     new = any(key not in layer.arguments and key != "dtype" for key in given)
     title = None if layer.arguments and (other or new) else layer.title
     arguments = {**layer.arguments, **given}
+    sizes = {"output_padding": "output_shape", "output_shape": "output_padding"}
+    for key, replaced in sizes.items():
+        if key in given and replaced not in given:
+            arguments.pop(replaced, None)
     return replace(layer, title=title, arguments=arguments, values=values or layer.values)
 
 

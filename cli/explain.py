@@ -125,6 +125,10 @@ def command(
             f"the configuration has {len(layers)}",
             "Choose one with --layer NAME",
         )
+    if code and any(layer.is_transposed for layer in layers):
+        raise ConvError(
+            "--code prints ordinary convolutions", "the layer is transposed", "Leave out --code"
+        )
     whole = not (elements or mapped or code or saved or opened)
     told = []
     for layer in layers:
@@ -157,6 +161,8 @@ def command(
             continue
         elif explanation.title and (chosen or counted):
             parts.append(_strong(in_line(explanation.title)))
+        if explanation.is_transposed and not whole:
+            parts.append("\n".join(Paragraph(_NAMES_NOTE).lines(width)))
         sections = [element.section(everything) for element in chosen]
         if counted:
             lines = counted.lines(width - 4, _height(), colour=_colour())
@@ -176,6 +182,12 @@ def command(
         how = ", with a separate drawing of each spatial axis" if volume else ""
         parts.append(f"saved to {in_line(' and '.join(saved))}{how}")
     output.write_paged("\n\n".join(parts) + "\n")
+
+
+_NAMES_NOTE = (
+    "Names are those of the convolution that the layer reverses: its dx is the layer's y, its "
+    "dy the layer's x, its x the layer's dy, and its y the layer's dx."
+)
 
 
 def _explanation(

@@ -17,7 +17,7 @@ from cupyconv.kernels.cost import duration
 from cupyconv.markup import Table, in_line
 from cupyconv.planning import PassPlan, Plan
 from cupyconv.planning.estimates import Estimate, estimate, instead
-from cupyconv.problem import PASSES
+from cupyconv.problem import PASSES, bytes_text
 
 MOST_IN_FULL = 4
 """Largest number of layers that are shown in full; more layers get one line each (chosen)."""
@@ -108,6 +108,8 @@ def command(
     if len(layers) <= MOST_IN_FULL:
         for plans in zip(*by_device, strict=True):
             parts.append(shapes.title(plans[0].layer, plans[0].problem))
+            if plans[0].layer.is_transposed:
+                parts.append("forward computes dx of the layer, backprop_input computes y")
             for one in plans:
                 parts += [output.heading(f"on {one.plan.place}"), *_in_full(one)]
     for plans in by_device if len(layers) > 1 else ():
@@ -134,7 +136,7 @@ def _in_full(entry: LayerPlan) -> list[Any]:
             *(planned.pass_, _time(planned), "" if rate is None else f"{rate:#.3g}"),
             *((share, figures.bound, kernel, blocks) if on_gpu else (kernel,)),
         )
-    reasons = [f"{planned.pass_}: {planned.reason}" for planned in entry.plan]
+    reasons = [f"{planned.pass_}: {planned.reason}{_workspace(planned)}" for planned in entry.plan]
     return [
         table,
         _instead_table(entry),
@@ -247,6 +249,11 @@ def _by_gradient(entry: LayerPlan) -> tuple[PassPlan, PassPlan, PassPlan]:
     return forward, backprop_input, backprop_filter
 
 
+def _workspace(planned: PassPlan) -> str:
+    size = planned.workspace_bytes
+    return f"; workspace {bytes_text(size)}" if size else ""
+
+
 def _name(entry: LayerPlan) -> str:
     return in_line(entry.layer.name or str(entry.problem))
 
@@ -282,6 +289,7 @@ def _plan_json(entry: LayerPlan) -> dict[str, Any]:
             "roofline_microseconds": one.roofline and one.roofline.microseconds,
             "roofline_share": one.share,
             "bound_by": one.bound or None,
+            "workspace_bytes": one.planned.workspace_bytes,
             "runner_up": one.runner_up and _choice_json(one.runner_up),
             "instead": {
                 name: _choice_json(planned) for name, planned in others[one.planned.pass_].items()

@@ -60,10 +60,11 @@ def command(
     if dy is not None and sweep is not None:
         raise ConvError("--dy and --sweep cannot be combined", "got both", "Give one of them")
     if any(layer.is_transposed for layer in layers) and (dy or sweep):
+        option = "--dy" if dy else "--sweep"
         raise ConvError(
-            "--dy and --sweep describe an ordinary convolution",
+            f"{option} describes an ordinary convolution",
             "the layer is transposed",
-            "Give --output-shape to set the size of its result",
+            "Use --output-shape for the size of the result" if dy else "Leave it out",
         )
     if dy is not None:
         _backwards(layers, dy, options, as_json)

@@ -1273,7 +1273,7 @@ def _require_origin(names: Names, problem: ConvProblem, y_shape: tuple[int, ...]
             f"{names.y} must have one channel for each filter",
             f"{names.y} has {k}, {names.w} {shape_text(problem.filter_shape)} "
             f"({problem.filter_format}) has O = {problem.K}",
-            f"Give {names.y} {problem.K} channels, or {names.w} O = {k}",
+            f"Give {names.y} {problem.K} channels" + (f", or {names.w} O = {k}" if k > 0 else ""),
             candidates=(),
         )
     for axis, position in zip(problem.axes, problem.data_axes[2:], strict=True):
@@ -1283,7 +1283,6 @@ def _require_origin(names: Names, problem: ConvProblem, y_shape: tuple[int, ...]
             raise ConvError(
                 f"the convolution of {names.x} must have the size of {names.y}",
                 f"{names.any(names.x)} of {axis.input} gives {axis.formula}, {names.y} has {size}",
-                f"Use {names.any(names.x)} of {interval_text(sizes)}",
                 axis=axis.name,
                 candidates=(),
             )

@@ -418,7 +418,11 @@ class Call:
             return None
         least = max(one.start for one in ranges)
         equal = all(least in one for one in ranges)
-        return self._entries(tuple(least if equal else one.start for one in ranges))
+        if equal:
+            return self._entries((least,) * len(ranges))
+        steps = [step for *_, step, _ in axes]
+        pairs = zip(ranges, steps, strict=True)
+        return self._entries(tuple(step if step in one else one.start for one, step in pairs))
 
     def _spatial_sizes(self, key: str) -> list[int]:
         return [self._size(key, axis) for axis in formats.SPATIAL_AXES[self.rank]]

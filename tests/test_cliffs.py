@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from cupyconv import ConvProblem
+from cupyconv import ConvError, ConvProblem
+from cupyconv.planning import Device, plan_pass
 from tests.fuzz import cliffs
 
 LAYERS = {
@@ -56,3 +57,24 @@ def test_random_layers_are_legal_and_varied():
     assert max(max(one.stride) for one in layers) > 32
     assert max(one.C for one in layers) > 1000
     assert all(one.flops <= cliffs.MOST_FLOPS for one in layers)
+
+
+def test_columns_respect_the_workspace_limit():
+    layer, device = ConvProblem((1, 3, 64, 64), (8, 3, 4, 4), stride=4), Device.of("sm_80")
+    with pytest.raises(ConvError, match="need a workspace of 2099200 bytes, the limit is 0"):
+        plan_pass(layer, "forward", device, "cuda-columns", workspace_limit=0)
+    assert plan_pass(layer, "forward", device, workspace_limit=0).workspace_bytes == 0
+
+
+def test_columns_are_at_most_a_few_times_the_tensors():
+    """A large filter of stride 1 has hundreds of columns per pixel."""
+    layer = ConvProblem((1, 16, 316, 56), (32, 16, 14, 16), dtype="float64")
+    for device in ("sm_75", "sm_89"):
+        planned = plan_pass(layer, "backprop_input", Device.of(device))
+        assert planned.workspace_bytes <= 8 * layer.bytes
+
+
+def test_huge_layers_are_planned():
+    """The columns of these filters would not fit into 64 bits."""
+    layer = ConvProblem((1, 1, 2**40, 2**40), (16, 1, 2**31, 2**31))
+    assert plan_pass(layer, "forward", Device.of("sm_80")).implementation == "cuda-generic"

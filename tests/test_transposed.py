@@ -169,8 +169,8 @@ def test_explanation_names_each_tensor_twice():
         (("--output-padding", "4"), "Use 0 to 3"),
         (("--output-padding", "1", "--output-shape", "1x3x14x14"), "is given once"),
         (("--output-shape", "1x3x19x19"), "use a result of 14 to 17 by 14 to 17"),
-        (("--dy", "1x3x9x9"), "Give --output-shape"),
-        (("--sweep", "stride=1:3"), "Give --output-shape"),
+        (("--dy", "1x3x9x9"), "Use --output-shape"),
+        (("--sweep", "stride=1:3"), "Leave it out"),
     ],
 )
 def test_errors_name_the_way_out(words, text):
@@ -189,3 +189,29 @@ def test_dy_shape_is_checked():
         invoke(command, *LAYER, "--dy", "1x3x14x14")
         text = error_of(command, "1x3x7x7", "4x3x3x3", "--dy", "1x4x7x7")
         assert "Use --padding same, use --padding 1, " in text
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--dtype", "complex64"), "have real numbers"),
+        (("--code", "pytorch"), "Leave out --code"),
+    ],
+)
+def test_unsupported_options_are_rejected(words, text):
+    assert text in error_of("explain", *LAYER, *words)
+
+
+def test_option_replaces_the_size_of_a_file(tmp_path):
+    file = tmp_path / "up.toml"
+    file.write_text(
+        'input = "1x8x4x4"\nfilter = "8x3x2x2"\nstride = 4\ntransposed = true\n'
+        'output_shape = "1x3x16x16"\n'
+    )
+    words = ("shapes", "--config", str(file), "--output-padding", "1")
+    assert "1x8x4x4 * 8x3x2x2 -> 1x3x15x15" in invoke(*words)
+
+
+def test_element_of_a_transposed_layer_names_the_convolution():
+    text = " ".join(invoke("explain", *LAYER, "--element", "dX[0,0,1,1]").split())
+    assert "its dx is the layer's y" in text

@@ -20,7 +20,7 @@ from cupyconv.kernels.copies import (
 )
 from cupyconv.kernels.family import Candidate, Choices, Family, Tile, accumulator_bytes
 from cupyconv.kernels.gather import CUDA_GATHER, aligned, product_launch
-from cupyconv.kernels.reach import MOST_BLOCKS, Count, reach_counts
+from cupyconv.kernels.reach import LONGEST_REACH, MOST_BLOCKS, Count, reach_counts
 from cupyconv.kernels.request import Request
 from cupyconv.kernels.strides import Strides
 from cupyconv.launch import STORAGE, FilterForm, Launch, Part
@@ -31,6 +31,10 @@ THREADS, CHANNELS = 256, 4
 
 MOST_FILTERS = 32
 """Largest number of filters per group in forward; more fill the tiles of cuda-gather (chosen)."""
+
+MOST_TIMES, SMALL_BYTES, MOST_BYTES = 8, 64 << 20, 4 << 30
+"""Limits of the columns: times the bytes of x, w and y, unless they take at most SMALL_BYTES; and
+bytes in any case (chosen)."""
 
 COPIED = "w arranged"
 """Method that first copies w so that its columns are evenly spaced."""
@@ -165,13 +169,33 @@ class ColumnSums(Family):
         problem = request.problem
         if request.pass_ == "backprop_filter":
             return "cuda-columns computes forward and backprop_input"
+        if problem.is_complex:
+            return "cuda-columns computes real numbers"
         filters = problem.K // problem.groups
         if request.pass_ == "forward" and filters > MOST_FILTERS:
             return f"cuda-columns takes up to {MOST_FILTERS} filters per group, not {filters}"
+        kept = problem.K if request.pass_ == "forward" else problem.C
+        columns = kept * prod(problem.filter_sizes)
+        if columns > LONGEST_REACH:
+            return f"cuda-columns counts up to {LONGEST_REACH:,} columns, not {columns:,}"
         product = self._product(request)
         if product is None:
             return "cuda-columns takes filters whose taps and channels are evenly spaced in memory"
-        return CUDA_GATHER.refuses(product[0].request(request))
+        refusal = CUDA_GATHER.refuses(product[0].request(request))
+        return refusal or self._refuses_workspace(request, product[0], product[1])
+
+    def _refuses_workspace(self, request: Request, columns: Columns, is_copied: bool) -> str | None:
+        """Return why the columns are too large, if they are."""
+        size = columns.bytes
+        most = min(max(MOST_TIMES * request.problem.bytes, SMALL_BYTES), MOST_BYTES)
+        if size > most:
+            return f"cuda-columns takes up to {most} bytes of columns for this layer, not {size}"
+        if is_copied:
+            size = aligned(size) + _copied_bytes(request)
+        if not request.affords(size):
+            limit = request.workspace_limit
+            return f"the columns need a workspace of {size} bytes, the limit is {limit}"
+        return None
 
     def counts(self, request: Request) -> Iterator[Count]:
         yield from reach_counts(request.problem)

@@ -265,6 +265,10 @@ def as_kind_of(array: Any, like: _Kind) -> _Kind:
     Raises:
         ConvTypeError: the library does not support DLPack, rejects the array, or changes its dtype.
         DeviceError: CuPy is needed and missing.
+
+    >>> y = cupyconv.conv_forward(np.ones((1, 1, 3)), np.ones((1, 1, 2)))
+    >>> cupyconv.as_kind_of(y, like=np.empty(0)) is y
+    True
     """
     source, home = take("array", array)
     if isinstance(like, type(source)):

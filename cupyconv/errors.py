@@ -17,6 +17,12 @@ class CupyconvError(Exception):
 
     Copies and pickles keep the class, ``args`` and all attributes.  Copying does not call
     ``__init__``, so a subclass may define its arguments freely.
+
+    >>> try:
+    ...     cupyconv.ConvProblem((1, 3, 4), (8, 3, 5))
+    ... except cupyconv.CupyconvError as error:
+    ...     print(type(error).__name__)
+    ConvError
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -39,6 +45,12 @@ class ConvError(CupyconvError, ValueError):
         fixes: phrases of each way out that is known as a change of arguments.
         candidates: fixes that ``cupyconv.remedies.offering`` tries in addition to its own; None if
             it is not to try any.
+
+    >>> try:
+    ...     cupyconv.ConvProblem((1, 3, 4), (8, 3, 5))
+    ... except cupyconv.ConvError as error:
+    ...     print(error.axis, error.values, sep=": ")
+    W: a filter of 5 with dilation 1 spans 5, the input of 4 with padding (0, 0) has 4
     """
 
     def __init__(
@@ -56,7 +68,13 @@ class ConvError(CupyconvError, ValueError):
         super().__init__(self._text(remedy))
 
     def offer(self, fixes: Iterable[tuple[Phrase, ...]]) -> None:
-        """Set the ways out, with arguments in Python's notation."""
+        """Set the ways out, with arguments in Python's notation.
+
+        >>> error = cupyconv.ConvError("the sizes must fit", "9 and 10")
+        >>> error.offer([(("stride", 2),), (("padding", "same"),)])
+        >>> error.remedy
+        'Use stride=2, or use padding="same"'
+        """
         self.fixes = tuple(fixes)
         self.remedy = self._alternatives(python_argument) if self.fixes else ""
         self.args = (self._text(self.remedy),)
@@ -66,6 +84,11 @@ class ConvError(CupyconvError, ValueError):
 
         Args:
             argument: function that returns an argument as text, from its name and value.
+
+        >>> error = cupyconv.ConvError("the sizes must fit", "9 and 10")
+        >>> error.offer([(("stride", 2),)])
+        >>> error.told(lambda name, value: f"--{name} {value}")
+        'the sizes must fit: 9 and 10. Use --stride 2'
         """
         return self._text(self._alternatives(argument) if self.fixes else self.remedy)
 
@@ -91,19 +114,45 @@ def _way_out(phrases: Sequence[Phrase], argument: Callable[[str, Any], str]) -> 
 
 
 class ConvTypeError(CupyconvError, TypeError):
-    """An unsupported array or argument: its dtype, its device, or its type is not supported."""
+    """An unsupported array or argument: its dtype, its device, or its type is not supported.
+
+    >>> x, w = np.ones((1, 1, 3), "int32"), np.ones((1, 1, 2), "int32")
+    >>> try:
+    ...     cupyconv.conv_forward(x, w)
+    ... except TypeError as error:
+    ...     print(type(error).__name__)
+    ConvTypeError
+    """
 
 
 class DeviceError(CupyconvError, RuntimeError):
-    """A GPU, or a package for it, was requested but is not available."""
+    """A GPU, or a package for it, was requested but is not available.
+
+    >>> error = cupyconv.DeviceError("CuPy is not installed")
+    >>> isinstance(error, RuntimeError), str(error)
+    (True, 'CuPy is not installed')
+    """
 
 
 class WorkerError(CupyconvError, RuntimeError):
-    """Workers of a Dask cluster died during a computation, more often than the cluster retries."""
+    """Workers of a Dask cluster died during a computation, more often than the cluster retries.
+
+    >>> error = cupyconv.WorkerError("a worker died 4 times")
+    >>> isinstance(error, RuntimeError), str(error)
+    (True, 'a worker died 4 times')
+    """
 
 
 class KernelCompileError(CupyconvError, RuntimeError):
-    """A kernel did not compile; ``log`` is the compiler's own output."""
+    """A kernel did not compile; ``log`` is the compiler's own output.
+
+    >>> error = cupyconv.KernelCompileError("conv.cu did not compile", "line 3: ; expected")
+    >>> print(error)
+    conv.cu did not compile
+    line 3: ; expected
+    >>> error.log
+    'line 3: ; expected'
+    """
 
     def __init__(self, message: str, log: str) -> None:
         super().__init__(f"{message}\n{log}" if log else message)

@@ -80,7 +80,13 @@ _Array = TypeVar("_Array")
 
 
 class ConvGradients(NamedTuple, Generic[_G]):
-    """Gradients of a layer; None for gradients that were not requested."""
+    """Gradients of a layer; None for gradients that were not requested.
+
+    >>> x, w, dy = np.ones((1, 2, 4)), np.ones((3, 2, 3)), np.ones((1, 3, 2))
+    >>> gradients = cupyconv.conv_backward(x, w, dy, needs=("filter", "bias"))
+    >>> gradients.dw.shape, gradients.db.tolist(), gradients.dx
+    ((3, 2, 3), [2.0, 2.0, 2.0], None)
+    """
 
     dx: _G
     dw: _G
@@ -177,6 +183,12 @@ def conv_forward(
         ConvError: the arguments describe no valid convolution, or ``out`` does not fit the result.
         ConvTypeError: the arrays differ in dtype or device, or have an unsupported dtype or type.
         DeviceError: CuPy or a GPU is required and missing.
+
+    >>> x, w = np.arange(9.0).reshape(1, 1, 3, 3), np.ones((1, 1, 2, 2))
+    >>> cupyconv.conv_forward(x, w).tolist()
+    [[[[8.0, 12.0], [20.0, 24.0]]]]
+    >>> cupyconv.conv_forward(x, w, stride=2, padding="same").shape
+    (1, 1, 2, 2)
     """
     rules = (stride, padding, dilation, groups, data_format, filter_format)
     given = (x, w) if bias is None else (x, w, bias)
@@ -252,6 +264,12 @@ def conv_backprop_input(
         ConvError: ``dy`` does not fit ``input_shape`` and ``w``; the message has the interval of
             input sizes that fit.
         ConvTypeError, DeviceError: as for ``conv_forward``.
+
+    >>> w, dy = np.ones((1, 1, 2)), np.array([[[1.0, 2.0]]])
+    >>> cupyconv.conv_backprop_input((1, 1, 4), w, dy, stride=2).tolist()
+    [[[1.0, 1.0, 2.0, 2.0]]]
+    >>> cupyconv.conv_backprop_input((1, 1, 5), w, dy, stride=2).tolist()
+    [[[1.0, 1.0, 2.0, 2.0, 0.0]]]
     """
     rules = (stride, padding, dilation, groups, data_format, filter_format)
     return compute("backprop_input", (w, dy), input_shape, rules, out, impl, precision)
@@ -320,6 +338,10 @@ def conv_backprop_filter(
     Raises:
         ConvError: ``dy`` does not fit ``x`` and ``filter_shape``.
         ConvTypeError, DeviceError: as for ``conv_forward``.
+
+    >>> x, dy = np.array([[[1.0, 2.0, 3.0]]]), np.array([[[1.0, 10.0]]])
+    >>> cupyconv.conv_backprop_filter(x, (1, 1, 2), dy).tolist()
+    [[[21.0, 32.0]]]
     """
     rules = (stride, padding, dilation, groups, data_format, filter_format)
     return compute("backprop_filter", (x, dy), filter_shape, rules, out, impl, precision)
@@ -354,6 +376,9 @@ def conv_backprop_bias(dy: Any, *, data_format: DataFormat | None = None, out: A
 
     Raises:
         ConvError, ConvTypeError, DeviceError: as for ``conv_forward``.
+
+    >>> cupyconv.conv_backprop_bias(np.ones((2, 3, 4))).tolist()
+    [8.0, 8.0, 8.0]
     """
     return sum_bias(dy, data_format, out)
 
@@ -429,6 +454,11 @@ def conv_backward(
 
     Raises:
         ConvError, ConvTypeError, DeviceError: as for the functions of the single gradients.
+
+    >>> x, w, dy = np.ones((1, 2, 4, 4)), np.ones((3, 2, 3, 3)), np.ones((1, 3, 2, 2))
+    >>> dx, dw, db = cupyconv.conv_backward(x, w, dy)
+    >>> dx.shape, dw.shape, db.shape
+    ((1, 2, 4, 4), (3, 2, 3, 3), (3,))
     """
     needed = words_of("needs", "gradient in needs", needs, GRADIENTS)
     rules = (stride, padding, dilation, groups, data_format, filter_format)
@@ -539,6 +569,12 @@ def conv_transpose(
 
     Raises:
         ConvError, ConvTypeError, DeviceError: as for ``conv_backprop_input``.
+
+    >>> x, w = np.array([[[1.0, 2.0]]]), np.array([[[1.0, 10.0]]])
+    >>> cupyconv.conv_transpose(x, w, stride=2).tolist()
+    [[[1.0, 10.0, 2.0, 20.0]]]
+    >>> cupyconv.conv_transpose(x, w, stride=2, output_padding=1).tolist()
+    [[[1.0, 10.0, 2.0, 20.0, 0.0]]]
     """
     rules = (stride, padding, dilation, groups, data_format, filter_format)
     sizes = (output_shape, output_padding)
@@ -579,6 +615,11 @@ def prepare(
         ConvError: w is not the problem's filter; an option value is unknown; a graph is being
             captured; or as for ``plan``.
         ConvTypeError, DeviceError: as for ``conv_forward``.
+
+    >>> problem = cupyconv.ConvProblem((1, 2, 4, 4), (3, 2, 3, 3))
+    >>> prepared = cupyconv.prepare(np.ones(problem.filter_shape, "float32"), problem)
+    >>> cupyconv.conv_forward(np.ones(problem.input_shape, "float32"), prepared).shape
+    (1, 3, 2, 2)
     """
     require_problem("prepare", problem)
     require_words(None, precision, impl)
@@ -641,6 +682,11 @@ def plan(
         ConvError: the device or implementation is unknown; the implementation does not support the
             problem; or ``measure`` is true and the device is not the current GPU.
         DeviceError: ``measure`` is true and there is no GPU.
+
+    >>> problem = cupyconv.ConvProblem((32, 64, 56, 56), (64, 64, 3, 3))
+    >>> plan = cupyconv.plan(problem, "sm_80", impl="cuda-generic")
+    >>> plan["forward"].implementation, [p.pass_ for p in plan]
+    ('cuda-generic', ['forward', 'backprop_input', 'backprop_filter'])
     """
     require_problem("plan", problem)
     require_words(None, precision, impl)

@@ -73,6 +73,13 @@ class PreparedFilter(Generic[_Array_co]):
             last; empty if kernels read w itself, as NumPy does.
         problem, passes, precision: arguments of ``prepare``.
         device: device of the filter.
+
+    >>> problem = cupyconv.ConvProblem((1, 2, 4, 4), (3, 2, 3, 3))
+    >>> prepared = cupyconv.prepare(np.ones(problem.filter_shape, "float32"), problem)
+    >>> prepared
+    PreparedFilter(3x2x3x3 OIHW float32 on NumPy arrays, for forward and backprop_input: not copied)
+    >>> prepared.shape, prepared.ndim, prepared.dtype.name, prepared.nbytes
+    ((3, 2, 3, 3), 4, 'float32', 0)
     """
 
     def __init__(
@@ -92,14 +99,17 @@ class PreparedFilter(Generic[_Array_co]):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Shape of w."""
         return self.problem.filter_shape
 
     @property
     def dtype(self) -> Any:
+        """Dtype of w."""
         return self.array.dtype  # type: ignore[attr-defined]  # arrays have a dtype
 
     @property
     def ndim(self) -> int:
+        """Number of axes of w."""
         return len(self.shape)
 
     @property
@@ -108,7 +118,13 @@ class PreparedFilter(Generic[_Array_co]):
         return sum(form.nbytes for form in self.forms.values())
 
     def read_as(self, form: str | None) -> Any:
-        """Return the copy in a form; w itself without a form, or if there is no such copy."""
+        """Return the copy in a form; w itself without a form, or if there is no such copy.
+
+        >>> problem = cupyconv.ConvProblem((1, 2, 4, 4), (3, 2, 3, 3))
+        >>> w = np.ones(problem.filter_shape, "float32")
+        >>> cupyconv.prepare(w, problem).read_as("OHWI") is w  # NumPy arrays are not copied
+        True
+        """
         return self.forms.get(form or "", self.array)
 
     def __repr__(self) -> str:

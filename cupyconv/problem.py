@@ -97,6 +97,13 @@ class ConvAxis:
 
     Output o reads input ``o * stride - pad_before + r * dilation`` for tap r; positions outside the
     input read as zero.
+
+    >>> problem = cupyconv.ConvProblem((1, 2, 7, 7), (4, 2, 3, 3), stride=2)
+    >>> axis = problem.axes[0]
+    >>> axis.name, axis.formula, axis.valid_input_sizes
+    ('H', 'floor((7 + 0 + 0 - 3)/2) + 1 = 3', range(7, 9))
+    >>> axis.effective_filter, axis.padded_input, axis.output, axis.unread_after
+    (3, 7, 3, 0)
     """
 
     name: str
@@ -139,6 +146,10 @@ class ConvAxis:
         They start at (output - 1) * stride + 1 for SAME, else at (output - 1) * stride +
         effective_filter - padding.  Sizes below 1 are left out.  The range is empty if ``output``
         is below 1.
+
+        >>> problem = cupyconv.ConvProblem((1, 2, 7, 7), (4, 2, 3, 3), stride=2)
+        >>> problem.axes[0].input_sizes_for(3)
+        range(7, 9)
         """
         if output < 1:
             return range(0)
@@ -146,7 +157,12 @@ class ConvAxis:
         return range(max(first, 1), max(first + self.stride, 1))
 
     def first_input_size_for(self, output: int) -> int:
-        """Return the smallest input size with this output; below 1 if padding alone suffices."""
+        """Return the smallest input size with this output; below 1 if padding alone suffices.
+
+        >>> problem = cupyconv.ConvProblem((1, 2, 7, 7), (4, 2, 3, 3), stride=2)
+        >>> problem.axes[0].first_input_size_for(3)
+        7
+        """
         first = (output - 1) * self.stride + 1
         if not self.padding_mode.startswith("same"):
             first += self.effective_filter - 1 - self.pad_before - self.pad_after
@@ -158,7 +174,13 @@ class ConvAxis:
         return self.input_sizes_for(self.output)
 
     def of_input(self, size: int) -> ConvAxis:
-        """Return this axis with another input size; SAME padding is computed for that size."""
+        """Return this axis with another input size; SAME padding is computed for that size.
+
+        >>> problem = cupyconv.ConvProblem((1, 2, 7), (4, 2, 3), stride=2, padding="same")
+        >>> axis = problem.axes[0].of_input(8)
+        >>> axis.pad_before, axis.pad_after, axis.output
+        (0, 1, 4)
+        """
         before, after = self.pad_before, self.pad_after
         if (mode := self.padding_mode).startswith("same"):
             before, after = _same_padding(mode, size, self.filter, self.stride, self.dilation)
@@ -212,11 +234,22 @@ class ConvAxis:
         return tuple((self.inputs_of_phase(phase), self.taps_of_phase(phase)) for phase in phases)
 
     def inputs_of_phase(self, phase: int) -> range:
-        """Return the inputs of one stride phase."""
+        """Return the inputs of one stride phase.
+
+        >>> problem = cupyconv.ConvProblem((1, 2, 7, 7), (4, 2, 3, 3), stride=2)
+        >>> list(problem.axes[0].inputs_of_phase(1))
+        [1, 3, 5]
+        """
         return range((phase - self.pad_before) % self.stride, self.input, self.stride)
 
     def taps_of_phase(self, phase: int) -> range:
-        """Return the taps of one stride phase."""
+        """Return the taps of one stride phase.
+
+        >>> problem = cupyconv.ConvProblem((1, 2, 7, 7), (4, 2, 3, 3), stride=2)
+        >>> axis = problem.axes[0]
+        >>> list(axis.taps_of_phase(0)), list(axis.taps_of_phase(1))
+        ([0, 2], [1])
+        """
         common = gcd(self.stride, self.dilation)
         step = self.stride // common
         if phase % common:
@@ -236,20 +269,35 @@ class ConvAxis:
 
         Returns:
             The output of the last tap, which may be outside the axis, and the distance.
+
+        >>> problem = cupyconv.ConvProblem((1, 2, 7, 7), (4, 2, 3, 3), stride=2)
+        >>> axis = problem.axes[0]
+        >>> axis.outputs_of_phase(axis.inputs_of_phase(0), axis.taps_of_phase(0))
+        (-1, 1)
         """
         last = taps[-1] if taps else 0
         first = (inputs.start + self.pad_before - last * self.dilation) // self.stride
         return first, taps.step * self.dilation // self.stride
 
     def outputs_of_tap(self, tap: int) -> range:
-        """Return the outputs for which tap number ``tap`` reads the input, not padding."""
+        """Return the outputs for which tap number ``tap`` reads the input, not padding.
+
+        >>> problem = cupyconv.ConvProblem((1, 2, 5), (4, 2, 3), padding=1)
+        >>> [list(problem.axes[0].outputs_of_tap(tap)) for tap in range(3)]
+        [[1, 2, 3, 4], [0, 1, 2, 3, 4], [0, 1, 2, 3]]
+        """
         shift = tap * self.dilation - self.pad_before
         first = max(-(-(0 - shift) // self.stride), 0)
         last = min((self.input - 1 - shift) // self.stride, self.output - 1)
         return range(first, max(last + 1, first))
 
     def inputs_of_tap(self, tap: int) -> range:
-        """Return the inputs that tap number ``tap`` reads, one per ``outputs_of_tap(tap)``."""
+        """Return the inputs that tap number ``tap`` reads, one per ``outputs_of_tap(tap)``.
+
+        >>> problem = cupyconv.ConvProblem((1, 2, 5), (4, 2, 3), padding=1)
+        >>> [list(problem.axes[0].inputs_of_tap(tap)) for tap in range(3)]
+        [[0, 1, 2, 3], [0, 1, 2, 3, 4], [1, 2, 3, 4]]
+        """
         outputs = self.outputs_of_tap(tap)
         first = outputs.start * self.stride - self.pad_before + tap * self.dilation
         return range(first, first + len(outputs) * self.stride, self.stride)
@@ -285,6 +333,12 @@ class ConvProblem:
         ConvError: the convolution is invalid; the message states the rule, the values and a way
             out.
         ConvTypeError: an argument has a type that is not described above.
+
+    >>> problem = cupyconv.ConvProblem((1, 5, 100, 100), (10, 5, 5, 5), stride=2)
+    >>> problem.output_shape, problem.bias_shape, problem.valid_input_sizes
+    ((1, 10, 48, 48), (10,), (range(99, 101), range(99, 101)))
+    >>> problem.flops, problem.bytes
+    (5760000, 297160)
     """
 
     input_shape: tuple[int, ...]
@@ -546,6 +600,10 @@ class ConvProblem:
 
         The formulas are those of CUTLASS's implicit_gemm_convolution.md.  For backprop_input, one
         product covers all stride phases.
+
+        >>> problem = cupyconv.ConvProblem((1, 2, 7, 7), (4, 2, 3, 3), stride=2)
+        >>> problem.gemm("backprop_filter")
+        GemmView(gemm_m=4, gemm_n=18, gemm_k=9, groups=1)
         """
         require_word("pass", pass_, PASSES)
         return self._gemms[pass_]
@@ -621,6 +679,14 @@ class ConvProblem:
         Raises:
             ConvError: no such convolution exists; if ``input_shape`` has another output, the
                 message states the valid input sizes.
+
+        >>> problem = cupyconv.ConvProblem.from_output((1, 4, 3), (4, 2, 3), stride=2)
+        >>> problem.input_shape
+        (1, 2, 7)
+        >>> cupyconv.ConvProblem.from_output(
+        ...     (1, 4, 3), (4, 2, 3), stride=2, output_padding=1
+        ... ).input_shape
+        (1, 2, 8)
         """
         rules: dict[str, Any] = {
             "stride": stride,
@@ -642,7 +708,12 @@ class ConvProblem:
         return offering(partial(transposed_problem, names), names, arguments)
 
     def replace(self, **changes: Unpack[_Changes]) -> ConvProblem:
-        """Return this problem with some arguments of the constructor changed."""
+        """Return this problem with some arguments of the constructor changed.
+
+        >>> problem = cupyconv.ConvProblem((1, 2, 7, 7), (4, 2, 3, 3), stride=2)
+        >>> problem.replace(stride=1, dtype="float16").output_shape
+        (1, 4, 5, 5)
+        """
         return ConvProblem(**{**self._arguments, **changes})
 
     @property
@@ -669,6 +740,14 @@ class ConvProblem:
         Raises:
             ConvError: the shape is not ``output_shape``; the message states the sizes, paddings and
                 strides that would fit.
+
+        >>> problem = cupyconv.ConvProblem((1, 2, 7, 7), (4, 2, 3, 3), stride=2)
+        >>> problem.require_output_gradient((1, 4, 3, 3))
+        >>> try:
+        ...     problem.require_output_gradient((1, 4, 4, 4))
+        ... except cupyconv.ConvError as error:
+        ...     print(error.rule)
+        dy must have the output size that follows from the input
         """
 
         def require(output_shape: Iterable[int], **layer: Any) -> None:

@@ -75,6 +75,10 @@ def explain(
             title is not a string.
         ConvError: the shape of an array differs from the problem's, ``values`` is unknown, or the
             seed is negative.
+
+    >>> explanation = cupyconv.explain(cupyconv.ConvProblem((1, 5, 100, 100), (10, 5, 5, 5)))
+    >>> print(explanation.text().splitlines()[0])
+    x 1x5x100x100 * w 10x5x5x5 -> y 1x10x96x96
     """
     require_problem("explain", problem)
     if not isinstance(title, str):
@@ -131,6 +135,12 @@ class Explanation:
         data: values of x, w, dy, y, dx and dw by name, as far as they are known; random operands
             and results are computed when they are first read.
         is_transposed: whether the transposed layer is explained, too.
+
+    >>> explanation = cupyconv.explain(cupyconv.ConvProblem((1, 2, 7), (4, 2, 3), stride=2))
+    >>> explanation.question, explanation.middle
+    ('dx', 'dw[2,1,1]')
+    >>> [translation.framework for translation in explanation.translations]
+    ['TensorFlow', 'PyTorch', 'JAX', 'ONNX']
     """
 
     problem: ConvProblem
@@ -151,6 +161,15 @@ class Explanation:
         Raises:
             ConvError: the element does not exist; the message lists the valid indices.
             ConvError, ConvTypeError: an array is invalid, as in ``explain``.
+
+        >>> x, w, dy = np.arange(4.0).reshape(1, 1, 4), np.ones((1, 1, 3)), np.ones((1, 1, 2))
+        >>> explanation = cupyconv.explain(cupyconv.ConvProblem(x.shape, w.shape), x=x, w=w, dy=dy)
+        >>> print("\n".join(str(explanation.element("dw[0,0,1]")).splitlines()[9:14]))
+        2 terms = 1 image * 2 outputs along W:
+
+            dy[0,0,0] * x[0,0,1]  =  1 *  1 =   1
+            dy[0,0,1] * x[0,0,2]  =  1 *  2 =   2
+            sum of 2 products = 3
         """
         changed = _checked_arrays(self.problem, {"x": x, "w": w, "dy": dy})
         element = terms.parse(self.problem, name)
@@ -161,11 +180,21 @@ class Explanation:
         return Element(self.problem, element.tensor, element.index, element.asked, data)
 
     def map(self, tensor: str = "dx") -> maps.TermMap:
-        """Return the number of terms of each element of dx, dw or y."""
+        """Return the number of terms of each element of dx, dw or y.
+
+        >>> explanation = cupyconv.explain(cupyconv.ConvProblem((1, 1, 5), (1, 1, 3)))
+        >>> explanation.map("dx").array().tolist()
+        [1, 2, 3, 2, 1]
+        """
         return maps.term_map(self.problem, tensor)
 
     def code(self, framework: str) -> Translation:
-        """Return the layer as a complete program in "tensorflow", "pytorch", "jax" or "onnx"."""
+        """Return the layer as a complete program in "tensorflow", "pytorch", "jax" or "onnx".
+
+        >>> explanation = cupyconv.explain(cupyconv.ConvProblem((1, 1, 5), (1, 1, 3)))
+        >>> explanation.code("pytorch").call
+        'F.conv1d(X, W, padding=0, stride=1, dilation=1, groups=1)'
+        """
         return translate.translation(self.problem, framework)
 
     def svg(self, element: str = "") -> str:
@@ -173,6 +202,10 @@ class Explanation:
 
         Args:
             element: element to mark, such as "dF[3,1,0,2]"; by default, one element of each result.
+
+        >>> explanation = cupyconv.explain(cupyconv.ConvProblem((1, 1, 5), (1, 1, 3)))
+        >>> explanation.svg()[:4], "dw[0,0,1]" in explanation.svg("dF[0,0,1]")
+        ('<svg', True)
         """
         from cupyconv.explaining import figure
 
@@ -183,6 +216,10 @@ class Explanation:
 
         Args:
             element: element to show first, such as "dF[3,1,0,2]".
+
+        >>> explanation = cupyconv.explain(cupyconv.ConvProblem((1, 1, 5), (1, 1, 3)))
+        >>> explanation.page("dw[0,0,1]")[:15]
+        '<!doctype html>'
         """
         from cupyconv.explaining import page
 
@@ -200,6 +237,9 @@ class Explanation:
 
         Raises:
             ConvError: no browser was found.
+
+        >>> explanation = cupyconv.explain(cupyconv.ConvProblem((1, 1, 5), (1, 1, 3)))
+        >>> page = explanation.show("dw[0,0,1]")  # opens a browser
         """
         from cupyconv.explaining import page
 
@@ -214,6 +254,11 @@ class Explanation:
         Raises:
             ConvError: the suffix is not .svg, .html or .htm.
             OSError: the file cannot be written.
+
+        >>> explanation = cupyconv.explain(cupyconv.ConvProblem((1, 1, 5), (1, 1, 3)))
+        >>> explanation.save("layer.svg")
+        >>> open("layer.svg").read(4)
+        '<svg'
         """
         path = Path(path)
         if path.suffix.lower() not in (".svg", ".html", ".htm"):
@@ -272,6 +317,10 @@ class Explanation:
         """Return the explanation in lines of at most ``width`` characters.
 
         Programs and formulas are not wrapped.
+
+        >>> explanation = cupyconv.explain(cupyconv.ConvProblem((1, 1, 5), (1, 1, 3)))
+        >>> print(explanation.text(width=60).splitlines()[0])
+        x 1x1x5 * w 1x1x3 -> y 1x1x3
         """
         return self.document.text(width)
 
@@ -654,6 +703,7 @@ class Explanation:
 
     @cached_property
     def translations(self) -> tuple[Translation, ...]:
+        """The layer in every supported framework."""
         return translate.translations(self.problem)
 
     def _elsewhere(self) -> Section:
@@ -666,7 +716,12 @@ class Explanation:
     # -- data --------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the explanation as plain data, ready for JSON."""
+        """Return the explanation as plain data, ready for JSON.
+
+        >>> explanation = cupyconv.explain(cupyconv.ConvProblem((1, 1, 5), (1, 1, 3)))
+        >>> explanation.to_dict()["shapes"]["dw"]
+        [1, 1, 3]
+        """
         problem = self.problem
         explained = shapes.reasons(problem)
         backward = adjoints.input_gradient_axes(problem)

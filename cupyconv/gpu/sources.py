@@ -30,6 +30,9 @@ def kernel_sources() -> Path:
 
     Raises:
         FileNotFoundError: the installation is incomplete.
+
+    >>> (cupyconv.kernel_sources() / "conv_forward.cu").is_file()
+    True
     """
     return directory()
 

@@ -197,6 +197,10 @@ class Device:
         has_tensor_maps: whether tensor maps for TMA can be encoded.
         fallback: target for a compiler that does not know the chip: an older chip with compatible
             cubins, such as "sm_100", or PTX, such as "compute_90"; else None.
+
+    >>> device = cupyconv.Device.of("RTX 4090")
+    >>> device.architecture, device.capability, device.multiprocessors, device.is_gpu
+    ('sm_89', (8, 9), 128, True)
     """
 
     name: str
@@ -207,6 +211,7 @@ class Device:
 
     @property
     def is_gpu(self) -> bool:
+        """Whether the device is a GPU."""
         return self.architecture is not None
 
     @cached_property
@@ -232,6 +237,10 @@ class Device:
 
         Args:
             known: compute capabilities that the compiler has targets for.
+
+        >>> device = cupyconv.Device.of("sm_89")
+        >>> device.compiled_by([(8, 0), (8, 6)]).target, device.compiled_by([(7, 5)]).target
+        ('sm_86', 'compute_75')
         """
         own = self.capability
         if own in known:
@@ -277,6 +286,11 @@ class Device:
 
         Raises:
             ConvError: the name is unknown.
+
+        >>> cupyconv.Device.of("cpu").name, cupyconv.Device.of("sm_90").architecture
+        ('cpu', 'sm_90a')
+        >>> cupyconv.Device.of("H100 PCIe").multiprocessors
+        114
         """
         if isinstance(word, Device):
             return word
@@ -313,6 +327,9 @@ class Device:
 
         Raises:
             ConvError: the chip is older than the kernels support.
+
+        >>> cupyconv.Device.of_capability("my GPU", (8, 6)).architecture
+        'sm_86'
         """
         if capability < _OLDEST:
             raise ConvError(

@@ -64,6 +64,13 @@ class Plan:
     """Plans of the three passes of a problem on a device.
 
     A plan prints as a table and is indexed by pass.
+
+    >>> problem = cupyconv.ConvProblem((8, 32, 56, 56), (64, 32, 3, 3))
+    >>> plan = cupyconv.plan(problem, "sm_80", impl="cuda-generic")
+    >>> plan.place, plan["forward"].kernel
+    ('sm_80', 'cuda-generic')
+    >>> [planned.pass_ for planned in plan]
+    ['forward', 'backprop_input', 'backprop_filter']
     """
 
     problem: ConvProblem
@@ -132,7 +139,12 @@ class Plan:
         return markup.Paragraph(times)
 
     def to_json(self) -> str:
-        """Return the plan as JSON, which ``from_json`` reads."""
+        """Return the plan as JSON, which ``from_json`` reads.
+
+        >>> plan = cupyconv.plan(cupyconv.ConvProblem((8, 32, 56), (64, 32, 3)), "sm_80")
+        >>> plan.to_json()[:13]
+        '{"format": 2,'
+        """
         problem = {
             "input_shape": self.problem.input_shape,
             "filter_shape": self.problem.filter_shape,
@@ -151,6 +163,10 @@ class Plan:
 
         Raises:
             ConvError: the text is not such JSON, or this version cannot run the plan.
+
+        >>> plan = cupyconv.plan(cupyconv.ConvProblem((8, 32, 56), (64, 32, 3)), "sm_80")
+        >>> cupyconv.Plan.from_json(plan.to_json()) == plan
+        True
         """
         try:
             entries: dict[str, Any] = records.parse_json(text)

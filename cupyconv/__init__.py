@@ -2,6 +2,8 @@
 
 Modules are loaded at first use: importing cupyconv imports neither NumPy nor CuPy.
 
+Examples assume ``import cupyconv`` and ``import numpy as np``.
+
 Attributes:
     benchmark: whether the first call of each pass of a problem on a GPU times the most promising
         kernels.  The fastest kernel is stored by chip, driver and problem, for later processes,

@@ -24,6 +24,8 @@ Results are written into the given array, which keeps its memory.  Differences:
 * A 16-bit result is rounded once, together with its bias.
 * Gradients of complex arrays, which cuDNN did not support, conjugate W or x, as in PyTorch.
 * Wrong arguments raise ``cupyconv.ConvError`` (a ValueError) or ``ConvTypeError`` (a TypeError).
+
+Examples assume the import above, ``import cupyconv`` and ``import numpy as np``.
 """
 
 from __future__ import annotations
@@ -47,6 +49,11 @@ __all__ = [
     "get_max_workspace_size",
     "set_max_workspace_size",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
 
 CUDNN_TENSOR_NCHW: Literal[0] = 0
 """Layout of channels-first arrays, and of filters (K, C, ...)."""
@@ -85,6 +92,10 @@ def get_max_workspace_size() -> int:
     """Return the most bytes of GPU memory that a pass may use besides its arrays.
 
     The result is ``cupyconv.workspace_limit``, or 2^63 - 1 if the limit is None.
+
+    >>> cudnn.set_max_workspace_size(64 * 2**20)
+    >>> cudnn.get_max_workspace_size()
+    67108864
     """
     limit = cupyconv.workspace_limit
     return LARGEST if limit is None else limit
@@ -95,6 +106,10 @@ def set_max_workspace_size(size: int) -> None:
 
     Raises:
         ConvError: ``size`` is not a number of bytes.
+
+    >>> cudnn.set_max_workspace_size(0)
+    >>> cupyconv.workspace_limit
+    0
     """
     is_number = isinstance(size, Integral) and not isinstance(size, bool)
     if not is_number or not 0 <= size <= LARGEST:
@@ -139,6 +154,12 @@ def convolution_forward(
     Raises:
         ConvError: the convolution is invalid, or y does not fit its result.
         ConvTypeError, DeviceError: as for ``cupyconv.conv_forward``.
+
+    >>> x, W, y = np.ones((1, 2, 4, 4)), np.ones((3, 2, 3, 3)), np.empty((1, 3, 2, 2))
+    >>> options = {"auto_tune": False, "tensor_core": "auto"}
+    >>> cudnn.convolution_forward(x, W, None, y, (0, 0), (1, 1), (1, 1), 1, **options)
+    >>> y[0, 0].tolist()
+    [[18.0, 18.0], [18.0, 18.0]]
     """
     rules = _rules(x, pad, stride, dilation, groups, d_layout, w_layout)
     operations.compute(
@@ -179,6 +200,12 @@ def convolution_backward_filter(
 
     Raises:
         ConvError, ConvTypeError, DeviceError: as for ``convolution_forward``.
+
+    >>> x, gy, gW = np.ones((1, 2, 4, 4)), np.ones((1, 3, 2, 2)), np.empty((3, 2, 3, 3))
+    >>> options = {"deterministic": True, "auto_tune": False, "tensor_core": "auto"}
+    >>> cudnn.convolution_backward_filter(x, gy, gW, (0, 0), (1, 1), (1, 1), 1, **options)
+    >>> gW[0, 0].tolist()
+    [[4.0, 4.0, 4.0], [4.0, 4.0, 4.0], [4.0, 4.0, 4.0]]
     """
     rules = _rules(x, pad, stride, dilation, groups, d_layout, w_layout)
     operations.compute(
@@ -225,6 +252,12 @@ def convolution_backward_data(
 
     Raises:
         ConvError, ConvTypeError, DeviceError: as for ``convolution_forward``.
+
+    >>> W, gy, gx = np.ones((3, 2, 2, 2)), np.ones((1, 3, 2, 2)), np.empty((1, 2, 3, 3))
+    >>> options = {"deterministic": True, "auto_tune": False, "tensor_core": "auto"}
+    >>> cudnn.convolution_backward_data(W, gy, None, gx, (0, 0), (1, 1), (1, 1), 1, **options)
+    >>> gx[0, 0].tolist()
+    [[3.0, 6.0, 3.0], [6.0, 12.0, 6.0], [3.0, 6.0, 3.0]]
     """
     rules = _rules(x, pad, stride, dilation, groups, d_layout, w_layout)
     shape = _result("y", y).shape

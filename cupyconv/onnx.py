@@ -2,7 +2,8 @@
 
 ``conv`` and ``conv_transpose`` take the attributes of the operators Conv and ConvTranspose
 (opset 11 and later) under ONNX's names.  ``conv_problem`` and ``conv_transpose_problem`` return the
-equivalent ConvProblem.  The onnx package is not needed.
+equivalent ConvProblem.  The onnx package is not needed.  Examples assume
+``from cupyconv import onnx`` and ``import numpy as np``.
 
 Formulas from https://onnx.ai/onnx/operators/onnx__Conv.html and onnx__ConvTranspose.html, with
 these clarifications:
@@ -44,6 +45,11 @@ from cupyconv.problem import (
 from cupyconv.remedies import Names, offering
 
 __all__ = ["conv", "conv_problem", "conv_transpose", "conv_transpose_problem"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
 
 Ints = Sequence[int] | None
 
@@ -146,6 +152,12 @@ def conv(
     Raises:
         ConvError: the convolution is invalid.
         ConvTypeError, DeviceError: as for ``conv_forward``.
+
+    >>> x, w = np.ones((1, 2, 5, 5)), np.ones((4, 2, 3, 3))
+    >>> onnx.conv(x, w, strides=[2, 2], pads=[1, 1, 1, 1]).shape
+    (1, 4, 3, 3)
+    >>> onnx.conv(x, w, auto_pad="SAME_UPPER").shape
+    (1, 4, 5, 5)
     """
     x, w = arrays.take("x", x)[0], operations.take_filter(w)
     b = None if b is None else arrays.take("b", b)[0]
@@ -217,6 +229,12 @@ def conv_transpose(
 
     Raises:
         ConvError, ConvTypeError, DeviceError: as for ``conv``.
+
+    >>> x, w = np.ones((1, 4, 3, 3)), np.ones((4, 2, 3, 3))
+    >>> onnx.conv_transpose(x, w, strides=[2, 2]).shape
+    (1, 2, 7, 7)
+    >>> onnx.conv_transpose(x, w, strides=[2, 2], output_shape=[6, 6]).shape
+    (1, 2, 6, 6)
     """
     x, w = arrays.take("x", x)[0], operations.take_filter(w)
     b = None if b is None else arrays.take("b", b)[0]
@@ -259,6 +277,10 @@ def conv_problem(
     Raises:
         ConvError: the convolution is invalid.
         ConvTypeError: an attribute has the wrong type.
+
+    >>> problem = onnx.conv_problem((1, 2, 5, 5), (4, 2, 3, 3), pads=[1, 1, 1, 1])
+    >>> problem.output_shape, problem.padding
+    ((1, 4, 5, 5), ((1, 1), (1, 1)))
     """
     return _conv_problem(
         x_shape,
@@ -353,6 +375,10 @@ def conv_transpose_problem(
     Raises:
         ConvError: the convolution is invalid.
         ConvTypeError: an attribute has the wrong type.
+
+    >>> problem = onnx.conv_transpose_problem((1, 4, 3, 3), (4, 2, 3, 3), strides=[2, 2])
+    >>> problem.input_shape, problem.output_shape
+    ((1, 2, 7, 7), (1, 4, 3, 3))
     """
     return _conv_transpose_problem(
         x_shape,

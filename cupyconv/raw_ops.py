@@ -21,6 +21,8 @@ Details that TensorFlow's documentation leaves out:
   the GPU; a list avoids this wait.
 * ``data_format`` and ``dilations`` may be None, for their defaults; option values may be bytes.
 * ``use_cudnn_on_gpu`` and ``name`` have no effect.
+
+Examples assume the import above and ``import numpy as np``.
 """
 
 from __future__ import annotations
@@ -48,6 +50,11 @@ __all__ = [
     "DepthwiseConv2dNativeBackpropFilter",
     "DepthwiseConv2dNativeBackpropInput",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
 
 Padding2D = Literal["SAME", "VALID", "EXPLICIT"]
 Padding3D = Literal["SAME", "VALID"]
@@ -121,7 +128,43 @@ def Conv2D(
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
-    """Return the output of a 2-D convolution; see ``cupyconv.conv_forward``."""
+    """Compute the output of a 2-D convolution, as ``cupyconv.conv_forward`` does.
+
+    The number of groups is the number of input channels divided by the size of the filter's third
+    axis.
+
+    Differences from TensorFlow: int32 is not supported; complex64 and complex128 are.  Invalid
+    arguments raise ConvError, not InvalidArgumentError.
+
+    Args:
+        input: (batch, height, width, in_channels) with "NHWC", (batch, in_channels, height, width)
+            with "NCHW"; float16, bfloat16, float32, float64, complex64 or complex128.
+        filter: (filter_height, filter_width, in_channels / groups, out_channels), with input's
+            dtype and device.
+        strides: four integers in ``data_format`` order; 1 for the batch and the channels.
+        padding: "SAME", "VALID" or "EXPLICIT".
+        use_cudnn_on_gpu: ignored.
+        explicit_paddings: eight integers with "EXPLICIT", the padding before and after each axis of
+            ``data_format``; else empty.
+        data_format: "NHWC" or "NCHW"; None is "NHWC".
+        dilations: four integers in ``data_format`` order; 1 for the batch and the channels; None is
+            1 for all axes.
+        name: ignored.
+
+    Returns:
+        (batch, out_height, out_width, out_channels) in ``data_format`` order, with the dtype and
+        device of input.
+
+    Raises:
+        ConvError: the arguments describe no valid convolution.
+        ConvTypeError: an argument has the wrong type, a dtype is unsupported, or the arrays differ
+            in dtype or device.
+        DeviceError: CuPy or a GPU is required and missing.
+
+    >>> x, w = np.ones((1, 4, 4, 2), "float32"), np.ones((3, 3, 2, 5), "float32")
+    >>> raw_ops.Conv2D(input=x, filter=w, strides=[1, 2, 2, 1], padding="SAME").shape
+    (1, 2, 2, 5)
+    """
     window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
     return _forward(2, input, filter, window)
 
@@ -155,7 +198,48 @@ def Conv2DBackpropInput(
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
-    """Return the gradient of Conv2D with respect to its input; see ``conv_backprop_input``."""
+    """Compute the gradient of ``Conv2D`` with respect to its input.
+
+    The number of groups is the number of input channels divided by the size of the filter's third
+    axis.  A complex filter is conjugated, as in ``cupyconv.conv_backprop_input``.
+
+    Differences from TensorFlow: int32 is not supported; complex64 and complex128 are.  Invalid
+    arguments raise ConvError, not InvalidArgumentError.
+
+    Args:
+        input_sizes: shape of the input in ``data_format`` order, four integers; or its two spatial
+            sizes, for an input with the batch size of ``out_backprop`` and the in_channels of the
+            filter.
+        filter: (filter_height, filter_width, in_channels / groups, out_channels); float16,
+            bfloat16, float32, float64, complex64 or complex128.
+        out_backprop: gradient with respect to the output, (batch, out_height, out_width,
+            out_channels) in ``data_format`` order, with the dtype and device of filter.
+        strides: four integers in ``data_format`` order; 1 for the batch and the channels.
+        padding: "SAME", "VALID" or "EXPLICIT".
+        use_cudnn_on_gpu: ignored.
+        explicit_paddings: eight integers with "EXPLICIT", the padding before and after each axis of
+            ``data_format``; else empty.
+        data_format: "NHWC" or "NCHW"; None is "NHWC".
+        dilations: four integers in ``data_format`` order; 1 for the batch and the channels; None is
+            1 for all axes.
+        name: ignored.
+
+    Returns:
+        Array with the shape of the input, with the dtype and device of filter.
+
+    Raises:
+        ConvError: the arguments describe no valid convolution.
+        ConvTypeError: an argument has the wrong type, a dtype is unsupported, or the arrays differ
+            in dtype or device.
+        DeviceError: CuPy or a GPU is required and missing.
+
+    >>> w, dy = np.ones((3, 3, 2, 5), "float32"), np.ones((1, 2, 2, 5), "float32")
+    >>> layer = {"strides": [1, 2, 2, 1], "padding": "SAME"}
+    >>> raw_ops.Conv2DBackpropInput(
+    ...     input_sizes=[1, 4, 4, 2], filter=w, out_backprop=dy, **layer
+    ... ).shape
+    (1, 4, 4, 2)
+    """
     window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
     return _backprop_input(2, input_sizes, filter, out_backprop, window)
 
@@ -189,7 +273,47 @@ def Conv2DBackpropFilter(
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
-    """Return the gradient of Conv2D with respect to its filter; see ``conv_backprop_filter``."""
+    """Compute the gradient of ``Conv2D`` with respect to its filter.
+
+    The number of groups is the number of input channels divided by the size of the filter's third
+    axis.  A complex input is conjugated, as in ``cupyconv.conv_backprop_filter``.
+
+    Differences from TensorFlow: int32 is not supported; complex64 and complex128 are.  Invalid
+    arguments raise ConvError, not InvalidArgumentError.
+
+    Args:
+        input: (batch, height, width, in_channels) with "NHWC", (batch, in_channels, height, width)
+            with "NCHW"; float16, bfloat16, float32, float64, complex64 or complex128.
+        filter_sizes: shape of the filter, (filter_height, filter_width, in_channels / groups,
+            out_channels): four integers.
+        out_backprop: gradient with respect to the output, (batch, out_height, out_width,
+            out_channels) in ``data_format`` order, with the dtype and device of input.
+        strides: four integers in ``data_format`` order; 1 for the batch and the channels.
+        padding: "SAME", "VALID" or "EXPLICIT".
+        use_cudnn_on_gpu: ignored.
+        explicit_paddings: eight integers with "EXPLICIT", the padding before and after each axis of
+            ``data_format``; else empty.
+        data_format: "NHWC" or "NCHW"; None is "NHWC".
+        dilations: four integers in ``data_format`` order; 1 for the batch and the channels; None is
+            1 for all axes.
+        name: ignored.
+
+    Returns:
+        Array of shape ``filter_sizes``, with the dtype and device of input.
+
+    Raises:
+        ConvError: the arguments describe no valid convolution.
+        ConvTypeError: an argument has the wrong type, a dtype is unsupported, or the arrays differ
+            in dtype or device.
+        DeviceError: CuPy or a GPU is required and missing.
+
+    >>> x, dy = np.ones((1, 4, 4, 2), "float32"), np.ones((1, 2, 2, 5), "float32")
+    >>> layer = {"strides": [1, 2, 2, 1], "padding": "SAME"}
+    >>> raw_ops.Conv2DBackpropFilter(
+    ...     input=x, filter_sizes=[3, 3, 2, 5], out_backprop=dy, **layer
+    ... ).shape
+    (3, 3, 2, 5)
+    """
     window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
     return _backprop_filter(2, input, filter_sizes, out_backprop, window)
 
@@ -223,7 +347,47 @@ def Conv2DBackpropInputV2(
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
-    """Return the gradient of Conv2D with respect to its input, of which only the shape is read."""
+    """Compute the gradient of ``Conv2D`` with respect to its input, passed as an array.
+
+    The number of groups is the number of input channels divided by the size of the filter's third
+    axis.  A complex filter is conjugated, as in ``cupyconv.conv_backprop_input``.
+
+    Differences from TensorFlow: int32 is not supported; complex64 and complex128 are.  Invalid
+    arguments raise ConvError, not InvalidArgumentError.
+
+    Args:
+        input: array with the shape of the convolution's input, (batch, height, width, in_channels)
+            with "NHWC", (batch, in_channels, height, width) with "NCHW"; only the shape is read.
+        filter: (filter_height, filter_width, in_channels / groups, out_channels); float16,
+            bfloat16, float32, float64, complex64 or complex128.
+        out_backprop: gradient with respect to the output, (batch, out_height, out_width,
+            out_channels) in ``data_format`` order, with the dtype and device of filter.
+        strides: four integers in ``data_format`` order; 1 for the batch and the channels.
+        padding: "SAME", "VALID" or "EXPLICIT".
+        use_cudnn_on_gpu: ignored.
+        explicit_paddings: eight integers with "EXPLICIT", the padding before and after each axis of
+            ``data_format``; else empty.
+        data_format: "NHWC" or "NCHW"; None is "NHWC".
+        dilations: four integers in ``data_format`` order; 1 for the batch and the channels; None is
+            1 for all axes.
+        name: ignored.
+
+    Returns:
+        Array with the shape of input, with the dtype and device of filter.
+
+    Raises:
+        ConvError: the arguments describe no valid convolution.
+        ConvTypeError: an argument has the wrong type, a dtype is unsupported, or the arrays differ
+            in dtype or device.
+        DeviceError: CuPy or a GPU is required and missing.
+
+    >>> w, dy = np.ones((3, 3, 2, 5), "float32"), np.ones((1, 2, 2, 5), "float32")
+    >>> layer = {"strides": [1, 2, 2, 1], "padding": "SAME"}
+    >>> raw_ops.Conv2DBackpropInputV2(
+    ...     input=np.empty((1, 4, 4, 2), "float32"), filter=w, out_backprop=dy, **layer
+    ... ).shape
+    (1, 4, 4, 2)
+    """
     window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
     x = _array(2, "input", input)
     return _backprop_input(2, x.shape, filter, out_backprop, window)
@@ -258,7 +422,47 @@ def Conv2DBackpropFilterV2(
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
-    """Return the gradient of Conv2D with respect to its filter, of which only the shape is read."""
+    """Compute the gradient of ``Conv2D`` with respect to its filter, passed as an array.
+
+    The number of groups is the number of input channels divided by the size of the filter's third
+    axis.  A complex input is conjugated, as in ``cupyconv.conv_backprop_filter``.
+
+    Differences from TensorFlow: int32 is not supported; complex64 and complex128 are.  Invalid
+    arguments raise ConvError, not InvalidArgumentError.
+
+    Args:
+        input: (batch, height, width, in_channels) with "NHWC", (batch, in_channels, height, width)
+            with "NCHW"; float16, bfloat16, float32, float64, complex64 or complex128.
+        filter: array with the shape of the filter, (filter_height, filter_width, in_channels /
+            groups, out_channels); only the shape is read.
+        out_backprop: gradient with respect to the output, (batch, out_height, out_width,
+            out_channels) in ``data_format`` order, with the dtype and device of input.
+        strides: four integers in ``data_format`` order; 1 for the batch and the channels.
+        padding: "SAME", "VALID" or "EXPLICIT".
+        use_cudnn_on_gpu: ignored.
+        explicit_paddings: eight integers with "EXPLICIT", the padding before and after each axis of
+            ``data_format``; else empty.
+        data_format: "NHWC" or "NCHW"; None is "NHWC".
+        dilations: four integers in ``data_format`` order; 1 for the batch and the channels; None is
+            1 for all axes.
+        name: ignored.
+
+    Returns:
+        Array with the shape of filter, with the dtype and device of input.
+
+    Raises:
+        ConvError: the arguments describe no valid convolution.
+        ConvTypeError: an argument has the wrong type, a dtype is unsupported, or the arrays differ
+            in dtype or device.
+        DeviceError: CuPy or a GPU is required and missing.
+
+    >>> x, dy = np.ones((1, 4, 4, 2), "float32"), np.ones((1, 2, 2, 5), "float32")
+    >>> layer = {"strides": [1, 2, 2, 1], "padding": "SAME"}
+    >>> raw_ops.Conv2DBackpropFilterV2(
+    ...     input=x, filter=np.empty((3, 3, 2, 5), "float32"), out_backprop=dy, **layer
+    ... ).shape
+    (3, 3, 2, 5)
+    """
     window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
     w = _array(2, "filter", filter)
     return _backprop_filter(2, input, w.shape, out_backprop, window)
@@ -282,7 +486,41 @@ def Conv3D(
     dilations: Sequence[int] | None = _ONES_5,
     name: str | None = None,
 ) -> Any:
-    """Return the output of a 3-D convolution; see ``cupyconv.conv_forward``."""
+    """Compute the output of a 3-D convolution, as ``cupyconv.conv_forward`` does.
+
+    The number of groups is the number of input channels divided by the size of the filter's fourth
+    axis.
+
+    Differences from TensorFlow: complex64, complex128 and groups are supported.  Invalid arguments
+    raise ConvError, not InvalidArgumentError.
+
+    Args:
+        input: (batch, depth, height, width, in_channels) with "NDHWC", (batch, in_channels, depth,
+            height, width) with "NCDHW"; float16, bfloat16, float32, float64, complex64 or
+            complex128.
+        filter: (filter_depth, filter_height, filter_width, in_channels / groups, out_channels),
+            with input's dtype and device.
+        strides: five integers in ``data_format`` order; 1 for the batch and the channels.
+        padding: "SAME" or "VALID".
+        data_format: "NDHWC" or "NCDHW"; None is "NDHWC".
+        dilations: five integers in ``data_format`` order; 1 for the batch and the channels; None is
+            1 for all axes.
+        name: ignored.
+
+    Returns:
+        (batch, out_depth, out_height, out_width, out_channels) in ``data_format`` order, with the
+        dtype and device of input.
+
+    Raises:
+        ConvError: the arguments describe no valid convolution.
+        ConvTypeError: an argument has the wrong type, a dtype is unsupported, or the arrays differ
+            in dtype or device.
+        DeviceError: CuPy or a GPU is required and missing.
+
+    >>> x, w = np.ones((1, 3, 4, 4, 2), "float32"), np.ones((2, 2, 2, 2, 5), "float32")
+    >>> raw_ops.Conv3D(input=x, filter=w, strides=[1, 1, 2, 2, 1], padding="SAME").shape
+    (1, 3, 2, 2, 5)
+    """
     return _forward(3, input, filter, _window(3, data_format, strides, dilations, padding))
 
 
@@ -313,7 +551,45 @@ def Conv3DBackpropInputV2(
     dilations: Sequence[int] | None = _ONES_5,
     name: str | None = None,
 ) -> Any:
-    """Return the gradient of Conv3D with respect to its input; see ``conv_backprop_input``."""
+    """Compute the gradient of ``Conv3D`` with respect to its input.
+
+    The number of groups is the number of input channels divided by the size of the filter's fourth
+    axis.  A complex filter is conjugated, as in ``cupyconv.conv_backprop_input``.
+
+    Differences from TensorFlow: three spatial ``input_sizes`` are permitted; complex64, complex128
+    and groups are supported.  Invalid arguments raise ConvError, not InvalidArgumentError.
+
+    Args:
+        input_sizes: shape of the input in ``data_format`` order, five integers; or its three
+            spatial sizes, for an input with the batch size of ``out_backprop`` and the in_channels
+            of the filter.
+        filter: (filter_depth, filter_height, filter_width, in_channels / groups, out_channels);
+            float16, bfloat16, float32, float64, complex64 or complex128.
+        out_backprop: gradient with respect to the output, (batch, out_depth, out_height, out_width,
+            out_channels) in ``data_format`` order, with the dtype and device of filter.
+        strides: five integers in ``data_format`` order; 1 for the batch and the channels.
+        padding: "SAME" or "VALID".
+        data_format: "NDHWC" or "NCDHW"; None is "NDHWC".
+        dilations: five integers in ``data_format`` order; 1 for the batch and the channels; None is
+            1 for all axes.
+        name: ignored.
+
+    Returns:
+        Array with the shape of the input, with the dtype and device of filter.
+
+    Raises:
+        ConvError: the arguments describe no valid convolution.
+        ConvTypeError: an argument has the wrong type, a dtype is unsupported, or the arrays differ
+            in dtype or device.
+        DeviceError: CuPy or a GPU is required and missing.
+
+    >>> w, dy = np.ones((2, 2, 2, 2, 5), "float32"), np.ones((1, 3, 2, 2, 5), "float32")
+    >>> layer = {"strides": [1, 1, 2, 2, 1], "padding": "SAME"}
+    >>> raw_ops.Conv3DBackpropInputV2(
+    ...     input_sizes=[1, 3, 4, 4, 2], filter=w, out_backprop=dy, **layer
+    ... ).shape
+    (1, 3, 4, 4, 2)
+    """
     window = _window(3, data_format, strides, dilations, padding)
     return _backprop_input(3, input_sizes, filter, out_backprop, window)
 
@@ -345,7 +621,45 @@ def Conv3DBackpropFilterV2(
     dilations: Sequence[int] | None = _ONES_5,
     name: str | None = None,
 ) -> Any:
-    """Return the gradient of Conv3D with respect to its filter; see ``conv_backprop_filter``."""
+    """Compute the gradient of ``Conv3D`` with respect to its filter.
+
+    The number of groups is the number of input channels divided by the size of the filter's fourth
+    axis.  A complex input is conjugated, as in ``cupyconv.conv_backprop_filter``.
+
+    Differences from TensorFlow: complex64, complex128 and groups are supported.  Invalid arguments
+    raise ConvError, not InvalidArgumentError.
+
+    Args:
+        input: (batch, depth, height, width, in_channels) with "NDHWC", (batch, in_channels, depth,
+            height, width) with "NCDHW"; float16, bfloat16, float32, float64, complex64 or
+            complex128.
+        filter_sizes: shape of the filter, (filter_depth, filter_height, filter_width, in_channels /
+            groups, out_channels): five integers.
+        out_backprop: gradient with respect to the output, (batch, out_depth, out_height, out_width,
+            out_channels) in ``data_format`` order, with the dtype and device of input.
+        strides: five integers in ``data_format`` order; 1 for the batch and the channels.
+        padding: "SAME" or "VALID".
+        data_format: "NDHWC" or "NCDHW"; None is "NDHWC".
+        dilations: five integers in ``data_format`` order; 1 for the batch and the channels; None is
+            1 for all axes.
+        name: ignored.
+
+    Returns:
+        Array of shape ``filter_sizes``, with the dtype and device of input.
+
+    Raises:
+        ConvError: the arguments describe no valid convolution.
+        ConvTypeError: an argument has the wrong type, a dtype is unsupported, or the arrays differ
+            in dtype or device.
+        DeviceError: CuPy or a GPU is required and missing.
+
+    >>> x, dy = np.ones((1, 3, 4, 4, 2), "float32"), np.ones((1, 3, 2, 2, 5), "float32")
+    >>> layer = {"strides": [1, 1, 2, 2, 1], "padding": "SAME"}
+    >>> raw_ops.Conv3DBackpropFilterV2(
+    ...     input=x, filter_sizes=[2, 2, 2, 2, 5], out_backprop=dy, **layer
+    ... ).shape
+    (2, 2, 2, 2, 5)
+    """
     window = _window(3, data_format, strides, dilations, padding)
     return _backprop_filter(3, input, filter_sizes, out_backprop, window)
 
@@ -373,7 +687,43 @@ def DepthwiseConv2dNative(
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
-    """Return the output of a depthwise 2-D convolution: each channel has its own filters."""
+    """Compute the output of a depthwise 2-D convolution: each channel has its own filters.
+
+    Output channel ``c * multiplier + m`` is the sum over the window of input channel c times
+    filter[..., c, m].
+
+    Differences from TensorFlow: complex64 and complex128 are supported.  Invalid arguments raise
+    ConvError, not InvalidArgumentError.
+
+    Args:
+        input: (batch, height, width, in_channels) with "NHWC", (batch, in_channels, height, width)
+            with "NCHW"; float16, bfloat16, float32, float64, complex64 or complex128.
+        filter: (filter_height, filter_width, in_channels, multiplier), with input's dtype and
+            device.
+        strides: four integers in ``data_format`` order; 1 for the batch and the channels.
+        padding: "SAME", "VALID" or "EXPLICIT".
+        explicit_paddings: eight integers with "EXPLICIT", the padding before and after each axis of
+            ``data_format``; else empty.
+        data_format: "NHWC" or "NCHW"; None is "NHWC".
+        dilations: four integers in ``data_format`` order; 1 for the batch and the channels; None is
+            1 for all axes.
+        name: ignored.
+
+    Returns:
+        (batch, out_height, out_width, in_channels * multiplier) in ``data_format`` order, with the
+        dtype and device of input.
+
+    Raises:
+        ConvError: the arguments describe no valid convolution.
+        ConvTypeError: an argument has the wrong type, a dtype is unsupported, or the arrays differ
+            in dtype or device.
+        DeviceError: CuPy or a GPU is required and missing.
+
+    >>> x, w = np.ones((1, 4, 4, 3), "float32"), np.ones((3, 3, 3, 2), "float32")
+    >>> layer = {"strides": [1, 1, 1, 1], "padding": "VALID"}
+    >>> raw_ops.DepthwiseConv2dNative(input=x, filter=w, **layer).shape
+    (1, 2, 2, 6)
+    """
     window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
     return _forward(2, input, filter, window, depthwise=True)
 
@@ -406,7 +756,46 @@ def DepthwiseConv2dNativeBackpropInput(
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
-    """Return the gradient of DepthwiseConv2dNative with respect to its input."""
+    """Compute the gradient of ``DepthwiseConv2dNative`` with respect to its input.
+
+    A complex filter is conjugated, as in ``cupyconv.conv_backprop_input``.
+
+    Differences from TensorFlow: complex64 and complex128 are supported.  Invalid arguments raise
+    ConvError, not InvalidArgumentError.
+
+    Args:
+        input_sizes: shape of the input in ``data_format`` order, four integers; or its two spatial
+            sizes, for an input with the batch size of ``out_backprop`` and the in_channels of the
+            filter.
+        filter: (filter_height, filter_width, in_channels, multiplier); float16, bfloat16, float32,
+            float64, complex64 or complex128.
+        out_backprop: gradient with respect to the output, (batch, out_height, out_width,
+            in_channels * multiplier) in ``data_format`` order, with the dtype and device of filter.
+        strides: four integers in ``data_format`` order; 1 for the batch and the channels.
+        padding: "SAME", "VALID" or "EXPLICIT".
+        explicit_paddings: eight integers with "EXPLICIT", the padding before and after each axis of
+            ``data_format``; else empty.
+        data_format: "NHWC" or "NCHW"; None is "NHWC".
+        dilations: four integers in ``data_format`` order; 1 for the batch and the channels; None is
+            1 for all axes.
+        name: ignored.
+
+    Returns:
+        Array with the shape of the input, with the dtype and device of filter.
+
+    Raises:
+        ConvError: the arguments describe no valid convolution.
+        ConvTypeError: an argument has the wrong type, a dtype is unsupported, or the arrays differ
+            in dtype or device.
+        DeviceError: CuPy or a GPU is required and missing.
+
+    >>> w, dy = np.ones((3, 3, 3, 2), "float32"), np.ones((1, 2, 2, 6), "float32")
+    >>> layer = {"strides": [1, 1, 1, 1], "padding": "VALID"}
+    >>> raw_ops.DepthwiseConv2dNativeBackpropInput(
+    ...     input_sizes=[1, 4, 4, 3], filter=w, out_backprop=dy, **layer
+    ... ).shape
+    (1, 4, 4, 3)
+    """
     window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
     return _backprop_input(2, input_sizes, filter, out_backprop, window, depthwise=True)
 
@@ -439,7 +828,45 @@ def DepthwiseConv2dNativeBackpropFilter(
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
-    """Return the gradient of DepthwiseConv2dNative with respect to its filter."""
+    """Compute the gradient of ``DepthwiseConv2dNative`` with respect to its filter.
+
+    A complex input is conjugated, as in ``cupyconv.conv_backprop_filter``.
+
+    Differences from TensorFlow: complex64 and complex128 are supported.  Invalid arguments raise
+    ConvError, not InvalidArgumentError.
+
+    Args:
+        input: (batch, height, width, in_channels) with "NHWC", (batch, in_channels, height, width)
+            with "NCHW"; float16, bfloat16, float32, float64, complex64 or complex128.
+        filter_sizes: shape of the filter, (filter_height, filter_width, in_channels, multiplier):
+            four integers.
+        out_backprop: gradient with respect to the output, (batch, out_height, out_width,
+            in_channels * multiplier) in ``data_format`` order, with the dtype and device of input.
+        strides: four integers in ``data_format`` order; 1 for the batch and the channels.
+        padding: "SAME", "VALID" or "EXPLICIT".
+        explicit_paddings: eight integers with "EXPLICIT", the padding before and after each axis of
+            ``data_format``; else empty.
+        data_format: "NHWC" or "NCHW"; None is "NHWC".
+        dilations: four integers in ``data_format`` order; 1 for the batch and the channels; None is
+            1 for all axes.
+        name: ignored.
+
+    Returns:
+        Array of shape ``filter_sizes``, with the dtype and device of input.
+
+    Raises:
+        ConvError: the arguments describe no valid convolution.
+        ConvTypeError: an argument has the wrong type, a dtype is unsupported, or the arrays differ
+            in dtype or device.
+        DeviceError: CuPy or a GPU is required and missing.
+
+    >>> x, dy = np.ones((1, 4, 4, 3), "float32"), np.ones((1, 2, 2, 6), "float32")
+    >>> layer = {"strides": [1, 1, 1, 1], "padding": "VALID"}
+    >>> raw_ops.DepthwiseConv2dNativeBackpropFilter(
+    ...     input=x, filter_sizes=[3, 3, 3, 2], out_backprop=dy, **layer
+    ... ).shape
+    (3, 3, 3, 2)
+    """
     window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
     return _backprop_filter(2, input, filter_sizes, out_backprop, window, depthwise=True)
 
@@ -459,10 +886,33 @@ def BiasAddGrad(
 def BiasAddGrad(
     *, out_backprop: Any, data_format: Format2D | None = "NHWC", name: str | None = None
 ) -> Any:
-    """Return the gradient of a bias; see ``cupyconv.conv_backprop_bias``.
+    """Compute the gradient of a bias: the sum over all axes but the channels.
 
-    ``data_format`` only selects the channel axis, for any number of axes: "NHWC" selects the last
-    axis, "NCHW" the second.
+    The result is that of ``cupyconv.conv_backprop_bias``.
+
+    Differences from TensorFlow: integers, and arrays with 2 axes or more than 5, are not supported.
+    Invalid arguments raise ConvError, not InvalidArgumentError.
+
+    Args:
+        out_backprop: gradient with respect to the output, with 3 to 5 axes; float16, bfloat16,
+            float32, float64, complex64 or complex128.
+        data_format: selects the channel axis, for any number of axes: "NHWC" selects the last axis,
+            "NCHW" the second; None is "NHWC".
+        name: ignored.
+
+    Returns:
+        (channels,), with the dtype and device of out_backprop.
+
+    Raises:
+        ConvError: the arguments describe no valid convolution.
+        ConvTypeError: an argument has the wrong type, a dtype is unsupported, or the arrays differ
+            in dtype or device.
+        DeviceError: CuPy or a GPU is required and missing.
+
+    >>> raw_ops.BiasAddGrad(out_backprop=np.ones((1, 2, 2, 3), "float32")).tolist()
+    [4.0, 4.0, 4.0]
+    >>> raw_ops.BiasAddGrad(out_backprop=np.ones((1, 2, 2, 3)), data_format="NCHW").tolist()
+    [6.0, 6.0]
     """
     words: dict[str, formats.DataFormat] = {
         "NHWC": formats.CHANNELS_LAST,

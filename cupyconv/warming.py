@@ -194,6 +194,11 @@ def warm(
         DeviceError: CuPy or its compiler is missing; or there is no GPU and ``device`` is None.
         KernelCompileError: a kernel does not compile; the other kernels are in the cache.
         MemoryError: a tensor's size in bytes exceeds 63 bits.
+
+    >>> problem = cupyconv.ConvProblem((1, 8, 8, 8), (8, 8, 3, 3))
+    >>> warmed = cupyconv.warm(problem, "sm_80", passes="forward", impl="cuda-generic")
+    >>> [(kernel.source, kernel.passes) for kernel in warmed.kernels]
+    [('conv_forward.cu', ('forward',))]
     """
     ahead = Ahead(
         device,

@@ -55,3 +55,7 @@ __all__ = [
     "suggest_chunks",
     "to_zarr",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

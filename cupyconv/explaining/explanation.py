@@ -164,12 +164,11 @@ class Explanation:
 
         >>> x, w, dy = np.arange(4.0).reshape(1, 1, 4), np.ones((1, 1, 3)), np.ones((1, 1, 2))
         >>> explanation = cupyconv.explain(cupyconv.ConvProblem(x.shape, w.shape), x=x, w=w, dy=dy)
-        >>> print("\n".join(str(explanation.element("dw[0,0,1]")).splitlines()[9:14]))
-        2 terms = 1 image * 2 outputs along W:
-
-            dy[0,0,0] * x[0,0,1]  =  1 *  1 =   1
-            dy[0,0,1] * x[0,0,2]  =  1 *  2 =   2
-            sum of 2 products = 3
+        >>> for line in str(explanation.element("dw[0,0,1]")).splitlines()[11:14]:
+        ...     print(line.strip())
+        dy[0,0,0] * x[0,0,1]  =  1 *  1 =   1
+        dy[0,0,1] * x[0,0,2]  =  1 *  2 =   2
+        sum of 2 products = 3
         """
         changed = _checked_arrays(self.problem, {"x": x, "w": w, "dy": dy})
         element = terms.parse(self.problem, name)
@@ -257,7 +256,8 @@ class Explanation:
 
         >>> explanation = cupyconv.explain(cupyconv.ConvProblem((1, 1, 5), (1, 1, 3)))
         >>> explanation.save("layer.svg")
-        >>> open("layer.svg").read(4)
+        >>> from pathlib import Path
+        >>> Path("layer.svg").read_text()[:4]
         '<svg'
         """
         path = Path(path)

@@ -35,7 +35,8 @@ Differences from PyTorch:
   ``torch.jit.script`` and ``torch.func.functionalize`` do not.
 * ``torch.onnx.export`` cannot convert these functions, but converts a model inside ``patch``.
 
-Requires PyTorch 2.4 or later, which the library does not depend on.
+Requires PyTorch 2.4 or later, which the library does not depend on.  Examples assume
+``import torch`` and ``import cupyconv.torch as ct``.
 """
 
 try:
@@ -78,3 +79,7 @@ __all__ = [
     "conv_transpose3d",
     "patch",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

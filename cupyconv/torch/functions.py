@@ -80,6 +80,11 @@ def conv1d(
         ConvError: the convolution is invalid.
         ConvTypeError: a tensor's dtype, device or kind is unsupported, or differs from another's.
         DeviceError: a tensor is on a CUDA device, and CuPy is not installed.
+
+    >>> x, w = torch.ones(1, 2, 4), torch.ones(3, 2, 3, requires_grad=True)
+    >>> ct.conv1d(x, w).sum().backward()
+    >>> w.grad.shape, w.grad.sum().item()
+    (torch.Size([3, 2, 3]), 36.0)
     """
     return _convolution(1, input, weight, bias, stride, padding, dilation, groups)
 
@@ -98,6 +103,12 @@ def conv2d(
 
     The arguments are those of ``conv1d``; input, weight and result have the spatial sizes (H, W),
     (R, S) and (P, Q).  The result is channels_last in memory if the input or the weight is.
+
+    >>> x, w = torch.ones(1, 2, 4, 4), torch.ones(3, 2, 3, 3, requires_grad=True)
+    >>> y = ct.conv2d(x, w, stride=2, padding=1)
+    >>> y.sum().backward()
+    >>> y.shape, w.grad.shape
+    (torch.Size([1, 3, 2, 2]), torch.Size([3, 2, 3, 3]))
     """
     return _convolution(2, input, weight, bias, stride, padding, dilation, groups)
 
@@ -117,6 +128,11 @@ def conv3d(
     The arguments are those of ``conv1d``; input, weight and result have the spatial sizes
     (D, H, W), (T, R, S) and (Z, P, Q).  The result is channels_last_3d in memory if the input or
     the weight is.
+
+    >>> x, w = torch.ones(1, 2, 4, 4, 4), torch.ones(3, 2, 3, 3, 3, requires_grad=True)
+    >>> ct.conv3d(x, w).sum().backward()
+    >>> w.grad.shape, w.grad.sum().item()
+    (torch.Size([3, 2, 3, 3, 3]), 1296.0)
     """
     return _convolution(3, input, weight, bias, stride, padding, dilation, groups)
 
@@ -147,6 +163,12 @@ def conv_transpose1d(
 
     Raises:
         ConvError, ConvTypeError, DeviceError: as for ``conv1d``.
+
+    >>> x, w = torch.ones(1, 3, 2), torch.ones(3, 2, 3)
+    >>> ct.conv_transpose1d(x, w, stride=2).shape
+    torch.Size([1, 2, 5])
+    >>> ct.conv_transpose1d(x, w, stride=2, output_padding=1).shape
+    torch.Size([1, 2, 6])
     """
     return _transposed(1, input, weight, bias, stride, padding, output_padding, groups, dilation)
 
@@ -166,6 +188,10 @@ def conv_transpose2d(
 
     The arguments are those of ``conv_transpose1d``; input and result have the spatial sizes (P, Q)
     and (H, W).
+
+    >>> x, w = torch.ones(1, 3, 2, 2), torch.ones(3, 2, 3, 3)
+    >>> ct.conv_transpose2d(x, w, stride=2).shape
+    torch.Size([1, 2, 5, 5])
     """
     return _transposed(2, input, weight, bias, stride, padding, output_padding, groups, dilation)
 
@@ -185,6 +211,10 @@ def conv_transpose3d(
 
     The arguments are those of ``conv_transpose1d``; input and result have the spatial sizes
     (Z, P, Q) and (D, H, W).
+
+    >>> x, w = torch.ones(1, 3, 2, 2, 2), torch.ones(3, 2, 3, 3, 3)
+    >>> ct.conv_transpose3d(x, w, stride=2).shape
+    torch.Size([1, 2, 5, 5, 5])
     """
     return _transposed(3, input, weight, bias, stride, padding, output_padding, groups, dilation)
 
@@ -215,6 +245,10 @@ def conv1d_input(
 
     Raises:
         ConvError: ``grad_output`` does not match this input; others as for ``conv1d``.
+
+    >>> w, dy = torch.ones(3, 2, 3), torch.ones(1, 3, 2)
+    >>> ct.conv1d_input((1, 2, 4), w, dy).shape
+    torch.Size([1, 2, 4])
     """
     return _input_gradient(1, input_size, weight, grad_output, stride, padding, dilation, groups)
 
@@ -229,7 +263,15 @@ def conv2d_input(
     dilation: IntOrInts = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Compute ``torch.nn.grad.conv2d_input``, as ``conv1d_input``."""
+    """Compute ``torch.nn.grad.conv2d_input``: the gradient of ``conv2d`` with respect to its input.
+
+    The arguments are those of ``conv1d_input``; input, weight and grad_output have the spatial
+    sizes (H, W), (R, S) and (P, Q).  The errors are those of ``conv1d_input``, too.
+
+    >>> w, dy = torch.ones(3, 2, 3, 3), torch.ones(1, 3, 2, 2)
+    >>> ct.conv2d_input((1, 2, 4, 4), w, dy).shape
+    torch.Size([1, 2, 4, 4])
+    """
     return _input_gradient(2, input_size, weight, grad_output, stride, padding, dilation, groups)
 
 
@@ -243,7 +285,15 @@ def conv3d_input(
     dilation: IntOrInts = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Compute ``torch.nn.grad.conv3d_input``, as ``conv1d_input``."""
+    """Compute ``torch.nn.grad.conv3d_input``: the gradient of ``conv3d`` with respect to its input.
+
+    The arguments are those of ``conv1d_input``; input, weight and grad_output have the spatial
+    sizes (D, H, W), (T, R, S) and (Z, P, Q).  The errors are those of ``conv1d_input``, too.
+
+    >>> w, dy = torch.ones(3, 2, 3, 3, 3), torch.ones(1, 3, 2, 2, 2)
+    >>> ct.conv3d_input((1, 2, 4, 4, 4), w, dy).shape
+    torch.Size([1, 2, 4, 4, 4])
+    """
     return _input_gradient(3, input_size, weight, grad_output, stride, padding, dilation, groups)
 
 
@@ -270,6 +320,10 @@ def conv1d_weight(
 
     Raises:
         ConvError: ``grad_output`` does not match this input; others as for ``conv1d``.
+
+    >>> x, dy = torch.ones(1, 2, 4), torch.ones(1, 3, 2)
+    >>> ct.conv1d_weight(x, (3, 2, 3), dy).shape
+    torch.Size([3, 2, 3])
     """
     return _weight_gradient(1, input, weight_size, grad_output, stride, padding, dilation, groups)
 
@@ -284,7 +338,15 @@ def conv2d_weight(
     dilation: IntOrInts = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Compute ``torch.nn.grad.conv2d_weight``; arguments as for ``conv1d_weight``."""
+    """Compute ``torch.nn.grad.conv2d_weight``: the gradient of ``conv2d`` with respect to weight.
+
+    The arguments are those of ``conv1d_weight``; input, weight and grad_output have the spatial
+    sizes (H, W), (R, S) and (P, Q).  The errors are those of ``conv1d_weight``, too.
+
+    >>> x, dy = torch.ones(1, 2, 4, 4), torch.ones(1, 3, 2, 2)
+    >>> ct.conv2d_weight(x, (3, 2, 3, 3), dy).shape
+    torch.Size([3, 2, 3, 3])
+    """
     return _weight_gradient(2, input, weight_size, grad_output, stride, padding, dilation, groups)
 
 
@@ -298,7 +360,15 @@ def conv3d_weight(
     dilation: IntOrInts = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Compute ``torch.nn.grad.conv3d_weight``, as ``conv1d_weight``."""
+    """Compute ``torch.nn.grad.conv3d_weight``: the gradient of ``conv3d`` with respect to weight.
+
+    The arguments are those of ``conv1d_weight``; input, weight and grad_output have the spatial
+    sizes (D, H, W), (T, R, S) and (Z, P, Q).  The errors are those of ``conv1d_weight``, too.
+
+    >>> x, dy = torch.ones(1, 2, 4, 4, 4), torch.ones(1, 3, 2, 2, 2)
+    >>> ct.conv3d_weight(x, (3, 2, 3, 3, 3), dy).shape
+    torch.Size([3, 2, 3, 3, 3])
+    """
     return _weight_gradient(3, input, weight_size, grad_output, stride, padding, dilation, groups)
 
 

@@ -51,6 +51,14 @@ class PatchReport:
             computed the call; it is None if cupyconv computed it.  The layer is the name in
             ``named_modules`` of the outermost called module, "" for a call outside of any module,
             and COMPILED in a graph of ``torch.compile`` or ``torch.export``.
+
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.ReLU())
+    >>> with ct.patch() as report:
+    ...     y = model(torch.ones(1, 2, 4, 4))
+    >>> report.taken, report.left
+    (('0',), {})
+    >>> print(report)
+    0: conv2d, 1 call, by cupyconv
     """
 
     calls: dict[tuple[str, str, str | None], int] = field(default_factory=dict)
@@ -91,6 +99,12 @@ def patch() -> Iterator[PatchReport]:
 
     Yields:
         A PatchReport, filled as the block runs.
+
+    >>> model = torch.nn.Conv2d(2, 3, 3)
+    >>> with ct.patch() as report:
+    ...     y = model(torch.ones(1, 2, 4, 4))
+    >>> print(report)
+    Conv2d: conv2d, 1 call, by cupyconv
     """
     report = PatchReport()
     with _scripts_reported(), _Patch(report):

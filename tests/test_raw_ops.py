@@ -425,6 +425,50 @@ def test_v2_gradients_take_tensors_instead_of_shapes(data_format):
     )
 
 
+# -- differences that the docstrings state ---------------------------------------------------------
+
+
+SAME = {"strides": ONES, "padding": "SAME"}
+SAME_3D = {"strides": [1] * 5, "padding": "SAME"}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("Conv2D", {"input": np.ones(X, "int32"), "filter": np.ones(W, "int32"), **SAME}),
+        ("BiasAddGrad", {"out_backprop": np.ones(X, "int32")}),
+        ("BiasAddGrad", {"out_backprop": integers(3, 2)}),
+        ("BiasAddGrad", {"out_backprop": integers(1, 1, 1, 1, 3, 2)}),
+    ],
+    ids=["conv2d_int32", "bias_int32", "bias_2_axes", "bias_6_axes"],
+)
+def test_unsupported_calls_of_tensorflow_are_rejected(tf, name, arguments):
+    assert getattr(tf.raw_ops, name)(**arguments) is not None
+    with pytest.raises((ConvError, ConvTypeError)):
+        getattr(raw_ops, name)(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("family", "x", "w", "arguments", "dtype"),
+    [
+        (CONV2D, X, W, SAME, "complex64"),
+        (DEPTHWISE, X, (3, 3, 4, 2), SAME, "complex64"),
+        (CONV3D, (1, 3, 4, 4, 2), (2, 2, 2, 2, 3), SAME_3D, "complex128"),
+        (CONV3D, (1, 3, 4, 4, 4), (2, 2, 2, 2, 6), SAME_3D, "float32"),
+    ],
+    ids=["conv2d_complex", "depthwise_complex", "conv3d_complex", "conv3d_groups"],
+)
+def test_calls_beyond_tensorflow_are_supported(tf, family, x, w, arguments, dtype):
+    x, w = integers(*x, dtype=dtype), integers(*w, dtype=dtype, seed=1)
+    with pytest.raises(tf.errors.OpError):
+        getattr(tf.raw_ops, family.forward)(input=x, filter=w, **arguments)
+    y = getattr(raw_ops, family.forward)(input=x, filter=w, **arguments)
+    assert y.dtype == dtype
+    for name in (family.backprop_input, family.backprop_filter):
+        gradient = getattr(raw_ops, name)(**family.calls(x, w, y)[name], **arguments)
+        assert gradient.shape == (x if name == family.backprop_input else w).shape
+
+
 # -- adjoint identity, for layers that TensorFlow cannot compute on a CPU --------------------------
 
 

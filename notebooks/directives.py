@@ -15,6 +15,7 @@ import textwrap
 from pathlib import Path
 from typing import ClassVar
 
+import links
 import pictures
 from docutils import nodes
 from docutils.parsers.rst import directives
@@ -125,6 +126,32 @@ class Explained(SphinxDirective):
         return [nodes.raw("", frame, format="html")]
 
 
+class Summary(SphinxDirective):
+    """Show a table of all names that the page describes, with one line about each: ``{summary}``.
+
+    The table is left out if the package of the page's module is not installed.
+    """
+
+    def run(self) -> list[nodes.Node]:
+        page = Path(self.env.doc2path(self.env.docname)).read_text(encoding="utf-8")
+        names = links.described(page)
+        if not names:
+            return []
+        lines = ["```{eval-rst}", ".. list-table::", "   :widths: auto", "   :header-rows: 1", ""]
+        for name, text in [("name", "purpose"), *links.rows(names)]:
+            lines += [f"   * - {name}", f"     - {text}"]
+        made = nodes.container()
+        self.state.nested_parse(StringList([*lines, "```"], "summary"), self.content_offset, made)
+        return made.children
+
+
+def link_names(
+    app: Sphinx, what: str, name: str, documented: object, options: object, lines: list[str]
+) -> None:
+    """Turn the public names in a docstring into links."""
+    lines[:] = links.linked(lines, name)
+
+
 class Bridge(SphinxDirective):
     """Document a module that needs an optional package: ``{bridge} torch``.
 
@@ -168,5 +195,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("layer", Layer)
     app.add_directive("explained", Explained)
     app.add_directive("bridge", Bridge)
+    app.add_directive("summary", Summary)
+    app.connect("autodoc-process-docstring", link_names, priority=600)  # after napoleon
     app.connect("builder-inited", write_gallery)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -16,6 +16,7 @@ import sys
 import tomllib
 import xml.etree.ElementTree as ElementTree
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 
 import click
@@ -62,6 +63,7 @@ def load(name: str):
 
 
 pictures = load("pictures")
+links = load("links")
 
 
 # -- code, commands, links -------------------------------------------------------------------------
@@ -225,6 +227,84 @@ def test_kernel_families_all_have_a_page():
         assert f"```{{kernel}} {name}\n```" in (folder / f"{name}.md").read_text()
 
 
+# -- summaries and links of the reference ----------------------------------------------------------
+
+REFERENCE = [page for page in PAGES if links.described(page.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize("page", REFERENCE, ids=named)
+def test_reference_pages_begin_with_a_summary(page):
+    """The build fills the directive; the page of types has a table of its own."""
+    text = page.read_text(encoding="utf-8")
+    names = links.described(text)
+    if page.name == "typing.md":
+        before, _, _ = text.partition("```")
+        assert re.findall(r"^\| \{py:obj\}`\w+ <(.*?)>` \| \S", before, re.M) == names
+        return
+    assert re.search(r"^```.*$", text, re.M)[0] == "```{summary}"
+    table = links.rows(names)
+    assert [re.search("<(.*)>", name)[1] for name, _ in table] == names
+    for _, purpose in table:
+        assert 10 < len(re.sub(r":py:obj:`([^<`]*) <[^`]*>`", r"\1", purpose)) <= 120
+        assert "\n" not in purpose
+
+
+def role(word: str, name: str) -> str:
+    return f":py:obj:`{word} <cupyconv.{name}>`"
+
+
+FORWARD, PROBLEM = role("conv_forward", "conv_forward"), role("ConvProblem", "ConvProblem")
+
+
+@pytest.mark.parametrize(
+    ("owner", "text", "expected"),
+    [
+        ("plan", ":param x: as for ``conv_forward``.", f":param x: as for {FORWARD}."),
+        ("conv_forward", "as for ConvProblem.", f"as for {PROBLEM}."),
+        ("plan", "Plan again, or pass a Plan.", f"Plan again, or pass a {role('Plan', 'Plan')}."),
+        ("Plan.to_json", "``from_json`` reads", f"{role('from_json', 'Plan.from_json')} reads"),
+        ("onnx.conv_transpose", "as for ``conv``", f"as for {role('conv', 'onnx.conv')}"),
+        ("cudnn.convolution_forward", "``conv_forward``", FORWARD),
+    ],
+)
+def test_public_names_in_docstrings_become_links(owner, text, expected):
+    assert links.linked([text], f"cupyconv.{owner}") == [expected]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "``plan`` is the documented function",
+        ":raises ConvError: Sphinx links the type",
+        "``stride``, ``conv`` and ``conv_forward(x)`` are other code",
+        ":py:obj:`ConvProblem`, ``a ConvProblem``",
+        ">>> conv_forward(x)  # as for ConvProblem",
+    ],
+)
+def test_other_text_in_docstrings_is_not_linked(text):
+    assert links.linked([text], "cupyconv.plan") == [text]
+
+
+def test_examples_and_literal_blocks_stay_unchanged():
+    lines = ["See::", "", "    ``plan``", "", ">>> x", "ConvProblem()", "", "``plan``"]
+    changed = links.linked(lines, "cupyconv.explain")
+    assert changed == [*lines[:-1], ":py:obj:`plan <cupyconv.plan>`"]
+
+
+def test_references_to_other_docstrings_become_links():
+    """Each ``as for NAME`` in a public docstring names something that the reference describes."""
+    phrase = re.compile(r"\b(?:as for|those of) (``[a-z]\w*``|[A-Z][a-z]+[A-Z]\w+)")
+    found = 0
+    for name in sorted(set(links.targets().values())):
+        value = attrgetter(name.removeprefix("cupyconv."))(cupyconv)
+        text = " ".join((value.__doc__ or "").split())
+        for words in phrase.findall(text):
+            found += 1
+            target = links.target(words.strip("`"), name)
+            assert target is not None, f"{name}: {words}"
+    assert found > 40
+
+
 # -- pictures of kernels ---------------------------------------------------------------------------
 
 
@@ -342,6 +422,12 @@ def test_pages_build_without_warnings_and_load_nothing(tmp_path):
     for module in modules:
         names |= {f"{module}.{name}" for name in import_module(f"cupyconv.{module}").__all__}
     assert names - described == set()
+    for page in REFERENCE:
+        html = (tmp_path / "reference" / f"{page.stem}.html").read_text()
+        table = re.search(r"<table.*?</table>", html, re.S)[0]
+        for name in links.described(page.read_text(encoding="utf-8")):
+            assert f'href="#{name}"' in table, f"{page.name}: {name}"
+    assert 'as for <a class="reference internal"' in text
     anchors = {
         page.resolve(): set(re.findall(r"\bid=\"([^\"]+)\"", page.read_text())) for page in built
     }

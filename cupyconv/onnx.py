@@ -274,6 +274,12 @@ def conv_problem(
 ) -> ConvProblem:
     """Return the convolution that a Conv with these attributes computes.
 
+    Args:
+        x_shape: shape of the input, (N, C, [[D,] H,] W).
+        w_shape: shape of the filter, (M, C / group, spatial).
+        auto_pad, dilations, group, kernel_shape, pads, strides: as for ``conv``.
+        dtype: as for ConvProblem.
+
     Raises:
         ConvError: the convolution is invalid.
         ConvTypeError: an attribute has the wrong type.
@@ -371,6 +377,13 @@ def conv_transpose_problem(
 
     The input of this convolution has the shape of the operator's result.  Its output has
     ``x_shape``, or a larger shape if an output_padding is at least the stride.
+
+    Args:
+        x_shape: shape of the operator's input, (N, C, spatial).
+        w_shape: shape of the filter, (C, M / group, spatial).
+        output_padding, output_shape: as for ``conv_transpose``.
+        auto_pad, dilations, group, kernel_shape, pads, strides: as for ``conv``.
+        dtype: as for ConvProblem.
 
     Raises:
         ConvError: the convolution is invalid.

@@ -18,14 +18,17 @@ import cupyconv
 from cupyconv import cache_folder
 from cupyconv.explaining import page
 
-MODULES = ("cupyconv", "cupyconv.raw_ops", "cupyconv.cudnn", "cupyconv.onnx", "cupyconv.torch")
+OPTIONAL = {"cupyconv.dask": ("dask", "cd"), "cupyconv.torch": ("torch", "ct")}
+"""Package and usual short name of each module that needs another package."""
+
+MODULES = ("cupyconv", "cupyconv.raw_ops", "cupyconv.cudnn", "cupyconv.onnx", *OPTIONAL)
 
 WITHOUT_EXAMPLE = {
     "cupyconv": {"Plan.replay": "its argument is a Request, which only the library makes"},
 }
 """Reasons why public names have no example, keyed by module and name."""
 
-NEEDED = {"cupyconv.warm": "cupy"}
+NEEDED = {"cupyconv.warm": "cupy", "cupyconv.dask.to_zarr": "zarr"}
 """Package that an example needs, keyed by full name; the example is left out without it."""
 
 MOST_LINES = 12
@@ -33,8 +36,8 @@ MOST_LINES = 12
 
 
 def load(name: str) -> Any:
-    if name == "cupyconv.torch":
-        pytest.importorskip("torch")
+    if name in OPTIONAL:
+        pytest.importorskip(OPTIONAL[name][0])
     return importlib.import_module(name)
 
 
@@ -66,8 +69,9 @@ def documented(module: Any) -> Iterator[tuple[str, Any, bool]]:
 def names_of(module: str) -> dict[str, Any]:
     """Return the names that the examples of a module assume."""
     names = {"cupyconv": cupyconv, "np": np}
-    if module == "cupyconv.torch":
-        return names | {"torch": load("torch"), "ct": load(module)}
+    if module in OPTIONAL:
+        package, short = OPTIONAL[module]
+        return names | {package: importlib.import_module(package), short: load(module)}
     return names | {module.rpartition(".")[2]: load(module)}
 
 
@@ -115,7 +119,7 @@ def test_public_names_have_docstrings_with_examples(module):
 
 def own_docstrings() -> Iterator[str]:
     for name in MODULES:
-        if name != "cupyconv.torch" or importlib.util.find_spec("torch"):
+        if name not in OPTIONAL or importlib.util.find_spec(OPTIONAL[name][0]):
             yield from (value.__doc__ for _, value, _ in documented(load(name)))
 
 

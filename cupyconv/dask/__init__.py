@@ -22,7 +22,8 @@ The results are Dask arrays, which are computed lazily::
   ``compute`` and ``to_zarr`` raise an error with the cause; Dask's own ``.compute()`` raises
   KilledWorker.
 
-This package needs the dask extra: pip install '.[dask]' in a checkout.
+This package needs the dask extra: pip install '.[dask]' in a checkout.  Examples also assume
+``import numpy as np`` and ``import dask.array``.
 """
 
 from cupyconv.errors import install_command

@@ -31,6 +31,10 @@ def suggest_chunks(problem: ConvProblem, memory_limit: int) -> tuple[tuple[int, 
     Raises:
         ConvError: the filter and one window of pixels do not fit into a quarter of the memory.
         ConvTypeError: ``problem`` is not a ConvProblem, or the limit is not an integer.
+
+    >>> problem = cupyconv.ConvProblem((8, 4, 64, 64), (8, 4, 3, 3), padding=1)
+    >>> cd.suggest_chunks(problem, memory_limit=2**20)
+    ((1, 1, 1, 1, 1, 1, 1, 1), (4,), (32, 32), (64,))
     """
     require_problem("suggest_chunks", problem)
     memory_limit = integer("memory_limit", memory_limit)

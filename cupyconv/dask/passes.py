@@ -60,6 +60,11 @@ def conv_forward(
         ConvError: the convolution is invalid, or a chunk's size is unknown (nan); during
             computation, a chunk does not have its declared shape.
         ConvTypeError: dtypes differ or are not supported, or an array is masked.
+
+    >>> x = dask.array.ones((4, 2, 8, 8), chunks=(2, 2, 4, 8))
+    >>> y = cd.conv_forward(x, np.ones((3, 2, 3, 3)), padding=1)
+    >>> y.shape, y[0, 0, 0, :3].compute().tolist()
+    ((4, 3, 8, 8), [8.0, 12.0, 12.0])
     """
     x, w = as_chunked("x", x), as_chunked("w", w)
     rules = (stride, padding, dilation, groups, data_format, filter_format)
@@ -124,6 +129,11 @@ def conv_backprop_input(
 
     Raises:
         ConvError, ConvTypeError: as for ``conv_forward``.
+
+    >>> dy = dask.array.ones((4, 3, 6, 6), chunks=(2, 3, 3, 6))
+    >>> dx = cd.conv_backprop_input((4, 2, 8, 8), np.ones((3, 2, 3, 3)), dy)
+    >>> dx.shape, dx[0, 0, 0, :3].compute().tolist()
+    ((4, 2, 8, 8), [3.0, 6.0, 9.0])
     """
     w, dy = as_chunked("w", w), as_chunked("dy", dy)
     rules = (stride, padding, dilation, groups, data_format, filter_format)
@@ -207,6 +217,10 @@ def conv_transpose(
 
     Raises:
         ConvError, ConvTypeError: as for ``conv_forward``.
+
+    >>> x = dask.array.ones((4, 2, 8, 8), chunks=(2, 2, 4, 8))
+    >>> cd.conv_transpose(x, np.ones((2, 3, 2, 2)), stride=2).shape
+    (4, 3, 16, 16)
     """
     x, w = as_chunked("x", x), as_chunked("w", w)
     rules = (stride, padding, dilation, groups, data_format, filter_format)
@@ -264,6 +278,12 @@ def conv_backprop_filter(
 
     Raises:
         ConvError, ConvTypeError: as for ``conv_forward``.
+
+    >>> x = dask.array.ones((4, 2, 8, 8), chunks=(2, 2, 4, 8))
+    >>> dy = dask.array.ones((4, 3, 6, 6), chunks=(2, 3, 3, 6))
+    >>> dw = cd.conv_backprop_filter(x, (3, 2, 3, 3), dy)
+    >>> dw.shape, dw[0, 0, 0].compute().tolist()
+    ((3, 2, 3, 3), [144.0, 144.0, 144.0])
     """
     x, dy = as_chunked("x", x), as_chunked("dy", dy)
     rules = (stride, padding, dilation, groups, data_format, filter_format)
@@ -315,6 +335,10 @@ def conv_backprop_bias(dy: Any, *, data_format: DataFormat | None = None) -> da.
 
     Raises:
         ConvError, ConvTypeError: as for ``conv_forward``.
+
+    >>> dy = dask.array.ones((4, 3, 6, 6), chunks=(2, 3, 3, 6))
+    >>> cd.conv_backprop_bias(dy).compute().tolist()
+    [144.0, 144.0, 144.0]
     """
     dy = as_chunked("dy", dy)
     name = shared_dtype({"dy": dy.dtype})

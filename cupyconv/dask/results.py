@@ -30,6 +30,11 @@ def compute(*lazy: Any) -> tuple[Any, ...]:
 
     Raises:
         WorkerError: the workers of a task died repeatedly.
+
+    >>> x = dask.array.ones((4, 2, 8, 8), chunks=(2, 2, 4, 8))
+    >>> y = cd.conv_forward(x, np.ones((3, 2, 3, 3)))
+    >>> [result.shape for result in cd.compute(x, y)]
+    [(4, 2, 8, 8), (4, 3, 6, 6)]
     """
     with _worker_errors():
         return dask_compute(*lazy)
@@ -119,6 +124,11 @@ def to_zarr(array: da.Array, path: str | os.PathLike[str]) -> Path:
         ConvTypeError: Zarr does not support the dtype.
         OSError: the disk is full or cannot be written.
         WorkerError: as for ``compute``.
+
+    >>> x = dask.array.ones((4, 2, 8, 8), chunks=(2, 2, 4, 8))
+    >>> path = cd.to_zarr(x, "x.zarr")
+    >>> dask.array.from_zarr("x.zarr").shape
+    (4, 2, 8, 8)
     """
     import zarr
 

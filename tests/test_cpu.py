@@ -607,7 +607,7 @@ def test_calls_stay_within_their_announced_memory(seed, limited_scratch):
 @pytest.mark.parametrize("seed", range(2))
 def test_loops_stay_within_their_announced_memory(seed, limited_scratch, monkeypatch):
     """Many layers are checked, without copying or computing."""
-    compiled = ("pixel_sums", "pixel_products", "planar_sums", "planar_products")
+    compiled = ("pixel_sums", "pixel_products", "plane_sums", "planar_sums", "planar_products")
     nothing = SimpleNamespace(**dict.fromkeys(compiled, lambda *_: None))
     monkeypatch.setattr(loops, "_loops", lambda: nothing)
     monkeypatch.setattr(loops, "gather", lambda *_: None)

@@ -64,6 +64,11 @@ class Work:
         groups, filters, _ = first.shape
         self.add(groups * filters * len(offsets) * length * choice.RATE / choice.LOOP_RATE, 0)
 
+    def single_planes(self, *arguments: Any) -> None:
+        _, _, (groups, images, *_), _, offsets, _, _, rules, pixels, sums = arguments
+        positions = groups * images * ((rules[2] - 1) * rules[5] + rules[3])
+        self.add(positions * len(offsets) * choice.RATE / choice.LOOP_RATE, pixels.size + sums.size)
+
     def rows(self, _x: Any, _steps: Any, w: Any, _y: Any, _p: Any, ends: Any, _axes: Any) -> None:
         taps = w.shape[0] * w.shape[1] * w.shape[2]
         self.add(float(np.prod(ends)) * taps * choice.RATE / choice.LOOP_RATE, 0)
@@ -79,6 +84,7 @@ def work(monkeypatch) -> Work:
     monkeypatch.setattr(np, "einsum", counter.einsum)
     monkeypatch.setattr(scattered, "np", SimpleNamespace(**{**vars(np), "add": counter.sum}))
     compiled = {"planar_sums": counter.planes, "planar_products": counter.planes}
+    compiled |= {"plane_sums": counter.single_planes}
     compiled |= {"pixel_sums": counter.rows, "pixel_products": counter.rows}
     monkeypatch.setattr(loops, "_loops", lambda: SimpleNamespace(**compiled))
     monkeypatch.setattr(threads, "blas_threads", lambda: 1)

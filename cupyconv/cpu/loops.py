@@ -44,6 +44,9 @@ from cupyconv.signals import import_whole
 def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
     """Compute the result."""
     for chunk in _chunks(whole, block_bytes):
+        if _is_single_planes(chunk):
+            _sum_single_planes(chunk, pool)
+            continue
         by_pixel = _is_by_pixel(chunk)
         add = _sum_pixels if by_pixel else _sum_planes
         blocks, size = _blocks(chunk, by_pixel, block_bytes, SUMS)
@@ -256,6 +259,71 @@ def _sum_planes(block: Correlation, scratch: Scratch) -> None:
     pixels, by_offset, flat = layout.pixels(block, scratch), merged(weights, 2), merged(sums, 2)
     _loops().planar_sums(pixels, layout.offsets, by_offset, flat, layout.length)
     block.finish(layout.results(sums, block))
+
+
+def _is_single_planes(whole: Correlation) -> bool:
+    """Return whether each plane can be summed on its own, from the source to the result.
+
+    This needs Numba, a depthwise layer of stride 1 in one or two dimensions, little padding, and
+    contiguous rows of pixels in the accumulator's dtype.
+    """
+    depth, rows, columns = whole.axes
+    if whole.channels != 1 or whole.filter_count != 1 or not has_numba() or whole.conjugate:
+        return False
+    if (depth.taps, depth.outputs, depth.size) != (1, 1, 1) or rows.stride * columns.stride != 1:
+        return False
+    if _lines(rows) * _lines(columns) > MOST_PADDED * rows.size * columns.size:
+        return False
+    return all(
+        array.dtype == whole.accumulator
+        and array.flags.aligned
+        and array.strides[-1] == array.itemsize
+        and min(array.strides) >= 0
+        for array in (whole.source, whole.result)
+    )
+
+
+def _lines(axis: Axis) -> int:
+    """Return the extent of an axis of stride 1 with its padding."""
+    return axis.outputs + (axis.taps - 1) * axis.dilation
+
+
+def _sum_single_planes(whole: Correlation, pool: Pool) -> None:
+    _, rows, columns = whole.axes
+    pitch, lines = _lines(columns), _lines(rows)
+    offsets = np.add.outer(
+        np.arange(rows.taps) * rows.dilation * pitch, np.arange(columns.taps) * columns.dilation
+    ).ravel()
+    plane = rows.outputs * columns.outputs + rows.size * columns.size
+    groups = clamp(BLOCK_ELEMENTS // plane, whole.groups)
+    images = clamp(BLOCK_ELEMENTS // (plane * groups), whole.images)
+    size = (lines + rows.outputs) * pitch + groups * len(offsets)
+    rules = (rows.offset, columns.offset, rows.outputs, columns.outputs, lines, pitch)
+    sum_block = partial(_sum_block_of_planes, offsets, rules)
+    each(sum_block, whole.boxes(groups, images), pool, size)
+
+
+def _sum_block_of_planes(
+    offsets: np.ndarray, rules: tuple[int, ...], block: Correlation, scratch: Scratch
+) -> None:
+    *_, lines, pitch = rules
+    weights = scratch.array("weights", (block.groups, 1, len(offsets)))
+    weights[...] = block.filters.reshape(weights.shape)
+    pixels = scratch.array("pixels", (lines * pitch,))
+    sums = scratch.array("sums", (rules[2] * pitch,))
+    source, result = (array[:, 0, :, 0] for array in (block.source, block.result))
+    _loops().plane_sums(
+        *_memory(source), source.shape, weights, offsets, *_memory(result), rules, pixels, sums
+    )
+    if block.bias is not None or block.activation is not None:
+        block.finish(block.result)
+
+
+MOST_PADDED = 4
+"""Largest size of a padded plane, in multiples of a plane, that is summed on its own (chosen)."""
+
+BLOCK_ELEMENTS = 1 << 19
+"""Pixels of source and result per block of single planes (chosen)."""
 
 
 def _add_planes(block: Correlation, scratch: Scratch, has_specials: bool = False) -> None:

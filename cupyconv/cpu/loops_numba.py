@@ -146,6 +146,53 @@ def _add_to_one(pixels: Any, offsets: Any, w: Any, k: int, begin: int, p: Any, t
 
 
 @_compile
+def plane_sums(
+    source: Any,
+    steps: Any,
+    shape: Any,
+    weights: Any,
+    offsets: Any,
+    result: Any,
+    places: Any,
+    rules: Any,
+    pixels: Any,
+    sums: Any,
+) -> None:
+    """Correlate planes of single channels, one after the other.
+
+    Args:
+        source, steps, shape: flat memory, element strides (G, N, H) and extents (G, N, H, W).
+        weights: array (G, 1, taps).
+        offsets: position of each tap in a padded plane.
+        result, places: flat memory and element strides (G, N, P).
+        rules: first source row and column of the padded plane, which may be negative; rows and
+            columns of the result; rows and columns of the padded plane.
+        pixels, sums: scratch for a padded plane and its sums.
+    """
+    first_row, first_column, outputs, columns, lines, pitch = rules
+    groups, images, height, width = shape
+    left = max(-first_column, 0)
+    right = min(width - first_column, pitch)
+    length = (outputs - 1) * pitch + columns
+    pixels[:] = 0
+    for g, n in np.ndindex((groups, images)):
+        for line in range(max(-first_row, 0), min(height - first_row, lines)):
+            begin = g * steps[0] + n * steps[1] + (line + first_row) * steps[2] + first_column
+            _copy(pixels[line * pitch + left : line * pitch + right], source[begin + left :])
+        sums[:length] = 0
+        _add_to_one(pixels, offsets, weights[g], 0, 0, sums[:length], 0)
+        for p in range(outputs):
+            begin = g * places[0] + n * places[1] + p * places[2]
+            _copy(result[begin : begin + columns], sums[p * pitch :])
+
+
+@_compile
+def _copy(target: Any, source: Any) -> None:
+    for i in range(len(target)):
+        target[i] = source[i]
+
+
+@_compile
 def planar_products(pixels: Any, offsets: Any, gradients: Any, totals: Any, length: int) -> None:
     """Add gradients[g, k, i] * pixels[g, offsets[t] + i] to totals[g, k, t] for all i < length."""
     groups, filters, _ = gradients.shape

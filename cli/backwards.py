@@ -14,6 +14,7 @@ from cupyconv.errors import unknown_word
 from cupyconv.explaining.shapes import counted, interval_dict
 from cupyconv.markup import Table, in_line
 from cupyconv.problem import interval_text, shape_text
+from cupyconv.remedies import Names, offering
 
 MOST_SIZES = 16
 """Largest number of sizes of an axis that are listed."""
@@ -59,7 +60,16 @@ def inputs_of(layer: Layer, dy: tuple[int, ...]) -> Backwards:
             "no filter is given",
             "Give for example --filter 3x3x3x4",
         )
-    filter_shape = words.pop("filter_shape")
+    given = {"groups": 1, **words, "output_shape": dy}
+    problem = offering(_largest_input, Names(), given)
+    return Backwards(problem, problem.valid_input_sizes)
+
+
+def _largest_input(
+    output_shape: tuple[int, ...], filter_shape: tuple[int, ...], **words: Any
+) -> ConvProblem:
+    """Return the layer with the largest input that has this output."""
+    dy = output_shape
     layout, filter_layout = _layouts(words, len(dy))
     k, o = dy[layout[1]] if len(dy) == len(filter_shape) else 0, filter_shape[filter_layout[0]]
     if len(dy) == len(filter_shape) and k != o:
@@ -68,12 +78,13 @@ def inputs_of(layer: Layer, dy: tuple[int, ...]) -> Backwards:
             f"dy {shape_text(dy)} has {counted(k, 'channel')}, w {shape_text(filter_shape)} has "
             f"{counted(o, 'filter')}",
             f"Give dy {counted(o, 'channel')}, or set the order of its axes with --data-format",
+            candidates=(),
         )
     stride = words.get("stride", 1)
     above = [s - 1 for s in stride] if isinstance(stride, (tuple, list)) else stride - 1
     # This is the largest input: the smallest may have sizes below 1.
     try:
-        problem = ConvProblem.from_output(dy, filter_shape, output_padding=above, **words)
+        return ConvProblem.from_output(dy, filter_shape, output_padding=above, **words)
     except ConvError as error:
         if min(dy, default=0) < 1 or "every size" not in error.rule:
             raise
@@ -82,7 +93,6 @@ def inputs_of(layer: Layer, dy: tuple[int, ...]) -> Backwards:
             f"the largest input with output {shape_text(dy)} is too small: {error.values}",
             "Give a larger dy, or less padding",
         ) from None
-    return Backwards(problem, problem.valid_input_sizes)
 
 
 def _layouts(words: Mapping[str, Any], axes: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -42,7 +42,7 @@ from cupyconv.problem import (
     spatial_rank,
     transposed_problem,
 )
-from cupyconv.remedies import Names, offering
+from cupyconv.remedies import Fix, Names, offering
 
 __all__ = ["conv", "conv_problem", "conv_transpose", "conv_transpose_problem"]
 
@@ -425,7 +425,13 @@ def _conv_transpose_problem(
     """
 
     def require(output_shape: Any, filter_shape: Any, bias_shape: Any, **layer: Any) -> ConvProblem:
-        keys = {"strides": "stride", "dilations": "dilation", "group": "groups"}
+        keys = {
+            "strides": "stride",
+            "dilations": "dilation",
+            "group": "groups",
+            "output_padding": "output_padding",
+            "output_shape": "sizes",
+        }
         changes = {attribute: layer[key] for attribute, key in keys.items()}
         problem = _transposed(output_shape, filter_shape, **{**attributes, **changes})
         if bias_shape is not None:
@@ -439,6 +445,8 @@ def _conv_transpose_problem(
         "stride": attributes["strides"],
         "dilation": attributes["dilations"],
         "groups": attributes["group"],
+        "output_padding": attributes["output_padding"],
+        "sizes": attributes["output_shape"],
     }
     return offering(require, _CONV_TRANSPOSE, arguments, tensors_as_sizes)
 
@@ -502,7 +510,15 @@ def _transposed(
     if any(more and total >= s for more, total, s in zip(missing, added, stride, strict=True)):
         # No output_padding gives this size; the error lists the possible sizes.
         y_shape = (uncropped.N, uncropped.C, *sizes)
-        return transposed_problem(_CONV_TRANSPOSE, x_shape, w_shape, y_shape, None, **layer)
+        try:
+            return transposed_problem(_CONV_TRANSPOSE, x_shape, w_shape, y_shape, None, **layer)
+        except ConvError as error:
+            if output_shape is not None:
+                limits = zip(full, extra, stride, strict=True)
+                most = [n + max(s - 1 - pixels, 0) for n, pixels, s in limits]
+                largest = list(map(min, sizes, most))
+                error.candidates = [Fix({"sizes": largest}, (("output_shape", largest),))]
+            raise
     return transposed_problem(_CONV_TRANSPOSE, x_shape, w_shape, None, added, **layer)
 
 

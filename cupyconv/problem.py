@@ -1169,6 +1169,9 @@ def _shapes_for(
             f"got {len(extra)} values for {rank} spatial axes",
             f"Pass one integer, or {rank}",
         )
+    dilations = _per_axis(names.dilation, arguments["dilation"], rank)
+    steps = strides if mode.startswith("same") else map(max, strides, dilations)
+    fixes = _output_padding_fixes(names, extra, strides, tuple(step - 1 for step in steps))
     shape, outputs = list(y_shape), list(y_shape)
     shape[n_axis] = y_shape[n_axis]
     shape[c_axis] = w_shape[i_axis] * _count(names.groups, arguments["groups"])
@@ -1177,7 +1180,7 @@ def _shapes_for(
         spatial_axes,
         filter_axes,
         strides,
-        _per_axis(names.dilation, arguments["dilation"], rank),
+        dilations,
         pairs,
         extra,
         strict=True,
@@ -1190,9 +1193,12 @@ def _shapes_for(
             raise ConvError(
                 "output_padding must be at least 0 and less than the stride"
                 + ("" if same else " or the dilation"),
-                f"got {added} with stride {stride}" + ("" if same else f" and dilation {dilation}"),
+                f"got {added} with stride {stride}"
+                + ("" if same else f" and dilation {dilation}")
+                + f"; {interval_text(range(most + 1))} would fit",
                 f"Use {interval_text(range(most + 1))}",
                 axis=name,
+                candidates=fixes,
             )
         shape[axis] = rule.first_input_size_for(y_shape[axis]) + added
         if shape[axis] < 1 <= min(y_shape[axis], rule.filter) and (before + after) > 0:
@@ -1206,6 +1212,31 @@ def _shapes_for(
             )
         outputs[axis] += added // stride
     return tuple(shape), tuple(outputs)
+
+
+def _output_padding_fixes(
+    names: Names, extra: Sequence[int], strides: Sequence[int], most: Sequence[int]
+) -> list[Fix]:
+    """Return the nearest valid output_padding, and the stride that was forgotten if it is 1.
+
+    Args:
+        extra, strides: output_padding and stride per spatial axis.
+        most: largest output_padding per spatial axis.
+    """
+
+    def written(values: Sequence[int]) -> Any:
+        if names.entries == "spatial":
+            return list(values)
+        return values[0] if len(set(values)) == 1 else tuple(values)
+
+    nearest = written(
+        [min(max(pixels, 0), limit) for pixels, limit in zip(extra, most, strict=True)]
+    )
+    fixes = [Fix({"output_padding": nearest}, (("output_padding", nearest),))]
+    if max(strides) == 1 and min(extra) >= 0:
+        steps = written([max(pixels + 1, 2) for pixels in extra])
+        fixes.append(Fix({"stride": steps}, ((names.stride, steps),)))
+    return fixes
 
 
 def _positive(what: str, value: object, axis: str | None = None) -> int:

@@ -931,7 +931,7 @@ def BiasAddGrad(
 def _forward(
     rank: int, input: Any, filter: Any, window: dict[str, Any], *, depthwise: bool = False
 ) -> Any:
-    x, w = _array(rank, "input", input), _array(rank, "filter", filter)
+    x, w = arrays.take("input", input)[0], _array(rank, "filter", filter)
     shapes = (x.shape, w.shape, None)
     groups, rules = _checked("forward", rank, shapes, window, (), depthwise)
     w = _grouped(w) if depthwise else w
@@ -947,7 +947,7 @@ def _backprop_input(
     *,
     depthwise: bool = False,
 ) -> Any:
-    w, dy = _array(rank, "filter", filter), _array(rank, "out_backprop", out_backprop)
+    w, dy = _array(rank, "filter", filter), arrays.take("out_backprop", out_backprop)[0]
     shape = _input_shape(rank, input_sizes, w, dy, window)
     shapes, sizes = (shape, w.shape, dy.shape), ("input_shape",)
     groups, rules = _checked("backprop_input", rank, shapes, window, sizes, depthwise)
@@ -964,7 +964,7 @@ def _backprop_filter(
     *,
     depthwise: bool = False,
 ) -> Any:
-    x, dy = _array(rank, "input", input), _array(rank, "out_backprop", out_backprop)
+    x, dy = arrays.take("input", input)[0], arrays.take("out_backprop", out_backprop)[0]
     shape = _filter_shape(rank, filter_sizes, depthwise)
     shapes, sizes = (x.shape, shape, dy.shape), ("filter_shape",)
     groups, rules = _checked("backprop_filter", rank, shapes, window, sizes, depthwise)
@@ -992,6 +992,12 @@ def _checked(
     def require(
         input_shape: Any, filter_shape: Any, output_shape: Any, **window: Any
     ) -> tuple[int, dict[str, Any]]:
+        if output_shape is not None:
+            _require_axes(rank, "out_backprop", output_shape)
+        if "input_shape" in sizes:
+            _require_input_sizes(rank, input_shape, window)
+        else:
+            _require_axes(rank, "input", input_shape)
         rules = _rules(rank, **window)
         channels = _channels(input_shape, rules)
         if depthwise:
@@ -1152,34 +1158,43 @@ def _integers(what: str, given: Any) -> tuple[int, ...]:
 
 def _array(rank: int, what: str, given: Any) -> Any:
     array, _ = arrays.take(what, given)
-    if array.ndim != rank + 2:
+    _require_axes(rank, what, array.shape)
+    return array
+
+
+def _require_axes(rank: int, what: str, shape: tuple[int, ...]) -> None:
+    if len(shape) != rank + 2:
         raise ConvError(
             f"{what} must have {rank + 2} axes",
-            f"got shape {shape_text(array.shape) or '()'}",
+            f"got shape {shape_text(shape) or '()'}",
             f"Reshape it to {rank + 2} axes",
+            candidates=(),
         )
-    return array
 
 
 def _input_shape(
     rank: int, input_sizes: Any, w: Any, dy: Any, window: dict[str, Any]
 ) -> tuple[int, ...]:
     sizes = _integers("input_sizes", input_sizes)
-    if len(sizes) == rank + 2:
+    if len(sizes) != rank or dy.ndim != rank + 2:
         return sizes
-    if len(sizes) != rank:
-        raise ConvError(
-            f"input_sizes must be the input's shape of {rank + 2} values, or its {rank} spatial "
-            "sizes",
-            f"got {len(sizes)} values, {shown(list(sizes))}",
-            f"Pass {rank + 2} values in {window['data_format']} order",
-        )
     batch, channels, *spatial = formats.data_axes(window["data_format"])
     shape = [0] * (rank + 2)
     shape[batch], shape[channels] = dy.shape[batch], w.shape[-2]
     for axis, size in zip(spatial, sizes, strict=True):
         shape[axis] = size
     return tuple(shape)
+
+
+def _require_input_sizes(rank: int, sizes: tuple[int, ...], window: dict[str, Any]) -> None:
+    if len(sizes) != rank + 2:
+        raise ConvError(
+            f"input_sizes must be the input's shape of {rank + 2} values, or its {rank} spatial "
+            "sizes",
+            f"got {len(sizes)} values, {shown(list(sizes))}",
+            f"Pass {rank + 2} values in {window['data_format']} order",
+            candidates=(),
+        )
 
 
 def _filter_shape(rank: int, filter_sizes: Any, depthwise: bool = False) -> tuple[int, ...]:

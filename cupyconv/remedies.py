@@ -25,6 +25,7 @@ MOST_STRIDE = 64
 _T = TypeVar("_T")
 _Axis = tuple[str, int, int, int, int | None]
 """Name, input size, filter span, stride and total padding (None for SAME) of an axis."""
+_DATA_SHAPES = {"input_shape", "output_shape"}
 _OWNERS = {"input_shape": "x", "filter_shape": "w", "output_shape": "y"}
 
 
@@ -143,7 +144,7 @@ class Call:
     def others(self) -> Iterator[Fix]:
         """Yield fixes other than a change of the memory order."""
         if not self.layout:
-            yield from self._batches()
+            yield from self._axes_of_w()
             yield from self._formats()
             return
         if "input_shape" in self.sizes:  # a shape argument is more likely wrong than an array
@@ -207,16 +208,45 @@ class Call:
 
     # -- candidates --------------------------------------------------------------------------
 
-    def _batches(self) -> Iterator[Fix]:
-        """Yield the fix that adds a batch axis to x and y, if the filter has one axis more."""
-        lacking = {
-            key: (1, *shape)
-            for key, shape in self.shapes.items()
-            if key != "filter_shape" and self.w is not None and len(shape) + 1 == len(self.w)
-        }
-        if lacking:
-            first = "x".join(map(str, next(iter(lacking.values()))))
-            yield Fix(lacking, (f"add the batch axis: {first}",))
+    def _axes_of_w(self) -> Iterator[Fix]:
+        """Yield fixes that give x and y as many axes as the filter: a batch, a channel, no 1."""
+        if self.w is None:
+            return
+        axes = len(self.w)
+        others = {key: shape for key, shape in self.shapes.items() if key != "filter_shape"}
+        batch = next((shape[0] for shape in others.values() if len(shape) == axes), 1)
+        lacking: dict[str, tuple[int, ...]] = {}
+        given: dict[str, tuple[int, ...]] = {}
+        for key, shape in others.items():
+            if len(shape) + 1 == axes:
+                known = key in self.sizes
+                (given if known else lacking)[key] = (batch if known else 1, *shape)
+        if lacking or given:
+            text = [f"add the batch axis: {_shape_text(shape)}" for shape in lacking.values()][:1]
+            named = [(self.names.argument(key), shape) for key, shape in given.items()]
+            yield Fix({**given, **lacking}, (*named, *text))
+        try:
+            layout = formats.resolve_data_format(self.given.get("data_format"), axes - 2)
+        except (ConvError, ConvTypeError, KeyError):
+            return
+        for key, shape in others.items():
+            missing = "channel axis" if len(shape) + 1 == axes else "batch and channel axes"
+            if axes - 2 <= len(shape) < axes:
+                batches = shape[: len(shape) - axes + 2] or (1,)
+                sizes = shape[len(shape) - axes + 2 :]
+                changed = (*batches, 1, *sizes) if layout[1] == "C" else (*batches, *sizes, 1)
+                yield self._reshaped(key, changed, f"add the {missing}")
+            elif len(shape) == axes + 1:
+                for axis in (axis for axis, size in enumerate(shape) if size == 1):
+                    changed = (*shape[:axis], *shape[axis + 1 :])
+                    yield self._reshaped(key, changed, "remove the axis of size 1")
+
+    def _reshaped(self, key: str, shape: tuple[int, ...], what: str) -> Fix:
+        """Return the fix that adds or removes axes of size 1."""
+        phrase: Phrase = f"{what}: {_shape_text(shape)}"
+        if key in self.sizes:
+            phrase = self.names.argument(key), shape
+        return Fix({key: shape}, (phrase,))
 
     def _formats(self) -> Iterator[Fix]:
         """Yield fixes that set a format with the tensors' number of axes."""
@@ -266,8 +296,12 @@ class Call:
 
     def _unlikeliness(self, fix: Fix) -> tuple[bool, float, int, int]:
         """Return the sort key of a fix; a wrong data format is the likeliest fault."""
-        is_data = bool({"input_shape", "output_shape"} & fix.changes.keys())
+        is_data = bool(_DATA_SHAPES & fix.changes.keys())
         return is_data, *self.after(fix).filter_score(), len(fix.changes)
+
+    def filter_sizes(self) -> dict[str, int]:
+        """Return the sizes of the filter, keyed by the letters of its axes."""
+        return dict(zip(self.filter_layout, self.w or (), strict=False))
 
     def filter_score(self) -> tuple[float, int]:
         """Return the ratio of the filter's longest to its shortest side, and the longest side.
@@ -377,10 +411,10 @@ class Call:
         if not is_same and any(total for *_, total in axes):
             paddings.insert(1, self._padded("valid"))
         yield from filter(None, paddings)
-        if stride := self._assigned("stride", self._strides_for(axes)):
-            yield stride
         if any(step > 1 for *_, step, _ in axes):
             return  # the stride was not forgotten
+        if stride := self._assigned("stride", self._strides_for(axes)):
+            yield stride
         taps = self._spatial_sizes("filter_shape")
         halves = tuple((span - 1) // 2 for _, _, span, *_ in axes)
         for value in (halves, "same"):
@@ -388,6 +422,22 @@ class Call:
                 changed = list(self.after(padding)._axes())
                 if changed and (stride := self._assigned("stride", self._strides_for(changed))):
                     yield _both(stride, padding)
+
+    def steps(self) -> Iterator[Fix]:
+        """Yield the fix of a stride that was given, with which the input has the given output."""
+        if not self.layout or self.x is None or self.y is None or min(*self.x, *self.y) < 1:
+            return
+        axes = list(self._axes())
+        if any(step > 1 for *_, step, _ in axes):
+            yield from filter(None, [self._assigned("stride", self._strides_for(axes))])
+
+    def depthwise(self) -> Iterator[Fix]:
+        """Yield the fix of the groups that a depthwise filter, with I = 1, needs."""
+        if not self.layout or self.x is None or self.given.get("groups") != 1:
+            return
+        channels, filters = self._size("input_shape", "C"), self._size("filter_shape", "O")
+        if self._size("filter_shape", "I") == 1 < channels and filters % channels == 0:
+            yield from filter(None, [self._assigned("groups", channels)])
 
     def _padded(self, value: str | tuple[int, ...] | None) -> Fix | None:
         """Return the fix that sets a padding; None if the function has no such padding."""
@@ -482,6 +532,13 @@ class Call:
             return None
         return [(pair[0], pair[1]) for pair in pairs if pair]
 
+    def _dilated(self) -> Iterator[Fix]:
+        """Yield the padding with which a dilated filter keeps the size of the input."""
+        axes = list(self._axes())
+        if all(step == 1 and span % 2 for _, _, span, step, _ in axes):
+            sides = tuple((span - 1) // 2 for _, _, span, *_ in axes)
+            yield from filter(None, [self._padded(sides)])
+
     def _windows(self) -> Iterator[Fix]:
         """Yield fixes with which the filter fits into the padded input."""
         pads, dilations = self._pads(), self._spatial("dilation")
@@ -496,6 +553,8 @@ class Call:
             return
         order = formats.SPATIAL_AXES[self.rank]
         taps = {axis: self._size("filter_shape", axis) for axis in axes}
+        if not any(map(any, pads)) and any(step > 1 for step in dilations):
+            yield from self._dilated()
         if "padding" not in self.names.absent:
             missing = {axis: more for axis, (_, more) in axes.items()}
             padded = tuple(
@@ -503,6 +562,12 @@ class Call:
                 for axis, (before, after) in zip(order, pads, strict=True)
             )
             yield Fix({"padding": padded}, (self._padding_phrase(missing),))
+        elif all(before == after for before, after in pads):
+            more = {axis: -(-entry[1] // 2) for axis, entry in axes.items()}
+            sides = tuple(
+                pair[0] + more.get(axis, 0) for axis, pair in zip(order, pads, strict=True)
+            )
+            yield from filter(None, [self._padded(sides)])
         inputs = {axis: self._size("input_shape", axis) + axes[axis][1] for axis in axes}
         phrase = f"use {self.names.any(self.names.x)} of at least {self._sizes_text(inputs)}"
         yield self._resized("input_shape", inputs, phrase)
@@ -560,21 +625,41 @@ def _working(require: Callable[..., Any], call: Call, own: Sequence[Fix]) -> lis
     others = [*others, *own] if "input_shape" in call.sizes else [*own, *others]
     swaps = _distinct(filter(works, orders), MOST_ORDERS)
     rules = _distinct(filter(works, call.rules()), MOST_RULES)
-    changes = _distinct([*rules, *filter(works, others)], MOST_OTHERS)
+    changes = _distinct([*rules, *filter(works, [*others, *call.steps()])], MOST_OTHERS)
     if swaps or changes:
         limit = call.filter_score()
-        likely = [fix for fix in swaps if call.after(fix).filter_score() <= limit]
+        likely = [
+            fix
+            for fix in swaps
+            if call.after(fix).filter_score() <= limit
+            and not ("filter_shape" in fix.changes and fix.changes.keys() & _DATA_SHAPES)
+        ]
         unlikely = [fix for fix in swaps if fix not in likely]
-        return _distinct([*likely, *changes, *unlikely], MOST_ORDERS + MOST_OTHERS)
-    if not call.layout:
-        return []
+        data = [fix for fix in likely if fix.changes.keys() - {"filter_shape", "filter_format"}]
+        groups = filter(works, call.depthwise())
+        found = [*data, *groups, *likely, *changes, *unlikely]
+        return _distinct(found, MOST_ORDERS + MOST_OTHERS)
     pairs = (
         both
         for first in (*orders, *others)
-        for second in call.after(first).others()  # reads sizes in the new order
-        if not first.changes.keys() & second.changes.keys() and works(both := _both(first, second))
+        for second in _seconds(call, first)
+        if not (call.layout and first.changes.keys() & second.changes.keys())
+        and works(both := _both(first, second))
     )
     return _distinct(pairs, MOST_PAIRS)
+
+
+def _seconds(call: Call, first: Fix) -> Iterator[Fix]:
+    """Yield the fixes that may follow another fix; they read sizes in the new order."""
+    after = call.after(first)
+    limit = call.filter_score()
+    if call.layout:
+        if after.filter_score() <= limit:
+            yield from after.others()
+    elif after.layout:  # an axis was added or removed, and the axes of x may be in another order
+        for fix in after.orders():
+            if after.after(fix).filter_sizes() == after.filter_sizes():
+                yield fix
 
 
 def _distinct(fixes: Iterable[Fix], most: int) -> list[Fix]:
@@ -614,6 +699,10 @@ def _ends(word: Any) -> tuple[bool, str]:
     """Return whether a format begins with O, and its last letter: they identify its axis order."""
     text = word.upper() if isinstance(word, str) else ""
     return text.startswith("O"), text[-1:]
+
+
+def _shape_text(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
 
 
 def _interval(sizes: range) -> str:

@@ -537,7 +537,7 @@ def test_unknown_and_old_devices_are_rejected():
 @pytest.mark.parametrize("shape", [(), (3,), (3, 3), (1, 1, 2, 2, 2, 2)], ids=str)
 def test_input_must_have_a_supported_rank(shape):
     refused(
-        lambda: cupyconv.conv_forward(np.ones(shape, F32), ones(1, 1, 3)),
+        lambda: cupyconv.conv_forward(np.ones(shape, F32), ones(1, 2, 3)),
         rule="a batch axis, a channel axis and 1 to 3 spatial axes",
         values=f"has {len(shape)} axes",
         remedy="Pass 3 axes for a 1-D",
@@ -1000,8 +1000,14 @@ def test_output_padding_must_be_less_than_the_stride(output_padding, stride, axi
             ones(1, 1, 4, 4), ones(1, 1, 3, 3), stride=stride, output_padding=output_padding
         ),
         rule="output_padding must be at least 0 and less than the stride",
-        values=f"got {number} with stride {stride}",
-        remedy=f"Use 0 to {stride - 1}" if stride > 1 else "Use 0",
+        values=f"got {number} with stride {stride} and dilation 1; "
+        + (f"0 to {stride - 1} would fit" if stride > 1 else "0 would fit"),
+        remedy={
+            (2, 2): "Use output_padding=1",
+            (-1, 2): "Use output_padding=0",
+            (1, 1): "Use output_padding=0, or use stride=2",
+            ((0, 3), 3): "Use output_padding=(0, 2)",
+        }[output_padding, stride],
         axis=axis,
     )
 
@@ -1011,15 +1017,15 @@ def test_output_padding_is_limited_by_stride_or_dilation():
     refused(
         lambda: cupyconv.conv_transpose(*given, stride=(1, 2), dilation=3, output_padding=(2, 3)),
         rule="output_padding must be at least 0 and less than the stride or the dilation",
-        values="got 3 with stride 2 and dilation 3",
-        remedy="Use 0 to 2",
+        values="got 3 with stride 2 and dilation 3; 0 to 2 would fit",
+        remedy="Use output_padding=2",
         axis="W",
     )
     refused(
         lambda: cupyconv.conv_transpose(*given, padding="same", dilation=3, output_padding=1),
         rule="output_padding must be at least 0 and less than the stride",
-        values="got 1 with stride 1",
-        remedy="Use 0",
+        values="got 1 with stride 1; 0 would fit",
+        remedy="Use output_padding=0, or use stride=2",
         axis="H",
     )
 
@@ -1192,7 +1198,7 @@ def test_empty_transposed_result_has_a_remedy():
         cupyconv.conv_transpose(x, w, padding=4)
     assert "padding (4, 4)" in str(caught.value)
     assert ConvProblem.from_output(x.shape, w.shape, padding=2).input_shape == (1, 1, 1, 1)
-    with pytest.raises(ConvError, match=r"stride 1 and dilation 1\. Use 0$"):
+    with pytest.raises(ConvError, match=r"; 0 would fit\. Use output_padding=0"):
         cupyconv.conv_transpose(x, w, output_padding=1)
 
 

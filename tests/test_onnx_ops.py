@@ -201,7 +201,7 @@ def test_output_shapes_that_onnxs_evaluator_rejects_are_rejected(
             continue
         with pytest.raises(ValueError, match="output_shape"):
             evaluate("ConvTranspose", x, w, no_bias, given)
-        with pytest.raises(ConvError, match="Use a result of 6 to 7"):
+        with pytest.raises(ConvError, match=r"Use output_shape=\[7\]$"):
             co.conv_transpose(x, w, **given)
 
 

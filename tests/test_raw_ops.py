@@ -632,7 +632,7 @@ def conv2d(**changes: Any) -> np.ndarray:
             {"input": integers(2, 1, 5, 5, 4)},
             "input must have 4 axes",
             "got shape 2x1x5x5x4",
-            "Reshape it to 4 axes",
+            "Remove the axis of size 1: 2x5x5x4",
             {"input": integers(2, 5, 5, 4)},
         ),
         (
@@ -703,7 +703,8 @@ def test_input_sizes_of_wrong_length_are_rejected(sizes):
         caught.value
     )
     assert f"got {len(sizes)} values" in caught.value.values
-    assert "Pass 4 values in NHWC order" in caught.value.remedy
+    remedy = "Use input_sizes=(1, 5, 5, 4)" if len(sizes) == 5 else "Pass 4 values in NHWC order"
+    assert caught.value.remedy == remedy
 
 
 def test_filter_sizes_of_wrong_length_are_rejected():

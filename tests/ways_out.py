@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from cupyconv import formats
 
-VERBS = "use|give|transpose|exchange|pad|pass|add"
+VERBS = "use|give|transpose|exchange|pad|pass|add|remove"
 
 ARGUMENT = r'(\w+)=("[^"]*"|\[[^\]]*\]|\((?:[^()]|\([^()]*\))*\)|-?\d+)'
 
@@ -118,17 +118,24 @@ def _apply(
         text = match[2]
         shape = ast.literal_eval(text) if "(" in text else tuple(map(int, text.split("x")))
         after[argument(match[1])] = shape
-    elif match := re.fullmatch(r"add the batch axis: ([\dx]+)", part):
-        shape = tuple(map(int, match[1].split("x")))
-        lacking = [
+    elif match := re.fullmatch(r"(add|remove) the (.+): ([\dx]+)", part):
+        shape, what = tuple(map(int, match[3].split("x"))), match[2]
+        more = {"batch axis": 1, "channel axis": 1, "batch and channel axes": 2}.get(what, -1)
+        names = [
             name
             for owner, name in layout.owners.items()
             if owner not in ("filter", "W", "weight", "bias")
             and isinstance(after.get(name), (tuple, list))
-            and len(after[name]) == len(shape) - 1
+            and len(after[name]) == len(shape) - more
         ]
-        assert shape in [(1, *after[name]) for name in lacking]
-        after |= {name: (1, *after[name]) for name in lacking}
+        if what == "batch axis":
+            assert shape in [(1, *after[name]) for name in names]
+            after |= {name: (1, *after[name]) for name in names}
+        else:
+            sizes = sorted(size for size in shape if size != 1)
+            after[next(n for n in names if sorted(set(after[n]) - {1}) == sorted(set(sizes)))] = (
+                shape
+            )
     elif part.startswith("pad "):
         _pad(after, layout, part, axes, named)
     else:

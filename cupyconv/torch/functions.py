@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -12,8 +12,16 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from cupyconv import foreign, formats
 from cupyconv.errors import ConvError, ConvTypeError, shown
-from cupyconv.problem import ITEMSIZE, ConvAxis, ConvProblem, integer, integers, is_sequence
-from cupyconv.remedies import Names, any_padding
+from cupyconv.problem import (
+    ITEMSIZE,
+    ConvAxis,
+    ConvProblem,
+    integer,
+    integers,
+    is_sequence,
+    transposed_problem,
+)
+from cupyconv.remedies import Names, any_padding, offering
 from cupyconv.torch import derivatives, operators
 from cupyconv.torch.operators import DTYPES
 
@@ -479,7 +487,13 @@ def _convolution(
     else:
         _require_bias(b, w.shape[0], "the weight")
         arguments = (x, w, b, strides, pads, dilations, groups)
-        y = _compute("forward", arguments, _CONVOLUTION, (x.shape, w.shape, None))
+        try:
+            y = _compute("forward", arguments, _CONVOLUTION, (x.shape, w.shape, None))
+        except ConvError as error:
+            if not batched and w.shape[1] * groups == 1 < x.shape[1]:
+                shape = "x".join(map(str, (x.shape[1], 1, *x.shape[2:])))
+                error.offer([(f"add the channel axis: {shape}",), *error.fixes])
+            raise
     return y if batched else y.squeeze(0)
 
 
@@ -507,12 +521,7 @@ def _transposed(
     sizes, missing = [], []
     for i in range(rank):
         if extra[i] < 0 or extra[i] >= max(strides[i], dilations[i]):
-            raise ConvError(
-                "output_padding must be at least 0 and less than the stride or the dilation",
-                f"got {extra[i]} with stride {strides[i]} and dilation {dilations[i]}",
-                f"Use 0 to {max(strides[i], dilations[i]) - 1}",
-                axis=formats.SPATIAL_AXES[rank][i],
-            )
+            _require_output_padding(x, w, extra, strides, pads, dilations, groups)
         size, taps, before = x.shape[2 + i], w.shape[2 + i], pads[2 * i]
         axis = ConvAxis("", 0, taps, strides[i], dilations[i], before, before, "explicit")
         sizes.append(axis.first_input_size_for(size) + extra[i])
@@ -631,6 +640,31 @@ def _compute(
         bias_shape = None if bias is None else tuple(bias.shape)
         operators.require_layer(names, shapes, arguments[-4:], sizes, bias_shape)
         raise
+
+
+def _require_output_padding(
+    x: Tensor,
+    w: Tensor,
+    extra: list[int],
+    strides: list[int],
+    pads: list[int],
+    dilations: list[int],
+    groups: int,
+) -> None:
+    given: dict[str, Any] = {
+        "output_shape": tuple(x.shape),
+        "filter_shape": tuple(w.shape),
+        "input_shape": None,
+        "output_padding": tuple(extra),
+        "stride": tuple(strides),
+        "padding": tuple(zip(pads[::2], pads[1::2], strict=True)),
+        "dilation": tuple(dilations),
+        "groups": groups,
+        "data_format": None,
+        "filter_format": None,
+        "dtype": "float32",
+    }
+    offering(partial(transposed_problem, _TRANSPOSED), _TRANSPOSED, given)
 
 
 def _require_bias(bias: Tensor | None, channels: int, owner: str) -> None:

@@ -1097,7 +1097,7 @@ def spatial_rank(names: Names, input_shape: tuple[int, ...], filter_shape: tuple
     if len(filter_shape) != len(input_shape):
         no_batch = len(input_shape) + 1 == len(filter_shape) and rank + 1 in formats.SPATIAL_AXES
         raise ConvError(
-            f"{names.x} must have a batch axis, and as many axes as {names.w}"
+            f"{names.x} must have a batch axis, a channel axis and as many axes as {names.w}"
             if no_batch
             else f"{names.w} must have as many axes as {names.x}",
             f"{names.x} {shape_text(input_shape)} has {len(input_shape)}, {names.w} "

@@ -56,14 +56,15 @@ def refused(*args: str) -> str:
 @pytest.mark.parametrize("command", ["shapes", "explain", "grads"])
 def test_missing_batch_axis_is_suggested(command):
     text = refused(command, "--input", "5x100x100", "--filter", "10x5x5x5")
-    assert "Add the batch axis: 1x5x100x100" in text
+    assert "a batch axis, a channel axis" in text
+    assert "Use --input 1x5x100x100" in text
 
 
 def test_library_suggests_the_batch_axis():
     x, w = np.ones((5, 9, 9), np.float32), np.ones((2, 5, 3, 3), np.float32)
     with pytest.raises(ConvError, match="Add the batch axis: 1x5x9x9"):
         cupyconv.conv_forward(x, w)
-    with pytest.raises(ConvError, match="Add the batch axis: 1x5x9"):
+    with pytest.raises(ConvError, match=r"Use input_shape=\(1, 5, 9\)$"):
         cupyconv.ConvProblem((5, 9), (2, 5, 3))
 
 

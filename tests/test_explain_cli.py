@@ -219,8 +219,8 @@ def test_invalid_options_get_one_line(args, said_):
 
 def test_error_equals_that_of_the_library():
     with pytest.raises(ConvError) as caught:
-        ConvProblem((1, 5, 7, 7), (4, 5, 5, 5), dilation=2)
-    line = refused("--input", "1x5x7x7", "--filter", "4x5x5x5", "--dilation", "2")
+        ConvProblem((1, 5, 7, 7), (4, 5, 9, 9))
+    line = refused("--input", "1x5x7x7", "--filter", "4x5x9x9")
     assert line == f"cupyconv: error: {caught.value}\n"
     assert "axis H" in line
     assert "Pad by 2 more in total on each axis, use an input of at least 9 by 9" in line

@@ -166,9 +166,9 @@ def test_explanation_names_each_tensor_twice():
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("--output-padding", "4"), "Use 0 to 3"),
+        (("--output-padding", "4"), "0 to 3 would fit. Use --output-padding 3"),
         (("--output-padding", "1", "--output-shape", "1x3x14x14"), "is given once"),
-        (("--output-shape", "1x3x19x19"), "use a result of 14 to 17 by 14 to 17"),
+        (("--output-shape", "1x3x19x19"), "Use a result of 14 to 17 by 14 to 17"),
         (("--dy", "1x3x9x9"), "Use --output-shape"),
         (("--sweep", "stride=1:3"), "Leave it out"),
     ],

@@ -26,6 +26,7 @@ _T = TypeVar("_T")
 _Axis = tuple[str, int, int, int, int | None]
 """Name, input size, filter span, stride and total padding (None for SAME) of an axis."""
 _DATA_SHAPES = {"input_shape", "output_shape"}
+"""Arguments of ConvProblem for tensors in the data format."""
 _OWNERS = {"input_shape": "x", "filter_shape": "w", "output_shape": "y"}
 
 
@@ -209,7 +210,7 @@ class Call:
     # -- candidates --------------------------------------------------------------------------
 
     def _axes_of_w(self) -> Iterator[Fix]:
-        """Yield fixes that give x and y as many axes as the filter: a batch, a channel, no 1."""
+        """Yield fixes that add a batch or channel axis, or remove an axis of size 1."""
         if self.w is None:
             return
         axes = len(self.w)
@@ -525,12 +526,17 @@ class Call:
         """Return the padding per spatial axis; None for SAME, or if it is not valid."""
         value = self.given.get("padding", 0)
         if isinstance(value, str):
+            sides = _integers(self.given.get("sides") or ())  # explicit_paddings of raw_ops
+            if value == "EXPLICIT" and sides and len(sides) == 2 * len(self.layout):
+                pairs = zip(sides[::2], sides[1::2], strict=True)
+                axes = dict(zip(self.layout, pairs, strict=True))
+                return [axes[axis] for axis in formats.SPATIAL_AXES[self.rank]]
             return [(0, 0)] * self.rank if value.lower() == "valid" else None
-        sides = list(value) if _is_list(value) else [value] * self.rank
-        pairs = [_integers(side if _is_list(side) else [side, side]) for side in sides]
-        if len(pairs) != self.rank or not all(pair and len(pair) == 2 for pair in pairs):
+        entries = list(value) if _is_list(value) else [value] * self.rank
+        found = [_integers(entry if _is_list(entry) else [entry, entry]) for entry in entries]
+        if len(found) != self.rank or not all(pair and len(pair) == 2 for pair in found):
             return None
-        return [(pair[0], pair[1]) for pair in pairs if pair]
+        return [(pair[0], pair[1]) for pair in found if pair]
 
     def _dilated(self) -> Iterator[Fix]:
         """Yield the padding with which a dilated filter keeps the size of the input."""
@@ -675,7 +681,10 @@ def _distinct(fixes: Iterable[Fix], most: int) -> list[Fix]:
 
 
 def _both(first: Fix, second: Fix) -> Fix:
-    return Fix({**first.changes, **second.changes}, (*first.phrases, *second.phrases))
+    """Return the fix that makes two changes; the second may set an argument of the first anew."""
+    again = {phrase[0] for phrase in second.phrases if not isinstance(phrase, str)}
+    kept = (one for one in first.phrases if isinstance(one, str) or one[0] not in again)
+    return Fix({**first.changes, **second.changes}, (*kept, *second.phrases))
 
 
 def _is_list(value: Any) -> bool:

@@ -228,6 +228,20 @@ CASES = [
         "input_sizes must be the input's shape of 4 values",
         {"input_sizes": (8, 28, 28, 1)},
     ),
+    Case(
+        "input_sizes that ignore the explicit paddings",
+        "Conv2DBackpropInput",
+        {
+            "input_sizes": [1, 10, 10, 3],
+            "filter": (3, 3, 3, 4),
+            "out_backprop": (1, 4, 4, 4),
+            "strides": TWO,
+            "padding": "EXPLICIT",
+            "explicit_paddings": [0, 0, 0, 1, 0, 1, 0, 0],
+        },
+        "floor((10 + 0 + 1 - 3)/2) + 1 = 5, out_backprop has 4; input sizes 8 to 9",
+        {"input_sizes": (1, 8, 8, 3)},
+    ),
     # -- TensorFlow: Conv2D and others -------------------------------------------------------------
     Case(
         "strides of NHWC with NCHW",
@@ -532,6 +546,18 @@ CASES = [
             "padding": 1,
         },
         "the input 3x32x32 has 3, the filter 16x3x3x3 has 4",
+        {"input_shape": (8, 3, 32, 32)},
+    ),
+    Case(
+        "input_shape of one channels-last image, without the batch of dy",
+        "conv_backprop_input",
+        {
+            "input_shape": (32, 32, 3),
+            "w": (16, 3, 3, 3),
+            "dy": (8, 16, 32, 32),
+            "padding": 1,
+        },
+        "the input 32x32x3 has 3, the filter 16x3x3x3 has 4",
         {"input_shape": (8, 3, 32, 32)},
     ),
     Case(

@@ -487,13 +487,7 @@ def _convolution(
     else:
         _require_bias(b, w.shape[0], "the weight")
         arguments = (x, w, b, strides, pads, dilations, groups)
-        try:
-            y = _compute("forward", arguments, _CONVOLUTION, (x.shape, w.shape, None))
-        except ConvError as error:
-            if not batched and w.shape[1] * groups == 1 < x.shape[1]:
-                shape = "x".join(map(str, (x.shape[1], 1, *x.shape[2:])))
-                error.offer([(f"add the channel axis: {shape}",), *error.fixes])
-            raise
+        y = _compute("forward", arguments, _CONVOLUTION, (x.shape, w.shape, None), batched)
     return y if batched else y.squeeze(0)
 
 
@@ -616,7 +610,11 @@ def _gradients(
 
 
 def _compute(
-    operator: str, arguments: tuple[Any, ...], names: Names, shapes: tuple[Any, ...]
+    operator: str,
+    arguments: tuple[Any, ...],
+    names: Names,
+    shapes: tuple[Any, ...],
+    batched: bool = True,
 ) -> Any:
     """Compute an operator, using the caller's tensor names in errors.
 
@@ -625,6 +623,7 @@ def _compute(
         arguments: its arguments; the last four are stride, padding, dilation and groups.
         names: the caller's names of the layer's tensors.
         shapes: shapes of x, w and y.
+        batched: whether the caller's x has the batch axis.
     """
     if torch.compiler.is_dynamo_compiling():
         return getattr(derivatives, operator)(*arguments)
@@ -638,8 +637,26 @@ def _compute(
         sizes = tuple(key for key, value in is_size.items() if value)
         bias = {"forward": arguments[2], "backprop_input": arguments[3]}.get(operator)
         bias_shape = None if bias is None else tuple(bias.shape)
-        operators.require_layer(names, shapes, arguments[-4:], sizes, bias_shape)
+        call = arguments[-4:], sizes, bias_shape
+        try:
+            operators.require_layer(names, shapes, *call)
+        except ConvError as error:
+            _, channels, *spatial = shapes[0]
+            shape = (channels, 1, *spatial)
+            if not batched and _fits(names, (shape, *shapes[1:]), *call):
+                text = f"add the channel axis: {'x'.join(map(str, shape))}"
+                error.offer([(text,), *error.fixes])
+            raise
         raise
+
+
+def _fits(names: Names, shapes: tuple[Any, ...], *call: Any) -> bool:
+    """Return whether a call with these shapes is valid."""
+    try:
+        operators.require_layer(names, shapes, *call)
+    except ConvError:
+        return False
+    return True
 
 
 def _require_output_padding(

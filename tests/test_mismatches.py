@@ -1,7 +1,7 @@
 """Shapes that do not belong together, as people report them, and the repair that an expert names.
 
-Each case is a call whose x, w and dy do not fit, with numbers from a public question or issue where
-one is named.  The error must state the conflict, and the expert's repair must be one of the first
+Each case is a call whose x, w and dy do not fit.  A public issue in parentheses reports the symptom;
+sizes that it does not give are chosen.  The error must state the conflict, and the expert's repair must be one of the first
 two that it offers.
 """
 
@@ -509,7 +509,7 @@ CASES = [
         {"padding": 18},
     ),
     Case(
-        "gradient of a SAME layer: 74 to 37 with stride 2 (tensorflow/tensorflow#19863)",
+        "gradient of a SAME layer: 74 to 37 with stride 2",
         "conv_backward",
         {"x": (2, 16, 74, 74), "w": (24, 16, 3, 3), "dy": (2, 24, 37, 37), "stride": 2},
         "floor((74 + 0 + 0 - 3)/2) + 1 = 36, dy has 37",

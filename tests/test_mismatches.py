@@ -1,8 +1,8 @@
 """Shapes that do not belong together, as people report them, and the repair that an expert names.
 
-Each case is a call whose x, w and dy do not fit.  A public issue in parentheses reports the symptom;
-sizes that it does not give are chosen.  The error must state the conflict, and the expert's repair must be one of the first
-two that it offers.
+Each case is a call whose x, w and dy do not fit.  A public issue in parentheses reports the
+symptom; sizes that it does not give are chosen.  The error must state the conflict, and the
+expert's repair must be one of the first two that it offers.
 """
 
 from __future__ import annotations

@@ -176,29 +176,27 @@ def _reversed_problem(
             f"got --dtype {arguments['dtype']}",
             "Use a real dtype; cupyconv.conv_transpose also takes complex arrays",
         )
-    _require_below_stride(output_padding, arguments.get("stride", 1))
+    rules = (arguments.get(key, 1) for key in ("stride", "dilation"))
+    _require_below_stride(output_padding, *rules)
     given = {**_DEFAULTS, **arguments, "output_shape": arguments["input_shape"]}
     given |= {"input_shape": output_shape, "output_padding": output_padding}
     make = partial(transposed_problem, _TRANSPOSED_NAMES)
     return offering(make, _TRANSPOSED_NAMES, given)
 
 
-def _require_below_stride(output_padding: Any, stride: Any) -> None:
-    """Check that the output padding of each axis is less than the stride.
+def _require_below_stride(output_padding: Any, stride: Any, dilation: Any) -> None:
+    """Check that the output padding is less than the stride where the library takes more.
 
     The library also takes values below the dilation, for which it extends x by zeros.
     """
-    extras = output_padding if isinstance(output_padding, tuple) else (output_padding or 0,)
-    strides = stride if isinstance(stride, tuple) else (stride,)
-    count = max(len(extras), len(strides))
-    extras, strides = (values * (count // len(values)) for values in (extras, strides))
-    for extra, step in zip(extras, strides, strict=False):
-        if not 0 <= extra < max(step, 1):
-            possible = "0" if step <= 1 else f"0 to {step - 1}"
+    values = [v if isinstance(v, tuple) else (v or 0,) for v in (output_padding, stride, dilation)]
+    count = max(map(len, values))
+    for extra, step, gap in zip(*(v * (count // len(v)) for v in values), strict=False):
+        if 1 <= step <= extra < gap:
             raise ConvError(
-                "output_padding must be at least 0 and less than the stride",
+                "output_padding must be less than the stride on the command line",
                 f"got {extra} with stride {step}",
-                f"Use {possible}",
+                f"Use --output-padding {step - 1}",
             )
 
 

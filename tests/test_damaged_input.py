@@ -114,7 +114,7 @@ def test_device_of_many_digits_is_rejected():
     line = refused(
         "shapes", "--input", "1x1x5", "--filter", "1x1x3", "--device", f"sm_{'9' * 5000}"
     )
-    assert "a device is 'cpu', an architecture or a card" in line
+    assert "a device must be 'cpu', an architecture or a card" in line
 
 
 # -- ONNX ------------------------------------------------------------------------------------------

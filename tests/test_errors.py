@@ -518,7 +518,7 @@ def test_unknown_and_old_devices_are_rejected():
     problem = ConvProblem((1, 1, 5), (1, 1, 3))
     refused(
         lambda: cupyconv.plan(problem, "gtx"),
-        rule="a device is 'cpu', an architecture or a card",
+        rule="a device must be 'cpu', an architecture or a card",
         values="got 'gtx'",
         remedy="Use for example 'sm_80'",
     )

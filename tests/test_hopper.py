@@ -452,7 +452,10 @@ def test_products_must_sum_over_whole_lines(operands):
     )
     assert fits(problem, family.name, ARCH, precision) == PASSES[1:]
     refusal = family.refuses(Request(problem, "forward", Device.of(ARCH), precision))
-    assert refusal == "the lines that TMA loads hold 64 channels of one group, and groups have 48"
+    assert refusal == (
+        "each group must have a multiple of 64 channels, since TMA loads lines of 64: groups have "
+        "48"
+    )
     narrow = ConvProblem((2, 62, 5, 6), (128, 31, 3, 3), padding=1, groups=2)
     narrow = in_formats(narrow, "NHWC", "OHWI").replace(dtype=problem.dtype)
     for pass_ in PASSES:

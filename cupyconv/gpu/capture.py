@@ -98,5 +98,5 @@ def relaxed() -> Iterator[None]:
         raise ConvError(
             "kernels must be loaded before a graph is captured in this mode",
             "a kernel of this call is not loaded yet",
-            "Call it once before the capture, or install cuda-bindings",
+            "Make this call once before the capture, or install cuda-bindings",
         ) from error

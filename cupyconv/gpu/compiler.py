@@ -126,7 +126,7 @@ def compile_missing(
     threads: int | None = None,
     done: Callable[[], None] = lambda: None,
 ) -> list[Future[Compiled]]:
-    """Return the cubins of variants; compile variants that the cache lacks in parallel.
+    """Return the cubins of variants; compile in parallel the variants that the cache lacks.
 
     NVRTC serialises only its front end, which takes a tenth of the compilation time.
 
@@ -164,7 +164,7 @@ _under_way: dict[Variant, threading.Lock] = {}
 wait for the cache entry."""
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_under_way.clear)  # a child lacks the threads with locks
+    os.register_at_fork(after_in_child=_under_way.clear)  # a child lacks the locks' threads
 
 
 def _made(variant: Variant) -> Compiled:
@@ -228,7 +228,7 @@ def nvrtc_version() -> tuple[int, int]:
 
 
 def fitted(device: Device) -> Device:
-    """Return a GPU with the target that the installed NVRTC has for it; unchanged without NVRTC.
+    """Return the GPU with a target that the installed NVRTC supports; unchanged without NVRTC.
 
     Raises:
         DeviceError: NVRTC has no target whose code the chip can run.

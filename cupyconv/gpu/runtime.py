@@ -1,6 +1,7 @@
-"""Loading and running of the kernels of launches.
+"""Load and run the kernels of launches.
 
-A Runtime loads and runs kernels: with CuPy here, with the CPU emulator in the tests.
+A Runtime loads and runs kernels.  The runtime of this module uses CuPy; the tests have a runtime
+that emulates a GPU on the CPU.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ _NULL = np.uint64(0)
 
 
 class Runtime(Protocol):
-    """Functions that launching kernels needs from a GPU or an emulator."""
+    """Functions of a GPU or an emulator that load and launch kernels."""
 
     def load(self, launches: Sequence[Launch]) -> None:
-        """Load the kernels of launches; compile missing kernels in parallel."""
+        """Load the kernels of launches, after compiling missing kernels in parallel."""
         ...
 
     def kernel(self, launch: Launch) -> Kernel:
@@ -157,7 +158,7 @@ class CupyRuntime:
 
     @capture.relaxed()
     def load(self, launches: Sequence[Launch]) -> None:
-        """Load the kernels of launches; compile kernels that the cache lacks in parallel.
+        """Load the kernels of launches; compile in parallel the kernels that the cache lacks.
 
         Raises:
             KernelCompileError: a kernel does not compile; all other kernels are still loaded.

@@ -1,7 +1,7 @@
 """Encoding of tensor maps, which TMA reads.
 
-Encoded maps are cached by map and address, so that another tensor at a reused address gets another
-map.
+Encoded maps are cached by map and address, since a later tensor at the same address may need
+another map.
 """
 
 from __future__ import annotations

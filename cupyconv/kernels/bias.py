@@ -24,19 +24,19 @@ _MOST_CHUNKS = 1024
 """Largest number of chunks (chosen)."""
 
 _BLOCKS_PER_SM = 4
-"""Blocks per SM that the number of chunks aims at: 32 warps per SM with four 16-byte loads in
-flight (chosen)."""
+"""Number of blocks per SM that the number of chunks aims at (chosen): 32 warps, which have four
+16-byte loads in flight."""
 
 
 def prepare_bias(
     problem: ConvProblem, strides: Strides, device: Device, workspace_limit: int | None = None
 ) -> tuple[tuple[Launch, ...], int]:
-    """Return the launches that sum dy into the bias gradient, and the workspace in bytes.
+    """Return the launches that sum dy into the bias gradient, and the bytes of their workspace.
 
     The strides of dy are ``strides.y``; the stride of the bias gradient is ``strides.bias``.
 
     Raises:
-        ConvError: dy has more channels than a grid has blocks.
+        ConvError: dy has more channels than the blocks of a grid can sum.
     """
     import numpy as np
 

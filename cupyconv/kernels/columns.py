@@ -1,4 +1,4 @@
-"""cuda-columns (cuda/conv_columns.cu): one dense product of pixels and taps, then a sum."""
+"""cuda-columns (cuda/conv_columns.cu): one dense product of pixels with taps, then a sum."""
 
 from __future__ import annotations
 
@@ -27,33 +27,36 @@ from cupyconv.launch import STORAGE, FilterForm, Launch, Part
 from cupyconv.problem import ITEMSIZE, ConvProblem
 
 THREADS, CHANNELS = 256, 4
-"""Threads per block of the sum, and channels of a pixel that a thread computes."""
+"""Threads per block of the sum kernel, and number of channels that a thread computes per pixel."""
 
 MOST_FILTERS = 32
-"""Largest number of filters per group in forward; more fill the tiles of cuda-gather (chosen)."""
+"""Largest number of filters per group in forward (chosen).  More filters fill the tiles of
+cuda-gather without columns."""
 
 MOST_TIMES, SMALL_BYTES, MOST_BYTES = 8, 64 << 20, 4 << 30
-"""Limits of the columns: times the bytes of x, w and y, unless they take at most SMALL_BYTES; and
-bytes in any case (chosen)."""
+"""Limits on the bytes of the columns (chosen).  The columns may take MOST_TIMES the bytes of x, w
+and y, or SMALL_BYTES if that is more.  They must never take more than MOST_BYTES."""
 
 COPIED = "w arranged"
 """Method that first copies w so that its columns are evenly spaced."""
 
 _RESIDENT = 2
-"""Resident blocks of the sum per multiprocessor, as registers allow (launch bounds)."""
+"""Resident blocks of the sum kernel per multiprocessor that registers allow (launch bounds)."""
 
 _PIXEL_INSTRUCTIONS, _TERM_INSTRUCTIONS = 450, 80
-"""Instructions of a thread of the sum, without terms and per term of backprop_input (counted in
-SASS for 8.0; a term of forward takes 51)."""
+"""Instructions of the sum kernel per thread: a fixed part, and a part per term in backprop_input.
+Both are counted in SASS for 8.0.  A term of forward takes 51 instructions."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The product of a pass: source pixels by columns, which are taps and channels of the result.
+    """The matrix product of a pass, as the forward pass of a pointwise convolution.
+
+    Rows are the pixels of the source.  Each column is a tap and a channel of the result.
 
     Attributes:
-        problem: the product as the forward pass of a pointwise convolution.
-        strides: strides of source, w and columns in this convolution.
+        problem: the pointwise convolution.
+        strides: strides of the source, w and the columns, which are x, w and y of ``problem``.
         taps_fastest: whether columns are numbered with taps fastest, else with channels fastest.
     """
 
@@ -81,7 +84,7 @@ class Columns:
 
 @lru_cache(maxsize=4096)
 def columns_of(problem: ConvProblem, strides: Strides, pass_: str) -> Columns | None:
-    """Return the product of a pass; None if the columns are not evenly spaced in w."""
+    """Return the product of a pass; None if w does not store the columns evenly spaced."""
     filter_, channel, *taps = problem.filter_axes
     shape, groups, forward = problem.filter_shape, problem.groups, pass_ == "forward"
     summed, kept = (channel, filter_) if forward else (filter_, channel)
@@ -95,7 +98,7 @@ def columns_of(problem: ConvProblem, strides: Strides, pass_: str) -> Columns | 
     else:
         return None
     count = prod(sizes[axis] for axis in order)
-    # The product expects the columns of the next group after those of a group.
+    # The product expects the columns of each group directly after the columns of the group before.
     if groups > 1 and per_group * strides.w[filter_] != count * step:
         return None
     return _columns(problem, strides, pass_, (step, strides.w[summed]), count, taps_fastest)
@@ -122,7 +125,7 @@ def _columns(
     count: int,
     taps_fastest: bool,
 ) -> Columns:
-    """Return the product for columns and summed elements that are ``apart`` in memory."""
+    """Return the product; ``apart`` has the strides in w of the columns and the summed elements."""
     rank, groups = problem.spatial_rank, problem.groups
     source, source_strides, depth = problem.input_shape, strides.x, problem.C // groups
     if pass_ == "backprop_input":
@@ -143,7 +146,7 @@ def _columns(
 
 
 def _even_step(strides: Sequence[int], shape: Sequence[int], order: Sequence[int]) -> int | None:
-    """Return the distance of elements that are numbered along several axes, the last one fastest.
+    """Return the distance in memory of successive elements along several axes, the last fastest.
 
     Returns:
         The distance, which may be negative; None if it varies.
@@ -296,7 +299,10 @@ class ColumnSums(Family):
         return FilterForm(order, _copied_bytes(request), _copy_of_w(request, 0))
 
     def _product(self, request: Request) -> tuple[Columns, bool] | None:
-        """Return the product, and whether it reads a copy of w; None if neither w nor copy fits."""
+        """Return the product, and whether it reads a copy of w.
+
+        The result is None if neither w nor a copy of w has evenly spaced columns.
+        """
         problem, strides = request.problem, request.memory
         if not strides.w_arranged:
             columns = columns_of(problem, strides, request.pass_)
@@ -342,7 +348,7 @@ class ColumnSums(Family):
 
 
 def _copy_of_w(request: Request, offset: int) -> Launch:
-    """Return the launch that copies w to this offset of the workspace, in bytes."""
+    """Return the launch that copies w to the workspace; ``offset`` is in bytes."""
     problem, strides = request.problem, request.memory
     if request.pass_ == "backprop_input":
         return filter_by_channels(problem, strides, offset)
@@ -360,7 +366,7 @@ def _copied_bytes(request: Request) -> int:
 
 
 def _sum_blocks(request: Request) -> int:
-    """Return the blocks of the sum."""
+    """Return the number of blocks of the sum kernel."""
     problem = request.problem
     sizes, channels = problem.input_sizes, problem.C // problem.groups
     if request.pass_ == "forward":
@@ -370,7 +376,7 @@ def _sum_blocks(request: Request) -> int:
 
 
 def _sum_kernel(request: Request, splits: int) -> cost.Kernel:
-    """Return the blocks of the sum with their work."""
+    """Return the sum kernel's blocks, with their work, for the cost model."""
     forward, problem = request.pass_ == "forward", request.problem
     terms = splits * prod(
         axis.filter if forward else min(ceil(axis.effective_filter / axis.stride), axis.output)

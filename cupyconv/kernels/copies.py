@@ -134,7 +134,7 @@ ARRANGE_SHAPE = (*_COPIED_AXES, ("channels", "i8"), ("channel_stride", "i8"), ("
 """Fields of the struct ``ArrangeShape`` in cuda/conv_arrange.cu, in NumPy's notation."""
 
 Copies = Sequence[tuple[str, int]]
-"""Name of each copied tensor (one or two), with the byte offset of its copy in the workspace."""
+"""One or two pairs of a tensor's name and the byte offset of the tensor's copy in the workspace."""
 
 
 def arrange(asked: ConvProblem, seen: ConvProblem, strides: Strides, copies: Copies) -> Launch:
@@ -152,7 +152,7 @@ def filter_by_channels(problem: ConvProblem, strides: Strides, offset: int) -> L
     """Return the launch that copies w to the order (groups, channels, taps, filters).
 
     Args:
-        problem: the problem, for which ``has_even_taps`` holds.
+        problem: a problem for which ``has_even_taps`` returns True.
         strides: strides of the caller's tensors.
         offset: bytes from the beginning of the workspace to the copy.
     """
@@ -180,7 +180,7 @@ def filter_by_channels_bytes(problem: ConvProblem) -> int:
 
 
 def has_even_taps(problem: ConvProblem, strides: Strides) -> bool:
-    """Return whether two axes are enough to number the taps of w in memory."""
+    """Return whether two axes, each with one stride, reach all taps of w in memory."""
     *_, height, width = (0, *problem.filter_axes[2:])
     sizes, apart = problem.filter_shape, strides.w
     if problem.spatial_rank < 3:
@@ -193,7 +193,7 @@ def has_even_taps(problem: ConvProblem, strides: Strides) -> bool:
 
 
 def _tap_extents(problem: ConvProblem) -> tuple[int, int]:
-    """Return the taps as two extents; the taps of a volume are numbered along one axis."""
+    """Return the extents of two axes that number the taps; the taps of a volume are one axis."""
     if problem.spatial_rank == 2:
         height, width = problem.filter_sizes
         return height, width

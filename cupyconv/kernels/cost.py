@@ -26,8 +26,8 @@ from cupyconv.kernels.request import Request
 from cupyconv.problem import REAL_PART
 
 LEAST_SPLIT_STEPS = 8
-"""Smallest number of steps of BLOCK_K per split worth ranking, so that filling the ring pays
-(chosen)."""
+"""Smallest number of BLOCK_K steps per split (chosen).  Fewer steps do not repay the time to fill
+the ring."""
 
 ADDING_THREADS = 64
 """Threads per block of the reduction kernels (cuda/include/parts.cuh)."""
@@ -195,5 +195,5 @@ def plain_rate(request: Request) -> float:
 
 
 def per_cycle(chip: Chip, rate: float) -> float:
-    """Return the operations per cycle of a multiprocessor at a chip's rate in TFLOP/s."""
+    """Return a multiprocessor's operations per cycle if the chip's rate is ``rate`` TFLOP/s."""
     return rate * 1e3 / chip.clock / chip.multiprocessors

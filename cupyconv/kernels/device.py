@@ -19,8 +19,8 @@ _TEGRA = {(8, 7), (8, 8), (10, 1), (11, 0)}
 """Compute capabilities of Tegra chips, which run no cubin of another chip (CUDA's rule)."""
 
 _LARGEST_MAJOR = 69
-"""Largest major version accepted in the name of a chip.  A superfluous digit, as in sm_800, gives
-at least 75."""
+"""Largest major version accepted in the name of a chip.  A name with a superfluous digit, such as
+sm_800, has a major version of at least 75."""
 
 CAPABILITIES = (
     *((7, 5), (8, 0), (8, 6), (8, 7), (8, 8), (8, 9), (9, 0)),
@@ -46,9 +46,9 @@ class Chip:
         double_tensor_rate: TFLOP/s of float64 on the tensor cores; 0 on chips without support.
         bandwidth: bandwidth of device memory, in GB/s.
         clock: clock of the multiprocessors, in GHz.
-        block_shared: most shared memory per block, in KiB.
+        block_shared: largest shared memory per block, in KiB.
         shared: shared memory per multiprocessor, in KiB.
-        threads: most resident threads per multiprocessor.
+        threads: largest number of resident threads per multiprocessor.
     """
 
     multiprocessors: int
@@ -72,7 +72,8 @@ CHIPS = {
     # mma.sync reaches about 60 % of the wgmma rate.
     (9, 0): Chip(132, 620, 989, 67.0, 33.5, 67.0, 3350, 1.98, 227, 228, 2048),
     (10, 0): Chip(148, 620, 0, 75.0, 37.0, 37.0, 8000, 1.98, 227, 228, 2048),
-    # The data sheet leads with products summed in float16; sums in float32 are half as fast.
+    # The data sheet's first figure is for products summed in float16; sums in float32 are half as
+    # fast.
     (12, 0): Chip(170, 210, 0, 104.0, 1.6, 0, 1790, 2.41, 99, 100, 1536),
 }
 """Nominal chips by compute capability; other capabilities use the newest older chip."""
@@ -193,7 +194,7 @@ class Device:
         name: "cpu", or the name of a GPU.
         architecture: architecture of the chip, such as "sm_80" or "sm_90a"; None for the CPU.
         multiprocessors: number of multiprocessors of the card, which determines the number of
-            persistent blocks; None to use that of the nominal chip.
+            persistent blocks; None to use the number of the nominal chip.
         has_tensor_maps: whether tensor maps for TMA can be encoded.
         fallback: target for a compiler that does not know the chip: an older chip with compatible
             cubins, such as "sm_100", or PTX, such as "compute_90"; else None.
@@ -254,7 +255,7 @@ class Device:
 
     @cached_property
     def nominal(self) -> tuple[int, int]:
-        """Compute capability of the nominal chip: the GPU's own, or the newest older in CHIPS."""
+        """Compute capability of the nominal chip: the newest in CHIPS up to the GPU's own."""
         return max(known for known in CHIPS if known <= self.capability)
 
     @property
@@ -306,7 +307,7 @@ class Device:
             near = get_close_matches(text.lower(), [*map(str.lower, CARDS)], n=3, cutoff=0.5)
             cards = [card for card in CARDS if card.lower() in near] or ["RTX 4090"]
             raise ConvError(
-                "a device is 'cpu', an architecture or a card",
+                "a device must be 'cpu', an architecture or a card",
                 f"got {shown(word)}",
                 f"Use for example 'sm_80' or {' or '.join(map(repr, cards))}",
             )
@@ -333,7 +334,7 @@ class Device:
         """
         if capability < _OLDEST:
             raise ConvError(
-                "kernels need a GPU of compute capability 7.5 or later",
+                "the GPU must have compute capability 7.5 or later",
                 f"{name} has {capability[0]}.{capability[1]}",
                 "Use a newer GPU, or compute NumPy arrays on the CPU",
             )

@@ -38,8 +38,8 @@ MOST_PASSED = 1 << 16
 (chosen)."""
 
 LARGEST_EDGE = 8
-"""Largest number of pixels of a thread's tile along an axis (chosen).  In backprop_input, the
-extent is a multiple of the stride."""
+"""Largest number of pixels of a thread's tile along an axis (chosen).  In backprop_input, this
+number is a multiple of the stride."""
 
 _THREADS = 128
 """Largest number of threads per block (chosen)."""
@@ -208,7 +208,7 @@ class Geometry:
         return max(-(-self.rounds // rounds), 1)
 
     def kernel(self, chip: Chip, rate: float, blocks: int) -> cost.Kernel:
-        """Return all blocks of the product, if ``blocks`` blocks or chunks share the tiles.
+        """Return the blocks of the product, with their work, for the cost model.
 
         Args:
             chip: chip that the blocks run on.
@@ -282,7 +282,7 @@ def geometry(request: Request, tiling: Tiling) -> Geometry | None:
 
 
 def geometries(request: Request) -> tuple[tuple[Tiling, Geometry], ...]:
-    """Return all tilings worth ranking, with their geometries; they do not depend on the chip."""
+    """Return all tilings worth ranking, with their geometries, which do not depend on the chip."""
     return _geometries(request.problem, request.pass_, request.memory)
 
 
@@ -343,8 +343,8 @@ def _block(problem: ConvProblem, pass_: str, vector: int, lanes: int) -> Block:
 def _vectors(request: Request) -> list[int]:
     """Return the possible numbers of channels per thread.
 
-    The channels of a thread are contiguous in both tensors in a depthwise layer.  In other layers,
-    they belong to one group.
+    In a depthwise layer, a thread's channels are contiguous in both tensors.  In other layers, a
+    thread's channels belong to one group.
     """
     outs, ins = channels_of(request.problem, request.pass_)
     most = outs
@@ -356,8 +356,8 @@ def _vectors(request: Request) -> list[int]:
 def _lane_counts(request: Request, vector: int) -> Iterator[int]:
     """Yield the best numbers of threads along the channels.
 
-    The first number needs the fewest blocks; the second, if any, leaves fewer lanes idle.  Shared
-    memory limits both, since it holds a thread's filter.
+    The first number needs the fewest blocks; the second, if any, leaves fewer lanes idle.  Both are
+    limited by shared memory, which holds the filter of each lane.
     """
     problem, pass_, memory = request.problem, request.pass_, request.memory
     channel = problem.data_axes[1]
@@ -452,7 +452,7 @@ def _neighbours(request: Request, role: str, number: int, extent: int) -> int:
         request: the pass.
         role: "x" or "y".
         number: axis: 0 is the batch, 1 the channels, and the spatial axes follow.
-        extent: elements along the axis that a vector must not cross.
+        extent: number of elements along the axis; a vector must not cross their bounds.
     """
     problem, memory = request.problem, request.memory
     layout = memory.x if role == "x" else memory.y
@@ -542,7 +542,7 @@ def _construct(
     of_filter = 0  # 16-byte loads from shared memory
     if not is_filter:
         of_filter = -(-of_taps * accumulator_bytes(problem) // 16)
-    # Half as many wavefronts where adjacent lanes load the same filter.
+    # A load takes half as many wavefronts if adjacent lanes load the same filter.
     from_shared = slices * down.pairs * of_filter
     accessed = slices * down.passed * of_source + down.extent * of_result
     unpacked = unpacking * (slices * down.passed * across.met * loaded + tile)
@@ -595,7 +595,7 @@ TILE_WALK = (("tiles", "i8", 4), ("step", "i8", 4), ("rounds", "i8"))
 
 
 def _walk(problem: ConvProblem, pass_: str, made: Geometry, rounds: int) -> np.ndarray:
-    """Return the TileWalk of blocks with this number of rounds each."""
+    """Return the TileWalk of blocks that each compute ``rounds`` rounds."""
     import numpy as np
 
     walked = problem.input_sizes if pass_ == "backprop_input" else problem.output_sizes
@@ -688,7 +688,7 @@ class Direct(Streaming[Tiling]):
         _, dilation_h, dilation_w = spatial(problem.dilation)
         _, pad_h, pad_w = spatial(tuple(before for before, _ in problem.padding), 0)
         block, down, across, pieces = made.block, made.down, made.across, made.pieces
-        # ``begin`` is the first source column of the first tile; ``last``, of the last tile.
+        # ``begin`` and ``last`` are the first source columns of the first and of the last tile.
         begin, step = across.first - pad_w, across.extent * stride_w
         width_under = problem.input_sizes[-1]
         if pass_ == "backprop_input":

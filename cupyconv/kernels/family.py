@@ -27,7 +27,7 @@ class Tile:
         macros: names and values of the variant's other macros.
         since: oldest compute capability with enough registers and all instructions of the kernel.
         itemsize: required bytes per element; None if every size is supported.
-        most_bytes: largest element, in bytes, for which shared memory has room.
+        most_bytes: largest element size, in bytes, for which the tile fits into shared memory.
     """
 
     block_m: int
@@ -69,7 +69,8 @@ class Choices:
             backprop_filter.
         splits: number of partial sums over gemm_k or over pixels, added up in a fixed order.
         workspace_bytes: device memory in addition to the tensors.
-        method: method of "numpy", or the operands that "cuda-gather" copies first; else empty.
+        method: method of "numpy", or the operands that "cuda-gather" or "cuda-columns" copies
+            first; else empty.
     """
 
     tile: Tile | None = None

@@ -268,7 +268,8 @@ class Gather(Tiled):
     def splits(self, request: Request, tile: Tile) -> list[int]:
         """Return 1 and the numbers of splits that balance the multiprocessors.
 
-        In backprop_filter, a number above 1 must fill the chip, unless no number does.
+        In backprop_filter, numbers above 1 that do not fill the chip are left out.  If no number
+        fills the chip, the largest is returned.
         """
         gemm = request.problem.gemm(request.pass_)
         steps = -(-gemm.gemm_k // tile.block_k)
@@ -298,7 +299,7 @@ class Gather(Tiled):
     def launches(
         self, request: Request, choices: Choices, activation: str | None = None
     ) -> tuple[Launch, ...]:
-        """Return the launches: copy of operands if any, product, and sum of splits if any."""
+        """Return the launches: any copy of operands, the product, and any sum of splits."""
         import numpy as np
 
         pass_ = request.pass_
@@ -358,7 +359,7 @@ def _methods(operands: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
 
 
 METHODS = {pass_: _methods(operands) for pass_, operands in OPERANDS.items()}
-"""Operands that each method of a pass first copies with channels last."""
+"""Names of the operands that are first copied with channels last, keyed by pass and method."""
 
 
 def product_of(
@@ -381,7 +382,7 @@ def aligned(size: int) -> int:
 
 
 def _of_product(request: Request, method: str) -> Request:
-    """Return the request for a method's product; its copies reduce the workspace limit."""
+    """Return the request for a method's product, with the workspace limit that the copies leave."""
     if not method:
         return request
     problem, strides = product_of(request.pass_, method, request.problem, request.memory)
@@ -439,7 +440,8 @@ class Ring:
 
     Attributes:
         stages: number of stages of the ring, each with a tile of A and a tile of B.
-        shared_bytes: size of the ring, or of the tile of C that later replaces it, in bytes.
+        shared_bytes: size in bytes of the ring, or of the tile of C that later replaces the ring,
+            whichever is larger.
         table_bytes: size of the address tables and loop counters, in bytes.
     """
 
@@ -451,13 +453,13 @@ class Ring:
 def ring(
     tile: Tile, found: Accesses, itemsize: int, device: Device, words: int, index: str = "int"
 ) -> Ring:
-    """Return the ring of a tile, with the most stages that all resident blocks have room for.
+    """Return the ring of a tile, with as many stages as all resident blocks have room for.
 
     Args:
         tile, found: tile and accesses of the variant.
         itemsize: bytes per element.
         device: device that the ring is for.
-        words: 32-bit words of tap bits, as from ``tap_words``.
+        words: number of 32-bit words of tap bits, from ``tap_words``.
         index: C++ type of offsets.
     """
     m, n, k = tile.block_m, tile.block_n, tile.block_k
@@ -467,8 +469,8 @@ def ring(
         return (extent + padding) * k * itemsize
 
     stage = of_operand(m, found.a.along_first) + of_operand(n, found.b.along_first)
-    # Each operand has half an address per position, and half an address per k for two steps.  The
-    # loop counters of a step, 8 digits of the loops, and the block's tile follow.
+    # Each operand has half an address per position, and half an address per k for two steps.  After
+    # them come the loop counters of a step, the 8 numbers of the loops, and the block's tile.
     index_bytes = 4 if index == "int" else 8
     half = _multiple(index_bytes + 4 * words, 8 if words == 1 else index_bytes)
     positions = sum(
@@ -566,8 +568,8 @@ def product_launch(
     assert tile is not None
     found = accesses(pass_, problem, strides)
     a, b, c = found.a, found.b, found.c
-    # Strides of single-element axes become 0, so that every sum of strides, even one beyond the
-    # tensor, is a multiple of the vector.
+    # Strides of single-element axes become 0, so that every offset, even outside the tensor, is a
+    # multiple of the vector's length.
     strides = strides.taken(problem)
     index = parameters.index_type(problem, strides)
     phases = _phases(problem, pass_, choices, number)
@@ -653,9 +655,10 @@ def phase_launches(problem: ConvProblem, pass_: str) -> int:
 
 
 def _phases(problem: ConvProblem, pass_: str, choices: Choices, number: int = 0) -> np.ndarray:
-    """Return the stride phases of a launch and where their tiles end, most taps first.
+    """Return the stride phases of a launch, most taps first, each with the end of its tiles.
 
-    The number of phases is rounded up to a power of two.  Other passes have a single phase.
+    In backprop_input, the number of phases is rounded up to a power of two.  Other passes have a
+    single phase.
     """
     import numpy as np
 

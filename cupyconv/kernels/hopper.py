@@ -59,8 +59,8 @@ MOST_STAGES = 8
 """Largest number of stages of the ring (chosen)."""
 
 MAX_MAPS = 16
-"""Largest number of tensor maps and walks of the gathered tensor that fit into 4 KB of kernel
-parameters."""
+"""Largest number of tensor maps of the gathered tensor, and of walks, that 4 KB of kernel
+parameters have room for."""
 
 _MOST_TILE_ROWS = 512
 """Largest number of rows of a cluster's tiles; the last tiles may exceed the matrix by that many
@@ -187,7 +187,7 @@ def windows(problem: ConvProblem, line: int) -> int:
 def matrices(
     problem: ConvProblem, pass_: str, tile: Tile, splits: int
 ) -> list[tuple[int, int, int]]:
-    """Return the rows and columns of a group's product, and the steps per sum, for each walk.
+    """Return, for each walk, the rows and columns of a group's product, and the steps per sum.
 
     In the filter gradient, a window's channels are padded to whole lines.
     """
@@ -251,12 +251,12 @@ def is_pointwise(problem: ConvProblem) -> bool:
 
 
 def is_planar(problem: ConvProblem) -> bool:
-    """Return whether kernels read x and dy with channels first, in lines of pixels of a row."""
+    """Return whether kernels read x and dy with channels first, as lines of pixels of one row."""
     return problem.data_axes[1] == 1
 
 
 def row_ends(problem: ConvProblem, pass_: str) -> tuple[int, ...]:
-    """Return the row length of the gathered tensor for each of its tensor maps, in planar images.
+    """Return the row lengths of a planar gathered tensor, one for each of its tensor maps.
 
     The filter gradient sums over lines of pixels.  If the last line is padded, each tap along the
     row has a map in which x ends at the element that the tap reads for the last pixel.
@@ -388,7 +388,7 @@ def _in_rows(
 
 
 def _has_lines(problem: ConvProblem, pass_: str, steps: Mapping[str, Sequence[int]]) -> bool:
-    """Return whether TMA can read rows of these tensors, and lines waste few pixels.
+    """Return whether TMA can read rows of these tensors without wasting many pixels per line.
 
     Windows must be adjacent along a row, and each tap must begin at a multiple of 16 bytes.
     """
@@ -451,7 +451,7 @@ def layouts_of(request: Request) -> tuple[Layout, ...]:
 
 
 def layout_of(request: Request, tile: Tile) -> Layout:
-    """Return the layout of a tile."""
+    """Return the layout that a tile reads."""
     operands = "planes" if tile.defines["PLANES"] > 1 else request.operands
     found = layouts(request.problem, request.pass_, request.memory, operands)
     return found[tile.defines["PLANAR"]]
@@ -490,7 +490,7 @@ def tma_counts(request: Request, operand_bytes: int, planes: int = 1) -> Iterato
 
 
 def most_tiles(request: Request) -> int:
-    """Return the most tiles that 32 bits can count, plus one round of persistent blocks."""
+    """Return the largest number of tiles; 32 bits must also count one more round of blocks."""
     return 2**31 - 1 - request.device.resident_blocks
 
 
@@ -513,7 +513,10 @@ def _refuse_groups(problem: ConvProblem, pass_: str, line: int) -> str | None:
     summed = {"forward": (channels, "channels"), "backprop_input": (filters, "filters")}
     count, role = summed.get(pass_, (0, ""))
     if count % line:
-        return f"the lines that TMA loads hold {line} {role} of one group, and groups have {count}"
+        return (
+            f"each group must have a multiple of {line} {role}, since TMA loads lines of {line}: "
+            f"groups have {count}"
+        )
     return None
 
 
@@ -696,7 +699,7 @@ def staying_grid(walk: np.ndarray, tile: Tile, device: Device) -> tuple[int]:
 
 
 def _store(staged: Staged, pass_: str, walked: int, splits: int) -> tuple[int, int]:
-    """Return the values of the macros STORE, how C is stored, and RUN, the elements per store."""
+    """Return the values of two macros: STORE, the method that stores C, and RUN, its elements."""
     problem, strides, result = staged.problem, staged.strides, ROLES_OF[pass_][-1]
     steps, shape = getattr(strides, result), shape_of(problem, result)
     itemsize, alignment = ITEMSIZE[problem.dtype], strides.alignment
@@ -804,14 +807,14 @@ def _spatial(walk: Walk, name: str) -> list[int]:
 
 
 def _maps(staged: Staged, pass_: str, tile: Tile, walked: Sequence[Walk]) -> list[TensorMap]:
-    """Return the tensor maps: of the gathered tensor, then of the other operand.
+    """Return the tensor maps of the gathered tensor, followed by the map of the other operand.
 
-    The gathered tensor has a map for each walk or row length.
+    The gathered tensor has one map per walk or, if it is planar, one map per row length.
     """
     problem = staged.problem
     gathered, other, _ = ROLES_OF[pass_]
     line = tile.block_k
-    # Pixels are the rows of a tile of C; in backprop_filter, they are its depth.
+    # Pixels are the rows of a tile of C; in backprop_filter, they run along k.
     pixels = line if pass_ == "backprop_filter" else tile.block_m
     maps: list[TensorMap]
     if is_planar(problem):
@@ -890,11 +893,11 @@ def _outwards(inner: int, axes: Sequence[tuple[int, int]], itemsize: int) -> tup
 
 
 def _rows(problem: ConvProblem, role: str, operand: Operand, line: int, end: int) -> TiledMap:
-    """Return the map of x or y with channels first; a box has pixels of one row, and channels.
+    """Return the map of x or y with channels first; a box has several channels, pixels of one row.
 
     Args:
         problem, role, operand: problem, name and location of the tensor.
-        line: pixels and channels per box.
+        line: number of pixels per box, and number of channels per box.
         end: pixels per row; pixels beyond the end read as zero.
     """
     shape, steps = shape_of(problem, role), getattr(operand.strides, role)
@@ -946,9 +949,9 @@ def pixel_dimensions(
 def filter_map(problem: ConvProblem, pass_: str, tile: Tile, operand: Operand) -> TiledMap:
     """Return the map of w, whose axes are (filters, channels, taps) or (channels, taps, filters).
 
-    The order is the order in memory, innermost first.  A box has a line of the contiguous axis.
-    Along the other axis, it has this block's share of the tile's columns if k is contiguous, or
-    else a line of k.
+    The map has the axes in memory order, innermost first.  A box has a line of the contiguous axis.
+    If k is contiguous, the box has the block's share of the tile's columns along the other axis.
+    If k is the other axis, the box has a line of k.
     """
     shape, steps = problem.filter_shape, operand.strides.w
     filter_, channel, *spatial = problem.filter_axes
@@ -982,13 +985,13 @@ class Staying(Family):
     passes: ClassVar[int] = 1
 
     def before(self, request: Request, tile: Tile) -> tuple[float, int, str]:
-        """Return the bytes that copies before the product move, their workspace, and a summary."""
+        """Return the bytes that copies before the product move, the workspace, and a summary."""
         seen = layout_of(request, tile)
         does = f"{called(seen.copied)} copied with channels last" if seen.copied else ""
         return 2 * seen.copied_bytes, seen.copied_bytes, does
 
     def tiles_counted(self, request: Request) -> Count:
-        """Return the most tiles that persistent blocks count, over all tile sizes."""
+        """Return the largest number of tiles that persistent blocks count, over all tile sizes."""
         most = max(
             sum(tile_count(tile, rows, columns) for rows, columns, _ in _matrices(request, tile, 1))
             for tile in self.fitting_tiles(request)
@@ -1011,7 +1014,7 @@ class Staying(Family):
         return self._costed(request, tile, splits) if fits else None
 
     def _splits(self, request: Request, tile: Tile) -> list[int]:
-        """Return the numbers of splits worth ranking: 1, and those that fill one or a few waves."""
+        """Return the numbers of splits worth ranking: 1, and the numbers that fill a few waves."""
         (rows, columns, steps), *_ = _matrices(request, tile, 2)
         most = min(steps // cost.LEAST_SPLIT_STEPS, self._most_splits(request, tile))
         if most <= 1:
@@ -1023,7 +1026,7 @@ class Staying(Family):
         return sorted({1, *(-(-steps // -(-steps // splits)) for splits in found if splits > 1)})
 
     def _most_splits(self, request: Request, tile: Tile) -> int:
-        """Return the most splits that steps, tile counters and the workspace limit allow."""
+        """Return how many splits the steps, the tile counters and the workspace limit allow."""
         found = _matrices(request, tile, 1)
         if len(found) > 1:
             return 1
@@ -1065,10 +1068,10 @@ class Staying(Family):
         )
 
     def _kernel(self, request: Request, tile: Tile, tiles: int, steps: float) -> cost.Kernel:
-        """Return the tiles as consecutive blocks, each with ``steps`` steps of BLOCK_K."""
+        """Return the product for the cost model: one block per tile, with ``steps`` steps each."""
         chip, m, n = request.chip, tile.block_m, tile.block_n
         rate = chip.group_tensor_rate / (2 if request.operands == "tf32" else 1)
-        # TMA writes the lines of A and B.  A warpgroup reads its lines of A and, for each 64 of its
+        # TMA writes the lines of A and B.  A warpgroup reads its own lines of A and, for every 64
         # rows, all lines of B.
         lines = (m + n) + (m + m / 64 * n)
         work = cost.Work(
@@ -1080,7 +1083,7 @@ class Staying(Family):
     def launches(
         self, request: Request, choices: Choices, activation: str | None = None
     ) -> tuple[Launch, ...]:
-        """Return the launches: copy of operands if any, product, and sum of splits if any."""
+        """Return the launches: any copy of operands, the product, and any sum of splits."""
         import numpy as np
 
         tile, pass_, splits = choices.tile, request.pass_, choices.splits

@@ -1,6 +1,6 @@
 """cuda-hopper-bf16x6: float32 operands, split into planes of bfloat16 by cuda/conv_planes.cu.
 
-The product of the planes is that of cuda-hopper.
+The kernel of cuda-hopper multiplies the planes.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ def _layout(request: Request) -> Layout:
 
 class HopperBf16x6(Staying):
     name = "cuda-hopper-bf16x6"
-    summary = "float32 as cuda-hopper's products of three bfloat16 planes"
+    summary = "float32 split into three bfloat16 planes, which cuda-hopper's kernel multiplies"
     passes = 6  # products of planes per product of float32 operands
-    # There are two sets of sums, in and out of the tensor cores; 256 columns do not fit.
+    # A thread has two sets of sums in registers: the accumulators of wgmma, and the sums to which
+    # these are added.  For 256 columns, there are too few registers.
     tiles = tuple(
         tile_of(
             *(block_m, block_n, 4, 2),
@@ -61,8 +62,8 @@ class HopperBf16x6(Staying):
             return f"cuda-hopper-bf16x6 multiplies float32, not {problem.dtype}"
         if request.precision != "bf16x6":
             return (
-                "cuda-hopper-bf16x6 loses bits of numbers below 2^-110 and may make NaN of "
-                "infinity, which precision='bf16x6' permits"
+                "cuda-hopper-bf16x6 loses bits of numbers below 2^-110 and may turn infinity into "
+                "NaN, which only precision='bf16x6' permits"
             )
         refusal = tma_refuses(request, operand_bytes=2)
         if refusal is not None:

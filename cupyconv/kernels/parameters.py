@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SPATIAL = 3
 ACTIVATION: dict[str | None, int] = {word: number for number, word in enumerate(ACTIVATIONS)}
-"""Values of the macro ACTIVATION: those of ``enum Activation`` in cuda/include/epilogue.cuh."""
+"""Values of the macro ACTIVATION, as in ``enum Activation`` of cuda/include/epilogue.cuh."""
 
 
 @cache

@@ -62,8 +62,8 @@ class Rows:
 
     Attributes:
         word: elements per word.
-        classes: number of pixel classes: 2 if windows begin at the first or at the second element
-            of a word, else 1.
+        classes: number of pixel classes: 2 if some windows begin at the first element of a word and
+            others at the second, else 1.
         run: contiguous elements in a line of the patch.
         run_words: words per run.
         words: words of all runs together, rounded up to a multiple of 8.
@@ -180,7 +180,8 @@ def _conflicts(
 ) -> tuple[float, int | None]:
     """Return the mean wavefronts per access of a warp to the patch, and the best residue.
 
-    The lanes of a warp cover 8 pixels and 4 filter words, or 4 pixels and 8 filter words.
+    The lanes of a warp cover 8 pixels and 4 filter words in the forward pass, and 4 pixels and 8
+    filter words in backprop_filter.
     """
     itemsize = ITEMSIZE[problem.dtype]
     pixels, places = (8, 4) if forward else (4, 8)
@@ -280,7 +281,7 @@ def persistent_blocks(request: Request, made: Geometry, multiprocessors: int) ->
 
 
 def _kernel(request: Request, made: Geometry, blocks: int) -> cost.Kernel:
-    """Return all blocks of the product, if ``blocks`` blocks or chunks share the tiles."""
+    """Return the product for the cost model; ``blocks`` blocks or chunks share its tiles."""
     each = max(-(-made.tiles // blocks), 1)
     work = made.tile.times(each) + made.block
     return cost.Kernel(blocks * _others(request, made), made.resident, WARPS, work)
@@ -298,7 +299,7 @@ class _Patch:
     Attributes:
         tile_p, tile_q: rows and columns of output pixels.
         tiles: number of tiles that cover the output.
-        pieces: vectors that a patch has.
+        pieces: number of vectors in a patch.
         line_pitch: elements between the beginnings of adjacent lines of the patch.
         size: bytes of the patch.
     """
@@ -478,8 +479,8 @@ THREADS = 32 * WARPS
 class Patch(Streaming[Tiling]):
     name = "cuda-patch"
     summary = (
-        "few channels: the input under a tile copied once, rows of the filter as gemm_k, on the "
-        "tensor cores"
+        "for few channels: copies the input under a tile once and multiplies rows of the filter on "
+        "the tensor cores"
     )
     tiling = Tiling
 
@@ -594,7 +595,7 @@ class Patch(Streaming[Tiling]):
 
 
 def _reach(request: Request, made: Geometry) -> int:
-    """Return the elements in the lines of the patch between vertically adjacent windows."""
+    """Return the distance of vertically adjacent windows in the patch, in elements."""
     lines = 1 if access_of(request).x_last else request.problem.C
     return spatial(request.problem.stride)[1] * lines * made.line_pitch
 

@@ -17,10 +17,10 @@ MOST_BLOCKS = 2**31 - 1
 """Largest number of thread blocks along the first axis of a grid (CUDA's rule)."""
 
 _WINDOWS = 8
-"""Windows of a tile along an axis, one stride apart; more than any tile has (chosen)."""
+"""Upper bound of the extent of a tile along an axis, in strides of its windows (chosen)."""
 
 MARGIN = 2**16
-"""Elements added to every index range; more than any tile has (chosen)."""
+"""Number of elements added to every index range; no tile has as many elements (chosen)."""
 
 
 class Count(NamedTuple):

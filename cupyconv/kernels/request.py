@@ -61,7 +61,8 @@ class Request:
         device: device of the tensors.
         precision: "tf32" permits rounding float32 operands to TF32, "bf16x6" permits multiplying
             them as planes of bfloat16; "ieee" permits neither.
-        workspace_limit: most bytes of device memory in addition to the tensors; None for no limit.
+        workspace_limit: largest number of bytes of device memory in addition to the tensors; None
+            for no limit.
         strides: strides of the tensors; None for contiguous tensors.
         figures: figures of a card, for an estimate; None to use the figures of the nominal chip,
             as all plans do.
@@ -110,7 +111,7 @@ class Request:
         return self.workspace_limit is None or workspace_bytes <= self.workspace_limit
 
     def most_within_limit(self, wanted: int, bytes_each: int) -> int:
-        """Return the most parts of ``bytes_each`` bytes within the limit, up to ``wanted``."""
+        """Return how many of ``wanted`` parts fit the limit, with ``bytes_each`` bytes per part."""
         if self.workspace_limit is None or not bytes_each:
             return wanted
         return min(wanted, self.workspace_limit // bytes_each)

@@ -28,7 +28,8 @@ MOST_ALTERNATIVES = 7
 """Largest number of tilings that autotuning tries in addition to the planned tiling (chosen)."""
 
 IDLE = 0.95
-"""Fraction of the best time on a full chip; fewer chunks must be faster than that (chosen)."""
+"""Fraction of the best time on a full chip (chosen).  Candidates that do not fill the chip must be
+faster than this fraction."""
 
 
 AnyTiling = TypeVar("AnyTiling")
@@ -73,7 +74,7 @@ class Streaming(Family, Generic[AnyTiling]):
 
     @abstractmethod
     def shares(self, request: Request, tiling: AnyTiling) -> Shares:
-        """Return the number of parts of the tiles, and the number of blocks for each part."""
+        """Return how the tiles of a pass are divided among thread blocks."""
 
     @abstractmethod
     def blocks(self, request: Request, tiling: AnyTiling, multiprocessors: int) -> int:
@@ -81,7 +82,7 @@ class Streaming(Family, Generic[AnyTiling]):
 
     @abstractmethod
     def kernel(self, request: Request, tiling: AnyTiling, blocks: int) -> cost.Kernel:
-        """Return all blocks of the product, if ``blocks`` blocks or chunks share the tiles."""
+        """Return the product for the cost model; ``blocks`` blocks or chunks share its tiles."""
 
     def refuses(self, request: Request) -> str | None:
         refusal = super().refuses(request)
@@ -113,7 +114,7 @@ class Streaming(Family, Generic[AnyTiling]):
         parts, others = self.shares(request, tiling)
         places, size = request.chip.multiprocessors, chunk_bytes(request.problem)
         wanted = chunk_counts(parts, others, places)
-        # A workspace limit only removes candidates, so that it makes no modelled time shorter.
+        # A workspace limit only removes candidates, so it never shortens the modelled time.
         found = [chunks for chunks in wanted if request.affords(chunks * size)]
         found = found or [even(parts, max(request.most_within_limit(wanted[0], size), 1))]
         costed = [self._costed(request, tiling, chunks) for chunks in reversed(found)]
@@ -172,15 +173,15 @@ def chunk_bytes(problem: ConvProblem) -> int:
 
 
 def even(parts: int, chunks: int) -> int:
-    """Return the fewest chunks for which the largest chunk is no larger than with ``chunks``."""
+    """Return the smallest number of chunks whose largest chunk is as small as with ``chunks``."""
     return -(-parts // -(-parts // chunks)) if parts else 1
 
 
 def chunk_counts(parts: int, others: int, multiprocessors: int) -> list[int]:
     """Return the numbers of chunks worth ranking, in ascending order.
 
-    Each number is the smallest for the size of its largest chunk.  Some numbers keep every
-    multiprocessor busy, if there are enough parts.
+    Any smaller number would have a larger largest chunk.  If there are enough parts, some of the
+    numbers keep every multiprocessor busy.
 
     Args:
         parts: number of tiles that the chunks share.

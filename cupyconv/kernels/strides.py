@@ -69,7 +69,7 @@ class Strides:
 
     @staticmethod
     def of_sum(dy: tuple[int, ...], db: int, alignment: int) -> Strides:
-        """Return the strides for a bias gradient, with dy in place of y and db of the bias.
+        """Return the strides for a bias gradient: dy in place of y, and db in place of the bias.
 
         Args:
             dy: strides of dy in elements.
@@ -121,13 +121,13 @@ def neighbours(
     itemsize: int,
     largest_bytes: int = 16,
 ) -> int:
-    """Return the elements per vector access along an axis: a power of two, 1 if it is strided.
+    """Return the elements per vector access along an axis: a power of two, 1 for a strided axis.
 
     Args:
         strides: strides of the tensor, in elements.
         axis: axis of the vector.
-        extent: elements along the axis whose bounds a vector must not cross, such as the channels
-            of a group.
+        extent: number of elements along the axis, such as the channels of a group; a vector must
+            not cross their bounds.
         alignment: alignment of the tensor's address, in bytes.
         itemsize: bytes per element.
         largest_bytes: size of the largest vector, in bytes.

@@ -29,7 +29,7 @@ class Tiled(Family):
         return (request.problem.gemm(request.pass_),)
 
     def most_splits(self, request: Request) -> int:
-        """Return the most splits of gemm_k."""
+        """Return the largest number of splits of gemm_k."""
         return 1
 
     def splits(self, request: Request, tile: Tile) -> list[int]:

@@ -22,8 +22,8 @@ CHANNELS = 8
 """Channels per block, one warp each."""
 
 LARGEST_FILTER = 64
-"""Largest number of taps of a filter row, which has 9 blocks of 8 columns under a strip, in 5
-products (chosen)."""
+"""Largest number of taps of a filter row (chosen).  A strip of such a row reads 9 blocks of 8
+columns in 5 products."""
 
 _LARGEST_STRIPS = 8
 """Largest number of strips of 8 columns per block (chosen)."""
@@ -36,13 +36,12 @@ _MOST_SHARED = 99
 class Tiling:
     """Free choices of a launch of cuda-toeplitz, except the number of chunks.
 
-    The walked tensor is the tensor that the blocks are distributed over: dx in backprop_input,
-    else y or dy.
+    Blocks divide a tensor among themselves: dx in backprop_input, else y or dy.
 
     Attributes:
-        row_tiles: tiles per block, of 16 rows of the walked tensor.
+        row_tiles: number of tiles per block; each tile has 16 rows of that tensor.
         aligned: 1 if the rows of each image are rounded up to whole blocks, else 0.
-        strips: strips per block, of 8 columns.
+        strips: number of strips per block; each strip has 8 columns.
     """
 
     row_tiles: int
@@ -60,7 +59,7 @@ class Geometry:
         tap_rows: filter rows per block.
         lines: source rows per block.
         shared_bytes: shared memory per block, in bytes.
-        patches: number of patches of rows and columns that cover the walked tensor.
+        patches: number of patches of rows and columns that cover the tensor that blocks divide.
         shares: number of parts that the filter's rows are divided into.
     """
 
@@ -131,7 +130,7 @@ def _tilings(request: Request) -> Iterator[Tiling]:
 
 
 def _walked_sizes(request: Request) -> tuple[int, ...]:
-    """Return the spatial sizes of the tensor that the blocks walk."""
+    """Return the spatial sizes of the tensor that the blocks divide among themselves."""
     problem = request.problem
     return problem.input_sizes if request.pass_ == "backprop_input" else problem.output_sizes
 
@@ -152,7 +151,8 @@ def _construct(request: Request, tiling: Tiling) -> Geometry:
     height, width = (sizes[0] if len(sizes) == 2 else 1), sizes[-1]
     shares = 1
     if pass_ == "backprop_filter":
-        # Registers per thread available to sums; long filters need more for source blocks.
+        # ``sums`` counts the registers per thread that sums may use.  With long filters, source
+        # blocks need more registers.
         sums = 40 if request.device.instructions < (8, 0) or products(taps) > 2 else 48
         affordable = max(sums // (4 * products(taps)), 1)
         shares = -(-taps_r // affordable)

@@ -20,11 +20,13 @@ BF16X6_PRODUCTS = 6
 
 @dataclass(frozen=True)
 class Roofline:
-    """Least time of a pass by the data sheet: for all arithmetic, or for moving each tensor once.
+    """Lower bound of a pass's time, computed from the data sheet.
+
+    A pass must at least compute its arithmetic, and move each tensor once.
 
     Attributes:
         microseconds: the longer of the two times.
-        bound: "memory", or the arithmetic units, such as "tensor cores".
+        bound: limiting resource: "memory", or the arithmetic units, such as "tensor cores".
     """
 
     microseconds: float
@@ -43,7 +45,7 @@ class Estimate:
         bound: limit of the pass: "memory", the arithmetic units, or "launches" if starting the
             kernels takes longer than the roofline; "" without a roofline.
         runner_up: plan with the second-best implementation, or on the CPU the second-best method;
-            None if no other supports the pass.
+            None if no second implementation or method supports the pass.
     """
 
     planned: PassPlan
@@ -122,7 +124,7 @@ def _runner_up(request: Request, planned: PassPlan) -> PassPlan | None:
 def instead(
     problem: ConvProblem, pass_: str, device: Device, precision: str = "ieee"
 ) -> Mapping[str, PassPlan]:
-    """Return plans of a pass that each change one setting, by the name of the setting.
+    """Return plans of a pass that each change one setting, keyed by the setting's name.
 
     "tf32" and "bf16x6" apply to float32 with precision "ieee" on a GPU, "channels last" to problems
     with channels first, and "float16" to float32 and float64 on a GPU.  Settings that no

@@ -23,7 +23,7 @@ from cupyconv.problem import PASSES, ConvProblem
 AUTO: Impl = "auto"
 
 FAR = 10
-"""Largest estimated time / planned time of a family that is measured (chosen)."""
+"""Largest estimated time of a measured family, as a multiple of the planned time (chosen)."""
 
 FORMAT = 2
 """Version of a plan's JSON; version 1 had no tilings and no field "format"."""
@@ -38,8 +38,8 @@ class PassPlan(Choices):
         implementation: name of the implementation, as ``impl`` takes it.
         reason: reason for the choice.
         precision: permitted precision: "ieee", "tf32" or "bf16x6".
-        microseconds: time of the pass: measured if the reason says so, else estimated; None for
-            "reference", which has no estimate.
+        microseconds: time of the pass, which is measured if ``reason`` says so, else estimated;
+            None for "reference", which has no estimate.
     """
 
     pass_: str
@@ -278,8 +278,8 @@ def plan(
         impl: "auto", or the name of the one implementation to use.
         precision: "tf32" permits rounding float32 operands to TF32, "bf16x6" permits multiplying
             them as planes of bfloat16; "ieee" permits neither.
-        workspace_limit: most bytes of device memory that a pass may use besides its tensors; None
-            for no limit.
+        workspace_limit: largest number of bytes of device memory that a pass may use besides its
+            tensors; None for no limit.
 
     Raises:
         ConvError: an argument is invalid, or the implementation is unknown, is not for this device,
@@ -323,9 +323,9 @@ def plan_pass(
 def contenders(request: Request, impl: str, count: int) -> tuple[PassPlan, ...]:
     """Return at most ``count`` plans of a pass to measure on a GPU, the planned one first.
 
-    Each family contributes its best plan that copies operands first and its best plan that does
-    not, if their estimates are at most FAR times that of the planned one.  The fastest other plans
-    fill the rest.
+    Each family contributes its best plan with copies of operands and its best plan without copies,
+    if the estimate is at most FAR times the planned time.  The fastest other plans follow until
+    there are ``count`` plans.
 
     Raises:
         ConvError: as for ``plan``.
@@ -412,7 +412,7 @@ def _families(request: Request, impl: str) -> list[Family]:
     """Return the implementations that support a request.
 
     Raises:
-        ConvError: no implementation supports it.
+        ConvError: no implementation supports the request.
     """
     device = request.device
     if impl == AUTO:
@@ -422,7 +422,7 @@ def _families(request: Request, impl: str) -> list[Family]:
             raise ConvError(
                 "an implementation must support the problem",
                 str(refusals[FAMILIES["cuda-generic"]]),
-                "Compute it in parts, or with less padding",
+                "Compute the layer in parts, or with less padding",
             )
         return taking
     family = _named(impl, device)

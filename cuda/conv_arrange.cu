@@ -2,7 +2,7 @@
 // vector copies of conv_gather.cu.  The order of a copy is (n, d, h, w, channel), and each pixel begins
 // at a multiple of 16 bytes.
 //
-// A filter is treated as a batch of images whose pixels are the taps.  A block moves TILE pixels of TILE
+// A filter is treated as a batch of images whose pixels are the taps.  A block moves TILE pixels by TILE
 // channels through shared memory.  Adjacent threads load adjacent pixels, which are contiguous in
 // channels-first tensors, and store adjacent channels, 16 bytes per thread.
 //
@@ -24,7 +24,7 @@ struct ArrangeShape {
   long long stride[4];
   long long channels;
   long long channel_stride;
-  long long tiles;  // TILE pixels by TILE channels
+  long long tiles;  // number of tiles of TILE pixels by TILE channels
 };
 
 struct ArrangeShapes {
@@ -52,8 +52,8 @@ struct Tile {
     offset[threadIdx.x] = place;
   }
 
-  // Calls use(i, offset) for this thread's elements that exist: successive channels of one pixel, in
-  // the order of the tensor.
+  // Calls use(i, offset) for each existing element of this thread, with the element's offset in the
+  // tensor.  All elements of a thread belong to one pixel.
   template <class Use>
   __device__ __forceinline__ void for_each_element(const ArrangeShape& shape, Use use) const {
     const bool inside = first_pixel + pixel() < pixels;

@@ -6,8 +6,8 @@
 // divisions (maps.cuh), and reduce their sums in a fixed tree.  If there are several chunks,
 // conv_backprop_bias_reduce adds them in order, so that every run returns the same bits.
 //
-// Variants by -D: STORAGE, INDEX, VECTOR, CHANNELS_LAST, CHANNEL_LANES (a power of two, 1 without
-// CHANNELS_LAST).
+// A variant is chosen with -D: STORAGE, INDEX, VECTOR, CHANNELS_LAST, CHANNEL_LANES (a power of two,
+// 1 without CHANNELS_LAST).
 #include "index.cuh"
 #include "maps.cuh"
 #include "numeric.cuh"
@@ -20,12 +20,12 @@ using Accumulator = typename Numeric<Storage>::Accumulator;
 constexpr int THREADS = 256;
 constexpr int PIXEL_LANES = THREADS / CHANNEL_LANES;
 constexpr int CHANNELS = CHANNELS_LAST ? CHANNEL_LANES * VECTOR : 1;  // channels per block
-constexpr int STEP = PIXEL_LANES * (CHANNELS_LAST ? 1 : VECTOR);     // pixels per turn
+constexpr int STEP = PIXEL_LANES * (CHANNELS_LAST ? 1 : VECTOR);     // pixels per step
 static_assert((PIXEL_LANES & (PIXEL_LANES - 1)) == 0, "the tree halves the lanes at each level");
 static_assert(PIXEL_LANES * CHANNEL_LANES == THREADS, "no thread is left over");
 static_assert(CHANNELS_LAST || CHANNEL_LANES == 1, "lanes along pixels only");
 
-// partial is (chunk, channel); null if there is only one chunk.  chunk_pixels is a multiple of STEP.
+// partial is (chunk, channel), or null if there is only one chunk.  chunk_pixels is a multiple of STEP.
 extern "C" __global__ void __launch_bounds__(THREADS)
     conv_backprop_bias(const Storage* __restrict__ dy, Storage* __restrict__ db,
                        Accumulator* __restrict__ partial, const long long chunk_pixels,

@@ -19,9 +19,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                          Storage* __restrict__ dw, const ConvParameters p) {
   __shared__ SharedTile<BLOCK_M> a;
   __shared__ SharedTile<BLOCK_N> b;
-  __shared__ Place<Index> taps[BLOCK_N];     // half address in x of the tap of each column of the tile
-  __shared__ Place<Index> pixels[BLOCK_K];   // window of each output pixel of this step
-  __shared__ Index pixel_outputs[BLOCK_K];   // the same pixel's offset in dy
+  __shared__ Place<Index> taps[BLOCK_N];     // half address in x: tap of each column of the tile
+  __shared__ Place<Index> pixels[BLOCK_K];   // half address in x: window of each pixel of this step
+  __shared__ Index pixel_outputs[BLOCK_K];   // offset in dy: each pixel of this step
 
   const Index channels = static_cast<Index>(p.channels);
   const Index gemm_m = static_cast<Index>(p.filters);
@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   const bool dy_channels_last = p.y_stride[1] < p.y_stride[4];
 
   for (int column = threadIdx.x; column < BLOCK_N; column += THREADS) {
-    const Index n = smaller(tile.column + column, gemm_n - 1);  // columns beyond are never stored
+    const Index n = smaller(tile.column + column, gemm_n - 1);  // columns beyond the end are never stored
     taps[column] = gather.of_tap(tap_at(n, channels, p.filter));
   }
 

@@ -9,9 +9,6 @@
 // Each group has its own matrix of pixels and columns.  If the product is split along c or k, z has one
 // such matrix per split and group.
 //
-// Each group has its own matrix of pixels and columns.  If the product is split along c or k, z has one
-// such matrix per split and group.
-//
 // This kernel then adds, for each element of the result, the columns that contribute to it:
 //
 //   forward          y[n, k, p, q] = act(bias[k] + sum over r, s of
@@ -36,7 +33,7 @@ using Storage = STORAGE;
 using Accumulator = typename Numeric<Storage>::Accumulator;
 
 constexpr int THREADS = 256;
-constexpr int CHANNELS = 4;  // per thread
+constexpr int CHANNELS = 4;  // channels per thread
 
 // The pairs of a source position and a tap that contribute to one position of the result along an axis.
 struct Terms {
@@ -62,7 +59,7 @@ struct Terms {
     }
   }
 
-  // Returns whether term number i exists, and its source position and tap.
+  // Computes the source position and the tap of term i; returns whether the term exists.
   __device__ __forceinline__ bool term(Index i, Index& source, Index& tap) const {
     if (PASS == 0) {
       source = start + i * dilation;
@@ -85,8 +82,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   const long long(&sizes)[3] = PASS == 0 ? p.output : p.input;
   const long long(&sources)[3] = PASS == 0 ? p.input : p.output;
   const long long(&strides)[5] = PASS == 0 ? p.y_stride : p.x_stride;
-  const Index channels = narrowed(PASS == 0 ? p.filters : p.channels);  // of a group
-  const Index runs = (channels + CHANNELS - 1) / CHANNELS;              // of adjacent channels, per group
+  const Index channels = narrowed(PASS == 0 ? p.filters : p.channels);  // channels per group
+  const Index runs = (channels + CHANNELS - 1) / CHANNELS;              // runs of channels per group
   const Index all_runs = runs * narrowed(p.groups);
   const long long threads = p.batch * all_runs * sizes[0] * sizes[1] * sizes[2];
   const long long thread = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x;

@@ -22,12 +22,11 @@
 // OUTS, INS, VECTOR, TILE_ROWS, TILE_COLUMNS, LANES (threads along channels), STRIPS (threads along
 // tiles), RESIDENT (resident blocks per SM), RESULT_CHANNELS or RESULT_COLUMNS (extent of a result
 // vector), SOURCE_CHANNELS or SOURCE_COLUMNS (extent of a source vector), SHIFT (columns from the start
-// of a source vector to the first column under a tile), INSIDE_FROM and INSIDE_TO (range of columns,
-// from that start, that are inside the source for every tile), FILTER_T, FILTER_R, FILTER_S, STRIDE_D,
-// STRIDE_H, STRIDE_W, DILATION_H, DILATION_W, PHASE_H, PHASE_W (padding before, modulo stride),
-// TAP_ROWS and SHARE (less than all rows and sources in backprop-filter only), RAGGED (whether tiles
-// extend past the last row or column),
-// ACTIVATION (forward and backprop-input only).
+// of a source vector to the first column under a tile), INSIDE_FROM and INSIDE_TO (columns, counted from
+// that start, between which all columns are inside the source for every tile), FILTER_T, FILTER_R,
+// FILTER_S, STRIDE_D, STRIDE_H, STRIDE_W, DILATION_H, DILATION_W, PHASE_H, PHASE_W (padding before,
+// modulo stride), TAP_ROWS and SHARE (less than all rows and sources in backprop-filter only), RAGGED
+// (whether tiles extend past the last row or column), ACTIVATION (forward and backprop-input only).
 #include "chunks.cuh"
 #include "epilogue.cuh"
 #include "index.cuh"
@@ -67,7 +66,7 @@ struct Axis {
   static __device__ constexpr int distance(int i, int at) { return at - i * STRIDE; }
 #endif
 
-  // The tap under which pixel i reads a position, if is_tap.
+  // Returns the tap under which pixel i reads a position; the result is valid only if is_tap is true.
   static __device__ __forceinline__ constexpr int tap(int i, int at) {
     return distance(i, at) / DILATION;
   }
@@ -101,7 +100,7 @@ struct Axis {
   static constexpr int FIRST = span().first, LAST = span().last, STEP = span().step;
   static constexpr int COUNT = (LAST - FIRST) / STEP + 1;
 
-  // The source coordinate of position 0 of a tile.
+  // Returns the source coordinate of position 0 of a tile.
   static __device__ __forceinline__ Index origin(Index pixel, long long pad) {
 #if PASS == 1
     return pixel / STRIDE + narrowed(pad) / STRIDE;
@@ -133,11 +132,11 @@ struct Thread {
 // the fields.  In each round, a block computes one tile per strip.
 struct TileWalk {
   long long tiles[4];  // tiles per row, tiles per column, slices, images
-  long long step[4];   // distance of a strip's tiles in successive rounds, as digits of tiles[]
+  long long step[4];   // distance of a strip's tiles in successive rounds, along each axis
   long long rounds;    // rounds per block
 };
 
-// Iterates over a strip's tiles by adding digits, without divisions.
+// Iterates over a strip's tiles by adding steps along each axis, without divisions.
 struct Strip {
   Loops<Index> loops;
   Digits<Index> at;
@@ -176,7 +175,7 @@ __device__ __forceinline__ Offset place_in_tile(int row, int column, int channel
          channel * static_cast<Offset>(stride[1]);
 }
 
-// Computes the source slice that tap t pairs with a slice of the walked tensor; returns whether it
+// Computes the source slice under tap t of a slice of y, dx or dy; returns whether the source slice
 // exists.
 __device__ __forceinline__ bool slice_under(const ConvParameters& p, Index slice, int t, Index& d) {
   const Index pad = narrowed(p.pad[0]);
@@ -234,8 +233,8 @@ struct SourceRow {
 
 #if PASS != 2
 
-// The filter of a block's channels, indexed by row, lane, tap, source and channel of the lane.  The part
-// of a lane is an odd number of 16-byte chunks, so that lanes read without bank conflicts.
+// The filter of a block's channels, indexed by row, lane, tap, source and channel of the lane.  Each lane
+// has an odd number of 16-byte chunks per row, so that lanes read without bank conflicts.
 struct Filter {
   static constexpr int CHUNK = 16 / sizeof(Accumulator);
   static constexpr int USED = FILTER_S * INS * VECTOR;
@@ -244,7 +243,7 @@ struct Filter {
 
   // Taps of a row that are loaded together; each value occupies a register.
   static constexpr int AT_ONCE = USED * sizeof(Accumulator) <= 256 ? FILTER_S : 1;
-  static constexpr int TURNS = FILTER_S / AT_ONCE;  // per row
+  static constexpr int TURNS = FILTER_S / AT_ONCE;  // turns per row; each turn loads AT_ONCE taps
 
   // The threads of a lane (one per strip) divide the staging of the lane's taps.
   __device__ __forceinline__ void stage(const Storage* w, const Thread& thread,

@@ -9,9 +9,9 @@
 //   gemm_n = K / G            filters of the group      B = w
 //   gemm_k = T * R * S * C/G  taps, channel fastest     C = y
 //
-// The im2col matrix A exists only as BLOCK_M x BLOCK_K tiles in shared memory.  Tensors are reached
-// by strides, so any memory order and any view is served without a copy.  Sums are kept in the
-// accumulator type, in the order of gemm_k, and rounded once: the same bits on every run.  The
+// The im2col matrix A exists only as BLOCK_M x BLOCK_K tiles in shared memory.  Tensors are accessed
+// by their strides, so that no memory order and no view needs a copy.  Sums have the accumulator type
+// and the order of gemm_k, and are rounded once, so that every run returns the same bits.  The
 // activation is -DACTIVATION (epilogue.cuh).
 #include "epilogue.cuh"
 #include "maps.cuh"
@@ -23,9 +23,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                  const ConvParameters p) {
   __shared__ SharedTile<BLOCK_M> a;
   __shared__ SharedTile<BLOCK_N> b;
-  __shared__ Place<Index> pixels[BLOCK_M];  // window of each row of the tile
-  __shared__ Place<Index> taps[BLOCK_K];    // half address in x of the tap of each column of A
-  __shared__ Index tap_weights[BLOCK_K];    // offset in w of the same tap
+  __shared__ Place<Index> pixels[BLOCK_M];  // half address in x: window of each row of the tile
+  __shared__ Place<Index> taps[BLOCK_K];    // half address in x: tap of each column of A
+  __shared__ Index tap_weights[BLOCK_K];    // offset in w: tap of each column of A
 
   const Index channels = static_cast<Index>(p.channels);
   const Index gemm_m = static_cast<Index>(p.batch * p.output[0] * p.output[1] * p.output[2]);

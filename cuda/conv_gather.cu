@@ -1,6 +1,6 @@
 // Gather: the three passes as implicit GEMMs.  16-bit types, float64 and float32 rounded to TF32 are
-// multiplied with mma.sync; other float32, and float64 on chips without such tensor cores, with fused
-// multiply-adds.
+// multiplied with mma.sync.  Fused multiply-adds are used for float32 that is not rounded, and for
+// float64 on chips whose tensor cores do not support it.
 //
 // In addition to what the generic kernels do, this kernel has tensor cores; a ring of STAGES
 // shared-memory stages that cp.async fills ahead of use (from 8.0 on; 7.5 copies through registers);
@@ -11,8 +11,8 @@
 //   backprop_input   input pixels    channels          taps * filters  dy         w
 //   backprop_filter  filters         taps * channels   output pixels   dy         im2col(x)
 //
-// Taps are numbered with channels fastest or, with TAPS_FASTEST, with channels slowest, as w is
-// stored.  Operands are copied as vectors of A_VECTOR or B_VECTOR elements that are contiguous in
+// Taps are numbered with channels fastest or, if w is stored in this order, with channels slowest
+// (TAPS_FASTEST).  Operands are copied as vectors of A_VECTOR or B_VECTOR elements that are contiguous in
 // memory, along k (A_ALONG_K, B_ALONG_K) or along m and n.
 //
 // The address of a vector is the sum of two halves (gather.cuh): one half depends on the position (m or
@@ -317,7 +317,7 @@ struct Operand {
     }
   }
 
-  // Halves of the positions of a thread's vectors, which are the same in every step.
+  // Address halves for the positions of a thread's vectors; they are the same in every step.
   struct Own {
     AddressHalf position[ALONG_K ? COUNT : 1];
   };
@@ -434,9 +434,9 @@ struct Sums {
   static __device__ __forceinline__ int first_column() {
     return threadIdx.x / 32 % WARPS_N * WARP_N;
   }
-  // The i-th row and column of this thread.  There are 8 lanes along rows and 4 along columns, with
-  // tensor cores in the order of fragments.  Otherwise each lane shares columns with the next lane, and
-  // rows with the lane after it; shared 16-byte loads take half the wavefronts.
+  // Return the i-th row and column of this thread.  There are 8 lanes along rows and 4 along columns.
+  // With tensor cores, lanes have the order of fragments.  Otherwise, each lane shares columns with the
+  // next lane, and rows with the lane after that; shared 16-byte loads take half the wavefronts.
   static __device__ __forceinline__ int row_of(int i) {
     const int number = threadIdx.x % 32;
     const int lane = TENSOR_CORES ? number / 4 : number / 8 * 2 + number % 2;

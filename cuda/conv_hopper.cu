@@ -8,16 +8,16 @@
 //   backprop_filter  filters         taps * channels   output pixels      dy              im2col(x)
 //
 // backprop_filter swaps A and B (WINDOW_ROWS) if filters are the last axis of w, so that C is contiguous
-// along n; with SPLIT, it chooses the order with fewer tiles.  The im2col matrix exists only in shared
+// along n; with SPLIT, the order with fewer tiles is used.  The im2col matrix exists only in shared
 // memory: a TMA load in im2col mode copies BLOCK_M pixels of LINE channels under one tap, with zeros
 // where the window is outside the tensor.
 //
 // Images with channels first (PLANAR) are loaded as lines of LINE pixels of a row, for LINE channels;
 // the lines remain lines of pixels in shared memory.  A tap shifts the whole line; pixels outside are
 // zero.  The last line of a row is padded, so that the product has more rows than there are pixels.  The
-// additional rows are dropped; in backprop_filter, they are multiplied with zeros of dy.  There, x must
-// be zero as well, since it may contain a NaN.  Therefore each tap along the row has a tensor map in
-// which x ends where the last pixel reads it (MAPS).
+// additional rows are dropped; in backprop_filter, they are multiplied with zeros of dy.  A NaN of x must
+// not meet these zeros.  Therefore each tap along the row has a tensor map in which x ends at the element
+// that the last pixel reads (MAPS), so that x is zero in the additional rows.
 //
 // In addition to what conv_gather.cu does, this kernel has products of a whole warpgroup, with both
 // operands in shared memory; loads issued by one thread, without address arithmetic in the consumers;
@@ -84,8 +84,8 @@ constexpr int CONSUMER_ROWS = BLOCK_M / CONSUMERS_OF_TILE;
 constexpr int PRODUCTS = CONSUMER_ROWS / 64;
 constexpr int BAND = 8;
 
-// Elements per line of a tile in shared memory: 128 bytes, the span of the swizzle, the extent of a TMA
-// box, and the depth of a step along k.
+// Elements per line of a tile in shared memory.  A line has 128 bytes, the span of the swizzle.  LINE is
+// also the extent of a TMA box, and the depth of a step along k.
 constexpr int LINE = 128 / sizeof(Storage);
 constexpr int BLOCK_K = LINE;
 constexpr int BOX = LINE * LINE;
@@ -282,7 +282,7 @@ struct FilterLoader {
   const Walk<PHASES>& walk;
   int rank;
 
-  // Loads BLOCK_N by BLOCK_K of w under one tap of a phase.
+  // Loads a tile of w, BLOCK_N by BLOCK_K, for one tap of a phase.
   __device__ __forceinline__ void load(Storage* b, unsigned long long* full, const Tile& tile,
                                        int k, const Tap<int>& tap, int plane) const {
     const int first_filter = tile.group * static_cast<int>(p.filters);
@@ -301,7 +301,7 @@ struct FilterLoader {
   }
 
  private:
-  // The index in the filter of a tap of the phase.
+  // Returns the index of a phase's tap in the whole filter.
   __device__ __forceinline__ int number_of(const Tap<int>& tap, const WalkPhase& here) const {
     const int t = here.filter_first[0] + tap.t * walk.filter_step[0];
     const int r = here.filter_first[1] + tap.r * walk.filter_step[1];
@@ -442,8 +442,8 @@ struct Epilogue {
   int next_buffer = 0;
 
   static constexpr int BIASES = (BLOCK_N + WARPGROUP - 1) / WARPGROUP;  // biases per thread
-  // With a long activation, biases are added even if there is no bias, because the compiler would
-  // duplicate the activation for a branch.
+  // Whether biases are added even if there is no bias.  For a branch, the compiler would duplicate the
+  // code of a long activation.
   static constexpr bool ALWAYS_BIASED = ACTIVATION == ACTIVATION_SILU || ACTIVATION == ACTIVATION_GELU;
 
   __device__ __forceinline__ bool is_biased() const {
@@ -475,8 +475,8 @@ struct Epilogue {
   }
 
 #if STORE != STORE_FLOAT
-  // Rounds 64 x 64 sums and writes them to a buffer of 64 lines (rows or columns of C), with the swizzle of
-  // C's tensor map.
+  // Rounds 64 x 64 sums and writes them to a buffer of 64 lines (rows or columns of C), with the swizzle
+  // of C's tensor map.
   __device__ __forceinline__ void stage_out(Result* buffer, const float (&sums)[BLOCK_N / 2],
                                             int chunk) {
     const int lane = threadIdx.x % 32, warp = thread() / 32;
@@ -579,9 +579,9 @@ struct Epilogue {
   }
 #endif
 
-  // Calls use(of_row(row), of_line(column), place, pair) for each pair of this thread's sums: adjacent
-  // columns of C, at a place in LINE columns.  Calls for the same column are consecutive; of_row and
-  // of_line are called once per row and line.
+  // Calls use(of_row(row), of_line(column), place, pair) for each pair of this thread's sums.  The sums
+  // of a pair are in adjacent columns of C; place is the pair's place in LINE columns.  Calls for the
+  // same column are consecutive; of_row and of_line are called once per row and line.
   template <class OfRow, class OfLine, class Use>
   __device__ __forceinline__ void for_each_pair(const Sums& sums, const Tile& tile, OfRow of_row,
                                                 OfLine of_line, Use use) const {
@@ -607,7 +607,7 @@ struct Epilogue {
     }
   }
 
-  // Call it before the kernel ends.
+  // Waits until TMA has stored C.  Call it before the kernel ends.
   __device__ __forceinline__ void finish() const {
 #if STORE == STORE_BOXES
     if (thread() == 0) ptx::tma_store_wait<0>();
@@ -637,7 +637,8 @@ struct FilterWindows {
       : channel_blocks(lines(p.channels)),
         count(channel_blocks * static_cast<int>(p.filter[0] * p.filter[1] * p.filter[2])) {}
 
-  // The tap and the first channel of a window.  Beyond the last window, this is a channel that does not exist.
+  // Returns the tap and the first channel of a window.  For a window beyond the last window, the channel
+  // does not exist.
   __device__ __forceinline__ Tap<int> at(int window, const ConvParameters& p) const {
     if (window >= count) return {static_cast<int>(p.channels), 0, 0, 0};
     Tap<int> tap = tap_at(window, channel_blocks, p.filter);
@@ -705,7 +706,7 @@ struct Output {
     if constexpr (PASS == 2) return p.w_stride[FILTERS_LAST ? 0 : 1];
     return (PASS == 0 ? p.y_stride : p.x_stride)[1];
   }
-  // Columns of a split's sums in the workspace, padded so that each row begins at a vector's alignment.
+  // Columns of a split's sums in the workspace, padded so that each row is aligned for vectors.
   __device__ __forceinline__ int pitch() const { return (columns() + 7) / 8 * 8; }
   // Starts the store of 64 x 64 elements of C, which must be a plain matrix.
   __device__ __forceinline__ void store_box(const ptx::TensorMap& map, const Result* buffer, int row,
@@ -763,7 +764,7 @@ struct Producer {
   }
 
 #if PASS == 2
-  // A product over pixels: LINE pixels per step, LINE channels or filters per box.
+  // Loads operands of a product over pixels: LINE pixels per step, LINE channels or filters per box.
   __device__ __forceinline__ void load(const Tile& tile, const Steps& steps) {
     constexpr int A_BOXES = BLOCK_M / LINE, B_BOXES = BLOCK_N / LINE;
     const OwnBoxes<WINDOW_ROWS ? A_BOXES : B_BOXES, !WINDOW_ROWS> windows(rank);
@@ -815,7 +816,7 @@ struct Producer {
     }
   }
 #else
-  // A product over taps and channels (or filters), channels fastest.
+  // Loads operands of a product over taps and channels (or filters), with channels fastest.
   __device__ __forceinline__ void load(const Tile& tile, const Steps& steps) {
     const WalkPhase& here = walk.phase[tile.phase];
     const int depth = static_cast<int>(PASS == 0 ? p.channels : p.filters);
@@ -851,7 +852,7 @@ struct Producer {
 #endif
 
  private:
-  // The coordinate of a pixel without a tap.
+  // Returns the coordinates of a pixel, before a tap is added.
   __device__ __forceinline__ Pixel<int> base_of(const Pixel<int>& pixel,
                                                 const WalkPhase& here) const {
     return {pixel.n, here.base[0] + pixel.d * walk.stride[0],
@@ -1044,7 +1045,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
     ptx::fence_mbarrier_init();
   }
   synchronise_cluster();  // no block loads into another block before its barriers are ready
-  ptx::griddepcontrol_wait();  // no thread reads or writes global memory before
+  ptx::griddepcontrol_wait();  // no thread reads or writes global memory before this wait
 
   const Schedule schedule;
   const int warpgroup = warpgroup_of_thread();
@@ -1109,7 +1110,7 @@ extern "C" __global__ void __launch_bounds__(ADDING_THREADS, 1)
   const long long element = thread * COLUMNS;
   if (element >= elements) return;
 
-  ptx::griddepcontrol_wait();  // no thread reads or writes global memory before
+  ptx::griddepcontrol_wait();  // no thread reads or writes global memory before this wait
   float sums[COLUMNS];
   add_parts(sums, partial + element, splits, elements);
   const Output output = {p, walk, static_cast<int>(element / matrix)};

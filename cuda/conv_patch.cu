@@ -12,8 +12,8 @@
 // element by element, and copies each element once per overlapping window.  This kernel copies the input
 // under a tile of TILE_P x TILE_Q outputs of an image, including padding, to shared memory once: the
 // patch.  gemm_k runs over flattened filter rows, each rounded up to whole words instead of vectors.  A
-// 16-bit layer of 7 x 7 x 3 has a gemm_k of 154, and 160 in whole steps; windows of 4 channels and 8
-// columns would have 224.
+// 16-bit layer with 7 x 7 taps and 3 channels has a gemm_k of 154, which is 160 in whole steps.  If
+// windows were padded to 4 channels and 8 columns, gemm_k would be 224.
 //
 //   pass             gemm_m          gemm_n            gemm_k          A          B
 //   forward          output pixels   filters           flattened rows  patch      w
@@ -24,8 +24,8 @@
 // words begin only at even elements.  If windows begin at even and at odd elements (stride times channels
 // is odd), the pixels of a tile form two CLASSES.  The odd class has a separate filter, shifted by one
 // element, and its pixels are numbered separately, so that fragments do not mix classes.  A word may
-// contain elements outside the filter row, and words may lie beyond the last row.  They are masked, since
-// zeros of the filter must not be multiplied with NaN or infinity from outside the window.
+// contain elements outside the filter row, and there may be words beyond the last row.  All such elements
+// are masked, since zeros of the filter must not meet NaN or infinity from outside the window.
 //
 // Fragments of the patch are loaded word by word.  Pixels of a fragment are adjacent in a row, and words
 // of a step are adjacent in a filter row, so that most loads are in different banks.  LINE_PITCH, the
@@ -82,7 +82,7 @@ constexpr int RUNS = FILTER_T * FILTER_R * LINE_CHANNELS * RUNS_OF_LINE;
 
 constexpr int CLASSES = WORD == 2 && WINDOW_STEP % 2 ? 2 : 1;
 
-// Elements from the beginning of a word to the beginning of the run that starts in the word.
+// Returns the number of elements from the beginning of a word to the run that starts in the word.
 __device__ constexpr int lead(int pixel_class, int s) {
   return (SHIFT + pixel_class * WINDOW_STEP + s * DILATION_W * STEP) % WORD;
 }
@@ -507,7 +507,7 @@ __device__ __forceinline__ void copy_gradient(GradientTile& gradient, const Stor
   }
 }
 
-// Registers of B for the columns of a word, with pixels in the order of the fragment.
+// Computes the registers of B for the columns of a word, with pixels in the order of the fragment.
 __device__ __forceinline__ void exchange(unsigned (&b)[2][2], const unsigned (&word)[4],
                                          const unsigned (&mask)[2]) {
 #pragma unroll
@@ -618,7 +618,7 @@ struct Sums {
 };
 
 // A block sums a chunk of the tiles (blockIdx.x) for its filters (blockIdx.y) and words (blockIdx.z) into
-// partial: (chunk, t, r, s, c, k).
+// partial, which is (chunk, t, r, s, c, k).
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     conv_patch(const Storage* __restrict__ x, const Storage* __restrict__ dy,
                Accumulator* __restrict__ partial, const __grid_constant__ ConvParameters p) {

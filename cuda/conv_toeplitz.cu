@@ -36,8 +36,8 @@
 // ROW_TILES, ALIGNED (whether the rows of an image are rounded up to whole blocks), STRIPS,
 // SOURCE_LINES (source lines per block), SOURCE_LAST, RESULT_LAST (whether channels are contiguous in
 // the source, and in y, dx or dy), SOURCE_VECTOR, RESULT_VECTOR (elements per vector access, along
-// channels or columns), SOURCE_SHIFT (columns from an aligned address to a strip's first), ASYNC_COPY
-// (8.0 and later), ACTIVATION (forward and backprop-input only), SHARED_BYTES.
+// channels or columns), SOURCE_SHIFT (columns from an aligned address to the first column of a strip),
+// ASYNC_COPY (8.0 and later), ACTIVATION (forward and backprop-input only), SHARED_BYTES.
 #include "chunks.cuh"
 #include "epilogue.cuh"
 #include "index.cuh"
@@ -57,7 +57,7 @@ constexpr int WEIGHTS = 8 * WINDOW + 8;          // elements of a filter row wit
 
 // -- geometry ---------------------------------------------------------------------------------------
 
-// Sizes of the walked tensor (y, dx, or dy) and of the source, the tensor under its windows.
+// Sizes of the tensor that blocks divide (y, dx or dy), and of the source, which is read under windows.
 struct Geometry {
   Index rows, height, width, source_height, source_width, pad_h, pad_w, channels;
   Index image_rows;  // numbered rows per image; rows with numbers from `height` on do not exist
@@ -152,7 +152,7 @@ struct Lines {
 struct Diagonals {
   float element[16 * PRODUCTS][9];  // padded against bank conflicts
 };
-// Named, because NVRTC up to 12.6 omits anonymous structs from the size of a union.
+// The struct has a name, because NVRTC up to 12.6 omits anonymous structs from the size of a union.
 struct Held {
   SourcePlane source[CHANNELS];
   WalkedPlane walked[CHANNELS];
@@ -195,7 +195,7 @@ __device__ __forceinline__ void transpose(Eight (&row)[8]) {
   for (int c = 0; c < 8; ++c) row[c] = column[c];
 }
 
-// Sets the sign bit of NaN and infinity, whose exponent of ones overflows.
+// Sets the sign bit of NaN and infinity: their exponent consists of ones, so that the addition overflows.
 __device__ __forceinline__ unsigned overrun(unsigned word, half_t) {
   return (word & 0x7fff7fffu) + 0x04000400u;
 }
@@ -244,7 +244,8 @@ struct Window {
       : rows(rows_), first_column(first_column_), width(width_), channels(channels_),
         channel_stride(narrowed(stride[1])), column_stride(narrowed(stride[4])) {}
 
-  // Whether a channel of the block has a column, and the distance of the column from the line's first.
+  // Computes the offset of a column from the line's first column; returns whether the column exists in
+  // this channel of the block.
   __device__ __forceinline__ bool locate(int channel, int column, Index& offset) const {
     const Index position = first_column + column;
     const bool inside = channel < channels && is_within(position, width);
@@ -478,7 +479,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
       line[tile] = patch.line_of(patch.first_row + tile * 16 + lane % 16);
 #pragma unroll 1
     for (int r = 0; r < FILTER_R; ++r) {
-      // T_r: this thread has rows 2 pair and 2 pair + 1 of every 8 rows, and one column group.
+      // T_r: this thread has rows 2 pair and 2 pair + 1 of every 8 rows, in the column `group`.
       unsigned band[2 * PRODUCTS];
 #pragma unroll
       for (int b = 0; b < 2 * PRODUCTS; ++b) {
@@ -554,7 +555,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 #else
 
 // A block sums a chunk of the pixels (blockIdx.x) for CHANNELS channels (blockIdx.y) and TAP_ROWS filter
-// rows (blockIdx.z) into partial: (chunk, channel, r, s).
+// rows (blockIdx.z) into partial, which is (chunk, channel, r, s).
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     conv_toeplitz(const Storage* __restrict__ x, const Storage* __restrict__ dy,
                   float* __restrict__ partial, const __grid_constant__ ConvParameters p) {

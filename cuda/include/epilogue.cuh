@@ -26,10 +26,10 @@ __device__ __forceinline__ float quotient(float v, float d) {
 __device__ __forceinline__ float silu(float v) { return quotient(v, 1.f + expf(-v)); }
 __device__ __forceinline__ double silu(double v) { return v / (1. + exp(-v)); }
 
-// v (1 + erf(v / sqrt 2)) / 2, as max(v, 0) - |v| erfc(|v| / sqrt 2) / 2, with errors of up to 1.3 (3.5)
-// ulp for positive v, 2.3 (4.4) ulp from -1, 22 (23) ulp from -3 and 136 (139) ulp from -6, where
-// 1 + erf(v / sqrt 2) would have no correct bit.  erfc(a / sqrt 2) is 2 to the power of a polynomial in a,
-// fitted on [0, 6] and decreasing beyond.
+// v (1 + erf(v / sqrt 2)) / 2, as max(v, 0) - |v| erfc(|v| / sqrt 2) / 2.  Errors are at most 1.3 (3.5)
+// ulp if v is positive, 2.3 (4.4) ulp if v >= -1, 22 (23) ulp if v >= -3, and 136 (139) ulp if v >= -6.
+// At -6, 1 + erf(v / sqrt 2) would have no correct bit.  erfc(a / sqrt 2) is 2 to the power of a
+// polynomial in a, which is fitted on [0, 6] and decreases beyond 6.
 __device__ __forceinline__ float gelu(float v) {
   const float a = fabsf(v);
   float power = -2.8190115e-08f;
@@ -42,14 +42,14 @@ __device__ __forceinline__ float gelu(float v) {
   power = fmaf(power, a, -5.24471e-02f);
   power = fmaf(power, a, -4.592186e-01f);
   power = fmaf(power, a, -1.1511045f);
-  const float largest = 3.4028235e38f;  // infinity times 0 would be NaN, which is right for -infinity only
+  const float largest = 3.4028235e38f;  // infinity times 0 is NaN, which is correct only for -infinity
   return fmaf(-fabsf(0.5f * fminf(v, largest)), ptx::ex2_approx(a * power), v < 0 ? 0.f : v);
 }
 __device__ __forceinline__ double gelu(double v) {
   return 0.5 * v * (1. + erf(0.70710678118654752440 * v));
 }
 
-// relu, which is max(v, 0), silu or gelu.  All three return NaN for NaN.
+// Applies relu (max(v, 0)), silu or gelu.  All three return NaN for NaN.
 template <int ACTIVATION_, class Accumulator>
 __device__ __forceinline__ Accumulator activate(Accumulator value) {
   if constexpr (ACTIVATION_ == ACTIVATION_RELU) return value < 0 ? Accumulator(0) : value;

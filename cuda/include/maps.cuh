@@ -76,11 +76,12 @@ struct Loops {
   Digits<Index> step;
 
   __device__ __forceinline__ Loops() {}
-  // The first three sizes are at least 1, so that empty loops have digits too.
+  // The first three sizes are at least 1, since the digits are remainders of divisions by these sizes.
   __device__ __forceinline__ Loops(Index fastest, Index second, Index third, Index last)
       : size{at_least_1(fastest), at_least_1(second), at_least_1(third), last} {}
 
-  // The last digit is unbounded: the loops end where it reaches its size.
+  // Returns the digits of a number.  The last digit is unbounded: the loops end when the digit reaches
+  // its size.
   __device__ __forceinline__ Digits<Index> digits(Index number) const {
     Digits<Index> found;
 #pragma unroll
@@ -110,7 +111,7 @@ struct Loops {
   static __device__ __forceinline__ Index at_least_1(Index size) { return size > 1 ? size : 1; }
 };
 
-// The offset of a pixel of x or y, channel 0.
+// Returns the offset of a pixel of x or y, in channel 0.
 template <class Index>
 __device__ __forceinline__ Index pixel_offset(const Pixel<Index>& pixel,
                                               const long long (&stride)[5]) {
@@ -118,14 +119,14 @@ __device__ __forceinline__ Index pixel_offset(const Pixel<Index>& pixel,
          pixel.h * static_cast<Index>(stride[3]) + pixel.w * static_cast<Index>(stride[4]);
 }
 
-// The offset in w of the element for output channel 0 and this tap.
+// Returns the offset in w of the element for output channel 0 and this tap.
 template <class Index>
 __device__ __forceinline__ Index tap_offset(const Tap<Index>& tap, const long long (&stride)[5]) {
   return tap.c * static_cast<Index>(stride[1]) + tap.t * static_cast<Index>(stride[2]) +
          tap.r * static_cast<Index>(stride[3]) + tap.s * static_cast<Index>(stride[4]);
 }
 
-// Adds the two halves; returns whether the element is inside the tensor, and its offset.
+// Adds the offsets of the two halves; returns whether the element is inside the tensor.
 template <class Index>
 __device__ __forceinline__ bool add_places(const Place<Index>& pixel, const Place<Index>& tap,
                                            const long long (&sizes)[3], Index& offset) {
@@ -140,7 +141,7 @@ template <class Index>
 struct WindowGather {
   const ConvParameters& p;
 
-  // The first pixel of an output pixel's window; coordinates in the padding are negative.
+  // Returns the first pixel of an output pixel's window.  Coordinates in the padding are negative.
   __device__ __forceinline__ Place<Index> of_pixel(const Pixel<Index>& out) const {
     const Pixel<Index> first = {
         out.n,
@@ -151,7 +152,7 @@ struct WindowGather {
     return {pixel_offset(first, p.x_stride), first.d, first.h, first.w};
   }
 
-  // The distance of a tap from the first pixel of the window.
+  // Returns the distance of a tap from the first pixel of the window.
   __device__ __forceinline__ Place<Index> of_tap(const Tap<Index>& tap) const {
     const Pixel<Index> step = {
         0,
@@ -163,7 +164,7 @@ struct WindowGather {
     return {pixel_offset(step, p.x_stride) + channel, step.d, step.h, step.w};
   }
 
-  // Returns whether pixel and tap meet inside x, and the offset.
+  // Computes the offset of the element of x under a tap; returns whether the element is inside x.
   __device__ __forceinline__ bool locate(const Place<Index>& pixel, const Place<Index>& tap,
                                          Index& offset) const {
     return add_places(pixel, tap, p.input, offset);

@@ -1,7 +1,7 @@
 // Adds partial sums from a workspace in order, so that results do not depend on scheduling.
 //
-// Few threads add many parts.  Small blocks spread them over the chip, and only loads in flight hide
-// latency.  Launch bounds of one resident block leave enough registers for these loads.
+// Few threads add many parts.  Small blocks spread the threads over the chip, and only loads in flight
+// hide latency.  Launch bounds of one resident block leave enough registers for these loads.
 #ifndef CUPYCONV_PARTS_CUH
 #define CUPYCONV_PARTS_CUH
 

@@ -122,7 +122,7 @@ __device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&r)[4], const void* 
 }
 
 #if __CUDA_ARCH__ >= 900
-// stmatrix: stores four matrices, with the addresses and registers of ldmatrix.
+// stmatrix: stores four matrices; addresses and registers are as in ldmatrix.
 __device__ __forceinline__ void stmatrix_x4(void* row, const unsigned (&r)[4]) {
   asm volatile(
       "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
@@ -185,7 +185,8 @@ __device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const unsigned (
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// float64, 8 x 8 x 4.  a: (group, pair); b: (pair, group); d[0], d[1]: (group, 2 pair), (group, 2 pair + 1).
+// float64, 8 x 8 x 4.  a: (group, pair); b: (pair, group); d[0], d[1]: (group, 2 pair) and
+// (group, 2 pair + 1).
 __device__ __forceinline__ void mma_m8n8k4_f64(double (&d)[2], double a, double b) {
   asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
                : "+d"(d[0]), "+d"(d[1])
@@ -257,8 +258,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(unsigned long long* ba
       "r"(bytes)
       : "memory");
 }
-// Arrives on a barrier of any block of the cluster; map_to_block returns the address.  The release has the
-// scope of this block: it does not make the thread's earlier stores visible to the other block.
+// Arrives on a barrier of any block of the cluster; map_to_block returns the address.  The release has
+// the scope of this block: it does not make the thread's earlier stores visible to the other block.
 __device__ __forceinline__ void mbarrier_arrive_cluster(unsigned address) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
 }
@@ -485,8 +486,8 @@ __device__ __forceinline__ float load_cluster_f32(unsigned address) {
 // that it depends on have ended.
 // ------------------------------------------------------------------------------------------------
 
-// Waits until the launches that this launch depends on have ended and their stores are visible.  Until
-// then, do not overwrite their operands.  Returns at once in an ordinary launch.
+// Waits until the launches that this launch depends on have ended and their stores are visible.  Before
+// the wait, do not overwrite the operands of those launches.  Returns at once in an ordinary launch.
 __device__ __forceinline__ void griddepcontrol_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
@@ -517,8 +518,8 @@ __device__ __forceinline__ bool elect_one() {
 // 8 j + 2 pair + 1.  d[4 j + 2], d[4 j + 3]: eight rows below.
 // ------------------------------------------------------------------------------------------------
 
-// setmaxnreg: sets the registers per thread of the warpgroup, a multiple of 8 from 24 to 256.  dec returns
-// registers to the block; inc waits until the block has enough.
+// setmaxnreg: sets the registers per thread of the warpgroup, a multiple of 8 from 24 to 256.  dec
+// returns registers to the block; inc waits until the block has enough.
 template <int REGISTERS>
 __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
@@ -559,8 +560,8 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[PRODUCTS][COUNT]) {
 // K-major operands: stride_bytes is the distance between groups of eight rows.  leading_bytes is used
 // only without a swizzle: it is the distance between the two 16-byte columns of the instruction's k.
 // MN-major operands with a swizzle: leading_bytes is the distance between spans of SWIZZLE bytes along m
-// or n, and stride_bytes is the distance between groups of eight k.  Without a swizzle, the two are
-// exchanged.
+// or n, and stride_bytes is the distance between groups of eight k.  Without a swizzle, these two
+// distances are exchanged.
 template <int SWIZZLE>
 __device__ __forceinline__ unsigned long long wgmma_descriptor(const void* start,
                                                                unsigned leading_bytes,
@@ -636,8 +637,8 @@ __device__ __forceinline__ unsigned long long wgmma_descriptor(const void* start
 #define PTX_CASE_TF32(n, registers, o0, o1, o2, o3, o4) \
   if constexpr (N == n) PTX_WGMMA_SHARED(n, registers, "k8.f32.tf32.tf32", "", o0, o1, o2);
 
-// TRANSPOSE_A and TRANSPOSE_B are 0 for a K-major operand and 1 for an MN-major operand.  TF32 operands are
-// K-major.
+// TRANSPOSE_A and TRANSPOSE_B are 0 for a K-major operand and 1 for an MN-major operand.  TF32 operands
+// are K-major.
 template <int N, int TRANSPOSE_A, int TRANSPOSE_B>
 __device__ __forceinline__ void wgmma_m64_f16(float (&d)[N / 2], unsigned long long a_descriptor,
                                               unsigned long long b_descriptor, int scale_d) {

@@ -11,7 +11,7 @@
 //
 //   16 bits            m16n8k16, on 7.5 as two halves; a register holds two k
 //   float, as TF32     m16n8k8
-//   double             two by two m8n8k4
+//   double             four m8n8k4, two along m times two along k
 //
 // ldmatrix loads rows of 16 bytes along k, and can transpose only 16-bit elements.  Therefore wider
 // elements along positions, and doubles, are loaded one by one.
@@ -51,16 +51,16 @@ struct RingTile {
   static constexpr int PITCH = LINE + PADDING;  // elements per line, including padding
   alignas(128) Storage element[LINES * PITCH];
 
-  // Lines at a distance of a multiple of PERIOD have the same swizzle; their addresses differ by PITCH
+  // Lines whose distance is a multiple of PERIOD have the same swizzle; their addresses differ by PITCH
   // per line.
   static constexpr int PERIOD = PADDING ? 1 : 8;
 
-  // Unsigned bytes let the compiler see the common part of a warp's addresses.
+  // Unsigned byte offsets let the compiler see the common part of a warp's addresses.
   __device__ __forceinline__ Storage* at(unsigned line, unsigned position) {
     constexpr unsigned SIZE = sizeof(Storage);
     unsigned place = position * SIZE;
     if (!PADDING) {
-      const unsigned row = CHUNKS == 4 ? line / 2 : line;  // of 128 bytes: all banks
+      const unsigned row = CHUNKS == 4 ? line / 2 : line;  // row of 128 bytes, which spans all banks
       place ^= (BY_MATRIX ? row % (CHUNKS == 4 ? 4 : 8) : row % (CHUNKS == 4 ? 2 : 4) * 2) * 16;
     }
     return reinterpret_cast<Storage*>(reinterpret_cast<unsigned char*>(element) +
@@ -161,11 +161,11 @@ __device__ __forceinline__ void load_fragments(Register (&registers)[4], Tile& t
 #endif
 }
 
-// Returns the chunk at a distance of positions and k from a place that tile.at() returned, for products
-// without tensor cores.  The distance ignores the swizzle.  Therefore, if lines run along k, callers pass
-// k = 0 and only lines with the same swizzle as the place: a multiple of PERIOD further, or the other
-// line of a pair that shares 128 bytes.  (Doubles along k have bank conflicts for B, but their products
-// are much slower than the loads.)
+// Returns the chunk that is some positions and some k away from a place that tile.at() returned, for
+// products without tensor cores.  The function ignores the swizzle.  If lines run along k, callers must
+// therefore pass k = 0, and a distance to a line with the same swizzle: a multiple of PERIOD, or the
+// distance to the other line of a pair that shares 128 bytes.  (Doubles along k have bank conflicts for
+// B, but their products are much slower than the loads.)
 template <class Tile>
 __device__ __forceinline__ Piece<typename Tile::Element, Tile::CHUNK> load_chunk(
     const typename Tile::Element* place, int positions, int k) {
@@ -173,12 +173,12 @@ __device__ __forceinline__ Piece<typename Tile::Element, Tile::CHUNK> load_chunk
       place + (Tile::K_CONTIGUOUS ? positions * Tile::PITCH + k : k * Tile::PITCH + positions));
 }
 
-// d += a * b over DEPTH k on the tensor cores.
+// d += a * b on the tensor cores, with DEPTH elements of k.
 __device__ __forceinline__ void multiply_fragments(float (&d)[4], const unsigned (&a)[4],
                                                    unsigned b0, unsigned b1, half_t) {
 #if ASYNC_COPY
   ptx::mma_m16n8k16_f16(d, a, b0, b1);
-#else  // 7.5 has the instruction for 8 k only
+#else  // 7.5 has only the instruction for 8 elements of k
   const unsigned low[2] = {a[0], a[1]}, high[2] = {a[2], a[3]};
   ptx::mma_m16n8k8_f16(d, low, b0);
   ptx::mma_m16n8k8_f16(d, high, b1);

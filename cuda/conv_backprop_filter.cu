@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   __shared__ SharedTile<BLOCK_N> b;
   __shared__ Place<Index> taps[BLOCK_N];     // half address in x: tap of each column of the tile
   __shared__ Place<Index> pixels[BLOCK_K];   // half address in x: window of each pixel of this step
-  __shared__ Index pixel_outputs[BLOCK_K];   // offset in dy: each pixel of this step
+  __shared__ Index pixel_outputs[BLOCK_K];   // offset in dy of each pixel of this step
 
   const Index channels = static_cast<Index>(p.channels);
   const Index gemm_m = static_cast<Index>(p.filters);

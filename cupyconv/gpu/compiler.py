@@ -164,7 +164,8 @@ _under_way: dict[Variant, threading.Lock] = {}
 wait for the cache entry."""
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_under_way.clear)  # a child lacks the locks' threads
+    # A forked child lacks the threads that hold the locks.
+    os.register_at_fork(after_in_child=_under_way.clear)
 
 
 def _made(variant: Variant) -> Compiled:

@@ -24,8 +24,8 @@ _MOST_CHUNKS = 1024
 """Largest number of chunks (chosen)."""
 
 _BLOCKS_PER_SM = 4
-"""Number of blocks per SM that the number of chunks aims at (chosen): 32 warps, which have four
-16-byte loads in flight."""
+"""Number of blocks per SM that the number of chunks aims at (chosen).  These are 32 warps, whose
+threads each have four 16-byte loads in flight."""
 
 
 def prepare_bias(

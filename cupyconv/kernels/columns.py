@@ -84,7 +84,7 @@ class Columns:
 
 @lru_cache(maxsize=4096)
 def columns_of(problem: ConvProblem, strides: Strides, pass_: str) -> Columns | None:
-    """Return the product of a pass; None if w does not store the columns evenly spaced."""
+    """Return the product of a pass; None if the columns are unevenly spaced in w."""
     filter_, channel, *taps = problem.filter_axes
     shape, groups, forward = problem.filter_shape, problem.groups, pass_ == "forward"
     summed, kept = (channel, filter_) if forward else (filter_, channel)
@@ -146,7 +146,7 @@ def _columns(
 
 
 def _even_step(strides: Sequence[int], shape: Sequence[int], order: Sequence[int]) -> int | None:
-    """Return the distance in memory of successive elements along several axes, the last fastest.
+    """Return the distance of successive elements in memory; the last axis of ``order`` is fastest.
 
     Returns:
         The distance, which may be negative; None if it varies.

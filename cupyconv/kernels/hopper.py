@@ -388,7 +388,7 @@ def _in_rows(
 
 
 def _has_lines(problem: ConvProblem, pass_: str, steps: Mapping[str, Sequence[int]]) -> bool:
-    """Return whether TMA can read rows of these tensors without wasting many pixels per line.
+    """Return whether TMA can read rows of these tensors, with few pixels wasted on padded lines.
 
     Windows must be adjacent along a row, and each tap must begin at a multiple of 16 bytes.
     """
@@ -699,7 +699,7 @@ def staying_grid(walk: np.ndarray, tile: Tile, device: Device) -> tuple[int]:
 
 
 def _store(staged: Staged, pass_: str, walked: int, splits: int) -> tuple[int, int]:
-    """Return the values of two macros: STORE, the method that stores C, and RUN, its elements."""
+    """Return the values of the macros STORE (how C is stored) and RUN (elements per store)."""
     problem, strides, result = staged.problem, staged.strides, ROLES_OF[pass_][-1]
     steps, shape = getattr(strides, result), shape_of(problem, result)
     itemsize, alignment = ITEMSIZE[problem.dtype], strides.alignment
@@ -893,7 +893,7 @@ def _outwards(inner: int, axes: Sequence[tuple[int, int]], itemsize: int) -> tup
 
 
 def _rows(problem: ConvProblem, role: str, operand: Operand, line: int, end: int) -> TiledMap:
-    """Return the map of x or y with channels first; a box has several channels, pixels of one row.
+    """Return the map of x or y with channels first; a box has channels, and pixels of one row.
 
     Args:
         problem, role, operand: problem, name and location of the tensor.
@@ -951,7 +951,7 @@ def filter_map(problem: ConvProblem, pass_: str, tile: Tile, operand: Operand) -
 
     The map has the axes in memory order, innermost first.  A box has a line of the contiguous axis.
     If k is contiguous, the box has the block's share of the tile's columns along the other axis.
-    If k is the other axis, the box has a line of k.
+    If k is the other axis, the box has a line of k there.
     """
     shape, steps = problem.filter_shape, operand.strides.w
     filter_, channel, *spatial = problem.filter_axes
@@ -985,7 +985,7 @@ class Staying(Family):
     passes: ClassVar[int] = 1
 
     def before(self, request: Request, tile: Tile) -> tuple[float, int, str]:
-        """Return the bytes that copies before the product move, the workspace, and a summary."""
+        """Return the bytes moved, the workspace bytes and a summary of copies before the product."""
         seen = layout_of(request, tile)
         does = f"{called(seen.copied)} copied with channels last" if seen.copied else ""
         return 2 * seen.copied_bytes, seen.copied_bytes, does

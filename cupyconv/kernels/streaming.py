@@ -180,8 +180,8 @@ def even(parts: int, chunks: int) -> int:
 def chunk_counts(parts: int, others: int, multiprocessors: int) -> list[int]:
     """Return the numbers of chunks worth ranking, in ascending order.
 
-    Any smaller number would have a larger largest chunk.  If there are enough parts, some of the
-    numbers keep every multiprocessor busy.
+    With any smaller number, the largest chunk would be larger.  If there are enough parts, some of
+    the numbers keep every multiprocessor busy.
 
     Args:
         parts: number of tiles that the chunks share.

@@ -22,8 +22,8 @@ CHANNELS = 8
 """Channels per block, one warp each."""
 
 LARGEST_FILTER = 64
-"""Largest number of taps of a filter row (chosen).  A strip of such a row reads 9 blocks of 8
-columns in 5 products."""
+"""Largest number of taps of a filter row (chosen).  With these taps, a strip reads 9 blocks of 8
+columns, in 5 products."""
 
 _LARGEST_STRIPS = 8
 """Largest number of strips of 8 columns per block (chosen)."""

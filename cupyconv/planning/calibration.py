@@ -18,7 +18,7 @@ MEASURED = Path(__file__).with_name("measured")
 
 
 def dtype_class(dtype: str, precision: str) -> str:
-    """Return the name of a class of dtypes, which the cost model treats in the same way.
+    """Return the class of a dtype; the cost model treats all dtypes of a class in the same way.
 
     >>> dtype_class("bfloat16", "ieee"), dtype_class("float32", "tf32")
     ('16-bit', 'tf32')

@@ -985,7 +985,7 @@ class Staying(Family):
     passes: ClassVar[int] = 1
 
     def before(self, request: Request, tile: Tile) -> tuple[float, int, str]:
-        """Return the bytes moved, the workspace bytes and a summary of copies before the product."""
+        """Return the moved bytes, workspace bytes and summary of copies before the product."""
         seen = layout_of(request, tile)
         does = f"{called(seen.copied)} copied with channels last" if seen.copied else ""
         return 2 * seen.copied_bytes, seen.copied_bytes, does

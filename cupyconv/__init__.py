@@ -6,11 +6,11 @@ Examples assume ``import cupyconv`` and ``import numpy as np``.
 
 Attributes:
     benchmark: whether the first call of each pass of a problem on a GPU times the most promising
-        kernels.  The fastest kernel is stored by chip, driver and problem, for later processes,
-        too.  The same kernel gives the same bits on every run; another kernel may round
-        differently.
-    workspace_limit: most bytes of GPU memory that a pass, or the bias gradient, may use besides its
-        tensors; 0 permits no workspace, None any amount.
+        kernels.  The fastest kernel is stored for this chip, driver and problem, so that later
+        processes use it, too.  The same kernel gives the same bits on every run; another kernel may
+        round differently.
+    workspace_limit: largest number of bytes of GPU memory that a pass or the bias gradient may use
+        besides its tensors; 0 permits no workspace, and None sets no limit.
 """
 
 from importlib import import_module

@@ -166,7 +166,7 @@ def _take_exported(name: str, value: Any) -> tuple[Any, Home]:
         is_usual = torch is not None and type(value).__dlpack__ is torch.Tensor.__dlpack__
         if is_usual and value.device.type == "cpu":
             return tensor_memory(value), Home.CPU
-        # DLPack first: it orders the streams of the two libraries, the other protocol does not.
+        # Try DLPack first: it orders the streams of the two libraries, the other protocol does not.
         if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
             device_type = int(value.__dlpack_device__()[0])
             if device_type in _DLPACK_CPU:
@@ -213,8 +213,9 @@ def take_out(name: str, value: Any) -> tuple[Any, Home]:
 
     Raises:
         ConvError: the memory is read-only.
-        ConvTypeError, DeviceError: as for ``take``; or writing to the memory would not set the
-            values of ``value``.
+        ConvTypeError: as for ``take``; or writing to the memory would not set the values of
+            ``value``.
+        DeviceError: as for ``take``.
     """
     if HOMES.get(type(value)) is Home.GPU:
         return value, Home.GPU  # CuPy has no read-only arrays
@@ -230,7 +231,8 @@ def _is_read_only(value: Any, array: Any, home: Home) -> bool:
     """Return whether memory is read-only.
 
     Args:
-        value: exporter of the memory.  On a GPU only the exporter has the flag; CuPy drops it.
+        value: exporter of the memory.  On a GPU, only the exporter has the read-only flag, because
+            CuPy drops the flag.
         array: array over the memory.
         home: kind of device of the array.
     """
@@ -258,9 +260,9 @@ def as_kind_of(array: Any, like: _Kind) -> _Kind:
             array API standard's ``from_dlpack``.
 
     Returns:
-        ``array`` itself if it already has that kind.  A copy is made of memory that the library
-        rejects: read-only memory, negative strides, and for JAX memory that is not aligned to 64
-        bytes.
+        ``array`` itself if it already has that kind.  The result is a copy if the library rejects
+        the memory of ``array``: read-only memory, memory with negative strides, and for JAX memory
+        that is not aligned to 64 bytes.
 
     Raises:
         ConvTypeError: the library does not support DLPack, rejects the array, or changes its dtype.
@@ -309,7 +311,7 @@ def _from_dlpack_of(like: Any) -> Any:
         return like.__array_namespace__().from_dlpack
     library = type(like).__module__.split(".")[0]
     module: Any = sys.modules.get(library)
-    if library == "tensorflow":  # takes the capsule; the others take its exporter
+    if library == "tensorflow":  # takes the capsule, not the object that exports it
         take_capsule = module.experimental.dlpack.from_dlpack
         return lambda exported: take_capsule(exported.__dlpack__())
     if hasattr(module, "from_dlpack"):
@@ -352,8 +354,9 @@ class _Relabelled:
 
     def __dlpack__(self, **keywords: Any) -> Any:
         capsule = self._owner.__dlpack__(**keywords)
-        # Offsets of DLDataType.code in dlpack.h.  In DLTensor it follows data, device and ndim.
-        # DLManagedTensor begins with the DLTensor; in DLManagedTensorVersioned 32 bytes precede it.
+        # Offsets of DLDataType.code in dlpack.h.  DLTensor has the code after data, device and
+        # ndim.  DLManagedTensor begins with the DLTensor; DLManagedTensorVersioned has 32 bytes
+        # before the DLTensor.
         for capsule_name, offset in ((b"dltensor", 20), (b"dltensor_versioned", 52)):
             address = _capsule_address(capsule, capsule_name)
             if address is not None:
@@ -386,14 +389,14 @@ def numpy_dtype(name: str) -> np.dtype:
 
 
 _MOST_WORK: Any = (
-    10_000  # most steps of NumPy's overlap solver (chosen); its stub has a narrower type
+    10_000  # largest number of steps of NumPy's overlap solver (chosen); Any because of its stub
 )
 
 
 def overlaps_itself(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
     """Return whether two elements of an array with this layout share a byte.
 
-    The result is exact unless the check takes too long; then it is True.
+    The result is exact, except that it is also True if the check would take too long.
     """
     axes = sorted((abs(stride), size) for stride, size in zip(strides, shape, strict=True))
     reach = itemsize  # bytes that the axes with smaller strides span
@@ -409,15 +412,16 @@ def overlaps_itself(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: 
 def _solver_finds_overlap(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
     """Return whether elements share a byte, using NumPy's solver.
 
-    Two elements that share a byte still share it after the same shift of both.  So it is enough to
-    compare, for each axis, the elements with index 0 with the elements with larger indices.
+    If two elements share a byte, so do the two elements at the same distances from them on every
+    axis.  It is therefore enough to compare, for each axis, the elements with index 0 and the
+    elements with larger indices.
     """
     import numpy as np
 
     interface = {"typestr": f"|V{itemsize}", "version": 3}
 
     def at(shape: list[int], offset: int) -> np.ndarray:
-        """Return the layout at an address, which is never read."""
+        """Return an array with this layout at an invented address, whose memory is never read."""
         where = {"data": ((1 << 46) + offset, True), "shape": tuple(shape), "strides": strides}
         return np.asarray(SimpleNamespace(__array_interface__=interface | where))
 

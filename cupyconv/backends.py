@@ -58,7 +58,7 @@ class Backend(Protocol):
         ...
 
     def alignment(self, tensors: Iterable[Any]) -> int:
-        """Return the common alignment of the arrays' addresses in bytes, at most 16."""
+        """Return the largest alignment, up to 16 bytes, that the addresses of all arrays have."""
         ...
 
     def conjugate(self, array: Any) -> Any | None:
@@ -69,7 +69,7 @@ class Backend(Protocol):
         ...
 
     def extended(self, array: Any, shape: tuple[int, ...]) -> Any:
-        """Return a contiguous copy of this shape, with zeros at the end of every axis."""
+        """Return a contiguous copy, extended to ``shape`` by zeros at the end of each axis."""
         ...
 
     def prepare(
@@ -84,7 +84,8 @@ class Backend(Protocol):
         """Prepare a planned pass for tensors with these strides.
 
         Args:
-            form: result of ``filter_form``; the tensors' w is then the result of ``arrange``.
+            form: result of ``filter_form`` if the run is called with the result of ``arrange`` as
+                w; None if it is called with w itself.
             conjugates: whether backprop_input conjugates a complex w; ignored by a backend whose
                 ``conjugate`` returns a copy.
         """
@@ -214,7 +215,7 @@ class CpuBackend:
 
 
 class GpuBackend:
-    """Backend that runs kernels on the current CuPy device and stream, or on a ``runtime``."""
+    """Backend that runs kernels with a runtime, such as CuPy's current device and stream."""
 
     def __init__(self, device: Device, runtime: Runtime, ordinal: int | None = None) -> None:
         self.device = device
@@ -230,7 +231,7 @@ class GpuBackend:
         return array
 
     def scratch(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """Return a temporary array; memory of a captured call lasts as long as the graph."""
+        """Return a temporary array; in a captured call, its memory lasts as long as the graph."""
         kind = arrays.numpy_dtype(dtype)
         memory = capture.allocate(prod(shape) * kind.itemsize, self._cupy.cuda)
         return self._cupy.ndarray(shape, kind, memory)

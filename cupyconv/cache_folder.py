@@ -52,7 +52,7 @@ def distrust(folder: Path) -> tuple[str, str] | None:
     name = shlex.quote(str(place))
     if place.lstat().st_uid == os.geteuid():
         remedy = f"chmod go-w {name}, or {remedy}"
-    elif str(place) == os.path.realpath(folder):  # a parent may rightly belong to another user
+    elif str(place) == os.path.realpath(folder):  # parents may rightly belong to another user
         remedy = f"sudo chown -R {os.geteuid()} {name}, or {remedy}"
     return f"{place}, which leads to the cache {folder}, {reason}", remedy
 
@@ -81,5 +81,5 @@ def keep(path: Path, content: bytes) -> None:
     if problem := distrust(path.parent):
         raise PermissionError(problem[0])  # another user created it first
     if path.is_symlink():
-        path.unlink()  # files are never read through a link, so none is written through one
+        path.unlink()  # cache files are neither read nor written through a link
     files.put(path, content, mode=0o600)

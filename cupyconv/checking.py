@@ -1,8 +1,8 @@
 """Comparison of results with a reference, within a bound for rounding.
 
-Every difference is relative to the sum of the absolute values of a result's terms, so that
-cancellation neither hides a wrong result nor condemns a right one.  The bound is twice the error of
-plain summation in the same precision on the same data, plus one unit in the last place.
+Every difference is divided by the sum of the absolute values of the result's terms.  Thus a wrong
+result is found and a right result is accepted, even where the terms cancel.  The bound is twice the
+error of plain summation in the same precision on the same data, plus one unit in the last place.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROUNDOFF |= {name: ROUNDOFF[part] for name, part in REAL_PART.items()}
 """Largest relative error of rounding to nearest, by dtype: half a unit in the last place."""
 
 EXACT_UP_TO = {dtype: round(1 / roundoff) for dtype, roundoff in ROUNDOFF.items()}
-"""Largest integer, by dtype, up to which all sums and partial sums of integers are exact."""
+"""Largest integer up to which integers, and so their sums, are exact, keyed by dtype."""
 
 SINGLE_ELEMENTS = 3
 """Elements per tensor that finite differences change one at a time (chosen)."""
@@ -40,7 +40,7 @@ _DEVIATIONS = 6
 
 
 class Memory(Protocol):
-    """Device that arrays must be on."""
+    """Memory of a device, to and from which NumPy arrays are copied."""
 
     def put(self, array: np.ndarray) -> Any:
         """Return a NumPy array as an array on this device."""
@@ -190,7 +190,7 @@ class Truth:
 
     @cached_property
     def bounds(self) -> Mapping[str, float]:
-        """Largest relative difference of each result that rounding can cause."""
+        """Largest relative difference that rounding can cause, keyed by the result's name."""
         if self.problem.dtype in _NARROWER:
             return self._bounds64
         # Plain summation of a few terms may be exact by chance.
@@ -208,9 +208,9 @@ class Truth:
 
     @property
     def _bounds64(self) -> Mapping[str, float]:
-        """Bounds for float64: those of float32, in units in the last place (assumed).
+        """Bounds for float64: as many units in the last place as for float32 (assumed).
 
-        Measured bounds would need a reference with more digits than float64.  The bounds for
+        Measured bounds would need a reference that is more precise than float64.  The bounds for
         complex128 come from complex64 in the same way.
         """
         narrower = _NARROWER[self.problem.dtype]
@@ -232,7 +232,7 @@ class Truth:
     def difference(self, name: str, actual: np.ndarray) -> float:
         """Return the worst relative difference of a result.
 
-        It is infinite if a value is not finite and differs from the expected value.
+        The difference is infinite if a value is not finite and differs from the expected value.
         """
         expected, magnitude = getattr(self.results, name), getattr(self.magnitudes, name)
         with np.errstate(all="ignore"):
@@ -241,7 +241,7 @@ class Truth:
             same = (values == rounded) | (np.isnan(values) & np.isnan(rounded))
             finite = np.isfinite(values) & np.isfinite(rounded)
             differences = np.where(finite, np.abs(values - expected), np.where(same, 0.0, np.inf))
-            # Below the smallest number of the dtype, rounding is no longer relative.
+            # Rounding to the smallest positive number of the dtype can cause this difference.
             smallest = _smallest(self.problem.dtype)
             differences = np.where(differences <= smallest, 0.0, differences)
             ratios = np.where(differences == 0, 0.0, differences / magnitude)
@@ -315,13 +315,14 @@ class Truth:
             size = float(magnitude[index])
             found.append((expected, part._slope(name, alone, self._step(name, size)), size))
         if not all(math.isfinite(slope) for _, slope, _ in found):
-            return None  # the step left float64's range
+            return None  # a step or a loss overflowed float64
         return max(_ratio(expected - slope, scale) for expected, slope, scale in found)
 
     def _around(self, name: str, index: tuple[int, ...]) -> tuple[Truth, tuple[int, ...]]:
         """Return the part of a large layer that an element affects, and its index in that part.
 
-        An element of x affects its image, an element of w its filter.
+        An element of x affects only the outputs of its image, and an element of w only the outputs
+        of its filter.
         """
         problem, (x, w, dy) = self.problem, self.operands64
         n, k = problem.data_axes[:2]
@@ -341,14 +342,14 @@ class Truth:
     def _step(self, name: str, size: float) -> float:
         """Return the step of a finite difference, a power of two.
 
-        The loss is linear, so a larger step only reduces the effect of rounding.  The division by a
+        The loss is linear, so a larger step only reduces the effect of rounding.  Dividing by a
         power of two is exact.
 
         Args:
             name: name of the gradient.
             size: sum of the absolute values of the slope's terms.
         """
-        # The bias is zero, so it takes the scale of the results to which it is added.
+        # The bias is zero, so its step takes the scale of y, to which the bias is added.
         moved = {"dx": self.operands64.x, "dw": self.operands64.w, "db": self.results.y}[name]
         largest = float(np.max(np.abs(moved), initial=0.0))
         if size > 0:  # one huge number may make the loss's rounding larger than the slope
@@ -381,7 +382,7 @@ class Truth:
     # -- the adjoint identity -------------------------------------------------------------------
 
     def inner_products(self, results: Results) -> dict[str, float]:
-        """Return <y, dy>, <x, dx> and <w, dw>, which are equal: the sum of all terms of the loss.
+        """Return <y, dy>, <x, dx> and <w, dw>, each of which is the sum of all terms of the loss.
 
         For complex dtypes, each is the real part of a sum of products with conjugates.
         """
@@ -417,7 +418,7 @@ _STEP = 16
 """Log2 of the ratio of a finite difference's step to the largest changed value (chosen)."""
 
 _NARROWER: dict[str, DtypeName] = {"float64": "float32", "complex128": "complex64"}
-"""Narrower dtype, for dtypes without a wider one."""
+"""Narrower dtype, keyed by the dtypes that have no wider dtype."""
 
 
 def integer_operands(problem: ConvProblem, generator: np.random.Generator) -> Operands:

@@ -89,7 +89,7 @@ _PRECISIONS = {"always": "tf32", "auto": "ieee", "never": "ieee"}
 
 
 def get_max_workspace_size() -> int:
-    """Return the most bytes of GPU memory that a pass may use besides its arrays.
+    """Return the largest number of bytes of GPU memory that a pass may use besides its arrays.
 
     The result is ``cupyconv.workspace_limit``, or 2^63 - 1 if the limit is None.
 
@@ -136,7 +136,7 @@ def convolution_forward(
     d_layout: int = CUDNN_TENSOR_NCHW,
     w_layout: int = CUDNN_TENSOR_NCHW,
 ) -> None:
-    """Compute y = b + x correlated with W, as ``cupyconv.conv_forward`` does.
+    """Compute y = b + the correlation of x with W, as ``cupyconv.conv_forward`` does.
 
     Args:
         x: input, (N, C, [[D,] H,] W); channels last with ``CUDNN_TENSOR_NHWC``.
@@ -246,8 +246,8 @@ def convolution_backward_data(
             ``convolution_forward``.
         x: gradient with respect to the convolution's output, (N, K, ...).
         b: C values in an array of any shape, or None.
-        y: array for the result, (N, C, ...); its sizes select one of the input sizes that give an
-            output of x's sizes.
+        y: array for the result, (N, C, ...).  With a stride above 1, convolutions of several input
+            sizes have an output of x's sizes; y's sizes select one of these input sizes.
         deterministic, auto_tune, tensor_core: as for ``convolution_backward_filter``.
 
     Raises:

@@ -1,6 +1,6 @@
 """Errors of cupyconv.
 
-A message states the rule that was broken, the values that broke it, and a way out if one is known.
+A message states the rule that was broken, the values that broke it, and a fix if one is known.
 Errors are raised before anything is allocated or changed.
 """
 
@@ -30,7 +30,7 @@ class CupyconvError(Exception):
 
 
 Phrase = str | tuple[str, Any]
-"""A part of a way out: a text, or the name of an argument and its new value."""
+"""A part of a suggested fix: a text, or the name of an argument and its new value."""
 
 
 class ConvError(CupyconvError, ValueError):
@@ -39,12 +39,12 @@ class ConvError(CupyconvError, ValueError):
     Attributes:
         rule: the rule that was broken.
         values: the values that broke it, with the arithmetic that shows the conflict.
-        remedy: valid alternatives; empty if none is known.
+        remedy: suggested fixes as text; empty if no fix is known.
         axis: spatial axis on which the rule was broken, ``"D"``, ``"H"`` or ``"W"``; None if the
             rule is not about one axis.
-        fixes: phrases of each way out that is known as a change of arguments.
-        candidates: fixes that ``cupyconv.remedies.offering`` tries in addition to its own; None if
-            it is not to try any.
+        fixes: suggested fixes that change arguments, each as a tuple of phrases.
+        candidates: fixes that ``cupyconv.remedies.offering`` tries in addition to those that it
+            derives from the call; None if ``offering`` must not try any fix.
 
     >>> try:
     ...     cupyconv.ConvProblem((1, 3, 4), (8, 3, 5))
@@ -68,7 +68,7 @@ class ConvError(CupyconvError, ValueError):
         super().__init__(self._text(remedy))
 
     def offer(self, fixes: Iterable[tuple[Phrase, ...]]) -> None:
-        """Set the ways out, with arguments in Python's notation.
+        """Set the suggested fixes; ``remedy`` states them with arguments in Python's notation.
 
         >>> error = cupyconv.ConvError("the sizes must fit", "9 and 10")
         >>> error.offer([(("stride", 2),), (("padding", "same"),)])
@@ -83,7 +83,7 @@ class ConvError(CupyconvError, ValueError):
         """Return the message with arguments in another notation.
 
         Args:
-            argument: function that returns an argument as text, from its name and value.
+            argument: function that takes an argument's name and value, and returns its text.
 
         >>> error = cupyconv.ConvError("the sizes must fit", "9 and 10")
         >>> error.offer([(("stride", 2),)])
@@ -163,7 +163,7 @@ def shown(value: object) -> str:
     """Return a value as text for a message: its repr, shortened if it is long."""
     try:
         text = repr(value)
-    except Exception:  # for huge integers, deep lists, or a __repr__ with an error
+    except Exception:  # repr fails for huge integers, deep lists, and faulty classes
         return f"a value of type {type(value).__name__} that cannot be shown"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
@@ -195,7 +195,7 @@ def require_word(what: str, given: object, known: Iterable[str | None]) -> None:
 
 
 def words_of(argument: str, what: str, given: object, known: Sequence[str]) -> tuple[str, ...]:
-    """Return the option values of an argument that takes one or several, without repetitions.
+    """Return the option values of an argument that takes one value or several, without duplicates.
 
     Args:
         argument: name of the argument.
@@ -258,7 +258,7 @@ def reinstall_command() -> str:
 
 
 def one_of(repairs: Sequence[str]) -> str:
-    """Return alternative ways out as one sentence: ``Pad by 1, or use an input of 5``."""
+    """Return alternative fixes as one sentence: ``Pad by 1, or use an input of 5``."""
     *others, last = repairs
     text = f"{', '.join(others)}, or {last}" if others else last
     return text[0].upper() + text[1:]

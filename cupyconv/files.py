@@ -29,8 +29,8 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
 
     Args:
         path: file to create or to replace.
-        mode: permissions of the file; by default those of the replaced file, or those of any new
-            file.
+        mode: permissions of the file; by default, a replaced file keeps its permissions, and a new
+            file has the user's usual permissions.
 
     Raises:
         OSError: the file cannot be written; the error's ``filename`` is ``path``.
@@ -53,7 +53,7 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _whole(target: Path, mode: int | None) -> Iterator[BinaryIO]:
-    # The temporary name has a fixed length, because the target's name may have the greatest length.
+    # The target's name may have the greatest length, so the temporary name must not contain it.
     temporary = target.with_name(f".cupyconv-{secrets.token_hex(8)}")
     if mode is None and target.exists():
         mode = stat.S_IMODE(target.stat().st_mode)
@@ -86,7 +86,7 @@ def is_replaced(path: Path) -> bool:
 
 
 def unwritable(path: Path) -> str | None:
-    """Return the reason why a file cannot be written at ``path``; None if none is known yet."""
+    """Return the reason why a file cannot be written at ``path``; None if no reason is known."""
     if path.is_dir():
         return f"{path} is a folder"
     if not is_replaced(path):
@@ -142,9 +142,9 @@ def read_private(path: Path) -> bytes:
 def distrusted(folder: Path) -> tuple[Path, str] | None:
     """Return why another user could replace the content of a folder; None if no other user could.
 
-    Another user could if they own, or may write, a folder or symbolic link on the path.  The folder
-    itself need not exist yet.  A parent folder may be writable by all users if it is sticky, like
-    /tmp.  The system's administrator is trusted.
+    A user who owns, or may write, a folder or symbolic link on the path could replace the content.
+    The folder itself need not exist yet.  A parent folder may be writable by all users if it is
+    sticky, like /tmp.  The system's administrator is trusted.
 
     Returns:
         The untrusted path and the reason, or None.

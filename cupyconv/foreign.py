@@ -192,11 +192,11 @@ def _requires_grad(name: str) -> ConvTypeError:
 
 
 def _require_local(name: str, value: Any) -> None:
-    """Check that a JAX array has its values, on a single device."""
+    """Check that a JAX array still has its values, and is on a single device."""
     if value.is_deleted():
         raise ConvTypeError(
             f"{name} is a deleted JAX array, or was donated to a call: its values are gone. Pass a "
-            "copy made before that"
+            "copy that was made before"
         )
     if len(value.sharding.device_set) > 1:
         raise ConvTypeError(
@@ -265,8 +265,9 @@ def require_no_tangent(name: str, tensor: Any, torch: Any) -> None:
 def _tangent(tensor: Any, torch: Any) -> Any:
     """Return a tensor's derivative at the current level of forward mode, or None.
 
-    PyTorch unpacks a dual tensor by the key ADInplaceOrView, and excludes that key while it runs an
-    operator's kernel under a mode that dispatches in Python.
+    PyTorch unpacks a dual tensor through the dispatch key ADInplaceOrView.  While an operator's
+    kernel runs under a mode that dispatches in Python, PyTorch excludes this key; this function
+    therefore includes the key again.
     """
     forward_ad, core = torch.autograd.forward_ad, torch._C
     if forward_ad._current_level < 0:

@@ -23,7 +23,7 @@ ROLES = ("x", "w", "y", "bias", "workspace")
 
 @dataclass(frozen=True)
 class TiledMap:
-    """Tensor map for boxes of a tensor; dimensions are listed from the innermost, contiguous one.
+    """Tensor map for boxes of a tensor; its first dimension is the innermost and contiguous.
 
     Attributes:
         role: name of the tensor, as in a Launch's arguments.
@@ -44,7 +44,9 @@ class TiledMap:
 
 @dataclass(frozen=True)
 class Im2colMap:
-    """Tensor map for columns of pixels of a channels-last tensor: dimensions C, W, (H, (D,)) N.
+    """Tensor map for columns of pixels of a channels-last tensor.
+
+    The dimensions, from the innermost, are C, W, (H, (D,)) N.
 
     Attributes:
         role, itemsize, extents, strides, offset: as in TiledMap.
@@ -99,11 +101,11 @@ class Launch:
         defines: macros of the variant.
         grid, block: launch dimensions; an empty grid launches nothing.
         shared_bytes: dynamic shared memory per block.
-        arguments: the kernel's arguments in order.  A str is the array of that role, a Part is a
-            part of one, and TensorMaps are encoded for the arrays of their roles; all other values
-            are passed as they are.
-        may_overlap: whether the kernel may begin before earlier launches have ended; it then waits
-            for their results (griddepcontrol.wait, from compute capability 9.0 on).
+        arguments: the kernel's arguments in order.  A str stands for the array of that role, and a
+            Part for a part of such an array.  TensorMaps are encoded for the arrays of their roles.
+            All other values are passed unchanged.
+        may_overlap: whether the kernel may begin before earlier launches have ended.  Such a kernel
+            waits for their results itself (griddepcontrol.wait, from compute capability 9.0 on).
     """
 
     source: str

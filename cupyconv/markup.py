@@ -1,8 +1,8 @@
 """Documents of paragraphs, tables and verbatim lines, written as text or as HTML.
 
-The module does not depend on other modules of cupyconv, so that the lowest ones can use it to
-describe themselves in Jupyter.  The output never contains characters that control a terminal or
-that XML does not allow.
+The module does not depend on other modules of cupyconv, so that every module can use it to describe
+its objects in Jupyter.  The output never contains characters that control a terminal or that XML
+does not allow.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def in_line(text: str) -> str:
 
 
 def spreadsheet_cell(text: str) -> str:
-    """Return a text as one line for a CSV cell, such that spreadsheets do not read it as a formula.
+    """Return a text as one line for a CSV cell that spreadsheets do not interpret as a formula.
 
     Leading spaces are skipped in the check, because some spreadsheets drop them.
     """
@@ -82,7 +82,7 @@ def spreadsheet_cell(text: str) -> str:
 
 
 _FORMULAS = tuple("=+-@＝＋－＠")
-"""First characters of spreadsheet formulas; full-width ones count in East Asian locales."""
+"""First characters of spreadsheet formulas; full-width signs begin formulas in some locales."""
 
 
 def escape(text: str) -> str:
@@ -170,7 +170,8 @@ class Table(_Element):
 
         Args:
             strong: function that formats a heading.
-            paint: function that formats a cell, from its text with the padding spaces.
+            paint: function that formats a cell; its argument is the cell's text with the spaces
+                that fill the column.
         """
         named = any(self.columns)
         every = [self.columns, *self.rows] if named else list(self.rows)
@@ -236,10 +237,10 @@ class Table(_Element):
 
 
 _GUTTER = 3
-"""Spaces between columns if there is room; else 1."""
+"""Number of spaces between columns; without enough room, there is 1 space."""
 
 _NARROWEST = 24
-"""Smallest width of the last column if there is room; the other columns have half of it."""
+"""Smallest width of the last column if there is room; other columns may have half this width."""
 
 
 def _narrowed(whole: list[int], least: list[int], room: int) -> list[int]:

@@ -1,9 +1,9 @@
 """Autotuning: measure the candidates for a pass on the current GPU once, and remember the fastest.
 
 A choice is stored in the process, and for later processes in a file next to the compiled kernels.
-Its key has the chip, driver, library version, request and candidates.  While the choice is stored,
-the same kernel runs and gives bitwise equal results.  On another GPU, or after the file is deleted,
-another kernel may be chosen, which sums in another order.
+The key of a choice contains the chip, driver, library version, request and candidates.  While the
+choice is stored, the same kernel runs and gives bitwise equal results.  On another GPU, or after
+the file is deleted, another kernel may be chosen, which sums in another order.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from cupyconv.kernels.generic import CUDA_GENERIC
 from cupyconv.planning import PassPlan, Request
 from cupyconv.planning.plan import AUTO, contenders
 
-CONTENDERS = 8  # most candidates that are measured (chosen)
+CONTENDERS = 8  # largest number of candidates that are measured (chosen)
 ROUNDS = 3  # samples of each candidate (chosen)
-SAMPLE_SECONDS = 1e-3  # s; least time of a sample with fewer than MOST_CALLS calls (chosen)
-MOST_CALLS = 50  # most calls per sample (chosen)
-CLEARLY_FASTER = 0.97  # largest time / time of the planned candidate to replace it (chosen)
+SAMPLE_SECONDS = 1e-3  # s; a shorter sample needs MOST_CALLS calls (chosen)
+MOST_CALLS = 50  # largest number of calls per sample (chosen)
+CLEARLY_FASTER = 0.97  # the planned candidate is replaced up to this part of its time (chosen)
 
 _FORMAT = 2  # version of the file format
 
@@ -73,7 +73,7 @@ def forget() -> None:
 
 
 def candidates_of(request: Request, impl: str) -> tuple[PassPlan, ...]:
-    """Return the candidates to measure, and a last resort to measure if all of them fail."""
+    """Return the candidates to measure, and a generic kernel to measure only if they all fail."""
     candidates = contenders(request, impl, CONTENDERS)
     if impl == AUTO and all(entry.implementation != CUDA_GENERIC.name for entry in candidates):
         candidates += contenders(request, CUDA_GENERIC.name, 1)
@@ -109,7 +109,7 @@ def _name(candidate: PassPlan) -> str:
 
 @dataclass(frozen=True)
 class _Measured:
-    """Measurements of candidates, by their index.
+    """Measurements of candidates, keyed by the candidates' indices.
 
     Attributes:
         fastest: index of the candidate to use.
@@ -132,8 +132,8 @@ def _measure(candidates: Sequence[PassPlan], run: Run, load: Load) -> _Measured:
 
     Raises:
         ConvError: a graph is being captured.
-        Exception: all candidates failed, and this is the error of the first, planned candidate; or
-            the GPU's context was lost.
+        Exception: the error of the first candidate, which is the planned one, if all candidates
+            failed; or the error of a candidate with which the GPU's context was lost.
     """
     if capture.is_active():
         raise ConvError(
@@ -193,7 +193,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _is_reproducible(error: Exception) -> bool:
-    """Return whether the kernel itself failed, not a resource that may be available later."""
+    """Return whether the kernel itself failed, and not for lack of memory or another resource."""
     refused = ("CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES")
     return isinstance(error, KernelCompileError) or any(word in str(error) for word in refused)
 

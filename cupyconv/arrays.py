@@ -412,9 +412,9 @@ def overlaps_itself(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: 
 def _solver_finds_overlap(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
     """Return whether elements share a byte, using NumPy's solver.
 
-    If two elements share a byte, so do the two elements at the same distances from them on every
-    axis.  It is therefore enough to compare, for each axis, the elements with index 0 and the
-    elements with larger indices.
+    If elements i and j share a byte, elements i + d and j + d share a byte, too.  It is therefore
+    enough to compare, for each axis, the elements with index 0 and the elements with larger
+    indices.
     """
     import numpy as np
 

@@ -215,7 +215,7 @@ class CpuBackend:
 
 
 class GpuBackend:
-    """Backend that runs kernels with a runtime, such as CuPy's current device and stream."""
+    """Backend that runs kernels through a runtime: on CuPy's current device or on an emulator."""
 
     def __init__(self, device: Device, runtime: Runtime, ordinal: int | None = None) -> None:
         self.device = device

@@ -241,7 +241,7 @@ class Truth:
             same = (values == rounded) | (np.isnan(values) & np.isnan(rounded))
             finite = np.isfinite(values) & np.isfinite(rounded)
             differences = np.where(finite, np.abs(values - expected), np.where(same, 0.0, np.inf))
-            # Rounding to the smallest positive number of the dtype can cause this difference.
+            # Near zero, numbers are rounded to multiples of the dtype's smallest positive number.
             smallest = _smallest(self.problem.dtype)
             differences = np.where(differences <= smallest, 0.0, differences)
             ratios = np.where(differences == 0, 0.0, differences / magnitude)

@@ -30,9 +30,9 @@ from cupyconv.planning.plan import AUTO, contenders
 
 CONTENDERS = 8  # largest number of candidates that are measured (chosen)
 ROUNDS = 3  # samples of each candidate (chosen)
-SAMPLE_SECONDS = 1e-3  # s; a shorter sample needs MOST_CALLS calls (chosen)
+SAMPLE_SECONDS = 1e-3  # s; shortest sample, unless MOST_CALLS calls take less time (chosen)
 MOST_CALLS = 50  # largest number of calls per sample (chosen)
-CLEARLY_FASTER = 0.97  # the planned candidate is replaced up to this part of its time (chosen)
+CLEARLY_FASTER = 0.97  # largest ratio to the planned candidate's time that replaces it (chosen)
 
 _FORMAT = 2  # version of the file format
 

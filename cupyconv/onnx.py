@@ -5,20 +5,21 @@
 equivalent ConvProblem.  The onnx package is not needed.  Examples assume
 ``from cupyconv import onnx`` and ``import numpy as np``.
 
-Formulas from https://onnx.ai/onnx/operators/onnx__Conv.html and onnx__ConvTranspose.html, with
-these clarifications:
+The formulas are those of https://onnx.ai/onnx/operators/onnx__Conv.html and
+onnx__ConvTranspose.html, with these clarifications:
 
 * ``pads`` has the beginnings of all spatial axes, followed by their ends.  It is only used with
   ``auto_pad="NOTSET"``.
 * SAME_UPPER puts the odd pixel of padding at the end, SAME_LOWER at the beginning.
-* The size of a ConvTranspose's result is ``output_shape`` if given, with SAME the input size times
-  the strides, and otherwise follows from the other attributes.  In the first two cases pixels
-  beyond that size are cropped on both sides, the odd pixel at the end with SAME_UPPER and otherwise
-  at the beginning.  Pixels that no window reaches are zero, plus the bias.
+* The size of a ConvTranspose's result is ``output_shape`` if that is passed.  Otherwise, SAME gives
+  the input size times the strides; without SAME, the size follows from the other attributes.  With
+  ``output_shape`` or SAME, pixels beyond the size are cropped on both sides.  An odd pixel is
+  cropped at the end with SAME_UPPER and otherwise at the beginning.  Pixels that no window reaches
+  have the value of the bias, or zero without a bias.
 * An ``output_shape`` that exceeds the reach of the windows by a stride or more is rejected.  The
   transposed Conv would not return ``x``'s size, and its padding would be negative, which the
-  specification does not define.  ONNX's reference evaluator rejects such shapes except with SAME,
-  and so does ONNX Runtime (its pull request 29446).
+  specification does not define.  ONNX's reference evaluator and ONNX Runtime (in its pull request
+  29446) reject such shapes, too, except with SAME.
 """
 
 from __future__ import annotations
@@ -218,10 +219,10 @@ def conv_transpose(
         x: input, (N, C, spatial).
         w: filter, (C, M / group, spatial), or a filter from ``cupyconv.prepare``.
         b: bias, (M,).
-        output_padding: pixels added at the end of each spatial axis; less than the stride or the
-            dilation.
-        output_shape: spatial sizes of the result, which determine the padding; at most stride - 1
-            beyond the reach of the windows.
+        output_padding: pixels added at the end of each spatial axis; each number must be less than
+            the stride or less than the dilation.
+        output_shape: spatial sizes of the result, which determine the padding.  They may exceed the
+            reach of the windows by at most stride - 1.
         auto_pad, dilations, group, kernel_shape, pads, strides: as for ``conv``.
 
     Returns:
@@ -317,7 +318,7 @@ def _conv_problem(
     dtype: Dtype = "float32",
     sizes: tuple[str, ...] = (),
 ) -> ConvProblem:
-    """Return ``conv_problem``, checking the shape of a bias, too.
+    """Return the result of ``conv_problem``, after checking the shape of a bias, too.
 
     Args:
         sizes: tensors that the caller passes as sizes, as for ``remedies.offering``.
@@ -418,7 +419,7 @@ def _conv_transpose_problem(
     tensors_as_sizes: tuple[str, ...] = (),
     **attributes: Any,
 ) -> ConvProblem:
-    """Return ``conv_transpose_problem``, checking the shape of a bias, too.
+    """Return the result of ``conv_transpose_problem``, after checking the shape of a bias, too.
 
     Args:
         tensors_as_sizes: tensors that the caller passes as sizes, as for ``remedies.offering``.

@@ -1,4 +1,4 @@
-"""The public functions: validate, plan, run."""
+"""The public functions, which validate their arguments, plan the passes and run them."""
 
 from __future__ import annotations
 
@@ -173,11 +173,11 @@ def conv_forward(
         passed.  16-bit types are summed in float32 and rounded once.  Nothing is conjugated: a
         complex product is four real products, (a + bi)(c + di) = (ac - bd) + (ad + bc)i, and
         "ieee" holds for each part.  NaN and infinity propagate.  If a complex number has an
-        infinite part, results that read it have parts that are infinite or NaN.  NaN or infinity
-        in w may also reach outputs at which it lies over padding, because it is multiplied by zero
-        there.
-        With NumPy, a pass takes at most 64 MB of memory besides its operands and result, if a
-        window has at most a million values.  Each thread keeps this memory for its next pass.
+        infinite part, results that read it have parts that are infinite or NaN.  An element of w
+        that is NaN or infinite may also reach outputs in whose windows it meets padding, because it
+        is multiplied by zero there.
+        If a window has at most a million values, a NumPy pass takes at most 64 MB of memory besides
+        its operands and result.  Each thread keeps this memory for its next pass.
 
     Raises:
         ConvError: the arguments describe no valid convolution, or ``out`` does not fit the result.
@@ -241,7 +241,7 @@ def conv_backprop_input(
 
     dx[n, c, h, w] = sum over k, r, s of dy[n, k, p, q] * w[k, c, r, s], where
     p = (h + pad - r * dilation) / stride, and q follows from the index w and s in the same way.
-    The sum has only the taps for which p and q are whole numbers and lie in the output.
+    Only the taps for which p and q are whole numbers, and indices of the output, are summed.
     A complex w is conjugated, as in PyTorch's gradients: for a real loss L, dy is
     dL/d(re y) + i dL/d(im y), and dx is dL/d(re x) + i dL/d(im x).  JAX's gradients are the
     conjugates of these: jax.vjp gives conj(dx) for conj(dy).
@@ -256,9 +256,9 @@ def conv_backprop_input(
         precision, impl, out: as for ``conv_forward``.
 
     Returns:
-        dx, of shape ``input_shape``.  NaN and infinity propagate.  NaN or infinity in w may also
-        reach elements at which it lies over padding or between two elements of dy that a stride
-        separates, because it is multiplied by zero there.
+        dx, of shape ``input_shape``.  NaN and infinity propagate.  An element of w that is NaN or
+        infinite may also reach elements of dx where it meets padding, or a gap that the stride
+        leaves between two elements of dy, because it is multiplied by zero there.
 
     Raises:
         ConvError: ``dy`` does not fit ``input_shape`` and ``w``; the message has the interval of
@@ -332,8 +332,9 @@ def conv_backprop_filter(
         precision, impl, out: as for ``conv_forward``.
 
     Returns:
-        dw, of shape ``filter_shape``.  NaN and infinity propagate.  NaN or infinity in dy may also
-        reach taps that lie over padding in its window, because it is multiplied by zero there.
+        dw, of shape ``filter_shape``.  NaN and infinity propagate.  An element of dy that is NaN or
+        infinite may also reach taps that meet padding in its window, because it is multiplied by
+        zero there.
 
     Raises:
         ConvError: ``dy`` does not fit ``x`` and ``filter_shape``.
@@ -440,7 +441,7 @@ def conv_backward(
     precision: Precision = "ieee",
     impl: Impl | Plan = "auto",
 ) -> ConvGradients[Any]:
-    """Compute the gradients of a layer that ``needs`` selects.
+    """Compute several gradients of a layer; ``needs`` selects which.
 
     Args:
         x, w: input and filter, as for ``conv_forward``.
@@ -453,7 +454,7 @@ def conv_backward(
         ConvGradients with ``dx``, ``dw`` and ``db``; None for each gradient not in ``needs``.
 
     Raises:
-        ConvError, ConvTypeError, DeviceError: as for the functions of the single gradients.
+        ConvError, ConvTypeError, DeviceError: as for the functions that compute one gradient.
 
     >>> x, w, dy = np.ones((1, 2, 4, 4)), np.ones((3, 2, 3, 3)), np.ones((1, 3, 2, 2))
     >>> dx, dw, db = cupyconv.conv_backward(x, w, dy)
@@ -544,22 +545,22 @@ def conv_transpose(
 
     Args:
         x: array with the shape of the underlying convolution's output, (N, K, [[Z,] P,] Q).
-        w: filter of the underlying convolution, or a filter from ``prepare``.  Its O axis is x's
-            channels, its I axis the result's channels: PyTorch's
-            (in_channels, out_channels / groups, ...) in "OIHW", Keras's
-            (..., out_channels, in_channels) in "HWIO".
+        w: filter of the underlying convolution, or a filter from ``prepare``.  Its O axis has x's
+            channels, and its I axis has the result's channels.  The order "OIHW" is PyTorch's
+            (in_channels, out_channels / groups, ...), and "HWIO" is Keras's
+            (..., out_channels, in_channels).
         bias: vector with one value per channel of the result, of shape (C,), with x's dtype and
             device.
         output_shape: shape of the result.
-        output_padding: alternative to ``output_shape``: the result's size minus the smallest of
-            the ``stride`` sizes that fit, per axis.  The default is 0, as in PyTorch.  With
-            padding "same" or "same_lower" the default is stride - 1, which makes the result
-            ``stride`` times as large as x, as in Keras and JAX.  It must be less than the stride
-            or, with other padding, less than the stride or the dilation.  If it is at least the
-            stride, x is copied and extended by zeros.  With padding "valid" and a filter smaller
-            than the stride, JAX and Keras return ``stride`` times x's size; pass stride - filter
-            for this size.
-        stride, padding, dilation, groups, data_format, filter_format: rules of the underlying
+        output_padding: alternative to ``output_shape``: on each axis, ``stride`` sizes of the
+            result fit x, and output_padding is the result's size minus the smallest of them.  The
+            default is 0, as in PyTorch.  With padding "same" or "same_lower" the default is
+            stride - 1, which makes the result ``stride`` times as large as x, as in Keras and JAX.
+            output_padding must be less than the stride; with other padding, it may also be less
+            than the dilation only.  If it is at least the stride, x is copied and extended by
+            zeros.  With padding "valid" and a filter smaller than the stride, JAX and Keras return
+            ``stride`` times x's size; pass the stride minus the filter's size to get this result.
+        stride, padding, dilation, groups, data_format, filter_format: parameters of the underlying
             convolution.
         activation, precision, impl, out: as for ``conv_forward``.
 
@@ -592,10 +593,10 @@ def prepare(
 ) -> PreparedFilter[_Array]:
     """Copy a filter once to the memory order that GPU kernels read, for use in many calls.
 
-    Some kernels read w with its channels last or as planes of bfloat16, and otherwise copy it at
-    every call.  A filter with its spatial axes last is copied with its channels last: always on
-    compute capability 9.0, and in large layers on other GPUs.  The calls run the same kernels as
-    without ``prepare`` and return the same bits.
+    Some kernels read w with its channels last, or as planes of bfloat16.  Without ``prepare``, they
+    copy w at every call.  A filter with its spatial axes last is copied with its channels last:
+    always on compute capability 9.0, and in large layers on other GPUs.  The calls run the same
+    kernels as without ``prepare`` and return the same bits.
 
     Args:
         w: filter in the problem's format, as for ``conv_forward``.  The result refers to it: do
@@ -609,7 +610,7 @@ def prepare(
 
     Returns:
         PreparedFilter, which the functions of cupyconv, ``cupyconv.onnx`` and ``cupyconv.cudnn``
-        accept as w.  For a NumPy array it has no copies.
+        accept as w.  A NumPy array is not copied.
 
     Raises:
         ConvError: w is not the problem's filter; an option value is unknown; a graph is being
@@ -709,7 +710,7 @@ def _measured_plan(
     here = backend.device
     if device is not None and Device.of(device).architecture != here.architecture:
         raise ConvError(
-            "only the current GPU can be measured",
+            "the measured device must be the current GPU",
             f"the current GPU is {here.name} ({here.architecture}), the requested device is "
             f"{Device.of(device).name}",
             "Leave out device, or use measure=False",
@@ -788,7 +789,7 @@ _FILTERS = {"forward": 1, "backprop_input": 0, "backprop_filter": None, "transpo
 """Index of the filter among the arrays of each operation."""
 
 _PLAIN = frozenset((int, str, type(None)))
-"""Types whose equal values have equal text, so that a cache key need not have the type."""
+"""Types whose equal values have equal text, so that a cache key need not contain the type."""
 
 
 class _Layout(NamedTuple):
@@ -824,7 +825,7 @@ class _Ready:
         shape: shape of the result.
         run: function that computes the planned pass.
         measure: function that measures the candidates on tensors and prepares the fastest one.
-        measured: function that computes the fastest candidate; None before the measurement.
+        measured: function that runs the fastest candidate; None before the measurement.
     """
 
     problem: ConvProblem
@@ -834,7 +835,7 @@ class _Ready:
     measured: Run | None = None
 
     def fastest(self, tensors: Tensors) -> Run:
-        """Return the run of the fastest candidate; measure it on these tensors if it is unknown."""
+        """Return the run of the fastest candidate, after measuring the candidates if needed."""
         if self.measured is None:
             self.measured = self.measure(tensors)
         return self.measured
@@ -884,7 +885,7 @@ def compute(
     layouts = [(array.shape, array.strides, array.dtype) for array in given]
     unconjugated = operation == "transpose" and given[0].dtype.kind == "c" and not conjugates
     if unconjugated:
-        # The pass conjugates its filter, but this call must not: it passes the conjugate instead.
+        # The pass conjugates its filter, but this operation must not, so pass the conjugate of w.
         operands = given[1:2]
         layouts[0] = _of_a_new_array(*layouts[0])
     if out is not None:
@@ -942,7 +943,7 @@ def _transpose(
     measured: bool,
     backend: Backend,
 ) -> None:
-    """Compute a transposed convolution, with copies of arrays that its pass cannot use.
+    """Compute a transposed convolution, copying the arrays that its pass cannot use directly.
 
     Args:
         ready: the prepared call.
@@ -959,7 +960,7 @@ def _transpose(
             conjugate = backend.conjugate(w)
             w = w if conjugate is None else conjugate
         if y.shape != ready.problem.output_shape:
-            # output_padding adds windows that x has no values for; they are zeros.
+            # output_padding adds windows for which x has no values; zeros are used instead.
             y = backend.extended(y, ready.problem.output_shape)
         tensors = Tensors(result, w, y, *bias)
         run = ready.fastest(tensors) if measured else ready.run
@@ -982,8 +983,8 @@ def _of_a_new_array(shape: tuple[int, ...], strides: Any, dtype: Any) -> tuple[A
 def _spelling(shape: Any, rules: tuple[Any, ...]) -> Any:
     """Return the types of arguments, which distinguish True (rejected) from 1 in a cache key.
 
-    Return a list, which disables caching, if a value is not an integer, a string or None: it may
-    be mutable, as an array is.
+    Return a list, which disables caching, if a value is not an integer, a string or None: such a
+    value may be mutable, as an array is.
     """
     types, values = [], [shape, *rules]
     for value in values:
@@ -1031,7 +1032,7 @@ def _ready(
     pass_ = "backprop_input" if operation == "transpose" else operation
     written = _written(operation, problem)
     if operation == "transpose" and layouts["x"].shape != problem.output_shape:
-        # The pass reads a copy of x that also has the missing windows.
+        # The pass reads a copy of x that is extended by zeros for the missing windows.
         x_layout = _of_a_new_array(problem.output_shape, None, layouts["x"].dtype)
         layouts["x"] = _Layout._make(x_layout)
     strides = None
@@ -1254,7 +1255,7 @@ def _elements(name: str, layout: _Layout) -> tuple[int, ...]:
 def bias_problem(
     called: str, dy_shape: tuple[int, ...], data_format: DataFormat | None, dtype: Any
 ) -> ConvProblem:
-    """Return a 1x1 depthwise layer with this output: db depends on nothing else of the layer."""
+    """Return a 1x1 depthwise layer with this output; db is the same for every other layer."""
     rank = len(dy_shape) - 2
     layout = data_format
     if rank in formats.SPATIAL_AXES:
@@ -1306,7 +1307,7 @@ def require_activation(activation: str | None, problem: ConvProblem) -> None:
     """Check that a problem with complex numbers has no activation."""
     if problem.is_complex and activation is not None:
         raise ConvError(
-            "activations need real numbers",
+            "an activation must be applied to real numbers",
             f"got {activation!r} with {problem.dtype}",
             "Apply it to a real array, such as the magnitude: numpy.abs(y)",
         )
@@ -1315,7 +1316,7 @@ def require_activation(activation: str | None, problem: ConvProblem) -> None:
 def _take(
     names: Sequence[str], given: tuple[Any, ...]
 ) -> tuple[tuple[Any, ...], arrays.Home, Backend]:
-    """Return the arrays on the current device, that device, and its backend."""
+    """Return the arguments as arrays of the current device, its kind, and its backend."""
     kind = type(given[0])
     home = arrays.HOMES.get(kind)
     for value in given:

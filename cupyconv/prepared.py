@@ -1,4 +1,4 @@
-"""Filters that are copied once to the memory order of their kernels, not at every call."""
+"""Filters that are copied to the memory order of their kernels once instead of at every call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Array_co = TypeVar("_Array_co", covariant=True)
 
 
 class Belonging(NamedTuple):
-    """Calls that a prepared filter supports, and the names of its copies; contains no arrays.
+    """Description of a prepared filter without arrays: the supported calls and the copies' names.
 
     Attributes:
         problem: the layer; the calls may have inputs of other sizes.
@@ -118,7 +118,7 @@ class PreparedFilter(Generic[_Array_co]):
         return sum(form.nbytes for form in self.forms.values())
 
     def read_as(self, form: str | None) -> Any:
-        """Return the copy in a form; w itself without a form, or if there is no such copy.
+        """Return the copy of w that has this name; w itself for None, or if there is no such copy.
 
         >>> problem = cupyconv.ConvProblem((1, 2, 4, 4), (3, 2, 3, 3))
         >>> w = np.ones(problem.filter_shape, "float32")
@@ -144,7 +144,7 @@ def _place(device: Device) -> str:
 
 
 def _differences(prepared: ConvProblem, called: ConvProblem) -> tuple[str, str] | None:
-    """Return the differing arguments of two layers as texts; None if at most input sizes do."""
+    """Return the differing arguments of two layers as texts; None if at most input sizes differ."""
     mine, theirs = (
         {**one.keywords, "dtype": one.dtype, "filter_shape": one.filter_shape}
         for one in (prepared, called)

@@ -95,8 +95,8 @@ TRANSPOSED = Names(x="the result", y="x", x_shape="output_shape")
 class ConvAxis:
     """One spatial axis of a convolution: its sizes, stride, dilation and padding.
 
-    Output o reads input ``o * stride - pad_before + r * dilation`` for tap r; positions outside the
-    input read as zero.
+    Output o reads input ``o * stride - pad_before + r * dilation`` for tap r; at positions outside
+    the input, it reads zero.
 
     >>> problem = cupyconv.ConvProblem((1, 2, 7, 7), (4, 2, 3, 3), stride=2)
     >>> axis = problem.axes[0]
@@ -127,7 +127,7 @@ class ConvAxis:
 
     @property
     def output(self) -> int:
-        """Output size: ceil(input / stride) for SAME, else the windows in the padded input."""
+        """Output size: ceil(input / stride) for SAME, else the number of windows that fit."""
         if self.padding_mode.startswith("same"):
             return -(-self.input // self.stride)
         return (self.padded_input - self.effective_filter) // self.stride + 1
@@ -157,7 +157,7 @@ class ConvAxis:
         return range(max(first, 1), max(first + self.stride, 1))
 
     def first_input_size_for(self, output: int) -> int:
-        """Return the smallest input size with this output; below 1 if padding alone suffices.
+        """Return the smallest input size with this output size; below 1 if padding alone suffices.
 
         >>> problem = cupyconv.ConvProblem((1, 2, 7, 7), (4, 2, 3, 3), stride=2)
         >>> problem.axes[0].first_input_size_for(3)
@@ -194,7 +194,7 @@ class ConvAxis:
 
     @property
     def pairs(self) -> int:
-        """Number of pairs of an output and a tap that read an input and not padding."""
+        """Number of pairs (output, tap) that read an input, not padding."""
         low = self.pad_before
         return count_pairs(
             self.output, self.filter, self.stride, self.dilation, low, low + self.input
@@ -326,12 +326,12 @@ class ConvProblem:
             NumPy dtype of that name.
 
     Attributes:
-        padding: (before, after) per spatial axis, in whatever form the argument was passed.
+        padding: (before, after) per spatial axis, whichever form the argument has.
         padding_mode: "same", "same_lower", "valid" or "explicit".
 
     Raises:
-        ConvError: the convolution is invalid; the message states the rule, the values and a way
-            out.
+        ConvError: the convolution is invalid; the message states the rule and the values, and
+            suggests fixes.
         ConvTypeError: an argument has a type that is not described above.
 
     >>> problem = cupyconv.ConvProblem((1, 5, 100, 100), (10, 5, 5, 5), stride=2)
@@ -596,7 +596,7 @@ class ConvProblem:
         return any(prod(shape) > 2**31 - 1 for shape in tensors)
 
     def gemm(self, pass_: str) -> GemmView:
-        """Return the matrix product of each group that is equivalent to a pass (implicit GEMM).
+        """Return a pass as matrix products, one per group (implicit GEMM).
 
         The formulas are those of CUTLASS's implicit_gemm_convolution.md.  For backprop_input, one
         product covers all stride phases.
@@ -672,9 +672,10 @@ class ConvProblem:
             output_padding: if ``input_shape`` is not passed, input size minus the smallest input
                 size that has this output, per spatial axis.  The default is 0, as in PyTorch.  For
                 "same" and "same_lower" padding the default is stride - 1, so that the input size is
-                stride times the output size, as in Keras and JAX.  It must be less than the stride;
-                for other padding it may also be less than the dilation.  If it is not less than the
-                stride, the input has more windows, and the output is larger than ``output_shape``.
+                stride times the output size, as in Keras and JAX.  output_padding must be less than
+                the stride; for other padding, it may also be less than the dilation only.  If it is
+                at least the stride, the input has more windows, and the output is larger than
+                ``output_shape``.
 
         Raises:
             ConvError: no such convolution exists; if ``input_shape`` has another output, the
@@ -724,7 +725,7 @@ class ConvProblem:
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """The layer's keyword arguments of the functions, from stride to filter_format."""
+        """Keyword arguments that pass this layer to functions, from stride to filter_format."""
         return {
             "stride": self.stride,
             "padding": self.padding if self.padding_mode == "explicit" else self.padding_mode,
@@ -815,7 +816,7 @@ def count_pairs(outputs: int, taps: int, stride: int, dilation: int, low: int, h
 def _pairs_below(outputs: int, taps: int, stride: int, dilation: int, bound: int) -> int:
     if min(outputs, taps, bound) <= 0:
         return 0
-    # Numbers of taps whose position is below the bound for every output, and for at least one.
+    # Number of taps that are below the bound for every output, and for at least one output.
     every = (bound - 1 - (outputs - 1) * stride) // dilation + 1
     every = min(max(every, 0), taps)
     some = min((bound - 1) // dilation + 1, taps)
@@ -875,7 +876,7 @@ def dtype_name(dtype: Any, remedy: str = "") -> DtypeName:
     """Return the name of a dtype given as a name, a NumPy dtype or a scalar type.
 
     Args:
-        remedy: way out that the error message suggests.
+        remedy: last sentence of the error message, which suggests a fix.
 
     Raises:
         ConvTypeError: the dtype is not supported.
@@ -901,8 +902,8 @@ def shared_dtype(
 
     Args:
         dtypes: dtype of each array, keyed by the array's name.
-        convert: function that returns the code which converts an array to a dtype, from the names
-            of both.
+        convert: function that takes the names of an array and of a dtype, and returns the code that
+            converts the array to the dtype.
 
     Raises:
         ConvTypeError: a dtype is unsupported, or the dtypes differ.
@@ -932,12 +933,12 @@ def shared_dtype(
 
 
 def _view_of_bytes(name: str, dtype: Any) -> str:
-    """Return the way out for a structured dtype or raw bytes; an empty text for other dtypes."""
+    """Return the suggested fix for a structured dtype or raw bytes; empty for other dtypes."""
     if getattr(dtype, "names", None):
         return f"Pass one of its fields, for example {name}[{dtype.names[0]!r}]"
     if getattr(dtype, "kind", "") != "V" or not hasattr(dtype, "itemsize"):
         return ""
-    # The float8 dtypes of ml_dtypes have this kind too, but scalar types outside NumPy.
+    # The float8 dtypes of ml_dtypes have this kind too, but NumPy does not define their types.
     if dtype.type.__module__ != "numpy":
         return ""
     if dtype.itemsize == 2:
@@ -951,7 +952,7 @@ def _view_of_bytes(name: str, dtype: Any) -> str:
 def named_problem(
     names: Names, input_shape: Iterable[int], filter_shape: Iterable[int], **rules: Any
 ) -> ConvProblem:
-    """Return a ConvProblem; messages of errors use these names."""
+    """Return a ConvProblem; error messages use these names."""
     words = ("stride", "padding", "dilation", "groups", "data_format", "filter_format", "dtype")
     problem = object.__new__(ConvProblem)
     problem._assign(names, input_shape, filter_shape, *(rules[word] for word in words))
@@ -966,7 +967,7 @@ def transposed_problem(
     output_padding: Size | None,
     **rules: Any,
 ) -> ConvProblem:
-    """Return the result of ``ConvProblem.from_output``; messages of errors use these names."""
+    """Return the result of ``ConvProblem.from_output``; error messages use these names."""
     y_shape = integers(names.y_shape, output_shape)
     w_shape = integers(names.w_shape, filter_shape)
     rank = spatial_rank(names._replace(x=names.y), y_shape, w_shape)
@@ -1004,7 +1005,7 @@ def require_problem(function: str, given: object) -> None:
 
 
 def require_output(names: Names, problem: ConvProblem, shape: Iterable[int]) -> None:
-    """Check the shape of dy; messages of errors use these names.
+    """Check the shape of dy; error messages use these names.
 
     Raises:
         ConvError: as for ``ConvProblem.require_output_gradient``.
@@ -1057,7 +1058,7 @@ def require_output(names: Names, problem: ConvProblem, shape: Iterable[int]) -> 
 def integer(what: str, value: object) -> int:
     """Return an argument as a 64-bit integer; ``what`` is its name in messages."""
     try:
-        if isinstance(value, bool):  # as operator.index refuses NumPy's booleans
+        if isinstance(value, bool):  # operator.index rejects only NumPy's booleans
             raise TypeError
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -1373,7 +1374,7 @@ def _require_origin(names: Names, problem: ConvProblem, y_shape: tuple[int, ...]
     n, k = (y_shape[axis] for axis in problem.data_axes[:2])
     if n != problem.N:
         raise ConvError(
-            "a transposed convolution keeps the batch size",
+            "a transposed convolution must keep the batch size",
             f"{names.y} has {n}, {names.x} has {problem.N}",
             f"Use a batch of {n}",
             candidates=(),
@@ -1414,7 +1415,7 @@ def _require_countable(names: Names, axis: ConvAxis) -> None:
 def _require_listable(phases: int) -> None:
     if phases > MOST_PHASES:
         raise ConvError(
-            f"at most {MOST_PHASES:,} stride phases can be listed",
+            f"the number of stride phases to list must be at most {MOST_PHASES:,}",
             f"there are {phases:,}",
             "Use ConvAxis.taps_of_phase for single phases",
         )

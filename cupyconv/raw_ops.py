@@ -1,6 +1,6 @@
 """TensorFlow's ``tf.raw_ops`` for convolutions, on NumPy and CuPy arrays.
 
-Names, keywords and defaults are TensorFlow's, so code runs here by changing one import::
+Names, keywords and defaults are TensorFlow's, so existing code needs only one changed import::
 
     from cupyconv import raw_ops
     dx = raw_ops.Conv2DBackpropInput(input_sizes=[1, 5, 5, 3], filter=w, out_backprop=dy,
@@ -12,14 +12,14 @@ Details that TensorFlow's documentation leaves out:
   filter is (height, width, channels, multiplier), and its output channel ``c * multiplier + m``
   reads input channel c.
 * ``strides`` and ``dilations`` follow ``data_format``; their batch and channel entries must be 1.
-* ``padding`` is "SAME", "VALID", or in two dimensions "EXPLICIT" with ``explicit_paddings``: a
-  (before, after) pair for every axis of ``data_format`` in one flat list.
+* ``padding`` is "SAME", "VALID", or in two dimensions "EXPLICIT".  ``explicit_paddings`` is then a
+  flat list with a (before, after) pair for every axis of ``data_format``.
 * The number of groups is the number of input channels divided by the filter's in_channels.
 * ``input_sizes`` is the whole shape of the input, or only its spatial sizes.  In the latter case
-  the batch size is that of ``out_backprop``, and the input has the filter's in_channels.
+  the input has the batch size of ``out_backprop`` and the filter's in_channels.
 * Sizes may be lists, tuples or integer arrays.  To read an array in GPU memory, the host waits for
   the GPU; a list avoids this wait.
-* ``data_format`` and ``dilations`` may be None, for their defaults; option values may be bytes.
+* If ``data_format`` or ``dilations`` is None, its default is used.  Option values may be bytes.
 * ``use_cudnn_on_gpu`` and ``name`` have no effect.
 
 Examples assume the import above and ``import numpy as np``.
@@ -347,7 +347,7 @@ def Conv2DBackpropInputV2(
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
-    """Compute the gradient of ``Conv2D`` with respect to its input, passed as an array.
+    """Compute the gradient of ``Conv2D`` with respect to its input; ``input`` passes its shape.
 
     The number of groups is the number of input channels divided by the size of the filter's third
     axis.  A complex filter is conjugated, as in ``cupyconv.conv_backprop_input``.
@@ -422,7 +422,7 @@ def Conv2DBackpropFilterV2(
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
-    """Compute the gradient of ``Conv2D`` with respect to its filter, passed as an array.
+    """Compute the gradient of ``Conv2D`` with respect to its filter; ``filter`` passes its shape.
 
     The number of groups is the number of input channels divided by the size of the filter's third
     axis.  A complex input is conjugated, as in ``cupyconv.conv_backprop_filter``.
@@ -1133,7 +1133,7 @@ def _padding(word: str, sides: tuple[int, ...], layout: str) -> str | tuple[tupl
 
 
 def _paddings(pairs: Sequence[tuple[int, int]], layout: str) -> Fix:
-    """Return padding of the spatial axes as explicit_paddings."""
+    """Return the fix that passes the spatial axes' padding as explicit_paddings."""
     axes = dict(zip(formats.data_axes(layout)[2:], pairs, strict=True))
     sides = [side for axis in range(len(layout)) for side in axes.get(axis, (0, 0))]
     return Fix({"sides": sides}, (("explicit_paddings", sides),))
@@ -1150,7 +1150,7 @@ def _integers(what: str, given: Any) -> tuple[int, ...]:
     """Return integers from a sequence or array; GPU arrays are copied to the host."""
     try:
         return integers(what, given.tolist() if hasattr(given, "tolist") else given)
-    except (ConvTypeError, NotImplementedError):  # PyTorch raises it on "meta"
+    except (ConvTypeError, NotImplementedError):  # the latter for PyTorch's device "meta"
         raise ConvTypeError(
             f"{what} must be a list of integers: got {shown(given)} of type {type(given).__name__}"
         ) from None
@@ -1259,5 +1259,5 @@ def _grouped(w: Any) -> Any:
 
 
 def _at_least_1(groups: int) -> int:
-    """Return the number of groups, or 1 if it is smaller; ConvProblem rejects it later."""
+    """Return the number of groups, but at least 1; ConvProblem rejects fewer channels later."""
     return max(groups, 1)

@@ -1,4 +1,4 @@
-"""Reading of JSON, and of dataclasses from JSON, with a check of the types."""
+"""Functions that read JSON and dataclasses from JSON, and check the types of the values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways out of an invalid configuration: changes of arguments that make it valid.
+"""Suggested fixes of an invalid configuration: changes of arguments that make it valid.
 
 A fix consists of the changed arguments with their new values, and of phrases that describe the
 change.  ``offering`` tries each fix together with all other arguments of the call, and an error
@@ -47,10 +47,10 @@ class Names(NamedTuple):
         entries: form of stride and dilation: "any" for an integer or an integer per spatial axis,
             "spatial" for a list with an entry per spatial axis, "all" for a list with an entry per
             axis of the data format.
-        spell: function that returns an argument's value as messages show it, from the argument's
-            name and value; it returns None if the caller's function has no such value.
-        pad: function that returns the name and value of the padding argument, from "same", "valid"
-            or a number per axis; it returns None if the caller's function has no such padding.
+        spell: function that takes an argument's name and value, and returns the value as messages
+            show it; None if the caller's function has no such value.
+        pad: function that takes "same", "valid" or a number per axis, and returns the name and
+            value of the padding argument; None if the caller's function has no such padding.
     """
 
     x: str = "the input"
@@ -92,13 +92,13 @@ class Names(NamedTuple):
         return f"{'an' if bare[0] in 'aeio' else 'a'} {bare}"
 
     def argument(self, key: str) -> str:
-        """Return the name that an argument of ConvProblem has in the function."""
+        """Return the name that an argument of ConvProblem has in the caller's function."""
         shapes = {"input_shape": "x_shape", "filter_shape": "w_shape", "output_shape": "y_shape"}
         return getattr(self, shapes.get(key, key))
 
 
 class Fix(NamedTuple):
-    """A way out: the changed arguments, and the phrases that describe the change."""
+    """A suggested fix: the changed arguments, and the phrases that describe the change."""
 
     changes: Mapping[str, Any]
     phrases: tuple[Phrase, ...]
@@ -168,7 +168,7 @@ class Call:
         return getattr(self.names, _OWNERS[key])
 
     def _assigned(self, key: str, value: Any) -> Fix | None:
-        """Return the fix that sets an argument; None without a value or such an argument."""
+        """Return the fix that sets an argument; None if the value is None or not possible."""
         if key in self.names.absent or value is None:
             return None
         own = value if self.names.spell is None else self.names.spell(key, value)
@@ -329,7 +329,7 @@ class Call:
                     yield fix
 
     def _spatial_entries(self, values: tuple[int, ...]) -> Iterator[tuple[int, ...] | None]:
-        """Yield the entries of the spatial axes that a list of any length can mean."""
+        """Yield each possible meaning of a list as one entry per spatial axis."""
         if len(values) == 1:
             yield values * self.rank
         elif len(values) == self.rank:
@@ -398,7 +398,7 @@ class Call:
             yield self._resized("input_shape", {"N": batch})
 
     def rules(self) -> Iterator[Fix]:
-        """Yield fixes of padding and stride with which the input has the given output."""
+        """Yield fixes that change padding or stride so that the input gives the output."""
         if not self.layout or self.x is None or self.y is None or min(*self.x, *self.y) < 1:
             return
         axes = list(self._axes())
@@ -413,7 +413,7 @@ class Call:
             paddings.insert(1, self._padded("valid"))
         yield from filter(None, paddings)
         if any(step > 1 for *_, step, _ in axes):
-            return  # the stride was not forgotten
+            return  # the caller passed a stride, and so did not forget it
         if stride := self._assigned("stride", self._strides_for(axes)):
             yield stride
         taps = self._spatial_sizes("filter_shape")
@@ -546,7 +546,7 @@ class Call:
             yield from filter(None, [self._padded(sides)])
 
     def _windows(self) -> Iterator[Fix]:
-        """Yield fixes with which the filter fits into the padded input."""
+        """Yield fixes that make the filter fit into the padded input."""
         pads, dilations = self._pads(), self._spatial("dilation")
         if pads is None or dilations is None:
             return
@@ -596,7 +596,7 @@ def offering(
     given: Mapping[str, Any],
     sizes: Iterable[str] = _OWNERS,
 ) -> _T:
-    """Call ``require(**given)``; if it raises an error, add the fixes that it accepts.
+    """Call ``require(**given)``; add the fixes that ``require`` accepts to the error, if any.
 
     Args:
         require: function that takes arguments of ConvProblem by name and raises an error if they
@@ -604,7 +604,7 @@ def offering(
         names, given, sizes: as for ``Call``.
 
     Raises:
-        ConvError: the error of ``require``, with the ways out that work.
+        ConvError: the error of ``require``, with the fixes that work.
     """
     try:
         return require(**given)

@@ -47,7 +47,7 @@ class Canvas:
     def text(
         self, x: float, y: float, text: str, kind: str = "", **attributes: str | float
     ) -> None:
-        """Draw a line of text; a line that begins at ``x`` widens the canvas."""
+        """Draw a line of text; the canvas grows unless the text ends or is centred at ``x``."""
         text = visible(text)  # escapes change the drawn length
         place: Attributes = {"x": x, "y": y, "kind": kind}
         self.parts.append(_element("text", escape(text), place | attributes))

@@ -6,8 +6,8 @@ Use them in functions that pass their arguments on to cupyconv::
 
     def halve(x: NDArray[np.float32], padding: Padding = "same") -> NDArray[np.float32]: ...
 
-Option values are literals, so a type checker finds unknown values.  The functions also check them
-at run time, when padding modes and formats may be in upper or lower case.
+Option values are literals, so a type checker finds unknown values.  The functions also check option
+values at run time; they accept padding modes and formats in upper or lower case.
 """
 
 from cupyconv.formats import DataFormat, FilterFormat

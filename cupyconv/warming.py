@@ -185,7 +185,7 @@ def warm(
         threads: number of compiling threads; by default one per core.
 
     Returns:
-        The kernels, with the passes that load each and the compile time.
+        The kernels, each with its compile time and the passes that load it.
 
     Raises:
         ConvTypeError: ``problems`` contains an object that is not a ConvProblem.
@@ -213,7 +213,7 @@ def warm(
 
 
 class Ahead:
-    """Collection of the kernels that layers will load; arguments as for ``warm``."""
+    """Collection of the kernels that layers will load; its arguments are those of ``warm``."""
 
     def __init__(
         self,
@@ -267,7 +267,7 @@ class Ahead:
 
         Args:
             threads: as for ``warm``.
-            done: called after each kernel, compiled or cached.
+            done: function that is called after each kernel, whether compiled or cached.
 
         Raises:
             ConvError, DeviceError, KernelCompileError: as for ``warm``.
@@ -338,7 +338,7 @@ def _gpu(device: str | Device | None) -> Device:
         )
     gpus = [word for word in DEVICES if word != "cpu"]
     raise ConvError(
-        "kernels are compiled for a GPU", f"got {chosen.name!r}", f"Use one of {', '.join(gpus)}"
+        "the device must be a GPU", f"got {chosen.name!r}", f"Use one of {', '.join(gpus)}"
     )
 
 
@@ -358,7 +358,7 @@ def _cache() -> Path:
 
 def _unusable_cache(values: str, remedy: str = "") -> ConvError:
     return ConvError(
-        "kernels that are compiled ahead of time need a usable cache",
+        "the cache for kernels that are compiled ahead of time must be usable",
         values,
         f"Repair it: {remedy}"
         if remedy

@@ -1076,7 +1076,7 @@ def test_transpose_needs_one_channel_per_filter():
 def test_transpose_keeps_the_batch_size():
     refused(
         lambda: cupyconv.conv_transpose(ones(3, 4, 4), ones(4, 2, 3), output_shape=(2, 2, 6)),
-        rule="a transposed convolution keeps the batch size",
+        rule="a transposed convolution must keep the batch size",
         values="x has 3, the result has 2",
         remedy="Give the result N = 3",
     )

@@ -163,7 +163,7 @@ def test_compile_error_does_not_stop_other_kernels(folder, compilations, monkeyp
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "cpu"}, "kernels are compiled for a GPU: got 'cpu'. Use one of sm_75, "),
+        ({"device": "cpu"}, "the device must be a GPU: got 'cpu'. Use one of sm_75, "),
         ({"device": "sm_81"}, "unknown device"),
         ({"passes": "backward"}, "unknown pass: 'backward'"),
         ({"activation": "tanh"}, "unknown activation: 'tanh'"),
@@ -198,7 +198,7 @@ def test_functions_reject_what_is_not_a_problem(folder, compilations, name, call
 
 
 def test_warm_rejects_activations_of_complex_numbers(folder):
-    with pytest.raises(ConvError, match="activations need real numbers"):
+    with pytest.raises(ConvError, match="an activation must be applied to real numbers"):
         cupyconv.warm(SMALL.replace(dtype="complex64"), "sm_80", activation="relu")
 
 

@@ -23,7 +23,8 @@ def suggest_chunks(problem: ConvProblem, memory_limit: int) -> tuple[tuple[int, 
 
     Args:
         problem: the layer.
-        memory_limit: bytes per concurrent task: a worker's memory limit divided by its threads.
+        memory_limit: bytes per concurrent task: a worker's memory limit divided by its number of
+            threads.
 
     Returns:
         The chunk sizes on every axis of x, as accepted by ``rechunk`` and ``from_array``.
@@ -66,8 +67,9 @@ def suggest_chunks(problem: ConvProblem, memory_limit: int) -> tuple[tuple[int, 
 def _axis_to_halve(problem: ConvProblem, lengths: Sequence[int]) -> int:
     """Return the outermost spatial axis whose halves are long compared with their halo.
 
-    Slabs have two neighbours, but blocks have 8 or 26, and each neighbour needs a task.  If all
-    axes are short already, return the longest axis, because its halo is relatively smallest.
+    Chunks that are divided along one axis have 2 neighbours; along two or three axes, they have 8
+    or 26, and each neighbour needs a task.  If all axes are short already, return the longest axis,
+    because its halo is relatively smallest.
     """
     for number, axis in enumerate(problem.axes, 1):
         if lengths[number] >= 2 * _LENGTH_OF_HALO * max(axis.effective_filter - 1, 1):
@@ -76,10 +78,10 @@ def _axis_to_halve(problem: ConvProblem, lengths: Sequence[int]) -> int:
 
 
 def task_bytes(problem: ConvProblem, lengths: Sequence[int]) -> int:
-    """Return the bytes of the largest task for a chunk of x: twice the size of its arrays.
+    """Return the memory of the largest task for a chunk of x, in bytes: twice its arrays' size.
 
-    The factor 2 is for joining pieces, which copies them.  16-bit dtypes are computed in float32
-    and count as float32.
+    The factor 2 is needed because joining pieces copies them.  16-bit dtypes are computed in
+    float32 and count as float32.
     """
     batch, *sizes = lengths
     axes = problem.axes

@@ -21,8 +21,8 @@ from cupyconv.planning import PRECISIONS, Impl, implementations
 from cupyconv.problem import ITEMSIZE, ConvProblem
 
 FAN_IN = 8
-"""Largest number of arrays that one task adds; fewer make the tree deeper, more take more memory
-(chosen)."""
+"""Largest number of arrays that one task adds; a smaller number makes the tree of sums deeper, and
+a larger number takes more memory (chosen)."""
 
 
 class Graph:
@@ -70,7 +70,7 @@ class Graph:
         return ordered
 
     def filters(self, out: Any, into: Any, taps: Any = None) -> list[Any]:
-        """Return values in the order of the axes of w, with full spatial ranges or ``taps``."""
+        """Return values in w's order of axes; on spatial axes, full ranges or else ``taps``."""
         sizes = self._problem.filter_sizes
         inner = [(0, size) if taps is None else taps for size in sizes]
         ordered: list[Any] = [None] * (2 + len(sizes))

@@ -11,7 +11,7 @@ from cupyconv.problem import ConvAxis, ConvProblem, count_pairs
 
 
 def output_bounds(axis: ConvAxis, inputs: Sequence[int]) -> list[int]:
-    """Return the bounds of output chunks, each with windows that are centred in one input chunk.
+    """Return the bounds of output chunks; a chunk's windows are centred in one input chunk.
 
     Args:
         inputs: bounds of the input chunks.
@@ -22,7 +22,7 @@ def output_bounds(axis: ConvAxis, inputs: Sequence[int]) -> list[int]:
 
 
 def input_bounds(axis: ConvAxis, outputs: Sequence[int]) -> list[int]:
-    """Return the bounds of input chunks, each with the centres of one output chunk's windows.
+    """Return the bounds of input chunks; a chunk has the window centres of one output chunk.
 
     Args:
         outputs: bounds of the output chunks.
@@ -43,9 +43,10 @@ def window_of(axis: ConvAxis, start: int, stop: int) -> tuple[Range, Range]:
 
 
 def reach_of(axis: ConvAxis, start: int, stop: int) -> tuple[Range, Range, Range]:
-    """Return the outputs that read a range of inputs, the inputs they read, and their padding.
+    """Return the outputs that read a range of inputs, the inputs that they read, and padding.
 
-    Inputs before the first window and after the last window are left out.
+    The returned inputs are the range without the inputs before the first window and after the last
+    window.  The padding completes the windows before and after these inputs.
     """
     stride, dilation, before = axis.stride, axis.dilation, axis.pad_before
 

@@ -48,7 +48,7 @@ def conv_forward(
         x: input, whose chunks determine the chunks of the result.
         w: filter of x's dtype; a Dask array, or any array that ``conv_forward`` accepts.  Its
             chunks over O divide the result's channels.
-        bias: shape (K,); an array of a kind that is accepted for w.
+        bias: shape (K,); any array that is accepted as w.
         stride, padding, dilation, groups, data_format, filter_format, precision, impl: as for
             ``cupyconv.conv_forward``.
 
@@ -207,7 +207,7 @@ def conv_transpose(
     Args:
         x: input, whose chunks determine the chunks of the result.
         w: filter of x's dtype; a Dask array, or any array that ``conv_forward`` accepts.
-        bias: shape (C,); an array of a kind that is accepted for w.
+        bias: shape (C,); any array that is accepted as w.
         output_shape, output_padding: as for ``cupyconv.conv_transpose``.
         stride, padding, dilation, groups: as for ``cupyconv.conv_transpose``.
         data_format, filter_format, precision, impl: as for ``cupyconv.conv_transpose``.
@@ -273,8 +273,8 @@ def conv_backprop_filter(
             ``cupyconv.conv_backprop_filter``.
 
     Returns:
-        dw.  Over O it is chunked like dy's channels.  Without groups, it is chunked over I like x's
-        channels.
+        dw.  Its O axis is chunked like dy's channels.  Without groups, its I axis is chunked like
+        x's channels; with groups, it has one chunk.
 
     Raises:
         ConvError, ConvTypeError: as for ``conv_forward``.

@@ -1,4 +1,4 @@
-"""Computing Dask arrays and writing them to Zarr, with clear errors when workers die."""
+"""Functions that compute Dask arrays or write them to Zarr, with clear errors if workers die."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Declared:
 
 
 def require_dy(chunk: Any, block_info: Any = None) -> Any:
-    """Return a block of dy after checking its shape; Dask passes its location."""
+    """Return a block of dy after checking its shape; Dask passes the block's location."""
     about = block_info[0]
     shape = tuple(stop - start for start, stop in about["array-location"])
     return Declared("dy", tuple(about["chunk-location"]), shape).require(chunk)

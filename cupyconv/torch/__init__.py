@@ -1,8 +1,8 @@
 """PyTorch's convolutions on cupyconv, with PyTorch's names, signatures and autograd.
 
-``conv1d`` to ``conv_transpose3d`` replace their namesakes in ``torch.nn.functional``,
-``conv1d_input`` to ``conv3d_weight`` those in ``torch.nn.grad``.  ``patch`` runs models that call
-PyTorch's own convolutions::
+``conv1d`` to ``conv_transpose3d`` replace the functions of the same names in
+``torch.nn.functional``, and ``conv1d_input`` to ``conv3d_weight`` replace those in
+``torch.nn.grad``.  ``patch`` runs models that call PyTorch's own convolutions::
 
     import cupyconv.torch as ct
 
@@ -13,8 +13,8 @@ PyTorch's own convolutions::
 
 CPU tensors are computed by the NumPy path, CUDA tensors by the kernels on PyTorch's current stream.
 Tensors are not copied.  The functions call three custom operators, ``torch.ops.cupyconv.forward``,
-``.backprop_input`` and ``.backprop_filter``.  The gradient of each consists of the other two, so
-the functions can be differentiated any number of times::
+``.backprop_input`` and ``.backprop_filter``.  The gradients of each operator are computed by the
+other two operators, so the functions can be differentiated any number of times::
 
     y  = forward(x, w)            has the gradients  backprop_input(w, dy), backprop_filter(x, dy)
     dx = backprop_input(w, dy)    has the gradients  backprop_filter(ddx, dy), forward(ddx, w)
@@ -30,12 +30,14 @@ Differences from PyTorch:
   times, and ``torch.func.vmap`` computes all examples in one call.  The custom operators themselves
   only support reverse mode.
 * ``torch.compile`` breaks its graph at a transform of ``torch.func`` around these functions, and
-  ``torch.export`` rejects it.  ``patch`` leaves convolutions in such transforms to PyTorch.
+  ``torch.export`` rejects such a transform.  In both cases, ``patch`` leaves the convolutions
+  inside the transform to PyTorch.
 * ``torch.export`` and ``torch.fx.symbolic_trace`` support these functions; ``torch.jit.trace``,
   ``torch.jit.script`` and ``torch.func.functionalize`` do not.
-* ``torch.onnx.export`` cannot convert these functions, but converts a model inside ``patch``.
+* ``torch.onnx.export`` cannot convert these functions.  It converts a model that calls PyTorch's
+  own convolutions, even inside ``patch``.
 
-Requires PyTorch 2.4 or later, which the library does not depend on.  Examples assume
+This package requires PyTorch 2.4 or later, which is not installed with cupyconv.  Examples assume
 ``import torch`` and ``import cupyconv.torch as ct``.
 """
 

@@ -1,9 +1,10 @@
 """Operators under PyTorch's function transforms: forward mode, torch.func and vmap.
 
 A custom operator only supports reverse mode, so these classes replace the operators while a
-transform is active.  Each operator is linear in every operand.  Its tangent is therefore the sum of
-its values with one operand at a time replaced by the operand's tangent.  vmap computes all examples
-in one call: as more images if the filters are shared, otherwise as more groups.
+transform is active.  Each operator is linear in every operand.  The tangent of its result is
+therefore a sum with one term per operand, in which the operand is replaced by its tangent.  vmap
+computes all examples in one call: as more images if the filters are shared, otherwise as more
+groups.
 """
 
 from __future__ import annotations
@@ -201,7 +202,7 @@ def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
     if any(level.key() == functionalize for level in stack):
         raise ConvTypeError(
             "torch.func.functionalize does not support functions with custom derivatives. "
-            "Call it without torch.func.functionalize, or on PyTorch's own convolutions"
+            "Call cupyconv outside of functionalize, or use PyTorch's own convolutions inside"
         )
     return function.apply(*arguments)
 
@@ -225,8 +226,9 @@ def _without_examples(
 ) -> tuple[Tensor, int]:
     """Return the empty result of vmap over no examples.
 
-    It is the result for the sums over the examples, expanded to length 0.  The sums are zeros that
-    depend on the arguments, so that every argument has a gradient.
+    The operator is called with each argument's sum over the examples, and its result is expanded to
+    length 0.  The sums are zeros that depend on the arguments, so that every argument has a
+    gradient.
     """
     sums = [
         argument.sum(dim) if isinstance(dim, int) else argument

@@ -163,8 +163,8 @@ def conv_transpose1d(
         weight: (K, C / groups, S).
         bias: (C,).
         stride, padding, dilation, groups: parameters of the convolution that is transposed.
-        output_padding: pixels added to the smallest result size that matches ``input``; less than
-            the stride or less than the dilation.
+        output_padding: pixels added to the smallest result size that matches ``input``; it must be
+            less than the stride or less than the dilation.
 
     Returns:
         (N, C, W), or (C, W).
@@ -273,8 +273,8 @@ def conv2d_input(
 ) -> Tensor:
     """Compute ``torch.nn.grad.conv2d_input``: the gradient of ``conv2d`` with respect to its input.
 
-    The arguments are those of ``conv1d_input``; input, weight and grad_output have the spatial
-    sizes (H, W), (R, S) and (P, Q).  The errors are those of ``conv1d_input``, too.
+    The arguments and errors are those of ``conv1d_input``; input, weight and grad_output have the
+    spatial sizes (H, W), (R, S) and (P, Q).
 
     >>> w, dy = torch.ones(3, 2, 3, 3), torch.ones(1, 3, 2, 2)
     >>> ct.conv2d_input((1, 2, 4, 4), w, dy).shape
@@ -295,8 +295,8 @@ def conv3d_input(
 ) -> Tensor:
     """Compute ``torch.nn.grad.conv3d_input``: the gradient of ``conv3d`` with respect to its input.
 
-    The arguments are those of ``conv1d_input``; input, weight and grad_output have the spatial
-    sizes (D, H, W), (T, R, S) and (Z, P, Q).  The errors are those of ``conv1d_input``, too.
+    The arguments and errors are those of ``conv1d_input``; input, weight and grad_output have the
+    spatial sizes (D, H, W), (T, R, S) and (Z, P, Q).
 
     >>> w, dy = torch.ones(3, 2, 3, 3, 3), torch.ones(1, 3, 2, 2, 2)
     >>> ct.conv3d_input((1, 2, 4, 4, 4), w, dy).shape
@@ -348,8 +348,8 @@ def conv2d_weight(
 ) -> Tensor:
     """Compute ``torch.nn.grad.conv2d_weight``: the gradient of ``conv2d`` with respect to weight.
 
-    The arguments are those of ``conv1d_weight``; input, weight and grad_output have the spatial
-    sizes (H, W), (R, S) and (P, Q).  The errors are those of ``conv1d_weight``, too.
+    The arguments and errors are those of ``conv1d_weight``; input, weight and grad_output have the
+    spatial sizes (H, W), (R, S) and (P, Q).
 
     >>> x, dy = torch.ones(1, 2, 4, 4), torch.ones(1, 3, 2, 2)
     >>> ct.conv2d_weight(x, (3, 2, 3, 3), dy).shape
@@ -370,8 +370,8 @@ def conv3d_weight(
 ) -> Tensor:
     """Compute ``torch.nn.grad.conv3d_weight``: the gradient of ``conv3d`` with respect to weight.
 
-    The arguments are those of ``conv1d_weight``; input, weight and grad_output have the spatial
-    sizes (D, H, W), (T, R, S) and (Z, P, Q).  The errors are those of ``conv1d_weight``, too.
+    The arguments and errors are those of ``conv1d_weight``; input, weight and grad_output have the
+    spatial sizes (D, H, W), (T, R, S) and (Z, P, Q).
 
     >>> x, dy = torch.ones(1, 2, 4, 4, 4), torch.ones(1, 3, 2, 2, 2)
     >>> ct.conv3d_weight(x, (3, 2, 3, 3, 3), dy).shape
@@ -429,10 +429,11 @@ def convolution_backward(
         output_mask: whether to compute the gradients with respect to input, weight and bias.
 
     Returns:
-        The three gradients; None for each that is not computed.
+        The three gradients; None for each gradient that is not computed.
 
     Raises:
-        ConvError: the convolution is transposed; others as for ``conv1d``.
+        ConvError: the convolution is transposed, or is invalid.
+        ConvTypeError, DeviceError: as for ``conv1d``.
     """
     window = (stride, padding, dilation, groups)
     return _gradients(grad_output, input, weight, window, transposed, output_mask)
@@ -526,7 +527,7 @@ def _transposed(
     shape = [x.shape[0], w.shape[1] * groups, *sizes]
     _require_bias(b, shape[1], "the result")
     if w.is_complex():
-        # The operator conjugates w again.  A lazy conjugate does not support forward mode.
+        # The operator conjugates w, so pass the conjugate; forward mode rejects a lazy conjugate.
         w = torch.conj_physical(w)
     arguments = (shape, w, x, b, strides, pads, dilations, groups)
     y = _compute("backprop_input", arguments, _TRANSPOSED, (shape, w.shape, x.shape))
@@ -591,7 +592,7 @@ def _gradients(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     if transposed:
         raise ConvError(
-            "convolution_backward does not support transposed convolutions",
+            "the convolution of convolution_backward must not be transposed",
             "got transposed=True",
             "Differentiate cupyconv.torch.conv_transpose1d, conv_transpose2d or conv_transpose3d",
         )
@@ -705,7 +706,7 @@ def _without_channels(
     pads: list[int],
     dilations: list[int],
 ) -> Tensor:
-    """Return PyTorch's result for no input channels: no output channels, zero gradients."""
+    """Return PyTorch's result for no input channels: it has no channels, and gradients are zero."""
     shape = [x.shape[0], 0]
     for i, size in enumerate(x.shape[2:]):
         before, after = pads[2 * i : 2 * i + 2]
@@ -848,7 +849,7 @@ def _window(
         )
     if any(s != 1 for s in strides):
         raise ConvError(
-            "PyTorch's padding='same' requires a stride of 1",
+            "the stride must be 1 with PyTorch's padding='same'",
             f"got a stride of {strides}",
             "Pass the padding as numbers; cupyconv.conv_forward has TensorFlow's 'same'",
         )
@@ -885,7 +886,7 @@ def _groups(value: Any) -> int:
 
 
 def _index(what: str, value: Any) -> int:
-    """Convert to an int; keep an integer that is symbolic during compilation."""
+    """Return a value as an int; keep an integer that is symbolic during compilation."""
     keeps = torch.compiler.is_compiling() or isinstance(value, torch.SymInt)
     return value if keeps and isinstance(value, (int, torch.SymInt)) else integer(what, value)
 

@@ -176,8 +176,8 @@ def _checked_layer(
 def _memory(tensor: Tensor) -> Any:
     """Return a NumPy or CuPy array over the memory of a tensor that PyTorch dispatched to a kernel.
 
-    The dispatcher excludes everything that ``arrays.take`` checks, except tangents in direct calls
-    of the operator.
+    The dispatcher excludes all tensors that ``arrays.take`` would reject, except dual tensors in
+    direct calls of the operator.
 
     Raises:
         ConvTypeError: the tensor is dual.
@@ -247,10 +247,10 @@ def _empty(shape: Sequence[int], *operands: Tensor) -> Tensor:
 
 
 def _is_channels_last(tensor: Tensor) -> bool:
-    """Return whether a tensor's strides are channels last, as PyTorch decides it.
+    """Return whether a tensor's strides are channels last, by PyTorch's rules.
 
     A tensor with one channel or one pixel may match both orders; then its strides
-    decide.  If channels and pixels have equal strides, it counts as contiguous.
+    decide.  If channels and pixels have equal strides, the tensor counts as contiguous.
     """
     if tensor.stride(1) == 0 or 0 in tensor.shape:
         return False

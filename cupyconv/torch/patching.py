@@ -47,10 +47,11 @@ class PatchReport:
     """Record of every convolution called inside ``patch``.
 
     Attributes:
-        calls: number of calls, keyed (layer, function, reason).  The reason says why PyTorch
-            computed the call; it is None if cupyconv computed it.  The layer is the name in
-            ``named_modules`` of the outermost called module, "" for a call outside of any module,
-            and COMPILED in a graph of ``torch.compile`` or ``torch.export``.
+        calls: number of calls, keyed by (layer, function, reason).  The reason says why PyTorch
+            computed the call; it is None if cupyconv computed the call.  The layer is the name that
+            the innermost called module has in the outermost called module's ``named_modules``.  It
+            is "" for a call outside of any module, and COMPILED in a graph of ``torch.compile`` or
+            ``torch.export``.
 
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.ReLU())
     >>> with ct.patch() as report:
@@ -93,9 +94,9 @@ def patch() -> Iterator[PatchReport]:
     The functions of ``torch``, ``torch.nn.functional``, ``torch.nn.grad`` and ``torch.ops.aten``
     that have a counterpart in ``cupyconv.torch`` are replaced, also in layers that call them, such
     as ``torch.nn.Conv2d``.  Unsupported calls, and all calls during ``torch.onnx.export``, are left
-    to PyTorch and reported.  The model is not modified.  Results are differentiated by cupyconv,
-    even after the block.  ``torch.compile`` recompiles a model for the block, with cupyconv's
-    operators in its graph.
+    to PyTorch and reported.  The model is not modified.  cupyconv computes the gradients of the
+    results, even after the block.  ``torch.compile`` recompiles a model for the block, with
+    cupyconv's operators in its graph.
 
     Yields:
         A PatchReport, filled as the block runs.
@@ -217,7 +218,7 @@ def _called_modules(frame: FrameType | None) -> list[Module]:
 
 
 def _reason_to_leave(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """Return why PyTorch must compute a call of any sizes; None if cupyconv may compute it."""
+    """Return why PyTorch must compute a call, whatever its sizes; None if cupyconv may try."""
     if torch.compiler.is_compiling() and transforms_active():
         return TRANSFORMED
     if torch.compiler.is_dynamo_compiling():
@@ -260,9 +261,9 @@ _VISIBLE = {
     function: _without_mode_check(function)
     for function in (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 }
-"""Replacements of functions that run convolutions, such as that of a checkpoint, which recomputes.
+"""Replacements of functions that may run convolutions, for example to recompute a checkpoint.
 
-The mode stays enabled inside the replacements.
+The mode remains enabled inside the replacements.
 """
 
 _scripts_lock = threading.Lock()

@@ -196,7 +196,7 @@ def _require_local(name: str, value: Any) -> None:
     if value.is_deleted():
         raise ConvTypeError(
             f"{name} is a deleted JAX array, or was donated to a call: its values are gone. Pass a "
-            "copy that was made before"
+            "copy that was made earlier"
         )
     if len(value.sharding.device_set) > 1:
         raise ConvTypeError(

@@ -556,8 +556,8 @@ def conv_transpose(
             result fit x, and output_padding is the result's size minus the smallest of them.  The
             default is 0, as in PyTorch.  With padding "same" or "same_lower" the default is
             stride - 1, which makes the result ``stride`` times as large as x, as in Keras and JAX.
-            output_padding must be less than the stride; with other padding, it may also be less
-            than the dilation only.  If it is at least the stride, x is copied and extended by
+            output_padding must be less than the stride; with other padding, any value less than the
+            dilation is valid, too.  If it is at least the stride, x is copied and extended by
             zeros.  With padding "valid" and a filter smaller than the stride, JAX and Keras return
             ``stride`` times x's size; pass the stride minus the filter's size to get this result.
         stride, padding, dilation, groups, data_format, filter_format: parameters of the underlying
@@ -1255,7 +1255,7 @@ def _elements(name: str, layout: _Layout) -> tuple[int, ...]:
 def bias_problem(
     called: str, dy_shape: tuple[int, ...], data_format: DataFormat | None, dtype: Any
 ) -> ConvProblem:
-    """Return a 1x1 depthwise layer with this output; db is the same for every other layer."""
+    """Return a 1x1 depthwise layer with this output; db does not depend on the layer otherwise."""
     rank = len(dy_shape) - 2
     layout = data_format
     if rank in formats.SPATIAL_AXES:

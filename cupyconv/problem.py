@@ -673,8 +673,8 @@ class ConvProblem:
                 size that has this output, per spatial axis.  The default is 0, as in PyTorch.  For
                 "same" and "same_lower" padding the default is stride - 1, so that the input size is
                 stride times the output size, as in Keras and JAX.  output_padding must be less than
-                the stride; for other padding, it may also be less than the dilation only.  If it is
-                at least the stride, the input has more windows, and the output is larger than
+                the stride; for other padding, any value less than the dilation is valid, too.  If
+                it is at least the stride, the input has more windows, and the output is larger than
                 ``output_shape``.
 
         Raises:

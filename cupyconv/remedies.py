@@ -413,7 +413,7 @@ class Call:
             paddings.insert(1, self._padded("valid"))
         yield from filter(None, paddings)
         if any(step > 1 for *_, step, _ in axes):
-            return  # the caller passed a stride, and so did not forget it
+            return  # the caller passed a stride above 1, and so did not forget it
         if stride := self._assigned("stride", self._strides_for(axes)):
             yield stride
         taps = self._spatial_sizes("filter_shape")
@@ -596,7 +596,7 @@ def offering(
     given: Mapping[str, Any],
     sizes: Iterable[str] = _OWNERS,
 ) -> _T:
-    """Call ``require(**given)``; add the fixes that ``require`` accepts to the error, if any.
+    """Call ``require(**given)``; if that raises an error, add the fixes that ``require`` accepts.
 
     Args:
         require: function that takes arguments of ConvProblem by name and raises an error if they

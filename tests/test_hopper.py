@@ -220,7 +220,7 @@ def test_planes_are_planned_only_for_bf16x6():
         for precision in ("ieee", "tf32"):
             planned = plan_pass(problem, pass_, device, precision=precision)
             assert planned.implementation != PLANES.name
-            with pytest.raises(ConvError, match="which precision='bf16x6' permits"):
+            with pytest.raises(ConvError, match="which only precision='bf16x6' permits"):
                 plan_pass(problem, pass_, device, PLANES.name, precision)
         asked = Request(problem, pass_, device, "bf16x6")
         assert PLANES.refuses(asked) is None
@@ -236,7 +236,7 @@ def test_plans_with_planes_are_replayed_only_if_permitted():
         with pytest.raises(ConvError, match="Pass precision='bf16x6'"):
             kept.replay(replace(request, precision=precision))
     unsaid = kept.to_json().replace('"precision": "bf16x6"', '"precision": "ieee"')
-    with pytest.raises(ConvError, match="which precision='bf16x6' permits"):
+    with pytest.raises(ConvError, match="which only precision='bf16x6' permits"):
         Plan.from_json(unsaid)
 
 

@@ -279,6 +279,7 @@ def _is_single_planes(whole: Correlation) -> bool:
         and array.flags.aligned
         and array.strides[-1] == array.itemsize
         and min(array.strides) >= 0
+        and not any(stride % array.itemsize for stride in array.strides)
         for array in (whole.source, whole.result)
     )
 

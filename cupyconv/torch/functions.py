@@ -642,8 +642,7 @@ def _compute(
         try:
             operators.require_layer(names, shapes, *call)
         except ConvError as error:
-            _, channels, *spatial = shapes[0]
-            shape = (channels, 1, *spatial)
+            shape = (*shapes[0][1:2], 1, *shapes[0][2:])
             if not batched and _fits(names, (shape, *shapes[1:]), *call):
                 text = f"add the channel axis: {'x'.join(map(str, shape))}"
                 error.offer([(text,), *error.fixes])

@@ -56,7 +56,7 @@ def inputs_of(layer: Layer, dy: tuple[int, ...]) -> Backwards:
     words = {key: value for key, value in layer.arguments.items() if key != "input_shape"}
     if "filter_shape" not in words:
         raise ConvError(
-            "--dy needs the shape of the filter",
+            "--dy must be given with the shape of the filter",
             "no filter is given",
             "Give for example --filter 3x3x3x4",
         )
@@ -115,7 +115,7 @@ def backwards_parts(layer: Layer, found: Backwards, checked: bool = False) -> li
     for sizes in found.sizes:
         count *= len(sizes)
     every = " by ".join(interval_text(sizes) for sizes in found.sizes)
-    answer = f"x, and so dx: {counted(problem.N, 'image')} of {counted(problem.C, 'channel')}, "
+    answer = f"x and dx: {counted(problem.N, 'image')} of {counted(problem.C, 'channel')}, "
     if count == 1:
         answer += f"{every}; no other size has this dy"
     else:

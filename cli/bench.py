@@ -26,7 +26,7 @@ INTERRUPTED = 130  # exit code: 128 + SIGINT, as in shells
 QUICK_MINUTES = 2.0
 QUICK_SECONDS = 0.1  # s per measurement of a quick run (chosen)
 QUICK_CPU_BATCH = 1
-QUICK_CPU_FLOPS = 11e9  # most FLOP per pass of a quick run on the CPU: a fraction of a second
+QUICK_CPU_FLOPS = 11e9  # largest FLOP per pass of a quick run: a fraction of a second
 
 
 def _peers(context: click.Context, option: click.Parameter, value: str | None) -> Any:
@@ -185,7 +185,7 @@ def command(
     used = [way for way, is_used in ways.items() if is_used]
     if len(used) > 1:
         raise ConvError(
-            "a run takes its layers from one source",
+            "a run must take its layers from one source",
             f"got {' and '.join(used)}",
             "Give one of them",
         )
@@ -328,7 +328,7 @@ def _quick(
     small = tuple(layer for layer in layers if layer.problem.flops <= QUICK_CPU_FLOPS)
     if not small:
         raise ConvError(
-            f"a quick run on the CPU takes passes of at most {QUICK_CPU_FLOPS / 1e9:g} GFLOP",
+            f"a quick run on the CPU must have passes of at most {QUICK_CPU_FLOPS / 1e9:g} GFLOP",
             f"{layers[0].name} has {layers[0].problem.flops / 1e9:.0f} GFLOP at batch "
             f"{QUICK_CPU_BATCH}",
             "Leave --quick out",

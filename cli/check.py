@@ -38,7 +38,7 @@ class Failure:
 
     Attributes:
         data: kind of data: "integer", with exact comparison, or "random".
-        tensor: name of the wrong result, or of the failed check if it is of several results.
+        tensor: name of the wrong result, or of the failed check if that concerns several results.
         reason: description of the fault.
     """
 
@@ -58,7 +58,8 @@ class Tally:
         comparisons: number of comparisons, by implementation and dtype.
         failed: number of failed comparisons, by implementation and dtype.
         worst: largest used fraction of the rounding bound, by implementation and dtype.
-        refused: number of problems of which the implementation supports no pass, by implementation.
+        refused: number of problems for which the implementation supports no pass, by
+            implementation.
     """
 
     configurations: int = 0
@@ -172,7 +173,7 @@ def _implementations(impls: Sequence[str], device: str) -> list[str]:
 def _available(
     names: list[str], device: str, *, required: bool
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the implementations that can run, and the reason why each other cannot run."""
+    """Return the implementations that can run, and the reasons why the others cannot run."""
     from cupyconv import DeviceError, arrays
 
     if not any(FAMILIES[name].on_gpu for name in names):

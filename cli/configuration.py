@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 PRESETS = Path(__file__).with_name("presets.toml")
 
 _DIGITS = 19
-"""Decimal digits of LARGEST."""
+"""Number of decimal digits of LARGEST."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,9 @@ class Layer:
     Attributes:
         name: name of the layer, or None.
         title: short description of the layer, or None.
-        arguments: given arguments of ConvProblem, by name.  A transposed layer has "transposed"
-            beside them, and "output_padding" or "output_shape"; its "input_shape" is that of its x.
+        arguments: given arguments of ConvProblem, by name.  For a transposed layer, also
+            "transposed", and "output_padding" or "output_shape" if given; "input_shape" is the
+            shape of the layer's x.
         values: kind of random data, such as "normal".
     """
 
@@ -84,7 +85,7 @@ class Layer:
         missing = [word for word in ("input", "filter") if f"{word}_shape" not in arguments]
         if missing:
             raise ConvError(
-                "a configuration needs the shapes of the input and the filter",
+                "a configuration must have the shapes of the input and the filter",
                 f"{' and '.join(missing)} missing",
                 "Give for example --input 1x3x32x32 --filter 8x3x5x5, a --config file, or "
                 "--preset multi-channel",
@@ -96,14 +97,14 @@ class Layer:
         if extra:
             word = next(iter(extra))
             raise ConvError(
-                f"{word} describes a transposed layer",
+                f"{word} must be given for a transposed layer only",
                 "the layer is an ordinary convolution",
                 f"Leave out {word}, or give --transposed",
             )
         return ConvProblem(**arguments)
 
     def shapes(self, problem: ConvProblem) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the layer's x, w, y and dy, of which ``problem`` is the problem."""
+        """Return the shapes of the layer's x, w, y and dy; ``problem`` is the layer's problem."""
         x, y = problem.input_shape, problem.output_shape
         if self.is_transposed:
             x, y = y, x
@@ -111,7 +112,7 @@ class Layer:
 
     @property
     def problem_names(self) -> Mapping[str, str]:
-        """Name in the problem of each of the layer's tensors."""
+        """Names of the layer's tensors in the problem, keyed by their names in the layer."""
         names = transposed.CONVOLUTION_NAMES
         return names if self.is_transposed else {name: name for name in names}
 
@@ -144,7 +145,7 @@ class Layer:
         require_output(Names(), problem, output_shape)
 
     def output_padding(self, problem: ConvProblem) -> tuple[int, ...]:
-        """Return the output_padding of a transposed layer, of which ``problem`` is the problem."""
+        """Return the output_padding of a transposed layer; ``problem`` is the layer's problem."""
         return tuple(map(transposed.output_padding, problem.axes))
 
 
@@ -162,17 +163,17 @@ def _reversed_problem(
     """Return the convolution that a transposed layer reverses.
 
     Raises:
-        ConvError: there is none.
+        ConvError: no convolution belongs to the layer.
     """
     if output_padding is not None and output_shape is not None:
         raise ConvError(
-            "the size of a transposed layer's result is given once",
+            "the size of a transposed layer's result must be given only once",
             "got --output-padding and --output-shape",
             "Leave out one of them",
         )
     if str(arguments.get("dtype", "")).startswith("complex"):
         raise ConvError(
-            "transposed layers on the command line have real numbers",
+            "transposed layers on the command line must have a real dtype",
             f"got --dtype {arguments['dtype']}",
             "Use a real dtype; cupyconv.conv_transpose also takes complex arrays",
         )
@@ -453,7 +454,7 @@ _OPTIONS = (
     click.option(
         "--output-padding",
         metavar="N|NxN",
-        help="Set the size that a transposed layer adds to its result, less than the stride.  "
+        help="Set the size that a transposed layer adds to its result; at most stride - 1.   "
         "[default: 0]",
     ),
     click.option(
@@ -563,7 +564,7 @@ def read_short_form(shapes: Sequence[str]) -> dict[str, str]:
     """
     if shapes and (len(shapes) != 2 or not all(map(_SHAPE.fullmatch, shapes))):
         raise ConvError(
-            "the short form takes two shapes, for the input and the filter",
+            "the short form must have two shapes, for the input and the filter",
             f"got {' '.join(shapes)}",
             f"Write for example cupyconv {click.get_current_context().info_name} "
             "1x5x100x100 10x5x5x5",
@@ -572,7 +573,7 @@ def read_short_form(shapes: Sequence[str]) -> dict[str, str]:
 
 
 def shape_or_file(option: str, value: str | None) -> tuple[tuple[int, ...] | None, str | None]:
-    """Return an option that names a file or gives a shape as (shape, None) or (None, file)."""
+    """Return (shape, None) for an option that gives a shape, (None, file) for a file name."""
     if value is None or Path(value).exists() or not _SHAPE.fullmatch(value):
         return None, value
     return read_shape(option, value), None
@@ -589,7 +590,7 @@ def configuration_options(command: Callable) -> Callable:
         for key, value in read_short_form(shapes).items():
             if options[key] is not None:
                 raise ConvError(
-                    "a shape can be given only once",
+                    "a shape must be given only once",
                     f"got {' '.join(shapes)} and --{key} {options[key]}",
                     f"Leave out --{key}, or the two shapes",
                 )
@@ -617,7 +618,7 @@ def read_layers(options: Mapping[str, Any], notes: list[str] | None = None) -> l
     model, name = options.get("model"), options.get("layer")
     if name is not None and config is None and model is None:
         raise ConvError(
-            "--layer chooses a layer of a file",
+            "--layer must be given with a file of layers",
             "there is no --config and no --model",
             "Give --config or --model",
         )
@@ -727,7 +728,7 @@ def _named(layers: list[Layer], name: str, where: str) -> Layer:
     known = [layer.name for layer in layers if layer.name is not None]
     if not known:
         raise ConvError(
-            "--layer chooses a layer by its name",
+            "--layer must choose a layer by its name",
             f"the layers of {where} have no names",
             'Give each layer a name, such as name = "first"',
         )
@@ -880,8 +881,7 @@ def summary(problem: ConvProblem, other: Mapping[str, str] | None = None) -> str
     """Return the configuration without its shapes, in one line.
 
     Args:
-        other: texts that replace the stride, padding or dilation or stand after them, by option
-            name.
+        other: texts by option name; they replace the stride, padding or dilation, or follow them.
     """
     padding = problem.padding_mode
     if padding == "explicit":

@@ -244,7 +244,7 @@ def require_parts(problem: ConvProblem, loaded: Mapping[str, ArrayFile | np.ndar
 
 
 def _member(option: str, path: Path, members: list[str], name: str | None) -> str:
-    """Return the member of a .npz file that an option names, or the only one."""
+    """Return the member of a .npz file that an option names, or the only member."""
     arrays_ = {member.removesuffix(".npy"): member for member in members}
     wanted = name or option.lstrip("-")
     if wanted in arrays_:
@@ -295,7 +295,7 @@ def require_memory(problem: ConvProblem) -> None:
     needed, available = 2 * problem.bytes + 3 * 8 * elements, available_memory()
     if available is not None and needed > available:
         raise ConvError(
-            "--large needs memory for all values of the layer",
+            "all values of the layer must fit into main memory for --large",
             f"they need about {bytes_text(needed)}, {bytes_text(available)} is available",
             "Leave out --large",
         )

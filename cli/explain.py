@@ -106,9 +106,9 @@ def command(
     cupyconv explain --preset valid-stride --code pytorch > layer.py
     cupyconv explain --preset same-stride --html layer.html
 
-    Indices are in the order (n, c, h, w) in every data format.  Values are random, the same as in
-    `cupyconv grads` with the same seed, or read from files.  Output longer than the terminal is
-    shown with $PAGER.
+    Indices are in the order (n, c, h, w) in every data format.  Values are read from
+    files or random; `cupyconv grads` with the same seed uses the same random values.  Output
+    longer than the terminal is shown with $PAGER.
     """
     layers = configuration.read_layers(options)
     dy_shape, dy = configuration.shape_or_file("--dy", dy)
@@ -121,13 +121,15 @@ def command(
             paths.require_writable(option, Path(path))
     if len(layers) > 1 and (read or saved or code or opened):
         raise ConvError(
-            "--x, --w, --dy, --code, --svg, --html and --open apply to a single layer",
+            "--x, --w, --dy, --code, --svg, --html and --open must be used with a single layer",
             f"the configuration has {len(layers)}",
             "Choose one with --layer NAME",
         )
     if code and any(layer.is_transposed for layer in layers):
         raise ConvError(
-            "--code prints ordinary convolutions", "the layer is transposed", "Leave out --code"
+            "--code must be used for an ordinary convolution",
+            "the layer is transposed",
+            "Leave out --code",
         )
     whole = not (elements or mapped or code or saved or opened)
     told = []

@@ -106,7 +106,7 @@ def command(
             layer.require_output(dy_shape)
     if len(layers) > 1 and (files or save):
         raise ConvError(
-            "--x, --w, --dy and --save apply to a single layer",
+            "--x, --w, --dy and --save must be used with a single layer",
             f"the configuration has {len(layers)}",
             "Choose one with --layer NAME",
         )
@@ -161,13 +161,15 @@ def _chunked(
         raise ConvTypeError(str(error)) from None
     if device == "gpu" or len(layers) > 1:
         raise ConvError(
-            "--dask computes one layer, on the CPU",
+            "--dask must be used with one layer, on the CPU",
             f"got {len(layers)} layers and --device {device}",
             "Give one layer and --device cpu; in Python, cupyconv.dask takes CuPy chunks, too",
         )
     if layers[0].is_transposed:
         raise ConvError(
-            "--dask computes ordinary convolutions", "the layer is transposed", "Leave out --dask"
+            "--dask must be used for an ordinary convolution",
+            "the layer is transposed",
+            "Leave out --dask",
         )
     if paths.STANDARD in (str(target), *files.values()):
         raise ConvError(
@@ -305,7 +307,8 @@ class _Report:
         return output.heading(
             "how to read this",
             f"Inner products: {self._products()}.",
-            "Their difference is relative to the norms: |<a,b>| is at most |a| |b|.",
+            "The difference of two inner products is relative to the norms: |<a,b>| is at most "
+            "|a| |b|.",
         )
 
     def _ran(self) -> str:

@@ -158,9 +158,9 @@ def main(ctx: click.Context) -> None:
     configuration, 3 no GPU, 4 a kernel did not compile, 70 a bug in cupyconv, 130 interrupted (128
     plus the number of the signal).
 
-    Tab completes commands, options, presets and values after
-    eval "$(_CUPYCONV_COMPLETE=bash_source cupyconv)", with zsh_source or fish_source for these
-    shells.
+    In bash, Tab completes commands, options, presets and values after
+    eval "$(_CUPYCONV_COMPLETE=bash_source cupyconv)"; in zsh and fish, use zsh_source and
+    fish_source.
     """
     if ctx.invoked_subcommand is None:
         output.write(ctx.get_help() + "\n")

@@ -32,7 +32,7 @@ PIPED_WIDTH = 100
 LONGEST_ERROR = 2000
 """Largest number of characters of an error message; a longer message is shortened in the middle."""
 
-# Eager, because the callback of --list-presets must know whether to print JSON.
+# This option is eager, because the callback of --list-presets must know whether to print JSON.
 json_option = click.option(
     "--json", "as_json", is_flag=True, is_eager=True, help="Print one JSON object."
 )
@@ -78,7 +78,8 @@ def _deliver(text: str) -> None:
 def _let_go_if_broken(stream: TextIO) -> Iterator[None]:
     """Discard buffered output when a stream is closed.
 
-    Otherwise the interpreter would flush it at exit and replace the exit code if that fails.
+    Otherwise the interpreter would flush the output at exit, and replace the exit code if
+    flushing fails.
     """
     try:
         yield
@@ -114,7 +115,7 @@ _PLAINER = str.maketrans(
 
 
 def _within_encoding(text: str) -> str:
-    """Return the text with all characters replaced that the encoding of standard output lacks."""
+    """Replace the characters of a text that the encoding of standard output lacks."""
     encoding = sys.stdout.encoding or "utf-8"
     return text.encode(encoding, _HANDLER).decode(encoding)
 
@@ -178,7 +179,7 @@ def _painted(cell: str) -> str:
 
 
 class Rows:
-    """A table that rows are added to."""
+    """A table to which rows are added."""
 
     def __init__(self, columns: tuple[str, ...], right: Iterable[str]) -> None:
         self._columns, self._right = columns, tuple(right)
@@ -209,7 +210,7 @@ def heading(text: str, *lines: str, wrap: bool = True) -> Section:
 
 
 def verdict(passed: bool | None) -> str:
-    """Return "pass", "FAIL", or "-" for None, if nothing could be checked."""
+    """Return "pass", "FAIL", or "-" for None, which means that nothing could be checked."""
     return "-" if passed is None else "pass" if passed else "FAIL"
 
 
@@ -225,7 +226,7 @@ def option(name: str, value: Any) -> str:
 
 
 def error(message: str, below: str = "") -> None:
-    """Write a message as one line to standard error, and ``below`` it a compiler's log."""
+    """Write a message as one line to standard error, then ``below``, such as a compiler's log."""
     line = " ".join(message.split())
     if len(line) > LONGEST_ERROR:
         line = f"{line[: LONGEST_ERROR // 2]} ... {line[-LONGEST_ERROR // 2 :]}"

@@ -40,7 +40,7 @@ def require_suffix(option: str, path: Path, *suffixes: str) -> None:
     """
     if str(path) != STANDARD and path.suffix and path.suffix.lower() not in suffixes:
         raise ConvError(
-            f"{option} writes {' or '.join(suffixes)} files",
+            f"{option} must be the path of a {' or '.join(suffixes)} file",
             f"got {path}",
             f"Call it {path.with_suffix(suffixes[0])}",
         )
@@ -90,11 +90,13 @@ def read(path: Path) -> bytes:
     if str(path) != STANDARD:
         return path.read_bytes()
     if sys.stdin is None:
-        raise ConvError("- reads standard input", "it is closed", "Give a file, or a pipe")
+        raise ConvError("standard input must be open", "it is closed", "Give a file, or a pipe")
     meta = click.get_current_context().meta
     if meta.get(_READ):
         raise ConvError(
-            "standard input can be read only once", "- is given twice", "Give one of them as a file"
+            "standard input must be read only once",
+            "- is given twice",
+            "Give one of them as a file",
         )
     meta[_READ] = True
     return sys.stdin.buffer.read()

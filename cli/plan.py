@@ -87,8 +87,8 @@ def command(
     cupyconv plan --model net.onnx --dtype float16 --device sm_89
 
     The plan is for contiguous tensors.  Times are modelled unless --measure is given.  The roofline
-    is the least time of a pass by the data sheet, for all arithmetic or for moving each tensor
-    once, whichever is longer.  Needs no data, and a GPU only for --measure.
+    is the least time of a pass by the data sheet: the time of all arithmetic or the time to move
+    each tensor once, whichever is longer.  Needs no data, and a GPU only for --measure.
     """
     notes: list[str] = []
     layers = [(layer, layer.problem()) for layer in configuration.read_layers(options, notes)]

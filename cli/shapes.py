@@ -62,7 +62,7 @@ def command(
     if any(layer.is_transposed for layer in layers) and (dy or sweep):
         option = "--dy" if dy else "--sweep"
         raise ConvError(
-            f"{option} describes an ordinary convolution",
+            f"{option} must be used for an ordinary convolution",
             "the layer is transposed",
             "Use --output-shape for the size of the result" if dy else "Leave it out",
         )
@@ -247,7 +247,7 @@ def _as_json(layer: Layer, problem: ConvProblem, plans: list[Plan]) -> dict[str,
 def tensors_json(layer: Layer, problem: ConvProblem) -> dict[str, Any]:
     """Return the shapes, the reasons for the shapes and the spatial axes, for ``--json``.
 
-    The axes are those of the problem: a transposed layer's input is their output.
+    The axes are the axes of the problem: their output is a transposed layer's input.
     """
     explained = layer_reasons(layer, problem)
     return {

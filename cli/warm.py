@@ -72,8 +72,8 @@ def command(
     cupyconv warm --input 8x64x56x56 --filter 128x64x3x3 \\
       --padding same --dtype bfloat16
 
-    The kernels that calls of these layers load are compiled in parallel and kept in the cache
-    ($CUPYCONV_CACHE_DIR).  Needs CuPy, and a GPU only without --device.
+    The command compiles, in parallel, the kernels that calls of these layers load, and keeps
+    them in the cache ($CUPYCONV_CACHE_DIR).  Needs CuPy, and a GPU only without --device.
     """
     from cupyconv.warming import Ahead
 

@@ -19,7 +19,7 @@ from cupyconv.errors import CupyconvError
 from cupyconv.problem import ITEMSIZE, flops_of_product
 
 PRODUCT_SIZE = {"cpu": 1536, "gpu": 8192}
-"""Rows and columns of the square matrices multiplied, by place (chosen)."""
+"""Rows and columns of the square matrices that are multiplied, by place (chosen)."""
 
 COPY_BYTES = {"cpu": 256 << 20, "gpu": 2 << 30}
 """Size of the copied array in bytes, by place (chosen)."""
@@ -36,7 +36,7 @@ class Ceiling:
     Attributes:
         flops_per_second: rate of the matrix product.
         bytes_per_second: rate of the copy, counting bytes read and bytes written.
-        product_by, copy_by: the library that ran the product, and the copy.
+        product_by, copy_by: libraries that ran the product and the copy.
         clock: SM clock right after the product, from nvidia-smi; empty on a CPU.
     """
 
@@ -55,7 +55,8 @@ def measure(place: Place, dtype: str, peer: TorchPeer | None, seconds: float) ->
     """Measure the ceiling of a dtype.
 
     Args:
-        peer: PyTorch, inside its ``settings``, which enable or disable TF32; None if not installed.
+        peer: PyTorch, called inside its ``settings``, which enable or disable TF32; None if it is
+            not installed.
         seconds: time to spend on each product and each copy.
 
     Raises:
@@ -99,7 +100,7 @@ def _fastest(
     for name, make in makers.items():
         try:
             measured = timing.measure({name: make()}, 1, place.clock, seconds)
-        except Exception as error:  # cuBLAS missing, out of memory: use another library
+        except Exception as error:  # if cuBLAS is missing or memory runs out, use another library
             why, _, _ = str(error).partition("\n")
             refusals.append(f"{name}: {markup.in_line(why)}")
             continue

@@ -71,8 +71,9 @@ def bound(problem: ConvProblem, pass_: str, precision: str) -> float:
     The operands are exact, and the result is rounded once.  A sum rounds at every addition, in
     float32 for 16-bit dtypes; on random data this error grows as the square root of the number of
     terms.  Tensor cores truncate every 16 terms instead of rounding; this error grows with the
-    number of terms.  It is allowed, up to 1 %, where tensor cores may be used.  The real and the
-    imaginary part of a complex sum have two real products per complex product.
+    number of terms.  This
+    error is allowed, up to 1 %, if tensor cores may be used.  The real and the
+    imaginary part of a complex sum each have two real products per complex product.
     """
     terms = problem.gemm(pass_).gemm_k * (2 if problem.is_complex else 1)
     dtype = REAL_PART.get(problem.dtype, problem.dtype)
@@ -94,7 +95,7 @@ def excerpt_of(problem: ConvProblem, pass_: str, most_flops: float) -> Excerpt:
         "filters": problem.K // problem.groups,
         "channels": problem.C // problem.groups,
     }
-    shrinkable = {  # all axes but the summed ones
+    shrinkable = {  # all axes except the summed axes
         "forward": ("images", "groups", "filters"),
         "backprop_input": ("images", "groups", "channels"),
         "backprop_filter": ("groups", "filters", "channels"),

@@ -21,7 +21,7 @@ from cupyconv.problem import REAL_PART, ConvProblem, dtype_name
 LAYOUTS = (formats.CHANNELS_LAST, formats.CHANNELS_FIRST)
 """Memory orders to measure."""
 
-PERIOD = 4_194_301  # numbers; the largest prime below 2^22
+PERIOD = 4_194_301  # count of numbers; the largest prime below 2^22
 _STEP = 524_287  # numbers between the starts of consecutive seeds; a prime
 
 

@@ -2,8 +2,8 @@
 
     python -m cupyconv.bench.first_call '{"implementation": "auto", ...}'
 
-prints the milliseconds of each pass, without imports and the creation of the GPU context.  cupyconv
-spends this time on loading or compiling kernels, PyTorch on loading cuDNN and trying its
+prints the milliseconds of each pass, not counting imports and the creation of the GPU context.
+cupyconv spends this time on loading or compiling kernels, PyTorch on loading cuDNN and trying its
 algorithms, and JAX and TensorFlow on compiling a function.
 """
 
@@ -32,7 +32,7 @@ LIMIT = 90  # s; timeout of each process (chosen)
 
 
 class FirstCallError(CupyconvError):
-    """A process failed; the message is the last line of its standard error, or why it ended."""
+    """A process failed; the message is the last line of its standard error, or how it ended."""
 
 
 def measure(

@@ -1,8 +1,9 @@
 """Libraries to compare with, if installed: PyTorch, and on the CPU also JAX and TensorFlow.
 
-Each library runs in its fastest form: compiled before timing starts, one gradient at a time, with
-as many threads as cupyconv.  On a GPU, ``torch.backends.cudnn.benchmark`` is set, so that cuDNN
-tries its algorithms on the first call.  PyTorch may use TF32 only in runs where cupyconv may.
+Each library runs in its fastest configuration: compiled before timing starts, one gradient at a
+time, with as many threads as cupyconv.  On a GPU, ``torch.backends.cudnn.benchmark`` is set, so
+that cuDNN tries its algorithms on the first call.  PyTorch may use TF32 only in runs in which
+cupyconv may use TF32.
 """
 
 from __future__ import annotations
@@ -79,12 +80,12 @@ def find(place: Place, name: str = "torch") -> tuple[Peer | None, str]:
     if name not in NAMES[place.name]:
         return None, f"{label} is measured on the CPU only"
     if name == "tensorflow":
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # keep its log off standard error
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # keep the log off standard error
     try:
         library: Any = import_module(name)
     except ImportError:
         return None, f"{label} is not installed"
-    except Exception as error:  # of any type: a shared library is missing, a version is too new
+    except Exception as error:  # of any type, for example if a shared library is missing
         why, _, _ = str(error).partition("\n")
         return None, f"{label} could not be imported: {why or type(error).__name__}"
     if name != "torch":
@@ -308,7 +309,7 @@ class JaxPeer(_CompilingPeer):
         self._precision = "highest" if precision == "ieee" else "default"
         before, variable = config.jax_enable_x64, os.environ.get("NPROC")
         if threads is not None:
-            os.environ["NPROC"] = str(threads)  # read by XLA's pool, as is the CPU affinity
+            os.environ["NPROC"] = str(threads)  # XLA's pool reads it, and the affinity
         try:
             config.update("jax_enable_x64", True)
             with self._jax.default_device(self._jax.devices("cpu")[0]):

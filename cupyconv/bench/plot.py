@@ -1,6 +1,6 @@
 """SVG picture of a run: for each dtype a roofline per pass, and speed ratios to another library.
 
-The other library is the first measured one of PEERS.  Lengths are in pixels.
+The other library is the first library of PEERS that was measured.  Lengths are in pixels.
 """
 
 from __future__ import annotations

@@ -114,10 +114,10 @@ def layouts(results: Results) -> list[str]:
 
 
 def comparisons(results: Results, peer: str, layout: str | None = None) -> list[Comparison]:
-    """Compare cupyconv's rows with a peer's where both exist, sorted as in the options.
+    """Compare cupyconv's rows with the peer's rows of the same pass, in the order of the options.
 
     Args:
-        layout: memory order of both rows; None for the faster order of each.
+        layout: memory order of both rows; None for the faster order of each library.
     """
     fastest = best(row for row in results.rows if layout in (None, row.layout))
     pairs = [

@@ -31,7 +31,8 @@ from cupyconv.signals import interrupts
 SECONDS = {"cpu": 0.3, "gpu": 0.1}
 """Default time of one measurement, by place (chosen)."""
 
-# Most FLOPs of a reference with PyTorch and with NumPy; either takes a fraction of a second.
+# Largest number of FLOPs of a reference, with PyTorch and with NumPy; each reference takes a
+# fraction of a second.
 _TORCH_FLOPS = {"cpu": 4e9, "gpu": 200e9}
 _NUMPY_FLOPS = {"cpu": 0.3e9, "gpu": 10e9}
 
@@ -56,7 +57,7 @@ class Options:
         seconds: time per measurement; None for SECONDS.
         minutes: time limit of the run, divided among the dtypes; layers that do not fit are
             reported as skipped.
-        peers: names of PEERS to measure; None for all that run on the place.
+        peers: names of PEERS to measure; None for all libraries that run on the place.
         first_calls: whether to measure first calls in new processes.
         arguments: command-line arguments, recorded in the results.
     """
@@ -189,7 +190,7 @@ class _Run:
                 self.advance()
 
     def _ceiling(self, dtype: str) -> Ceiling | None:
-        """Measure the roofline of a dtype; log why and return None if no library can."""
+        """Measure the roofline of a dtype; if no library can, log why and return None."""
         try:
             ceiling = ceilings.measure(self.place, dtype, self.torch, self._seconds())
         except ceilings.NoCeilingError as error:
@@ -283,7 +284,7 @@ class _Run:
         return 1 + sum(peer.copies for peer in self.beside)
 
     def _referee(self, problem: ConvProblem) -> tuple[checks.Exact, float]:
-        """Return the reference function for a problem, and its most FLOPs."""
+        """Return the reference function for a problem, and the largest number of FLOPs for it."""
         name = self.place.name
         if self.torch is not None and self.torch.refuses(problem) is None:
             return self.torch.exact, _TORCH_FLOPS[name]
@@ -302,7 +303,7 @@ class _Run:
         for layout in options.layouts:
             source, problem = problem, data.in_layout(layer.problem, layout, dtype)
             if source != problem:
-                for number, tensors in enumerate(sets):  # in turn: memory for one extra set only
+                for number, tensors in enumerate(sets):  # only one extra set at a time
                     sets[number] = data.reordered(tensors, source, problem, xp)
             for pass_ in options.passes:
                 if pass_ not in references:

@@ -101,7 +101,7 @@ def select(suite_words: Iterable[str] = (), names: Iterable[str] = ()) -> tuple[
     """Return the listed layers of these suites or names; all layers if both are empty.
 
     Raises:
-        ConvError: a suite or a name is unknown; the message suggests the closest.
+        ConvError: a suite or a name is unknown; the message suggests the closest name.
     """
     wanted_suites, wanted_names = set(suite_words), set(names)
     for word in wanted_suites - set(suites()):
@@ -119,7 +119,7 @@ def select(suite_words: Iterable[str] = (), names: Iterable[str] = ()) -> tuple[
 
 
 MOST_DRAWN_FLOPS = 6e9
-"""Largest number of FLOPs per pass of a random layer; the batch is reduced to keep to it
+"""Largest number of FLOPs per pass of a random layer; the batch is reduced to meet this limit
 (chosen)."""
 
 SQUARE_SHARE = 0.75
@@ -172,7 +172,7 @@ def _random(numbers: Random, kind: str) -> ConvProblem:
 
 
 def _count(numbers: Random, least: int, most: int) -> int:
-    """Draw a log-uniform number of channels, in 80 % of cases rounded up to a multiple of 8."""
+    """Draw a log-uniform number of channels; round 80 % of the numbers up to a multiple of 8."""
     count = round(2 ** numbers.uniform(log2(least), log2(most)))
     return count if numbers.random() < 0.2 else -(-count // 8) * 8
 

@@ -26,11 +26,11 @@ import numpy as np
 Call = Callable[[int], Any]
 """Function that runs an implementation on the operand set with a given index."""
 
-TURNS, CPU_TURNS = 3, 10  # most turns per implementation; its samples are divided among them
+TURNS, CPU_TURNS = 3, 10  # largest number of turns, over which samples are divided
 FEWEST_SAMPLES, MOST_SAMPLES = 3, 150
 SHORTEST_SAMPLE = 50e-6  # s; shorter calls are grouped, at most one call per operand set
 HOST_CALLS = 20  # consecutive calls; far fewer than the launches that a stream can queue
-MOST_SWEEPS = 64  # most sweeps before a sample
+MOST_SWEEPS = 64  # largest number of sweeps before a sample
 PAUSE = 0.15  # s of pause before a turn on the CPU
 
 

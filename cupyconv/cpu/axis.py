@@ -69,7 +69,7 @@ class Axis(_Rules):
         return Axis(**{**self._asdict(), **changes})
 
     def inside(self, tap: int) -> tuple[slice, slice]:
-        """Return the outputs whose tap is inside the source, and the source elements it reads."""
+        """Return the outputs for which a tap reads the source, and the elements that it reads."""
         stride, outputs = self.stride, self.outputs
         first = self.offset + tap * self.dilation
         start = 0 if first >= 0 else -(first // stride)
@@ -90,7 +90,7 @@ class Axis(_Rules):
 
     @property
     def span(self) -> int:
-        """Number of positions from the first tap of the first window to the last of the last."""
+        """Number of positions from the first window's first tap to the last window's last tap."""
         return (self.outputs - 1) * self.stride + max(self.taps - 1, 0) * self.dilation + 1
 
     def pairs(self, taps: int) -> int:
@@ -111,7 +111,7 @@ class Axis(_Rules):
         return self.changed(taps=taps.stop - taps.start, offset=offset)
 
     def used(self) -> tuple[slice, slice, slice]:
-        """Return the ranges of contributing outputs, taps and pixels; all empty if none does."""
+        """Return the ranges of outputs, taps and pixels that contribute; empty if nothing does."""
         return _used(self)
 
     def without_unused(self) -> Axis:
@@ -125,7 +125,7 @@ class Axis(_Rules):
         return Axis(self.span, size=self.size, offset=self.offset)
 
     def cuts(self, most: int) -> list[slice]:
-        """Divide the outputs if many products are with padding; otherwise return one slice.
+        """Divide the outputs if many products read padding; otherwise return one slice.
 
         The outputs of a slice have about the same taps inside the source.
         """
@@ -162,7 +162,7 @@ def _used(axis: Axis) -> tuple[slice, slice, slice]:
 
 @lru_cache(maxsize=4096)
 def used_parts(axes: tuple[Axis, ...]) -> tuple[tuple[slice, slice, slice], ...] | None:
-    """Return ``Axis.used`` of each axis: all empty if one axis is empty; None if all is used."""
+    """Return ``Axis.used`` of each axis; all empty if one is empty, None if everything is used."""
     parts_of = [axis.used() for axis in axes]
     if any(outputs.start == outputs.stop for outputs, _, _ in parts_of):
         return ((slice(0, 0),) * 3,) * len(axes)
@@ -219,12 +219,12 @@ def _pieces(axes: Sequence[Axis], most: int) -> Pieces:
 
 @lru_cache(maxsize=4096)
 def pieces(axes: tuple[Axis, ...], part: float, tap: float) -> Pieces:
-    """Choose the cheapest division of the outputs: products with padding against further parts.
+    """Choose the cheapest division of the outputs; more parts need fewer products with padding.
 
     Args:
         axes: axes of a correlation.
-        part: cost of a part, in pairs of an output and a tap.
-        tap: cost of a separately gathered tap, in pairs of an output and a tap.
+        part: cost of a part, as the number of (output, tap) pairs with the same cost.
+        tap: cost of a separately gathered tap, as the number of pairs with the same cost.
     """
 
     def cost(some: Pieces) -> float:
@@ -334,7 +334,7 @@ SHORT_RUN = 32
 
 
 def step(axis: Axis) -> int:
-    """Return the distance between pixels of a phase: the stride, or for one output the dilation."""
+    """Return the distance between pixels of a phase: the stride, or the dilation for one output."""
     return axis.dilation if axis.outputs == 1 else axis.stride
 
 
@@ -373,17 +373,18 @@ def loop_blocks(
     most_elements: int,
     by_pixel: bool,
 ) -> LoopBlocks:
-    """Divide a correlation into blocks that fit the memory, and copy few inputs twice.
+    """Divide a correlation into blocks that fit the memory, so that few inputs are copied twice.
 
-    Adjacent blocks both copy the inputs that are under windows of both.  With large windows, groups
-    and images are therefore divided instead of outputs.
+    Adjacent blocks both copy the inputs that windows of both blocks read.  With large windows,
+    groups and images are therefore divided instead of outputs.
 
     Args:
         axes: axes of the planes, rows and columns.
         groups, images: numbers of groups and images.
-        most_images: most images per block.
+        most_images: largest number of images per block.
         pixel: elements per pixel and group, in the source and in the result.
-        most_elements: most elements per block; only a block with a single output may have more.
+        most_elements: largest number of elements per block; only a block with a single output may
+            have more.
         by_pixel: whether to sum rows of channels, not planes.
     """
     extents = (groups, images, *(axis.outputs for axis in axes))
@@ -393,7 +394,7 @@ def loop_blocks(
         """Return the elements of the largest part along an axis, in source and result.
 
         Args:
-            most: most outputs per part.
+            most: largest number of outputs per part.
         """
         count = -(-axis.outputs // most)
         source, result = 0, 0

@@ -1,7 +1,7 @@
 """Passes with NumPy, computed block by block with a method chosen by the planner.
 
-cupyconv/cpu/choice.py chooses the method.  A pass takes at most 64 MB besides its operands and
-its result, for every layer whose results sum at most a million products each.  Arithmetic is in the
+cupyconv/cpu/choice.py chooses the method.  If each result sums at most a million
+products, a pass takes at most 64 MB besides its operands and its result.  Arithmetic is in the
 arrays' dtype, including complex dtypes; 16-bit dtypes are converted to float32 block by block.
 """
 

@@ -49,7 +49,7 @@ RATE = 230e9
 """Operations per second of a matrix product (nominal)."""
 
 SPEED = 6e9
-"""Elements that NumPy copies or adds per second, on both cores (nominal)."""
+"""Elements that NumPy copies or adds per second on two cores (nominal)."""
 
 CALL = 4e-6
 """Seconds of overhead per call of NumPy, including the slicing around it (nominal)."""
@@ -73,13 +73,13 @@ TAP_CALLS = 4
 """Calls of NumPy per tap whose pixels are gathered, or whose products are added, separately."""
 
 LEAST_PADDED = 1 << 23
-"""Multiply-adds of many filters that take as long as one more part of a correlation."""
+"""Multiply-adds, with many filters, that take as long as one more part of a correlation."""
 
 GATHERED = RATE / 2 / SPEED
-"""Multiply-adds of many filters that take as long as gathering one element."""
+"""Multiply-adds, with many filters, that take as long as gathering one element."""
 
 TAP_PRODUCTS = TAP_CALLS * CALL * RATE / 2
-"""Multiply-adds of many filters that take as long as the calls of a separately gathered tap."""
+"""Multiply-adds, with many filters, that take as long as the calls for one gathered tap."""
 
 PART_GROUPS = 128
 """Number of groups whose products together take as long to start as one more part."""
@@ -107,14 +107,14 @@ GRADIENT_SHARE = 0.7
 """Fraction of LOOP_RATE for filter gradients with Numba without FOUR_FILTERS (measured)."""
 
 LONG_ROW, LARGEST_ROWS = 1 << 9, 1 << 16
-"""Elements of neighbouring pixels that are summed in one loop, and most elements of the weights
-repeated for these pixels, so that they stay in the cache."""
+"""Elements of neighbouring pixels that are summed in one loop, and largest number of elements of
+the weights repeated for these pixels, so that the weights stay in the cache."""
 
 ROW_BEGINS = 400
 """Elements that a compiled loop computes in the time that it takes to start a row."""
 
 LEAST_PLANE = 1 << 11
-"""Output positions of a plane that pay for a loop; smaller images share a block to reach it."""
+"""Output positions of a plane that pay for a loop; smaller images share a block."""
 
 LEAST_FILTERS = 4 * LEAST_PIXELS
 """Number of filters whose weights take as much memory as the windows of a few pixels."""
@@ -206,7 +206,7 @@ def _numba_works() -> bool:
         numba = import_whole("numba")
     except Exception:  # Numba raises many types if NumPy is too new or a library is missing
         return False
-    return not numba.config.DISABLE_JIT  # if set, loops run as plain Python
+    return not numba.config.DISABLE_JIT  # if it is set, loops run as plain Python
 
 
 def methods(problem: ConvProblem, pass_: str) -> tuple[Method, ...]:
@@ -228,7 +228,7 @@ def are_separate(axes: Sequence[ConvAxis]) -> bool:
 def product_pieces(
     axes: tuple[Axis, ...], images: int, groups: int, channels: int, filters: int
 ) -> Pieces:
-    """Divide a correlation into parts with separate products, so that few are with padding."""
+    """Divide a correlation into parts with separate products, so that few products read padding."""
     elements = max(images * groups * channels, 1)
     pair = elements * (filters * _slower(filters) + GATHERED)
     return pieces(axes, LEAST_PADDED * (1 + groups / PART_GROUPS) / pair, TAP_PRODUCTS / pair)
@@ -244,7 +244,7 @@ def least_filters(pixels: int) -> int:
 
 
 def most_loop_bytes(block_bytes: int, share: int, in_place: bool) -> int:
-    """Return the most bytes of a block of the method ``loops``.
+    """Return the largest number of bytes of a block of the method ``loops``.
 
     Args:
         block_bytes: bytes of a thread's buffer.
@@ -256,7 +256,7 @@ def most_loop_bytes(block_bytes: int, share: int, in_place: bool) -> int:
 
 
 def most_loop_images(axes: Sequence[Axis], by_pixel: bool) -> int:
-    """Return the most images of a block of the method ``loops``."""
+    """Return the largest number of images of a block of the method ``loops``."""
     return sys.maxsize if by_pixel else -(-LEAST_PLANE // prod(axis.outputs for axis in axes))
 
 
@@ -341,7 +341,7 @@ def _windows(seen: _Pass) -> Iterator[Method]:
         operations = seen.phases * seen.operations * _slower(seen.filters)
         moved = padded + gathered * _short_runs(seen) + seen.pixels * seen.filters
         calls = 6 * seen.phases
-        # This method runs on one thread, but the rates are those of two: count everything twice.
+        # This method runs on one thread, but the rates are for two threads: count everything twice.
         how = "filters times all windows"
         yield Method("windows", how, 2 * operations, 2 * seen.phases * moved, calls)
 

@@ -117,7 +117,7 @@ def _blocks(
     """Return blocks whose sums and pixels fit the buffers, and the scratch elements of a block.
 
     Args:
-        least: fewest parts into which a large correlation is divided.
+        least: smallest number of parts into which a large correlation is divided.
     """
     both = (whole.source, whole.result)
     in_place = by_pixel and all(_are_rows(_pixels_last(array), whole) for array in both)

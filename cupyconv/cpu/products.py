@@ -106,7 +106,7 @@ def _all_pixels(piece: Correlation) -> int:
 
 
 def _channels_at_once(piece: Correlation, block_bytes: int) -> int:
-    """Return the most channels per product for which blocks of LEAST_PIXELS pixels fit."""
+    """Return the largest number of channels per product for which LEAST_PIXELS pixels fit."""
     window = piece.groups * prod(axis.taps for axis in piece.axes) * piece.accumulator.itemsize
     return clamp(2 * block_bytes // max(window * LEAST_PIXELS, 1), piece.channels)
 
@@ -120,7 +120,7 @@ def _weights_of_sums(chunk: Correlation, block_bytes: int) -> Iterator[Correlati
 
 
 def _columns(piece: Correlation, block_bytes: int) -> tuple[int, int, int]:
-    """Return the elements per pixel of windows and of results, and the most pixels per block."""
+    """Return the elements per pixel of windows and of results, and the pixel limit of a block."""
     taps = prod(axis.taps for axis in piece.axes)
     window = piece.groups * _channels_at_once(piece, block_bytes) * taps
     results = piece.groups * piece.filter_count
@@ -130,7 +130,7 @@ def _columns(piece: Correlation, block_bytes: int) -> tuple[int, int, int]:
 
 
 def _pixels(piece: Correlation, most: int) -> int:
-    """Return the most pixels per block, so that a large piece has at least two blocks."""
+    """Limit the pixels per block to ``most``, and so that a large piece has at least two blocks."""
     return min(most, max(prod(piece.result.shape[2:]) // 2, LEAST_PIXELS // 2))
 
 
@@ -212,9 +212,11 @@ def _gather_taps(gathered: np.ndarray, block: Correlation) -> None:
 
 
 def _padded(block: Correlation, most: int, scratch: Scratch) -> np.ndarray | None:
-    """Return the padded source (G, C, N, *pixels) in the accumulator's dtype, if possible a view.
+    """Return the padded source (G, C, N, *pixels) in the accumulator's dtype, if possible
+    as a view.
 
-    Return None if a copy would have more than ``most`` elements, as with windows far apart.
+    Return None if a copy would have more than ``most`` elements, as happens if
+    windows are far apart.
     """
     axes, corner = [axis.pixels() for axis in block.axes], block.source.shape[:3]
     inside, read = zip(*(axis.inside(0) for axis in axes), strict=True)

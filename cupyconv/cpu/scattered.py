@@ -1,8 +1,9 @@
 """Matrix products of filters and pixels, scattered to the result (col2im), for few filters.
 
 Every source pixel is multiplied with all taps, and each tap's products are added to the results
-whose windows contain the pixel.  With few filters this adds fewer products than im2col gathers
-pixels, and the matrices have taps * filters rows instead of filters rows.
+whose windows contain the pixel.  With few filters, this method adds fewer products than im2col
+gathers pixels.  Its matrices have taps * filters rows; the matrices of im2col have one row per
+filter.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def _scatter(matrices: np.ndarray, taps: int, block: Correlation, scratch: Scrat
 def _add(
     sums: np.ndarray, block: Correlation, matrices: np.ndarray, some: slice, scratch: Scratch
 ) -> None:
-    """Add the products of the taps ``some`` of the first axis to the sums."""
+    """Add to the sums the products of those taps of the first axis that ``some`` selects."""
     row, *others = block.axes
     row = row.with_taps(some)
     _, reached = row.pixels().inside(0)
@@ -65,7 +66,7 @@ def _add(
 
 
 def _block_extents(whole: Correlation, block_bytes: int) -> tuple[int, int]:
-    """Return the images and rows per block that fit, with sums and the products of a tap row."""
+    """Return the images and rows of a block whose sums and products of a tap row fit."""
     row, *others = whole.axes
     sizes, outputs = prod(axis.size for axis in others), prod(axis.outputs for axis in others)
     taps = prod(axis.taps for axis in others)

@@ -93,7 +93,7 @@ _local = threading.local()
 
 @contextmanager
 def pool(dtype: np.dtype) -> Iterator[Pool]:
-    """Provide memory for a pass, reusing that of the thread's last pass."""
+    """Provide memory for a pass, reusing the memory of the thread's last pass."""
     kept: dict[str, np.ndarray] = _local.__dict__.pop("kept", {})
     yield Pool(dtype, kept)
     _local.kept = kept if sum(map(len, kept.values())) <= MOST_BYTES else {}

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 from cupyconv.cpu.scratch import CALLS_BYTES, Pool, Scratch
 
 MOST_THREADS = 8
-"""Threads of a pass, at most (chosen)."""
+"""Largest number of threads of a pass (chosen)."""
 
 FORK_SECONDS = 0.05
 """Seconds between checks whether a pass that waits for helpers is in a forked child (chosen)."""
@@ -79,7 +79,8 @@ class _Process:
     def end(self, pass_: object) -> None:
         """Unregister a pass, and restore the BLAS threads after the last one.
 
-        If the BLAS has a number per thread, each pass restores its thread's number.
+        If each calling thread has its own number of BLAS threads, each pass restores its thread's
+        number.
         """
         with self.lock:
             is_ours = _has_one_thread()  # otherwise the user has set another number
@@ -168,7 +169,8 @@ def each(
     """Call ``work`` with every part and scratch memory, concurrently and in any order.
 
     Args:
-        size: most scratch elements of a call, which limits the number of concurrent calls.
+        size: largest number of scratch elements of a call, which limits the number of concurrent
+            calls.
 
     Raises:
         BaseException: a call raised it; all calls in progress have ended.
@@ -206,9 +208,9 @@ class _Loop:
 
     def __init__(self, work: Callable[[Any, Scratch], None], parts: Iterator[Any]) -> None:
         self._work, self._parts = work, parts
-        self.lock = threading.RLock()  # guards the generator of parts, too
+        self.lock = threading.RLock()  # also guards the generator of parts
         self._stopped = False
-        self._helpers: set[threading.Lock] = set()  # one per running helper, which holds it
+        self._helpers: set[threading.Lock] = set()  # one lock per running helper, which holds it
         self._begun: dict[threading.Lock, Any] = {}  # last part of each helper
         self._memories: list[Scratch] = []  # scratch memory of helpers that have not started
         self.error: BaseException | None = None
@@ -277,7 +279,7 @@ class _Loop:
                 memory = [self._memories.pop()]  # a list, so that pop drops the reference
                 self._helpers.add(at_work)
             try:
-                # Not under the lock, which a thread that waits for this helper may hold.
+                # Release the lock first: a thread that waits for this helper may hold it.
                 process.helpers.add(at_work)
                 if _is_by_thread():
                     _set_blas_threads(1)

@@ -24,7 +24,7 @@ MOST_LINES = 256
 
 
 def accumulator_of(dtype: str) -> np.dtype:
-    """Return the dtype of sums of this dtype."""
+    """Return the dtype in which numbers of this dtype are summed."""
     return np.dtype("float32" if dtype in ("float16", "bfloat16") else dtype)
 
 
@@ -110,7 +110,7 @@ def copy(
 
 
 def _transpose(target: np.ndarray, source: np.ndarray) -> None:
-    """Copy piece by piece, so that the lines read stay in the cache."""
+    """Copy piece by piece, so that the cache lines that it reads stay in the cache."""
     if target.nbytes <= PIECE_BYTES:
         target[...] = source
         return

@@ -17,7 +17,8 @@ class AdjointAxis:
             crops.
         spread: distance between the numbers of the dilated first operand.
         size: size of the first operand before dilation.
-        formulas: formulas of the padding before and the padding after, with the numbers.
+        formulas: formula of the padding before and formula of the padding after, as text with the
+            layer's numbers.
     """
 
     rule: ConvAxis
@@ -45,10 +46,10 @@ def input_gradient_axis(axis: ConvAxis) -> AdjointAxis:
 
 
 def filter_gradient_axis(axis: ConvAxis) -> AdjointAxis:
-    """Return the convolution for dw along an axis: x with dilated dy, the dilation as the stride.
+    """Return the convolution of x with dy for dw along an axis; stride and dilation swap roles.
 
-    The padding after is the forward pass's padding after, minus the positions after
-    the last window. A negative padding crops inputs that no window reads.
+    The padding after x is smaller than in the forward pass by the number of positions after the
+    last window. A negative padding crops inputs that no window reads.
     """
     span = (axis.output - 1) * axis.stride + 1
     reach = axis.effective_filter - 1 + span

@@ -31,7 +31,7 @@ PASS_GIVES = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw"}
 _DRAWN_CHANNELS = 6
 
 MOST_PRINTED = 300
-"""Largest count of numbers, in all tensors together, that is printed in full (chosen)."""
+"""Largest count of numbers in all tensors together for which all are printed (chosen)."""
 
 
 def explain(
@@ -61,8 +61,8 @@ def explain(
         seed: seed of the random numbers, an integer from 0 to 2^63 - 1.
         large: compute the values whatever the size of the layer; by default, the explanation
             omits values that take more than a few seconds, and says so.
-        transposed: explain the transposed layer that reverses the problem, too: the size of its
-            result, and the name that each of its tensors has in the problem.
+        transposed: also explain the transposed layer that reverses the problem: the size of the
+            layer's result, and the name of each of the layer's tensors in the problem.
 
     Returns:
         an Explanation: text with str() or print(), HTML in Jupyter, plain data with ``to_dict()``.
@@ -94,7 +94,7 @@ def explain(
 
 
 def _checked_arrays(problem: ConvProblem, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the passed tensors of a layer as arrays of the problem's shapes.
+    """Return the passed tensors as arrays, after checking that they have the problem's shapes.
 
     Raises:
         ConvError, ConvTypeError: an array is invalid, as in ``explain``.
@@ -127,7 +127,7 @@ def _checked_arrays(problem: ConvProblem, tensors: Mapping[str, Any]) -> dict[st
 
 @dataclass(frozen=True)
 class Explanation:
-    """Explanation of a layer, as ``explain`` returns it.
+    """Explanation of a layer, returned by ``explain``.
 
     Attributes:
         problem: the layer.
@@ -282,8 +282,8 @@ class Explanation:
     def question(self) -> str:
         """Name of the gradient that is explained first: "dw" or "dx".
 
-        Without stride, dilation and padding, the channels of dw are the harder question. Otherwise
-        the size of dx is.
+        For a layer without stride, dilation and padding, the channels of dw are harder to
+        understand than the size of dx. For other layers, the size of dx is harder.
         """
         plain = all(
             axis.stride == axis.dilation == 1 and not axis.pad_before and not axis.pad_after
@@ -333,7 +333,7 @@ class Explanation:
             figure = self.svg()
         except ConvError:  # the layer is too large to draw
             return self.document.html()
-        # Use an image: from an <svg>, the sanitizer of untrusted notebooks would leave the text.
+        # Use an image: in untrusted notebooks, the sanitizer removes an <svg> but keeps its text.
         encoded = base64.b64encode(figure.encode()).decode()
         image = (
             f'<img src="data:image/svg+xml;base64,{encoded}" style="max-width:100%" '
@@ -351,7 +351,7 @@ class Explanation:
         indices = f"{x}, {w} and {y}"
         grouped = terms.GROUPED if problem.groups > 1 else ""
         return Section(
-            "The convolution that it reverses" if self.is_transposed else "",
+            "The convolution that the transposed layer reverses" if self.is_transposed else "",
             (
                 Paragraph(head),
                 Paragraph(shapes.settings(problem)),
@@ -775,7 +775,7 @@ def _zeros(problem: ConvProblem) -> str:
 
 
 def _representative_axes(problem: ConvProblem) -> list[ConvAxis]:
-    """Return the axes that stand for the entries of ``axis_reasons``: the first of each entry."""
+    """Return the first axis of each entry of ``axis_reasons``, to represent the entry."""
     firsts = [entry.axes[0] for entry in shapes.axis_reasons(problem)]
     by_name = {axis.name: axis for axis in problem.axes}
     return [by_name[name] for name in firsts]
@@ -794,7 +794,7 @@ def _clauses(problem: ConvProblem, say: Callable[[ConvAxis], str]) -> str:
 
 
 def _moved(axis: ConvAxis) -> str:
-    """Return the padding of another input size with the same output size, if it differs."""
+    """Return a clause on an input size with the same output size but other padding, if any."""
     for size in (axis.valid_input_sizes[0], axis.valid_input_sizes[-1]):
         other = axis.of_input(size)
         if other.pad_before != axis.pad_before:

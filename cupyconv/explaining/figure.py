@@ -43,7 +43,7 @@ MOST_IN_STRIP = 30
 """Largest number of cells in a strip; only both ends of a longer axis are drawn (chosen)."""
 
 MOST_FOR_WINDOW = 48
-"""Largest window that is drawn whole at the beginning of a strip, in cells (chosen)."""
+"""Largest number of cells of a window that is drawn whole at the beginning of a strip (chosen)."""
 
 PROSE = 128
 """Largest number of characters in a line of text (chosen)."""
@@ -81,7 +81,8 @@ _RULES = {
 
 _CLASS = "cupyconv-figure"
 
-# A separate file follows the reader's colour scheme; a picture inside a page follows the page's.
+# A separate file follows the reader's colour scheme; a picture inside a page follows the
+# page's scheme.
 # The selectors keep the style away from other elements of the page.
 _STYLE = f".{_CLASS}:root{{color-scheme:light dark}}" + "".join(
     f"\n.{_CLASS} {selector}{{{rule}}}" for selector, rule in _RULES.items()
@@ -168,7 +169,7 @@ def _values(drawn: Scene) -> list[str]:
 
 
 def map_svg(drawn: TermMap) -> str:
-    """Return a picture of the number of terms at each position; in 3-D, of the middle slice."""
+    """Return a picture of the number of terms per position; a 3-D map shows its middle slice."""
     *outer, last = [counts for _, counts in drawn.axes]
     share = prod(counts[len(counts) // 2] for counts in outer[:-1])
     above = outer[-1] if outer else (1,)

@@ -35,10 +35,12 @@ class TermMap:
 
     Attributes:
         tensor: "dx", "dw" or "y".
-        axes: name of each spatial axis, and the number of operand pairs at each position of it.
+        axes: name of each spatial axis, and the number of operand pairs at each position along
+            the axis.
         factor: filters (dx), images (dw) or channels (y) that contribute to each position.
         factor_name: the factor in words, such as "8 filters".
-        why: reason why positions have different numbers of terms; printed only if they do.
+        why: reason why positions have different numbers of terms; printed only if the
+            numbers differ.
     """
 
     tensor: str
@@ -198,7 +200,8 @@ def term_map(problem: ConvProblem, tensor: str = "dx") -> TermMap:
 def input_counts(axis: ConvAxis) -> list[int]:
     """Return, for each input, the number of (output, tap) pairs that read it."""
     starts, lengths, step = _runs(axis, of_taps=axis.filter <= axis.output)
-    # Add 1 where a run begins, subtract 1 after its end, then accumulate these at the step.
+    # Add 1 where a run begins, and subtract 1 after its end. Running sums with the
+    # runs' step are the counts.
     counts = [0] * axis.input
     for start, length in zip(starts, lengths, strict=True):
         if length:
@@ -225,7 +228,7 @@ def _runs(axis: ConvAxis, of_taps: bool) -> tuple[list[int], list[int], int]:
 
     Args:
         axis: the axis.
-        of_taps: whether there is a run for each tap, not for each output.
+        of_taps: True for one run per tap, False for one run per output.
 
     Returns:
         the first input of each run, the number of inputs of each run, and the step.

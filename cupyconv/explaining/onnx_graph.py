@@ -40,7 +40,7 @@ MOST_VALUES_OF_A_MODEL = 4_000_000
 """Largest number of elements of all evaluated constants of a model (chosen)."""
 
 _MOST_INDEXED = 1 << 62
-"""Number of elements from which a tensor is too large for NumPy's indices, rounded down."""
+"""Number of elements from which NumPy cannot index a tensor: NumPy's limit, rounded down."""
 
 LONGEST_SIZE_NAME = 100
 """Largest number of characters in the name of an open size (chosen).
@@ -79,7 +79,7 @@ Shape = tuple[int | str, ...]
 
 
 def open_shape_text(shape: Shape) -> str:
-    """Return sizes as text: ``1x3x?``, or ``batch x 3 x width`` where a size has a name."""
+    """Return sizes as text: ``1x3x?``, or ``batch x 3 x width`` if a size has a name."""
     if any(isinstance(size, str) and size != "?" for size in shape):
         return " x ".join(map(str, shape))
     return shape_text(shape)  # type: ignore[arg-type]  # shape_text accepts "?"
@@ -342,13 +342,14 @@ class Walk:
             if name not in self._used_sizes:
                 raise ConvError(
                     "a shape must be given for an input of the model, or a tensor inside it",
-                    f"it has no {name!r}",
-                    f"Its inputs are {', '.join(self.inputs) or 'none'}{self._named_sizes()}",
+                    f"the model has no {name!r}",
+                    f"The model's inputs are {', '.join(self.inputs) or 'none'}"
+                    f"{self._named_sizes()}",
                 )
 
     def _named_sizes(self) -> str:
         names = dict.fromkeys(_size_names(self._model.graph))
-        return f", its open sizes {', '.join(names)}" if names else ""
+        return f", and its open sizes are {', '.join(names)}" if names else ""
 
     def _graph(
         self,
@@ -358,7 +359,7 @@ class Walk:
         inside: tuple[str, ...],
         used: bool,
     ) -> Generator[Visit, None, list[Any]]:
-        """Walk a graph with inputs of these types; return the types of the graph's outputs."""
+        """Walk a graph whose inputs have these types; return the types of the graph's outputs."""
         scope = outer.child()
         for entry in graph.input:
             scope.hide(entry.name)
@@ -461,7 +462,7 @@ class Walk:
     def _branch_types(
         self, node: Any, scope: Scope, returned: Mapping[str, list[Any]]
     ) -> list[Any]:
-        """Return the output types of an If: of the branch that runs, or common to both branches."""
+        """Return the output types of an If; if the branch is unknown, what both branches share."""
         branches = [returned.get(name, []) for name in ("then_branch", "else_branch")]
         condition = scope.values.get(node.input[0]) if node.input else None
         if condition is not None and condition.size == 1:

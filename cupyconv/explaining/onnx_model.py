@@ -35,14 +35,17 @@ from cupyconv.problem import ITEMSIZE, ConvProblem, DtypeName, shape_text
 OPERATORS = ("Conv", "ConvTranspose")
 
 _CONVOLUTION = re.compile(r"Conv(olution)?(?![a-z])")
-"""Pattern in the names of all operators that convolve."""
+"""Pattern that the names of all operators that convolve contain."""
 
 _LIKELY_SIZES: Mapping[int, tuple[tuple[int, ...], ...]] = {
     1: ((16_000,),),
     2: ((224, 224), (48, 320), (32, 320)),
     3: ((32, 32, 32),),
 }
-"""Example sizes of open spatial axes, by their number: a second of sound, an image, a text line."""
+"""Example sizes for open spatial axes, keyed by the number of spatial axes.
+
+The examples are a second of sound, an image or a text line, and a volume.
+"""
 
 
 @dataclass(frozen=True)
@@ -210,7 +213,7 @@ class Model:
             return "has no Conv and no ConvTranspose"
         counts = Counter(node.operator for node in self.left_out)
         named = ", ".join(f"{count} {operator}" for operator, count in counts.items())
-        return f"has no Conv and no ConvTranspose that can be read, but {named}"
+        return f"has no Conv and no ConvTranspose that can be read; it has {named}"
 
 
 def _stored_size(every: Iterable[Stored | None]) -> int:
@@ -229,9 +232,9 @@ def read(
 
     Args:
         path: the file; weights in external files are not needed.
-        inputs: shapes by name: of the model's inputs, whose open sizes they fill; of tensors inside
-            the model whose shapes cannot be inferred; or of one number for a named open size, such
-            as "batch".
+        inputs: shapes by name.  A name is an input of the model with open sizes, a tensor inside
+            the model whose shape cannot be inferred, or a named open size such as "batch", for
+            which the shape is one number.
         content: content of the file, if it was read already.
         open_sizes: accept a model in which no convolution has known sizes.
 
@@ -301,10 +304,13 @@ def _convolutions(
 
 
 _FILTER_INPUTS = {"QLinearConv": 3}
-"""Index of the filter among the inputs of operators where it is not 1."""
+"""Index of the filter among an operator's inputs, for operators where the index is not 1."""
 
 _BIAS_INPUTS = {"QLinearConv": 8, "ConvInteger": 4, "DeformConv": 3}
-"""Index of the bias among the inputs of operators where it is not 2; ConvInteger has no bias."""
+"""Index of the bias among an operator's inputs, for operators where the index is not 2.
+
+ConvInteger has four inputs, so its index 4 means that there is no bias.
+"""
 
 
 def _unread(
@@ -442,7 +448,7 @@ def _example(
 
 
 def _option(unknown: _UnknownSize, shape: tuple[int, ...]) -> str:
-    """Return the option that fills in the open sizes: by name if only one size is open."""
+    """Return the option that fills in the open sizes; a single named size is given by its name."""
     pairs = zip(unknown.shape, shape, strict=True)
     names = [(size, number) for size, number in pairs if isinstance(size, str)]
     if len(names) == 1 and names[0][0] not in ("?", *unknown.inputs):
@@ -519,8 +525,9 @@ def _layer(
         visit: the node, with the facts about its tensors.
         name: the layer's name.
         inputs: shapes of the model's inputs with open sizes, by name.
-        filters: name of the first layer with each filter, keyed (origin, stored values), and with
-            each origin in any form, keyed (origin, None); the layer is added.
+        filters: names of layers: the first layer with a filter, keyed (origin, stored values), and
+            the first layer with an origin in any form, keyed (origin, None).  The new layer is
+            added.
 
     Raises:
         ConvError: the convolution is invalid.
@@ -581,7 +588,7 @@ def _operand_shapes(
     attributes: Mapping[str, Any],
     inputs: Mapping[str, Shape],
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shapes of x and w, of which every size is known."""
+    """Return the shapes of x and w, after checking that all their sizes are known."""
     x_name, w_name = node.input[:2]
     x, w = scope.shape(x_name), scope.shape(w_name)
     rank = (len(w) if scope.has_rank(w_name) else len(x)) - 2

@@ -73,7 +73,7 @@ for (const [tensor, one] of Object.entries(scene.directions)) {
   one.tensor = tensor;
   chosen.at[tensor] = one.at;
 }
-let look = {}; // operand position to draw besides those of the sum, by tensor
+let look = {}; // by tensor, an operand position to draw besides the positions of the sum
 let drawn = null; // drawn positions and channels, and the pairs of positions
 let products = [];
 let rest = null; // count and sum of the products that are not drawn
@@ -90,7 +90,7 @@ function withGaps(positions) {
   const places = [];
   for (const at of [...new Set(positions)].sort((a, b) => a - b)) {
     const before = places.at(-1) ?? at;
-    if (at - before === 2) places.push(before + 1); // takes no more room than the sign for a gap
+    if (at - before === 2) places.push(before + 1); // as short as the sign for a gap
     else if (at - before > 2) places.push(null);
     places.push(at);
   }
@@ -131,7 +131,7 @@ function linked(rule, needed, places) {
     );
     if (inputs.length <= scene.mostPlaces) break;
   }
-  outputs.add(output - 1); // even if there is no room for its window
+  outputs.add(output - 1); // draw the last output even without its window
   for (const place of whole ? inputs : []) { // add the outputs whose windows are already drawn
     const at = place === null ? -1 : (place + rule.before) / rule.stride;
     const taps = span(0, rule.filter).map((tap) => corner(rule, at) + tap * rule.dilation);
@@ -285,7 +285,7 @@ function cellButton(kind, label, choose) {
 }
 
 // Arrow keys, Home and End move between the buttons of a grid; only one button is a Tab stop.
-// Where the next cell is a gap, or its line has no button, grid.enter moves the drawn part.
+// Where the next cell is a gap, or its row has no button, grid.enter moves the drawn part.
 function move(event, grid) {
   const lines = [...grid.querySelectorAll('[role="row"]')].map((line) => [...line.children]);
   const i = lines.findIndex((line) => line.includes(document.activeElement));
@@ -345,7 +345,8 @@ function thumbnail(tensor, k, c) {
   return canvas;
 }
 
-// Returns the positions that a thumbnail shows (in 3-D, of the first slice), and their places.
+// Returns the positions that a thumbnail shows, and their places; a 3-D thumbnail shows the first
+// slice.
 function painted({ at: names }) {
   const places = names.map((name, i) => [name.split(",").map(Number), i]);
   const slice = ([place]) => place.slice(0, -2).join();
@@ -593,7 +594,8 @@ class Panel {
     entry.cell.focus();
   }
 
-  // Writes numbers or counts of a pair of channels into the cells; in 3-D, of a position's slice.
+  // Writes the numbers or counts of a pair of channels into the cells; a 3-D plane shows the slice
+  // of a position.
   fill(k, c, position) {
     this.slice = this.slice.map((place, i) =>
       this.places[i].indexOf(position[i] ?? this.places[i].find((one) => one >= 0 && one !== null)));
@@ -629,7 +631,7 @@ class Panel {
     const inner = this.index === 2 ? at().slice(1) : this.at(this.cells.find((one) => !one.isEmpty).spot).slice(1);
     const size = sizesOf(this.tensor)[2];
     const buttons = [];
-    let next = 0; // the slice after the previous button
+    let next = 0; // slice that follows the previous button's slice
     for (const place of this.places[0]) {
       if (place < 0) continue; // padding and zeros are not slices of the tensor
       const d = place ?? next;
@@ -820,7 +822,7 @@ function choose(position) {
   show();
 }
 
-// Marks the terms of the number of the result under the mouse.
+// Marks the terms of the result's number that is under the mouse.
 function preview(position) {
   if (timer) return;
   panels.forEach((panel) => panel.mark(position ?? at(), whole() || position ? null : now()));
@@ -870,7 +872,7 @@ function turnTo(tensor, looked = {}) {
   show();
 }
 
-// Reads the address: #dw=2,1,0,0 chooses a number of a result, #x=0,1,2,3 shows an operand's.
+// Reads the address: #dw=2,1,0,0 chooses a number of a result, #x=0,1,2,3 shows one of an operand.
 function fromAddress() {
   if (!location.hash) return false;
   const match = /^#(dw|dx|dy|w|x|y)=(\d+(?:,\d+)*)$/.exec(location.hash);

@@ -40,7 +40,7 @@ def html(explanation: Explanation, element: Element | None = None) -> str:
     most = max(problem.N, problem.C, problem.K)
     if most > _MOST_COUNTED:
         raise ConvError(
-            "a page counts images, channels and filters up to 2^53",
+            "a layer on a page must have at most 2^53 images, channels and filters",
             f"the layer has {most}",
             "Draw the figure instead: svg(), or --svg on the command line",
         )

@@ -1,11 +1,12 @@
 """Scene: the drawn positions of a layer, their numbers, and the pairs that are multiplied.
 
 The picture and the page both draw a Scene.  The picture shows one element of each result.  The page
-begins with the same positions; page.js follows the same rules when the user moves to others.
+begins with the same positions; page.js follows the same rules when the user moves to other
+positions.
 
 The results y, dx and dw are drawn in the same way: a window of the first operand is multiplied with
-the second operand, and gives an element of the result.  Of a long axis, both ends and the
-surroundings of the chosen element are drawn, with None for each gap.
+the second operand, and gives an element of the result.  A long axis is drawn in part:
+both ends and the surroundings of the chosen element, with None for each gap.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
     from cupyconv.explaining.explanation import Explanation
 
 PAD, ZERO = -1, -2
-"""Cells without a number of a tensor: padding, and the zeros between dilated numbers."""
+"""Contents of cells that show no number of a tensor: padding, or a zero between dilated numbers."""
 
 MOST_PLACES = 14
-"""Largest number of cells of a plane along an axis, limited by fingers on a phone (chosen)."""
+"""Largest number of cells of a plane along an axis, so that a finger can touch each (chosen)."""
 
 MOST_SPAN = 24
 """Largest span of a window that is drawn whole (chosen)."""
@@ -55,8 +56,8 @@ class Meeting:
 
     Attributes:
         count: number of pairs.
-        pairs: pairs of which both positions are drawn, as (first operand, second operand).
-        under: cells of the first operand's plane under the window, counted from the first cell.
+        pairs: pairs whose positions are both drawn, as (first operand, second operand).
+        under: indices of those cells of the first operand's plane that are under the window.
     """
 
     count: int
@@ -66,7 +67,7 @@ class Meeting:
 
 @dataclass(frozen=True)
 class Direction:
-    """Drawing of how one of y, dx and dw is computed.
+    """Drawing that shows how y, dx or dw is computed.
 
     Attributes:
         tensor: the result.
@@ -78,8 +79,9 @@ class Direction:
         flipped: whether the second operand is drawn in reverse order.
         planes: cells of the first operand, of the second operand and of the result, per axis.
         meetings: pairs of operand positions, per axis and position of the result.
-        over: noun for the other index of the sum: "channel", "filter" or "image".
-        terms: extent of this other index.
+        over: noun for the index, besides positions, that the sum runs over: "channel", "filter" or
+            "image".
+        terms: number of channels, filters or images that the sum runs over.
         function: name of the library function that computes the result.
         rule: formula of the sum.
         at: position that is shown first.
@@ -235,7 +237,7 @@ def cuts(problem: ConvProblem, tensor: str, plane: Sequence[Places]) -> list[str
 
 
 def key_of(tensor: str, k: int, c: int) -> str:
-    """Return the key of the plane of a tensor that a pair of channels uses."""
+    """Return the key of a tensor's plane for a pair of channels."""
     if tensor in ("w", "dw"):
         return f"{k},{c}"
     return str(c if tensor in ("x", "dx") else k)
@@ -321,7 +323,7 @@ def _channels_of(problem: ConvProblem, element: Element | None) -> tuple[int, in
 
 
 def _chosen(problem: ConvProblem, element: Element | None) -> dict[str, tuple[int, ...]]:
-    """Return the position of each result to show first: the element's, else one near the border."""
+    """Return the position to show first in each result: the element's or one near the border."""
     chosen = {
         "dw": tuple(axis.filter // 2 for axis in problem.axes),
         "dx": tuple(map(_busiest, problem.axes)),
@@ -378,7 +380,7 @@ def _window(rule: ConvAxis, at: int) -> range:
 def _linked(rule: ConvAxis, chosen: int) -> tuple[Places, Places]:
     """Return the outputs of an axis to draw, and the input positions to draw with their windows.
 
-    They always include both ends of the outputs, of the input and of its padding.  Inputs that a
+    The positions always include both ends of the outputs, the input and its padding.  Inputs that a
     negative padding crops are drawn too.
     """
     first, end = min(-rule.pad_before, 0), max(rule.input + rule.pad_after, rule.input)
@@ -395,7 +397,7 @@ def _linked(rule: ConvAxis, chosen: int) -> tuple[Places, Places]:
         inputs = with_gaps(place for place in places if first <= place < end)
         if len(inputs) <= MOST_PLACES:
             break
-    outputs.add(rule.output - 1)  # even if there is no room for its window
+    outputs.add(rule.output - 1)  # draw the last output even without its window
     if whole:  # add the outputs whose windows are already drawn
         drawn = {place for place in inputs if place is not None}
         for place in drawn:
@@ -541,7 +543,7 @@ def _meetings(
 
 
 def _within(positions: range, drawn: set[int | None]) -> list[int]:
-    """Return the indices within a range of its drawn positions."""
+    """Return the indices, within ``positions``, of the positions that are drawn."""
     return [positions.index(at) for at in drawn if at is not None and at in positions]
 
 
@@ -607,7 +609,7 @@ class _DrawnPart:
 
 
 def _plain(number: Any) -> float:
-    """Return the float64 with the shortest decimal form that rounds to a number of its dtype."""
+    """Return the float64 with the shortest decimal form that rounds to ``number`` in its dtype."""
     return float(str(number))
 
 

@@ -27,8 +27,8 @@ class AxisReasons(NamedTuple):
 
     Attributes:
         axes: names of the axes, such as ("H", "W").
-        padding: meaning of the padding mode, with the numbers.
-        output: formula of the output size, with the numbers.
+        padding: meaning of the padding mode, with the layer's numbers.
+        output: formula of the output size, with the layer's numbers.
         input_sizes: input sizes that give this output size.
         unread: inputs that no window reads, whose gradient is zero.
     """
@@ -133,8 +133,8 @@ def _input_gradient(problem: ConvProblem) -> str:
     if filters == 1:
         summed = f"where k is the only filter{where}"
     return (
-        "one number for each number of x, for any stride and padding; dx[c] = dy[k] sent back "
-        f"through w[k,c], {summed}"
+        "one number for each number of x, for any stride and padding; dx[c] = dy[k] "
+        f"backpropagated through w[k,c], {summed}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Terms of one number of y, dx or dw, and the pairs of positions along each axis behind them.
+"""Terms of one number of y, dx or dw, and the pairs of positions along each axis that give them.
 
 Indices have the same order for every memory order: (n, c, h, w) for x and dx, (n, k, p, q) for y
 and dy, (k, c, r, s) for w and dw. In w and dw, c counts within the group.
@@ -27,7 +27,7 @@ LETTERS = {
 """Letters of the spatial indices of x, w and y, by the number of spatial axes."""
 
 ALIASES = {"y": "y", "o": "y", "dx": "dx", "dw": "dw", "df": "dw"}
-"""Tensor that the name in an element means, keyed by the name in lower case."""
+"""Tensor that each name of an element stands for, keyed by the name in lower case."""
 
 _NO_PRODUCTS = {
     "db": "db[k] has no products: it is the sum of all dy[n,k,...]",
@@ -46,10 +46,10 @@ SHOWN_FIRST, SHOWN_LAST = 4, 2
 """Number of terms printed at the beginning and at the end of a long list (chosen)."""
 
 MOST_BY_HAND = 16
-"""Largest number of integer terms that are all printed, to be added by hand (chosen)."""
+"""Largest number of integer terms for which all are printed, to add by hand (chosen)."""
 
 MOST_VALUES = 50_000_000
-"""Largest number of terms whose values are computed, as memory allows (chosen)."""
+"""Largest number of terms whose values are computed; more terms need much memory (chosen)."""
 
 MOST_LISTED = 100_000
 """Largest number of terms that can be listed in full (chosen)."""
@@ -66,7 +66,7 @@ class Term(NamedTuple):
 
 
 class AxisTerms(NamedTuple):
-    """Pairs of positions of the two factors along one axis that belong to one number.
+    """Pairs of positions along one axis: the positions of the two factors in the terms of a number.
 
     Attributes:
         first, second: positions in the first and in the second factor, pair by pair.
@@ -145,7 +145,7 @@ def input_terms(axis: ConvAxis, position: int, letters: tuple[str, str, str]) ->
     """Return the pairs of an output and a tap that read an input, for dx."""
     _, r, p = letters
     shifted = position + axis.pad_before
-    # Only the taps of the input's stride phase meet it, and they are a fixed step apart.
+    # Only taps of the input's stride phase read the input; these taps are a fixed step apart.
     fitting = axis.taps_of_phase(shifted % axis.stride)
     step = fitting.step
     first = max(-(-(shifted - (axis.output - 1) * axis.stride) // axis.dilation), 0)
@@ -368,7 +368,7 @@ class Element:
         return self._along(position_text)
 
     def _along(self, say: Callable[[ConvAxis, str, str, str], str]) -> str:
-        """Join the texts of ``say`` for each axis and its letters of input, tap and output."""
+        """Join the texts that ``say`` returns for each axis and the axis's letters."""
         rank = self.problem.spatial_rank
         letters = zip(*(LETTERS[kind][rank] for kind in ("input", "filter", "output")), strict=True)
         axes = zip(self.problem.axes, letters, strict=True)
@@ -553,14 +553,16 @@ def parse(problem: ConvProblem, text: str) -> Element:
     match = re.fullmatch(pattern, text) if isinstance(text, str) else None
     if match is None:
         raise ConvError(
-            "an element is a tensor's name and its indices",
+            "an element must be a tensor's name and its indices",
             f"got {shown(text)}",
             "Write for example 'dF[0,0,0,0]', 'dX[0,0,0,0]' or 'O[0,0,0,0]', between quotes",
         )
     word = match[1].lower()
     if word in _NO_PRODUCTS:
         raise ConvError(
-            "an element is a number of y, dx or dw", f"got {text.strip()!r}", _NO_PRODUCTS[word]
+            "an element must be a number of y, dx or dw",
+            f"got {text.strip()!r}",
+            _NO_PRODUCTS[word],
         )
     if word not in ALIASES:
         raise unknown_word("tensor", match[1], ("dF", "dw", "dX", "dx", "O", "y"))
@@ -574,7 +576,7 @@ def parse(problem: ConvProblem, text: str) -> Element:
     parts = [part.strip() for part in match[2].split(",")]
     if len(parts) != len(sizes) or not all(re.fullmatch(r"[-+]?[0-9]+", p) for p in parts):
         raise ConvError(
-            f"an element of {tensor} needs the {len(sizes)} indices {', '.join(letters)}",
+            f"an element of {tensor} must have the {len(sizes)} indices {', '.join(letters)}",
             f"got {text.strip()!r}",
             f"Write for example '{example}', with {ranges}",
         )

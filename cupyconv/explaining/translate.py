@@ -1,4 +1,4 @@
-"""Translate a layer into programs of other frameworks, and note what they do not support.
+"""Translate a layer into programs of other frameworks, and note what a framework does not support.
 
 Every program draws random NumPy arrays ``x``, ``w`` and ``dy`` in the problem's formats, and
 computes ``y``, ``dx`` and ``dw`` as arrays in the same formats.
@@ -117,7 +117,7 @@ def _translation(
 
 
 def _order(problem: ConvProblem, channels_last: bool) -> tuple[Any, Any, Any, Any]:
-    """Return permutations of data and filter into a framework's order, and both back again."""
+    """Return permutations of data and filters to a framework's memory order, and their inverses."""
     rank = problem.spatial_rank
     data = formats.data_formats(rank)[channels_last]
     filters = formats.filter_formats(rank)[channels_last]

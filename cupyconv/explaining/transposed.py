@@ -1,8 +1,9 @@
 """Shapes of a transposed layer, and the reason for each.
 
 A transposed layer computes the input gradient of a convolution as its forward pass.  The sentences
-here use the transposed layer's names: its x has the shape of the convolution's y, its y that of the
-convolution's x.  Indices: n image, k input channel (a filter of the convolution), c output channel.
+here use the transposed layer's names: its x has the shape of the convolution's y, and its y has the
+shape of the convolution's x.  Indices: n image, k input channel (a filter of the convolution), c
+output channel.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ CONVOLUTION_NAMES = {"x": "dy", "w": "w", "y": "dx", "dy": "x", "dx": "y", "dw":
 
 
 class TransposedAxis(NamedTuple):
-    """Rules of one spatial axis of a transposed layer, or of several equal ones.
+    """Rules of one spatial axis of a transposed layer, or of several axes with equal rules.
 
     Attributes:
         axes: names of the axes, such as ("H", "W").
         padding: what the padding removes from the full result.
-        output: formula of the output size, with the numbers.
+        output: formula of the output size, with the layer's numbers.
         output_padding: the possible values of ``output_padding``, and why there are no others.
-        frameworks: other frameworks' output size; "" where it is the same.
+        frameworks: sentence on other frameworks' output size; "" if it is the same.
         unreached: outputs that no input reaches.
     """
 
@@ -39,7 +40,7 @@ class TransposedAxis(NamedTuple):
 
 
 def output_padding(axis: ConvAxis) -> int:
-    """Return the size of a transposed layer's output above the smallest possible one."""
+    """Return a transposed layer's output size minus the smallest possible output size."""
     return axis.input - axis.first_input_size_for(axis.output)
 
 
@@ -217,7 +218,7 @@ def _output_padding(axis: ConvAxis) -> str:
 
 
 def _frameworks(axis: ConvAxis) -> str:
-    """Compare the size with that of JAX and Keras, which take no size of the result."""
+    """Compare the output size with JAX and Keras, to which no output size can be passed."""
     if axis.padding_mode == "explicit" and axis.pad_before + axis.pad_after:
         return ""
     if axis.padding_mode.startswith("same"):

@@ -571,7 +571,7 @@ def test_bench_drawn_layers_depend_on_the_seed():
     assert drawn() != drawn()
     outcome = cupyconv("--drawn", "2", "--suite", "vgg16", "--list")
     assert outcome.exit_code == 2
-    assert "a run takes its layers from one source" in outcome.output
+    assert "a run must take its layers from one source" in outcome.output
     assert cupyconv("--drawn", "0", "--list").exit_code == 2
 
 

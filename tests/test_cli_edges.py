@@ -106,11 +106,12 @@ def test_one_dimensional_layers_have_samples():
 def test_output_files_must_have_the_right_suffix(tmp_path):
     path = tmp_path / "x.png"
     text = refused("explain", *SMALL, "--svg", str(path))
-    assert "--svg writes .svg files" in text
+    assert "--svg must be the path of a .svg file" in text
     assert f"Call it {tmp_path / 'x.svg'}" in text
-    assert "--html writes .html or .htm files" in refused("explain", *SMALL, "--html", str(path))
+    rule = "--html must be the path of a .html or .htm file"
+    assert rule in refused("explain", *SMALL, "--html", str(path))
     bench = ("bench", "--layer", "seed-5x100x100", "--device", "cpu")
-    assert "--plot writes .svg files" in refused(*bench, "--plot", str(path))
+    assert "--plot must be the path of a .svg file" in refused(*bench, "--plot", str(path))
     assert not path.exists()
     said("explain", *SMALL, "--svg", str(tmp_path / "picture"))
 
@@ -187,7 +188,7 @@ def test_commands_with_a_configuration_accept_two_shapes():
 )
 def test_short_form_requires_exactly_two_shapes(command, arguments, values):
     text = refused(command, *arguments)
-    assert "the short form takes two shapes, for the input and the filter" in text
+    assert "the short form must have two shapes, for the input and the filter" in text
     assert values in text
     assert f"Write for example cupyconv {command} 1x5x100x100 10x5x5x5" in text
 
@@ -303,10 +304,10 @@ def test_standard_input_is_read_once(tmp_path):
         result = run(*words, **given)
         assert (result.exit_code, result.stdout) == (2, ""), result.output
         if "--config" not in words:
-            assert "standard input can be read only once: - is given twice" in result.stderr
+            assert "standard input must be read only once: - is given twice" in result.stderr
     config = b'input = "1x3x8x8"\nfilter = "4x3x3x3"\n'
     result = run("explain", "--config", "-", "--x", "-", given=config)
-    assert "standard input can be read only once" in result.stderr
+    assert "standard input must be read only once" in result.stderr
     for _ in range(2):  # each command reads standard input anew
         assert said("shapes", "--config", "-", given=config)
 
@@ -331,7 +332,7 @@ def test_layer_option_rejects_duplicate_and_missing_names(tmp_path):
     assert "are named 'one'. Rename all but one" in text
     path.write_text("".join(table.format("", size) for size in (8, 9)))
     text = refused("shapes", "--config", str(path), "--layer", "one")
-    assert "chooses a layer by its name: the layers of" in text
+    assert "must choose a layer by its name: the layers of" in text
     assert 'Give each layer a name, such as name = "first"' in text
     path.write_text(table.format('name = "two"\n', 8) + table.format("", 9))
     assert "1x3x8x8" in said("shapes", "--config", str(path), "--layer", "two")

@@ -160,7 +160,7 @@ def test_single_possible_input_size_is_explained():
     text = " ".join(str(cupyconv.explain(problem)).split())
     assert "only input size 1 gives output size 1" in text
     assert "With this padding, only one input size of at least 1 gives this output size" in text
-    assert "from (1 - 1)*2 + 3 - 3 = 0, but sizes below 1 are impossible" in text
+    assert "starting at (1 - 1)*2 + 3 - 3 = 0, but sizes below 1 are impossible" in text
     assert "With stride 1" not in text
     assert "allows 2 sizes" not in text
 
@@ -215,7 +215,7 @@ def test_enormous_layers_have_text_in_every_format(place, huge):
     json.dumps([explanation.to_dict(), element.to_dict()])
     if place < 3:
         assert explanation.svg()
-        with pytest.raises(ConvError, match="a page counts"):
+        with pytest.raises(ConvError, match="a layer on a page must have at most"):
             explanation.page()
 
 
@@ -408,9 +408,9 @@ def test_element_names_are_parsed(text, name):
         ("dF[10,0,0,0]", "has k = 10. Use k from 0 to 9, c from 0 to 4, r from 0 to 4, s from 0"),
         ("dX[0,0,0,-1]", "has w = -1. Use n from 0 to 0, c from 0 to 4, h from 0 to 99"),
         ("O[0,0,96,0]", "has p = 96"),
-        ("dF[0,0,0]", "needs the 4 indices k, c, r, s"),
-        ("dF[0,0,0,a]", "needs the 4 indices k, c, r, s"),
-        ("dF", "an element is a tensor's name and its indices"),
+        ("dF[0,0,0]", "must have the 4 indices k, c, r, s"),
+        ("dF[0,0,0,a]", "must have the 4 indices k, c, r, s"),
+        ("dF", "an element must be a tensor's name and its indices"),
         ("dG[0,0,0,0]", "unknown tensor: 'dG'"),
     ],
 )

@@ -192,7 +192,7 @@ def test_large_option_computes_large_layers(monkeypatch):
     assert "Pass --large" in said(*element)
     assert "conv_backprop_filter gives" in said(*element, "--large")
     huge = ("--input", "1x1x999999999999999999", "--filter", "1x1x3", "--large")
-    assert "--large needs memory" in refused(*huge)
+    assert "must fit into main memory for --large" in refused(*huge)
 
 
 def test_empty_batch_is_explained():
@@ -207,7 +207,7 @@ def test_empty_batch_is_explained():
     ("args", "said_"),
     [
         (("--element", "dF[10,0,0,0]"), "Use k from 0 to 3"),
-        (("--element", "dF"), "an element is a tensor's name and its indices"),
+        (("--element", "dF"), "an element must be a tensor's name and its indices"),
         (("--map", "dz"), "unknown map"),
         (("--code", "caffe"), "unknown framework"),
         (("--preset", "same"), "unknown preset"),
@@ -233,7 +233,7 @@ def test_several_layers_are_explained(tmp_path):
         '[[layer]]\ninput = "1x1x5"\nfilter = "1x1x2"\n'
     )
     assert said("--config", str(path)).count("The same layer in other frameworks") == 2
-    assert "apply to a single layer" in refused(
+    assert "must be used with a single layer" in refused(
         "--config", str(path), "--svg", str(tmp_path / "a.svg")
     )
 

@@ -239,7 +239,7 @@ def test_layer_of_unknown_size_does_not_hide_others(saved):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("image=1x3x8x8", "Its inputs are data"),
+        ("image=1x3x8x8", "model's inputs are data"),
         ("data=1x3x8", "Give 4 sizes"),
         ("data=1x4x8x8", "Keep 3"),
         ("data", "a name and a shape"),
@@ -258,7 +258,7 @@ def test_open_sizes_are_set_by_name(saved):
     sizes = ("--input", "N=2", "--input", "H=64", "--input", "W=48")
     whole = json.loads(run(path, *sizes, "--json").stdout)
     assert whole == json.loads(run(path, "--input", "data=2x3x64x48", "--json").stdout)
-    assert "its open sizes N, H, W" in refused(path, "--input", "M=2")
+    assert "its open sizes are N, H, W" in refused(path, "--input", "M=2")
     assert "x 2x3x64x48" in CliRunner().invoke(
         main, ["explain", "--model", saved(small_net(("N", 3, 64, 48))), "--layer", "stem",
                "--input", "N=2"]
@@ -296,7 +296,9 @@ def test_page_explains_every_layer(saved, tmp_path):
     assert text.count("<details>") == 4
     assert "Why dx is" in text
     assert "http" not in text.replace("http-equiv", "")
-    assert "--html writes .html" in refused(saved(small_net()), "--html", str(tmp_path / "net.txt"))
+    assert "--html must be the path of a .html" in refused(
+        saved(small_net()), "--html", str(tmp_path / "net.txt")
+    )
 
 
 def unknown_inside():

@@ -469,7 +469,7 @@ def test_model_with_only_unsupported_convolutions_names_them(saved, operator, do
     path = saved(net)
     named = f"{operator} of {domain}" if domain else operator
     text = " ".join(run(path).stdout.split())
-    assert f"that can be read, but 1 {named}" in text
+    assert f"that can be read; it has 1 {named}" in text
     assert "left out: other, because" in text
     result = CliRunner().invoke(main, ["shapes", "--model", path])
     assert f"1 {named}" in result.stderr

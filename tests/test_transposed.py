@@ -154,7 +154,7 @@ def test_toml_describes_transposed_layers(tmp_path):
 def test_explanation_names_each_tensor_twice():
     text = " ".join(invoke("explain", *LAYER).split())
     assert "output_padding 2 gives this size here" in text
-    assert "The convolution that it reverses" in text
+    assert "The convolution that the transposed layer reverses" in text
     told = json.loads(invoke("explain", *LAYER, "--json"))["layers"][0]["transposed"]
     assert told["names_in_convolution"]["y"] == "dx"
     assert told["shapes"]["y"] == [1, 3, 14, 14]
@@ -167,7 +167,7 @@ def test_explanation_names_each_tensor_twice():
     ("words", "text"),
     [
         (("--output-padding", "4"), "0 to 3 would fit. Use --output-padding 3"),
-        (("--output-padding", "1", "--output-shape", "1x3x14x14"), "is given once"),
+        (("--output-padding", "1", "--output-shape", "1x3x14x14"), "must be given only once"),
         (("--output-shape", "1x3x19x19"), "Use a result of 14 to 17 by 14 to 17"),
         (("--dy", "1x3x9x9"), "Use --output-shape"),
         (("--sweep", "stride=1:3"), "Leave it out"),
@@ -194,7 +194,7 @@ def test_dy_shape_is_checked():
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("--dtype", "complex64"), "have real numbers"),
+        (("--dtype", "complex64"), "must have a real dtype"),
         (("--code", "pytorch"), "Leave out --code"),
     ],
 )

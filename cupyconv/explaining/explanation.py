@@ -636,8 +636,8 @@ class Explanation:
         ]
         roles = (
             "Stride and dilation swap roles. Moving to the next number of dw moves the window "
-            "over x by one dilation. Moving to the next number of dy moves the input that it "
-            "meets by one stride."
+            "over x by one dilation. Moving to the next number of dy moves the position in x by "
+            "one stride."
         )
         if problem.N != 1:
             roles += f" Images play the role of channels: the sum is over the {problem.N} images."
@@ -831,8 +831,8 @@ def _interval(axis: ConvAxis) -> str:
         lowest = f"{terms_} + {axis.effective_filter}" + (f" - {total}" if total else "")
     if first < 1:
         return (
-            f". Stride {axis.stride} rounds {axis.stride} sizes to this output size, from "
-            f"{lowest} = {first}, but sizes below 1 are impossible"
+            f". Stride {axis.stride} allows {axis.stride} sizes, starting at {lowest} = {first}, "
+            "but sizes below 1 are impossible"
         )
     return (
         f". Stride {axis.stride} allows {axis.stride} sizes, starting at {lowest} = {first}; "

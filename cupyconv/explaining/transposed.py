@@ -129,9 +129,9 @@ def section(problem: ConvProblem) -> Section:
         "The transposed layer",
         (
             Paragraph(
-                f"x {shapes['x']}, w {shapes['w']} -> y {shapes['y']}. Its forward pass computes "
-                "the input gradient of the convolution that is explained below. So each of its "
-                "tensors has another name there."
+                f"x {shapes['x']}, w {shapes['w']} -> y {shapes['y']}. The forward pass of this "
+                "layer computes the input gradient of the convolution that is explained below. So "
+                "each tensor of the layer has another name there."
             ),
             Table(("transposed layer", "shape", "name below"), tuple(names)),
             Table(

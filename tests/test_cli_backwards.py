@@ -119,7 +119,7 @@ def test_dy_overrides_a_preset():
         (("--filter", "1x1x3", "--sweep", "input=4:1"), "must count up"),
         (("--filter", "1x1x3", "--sweep", "input=1:9999999"), "at most 1,000 values"),
         (("--filter", "1x1x3", "--sweep", "input=1:2"), "the filter must fit"),
-        (("--sweep", "input=1:2"), "needs the shapes"),
+        (("--sweep", "input=1:2"), "must have the shapes"),
     ],
 )
 def test_invalid_questions_are_rejected(args, message):

@@ -831,8 +831,8 @@ def _interval(axis: ConvAxis) -> str:
         lowest = f"{terms_} + {axis.effective_filter}" + (f" - {total}" if total else "")
     if first < 1:
         return (
-            f". Stride {axis.stride} allows {axis.stride} sizes, starting at {lowest} = {first}, "
-            "but sizes below 1 are impossible"
+            f". Stride {axis.stride} rounds {axis.stride} sizes to this output size, starting at "
+            f"{lowest} = {first}, but sizes below 1 are impossible"
         )
     return (
         f". Stride {axis.stride} allows {axis.stride} sizes, starting at {lowest} = {first}; "

@@ -108,8 +108,9 @@ def test_output_files_must_have_the_right_suffix(tmp_path):
     text = refused("explain", *SMALL, "--svg", str(path))
     assert "--svg must be the path of a .svg file" in text
     assert f"Call it {tmp_path / 'x.svg'}" in text
-    rule = "--html must be the path of a .html or .htm file"
-    assert rule in refused("explain", *SMALL, "--html", str(path))
+    assert "--html must be the path of a .html or .htm file" in refused(
+        "explain", *SMALL, "--html", str(path)
+    )
     bench = ("bench", "--layer", "seed-5x100x100", "--device", "cpu")
     assert "--plot must be the path of a .svg file" in refused(*bench, "--plot", str(path))
     assert not path.exists()

@@ -227,7 +227,7 @@ def _totals_table(plans: Sequence[LayerPlan]) -> Any:
 
 
 def _totals(plans: Sequence[LayerPlan]) -> list[dict[str, Any]]:
-    """Return time and FLOP of each tensor that the layers compute, and of all three."""
+    """Return the total time and FLOP of all y, of all dx, of all dw, and of all three."""
     flops = sum(one.problem.flops for one in plans)
     times = [
         sum(planned.microseconds or 0.0 for planned in passes)

@@ -232,7 +232,7 @@ def _measured(results: Results) -> list[Chapter]:
 
 
 def _means(results: Results) -> list[Chapter]:
-    """Return tables per peer: with the faster memory order of each library, and per order."""
+    """Return tables per peer: for each library's faster memory order, and for each order."""
     orders = layouts(results)
     return [
         table

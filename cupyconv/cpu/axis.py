@@ -24,7 +24,7 @@ PADDED_SHARE = 0.85
 """Fraction of products that read pixels, not padding; below it, an axis is divided into parts."""
 
 MOST_CUTS = (8, 64)
-"""Two numbers of parts per axis that ``pieces`` tries, to leave out products with padding."""
+"""Two limits on the parts per axis; ``pieces`` tries both, to avoid products with padding."""
 
 
 class _Rules(NamedTuple):

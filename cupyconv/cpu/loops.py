@@ -100,8 +100,8 @@ def _chunks(whole: Correlation, block_bytes: int) -> Iterator[Correlation]:
 def _is_by_pixel(whole: Correlation) -> bool:
     """Return whether to sum in rows of channels.
 
-    Only depthwise layers are summed in rows of channels: all of them without Numba, and those with
-    channels last or small planes, and enough channels, with Numba.
+    Without Numba, all depthwise layers are summed in rows of channels.  With Numba, the layer must
+    also have enough channels, and either channels last or small planes.
     """
     single = whole.channels == whole.filter_count == 1
     if not single or not has_numba():

@@ -83,7 +83,7 @@ class _Process:
         number.
         """
         with self.lock:
-            is_ours = _has_one_thread()  # otherwise the user has set another number
+            is_ours = _has_one_thread()  # False if the user has set another number
             if _is_by_thread() and pass_ in self.passes and is_ours:
                 _set_blas_threads(self.passes[pass_][0])
             self.passes.pop(pass_, None)

@@ -1,4 +1,4 @@
-# `make demo` and `make test` set up what they need in .venv.
+# `make demo` and `make test` install the packages that they need into .venv.
 PYTHON ?= python3
 BIN := .venv/bin
 TEST_JOBS ?= 2
@@ -9,7 +9,7 @@ TURN ?=
 INSTALL := $(BIN)/python -m pip install --quiet --editable
 
 PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal
-# CuPy without a GPU: what needs a device, in processes that see emulated ones.
+# The tests that need a GPU, run by CuPy in processes that see emulated GPUs.
 DEVICE_PYTEST := $(BIN)/python -m tests.device -m pytest -n $(TEST_JOBS) --dist worksteal \
 	tests/gpu tests/device
 
@@ -23,20 +23,20 @@ demo: .venv/installed
 test: .venv/installed-test
 	$(PYTEST) -m "not slow" --part sample
 
-# All other cases, or with TURN=2/3 the second of three parts, and a few of those that need a device.
+# All other cases, or with TURN=2/3 the second third of them, and a few cases on emulated GPUs.
 test-rest: .venv/installed-test lint
 	$(PYTEST) -m "not slow" --part rest $(if $(TURN),--turn $(TURN))
 	$(DEVICE_PYTEST) -m "not slow" --part sample
 
-# All cases of what needs a device: for an hour and more.
+# All cases on emulated GPUs; takes more than an hour.
 test-device: .venv/installed-test
 	$(DEVICE_PYTEST) -m "not slow"
 
-# Every variant of the kernels for every chip, where CI has the variants take turns.
+# Every variant of the kernels for every chip; CI compiles a part of the variants per commit.
 test-chips: .venv/installed-test
 	$(PYTEST) -m slow tests/test_kernel_compile.py tests/test_planning.py
 
-# Every variant for every chip, by the compilers of all releases of CUDA, which are downloaded.
+# Every variant for every chip, with the compilers of all CUDA releases, which are downloaded.
 test-compilers: .venv/installed-test
 	$(BIN)/python -m tests.compilers
 
@@ -45,11 +45,11 @@ test-all: test test-rest test-chips test-compilers test-device witnesses
 test-slow: .venv/installed-test
 	$(PYTEST) -m slow
 
-# Kernels of others on the emulator; as on CI, what is missing fails the run.
+# Third-party kernels on the emulator; as in CI, a missing package fails the run.
 witnesses: .venv/installed-witnesses
 	CI=true $(PYTEST) -m slow tests/test_emulator_witnesses.py tests/test_emulator_beliefs.py
 
-# Which of them bear out what the emulator believes of the chip, written to confirmed.toml.
+# Writes to confirmed.toml which third-party kernels confirm the emulator's model of the chip.
 beliefs: .venv/installed-witnesses
 	$(BIN)/python -m tests.emulator.beliefs --jobs $(TEST_JOBS)
 
@@ -64,7 +64,7 @@ lint: .venv/installed-test
 mutants: .venv/installed-test
 	$(BIN)/python -m tests.emulator.mutants --jobs $(TEST_JOBS)
 
-# The pages in notebooks/, into build/docs; a warning is an error.
+# Builds the pages of notebooks/ in build/docs; a warning is an error.
 docs: .venv/installed-docs
 	$(BIN)/python -m sphinx -W --keep-going --quiet -E -j $(TEST_JOBS) notebooks build/docs
 	@echo "read them in build/docs/index.html"
@@ -72,7 +72,7 @@ docs: .venv/installed-docs
 wheel: .venv/installed-test
 	$(BIN)/python -m build
 
-# Both distributions, installed in clean environments of every Python that is here.
+# Installs both distributions in clean environments of every Python on this machine.
 matrix: .venv/installed-test
 	$(BIN)/python -m tests.matrix --out dist
 

@@ -147,6 +147,14 @@ def _from(firsts: Sequence[int]) -> Iterator[slice]:
 def _windows(corner: np.ndarray, axes: Sequence[ConvAxis], shape: Sequence[int]) -> np.ndarray:
     """Return a view (N, *outputs, C, *taps) of inputs (C, N, *inputs) that begin at a window."""
     channel, image, *steps = corner.strides
-    by_output = [axis.stride * step for axis, step in zip(axes, steps, strict=True)]
-    by_tap = [axis.dilation * step for axis, step in zip(axes, steps, strict=True)]
+    outputs, taps = shape[1 : 1 + len(axes)], shape[2 + len(axes) :]
+    # A stride of a single window may be too large for an array.
+    by_output = [
+        axis.stride * step if count > 1 else 0
+        for axis, step, count in zip(axes, steps, outputs, strict=True)
+    ]
+    by_tap = [
+        axis.dilation * step if count > 1 else 0
+        for axis, step, count in zip(axes, steps, taps, strict=True)
+    ]
     return as_strided(corner, shape, (image, *by_output, channel, *by_tap))

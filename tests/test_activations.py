@@ -1,4 +1,4 @@
-"""The activations that the kernels' epilogues apply, value by value, beside float64's."""
+"""The activations of the kernels' epilogues, compared with float64 value by value."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ PLAIN = {
     "silu": lambda v: v / (1 + np.exp(-v.astype(np.float64)).astype(np.float32)),
     "gelu": lambda v: v / 2 * (1 + _erf(v * np.float32(math.sqrt(0.5))).astype(np.float32)),
 }
-"""The formulas as they are written, in float32."""
+"""Literal formulas of the activations, in float32."""
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
-# Least values, and by how many units in the last place of the result the activation may be off:
-# where the chip's functions round to nearest, and where they are off by one unit and by two, which
-# is what NVIDIA's manuals allow.
+# Lower ends of ranges of values, each with three error bounds in units in the last place of the
+# result.  The bounds apply if the chip's functions round to nearest, and if their errors are one
+# unit and two units, which NVIDIA's manuals allow.
 BOUNDS = {
     "silu": ((0, 1.5, 2.1, 2.7), (-88.72, 2.4, 4.3, 6.3)),
     "gelu": (
@@ -51,13 +51,13 @@ WORST = (
     *(-0.997223198, -0.998111188),
     *(-2.88841534, -2.90484357, -2.90646267, -5.84796715, -5.99706268),
 )
-"""Inputs with the largest errors of all float32 numbers, found by trying each; -0.998111188 is that
-of the literal formula of gelu."""
+"""Inputs with the largest errors, found by trying all float32 numbers; -0.998111188 is the input
+with the largest error of gelu's literal formula."""
 
 
 @cache
 def values() -> np.ndarray:
-    """Every finite number of both 16-bit types, and others of float32: whole blocks of them."""
+    """Return every finite number of both 16-bit types, and float32 numbers that fill the blocks."""
     bits = np.arange(1 << 16, dtype=np.uint32)
     halves = bits.astype(np.uint16).view(np.float16).astype(np.float32)
     generator = np.random.default_rng(0)
@@ -97,7 +97,10 @@ def units_off(got: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def require_promised(activation: str, got: np.ndarray, every: int = 1) -> None:
-    """Require a sample of results to be within the promised error of both formulas."""
+    """Require a sample of results to have at most the promised error, and the literal formula's.
+
+    With ``every`` = 1, the largest error must also be near the promised bound.
+    """
     given, wanted = values()[::every], exact(activation)[::every]
     with np.errstate(over="ignore"):
         units, plain = units_off(got, wanted), units_off(PLAIN[activation](given), wanted)
@@ -105,7 +108,7 @@ def require_promised(activation: str, got: np.ndarray, every: int = 1) -> None:
     for least, bound, *_ in BOUNDS[activation]:
         within = (given > least) & (given <= upper)
         assert units[within].max() <= min(bound, plain[within].max() + 0.01), least
-        assert every > 1 or units[within].max() > bound - 0.1, "less is to be told"
+        assert every > 1 or units[within].max() > bound - 0.1, "the promised bound is too large"
         upper = least
     # Results beyond this bound are nearly 0.
     beyond = given <= upper
@@ -137,7 +140,7 @@ def test_numpys_errors(activation, bound):
 
 
 def test_silu_is_rounded_as_the_formula_is():
-    """The quotient of silu is correctly rounded for nearly all values."""
+    """For nearly all values, silu's result has the same bits as its literal formula."""
     with np.errstate(over="ignore"):
         plain = PLAIN["silu"](values())
     assert (activated("silu", values(), front="source") != plain).mean() < 2e-4
@@ -159,7 +162,7 @@ def test_what_is_not_finite_and_what_is_tiny(front):
 
 @pytest.mark.parametrize("activation", ["silu", "gelu"])
 def test_numpys_steps_take_little_memory(activation):
-    """Eight threads may need this memory at once, beside the blocks of a pass."""
+    """Eight threads may need this memory at once, in addition to the blocks of a pass."""
     values = np.linspace(-3, 3, 1 << 16, dtype=np.float32)
     tracemalloc.start()
     activate(values, activation)

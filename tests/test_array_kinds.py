@@ -1,6 +1,6 @@
-"""Arrays that mean more than the numbers in their memory, in every way into the library.
+"""Arrays that mean more than the numbers in their memory, in every interface of the library.
 
-Each is resolved to what it means, or refused with a reason and a way out that works.
+Each is converted to the values that it means, or rejected with a reason and a remedy that works.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ DATA = {
 }
 
 
-# -- the ways in -----------------------------------------------------------------------------------
+# -- interfaces ------------------------------------------------------------------------------------
 
 
 def cudnn_result(function: Callable[..., None], shape: tuple[int, ...], *given: Any) -> Any:
-    """Return the result of a function of cupyconv.cudnn, which has it among its arguments."""
+    """Return the result of a function of cupyconv.cudnn, which writes it into an argument."""
     y = np.zeros(shape, "float32")
     backward = function is not cudnn.convolution_forward
     more = {"deterministic": True} if backward else {}
@@ -126,12 +126,12 @@ WAYS: dict[str, tuple[tuple[str, ...], Call]] = {
         lambda a: np.array(cupyconv.explain(PROBLEM).element("y[0,0,0,0]", x=a["x"], w=a["w"]).sum),
     ),
 }
-"""Functions with the names of the arrays that they are given."""
+"""Array arguments of each function, and a call of it, keyed by the function's name."""
 
 EACH_ARGUMENT = [(way, name) for way, (names, _) in WAYS.items() for name in names]
 
 
-# -- resolved --------------------------------------------------------------------------------------
+# -- converted -------------------------------------------------------------------------------------
 
 
 def negated(array: np.ndarray) -> Any:
@@ -145,7 +145,7 @@ def negated(array: np.ndarray) -> Any:
 
 
 def zero(array: np.ndarray) -> Any:
-    """Return a zero tensor without memory, as forward-mode derivatives make them."""
+    """Return a zero tensor without memory, as forward-mode derivatives create it."""
     import torch
 
     return torch._efficientzerotensor(array.shape)
@@ -196,7 +196,7 @@ def test_plain_tensors_are_still_taken_without_a_copy():
     torch = pytest.importorskip("torch", reason="torch is not installed")
 
     class Named(torch.Tensor):
-        """A class that computes as its base does."""
+        """A class that computes like its base class."""
 
     tensor = torch.ones(2, 3)
     kinds = [
@@ -213,7 +213,7 @@ def test_plain_tensors_are_still_taken_without_a_copy():
 
 def test_classes_that_compute_as_numpy_are_taken(tmp_path):
     class Named(np.ndarray):
-        """An array with an attribute, as NumPy's own documentation has it."""
+        """An array with an attribute, as in NumPy's documentation."""
 
         def __array_finalize__(self, source):
             self.info = getattr(source, "info", None)
@@ -231,15 +231,15 @@ def test_classes_that_compute_as_numpy_are_taken(tmp_path):
         assert type(arrays.take_out("out", kind)[0]) is np.ndarray
 
 
-# -- refused ---------------------------------------------------------------------------------------
+# -- rejected --------------------------------------------------------------------------------------
 
 Way = Callable[[Any], Any]
 Kind = tuple[Callable[[np.ndarray], Any], str, Way | None]
-"""A function that makes an object of an array, the error's pattern, and the way out it names."""
+"""A function that converts an array to the kind, the error's pattern, and the error's remedy."""
 
 
 class Metres(np.ndarray):
-    """A quantity as astropy and unyt have them."""
+    """A quantity like those of astropy and unyt."""
 
     unit = "m"
     value = property(np.asarray)
@@ -249,27 +249,27 @@ class Metres(np.ndarray):
 
 
 class Feet(np.ndarray):
-    """A quantity that says so by its attribute alone."""
+    """A quantity that only its attribute ``units`` identifies."""
 
     units = "ft"
 
 
 class Scaled(np.ndarray):
-    """An array whose numbers are its memory times a factor."""
+    """An array whose values are the numbers in its memory times a factor."""
 
     def __mul__(self, other):
         return np.asarray(self) * 2.0 * other
 
 
 class Exported(np.ndarray):
-    """An array that exports other numbers than its memory."""
+    """An array that exports other numbers than those in its memory."""
 
     def __dlpack__(self, **keywords):
         return (np.asarray(self) * 2).__dlpack__(**keywords)
 
 
 class Masked(np.ndarray):
-    """A masked array as astropy has them."""
+    """A masked array like astropy's."""
 
     def __new__(cls, array):
         made = array.view(cls)
@@ -295,7 +295,7 @@ class Proxy:
 
 
 class Quantity(Proxy):
-    """A quantity as pint has them."""
+    """A quantity like those of pint."""
 
     units = "metre"
 
@@ -341,7 +341,7 @@ NUMPY_KINDS: dict[str, Kind] = {
 
 
 def torch_kinds() -> dict[str, Kind]:
-    """Return tensors of PyTorch that no memory has all of."""
+    """Return kinds of PyTorch tensors whose values are not all in one memory."""
     if importlib.util.find_spec("torch") is None:
         return {}
     import torch
@@ -349,7 +349,7 @@ def torch_kinds() -> dict[str, Kind]:
     from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 
     class Wrapper(torch.Tensor):
-        """A tensor whose class has its memory elsewhere."""
+        """A tensor that keeps its values in another tensor."""
 
         @staticmethod
         def __new__(cls, tensor):
@@ -362,7 +362,7 @@ def torch_kinds() -> dict[str, Kind]:
             raise NotImplementedError(function)
 
     class Doubled(torch.Tensor):
-        """A tensor whose numbers are twice its memory."""
+        """A tensor whose values are twice the numbers in its memory."""
 
         @classmethod
         def __torch_function__(cls, function, types, given=(), keywords=None):
@@ -433,7 +433,7 @@ def torch_kinds() -> dict[str, Kind]:
 
 
 def jax_kinds() -> dict[str, Kind]:
-    """Return arrays of JAX that have no numbers, or not in one place."""
+    """Return kinds of JAX arrays that have no values, or values in several memories."""
     if importlib.util.find_spec("jax") is None:
         return {}
     import jax
@@ -461,7 +461,7 @@ def jax_kinds() -> dict[str, Kind]:
 
 
 def tensorflow_kinds() -> dict[str, Kind]:
-    """Return objects of TensorFlow and Keras that export no memory."""
+    """Return kinds of TensorFlow and Keras objects that export no memory."""
     if importlib.util.find_spec("tensorflow") is None:
         return {}
 
@@ -519,7 +519,7 @@ def tensorflow_kinds() -> dict[str, Kind]:
 
 
 def package_kinds() -> dict[str, Kind]:
-    """Return kinds of packages that are in no extra of ours, where they are installed."""
+    """Return array kinds of installed packages that no extra of cupyconv contains."""
     import importlib
 
     def of(package, make):
@@ -579,7 +579,7 @@ def package_kinds() -> dict[str, Kind]:
 KINDS = NUMPY_KINDS | torch_kinds() | jax_kinds() | tensorflow_kinds() | package_kinds()
 
 
-@pytest.mark.filterwarnings("ignore")  # libraries call many of these kinds prototypes or old
+@pytest.mark.filterwarnings("ignore")  # many of these kinds are prototypes or deprecated
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_kinds_are_refused_with_a_way_out(kind):
     make, said, way_out = KINDS[kind]
@@ -749,7 +749,7 @@ def test_bfloat16_from_a_file_has_a_way_out():
 
 
 def convert(kind: str, array: Any, dtype: str) -> Any:
-    """Make an array of a library with a dtype that only the library may have."""
+    """Return an array of a library with a dtype, which NumPy may lack."""
     if kind == "numpy":
         return array.astype(dtype)
     module = pytest.importorskip(kind)
@@ -761,7 +761,7 @@ def convert(kind: str, array: Any, dtype: str) -> Any:
 OTHER_DTYPES = {
     "torch": ["int32", "float16", "float8_e4m3fn"],
     "jax": ["int32", "float16", "float8_e4m3fn"],
-    "tensorflow": ["int32", "float16"],  # these export no float8 under this name
+    "tensorflow": ["int32", "float16"],  # TensorFlow exports no float8 with this name
     "numpy": ["int32", "float16"],
 }
 

@@ -50,14 +50,14 @@ def test_a_plan_says_which_gpu_scales_its_estimates():
 
 
 def test_the_planner_reads_the_factors_of_the_gpu_run():
-    """They belong to the present cost model: times of the run over what it estimates today."""
+    """The factors are the run's measured times divided by the estimates of today's cost model."""
     measured = (calibration.MEASURED / "sm_90a.json").read_text()
     assert measured == (RESULTS / "calibration.json").read_text()
     assert json.loads(measured) == report.calibration(RECORDS)
 
 
 def test_estimates_are_near_measured_times():
-    """Estimates of all candidates, and first choices beside the fastest of each pass."""
+    """The test compares all estimates with times, and first choices with each pass's fastest."""
     errors, losses = [], []
     for (dtype, precision, _, _, pass_), labels in report.by_pass(RECORDS).items():
         assert calibration.dtype_class(dtype, precision) == "16-bit"

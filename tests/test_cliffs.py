@@ -1,4 +1,4 @@
-"""Layers of real networks whose passes must not be far slower than their neighbours."""
+"""Layers of real networks: no pass may be far slower than the layer's other passes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LAYERS = {
 
 
 FIRST_LAYERS = {"ResNet stem", "AlexNet first layer"}
-"""Layers whose columns take 50 times the bytes of a float16 dx."""
+"""Layers whose columns take 50 times the bytes of dx in float16."""
 
 
 @pytest.mark.parametrize("device", ["sm_80", "sm_89", "sm_90a", "sm_120"])
@@ -44,7 +44,7 @@ def test_no_pass_is_far_slower_than_the_others(name, dtype, device):
 
 
 def test_slow_passes_are_found():
-    """A layer whose input gradient has no fast kernel is a finding."""
+    """The tool reports a layer whose input gradient has no fast kernel."""
     layer = ConvProblem((4, 64, 96, 96), (64, 64, 6, 6), stride=6, dtype="complex64")
     (found,) = cliffs.cliffs(layer, "sm_80")
     assert (found.pass_, found.implementation) == ("backprop_input", "cuda-generic")
@@ -67,7 +67,7 @@ def test_columns_respect_the_workspace_limit():
 
 
 def test_columns_are_at_most_a_few_times_the_tensors():
-    """A large filter of stride 1 has hundreds of columns per pixel."""
+    """A large filter with stride 1 would have hundreds of columns per pixel."""
     layer = ConvProblem((1, 16, 316, 56), (32, 16, 14, 16), dtype="float64")
     for device in ("sm_75", "sm_89"):
         planned = plan_pass(layer, "backprop_input", Device.of(device))

@@ -1,4 +1,4 @@
-"""The kernels through the oldest compiler that they are written for."""
+"""The kernels, compiled by the oldest compiler that they support."""
 
 import locale
 from functools import partial
@@ -25,7 +25,7 @@ def oldest():
 
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90a"])
 def test_every_kernel_compiles_with_the_oldest_compiler(oldest, architecture):
-    """One variant of each family's passes; all of them: python -m tests.compilers."""
+    """One variant of each pass and family is compiled; python -m tests.compilers compiles all."""
     assert oldest(Nvrtc.version) == compilers.OLDEST
     of_pass = dict(reversed(list(compilers.compiled_variants(architecture))))
     assert len(of_pass) > 12
@@ -33,7 +33,7 @@ def test_every_kernel_compiles_with_the_oldest_compiler(oldest, architecture):
 
 
 OLD = [(5, 0), (7, 0), (7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (9, 0)]
-"""Some of the capabilities that the oldest compiler knows; the newest of them are all here."""
+"""Some compute capabilities that the oldest compiler knows, among them its newest ones."""
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_oldest_compiler_has_a_target_for_any_chip(oldest, capability, target):
 
 @pytest.mark.parametrize("capability", [(9, 1), (10, 3)])
 def test_every_kernel_compiles_for_a_fallback(oldest, capability):
-    """One variant of each family's passes, as a cubin of an older chip and as PTX."""
+    """One variant of each pass and family is compiled for an older chip, and to PTX."""
     device = Device.of_capability("invented", capability).compiled_by(oldest(Nvrtc.capabilities))
     assert device.fallback
     of_pass = dict(reversed(list(compilers.compiled_variants(device))))
@@ -73,7 +73,7 @@ def test_every_kernel_compiles_for_a_fallback(oldest, capability):
 
 @pytest.fixture
 def its_ptx(oldest, monkeypatch):
-    """The emulator runs what the oldest compiler makes."""
+    """Make the emulator run the PTX of the oldest compiler."""
     monkeypatch.setattr(nvrtc, "compile_ptx", partial(oldest, Nvrtc.ptx))
     monkeypatch.setattr(compiler, "nvrtc_version", lambda: compilers.OLDEST)
     caches = (nvrtc.ptx_of, convolutions._ptx_module)
@@ -96,7 +96,7 @@ def test_any_pass_from_its_ptx(its_ptx, variant):
 
 
 def _encodings(nvrtc, folder):
-    """The locale's before, during and after a compilation by the library."""
+    """Return the locale's text encoding before, during and after a compilation by the library."""
     source, during = KernelSource("kernel.cu", 'extern "C" __global__ void kernel() {}', ()), []
 
     def compiled(*variant):
@@ -113,12 +113,12 @@ def _encodings(nvrtc, folder):
 
 
 def test_compiling_leaves_the_callers_locale_alone(oldest, tmp_path):
-    """The oldest compiler sets that of its thread to one in which text is ASCII."""
-    before, during, after = compilers.oldest()(_encodings, tmp_path)  # before it compiles
+    """The oldest compiler sets its thread's locale to one whose text encoding is ASCII."""
+    before, during, after = compilers.oldest()(_encodings, tmp_path)  # a new process
     assert during != before == after == "UTF-8"
 
 
-# As conv_gather.cu once had one: compilers from 13.2 on take it.
+# A generic lambda, as conv_gather.cu once had: only compilers from 13.2 on accept it.
 GENERIC = """
 template <class Use> __device__ void each(Use use) {
   float value = 2;
@@ -145,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(1024, 2) kernel(float* out, int n) 
 )
 def test_what_is_wrong_is_told(oldest, text, fault):
     source = KernelSource("kernel.cu", text, ())
-    compiler.compile_cubin(source, {}, "sm_80")  # which the newest takes
+    compiler.compile_cubin(source, {}, "sm_80")  # the newest compiler accepts the source
     (found,) = compilers.faults(oldest, [("wrong", (source, {}, "sm_80"))])
     assert found.startswith("wrong {}:")
     assert fault in found

@@ -36,7 +36,7 @@ GRIDS = {
 
 
 def configurations(function):
-    """Configurations of CuPy's test: 192, 192 and 384 for each dtype."""
+    """Yield the configurations of CuPy's test of a function: 192, 192 or 384 for each dtype."""
     grid = GRIDS[function]
     for values in itertools.product(*grid.values()):
         yield dict(zip(grid, values, strict=True))
@@ -50,7 +50,7 @@ def _workspace_as_before():
 
 
 class Layer:
-    """A layer of CuPy's tests, with small integers in the place of its zeros."""
+    """A layer of CuPy's tests, with small integers instead of zeros as values."""
 
     def __init__(self, dtype, ndim, dilate, groups, layout=LAYOUTS[0]):
         per_group = (4, 4) if layout == LAYOUTS[1] else (3, 2)
@@ -111,7 +111,7 @@ def test_every_configuration_of_cupys_own_tests(function, dtype):
 
 
 def call(function, layer, bias, layout, options):
-    """The result, with its channels first."""
+    """Return the result of a function, with channels first."""
     last = layout == LAYOUTS[1]
 
     def given(array):
@@ -135,7 +135,7 @@ FEWEST = {"auto_tune": False, "tensor_core": "never"}
 @pytest.mark.parametrize("function", GRIDS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_cudnn_did_not_take(function, layout):
-    """One spatial axis, three with their channels last, bfloat16, lists and integers."""
+    """cuDNN rejected one axis, three axes with channels last, bfloat16, lists and integers."""
     torch = pytest.importorskip("torch")
     options = {**FEWEST, "d_layout": layout, "w_layout": layout}
     if function != "forward":
@@ -213,7 +213,7 @@ def test_the_workspace_is_that_of_the_library():
     cudnn.set_max_workspace_size(np.int64(4096))
     assert cupyconv.workspace_limit == cudnn.get_max_workspace_size() == 4096
     assert type(cupyconv.workspace_limit) is int
-    cudnn.set_max_workspace_size(unlimited)  # as programs do that set it for a while
+    cudnn.set_max_workspace_size(unlimited)  # programs restore the old limit in this way
     assert cudnn.get_max_workspace_size() == unlimited
     for wrong in (-1, 1.5, None, "8", True):
         with pytest.raises(ConvError, match="must be a number of bytes"):
@@ -254,7 +254,7 @@ def test_auto_tune_measures_unless_deterministic_is_asked_for(
 
 
 def run(function, layer, options):
-    """The result, in emulator memory."""
+    """Return the result of a function that runs on the emulator."""
     like = {"forward": layer.y, "backward_filter": layer.w, "backward_data": layer.x}[function]
     result = emulator.memory.empty_like(like, "out")
     operands = {
@@ -404,7 +404,7 @@ def test_a_complex_result_may_not_share_the_filters_memory():
 
 
 class Exported:
-    """An array that has a shape and DLPack, and no number of axes."""
+    """An array that has a shape and exports DLPack, but has no attribute ``ndim``."""
 
     def __init__(self, array):
         self.array, self.shape = array, array.shape

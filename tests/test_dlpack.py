@@ -1,4 +1,4 @@
-"""Arrays of other libraries: taken without a copy, and given back as their own kind."""
+"""Arrays of other libraries are read without a copy, and results are returned as their kind."""
 
 from __future__ import annotations
 
@@ -211,14 +211,14 @@ def test_memory_of_other_processors_is_refused_unread():
             return (10, 0)  # ROCm
 
         def __dlpack__(self, **_):
-            raise AssertionError("nobody here can read it")
+            raise AssertionError("no device here can read this memory")
 
     with pytest.raises(ConvTypeError, match=r"^x must be a NumPy or CuPy array, or export DLPack"):
         arrays.take("x", Elsewhere())
 
 
 def test_broadcast_arrays_are_returned_unchanged():
-    """Copied are negative strides only."""
+    """Only arrays with negative strides are copied."""
     y = np.lib.stride_tricks.as_strided(np.ones(1, "float32"), (2, 3), (0, 0))
 
     class Like:
@@ -232,7 +232,7 @@ def test_broadcast_arrays_are_returned_unchanged():
 
 @pytest.mark.parametrize("asked", [{}, {"max_version": (1, 0)}], ids=["old", "versioned"])
 def test_bfloat16_comes_in_by_both_versions_of_dlpack(asked):
-    """NumPy exchanges its memory as integers, whatever the exporter says that they are."""
+    """NumPy can only exchange bfloat16 memory as integers, so the capsule's dtype is changed."""
     given = numpy_array(X, "bfloat16")
 
     class Exporter:

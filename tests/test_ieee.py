@@ -1,8 +1,8 @@
-"""Promises of precision="ieee", for every implementation that computes under that name.
+"""Promises of precision="ieee", for every implementation that supports this precision.
 
-A value changes only the results that read it, what reads nothing but zeros is zero, subnormals
-stay, and errors are those of plain sums, whatever the magnitudes.  The properties take a Subject,
-so that they can be asked of any implementation; what they expect comes from the definition.
+A value changes only the results that read it.  Results that read only zeros are zero.  Subnormals
+are kept.  Errors are at most twice those of plain sums, for all magnitudes.  The properties take a
+Subject, so that they apply to any implementation.  They compare results with the definition.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ OUTLIERS = {
     "float32": (2.0**30, 1e30),
     "float64": (2.0**60, 1e300),
 }
-"""Values that leave the results finite; the largest of the dtype, which does not, comes beside."""
+"""Large values that keep the results finite.  The dtype's largest value, which does not, is also
+tested."""
 
 COMPLEX = ("complex64", "complex128")
 
@@ -45,7 +46,7 @@ DECADES = {
     "float16": (-6, 2),
     **dict.fromkeys(("bfloat16", "float32", "float64", *COMPLEX), (-4, 4)),
 }
-"""Powers of ten between which magnitudes lie; products of float16 must not overflow."""
+"""Smallest and largest power of ten of magnitudes; products of float16 must not overflow."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,10 @@ class Subject:
     """One pass of a problem by an implementation.
 
     Attributes:
-        name: of the implementation.
-        compute: the result for data of the problem.
-        spread: whether backprop_input multiplies also with zeros between the elements of dy.
+        name: name of the implementation.
+        problem, pass_: the problem and its pass.
+        compute: function that returns the result for data of the problem.
+        spread: whether backprop_input also multiplies by zeros between the elements of dy.
     """
 
     name: str
@@ -72,7 +74,7 @@ class Subject:
 
 
 def definition(problem: ConvProblem, pass_: str, data: Data) -> np.ndarray:
-    """Return a pass of float64 or longer numbers as its definition says."""
+    """Compute a pass by its definition, on numbers of float64 or more precision."""
     result = np.zeros_like(vars(data)[RESULT[pass_]])
     tensors = replace(data, **{RESULT[pass_]: result})
     x, dy = (array.transpose(problem.data_axes) for array in (tensors.x, tensors.dy))
@@ -122,7 +124,7 @@ def over_padding(subject: Subject, place: tuple[int, ...]) -> np.ndarray:
     """
     problem, pass_ = subject.problem, subject.pass_
     if pass_ == "backprop_input":
-        # As many strides to either side as the filter reaches: outputs that do not exist.
+        # Add outputs that do not exist, on either side as far as the filter reaches.
         reach = [axis.filter * axis.dilation * axis.stride for axis in problem.axes]
         around = [
             (before + more, after + more)
@@ -142,7 +144,10 @@ def _shapes(problem: ConvProblem) -> tuple[tuple[int, ...], ...]:
 
 
 def exact(subject: Subject, data: Data) -> np.ndarray:
-    """Return the definition's result, of operands of 64 bits in more digits where there are any."""
+    """Return the definition's result in more precision than the dtype's.
+
+    For 64-bit dtypes, this is the platform's longest float, which may be float64 itself.
+    """
     long: type = np.longdouble if subject.problem.dtype in ("float64", "complex128") else np.float64
     if data.x.dtype.kind == "c":
         long = np.clongdouble if long is np.longdouble else np.complex128
@@ -164,7 +169,7 @@ def _with(data: Data, role: str, place: tuple[int, ...], value: float) -> Data:
 
 
 def _places(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield a corner, where there is padding around, and the middle."""
+    """Yield the positions of a corner, next to padding, and of the middle."""
     yield tuple(0 for _ in shape)
     yield tuple(extent // 2 for extent in shape)
 
@@ -177,7 +182,7 @@ def _bits(array: np.ndarray) -> np.ndarray:
 
 
 def outliers_stay(subject: Subject) -> None:
-    """A large value changes the results that read it, and no bit of any other."""
+    """Check that a large value changes the results that read it, and no bit of other results."""
     data, dtype = _random(subject.problem), subject.problem.dtype
     without = _bits(subject.compute(data))
     largest = float(ml_dtypes.finfo(numpy_dtype(dtype)).max)
@@ -194,9 +199,9 @@ def outliers_stay(subject: Subject) -> None:
 
 
 def what_is_not_finite_stays(subject: Subject) -> None:
-    """NaN and infinity reach the results that read them; all others are exact.
+    """Check that NaN and infinity reach the results that read them, and other results are exact.
 
-    One in the second operand may also make NaN of results for which it lies over padding.
+    In the second operand, they may also make results NaN that multiply them by padding.
     """
     problem, pass_ = subject.problem, subject.pass_
     for number, role in enumerate(OPERANDS[pass_]):
@@ -215,7 +220,10 @@ def what_is_not_finite_stays(subject: Subject) -> None:
 
 
 def bits_beside_what_is_not_finite_stay(subject: Subject) -> None:
-    """NaN and infinity change no bit of a result that reads neither them nor padding times them."""
+    """Check that NaN and infinity change no bit of results that do not multiply them.
+
+    Results that multiply them by padding may change.
+    """
     data = _random(subject.problem)
     without = _bits(subject.compute(data))
     for number, role in enumerate(OPERANDS[subject.pass_]):
@@ -230,7 +238,7 @@ def bits_beside_what_is_not_finite_stay(subject: Subject) -> None:
 
 
 def errors_are_those_of_plain_sums(subject: Subject) -> None:
-    """Relative to the sum of the terms' sizes, no more than twice those of a plain sum."""
+    """Check that errors, relative to the sum of magnitudes, are at most twice a plain sum's."""
     problem, pass_ = subject.problem, subject.pass_
     numbers = np.random.default_rng(1)
 
@@ -251,7 +259,7 @@ def errors_are_those_of_plain_sums(subject: Subject) -> None:
 
 
 def subnormals_stay(subject: Subject) -> None:
-    """Multiples of the smallest number are added up exactly, in either operand."""
+    """Check that multiples of the smallest subnormal, in either operand, are added exactly."""
     dtype = numpy_dtype(subject.problem.dtype)
     smallest = float(ml_dtypes.finfo(dtype).smallest_subnormal)
     numbers = np.random.default_rng(2)
@@ -270,7 +278,7 @@ def _roles(problem: ConvProblem) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def zeros_stay(subject: Subject) -> None:
-    """Results of zeros are zero, and results without terms are positive zero."""
+    """Check that sums of zero products are zero, and results without terms are positive zero."""
     problem, pass_ = subject.problem, subject.pass_
     data = _random(problem)
     ones = Data(*map(np.ones, _shapes(problem)), None)
@@ -358,7 +366,12 @@ def test_numpy_errors_of_complex_numbers(layer, dtype):
 
 
 def numpy_subjects(problem: ConvProblem, only: Collection[str] = ()) -> Iterator[Subject]:
-    """Yield every pass by every method of NumPy, and by the reference; or by some methods only."""
+    """Yield a Subject for every pass, with every NumPy method and the reference.
+
+    Args:
+        problem: the problem to compute.
+        only: NumPy methods to use; empty for all methods and the reference.
+    """
 
     def by(pass_: str, **how: object) -> Callable[[Data], np.ndarray]:
         return lambda data: agreement.compute(cupyconv, pass_, problem, data, **how)
@@ -404,7 +417,7 @@ KERNELS = {
     "cuda-toeplitz": ("sm_80", ("float16", "bfloat16"), (DEPTHWISE,)),
     "cuda-hopper": ("sm_90a", ("float16", "bfloat16"), (IN_PADDING, STRIDED)),
 }
-"""Chip, dtypes under "ieee", and layers, by kernel family."""
+"""Chip, dtypes that support "ieee", and layers, keyed by kernel family."""
 
 
 @each_property
@@ -425,7 +438,7 @@ def test_kernels_in_other_types(impl, dtype, holds):
 
 
 def kernel_subjects(impl: str, dtype: str) -> Iterator[Subject]:
-    """Yield every pass that a kernel family takes of its layers, run on the CPU."""
+    """Yield a Subject for every supported pass of a kernel family's layers, run on the CPU."""
     arch, _, layers = KERNELS[impl]
 
     def by(problem: ConvProblem, pass_: str) -> Callable[[Data], np.ndarray]:
@@ -439,7 +452,7 @@ def kernel_subjects(impl: str, dtype: str) -> Iterator[Subject]:
 
 
 def test_every_family_that_may_be_chosen_is_among_them():
-    """Families that are not tested support nothing under "ieee"."""
+    """Kernel families that are not tested support no layer with precision="ieee"."""
     problems = [
         layer.replace(dtype=dtype)
         for _, dtypes, layers in KERNELS.values()

@@ -1,4 +1,6 @@
-"""The directions of imports: from higher rooms to lower ones, and CuPy from one module only."""
+"""Rules of imports: a room imports only lower rooms, and only one module imports CuPy.
+
+A room is a module or a folder of cupyconv/, or the command line."""
 
 from __future__ import annotations
 
@@ -49,27 +51,27 @@ ROOMS = (
     "cli",
     "__main__",
 )
-"""Layers from the lowest to the highest."""
+"""Rooms from the lowest to the highest."""
 
 
 PAGE = ROOT / "notebooks" / "contributing" / "architecture.md"
 
 
 def python_files() -> list[Path]:
-    """Return the library's files and the command line's, without the package's front door."""
+    """Return the Python files of the library and the command line, except ``cupyconv/__init__.py``."""
     inside = [path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py"]
     return sorted([*inside, *(ROOT / "cli").rglob("*.py")])
 
 
 def room_of(path: Path) -> str:
-    """Return the room a file is in: a module or a folder of cupyconv/, or cli."""
+    """Return a file's room: a module or a folder of cupyconv/, or cli."""
     if path.is_relative_to(ROOT / "cli"):
         return "cli"
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
 def imported_modules(path: Path) -> list[tuple[str, int]]:
-    """Every module that a file imports anywhere, with its line; ``from a import b`` is a.b."""
+    """Return the names and lines of all imports in a file; ``from a import b`` is named a.b."""
     found = []
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
@@ -107,13 +109,13 @@ def test_imports_run_downwards(path):
 @pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_rooms_do_not_come_in_by_the_front_door(path):
     if room_of(path) in ("bench", "cli"):
-        return  # these use the library as anyone does
+        return  # these rooms use the public library
     ours = [name for name, _ in imported_modules(path) if name.startswith("cupyconv.")]
     assert [name for name in ours if name.split(".")[1] not in (*ROOMS, "__version__")] == []
 
 
 ON_THE_PACKAGE = {"benchmark", "workspace_limit", "__version__"}
-"""Options that users set on the package itself, and its version."""
+"""Settings that users assign to attributes of the package, and its version."""
 
 
 @pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(ROOT)))
@@ -141,7 +143,7 @@ def test_every_room_is_there():
 
 
 def modules_used() -> dict[str, set[str]]:
-    """Return the modules that each of the library's imports to run, by their names."""
+    """Return the library's modules that each of its modules imports at run time, keyed by name."""
     names = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in python_files()
     }
@@ -166,7 +168,7 @@ def modules_used() -> dict[str, set[str]]:
 
 
 CIRCLES = {frozenset(f"cupyconv.explaining.{name}" for name in ("maps", "scene", "figure"))}
-"""A map of terms draws itself: ``TermMap.svg`` imports, when it is called, what draws maps."""
+"""Permitted import cycle: ``TermMap.svg`` draws the map with modules that import ``TermMap``."""
 
 
 def test_no_modules_import_each_other_in_a_circle():

@@ -1,4 +1,4 @@
-"""The kernels' sources, the compiler, and the cache of what it has compiled."""
+"""The kernels' sources, their compilation, and the cache of compiled kernels."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def compilations(monkeypatch):
-    """The architectures compiled for, one entry per compilation."""
+    """Return a list to which each compilation adds its architecture."""
     made = []
     compile_cubin = compiler.compile_cubin
 
@@ -52,7 +52,7 @@ def compilations(monkeypatch):
 
 
 def kept():
-    """The file of the variant's cubin, which is in the cache from now on."""
+    """Put a variant's cubin into the cache, and return its file."""
     compiler.cached_cubin(SOURCE, DEFINES, "sm_80")
     cubin, record = compiler.entry_paths(SOURCE, DEFINES, "sm_80")
     assert record == cubin.with_suffix(".json")
@@ -138,7 +138,7 @@ def _compile(folder):
 
 
 def test_processes_may_race_for_one_entry(folder):
-    # Not by fork: this process may hold the threads of an oracle's library.
+    # Spawn, because a fork would copy locks that threads of PyTorch or JAX may hold.
     with ProcessPoolExecutor(4, mp_context=get_context("spawn")) as pool:
         cubins = set(pool.map(_compile, [folder] * 8))
     assert len(cubins) == 1
@@ -152,10 +152,10 @@ def test_the_record_tells_what_was_compiled(folder):
     assert "registers" in record["log"]
 
 
-# -- side by side ---------------------------------------------------------------------------------
+# -- in parallel ----------------------------------------------------------------------------------
 
 PATIENCE = 60
-"""Seconds after which a thread that waits for others has waited in vain."""
+"""Maximum seconds that a thread waits for others before the test fails (chosen)."""
 
 
 def variants(*extras, architecture="sm_80"):
@@ -207,7 +207,7 @@ def test_threads_that_want_the_same_variant_compile_it_once(folder, monkeypatch)
     waits = threading.Event()
 
     class Watched:
-        """A lock that tells when somebody waits for it."""
+        """A lock that sets an event when a thread has to wait for it."""
 
         def __init__(self):
             self._lock = threading.Lock()
@@ -225,7 +225,7 @@ def test_threads_that_want_the_same_variant_compile_it_once(folder, monkeypatch)
     def compile_cubin(*given):
         made.append(given)
         other.start()
-        assert waits.wait(PATIENCE), "the other thread does not wait for this one"
+        assert waits.wait(PATIENCE), "the other thread must wait for this compilation"
         return compile_one(*given)
 
     def want():
@@ -241,21 +241,21 @@ def test_threads_that_want_the_same_variant_compile_it_once(folder, monkeypatch)
     assert found[0] == found[1]
 
 
-# -- whose folder it is ----------------------------------------------------------------------------
+# -- owners of the folder --------------------------------------------------------------------------
 
 posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has no owners of this kind")
 
 
 @pytest.fixture
 def new_process():
-    """Forgets the warnings of this process."""
+    """Forget which warnings this process has shown."""
     cache_folder._warn.cache_clear()
     yield
     cache_folder._warn.cache_clear()
 
 
 def owned_by_another(monkeypatch, *places):
-    """Make these places those of somebody else, for whoever runs the tests."""
+    """Make another user the owner of these paths, whichever user runs the tests."""
     lstat = os.lstat
 
     def look(path, *rest, **more):
@@ -269,7 +269,7 @@ def owned_by_another(monkeypatch, *places):
 
 
 def planted(cubin):
-    """Put something else into the place of a cubin, as somebody who may write the folder can."""
+    """Replace a cubin by other bytes, as a user with write access can, and return the bytes."""
     evil = b"\x7fELF planted"
     cubin.write_bytes(evil)
     cubin.with_suffix(".json").write_text(json.dumps({"digest": compiler._digest(evil)}))
@@ -289,12 +289,12 @@ def test_a_folder_that_others_may_write_is_passed_over(folder, compilations, whe
     open_to_all.chmod(mode)
     with pytest.warns(RuntimeWarning) as said:
         assert compiler.cached_cubin(SOURCE, DEFINES, "sm_80") == good
-    assert cubin.read_bytes() == evil, "nothing is written there either"
+    assert cubin.read_bytes() == evil, "nothing may be written to this folder"
     assert f"chmod go-w {open_to_all}" in str(said[0].message)
     assert cache_folder.CACHE_VARIABLE in str(said[0].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert compiler.cached_cubin(SOURCE, DEFINES, "sm_80") == good, "it warns once"
+        assert compiler.cached_cubin(SOURCE, DEFINES, "sm_80") == good, "only the first call warns"
     assert len(compilations) == 3
     open_to_all.chmod(0o755)
     assert compiler.entry_paths(SOURCE, DEFINES, "sm_80")[0] == cubin
@@ -328,7 +328,7 @@ def test_a_folder_of_somebody_else_is_passed_over(tmp_path, monkeypatch, which):
         assert cache_folder.trusted_directory() is None
     text = str(said[0].message)
     assert f"set {cache_folder.CACHE_VARIABLE} to a folder of your own" in text
-    # Somebody else's home is not to be taken from them.
+    # The message must not suggest to take over a folder that is not the cache itself.
     assert (f"sudo chown -R {os.geteuid()} {foreign}" in text) == (which == "folder")
 
 
@@ -391,7 +391,7 @@ def test_a_record_of_many_brackets_is_a_damaged_one(folder, compilations):
     assert len(compilations) == 2
 
 
-# -- where it is -----------------------------------------------------------------------------------
+# -- location of the folder ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -442,7 +442,7 @@ def test_without_a_home_nothing_is_called_tilde(monkeypatch, tmp_path, chosen):
 
 
 def test_what_is_loaded_is_what_was_checked(folder, compilations):
-    """Bytes, and not a path where something else may lie a moment later."""
+    """The bytes that were checked are loaded, since the file may change after the check."""
     cubin = kept()
     found = compiler.cached_cubin(SOURCE, DEFINES, "sm_80")
     planted(cubin)
@@ -461,12 +461,12 @@ def test_a_cache_serves_where_nothing_can_be_written(folder, compilations, monke
     assert compilations == ["sm_80"]
 
 
-# -- what the compiler gives -----------------------------------------------------------------------
+# -- output of the compiler ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("last", ["program headers", "section headers"])
 def test_last_byte_of_a_cubin_is_restored(last):
-    """And no more: an ELF file ends with the later of its two tables, by their sizes."""
+    """Only one missing byte is restored; an ELF file ends where the later of its tables ends."""
     tables = {"program headers": (0x38, 3), "section headers": (0x40, 5)}
     offsets, end = {}, 0x40
     for name in sorted(tables, key=lambda name: name == last):
@@ -482,7 +482,7 @@ def test_last_byte_of_a_cubin_is_restored(last):
 
 
 def test_the_times_of_variants_are_their_own(folder):
-    """A thread that compiles several variants times each separately."""
+    """A thread that compiles several variants measures the time of each variant separately."""
     begun, cpu_begun = time.perf_counter(), time.process_time()
     made = [one.result() for one in compiler.compile_missing(variants(1, 2, 3), threads=1)]
     taken, cpu_taken = time.perf_counter() - begun, time.process_time() - cpu_begun
@@ -496,7 +496,7 @@ def test_a_child_waits_for_no_thread_of_its_parents(folder):
     compiler.cached_cubin(SOURCE, {"EXTRA": 1}, "sm_80")
     assert variant in compiler._under_way
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # threads that there are have nothing to do
+        warnings.simplefilter("ignore")  # Python warns about other threads, which are idle
         child = os.fork()
     if child == 0:
         os._exit(len(compiler._under_way))
@@ -548,7 +548,7 @@ def test_a_source_has_each_header_that_it_reaches(tmp_path, monkeypatch):
 
 
 def test_a_compiler_that_cannot_be_loaded_is_named(monkeypatch):
-    """CuPy's binding looks for it when it is first asked for anything."""
+    """CuPy's binding loads NVRTC at its first use, so the error is raised there."""
 
     def missing():
         raise OSError("libnvrtc.so: cannot open shared object file")
@@ -565,7 +565,7 @@ def test_a_compiler_that_cannot_be_loaded_is_named(monkeypatch):
 
 @pytest.mark.parametrize("target", ["lto_80", "80", ""])
 def test_unknown_targets_are_refused(target):
-    """NVRTC accepts targets that are neither a chip nor PTX."""
+    """Targets that are neither a chip nor PTX are rejected, although NVRTC accepts them."""
     with pytest.raises(ConvError, match=f"unknown architecture: '{target}'"):
         compiler.compile_cubin(SOURCE, DEFINES, target)
 
@@ -575,7 +575,7 @@ def test_ptx_is_kept_like_a_cubin(folder, monkeypatch):
     ptx = compiler.cached_cubin(SOURCE, DEFINES, "compute_80")
     assert cubin[:4] == b"\x7fELF"
     assert b".target sm_80" in ptx
-    assert ptx.find(b"\0") == len(ptx) - 1, "the driver reads PTX up to a null byte"
+    assert ptx.find(b"\0") == len(ptx) - 1, "PTX must end with a null byte for the driver"
     path, record = compiler.entry_paths(SOURCE, DEFINES, "compute_80")
     assert (path.suffix, path.read_bytes()) == (".ptx", ptx)
     assert json.loads(record.read_text())["architecture"] == "compute_80"

@@ -1,4 +1,4 @@
-"""Every kernel compiles for every supported chip, without spills and with the meant instructions.
+"""Every kernel compiles for every supported chip, without spills and to the intended instructions.
 
 Compiling needs CuPy and NVRTC but no GPU.
 """
@@ -34,7 +34,7 @@ MULTIPLY = {
     "complex64": ("FFMA", 4),
     "complex128": ("DFMA", 4),
 }
-"""The instruction of a product, and how many of them it is."""
+"""Instruction of a multiply-add, and its number per multiply-add, keyed by dtype."""
 
 
 def tile_defines(dtype, index, tile):
@@ -52,10 +52,10 @@ def bias_defines(dtype, index, channels_last):
 
 
 FIRST = ("sm_80", "sm_90a")
-"""Architectures that every variant is compiled for on each run."""
+"""Architectures for which every run compiles every variant."""
 
 OTHERS = tuple(one for one in compiler.ARCHITECTURES if one not in FIRST)
-"""Architectures that variants take in turn; the slow cases compile each for all."""
+"""Architectures that share the variants; the slow cases compile all variants for each of them."""
 
 ARCHITECTURES = [
     pytest.param(architecture, marks=() if architecture in FIRST else pytest.mark.thorough)
@@ -67,7 +67,7 @@ BY_TURNS = [
     *(pytest.param(one, len(OTHERS), id=one, marks=pytest.mark.thorough) for one in OTHERS),
     *(pytest.param(one, 1, id=f"{one}-all", marks=pytest.mark.slow) for one in OTHERS),
 ]
-"""An architecture, and of how many variants one is compiled for it."""
+"""Architecture, and the number n such that every n-th variant is compiled for it."""
 
 
 def in_turn(variants, architecture, every):
@@ -96,7 +96,7 @@ def test_generic_kernels_compile_without_spills(architecture, every, source):
             multiply, each = MULTIPLY[dtype]
             products = tile.block_k * tile.block_m * tile.block_n // tile.threads
             assert found[multiply] >= each * products
-            assert found["LDL"] + found["STL"] == 0, "an array went to local memory"
+            assert found["LDL"] + found["STL"] == 0, "an array must not be in local memory"
 
 
 @pytest.mark.parametrize(("architecture", "every"), BY_TURNS)
@@ -110,12 +110,12 @@ def test_bias_kernel_compiles_without_spills(architecture, every):
 
 
 def launches_of(cases, architecture, impl):
-    """Launches of a family on a chip, one for each variant that these cases need."""
+    """Return launches of a family on a chip, one for each variant that the cases need."""
     device = Device.of(architecture)
     found = {}
     for number, (case, dtype) in enumerate(product(cases, STORAGE)):
         if number >= len(STORAGE) and dtype in ("bfloat16", "float64"):
-            continue  # these differ in little from the two others; the first case has all four
+            continue  # hardly differ from the other dtypes; the first case has all dtypes
         problem = case.problem.replace(dtype=dtype)
         strides = Strides(
             contiguous_strides(problem.input_shape),
@@ -203,9 +203,10 @@ def require_gather_instructions(defines, found, architecture):
 @pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("storage", ["half_t", "float", "double"])
 def test_gather_keeps_sums_in_registers_with_64_bit_indices(storage, every):
-    """Every tile, operands along k and not, in pieces and one by one; each other, or all.
+    """Variants with every tile, operands along and across k, vectors and single elements.
 
-    Its tables are those that the planner expects, also with more taps than a word has bits.
+    Every second variant is compiled, and in the slow case all of them.  The sizes of their tables
+    are those that the planner expects, also with more taps than a word has bits.
     """
     itemsize = ITEMSIZES[storage]
     tiles = [tile for tile in FAMILIES["cuda-gather"].tiles if tile.itemsize == itemsize]
@@ -226,7 +227,7 @@ def test_gather_keeps_sums_in_registers_with_64_bit_indices(storage, every):
             "C_VECTOR": vector,
             "TAPS_FASTEST": 1 - pieces,
             "TAP_WORDS": words,
-            "PHASES": 4 if pass_ == 1 and not split else 1,  # splits are of a single phase
+            "PHASES": 4 if pass_ == 1 and not split else 1,  # split sums have a single phase
         }
         found = Accesses(*(Access(bool(one), vector) for one in (a, b, pieces)), not pieces)
         made = ring(tile, found, itemsize, Device.of("sm_80"), words, index="long long")
@@ -328,7 +329,7 @@ STRUCTS = {
 
 
 def layout_checks(struct, shift=0):
-    """A source that compiles only if a struct has NumPy's layout, offsets moved by shift."""
+    """Return a source that compiles only if a struct's offsets are NumPy's plus ``shift``."""
     file, dtype = STRUCTS[struct]
     text = (sources.directory() / file).read_text()
     checks = [f'static_assert(sizeof({struct}) == {dtype.itemsize}, "size");']

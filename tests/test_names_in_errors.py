@@ -1,7 +1,7 @@
-"""Errors call things what the caller called them, whichever way he came in.
+"""Errors use the names of the called function's arguments, in every interface.
 
-Of each function of each way in, each argument of its layer is made wrong in every manner, one at a
-time.  The error has to name it, and nothing that the function does not have.
+For each function of each interface, the tests make one argument at a time wrong in every way.  The
+error must name this argument, and must not use names that the function does not have.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from cupyconv import ConvError, ConvProblem, cudnn, onnx, raw_ops
 from cupyconv.errors import ConvTypeError
 
 BATCH, C, K, GROUPS, PIXELS, TAPS, OUTPUTS = 5, 4, 8, 2, 6, 3, 3
-"""The layer's; its stride is 2 and its padding 1."""
+"""Sizes of the layer; its stride is 2 and its padding 1."""
 
 BESIDE = {
     *("activation", "impl", "measure", "needs", "precision"),
     *("auto_tune", "d_layout", "deterministic", "tensor_core", "w_layout"),
     *("dtype", "name", "transposed", "use_cudnn_on_gpu"),
 }
-"""Parameters that are not of the layer."""
+"""Parameters that do not describe the layer."""
 
 TENSORS = {
     **dict.fromkeys(("x", "input"), "x"),
@@ -38,14 +38,14 @@ TENSORS = {
     **dict.fromkeys(("dy", "gy", "grad_output", "out_backprop"), "y"),
     **dict.fromkeys(("b", "bias"), "bias"),
 }
-"""Tensor of the layer that a parameter is, in most functions."""
+"""Tensor of the layer that most functions take as a parameter of this name."""
 
 SHAPES = {
     **dict.fromkeys(("x_shape", "input_shape", "input_sizes", "input_size"), "x"),
     **dict.fromkeys(("w_shape", "filter_shape", "filter_sizes", "weight_size"), "w"),
     "output_shape": "x",
 }
-"""Tensor whose shape a parameter is."""
+"""Tensor whose shape is passed as a parameter of this name."""
 
 IN_WORDS = {
     "x": "input",
@@ -66,7 +66,7 @@ IN_WORDS = {
     "tensor": "map",
     "problem": "ConvProblem",
 }
-"""Other names of a parameter in messages."""
+"""Regular expressions of other names of a parameter in messages."""
 
 RELATIONS = {
     "another dtype",
@@ -77,27 +77,27 @@ RELATIONS = {
     "too large",
     "wrong channels",
 }
-"""Faults of which an error may name what the argument does not go with."""
+"""Faults for which an error may name another argument instead, which does not match."""
 
 
 ACCEPTED = (
-    "*.conv_forward x: another batch",  # where no other tensor has one
+    "*.conv_forward x: another batch",  # no other tensor has a batch
     "*.conv x: another batch",
     "*Conv* input: another batch",
     "*conv?d input: another batch",
     "*conv_transpose* [ix]*: another batch",
     "*conv_transpose* *: too large",
-    "raw_ops.Conv3D* *: too large",  # SAME pads by as much as is needed
-    "raw_ops.Conv2DBackprop*V2 *: *dtype*",  # of which only the shape counts
+    "raw_ops.Conv3D* *: too large",  # SAME pads as much as the filter needs
+    "raw_ops.Conv2DBackprop*V2 *: *dtype*",  # only the array's shape is used
     "raw_ops.DepthwiseConv2dNative filter: wrong channels",
-    "onnx.conv_transpose* pads: *",  # of no account beside an output_shape
+    "onnx.conv_transpose* pads: *",  # ignored if there is an output_shape
     "onnx.conv_transpose_problem group: other",
     "problem.from_output groups: other",
     "explain title: a long word",
     "*conv_backprop_bias dy: another batch",
     "*conv_backprop_bias dy: too large",
     "dask.*conv_backprop_bias dy: *",
-    "raw_ops.BiasAddGrad out_backprop: *",  # of any number of axes
+    "raw_ops.BiasAddGrad out_backprop: *",  # any number of axes is valid
     "cudnn.* b: too many axes",
 )
 """Changes that are not faults: the interface, the argument and the change."""
@@ -109,12 +109,12 @@ class Way:
 
     Attributes:
         call: the function.
-        unlike: which of the layer's tensors parameters are, where TENSORS and SHAPES do not say it.
-        rank: spatial axes.
+        unlike: tensors of parameters that differ from TENSORS and SHAPES, keyed by parameter.
+        rank: number of spatial axes.
         last: whether channels are last.
-        make: makes its kind of arrays out of NumPy's.
-        finish: computes its result, if it has not.
-        without: a parameter that is left out.
+        make: function that converts a NumPy array to the arrays that the function takes.
+        finish: function that computes the result if the call returns a lazy result.
+        without: parameter that is left out; empty for no parameter.
     """
 
     call: Callable[..., Any]
@@ -131,7 +131,7 @@ class Way:
 
     @property
     def transposes(self) -> bool:
-        """Whether sizes of the result follow from its arguments, which may be any then."""
+        """Whether the result's size follows from the arguments, so that any size of x is valid."""
         return "transpose" in self.name or self.call == ConvProblem.from_output
 
     @property
@@ -139,7 +139,7 @@ class Way:
         return list(inspect.signature(self.call).parameters)
 
     def tensor(self, name: str) -> str | None:
-        """Return the layer's tensor that a parameter is, or has the shape of."""
+        """Return the layer's tensor that a parameter passes, or whose shape it passes."""
         return {**TENSORS, **SHAPES, **self.unlike}.get(name)
 
     def is_array(self, name: str) -> bool:
@@ -159,7 +159,7 @@ class Way:
         return (*spatial, *((C, K // C) if depthwise else (second, first)))
 
     def valid(self) -> dict[str, Any]:
-        """Return arguments of which nothing is wrong, by parameter."""
+        """Return valid arguments, keyed by parameter."""
         ones, twos = [1] * self.rank, [2] * self.rank
         rules: dict[str, Any] = {"stride": 2, "padding": 1, "pad": 1, "dilation": 1}
         rules |= {"groups": GROUPS, "group": GROUPS, "output_padding": ones, "auto_pad": "NOTSET"}
@@ -184,7 +184,7 @@ class Way:
         return found
 
 
-# -- what can be wrong -----------------------------------------------------------------------------
+# -- faults ----------------------------------------------------------------------------------------
 
 
 def faults(way: Way, name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -298,21 +298,21 @@ NONSENSE = {
 FLAGS = {"auto_tune", "deterministic", "measure", "name", "use_cudnn_on_gpu", "transposed"}
 
 LONGEST = 1000
-"""Characters of an error."""
+"""Maximum number of characters of an error message."""
 
 
-# -- the ways in -----------------------------------------------------------------------------------
+# -- functions of the interfaces -------------------------------------------------------------------
 
 
 TRANSPOSED = {"x": "y", "input": "y"}
 
 
 SIZE, PADDING = "output_shape", "output_padding"
-"""Parameters that say the same thing in two ways."""
+"""Parameters that specify the size of the result in two ways."""
 
 
 def library(module: Any, **more: Any) -> list[Way]:
-    """Return the functions of the library, or those of their names elsewhere."""
+    """Return the functions of the library, or another module's functions of the same names."""
     transposed = {**TRANSPOSED, "out": "x"}
     return [
         Way(module.conv_forward, {"out": "y"}, **more),
@@ -378,14 +378,14 @@ NAMES = (
     r"\b(?:x|w|dy|dx|dw|y|b|gy|gW|[a-z]+(?:_[a-z]+)+|weight|input\.\w+)\b|(?<!has )\bW\b(?! = )"
     r"|\b(?:the|a) filter\b|\bfilter \d|\b\w+(?==\w)"
 )
-"""Words in messages that are arguments of some function."""
+"""Pattern of words in messages that are arguments of some function."""
 
 PROSE = {"same_lower", "channels_first", "channels_last", "dtype"}
 """Words that are also ordinary words in messages."""
 
 
 def strangers(way: Way, message: str) -> set[str]:
-    """Return names in a message that the caller has not."""
+    """Return the names in a message that are not parameters of the called function."""
     text = re.sub(r"\(axis [DHW]\)|\b(?:numpy|cupy|torch|cupyconv|dask)\.[\w.]+", "", message)
     known = {*way.parameters, *PROSE}
     for name in way.parameters:
@@ -435,7 +435,7 @@ def refusals(called: str, call: Callable[..., Any], valid: dict[str, Any], *name
                 message = str(error)
                 named = re.search(rf"\b(?:{name}|{IN_WORDS.get(name, name)})\b", message)
                 if not named or len(message) > LONGEST:
-                    found.append(f"{what} is said so: {message[:LONGEST]}")
+                    found.append(f"{what} is not named, or the error is long: {message[:LONGEST]}")
             except Exception as error:
                 found.append(f"{what} is {type(error).__name__}: {error}")
             else:
@@ -477,7 +477,7 @@ OTHERS: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "require_output_gradient": (LAYER.require_output_gradient, {}, "shape"),
     "set_max_workspace_size": (cudnn.set_max_workspace_size, {}, "size"),
 }
-"""Functions that do not take a layer's rules, with what they need and what is made wrong."""
+"""Functions that do not take a layer's rules: function, valid arguments, parameters to test."""
 
 if find_spec("cupy"):
     words = "device passes activation layout precision impl"

@@ -1,4 +1,4 @@
-"""ONNX's Conv and ConvTranspose: what its own evaluator computes, and what its text says."""
+"""ONNX's Conv and ConvTranspose, compared with ONNX's evaluator and its specification."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def evaluate(operator: str, x: Any, w: Any, b: Any, attributes: dict) -> np.ndar
 
 
 def transposed_by_the_text(x: np.ndarray, w: np.ndarray, attributes: dict) -> np.ndarray:
-    """Return ConvTranspose from ONNX's formulas alone: every product is added where it belongs."""
+    """Compute ConvTranspose from the specification's formulas, adding every product in its place."""
     rank = x.ndim - 2
     ones = [1] * rank
     stride = attributes.get("strides", ones)
@@ -110,7 +110,7 @@ def test_pads_are_of_no_account_under_another_auto_pad():
 
 
 def transposed_layers(rank: int):
-    """Attributes and filter sizes over strides, dilations, groups and output paddings."""
+    """Yield attributes and filter sizes, over strides, dilations, groups and output paddings."""
     for stride, dilation, group, taps in itertools.product((1, 2, 3), (1, 2), (1, 2), (1, 2, 3)):
         for extra in range(min(max(stride, dilation), 2)):
             yield (
@@ -144,7 +144,7 @@ def test_conv_transpose_is_onnxs_text(rank, auto_pad):
             given = {**attributes, "output_shape": sizes}
             span = (taps - 1) * attributes["dilations"][0] + 1
             reached = span - attributes["strides"][0] + attributes["output_padding"][0]
-            if more >= span and more > reached:  # a stride beyond what the windows reach
+            if more >= span and more > reached:  # a stride or more beyond the windows
                 with pytest.raises(ConvError, match=r"the convolution of .* must have the size of"):
                     co.conv_transpose(x, w, b, **given)
                 continue
@@ -159,9 +159,10 @@ def test_conv_transpose_is_onnxs_text(rank, auto_pad):
 @pytest.mark.parametrize("auto_pad", AUTO_PADS)
 @pytest.mark.parametrize("rank", RANKS)
 def test_conv_transpose_equals_onnxs_evaluator(rank, auto_pad):
-    # The evaluator of onnx 1.23 has no groups; under SAME it shifts a result that is larger than
-    # all windows, and without SAME it refuses an output_shape or ignores what follows from it; it
-    # refuses an output_padding from the stride on, of which PyTorch is the witness.
+    # The evaluator of onnx 1.23 does not support groups.  With SAME, it shifts a result that is
+    # larger than all windows.  Without SAME, it rejects an output_shape, or ignores the padding that
+    # follows from it.  It rejects an output_padding of at least the stride, which is compared with
+    # PyTorch elsewhere.
     x, b = integers(2, 4, *range(3, 3 + rank)), integers(6, seed=2)
     compared = 0
     for attributes, taps in transposed_layers(rank):

@@ -1,6 +1,6 @@
-"""JAX as an oracle: conv_general_dilated and its vjp, exactly on integers.
+"""JAX as an oracle: exact agreement with conv_general_dilated and its vjp, on integers.
 
-Paddings go to JAX in their own words where it has them, so that the amounts are compared too.
+Padding modes that JAX knows are passed by name, so that the amounts of padding are compared too.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def compiled(problem: ConvProblem) -> Any:
 
     layouts = (problem.data_format, problem.filter_format, problem.data_format)
 
-    # Where a padding reaches beyond the filter, JAX's gradient crops, and XLA on a CPU then reads
-    # memory that is not its own (seen in 0.10.2): such inputs are padded by another operation.
+    # If the padding is at least as large as the filter, JAX's gradient crops.  XLA on a CPU then
+    # reads outside its memory (seen in 0.10.2), so a separate operation pads such inputs.
     beyond = any(
         max(pair) >= axis.effective_filter
         for pair, axis in zip(problem.padding, problem.axes, strict=True)
@@ -68,7 +68,7 @@ def compiled(problem: ConvProblem) -> Any:
 
 
 def jax_passes(problem: ConvProblem, data: Data) -> dict[str, np.ndarray]:
-    """Return the passes by JAX, without the bias."""
+    """Return JAX's results of the passes, without the bias."""
     results = compiled(problem)(data.x, data.w, data.dy)
     return dict(zip(("y", "dx", "dw"), map(np.asarray, results), strict=True))
 

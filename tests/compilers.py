@@ -1,4 +1,4 @@
-"""Compile the kernels with other CUDA releases than the one that the tests' counts come from.
+"""Compile the kernels with other CUDA releases than the release that the tests use.
 
 ``python -m tests.compilers [RELEASE ...] [--arch A ...] [--every N]``
 

@@ -162,7 +162,7 @@ class Resources:
     Attributes:
         registers: registers per thread.
         static_shared: bytes of statically declared shared memory.
-        launch_bounds: most threads per block; None if not declared.
+        launch_bounds: maximum number of threads per block; None if not declared.
         cluster: thread blocks per cluster along each axis; None if not declared.
         parameters: parameters in order.
         spilled: bytes of spill stores plus bytes of spill loads, per thread.

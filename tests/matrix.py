@@ -5,9 +5,9 @@
 Both distributions are tried without extras, then the wheel with each extra.  In each environment a
 program runs that uses nothing of the checkout: it computes, plans, explains, reads the kernels'
 source, and runs the README's example and the command line.  With an extra, it also uses what the
-extra adds.  Extras of gigabytes are only resolved, which shows whether an index has them for that
-Python; --whole installs them too.  --built uses the distributions of an earlier run, for a Python
-without build tools, as in a container.
+extra adds.  Extras that need gigabytes are resolved but not installed, which shows whether an index
+has them for that Python; --whole installs them too.  --built uses the distributions of an earlier
+run, for a Python without build tools, as in a container.
 
 Prints a table; exits with 1 if anything available failed.
 """

@@ -3,9 +3,9 @@
     python -m tests.screenshots FOLDER [PYTHON]
 
 The pictures show the page of each preset and pass on a phone and on a desktop, in light and in dark
-mode, the dark pages in the middle of a sum; and the figures.  With a Python that has JupyterLab,
-nbconvert and cupyconv, they also show notebooks: trusted and untrusted in JupyterLab, and converted
-to HTML.
+mode; the dark pages show a step in the middle of a sum.  Other pictures show the figures.  With a
+Python that has JupyterLab, nbconvert and cupyconv, they also show notebooks: trusted and untrusted
+in JupyterLab, and converted to HTML.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ NOTHING = {
 READ = (
     "A figure is another library's time over cupyconv's: above 1, cupyconv is faster. It is the "
     "geometric mean over the measured layers of a kind; the number of layers follows the kind in "
-    "brackets. The brackets after a figure count the passes in which cupyconv is faster, even and "
+    "brackets. The brackets after a figure count the passes in which cupyconv is faster, equal and "
     "slower. Each library runs in its faster memory order, unless the heading names the order."
 )
 """Explanation of the table."""

@@ -1,4 +1,4 @@
-"""Cards by name: their figures, and estimates by these."""
+"""Cards by name: their data-sheet figures, and the estimates from these figures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DATA_SHEETS = {
     "L4": (121, 30.3),
     "RTX A6000": (154.8, 38.7),
 }
-"""TFLOP/s on data sheets: float16 summed in float32 on the tensor cores, and float32."""
+"""TFLOP/s on data sheets: tensor cores (float16, summed in float32), and float32, keyed by card."""
 
 
 @pytest.mark.parametrize("card", DATA_SHEETS)

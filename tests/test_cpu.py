@@ -171,7 +171,7 @@ GROUPED = {
 
 @pytest.fixture(params=[True, False], ids=["compiled", "uncompiled"])
 def numba(request, monkeypatch) -> bool:
-    """Make loops compiled or uncompiled, and return which."""
+    """Run loops compiled or uncompiled, and return whether they are compiled."""
     if request.param:
         pytest.importorskip("numba")
     for module in (choice, loops):

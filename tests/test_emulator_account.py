@@ -509,8 +509,8 @@ def test_waits_for_loads() -> None:
     assert cubins.loads_and_waits(remainder) == (4, 2)
 
 
-# Maximum instructions of a block per product, and outside its main loop (filter loads, tile
-# addresses, stores) per instruction in it.
+# For a block: maximum of instructions / products, and maximum of instructions outside the main loop
+# (filter loads, tile addresses, stores) / instructions in the loop.
 DIRECT = [
     ("resnext50-g32-1", "float16", "channels-last", "forward", 2.2, 0.3),
     ("convnext-dw1", "float32", "channels-last", "backprop_input", 1.8, 0.15),
@@ -575,7 +575,7 @@ STAGED = [
 
 @pytest.mark.parametrize(("layer", "dtype", "order", "pass_"), STAGED)
 def test_direct_stages_filter_within_quarter_of_loop(layer, dtype, order, pass_):
-    """Counted up to the first barrier, where the shortened kernel returns."""
+    """The shortened kernel returns at the first barrier, so its instructions stage the filter."""
     problem = account.layer_problem(layer, dtype, order)
     device, strides = Device.of("sm_80"), Strides.contiguous(problem)
     planned = plan_pass(problem, pass_, device, "cuda-direct", strides=strides)
@@ -606,7 +606,7 @@ def test_direct_stages_filter_within_quarter_of_loop(layer, dtype, order, pass_)
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_86"])
 def test_direct_resident_blocks_match_occupancy(architecture):
-    """The planner's resident blocks fit NVRTC's registers in NVIDIA's calculator."""
+    """The planner assumes at most the resident blocks that NVIDIA's calculator computes."""
     device, equal = Device.of(architecture), 0
     layers = [case[:4] for case in (*DIRECT, *STAGED) if case[3] != "backprop_filter"]
     for layer, dtype, order, pass_ in layers:
@@ -639,7 +639,7 @@ SUMMED = [
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize(("shape", "layout", "most"), SUMMED)
 def test_bias_gradient_reads_dy_once(shape, layout, most, dtype):
-    """Includes all launches, with the chunk sums that they write and read."""
+    """The requested bytes of all launches count, including the sums of chunks."""
     problem = operations.bias_problem("dy", shape, layout, dtype)
     strides = Strides.of_sum(contiguous_strides(shape), 1, 16)
     prepared, workspace_bytes = bias.prepare_bias(problem, strides, Device.of("sm_80"))

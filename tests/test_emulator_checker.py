@@ -180,8 +180,8 @@ def test_grid_wait_is_transitive_if_each_launch_waits(source: str) -> None:
     waiting = "result_read_after_a_wait"
     assert not reports("stores", out, may_overlap=False)
     assert not reports(waiting, out)
-    assert not reports(waiting, others[0])  # it waits, though it reads nothing they wrote
-    assert not reports(waiting, out)  # so its end implies theirs
+    assert not reports(waiting, others[0])  # waits, although it reads no results of others
+    assert not reports(waiting, out)  # the launch before it ends after all earlier launches
     assert not reports("stores", others[1])  # does not wait, so it may end before the others
     (report,) = reports(waiting, out)
     assert report.kind == "launch-race"

@@ -160,7 +160,7 @@ def test_remedies_of_wrong_channels_work(channels, filters, depth, groups):
         ConvProblem(shape, filter_shape, groups=groups)
     except ConvError as error:
         given = {"input_shape": shape, "filter_shape": filter_shape, "groups": groups}
-        for repair in alternatives(error.remedy):  # an empty remedy has none
+        for repair in alternatives(error.remedy):  # an empty remedy has no alternatives
             ConvProblem(**applied(given, repair))
     else:
         assert channels == depth * groups

@@ -16,10 +16,10 @@ from cupyconv.errors import ConvTypeError
 from cupyconv.launch import ROLES
 
 FEW = 24
-"""Functions that a repeated call must stay below (counted: 12 to 23, most with tensor maps)."""
+"""Limit on the functions that a repeated call enters (counted: 12 to 23; more with tensor maps)."""
 
 OF_A_LAYER, OF_A_CORRELATION = 40, 25
-"""Functions that NumPy's computation of a small layer may enter: per call, per correlation."""
+"""Maximum functions that NumPy's computation of a small layer enters: per call, per correlation."""
 
 SOURCES = Path(cupyconv.__file__).parent
 FAST = {

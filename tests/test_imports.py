@@ -58,7 +58,7 @@ PAGE = ROOT / "notebooks" / "contributing" / "architecture.md"
 
 
 def python_files() -> list[Path]:
-    """Return the Python files of the library and the command line, except ``cupyconv/__init__.py``."""
+    """Return the files of the library and the command line, except ``cupyconv/__init__.py``."""
     inside = [path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py"]
     return sorted([*inside, *(ROOT / "cli").rglob("*.py")])
 

@@ -36,7 +36,7 @@ def evaluate(operator: str, x: Any, w: Any, b: Any, attributes: dict) -> np.ndar
 
 
 def transposed_by_the_text(x: np.ndarray, w: np.ndarray, attributes: dict) -> np.ndarray:
-    """Compute ConvTranspose from the specification's formulas, adding every product in its place."""
+    """Compute ConvTranspose by the specification's formulas, adding every product in its place."""
     rank = x.ndim - 2
     ones = [1] * rank
     stride = attributes.get("strides", ones)
@@ -160,9 +160,8 @@ def test_conv_transpose_is_onnxs_text(rank, auto_pad):
 @pytest.mark.parametrize("rank", RANKS)
 def test_conv_transpose_equals_onnxs_evaluator(rank, auto_pad):
     # The evaluator of onnx 1.23 does not support groups.  With SAME, it shifts a result that is
-    # larger than all windows.  Without SAME, it rejects an output_shape, or ignores the padding that
-    # follows from it.  It rejects an output_padding of at least the stride, which is compared with
-    # PyTorch elsewhere.
+    # larger than all windows.  Without SAME, it rejects an output_shape, or ignores what follows
+    # from it.  It rejects an output_padding of at least the stride; the tests with PyTorch have it.
     x, b = integers(2, 4, *range(3, 3 + rank)), integers(6, seed=2)
     compared = 0
     for attributes, taps in transposed_layers(rank):

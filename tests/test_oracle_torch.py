@@ -177,7 +177,7 @@ def test_samples_of_transposed_convolutions(torch, operators, name, dtype):
         x, w, dy = (to_numpy(t) for t in (sample.x, sample.w, g))
         for impl in ("reference", "numpy"):
             assert_close(cupyconv.conv_transpose(x, w, impl=impl, **sample.keywords), theirs, dtype)
-            # The gradients of the transposed layer are passes of the convolution that it transposes.
+            # The gradients of the transposed layer are passes of the convolution that it reverses.
             # If output_padding is at least the stride, the convolution has windows beyond x.
             rest = {k: v for k, v in sample.keywords.items() if k != "output_padding"}
             whole = cupyconv.conv_forward(dy, w, impl=impl, **rest)
@@ -328,7 +328,7 @@ def test_bias_gradient(torch, case):
     ("stride", "padding", "dilation", "output_padding"),
     [
         *((1, 0, 1, 0), (2, 1, 1, 0), (2, 1, 1, 1), (3, 0, 2, 2), (3, 4, 1, 1)),
-        # At least the stride, but less than the dilation: within the padding, partly, and beyond it.
+        # At least the stride, and less than the dilation: within the padding, partly, and beyond.
         *((1, 2, 2, 1), (2, 2, 5, 4), (1, 1, 4, 3), (2, 0, 3, 2)),
     ],
 )

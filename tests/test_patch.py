@@ -38,7 +38,7 @@ def require_exact(problem, arch="sm_80"):
         )
 
 
-# Each case builds two kernels.  Other cases cover the edges of these less directly.
+# Each case builds two kernels.  The remaining cases also cover the edges of these, less directly.
 SLOW_CASES = {
     "runs_of_whole_words",
     "one_word_beyond_a_step",

@@ -105,7 +105,7 @@ def test_counted_times_are_at_least_the_chips_minimum():
 
 
 def test_first_choices_are_near_the_fastest_counted_candidates():
-    """A coarse cost model chooses well: on average, in the worst case, and among five."""
+    """The bounds hold on average and in the worst case, and for the best of the first five."""
     first, best_of_five = [], []
     for row in ROWS:
         if len(row["ways"]) == 1:

@@ -1,4 +1,4 @@
-"""Every shape rule of ConvProblem, against enumeration from the definition."""
+"""Every shape rule of ConvProblem, compared with an enumeration by definition."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ MODES = ("explicit", "valid", "same", "same_lower")
 
 
 def windows(size: int, taps: int, stride: int, dilation: int, before: int, after: int) -> int:
-    """Return windows that fit: slide one over the padded axis, a stride at a time."""
+    """Return the number of windows, by sliding a window over the padded axis in strides."""
     padded = [None] * before + list(range(size)) + [None] * after
     reach = (taps - 1) * dilation
     return sum(1 for start in range(0, len(padded), stride) if start + reach < len(padded))
 
 
 def same_sides(mode: str, size: int, taps: int, stride: int, dilation: int) -> tuple[int, int]:
-    """The least padding, split as evenly as it goes, with a window on every stride-th input."""
+    """Return the least padding for a window at every stride-th input, split evenly if possible."""
     wanted = len(range(0, size, stride))
     total = 0
     while windows(size, taps, stride, dilation, 0, total) < wanted:
@@ -107,7 +107,7 @@ def test_interval_of_input_sizes_by_trying_them_all(padding):
             except ConvError:
                 continue
             by_output.setdefault(problem.output_sizes[0], []).append(size)
-        complete = sorted(by_output)[:-1]  # the last interval may go on beyond the sizes tried
+        complete = sorted(by_output)[:-1]  # the last interval may have more sizes than were tried
         assert complete
         for output in complete:
             for size in by_output[output]:
@@ -209,7 +209,7 @@ def test_pairs_and_unread_inputs_are_those_of_every_window():
         assert axis.pairs == len(inside), axis
         assert axis.unread_inputs == axis.input - len(set(inside)), axis
         met += 0 < axis.unread_inputs < axis.input and axis.pairs > len(set(inside))
-    assert met > 150  # inputs that several windows read beside some that none does
+    assert met > 150  # axes with inputs that several windows read, and inputs that none reads
 
 
 def test_pairs_are_counted_in_any_interval():
@@ -225,7 +225,7 @@ def test_pairs_are_counted_in_any_interval():
 
 
 def test_pairs_of_huge_axes():
-    """Huge axes whose pairs have another formula."""
+    """Each of these huge axes has a simpler formula for its pairs or unread inputs."""
     within = ConvAxis("W", 10**15, 10**6, 7, 10**6, 0, 0, "explicit")  # no window in the padding
     assert within.pairs == within.output * within.filter
     apart = ConvAxis("W", 2**50, 1, 2**20, 1, 0, 0, "explicit")
@@ -307,7 +307,7 @@ def test_the_formula_ends_in_the_output_size(problem):
 
 
 def counted_macs(problem: ConvProblem) -> tuple[int, int]:
-    """Products of one pass with the padding and without, counted one by one along each axis."""
+    """Return the products of a pass with and without padding, counted singly along each axis."""
     all_, useful = 1, 1
     for axis in problem.axes:
         reads = [
@@ -446,7 +446,7 @@ def test_from_output_defaults_to_smallest_or_for_same_largest(problem):
             problem.output_shape, problem.filter_shape, **rules(problem)
         )
     except ConvError:
-        assert min(sizes) < 1  # the smallest would be no input at all
+        assert min(sizes) < 1  # the smallest size would be an empty input
         return
     assert list(found.input_sizes) == sizes
     if takes_last:

@@ -1,7 +1,7 @@
-"""Layers that reach further than 32 bits count, and further than 64 do.
+"""Layers whose offsets or counts exceed 32 or 64 bits.
 
-Their tensors are small and their rules are not.  Each family computes them exactly or refuses them,
-and what the others refuse cuda-generic takes.
+Their tensors are small, but their strides, dilations or paddings are large.  Each kernel family
+computes such a layer exactly or rejects it; cuda-generic computes those that others reject.
 """
 
 import numpy as np
@@ -35,13 +35,13 @@ def far(layer, taps=None, **rules):
 
 
 def apart(layer, dilation, taps=2):
-    """Layer with filter rows this far apart, the last of them on the input."""
+    """Return a layer with this distance between filter rows; the last row meets the input."""
     rules = {"dilation": (dilation, 1), "padding": ((dilation * (taps - 1), 0), (0, 0))}
     return far(layer, (taps, layer[1][3]), **rules)
 
 
 def striding(layer, stride):
-    """Layer whose second window is this far from the first, and on the input."""
+    """Return a layer whose second window is this far from the first, and reads the input."""
     rules = {"stride": (stride, 1), "padding": ((stride, 0), (0, 0))}
     return far(layer, (1, layer[1][3]), **rules)
 
@@ -83,7 +83,7 @@ def test_far_layers_are_exact_or_refused(name, dtype):
 
 
 def test_rules_that_do_nothing_keep_no_family_out():
-    """A dilation of one tap, or a stride after the last window."""
+    """The dilation of a single tap and the stride after a single window have no effect."""
     for name in ("a single row, dilated", "a single tap, dilated", "a single window, strided"):
         assert fits(LAYERS[name], "cuda-direct", "sm_80") == PASSES
     for name in ("a single window of same padding", "a single dense window, strided"):
@@ -95,7 +95,7 @@ def padded(before):
 
 
 def taps_of(channels):
-    """65,536 of them, with filters last."""
+    """Return a layer with 65,536 filters and this many channels, in the order channels last."""
     return ConvProblem(
         (1, 2, channels),
         (65536, channels, 8),
@@ -111,7 +111,7 @@ def images(number, filters=8, taps=3):
 
 
 def tall(number):
-    """Images of a row under filters of 63, so that 16 rows are taken for each."""
+    """Return images of one row, with 63 filter rows; the kernel computes 16 rows per image."""
     return ConvProblem(
         (number, 1, 1, 1), (1, 1, 63, 1), padding=((31, 31), (0, 0)), dtype="float16"
     )
@@ -131,7 +131,7 @@ def tiled(number):
 
 
 def apart_by_stride(number):
-    """Layer with taps an odd distance apart, which belong to two stride phases in turn."""
+    """Return a layer with an odd distance between taps, which alternate between two phases."""
     return apart(DEPTHWISE, 2 * number + 1, 3).replace(stride=(2, 1))
 
 
@@ -157,7 +157,8 @@ def test_offsets_of_what_is_not_read_may_leave_32_bits(monkeypatch):
     assert (np.asarray(y) == x[..., ::8]).all()
 
 
-# By family, pass, layers by a number, the largest that is taken, and what is said of the next.
+# Family, pass, function from a number to a layer, largest supported number, and the reason why the
+# next number is rejected.
 EDGES = [
     ("cuda-gather", "forward", lambda n: ConvProblem((1, 16, n), (16, 16, 1)), 2**30,
      "counts up to 1,073,741,824 elements of an axis, not 1,073,741,825"),
@@ -219,7 +220,7 @@ def test_what_no_family_takes_is_an_error(impl):
     ("number", "index"), [(2**26, "int"), (2**27 - 2**12, "long long"), (2**27, "long long")]
 )
 def test_rows_that_only_blocks_have_are_counted(number, index):
-    """Rows that pad 2^27 images count: 2^31 in all, though no tensor has more than 2^27."""
+    """The kernel pads each of 2^27 images to 16 rows, so it counts 2^31 rows."""
     problem, device = tall(number), Device.of("sm_80")
     planned = plan_pass(problem, "forward", device, "cuda-toeplitz")
     strides = Strides.contiguous(problem)

@@ -51,7 +51,7 @@ def changed(content, path, new):
 
 
 def require_sound(text):
-    """Require a ConvError, or a plan that can be printed, saved and hashed; return if it is one."""
+    """Require an error, or a plan that can be printed, saved and hashed; return if it is a plan."""
     try:
         plan = Plan.from_json(text)
     except ConvError:

@@ -48,7 +48,7 @@ GATHER = Run("cuda-gather", _layer((2, 9, 4, 64), (72, 3, 3, 64), padding=1))
 DIRECT = Run("cuda-direct", _layer((1, 9, 8, 16), (16, 3, 3, 1), groups=16, padding=1))
 DIRECT_FILTER = Run(DIRECT.impl, DIRECT.problem, "backprop_filter")
 PATCH = Run("cuda-patch", _layer((5, 33, 40, 4), (12, 3, 3, 4), stride=2, padding=1))
-# So few words per row that warps share the pixels.
+# The rows have so few words that several warps share the pixels.
 PATCH_FILTER = Run(
     PATCH.impl, _layer((5, 33, 40, 2), (12, 3, 3, 2), stride=2, padding=1), "backprop_filter"
 )
@@ -108,7 +108,7 @@ FAULTS = (
     Fault("the filter is read before it is staged", DIRECT, "conv_direct.cu",
           "  __syncthreads();  // the filter is staged\n", "\n",
           ("race", "uninitialised-read")),
-    Fault("sums are read before they are there", DIRECT_FILTER, "conv_direct.cu",
+    Fault("sums are read before they are written", DIRECT_FILTER, "conv_direct.cu",
           "      __syncthreads();  // the sums of the upper half are written\n", "\n",
           ("race", "uninitialised-read")),
     Fault("a patch is not waited for", PATCH, "conv_patch.cu",
@@ -118,14 +118,14 @@ FAULTS = (
     Fault("a patch is overwritten while it is read", PATCH, "conv_patch.cu",
           "copy_patch(shared.patch[parity ^ 1],", "copy_patch(shared.patch[parity],",
           ("async-before-wait", "async-overwrite", "race")),
-    Fault("warps add their sums at once", PATCH_FILTER, "conv_patch.cu",
+    Fault("warps add their sums at the same time", PATCH_FILTER, "conv_patch.cu",
           "__syncthreads();  "
           "// the stages are no longer read, the sums of the previous turn are written", "",
           ("race", "block-race", "uninitialised-read"), "given[i * 8 + lane / 4]"),
-    Fault("more bytes expected than come", HOPPER, "conv_hopper.cu",
+    Fault("more bytes are expected than arrive", HOPPER, "conv_hopper.cu",
           "expect_tx(full, sizeof(Stage));", "expect_tx(full, sizeof(Stage) + 64);",
           ("transaction-count",)),
-    Fault("fewer bytes expected than come", HOPPER, "conv_hopper.cu",
+    Fault("fewer bytes are expected than arrive", HOPPER, "conv_hopper.cu",
           "expect_tx(full, sizeof(Stage));", "expect_tx(full, sizeof(Stage) / 2);",
           ("transaction-count", "async-before-wait", "race")),
     Fault("a stage is multiplied before it is full", HOPPER, "conv_hopper.cu",
@@ -134,19 +134,19 @@ FAULTS = (
     Fault("a stage is loaded before it is empty", HOPPER, "conv_hopper.cu",
           "    wait_for(&shared.empty[cursor.stage], cursor.parity ^ 1);\n", "\n",
           ("async-overwrite", "race", "transaction-count", "mbarrier")),
-    Fault("a stage is given back while products read it", HOPPER, "conv_hopper.cu",
+    Fault("a stage is released while products read it", HOPPER, "conv_hopper.cu",
           "      ptx::wgmma_wait<1>(sums);\n", "\n", ("async-overwrite",)),
     Fault("barriers are not fenced", HOPPER, "conv_hopper.cu",
           "    ptx::fence_mbarrier_init();\n", "\n", ("missing-proxy-fence",)),
-    Fault("a block loads into one that is not ready", HOPPER, "conv_hopper.cu",
+    Fault("a block loads into a block that is not ready", HOPPER, "conv_hopper.cu",
           "  synchronise_cluster();  // no block loads", "  __syncthreads();  // no block loads",
           ("race", "mbarrier", "cluster")),
-    Fault("a block leaves while another reaches for it", HOPPER, "conv_hopper.cu",
+    Fault("a block exits while another accesses it", HOPPER, "conv_hopper.cu",
           "  synchronise_cluster();  // no block leaves", "  // no block leaves",
           ("cluster",)),
     Fault("C is stored without a proxy fence", HOPPER, "conv_hopper.cu",
           "        ptx::fence_proxy_async();\n", "\n", ("missing-proxy-fence",), "tma_store_2d"),
-    Fault("C is stored before all have written it", HOPPER, "conv_hopper.cu",
+    Fault("C is stored before all threads have written it", HOPPER, "conv_hopper.cu",
           "        ptx::named_barrier_sync(1 + number, WARPGROUP);    // this one is complete\n",
           "\n", ("race", "uninitialised-read", "missing-proxy-fence")),
     Fault("a buffer is written while a store reads it", HOPPER, "conv_hopper.cu",
@@ -154,13 +154,13 @@ FAULTS = (
           ("async-overwrite",)),
     Fault("the last stores are not waited for", HOPPER, "conv_hopper.cu",
           "    if (thread() == 0) ptx::tma_store_wait<0>();\n", "\n", ("unwaited-copy",)),
-    Fault("rows beyond the phase are stored", PHASES, "conv_hopper.cu",
+    Fault("rows outside the phase are stored", PHASES, "conv_hopper.cu",
           "if (row >= rows(phase)) return BEYOND;", "if (row > rows(phase)) return BEYOND;",
           ("out-of-bounds", "block-race", "race")),
-    Fault("pieces are stored before all have written them", PHASES, "conv_hopper.cu",
+    Fault("vectors are stored before all threads have written them", PHASES, "conv_hopper.cu",
           "        ptx::named_barrier_sync(1 + number, WARPGROUP);  // complete, and",
           "        // complete, and", ("race", "uninitialised-read")),
-    Fault("a missing window begins within a piece", ONE_CHANNEL, "conv_hopper.cu",
+    Fault("a missing window begins within a vector", ONE_CHANNEL, "conv_hopper.cu",
           ": lines(p.groups * p.channels) * LINE;", ": static_cast<int>(p.groups * p.channels);",
           ("misaligned",)),
 )  # fmt: skip

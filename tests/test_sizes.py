@@ -1,4 +1,4 @@
-"""Sizes that nobody can compute, or that a loop over them would take for ever: answered at once."""
+"""Layers of huge sizes, which cannot be computed or looped over: the library answers at once."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from tests import agreement
 from tests.configurations import integer_data
 
 MOST_LINES = 250_000
-"""Lines of Python that an answer may take; a loop over any of these sizes takes more."""
+"""Maximum executed lines of Python per answer; a loop over any of these sizes executes more."""
 
 HALF = "float16"
 LAST = {"data_format": "NHWC", "filter_format": "OHWI", "dtype": HALF}
 
-# input_shape, filter_shape, and the rest.
+# input_shape, filter_shape, and the other arguments.
 HOSTILE: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "stride 10**7": ((1, 1, 10), (1, 1, 3), {"stride": 10**7}),
     "stride 10**7, padded": ((2, 3, 10, 9), (4, 3, 3, 2), {"stride": (10**7, 2), "padding": 1}),
@@ -75,13 +75,13 @@ OURS = str(Path(backends.__file__).parent)
 
 @contextmanager
 def few_steps() -> Iterator[None]:
-    """Fails what executes more than MOST_LINES lines of ours, instead of waiting for it."""
+    """Fail, instead of waiting, if more than MOST_LINES lines of the library are executed."""
     lines = 0
 
     def count(frame: FrameType, event: str, argument: Any) -> Callable | None:
         nonlocal lines
         if not frame.f_code.co_filename.startswith(OURS):
-            return None  # Numba, which compiles for any layer, executes more than we do
+            return None  # other libraries: Numba alone executes more lines, for any layer
         lines += event == "line"
         if lines > MOST_LINES:
             sys.settrace(None)
@@ -146,8 +146,8 @@ def test_hostile_problems_are_planned(name, device):
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_problems_are_explained(name, monkeypatch):
-    monkeypatch.setattr(maps, "MOST_POSITIONS", 1000)  # that are counted one by one
-    monkeypatch.setattr(values, "MOST_ELEMENTS", 1000)  # nor are values drawn
+    monkeypatch.setattr(maps, "MOST_POSITIONS", 1000)  # count few positions one by one
+    monkeypatch.setattr(values, "MOST_ELEMENTS", 1000)  # draw no values for large layers
     told = cupyconv.explain(of_name(name))
     texts = answered(lambda: str(told), told._repr_html_, told.to_dict)
     assert all(texts)
@@ -158,7 +158,7 @@ def test_hostile_problems_are_explained(name, monkeypatch):
     for element in elements:
         (found,) = answered(lambda element=element: str(told.element(element)))
         assert found
-        if not 1000 < told.element(element).count <= MOST_LISTED:  # and else it takes its time
+        if not 1000 < told.element(element).count <= MOST_LISTED:  # listing takes long otherwise
             answered(lambda element=element: list(told.element(element).lines(everything=True)))
     answered(told.svg, told.page)
     answered(*(lambda t=t: told.map(t).verdict for t in maps.MAPPED))
@@ -181,7 +181,7 @@ def test_hostile_problems_on_the_command_line(name, command, monkeypatch):
         monkeypatch.setattr(data, "available_memory", lambda: 1000)
     elif command == "explain":
         monkeypatch.setattr(maps, "MOST_POSITIONS", 1000)
-        monkeypatch.setattr(values, "MOST_ELEMENTS", 1000)  # nor are values drawn
+        monkeypatch.setattr(values, "MOST_ELEMENTS", 1000)  # draw no values for large layers
     (result,) = answered(lambda: CliRunner().invoke(main, [command, *options]))
     refused = command == "grads"
     assert result.exit_code == (2 if refused else 0), result.output
@@ -190,7 +190,7 @@ def test_hostile_problems_on_the_command_line(name, command, monkeypatch):
 
 # -- arrays ----------------------------------------------------------------------------------------
 
-# Of these the arrays are small: what is computed must not take longer than they are.
+# Layers with small arrays, whose computation must take few steps too.
 COMPUTED = (
     *("stride 10**7", "stride 10**7, padded", "stride 2**40", "stride 2**40, channels last"),
     *("stride 2**62", "stride 2**62, same", "dilation 2**40", "dilation 2**40, same"),
@@ -219,7 +219,7 @@ def test_hostile_layers_of_small_arrays_are_computed(name):
 
 
 def test_the_input_gradient_of_many_taps_under_few_windows():
-    """Few windows make each tap a separate stride phase, or all taps but one read padding."""
+    """With one window, each tap reads a separate input; with two, each is a separate phase."""
     taps = np.arange(1.0, 20_001, dtype=np.float64)
     dy = np.array([[[2.0, -3.0]]])
     (one,) = answered(
@@ -240,7 +240,8 @@ def test_chunks_of_dask_are_cut_at_once():
     axis = ConvProblem((1, 1, 9), (1, 1, 2), dilation=2**40, padding=2**40).axes[0]
     with few_steps():
         cut = halos.reach_of(axis, 3, 7)
-    # Outputs 3 to 6 read these with their second tap, those 2**40 further with their first.
+    # Outputs 3 to 6 read inputs 3 to 6 with their second tap.  Outputs that are 2**40 higher read
+    # the same inputs with their first tap.
     assert cut == ((3, 7 + 2**40), (3, 7), (2**40, 2**40))
 
 

@@ -1,4 +1,4 @@
-"""A run on CI fails where something is missing that should be there; its parts are all tests."""
+"""A CI run fails if it skips tests without an accepted reason, and its parts cover all tests."""
 
 import os
 import subprocess

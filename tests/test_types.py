@@ -1,4 +1,4 @@
-"""Verdicts of type checkers on the programs in tests/typed, which are not run."""
+"""Results of type checkers for the programs in tests/typed, which are not run."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def installed(package: str) -> bool:
 
 
 def programs() -> list[str]:
-    """Return the programs that can be checked here: those whose libraries' types are to be had."""
+    """Return the programs that can be checked here, because their libraries are installed."""
     names = sorted(path.name for path in FOLDER.glob("*.py"))
     assert set(NEEDS) < set(names)
     return [name for name in names if name not in NEEDS or installed(NEEDS[name])]
 
 
 def checked(command: list[str]) -> None:
-    """Run a type checker, and fail with what it says if that is not nothing."""
+    """Run a type checker; fail with its output if it reports errors."""
     run = subprocess.run(
         [sys.executable, "-m", *command], cwd=FOLDER, capture_output=True, text=True
     )
@@ -52,7 +52,7 @@ def test_mypy_rejects_exactly_the_wrong_lines(monkeypatch):
         [
             "mypy",
             "--strict",
-            "--follow-imports=silent",  # as of an installed package, whose own errors are not shown
+            "--follow-imports=silent",  # show no errors of the library itself
             "--config-file=",
             f"--cache-dir={ROOT / '.mypy_cache' / 'typed'}",
             *programs(),
@@ -111,6 +111,6 @@ def test_type_checkers_see_only_public_names():
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
     )
     seen = [alias for node in block.body for alias in node.names]
-    # What is not said to be exported is private to a type checker.
+    # Type checkers treat a name as private unless it is imported ``as`` itself.
     assert all(alias.asname == alias.name for alias in seen)
     assert {alias.name for alias in seen} == {*cupyconv._MODULES, *cupyconv._OPTIONAL_MODULES}

@@ -1,4 +1,6 @@
-"""Every implementation on every kind of view, exact on integers: right or copied, never wrong."""
+"""Every implementation on every kind of view: results on integers are exact.
+
+An implementation reads a view in place or copies it."""
 
 from itertools import product
 
@@ -20,7 +22,7 @@ from tests.views import BY_NAME, KINDS, assignments, named, require_exact, strid
 
 _PROBLEMS = {case.name: case.problem for case in (*FAMILY_CASES, *TOEPLITZ_CASES, *PATCH_CASES)}
 
-# Every family, on each of its paths through memory: (family, chip, case, formats, dtype).
+# Every family, with each of its ways to access memory: (family, chip, case, formats, dtype).
 _LAYERS = (
     ("cuda-generic", "sm_80", "pieces_of_8", "NCHW", "OIHW", "float32"),
     ("cuda-gather", "sm_80", "pieces_of_8", "NHWC", "OHWI", "float16"),
@@ -58,9 +60,9 @@ RUNS = [pytest.param(number, *run, id=name) for number, (name, *run) in enumerat
 
 
 def require_exact_on(kinds, number, impl, arch, problem, pass_):
-    """Whether the family takes these views; if it does, the pass is exact."""
+    """Return whether the family supports these views; require exact results if it does."""
     how = {"impl": impl, "arch": arch, "precision": _precision(impl)}
-    if impl == "cuda-gather":  # tests/test_arranged.py has copies of views
+    if impl == "cuda-gather":  # tests/test_arranged.py tests copies of views
         how["impl"] = plan_without_copies(
             problem,
             impl,
@@ -74,14 +76,14 @@ def require_exact_on(kinds, number, impl, arch, problem, pass_):
             require_exact(emulator, problem, pass_, kinds, **how)
     except ConvError as error:
         if impl == "cuda-hopper-bf16x6" and "takes tensors with channels" in str(error):
-            return False  # the others copy what they do not reach
+            return False  # all other families copy views that they cannot read
         raise
     return True
 
 
 @pytest.mark.parametrize(("number", "impl", "arch", "problem", "pass_"), RUNS)
 def test_families(number, impl, arch, problem, pass_):
-    """Windows turned around, which most kernels take without a copy, and another kind in turn."""
+    """Reversed windows, which most kernels read without a copy, and one other kind are tested."""
     for name in ("reversed window", KINDS[5 * number % len(KINDS)].name):
         kinds = named(problem, pass_, name)
         require_exact_on(kinds, number, impl, arch, problem, pass_)
@@ -98,7 +100,7 @@ def test_families_on_every_kind_of_view(number, impl, arch, problem, pass_):
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
 @pytest.mark.parametrize("pass_", PASSES)
 def test_whatever_the_planner_picks(pass_, arch):
-    """A filter that is turned around makes a convolution of a correlation."""
+    """Reversed views, such as a flipped filter, work with whichever kernel the planner chooses."""
     problem = in_formats(_PROBLEMS["pieces_of_8"], "NHWC", "OHWI").replace(dtype="float16")
     kinds = dict.fromkeys(("x", "w", "dy"), BY_NAME["reversed window"])
     require_exact(emulator, problem, pass_, kinds, arch=arch)

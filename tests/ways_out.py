@@ -1,4 +1,4 @@
-"""Parse the ways out that error messages offer, and apply them to the arguments of a call."""
+"""Parse the repairs that error messages suggest, and apply them to the arguments of a call."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Layout(NamedTuple):
 
 
 def alternatives(remedy: str) -> list[str]:
-    """Split a remedy into its ways out, each beginning in lower case."""
+    """Split a remedy into alternative repairs, each beginning in lower case."""
     text = remedy[:1].lower() + remedy[1:]
     return re.split(rf", (?:or )?(?=(?:{VERBS})\b(?!=))", text)
 
@@ -58,14 +58,14 @@ def applied(
     axis: str | None = None,
     layout: Callable[[Mapping[str, Any]], Layout] = default_layout,
 ) -> dict[str, Any]:
-    """Return the arguments changed as a way out says; tensors are given as shapes.
+    """Return the arguments with a repair applied; tensors are passed as shapes.
 
     Args:
         axis: the axis that the error names, if any.
         layout: function that returns the layout of the arguments.
 
     Raises:
-        ValueError: the text of the way out has no known form.
+        ValueError: the text of the repair has no known form.
     """
     after = dict(given)
     for part in re.split(rf" and (?=(?:{VERBS})\b(?!=))", way_out):

@@ -167,7 +167,7 @@ def afterwards(works: Iterable[Work | None], act: Callable[[], None]) -> None:
 def look() -> None:
     """Run the oldest ready work because a caller polls, so that polling ends.
 
-    The order of submission is used: a poll promises none.
+    Any order is permitted here, because a poll promises no order.
     """
     for work in pending:
         if work.is_ready():

@@ -1,7 +1,7 @@
 """Conversion of NVRTC's cubins to kernels that run on the CPU.
 
-native/nvrtc.cpp appends to each cubin the source that it was compiled from, so a cubin from any
-cache can be converted.  A cubin compiled elsewhere has no source and is refused.
+native/nvrtc.cpp appends its source to each cubin, so a cubin from any cache can be converted.  A
+cubin that was compiled elsewhere has no source and is refused.
 """
 
 from __future__ import annotations

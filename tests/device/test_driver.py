@@ -212,7 +212,7 @@ def test_event_completes_after_preceding_work():
 
 
 def test_garbage_collection_does_not_synchronize():
-    """Freed memory makes the device wait, but only memory that the program frees itself."""
+    """The device waits when the program frees memory, but not when garbage collection does."""
     with machine.order(Late()), cupy.cuda.using_allocator(None):
         cycle = [cupy.zeros(4)]
         cycle.append(cycle)

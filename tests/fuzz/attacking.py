@@ -106,7 +106,7 @@ class Orders:
         first: number of the first layer.
         step: difference between successive layer numbers.
         seconds: time limit; None for no limit.
-        layers: most layers to draw; None for no limit.
+        layers: maximum number of layers to draw; None for no limit.
     """
 
     seed: object

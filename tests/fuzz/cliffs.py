@@ -2,8 +2,8 @@
 
 A pass of a random layer is a finding if its modelled time is more than FAR times the roofline and
 more than FAR times the fastest pass of the layer.  Nothing is computed, so a minute tries hundreds
-of layers on several chips.  The estimates are the planner's, so a finding is a gap between its
-kernels, not a measurement.
+of layers on several chips.  The times are the planner's estimates, not measurements: a finding
+shows that a fast kernel for such layers is missing.
 """
 
 from __future__ import annotations

@@ -417,7 +417,7 @@ def _output_padding(draw: Draw, case: Case, found: Geometry) -> Any:
     return added[0] if len(set(added)) == 1 and draw.chance(0.5) else tuple(added)
 
 
-# -- what is illegal -------------------------------------------------------------------------------
+# -- illegal cases ---------------------------------------------------------------------------------
 
 
 def spoiled(draw: Draw, base: Case) -> Case:

@@ -30,8 +30,8 @@ LEAST_ERROR = 1.5
 """Least number of roundings that plain summation is credited."""
 
 FEW, OF_FEW = 64, 1.3
-"""FEW: number of different errors below which OF_FEW applies.  OF_FEW: least roundings that plain
-summation is then credited, per square root of the number of terms.
+"""FEW: if there are fewer different errors, OF_FEW applies.  OF_FEW: least number of roundings that
+plain summation is credited in this case, per square root of the number of terms.
 
 Few errors may all be small by chance.  Roundings of half a unit add up like a random walk, and
 twice OF_FEW is more than four of its standard deviations per root of a term."""

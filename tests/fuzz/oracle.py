@@ -102,7 +102,7 @@ def _stored(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
     return tuple(stored)
 
 
-# -- what is legal ---------------------------------------------------------------------------------
+# -- legality --------------------------------------------------------------------------------------
 
 
 def geometry(case: Case) -> Geometry:
@@ -239,9 +239,9 @@ def _transposed_sizes(
 ) -> tuple[list[int], list[Any]]:
     """Return the spatial sizes of conv_transpose's result, and the padding for x's windows.
 
-    The sizes are those passed, or follow PyTorch's and Keras's rules.  With the padding, exactly
-    x's windows fit into the sizes.  It is less than the padding passed if output_padding is as
-    large as the stride; it is negative at an end that the windows do not reach.
+    The sizes are passed in the call, or follow from PyTorch's and Keras's rules.  With the returned
+    padding, exactly x's windows fit into the sizes.  This padding is less than the call's padding
+    if output_padding is at least the stride; it is negative at an end that no window reaches.
     """
     rank, sizes = len(taps), []
     sides = _sides(case.padding, rank)
@@ -268,7 +268,7 @@ def _transposed_sizes(
     return sizes, sides
 
 
-# -- what comes out --------------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------
 
 
 class Oracle:

@@ -80,7 +80,7 @@ class Options:
         out: folder of the results.
         only: run the cases whose name contains this text.
         sample: run at most this many cases of a step, evenly spread; 0 for all.
-        workers: the most worker processes of a step; 0 for the step's own number.
+        workers: maximum number of worker processes of a step; 0 for the step's own number.
         done: names of cases to leave out, by step.
         environ: variables set in the workers.
         most_failures: failed cases that end a step.

@@ -448,7 +448,7 @@ def test_arrays_of_another_device_and_of_the_host_are_told_apart():
     assert cupyconv.conv_forward(x, w, **words).device.id == 0
 
 
-# -- the modules beside ----------------------------------------------------------------------------
+# -- other modules ---------------------------------------------------------------------------------
 def test_raw_ops():
     ops = cupyconv.raw_ops
     numbers = np.random.default_rng(0)

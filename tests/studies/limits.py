@@ -2,12 +2,12 @@
 
     python -m tests.studies.limits --json tests/cpu/results/limits.json
 
-times each pass of the layers of ``--quick``, or of random layers, in turns with PyTorch, as
-`cupyconv bench` does.  It also measures the share of the time that computes: matrix products
+The program times each pass of the layers of ``--quick``, or of random layers, in turns with
+PyTorch, as `cupyconv bench` does.  It also measures the time of computation: matrix products
 (BLAS), and for layers with few channels per group the loops compiled by Numba, or einsum without
 Numba.  The remaining time is copying (gathering, padding, transposing, adding up) and, for small
-layers, Python calls.  The column "at most" gives the ratio to PyTorch if that took no time; for a
-dense layer, no method that multiplies with BLAS can exceed it.
+layers, Python calls.  The column "at most" gives PyTorch's time over cupyconv's if the remaining
+work took no time.  For a dense layer, no method that multiplies with BLAS can exceed this ratio.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ with ct.patch() as report:
 assert_type(report, ct.PatchReport)
 assert_type(report.left, dict[str, str])
 
-# By its memory: NumPy's or CuPy's, whichever it is in.
+# A NumPy or a CuPy array, depending on the device of its memory.
 theirs: Any = cupyconv.conv_forward(x, w)
 assert_type(cupyconv.as_kind_of(theirs, x), Tensor)
 

@@ -1,4 +1,4 @@
-"""Lines that a type checker has to refuse: an ignored error that is none is an error itself."""
+"""Lines that a type checker must reject: if it accepts one, it reports an unused ignore comment."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from cupyconv import ConvProblem, cudnn, onnx, raw_ops
 x = np.zeros((8, 64, 56, 56), np.float32)
 w = np.zeros((128, 64, 3, 3), np.float32)
 
-# Words.
+# Option values.
 cupyconv.conv_forward(x, w, padding="sane")  # type: ignore[arg-type]  # pyright: ignore
 cupyconv.conv_forward(x, w, data_format="NHCW")  # type: ignore[call-overload]  # pyright: ignore
 cupyconv.conv_forward(x, w, filter_format="IOHW")  # type: ignore[call-overload]  # pyright: ignore
@@ -40,7 +40,7 @@ cupyconv.conv_forward(x, w, strides=2)  # type: ignore[call-overload]  # pyright
 from cupyconv import Backend  # type: ignore[attr-defined]  # pyright: ignore  # noqa: E402, F401
 from cupyconv.typing import Words  # type: ignore[attr-defined]  # pyright: ignore  # noqa: E402, F401
 
-# Kinds of things.
+# Types.
 cupyconv.conv_forward([[1.0]], w)  # type: ignore[call-overload]  # pyright: ignore
 cupyconv.conv_forward(x, w, stride=1.5)  # type: ignore[call-overload]  # pyright: ignore
 cupyconv.conv_forward(x)  # type: ignore[call-overload]  # pyright: ignore

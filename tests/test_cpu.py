@@ -71,7 +71,7 @@ def compute(
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_method_is_exact(case, monkeypatch):
-    # Make small layers be divided into pieces and partial sums, too.
+    # Divide small layers into parts and partial sums too.
     monkeypatch.setattr(choice, "LEAST_PADDED", 0)
     monkeypatch.setattr(correlation, "LEAST_PRODUCTS", 1)
     for problem in (case.problem, *channels_last(case.problem)):

@@ -131,7 +131,7 @@ bra $BACK;
 
 
 def test_main_loop_is_innermost_around_products() -> None:
-    """It includes code moved out of line and inner loops without products."""
+    """The main loop includes code moved out of line, and inner loops without products."""
     work = counted(NESTED, (np.uint32(TRIPS),)).work
     rounds = 2 * TRIPS
     # Executed twice each, in the second iteration: the out-of-line block and the guarded add.

@@ -129,7 +129,7 @@ def test_transposed(padding, stride, taps):
     theirs = jax.lax.conv_transpose(
         x, w, (stride,), padding, dimension_numbers=("NWC", "WIO", "NWC"), transpose_kernel=True
     )
-    # Under VALID, JAX makes the result at least stride times as large, as Keras does.
+    # With VALID, JAX's result is at least stride times as large as x, like Keras's.
     added = {"SAME": None, "VALID": max(stride - taps, 0)}[padding]
     ours = cupyconv.conv_transpose(
         x, w, stride=stride, padding=padding, output_padding=added, data_format="NWC"

@@ -52,7 +52,7 @@ def test_sampled_blocks_are_spread_over_the_grid(stride):
 
 @pytest.mark.parametrize("period", [2, 3, 5, 8])
 def test_sampled_blocks_cover_every_column_equally(period):
-    """Otherwise the last tile of a row, which may hold little work, distorts the average."""
+    """The last tile of a row may hold little work, so another share of it distorts the average."""
     problem = ConvProblem((1, 1, 8, 8), (1, 1, 1, 1))
     for rows in (1, 2, 7, 168, 10**6):
         found = suite._spread(problem, rows * period, period)

@@ -100,7 +100,7 @@ def test_outputs_without_a_tap_are_the_bias():
         rows = np.count_nonzero(y[0, 0].any(axis=1))
         text = transposed.axis_reasons(problem)[0].unreached
         told = int(text.split()[0]) if text else 0
-        # Where the other axis has an output that is reached, rows without a tap are zero.
+        # Rows of zeros show unreached outputs only if the other axis has reached outputs.
         if y.any():
             assert problem.input_sizes[0] - rows == told
 

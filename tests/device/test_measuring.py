@@ -438,7 +438,7 @@ def test_ambiguous_error_is_not_cached(gpu, own_cache):
 # Arrays dropped while a device has failed cannot free their memory.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_lost_context_ends_measurement(gpu, own_cache):
-    """Otherwise all later candidates would be left out for another one's fault."""
+    """If measuring went on, one candidate's fault would exclude all later candidates."""
     fault = machine.DeviceFault("emulated fault")
     gpu.at_launch["conv_gather.cu"] = lambda: machine.DEVICES[1].fail(fault)
     with pytest.raises(cupy.cuda.driver.CUDADriverError, match="LAUNCH_FAILED"):
@@ -467,7 +467,7 @@ def test_generic_kernel_replaces_late_failures(gpu, monkeypatch, calls):
 
 
 def test_generic_kernel_is_the_last_resort(gpu, monkeypatch):
-    """It is measured although it is not among the best candidates."""
+    """The generic kernel is measured although it is not among the best candidates."""
     gpu.seconds = {"cuda-generic": 1e-9}
     monkeypatch.setattr(measuring, "CONTENDERS", 1)
     assert [item.implementation for item in contenders(request(), "auto", 1)] == ["cuda-gather"]

@@ -49,7 +49,7 @@ def test_warm_compiles_for_current_device(own_cache, nothing_loaded, monkeypatch
 
 
 def test_warm_uses_no_memory_or_stream(own_cache, nothing_loaded):
-    """It allocates, submits and waits for nothing, so it may run during a capture."""
+    """``warm`` allocates, submits and waits for nothing, so it may run during a capture."""
     x = cupy.zeros(4, "float32")
     with (
         machine.order(machine.Late()),

@@ -117,8 +117,8 @@ class Compiler:
 
     def run(self, arguments: Sequence[str], doing: str) -> None:
         """Run the compiler with absolute paths; BuildError with its messages if it fails."""
-        # Always in the same folder: zig's cache uses paths relative to it, and would rebuild the
-        # C++ library, which takes a minute, for another one.
+        # Always run in the same folder: zig's cache has paths relative to the folder.  In another
+        # folder, zig would rebuild the C++ library, which takes a minute.
         result = subprocess.run(
             [*self.command, *arguments], capture_output=True, text=True, cwd=HOST_DIRECTORY
         )

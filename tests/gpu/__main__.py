@@ -94,7 +94,7 @@ def checkout() -> Iterator[dict[str, str]]:
         package.mkdir()
         for path in (*(ROOT / "cupyconv").iterdir(), ROOT / "cli", ROOT / "cuda"):
             (package / path.name).symlink_to(path)
-        # Otherwise the current folder would come first in the search path.
+        # PYTHONSAFEPATH keeps the current folder from coming first in the search path.
         paths = os.pathsep.join(filter(None, (folder, before, str(ROOT))))
         yield {"PYTHONPATH": paths, "PYTHONSAFEPATH": "1"}
 

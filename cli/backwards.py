@@ -262,7 +262,7 @@ def _any_input(arguments: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _with(arguments: Mapping[str, Any], word: str, value: int) -> dict[str, Any]:
-    """Return the swept argument with a value on every spatial axis."""
+    """Return the argument that the sweep changes, with this value on every spatial axis."""
     key = _SWEPT[word]
     if not key.endswith("shape"):
         return {key: value}

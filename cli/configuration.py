@@ -409,7 +409,7 @@ _OPTIONS = (
     click.option(
         "--input",
         metavar="SHAPE",
-        help="Set the shape of x, such as 1x5x5x3; INPUT and FILTER set both shapes.",
+        help="Set the shape of x, such as 1x5x5x3, instead of by the argument INPUT.",
     ),
     click.option("--filter", metavar="SHAPE", help="Set the shape of w, such as 3x3x3x4."),
     click.option(

@@ -57,7 +57,7 @@ from cupyconv.markup import Document, Paragraph, Section, Verbatim, in_line
     help="Draw random data from this seed.",
 )
 @configuration.values_option
-@click.option("--large", is_flag=True, help="Compute the values of a large layer, too.")
+@click.option("--large", is_flag=True, help="Compute the values even if the layer is large.")
 @click.option(
     "--map",
     "mapped",

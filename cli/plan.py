@@ -88,7 +88,8 @@ def command(
 
     The plan is for contiguous tensors.  Times are modelled unless --measure is given.  The roofline
     is the least time of a pass by the data sheet: the time of all arithmetic or the time to move
-    each tensor once, whichever is longer.  Needs no data, and a GPU only for --measure.
+    each tensor once, whichever is longer.  The command needs no data, and
+    it needs a GPU only with --measure.
     """
     notes: list[str] = []
     layers = [(layer, layer.problem()) for layer in configuration.read_layers(options, notes)]

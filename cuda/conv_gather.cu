@@ -306,7 +306,7 @@ struct Operand {
   AddressHalf positions[POSITIONS];
   AddressHalf steps[2][BLOCK_K];  // halves of k, of the current step and of the next step
 
-  // Writes the entries of all positions; half_of(position) is the half in the first group.
+  // Writes the entries of all positions; half_of(position) is the address half of a position in the first group.
   template <class HalfOf>
   __device__ __forceinline__ void set_positions(Index first, Index end, Index group_offset,
                                                 HalfOf half_of) {

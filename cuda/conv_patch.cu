@@ -460,7 +460,7 @@ struct Exchange {
   static constexpr int PITCH = BLOCK_M + 4 / WORD;
   Accumulator sum[WARPS_K > 1 ? PLACES : 1][PITCH];
 
-  // The place of the sums for an element of a word of the share.
+  // The index of the sums of one element, given by its word in this thread's share.
   static __device__ __forceinline__ int place(int pixel_class, int number, int s, int element) {
     return number * WORD + element + WORD - 1 - lead(pixel_class, s);
   }

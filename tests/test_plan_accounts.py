@@ -217,7 +217,7 @@ def test_cuda_gather_splits_fill_the_chip(architecture, numbers):
 @pytest.mark.parametrize("impl", ["cuda-direct", "cuda-toeplitz", "cuda-patch"])
 @pytest.mark.parametrize("architecture", suite.ARCHITECTURES)
 def test_filter_gradient_chunks_fill_the_chip(architecture, impl):
-    """Each multiprocessor has a block if there are enough; candidates with fewer must be faster."""
+    """Plans use a block per multiprocessor, or fewer blocks only where that is faster."""
     device, family, seen = Device.of(architecture), FAMILIES[impl], 0
     for layer, dtype in product(suites.select(list(suites.suites())), ("float16", "float32")):
         problem = layer_problem(layer.name, dtype, "channels-last")

@@ -334,7 +334,7 @@ SHORT_RUN = 32
 
 
 def step(axis: Axis) -> int:
-    """Return the distance between pixels of a phase: the stride, or the dilation for one output."""
+    """Return the distance of pixels in a phase: the stride, or with one output the dilation."""
     return axis.dilation if axis.outputs == 1 else axis.stride
 
 

@@ -618,8 +618,11 @@ class Explanation:
         before, after = adjoint.formulas
         return (
             ("input", size),
-            ("pad before", f"filter span - 1 - pad before of the forward pass = {before}"),
-            ("pad after", f"size of x + filter span - 1 - input - pad before = {after}"),
+            ("pad before", f"filter span - 1 - forward pad before = {before}"),
+            (
+                "pad after",
+                f"size of x + filter span - 1 - input - pad before (both above) = {after}",
+            ),
             ("output", f"{rule.formula}, the size of x"),
         )
 

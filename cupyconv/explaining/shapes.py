@@ -231,7 +231,7 @@ def _input_sizes(axis: ConvAxis) -> str:
 def _unread(axis: ConvAxis) -> str:
     unread, last = axis.unread_inputs, axis.unread_after
     if unread == 0:
-        return "none: a window covers every input"
+        return "none: every input is in at least one window"
     if unread == last:
         which = f"the last {last} of {axis.input}"
     elif last == 0:

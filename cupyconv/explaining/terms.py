@@ -1,7 +1,7 @@
 """Terms of one number of y, dx or dw, and the pairs of positions along each axis that give them.
 
 Indices have the same order for every memory order: (n, c, h, w) for x and dx, (n, k, p, q) for y
-and dy, (k, c, r, s) for w and dw. In w and dw, c counts within the group.
+and dy, (k, c, r, s) for w and dw. In w and dw, c is the channel's number within the group.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NO_PRODUCTS = {
 }
 """Advice for tensors whose elements are not explained, keyed by the name in lower case."""
 
-GROUPED = " In w and dw, c counts within the group of k."
+GROUPED = " In w and dw, c is the channel's number within the group of k."
 """Sentence on the indices of a layer with groups."""
 
 SHOWN_FIRST, SHOWN_LAST = 4, 2

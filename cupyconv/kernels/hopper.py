@@ -1194,7 +1194,7 @@ class Hopper(Staying):
         least = min(found.copied_bytes for found in layouts_of(request))
         if not request.affords(least):
             return (
-                f"copies of the tensors with channels last need a workspace of {least} bytes, the "
+                f"channels-last copies of the tensors need a workspace of {least} bytes, but the "
                 f"limit is {request.workspace_limit}"
             )
         return None

@@ -21,7 +21,7 @@ class Strides:
         bias: stride of the bias in elements.
         alignment: largest power of two in bytes, at most 16, that divides the addresses of x, w
             and y.
-        w_arranged: whether w is already the rearranged copy that the launches would begin with.
+        w_arranged: whether w is already rearranged, so that no launch has to make the copy.
         copied: names, such as "x", of tensors that are copies in the workspace; their addresses are
             multiples of 16 bytes.
     """

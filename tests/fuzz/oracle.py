@@ -240,7 +240,7 @@ def _transposed_sizes(
     """Return the spatial sizes of conv_transpose's result, and the padding for x's windows.
 
     The sizes are passed in the call, or follow from PyTorch's and Keras's rules.  With the returned
-    padding, exactly x's windows fit into the sizes.  This padding is less than the call's padding
+    padding, as many windows fit as x has.  This padding is less than the call's padding
     if output_padding is at least the stride; it is negative at an end that no window reaches.
     """
     rank, sizes = len(taps), []
@@ -596,7 +596,7 @@ def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _product(outer: np.ndarray, inner: np.ndarray, size: int) -> np.ndarray:
-    """Combine pixel indices on the outer axes and on one more; the least one if negative."""
+    """Combine pixel indices of the outer axes and of one more axis; keep the least negative one."""
     joint = outer[:, None, :, None] * size + inner[None, :, None, :]
     least = np.minimum(outer[:, None, :, None], inner[None, :, None, :])
     joint = np.where(least < 0, least, joint)

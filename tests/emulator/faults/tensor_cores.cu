@@ -86,7 +86,8 @@ extern "C" __global__ void operand_past_the_end(const float* in, float* out) {
   STORE
 }
 
-// Results read before the wait show in the numbers; the missing wait is reported at the end.
+// The kernel reads results before it waits for the product, so they are wrong; the emulator also reports
+// the missing wait when the kernel ends.
 // launch: block 128
 extern "C" __global__ void product_never_waited_for(const float* in, float* out) {
   OPERANDS

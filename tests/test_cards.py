@@ -48,6 +48,9 @@ def test_a_nominal_chip_is_one_of_its_cards():
     [
         ("RTX 4090", "RTX 4090"),
         ("4090", "RTX 4090"),
+        ("RTX4090", "RTX 4090"),
+        ("h100pcie", "H100 PCIe"),
+        ("a10080gb", "A100 80GB"),
         ("h100 pcie", "H100 PCIe"),
         ("A100-80GB", "A100 80GB"),
         ("NVIDIA A100-SXM4-40GB", "A100"),

@@ -161,12 +161,21 @@ _DECORATION = frozenset(
 """Words that may be part of a card's name and do not change its figures."""
 
 
+def _joined(name: str) -> str:
+    """Return the name in lower case without spaces and hyphens."""
+    return "".join(name.lower().replace("-", " ").split())
+
+
 def card_named(name: str) -> str | None:
     """Return the key in CARDS of the card with a given name; None if CARDS lacks the card.
 
-    >>> card_named("NVIDIA A100-SXM4-80GB"), card_named("4090"), card_named("RTX 4090 Laptop GPU")
+    >>> card_named("A100-SXM4-80GB"), card_named("rtx4090"), card_named("RTX 4090 Laptop GPU")
     ('A100 80GB', 'RTX 4090', None)
     """
+    joined = _joined(name)
+    same = [card for card in CARDS if joined in (_joined(card), _joined(card).removeprefix("rtx"))]
+    if same:
+        return same[0]
     words = frozenset(name.lower().replace("-", " ").split())
     own = {card: frozenset(card.lower().split()) - {"rtx"} for card in CARDS}
     fitting = [card for card in CARDS if own[card] <= words and words - own[card] <= _DECORATION]

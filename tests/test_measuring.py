@@ -42,7 +42,8 @@ def test_numpy_arrays_are_not_measured(monkeypatch):
 def test_contenders_include_the_best_of_each_family():
     request = Request(PROBLEM, "forward", Device.of("sm_80"))
     chosen = contenders(request, "auto", 5)
-    assert {candidate.implementation for candidate in chosen} == {"cuda-gather", "cuda-generic"}
+    families = {"cuda-gather", "cuda-columns", "cuda-generic"}
+    assert {candidate.implementation for candidate in chosen} == families
     assert chosen[0].implementation == "cuda-gather"
     assert len(set(chosen)) == 5
     assert contenders(request, "auto", 1) == chosen[:1]

@@ -513,10 +513,10 @@ def test_waits_for_loads() -> None:
 # (filter loads, tile addresses, stores) / instructions in the loop.
 DIRECT = [
     ("resnext50-g32-1", "float16", "channels-last", "forward", 2.2, 0.3),
-    ("convnext-dw1", "float32", "channels-last", "backprop_input", 1.8, 0.15),
+    ("convnext-dw1", "float32", "channels-last", "backprop_input", 1.85, 0.15),
     ("mobilenetv2-dw3", "float32", "channels-last", "forward", 1.9, 0.25),
     ("mobilenetv2-dw3", "float16", "channels-last", "backprop_filter", 2.4, 0.05),
-    ("mobilenetv2-dw3", "float32", "channels-first", "forward", 2.6, 0.2),
+    ("mobilenetv2-dw3", "float32", "channels-first", "forward", 2.6, 0.22),
     ("mobilenetv2-dw2", "float32", "channels-last", "backprop_input", 2.5, 1.0),
     ("resnet50-01", "float32", "channels-last", "forward", 1.5, 0.1),
     ("vgg16-1", "float32", "channels-last", "backprop_filter", 1.7, 0.05),

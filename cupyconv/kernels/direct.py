@@ -254,26 +254,27 @@ def channels_of(problem: ConvProblem, pass_: str) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def ranked_tilings(request: Request) -> tuple[Tiling, ...]:
-    """Return the tilings, fastest modelled time first.
+    """Return the tilings, fastest modelled time first; of equal times, the widest loads first.
 
     The result is empty if every tiling needs more registers than a thread has.  If every tiling
     steps over more than MOST_PASSED rows, only the tiling with the fewest rows is returned.
     """
     chip, rate = request.chip, cost.plain_rate(request)
 
-    def time(made: Geometry) -> tuple[float, float]:
+    def time(tiling: Tiling, made: Geometry) -> tuple[float, float, int]:
         if request.pass_ == "backprop_filter":
             others = made.block.number * made.parts
             blocks = chunk_counts(made.rounds, others, chip.multiprocessors)[-1]
         else:
             blocks = made.persistent_blocks(chip, chip.multiprocessors)
         kernel = made.kernel(chip, rate, blocks)
-        return kernel.microseconds(chip, request.problem.bytes), kernel.computing(chip)
+        microseconds = kernel.microseconds(chip, request.problem.bytes)
+        return microseconds, kernel.computing(chip), -tiling.vector
 
     every = geometries(request)
     few = [pair for pair in every if pair[1].down.passed <= MOST_PASSED]
     few = few or sorted(every, key=lambda pair: pair[1].down.passed)[:1]
-    return tuple(tiling for tiling, _ in sorted(few, key=lambda pair: time(pair[1])))
+    return tuple(tiling for tiling, _ in sorted(few, key=lambda pair: time(*pair)))
 
 
 def geometry(request: Request, tiling: Tiling) -> Geometry | None:

@@ -289,7 +289,7 @@ def test_planner_uses_cuda_patch_only_for_first_layers():
         ({}, "backprop_input", "computes forward and backprop_filter"),
         ({"dtype": "float32"}, "forward", "precision='tf32' permits"),
         ({"dtype": "float64"}, "forward", "tensor cores for float64"),
-        ({"filter_shape": (8, 2, 3, 3), "groups": 2}, "forward", "one group, not 2"),
+        ({"filter_shape": (8, 2, 3, 3), "groups": 2}, "forward", "single group, not 2"),
         ({"input_shape": (1, 9, 9, 9), "filter_shape": (8, 9, 3, 3)}, "forward", "not 9"),
         ({"input_shape": (1, 4, 99, 99), "filter_shape": (8, 4, 33, 33)}, "forward", "do not fit"),
     ],

@@ -13,7 +13,7 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from math import prod
 from typing import Any
 
@@ -223,7 +223,8 @@ def accounts_of_pass(
         impl: the kernel family, or "auto".
         arch: the chip to plan for, such as "sm_80".
         blocks: number of blocks (or clusters) to run per launch; None for all.
-        tile: extents along both axes of the result, such as "128x128"; None for the planned tile.
+        tile: extents along both axes of the result, such as "128x128", or the numbers of a tiling,
+            such as "2,16,2,8,7,1"; None for the planned tile.
         precision: "ieee" or "tf32".
 
     Raises:
@@ -244,10 +245,15 @@ def accounts_of_pass(
     return runtime.accounts
 
 
+def tiling_text(planned: PassPlan) -> str:
+    """Return the numbers of a plan's tiling, such as "2,16,2,8,7,1"; "" without a tiling."""
+    return ",".join(map(str, astuple(planned.tiling))) if planned.tiling else ""
+
+
 def _planned(request: Request, impl: str, tile: str | None) -> PassPlan:
     """Return the best candidate of a pass with this tile."""
     for candidate in contenders(request, impl, count=1000):
-        if tile is None or str(candidate.tile).startswith(f"{tile}x"):
+        if tile in (None, tiling_text(candidate)) or str(candidate.tile).startswith(f"{tile}x"):
             return candidate
     raise ConvError(
         "the tile must be one that the family has for the problem",
@@ -336,7 +342,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--precision", choices=("ieee", "tf32"), default="ieee")
     parser.add_argument("--order", choices=("channels-first", "channels-last"),
                         default="channels-last")  # fmt: skip
-    parser.add_argument("--tile", help="Tile, such as 128x128; default: the planned tile.")
+    parser.add_argument("--tile", help="Tile or tiling, such as 128x128; default: the planned one.")
     parser.add_argument(
         "--blocks", type=int, default=BLOCKS, help="Number of blocks to run per launch."
     )

@@ -31,7 +31,7 @@ import argparse
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise, product
 from math import ceil, log, prod
@@ -53,7 +53,7 @@ from tests import cubins
 from tests.cubins import Resources
 
 from . import driver, memory
-from .account import layer_problem, lazy_tensors
+from .account import layer_problem, lazy_tensors, tiling_text
 from .build import cache_directory, digest
 from .module import EmulatedKernel, EmulatedModule
 from .ptx.counting import PRODUCTS
@@ -231,7 +231,7 @@ def name_of(planned: PassPlan) -> str:
     """Return a name such as "cuda-gather 128x64x32 / 4"; "plain" means without tensor cores."""
     tile, words = planned.tile, [planned.implementation]
     if planned.tiling:
-        words.append(",".join(map(str, astuple(planned.tiling))))
+        words.append(tiling_text(planned))
     if tile:
         words.append(str(tile))
         if planned.precision == "tf32" and not tile.defines.get("TENSOR_CORES", 1):

@@ -140,7 +140,7 @@ def test_numpys_errors(activation, bound):
 
 
 def test_silu_is_rounded_as_the_formula_is():
-    """For nearly all values, silu's result has the same bits as its literal formula."""
+    """silu's result has the same bits as its literal formula, for nearly all values."""
     with np.errstate(over="ignore"):
         plain = PLAIN["silu"](values())
     assert (activated("silu", values(), front="source") != plain).mean() < 2e-4

@@ -234,7 +234,7 @@ REFERENCE = [page for page in PAGES if links.described(page.read_text(encoding="
 
 @pytest.mark.parametrize("page", REFERENCE, ids=named)
 def test_reference_pages_begin_with_a_summary(page):
-    """The build fills the directive; the page of types has a table of its own."""
+    """The build fills the directive; the page of types has another table."""
     text = page.read_text(encoding="utf-8")
     names = links.described(text)
     if page.name == "typing.md":

@@ -219,7 +219,7 @@ def test_hostile_layers_of_small_arrays_are_computed(name):
 
 
 def test_the_input_gradient_of_many_taps_under_few_windows():
-    """With one window, each tap reads a separate input; with two, each is a separate phase."""
+    """Each tap reads a separate input under one window, and is a separate phase under two."""
     taps = np.arange(1.0, 20_001, dtype=np.float64)
     dy = np.array([[[2.0, -3.0]]])
     (one,) = answered(

@@ -158,7 +158,7 @@ def plane_sums(
     pixels: Any,
     sums: Any,
 ) -> None:
-    """Correlate planes of single channels, one after the other.
+    """Correlate planes of single channels, in sequence.
 
     Args:
         source, steps, shape: flat memory, element strides (G, N, H) and extents (G, N, H, W).

@@ -11,9 +11,9 @@ from cupyconv import ConvAxis, ConvError, ConvProblem, formats
 from cupyconv.cli import configuration, output
 from cupyconv.cli.configuration import Layer
 from cupyconv.errors import unknown_word
-from cupyconv.explaining.shapes import counted, interval_dict
+from cupyconv.explaining.shapes import interval_dict
 from cupyconv.markup import Table, in_line
-from cupyconv.problem import interval_text, shape_text
+from cupyconv.problem import counted, interval_text, shape_text
 from cupyconv.remedies import Names, offering
 
 MOST_SIZES = 16

@@ -12,9 +12,8 @@ import click
 from cupyconv import files
 from cupyconv.cli import configuration, output, paths
 from cupyconv.errors import ConvError, unknown_word
-from cupyconv.explaining.shapes import counted
 from cupyconv.markup import in_line
-from cupyconv.problem import ITEMSIZE, PASSES, shape_text
+from cupyconv.problem import ITEMSIZE, PASSES, counted, shape_text
 
 if TYPE_CHECKING:
     from cupyconv.bench.report import Chapter

@@ -15,11 +15,10 @@ from cupyconv import ConvError, ConvProblem, CupyconvError
 from cupyconv.cli import configuration, output
 from cupyconv.cli.configuration import Layer
 from cupyconv.errors import unknown_word
-from cupyconv.explaining.shapes import counted
 from cupyconv.formats import data_formats, filter_formats
 from cupyconv.markup import in_line
 from cupyconv.planning.families import FAMILIES
-from cupyconv.problem import ITEMSIZE, PADDING_WORDS, REAL_ITEMSIZE
+from cupyconv.problem import ITEMSIZE, PADDING_WORDS, REAL_ITEMSIZE, counted
 
 # --help must work without NumPy: functions import NumPy and the modules that need it.
 if TYPE_CHECKING:

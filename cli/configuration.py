@@ -20,7 +20,6 @@ from cupyconv import ConvError, ConvProblem
 from cupyconv.cli import output, paths
 from cupyconv.errors import shown, unknown_word
 from cupyconv.explaining import transposed
-from cupyconv.explaining.shapes import counted
 from cupyconv.explaining.values import KINDS, require_kind
 from cupyconv.formats import SPATIAL_AXES, data_formats
 from cupyconv.kernels.device import CARDS, DEVICES
@@ -32,6 +31,8 @@ from cupyconv.problem import (
     LARGEST,
     PADDING_WORDS,
     PASSES,
+    count_text,
+    counted,
     require_output,
     shape_text,
     transposed_problem,
@@ -293,7 +294,7 @@ def _require_sides(arguments: Mapping[str, Any]) -> None:
     if len(padding) != rank:
         raise ConvError(
             "padding must be one integer, or an integer or before:after for each spatial axis",
-            f"got {len(padding)} entries for {rank} spatial axes",
+            count_text(len(padding), rank, "entry", "entries"),
             f"Write for example {','.join(['1:2'] * rank)}",
         )
 

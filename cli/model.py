@@ -15,11 +15,10 @@ from cupyconv.errors import unknown_word
 from cupyconv.explaining import model_page
 from cupyconv.explaining.onnx_graph import open_shape_text
 from cupyconv.explaining.onnx_model import Model, ModelLayer, UnreadLayer, read
-from cupyconv.explaining.shapes import counted
 from cupyconv.explaining.transposed import output_padding
 from cupyconv.markup import in_line, spreadsheet_cell
 from cupyconv.planning import Plan, plan
-from cupyconv.problem import bytes_text, shape_text
+from cupyconv.problem import bytes_text, counted, shape_text
 
 
 class _Described(click.Argument):

@@ -37,6 +37,7 @@ from cupyconv.problem import (
     Dtype,
     Padding,
     PaddingWord,
+    count_text,
     integers,
     named_problem,
     shape_text,
@@ -589,7 +590,7 @@ def _pairs(pads: Ints, rank: int) -> tuple[tuple[int, int], ...]:
     if len(pads) != 2 * rank:
         raise ConvError(
             "pads must have the beginnings of all spatial axes, followed by their ends",
-            f"got {len(pads)} values for {rank} spatial axes",
+            count_text(len(pads), rank),
             f"Pass {2 * rank} integers",
         )
     numbers = tuple(pads)

@@ -849,6 +849,17 @@ def shape_text(shape: Iterable[int]) -> str:
     return "x".join(sizes if len(sizes) <= _MOST_SIZES else [*sizes[:_MOST_SIZES], "..."])
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a count with its noun: ``1 image``, ``3 images``, ``2 axes`` with a plural."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def count_text(number: int, rank: int, noun: str = "value", plural: str = "") -> str:
+    """Return a wrong number of values in words: ``got 1 value for 2 spatial axes``."""
+    axes = counted(rank, "spatial axis", "spatial axes")
+    return f"got {counted(number, noun, plural)} for {axes}"
+
+
 def bytes_text(size: float) -> str:
     """Return a number of bytes as text, in binary units: ``1.5 GiB``."""
     if size < 1024:
@@ -1091,7 +1102,8 @@ def spatial_rank(names: Names, input_shape: tuple[int, ...], filter_shape: tuple
     if rank not in formats.SPATIAL_AXES:
         raise ConvError(
             f"{names.x} must have a batch axis, a channel axis and 1 to 3 spatial axes",
-            f"{names.bare(names.x)} {shape_text(input_shape) or '()'} has {len(input_shape)} axes",
+            f"{names.bare(names.x)} {shape_text(input_shape) or '()'} has "
+            f"{counted(len(input_shape), 'axis', 'axes')}",
             "Pass 3 axes for a 1-D, 4 for a 2-D, 5 for a 3-D convolution",
             candidates=(),
         )
@@ -1135,7 +1147,7 @@ def _per_axis(what: str, value: Size, rank: int) -> tuple[int, ...]:
     if len(values) != rank:
         raise ConvError(
             f"{what} must be one integer, or one for each spatial axis",
-            f"got {len(values)} values for {rank} spatial axes",
+            count_text(len(values), rank),
             f"Pass one integer, or {rank}",
             candidates=(),
         )
@@ -1167,7 +1179,7 @@ def _shapes_for(
     if len(extra) != rank:
         raise ConvError(
             "output_padding must be one integer, or one for each spatial axis",
-            f"got {len(extra)} values for {rank} spatial axes",
+            count_text(len(extra), rank),
             f"Pass one integer, or {rank}",
         )
     dilations = _per_axis(names.dilation, arguments["dilation"], rank)
@@ -1271,7 +1283,7 @@ def _padding(what: str, padding: Padding, rank: int) -> tuple[str, tuple[tuple[i
         raise ConvError(
             f"{what} must be one integer, or an integer or a (before, after) pair for each "
             "spatial axis",
-            f"got {len(sides)} entries for {rank} spatial axes",
+            count_text(len(sides), rank, "entry", "entries"),
             f"Pass for example {example}",
         )
     for (before, after), axis in zip(sides, formats.SPATIAL_AXES[rank], strict=True):

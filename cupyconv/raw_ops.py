@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from cupyconv import arrays, formats, operations
 from cupyconv.errors import ConvError, ConvTypeError, shown, unknown_word
 from cupyconv.operations import Called
-from cupyconv.problem import Rules, integers, named_problem, require_output, shape_text
+from cupyconv.problem import Rules, counted, integers, named_problem, require_output, shape_text
 from cupyconv.remedies import Fix, Names, offering
 
 __all__ = [
@@ -1086,7 +1086,7 @@ def _of_spatial_axes(what: str, values: tuple[int, ...], layout: str) -> tuple[i
     if len(values) != len(layout):
         raise ConvError(
             f"{what} must have an entry for each axis of {layout}",
-            f"got {len(values)} values, {shown(list(values))}",
+            f"got {counted(len(values), 'value')}, {shown(list(values))}",
             f"Pass {len(layout)} integers",
             candidates=(),
         )
@@ -1191,7 +1191,7 @@ def _require_input_sizes(rank: int, sizes: tuple[int, ...], window: dict[str, An
         raise ConvError(
             f"input_sizes must be the input's shape of {rank + 2} values, or its {rank} spatial "
             "sizes",
-            f"got {len(sizes)} values, {shown(list(sizes))}",
+            f"got {counted(len(sizes), 'value')}, {shown(list(sizes))}",
             f"Pass {rank + 2} values in {window['data_format']} order",
             candidates=(),
         )
@@ -1202,7 +1202,7 @@ def _filter_shape(rank: int, filter_sizes: Any, depthwise: bool = False) -> tupl
     if len(sizes) != rank + 2:
         raise ConvError(
             f"filter_sizes must be the filter's shape of {rank + 2} values",
-            f"got {len(sizes)} values, {shown(list(sizes))}",
+            f"got {counted(len(sizes), 'value')}, {shown(list(sizes))}",
             "Pass its height, width, channels and filters per channel"
             if depthwise
             else "Pass its spatial sizes, input channels and output channels",
@@ -1219,25 +1219,31 @@ def _grouped_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     return height, width, 1, channels * multiplier
 
 
+def _channels_text(channels: int, filter_shape: tuple[int, ...]) -> str:
+    """Return the channels of input and filter in an error, up to the filter's own number."""
+    return (
+        f"the input has {counted(channels, 'channel')}, the filter {shape_text(filter_shape)} has "
+    )
+
+
 def _groups(channels: int, filter_shape: tuple[int, ...]) -> int:
     """Return the number of groups, which TensorFlow infers from the filter's in_channels."""
     depth = filter_shape[-2]
     if channels < 1 or depth < 1:
         return 1  # ConvProblem reports the size
+    has = _channels_text(channels, filter_shape)
     if channels % depth:
         raise ConvError(
             "the input's channels must be a multiple of the filter's input channels",
-            f"the input has {channels} channels, the filter {shape_text(filter_shape)} has {depth} "
-            "input channels",
+            f"{has}{counted(depth, 'input channel')}",
             candidates=(),
         )
     groups, out_depth = channels // depth, filter_shape[-1]
     if out_depth % groups:
         raise ConvError(
             "the filter's output channels must be a multiple of the number of groups",
-            f"the input has {channels} channels, the filter {shape_text(filter_shape)} has "
-            f"{depth} input channels and {out_depth} output channels, so there are {channels} / "
-            f"{depth} = {groups} groups",
+            f"{has}{counted(depth, 'input channel')} and {counted(out_depth, 'output channel')}, "
+            f"so there are {channels} / {depth} = {groups} groups",
             candidates=(),
         )
     return groups
@@ -1247,8 +1253,7 @@ def _require_depth(channels: int, filter_shape: tuple[int, ...]) -> None:
     if filter_shape[2] != channels:
         raise ConvError(
             "a depthwise filter must have as many channels as the input",
-            f"the input has {channels} channels, the filter {shape_text(filter_shape)} has "
-            f"{filter_shape[2]}",
+            f"{_channels_text(channels, filter_shape)}{filter_shape[2]}",
             candidates=(),
         )
 

@@ -383,7 +383,7 @@ def test_negative_padding_is_rejected(padding, values, axis):
     ("arguments", "rule", "values"),
     [
         ({"stride": (1, 1, 1)}, "stride must be one integer", "got 3 values for 2 spatial axes"),
-        ({"dilation": [2]}, "dilation must be one integer", "got 1 values for 2 spatial axes"),
+        ({"dilation": [2]}, "dilation must be one integer", "got 1 value for 2 spatial axes"),
         ({"padding": (1, 1, 1)}, "padding must be one integer", "got 3 entries for 2 spatial"),
         ({"padding": ((1, 2, 3), 0)}, "the padding of an axis must be", "got (1, 2, 3)"),
     ],
@@ -539,7 +539,7 @@ def test_input_must_have_a_supported_rank(shape):
     refused(
         lambda: cupyconv.conv_forward(np.ones(shape, F32), ones(1, 2, 3)),
         rule="a batch axis, a channel axis and 1 to 3 spatial axes",
-        values=f"has {len(shape)} axes",
+        values="has 1 axis" if len(shape) == 1 else f"has {len(shape)} axes",
         remedy="Pass 3 axes for a 1-D",
     )
 
@@ -1036,7 +1036,7 @@ def test_output_padding_of_wrong_length_is_rejected():
             ones(1, 1, 4, 4), ones(1, 1, 3, 3), stride=2, output_padding=(1,)
         ),
         rule="output_padding must be one integer, or one for each spatial axis",
-        values="got 1 values for 2 spatial axes",
+        values="got 1 value for 2 spatial axes",
         remedy="Pass one integer, or 2",
     )
 

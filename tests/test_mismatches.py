@@ -277,7 +277,7 @@ CASES = [
             "strides": ONE,
             "padding": "SAME",
         },
-        "the input has 1 channels, the filter 3x3x3x32 has 3 input channels",
+        "the input has 1 channel, the filter 3x3x3x32 has 3 input channels",
         {"input": (1, 224, 224, 3)},
     ),
     Case(

@@ -702,7 +702,8 @@ def test_input_sizes_of_wrong_length_are_rejected(sizes):
     assert "input_sizes must be the input's shape of 4 values, or its 2 spatial" in str(
         caught.value
     )
-    assert f"got {len(sizes)} values" in caught.value.values
+    number = "1 value" if len(sizes) == 1 else f"{len(sizes)} values"
+    assert f"got {number}, " in caught.value.values
     remedy = "Use input_sizes=(1, 5, 5, 4)" if len(sizes) == 5 else "Pass 4 values in NHWC order"
     assert caught.value.remedy == remedy
 

@@ -16,12 +16,20 @@ from cupyconv.explaining import adjoints, maps, shapes, terms, translate
 from cupyconv.explaining import transposed as transposed_layer
 from cupyconv.explaining import values as numbers
 from cupyconv.explaining.adjoints import AdjointAxis
-from cupyconv.explaining.shapes import counted, interval_dict
+from cupyconv.explaining.shapes import interval_dict
 from cupyconv.explaining.terms import LETTERS, Element, counted_large
 from cupyconv.explaining.translate import Translation
 from cupyconv.explaining.values import OPERANDS, RESULTS, Kind, Values
 from cupyconv.markup import Block, Document, Paragraph, Section, Table, Verbatim
-from cupyconv.problem import PASSES, ConvAxis, ConvProblem, integer, require_problem, shape_text
+from cupyconv.problem import (
+    PASSES,
+    ConvAxis,
+    ConvProblem,
+    counted,
+    integer,
+    require_problem,
+    shape_text,
+)
 
 if TYPE_CHECKING:
     from cupyconv.explaining.page import Page

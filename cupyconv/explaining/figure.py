@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from cupyconv.explaining import maps, scene, shapes, terms
 from cupyconv.explaining.maps import TermMap
 from cupyconv.explaining.scene import PAD, Direction, Scene, cut_text
-from cupyconv.explaining.shapes import counted, the
+from cupyconv.explaining.shapes import the
 from cupyconv.explaining.terms import LETTERS, Element
 from cupyconv.explaining.values import short
-from cupyconv.problem import ConvAxis, shape_text
+from cupyconv.problem import ConvAxis, counted, shape_text
 from cupyconv.svg import Canvas, themed
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from math import gcd, prod
 from typing import Any
 
 from cupyconv.errors import ConvError, unknown_word
-from cupyconv.explaining.shapes import counted
 from cupyconv.explaining.terms import LETTERS
-from cupyconv.problem import ConvAxis, ConvProblem
+from cupyconv.problem import ConvAxis, ConvProblem, counted
 
 MAPPED = ("dx", "dw", "y")
 

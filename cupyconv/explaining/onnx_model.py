@@ -30,7 +30,7 @@ from cupyconv.explaining.onnx_graph import (
 )
 from cupyconv.formats import SPATIAL_AXES
 from cupyconv.onnx import conv_problem, conv_transpose_problem, require_attributes
-from cupyconv.problem import ITEMSIZE, ConvProblem, DtypeName, shape_text
+from cupyconv.problem import ITEMSIZE, ConvProblem, DtypeName, counted, shape_text
 
 OPERATORS = ("Conv", "ConvTranspose")
 
@@ -629,7 +629,7 @@ def _require_bias(layer: ModelLayer, scope: Scope, bias: str) -> None:
         got = _text(shape) if shape else "a scalar"
         raise ConvError(
             f"{layer.name}: the bias must have one value for each output channel",
-            f"{bias} is {got}, the result has {channels} channels",
+            f"{bias} is {got}, the result has {counted(channels, 'channel')}",
             "Export the model again",
         )
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from cupyconv.problem import ConvAxis, ConvProblem, interval_text, shape_text
+from cupyconv.problem import ConvAxis, ConvProblem, counted, interval_text, shape_text
 
 _WORDS = {1: ("signal", "sample"), 2: ("image", "pixel"), 3: ("volume", "voxel")}
 
@@ -64,11 +64,6 @@ def axis_reasons(problem: ConvProblem) -> tuple[AxisReasons, ...]:
         AxisReasons(tuple(name for name, _ in group), *texts)
         for texts, group in groupby(described, key=lambda entry: entry[1])
     )
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a count with its noun: ``1 image``, ``3 images``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def the(number: int, noun: str) -> str:

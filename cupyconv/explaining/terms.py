@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 from cupyconv import arrays
 from cupyconv.errors import ConvError, shown, unknown_word
-from cupyconv.explaining.shapes import counted
 from cupyconv.markup import Paragraph, Section, Verbatim
-from cupyconv.problem import ConvAxis, ConvProblem, shape_text
+from cupyconv.problem import ConvAxis, ConvProblem, counted, shape_text
 
 LETTERS = {
     "input": {1: "w", 2: "hw", 3: "dhw"},

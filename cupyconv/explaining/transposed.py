@@ -11,9 +11,9 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from cupyconv.explaining.shapes import Reason, counted, every, one, the
+from cupyconv.explaining.shapes import Reason, every, one, the
 from cupyconv.markup import Paragraph, Section, Table
-from cupyconv.problem import ConvAxis, ConvProblem, interval_text, shape_text
+from cupyconv.problem import ConvAxis, ConvProblem, counted, interval_text, shape_text
 
 CONVOLUTION_NAMES = {"x": "dy", "w": "w", "y": "dx", "dy": "x", "dx": "y", "dw": "dw"}
 """Names of a transposed layer's tensors in the convolution that it reverses."""

@@ -16,6 +16,7 @@ from cupyconv.problem import (
     ITEMSIZE,
     ConvAxis,
     ConvProblem,
+    count_text,
     integer,
     integers,
     is_sequence,
@@ -865,7 +866,7 @@ def _per_axis(what: str, value: IntOrInts, rank: int) -> list[int]:
     if len(values) != rank:
         raise ConvError(
             f"{what} must be one integer, or one for each spatial axis",
-            f"got {len(values)} values for {rank} spatial axes",
+            count_text(len(values), rank),
             f"Pass one integer, or {rank}",
         )
     return values

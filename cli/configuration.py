@@ -553,6 +553,28 @@ values_option = click.option(
 )
 
 
+def data_options(command: Callable) -> Callable:
+    """Add --x, --w, --dy, --seed and --values, which say where a layer's tensors come from."""
+    files = "Read %s from .npy or .npz (FILE.npz:NAME).  [default: random]"
+    shape = "Read dy from a file too, or check that it has this shape.  [default: random]"
+    options = (
+        click.option("--x", type=paths.FILE, metavar="FILE", help=files % "x"),
+        click.option("--w", type=paths.FILE, metavar="FILE", help=files % "w"),
+        click.option("--dy", type=paths.FILE, metavar="FILE|SHAPE", help=shape),
+        click.option(
+            "--seed",
+            type=SEED,
+            default=0,
+            show_default=True,
+            help="Draw random data from this seed.",
+        ),
+        values_option,
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 short_form = click.argument("shapes", nargs=-1, metavar="[INPUT FILTER]")
 """Positional argument for the shapes of input and filter, parsed by ``read_short_form``."""
 

@@ -37,26 +37,7 @@ from cupyconv.markup import Document, Paragraph, Section, Verbatim, in_line
 @click.option(
     "--all", "everything", is_flag=True, help="List all terms instead of the first and last ones."
 )
-@click.option(
-    "--x", type=paths.FILE, metavar="FILE", help="Read x from .npy or .npz.  [default: random]"
-)
-@click.option(
-    "--w", type=paths.FILE, metavar="FILE", help="Read w from .npy or .npz.  [default: random]"
-)
-@click.option(
-    "--dy",
-    type=paths.FILE,
-    metavar="FILE|SHAPE",
-    help="Read dy from .npy or .npz, or check that it has this shape.  [default: random]",
-)
-@click.option(
-    "--seed",
-    type=configuration.SEED,
-    default=0,
-    show_default=True,
-    help="Draw random data from this seed.",
-)
-@configuration.values_option
+@configuration.data_options
 @click.option("--large", is_flag=True, help="Compute the values even if the layer is large.")
 @click.option(
     "--map",

@@ -34,24 +34,7 @@ STEPS = 6
 @click.command()
 @configuration.configuration_options
 @configuration.dtype_option
-@click.option(
-    "--x", type=paths.FILE, metavar="FILE", help="Read x from .npy or .npz (FILE.npz:NAME)."
-)
-@click.option("--w", type=paths.FILE, metavar="FILE", help="Read w from .npy or .npz.")
-@click.option(
-    "--dy",
-    type=paths.FILE,
-    metavar="FILE|SHAPE",
-    help="Read dy from .npy or .npz, or check that it has this shape.",
-)
-@click.option(
-    "--seed",
-    type=configuration.SEED,
-    default=0,
-    show_default=True,
-    help="Draw random data from this seed.",
-)
-@configuration.values_option
+@configuration.data_options
 @click.option(
     "--device",
     type=click.Choice(["auto", "cpu", "gpu"]),

@@ -302,7 +302,8 @@ def test_references_to_other_docstrings_become_links():
             found += 1
             target = links.target(words.strip("`"), name)
             assert target is not None, f"{name}: {words}"
-    assert found > 40
+    # Without PyTorch, the reference describes nothing of cupyconv.torch.
+    assert found > (40 if importlib.util.find_spec("torch") else 30)
 
 
 # -- pictures of kernels ---------------------------------------------------------------------------

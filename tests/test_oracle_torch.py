@@ -87,10 +87,6 @@ def to_numpy(tensor: Any) -> np.ndarray:
     return detached.numpy()
 
 
-def per_axis(value: Any, rank: int) -> tuple[int, ...]:
-    return (value,) * rank if isinstance(value, int) else tuple(value) * (rank // len(value))
-
-
 @dataclass
 class Sample:
     """One of PyTorch's samples as a batched call, for PyTorch and cupyconv.

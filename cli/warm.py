@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     type=configuration.Words(lambda: filter(None, ACTIVATIONS)),
     help="Apply this activation in the forward pass: relu, silu or gelu.  [default: none]",
 )
+@click.option("--add", is_flag=True, help="Compile the forward pass for calls with add=.")
 @configuration.impl_option
 @click.option(
     "--measure", is_flag=True, help="Compile all kernels that cupyconv.benchmark = True would time."
@@ -57,6 +58,7 @@ def command(
     passes: tuple[str, ...],
     precision: str,
     activation: str | None,
+    add: bool,
     impl: str,
     measure: bool,
     threads: int | None,
@@ -94,6 +96,7 @@ def command(
                 passes or PASSES,
                 transposed=layer.is_transposed,
                 activation=activation,
+                add=add,
                 layout=layout,
             )
         with output.progress("compiling", len(ahead)) as step:

@@ -1,11 +1,11 @@
 // Gradient with respect to the input, generic: every legal configuration, dtype and chip.
 //
-//   dx[n, c, h, w] = act( bias[c] + sum over k, r, s of
+//   dx[n, c, h, w] = act( bias[c] + addend[n, c, h, w] + sum over k, r, s of
 //                         dy[n, k, (h + pad - r * dilation) / stride, ...] * w[k, c, r, s] )
 //
 // where the sum runs over the taps for which the division is exact and the output exists.  A gradient
-// has neither a bias nor an activation; a transposed convolution may have both.  The activation is
-// -DACTIVATION (epilogue.cuh).  Each group is one implicit GEMM, with the conjugate of a complex w:
+// has no bias, addend or activation; a transposed convolution may have all of them.  The activation is
+// -DACTIVATION, and an addend is read with -DADD=1 (epilogue.cuh).  Each group is one implicit GEMM, with the conjugate of a complex w:
 //
 //   gemm_m = N * D * H * W    input pixels                A = dy gathered at the outputs of a pixel
 //   gemm_n = C / G            channels of the group       B = w
@@ -20,7 +20,7 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     conv_backprop_input(const Storage* __restrict__ dy, const Storage* __restrict__ w,
-                        const Storage* __restrict__ bias, Storage* __restrict__ dx,
+                        const Storage* __restrict__ bias, const Storage* addend, Storage* dx,
                         const ConvParameters p) {
   __shared__ SharedTile<BLOCK_M> a;
   __shared__ SharedTile<BLOCK_N> b;
@@ -78,16 +78,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   for (int i = 0; i < THREAD_M; ++i) {
     const Index m = tile.row + fragment.row + i;
     if (m >= gemm_m) break;
-    Storage* pixel = dx + pixel_offset(pixel_at(m, p.input), p.x_stride);
+    const auto pixel = pixel_offset(pixel_at(m, p.input), p.x_stride);
 #pragma unroll
     for (int j = 0; j < THREAD_N; ++j) {
       const Index n = tile.column + fragment.column + j;
       if (n >= gemm_n) break;
       const Index channel = tile.group * gemm_n + n;
+      const auto element = pixel + channel * static_cast<Index>(p.x_stride[1]);
       Accumulator sum = fragment.sum[i][j];
       if (bias != nullptr) sum += Numeric<Storage>::widen(bias[channel * p.bias_stride]);
-      pixel[channel * static_cast<Index>(p.x_stride[1])] =
-          Numeric<Storage>::narrow(activate<ACTIVATION>(sum));
+      if (ADD) sum += Numeric<Storage>::widen(addend[element]);
+      dx[element] = Numeric<Storage>::narrow(activate<ACTIVATION>(sum));
     }
   }
 }

@@ -21,7 +21,7 @@
 // the result has few channels.  No product is wasted on zeros between the pixels of dy, however large the
 // stride is.
 //
-// A variant is chosen with -D: PASS (0 forward, 1 backprop_input), STORAGE, INDEX, ACTIVATION
+// A variant is chosen with -D: PASS (0 forward, 1 backprop_input), STORAGE, INDEX, ACTIVATION, ADD
 // (epilogue.cuh), TAPS_FASTEST (whether the columns are numbered with taps fastest, else with channels
 // fastest), CHANNELS_LAST (whether adjacent threads compute adjacent channels, else adjacent pixels).
 #include "epilogue.cuh"
@@ -77,7 +77,7 @@ struct Terms {
 // result is y or dx; bias may be null.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     conv_columns(const Accumulator* __restrict__ z, const Storage* __restrict__ bias,
-                 Storage* __restrict__ result, const int splits,
+                 const Storage* addend, Storage* result, const int splits,
                  const __grid_constant__ ConvParameters p) {
   const long long(&sizes)[3] = PASS == 0 ? p.output : p.input;
   const long long(&sources)[3] = PASS == 0 ? p.input : p.output;
@@ -139,13 +139,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     }
   }
 
-  Storage* pixel = result + (n * narrowed(strides[0]) + d * narrowed(strides[2]) +
-                             h * narrowed(strides[3]) + w * narrowed(strides[4]));
+  const Index pixel = n * narrowed(strides[0]) + d * narrowed(strides[2]) +
+                      h * narrowed(strides[3]) + w * narrowed(strides[4]);
 #pragma unroll
   for (int c = 0; c < CHANNELS; ++c) {
     if (first + c >= channels) break;
     const Index channel = group * channels + first + c;
     if (bias != nullptr) sum[c] += Numeric<Storage>::widen(bias[channel * narrowed(p.bias_stride)]);
-    pixel[channel * narrowed(strides[1])] = Numeric<Storage>::narrow(activate<ACTIVATION>(sum[c]));
+    const Index element = pixel + channel * narrowed(strides[1]);
+    if (ADD) sum[c] += Numeric<Storage>::widen(addend[element]);
+    result[element] = Numeric<Storage>::narrow(activate<ACTIVATION>(sum[c]));
   }
 }

@@ -26,7 +26,8 @@
 // that start, between which all columns are inside the source for every tile), FILTER_T, FILTER_R,
 // FILTER_S, STRIDE_D, STRIDE_H, STRIDE_W, DILATION_H, DILATION_W, PHASE_H, PHASE_W (padding before,
 // modulo stride), TAP_ROWS and SHARE (less than all rows and sources in backprop-filter only), RAGGED
-// (whether tiles extend past the last row or column), ACTIVATION (forward and backprop-input only).
+// (whether tiles extend past the last row or column), ACTIVATION and ADD
+// (epilogue.cuh; forward and backprop-input only).
 #include "chunks.cuh"
 #include "epilogue.cuh"
 #include "index.cuh"
@@ -283,7 +284,7 @@ struct Filter {
 // source is x or dy, result is y or dx; bias may be null.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     conv_direct(const Storage* __restrict__ source, const Storage* __restrict__ w,
-                const Storage* __restrict__ bias, Storage* __restrict__ result,
+                const Storage* __restrict__ bias, const Storage* addend, Storage* result,
                 const __grid_constant__ TileWalk walk, const __grid_constant__ ConvParameters p) {
   __shared__ Filter filter;
 #if PASS == 0
@@ -298,11 +299,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   __syncthreads();  // the filter is staged
   if (!thread.exists) return;
 
-  Accumulator added[VECTOR] = {};
+  Accumulator biases[VECTOR] = {};
   if (bias != nullptr)
 #pragma unroll
     for (int v = 0; v < VECTOR; ++v)
-      added[v] =
+      biases[v] =
           Numeric<Storage>::widen(bias[(thread.channel + v) * narrowed(p.bias_stride)]);
 
   for (Strip strip(walk, thread.strip); strip.has_tile(); strip.next()) {
@@ -360,10 +361,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #pragma unroll
           for (int e = 0; e < RESULT_COLUMNS * RESULT_CHANNELS; ++e) {
             const int channel = v + e % RESULT_CHANNELS;
-            piece[e] =
-                activate<ACTIVATION>(sum[i][k + e / RESULT_CHANNELS][channel] + added[channel]);
+            piece[e] = sum[i][k + e / RESULT_CHANNELS][channel] + biases[channel];
           }
-          store_piece(element_at(result, first + place_in_tile(i, k, v, result_stride)), piece);
+          const Offset place = first + place_in_tile(i, k, v, result_stride);
+          add_addend(piece, element_at(addend, place));
+#pragma unroll
+          for (Accumulator& element : piece) element = activate<ACTIVATION>(element);
+          store_piece(element_at(result, place), piece);
         }
       }
     }

@@ -1,6 +1,6 @@
 // Forward pass, generic: every legal configuration, every dtype, every chip.
 //
-//   y[n, k, p, q] = act( bias[k] + sum over c, r, s of
+//   y[n, k, p, q] = act( bias[k] + addend[n, k, p, q] + sum over c, r, s of
 //                        x[n, c, p * stride - pad + r * dilation, ...] * w[k, c, r, s] )
 //
 // as one implicit GEMM per group (3-D, with 1-D and 2-D as special cases):
@@ -12,14 +12,14 @@
 // The im2col matrix A exists only as BLOCK_M x BLOCK_K tiles in shared memory.  Tensors are accessed
 // by their strides, so that no memory order and no view needs a copy.  Sums have the accumulator type
 // and the order of gemm_k, and are rounded once, so that every run returns the same bits.  The
-// activation is -DACTIVATION (epilogue.cuh).
+// activation is -DACTIVATION, and an addend is read with -DADD=1 (epilogue.cuh).
 #include "epilogue.cuh"
 #include "maps.cuh"
 #include "tile.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     conv_forward(const Storage* __restrict__ x, const Storage* __restrict__ w,
-                 const Storage* __restrict__ bias, Storage* __restrict__ y,
+                 const Storage* __restrict__ bias, const Storage* addend, Storage* y,
                  const ConvParameters p) {
   __shared__ SharedTile<BLOCK_M> a;
   __shared__ SharedTile<BLOCK_N> b;
@@ -74,16 +74,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   for (int i = 0; i < THREAD_M; ++i) {
     const Index m = tile.row + fragment.row + i;
     if (m >= gemm_m) break;
-    Storage* pixel = y + pixel_offset(pixel_at(m, p.output), p.y_stride);
+    const auto pixel = pixel_offset(pixel_at(m, p.output), p.y_stride);
 #pragma unroll
     for (int j = 0; j < THREAD_N; ++j) {
       const Index n = tile.column + fragment.column + j;
       if (n >= gemm_n) break;
       const Index filter = tile.group * gemm_n + n;
+      const auto element = pixel + filter * static_cast<Index>(p.y_stride[1]);
       Accumulator sum = fragment.sum[i][j];
       if (bias != nullptr) sum += Numeric<Storage>::widen(bias[filter * p.bias_stride]);
-      pixel[filter * static_cast<Index>(p.y_stride[1])] =
-          Numeric<Storage>::narrow(activate<ACTIVATION>(sum));
+      if (ADD) sum += Numeric<Storage>::widen(addend[element]);
+      y[element] = Numeric<Storage>::narrow(activate<ACTIVATION>(sum));
     }
   }
 }

@@ -40,8 +40,8 @@
 // A variant is chosen with -D: PASS (0, 1, 2 as in the table), STORAGE, INDEX, BLOCK_M, BLOCK_N,
 // BLOCK_K, WARPS_M, WARPS_N, RESIDENT (resident blocks per SM), STAGES, TENSOR_CORES, A_ALONG_K,
 // A_VECTOR, B_ALONG_K, B_VECTOR, C_ALONG_N, C_VECTOR, TAPS_FASTEST, TAP_WORDS and PHASES
-// (gather.cuh), SPLIT, ASYNC_COPY, ACTIVATION (epilogue.cuh; forward and backprop_input only),
-// SHARED_BYTES.
+// (gather.cuh), SPLIT, ASYNC_COPY, ACTIVATION and ADD (epilogue.cuh; forward and backprop_input
+// only), SHARED_BYTES.
 #include "epilogue.cuh"
 #include "gather.cuh"
 #include "index.cuh"
@@ -558,19 +558,19 @@ __device__ __forceinline__ Accumulator bias_of(const Pass& pass, Index group, In
       bias[(group * pass.gemm_n + n) * narrowed(pass.p.bias_stride)]);
 }
 
-// Applies bias and activation to a sum; filter gradients have no bias and no activation.
-__device__ __forceinline__ Accumulator finished(Accumulator sum, Accumulator bias) {
-  return PASS == 2 ? sum : activate<ACTIVATION>(sum + bias);
+// Applies the activation to a sum; filter gradients have no activation.
+__device__ __forceinline__ Accumulator finished(Accumulator sum) {
+  return PASS == 2 ? sum : activate<ACTIVATION>(sum);
 }
 
 // -- kernels ----------------------------------------------------------------------------------------
 
 // a, b and c are x, w, y or their gradients, as in the table above.  bias is added to y or dx, and may be
-// null.  partial is the workspace of SPLIT: (split, group, gemm_m, gemm_n), with the last two axes
-// swapped if C is contiguous along m.
+// null; the addend is read with ADD only.  partial is the workspace of SPLIT: (split, group, gemm_m,
+// gemm_n), with the last two axes swapped if C is contiguous along m.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     conv_gather(const Storage* __restrict__ a, const Storage* __restrict__ b,
-                const Storage* __restrict__ bias, Storage* __restrict__ c,
+                const Storage* __restrict__ bias, const Storage* addend, Storage* c,
                 Accumulator* __restrict__ partial, const __grid_constant__ ConvParameters p,
                 const __grid_constant__ StridePhases<PHASES> phases) {
   __shared__ OperandA table_a;
@@ -671,7 +671,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         tile.group * pass.group_c + pass.c_row(tile.row + row);
   for (int column = threadIdx.x; column < BLOCK_N && column < columns; column += THREADS)
     (C_ALONG_N ? output.places : output.lines)[column] = pass.c_column(tile.column + column);
-  if (!OutputTile::STAGED) __syncthreads();  // the offsets are written
+  if (ADD || !OutputTile::STAGED) __syncthreads();  // the offsets are written
+
+  // Calls use(element, offset) for each vector of the tile in shared memory whose elements exist in C.
+  using OutputPiece = Piece<Storage, C_VECTOR>;
+  auto for_each_piece = [&](auto use) {
+    constexpr int PIECES = OutputTile::LINE / C_VECTOR;
+    for (int i = threadIdx.x; i < OutputTile::LINES * PIECES; i += THREADS) {
+      const int line = i / PIECES, place = i % PIECES * C_VECTOR;
+      if (line >= (C_ALONG_N ? rows : columns) || place >= (C_ALONG_N ? columns : rows)) continue;
+      use(reinterpret_cast<OutputPiece*>(&output.element[line][place]),
+          output.lines[line] + output.places[place]);
+    }
+  };
+  if constexpr (ADD && OutputTile::STAGED) {
+    for_each_piece([&](OutputPiece* element, Index offset) {
+      *element = *reinterpret_cast<const OutputPiece*>(addend + offset);
+    });
+    __syncthreads();  // the tile contains the addend; results replace it
+  }
 
   Accumulator biases[Sums::COLUMNS];
 #pragma unroll
@@ -679,9 +697,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     biases[j] = bias_of(pass, tile.group, tile.column + Sums::column_of(j), bias);
   sums.for_each_run([&](int i, int j, Accumulator(&run)[Sums::RUN]) {
 #pragma unroll
-    for (int e = 0; e < Sums::RUN; ++e) run[e] = finished(run[e], biases[C_ALONG_N ? j + e : j]);
+    for (int e = 0; e < Sums::RUN; ++e) run[e] += biases[C_ALONG_N ? j + e : j];
     const int row = Sums::row_of(i), column = Sums::column_of(j);
     const int line = C_ALONG_N ? row : column, place = C_ALONG_N ? column : row;
+    if constexpr (ADD) {
+#pragma unroll
+      for (int e = 0; e < Sums::RUN; ++e)
+        if (e < existing(row, column)) {
+          Storage added;
+          if constexpr (OutputTile::STAGED)
+            added = output.element[line][place + e];
+          else
+            added = addend[output.lines[line] + output.places[place + e]];
+          run[e] += Numeric<Storage>::widen(added);
+        }
+    }
+#pragma unroll
+    for (int e = 0; e < Sums::RUN; ++e) run[e] = finished(run[e]);
     if constexpr (OutputTile::STAGED) {
 #pragma unroll
       for (int e = 0; e < Sums::RUN; ++e)
@@ -694,14 +726,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   });
   if constexpr (OutputTile::STAGED) {
     __syncthreads();  // the tile of C and its offsets are complete
-    using OutputPiece = Piece<Storage, C_VECTOR>;
-    constexpr int PIECES = OutputTile::LINE / C_VECTOR;
-    for (int i = threadIdx.x; i < OutputTile::LINES * PIECES; i += THREADS) {
-      const int line = i / PIECES, place = i % PIECES * C_VECTOR;
-      if (line >= (C_ALONG_N ? rows : columns) || place >= (C_ALONG_N ? columns : rows)) continue;
-      *reinterpret_cast<OutputPiece*>(c + output.lines[line] + output.places[place]) =
-          *reinterpret_cast<const OutputPiece*>(&output.element[line][place]);
-    }
+    for_each_piece([&](const OutputPiece* element, Index offset) {
+      *reinterpret_cast<OutputPiece*>(c + offset) = *element;
+    });
   }
 #endif
 }
@@ -712,7 +739,7 @@ static_assert(PHASES == 1, "splits have a single phase");
 // Adds the splits' sums in order, one thread per vector of C_VECTOR elements of C.
 extern "C" __global__ void __launch_bounds__(ADDING_THREADS, 1)
     conv_gather_reduce(const Accumulator* __restrict__ partial, const Storage* __restrict__ bias,
-                       Storage* __restrict__ c, const int splits,
+                       const Storage* addend, Storage* c, const int splits,
                        const __grid_constant__ ConvParameters p,
                        const __grid_constant__ StridePhases<PHASES> phases) {
   const Pass pass(p, phases, 0);
@@ -732,8 +759,11 @@ extern "C" __global__ void __launch_bounds__(ADDING_THREADS, 1)
   add_parts(sum, partial + element, splits, elements);
 #pragma unroll
   for (int i = 0; i < C_VECTOR; ++i)
-    sum[i] = finished(sum[i], bias_of(pass, group, C_ALONG_N ? n + i : n, bias));
-  store_piece<C_VECTOR>(
-      c + group * pass.group_c + pass.c_row(m) + pass.c_column(n), sum);
+    sum[i] += bias_of(pass, group, C_ALONG_N ? n + i : n, bias);
+  const auto offset = group * pass.group_c + pass.c_row(m) + pass.c_column(n);
+  add_addend(sum, addend + offset);
+#pragma unroll
+  for (int i = 0; i < C_VECTOR; ++i) sum[i] = finished(sum[i]);
+  store_piece<C_VECTOR>(c + offset, sum);
 }
 #endif

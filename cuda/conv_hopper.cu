@@ -53,8 +53,8 @@
 // the bias), PLANES, BLOCK_M, BLOCK_N, STAGES, CLUSTER, SPATIAL (axes), PHASES (stride phases of
 // backprop_input, else 1), MAPS (of the gathered tensor), POINTWISE (1 x 1, stride 1, no padding, not
 // PLANAR: x is a plain matrix), PLANAR (x and dy are channels first), FILTERS_LAST (of w), WINDOW_ROWS
-// (of backprop_filter: A is x, not dy), STORE and RUN (how C is stored), SPLIT, ACTIVATION (epilogue.cuh;
-// forward and backprop_input only), SHARED_BYTES.
+// (of backprop_filter: A is x, not dy), STORE and RUN (how C is stored), SPLIT, ACTIVATION and ADD
+// (epilogue.cuh; forward and backprop_input only; not with STORE_BOXES), SHARED_BYTES.
 #include "epilogue.cuh"
 #include "maps.cuh"
 #include "numeric.cuh"
@@ -392,6 +392,12 @@ __device__ __forceinline__ unsigned packed(float low, float high, half_t) {
 __device__ __forceinline__ unsigned packed(float low, float high, bfloat16_t) {
   return ptx::bf16x2_from_f32(low, high);
 }
+// Returns the number whose bits are the lower half of a word.
+template <class Element>
+__device__ __forceinline__ float unpacked(unsigned word, Element element) {
+  element.bits = static_cast<unsigned short>(word);
+  return Numeric<Element>::widen(element);
+}
 
 // Channels per group of y or dx.
 __device__ __forceinline__ long long result_channels(const ConvParameters& p) {
@@ -425,6 +431,20 @@ __device__ __forceinline__ void store_in_line(Result* row, const Line& line, int
   }
 }
 
+// Adds the addend's elements to COUNT sums of adjacent columns of a line; `row` is the addend's row.
+template <int COUNT>
+__device__ __forceinline__ void add_in_line(const Result* row, const Line& line, int column,
+                                            long long column_step, float (&sums)[COUNT]) {
+#pragma unroll
+  for (int first = 0; first < COUNT; first += RUN) {
+    if (column + first >= line.count) return;
+    float run[RUN];
+    load_piece(run, row + line.offset + (column + first) * column_step, true);
+#pragma unroll
+    for (int i = 0; i < RUN; ++i) sums[first + i] += run[i];
+  }
+}
+
 // Epilogue of one warpgroup for its rows of a tile.  Output computes the offsets of C's elements:
 //
 //   row_offset(row, phase)                          offset of a row; BEYOND if it does not exist
@@ -435,7 +455,8 @@ __device__ __forceinline__ void store_in_line(Result* row, const Line& line, int
 template <class Output>
 struct Epilogue {
   SharedMemory& shared;
-  const Result* bias;  // null without a bias
+  const Result* bias;    // null without a bias
+  const Result* addend;  // read with ADD only
   const ConvParameters& p;
   int number;     // number of the warpgroup
   int first_row;  // first row of the warpgroup in a tile
@@ -468,34 +489,46 @@ struct Epilogue {
         shared.bias[number][thread() + i * WARPGROUP] = own[i];
     ptx::named_barrier_sync(1 + number, WARPGROUP);
   }
-  // Applies bias and activation to a sum in a column of the tile.
-  __device__ __forceinline__ float finished(float sum, int column) const {
-    if (is_biased()) sum += shared.bias[number][column];
-    return activate<ACTIVATION>(sum);
+  // Adds the bias to a sum in a column of the tile.
+  __device__ __forceinline__ float biased(float sum, int column) const {
+    return is_biased() ? sum + shared.bias[number][column] : sum;
   }
 
 #if STORE != STORE_FLOAT
   // Rounds 64 x 64 sums and writes them to a buffer of 64 lines (rows or columns of C), with the swizzle
-  // of C's tensor map.
+  // of C's tensor map.  With ADD, the buffer contains the addend.
   __device__ __forceinline__ void stage_out(Result* buffer, const float (&sums)[BLOCK_N / 2],
                                             int chunk) {
     const int lane = threadIdx.x % 32, warp = thread() / 32;
 #pragma unroll
     for (int column = 0; column < 64; column += 16) {
+#if STORE == STORE_COLUMNS
+      const int line = column + lane / 16 * 8 + lane % 8, piece = warp * 2 + lane / 8 % 2;
+#else
+      const int line = warp * 16 + lane % 16, piece = column / 8 + lane / 16;
+#endif
+      Result* const matrices = buffer + line * 64 + (piece ^ line % 8) * 8;
       unsigned registers[4];
+#if ADD && STORE == STORE_COLUMNS
+      ptx::ldmatrix_x4_trans(registers, matrices);
+#elif ADD
+      ptx::ldmatrix_x4(registers, matrices);
+#endif
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int right = i / 2 * 8 + lane % 4 * 2;  // columns right of `column`
         const int place = chunk * 64 + column + right;
         const float* pair = &sums[chunk * 32 + column / 2 + i / 2 * 4 + i % 2 * 2];
-        registers[i] = packed(finished(pair[0], place), finished(pair[1], place + 1), Result{});
+        float low = biased(pair[0], place), high = biased(pair[1], place + 1);
+#if ADD
+        low += unpacked(registers[i], Result{}), high += unpacked(registers[i] >> 16, Result{});
+#endif
+        registers[i] = packed(activate<ACTIVATION>(low), activate<ACTIVATION>(high), Result{});
       }
 #if STORE == STORE_COLUMNS
-      const int line = column + lane / 16 * 8 + lane % 8, piece = warp * 2 + lane / 8 % 2;
-      ptx::stmatrix_x4_trans(buffer + line * 64 + (piece ^ line % 8) * 8, registers);
+      ptx::stmatrix_x4_trans(matrices, registers);
 #else
-      const int line = warp * 16 + lane % 16, piece = column / 8 + lane / 16;
-      ptx::stmatrix_x4(buffer + line * 64 + (piece ^ line % 8) * 8, registers);
+      ptx::stmatrix_x4(matrices, registers);
 #endif
     }
   }
@@ -506,6 +539,7 @@ struct Epilogue {
   static constexpr int THREADS_OF_LINE = STORE == STORE_ROWS || RUN == 8 ? 8 : RUN == 4 ? 16 : 32;
   static constexpr int LINES_OF_THREAD = 64 * THREADS_OF_LINE / WARPGROUP;
   static constexpr int RUNS_OF_THREAD = 64 / (THREADS_OF_LINE * RUN);
+  using Run = Piece<Result, RUN>;
 
   __device__ __forceinline__ int line_of(int number) const {
     return thread() / THREADS_OF_LINE + number * (WARPGROUP / THREADS_OF_LINE);
@@ -534,6 +568,31 @@ struct Epilogue {
         if (chunk * 64 >= columns) continue;
         Result* const buffer = shared.output[number][next_buffer].element;
         next_buffer ^= 1;
+#if STORE != STORE_BOXES
+        // Calls use(element, offset, exists) for each run of this thread; exists is whether the run is
+        // inside C.
+        const auto for_each_run = [&](auto use) {
+          const Line line = output.line(tile.column + chunk * 64);
+#pragma unroll 4
+          for (int j = 0; j < LINES_OF_THREAD; ++j)
+#pragma unroll
+            for (int k = 0; k < RUNS_OF_THREAD; ++k) {
+              const long long row_offset = offsets[STORE == STORE_ROWS ? j : k];
+              const int column = STORE == STORE_ROWS ? run_of(k) : line_of(j);
+              const int piece = run_of(k) / 8 ^ line_of(j) % 8;
+              use(reinterpret_cast<Run*>(buffer + line_of(j) * 64 + piece * 8 + run_of(k) % 8),
+                  row_offset + line.offset + column * output.column_step(),
+                  row_offset != Output::BEYOND && column < line.count);
+            }
+        };
+#endif
+#if ADD
+        for_each_run([&](Run* element, long long offset, bool exists) {
+          *element = Run{};
+          if (exists) *element = *reinterpret_cast<const Run*>(addend + offset);
+        });
+        ptx::named_barrier_sync(1 + number, WARPGROUP);  // the buffer contains the addend
+#endif
         stage_out(buffer, sums[i], chunk);
 #if STORE == STORE_BOXES
         ptx::fence_proxy_async();
@@ -545,20 +604,9 @@ struct Epilogue {
         }
 #else
         ptx::named_barrier_sync(1 + number, WARPGROUP);  // buffer complete; the other has been read
-        const Line line = output.line(tile.column + chunk * 64);
-#pragma unroll 4
-        for (int j = 0; j < LINES_OF_THREAD; ++j)
-#pragma unroll
-          for (int k = 0; k < RUNS_OF_THREAD; ++k) {
-            const long long row_offset = offsets[STORE == STORE_ROWS ? j : k];
-            const int column = STORE == STORE_ROWS ? run_of(k) : line_of(j);
-            if (row_offset == Output::BEYOND || column >= line.count) continue;
-            using Run = Piece<Result, RUN>;
-            const int piece = run_of(k) / 8 ^ line_of(j) % 8;
-            Result* const place = c + row_offset + line.offset + column * output.column_step();
-            *reinterpret_cast<Run*>(place) = *reinterpret_cast<const Run*>(
-                buffer + line_of(j) * 64 + piece * 8 + run_of(k) % 8);
-          }
+        for_each_run([&](const Run* element, long long offset, bool exists) {
+          if (exists) *reinterpret_cast<Run*>(c + offset) = *element;
+        });
 #endif
       }
     }
@@ -573,7 +621,9 @@ struct Epilogue {
                   [&](long long row, const Line& line, int place, const float(&pair)[2]) {
                     if (row == Output::BEYOND) return;
                     const int column = line.column - tile.column + place;
-                    const float done[2] = {finished(pair[0], column), finished(pair[1], column + 1)};
+                    float done[2] = {biased(pair[0], column), biased(pair[1], column + 1)};
+                    if (ADD) add_in_line(addend + row, line, place, output.column_step(), done);
+                    for (float& sum : done) sum = activate<ACTIVATION>(sum);
                     store_in_line(c + row, line, place, output.column_step(), done);
                   });
   }
@@ -1028,9 +1078,10 @@ __device__ __forceinline__ void store_partial(const Sums& sums, const Tile& tile
 
 // -- kernels ----------------------------------------------------------------------------------------
 
-// c is y, dx or dw.  bias is added to y or dx, and may be null.  partial is the workspace of SPLIT.
+// c is y, dx or dw.  bias is added to y or dx, and may be null; the addend is read with ADD only.  partial
+// is the workspace of SPLIT.
 extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
-    conv_hopper(const Result* bias, Result* c, float* partial,
+    conv_hopper(const Result* bias, const Result* addend, Result* c, float* partial,
                 const __grid_constant__ TensorMaps maps,
                 const __grid_constant__ Walk<PHASES> walk,
                 const __grid_constant__ ConvParameters p) {
@@ -1063,7 +1114,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
     ptx::setmaxnreg_inc<232>();
     const int first_row = TURNS ? 0 : warpgroup * CONSUMER_ROWS;
     Consumer consumer(shared, first_row);
-    Epilogue<Output> epilogue = {shared, bias, p, warpgroup, first_row};
+    Epilogue<Output> epilogue = {shared, bias, addend, p, warpgroup, first_row};
     Turn turn(shared.turn, warpgroup);
     int next = 0;  // warpgroup whose turn it is
 #pragma unroll 1
@@ -1098,7 +1149,8 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
 #if SPLIT
 // Adds the splits' sums in order, one thread per eight columns of C.
 extern "C" __global__ void __launch_bounds__(ADDING_THREADS, 1)
-    conv_hopper_reduce(const float* partial, const Result* bias, Result* c, const int splits,
+    conv_hopper_reduce(const float* partial, const Result* bias, const Result* addend, Result* c,
+                       const int splits,
                        const __grid_constant__ Walk<PHASES> walk,
                        const __grid_constant__ ConvParameters p) {
   constexpr int COLUMNS = 8;
@@ -1120,9 +1172,12 @@ extern "C" __global__ void __launch_bounds__(ADDING_THREADS, 1)
   if (row_offset == Output::BEYOND) return;
   const int first_channel = output.group * static_cast<int>(result_channels(p)) + column;
 #pragma unroll
-  for (int i = 0; i < COLUMNS; ++i)
-    sums[i] = activate<ACTIVATION>(sums[i] + bias_of(first_channel + i, p, bias));
+  for (int i = 0; i < COLUMNS; ++i) sums[i] += bias_of(first_channel + i, p, bias);
   const int place = column % LINE;
-  store_in_line(c + row_offset, output.line(column - place), place, output.column_step(), sums);
+  const Line line = output.line(column - place);
+  if (ADD) add_in_line(addend + row_offset, line, place, output.column_step(), sums);
+#pragma unroll
+  for (float& sum : sums) sum = activate<ACTIVATION>(sum);
+  store_in_line(c + row_offset, line, place, output.column_step(), sums);
 }
 #endif

@@ -46,7 +46,7 @@
 // vector of x), SHIFT (elements from an aligned address to the first window), Y_LAST (whether channels
 // are contiguous in y or dy), Y_VECTOR (elements per vector of y or dy), ASYNC_COPY (8.0 and later),
 // RESIDENT (resident blocks per SM), SHARED_BYTES; in the forward pass BLOCK_N (filters per block),
-// ACTIVATION; in backprop-filter ROW_TILES, WARPS_N and WARPS_K (warps along words and pixels),
+// ACTIVATION, ADD; in backprop-filter ROW_TILES, WARPS_N and WARPS_K (warps along words and pixels),
 // WARP_WORDS (groups of 8 words per warp), SHARE_WORDS.
 #include "chunks.cuh"
 #include "epilogue.cuh"
@@ -252,7 +252,8 @@ struct OutputTile {
   static constexpr int LINE = Y_LAST ? BLOCK_N : PIXELS;
   // Padded, so that lines start in different banks.
   static constexpr int PADDING = sizeof(Storage) == 2 ? 8 : 4;
-  alignas(16) Storage element[LINES][LINE + PADDING];
+  static constexpr int PITCH = LINE + PADDING;
+  alignas(16) Storage element[LINES][PITCH];
 };
 
 // The filter in the order of B fragments: the four registers of a lane for 16 filters and one step are 16
@@ -345,7 +346,7 @@ struct Sums {
     }
   }
 
-  // Rounds the sums into the tile of y.
+  // Rounds the sums into the tile of y; with ADD, the tile contains the addend.
   __device__ __forceinline__ void finish(SharedMemory& shared) const {
     const int first = threadIdx.x / 32 * WARP_M, lane = threadIdx.x % 32;
 #pragma unroll
@@ -355,46 +356,53 @@ struct Sums {
 #pragma unroll
       for (int j = 0; j < BLOCK_N / 8; ++j) {
         const int filter = j * 8 + lane % 4 * 2;
+        Storage* const element =
+            Y_LAST ? &shared.output.element[pixel][filter] : &shared.output.element[filter][pixel];
+        constexpr int NEXT = Y_LAST ? 1 : OutputTile::PITCH;  // distance of the next filter
         Accumulator two[2];
 #pragma unroll
-        for (int e = 0; e < 2; ++e)
-          two[e] = activate<ACTIVATION>(value[i / 2][j][i % 2 * 2 + e] + shared.bias[filter + e]);
+        for (int e = 0; e < 2; ++e) {
+          two[e] = value[i / 2][j][i % 2 * 2 + e] + shared.bias[filter + e];
+          if (ADD) two[e] += Numeric<Storage>::widen(element[e * NEXT]);
+          two[e] = activate<ACTIVATION>(two[e]);
+        }
         if constexpr (Y_LAST) {
-          store_piece<2>(&shared.output.element[pixel][filter], two);
+          store_piece<2>(element, two);
         } else {
-          shared.output.element[filter][pixel] = Numeric<Storage>::narrow(two[0]);
-          shared.output.element[filter + 1][pixel] = Numeric<Storage>::narrow(two[1]);
+          element[0] = Numeric<Storage>::narrow(two[0]);
+          element[NEXT] = Numeric<Storage>::narrow(two[1]);
         }
       }
     }
   }
 };
 
-// Stores a tile of y, for BLOCK_N filters.
-__device__ __forceinline__ void store_tile(const OutputTile& output, Storage* y,
-                                           const ConvParameters& p, const Pixel<Index>& tile,
-                                           Index first_filter) {
-  using OutputPiece = Piece<Storage, Y_VECTOR>;
+// Calls use(element, offset, exists) for each vector of a tile of y, for BLOCK_N filters; exists is
+// whether the vector is inside y.
+using OutputPiece = Piece<Storage, Y_VECTOR>;
+template <class Use>
+__device__ __forceinline__ void for_each_piece(OutputTile& output, const ConvParameters& p,
+                                               const Pixel<Index>& tile, Index first_filter,
+                                               Use use) {
   constexpr int PIECES = OutputTile::LINE / Y_VECTOR;
   const Index rows = narrowed(p.output[1]) - tile.h, columns = narrowed(p.output[2]) - tile.w;
   const Index filters = narrowed(p.filters) - first_filter;
-  y += pixel_offset(tile, p.y_stride) + first_filter * narrowed(p.y_stride[1]);
+  const Index first = pixel_offset(tile, p.y_stride) + first_filter * narrowed(p.y_stride[1]);
   for (int i = threadIdx.x; i < OutputTile::LINES * PIECES; i += THREADS) {
     const int line = i / PIECES, place = i % PIECES * Y_VECTOR;
     const int pixel = Y_LAST ? line : place, filter = Y_LAST ? place : line;
     const int row = pixel / TILE_Q, column = pixel % TILE_Q;
-    if (filter >= filters || row >= rows || column >= columns) continue;
-    *reinterpret_cast<OutputPiece*>(y + row * narrowed(p.y_stride[3]) +
-                                    column * narrowed(p.y_stride[4]) +
-                                    filter * narrowed(p.y_stride[1])) =
-        *reinterpret_cast<const OutputPiece*>(&output.element[line][place]);
+    use(reinterpret_cast<OutputPiece*>(&output.element[line][place]),
+        first + row * narrowed(p.y_stride[3]) + column * narrowed(p.y_stride[4]) +
+            filter * narrowed(p.y_stride[1]),
+        filter < filters && row < rows && column < columns);
   }
 }
 
-// bias may be null.  blockIdx.y selects the block of filters.
+// bias may be null; the addend is read with ADD only.  blockIdx.y selects the block of filters.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     conv_patch(const Storage* __restrict__ x, const Storage* __restrict__ w,
-               const Storage* __restrict__ bias, Storage* __restrict__ y,
+               const Storage* __restrict__ bias, const Storage* addend, Storage* y,
                const __grid_constant__ ConvParameters p) {
   SharedMemory& shared = *reinterpret_cast<SharedMemory*>(shared_memory);
   const Tiles tiles(p);
@@ -422,11 +430,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     __syncthreads();  // patch and filter are complete; the previous patch and tile are no longer read
     if (number < tiles.count) copy_patch(shared.patch[parity ^ 1], x, p, next);
     commit_copies();
+    if (ADD)
+      for_each_piece(shared.output, p, tile, first_filter,
+                     [&](OutputPiece* element, Index offset, bool exists) {
+                       *element = OutputPiece{};
+                       if (exists) *element = *reinterpret_cast<const OutputPiece*>(addend + offset);
+                     });
     Sums sums;
     sums.multiply(shared, shared.patch[parity]);
+    if (ADD) __syncthreads();  // the tile contains the addend
     sums.finish(shared);
     __syncthreads();  // the tile of y is complete
-    store_tile(shared.output, y, p, tile, first_filter);
+    for_each_piece(shared.output, p, tile, first_filter,
+                   [&](const OutputPiece* element, Index offset, bool exists) {
+                     if (exists) *reinterpret_cast<OutputPiece*>(y + offset) = *element;
+                   });
     tile = next;
   }
 }

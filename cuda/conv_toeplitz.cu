@@ -37,7 +37,7 @@
 // SOURCE_LINES (source lines per block), SOURCE_LAST, RESULT_LAST (whether channels are contiguous in
 // the source, and in y, dx or dy), SOURCE_VECTOR, RESULT_VECTOR (elements per vector access, along
 // channels or columns), SOURCE_SHIFT (columns from an aligned address to the first column of a strip),
-// ASYNC_COPY (8.0 and later), ACTIVATION (forward and backprop-input only), SHARED_BYTES.
+// ASYNC_COPY (8.0 and later), ACTIVATION and ADD (forward and backprop-input only), SHARED_BYTES.
 #include "chunks.cuh"
 #include "epilogue.cuh"
 #include "index.cuh"
@@ -445,10 +445,10 @@ __device__ __forceinline__ void bring_filter(Storage (&weights)[FILTER_R][WEIGHT
   }
 }
 
-// source is x or dy, and result is y or dx.  bias may be null.
+// source is x or dy, and result is y or dx.  bias may be null; the addend is read with ADD only.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     conv_toeplitz(const Storage* __restrict__ source, const Storage* __restrict__ w,
-                  const Storage* __restrict__ bias, Storage* __restrict__ result,
+                  const Storage* __restrict__ bias, const Storage* addend, Storage* result,
                   const __grid_constant__ ConvParameters p) {
   SharedMemory& shared = *reinterpret_cast<SharedMemory*>(shared_memory);
   const long long(&source_stride)[5] = PASS == 0 ? p.x_stride : p.y_stride;
@@ -534,22 +534,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   }
 
   __syncthreads();  // the source is no longer read; results replace it
+  const Window results(shared.lines.walked, result_stride, patch.first_column, g.width, channels);
+  if (ADD) {
+    fill<ROWS, STRIPS, RESULT_LAST, RESULT_VECTOR, 0>(shared.walked, addend, results);
+    __syncthreads();  // the planes contain the addend
+  }
 #pragma unroll
   for (int tile = 0; tile < ROW_TILES; ++tile)
 #pragma unroll
     for (int strip = 0; strip < STRIPS; ++strip)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
+        Storage* const element =
+            &shared.walked[warp].element[tile * 16 + half * 8 + group][strip * 8 + 2 * pair];
         float two[2] = {sum[tile][strip][2 * half], sum[tile][strip][2 * half + 1]};
+        add_addend(two, element);
         two[0] = activate<ACTIVATION>(two[0]), two[1] = activate<ACTIVATION>(two[1]);
-        store_piece<2>(
-            &shared.walked[warp].element[tile * 16 + half * 8 + group][strip * 8 + 2 * pair], two);
+        store_piece<2>(element, two);
       }
   __syncthreads();  // the results are complete
 
-  empty<ROWS, STRIPS, RESULT_LAST, RESULT_VECTOR>(
-      shared.walked, result,
-      Window(shared.lines.walked, result_stride, patch.first_column, g.width, channels));
+  empty<ROWS, STRIPS, RESULT_LAST, RESULT_VECTOR>(shared.walked, result, results);
 }
 
 #else

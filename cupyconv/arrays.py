@@ -452,3 +452,12 @@ def overlap(a: Any, b: Any, home: Home) -> bool:
         return np.shares_memory(a, b, max_work=_MOST_WORK)
     except np.exceptions.TooHardError:
         return True
+
+
+def are_same(a: Any, b: Any, home: Home) -> bool:
+    """Return whether two arrays of one dtype on one device have the same elements of memory."""
+    if (a.shape, a.strides) != (b.shape, b.strides):
+        return False
+    if home is Home.GPU:
+        return bool(a.data.ptr == b.data.ptr)
+    return bool(a.ctypes.data == b.ctypes.data)

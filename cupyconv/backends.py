@@ -18,6 +18,7 @@ from cupyconv.gpu import bindings, capture, compiler
 from cupyconv.gpu.runtime import CupyRuntime, Runtime, Series
 from cupyconv.kernels import bias
 from cupyconv.kernels.device import CPU, Device
+from cupyconv.kernels.request import PLAIN, Epilogue
 from cupyconv.kernels.strides import Strides
 from cupyconv.launch import FilterForm, Launch
 from cupyconv.planning import launches
@@ -35,6 +36,7 @@ class Tensors(NamedTuple):
     w: Any
     y: Any
     bias: Any = None
+    add: Any = None
 
 
 Run = Callable[[Tensors], None]
@@ -72,18 +74,32 @@ class Backend(Protocol):
         """Return a contiguous copy, extended to ``shape`` by zeros at the end of each axis."""
         ...
 
+    def copy(self, target: Any, source: Any) -> None:
+        """Copy an array to another of the same shape and dtype."""
+        ...
+
+    def addend(self, add: Any, result: Any) -> Any:
+        """Return an array of the elements of ``add`` that a pass can read while it writes a result.
+
+        Args:
+            add: array with the result's shape; the result itself, or without shared memory.
+            result: array that the pass will write.
+        """
+        ...
+
     def prepare(
         self,
         pass_plan: PassPlan,
         problem: ConvProblem,
         strides: Strides | None,
-        activation: str | None = None,
+        epilogue: Epilogue = PLAIN,
         form: FilterForm | None = None,
         conjugates: bool = True,
     ) -> Run:
         """Prepare a planned pass for tensors with these strides.
 
         Args:
+            epilogue: addition and activation of the results of forward or backprop_input.
             form: result of ``filter_form`` if the run is called with the result of ``arrange`` as
                 w; None if it is called with w itself.
             conjugates: whether backprop_input conjugates a complex w; ignored by a backend whose
@@ -156,16 +172,22 @@ class CpuBackend:
         copied[tuple(map(slice, array.shape))] = array
         return copied
 
+    def copy(self, target: np.ndarray, source: np.ndarray) -> None:
+        target[...] = source
+
+    def addend(self, add: np.ndarray, result: np.ndarray) -> np.ndarray:
+        return add.copy() if np.may_share_memory(add, result) else add
+
     def prepare(
         self,
         pass_plan: PassPlan,
         problem: ConvProblem,
         strides: Strides | None,
-        activation: str | None = None,
+        epilogue: Epilogue = PLAIN,
         form: FilterForm | None = None,
         conjugates: bool = True,
     ) -> Run:
-        return lambda tensors: self.run(pass_plan, problem, tensors, activation, conjugates)
+        return lambda tensors: self.run(pass_plan, problem, tensors, epilogue, conjugates)
 
     def filter_form(
         self, pass_plan: PassPlan, problem: ConvProblem, strides: Strides | None
@@ -180,17 +202,18 @@ class CpuBackend:
         pass_plan: PassPlan,
         problem: ConvProblem,
         tensors: Tensors,
-        activation: str | None = None,
+        epilogue: Epilogue = PLAIN,
         conjugates: bool = True,
     ) -> None:
         """Run one pass."""
         module, t = _CPU_MODULES[pass_plan.implementation], tensors
         how = (problem, pass_plan.method) if pass_plan.method else (problem,)
+        after = (t.bias, t.add, epilogue.activation)
         compute, operands = {
-            "forward": (module.forward, (t.x, t.w, t.bias, activation, t.y)),
+            "forward": (module.forward, (t.x, t.w, *after, t.y)),
             "backprop_input": (
                 partial(module.backprop_input, conjugates=conjugates),
-                (t.w, t.y, t.bias, activation, t.x),
+                (t.w, t.y, *after, t.x),
             ),
             "backprop_filter": (module.backprop_filter, (t.x, t.y, t.w)),
         }[pass_plan.pass_]
@@ -250,18 +273,27 @@ class GpuBackend:
     def extended(self, array: Any, shape: tuple[int, ...]) -> Any:
         copied = self.scratch(shape, array.dtype.name)
         copied.data.memset_async(0, copied.nbytes)
-        # CuPy supports bfloat16 only with NumPy 2.1.2 and later.
-        bits = f"u{array.itemsize}" if array.itemsize < 8 else array.dtype
-        with capture.relaxed():  # CuPy loads a kernel
-            copied.view(bits)[tuple(map(slice, array.shape))] = array.view(bits)
+        self.copy(copied[tuple(map(slice, array.shape))], array)
         return copied
+
+    def copy(self, target: Any, source: Any) -> None:
+        # CuPy supports bfloat16 only with NumPy 2.1.2 and later.
+        bits = f"u{source.itemsize}" if source.itemsize < 8 else source.dtype
+        with capture.relaxed():  # CuPy loads a kernel
+            target.view(bits)[...] = source.view(bits)
+
+    def addend(self, add: Any, result: Any) -> Any:
+        if add.strides == result.strides:
+            return add
+        self.copy(result, add)  # kernels read an addend with the result's strides
+        return result
 
     def prepare(
         self,
         pass_plan: PassPlan,
         problem: ConvProblem,
         strides: Strides | None,
-        activation: str | None = None,
+        epilogue: Epilogue = PLAIN,
         form: FilterForm | None = None,
         conjugates: bool = True,
     ) -> Run:
@@ -271,7 +303,7 @@ class GpuBackend:
         if form is not None:
             strides = replace(strides, w_arranged=True)
             workspace_bytes -= form.bytes
-        prepared = launches.prepare(pass_plan, problem, strides, activation, self.device)
+        prepared = launches.prepare(pass_plan, problem, strides, self.device, epilogue)
         return self._series(prepared, workspace_bytes)
 
     def filter_form(

@@ -452,8 +452,8 @@ def _naive(problem: ConvProblem, operands: Operands) -> Results:
     shapes = (problem.output_shape, x.shape, w.shape, problem.bias_shape)
     results = Results(*(np.empty(shape, x.dtype) for shape in shapes))
     with np.errstate(all="ignore"):
-        naive.forward(problem, x, w, None, None, results.y)
-        naive.backprop_input(problem, w, dy, None, None, results.dx)
+        naive.forward(problem, x, w, None, None, None, results.y)
+        naive.backprop_input(problem, w, dy, None, None, None, results.dx)
         naive.backprop_filter(problem, x, dy, results.dw)
         naive.backprop_bias(problem, dy, results.db)
     return results

@@ -17,7 +17,7 @@ STORAGE = {
     "complex64": "complex64_t",
     "complex128": "complex128_t",
 }
-ROLES = ("x", "w", "y", "bias", "workspace")
+ROLES = ("x", "w", "y", "bias", "add", "workspace")
 """Names of the arrays that launches take; gradients have the name of their tensor."""
 
 

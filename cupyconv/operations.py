@@ -14,6 +14,7 @@ from cupyconv import arrays, backends, foreign, formats, measuring
 from cupyconv.backends import Backend, Run, Tensors
 from cupyconv.errors import ConvError, ConvTypeError, require_word, unknown_word, words_of
 from cupyconv.formats import DataFormat, FilterFormat
+from cupyconv.kernels.request import Epilogue
 from cupyconv.kernels.strides import Strides, contiguous_strides, element_strides
 from cupyconv.planning import (
     ACTIVATIONS,
@@ -103,6 +104,7 @@ def conv_forward(
     w: NDArray[Scalar] | PreparedFilter[NDArray[Scalar]],
     bias: NDArray[Scalar] | None = None,
     *,
+    add: NDArray[Scalar] | None = None,
     out: NDArray[Scalar] | None = None,
     **how: Unpack[_Forward],
 ) -> NDArray[Scalar]: ...
@@ -112,6 +114,7 @@ def conv_forward(
     w: CuPyArray | PreparedFilter[CuPyArray],
     bias: CuPyArray | None = None,
     *,
+    add: CuPyArray | None = None,
     out: CuPyArray | None = None,
     **how: Unpack[_Forward],
 ) -> CuPyArray: ...
@@ -121,6 +124,7 @@ def conv_forward(
     w: Exporter | PreparedFilter[Any],
     bias: Exporter | None = None,
     *,
+    add: Exporter | None = None,
     out: Exporter | None = None,
     **how: Unpack[_Forward],
 ) -> Any: ...
@@ -136,11 +140,12 @@ def conv_forward(
     data_format: DataFormat | None = None,
     filter_format: FilterFormat | None = None,
     activation: Activation | None = None,
+    add: Any = None,
     precision: Precision = "ieee",
     impl: Impl | Plan = "auto",
     out: Any = None,
 ) -> Any:
-    """Compute y = activation(bias + x correlated with w).
+    """Compute y = activation(x correlated with w + bias + add).
 
     y[n, k, p, q] = sum over c, r, s of x[n, c, h, w] * w[k, c, r, s], where
     h = p * stride - pad + r * dilation, and the index w follows from q and s in the same way.
@@ -157,6 +162,10 @@ def conv_forward(
             the activation.  "silu" is v / (1 + exp(-v)) in the dtype of the sums, as in PyTorch:
             it is -0 where exp(-v) overflows (v below -88.7 in float32, -709.7 in float64), and NaN
             at -infinity.
+        add: array with the shape, dtype and device of y, such as the shortcut of a residual block;
+            it is added before the activation.  It may be ``out`` itself, but must not share part of
+            its memory.  A GPU copies it first if its strides differ from those of the result, and
+            NumPy copies it if it is ``out``.  The gradient with respect to it is dy.
         precision: "ieee" computes float32 in float32: a value affects only the results that read
             it, subnormals are kept, and errors are at most twice those of a plain sum, whatever
             the magnitudes.  "tf32" permits implementations to round float32 operands to 10 bits of
@@ -189,9 +198,12 @@ def conv_forward(
     [[[[8.0, 12.0], [20.0, 24.0]]]]
     >>> cupyconv.conv_forward(x, w, stride=2, padding="same").shape
     (1, 1, 2, 2)
+    >>> shortcut = np.full((1, 1, 2, 2), -20.0)
+    >>> cupyconv.conv_forward(x, w, add=shortcut, activation="relu").tolist()
+    [[[[0.0, 0.0], [0.0, 4.0]]]]
     """
     rules = (stride, padding, dilation, groups, data_format, filter_format)
-    given = (x, w) if bias is None else (x, w, bias)
+    given = (x, w, bias, add)
     return compute("forward", given, None, rules, out, impl, precision, activation)
 
 
@@ -502,6 +514,7 @@ def conv_transpose(
     w: NDArray[Scalar] | PreparedFilter[NDArray[Scalar]],
     bias: NDArray[Scalar] | None = None,
     *,
+    add: NDArray[Scalar] | None = None,
     out: NDArray[Scalar] | None = None,
     **how: Unpack[_Transpose],
 ) -> NDArray[Scalar]: ...
@@ -511,6 +524,7 @@ def conv_transpose(
     w: CuPyArray | PreparedFilter[CuPyArray],
     bias: CuPyArray | None = None,
     *,
+    add: CuPyArray | None = None,
     out: CuPyArray | None = None,
     **how: Unpack[_Transpose],
 ) -> CuPyArray: ...
@@ -520,6 +534,7 @@ def conv_transpose(
     w: Exporter | PreparedFilter[Any],
     bias: Exporter | None = None,
     *,
+    add: Exporter | None = None,
     out: Exporter | None = None,
     **how: Unpack[_Transpose],
 ) -> Any: ...
@@ -537,11 +552,12 @@ def conv_transpose(
     data_format: DataFormat | None = None,
     filter_format: FilterFormat | None = None,
     activation: Activation | None = None,
+    add: Any = None,
     precision: Precision = "ieee",
     impl: Impl | Plan = "auto",
     out: Any = None,
 ) -> Any:
-    """Compute the transposed convolution: activation(bias + conv_backprop_input of x).
+    """Compute the transposed convolution: activation(conv_backprop_input of x + bias + add).
 
     Args:
         x: array with the shape of the underlying convolution's output, (N, K, [[Z,] P,] Q).
@@ -562,11 +578,11 @@ def conv_transpose(
             ``stride`` times x's size; pass the stride minus the filter's size to get this result.
         stride, padding, dilation, groups, data_format, filter_format: parameters of the underlying
             convolution.
-        activation, precision, impl, out: as for ``conv_forward``.
+        activation, add, precision, impl, out: as for ``conv_forward``.
 
     Returns:
         The result, (N, C, [[D,] H,] W) in ``data_format`` order.  16-bit types are rounded once,
-        after bias and activation.
+        after bias, ``add`` and activation.
 
     Raises:
         ConvError, ConvTypeError, DeviceError: as for ``conv_backprop_input``.
@@ -579,7 +595,7 @@ def conv_transpose(
     """
     rules = (stride, padding, dilation, groups, data_format, filter_format)
     sizes = (output_shape, output_padding)
-    given = (w, x) if bias is None else (w, x, bias)
+    given = (w, x, bias, add)
     return compute("transpose", given, sizes, rules, out, impl, precision, activation)
 
 
@@ -747,12 +763,12 @@ _ROLES = {
     "transpose": ("out", "w", "x"),
 }
 _GIVEN = {
-    "forward": ("x", "w", "bias"),  # the bias is optional
+    "forward": ("x", "w", "bias", "add"),
     "backprop_input": ("w", "dy"),
     "backprop_filter": ("x", "dy"),
-    "transpose": ("w", "x", "bias"),
+    "transpose": ("w", "x", "bias", "add"),
 }
-"""Arrays that each operation takes, in the order of x, w, y of its pass and then the bias."""
+"""Arrays that each operation takes; bias and add are optional."""
 
 
 class Called(NamedTuple):
@@ -784,9 +800,6 @@ _SIZES = {
     "transpose": ("input_shape",),
 }
 """Tensors that each operation takes as a shape instead of an array, by ConvProblem's names."""
-
-_FILTERS = {"forward": 1, "backprop_input": 0, "backprop_filter": None, "transpose": 0}
-"""Index of the filter among the arrays of each operation."""
 
 _PLAIN = frozenset((int, str, type(None)))
 """Types whose equal values have equal text, so that a cache key need not contain the type."""
@@ -862,7 +875,7 @@ def compute(
 
     Args:
         operation: name of the operation, a key of _GIVEN.
-        given: arrays of the operation, in the order of _GIVEN.
+        given: arrays of the operation, in the order of _GIVEN; None for a missing optional array.
         shape: shape of the tensor that is not passed as an array; for "transpose", the pair of
             output_shape and output_padding.
         rules: stride, padding, dilation, groups, data_format, filter_format, as the user passed
@@ -875,29 +888,36 @@ def compute(
         deferred: whether to return a _Call instead of the result.
     """
     called = called or _CALLED[operation]
-    names = called.given
-    place, prepared_filter = _FILTERS[operation], None
-    if place is not None and type(given[place]) is PreparedFilter:
-        prepared_filter = given[place]
-        given = (*given[:place], prepared_filter.array, *given[place + 1 :])
-    given, home, backend = _take(names, given)
-    operands, result, out_layout = given[:2], None, None
-    layouts = [(array.shape, array.strides, array.dtype) for array in given]
-    unconjugated = operation == "transpose" and given[0].dtype.kind == "c" and not conjugates
+    names = dict(zip(_GIVEN[operation], called.given, strict=False))
+    tensors = {role: a for role, a in zip(names, given, strict=False) if a is not None}
+    filter_given = tensors.get("w")
+    prepared_filter = filter_given if type(filter_given) is PreparedFilter else None
+    if prepared_filter is not None:
+        tensors["w"] = prepared_filter.array
+    taken, home, backend = _take([names[role] for role in tensors], tuple(tensors.values()))
+    tensors = dict(zip(tensors, taken, strict=True))
+    layouts = {role: (a.shape, a.strides, a.dtype) for role, a in tensors.items()}
+    unconjugated = operation == "transpose" and tensors["w"].dtype.kind == "c" and not conjugates
     if unconjugated:
         # The pass conjugates its filter, but this operation must not, so pass the conjugate of w.
-        operands = given[1:2]
-        layouts[0] = _of_a_new_array(*layouts[0])
+        layouts["w"] = _of_a_new_array(*layouts["w"])
+    unaligned = ("bias", "w") if unconjugated else ("bias",)
+    addressed = [array for role, array in tensors.items() if role not in unaligned]
+    add = tensors.pop("add", None)
+    result = out_layout = None
     if out is not None:
-        result = _take_out(called.out, out, names, given, home, backend)
-        operands += (result,)
+        inputs = {names[role]: array for role, array in tensors.items()}
+        result = _take_out(called.out, out, inputs, home, backend)
+        if add is not None:
+            _require_apart_or_equal(names["add"], add, called.out, result, home)
+        addressed.append(result)
         out_layout = (result.shape, result.strides, result.dtype)
     call: tuple[Any, ...] = (
         operation,
         called,
-        tuple(layouts),
+        tuple(layouts.items()),
         out_layout,
-        backend.alignment(operands),
+        backend.alignment(addressed),
         shape,
         rules,
         _spelling(shape, rules),
@@ -916,29 +936,33 @@ def compute(
         ready.fastest(Tensors(None, None, None))  # raises if the choice is not remembered
     if result is None:
         result = backend.empty(ready.shape, ready.problem.dtype)
-    if prepared_filter is not None and place is not None and not unconjugated:
-        given = (*given[:place], prepared_filter, *given[place + 1 :])
-    if operation == "transpose" and (unconjugated or given[1].shape != ready.problem.output_shape):
-        _transpose(ready, given, result, unconjugated, measured, backend)
+    if add is not None:
+        tensors["add"] = backend.addend(add, result)
+    if prepared_filter is not None and not unconjugated:
+        tensors["w"] = prepared_filter
+    tensors["out"] = result
+    if operation == "transpose" and (
+        unconjugated or tensors["x"].shape != ready.problem.output_shape
+    ):
+        _transpose(ready, tensors, unconjugated, measured, backend)
         return result if out is None or type(out) in arrays.HOMES else _written_to(out)
-    if operation == "forward":
-        x, w, *bias = given
-        tensors = Tensors(x, w, result, *bias)
-    elif operation == "backprop_filter":
-        tensors = Tensors(given[0], result, given[1])
-    else:
-        tensors = Tensors(result, *given)
-    run = ready.fastest(tensors) if measured else ready.run
+    operands = _operands(operation, tensors)
+    run = ready.fastest(operands) if measured else ready.run
     if deferred:
-        return _Call(run, tensors, result)
-    run(tensors)
+        return _Call(run, operands, result)
+    run(operands)
     return result if out is None or type(out) in arrays.HOMES else _written_to(out)
+
+
+def _operands(operation: str, tensors: Mapping[str, Any]) -> Tensors:
+    """Return an operation's arrays by their roles in its pass."""
+    x, w, y = (tensors[role] for role in _ROLES[operation])
+    return Tensors(x, w, y, tensors.get("bias"), tensors.get("add"))
 
 
 def _transpose(
     ready: _Ready,
-    given: tuple[Any, ...],
-    result: Any,
+    tensors: dict[str, Any],
     unconjugated: bool,
     measured: bool,
     backend: Backend,
@@ -947,24 +971,23 @@ def _transpose(
 
     Args:
         ready: the prepared call.
-        given: arrays of the call.
-        result: array for the result.
+        tensors: arrays of the call, with the result as "out".
         unconjugated: whether the filter must not be conjugated although the pass conjugates it.
         measured: whether to measure the candidates and use the fastest.
         backend: backend that computes.
     """
 
     def compute_from_copies() -> None:
-        w, y, *bias = given
+        w, x = tensors["w"], tensors["x"]
         if unconjugated:
             conjugate = backend.conjugate(w)
             w = w if conjugate is None else conjugate
-        if y.shape != ready.problem.output_shape:
+        if x.shape != ready.problem.output_shape:
             # output_padding adds windows for which x has no values; zeros are used instead.
-            y = backend.extended(y, ready.problem.output_shape)
-        tensors = Tensors(result, w, y, *bias)
-        run = ready.fastest(tensors) if measured else ready.run
-        run(tensors)
+            x = backend.extended(x, ready.problem.output_shape)
+        operands = _operands("transpose", {**tensors, "w": w, "x": x})
+        run = ready.fastest(operands) if measured else ready.run
+        run(operands)
 
     try:
         compute_from_copies()
@@ -1001,7 +1024,7 @@ def _spelling(shape: Any, rules: tuple[Any, ...]) -> Any:
 def _ready(
     operation: str,
     called: Called,
-    given: tuple[tuple[Any, ...], ...],
+    given: tuple[tuple[str, tuple[Any, ...]], ...],
     out: tuple[Any, ...] | None,
     alignment: int,
     shape: Any,
@@ -1018,13 +1041,14 @@ def _ready(
     """Prepare a call from the layouts of its arrays.
 
     Args:
+        given: shape, strides and dtype of each array, by its name in _GIVEN.
         conjugates: whether backprop_input conjugates a complex filter.
 
     Raises:
         ConvError, ConvTypeError: the call is invalid; the devices of its arrays are not checked.
     """
     require_words(activation, precision, impl, backend.device)
-    layouts = dict(zip(_GIVEN[operation], map(_Layout._make, given), strict=False))
+    layouts = {role: _Layout._make(layout) for role, layout in given}
     if out is not None:
         layouts["out"] = _Layout._make(out)
     problem = problem_of(operation, layouts, shape, rules, called)
@@ -1042,20 +1066,29 @@ def _ready(
     if prepared_filter is not None:
         prepared_filter.require(request)
     planned = chosen(request, impl)
+    epilogue = Epilogue(activation, "add" in layouts)
 
     def prepare(planned: PassPlan) -> Run:
         if prepared_filter is None:
-            return backend.prepare(planned, problem, strides, activation, None, conjugates)
+            return backend.prepare(planned, problem, strides, epilogue, None, conjugates)
         form = backend.filter_form(planned, problem, strides)
         if form is not None and form.name not in prepared_filter.forms:
             form = None  # kernels copy w at each call, as without ``prepare``
         name = None if form is None else form.name
-        run = backend.prepare(planned, problem, strides, activation, form, conjugates)
+        run = backend.prepare(planned, problem, strides, epilogue, form, conjugates)
         return lambda tensors: run(tensors._replace(w=_read_as(name, tensors.w)))
 
     def measure(tensors: Tensors) -> Run:
         assert isinstance(impl, str)
-        return prepare(_fastest(request, impl, backend, prepare, tensors))
+        if tensors.add is None:
+            return prepare(_fastest(request, impl, backend, prepare, tensors))
+        result = tensors[_ROLES[operation].index("out")]
+        kept = backend.empty(result.shape, problem.dtype)  # the result may be the addend itself
+        backend.copy(kept, result)
+        try:
+            return prepare(_fastest(request, impl, backend, prepare, tensors))
+        finally:
+            backend.copy(result, kept)
 
     return _Ready(problem, written, prepare(planned), measure)
 
@@ -1108,7 +1141,7 @@ def sum_bias(
         deferred: whether to return a _Call instead of the result.
     """
     (dy,), home, backend = _take((called,), (dy,))
-    result = None if out is None else _take_out("out", out, (called,), (dy,), home, backend)
+    result = None if out is None else _take_out("out", out, {called: dy}, home, backend)
     out_layout = None if result is None else _Layout.of(result)
     place = backend, backend.alignment((dy,)), cupyconv.workspace_limit
     call = (called, _Layout.of(dy), out_layout, data_format, *place)
@@ -1210,6 +1243,8 @@ def problem_of(
         if bias_shape is not None:
             channels, owner = (problem.C, names.x) if transposed else (problem.K, names.w)
             require_bias(error_names["bias"], bias_shape, channels, owner)
+        if "add" in layouts:
+            _require_add(error_names["add"], layouts["add"].shape, _written(operation, problem))
         if "out" in layouts:
             _require_out(called.out, layouts["out"], _written(operation, problem), problem.dtype)
         return problem
@@ -1377,6 +1412,25 @@ def require_bias(name: str, shape: tuple[int, ...], channels: int, owner: str) -
         )
 
 
+def _require_add(name: str, shape: tuple[int, ...], result: tuple[int, ...]) -> None:
+    if shape != result:
+        raise ConvError(
+            f"{name} must have the result's shape",
+            f"{name} is {shape_text(shape) or 'a scalar'}, the result is {shape_text(result)}",
+            f"Pass an array of shape {result}",
+        )
+
+
+def _require_apart_or_equal(name: str, add: Any, called: str, out: Any, home: arrays.Home) -> None:
+    """Check that an addend is the array for the result itself, or shares no memory with it."""
+    if arrays.overlap(add, out, home) and not arrays.are_same(add, out, home):
+        raise ConvError(
+            f"{name} must be {called} itself or share no memory with it",
+            f"{name} overlaps {called} and is another array",
+            f"Pass a copy of {name}",
+        )
+
+
 def _require_current_device(names: Sequence[str], given: Sequence[Any], current: int) -> None:
     for position, array in enumerate(given):
         device = array.data.device_id
@@ -1391,12 +1445,15 @@ def _require_current_device(names: Sequence[str], given: Sequence[Any], current:
 def _take_out(
     called: str,
     out: Any,
-    names: Sequence[str],
-    given: Sequence[Any],
+    inputs: Mapping[str, Any],
     home: arrays.Home,
     backend: Backend,
 ) -> Any:
-    """Return ``out`` as an array over its memory, after checking that it may be written."""
+    """Return ``out`` as an array over its memory, after checking that it may be written.
+
+    Args:
+        inputs: arrays that must not share memory with ``out``, by their names in errors.
+    """
     array, out_home = arrays.take_out(called, out)
     if out_home is not home:
         raise ConvTypeError(
@@ -1405,7 +1462,7 @@ def _take_out(
         )
     if backend.ordinal is not None:
         _require_current_device((called,), (array,), backend.ordinal)
-    for name, other in zip(names, given, strict=False):
+    for name, other in inputs.items():
         if arrays.overlap(array, other, home):
             raise ConvError(
                 f"{called} must not share memory with an input",

@@ -17,6 +17,7 @@ from cupyconv.formats import CHANNELS_FIRST, CHANNELS_LAST
 from cupyconv.gpu import compiler, runtime
 from cupyconv.gpu.compiler import Variant
 from cupyconv.kernels.device import DEVICES
+from cupyconv.kernels.request import PLAIN, Epilogue
 from cupyconv.kernels.strides import Strides
 from cupyconv.planning import (
     Activation,
@@ -155,6 +156,7 @@ def warm(
     passes: str | Iterable[str] = PASSES,
     transposed: bool = False,
     activation: Activation | None = None,
+    add: bool = False,
     layout: str | None = None,
     precision: Precision = "ieee",
     impl: str | Plan = "auto",
@@ -176,6 +178,7 @@ def warm(
         transposed: whether the layers are transposed convolutions of these problems, so that
             ``conv_transpose`` is their forward pass.
         activation: activation of the forward pass.
+        add: whether the forward pass has the argument ``add``.
         layout: "channels_first" or "channels_last", the memory order of all tensors regardless of
             their formats, as in PyTorch; by default the order of the formats.
         precision, impl: as for ``conv_forward``.
@@ -208,7 +211,14 @@ def warm(
         measure=measure,
     )
     for problem in problems if isinstance(problems, Iterable) else (problems,):
-        ahead.add(problem, passes, transposed=transposed, activation=activation, layout=layout)
+        ahead.add(
+            problem,
+            passes,
+            transposed=transposed,
+            activation=activation,
+            add=add,
+            layout=layout,
+        )
     return ahead.compile(threads)
 
 
@@ -240,6 +250,7 @@ class Ahead:
         *,
         transposed: bool = False,
         activation: str | None = None,
+        add: bool = False,
         layout: str | None = None,
     ) -> None:
         """Add the kernels that some passes of a layer will load."""
@@ -252,10 +263,10 @@ class Ahead:
             pass_ = word
             if transposed:
                 pass_ = {"forward": "backprop_input", "backprop_input": "forward"}.get(word, word)
-            applied = activation if word == "forward" else None
+            epilogue = Epilogue(activation, add) if word == "forward" else PLAIN
             use = Use(problem, pass_, bool(transposed))
             for planned in self._planned(problem, pass_, strides):
-                self._add(use, self._backend.prepare(planned, problem, strides, applied))
+                self._add(use, self._backend.prepare(planned, problem, strides, epilogue))
             if word == "backprop_filter":
                 run = self._bias_gradient(problem, strides, transposed)
                 self._add(use._replace(pass_=BIAS_GRADIENT), run)

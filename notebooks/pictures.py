@@ -87,7 +87,7 @@ def launched(family: str, example: Example) -> Drawn:
     problem, device = example.problem, Device.of(example.device)
     planned = plan_pass(problem, example.pass_, device, family, example.precision)
     strides = Strides.contiguous(problem)
-    made = launches.prepare(planned, problem, strides, None, device)
+    made = launches.prepare(planned, problem, strides, device)
     copies = ("conv_arrange.cu", "conv_planes.cu")
     launch = next(one for one in made if one.source not in copies)
     macros = dict(launch.defines)

@@ -177,10 +177,12 @@ def compute(api: Any, pass_: str, problem: ConvProblem, data: Data, **more: Any)
 def plain_sums(problem: ConvProblem, pass_: str, data: Data) -> np.ndarray:
     """Compute a pass by adding one term at a time."""
     if pass_ == "forward":
-        naive.forward(problem, data.x, data.w, data.bias, None, y := np.empty_like(data.dy))
+        naive.forward(problem, data.x, data.w, data.bias, None, None, y := np.empty_like(data.dy))
         return y
     if pass_ == "backprop_input":
-        naive.backprop_input(problem, data.w, data.dy, None, None, dx := np.empty_like(data.x))
+        naive.backprop_input(
+            problem, data.w, data.dy, None, None, None, dx := np.empty_like(data.x)
+        )
         return dx
     naive.backprop_filter(problem, data.x, data.dy, dw := np.empty_like(data.w))
     return dw

@@ -65,7 +65,7 @@ def planned(architecture: str, count: int = CONTENDERS) -> dict[tuple, Planned]:
         strides = Strides.contiguous(problem)
         request = Request(problem, pass_, device, precision, None, strides)
         for one in contenders(request, "auto", count):
-            for launch in launches.prepare(one, problem, strides, None, device):
+            for launch in launches.prepare(one, problem, strides, device):
                 made = found.setdefault(
                     (launch.source, launch.defines, launch.entry), Planned(problem, pass_, launch)
                 )

@@ -11,7 +11,7 @@ import pytest
 
 from cupyconv.cpu.activations import activate
 from cupyconv.gpu import sources
-from cupyconv.kernels import parameters
+from cupyconv.kernels.request import ACTIVATIONS
 from tests.emulator import EmulatedModule, build, memory
 from tests.emulator.ptx.nvrtc import OPTIONS, compile_ptx
 
@@ -70,7 +70,7 @@ def values() -> np.ndarray:
 
 @cache
 def kernel(activation: str, off: int = 0, front: str = "ptx"):
-    defines = {"ACTIVATION": str(parameters.ACTIVATION[activation]), "OFF": str(off)}
+    defines = {"ACTIVATION": str(ACTIVATIONS.index(activation)), "OFF": str(off)}
     if front == "source":
         folders = (build.INCLUDE_DIRECTORY,)
         return EmulatedModule(FILE, defines, folders, checked=False).get_function("activations")

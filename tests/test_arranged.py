@@ -100,7 +100,7 @@ def test_copies_follow_the_sums_in_the_workspace(pass_, roles, name):
             end = places[role] + prod(rows) * -(-channels * 2 // 16) * 16
         assert end == chosen.workspace_bytes
         parts = {role: Part("workspace", offset) for role, offset in places.items()}
-        launches = prepare(chosen, problem, strides, None, SM_80)
+        launches = prepare(chosen, problem, strides, SM_80)
         entries = ["conv_arrange"] * bool(copied) + ["conv_gather", "conv_gather_reduce"]
         assert [one.entry for one in launches] == entries[: len(entries) - (splits == 1)]
         multiplied = launches[bool(copied)]
@@ -189,7 +189,7 @@ def test_prepared_filter_is_not_copied():
             y = emulator.memory.empty(problem.output_shape, np.float16)
             if held is not None:
                 w = backend.arrange(held, w)
-            backend.prepare(chosen, problem, strides, None, held)(Tensors(x, w, y))
+            backend.prepare(chosen, problem, strides, form=held)(Tensors(x, w, y))
             emulator.memory.check_written(y)
             results.append(y.tobytes())
         assert results[0] == results[1]

@@ -607,7 +607,7 @@ def test_direct_stages_filter_within_quarter_of_loop(layer, dtype, order, pass_)
     problem = account.layer_problem(layer, dtype, order)
     device, strides = Device.of("sm_80"), Strides.contiguous(problem)
     planned = plan_pass(problem, pass_, device, "cuda-direct", strides=strides)
-    (launch,) = launches.prepare(planned, problem, strides, None, device)
+    (launch,) = launches.prepare(planned, problem, strides, device)
     whole = ptx_of(launch.source, launch.defines, "sm_80")
     shortened = re.sub(r"bar\.sync\s+0;", "bar.sync 0; ret;", whole, count=1)
     assert shortened != whole
@@ -641,7 +641,7 @@ def test_direct_resident_blocks_match_occupancy(architecture):
         problem = account.layer_problem(layer, dtype, order)
         strides = Strides.contiguous(problem)
         planned = plan_pass(problem, pass_, device, "cuda-direct", strides=strides)
-        (launch,) = launches.prepare(planned, problem, strides, None, device)
+        (launch,) = launches.prepare(planned, problem, strides, device)
         resources = driver.compiled(launch.source, launch.defines, architecture)[launch.entry]
         chip, (threads,) = driver.chip_of(architecture), launch.block
         resident, _ = driver.resident_blocks(chip, resources, threads, 0, None)

@@ -226,7 +226,7 @@ def test_random_cases_cover_every_feature():
     assert {case.rank for case in cases} >= {1, 2, 3}
     for field in vars(View()):
         assert any(getattr(view, field) for view in views), field
-    for word in ("activation", "bias", "shift", "poke", "bad_out"):
+    for word in ("activation", "bias", "shift", "adds", "poke", "bad_out"):
         assert any(getattr(case, word) for case in cases), word
     assert any(case.batch == 0 for case in cases)
     assert 0.9 < sum(map(is_legal, cases)) / len(cases) < 1

@@ -1128,7 +1128,7 @@ def test_planned_tensor_maps_are_valid():
                 continue
             pass_plan = plan_pass(problem, pass_, device, "cuda-hopper")
             strides = Strides.contiguous(problem)
-            launches = prepare(pass_plan, problem, strides, None, device)
+            launches = prepare(pass_plan, problem, strides, device)
             product = next(one for one in launches if one.entry == "conv_hopper")
             for argument in product.arguments:
                 if isinstance(argument, tensormaps.TensorMaps):
@@ -1209,7 +1209,7 @@ def variants():
             pass_, "cuda-hopper", "", tile=tile, blocks=1, splits=splits, workspace_bytes=1
         )
         strides = Strides.contiguous(problem)
-        launches = prepare(pass_plan, problem, strides, None, device)
+        launches = prepare(pass_plan, problem, strides, device)
         yield tile, next(launch for launch in launches if launch.entry == "conv_hopper")
 
 

@@ -125,7 +125,7 @@ def launches_of(cases, architecture, impl):
         for pass_ in PASSES:
             if FAMILIES[impl].refuses(Request(problem, pass_, device, "tf32")) is None:
                 pass_plan = plan_pass(problem, pass_, device, impl, "tf32")
-                for prepared in launches.prepare(pass_plan, problem, strides, None, device):
+                for prepared in launches.prepare(pass_plan, problem, strides, device):
                     found[prepared.defines] = prepared
     return list(found.values())
 
@@ -362,7 +362,7 @@ def test_parameter_struct_has_the_compilers_fields():
 def test_activation_numbers_are_the_headers():
     header = dict(sources.load("conv_forward.cu").headers)["epilogue.cuh"]
     declared = {name.lower(): int(n) for name, n in re.findall(r"ACTIVATION_(\w+) = (\d)", header)}
-    assert declared == {word or "none": n for word, n in parameters.ACTIVATION.items()}
+    assert declared == {word or "none": n for n, word in enumerate(ACTIVATIONS)}
 
 
 def test_a_compile_failure_carries_the_log():

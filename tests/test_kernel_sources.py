@@ -93,7 +93,7 @@ def passed():
             request = Request(problem, pass_, device, precision)
             if family.on_gpu and family.refuses(request) is None:
                 planned = plan_pass(problem, pass_, device, impl, precision)
-                made += launches.prepare(planned, problem, strides, None, device)
+                made += launches.prepare(planned, problem, strides, device)
     found = {}
     for launch in made:
         found.setdefault(launch.source, set()).update(name for name, _ in launch.defines)

@@ -210,7 +210,7 @@ def test_reduction_adds_parts_in_order(impl):
     chosen = plan_pass(problem, "backprop_filter", device, impl, strides=strides)
     for parts in (2, 15, 16, 17, 40):
         split = replace(chosen, splits=parts, method="")
-        *_, last = launches.prepare(split, problem, strides, None, device)
+        *_, last = launches.prepare(split, problem, strides, device)
         given = rng.standard_normal((parts, prod(problem.filter_shape))).astype("float32")
         dw = memory.empty(problem.filter_shape, arrays.numpy_dtype(problem.dtype), "w")
         named = {"workspace": memory.array(given, "workspace"), "w": dw, "bias": np.uint64(0)}

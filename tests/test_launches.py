@@ -328,7 +328,7 @@ def test_cuda_toeplitz_uses_the_widest_possible_vectors(alignment, pass_):
         for problem in all_formats(first)[::2]:
             strides = replace(Strides.contiguous(problem), alignment=alignment)
             planned = plan_pass(problem, pass_, device, "cuda-toeplitz", strides=strides)
-            launch, *_ = prepare(planned, problem, strides, None, device)
+            launch, *_ = prepare(planned, problem, strides, device)
             macros = dict(launch.defines)
             x = piece_of(strides.x, problem.input_shape, problem, alignment)
             y = piece_of(strides.y, problem.output_shape, problem, alignment)
@@ -366,7 +366,7 @@ def test_stride_phases_cover_all_pixels_and_taps():
             continue
         planned = plan_pass(problem, "backprop_input", device, "cuda-gather")
         strides = Strides.contiguous(problem)
-        made = prepare(planned, problem, strides, None, device)
+        made = prepare(planned, problem, strides, device)
         met, taps_of = {}, []
         for launch in (one for one in made if one.entry == "conv_gather"):
             (told,), (phases,) = launch.arguments[-2:]
@@ -392,7 +392,7 @@ def test_stride_phases_cover_all_pixels_and_taps():
         assert taps_of == sorted(taps_of, reverse=True)
         seen[len(taps_of)] += 1
         planned = plan_pass(problem, "forward", device, "cuda-gather")
-        *_, product = prepare(replace(planned, splits=1), problem, strides, None, device)
+        *_, product = prepare(replace(planned, splits=1), problem, strides, device)
         assert dict(product.defines)["PHASES"] == 1
     assert len(seen) >= 4
 
@@ -466,7 +466,7 @@ def test_cuda_gather_predicts_the_size_of_its_tables(taps, dtype, architecture):
             one for one in contenders(request, "cuda-gather", 1000)
             if one.tile == tile and not one.method
         )  # fmt: skip
-        launch, *_ = prepare(planned, problem, strides, None, device)
+        launch, *_ = prepare(planned, problem, strides, device)
         compiled = driver.compiled(launch.source, launch.defines, architecture)
         found, words = gather.accesses(pass_, problem, strides), gather.tap_words(problem)
         made = gather.ring(tile, found, ITEMSIZE[dtype], device, words)
@@ -493,7 +493,7 @@ def test_persistent_blocks_have_equal_and_fewest_rounds(impl):
         strides = Strides.contiguous(problem)
         for pass_ in {"forward", "backprop_input"}.intersection(fits(problem, impl, device)):
             planned = plan_pass(problem, pass_, device, impl)
-            (launch,) = prepare(planned, problem, strides, None, device)
+            (launch,) = prepare(planned, problem, strides, device)
             request = Request(problem, pass_, device, strides=strides)
             made = family.geometry(request, planned.tiling)
             turns = made.rounds if impl == "cuda-direct" else made.tiles
@@ -541,7 +541,7 @@ def test_filter_gradient_chunks_have_equal_rounds():
     for problem in STAYING["cuda-direct"][1]:
         planned = plan_pass(problem, "backprop_filter", device, "cuda-direct")
         strides = Strides.contiguous(problem)
-        product, _ = prepare(planned, problem, strides, None, device)
+        product, _ = prepare(planned, problem, strides, device)
         request = Request(problem, "backprop_filter", device, strides=strides)
         made = direct.geometry(request, planned.tiling)
         assert product.grid[0] == planned.splits
@@ -560,7 +560,7 @@ def test_large_padding_strides_and_dilations_are_planned(far, architecture, pass
         strides = Strides.contiguous(problem)
         request = Request(problem, pass_, device, "tf32", None, strides)
         for planned in contenders(request, "auto", 99):
-            assert prepare(planned, problem, strides, None, device)
+            assert prepare(planned, problem, strides, device)
             families.add(planned.implementation)
     assert "cuda-generic" in families
 

@@ -313,9 +313,9 @@ SIZE, PADDING = "output_shape", "output_padding"
 
 def library(module: Any, **more: Any) -> list[Way]:
     """Return the functions of the library, or another module's functions of the same names."""
-    transposed = {**TRANSPOSED, "out": "x"}
+    transposed = {**TRANSPOSED, "out": "x", "add": "x"}
     return [
-        Way(module.conv_forward, {"out": "y"}, **more),
+        Way(module.conv_forward, {"out": "y", "add": "y"}, **more),
         Way(module.conv_backprop_input, {"out": "x"}, **more),
         Way(module.conv_backprop_filter, {"out": "w"}, **more),
         Way(module.conv_transpose, transposed, without=PADDING, **more),

@@ -124,7 +124,7 @@ def test_largest_tile_has_as_many_stages_as_fit(arch, stages):
 def require_fits_the_chip(planned, problem, device, strides):
     """Require every launch of a planned pass to be within the chip's limits."""
     limit = shared_bytes_allowed(device.architecture)
-    for launched in launches.prepare(planned, problem, strides, None, device):
+    for launched in launches.prepare(planned, problem, strides, device):
         assert launched.shared_bytes <= limit
         assert launched.grid[0] < 2**31
         assert all(extent < 2**16 for extent in launched.grid[1:])
@@ -622,7 +622,7 @@ def test_empty_batch_launches_only_a_zero_filter_gradient():
     problem = ConvProblem((0, 3, 4, 4), (5, 3, 3, 3))
     strides = Strides((48, 16, 4, 1), (27, 9, 3, 1), (20, 4, 2, 1))
     grids = {
-        p.pass_: prepare(p, problem, strides, None, Device.of("sm_80"))[0].grid
+        p.pass_: prepare(p, problem, strides, Device.of("sm_80"))[0].grid
         for p in plan(problem, "sm_80", "cuda-generic")
     }
     assert grids["forward"] == (0,)
@@ -716,7 +716,7 @@ def launched(planned, device):
     return [
         [
             (one.source, one.entry, one.defines, one.grid, one.block, one.shared_bytes)
-            for one in prepare(pass_plan, planned.problem, strides, None, device)
+            for one in prepare(pass_plan, planned.problem, strides, device)
         ]
         for pass_plan in planned
     ]

@@ -224,7 +224,7 @@ def test_rows_that_only_blocks_have_are_counted(number, index):
     problem, device = tall(number), Device.of("sm_80")
     planned = plan_pass(problem, "forward", device, "cuda-toeplitz")
     strides = Strides.contiguous(problem)
-    (product,) = launches.prepare(planned, problem, strides, None, device)
+    (product,) = launches.prepare(planned, problem, strides, device)
     assert dict(product.defines)["ALIGNED"] == 1
     assert dict(product.defines)["INDEX"] == index
 
@@ -251,7 +251,7 @@ def test_cuda_generic_counts_blocks_before_launching():
     def prepare(groups):
         problem = ConvProblem((1, groups, 1), (groups, 1, 1), groups=groups)
         planned = plan_pass(problem, "backprop_filter", device, "cuda-generic")
-        return launches.prepare(planned, problem, Strides.contiguous(problem), None, device)
+        return launches.prepare(planned, problem, Strides.contiguous(problem), device)
 
     (launch,) = prepare(2**31 - 1)
     assert launch.grid == (2**31 - 1,)

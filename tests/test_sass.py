@@ -11,7 +11,7 @@ import pytest
 
 from cupyconv import ConvProblem
 from cupyconv.gpu import compiler, sources
-from cupyconv.kernels.parameters import ACTIVATION
+from cupyconv.kernels.request import ACTIVATIONS
 from cupyconv.kernels.strides import Strides
 from cupyconv.launch import Launch
 from cupyconv.planning import Device, Request, launches
@@ -69,7 +69,7 @@ def variants(form: str, on: str | Device = "sm_90a") -> Iterator[Launch]:
         request = Request(problem, pass_, device, precision, strides=strides)
         if FAMILIES[impl].refuses(request) is None:
             for planned in contenders(request, impl, 1000):
-                for one in launches.prepare(planned, problem, strides, None, device):
+                for one in launches.prepare(planned, problem, strides, device):
                     found[one.source, one.defines] = one
     yield from found.values()
 
@@ -199,7 +199,7 @@ def activated(form: str, activation: str) -> list[Launch]:
     for one in variants(form):
         defines = dict(one.defines)
         if one.source not in COPIES and defines["PASS"] < 2:
-            defines["ACTIVATION"] = ACTIVATION[activation]
+            defines["ACTIVATION"] = ACTIVATIONS.index(activation)
             place = (defines["BLOCK_N"], -defines["SPLIT"])
             found.append((place, replace(one, defines=tuple(defines.items()))))
     return [one for _, one in sorted(found, key=lambda pair: pair[0])]
@@ -282,7 +282,7 @@ def test_cuda_gather_has_loads_in_flight_without_cp_async(architecture, order, a
         problem = in_formats(problem, "NCHW", "OIHW")
     device, strides = Device.of(architecture), Strides.contiguous(problem)
     planned = plan_without_copies(problem, "cuda-gather", device)["forward"]
-    (one,) = launches.prepare(planned, problem, strides, None, device)
+    (one,) = launches.prepare(planned, problem, strides, device)
     code = kernels(listing_of(one, architecture))["conv_gather"]
     loads, waits = loads_and_waits(line for block in blocks(code) for line in block.instructions)
     assert loads >= at_once * waits

@@ -1,8 +1,26 @@
-// Epilogue of a sum before the store: bias, activation, one rounding.
+// Epilogue of a sum before the store: bias, addend, activation, one rounding.
 #ifndef CUPYCONV_EPILOGUE_CUH
 #define CUPYCONV_EPILOGUE_CUH
 
 #include "numeric.cuh"
+#include "vector.cuh"
+
+// With -DADD=1, a tensor with the result's shape and strides is added before the activation: the addend.
+// It may be the result itself, so kernels declare neither of them __restrict__.
+#ifndef ADD
+#define ADD 0
+#endif
+
+// Adds the addend's elements to LENGTH sums of contiguous results; `addend` is the first element.
+template <int LENGTH, class Storage, class Accumulator>
+__device__ __forceinline__ void add_addend(Accumulator (&sum)[LENGTH], const Storage* addend) {
+  if constexpr (ADD != 0) {
+    Accumulator piece[LENGTH];
+    load_piece(piece, addend, true);
+#pragma unroll
+    for (int i = 0; i < LENGTH; ++i) sum[i] += piece[i];
+  }
+}
 
 // Values of -DACTIVATION, as in cupyconv/kernels/parameters.py.
 enum Activation { ACTIVATION_NONE = 0, ACTIVATION_RELU = 1, ACTIVATION_SILU = 2, ACTIVATION_GELU = 3 };

@@ -37,11 +37,12 @@ def forward(
     x: np.ndarray,
     w: np.ndarray,
     bias: np.ndarray | None,
+    add: np.ndarray | None,
     activation: str | None,
     y: np.ndarray,
 ) -> None:
-    """Compute y[n, k, p] = act(bias[k] + sum over c, r of x[n, c, h] w[k, c, r])."""
-    _compute("correlate", method, correlation(problem, x, w, y, bias, activation))
+    """Compute y[n, k, p] = act(sum of x[n, c, h] w[k, c, r] + bias[k] + add[n, k, p])."""
+    _compute("correlate", method, correlation(problem, x, w, y, bias, add, activation))
 
 
 def backprop_input(
@@ -50,25 +51,28 @@ def backprop_input(
     w: np.ndarray,
     dy: np.ndarray,
     bias: np.ndarray | None,
+    add: np.ndarray | None,
     activation: str | None,
     dx: np.ndarray,
     conjugates: bool = True,
 ) -> None:
-    """Compute dx[n, c, h] = act(bias[c] + sum of dy[n, k, p] w[k, c, r]), by stride phases.
+    """Compute dx[n, c, h] = act(sum of dy[n, k, p] w[k, c, r] + bias[c] + add[n, c, h]).
+
+    The inputs are computed by stride phases.
 
     Args:
         conjugates: whether to conjugate a complex w.
     """
-    fill_unread(problem, dx, bias, activation)  # unread inputs may be in no phase
+    fill_unread(problem, dx, bias, add, activation)  # unread inputs may be in no phase
     if method == "patches":
         conjugates = conjugates and problem.is_complex
         with np.errstate(), pool(accumulator_of(problem.dtype)) as memory:
-            arrays = patch_views(problem, w, dy, dx, bias)
+            arrays = patch_views(problem, w, dy, dx, bias, add)
             patches.backprop_input(
                 problem.axes, *arrays, activation, conjugates, memory, BLOCK_BYTES
             )
         return
-    for phase in input_correlations(problem, w, dy, dx, bias, activation):
+    for phase in input_correlations(problem, w, dy, dx, bias, add, activation):
         if phase.conjugate and not conjugates:
             phase = replace(phase, conjugate=False)
         _compute("correlate", method, phase)

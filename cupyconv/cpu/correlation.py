@@ -43,7 +43,8 @@ class Correlation:
         result: array (G, K, N, *outputs).
         accumulator: dtype of the sums.
         bias: array (G, K) added to the result; None for no bias.
-        activation: activation applied after the bias; None for none.
+        addend: array like the result, added to it; shares no memory with it.  None for no addend.
+        activation: activation applied to these sums; None for none.
         conjugate: whether to conjugate the filters, or for a filter gradient the result array,
             before multiplying.
     """
@@ -54,6 +55,7 @@ class Correlation:
     result: np.ndarray
     accumulator: np.dtype
     bias: np.ndarray | None = None
+    addend: np.ndarray | None = None
     activation: str | None = None
     conjugate: bool = False
 
@@ -95,12 +97,14 @@ class Correlation:
             axes = tuple(map(Axis.part, axes, outputs))
         if taps:
             axes = tuple(map(Axis.with_taps, axes, taps))
+        of_result = (groups, filters, images, *outputs)
         return replace(
             self,
             axes=axes,
             source=self.source[groups, channels, images],
             filters=self.filters[(groups, filters, channels, *taps)],
-            result=self.result[(groups, filters, images, *outputs)],
+            result=self.result[of_result],
+            addend=None if self.addend is None else self.addend[of_result],
             bias=None if self.bias is None else self.bias[groups, filters],
         )
 
@@ -120,14 +124,13 @@ class Correlation:
         return replace(inner, axes=axes, source=inner.source[(ALL, ALL, ALL, *pixels)])
 
     def fill_unused(self) -> None:
-        """Write the activated bias to the results that ``without_unused`` trims."""
-        border = np.zeros((*self.result.shape[:2], *[1] * (1 + len(self.axes))), self.accumulator)
-        if self.bias is not None:
-            border += self.bias.reshape(border.shape)
-        activate(border, self.activation)
-        for at, (outputs, _, _) in enumerate(used_parts(self.axes) or (), 3):
-            for some in (slice(0, outputs.start), slice(outputs.stop, None)):
-                self.result[(*[ALL] * at, some)] = border
+        """Finish the results that ``without_unused`` trims, as sums of no terms."""
+        for at, (outputs, _, _) in enumerate(used_parts(self.axes) or ()):
+            for some in (slice(0, outputs.start), slice(outputs.stop, self.axes[at].outputs)):
+                if some.start < some.stop:
+                    extents = [slice(0, axis.outputs) for axis in self.axes]
+                    extents[at] = some
+                    self.part(outputs=extents).finish_empty()
 
     def trimmed(self) -> Correlation:
         """Trim leading and trailing taps that only meet padding."""
@@ -170,13 +173,26 @@ class Correlation:
         for group, images, *outputs in boxes(extents, (*most, *extents[len(most) :])):
             yield self.part(groups=group, images=images, outputs=outputs)
 
+    def finish_empty(self) -> None:
+        """Write the result of sums without terms."""
+        if self.addend is not None:
+            for part in self.boxes(1, 1):
+                part.finish(np.zeros(part.result.shape, self.accumulator))
+            return
+        border = np.zeros((*self.result.shape[:2], *[1] * (1 + len(self.axes))), self.accumulator)
+        if self.bias is not None:
+            border += self.bias.reshape(border.shape)
+        self.result[...] = activate(border, self.activation)
+
     def finish(self, sums: np.ndarray) -> None:
-        """Add the bias, apply the activation and write the result.
+        """Add the bias and the addend, apply the activation and write the result.
 
         The sums have the result's shape and may be the result itself.
         """
         if self.bias is not None:
             sums += self.bias.reshape(*self.bias.shape, *[1] * (1 + len(self.axes)))
+        if self.addend is not None:
+            sums += self.addend
         activate(sums, self.activation)
         if sums is not self.result:
             copy(self.result, sums)
@@ -188,6 +204,7 @@ def correlation(
     w: np.ndarray,
     y: np.ndarray,
     bias: np.ndarray | None = None,
+    add: np.ndarray | None = None,
     activation: str | None = None,
 ) -> Correlation:
     """Return the correlation of forward, or of backprop_filter with dw as w and dy as y."""
@@ -202,6 +219,7 @@ def correlation(
         _by_channel(problem, y),
         accumulator,
         _by_group(problem, bias),
+        None if add is None else _by_channel(problem, add),
         activation,
     )
 
@@ -212,11 +230,13 @@ def input_correlations(
     dy: np.ndarray,
     dx: np.ndarray,
     bias: np.ndarray | None = None,
+    add: np.ndarray | None = None,
     activation: str | None = None,
 ) -> Iterator[Correlation]:
     """Yield the correlations of backprop_input, one per stride phase with taps."""
     filters = filter_view(problem, w).swapaxes(1, 2)
     source, result = _by_channel(problem, dy), _by_channel(problem, dx)
+    addend = None if add is None else _by_channel(problem, add)
     for rules in _combinations(problem.axes):
         axes, outputs, pixels, taps = zip(*rules, strict=True)
         yield Correlation(
@@ -226,33 +246,53 @@ def input_correlations(
             result[(ALL, ALL, ALL, *pixels)],
             accumulator_of(problem.dtype),
             _by_group(problem, bias),
+            None if addend is None else addend[(ALL, ALL, ALL, *pixels)],
             activation,
             problem.is_complex,
         )
 
 
 def patch_views(
-    problem: ConvProblem, w: np.ndarray, dy: np.ndarray, dx: np.ndarray, bias: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
-    """Return dy (G, K, N, *outputs), w (G, K, C, *taps), dx (G, C, N, *inputs), bias (G, C)."""
+    problem: ConvProblem,
+    w: np.ndarray,
+    dy: np.ndarray,
+    dx: np.ndarray,
+    bias: np.ndarray | None,
+    add: np.ndarray | None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]:
+    """Return views of dy, w, dx, bias and add.
+
+    dy is (G, K, N, *outputs), w is (G, K, C, *taps), dx and add are (G, C, N, *inputs), and bias
+    is (G, C).
+    """
     return (
         _by_channel(problem, dy),
         filter_view(problem, w),
         _by_channel(problem, dx),
         _by_group(problem, bias),
+        None if add is None else _by_channel(problem, add),
     )
 
 
 def fill_unread(
-    problem: ConvProblem, dx: np.ndarray, bias: np.ndarray | None, activation: str | None
+    problem: ConvProblem,
+    dx: np.ndarray,
+    bias: np.ndarray | None,
+    add: np.ndarray | None,
+    activation: str | None,
 ) -> None:
-    """Fill dx with the activated bias if some inputs are in no window."""
+    """Finish all of dx as sums without terms if some inputs are in no window."""
     if not any(axis.unread_inputs for axis in problem.axes):
         return
-    sums = np.zeros((1, problem.C, *[1] * problem.spatial_rank), accumulator_of(problem.dtype))
+    empty = np.zeros((problem.C, *[1] * problem.spatial_rank), accumulator_of(problem.dtype))
     if bias is not None:
-        sums += bias.reshape(-1, *[1] * problem.spatial_rank)
-    dx.transpose(problem.data_axes)[...] = activate(sums, activation)
+        empty += bias.reshape(empty.shape)
+    result = dx.transpose(problem.data_axes)
+    if add is None:
+        result[...] = activate(empty, activation)
+        return
+    for image, added in zip(result, add.transpose(problem.data_axes), strict=True):
+        image[...] = activate(empty + added, activation)
 
 
 def _by_channel(problem: ConvProblem, array: np.ndarray) -> np.ndarray:

@@ -90,10 +90,15 @@ def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
 def _chunks(whole: Correlation, block_bytes: int) -> Iterator[Correlation]:
     """Extend to three spatial axes, and divide the groups into parts whose weights fit."""
     missing = 3 - len(whole.axes)
-    views = whole.source, whole.filters, whole.result
-    source, filters, result = (view[(ALL, ALL, ALL, *[None] * missing)] for view in views)
-    axes = (*[Axis()] * missing, *whole.axes)
-    whole = replace(whole, axes=axes, source=source, filters=filters, result=result)
+    extra = (ALL, ALL, ALL, *[None] * missing)
+    whole = replace(
+        whole,
+        axes=(*[Axis()] * missing, *whole.axes),
+        source=whole.source[extra],
+        filters=whole.filters[extra],
+        result=whole.result[extra],
+        addend=None if whole.addend is None else whole.addend[extra],
+    )
     return whole.chunks(block_bytes)
 
 
@@ -316,7 +321,7 @@ def _sum_block_of_planes(
     _loops().plane_sums(
         *_memory(source), source.shape, weights, offsets, *_memory(result), rules, pixels, sums
     )
-    if block.bias is not None or block.activation is not None:
+    if any(one is not None for one in (block.bias, block.addend, block.activation)):
         block.finish(block.result)
 
 

@@ -29,6 +29,7 @@ def backprop_input(
     filters: np.ndarray,
     result: np.ndarray,
     bias: np.ndarray | None,
+    addend: np.ndarray | None,
     activation: str | None,
     conjugate: bool,
     pool: Pool,
@@ -42,7 +43,8 @@ def backprop_input(
         filters: w as an array (G, K, C, *taps).
         result: dx as an array (G, C, N, *inputs).
         bias: array (G, C) added to the result; None for no bias.
-        activation: activation applied after the bias; None for none.
+        addend: array like the result, added to it; None for no addend.
+        activation: activation applied to these sums; None for none.
         conjugate: whether to conjugate the filters.
         pool: memory of the pass.
         block_bytes: bytes of a block's products.
@@ -71,6 +73,7 @@ def backprop_input(
             matrix.reshape(count, columns),
             result[group, some],
             None if bias is None else bias[group, some],
+            None if addend is None else addend[group, some],
             activation,
             is_last,
         )
@@ -83,6 +86,7 @@ def _compute(
     matrix: np.ndarray,
     result: np.ndarray,
     bias: np.ndarray | None,
+    addend: np.ndarray | None,
     activation: str | None,
     is_last: bool,
     block: tuple[slice, slice],
@@ -103,7 +107,6 @@ def _compute(
         values = np.moveaxis(values, -1, 1 + rank)  # (N, *outputs, C, *taps)
     if bias is not None:
         values += bias.reshape(-1, *[1] * rank)
-    activate(products, activation)
     result = result[:, images]
     for some in product(*(_pieces(axis) for axis in axes)):
         outputs, reached, firsts = zip(*some, strict=True)
@@ -112,11 +115,13 @@ def _compute(
         if own.start >= own.stop:
             continue
         skipped = (own.start - first.start) * axes[0].stride
-        corner = result[(ALL, ALL, *_from((firsts[0] + skipped, *firsts[1:])))]
+        corner = (ALL, ALL, *_from((firsts[0] + skipped, *firsts[1:])))
         inside = slice(own.start - rows.start, own.stop - rows.start)
         of_piece = values[(ALL, inside, *others, ALL, *reached)]
-        target = _windows(corner, axes, of_piece.shape)
-        target[...] = of_piece
+        if addend is not None:
+            of_piece += _windows(addend[:, images][corner], axes, of_piece.shape)
+        target = _windows(result[corner], axes, of_piece.shape)
+        target[...] = activate(of_piece, activation)
 
 
 def _pieces(axis: ConvAxis) -> Iterator[tuple[slice, slice, int]]:

@@ -58,11 +58,12 @@ def forward(
     x: np.ndarray,
     w: np.ndarray,
     bias: np.ndarray | None,
+    add: np.ndarray | None,
     activation: str | None,
     y: np.ndarray,
     by: Sums = _FLOAT64,
 ) -> None:
-    """Compute y[n, k, p] = act(bias[k] + sum over c, r of x[n, c, h] w[k, c, r]).
+    """Compute y[n, k, p] = act(sum over c, r of x[n, c, h] w[k, c, r] + bias[k] + add[n, k, p]).
 
     Here h = p * stride - pad + r * dilation.
     """
@@ -72,7 +73,7 @@ def forward(
     for tap, outputs, inputs in taps(problem):
         matrices = weights[(ALL, ALL, ALL, *tap)]
         by.add(sums[(ALL, ALL, ALL, *outputs)], matrices, pixels[(ALL, ALL, ALL, *inputs)])
-    result[...] = _finish(sums, bias, activation)
+    result[...] = _finish(problem, sums, bias, add, activation)
 
 
 def backprop_input(
@@ -80,14 +81,15 @@ def backprop_input(
     w: np.ndarray,
     dy: np.ndarray,
     bias: np.ndarray | None,
+    add: np.ndarray | None,
     activation: str | None,
     dx: np.ndarray,
     by: Sums = _FLOAT64,
     conjugates: bool = True,
 ) -> None:
-    """Compute dx[n, c, h] = act(bias[c] + sum over k, r, p of dy[n, k, p] w[k, c, r]).
+    """Compute dx[n, c, h] = act(sum of dy[n, k, p] w[k, c, r] + bias[c] + add[n, c, h]).
 
-    The sum is over all terms with p * stride - pad + r * dilation = h.
+    The sum is over all terms (k, r, p) with p * stride - pad + r * dilation = h.
 
     Args:
         conjugates: whether to conjugate a complex w.
@@ -100,7 +102,7 @@ def backprop_input(
     for tap, outputs, inputs in taps(problem):
         matrices = weights[(ALL, ALL, ALL, *tap)].swapaxes(1, 2)
         by.add(sums[(ALL, ALL, ALL, *inputs)], matrices, gradients[(ALL, ALL, ALL, *outputs)])
-    result[...] = _finish(sums, bias, activation)
+    result[...] = _finish(problem, sums, bias, add, activation)
 
 
 def backprop_filter(
@@ -118,8 +120,16 @@ def backprop_filter(
         )
 
 
-def _finish(sums: np.ndarray, bias: np.ndarray | None, activation: str | None) -> np.ndarray:
-    """Add the bias to sums (N, G, K, ...) and apply the activation."""
+def _finish(
+    problem: ConvProblem,
+    sums: np.ndarray,
+    bias: np.ndarray | None,
+    add: np.ndarray | None,
+    activation: str | None,
+) -> np.ndarray:
+    """Add bias and addend to sums (N, G, K, ...), and apply the activation."""
     if bias is not None:
         sums += bias.astype(sums.dtype).reshape(*sums.shape[1:3], *[1] * (sums.ndim - 3))
+    if add is not None:
+        sums += data_view(problem, add).astype(sums.dtype)
     return activate(sums, activation)

@@ -21,7 +21,7 @@ from cupyconv.kernels.copies import (
 from cupyconv.kernels.family import Candidate, Choices, Family, Tile, accumulator_bytes
 from cupyconv.kernels.gather import CUDA_GATHER, aligned, product_launch
 from cupyconv.kernels.reach import LONGEST_REACH, MOST_BLOCKS, Count, reach_counts
-from cupyconv.kernels.request import Request
+from cupyconv.kernels.request import PLAIN, Epilogue, Request
 from cupyconv.kernels.strides import Strides
 from cupyconv.launch import STORAGE, FilterForm, Launch, Part
 from cupyconv.problem import ITEMSIZE, ConvProblem
@@ -238,7 +238,7 @@ class ColumnSums(Family):
         return CUDA_GATHER.splits(product[0].request(request), tile)
 
     def launches(
-        self, request: Request, choices: Choices, activation: str | None = None
+        self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN
     ) -> tuple[Launch, ...]:
         """Return the launches: the copy of w if any, the product, and the sum."""
         import numpy as np
@@ -272,7 +272,7 @@ class ColumnSums(Family):
             "INDEX": parameters.index_type(problem, strides, numbered),
             "TAPS_FASTEST": int(columns.taps_fastest),
             "CHANNELS_LAST": int(layout[problem.data_axes[1]] == 1),
-            "ACTIVATION": parameters.ACTIVATION[activation],
+            **epilogue.defines,
         }
         second = Launch(
             source="conv_columns.cu",
@@ -282,7 +282,7 @@ class ColumnSums(Family):
             block=(THREADS,),
             shared_bytes=0,
             arguments=(
-                *("workspace", "bias", result, np.int32(choices.splits)),
+                *("workspace", "bias", "add", result, np.int32(choices.splits)),
                 parameters.pack(problem, strides),
             ),
         )

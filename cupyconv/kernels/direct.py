@@ -13,7 +13,7 @@ from cupyconv.kernels import cost, parameters
 from cupyconv.kernels.device import CPU, RESERVED_SHARED, Chip
 from cupyconv.kernels.family import Choices, accumulator_bytes, spatial
 from cupyconv.kernels.reach import Count, window_count
-from cupyconv.kernels.request import Request
+from cupyconv.kernels.request import PLAIN, Epilogue, Request
 from cupyconv.kernels.streaming import Shares, Streaming, chunk_counts, reduction
 from cupyconv.kernels.strides import Strides, neighbours
 from cupyconv.launch import STORAGE, Launch
@@ -678,7 +678,7 @@ class Direct(Streaming[Tiling]):
         return made.kernel(request.chip, cost.plain_rate(request), blocks)
 
     def launches(
-        self, request: Request, choices: Choices, activation: str | None = None
+        self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN
     ) -> tuple[Launch, ...]:
         """Return the launch of the product and, in backprop_filter, the reduction of its chunks."""
         problem, strides, pass_ = request.problem, request.memory, request.pass_
@@ -729,7 +729,7 @@ class Direct(Streaming[Tiling]):
             "TAP_ROWS": made.tap_rows,
             "SHARE": made.sources,
             "RAGGED": int(down.ragged or across.ragged),
-            "ACTIVATION": parameters.ACTIVATION[activation],
+            **epilogue.defines,
         }
         packed = parameters.pack(problem, strides)
 
@@ -742,7 +742,7 @@ class Direct(Streaming[Tiling]):
             grid = (-(-made.rounds // rounds_each), block.number)
             source, result = ("x", "y") if pass_ == "forward" else ("y", "x")
             walk = _walk(problem, pass_, made, rounds_each)
-            return (launch(grid, source, "w", "bias", result, walk, packed),)
+            return (launch(grid, source, "w", "bias", "add", result, walk, packed),)
         chunked = (choices.splits, block.number, made.parts)
         walk = _walk(problem, pass_, made, -(-made.rounds // choices.splits))
         product = launch(chunked, "x", "y", "workspace", walk, packed)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from cupyconv.kernels.cost import duration
 from cupyconv.kernels.device import CHIPS, Device
 from cupyconv.kernels.reach import Count, offset_counts
-from cupyconv.kernels.request import Implementation, Request
+from cupyconv.kernels.request import PLAIN, Epilogue, Implementation, Request
 from cupyconv.launch import FilterForm, Launch
 from cupyconv.problem import ITEMSIZE, ConvProblem
 
@@ -148,14 +148,14 @@ class Family(ABC):
         """
 
     def launches(
-        self, request: Request, choices: Choices, activation: str | None = None
+        self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN
     ) -> tuple[Launch, ...]:
         """Return the launches that compute a pass, in order, as plain data.
 
         Args:
             request: a reduced request that the family supports.
             choices: legal choices, such as those of a plan.
-            activation: function applied to the results of forward or backprop_input, or None.
+            epilogue: addition and activation of the results of forward or backprop_input.
         """
         raise NotImplementedError(f"{self.name} launches no kernels")
 

@@ -30,7 +30,7 @@ from cupyconv.kernels.family import (
     mma_refuses,
 )
 from cupyconv.kernels.reach import MOST_BLOCKS, Count, reach_counts
-from cupyconv.kernels.request import Request
+from cupyconv.kernels.request import PLAIN, Epilogue, Request
 from cupyconv.kernels.strides import Strides, followers, neighbours
 from cupyconv.kernels.tiled import Tiled
 from cupyconv.launch import STORAGE, FilterForm, Launch, Part
@@ -297,7 +297,7 @@ class Gather(Tiled):
         return cost.Kernel(blocks, resident(request, tile), tile.threads // 32, of_block)
 
     def launches(
-        self, request: Request, choices: Choices, activation: str | None = None
+        self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN
     ) -> tuple[Launch, ...]:
         """Return the launches: any copy of operands, the product, and any sum of splits."""
         import numpy as np
@@ -308,7 +308,7 @@ class Gather(Tiled):
         split = choices.splits > 1
         products = [
             product_launch(
-                *(request.device, pass_, problem, strides, choices, operands, activation),
+                *(request.device, pass_, problem, strides, choices, operands, epilogue),
                 partial=split,
                 number=number,
             )
@@ -327,7 +327,7 @@ class Gather(Tiled):
             block=(cost.ADDING_THREADS,),
             shared_bytes=0,
             arguments=(
-                *("workspace", "bias", ROLES_OF[pass_][-1], np.int32(choices.splits)),
+                *("workspace", "bias", "add", ROLES_OF[pass_][-1], np.int32(choices.splits)),
                 *(packed, phases),
             ),
         )
@@ -546,7 +546,7 @@ def product_launch(
     strides: Strides,
     choices: Choices,
     operands: Sequence[str | Part],
-    activation: str | None = None,
+    epilogue: Epilogue = PLAIN,
     *,
     partial: bool = False,
     number: int = 0,
@@ -559,7 +559,7 @@ def product_launch(
         problem, strides: the problem that the product sees, after any copies of its operands.
         choices: tile, blocks and splits.
         operands: locations of A and B.
-        activation: function applied to the results of forward or backprop_input, or None.
+        epilogue: addition and activation of the results of forward or backprop_input.
         partial: write the sums to the workspace, in the accumulator's type; the order is (split,
             group, gemm_m, gemm_n), with the last two axes swapped if C is contiguous along m.
         number: number of the launch, if the pass has several (``phase_launches``).
@@ -589,7 +589,7 @@ def product_launch(
         "PHASES": len(phases["phase"][0]),
         "SPLIT": int(partial),
         "ASYNC_COPY": int(copies_async(device)),
-        "ACTIVATION": parameters.ACTIVATION[activation],
+        **epilogue.defines,
     }
     made = ring(tile, found, ITEMSIZE[problem.dtype], device, tap_words(problem), index)
     defines["STAGES"], defines["SHARED_BYTES"] = made.stages, made.shared_bytes
@@ -601,7 +601,7 @@ def product_launch(
         grid=(int(phases["phase"]["end"][0, -1]) * problem.groups, choices.splits),
         block=(tile.threads,),
         shared_bytes=made.shared_bytes,
-        arguments=(*operands, "bias", ROLES_OF[pass_][-1], "workspace", packed, phases),
+        arguments=(*operands, "bias", "add", ROLES_OF[pass_][-1], "workspace", packed, phases),
     )
 
 

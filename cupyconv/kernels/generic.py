@@ -9,7 +9,7 @@ from cupyconv.errors import ConvError
 from cupyconv.kernels import cost, parameters
 from cupyconv.kernels.family import Choices, Tile, accumulator_bytes
 from cupyconv.kernels.reach import MOST_BLOCKS, Count
-from cupyconv.kernels.request import Request
+from cupyconv.kernels.request import PLAIN, Epilogue, Request
 from cupyconv.kernels.tiled import Tiled
 from cupyconv.launch import STORAGE, Launch
 
@@ -28,8 +28,8 @@ _RESIDENT = 2
 
 
 _ARGUMENTS = {
-    "forward": ("x", "w", "bias", "y"),
-    "backprop_input": ("y", "w", "bias", "x"),
+    "forward": ("x", "w", "bias", "add", "y"),
+    "backprop_input": ("y", "w", "bias", "add", "x"),
     "backprop_filter": ("x", "y", "w"),
 }
 
@@ -64,7 +64,7 @@ class Generic(Tiled):
         return cost.Kernel(blocks, _RESIDENT, tile.threads // 32, work.times(per_block))
 
     def launches(
-        self, request: Request, choices: Choices, activation: str | None = None
+        self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN
     ) -> tuple[Launch, ...]:
         """Return the launch of a pass.
 
@@ -86,7 +86,7 @@ class Generic(Tiled):
             **tile.defines,
         }
         if pass_ != "backprop_filter":
-            defines["ACTIVATION"] = parameters.ACTIVATION[activation]
+            defines |= epilogue.defines
         launch = Launch(
             source=f"conv_{pass_}.cu",
             entry=f"conv_{pass_}",

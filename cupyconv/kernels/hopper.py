@@ -30,7 +30,7 @@ from cupyconv.kernels.copies import (
 from cupyconv.kernels.device import CHIPS, Device
 from cupyconv.kernels.family import Candidate, Choices, Family, Tile
 from cupyconv.kernels.reach import Count, reach_counts
-from cupyconv.kernels.request import Request
+from cupyconv.kernels.request import PLAIN, Epilogue, Request
 from cupyconv.kernels.strides import Strides, followers, neighbours
 from cupyconv.launch import (
     STORAGE,
@@ -677,7 +677,7 @@ def _copies(problem: ConvProblem, itemsize: int) -> Strides:
 
 
 def common_defines(
-    tile: Tile, pass_: str, problem: ConvProblem, activation: str | None
+    tile: Tile, pass_: str, problem: ConvProblem, epilogue: Epilogue
 ) -> dict[str, str | int]:
     """Return the macros that do not depend on the loads of operands or the stores of C."""
     has_planes = tile.defines["PLANES"] == PLANES
@@ -687,7 +687,7 @@ def common_defines(
         "RESULT": STORAGE[problem.dtype],
         **{name: value for name, value in tile.defines.items() if name != "BLOCK_K"},
         "FILTERS_LAST": int(filters_last(problem)),
-        "ACTIVATION": parameters.ACTIVATION[activation],
+        **epilogue.defines,
     }
 
 
@@ -698,7 +698,9 @@ def staying_grid(walk: np.ndarray, tile: Tile, device: Device) -> tuple[int]:
     return (min(int(walk["tiles"][0]), clusters) * cluster,)
 
 
-def _store(staged: Staged, pass_: str, walked: int, splits: int) -> tuple[int, int]:
+def _store(
+    staged: Staged, pass_: str, walked: int, splits: int, epilogue: Epilogue
+) -> tuple[int, int]:
     """Return the values of the macros STORE (how C is stored) and RUN (elements per store)."""
     problem, strides, result = staged.problem, staged.strides, ROLES_OF[pass_][-1]
     steps, shape = getattr(strides, result), shape_of(problem, result)
@@ -728,6 +730,7 @@ def _store(staged: Staged, pass_: str, walked: int, splits: int) -> tuple[int, i
     # A box must not reach into the next group.
     is_matrix &= problem.groups == 1 or of_group % _BOX == 0
     has_map = mappable(steps, shape, itemsize) and alignment == PIECE_BYTES
+    has_map &= not epilogue.adds  # TMA stores boxes, but the addend is loaded without it
     return STORE_BOXES if is_matrix and has_map else STORE_ROWS, run
 
 
@@ -1081,7 +1084,7 @@ class Staying(Family):
         return cost.Kernel(tiles, 1, tile.threads // 32, work)
 
     def launches(
-        self, request: Request, choices: Choices, activation: str | None = None
+        self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN
     ) -> tuple[Launch, ...]:
         """Return the launches: any copy of operands, the product, and any sum of splits."""
         import numpy as np
@@ -1092,10 +1095,10 @@ class Staying(Family):
         seen = staged.problem
         walked = walks(seen, pass_)
         walk = pack_walk(seen, pass_, tile, matrices(seen, pass_, tile, splits), splits)
-        store, run = _store(staged, pass_, len(walked), splits)
+        store, run = _store(staged, pass_, len(walked), splits, epilogue)
         maps = _maps(staged, pass_, tile, walked)
         defines: dict[str, str | int] = {
-            **common_defines(tile, pass_, seen, activation),
+            **common_defines(tile, pass_, seen, epilogue),
             "WINDOW_ROWS": int(pass_ == "backprop_filter" and has_window_rows(seen, tile, splits)),
             "SPATIAL": seen.spatial_rank,
             "PHASES": len(walked),
@@ -1120,7 +1123,7 @@ class Staying(Family):
             grid=staying_grid(walk, tile, request.device),
             block=(tile.threads,),
             shared_bytes=shared_bytes(tile),
-            arguments=("bias", result, "workspace", TensorMaps(tuple(maps)), walk, packed),
+            arguments=("bias", "add", result, "workspace", TensorMaps(tuple(maps)), walk, packed),
             may_overlap=bool(staged.before),
         )
         if splits == 1:
@@ -1133,7 +1136,7 @@ class Staying(Family):
             grid=(-(-pieces // cost.ADDING_THREADS),),
             block=(cost.ADDING_THREADS,),
             shared_bytes=0,
-            arguments=("workspace", "bias", result, np.int32(splits), walk, packed),
+            arguments=("workspace", "bias", "add", result, np.int32(splits), walk, packed),
             may_overlap=True,
         )
         return (*staged.before, product, reduction)

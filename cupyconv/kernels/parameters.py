@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from cupyconv.kernels.family import spatial
 from cupyconv.kernels.reach import MARGIN, largest_index
-from cupyconv.kernels.request import ACTIVATIONS
 from cupyconv.kernels.strides import Strides
 from cupyconv.problem import ConvProblem
 
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 SPATIAL = 3
-ACTIVATION: dict[str | None, int] = {word: number for number, word in enumerate(ACTIVATIONS)}
-"""Values of the macro ACTIVATION, as in ``enum Activation`` of cuda/include/epilogue.cuh."""
 
 
 @cache

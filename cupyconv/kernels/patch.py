@@ -13,7 +13,7 @@ from cupyconv.kernels import cost, parameters
 from cupyconv.kernels.device import CHIPS, RESERVED_SHARED
 from cupyconv.kernels.family import Choices, accumulator_bytes, copies_async, mma_refuses, spatial
 from cupyconv.kernels.reach import Count
-from cupyconv.kernels.request import Request
+from cupyconv.kernels.request import PLAIN, Epilogue, Request
 from cupyconv.kernels.streaming import Shares, Streaming, reduction
 from cupyconv.kernels.strides import Strides, neighbours
 from cupyconv.launch import STORAGE, Launch
@@ -527,7 +527,7 @@ class Patch(Streaming[Tiling]):
         return _kernel(request, self.geometry(request, tiling), blocks)
 
     def launches(
-        self, request: Request, choices: Choices, activation: str | None = None
+        self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN
     ) -> tuple[Launch, ...]:
         """Return the launch of the product and, in backprop_filter, the reduction of its chunks."""
         problem, strides = request.problem, request.memory
@@ -568,7 +568,7 @@ class Patch(Streaming[Tiling]):
                 "SHARE_WORDS": made.share_words,
             }
         else:
-            defines |= {"BLOCK_N": tiling.filters, "ACTIVATION": parameters.ACTIVATION[activation]}
+            defines |= {"BLOCK_N": tiling.filters, **epilogue.defines}
         packed = parameters.pack(problem, strides)
         filter_blocks = -(-problem.K // tiling.filters)
 
@@ -587,7 +587,7 @@ class Patch(Streaming[Tiling]):
             # All persistent blocks compute nearly the same number of tiles.
             tiles_each = max(-(-made.tiles // choices.blocks), 1)
             grid = (-(-made.tiles // tiles_each), filter_blocks)
-            return (launch(grid, "x", "w", "bias", "y", packed),)
+            return (launch(grid, "x", "w", "bias", "add", "y", packed),)
         product = launch(
             (choices.splits, filter_blocks, made.shares), "x", "y", "workspace", packed
         )

@@ -19,6 +19,30 @@ Activation = Literal["relu", "silu", "gelu"]
 ACTIVATIONS: tuple[Activation | None, ...] = (None, *get_args(Activation))
 """Activations that a forward pass or a transposed convolution can apply to its results."""
 
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What a forward pass or a transposed convolution does to its sums after adding the bias.
+
+    Attributes:
+        activation: function applied to the sums; None for none.
+        adds: whether an array with the result's shape and strides is added before the activation.
+    """
+
+    activation: str | None = None
+    adds: bool = False
+
+    @property
+    def defines(self) -> dict[str, str | int]:
+        """Macros of cuda/include/epilogue.cuh."""
+        defines: dict[str, str | int] = {"ACTIVATION": ACTIVATIONS.index(self.activation)}
+        return {**defines, "ADD": 1} if self.adds else defines
+
+
+PLAIN = Epilogue()
+"""The epilogue of all other passes, which changes nothing."""
+
+
 Implementation = Literal[
     "reference",
     "numpy",

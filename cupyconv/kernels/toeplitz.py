@@ -12,7 +12,7 @@ from cupyconv.kernels import cost, parameters
 from cupyconv.kernels.device import RESERVED_SHARED
 from cupyconv.kernels.family import Choices, copies_async
 from cupyconv.kernels.reach import MOST_BLOCKS, Count
-from cupyconv.kernels.request import Request
+from cupyconv.kernels.request import PLAIN, Epilogue, Request
 from cupyconv.kernels.streaming import Shares, Streaming, reduction
 from cupyconv.kernels.strides import neighbours
 from cupyconv.launch import STORAGE, Launch
@@ -293,7 +293,7 @@ class Toeplitz(Streaming[Tiling]):
         return cost.Kernel(others * blocks, resident, CHANNELS, work)
 
     def launches(
-        self, request: Request, choices: Choices, activation: str | None = None
+        self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN
     ) -> tuple[Launch, ...]:
         """Return the launch of the product and, in backprop_filter, the reduction of its chunks."""
         problem, strides, pass_ = request.problem, request.memory, request.pass_
@@ -321,7 +321,7 @@ class Toeplitz(Streaming[Tiling]):
             "SOURCE_SHIFT": 0 if of_source.is_last else -pad % of_source.vector,
             "ASYNC_COPY": int(copies_async(request.device)),
             "SHARED_BYTES": made.shared_bytes,
-            "ACTIVATION": parameters.ACTIVATION[activation],
+            **epilogue.defines,
         }
         packed = parameters.pack(problem, strides)
         channel_blocks = -(-problem.groups // CHANNELS)
@@ -337,7 +337,7 @@ class Toeplitz(Streaming[Tiling]):
             shared_bytes=made.shared_bytes,
             arguments=("x", "y", "workspace", packed)
             if is_filter
-            else (source, "w", "bias", walked, packed),
+            else (source, "w", "bias", "add", walked, packed),
         )
         if not is_filter:
             return (product,)

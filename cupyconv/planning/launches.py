@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cupyconv.kernels.device import Device
-from cupyconv.kernels.request import Request
+from cupyconv.kernels.request import PLAIN, Epilogue, Request
 from cupyconv.kernels.strides import Strides
 from cupyconv.launch import FilterForm, Launch
 from cupyconv.planning.plan import PassPlan
@@ -14,8 +14,8 @@ def prepare(
     pass_plan: PassPlan,
     problem: ConvProblem,
     strides: Strides,
-    activation: str | None,
     device: Device,
+    epilogue: Epilogue = PLAIN,
 ) -> tuple[Launch, ...]:
     """Return the launches that compute a planned pass, in order.
 
@@ -23,11 +23,11 @@ def prepare(
         pass_plan: plan of the pass.
         problem: configuration of the pass.
         strides: strides of the tensors in the problem's formats.
-        activation: activation of the results of forward or backprop_input, or None.
         device: device that the pass was planned for.
+        epilogue: addition and activation of the results of forward or backprop_input.
     """
     request = Request(problem, pass_plan.pass_, device, strides=strides).reduced
-    return pass_plan.family.launches(request, pass_plan, activation)
+    return pass_plan.family.launches(request, pass_plan, epilogue)
 
 
 def filter_form(

@@ -238,7 +238,7 @@ def accounts_of_pass(
         operands.append(memory.lazy((planned.workspace_bytes // 4,), np.float32, "workspace"))
     assert device.architecture is not None
     runtime = _CountingRuntime(device.architecture)
-    for launch in launches.prepare(planned, problem, strides, None, device):
+    for launch in launches.prepare(planned, problem, strides, device):
         chosen = None if blocks is None else range(min(blocks, _clusters(launch, runtime)))
         with settings(source="ptx", work=True, compiled=True, raise_reports=False, blocks=chosen):
             Series([launch], runtime)(operands)

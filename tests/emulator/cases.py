@@ -13,6 +13,7 @@ from unittest import mock
 
 import numpy as np
 
+import cupyconv
 from cupyconv import ConvProblem
 from cupyconv.gpu import sources
 from cupyconv.kernels import parameters
@@ -232,6 +233,48 @@ _COLUMNS = (
     ("a_volume_of_patches", "NCDHW", "OIDHW", "float32"),
     ("a_volume_of_patches", "NDHWC", "DHWIO", "float16"),
 )
+# Cases of forward and of transposed convolutions with an addend, a bias and relu.
+_WITH_ADDEND = {
+    "cuda-generic": (
+        ("volume_everything_differs", "NDHWC", "DHWIO", "float32"),
+        ("depthwise_multiplier", "NHWC", "HWIO", "float16"),
+    ),
+    "cuda-gather": (
+        ("odd_channels", "NCHW", "OIHW", "float16"),
+        ("volume_phases", "NDHWC", "ODHWI", "bfloat16"),
+        ("pieces_of_4", "NHWC", "OHWI", "float64"),
+        ("pixels_follow", "NCHW", "OIHW", "float32"),
+        ("grouped_strides_differ", "NHWC", "OHWI", "float16"),
+    ),
+    "cuda-direct": (
+        ("columns_in_pieces", "NCHW", "OIHW", "float32"),
+        ("groups_of_4", "NHWC", "HWIO", "float16"),
+        ("ragged_tiles", "NHWC", "HWIO", "float32"),
+    ),
+    "cuda-toeplitz": (
+        ("many_images_in_a_tile", "NHWC", "HWIO", "float16"),
+        ("two_products_a_strip", "NCHW", "OIHW", "bfloat16"),
+    ),
+    "cuda-patch": (
+        ("seven_by_seven_of_three", "NHWC", "HWIO", "float16"),
+        ("windows_begin_odd_and_even", "NCHW", "OIHW", "float16"),
+        ("blocks_take_several_tiles", "NCHW", "HWIO", "float32"),
+    ),
+    "cuda-columns": (
+        ("many_stride_phases", "NCHW", "OIHW", "bfloat16"),
+        ("grouped_patches", "NHWC", "HWIO", "float16"),
+    ),
+    "cuda-hopper": (
+        ("everything_differs", "NHWC", "OHWI", "float16"),
+        ("several_tiles", "NHWC", "HWIO", "float16"),
+        ("a_matrix_product", "NHWC", "OHWI", "float16"),
+        ("ragged_channels", "NHWC", "HWIO", "bfloat16"),
+        ("rows_of_phases", "NCHW", "OIHW", "bfloat16"),
+        ("images_of_filled_lines", "NCHW", "OIHW", "float16"),
+        ("groups_and_phases", "NHWC", "OHWI", "float16"),
+    ),
+    "cuda-hopper-bf16x6": (("channels_beyond_a_line", "NHWC", "HWIO", "float32"),),
+}
 # Cases on views; all tensors of a case are views of its last entry's kind.
 _VIEWS = {
     "cuda-generic": (("volume_everything_differs", "NCDHW", "OIDHW", "float32", "reversed"),),
@@ -335,6 +378,22 @@ def _layers(impl: str, layers: Sequence[tuple[str, str, str, str]], only: str | 
                 yield f"{impl} {pass_} {name} {dtype}", partial(run, pass_=pass_)
 
 
+def with_addend():
+    """Yield the cases with an addend of all families."""
+    for impl in _WITH_ADDEND:
+        yield from _with_addend(impl, None)
+
+
+def _with_addend(impl: str, only: str | None):
+    for number, (name, data_format, filter_format, dtype) in enumerate(_WITH_ADDEND[impl]):
+        problem = in_formats(_PROBLEMS[name], data_format, filter_format).replace(dtype=dtype)
+        precision = _PRECISION.get(impl, "ieee")
+        run = partial(_exact_with_addend, problem, impl, precision, number)
+        for pass_ in fits(problem, impl, _ARCH[impl], precision):
+            if pass_ != "backprop_filter" and only in (None, pass_):
+                yield f"{impl} {pass_} {name} {dtype} with addend", partial(run, pass_)
+
+
 def _views(impl: str, only: str | None):
     for number, (name, data_format, filter_format, dtype, kind) in enumerate(_VIEWS[impl]):
         problem = in_formats(_PROBLEMS[name], data_format, filter_format).replace(dtype=dtype)
@@ -356,6 +415,7 @@ def _cases_of(impl: str, only: str | None):
         return
     yield from _layers(impl, _CASES[impl], only)
     yield from _views(impl, only)
+    yield from _with_addend(impl, only)
     if impl == "cuda-hopper":
         yield "tiles are taken in bands", _bands
         yield "pixels that fill up a line", _filled_lines
@@ -460,6 +520,43 @@ def _exact(
     options = {"impl": plan, "arch": arch, "precision": precision}
     with settings(schedule):
         agreement.require_exact(emulator, problem, passes=(pass_,), **options)
+
+
+def _exact_with_addend(
+    problem: ConvProblem, impl: str, precision: str, number: int, pass_: str
+) -> None:
+    """Check act(sum + bias + addend).
+
+    Every other case has splits if the family supports them, and in every third case the addend is
+    the result's own array.
+    """
+    from tests import emulator
+
+    chip, arch = device(_ARCH[impl]), _ARCH[impl]
+    splits = {} if impl in ("cuda-direct", "cuda-toeplitz") else {"splits": 1 + number % 2 * 2}
+    plan = plan_with(problem, impl, chip, passes=(pass_,), precision=precision, **splits)
+    data, is_forward = integer_data(problem), pass_ == "forward"
+    x, shape = (data.x, problem.output_shape) if is_forward else (data.dy, problem.input_shape)
+    function = "conv_forward" if is_forward else "conv_transpose"
+    channels = shape[problem.data_axes[1]]
+    bias = (np.arange(channels) % 7 - 3).astype(data.x.dtype)
+    add = (np.arange(np.prod(shape)) % 13 - 6).reshape(shape).astype(data.x.dtype)
+    options = {"activation": "relu", **problem.keywords}
+    if not is_forward:
+        options["output_shape"] = shape
+    expected = getattr(cupyconv, function)(
+        *(array.astype(np.float64) for array in (x, data.w, bias)),
+        impl="reference",
+        **{**options, "activation": None},
+    )
+    expected = np.maximum(expected + add.astype(np.float64), 0).astype(data.x.dtype)
+    out = add.copy() if number % 3 == 2 else None
+    options |= {"impl": plan, "arch": arch, "precision": precision, "out": out}
+    with settings(SCHEDULES[number % 3]):
+        got = getattr(emulator, function)(
+            x, data.w, bias, add=add if out is None else out, **options
+        )
+    agreement.require_equal(got, expected, f"{impl} {pass_} of {problem} with an addend")
 
 
 def _exact_on_views(

@@ -121,6 +121,9 @@ class EmulatorBackend(backends.GpuBackend):
     def extended(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         return memory.like(backends.CpuBackend().extended(array, shape), "extended")
 
+    def copy(self, target: np.ndarray, source: np.ndarray) -> None:
+        memory.write(target, source)
+
 
 def device(arch: str = "sm_80") -> Device:
     """Return the device that emulates a chip such as ``sm_80``, with MULTIPROCESSORS SMs."""
@@ -139,6 +142,7 @@ def conv_forward(
     w: Any,
     bias: Any = None,
     *,
+    add: Any = None,
     arch: str = "sm_80",
     checked: bool = True,
     out: Any = None,
@@ -147,8 +151,8 @@ def conv_forward(
     """``cupyconv.conv_forward`` on the emulator.
 
     Args:
-        x, w, bias, out, rules: As for the library's function; ``impl`` names the kernel family or
-            is a plan for ``device(arch)``.
+        x, w, bias, add, out, rules: As for the library's function; ``impl`` names the kernel family
+            or is a plan for ``device(arch)``.
         arch: The chip to emulate.
         checked: Run under the checker; False is faster.
 
@@ -161,10 +165,10 @@ def conv_forward(
     """
 
     def call(result: Any) -> Any:
-        inputs = _inputs(x=x, w=w, bias=bias)
+        inputs = {**_inputs(x=x, w=w, bias=bias), "add": _addend(add, out, result)}
         return operations.conv_forward(**inputs, out=result, **rules)
 
-    return _run(call, out, arch, checked)
+    return _run(call, out, arch, checked, is_read=add is out)
 
 
 def conv_backprop_input(
@@ -223,6 +227,7 @@ def conv_transpose(
     w: Any,
     bias: Any = None,
     *,
+    add: Any = None,
     arch: str = "sm_80",
     checked: bool = True,
     out: Any = None,
@@ -231,9 +236,10 @@ def conv_transpose(
     """``cupyconv.conv_transpose`` on the emulator; arguments as for ``conv_forward``."""
 
     def call(result: Any) -> Any:
-        return operations.conv_transpose(**_inputs(x=x, w=w, bias=bias), out=result, **rules)
+        inputs = {**_inputs(x=x, w=w, bias=bias), "add": _addend(add, out, result)}
+        return operations.conv_transpose(**inputs, out=result, **rules)
 
-    return _run(call, out, arch, checked)
+    return _run(call, out, arch, checked, is_read=add is out)
 
 
 def _inputs(**operands: Any) -> dict[str, np.ndarray | None]:
@@ -244,10 +250,24 @@ def _inputs(**operands: Any) -> dict[str, np.ndarray | None]:
     }
 
 
-def _run(call: Callable[[Any], np.ndarray], out: Any, arch: str, checked: bool) -> np.ndarray:
+def _addend(add: Any, out: Any, emulated_out: Any) -> Any:
+    """Return ``add`` in emulator memory: the emulated ``out`` if it is ``out`` itself."""
+    return emulated_out if add is out else _inputs(add=add)["add"]
+
+
+def _run(
+    call: Callable[[Any], np.ndarray], out: Any, arch: str, checked: bool, is_read: bool = False
+) -> np.ndarray:
+    """Return the result of a call, which gets ``out`` in emulator memory.
+
+    Args:
+        is_read: whether the call reads ``out`` before it writes it.
+    """
     emulated_out = None
     if out is not None:
         emulated_out = memory.empty_like(out, "out")
+        if is_read:
+            memory.write(emulated_out, out)
         emulated_out.flags.writeable = out.flags.writeable
     target = backend(arch, checked)
     with mock.patch.object(backends, "of", return_value=target):

@@ -123,6 +123,14 @@ def empty_like(view: np.ndarray, name: str = "output") -> np.ndarray:
     return result
 
 
+def write(view: np.ndarray, values: np.ndarray) -> None:
+    """Write values to an ``empty`` array, as a copy by the host does; they count as written."""
+    view[...] = values
+    allocation = _allocation_of(view)
+    if view.size and allocation.uninitialised:
+        allocation.element_state()[_cells(view, allocation)] |= _WRITTEN
+
+
 _ALIGNMENT = 16  # bytes; the planner considers no larger alignment of a tensor
 
 

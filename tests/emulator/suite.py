@@ -245,7 +245,7 @@ def name_of(planned: PassPlan) -> str:
 
 def counts(planned: PassPlan, problem: ConvProblem, device: Device) -> Iterator[Counts]:
     """Yield the counts of each launch of a planned pass."""
-    prepared = launches.prepare(planned, problem, Strides.contiguous(problem), None, device)
+    prepared = launches.prepare(planned, problem, Strides.contiguous(problem), device)
     operands = {**lazy_tensors(problem), **_workspace(planned, prepared)}
     for launch in prepared:
         if 0 not in launch.grid:

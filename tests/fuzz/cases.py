@@ -107,6 +107,10 @@ class KernelRun:
     tile: int | None = None
 
 
+ADDENDS = {"conv_forward": "add", "conv_transpose": "add_x"}
+"""Name of the array that is passed as ``add``, by the functions with this argument."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One call.
@@ -121,6 +125,7 @@ class Case:
         dy: shape of the output's gradient; for conv_transpose, of its x.
         output_padding: argument of conv_transpose; "shape" to pass the output's shape instead.
         bias, shift: length of conv_forward's bias, and of conv_transpose's; None for no bias.
+        adds: whether these two functions get an array to add.
         activation: activation of these two functions.
         views: view of each array, by name; "out" only if ``out`` is passed.
         values: a key of VALUES.
@@ -150,6 +155,7 @@ class Case:
     output_padding: Any = "shape"
     bias: int | None = None
     shift: int | None = None
+    adds: bool = False
     activation: str | None = None
     views: Mapping[str, View] = field(default_factory=dict)
     values: str = "integers"
@@ -203,6 +209,9 @@ class Case:
             shapes["bias"] = (self.bias,)
         if self.operation == "conv_transpose" and self.shift is not None:
             shapes["shift"] = (self.shift,)
+        if self.adds and self.operation in ADDENDS:
+            name = ADDENDS[self.operation]
+            shapes[name] = {"add": self.dy, "add_x": self.x}[name]
         return shapes
 
     @property
@@ -210,7 +219,8 @@ class Case:
         """Shapes of the arrays that any operation on the layer takes, by name."""
         shapes = {"x": self.x, "w": self.w, "dy": self.dy}
         lengths = {"bias": self.bias, "shift": self.shift}
-        return {**shapes, **{name: (n,) for name, n in lengths.items() if n is not None}}
+        shapes |= {name: (n,) for name, n in lengths.items() if n is not None}
+        return {**shapes, "add": self.dy, "add_x": self.x} if self.adds else shapes
 
 
 def is_channels_last(data_format: str | None) -> bool:
@@ -310,7 +320,7 @@ def lazy_tensor(array: np.ndarray, kind: str) -> torch.Tensor:
     return LAZY[kind][1](tensor)
 
 
-SEEDS = {"x": 0, "w": 1, "dy": 2, "bias": 3, "out": 4, "shift": 5}
+SEEDS = {"x": 0, "w": 1, "dy": 2, "bias": 3, "out": 4, "shift": 5, "add": 6, "add_x": 7}
 
 
 def flat_values(case: Case, name: str, count: int) -> np.ndarray:

@@ -20,6 +20,7 @@ from tests import agreement, emulator
 from tests.emulator import CheckerError
 
 from .cases import (
+    ADDENDS,
     PART,
     PLAIN,
     Buffer,
@@ -148,8 +149,11 @@ def arguments(case: Case, places: dict[str, Buffer]) -> tuple[list[Any], dict[st
     """Return the arguments of the operation, without ``out`` and ``impl``."""
     arrays = {name: one.given for name, one in places.items()}
     keywords = case.rules
-    if case.activation is not None and case.operation in ("conv_forward", "conv_transpose"):
-        keywords["activation"] = case.activation
+    if case.operation in ADDENDS:
+        if case.activation is not None:
+            keywords["activation"] = case.activation
+        if case.adds:
+            keywords["add"] = arrays[ADDENDS[case.operation]]
     if case.operation == "conv_forward":
         given = [arrays["x"], arrays["w"]]
         return given if case.bias is None else [*given, arrays["bias"]], keywords

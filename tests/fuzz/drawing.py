@@ -15,6 +15,7 @@ from cupyconv.planning import families
 from tests import agreement
 
 from .cases import (
+    ADDENDS,
     DATA_FORMATS,
     FILTER_FORMATS,
     OPERATIONS,
@@ -293,7 +294,11 @@ def _channels(draw: Draw, family: str) -> tuple[int, int, int]:
 
 
 def draw_case(draw: Draw, layer: Case, dtype: str, on_gpu: bool = False) -> tuple[Case, Geometry]:
-    """Draw data, views, bias and activation for a layer; return the case and its geometry."""
+    """Draw data, views, bias, addend and activation for a layer.
+
+    Returns:
+        the case and its geometry.
+    """
     found = geometry(layer)
     kind = draw.random()
     values, poke = "integers", None
@@ -316,7 +321,7 @@ def draw_case(draw: Draw, layer: Case, dtype: str, on_gpu: bool = False) -> tupl
         activation = draw.one(("relu", "relu", "silu", "gelu"))
     axes = len(found.data)
     views = {}
-    for name in ("x", "w", "dy"):
+    for name in ("x", "w", "dy", *ADDENDS.values()):
         if draw.chance(0.6):
             views[name] = draw_view(draw, axes, on_gpu, is_input=True, dtype=dtype)
     for name in ("bias", "shift"):
@@ -332,6 +337,7 @@ def draw_case(draw: Draw, layer: Case, dtype: str, on_gpu: bool = False) -> tupl
         dy=found.shapes["dy"],
         bias=layer.filters if draw.chance(0.4) else None,
         shift=layer.channels if draw.chance(0.4) else None,
+        adds=draw.chance(0.2),
         activation=activation,
         views=views,
         values=values,
@@ -386,7 +392,7 @@ def _of_operation(draw: Draw, case: Case, found: Geometry) -> dict[str, Any]:
     if case.operation == "conv_forward":
         return {}
     if case.operation != "conv_transpose":
-        return {"activation": None, "bias": None, "shift": None}
+        return {"activation": None, "bias": None, "shift": None, "adds": False}
     changes: dict[str, Any] = {"bias": None}
     if draw.chance(0.6):
         changes["output_padding"] = _output_padding(draw, case, found)
@@ -423,8 +429,8 @@ def _output_padding(draw: Draw, case: Case, found: Geometry) -> Any:
 def spoiled(draw: Draw, base: Case) -> Case:
     """Return a case with a change that mostly makes it illegal, as the oracle decides."""
     case = replace(base, operation=draw.one(OPERATIONS))
-    if case.operation not in ("conv_forward", "conv_transpose"):
-        case = replace(case, activation=None)
+    if case.operation not in ADDENDS:
+        case = replace(case, activation=None, adds=False)
     has_bias = draw.chance(0.5)
     forward, transposed = (
         has_bias and case.operation == name for name in ("conv_forward", "conv_transpose")
@@ -449,6 +455,7 @@ def _spoil_number(draw: Draw, case: Case) -> Case:
     value = getattr(case, name)
     if name == "output_padding":
         case = replace(case, operation="conv_transpose", activation=None, bias=None, shift=None)
+        case = replace(case, adds=False)
         value = 0
     if value is None or isinstance(value, str):
         return replace(case, groups=case.groups + 1)

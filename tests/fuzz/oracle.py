@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .cases import DATA_FORMATS, FILTER_FORMATS, PART, Case, dtype_of
+from .cases import ADDENDS, DATA_FORMATS, FILTER_FORMATS, PART, Case, dtype_of
 
 torch.set_num_threads(1)  # the layers are too small for several threads
 
@@ -92,7 +92,7 @@ class Geometry:
     def most_terms(self) -> int:
         """Largest number of terms of a single result."""
         channels = self.channels * prod(self.taps), self.filters * prod(self.taps)
-        return max(*channels, self.batch * prod(self.outputs)) + 1
+        return max(*channels, self.batch * prod(self.outputs)) + 2  # bias and addend
 
 
 def _stored(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
@@ -172,6 +172,10 @@ def geometry(case: Case) -> Geometry:
         _require(case.bias == filters, "a bias for each filter")
     if "shift" in case.operands:
         _require(case.shift == channels, "a bias for each channel of the result")
+    if "add" in case.operands:
+        _require(case.dy == found.shapes["dy"], "an addend of the result's shape")
+    if "add_x" in case.operands:
+        _require(case.x == found.shapes["x"], "an addend of the result's shape")
     return found
 
 
@@ -277,7 +281,8 @@ class Oracle:
     Args:
         layer: the layer.
         dtype: dtype of the results.
-        operands: x, w, dy, bias and shift in the library's formats; unused ones may be missing.
+        operands: x, w, dy, bias, shift, add and add_x in the library's formats; unused ones
+            may be missing.
     """
 
     def __init__(self, layer: Geometry, dtype: str, operands: dict[str, np.ndarray]) -> None:
@@ -297,9 +302,12 @@ class Oracle:
                 self._forward()
             else:
                 self._backward(name)
+        exact = self._exact[name]
         if operation == "conv_transpose" and "shift" in self._given:
-            return self._exact[name] + self.stored(operation, self._shift(1))
-        return self._exact[name]
+            exact = exact + self.stored(operation, self._shift(1))
+        if ADDENDS.get(operation) in self._given:
+            exact = exact + self._given[ADDENDS[operation]].astype(np.float64)
+        return exact
 
     def _shift(self, axes: int) -> np.ndarray:
         """Return conv_transpose's bias broadcast to the results, (N, G, channels, pixels, ...)."""
@@ -364,12 +372,16 @@ class Oracle:
         name = _RESULT[operation]
         if name not in self._terms:
             self._terms[name] = getattr(self, f"_terms_of_{name}")()
+        products, there = self._terms[name]
+        added = []
         if operation == "conv_transpose" and "shift" in self._given:
-            products, there = self._terms[name]
-            shift = self._shift(2).astype(self._wider)
-            there = np.concatenate([there, np.ones_like(shift, bool)], -1)
-            return np.concatenate([products, shift], -1), there
-        return self._terms[name]
+            added.append(self._shift(2))
+        if ADDENDS.get(operation) in self._given:
+            added.append(self._wide(ADDENDS[operation]).reshape(*products.shape[:4], 1))
+        for one in added:
+            products = np.concatenate([products, one.astype(self._wider)], -1)
+            there = np.concatenate([there, np.ones_like(one, bool)], -1)
+        return products, there
 
     def stored(self, operation: str, values: np.ndarray) -> np.ndarray:
         """Arrange one value per result, in the order of ``terms``, in the layout of the result."""
@@ -477,7 +489,7 @@ class Part:
     """Real or imaginary parts of a layer's results, each the sum of two real layers' results.
 
     Args:
-        sums: the oracles of the real layers, each with its sign; the first has the bias.
+        sums: the oracles of the real layers, each with its sign; the first has bias and addend.
     """
 
     def __init__(self, *sums: tuple[int, Oracle]) -> None:
@@ -529,14 +541,16 @@ class ComplexOracle:
             "conv_backprop_filter": ("dy", "x"),
             "conv_backprop_bias": ("dy",),
         }[operation]
-        added = {"conv_forward": "bias", "conv_transpose": "shift"}.get(operation, "")
+        bias = {"conv_forward": "bias", "conv_transpose": "shift"}.get(operation, "")
+        added = (bias, ADDENDS.get(operation, ""))
         first, *rest = multiplied
 
         def oracle(part: str, of_first: str, of_rest: str) -> Oracle:
             taken = {name: getattr(self._given[name], of_rest) for name in rest}
             taken[first] = getattr(self._given[first], of_first)
-            if part and added in self._given:
-                taken[added] = getattr(self._given[added], part)
+            for name in added:
+                if part and name in self._given:
+                    taken[name] = getattr(self._given[name], part)
             return Oracle(self.layer, self._dtype, taken)
 
         if not rest:

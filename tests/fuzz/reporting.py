@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .cases import (
+    ADDENDS,
     PART,
     PLAIN,
     SEEDS,
@@ -253,7 +254,7 @@ def _out_lines(case: Case, shape: tuple[int, ...]) -> list[str]:
 
 def _call_text(case: Case, module: str, more: dict[str, str]) -> str:
     shape_of = {"conv_backprop_input": case.x, "conv_backprop_filter": case.w}
-    names = list(case.operands)
+    names = [name for name in case.operands if name not in ADDENDS.values()]
     if case.operation == "conv_transpose":
         names = ["dy", "w", *names[2:]]
     given = [*names]
@@ -262,8 +263,11 @@ def _call_text(case: Case, module: str, more: dict[str, str]) -> str:
     if case.operation == "conv_backprop_filter":
         given = ["x", repr(shape_of[case.operation]), "dy"]
     keywords = {name: repr(value) for name, value in _spoken(case).items()}
-    if case.activation is not None and case.operation in ("conv_forward", "conv_transpose"):
-        keywords["activation"] = repr(case.activation)
+    if case.operation in ADDENDS:
+        if case.activation is not None:
+            keywords["activation"] = repr(case.activation)
+        if case.adds:
+            keywords["add"] = ADDENDS[case.operation]
     if case.operation == "conv_transpose" and case.output_padding is not None:
         shape_given = case.output_padding == "shape"
         name = "output_shape" if shape_given else "output_padding"

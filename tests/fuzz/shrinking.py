@@ -207,6 +207,8 @@ def _of_values(case: Case) -> Iterator[Case]:
         yield replace(case, bias=None)
     if case.shift is not None:
         yield replace(case, shift=None)
+    if case.adds:
+        yield replace(case, adds=False)
     if case.activation is not None:
         yield replace(case, activation=None)
     if case.poke is not None:

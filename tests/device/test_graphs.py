@@ -119,6 +119,17 @@ def transpose_call():
     return Call(run, {"x": data.dy, "w": data.w}, {})
 
 
+def adding_call():
+    """Return a call with an addend whose elements are in another order than the result's."""
+    problem = cupyconv.ConvProblem((2, 3, 8), (4, 3, 2), dtype="float16")
+    data = whole_numbers(problem)
+
+    def run(x, w, add, **more):
+        return cupyconv.conv_forward(x, w, add=add.T, activation="relu", **more)
+
+    return Call(run, {"x": data.x, "w": data.w, "add": data.dy.T.copy()}, {})
+
+
 WITH_WORKSPACE = (
     *product(("cuda-gather", "cuda-hopper", "cuda-hopper-bf16x6"), PASSES),
     *product(("cuda-columns",), PASSES[:2]),
@@ -131,6 +142,7 @@ CASES = {
     **{f"copying {pass_}": (copying_call, (pass_,)) for pass_ in PASSES[:2]},
     "bias": (bias_call, ()),
     "transpose": (transpose_call, ()),
+    "add": (adding_call, ()),
 }
 """Cases by name: function that makes the call, its arguments."""
 

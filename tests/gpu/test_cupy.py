@@ -267,6 +267,46 @@ def test_bias_and_activation_are_fused(activation):
     np.testing.assert_allclose(cupy.asnumpy(got), expected, rtol=1e-5, atol=1e-5)
 
 
+def whole(shape, dtype, seed=0):
+    values = np.random.default_rng(seed).integers(-3, 4, shape)
+    return values.astype(arrays.numpy_dtype(dtype))
+
+
+ADDENDS = {
+    "contiguous": lambda add: add,
+    "transposed": lambda add: cupy.ascontiguousarray(add.T).T,
+    "the result": lambda add: add.copy(),
+}
+"""Memory layouts of an addend."""
+
+
+@pytest.mark.parametrize("kind", ADDENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_addend_is_added_before_the_activation(kind, dtype):
+    problem = cupyconv.ConvProblem(X, W, dtype=dtype, **LAYER)
+    x, w, add = (whole(s, dtype, i) for i, s in enumerate((X, W, problem.output_shape)))
+    wide = cupyconv.conv_forward(x.astype("float64"), w.astype("float64"), **LAYER)
+    expected = np.maximum(wide + add.astype("float64"), 0).astype(x.dtype)
+    given = ADDENDS[kind](cupy.asarray(add))
+    out = given if kind == "the result" else None
+    got = cupyconv.conv_forward(
+        *(cupy.asarray(x), cupy.asarray(w)), add=given, activation="relu", out=out, **LAYER
+    )
+    assert out is None or got is out
+    assert (cupy.asnumpy(got) == expected).all()
+    assert out is not None or (cupy.asnumpy(given) == add).all()
+
+
+def test_a_measured_call_adds_the_result_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUPYCONV_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(cupyconv, "benchmark", True)
+    x, w = (cupy.asarray(whole(shape, "float32")) for shape in (X, W))
+    expected = 1 + cupyconv.conv_forward(x, w, **LAYER)
+    out = cupy.ones_like(expected)
+    cupyconv.conv_forward(x, w, add=out, out=out, **LAYER)
+    assert (out == expected).all()
+
+
 def test_dlpack_and_cuda_array_interface_come_in_without_a_copy():
     x, _, _, _ = layer()
 

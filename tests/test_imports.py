@@ -5,16 +5,14 @@ A room is a module or a folder of cupyconv/, or the command line."""
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 from pathlib import Path
 
-import pytest
-
-pytestmark = pytest.mark.quick
-
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "cupyconv"
+PAGE = ROOT / "notebooks" / "contributing" / "architecture.md"
 
 ROOMS = (
     "errors",
@@ -53,8 +51,7 @@ ROOMS = (
 )
 """Rooms from the lowest to the highest."""
 
-
-PAGE = ROOT / "notebooks" / "contributing" / "architecture.md"
+FRAMEWORKS = {"torch", "jax", "tensorflow", "onnx", "keras", "dask", "distributed", "zarr"}
 
 
 def python_files() -> list[Path]:
@@ -70,11 +67,17 @@ def room_of(path: Path) -> str:
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    """Return a file's syntax tree."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
 def imported_modules(path: Path) -> list[tuple[str, int]]:
     """Return the names and lines of all imports in a file; ``from a import b`` is named a.b."""
     found = []
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -93,51 +96,56 @@ def rooms_used(path: Path) -> list[tuple[str, int]]:
     ]
 
 
-@pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_run_downwards(path):
-    own = room_of(path)
-    assert own in ROOMS, f"{path.name} is in no known room"
-    height = ROOMS.index(own)
+def where(path: Path, line: int) -> str:
+    """Return the place of an offence as an editor opens it."""
+    return f"{path.relative_to(ROOT)}:{line}"
+
+
+def test_imports_run_downwards():
     upwards = [
-        f"line {line}: {own} imports {room}"
+        f"{where(path, line)}: {room_of(path)} imports {room}"
+        for path in python_files()
         for room, line in rooms_used(path)
-        if ROOMS.index(room) > height
+        if ROOMS.index(room) > ROOMS.index(room_of(path))
     ]
     assert upwards == []
 
 
-@pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_rooms_do_not_come_in_by_the_front_door(path):
-    if room_of(path) in ("bench", "cli"):
-        return  # these rooms use the public library
-    ours = [name for name, _ in imported_modules(path) if name.startswith("cupyconv.")]
-    assert [name for name in ours if name.split(".")[1] not in (*ROOMS, "__version__")] == []
+def test_rooms_import_rooms_and_not_the_package():
+    fronts = [
+        f"{where(path, line)}: {name}"
+        for path in python_files()
+        if room_of(path) not in ("bench", "cli")  # these rooms use the public library
+        for name, line in imported_modules(path)
+        if name.startswith("cupyconv.") and name.split(".")[1] not in (*ROOMS, "__version__")
+    ]
+    assert fronts == []
 
 
-ON_THE_PACKAGE = {"benchmark", "workspace_limit", "__version__"}
+SETTINGS = {"benchmark", "workspace_limit", "__version__"}
 """Settings that users assign to attributes of the package, and its version."""
 
 
-@pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_library_goes_to_its_front_door_for_settings_only(path):
-    if room_of(path) in ("bench", "cli"):
-        return
-    wanted = {
-        node.attr
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+def test_rooms_read_only_settings_of_the_package():
+    others = [
+        f"{where(path, node.lineno)}: cupyconv.{node.attr}"
+        for path in python_files()
+        if room_of(path) not in ("bench", "cli")
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
         and node.value.id == "cupyconv"
-    }
-    assert wanted <= ON_THE_PACKAGE
+        and node.attr not in SETTINGS
+    ]
+    assert others == []
 
 
-def test_the_architecture_page_has_these_rooms_in_this_order():
+def test_the_architecture_page_lists_these_rooms():
     listed = re.findall(r"^\| `(\w+)` \|", PAGE.read_text(encoding="utf-8"), re.M)
     assert tuple(listed) == ROOMS
 
 
-def test_every_room_is_there():
+def test_the_rooms_are_those_on_disk():
     inside = {room_of(path) for path in python_files()}
     assert inside == set(ROOMS)
 
@@ -149,7 +157,7 @@ def modules_used() -> dict[str, set[str]]:
     }
     found = {}
     for name, path in names.items():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = tree_of(path)
         for_types = {
             inner
             for node in ast.walk(tree)
@@ -171,7 +179,7 @@ CIRCLES = {frozenset(f"cupyconv.explaining.{name}" for name in ("maps", "scene",
 """Permitted import cycle: ``TermMap.svg`` draws the map with modules that import ``TermMap``."""
 
 
-def test_no_modules_import_each_other_in_a_circle():
+def test_modules_import_in_no_circle():
     used, order = modules_used(), []
     left = dict(used)
     while left:
@@ -192,46 +200,46 @@ def test_no_modules_import_each_other_in_a_circle():
     assert {circle for circle in circles if circle} == CIRCLES
 
 
-def test_the_lowest_room_imports_nothing_of_the_library():
+def test_the_lowest_room_imports_no_room():
     assert rooms_used(PACKAGE / "errors.py") == []
 
 
-def test_downward_imports_are_seen_at_all():
+def test_downward_imports_are_seen():
     used = {room for room, _ in rooms_used(PACKAGE / "operations.py")}
     assert {"arrays", "backends", "problem", "planning"} <= used
 
 
-@pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_only_arrays_imports_cupy(path):
-    of_cupy = [line for name, line in imported_modules(path) if name.split(".")[0] == "cupy"]
-    assert bool(of_cupy) == (path == PACKAGE / "arrays.py")
+def test_only_arrays_imports_cupy():
+    users = {
+        path
+        for path in python_files()
+        if any(name.split(".")[0] == "cupy" for name, _ in imported_modules(path))
+    }
+    assert users == {PACKAGE / "arrays.py"}
 
 
-FRAMEWORKS = {"torch", "jax", "tensorflow", "onnx", "keras", "dask", "distributed", "zarr"}
-
-
-@pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_frameworks_are_imported_in_their_packages_only(path):
-    used = {name.split(".")[0] for name, _ in imported_modules(path)} & FRAMEWORKS
-    allowed = {
+def permitted(path: Path) -> set[str]:
+    """Return the packages beside the standard library that a file may import."""
+    known = {"cupyconv", "numpy", "ml_dtypes", "threadpoolctl", "click", "rich", "cupy", "cuda"}
+    known |= {
         "torch": {"torch"},
         "dask": {"dask", "distributed", "zarr"},
-        "bench": FRAMEWORKS,
+        "bench": {*FRAMEWORKS, "matplotlib"},
         "cli": {"dask"},
-    }
-    assert used <= allowed.get(room_of(path), set())
-
-
-@pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_import_is_the_library_a_dependency_or_optional(path):
-    known = {"cupyconv", "numpy", "ml_dtypes", "threadpoolctl", "click", "rich", "cupy", "cuda"}
-    known |= FRAMEWORKS
-    if room_of(path) == "bench":
-        known.add("matplotlib")
+    }.get(room_of(path), set())
     if path.name == "loops_numba.py":  # imported only if Numba is installed
         known.add("numba")
-    roots = {name.split(".")[0] for name, _ in imported_modules(path)}
-    assert roots <= known | sys.stdlib_module_names
+    return known
+
+
+def test_packages_are_imported_only_where_permitted():
+    strangers = [
+        f"{where(path, line)}: {name}"
+        for path in python_files()
+        for name, line in imported_modules(path)
+        if name.split(".")[0] not in permitted(path) | sys.stdlib_module_names
+    ]
+    assert strangers == []
 
 
 def test_kernels_and_planning_run_nothing():
@@ -246,8 +254,8 @@ def test_kernels_and_planning_run_nothing():
         assert used <= {"errors", "formats", "markup", "remedies"}
 
 
-def test_the_front_door_imports_nothing_when_it_is_opened():
-    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+def test_the_package_imports_only_the_standard_library():
+    tree = tree_of(PACKAGE / "__init__.py")
     at_once = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     names = [
         alias.name if isinstance(node, ast.Import) else str(node.module)
@@ -257,7 +265,7 @@ def test_the_front_door_imports_nothing_when_it_is_opened():
     assert all(name.split(".")[0] in sys.stdlib_module_names for name in names)
 
 
-def test_the_kernel_folder_is_no_python_package():
+def test_the_kernel_folder_has_no_python():
     # A package called cuda would shadow NVIDIA's namespace of that name and break CuPy.
     assert list((ROOT / "cuda").rglob("*.cu"))
     assert list((ROOT / "cuda").rglob("*.py")) == []

@@ -32,7 +32,7 @@ from tests.configurations import (
     random_problems,
 )
 from tests.emulator import convolutions, memory
-from tests.emulator.cases import BIAS_SHAPES, bias_in_chunks
+from tests.emulator.cases import BIAS_SHAPES, bias_in_chunks, require_activations
 
 SCHEDULES = dict(zip(("first-in", "reverse", "random"), emulator.SCHEDULES, strict=True))
 
@@ -297,17 +297,9 @@ def test_64_bit_indices_are_exact(monkeypatch):
                 require_exact(problem, impl)
 
 
-@pytest.mark.parametrize("impl", ["cuda-generic", "cuda-gather", "cuda-direct"])
-@pytest.mark.parametrize("activation", [None, "relu", "silu", "gelu"])
-def test_bias_and_activation_match_the_reference(impl, activation):
-    problem = ConvProblem((2, 8, 6, 5), (8, 1, 3, 3), groups=8, padding=1, dtype="float16")
-    data = random_data(problem)
-    arguments = {**problem.keywords, "activation": activation}
-    got = emulator.conv_forward(data.x, data.w, data.bias, impl=impl, **arguments)
-    expected = cupyconv.conv_forward(data.x, data.w, data.bias, impl="reference", **arguments)
-    np.testing.assert_allclose(
-        got.astype(np.float64), expected.astype(np.float64), rtol=2e-3, atol=2e-3
-    )
+@pytest.mark.parametrize("impl", [family for family in FAMILIES if family.startswith("cuda")])
+def test_bias_and_activations_are_fused(impl):
+    require_activations(impl)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

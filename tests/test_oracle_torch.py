@@ -22,6 +22,7 @@ from hypothesis import given, settings
 import cupyconv
 from cupyconv import ConvError, ConvProblem, ConvTypeError, arrays
 from cupyconv.errors import CupyconvError
+from tests.activations import ACTIVATIONS
 from tests.configurations import (
     CASES,
     DTYPES,
@@ -292,7 +293,7 @@ def test_random_configurations_agree_exactly(problem):
     assert_exact(problem, data, torch_passes(problem, data))
 
 
-@pytest.mark.parametrize("activation", ["relu", "silu", "gelu"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bias_and_activations(torch, activation, dtype):
     numbers = np.random.default_rng(0)

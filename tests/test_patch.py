@@ -129,17 +129,6 @@ def test_64_bit_indices(monkeypatch):
     require_exact(PATCH_CASES[1].problem.replace(dtype="float16"))
 
 
-@pytest.mark.parametrize("activation", [None, "gelu"])
-def test_bias_and_activation(activation):
-    problem = in_formats(PATCH_CASES[1].problem, "NHWC", "HWIO").replace(dtype="float16")
-    data = random_data(problem)
-    arguments = {**problem.keywords, "activation": activation}
-    got = emulator.conv_forward(data.x, data.w, data.bias, impl=IMPL, **arguments)
-    expected = cupyconv.conv_forward(data.x, data.w, data.bias, impl="reference", **arguments)
-    difference = np.abs(got.astype(np.float64) - expected.astype(np.float64))
-    assert difference.max() < 2e-2  # sums up to 20, rounded to 11 bits
-
-
 def test_float32_is_rounded_to_tf32():
     """Operands are rounded to 10 bits of fraction, ties away from zero; sums are not rounded."""
     problem = in_formats(PATCH_CASES[1].problem, "NHWC", "HWIO")

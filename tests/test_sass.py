@@ -19,6 +19,7 @@ from cupyconv.planning.families import FAMILIES
 from cupyconv.planning.plan import contenders
 from cupyconv.problem import PASSES
 from tests import loops
+from tests.activations import ACTIVATIONS
 from tests.agreement import plan_without_copies
 from tests.configurations import in_formats
 from tests.cubins import (
@@ -206,7 +207,7 @@ def activated(form: str, activation: str) -> list[Launch]:
 
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("activation", ["silu", "gelu"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("form", [form for form in FORMS if "hopper" in form])
 def test_activations_do_not_make_kernels_long(form, activation, every):
     found = activated(form, activation)

@@ -8,6 +8,7 @@ import pytest
 import cupyconv
 from cupyconv import ConvError, ConvProblem
 from tests import agreement, emulator
+from tests.activations import ACTIVATIONS, activated
 from tests.agreement import fits, plan_with
 from tests.configurations import (
     CASES,
@@ -22,12 +23,6 @@ from tests.configurations import (
 )
 
 IMPLEMENTATIONS = ("reference", "numpy")
-
-ACTIVATIONS = {
-    None: lambda v: v,
-    "relu": lambda v: np.maximum(v, 0),
-    "silu": lambda v: v / (1 + np.exp(-v)),
-}
 
 
 def biases(problem):
@@ -45,7 +40,7 @@ def expected_of(problem, data, bias, activation=None):
         **problem.keywords,
     )
     shape = [-1 if axis == problem.data_axes[1] else 1 for axis in range(dx.ndim)]
-    return ACTIVATIONS[activation](dx + bias.astype(np.float64).reshape(shape))
+    return activated(dx + bias.astype(np.float64).reshape(shape), activation)
 
 
 def transposed(api, problem, data, bias, **more):
@@ -69,7 +64,7 @@ def test_16_bit_results_are_rounded_once(dtype):
     problem = ConvProblem((3, 4, 9, 8), (6, 4, 3, 3), padding=1, dtype=dtype)
     data = random_data(problem)
     bias = random_data(problem, seed=1).x[0, :, 0, 0]
-    for activation in ACTIVATIONS:
+    for activation in (None, *ACTIVATIONS):
         expected = expected_of(problem, data, bias, activation)
         nearest = expected.astype(bias.dtype)
         for impl in IMPLEMENTATIONS:

@@ -19,6 +19,7 @@ from cupyconv.gpu import sources
 from cupyconv.kernels import parameters
 from cupyconv.problem import PASSES, shape_text
 from tests import agreement
+from tests.activations import ACTIVATIONS
 from tests.agreement import fits, plan_with, plan_with_tiling, plan_without_copies
 from tests.configurations import (
     CASES,
@@ -485,7 +486,7 @@ def _cases_of(impl: str, only: str | None):
         yield "cuda-patch rounds to tf32", _patch_rounds_to_tf32
         yield "cuda-patch all bits", _all_bits_of_x
     if only in (None, "forward"):
-        yield f"{impl} activation", partial(_activation, impl)
+        yield f"{impl} activation", partial(require_activations, impl)
     if only in (None, "backprop_input") and impl != "cuda-patch":
         yield f"{impl} transposed", partial(_transposed, impl)
     if impl == "cuda-generic" and only == "forward":
@@ -745,7 +746,7 @@ def _activations_to_the_last_place() -> None:
     step = 20
     inputs = np.concatenate([test_activations.values()[::step], [-np.inf, np.inf, np.nan]])
     filter_ = np.ones((1, 1, 1), np.float32)
-    for activation in test_activations.BOUNDS:
+    for activation in test_activations.ROUNDED:
         x = inputs.astype(np.float32).reshape(1, 1, -1)
         *results, below, above, nan = conv_forward(
             x, filter_, impl="cuda-generic", arch="sm_80", activation=activation
@@ -784,13 +785,14 @@ def _transposed(impl: str) -> None:
         assert difference.max() < 4e-3 * max(1, np.abs(expected).max())
 
 
-def _activation(impl: str) -> None:
-    """Check every activation against NumPy, with and without bias, on data of both signs."""
+def require_activations(impl: str) -> None:
+    """Require every activation to match NumPy's, with and without bias, on data of both signs."""
     import cupyconv
 
     problem, options = _with_epilogue(impl)
     data = random_data(problem)
-    for activation, bias in (("relu", data.bias), ("silu", None), ("gelu", data.bias)):
+    for number, activation in enumerate(ACTIVATIONS):
+        bias = None if number % 2 else data.bias
         arguments = {**problem.keywords, "activation": activation}
         result = conv_forward(data.x, data.w, bias, **options, **arguments)
         expected = cupyconv.conv_forward(data.x, data.w, bias, impl="reference", **arguments)

@@ -13,6 +13,7 @@ import numpy as np
 from cupyconv.cpu import choice
 from cupyconv.planning import families
 from tests import agreement
+from tests.activations import ACTIVATIONS
 
 from .cases import (
     ADDENDS,
@@ -318,7 +319,7 @@ def draw_case(draw: Draw, layer: Case, dtype: str, on_gpu: bool = False) -> tupl
     activation = None
     dtype = whole
     if poke is None and draw.chance(0.1 if on_gpu else 0.25) and not is_complex:
-        activation = draw.one(("relu", "relu", "silu", "gelu"))
+        activation = draw.one(("relu", *ACTIVATIONS))
     axes = len(found.data)
     views = {}
     for name in ("x", "w", "dy", *ADDENDS.values()):

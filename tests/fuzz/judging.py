@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tests.activations import ACTIVATIONS
+
 from .cases import PART, Case, KernelRun
 from .oracle import (
     MOST_PADDED,
@@ -45,9 +47,6 @@ TF32_ROUNDING = 2.0**-10
 PLANES = "cuda-hopper-bf16x6"
 """Family that may return NaN instead of infinity, because the lower planes overflow."""
 
-STEEPEST = 1.13
-"""Largest slope of all activations."""
-
 
 @dataclass(frozen=True)
 class Bounds:
@@ -74,7 +73,11 @@ class Bounds:
 def is_exact(case: Case) -> bool:
     """Return whether every sum of the case is an integer that is exact in its precision."""
     finite = case.poke is None or np.isfinite(case.poke[2])
-    return case.values == "integers" and finite and case.activation in (None, "relu")
+    return (
+        case.values == "integers"
+        and finite
+        and (case.activation is None or ACTIVATIONS[case.activation].is_exact)
+    )
 
 
 def can_be_judged(case: Case, oracle: Oracle | ComplexOracle) -> bool:
@@ -134,7 +137,8 @@ def _bounds_of_sums(case: Case, oracle: Oracle | Part) -> Bounds:
     middle = exact.astype(np.float64)
     if case.activation is not None:
         before, middle = middle, activate(middle, case.activation)
-        slack = STEEPEST * slack + 8 * roundoff * (np.abs(middle) + np.abs(before))
+        slack = ACTIVATIONS[case.activation].steepest * slack
+        slack += 8 * roundoff * (np.abs(middle) + np.abs(before))
     low, high = (rounded(_shifted(middle, s), case.dtype) for s in (-slack, slack))
     loose = np.isnan(oracle.stored(case.operation, terms.sum(-1)))
     if isinstance(case.run, KernelRun):

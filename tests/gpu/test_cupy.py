@@ -16,6 +16,7 @@ from cupyconv.formats import data_formats, filter_formats
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES
 from tests import agreement, device, views
+from tests.activations import ACTIVATIONS
 from tests.agreement import fits, plan_with
 from tests.configurations import (
     CASES,
@@ -257,7 +258,7 @@ def test_bias_gradient_is_the_sum_over_pixels():
         assert (cupy.asnumpy(cupyconv.conv_backprop_bias(dy)) == expected).all()
 
 
-@pytest.mark.parametrize("activation", ["relu", "silu", "gelu"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_bias_and_activation_are_fused(activation):
     x, w, _, _ = layer()
     bias = random((4,), seed=9)

@@ -102,17 +102,6 @@ def test_edge_cases_are_exact_in_the_other_filter_format(number):
     assert run_case(number, turn=1 - number % 2) == PASSES
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("tile", range(len(WIDE)))
-@pytest.mark.parametrize("splits", [1, 3])
-def test_every_tile_and_split_is_exact(tile, splits):
-    for name in ("several_tiles", "phases_of_one_two_and_four_taps", "groups"):
-        case = next(case for case in HOPPER_CASES if case.name == name)
-        for number, problem in enumerate(last_axes(case.problem)):
-            with emulator.settings(emulator.SCHEDULES[number]):
-                require_exact(problem.replace(dtype="float16"), tile=tile, splits=splits)
-
-
 @pytest.mark.parametrize("splits", [7, 9])
 def test_splits_may_have_one_step_or_none(splits):
     """Nine steps are divided into seven splits, of which two are empty, or into nine splits."""

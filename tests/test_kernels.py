@@ -18,7 +18,7 @@ from cupyconv.planning import Device, Request, launches, plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES
 from tests import agreement, emulator
-from tests.agreement import fits, plan_with, plan_with_tiling, plan_without_copies
+from tests.agreement import fits, plan_with_tiling, plan_without_copies
 from tests.configurations import (
     CASES,
     DIRECT_CASES,
@@ -166,30 +166,6 @@ def test_cuda_gather_is_exact_without_asynchronous_copies():
     for case in FAMILY_CASES[:8]:
         for problem in all_formats(case.problem.replace(dtype="float16"))[::3]:
             require_exact(problem, "cuda-gather", arch="sm_75")
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("number", range(len(FAMILIES["cuda-gather"].tiles)))
-@pytest.mark.parametrize("splits", [1, 3])
-def test_cuda_gather_is_exact_with_every_tile_and_split(number, splits):
-    tile = FAMILIES["cuda-gather"].tiles[number]
-    dtype = {2: "float16", 4: "float32", 8: "float64"}[tile.itemsize]
-    on_tensor_cores = tile.defines["TENSOR_CORES"]
-    precision = "tf32" if on_tensor_cores else "ieee"
-    arch = "sm_86" if dtype == "float64" and not on_tensor_cores else "sm_80"
-    # Every variant takes seconds to build, so each tile is run on two cases only.
-    cases = [FAMILY_CASES[(number + 3 * turn) % 8] for turn in range(2)]
-    for turn, case in enumerate(cases):
-        formats = all_formats(case.problem.replace(dtype=dtype))
-        formatted = formats[(turn + number) % len(formats)]
-        plan = plan_with(
-            *(formatted, "cuda-gather", emulator.device(arch)),
-            tile=tile,
-            splits=splits,
-            precision=precision,
-        )
-        with emulator.settings(emulator.SCHEDULES[turn % 3]):
-            require_exact(formatted, "cuda-gather", arch, precision, plan)
 
 
 LAST = {"data_format": "NHWC", "filter_format": "OHWI", "padding": 1}

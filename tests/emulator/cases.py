@@ -14,10 +14,12 @@ from unittest import mock
 import numpy as np
 
 import cupyconv
-from cupyconv import ConvProblem
+from cupyconv import ConvProblem, Plan
 from cupyconv.gpu import sources
 from cupyconv.kernels import parameters
-from cupyconv.problem import PASSES, shape_text
+from cupyconv.kernels.family import Tile
+from cupyconv.planning.families import FAMILIES
+from cupyconv.problem import PASSES, REAL_ITEMSIZE, REAL_PART, shape_text
 from tests import agreement
 from tests.activations import ACTIVATIONS
 from tests.agreement import fits, plan_with, plan_with_tiling, plan_without_copies
@@ -325,6 +327,21 @@ _PRECISION = {
 _ARCH = {impl: "sm_90" if "hopper" in impl else "sm_80" for impl in _CASES}
 """Chip that each family runs on."""
 
+_SMALL = {
+    "cuda-generic": "channels_beyond_one_tile",
+    "cuda-gather": "pieces_of_8",
+    "cuda-direct": "depthwise",
+    "cuda-toeplitz": "many_images_in_a_tile",
+    "cuda-patch": "gaps_of_odd_length",
+    "cuda-columns": "patches_side_by_side",
+    "cuda-hopper": "images_of_filled_lines",
+    "cuda-hopper-bf16x6": "everything_differs",
+}
+"""Layer that each family computes in all its dtypes and with all its tiles."""
+
+_DTYPE = {2: "float16", 4: "float32", 8: "float64", 16: "complex128"}
+"""Dtype of the tiles for this number of bytes per element."""
+
 # (kernel file, family, pass) to run for a mutant of the file.
 _KERNELS = (
     ("conv_forward.cu", "cuda-generic", "forward"),
@@ -341,6 +358,11 @@ _KERNELS = (
     ("conv_planes.cu", "cuda-hopper-bf16x6", None),
     ("conv_backprop_bias.cu", "bias", None),
 )
+
+
+def kernel_files(impl: str) -> list[str]:
+    """Return the files whose mutants a family's cases judge."""
+    return [file for file, family, _ in _KERNELS if family == impl]
 
 
 def mutation_cases(file: str) -> list[tuple[str, Callable[[], None]]]:
@@ -395,6 +417,38 @@ def _with_addend(impl: str, only: str | None):
                 yield f"{impl} {pass_} {name} {dtype} with addend", partial(run, pass_)
 
 
+def every_dtype(impl: str):
+    """Yield the name and check of each dtype that a family supports, without the pass."""
+    for dtype in (*REAL_ITEMSIZE, *REAL_PART):
+        problem = in_formats(_PROBLEMS[_SMALL[impl]], "NHWC", "OHWI").replace(dtype=dtype)
+        precision = _PRECISION.get(impl, "ieee")
+        passes = fits(problem, impl, _ARCH[impl], precision)
+        run = partial(_exact, problem, impl, arch=_ARCH[impl], precision=precision)
+        if passes:
+            yield dtype, passes, run
+
+
+def every_tile(impl: str):
+    """Yield the name, passes and check of each tile of a family, without the pass."""
+    for tile in FAMILIES[impl].tiles:
+        formats = ("NCHW", "OIHW") if tile.defines.get("PLANAR") else ("NHWC", "OHWI")
+        dtype = _DTYPE[tile.itemsize or 4]
+        problem = in_formats(_PROBLEMS[_SMALL[impl]], *formats).replace(dtype=dtype)
+        is_plain = tile.defines.get("TENSOR_CORES") == 0
+        arch = "sm_86" if is_plain and dtype == "float64" else _ARCH[impl]
+        precision = "ieee" if is_plain else _PRECISION.get(impl, "tf32")
+        run = partial(_exact, problem, impl, arch=arch, precision=precision, tile=tile)
+        macros = [f"{macro}={value}" for macro, value in tile.macros]
+        yield " ".join([str(tile), dtype, *macros]), fits(problem, impl, arch, precision), run
+
+
+def _choices(impl: str, only: str | None):
+    """Yield a pass of every dtype and of every tile; the passes and schedules rotate."""
+    for number, (name, passes, run) in enumerate((*every_dtype(impl), *every_tile(impl))):
+        pass_ = passes[number % len(passes)] if only is None else only
+        yield f"{impl} {pass_} {name}", partial(run, pass_=pass_, schedule=SCHEDULES[number % 3])
+
+
 def _views(impl: str, only: str | None):
     for number, (name, data_format, filter_format, dtype, kind) in enumerate(_VIEWS[impl]):
         problem = in_formats(_PROBLEMS[name], data_format, filter_format).replace(dtype=dtype)
@@ -417,6 +471,7 @@ def _cases_of(impl: str, only: str | None):
     yield from _layers(impl, _CASES[impl], only)
     yield from _views(impl, only)
     yield from _with_addend(impl, only)
+    yield from _choices(impl, only)
     if impl == "cuda-hopper":
         yield "tiles are taken in bands", _bands
         yield "pixels that fill up a line", _filled_lines
@@ -505,11 +560,9 @@ def _exact(
     arch: str = "sm_80",
     precision: str = "ieee",
     tiling: int | None = None,
-    **choices: int,
+    **choices: int | Tile,
 ) -> None:
     """Check a pass, with a tiling of cuda-direct by number, or with choices of ``plan_with``."""
-    from tests import emulator
-
     chip = device(arch)
     if tiling is not None:
         plan = plan_with_tiling(problem, tiling, chip, passes=(pass_,))
@@ -518,9 +571,18 @@ def _exact(
         plan = plan_with(problem, impl, chip, **how)
     else:
         plan = plan_without_copies(problem, impl, chip, passes=(pass_,), precision=precision)
-    options = {"impl": plan, "arch": arch, "precision": precision}
     with settings(schedule):
-        agreement.require_exact(emulator, problem, passes=(pass_,), **options)
+        require_planned(problem, plan, pass_, arch, precision)
+
+
+def require_planned(
+    problem: ConvProblem, plan: Plan, pass_: str, arch: str, precision: str
+) -> None:
+    """Require exact results of a planned pass."""
+    from tests import emulator, test_complex
+
+    require = test_complex.require_exact if problem.is_complex else agreement.require_exact
+    require(emulator, problem, passes=(pass_,), impl=plan, arch=arch, precision=precision)
 
 
 def _exact_with_addend(

@@ -20,7 +20,10 @@ settings.register_profile(
 settings.load_profile("cupyconv")
 
 CASES_OF_A_SAMPLE = 3
-"""Cases per test in the sample, evenly spread (chosen); tests marked quick keep all cases."""
+"""Most cases per test in the sample, evenly spread (chosen)."""
+
+CASES_OF_A_QUICK_TEST = 60
+"""Most cases in the sample of a test marked quick (chosen)."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,8 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--part",
         choices=("all", "sample", "rest"),
         default="all",
-        help="sample: a few cases of each test, all of tests marked quick, none of tests marked "
-        "thorough; rest: all other cases",
+        help="sample: a few cases of each test that is not marked thorough; rest: all other cases",
     )
     parser.addoption(
         "--turn",
@@ -67,8 +69,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def sample_of(of_test: list[pytest.Item]) -> list[pytest.Item]:
     """Return the cases of one test that belong to the sample."""
+    if of_test[0].get_closest_marker("emulated") is not None:
+        first_of_family = {family_of(item): item for item in reversed(of_test)}
+        return spread([*reversed(first_of_family.values())], CASES_OF_A_SAMPLE)
     quick = of_test[0].get_closest_marker("quick") is not None
-    return of_test if quick else spread(of_test, CASES_OF_A_SAMPLE)
+    return spread(of_test, CASES_OF_A_QUICK_TEST if quick else CASES_OF_A_SAMPLE)
+
+
+def family_of(item: pytest.Item) -> str | None:
+    """Return the kernel family that a case takes as ``impl``."""
+    callspec = getattr(item, "callspec", None)
+    return callspec.params.get("impl") if callspec else None
 
 
 def spread(items: list, count: int) -> list:
@@ -112,6 +123,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         )
     if part == "sample":
         terminalreporter.write_line(
-            f"This was a sample: at most {CASES_OF_A_SAMPLE} cases of each test that is not marked "
-            "quick, and no thorough ones. `make test-all` runs the others too."
+            f"This was a sample: at most {CASES_OF_A_SAMPLE} cases of most tests, and no thorough "
+            "tests. `make test-all` runs the others too."
         )

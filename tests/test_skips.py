@@ -4,10 +4,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tests.conftest import CASES_OF_A_SAMPLE
+from tests.conftest import CASES_OF_A_QUICK_TEST, CASES_OF_A_SAMPLE, turn
 from tests.device import RUNNING
 from tests.skips import may_be_skipped
 
@@ -43,10 +44,11 @@ TEST = "import pytest\n\ndef test_nothing():\n    pytest.skip({!r})\n"
 FILE = "import pytest\n\npytest.skip({!r}, allow_module_level=True)\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("jobs", [(), ("-n", "2")], ids=["alone", "two jobs"])
 @pytest.mark.parametrize("what", [TEST, FILE], ids=["a test", "a file"])
 @pytest.mark.parametrize(("reason", "code"), [("no usable GPU", 0), ("cupy is not installed", 1)])
-def test_a_run_fails_that_left_out_too_much(tmp_path, reason, code, what, jobs):
+def test_a_run_with_a_wrong_skip_fails(tmp_path, reason, code, what, jobs):
     (tmp_path / "test_one.py").write_text(what.format(reason))
     (tmp_path / "test_two.py").write_text("def test_something():\n    pass\n")
     run = pytest_of(tmp_path, *jobs)
@@ -70,24 +72,50 @@ def test_one():
 def test_quick(case):
     pass
 
+@pytest.mark.quick
+@pytest.mark.parametrize("case", range(65))
+def test_quick_of_many_cases(case):
+    pass
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("impl", ["cuda-one", "cuda-two"])
+@pytest.mark.parametrize("case", range(2))
+def test_families(case, impl):
+    pass
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("case", range(4))
+def test_family(case):
+    pass
+
 @pytest.mark.thorough
 def test_thorough():
     pass
 """
 
 
-def test_turns_of_the_rest_and_the_sample_have_every_case_once(tmp_path):
+def test_parts_and_turns_have_every_case_once(tmp_path):
     (tmp_path / "test_cases.py").write_text(CASES)
 
     def cases(part: str) -> list[str]:
-        run = pytest_of(tmp_path, "--collect-only", "--part", *part.split())
-        return [line for line in run.stdout.splitlines() if "::" in line]
+        seen: list[str] = []
+        plugin = SimpleNamespace(
+            pytest_collection_finish=lambda session: seen.extend(i.nodeid for i in session.items)
+        )
+        options = ("-q", "--collect-only", "-p", "tests.conftest", "--rootdir", str(tmp_path))
+        pytest.main([*options, "--part", *part.split(), str(tmp_path)], plugins=[plugin])
+        return seen
 
     sample, *rest = map(cases, PARTS)
-    assert len(sample) == CASES_OF_A_SAMPLE + 1 + 5
-    assert [len(one) for one in rest] == [6, 6, 6]
+    assert len(sample) == CASES_OF_A_SAMPLE + 1 + 5 + CASES_OF_A_QUICK_TEST + 2 + 1
+    assert [case.partition("[")[2] for case in sample if "families" in case] == [
+        "0-cuda-one]",
+        "0-cuda-two]",
+    ]
+    assert [len(one) for one in rest] == [10, 9, 9]
     assert sorted(sum(rest, sample)) == sorted(cases("all"))
-    assert pytest_of(tmp_path, "--turn", "4/3").returncode == pytest.ExitCode.USAGE_ERROR
+    with pytest.raises(ValueError, match="4/3"):
+        turn("4/3")
 
 
 def pytest_of(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def sample_of(of_test: list[pytest.Item]) -> list[pytest.Item]:
     """Return the cases of one test that belong to the sample."""
-    if of_test[0].get_closest_marker("emulated") is not None:
+    if of_test[0].get_closest_marker("costly") is not None:
         first_of_family = {family_of(item): item for item in reversed(of_test)}
         return spread([*reversed(first_of_family.values())], CASES_OF_A_SAMPLE)
     quick = of_test[0].get_closest_marker("quick") is not None

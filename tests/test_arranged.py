@@ -34,6 +34,8 @@ from tests.configurations import (
     random_data,
 )
 
+pytestmark = pytest.mark.costly
+
 GATHER, SM_80 = FAMILIES["cuda-gather"], Device.of("sm_80")
 PROBLEMS = {case.name: case.problem for case in (*CASES, *FAMILY_CASES)}
 DEEP = ConvProblem((32, 384, 28, 28), (384, 384, 3, 3), padding=1, dtype="float16")

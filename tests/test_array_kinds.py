@@ -679,6 +679,7 @@ def test_pytorch_tracing_is_refused(mode):
         traces[mode]()
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")  # torch.compile's own
 def test_compiled_functions_of_pytorch_are_left_to_run():
     torch = pytest.importorskip("torch", reason="torch is not installed")

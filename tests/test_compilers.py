@@ -14,6 +14,8 @@ from tests.compilers import Nvrtc
 from tests.emulator import convolutions
 from tests.emulator.ptx import nvrtc
 
+pytestmark = pytest.mark.costly
+
 
 @pytest.fixture(scope="module")
 def oldest():

@@ -69,6 +69,7 @@ def require_exact(api, problem, impl="auto", passes=PASSES, **more):
         np.testing.assert_array_equal(got, expected, f"{pass_} of {problem} by {impl}")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 def test_passes_are_exact_on_gaussian_integers(impl, dtype):
@@ -78,6 +79,7 @@ def test_passes_are_exact_on_gaussian_integers(impl, dtype):
         require_exact(cupyconv, problem.replace(dtype=dtype), impl)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_strides_may_be_odd_multiples_of_half_a_number(dtype):
     """Complex numbers need only the alignment of their parts, for example in records."""
@@ -107,6 +109,7 @@ def among_others(numbers):
     return records["row"]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("pass_", PASSES)
 def test_numpy_methods_are_exact_on_complex_numbers(pass_):
     methods = set()
@@ -295,6 +298,7 @@ def test_nan_and_infinity_reach_only_windows_that_read_them(impl):
 # -- kernels ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_kernels_are_exact_on_gaussian_integers(dtype):
     for number, case in enumerate((*CASES[::3], *FAMILY_CASES[:6:2])):
@@ -326,6 +330,7 @@ def test_kernels_accept_views_and_reversed_filters():
     np.testing.assert_array_equal(emulator.conv_forward(x, w), cupyconv.conv_forward(x, w))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("source", ["cuda", "ptx"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_kernels_accept_numbers_aligned_to_half_their_size(dtype, source):

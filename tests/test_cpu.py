@@ -88,6 +88,7 @@ def channels_last(problem: ConvProblem) -> list[ConvProblem]:
     return [] if problem.data_format == names[0] else [in_formats(problem, *names)]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("block_bytes", [1, 3000, 30_000])
 @pytest.mark.parametrize("problem", [DENSE, DEPTHWISE, DEEP], ids=["dense", "depthwise", "deep"])
 def test_every_method_is_exact_for_any_block_size(problem, block_bytes, monkeypatch):
@@ -528,6 +529,7 @@ ODD = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("step", [1, 2])
 @pytest.mark.parametrize("name", ODD)
 def test_memory_of_every_method_scales_with_the_block_size(name, step, monkeypatch):
@@ -591,6 +593,7 @@ def limited_scratch(monkeypatch):
     monkeypatch.setattr(Scratch, "array", checked_array)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("seed", range(2))
 def test_calls_stay_within_their_announced_memory(seed, limited_scratch):
     rng, computed = np.random.default_rng(seed), set()
@@ -604,6 +607,7 @@ def test_calls_stay_within_their_announced_memory(seed, limited_scratch):
     assert computed == {"products", "windows", "loops", "scattered", "patches"}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("seed", range(2))
 def test_loops_stay_within_their_announced_memory(seed, limited_scratch, monkeypatch):
     """Many layers are checked, without copying or computing."""

@@ -266,6 +266,7 @@ def run(function, layer, options):
     return np.array(result)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("function", GRIDS)
 def test_kernels_compute_it(monkeypatch, function):
     """Emulated kernels with a bias give the results of the CPU."""

@@ -89,6 +89,7 @@ def test_passes_agree_for_any_chunks(case):
     assert_passes_agree(case.problem)
 
 
+@pytest.mark.thorough
 @settings(max_examples=25)
 @given(problem=problems(), seed=st.integers(0, 99))
 def test_passes_agree_for_random_layers_and_chunks(problem, seed):

@@ -21,6 +21,8 @@ from tests.emulator import EmulatedModule, Outcome, account, driver, memory, set
 from tests.emulator.ptx.nvrtc import ptx_of
 from tests.emulator.work import Executions
 
+pytestmark = pytest.mark.costly
+
 HEADER = ".version 8.8\n.target sm_80\n.address_size 64\n"
 REGISTERS = ".reg .pred %p<9>; .reg .b32 %r<9>; .reg .b64 %rd<9>;"
 TRIPS, THREADS, BLOCKS = 5, 64, 3

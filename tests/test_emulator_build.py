@@ -18,6 +18,8 @@ from tests.cubins import disassemble
 from tests.emulator import SCHEDULES, EmulatedModule, build, memory, settings
 from tests.gpu import golden
 
+pytestmark = pytest.mark.costly
+
 PTX = build.INCLUDE_DIRECTORY / "ptx.cuh"
 TWIN = build.HOST_DIRECTORY / "ptx_twin.cuh"
 

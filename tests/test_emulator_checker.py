@@ -18,6 +18,8 @@ from tests.emulator.ptx.nvrtc import OPTIONS, compile_ptx
 from tests.emulator.reports import KINDS, UNWRITTEN_OUTPUT
 from tests.emulator.tensormap import encode_tiled
 
+pytestmark = pytest.mark.costly
+
 FAULTS = Path(__file__).parent / "emulator" / "faults"
 _KERNEL = re.compile(
     r"^// launch: (?P<launch>[^\n]*)\n(?P<head>extern \"C\" __global__ [^{]*\{)(?P<body>.*?)^\}",

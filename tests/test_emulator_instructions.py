@@ -13,6 +13,8 @@ from tests.emulator import SCHEDULES, settings
 from tests.emulator.golden_device import EmulatorDevice
 from tests.gpu import golden
 
+pytestmark = pytest.mark.costly
+
 WGMMA = {case.name: problem for case, problem in golden.wgmma_cases()}
 
 

@@ -27,6 +27,8 @@ from tests.emulator.ptx.nvrtc import compile_ptx, ptx_of
 from tests.gpu import golden
 from tests.test_emulator_instructions import expected, same
 
+pytestmark = pytest.mark.costly
+
 KERNELS = Path(emulator.__file__).with_name("kernels")
 
 # --------------------------------------------------------------------------------------------------

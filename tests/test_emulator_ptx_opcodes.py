@@ -583,6 +583,7 @@ def matches(one: Op, got: int, wanted: Any) -> bool:
     return got & mask == encoded(wanted, one.result, one.mode) & mask
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("one", OPS, ids=lambda one: one.opcode)
 def test_opcode(one: Op, module: EmulatedModule) -> None:
     inputs = inputs_of(one)

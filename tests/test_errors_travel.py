@@ -140,6 +140,7 @@ def test_error_of_a_problem_survives_a_copy(way):
     assert WAYS[way](error).axis == "W"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("pool", ["Pool", "ProcessPoolExecutor"])
 def test_errors_return_from_other_processes(pool):
     context = get_context("spawn")  # fork copies locks that other threads hold
@@ -169,6 +170,7 @@ def _called(task: tuple[Callable[..., None], tuple[object, ...]]) -> None:
     call(*arguments)
 
 
+@pytest.mark.thorough
 def test_errors_return_from_dasks_processes():
     dask = pytest.importorskip("dask")
     calls = (dask.delayed(refused_call)(), dask.delayed(raised)(odd))

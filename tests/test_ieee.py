@@ -25,6 +25,8 @@ from tests import agreement, emulator, test_cpu
 from tests.agreement import fits, plain_sums
 from tests.configurations import Data, integer_data, random_data
 
+pytestmark = pytest.mark.costly
+
 OPERANDS = {"forward": ("x", "w"), "backprop_input": ("dy", "w"), "backprop_filter": ("x", "dy")}
 """Operands of a pass; the padded operand is first."""
 

@@ -34,6 +34,8 @@ from tests.configurations import (
 from tests.emulator import convolutions, memory
 from tests.emulator.cases import BIAS_SHAPES, bias_in_chunks, require_activations
 
+pytestmark = pytest.mark.costly
+
 SCHEDULES = dict(zip(("first-in", "reverse", "random"), emulator.SCHEDULES, strict=True))
 
 

@@ -447,6 +447,7 @@ STAYING = {
 """Families with persistent thread blocks: module and problems."""
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_80"])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("taps", [(3, 3), (2, 40)])  # 2 + 40 bits of a tap need two words
@@ -686,6 +687,7 @@ def test_bias_gradient_has_at_most_one_grid_of_channels():
         bias_launches((1, 2**31, 2), None, "float16")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_most_demanding_launches_are_valid(architecture):
     planned = launches.planned(architecture)
@@ -708,6 +710,7 @@ def test_planned_launches_are_all_valid(architecture, record_property):
     record_property("launches", len(found))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
 def test_emulator_checks_launches_against_compiled_kernels(architecture):
     """Checking launches against the compiled kernels' resources changes no result."""

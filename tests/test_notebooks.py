@@ -112,6 +112,7 @@ def executed(name: str, folder: Path):
     return notebook
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_notebooks_reproduce_their_outputs(name, tmp_path):
     kept = read(name)
@@ -129,6 +130,7 @@ def test_notebooks_reproduce_their_outputs(name, tmp_path):
             assert first_difference(text, expected) is None
 
 
+@pytest.mark.thorough
 def test_speed_notebook_runs_outside_a_checkout(tmp_path):
     first, *rest = texts(executed("04-speed.ipynb", tmp_path))
     assert "not in a checkout" in first

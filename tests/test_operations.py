@@ -166,7 +166,6 @@ def test_adjoint_identity_is_exact(problem):
         assert inner[0] == inner[1] == inner[2]
 
 
-@pytest.mark.quick
 @each_small_case
 @each_dtype
 @each_impl
@@ -176,7 +175,6 @@ def test_fortran_copies_give_exact_results(case, dtype, impl):
     )
 
 
-@pytest.mark.quick
 @each_case
 @each_dtype
 def test_bias_gradient_sums_all_axes_except_channels(case, dtype):

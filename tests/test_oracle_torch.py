@@ -131,6 +131,7 @@ def assert_close(ours: np.ndarray, theirs: Any, dtype: str) -> None:
 # -- PyTorch's own samples -------------------------------------------------------------------------
 
 
+@pytest.mark.costly
 # PyTorch warns that some of its samples need copies, which does not matter here.
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
 @pytest.mark.parametrize("dtype", DTYPES)

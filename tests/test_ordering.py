@@ -12,6 +12,8 @@ from tests.cubins import blocks, disassemble, kernels, mnemonic
 from tests.emulator.ptx import nvrtc
 from tests.test_sass import FORMS, variants
 
+pytestmark = pytest.mark.costly
+
 pytest.importorskip("cupy", reason="compiling kernels needs CuPy: pip install 'cupyconv[test]'")
 
 ARCHITECTURE = "sm_90a"

@@ -25,6 +25,8 @@ from tests.configurations import (
     random_data,
 )
 
+pytestmark = pytest.mark.costly
+
 IMPL = "cuda-patch"
 TAKEN = ("forward", "backprop_filter")
 

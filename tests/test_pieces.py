@@ -15,6 +15,8 @@ from cupyconv.problem import PASSES
 from tests import agreement, emulator
 from tests.configurations import integer_data
 
+pytestmark = pytest.mark.costly
+
 
 def coordinates(sizes):
     """Return the coordinates of a shape's elements, one array per axis, the last axis fastest."""

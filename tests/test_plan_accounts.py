@@ -143,6 +143,7 @@ def test_counts_depend_on_no_other_kernel_of_a_module():
 RECOUNTED = (("sm_80", "float16", "channels-last"), ("sm_86", "float32", "channels-first"))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("group", RECOUNTED, ids=" ".join)
 def test_stored_counts_match_a_new_count(group):
     """Counting a small layer again gives the stored counts."""
@@ -312,6 +313,7 @@ def test_figures_of_one_block():
     }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_resident_blocks_match_nvidias_occupancy_calculator(dtype):
     """The model agrees with the registers of each variant compiled for sm_80."""

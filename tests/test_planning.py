@@ -166,6 +166,7 @@ def test_plans_fit_the_problem_and_the_chip(chips):
             assert has_patch == (pass_ != "backprop_input")
 
 
+@pytest.mark.thorough
 def test_ranked_candidates_all_fit_the_chip():
     """All candidates fit, since measuring may choose another than the first."""
     for problem in problems(40, seed=2):
@@ -179,6 +180,7 @@ def test_ranked_candidates_all_fit_the_chip():
                     require_fits_the_chip(planned, problem, device, strides)
 
 
+@pytest.mark.thorough
 def test_tiles_cover_the_matrix():
     for problem in problems(300, seed=5):
         for device in CHIPS:
@@ -390,6 +392,7 @@ def test_plans_of_other_layers_are_rejected_before_writing():
     assert (out == 7).all()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("splits", [1, 3, 9])
 def test_kernels_follow_a_plan_from_json(splits):
     """Every pass of the plan has a number of splits that the planner would not choose."""

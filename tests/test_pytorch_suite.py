@@ -44,6 +44,7 @@ class Tests(unittest.TestCase):
 """
 
 
+@pytest.mark.thorough
 def test_run_counts_computed_and_refused_calls(tmp_path, capsys):
     path = tmp_path / "test_some.py"
     path.write_text(PROGRAM)

@@ -559,6 +559,7 @@ def outcome(function: Function, given: dict[str, Any]) -> ConvError | ConvTypeEr
     return None
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_remedies_work(name):
     rng, function = random.Random(f"ways out of {name}"), FUNCTIONS[name]

@@ -32,6 +32,8 @@ from tests.cubins import (
     mnemonic,
 )
 
+pytestmark = pytest.mark.costly
+
 LAYER = ConvProblem(
     (32, 28, 28, 256), (256, 3, 3, 256), data_format="NHWC", filter_format="OHWI", padding="same"
 )
@@ -239,6 +241,7 @@ def test_copies_store_16_bytes_with_8_loads_in_flight(storage):
     assert sum(place < after[0] for place in loads) >= 8
 
 
+@pytest.mark.thorough
 def test_cuda_hopper_main_loop_increments_descriptors():
     """The loop has one addition per operand and two upper halves of descriptors per product."""
     for one in variants("cuda-hopper"):
@@ -328,6 +331,7 @@ def test_bias_gradient_loops_have_no_divisions(last):
     assert in_loops(listing, "MUFU|I2F|F2I") == []
 
 
+@pytest.mark.thorough
 def test_cuda_toeplitz_has_four_loads_in_flight():
     """Loads of filter rows and source lines have at least four loads per wait on average."""
     for one in variants("cuda-toeplitz", "sm_80"):
@@ -336,6 +340,7 @@ def test_cuda_toeplitz_has_four_loads_in_flight():
         assert loads >= 4 * waits, one.defines
 
 
+@pytest.mark.thorough
 def test_cuda_direct_loops_have_no_divisions():
     for one in variants("cuda-direct", "sm_80"):
         listing = listing_of(one, "sm_80")
@@ -343,6 +348,7 @@ def test_cuda_direct_loops_have_no_divisions():
         assert in_loops(listing, "MUFU|I2F|F2I") == [], one.defines
 
 
+@pytest.mark.thorough
 def test_cuda_patch_filter_gradient_reads_no_sums_back():
     """Warps that share pixels add their sums in shared memory, not in global memory."""
     found = [one for one in variants("cuda-patch", "sm_80") if "WARPS_K" in dict(one.defines)]

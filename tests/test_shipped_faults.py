@@ -21,6 +21,8 @@ from tests.configurations import integer_data
 from tests.emulator import convolutions
 from tests.emulator.build import KERNEL_DIRECTORY
 
+pytestmark = pytest.mark.costly
+
 
 @dataclass(frozen=True)
 class Run:

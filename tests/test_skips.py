@@ -77,13 +77,13 @@ def test_quick(case):
 def test_quick_of_many_cases(case):
     pass
 
-@pytest.mark.emulated
+@pytest.mark.costly
 @pytest.mark.parametrize("impl", ["cuda-one", "cuda-two"])
 @pytest.mark.parametrize("case", range(2))
 def test_families(case, impl):
     pass
 
-@pytest.mark.emulated
+@pytest.mark.costly
 @pytest.mark.parametrize("case", range(4))
 def test_family(case):
     pass

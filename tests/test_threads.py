@@ -360,6 +360,7 @@ def test_signal_handler_may_compute_at_any_instruction(allowed):
     assert all(sum(counts.values()) == 3 for counts in nested)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.filterwarnings("ignore:os.fork", "ignore:This process")
 def test_signal_handler_may_fork_at_any_instruction(allowed):

@@ -22,6 +22,8 @@ from tests.configurations import (
     random_data,
 )
 
+pytestmark = pytest.mark.costly
+
 IMPL = "cuda-toeplitz"
 
 

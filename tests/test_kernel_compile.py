@@ -302,7 +302,8 @@ def test_columns_kernel_compiles_without_spills(architecture, every):
 
 
 def test_every_kernel_file_is_compiled_above():
-    """All files are listed except the Hopper kernels, which tests/test_hopper.py compiles."""
+    """All files are listed except the Hopper kernels, which
+    tests/test_hopper_compiled.py compiles."""
     files = {path.name for path in sources.directory().glob("*.cu")}
     families = {f"conv_{impl.removeprefix('cuda-')}.cu" for impl in (*LAYERS, "cuda-patch")}
     others = ("conv_backprop_bias.cu", "conv_arrange.cu", "conv_columns.cu")

@@ -713,9 +713,9 @@ def _patch_rounds_to_tf32() -> None:
 
 
 def _bank_conflicts_of_copies() -> None:
-    from tests import test_hopper
+    from tests import test_hopper_layouts
 
-    test_hopper.test_copies_of_16_bit_types_have_no_bank_conflicts()
+    test_hopper_layouts.test_copies_of_16_bit_types_have_no_bank_conflicts()
 
 
 def _last_pixel(data_format: str) -> None:
@@ -725,21 +725,21 @@ def _last_pixel(data_format: str) -> None:
 
 
 def _filled_lines() -> None:
-    from tests import test_hopper
+    from tests import test_hopper_layouts
 
-    test_hopper.test_padding_pixels_of_a_line_do_not_contribute("rows_of_two_lines")
+    test_hopper_layouts.test_padding_pixels_of_a_line_do_not_contribute("rows_of_two_lines")
 
 
 def _bits_of_float32() -> None:
-    from tests import test_hopper
+    from tests import test_hopper_float32
 
-    test_hopper.test_planes_keep_all_bits_of_float32()
+    test_hopper_float32.test_planes_keep_all_bits_of_float32()
 
 
 def _range_of_float32() -> None:
-    from tests import test_hopper
+    from tests import test_hopper_float32
 
-    test_hopper.test_planes_handle_extreme_values()
+    test_hopper_float32.test_planes_handle_extreme_values()
 
 
 def _rounding(impl: str, dtype: str) -> None:

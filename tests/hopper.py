@@ -1,0 +1,72 @@
+"""Tools of the tests of the Hopper kernels."""
+
+from __future__ import annotations
+
+from cupyconv import ConvProblem, formats
+from cupyconv.kernels import hopper
+from cupyconv.kernels.copies import copy_bytes, shape_of
+from cupyconv.kernels.family import Tile
+from cupyconv.kernels.hopper import split_elements
+from cupyconv.planning import PassPlan, Plan
+from cupyconv.planning.families import FAMILIES
+from tests import agreement, emulator
+from tests.agreement import fits, plan_with
+from tests.configurations import in_formats, random_problems
+
+ARCH = "sm_90"
+FAMILY = FAMILIES["cuda-hopper"]
+PLANAR = [tile for tile in FAMILY.tiles if tile.defines["PLANAR"]]  # 16-bit types
+WIDE = [tile for tile in FAMILY.tiles if tile.itemsize == 2 and tile not in PLANAR]
+SINGLE = [tile for tile in FAMILY.tiles if tile.itemsize == 4]
+PLANES = FAMILIES["cuda-hopper-bf16x6"]
+BY_PLANES = {"impl": PLANES.name, "arch": ARCH, "precision": "bf16x6"}
+
+
+def last_axes(problem: ConvProblem) -> list[ConvProblem]:
+    """Return the problem with channels-last data and each channels-last or filters-last filter."""
+    rank = problem.spatial_rank
+    data = formats.data_formats(rank)[1]
+    return [in_formats(problem, data, filters) for filters in formats.filter_formats(rank)[1:]]
+
+
+def require_exact(
+    problem: ConvProblem, impl: str = "cuda-hopper", precision: str = "ieee", **choices: int | Tile
+) -> tuple[str, ...]:
+    """Require exact results of the passes that a family supports, and return the passes."""
+    passes = fits(problem, impl, ARCH, precision)
+    how: str | Plan = impl
+    if choices:
+        how = plan_with(problem, impl, emulator.device(ARCH), precision=precision, **choices)
+    agreement.require_exact(
+        emulator, problem, impl=how, arch=ARCH, passes=passes, precision=precision
+    )
+    return passes
+
+
+def random_lines(count: int, seed: int) -> list[ConvProblem]:
+    """Return random channels-last problems with channels multiplied by 8, 5 or 1."""
+    found: list[ConvProblem] = []
+    for problem in random_problems(count, seed=seed):
+        if problem.groups == 1 and 0 not in problem.input_shape:
+            rank = problem.spatial_rank
+            first = in_formats(
+                problem, formats.data_formats(rank)[0], formats.filter_formats(rank)[0]
+            )
+            x, w = list(first.input_shape), list(first.filter_shape)
+            more = (8, 5, 1)[len(found) % 3]
+            x[1], w[0], w[1] = x[1] * more, w[0] * more, w[1] * more
+            wide = first.replace(input_shape=x, filter_shape=w, dtype="float16")
+            found.append(last_axes(wide)[len(found) % 2])
+    return found
+
+
+def require_workspace(made: hopper.Staged, planned_: PassPlan) -> None:
+    """Require a workspace with the sums of splits, followed by the copies."""
+    size, planes, end = made.other.itemsize, made.other.planes, 0
+    if planned_.splits > 1:
+        sums = split_elements(made.problem, planned_.pass_, planned_.tile)
+        end = planned_.splits * sums * 4
+    for role, offset in made.made:
+        assert offset == end
+        end += planes * copy_bytes(shape_of(made.problem, role), size)
+    assert end == planned_.workspace_bytes, planned_

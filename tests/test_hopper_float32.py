@@ -1,0 +1,136 @@
+"""cuda-hopper in TF32, and cuda-hopper-bf16x6, whose operands are split into planes of bfloat16."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import cycle
+
+import numpy as np
+import pytest
+
+import cupyconv
+from cupyconv import ConvProblem
+from cupyconv.errors import ConvError
+from cupyconv.planning import Device, Plan, Request, plan, plan_pass
+from cupyconv.problem import PASSES
+from tests import emulator
+from tests.configurations import HOPPER_CASES, random_data
+from tests.hopper import ARCH, BY_PLANES, PLANES, SINGLE, last_axes, require_exact
+
+pytestmark = pytest.mark.costly
+
+FLOAT_CASES = ("one_tile", "everything_differs", "a_volume_with_phases", "groups", "ring_wraps")
+
+
+def float_cases(tiles):
+    """Return a decorator that gives each case a number and one of the tiles, in turn."""
+    by_name = {case.name: case.problem for case in HOPPER_CASES}
+    cases = [
+        pytest.param(number, by_name[name], tile, id=name)
+        for number, (name, tile) in enumerate(zip(FLOAT_CASES, cycle(tiles)))
+    ]
+    return pytest.mark.parametrize(("number", "problem", "tile"), cases)
+
+
+@float_cases(SINGLE)
+def test_tf32_is_exact_on_integers(number, problem, tile):
+    """wgmma needs tf32 operands that are contiguous along k; other operands are copied."""
+    problem = last_axes(problem)[number % 2]
+    with emulator.settings(emulator.SCHEDULES[number % 3]):
+        passes = require_exact(problem, precision="tf32", tile=tile, splits=1 + 2 * (number % 2))
+    assert passes == ("forward", "backprop_input")
+
+
+@float_cases(PLANES.tiles)
+def test_planes_are_exact_on_edge_cases(number, problem, tile):
+    problem, splits = last_axes(problem)[number % 2], 1 + 2 * (number % 2)
+    with emulator.settings(emulator.SCHEDULES[number % 3]):
+        assert require_exact(problem, PLANES.name, "bf16x6", tile=tile, splits=splits) == PASSES
+
+
+def test_planes_take_every_tile():
+    assert len(FLOAT_CASES) >= len(PLANES.tiles)
+
+
+def test_planes_keep_all_bits_of_float32():
+    """One operand has 20-bit integers, the other -1, 0 and 1, so that every plane is needed."""
+    problem = ConvProblem(
+        (1, 5, 6, 8), (8, 1, 1, 8), data_format="NHWC", filter_format="OHWI"
+    )  # fmt: skip
+    generator = np.random.default_rng(0)
+    arguments = problem.keywords
+    for long, short in (("x", "w"), ("w", "x")):
+        shapes = {"x": problem.input_shape, "w": problem.filter_shape}
+        tensors = {
+            long: generator.integers(-(2**20), 2**20, shapes[long]).astype(np.float32),
+            short: generator.integers(-1, 2, shapes[short]).astype(np.float32),
+        }
+        got = emulator.conv_forward(**tensors, **BY_PLANES, **arguments)
+        assert (got == cupyconv.conv_forward(**tensors, impl="reference", **arguments)).all()
+
+
+def test_planes_have_no_larger_error_than_float32():
+    """Errors against float64 are relative to the sum of magnitudes of 576 terms."""
+    problem = ConvProblem(
+        (1, 9, 9, 64), (64, 3, 3, 64), padding=1, data_format="NHWC", filter_format="OHWI"
+    )  # fmt: skip
+    data = random_data(problem)
+    arguments = problem.keywords
+
+    def forward(api, x, w, **more):
+        return api.conv_forward(x, w, **arguments, **more).astype(np.float64)
+
+    wide = (data.x.astype(np.float64), data.w.astype(np.float64))
+    exact = forward(cupyconv, *wide, impl="reference")
+    scale = forward(cupyconv, *map(np.abs, wide), impl="reference")
+    planes = forward(emulator, data.x, data.w, **BY_PLANES)
+    plain = forward(emulator, data.x, data.w, impl="cuda-generic", arch=ARCH)
+    errors = [np.abs(got - exact) / scale for got in (planes, plain)]
+    assert errors[0].max() <= errors[1].max()
+    assert np.sqrt((errors[0] ** 2).mean()) <= np.sqrt((errors[1] ** 2).mean())
+
+
+def test_planes_handle_extreme_values():
+    """Huge, subnormal and non-finite values behave as the header of conv_planes.cu states."""
+    problem = ConvProblem(
+        (1, 1, 8, 8), (8, 1, 1, 8), data_format="NHWC", filter_format="OHWI"
+    )  # fmt: skip
+    largest, tiny = np.finfo(np.float32).max, np.float32(2.0**-133)
+    x = np.zeros(problem.input_shape, np.float32)
+    x[0, 0, :4, 0] = largest, -largest, tiny, 2.0**-140
+    x[0, 0, 4:7, 0] = np.nan, np.inf, -np.inf
+    w = np.zeros(problem.filter_shape, np.float32)
+    w[:, 0, 0, 0] = 1
+    y = emulator.conv_forward(x, w, **BY_PLANES, **problem.keywords)[0, 0, :, 0]
+    assert (y[:3] == (largest, -largest, tiny)).all()
+    assert abs(y[3]) <= tiny
+    assert np.isnan(y[4])
+    assert not np.isfinite(y[5:7]).any()
+    assert y[7] == 0
+
+
+def test_planes_are_planned_only_for_bf16x6():
+    """Splitting into planes is not exact, so it needs precision="bf16x6"."""
+    problem, device = last_axes(HOPPER_CASES[0].problem)[0], Device.of(ARCH)
+    for pass_ in PASSES:
+        for precision in ("ieee", "tf32"):
+            planned = plan_pass(problem, pass_, device, precision=precision)
+            assert planned.implementation != PLANES.name
+            with pytest.raises(ConvError, match="which only precision='bf16x6' permits"):
+                plan_pass(problem, pass_, device, PLANES.name, precision)
+        asked = Request(problem, pass_, device, "bf16x6")
+        assert PLANES.refuses(asked) is None
+        assert "workspace" in PLANES.refuses(replace(asked, workspace_limit=1000))
+
+
+def test_plans_with_planes_are_replayed_only_if_permitted():
+    problem, device = last_axes(HOPPER_CASES[0].problem)[0], Device.of(ARCH)
+    kept = Plan.from_json(plan(problem, device, PLANES.name, "bf16x6").to_json())
+    request = Request(problem, "forward", device)
+    assert kept.replay(replace(request, precision="bf16x6")).implementation == PLANES.name
+    for precision in ("ieee", "tf32"):
+        with pytest.raises(ConvError, match="Pass precision='bf16x6'"):
+            kept.replay(replace(request, precision=precision))
+    unsaid = kept.to_json().replace('"precision": "bf16x6"', '"precision": "ieee"')
+    with pytest.raises(ConvError, match="which only precision='bf16x6' permits"):
+        Plan.from_json(unsaid)

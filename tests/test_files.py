@@ -12,36 +12,63 @@ import threading
 import time
 from pathlib import Path
 
+import click
 import numpy as np
+import onnx
 import pytest
 from click.testing import CliRunner
 
 from cupyconv import arrays, files
 from cupyconv.bench import run as bench_run
-from cupyconv.cli.main import main
+from cupyconv.cli import paths
+from cupyconv.cli.main import COMMANDS, main
 from tests.test_bench_results import ROW
+from tests.test_model import small_net
 
 pytestmark = pytest.mark.quick
 
 posix = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no POSIX files")
 
 SMALL = ("--input", "1x1x5x5", "--filter", "2x1x3x3")
+BENCH = ("bench", "--quick", "--device", "cpu", "--peers", "none")
 WRITERS = {
-    "--save": ("grads", *SMALL, "--no-check"),
-    "--svg": ("explain", *SMALL),
-    "--html": ("explain", *SMALL),
-    "--json": ("bench", "--quick", "--device", "cpu", "--peers", "none"),
-    "--csv": ("bench", "--quick", "--device", "cpu", "--peers", "none"),
-    "--plot": ("bench", "--quick", "--device", "cpu", "--peers", "none"),
+    "grads --save": ("grads", *SMALL, "--no-check"),
+    "explain --svg": ("explain", *SMALL),
+    "explain --html": ("explain", *SMALL),
+    "model --csv": ("model", "small_net.onnx"),
+    "model --html": ("model", "small_net.onnx"),
+    "bench --json": BENCH,
+    "bench --csv": BENCH,
+    "bench --plot": BENCH,
 }
 """Command line for each option that names an output file."""
 
 READERS = {
-    "--x": ("grads", *SMALL),
-    "--config": ("shapes",),
-    "--compare": ("bench", "--compare", "a"),
-    "FILE.onnx": ("model",),
+    "shapes --config": ("shapes",),
+    **{f"grads --{name}": ("grads", *SMALL) for name in ("x", "w", "dy")},
+    **{f"explain --{name}": ("explain", *SMALL) for name in ("x", "w", "dy")},
+    "bench --compare": ("bench", "--compare", "a"),
+    "model file": ("model",),
 }
+"""Command line for each option that names an input file; one of --config and --model."""
+
+
+def test_tables_have_every_option_that_names_a_file():
+    named = {
+        f"{name} {option.opts[0]}"
+        for name in COMMANDS
+        for option in main.get_command(click.Context(main), name).params
+        if option.type is paths.FILE and option.opts[0] not in ("--config", "--model")
+    }
+    assert named == {*WRITERS, *READERS} - {"shapes --config"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _network(tmp_path_factory):
+    """Write the model that the commands read."""
+    path = tmp_path_factory.mktemp("model") / "small_net.onnx"
+    onnx.save(small_net(), path)
+    WRITERS.update(dict.fromkeys(("model --csv", "model --html"), ("model", str(path))))
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +84,8 @@ def _quick(monkeypatch):
 
 
 def write(option, path):
-    return CliRunner().invoke(main, [*WRITERS[option], option, str(path)])
+    _, name = option.split()
+    return CliRunner().invoke(main, [*WRITERS[option], name, str(path)])
 
 
 def refused(result) -> str:
@@ -176,7 +204,9 @@ def test_output_may_be_a_pipe(tmp_path, option):
 @pytest.mark.parametrize("option", WRITERS)
 def test_folders_and_missing_folders_are_rejected_at_once(tmp_path, option, monkeypatch):
     monkeypatch.setattr(bench_run, "run", lambda *_: pytest.fail("the benchmark ran"))
-    assert f"{option} must be a file that can be written" in refused(write(option, tmp_path))
+    assert f"{option.split()[1]} must be a file that can be written" in refused(
+        write(option, tmp_path)
+    )
     assert "there is no folder" in refused(write(option, tmp_path / "no" / "file"))
     assert os.listdir(tmp_path) == []
 
@@ -185,7 +215,8 @@ def test_folders_and_missing_folders_are_rejected_at_once(tmp_path, option, monk
 @pytest.mark.parametrize("path", ["", "a\0b"], ids=["empty", "NUL"])
 def test_invalid_paths_are_rejected(option, path):
     words = {**WRITERS, **READERS}[option]
-    given = [path] if option in ("--compare", "FILE.onnx") else [option, path]
+    _, name = option.split()
+    given = [path] if option in ("bench --compare", "model file") else [name, path]
     line = refused(CliRunner().invoke(main, [*words, *given]))
     assert "must be the path of a file" in line
 
@@ -218,7 +249,7 @@ def test_circular_links_are_reported(tmp_path):
 
 
 def test_bench_leaves_no_log_beside_the_file(tmp_path):
-    assert write("--json", tmp_path / "figures.jsonl").exit_code == 0
+    assert write("bench --json", tmp_path / "figures.jsonl").exit_code == 0
     assert os.listdir(tmp_path) == ["figures.jsonl"]
 
 
@@ -249,7 +280,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def waiting(folder, command=(sys.executable, "-c"), before=HEARING):
     process = subprocess.Popen(
-        [*command, before + WAITING, *WRITERS["--save"], "--save", str(folder / "out.npz")],
+        [*command, before + WAITING, *WRITERS["grads --save"], "--save", str(folder / "out.npz")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
@@ -333,7 +364,7 @@ def test_dask_results_are_written_completely_or_not_at_all(tmp_path, monkeypatch
 
 def test_saved_arrays_can_be_written_through_a_link(tmp_path):
     (tmp_path / "link").symlink_to("out.npz")
-    assert write("--save", tmp_path / "link").exit_code == 0
+    assert write("grads --save", tmp_path / "link").exit_code == 0
     with np.load(tmp_path / "out.npz") as saved:
         assert {"x", "w", "y", "dy", "dx", "dw", "db"} <= set(saved.files)
 

@@ -97,12 +97,14 @@ def require_promised(activation: str, got: np.ndarray, every: int = 1) -> None:
     assert (np.abs(got - wanted)[beyond] <= 6e-9).all()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("front", ["source", "ptx"])
 @pytest.mark.parametrize("activation", ROUNDED)
 def test_kernel_errors_keep_their_bounds(activation, front):
     require_promised(activation, run(activation, values(), front=front))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("off", [-2, -1, 1, 2])
 @pytest.mark.parametrize("activation", ROUNDED)
 def test_errors_with_inexact_chip_functions(activation, off):

@@ -272,6 +272,7 @@ def test_sass_patterns_cover_golden_kernels() -> None:
     assert kernels == set(SASS)
 
 
+@pytest.mark.thorough
 def test_wrappers_compile_to_named_instructions() -> None:
     pytest.importorskip("cupy", reason="compiling needs CuPy: pip install 'cupyconv[test]'")
     listing = disassemble(golden.compile_cubin("sm_90a", wgmma=True))

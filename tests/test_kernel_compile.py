@@ -22,6 +22,8 @@ from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
 from tests.configurations import Case
 from tests.cubins import disassemble, instructions, no_spills, resources
 
+pytestmark = pytest.mark.costly
+
 pytest.importorskip("cupy", reason="compiling kernels needs CuPy: pip install 'cupyconv[test]'")
 
 HOPPER = ("conv_hopper.cu", "conv_planes.cu")

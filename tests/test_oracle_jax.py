@@ -92,6 +92,7 @@ def test_curated_cases_agree_exactly(case):
     assert_exact(case.problem, integer_data(case.problem, seed=7))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("seed", range(8))
 def test_random_configurations_agree_exactly(seed):
     for problem in random_problems(6, seed=100 + seed):

@@ -72,7 +72,7 @@ LAYERS = {
 }
 
 
-@pytest.mark.costly
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_far_layers_are_exact_or_refused(name, dtype):

@@ -170,6 +170,7 @@ FAMILIES = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("impl", "arch", "dtype", "cases"), FAMILIES, ids=lambda v: str(v)[:14])
 @pytest.mark.parametrize("activation", [None, "relu"])
 def test_kernels_are_exact(impl, arch, dtype, cases, activation):
@@ -189,6 +190,7 @@ def require_kernel(problem, impl, arch, **more):
     agreement.require_equal(got, expected.astype(got.dtype), f"{impl} of {problem}")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("stride", [1, 2])
 def test_cuda_gather_is_exact_with_splits(stride):
     problem = ConvProblem((1, 24, 6, 6), (64, 24, 3, 3), padding=1, stride=stride, dtype="float16")
@@ -204,6 +206,7 @@ HOPPER = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("impl", "dtype", "x", "w", "precision"), HOPPER)
 def test_cuda_hopper_is_exact(impl, dtype, x, w, precision):
     first = ConvProblem(x, w, padding=1, dtype=dtype)

@@ -1,13 +1,15 @@
-"""Rules of imports: a room imports only lower rooms, and only one module imports CuPy.
+"""Rules of rooms: a room imports only lower rooms, and CONTRIBUTING.md maps each to its tests.
 
 A room is a module or a folder of cupyconv/, or the command line."""
 
 from __future__ import annotations
 
 import ast
+import fnmatch
 import functools
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -143,6 +145,18 @@ def test_rooms_read_only_settings_of_the_package():
 def test_the_architecture_page_lists_these_rooms():
     listed = re.findall(r"^\| `(\w+)` \|", PAGE.read_text(encoding="utf-8"), re.M)
     assert tuple(listed) == ROOMS
+
+
+def test_the_map_has_every_room_and_test_file_once():
+    _, section = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## Tests by room")
+    rows = re.findall(r"^\| (.*) \| (.*) \|$", section.partition("\n## ")[0], re.M)
+    rooms = Counter(room for first, _ in rows for room in re.findall(r"`(\w+)`", first))
+    assert rooms == Counter(ROOMS)
+    patterns = [name for _, last in rows for name in re.findall(r"`(test_\S+)`", last)]
+    names = [path.name for path in (ROOT / "tests").glob("test_*.py")]
+    found = Counter(name for pattern in patterns for name in fnmatch.filter(names, pattern))
+    assert found == Counter(names)
+    assert [one for one in patterns if not fnmatch.filter(names, one)] == []
 
 
 def test_the_rooms_are_those_on_disk():

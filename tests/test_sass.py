@@ -11,7 +11,7 @@ import pytest
 
 from cupyconv import ConvProblem
 from cupyconv.gpu import compiler, sources
-from cupyconv.kernels.request import ACTIVATIONS
+from cupyconv.kernels.request import Epilogue
 from cupyconv.kernels.strides import Strides
 from cupyconv.launch import Launch
 from cupyconv.planning import Device, Request, launches
@@ -202,7 +202,7 @@ def activated(form: str, activation: str) -> list[Launch]:
     for one in variants(form):
         defines = dict(one.defines)
         if one.source not in COPIES and defines["PASS"] < 2:
-            defines["ACTIVATION"] = ACTIVATIONS.index(activation)
+            defines |= Epilogue(activation).defines
             place = (defines["BLOCK_N"], -defines["SPLIT"])
             found.append((place, replace(one, defines=tuple(defines.items()))))
     return [one for _, one in sorted(found, key=lambda pair: pair[0])]

@@ -19,10 +19,10 @@ from cupyconv import (
     Device,
     Plan,
     arrays,
-    backends,
     files,
     plan,
 )
+from cupyconv.backends import current_device
 from cupyconv.cli import configuration, output, paths
 from cupyconv.planning import plan_pass
 from cupyconv.planning.families import FAMILIES
@@ -57,7 +57,7 @@ class Processor:
 
     def passes(self, problem: ConvProblem, impl: str) -> tuple[str, ...]:
         """Return the passes of a problem that an implementation supports on this device."""
-        device = backends.current_device() if self.on_gpu else Device.of("cpu")
+        device = current_device() if self.on_gpu else Device.of("cpu")
         return tuple(pass_ for pass_ in PASSES if _takes(problem, pass_, device, impl))
 
     def put(self, array: np.ndarray) -> Any:

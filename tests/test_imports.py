@@ -142,6 +142,43 @@ def test_rooms_read_only_settings_of_the_package():
     assert others == []
 
 
+RUNS_PASSES = ("launch", "kernels", "cpu", "gpu", "backends", "measuring", "prepared", "foreign")
+"""Modules that plan, prepare and run passes, which the command line leaves to the library."""
+
+NOT_RUNNING = {
+    "backends.current_device": "the device of the computed examples",
+    "cpu.choice.has_numba": "shown by env",
+    "gpu.compiler": "shown by env",
+    "gpu.sources": "shown by env",
+    "kernels.cost.duration": "text of a time",
+    "kernels.device.CARDS": "names that --device takes",
+    "kernels.device.DEVICES": "names that --device takes",
+}
+"""Names in these modules that the command line uses all the same, with the reason."""
+
+
+def test_the_command_line_runs_no_passes_itself():
+    used = {
+        name.removeprefix("cupyconv.")
+        for path in python_files()
+        if room_of(path) == "cli"
+        for name, _ in imported_modules(path)
+        if name.startswith("cupyconv.") and name.split(".")[1] in RUNS_PASSES
+    }
+    assert used == set(NOT_RUNNING)
+
+
+def test_the_command_line_uses_no_private_names():
+    private = [
+        f"{where(path, line)}: {name}"
+        for path in python_files()
+        if room_of(path) == "cli"
+        for name, line in imported_modules(path)
+        if name.startswith("cupyconv.") and any(one.startswith("_") for one in name.split("."))
+    ]
+    assert private == []
+
+
 def test_the_architecture_page_lists_these_rooms():
     listed = re.findall(r"^\| `(\w+)` \|", PAGE.read_text(encoding="utf-8"), re.M)
     assert tuple(listed) == ROOMS

@@ -1,4 +1,4 @@
-"""The notebooks: complete runs, compared with the stored outputs.
+"""The notebooks: complete runs with the built wheel, compared with the stored outputs.
 
 After an intended change, write the outputs again and review the difference:
 
@@ -11,6 +11,9 @@ import ast
 import importlib.util
 import os
 import re
+import shutil
+import subprocess
+import sys
 import warnings
 from itertools import zip_longest
 from pathlib import Path
@@ -94,12 +97,27 @@ def test_notebooks_have_outputs_text_and_no_machine_paths(name):
     assert not re.search(r"(?<![\w.])/(?:home|root|work|tmp|usr)/", (FOLDER / name).read_text())
 
 
-def executed(name: str, folder: Path):
-    """Run a notebook in a folder, as with an installed package, and return it."""
-    notebook = read(name)
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """Install the built wheel into an empty folder, and return the folder."""
+    folder, site = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("site")
+    # A build writes into the source folder, so other tests must not build in the same one.
+    unused = shutil.ignore_patterns(".*", "build", "dist", "notebooks", "tests", "*.egg-info")
+    shutil.copytree(FOLDER.parent, folder / "source", ignore=unused)
+    build = ["build", "--wheel", "--outdir", str(folder), str(folder / "source")]
+    install = ["pip", "install", "--quiet", "--no-deps", "--no-compile", "--target", str(site)]
+    subprocess.run([sys.executable, "-m", *build], check=True, stdout=subprocess.DEVNULL)
+    (wheel,) = folder.glob("*.whl")
+    subprocess.run([sys.executable, "-m", *install, str(wheel)], check=True)
+    return site
+
+
+def executed(notebook, folder: Path, site: Path):
+    """Run a notebook in a folder with the installed wheel, without the checkout; return it."""
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = []
+    notebook.cells.append(nbformat.v4.new_code_cell("__import__('cupyconv').__file__"))
     client = nbclient.NotebookClient(
         notebook,
         timeout=LIMIT,
@@ -108,16 +126,18 @@ def executed(name: str, folder: Path):
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Jupyter's libraries warn
-        client.execute()
+        client.execute(env={**os.environ, "PYTHONPATH": str(site)})
+    used = ast.literal_eval(notebook.cells.pop().outputs[0].data["text/plain"])
+    assert Path(used).is_relative_to(site)
     return notebook
 
 
 @pytest.mark.costly
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_notebooks_reproduce_their_outputs(name, tmp_path):
+def test_notebooks_reproduce_their_outputs(site, name, tmp_path):
     kept = read(name)
     # The last notebook reads results from the repository.
-    notebook = executed(name, FOLDER if name.startswith("04") else tmp_path)
+    notebook = executed(read(name), FOLDER if name.startswith("04") else tmp_path, site)
     if os.environ.get("CUPYCONV_GOLDEN") == "write":
         keep(notebook, kept)
         nbformat.write(kept, FOLDER / name)
@@ -130,9 +150,16 @@ def test_notebooks_reproduce_their_outputs(name, tmp_path):
             assert first_difference(text, expected) is None
 
 
+@pytest.mark.parametrize("source", ["import tests", "open('../pyproject.toml')"])
+def test_notebook_that_needs_the_checkout_fails(site, tmp_path, source):
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+    with pytest.raises(nbclient.exceptions.CellExecutionError, match=r"No module|No such file"):
+        executed(notebook, tmp_path, site)
+
+
 @pytest.mark.thorough
-def test_speed_notebook_runs_outside_a_checkout(tmp_path):
-    first, *rest = texts(executed("04-speed.ipynb", tmp_path))
+def test_speed_notebook_runs_outside_a_checkout(site, tmp_path):
+    first, *rest = texts(executed(read("04-speed.ipynb"), tmp_path, site))
     assert "not in a checkout" in first
     assert re.search(r"^\d+ measurements on ", first, re.M)
     assert all(rest)

@@ -15,6 +15,7 @@ import textwrap
 from pathlib import Path
 from typing import ClassVar
 
+import diagrams
 import links
 import pictures
 from docutils import nodes
@@ -25,22 +26,26 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
 import cupyconv
-from cupyconv.cli.configuration import PRESETS, read_file
+from cupyconv.cli.configuration import PRESETS, Layer, read_file
 
 logger = logging.getLogger(__name__)
 
-WIDTH = 84
-"""Columns of printed output, which fit the width of a page (chosen)."""
+FOLDER = Path(__file__).parent
+"""Folder in which the commands run, which contains the model of a tutorial."""
+
+WIDTH, NARROW = 84, 52
+"""Columns of printed output, which fit the width of a page on a desktop and a phone (chosen)."""
 
 
-def run(arguments: str) -> tuple[int, str]:
+def run(arguments: str, columns: int) -> tuple[int, str]:
     """Return the exit code of a cupyconv command and its output, standard error included."""
     done = subprocess.run(
         [sys.executable, "-m", "cupyconv.cli", *shlex.split(arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "COLUMNS": str(WIDTH), "NO_COLOR": "1"},
+        cwd=FOLDER,
+        env={**os.environ, "COLUMNS": str(columns), "NO_COLOR": "1"},
     )
     return done.returncode, "\n".join(line.rstrip() for line in done.stdout.splitlines())
 
@@ -48,30 +53,48 @@ def run(arguments: str) -> tuple[int, str]:
 class Run(SphinxDirective):
     """Show a command and its output: ``{run} shapes --preset by-hand``.
 
+    A command whose output depends on the width is shown twice; site.css selects one by the width
+    of the window.
+
     Options:
         exit: expected exit code; default: 0.
-        lines: number of output lines to show; default: all.
+        paragraphs: number of paragraphs to show; default: all.
+        scroll: show the output for a desktop on a phone too, where it is scrolled.
     """
 
     required_arguments = 1
     final_argument_whitespace = True
     option_spec: ClassVar = {
         "exit": directives.nonnegative_int,
-        "lines": directives.positive_int,
+        "paragraphs": directives.positive_int,
+        "scroll": directives.flag,
     }
 
     def run(self) -> list[nodes.Node]:
         arguments = " ".join(self.arguments[0].split())
-        code, printed = run(arguments)
+        kinds = {"wide": self.shown(arguments, WIDTH)}
+        if "scroll" in self.options:
+            kinds = {"scrolled": kinds["wide"]}
+        elif (narrow := self.shown(arguments, NARROW)) == kinds["wide"]:
+            kinds = {"always": narrow}
+        else:
+            kinds["narrow"] = narrow
+        return [
+            nodes.container("", nodes.literal_block(text, text, language="console"), classes=[name])
+            for name, text in kinds.items()
+        ]
+
+    def shown(self, arguments: str, columns: int) -> str:
+        """Return the command and its output in a terminal with this number of columns."""
+        code, printed = run(arguments, columns)
         expected = self.options.get("exit", 0)
         if code != expected:
             raise self.error(f"{arguments} ended with {code}, not {expected}: {printed}")
-        shown = printed.splitlines()
-        wanted = self.options.get("lines", len(shown))
-        if wanted < len(shown):
-            shown = [*shown[:wanted], "..."]
-        text = "\n".join([f"$ cupyconv {arguments}", *shown])
-        return [nodes.literal_block(text, text, language="console")]
+        paragraphs = printed.split("\n\n")
+        wanted = self.options.get("paragraphs", len(paragraphs))
+        if wanted < len(paragraphs):
+            printed = "\n\n".join([*paragraphs[:wanted], "..."])
+        return f"$ cupyconv {arguments}\n{printed}"
 
 
 class Kernel(SphinxDirective):
@@ -94,7 +117,7 @@ class Kernel(SphinxDirective):
         return found
 
 
-class Layer(SphinxDirective):
+class LayerPicture(SphinxDirective):
     """Draw the layer of a preset: ``{layer} multi-channel``."""
 
     required_arguments = 1
@@ -104,6 +127,30 @@ class Layer(SphinxDirective):
         return [
             nodes.raw("", f'<figure class="picture">{explanation.svg()}</figure>', format="html")
         ]
+
+
+class Pairs(SphinxDirective):
+    """Draw which channels give each slice of the filter gradient: ``{pairs} multi-channel``."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        return [_figure(diagrams.pairs(preset(self.arguments[0]).problem()))]
+
+
+class Windows(SphinxDirective):
+    """Draw the windows of presets along one axis: ``{windows} same-stride valid-stride``."""
+
+    required_arguments = 1
+    final_argument_whitespace = True
+
+    def run(self) -> list[nodes.Node]:
+        names = self.arguments[0].split()
+        return [_figure(diagrams.windows([preset(name).problem() for name in names]))]
+
+
+def _figure(svg: str) -> nodes.raw:
+    return nodes.raw("", f'<figure class="diagram">{svg}</figure>', format="html")
 
 
 class Explained(SphinxDirective):
@@ -172,9 +219,15 @@ class Bridge(SphinxDirective):
         return made.children
 
 
+def preset(name: str) -> Layer:
+    """Return the built-in layer of this name."""
+    (layer,) = (layer for layer in read_file(PRESETS) if layer.name == name)
+    return layer
+
+
 def explained(name: str) -> tuple[cupyconv.Explanation, str]:
     """Return the explanation and the heading of a preset."""
-    (layer,) = (layer for layer in read_file(PRESETS) if layer.name == name)
+    layer = preset(name)
     made = cupyconv.explain(layer.problem(), title=layer.heading, values=layer.values)
     return made, layer.heading
 
@@ -192,7 +245,9 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Register the directives with Sphinx."""
     app.add_directive("run", Run)
     app.add_directive("kernel", Kernel)
-    app.add_directive("layer", Layer)
+    app.add_directive("layer", LayerPicture)
+    app.add_directive("pairs", Pairs)
+    app.add_directive("windows", Windows)
     app.add_directive("explained", Explained)
     app.add_directive("bridge", Bridge)
     app.add_directive("summary", Summary)

@@ -16,8 +16,9 @@ from tests import speed_table
 from tests.emulator import suite
 
 README = Path(__file__).parent.parent / "README.md"
-COUNTED = README.parent / "notebooks" / "explanation" / "counted.md"
-SPEED = COUNTED.with_name("speed.md")
+PAGES = README.parent / "notebooks"
+COUNTED = PAGES / "contributing" / "counted.md"
+SPEED = PAGES / "explanation" / "speed.md"
 
 COMMANDS = {
     "picture": (["explain", "--preset", "multi-channel"], "    dw[k,c] = ", "Nothing is tiled"),
@@ -62,20 +63,9 @@ def filled(text: str) -> str:
 
 
 def counted(text: str) -> str:
-    """Return the page's text with a table for each counted pair of numbers and memory order."""
-    found = json.loads(suite.RESULTS.read_text())
-    for numbers, order in sorted({(row["numbers"], row["order"]) for row in found}):
-        lines = list(suite.summary(found, numbers, order))
-        if any("(" in cell for line in lines if "filter" in line for cell in line.split("|")[3:]):
-            lines += ["", _ONE_PART]
-        text = put_into(text, f"{numbers}, {order}", "\n".join(("", *lines, "")))
-    return text
-
-
-_ONE_PART = (
-    "CUTLASS's filter gradient, in brackets, is computed without split-K, which leaves most of a "
-    "chip idle where the filter is small: its share is not comparable to that of a split sum."
-)
+    """Return the page's text with the table of the counted layers."""
+    lines = suite.summary(json.loads(suite.RESULTS.read_text()))
+    return put_into(text, "counted", "\n".join(("", *lines, "")))
 
 
 def put_into(text: str, name: str, content: str) -> str:

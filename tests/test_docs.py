@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import html
 import importlib.util
 import io
+import json
 import re
 import shlex
 import subprocess
 import sys
 import tomllib
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
@@ -40,7 +43,7 @@ PROSE = [*PAGES, ROOT / "README.md", *(ROOT / "tests").rglob("README.md")]
 FENCE = re.compile(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.M | re.S)
 """A Python block, and the ``text`` block directly below it, which shows what the code prints."""
 
-LIBRARIES = ("torch", "dask", "scipy", "jax", "tensorflow", "keras")
+LIBRARIES = ("torch", "dask", "scipy", "jax", "tensorflow", "keras", "onnx")
 """Libraries that the pages import and that may be missing."""
 
 RUN = re.compile(r"^```\{run\} (.*?)\n(?::exit: (\d+)\n)?", re.M)
@@ -64,6 +67,8 @@ def load(name: str):
 
 pictures = load("pictures")
 links = load("links")
+diagrams = load("diagrams")
+PROBLEMS = {layer.name: layer.problem() for layer in read_file(PRESETS)}
 
 
 # -- code, commands, links -------------------------------------------------------------------------
@@ -73,8 +78,9 @@ WITH_CODE = [page for page in (*PAGES, ROOT / "README.md") if FENCE.search(page.
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=named)
-def test_code_blocks_run(monkeypatch, page):
+def test_code_blocks_run(monkeypatch, tmp_path, page):
     """The code blocks of a page run with NumPy instead of CuPy, and print what it shows."""
+    monkeypatch.chdir(tmp_path)
     blocks = FENCE.findall(page.read_text(encoding="utf-8"))
     for library in LIBRARIES:
         if any(re.search(rf"(?:import|from) (?:cupyconv\.)?{library}\b", b) for b, _ in blocks):
@@ -114,8 +120,19 @@ def commands() -> list[tuple[str, int]]:
     return sorted({(arguments, int(code or 0)) for arguments, code in found})
 
 
+def test_tutorial_program_writes_the_stored_model(monkeypatch, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    monkeypatch.chdir(tmp_path)
+    ((program, _),) = FENCE.findall((FOLDER / "check-a-model.md").read_text(encoding="utf-8"))
+    exec(compile(program, "check-a-model.md", "exec"), {})
+    assert onnx.load("net.onnx") == onnx.load(FOLDER / "net.onnx")
+
+
 @pytest.mark.parametrize(("arguments", "code"), commands())
-def test_commands_in_pages_have_the_documented_exit_code(arguments, code):
+def test_commands_in_pages_have_the_documented_exit_code(monkeypatch, arguments, code):
+    monkeypatch.chdir(FOLDER)
+    if ".onnx" in arguments:
+        pytest.importorskip("onnx")
     result = CliRunner().invoke(main, shlex.split(arguments))
     assert result.exit_code == code, result.output
 
@@ -221,7 +238,7 @@ def test_gallery_has_every_preset():
 
 def test_kernel_families_all_have_a_page():
     families = {name for name, family in FAMILIES.items() if family.on_gpu}
-    folder = FOLDER / "explanation" / "kernels"
+    folder = FOLDER / "contributing" / "kernels"
     assert {path.stem for path in folder.glob("*.md")} == families == set(pictures.EXAMPLES)
     for name in families:
         assert f"```{{kernel}} {name}\n```" in (folder / f"{name}.md").read_text()
@@ -346,6 +363,32 @@ def test_picture_changes_with_its_launch():
     assert "either warpgroup: products of 64 x 64" in after
 
 
+def shapes_of(svg: str) -> Counter:
+    """Return the number of shapes of each class in a picture."""
+    return Counter(element.get("class") for element in ElementTree.fromstring(svg).iter())
+
+
+def test_diagram_of_pairs_matches_the_layer():
+    svg = diagrams.pairs(PROBLEMS["multi-channel"])
+    shapes = shapes_of(svg)
+    assert (shapes["x"], shapes["dy"], shapes["dw"]) == (1, 1, 5 * 5)
+    assert shapes["cell"] == 4 + 3 + (4 * 5 - 1) * 25  # four channels of dy are drawn
+    assert "100x100 correlated with 96x96 gives 5x5" in svg
+    assert "10 x 5 pairs fill dw, 10x5x5x5" in svg
+
+
+@pytest.mark.parametrize("name", ["same-stride", "valid-stride", "valid-dilation"])
+def test_diagram_of_windows_matches_the_layer(name):
+    problem = PROBLEMS[name]
+    axes = [problem.axes[0].of_input(size) for size in (5, 6)]
+    shapes = shapes_of(diagrams.windows([problem]))
+    assert shapes["window"] == sum(axis.output for axis in axes)
+    assert shapes["tap"] == 3 * shapes["window"]
+    assert shapes["pad"] == sum(axis.pad_before + axis.pad_after for axis in axes)
+    assert shapes["unread"] == sum(axis.unread_inputs for axis in axes)
+    assert shapes["x"] == 5 + 6 - shapes["unread"]
+
+
 COLOURS = """
   addEventListener('load', () => {
     const seen = [...document.querySelectorAll('.paper')].map((p) => getComputedStyle(p).fill);
@@ -359,15 +402,16 @@ COLOURS = """
 @pytest.mark.parametrize("dark", [False, True], ids=["light system", "dark system"])
 @pytest.mark.parametrize("theme", ["light", "dark", "auto"])
 def test_pictures_follow_the_theme(tmp_path, theme, dark):
-    """A layer's figure, a kernel's picture and an embedded page are checked in a browser."""
+    """A figure, a kernel's picture, a diagram and an embedded page are checked in a browser."""
     if browser.program() is None:
         pytest.skip("chromium is not installed")
     explanation = cupyconv.explain(cupyconv.ConvProblem((1, 1, 5), (1, 1, 3)))
     kernel = pictures.launched("cuda-gather", pictures.EXAMPLES["cuda-gather"][0])
+    diagram = diagrams.pairs(PROBLEMS["multi-channel"])
     page = tmp_path / "page.html"
     page.write_text(
         f"<style>{(FOLDER / 'static' / 'site.css').read_text()}</style>"
-        f'<body data-theme="{theme}">{explanation.svg()}{kernel.svg}'
+        f'<body data-theme="{theme}">{explanation.svg()}{kernel.svg}{diagram}'
         f'<iframe srcdoc="{escape(explanation.page())}"></iframe><script>{COLOURS}</script>'
     )
     shown = browser.run(page.as_uri(), "--dump-dom", dark=dark).stdout
@@ -376,26 +420,63 @@ def test_pictures_follow_the_theme(tmp_path, theme, dark):
         pytest.skip("this chromium does not load frames in time")
     wanted = dark if theme == "auto" else theme == "dark"
     paper = "rgb(20, 24, 29)" if wanted else "rgb(255, 255, 255)"
-    assert found[1].split(";") == [paper] * 3
+    assert found[1].split(";") == [paper] * 4
 
 
 # -- built pages -----------------------------------------------------------------------------------
 
 
-WIDE = """
-  const cut = [...document.querySelectorAll('pre')].filter((p) => p.scrollWidth > p.clientWidth);
-  document.body.dataset.cut = cut.map((p) => p.textContent.slice(0, 60)).join(' | ');
+FITTING = """
+  const faults = [];
+  const lines = (block) => block.textContent.replace(/\\n$/, '').split('\\n');
+  const rows = (block) => {
+    const style = getComputedStyle(block);
+    const padding = parseFloat(style.paddingTop) + parseFloat(style.paddingBottom);
+    return Math.round((block.clientHeight - padding) / parseFloat(style.lineHeight));
+  };
+  const check = (page, width, columns) => new Promise((done) => {
+    const frame = document.createElement('iframe');
+    frame.style = `width:${width}px;height:900px;border:0`;
+    frame.onload = () => {
+      const shown = frame.contentDocument;
+      if (shown.documentElement.scrollWidth > width) faults.push(`${page}: wider than ${width}`);
+      for (const block of shown.querySelectorAll('pre')) {
+        if (!block.offsetParent) continue;
+        const cut = block.scrollWidth > block.clientWidth && !block.closest('.scrolled');
+        const room = columns - (block.closest('dd') ? 4 : 0);  // a description is indented
+        const short = Math.max(...lines(block).map((line) => line.length)) <= room;
+        const wrapped = short && rows(block) > lines(block).length;
+        if (cut || wrapped) faults.push(`${page} at ${width}: ${lines(block)[0]}`);
+      }
+      frame.remove();
+      done();
+    };
+    frame.src = page;
+    document.body.append(frame);
+  });
+  (async () => {
+    for (const page of PAGES) {
+      await check(page, 390, 52);
+      await check(page, 1280, 102);
+    }
+    document.body.dataset.faults = JSON.stringify(faults);
+  })();
 """
 
 
-def cut_code(page: Path) -> list[str]:
-    """Return the code blocks of a page that do not fit a window 1,280 pixels wide."""
+def misfits(folder: Path, pages: list[Path]) -> list[str]:
+    """Return what does not fit on a phone or a desktop: pages, and code that is cut or wrapped.
+
+    Lines of 52 columns fit on a phone, and lines of 102 columns on a desktop.
+    """
     if browser.program() is None:
         return []
-    copy = page.with_suffix(".wide.htm")
-    copy.write_text(page.read_text().replace("</body>", f"<script>{WIDE}</script></body>"))
-    shown = browser.run(copy.as_uri(), "--dump-dom", width=1280).stdout
-    return [text for text in re.search(r'data-cut="([^"]*)"', shown)[1].split(" | ") if text]
+    names = json.dumps([str(page.relative_to(folder)) for page in pages])
+    harness = folder / "fitting.htm"
+    harness.write_text(f"<body><script>const PAGES = {names};{FITTING}</script></body>")
+    options = ("--dump-dom", "--allow-file-access-from-files", "--virtual-time-budget=3600000")
+    shown = browser.run(harness.as_uri(), *options).stdout
+    return json.loads(html.unescape(re.search(r'data-faults="([^"]*)"', shown)[1]))
 
 
 @pytest.mark.thorough
@@ -408,8 +489,8 @@ def test_pages_build_without_warnings_and_load_nothing(tmp_path):
     )
     built = list(tmp_path.rglob("*.html"))
     assert len(built) > len(PAGES)
-    for name in ("01-shapes", "02-filter-gradient", "how-to/true-convolution"):
-        assert cut_code(tmp_path / f"{name}.html") == []
+    apart = {"_modules", "gallery"}
+    assert misfits(tmp_path, [page for page in built if not apart & {*page.parts}]) == []
     loaded = re.compile(
         r"<(?:script|img|iframe|source)[^>]*\ssrc=\"(https?:)?//[^\"]*\""
         r"|<link[^>]*(?:stylesheet|preload)[^>]*href=\"(https?:)?//"
@@ -424,8 +505,8 @@ def test_pages_build_without_warnings_and_load_nothing(tmp_path):
         names |= {f"{module}.{name}" for name in import_module(f"cupyconv.{module}").__all__}
     assert names - described == set()
     for page in REFERENCE:
-        html = (tmp_path / "reference" / f"{page.stem}.html").read_text()
-        table = re.search(r"<table.*?</table>", html, re.S)[0]
+        shown = (tmp_path / "reference" / f"{page.stem}.html").read_text()
+        table = re.search(r"<table.*?</table>", shown, re.S)[0]
         for name in links.described(page.read_text(encoding="utf-8")):
             assert f'href="#{name}"' in table, f"{page.name}: {name}"
     assert 'as for <a class="reference internal"' in text

@@ -37,16 +37,6 @@ def test_page_of_counts_has_the_stored_counts():
     assert counted(text) == text
 
 
-def test_page_of_counts_marks_cutlass_without_split_k():
-    sections = re.findall(r"^<!-- (.*?) -->\n(.*?)^<!-- /", COUNTED.read_text(), re.M | re.S)
-    rows = {
-        name: [line for line in text.splitlines() if "filter |" in line] for name, text in sections
-    }
-    beside = {name for name, lines in rows.items() if any("(0" in line for line in lines)}
-    assert beside == {name for name, text in sections if "without split-K" in text}
-    assert beside
-
-
 def test_readme_prints_no_unreliable_figure():
     assert "not to be relied on" not in README.read_text() + SPEED.read_text()
 

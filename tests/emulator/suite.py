@@ -579,8 +579,6 @@ _NAMES = {"conv1d": "1-D", "conv3d": "3-D"}
 CLASSES = ("dense", "strided", *(_NAMES.get(kind, kind) for kind in suites.KINDS[1:]))
 """Classes of layers: the suite's kinds, with strided dense and pointwise layers separate."""
 
-FIGURES = ("instructions", "bytes", "resident", "share")
-
 
 def class_of(layer: suites.SuiteLayer) -> str:
     """Return the layer's class, one of CLASSES."""
@@ -603,36 +601,27 @@ def classed(found: Sequence[Row]) -> dict[Key, list[Row]]:
     return classes
 
 
-def summary(found: Sequence[Row], numbers: str, order: str) -> Iterator[str]:
-    """Yield a Markdown table of one kind of numbers and memory order, one row for all chips.
+def summary(found: Sequence[Row]) -> Iterator[str]:
+    """Yield a Markdown table with one row for each kind of numbers and memory order.
 
-    The cells are geometric means: all figures for the first chip, roofline shares for the others.
-    CUTLASS's means are in parentheses if CUTLASS was counted for all layers of the row.
+    The shares of the roofline are geometric means over all layers and passes.
     """
-    lines = classed(found)
+    first = ARCHITECTURES[0]
     chips = " | ".join(f"share, {arch}" for arch in ARCHITECTURES)
-    yield (
-        "| layers | pass | instructions / product | memory traffic / minimum |"
-        f" resident blocks per SM | {chips} |"
-    )
-    yield "| --- | --- |" + " ---: |" * (3 + len(ARCHITECTURES))
-    for layer_class, pass_ in product(CLASSES, PASSES):
-        keys = [(layer_class, pass_, numbers, order, arch) for arch in ARCHITECTURES]
-        if all(key in lines for key in keys):
-            cells, *rest = (_cells(lines[key]) for key in keys)
-            cells += [of_chip[-1] for of_chip in rest]
-            layers = len(lines[keys[0]])
-            yield "| " + " | ".join([f"{layer_class} ({layers})", pass_, *cells]) + " |"
-
-
-def _cells(rows: Sequence[Row]) -> list[str]:
-    """Return a cell for each figure."""
-    witness = [row["cutlass"] for row in rows if "cutlass" in row]
-    cells = []
-    for figure in FIGURES:
-        suffix = f" ({_mean(witness, figure):.3g})" if len(witness) == len(rows) else ""
-        cells.append(f"{_mean([row['figures'] for row in rows], figure):.3g}{suffix}")
-    return cells
+    yield f"| numbers | memory order | layers | {chips} | lowest share, {first} |"
+    yield "| --- | --- | ---: |" + " ---: |" * len(ARCHITECTURES) + " --- |"
+    for numbers, order in sorted({(row["numbers"], row["order"]) for row in found}):
+        rows = [row for row in found if (row["numbers"], row["order"]) == (numbers, order)]
+        shares = [
+            _mean([row["figures"] for row in rows if row["arch"] == arch], "share")
+            for arch in ARCHITECTURES
+        ]
+        lowest = min(
+            (row for row in rows if row["arch"] == first), key=lambda row: row["figures"]["share"]
+        )
+        of_lowest = f"{lowest['figures']['share']:.2f}: {lowest['layer']}, {lowest['pass']}"
+        cells = [len({row["layer"] for row in rows}), *(f"{share:.2f}" for share in shares)]
+        yield f"| {numbers} | {order} | {' | '.join(map(str, cells))} | {of_lowest} |"
 
 
 def _mean(found: Sequence[Mapping[str, float]], figure: str) -> float:

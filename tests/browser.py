@@ -16,8 +16,19 @@ def program() -> str | None:
     return shutil.which("chromium") or shutil.which("chromium-browser")
 
 
-def run(address: str, *options: str, width: int = 1280, height: int = 900, dark: bool = False):
+def run(
+    address: str,
+    *options: str,
+    width: int = 1280,
+    height: int = 900,
+    dark: bool = False,
+    timers: bool = True,
+):
     """Run a browser on an address, with a fresh profile and no network.
+
+    Args:
+        timers: let the timers of the page fire, without waiting, before the browser ends; otherwise
+            it ends once the page and its frames are loaded.
 
     Returns:
         The finished process, with its output.
@@ -29,7 +40,7 @@ def run(address: str, *options: str, width: int = 1280, height: int = 900, dark:
             *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
             *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
             "--hide-scrollbars",
-            "--virtual-time-budget=60000",  # timers fire without waiting
+            *(["--virtual-time-budget=60000"] if timers else []),
             f"--user-data-dir={profile}",
             f"--window-size={width},{height}",
             *(["--force-dark-mode", "--blink-settings=preferredColorScheme=0"] if dark else []),

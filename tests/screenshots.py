@@ -1,18 +1,19 @@
-"""Take pictures of the page and the figure, for visual inspection:
+"""Take pictures of the page, the figure, notebooks and the documentation, for visual inspection:
 
-    python -m tests.screenshots FOLDER [PYTHON]
+    python -m tests.screenshots FOLDER [--jupyter PYTHON] [--docs build/docs]
 
 The pictures show the page of each preset and pass on a phone and on a desktop, in light and in dark
 mode; the dark pages show a step in the middle of a sum.  Other pictures show the figures.  With a
 Python that has JupyterLab, nbconvert and cupyconv, they also show notebooks: trusted and untrusted
-in JupyterLab, and converted to HTML.
+in JupyterLab, and converted to HTML.  With the folder of the built documentation, only some of its
+pages are shown.
 """
 
 from __future__ import annotations
 
+import argparse
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -110,7 +111,33 @@ def notebooks(folder: Path, python: str) -> None:
         run(page, f"--screenshot={target}", width=1200, height=2600)
 
 
+PAGES = ("index", "quick-start", "explanation/gradient-shapes", "reference/glossary")
+PAGES += ("reference/functions", "02-filter-gradient", "contributing/kernels/cuda-gather")
+"""Pages of the documentation to show: the first ones to read, and one of each kind."""
+
+
+def documentation(folder: Path, built: Path) -> None:
+    """Write pictures of pages of the built documentation into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for page in PAGES:
+        address = (built / f"{page}.html").resolve().as_uri()
+        for name, (width, height) in SIZES.items():
+            size = f"width:{width}px;height:{height}px;border:0"
+            shown = f'<body style="margin:0"><iframe style="{size}" src="{address}"></iframe>'
+            for dark in (False, True):
+                target = folder / f"{Path(page).name}-{name}-{'dark' if dark else 'light'}.png"
+                photograph(shown, target, width=max(width, 500), height=height, dark=dark)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
-    if len(sys.argv) > 2:
-        notebooks(Path(sys.argv[1]), sys.argv[2])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="folder to write to")
+    parser.add_argument("--jupyter", metavar="PYTHON", help="Python that shows notebooks")
+    parser.add_argument("--docs", type=Path, help="folder of the built documentation")
+    options = parser.parse_args()
+    if options.docs:
+        documentation(options.folder, options.docs)
+    else:
+        main(options.folder)
+    if options.jupyter:
+        notebooks(options.folder, options.jupyter)

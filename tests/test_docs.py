@@ -434,48 +434,57 @@ FITTING = """
     const padding = parseFloat(style.paddingTop) + parseFloat(style.paddingBottom);
     return Math.round((block.clientHeight - padding) / parseFloat(style.lineHeight));
   };
-  const check = (page, width, columns) => new Promise((done) => {
+  const inspect = (shown, page, width, columns) => {
+    if (shown.documentElement.scrollWidth > width) faults.push(`${page}: wider than ${width}`);
+    for (const block of shown.querySelectorAll('pre')) {
+      if (!block.offsetParent) continue;
+      const printed = block.closest('.narrow, .scrolled');
+      const cut = block.scrollWidth > block.clientWidth && !printed;
+      const room = columns - (block.closest('dd') ? 4 : 0);  // a description is indented
+      const short = Math.max(...lines(block).map((line) => line.length)) <= room;
+      const wrapped = short && rows(block) > lines(block).length;
+      if (cut || wrapped) faults.push(`${page} at ${width}: ${lines(block)[0]}`);
+    }
+    for (const table of shown.querySelectorAll('article table')) {
+      if (width > 1000 && table.scrollWidth > table.parentElement.clientWidth)
+        faults.push(`${page} at ${width}: table ${table.textContent.slice(0, 60)}`);
+    }
+  };
+  const jobs = PAGES.flatMap((page) => [[page, 390, 52], [page, 1280, 102]]);
+  // The document is not loaded, and so not printed, before its last frame is.
+  const load = (job) => {
+    if (job === jobs.length) {
+      document.body.dataset.faults = JSON.stringify(faults);
+      return;
+    }
+    const [page, width, columns] = jobs[job];
     const frame = document.createElement('iframe');
     frame.style = `width:${width}px;height:900px;border:0`;
     frame.onload = () => {
-      const shown = frame.contentDocument;
-      if (shown.documentElement.scrollWidth > width) faults.push(`${page}: wider than ${width}`);
-      for (const block of shown.querySelectorAll('pre')) {
-        if (!block.offsetParent) continue;
-        const cut = block.scrollWidth > block.clientWidth && !block.closest('.scrolled');
-        const room = columns - (block.closest('dd') ? 4 : 0);  // a description is indented
-        const short = Math.max(...lines(block).map((line) => line.length)) <= room;
-        const wrapped = short && rows(block) > lines(block).length;
-        if (cut || wrapped) faults.push(`${page} at ${width}: ${lines(block)[0]}`);
-      }
+      inspect(frame.contentDocument, page, width, columns);
+      load(job + 1);
       frame.remove();
-      done();
     };
     frame.src = page;
     document.body.append(frame);
-  });
-  (async () => {
-    for (const page of PAGES) {
-      await check(page, 390, 52);
-      await check(page, 1280, 102);
-    }
-    document.body.dataset.faults = JSON.stringify(faults);
-  })();
+  };
+  load(0);
 """
 
 
 def misfits(folder: Path, pages: list[Path]) -> list[str]:
-    """Return what does not fit on a phone or a desktop: pages, and code that is cut or wrapped.
+    """Return what does not fit on a phone or a desktop: pages, tables, and code.
 
-    Lines of 52 columns fit on a phone, and lines of 102 columns on a desktop.
+    Lines of 52 columns fit on a phone, and lines of 102 columns on a desktop.  Wide tables are
+    scrolled on a phone, and so are long printed lines.
     """
     if browser.program() is None:
         return []
     names = json.dumps([str(page.relative_to(folder)) for page in pages])
     harness = folder / "fitting.htm"
     harness.write_text(f"<body><script>const PAGES = {names};{FITTING}</script></body>")
-    options = ("--dump-dom", "--allow-file-access-from-files", "--virtual-time-budget=3600000")
-    shown = browser.run(harness.as_uri(), *options).stdout
+    options = ("--dump-dom", "--allow-file-access-from-files")
+    shown = browser.run(harness.as_uri(), *options, timers=False).stdout
     return json.loads(html.unescape(re.search(r'data-faults="([^"]*)"', shown)[1]))
 
 

@@ -523,7 +523,9 @@ def test_pages_build_without_warnings_and_load_nothing(tmp_path):
         page.resolve(): set(re.findall(r"\bid=\"([^\"]+)\"", page.read_text())) for page in built
     }
     for page in built:
-        for target in re.findall(r"(?:src|href)=\"([^\"#?:]+\.(?:html|css|js))", page.read_text()):
+        for target in re.findall(
+            r"(?:src|href)=\"([^\"#?:]+\.(?:html|css|js|json|onnx|svg))[\"#?]", page.read_text()
+        ):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
         if "_modules" in page.parts:
             continue  # these pages link to a name only by its first module

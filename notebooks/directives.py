@@ -40,7 +40,7 @@ WIDTH, NARROW = 84, 52
 def run(arguments: str, columns: int) -> tuple[int, str]:
     """Return the exit code of a cupyconv command and its output, standard error included."""
     done = subprocess.run(
-        [sys.executable, "-m", "cupyconv.cli", *shlex.split(arguments)],
+        [sys.executable, "-P", "-m", "cupyconv.cli", *shlex.split(arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

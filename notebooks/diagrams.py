@@ -32,6 +32,7 @@ _STYLE = "".join(
         ".x": f"{themed('fill', '#fbd38d', '#7a4a10')};{themed('stroke', *_ORANGE)}",
         ".dy": f"{themed('fill', '#a7e3d6', '#12564e')};{themed('stroke', *_TEAL)}",
         ".dw": f"{themed('fill', *_INK)};{themed('stroke', *_PAPER)}",
+        ".cross": _EDGE,
         ".window": themed("stroke", *_TEAL),
         ".tap": themed("fill", *_TEAL),
     }.items()
@@ -148,6 +149,8 @@ def _axis(canvas: Canvas, left: float, top: float, axis: ConvAxis) -> float:
         inside = 0 <= place < axis.input
         kind = ("x" if place in read else "unread") if inside else "pad"
         canvas.rect(first + place * _CELL, y, _CELL, 24, kind)
+        if kind == "unread":  # visible without colours
+            canvas.line(first + place * _CELL, y + 24, first + (place + 1) * _CELL, y, "cross")
         canvas.text(
             first + (place + 0.5) * _CELL, y + 16, str(place) if inside else "0", "small in"
         )

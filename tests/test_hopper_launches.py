@@ -81,9 +81,9 @@ def test_tensor_maps_address_every_element(kind):
         require_copies(made, problem, strides)
         require_form(chosen, made, problem, strides)
         gathered, other, result = ROLES_OF[pass_]
-        for one in product.arguments[3].maps:
+        for one in product.arguments[4].maps:
             emulator.tensormap.encode(one, 4096)
-        *of_gathered, of_other, of_result = product.arguments[3].maps
+        *of_gathered, of_other, of_result = product.arguments[4].maps
         require_macros(dict(product.defines), made.problem, chosen, len(of_gathered))
         for one in of_gathered:
             require_map(one, made.problem, gathered, made.gathered)
@@ -253,7 +253,7 @@ def require_form(planned_: PassPlan, made: hopper.Staged, asked: ConvProblem, st
 
 def require_tiles(product, problem: ConvProblem, planned_: PassPlan, device: Device) -> None:
     """Require the walk to cover all tiles of all splits, with one cluster per resident place."""
-    (walk,), cluster = product.arguments[4], planned_.tile.defines["CLUSTER"]
+    (walk,), cluster = product.arguments[5], planned_.tile.defines["CLUSTER"]
     tiles = planned_.blocks * planned_.splits
     steps = max(found[2] for found in matrices(problem, planned_.pass_, planned_.tile, 1))
     assert walk["tiles"] * cluster == tiles

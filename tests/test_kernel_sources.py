@@ -10,6 +10,7 @@ from cupyconv import ConvProblem
 from cupyconv.gpu import sources
 from cupyconv.kernels import bias, copies, cost, hopper, patch, toeplitz
 from cupyconv.kernels.hopper_bf16x6 import PLANES
+from cupyconv.kernels.request import Epilogue
 from cupyconv.kernels.strides import Strides
 from cupyconv.planning import Device, Request, launches, plan_pass
 from cupyconv.planning.families import FAMILIES
@@ -93,7 +94,8 @@ def passed():
             request = Request(problem, pass_, device, precision)
             if family.on_gpu and family.refuses(request) is None:
                 planned = plan_pass(problem, pass_, device, impl, precision)
-                made += launches.prepare(planned, problem, strides, device)
+                epilogue = Epilogue("relu", adds=pass_ != "backprop_filter")
+                made += launches.prepare(planned, problem, strides, device, epilogue)
     found = {}
     for launch in made:
         found.setdefault(launch.source, set()).update(name for name, _ in launch.defines)

@@ -134,9 +134,6 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
     help="Print all results as one JSON object, or write them to a file.",
 )
 @click.option(
-    "--csv", "csv_path", type=paths.FILE, metavar="FILE", help="Write one line per measurement."
-)
-@click.option(
     "--plot", "plot_path", type=paths.FILE, metavar="FILE", help="Draw rooflines and ratios as SVG."
 )
 @click.option(
@@ -215,7 +212,6 @@ def _measure(
     minutes: float | None,
     peers: tuple[str, ...] | None,
     json_path: str | None,
-    csv_path: str | None,
     plot_path: str | None,
 ) -> int:
     from cupyconv.bench import places, report
@@ -246,7 +242,7 @@ def _measure(
         peers=peers,
         arguments=tuple(sys.argv[2:]),
     )
-    targets = {"json": json_path, "csv": csv_path, "plot": plot_path}
+    targets = {"json": json_path, "plot": plot_path}
     paths.require_one_output(*targets.values(), as_json=False)
     written = {kind: Path(path) for kind, path in targets.items() if path is not None}
     if json_path == paths.STANDARD:
@@ -367,15 +363,13 @@ def _log_path(json_path: Path) -> Path | None:
 
 
 def _write_files(results: Results, written: dict[str, Path], log_path: Path | None) -> None:
-    """Write JSON, CSV and the plot; delete the log once the JSON file is complete."""
+    """Write JSON and the plot; delete the log once the JSON file is complete."""
     from cupyconv.bench import export, plot
 
     if "json" in written:
         export.write_json(results, written["json"])
         if log_path is not None:
             log_path.unlink(missing_ok=True)
-    if "csv" in written:
-        paths.write(written["csv"], export.to_csv(results).encode())
     if "plot" in written:
         paths.write(written["plot"], plot.svg(results).encode())
 

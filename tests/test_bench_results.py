@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import xml.etree.ElementTree as ET
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -424,17 +423,6 @@ def test_load_rejects_a_damaged_file(tmp_path):
     log.write_text(f"{header}\n{json.dumps({'entry': 'row'})}\n")
     with pytest.raises(ConvError, match="missing or invalid entry"):
         results.load(log)
-
-
-def test_csv_has_a_line_per_row(tmp_path):
-    path = tmp_path / "a.csv"
-    path.write_text(export.to_csv(suite()), newline="")
-    lines = path.read_text().splitlines()
-    assert '# gpu: "Imaginary 9000"' in lines
-    table = list(csv.DictReader(line for line in lines if not line.startswith("#")))
-    assert len(table) == len(suite().rows)
-    assert set(table[0]) == {*asdict(ROW), *export.DERIVED}
-    assert float(table[0]["tflops"]) == pytest.approx(100)
 
 
 # -- pictures --------------------------------------------------------------------------------------

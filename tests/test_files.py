@@ -38,7 +38,6 @@ WRITERS = {
     "model --csv": ("model", "small_net.onnx"),
     "model --html": ("model", "small_net.onnx"),
     "bench --json": BENCH,
-    "bench --csv": BENCH,
     "bench --plot": BENCH,
 }
 """Command line for each option that names an output file."""

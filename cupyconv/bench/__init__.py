@@ -11,5 +11,5 @@ first_call    time to the first result of a new process
 environment   hardware and software versions of a run
 results       measured rows, their log file, and loading them
 run           the benchmark loop over layers, memory orders and passes
-report, export, plot    tables, JSON and CSV, SVG
+report, export, plot    tables, JSON, SVG
 """

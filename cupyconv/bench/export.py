@@ -1,26 +1,19 @@
-"""Export of results to JSON and CSV, with derived columns in every row."""
+"""Export of results to JSON, with derived columns in every row."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import re
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from cupyconv import files
 from cupyconv.bench import report
 from cupyconv.bench.peers import PEERS
-from cupyconv.bench.results import KIND, SCHEMA, Results, Row
-from cupyconv.markup import in_line, spreadsheet_cell
+from cupyconv.bench.results import KIND, SCHEMA, Results
 
 _RATIOS = {peer: f"ratio_to_{peer}" for peer in PEERS}
-
-DERIVED = ("tflops", "gbps", "roofline_share", *_RATIOS.values())
-"""Columns computed from Row: TFLOP/s, GB/s, roofline time over measured time, and each peer's time
-over cupyconv's (above 1, cupyconv is faster)."""
+"""Columns of each peer's time over cupyconv's; above 1, cupyconv is faster."""
 
 
 def to_json(results: Results) -> dict[str, Any]:
@@ -63,24 +56,3 @@ def _lines(value: dict[str, Any]) -> str:
             text = "[\n" + ",\n".join(f"  {json.dumps(entry)}" for entry in content) + "\n ]"
         parts.append(f" {json.dumps(name)}: {text}")
     return "{\n" + ",\n".join(parts) + "\n}"
-
-
-_INNER_COMMA = re.compile(r",(?! )")
-_COMMA = r"\\u002c"
-"""JSON escape for a comma inside a string, where a spreadsheet would begin a new cell."""
-
-
-def to_csv(results: Results) -> str:
-    """Return CSV with a line per row, after "#" lines that describe the environment."""
-    text = io.StringIO(newline="")
-    for key, value in results.environment.items():
-        text.write(f"# {in_line(key)}: {_INNER_COMMA.sub(_COMMA, json.dumps(value))}\n")
-    writer = csv.DictWriter(text, [*(column.name for column in fields(Row)), *DERIVED])
-    writer.writeheader()
-    for row in to_json(results)["rows"]:
-        cells = {
-            name: spreadsheet_cell(value) if isinstance(value, str) else value
-            for name, value in row.items()
-        }
-        writer.writerow(cells)
-    return text.getvalue()

@@ -14,7 +14,7 @@ from cupyconv import ConvError
 from cupyconv.bench import environment, export, plot, report, results, suites
 from cupyconv.bench.ceilings import Ceiling
 from cupyconv.bench.peers import PEERS
-from cupyconv.bench.results import FirstCall, Log, Note, Results, Row
+from cupyconv.bench.results import Log, Note, Results, Row
 from cupyconv.cpu import threads
 from cupyconv.cpu.threads import cores
 from tests import speed_table
@@ -93,7 +93,6 @@ def suite():
     return measured(
         *rows,
         skipped=[Note("over-2^31", "float16", "the layer", "needs 9000.0 GiB of memory")],
-        first_calls=[FirstCall("auto", "resnet50-03", "float16", "cold", "forward", 900.0)],
     )
 
 
@@ -255,7 +254,6 @@ def test_report_contains_all_sections():
         "2/0/2",
         "12.0 µs of host time",
         "1.0 MiB of workspace",
-        "900 ms with a cold kernel cache",
         "the layer: needs 9000.0 GiB of memory: over-2^31 float16",
         "Imaginary 9000, 2026-11-20",
         "500 TFLOP/s (torch), 4,000 GB/s (cupy)",
@@ -357,7 +355,6 @@ def write_log(path):
         log.row(entry)
     log.skip(content.skipped[0])
     log.skip(content.skipped[0])  # duplicates are dropped
-    log.first_call(content.first_calls[0])
     log.fail(Note("resnet50-03", "float16", "auto forward", "off by 1"))
     return log
 

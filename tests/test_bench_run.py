@@ -20,7 +20,6 @@ from cupyconv.bench import (
     ceilings,
     checks,
     data,
-    first_call,
     implementations,
     peers,
     places,
@@ -30,7 +29,7 @@ from cupyconv.bench import (
     timing,
 )
 from cupyconv.bench import run as bench_run
-from cupyconv.bench.results import FirstCall, Log
+from cupyconv.bench.results import Log
 from cupyconv.bench.run import Options, run
 from cupyconv.bench.suites import SuiteLayer
 from cupyconv.cli.main import main
@@ -44,13 +43,12 @@ DEPTHWISE = SuiteLayer("tiny-depthwise", ConvProblem((2, 6, 9), (6, 1, 3), group
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Make ceilings and sweeps fast, and start no new processes."""
+    """Make ceilings and sweeps fast."""
     monkeypatch.setattr(ceilings, "PRODUCT_SIZE", {"cpu": 64, "gpu": 64})
     monkeypatch.setattr(ceilings, "COPY_BYTES", {"cpu": 1 << 16, "gpu": 1 << 16})
     monkeypatch.setattr(places, "_FEWEST_SWEEP_BYTES", 1 << 16)
     monkeypatch.setattr(places, "_MOST_SWEEP_BYTES", 1 << 16)
     monkeypatch.setattr(timing, "PAUSE", 0.0)
-    monkeypatch.setattr(first_call, "measure", lambda *_, **__: iter(()))
 
 
 def measure(*layers, place=None, log=None, **options):
@@ -314,68 +312,6 @@ def test_failed_run_keeps_its_results(tmp_path, monkeypatch):
     assert "fell off the bus" in results.load(path).skipped[-1].reason
 
 
-# -- first calls -----------------------------------------------------------------------------------
-
-
-def request_of(implementation):
-    from cupyconv.planning import plan
-
-    return {
-        "implementation": implementation,
-        "plan": plan(data.in_layout(DENSE.problem, data.LAYOUTS[0], "float32")).to_json(),
-        "passes": list(PASSES),
-        "device": "cpu",
-        "precision": "ieee",
-    }
-
-
-def test_first_call_main_times_every_pass():
-    assert set(first_call.main(json.dumps(request_of("auto")))) == set(PASSES)
-    for name in peers.PEERS:
-        if peers.find(places.CpuPlace(), name)[0]:
-            outcome = first_call.main(json.dumps(request_of(name)))
-            assert all(milliseconds > 0 for milliseconds in outcome.values())
-
-
-def test_first_call_measure_starts_new_processes(monkeypatch):
-    monkeypatch.undo()
-    outcome = list(first_call.measure(DENSE, "float32", ["forward"], "cpu", peers=()))
-    assert [(e.implementation, e.cache, e.pass_) for e in outcome] == [("auto", "", "forward")]
-    with pytest.raises(first_call.FirstCallError, match=r"usable GPU|CuPy"):
-        list(first_call.measure(DENSE, "float32", ["forward"], "gpu"))
-
-
-def test_first_calls_distinguish_cold_and_warm_cache(monkeypatch):
-    monkeypatch.undo()
-    folders = []
-
-    def in_new_process(request, folder):
-        folders.append(folder)
-        return dict.fromkeys(request["passes"], 1.0)
-
-    monkeypatch.setattr(first_call, "_in_new_process", in_new_process)
-    outcome = list(first_call.measure(DENSE, "float32", ["forward"], "gpu"))
-    assert [(e.implementation, e.cache) for e in outcome] == [
-        ("auto", "cold"),
-        ("auto", "warm"),
-        ("torch", ""),
-    ]
-    assert folders[0] == folders[1] != folders[2]
-
-
-def test_first_call_failure_is_reported(monkeypatch):
-    def fails(*_, **__):
-        raise first_call.FirstCallError("no such thing")
-        yield
-
-    monkeypatch.setattr(first_call, "measure", fails)
-    outcome = measure(DENSE, passes=("forward",))
-    assert [(n.what, n.reason) for n in outcome.skipped if n.layer] == [
-        ("first calls", "no such thing")
-    ]
-    assert outcome.rows
-
-
 # -- the command -----------------------------------------------------------------------------------
 
 
@@ -579,9 +515,3 @@ def test_bench_list_prints_layers():
     content = json.loads(cupyconv("--list", "--json", "-").stdout)
     assert len(content["layers"]) == 78
     assert "depthwise" in content["suites"]
-
-
-def test_report_formats_first_calls():
-    entry = FirstCall("auto", "a", "float32", "", "forward", 3.0)
-    section = report.sections(results.Results(first_calls=[entry]))[0]
-    assert section.lines == ("auto: first forward of a in a new process 3 ms",)

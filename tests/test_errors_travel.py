@@ -110,7 +110,7 @@ def raised_from_another(make: Callable[..., Exception], *arguments: object) -> N
 def test_exception_classes_are_found():
     names = {kind.__name__ for kind in CLASSES}
     assert {"ConvError", "ConvTypeError", "DeviceError", "KernelCompileError"} <= names
-    assert {"WorkerError", "NoCeilingError", "FirstCallError"} <= names
+    assert {"WorkerError", "NoCeilingError"} <= names
     assert all(issubclass(kind, CupyconvError) for kind in CLASSES)
 
 

@@ -7,7 +7,6 @@ data          random tensors of a layer, in a memory order
 implementations, peers    calls of cupyconv and of other libraries
 checks        correctness of a result, checked before it is timed
 ceilings      measured rates of a large matrix product and a large copy
-first_call    time to the first result of a new process
 environment   hardware and software versions of a run
 results       measured rows, their log file, and loading them
 run           the benchmark loop over layers, memory orders and passes

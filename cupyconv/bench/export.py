@@ -38,7 +38,6 @@ def to_json(results: Results) -> dict[str, Any]:
         ],
         "skipped": [asdict(note) for note in results.skipped],
         "failed": [asdict(note) for note in results.failed],
-        "first_calls": [asdict(entry) for entry in results.first_calls],
     }
 
 

@@ -321,12 +321,6 @@ def _per_call(results: Results) -> Chapter:
             lines.append(f"{name}: {median(hosts):.1f} µs of host time per call (median)")
         if spaces:
             lines.append(f"{name}: at most {max(spaces) / 2**20:,.1f} MiB of workspace")
-    for entry in results.first_calls:
-        with_cache = f" with a {entry.cache} kernel cache" if entry.cache else ""
-        lines.append(
-            f"{entry.implementation}: first {PASS_WORDS[entry.pass_]} of {entry.layer} in a new "
-            f"process {entry.milliseconds:,.0f} ms{with_cache}"
-        )
     return Chapter("Per call", tuple(lines))
 
 

@@ -86,22 +86,6 @@ class Note:
     reason: str
 
 
-@dataclass(frozen=True)
-class FirstCall:
-    """Milliseconds to the first result of a new process, without imports and CUDA context.
-
-    Attributes:
-        cache: "cold" without compiled kernels on disk, "warm" with them; "" for a peer or on a CPU.
-    """
-
-    implementation: str
-    layer: str
-    dtype: str
-    cache: str
-    pass_: str
-    milliseconds: float
-
-
 @dataclass
 class Results:
     """Results of a run.
@@ -113,7 +97,6 @@ class Results:
         rows: measured passes.
         skipped: measurements that were skipped.
         failed: wrong results of cupyconv, which are not timed.
-        first_calls: times of first calls in new processes.
         finished: whether the run was completed.
     """
 
@@ -123,7 +106,6 @@ class Results:
     rows: list[Row] = field(default_factory=list)
     skipped: list[Note] = field(default_factory=list)
     failed: list[Note] = field(default_factory=list)
-    first_calls: list[FirstCall] = field(default_factory=list)
     finished: bool = False
 
 
@@ -164,10 +146,6 @@ class Log:
     def fail(self, note: Note) -> None:
         self.results.failed.append(note)
         self._write("fail", asdict(note))
-
-    def first_call(self, entry: FirstCall) -> None:
-        self.results.first_calls.append(entry)
-        self._write("first_call", asdict(entry))
 
     def finish(self) -> None:
         self.results.finished = True
@@ -210,7 +188,6 @@ def load(path: Path) -> Results:
             rows=[_read(Row, entry) for entry in content["rows"]],
             skipped=[_read(Note, entry) for entry in content["skipped"]],
             failed=[_read(Note, entry) for entry in content["failed"]],
-            first_calls=[_read(FirstCall, entry) for entry in content["first_calls"]],
             finished=bool(content["finished"]),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -259,8 +236,6 @@ def _from_entries(path: Path, entries: Iterator[dict[str, Any]]) -> Results:
                 log.ceiling(entry.pop("dtype"), _read(Ceiling, entry))
             elif kind == "row":
                 log.row(_read(Row, entry))
-            elif kind == "first_call":
-                log.first_call(_read(FirstCall, entry))
             elif kind in ("skip", "fail"):
                 (log.skip if kind == "skip" else log.fail)(_read(Note, entry))
             elif kind == "finish":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -13,7 +13,6 @@ from cupyconv.bench import (
     checks,
     data,
     environment,
-    first_call,
     implementations,
     peers,
     timing,
@@ -42,7 +41,6 @@ _NUMPY_IMPL = {"cpu": "reference", "gpu": "numpy"}
 
 _SETS_BYTES = 1 << 30  # limit of all operand sets together; larger sets need no grouped calls
 _FEWEST_CALLS = 7  # calls to check and time an implementation, however slow it is
-_FIRST_CALL_SECONDS = 60  # remaining time needed to measure first calls
 _SLOWEST_PEER_CALL = 10.0  # s; a slower peer is skipped for the rest of the layer
 
 
@@ -58,7 +56,6 @@ class Options:
         minutes: time limit of the run, divided among the dtypes; layers that do not fit are
             reported as skipped.
         peers: names of PEERS to measure; None for all libraries that run on the place.
-        first_calls: whether to measure first calls in new processes.
         arguments: command-line arguments, recorded in the results.
     """
 
@@ -71,7 +68,6 @@ class Options:
     seconds: float | None = None
     minutes: float | None = None
     peers: tuple[str, ...] | None = None
-    first_calls: bool = True
     arguments: tuple[str, ...] = ()
 
     def record(self) -> dict[str, Any]:
@@ -183,8 +179,6 @@ class _Run:
             if left is not None:
                 until = perf_counter() + left / (len(options.dtypes) - number)
             ceiling = self._ceiling(dtype)
-            if number == 0 and options.first_calls and layers:
-                self._first_calls(layers, dtype)
             for layer in layers:
                 self._layer(layer, dtype, ceiling, until)
                 self.advance()
@@ -206,26 +200,6 @@ class _Run:
         if self.options.minutes is None:
             return None
         return self.options.minutes * 60 - (perf_counter() - self.started)
-
-    def _first_calls(self, layers: Iterable[SuiteLayer], dtype: str) -> None:
-        options, left = self.options, self._seconds_left()
-        layer = next(iter(layers))
-        if left is not None and left < _FIRST_CALL_SECONDS:
-            self.log.skip(Note(layer.name, dtype, "first calls", "no time left"))
-            return
-        try:
-            for entry in first_call.measure(
-                layer,
-                dtype,
-                options.passes,
-                self.place.name,
-                implementation=options.impls[0],
-                precision=options.precision,
-                peers=[peer.name for peer in self.beside if peer.refuses(layer.problem) is None],
-            ):
-                self.log.first_call(entry)
-        except first_call.FirstCallError as error:
-            self.log.skip(Note(layer.name, dtype, "first calls", str(error)))
 
     # -- one layer --------------------------------------------------------------------------------
 

@@ -4,6 +4,9 @@ Without a GPU the whole module is skipped, with one message.
 """
 
 import ctypes
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ import cupyconv
 from cupyconv import arrays, backends, measuring
 from cupyconv.bench import places
 from cupyconv.bench.timing import host_seconds
+from cupyconv.cache_folder import CACHE_VARIABLE
 from cupyconv.formats import data_formats, filter_formats
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES
@@ -237,6 +241,34 @@ def test_a_repeated_calls_own_python_takes_less_than_10_us():
     }
     print(f"launch {launch * 1e6:.1f} us", {name: f"{s * 1e6:.1f} us" for name, s in own.items()})
     assert max(own.values()) < 10e-6
+
+
+FIRST_CALL = """
+import time
+
+import cupy
+import cupyconv
+
+x, w = cupy.ones((32, 56, 56, 64), "float16"), cupy.ones((64, 3, 3, 64), "float16")
+cupy.cuda.get_current_stream().synchronize()
+start = time.perf_counter()
+cupyconv.conv_forward(x, w, padding=1, data_format="NHWC", filter_format="OHWI")
+cupy.cuda.get_current_stream().synchronize()
+print(time.perf_counter() - start)
+"""
+"""Program that prints the seconds of its first call, without imports and the CUDA context."""
+
+
+@pytest.mark.slow
+def test_first_call_takes_less_than_2_s_cold_and_50_ms_warm(tmp_path):
+    environment = {**os.environ, CACHE_VARIABLE: str(tmp_path)}
+    cold, warm = (
+        float(subprocess.check_output([sys.executable, "-c", FIRST_CALL], env=environment))
+        for _ in range(2)
+    )
+    print(f"first call: {cold * 1e3:.0f} ms with a cold cache, {warm * 1e3:.0f} ms with a warm one")
+    assert cold < 2
+    assert warm < 0.05
 
 
 def test_views_are_read_and_written_in_place():

@@ -1,14 +1,17 @@
 """Comparison of results with a reference, within a bound for rounding.
 
-Every difference is divided by the sum of the absolute values of the result's terms.  Thus a wrong
-result is found and a right result is accepted, even where the terms cancel.  The bound is twice the
-error of plain summation in the same precision on the same data, plus one unit in the last place.
+``Truth`` compares every number of every pass.  Every difference is divided by the sum of the
+absolute values of the result's terms.  Thus a wrong result is found and a right result is accepted,
+even where the terms cancel.  The bound is twice the error of plain summation in the same precision
+on the same data, plus one unit in the last place.
+
+``Excerpt`` compares a part of one pass of a large layer on random data, by its norm.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +22,8 @@ import numpy as np
 
 from cupyconv import arrays, operations
 from cupyconv.cpu import naive
-from cupyconv.planning import Impl
+from cupyconv.cpu.views import data_view, filter_view
+from cupyconv.planning import Impl, Precision
 from cupyconv.problem import PASSES, REAL_PART, ConvProblem, DtypeName
 
 LARGE = 1e9
@@ -110,6 +114,20 @@ class Agreement:
         return None if self.difference is None else self.difference <= self.bound
 
 
+def pass_function(
+    problem: ConvProblem, pass_: str, impl: Impl = "auto", precision: Precision = "ieee"
+) -> Callable[[Operands], Any]:
+    """Return a function that computes a pass of a problem with the public functions."""
+    words: dict[str, Any] = {**problem.keywords, "impl": impl, "precision": precision}
+    if pass_ == "forward":
+        return lambda o: operations.conv_forward(o.x, o.w, **words)
+    if pass_ == "backprop_input":
+        shape = problem.input_shape
+        return lambda o: operations.conv_backprop_input(shape, o.w, o.dy, **words)
+    shape = problem.filter_shape
+    return lambda o: operations.conv_backprop_filter(o.x, shape, o.dy, **words)
+
+
 def compute(
     problem: ConvProblem,
     operands: Operands,
@@ -123,14 +141,11 @@ def compute(
         memory: device on which ``impl`` computes.
         impl: implementation that computes ``passes``; the planner chooses one for other passes.
     """
-    x, w, dy = map(memory.put, operands)
-    words = problem.keywords
+    there = Operands(*map(memory.put, operands))
     by: dict[str, Impl] = {pass_: impl if pass_ in passes else "auto" for pass_ in PASSES}
     results = (
-        operations.conv_forward(x, w, impl=by["forward"], **words),
-        operations.conv_backprop_input(x.shape, w, dy, impl=by["backprop_input"], **words),
-        operations.conv_backprop_filter(x, w.shape, dy, impl=by["backprop_filter"], **words),
-        operations.conv_backprop_bias(dy, data_format=problem.data_format),
+        *(pass_function(problem, pass_, by[pass_])(there) for pass_ in PASSES),
+        operations.conv_backprop_bias(there.dy, data_format=problem.data_format),
     )
     return Results(*map(memory.get, results))
 
@@ -419,6 +434,134 @@ _STEP = 16
 
 _NARROWER: dict[str, DtypeName] = {"float64": "float32", "complex128": "complex64"}
 """Narrower dtype, keyed by the dtypes that have no wider dtype."""
+
+
+class Excerpt:
+    """The last images, groups and channels of a pass's result, compared by their norm.
+
+    An index that overflows corrupts these numbers first.
+
+    Attributes:
+        share: fraction of the pass's multiply-adds that compute this part; 1 is the whole result.
+    """
+
+    def __init__(
+        self,
+        problem: ConvProblem,
+        pass_: str,
+        operands: Operands,
+        memory: Memory,
+        impl: Impl,
+        most_flops: float,
+    ) -> None:
+        """Compute the expected values.
+
+        Args:
+            operands: random operands on a device.
+            memory: memory of this device.
+            impl: CPU implementation that computes the expected values in float64.
+            most_flops: number of FLOPs to spend; every summed term is computed, however many.
+        """
+        self._problem, self._pass, self._memory = problem, pass_, memory
+        extents = {
+            "images": max(problem.N, 1),
+            "groups": problem.groups,
+            "filters": problem.K // problem.groups,
+            "channels": problem.C // problem.groups,
+        }
+        sizes = dict(extents)
+        self.share = 1.0
+        for axis in _NOT_SUMMED[pass_]:
+            if self.share * problem.flops <= most_flops:
+                break
+            sizes[axis] = max(int(extents[axis] * most_flops / problem.flops / self.share), 1)
+            self.share = math.prod(sizes.values()) / math.prod(extents.values())
+        images, groups, filters, channels = (
+            slice(extents[axis] - size, extents[axis]) for axis, size in sizes.items()
+        )
+        self._slices = {
+            "y": (images, groups, filters),
+            "dx": (images, groups, channels),
+            "dw": (groups, filters, channels),
+        }
+        # Row-major copies with the groups and channels in one axis.
+        x, w, dy = (
+            self._part(name, array) for name, array in zip(("dx", "dw", "y"), operands, strict=True)
+        )
+        part = ConvProblem(
+            (len(x), x.shape[1] * x.shape[2], *x.shape[3:]),
+            (w.shape[0] * w.shape[1], *w.shape[2:]),
+            stride=problem.stride,
+            padding=problem.padding,
+            dilation=problem.dilation,
+            groups=len(w),
+            dtype=x.dtype.type,
+        )
+        shapes = (part.input_shape, part.filter_shape, part.output_shape)
+        there = Operands(*(a.reshape(s) for a, s in zip((x, w, dy), shapes, strict=True)))
+        self._expected = pass_function(part, pass_, impl)(there).ravel()
+
+    def _part(self, name: str, array: Any) -> np.ndarray:
+        """Return this part of a tensor, in float64 or complex128 on the host."""
+        view = filter_view if name == "dw" else data_view
+        part = self._memory.get(view(self._problem, array)[self._slices[name]])
+        return part.astype(np.complex128 if self._problem.is_complex else np.float64, order="C")
+
+    def judge(self, result: Any, precision: Precision = "ieee") -> Agreement:
+        """Compare a result on the device with the expected values.
+
+        The relative difference is the norm of the error divided by the norm of the expected values,
+        or 1/_PEAK of the largest error divided by the root mean square, if that is larger.
+        """
+        name, expected = RESULT[self._pass], self._expected
+        count = max(expected.size, 1)
+        scale = math.sqrt(np.vdot(expected, expected).real / count) or 1.0
+        with np.errstate(all="ignore"):
+            error = np.abs(self._part(name, result).ravel() - expected)
+            spread = math.sqrt(np.vdot(error, error) / count)
+            largest = float(np.max(error, initial=0.0))
+        return Agreement(
+            "float64 reference",
+            name,
+            f"{self.share:.0%} of the multiply-adds",
+            expected.size,
+            float(np.maximum(spread, largest / _PEAK)) / scale,  # NaN if either is NaN
+            self._bound(precision),
+        )
+
+    def _bound(self, precision: Precision) -> float:
+        """Return the largest allowed difference: twice the expected error.
+
+        The operands are exact, and the result is rounded once.  A sum rounds at every addition, in
+        float32 for 16-bit dtypes; on random data this error grows as the square root of the number
+        of terms.  Tensor cores truncate every 16 terms instead of rounding; this error grows with
+        the number of terms.  It is allowed, up to 1 %, if tensor cores may be used.  The real and
+        the imaginary part of a complex sum each have two real products per complex product.
+        """
+        problem = self._problem
+        terms = problem.gemm(self._pass).gemm_k * (2 if problem.is_complex else 1)
+        dtype = REAL_PART.get(problem.dtype, problem.dtype)
+        sum_roundoff = ROUNDOFF["float64" if dtype == "float64" else "float32"]
+        expected = ROUNDOFF[dtype] + sum_roundoff * math.sqrt(terms)
+        tf32 = problem.dtype == "float32" and precision == "tf32"
+        if tf32:
+            expected += math.sqrt(2) * _TF32_ROUNDOFF
+        if tf32 or dtype in ("float16", "bfloat16"):
+            expected += min(sum_roundoff * terms / 16, 5e-3)
+        return 2 * expected
+
+
+_NOT_SUMMED = {
+    "forward": ("images", "groups", "filters"),
+    "backprop_input": ("images", "groups", "channels"),
+    "backprop_filter": ("groups", "filters", "channels"),
+}
+"""Axes along which a result can be computed in part, keyed by pass."""
+
+_TF32_ROUNDOFF = 2.0**-11
+
+_PEAK = 16
+"""Allowed ratio of the largest error to the RMS error (chosen; normal errors reach 6)."""
 
 
 def integer_operands(problem: ConvProblem, generator: np.random.Generator) -> Operands:

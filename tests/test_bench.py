@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-from math import prod
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,10 +11,9 @@ import pytest
 
 from cupyconv import ConvError, ConvProblem
 from cupyconv.arrays import numpy_dtype
-from cupyconv.bench import checks, data, peers, places, suites, timing
-from cupyconv.bench.implementations import pass_call
+from cupyconv.bench import data, peers, places, suites, timing
+from cupyconv.checking import HOST, Excerpt, pass_function
 from cupyconv.problem import ITEMSIZE, PASSES
-from tests import configurations
 
 # -- suites ----------------------------------------------------------------------------------------
 
@@ -108,8 +106,8 @@ def test_reordered_tensors_have_the_same_values():
     assert (moved.x.shape, moved.w.shape) == (first.input_shape, first.filter_shape)
     assert moved.dy.shape == first.output_shape
     for pass_ in PASSES:
-        a = pass_call(last, pass_, [tensors], "auto", "ieee")(0)
-        b = pass_call(first, pass_, [moved], "auto", "ieee")(0)
+        a = pass_function(last, pass_)(tensors)
+        b = pass_function(first, pass_)(moved)
         source, target = (
             (last.filter_axes, first.filter_axes)
             if pass_ == "backprop_filter"
@@ -137,107 +135,6 @@ def test_random_flat_repeats_with_the_period():
     assert np.count_nonzero(flat == 0) < 10
     # The tensor starts inside the period, so it wraps around before PERIOD numbers.
     assert np.array_equal(flat[data.PERIOD :], flat[:1000])
-
-
-# -- checks ----------------------------------------------------------------------------------------
-
-LAYER = ConvProblem((3, 6, 9, 8), (8, 3, 3, 2), groups=2, stride=(2, 1), padding=1)
-
-
-def exact_reference():
-    return checks.numpy_exact(places.CpuPlace(), "reference")
-
-
-@pytest.mark.parametrize("layout", data.LAYOUTS)
-@pytest.mark.parametrize("pass_", PASSES)
-@pytest.mark.parametrize("share", [1.0, 0.4, 0.05, 1e-9])
-def test_right_results_are_good_in_every_excerpt(pass_, layout, share):
-    problem = data.in_layout(LAYER, layout, "float32")
-    (tensors,) = data.random_sets(problem, 1, np)
-    part = checks.excerpt_of(problem, pass_, problem.flops * share)
-    assert part.share <= max(share, 1 / 18)  # the smallest excerpt has one index per axis
-    expected = checks.reference(problem, pass_, tensors, part, exact_reference())
-    result = pass_call(problem, pass_, [tensors], "auto", "ieee")(0)
-    got = checks.result_part(problem, pass_, result, part)
-    assert got.shape == expected.shape
-    verdict = checks.judge(got, expected, checks.bound(problem, pass_, "ieee"))
-    assert verdict.good
-    spoilt = result.copy()
-    spoilt[(-1,) * spoilt.ndim] += 1  # every excerpt contains the last element
-    verdict = checks.judge(
-        checks.result_part(problem, pass_, spoilt, part), expected, verdict.bound
-    )
-    assert not verdict.good
-
-
-def test_judge_rejects_nan_and_a_single_wrong_element():
-    expected = np.random.default_rng(0).standard_normal(1_000_000)
-    assert checks.judge(expected, expected, 1e-6).good
-    one_off = expected.copy()
-    one_off[7] += 0.001
-    verdict = checks.judge(one_off, expected, 1e-5)
-    assert verdict.error < 1e-5  # only the largest difference detects it
-    assert not verdict.good
-    one_off[7] = np.nan
-    assert not checks.judge(one_off, expected, 1.0).good
-    assert not checks.judge(np.ones(3), np.zeros(3), 0.1).good
-    assert checks.judge(np.zeros(0), np.zeros(0), 0.1).good
-
-
-@pytest.mark.parametrize("dtype", ITEMSIZE)
-def test_bounds_are_valid_and_tight_for_every_dtype(dtype):
-    layer = ConvProblem((2, 64, 12, 12), (32, 64, 3, 3), padding=1, dtype=dtype)
-    (tensors,) = data.random_sets(layer, 1, np)
-    for pass_ in PASSES:
-        limit = checks.bound(layer, pass_, "ieee")
-        part = checks.excerpt_of(layer, pass_, 1e9)
-        expected = checks.reference(layer, pass_, tensors, part, exact_reference())
-        got = checks.result_part(
-            layer, pass_, pass_call(layer, pass_, [tensors], "auto", "ieee")(0), part
-        )
-        verdict = checks.judge(got, expected, limit)
-        assert verdict.good
-        # In float64 the reference and the implementation may agree exactly.
-        assert verdict.error > limit / 100 or dtype in ("float64", "complex128")
-
-
-def test_tf32_rounding_is_only_good_with_precision_tf32():
-    layer = ConvProblem((2, 64, 12, 12), (32, 64, 3, 3), padding=1)
-    (tensors,) = data.random_sets(layer, 1, np)
-    part = checks.excerpt_of(layer, "forward", 1e9)
-    expected = checks.reference(layer, "forward", tensors, part, exact_reference())
-    rounded = data.Operands(*(ten_bits(a) for a in (tensors.x, tensors.w, tensors.dy)))
-    got = checks.result_part(
-        layer, "forward", pass_call(layer, "forward", [rounded], "auto", "ieee")(0), part
-    )
-    verdicts = [
-        checks.judge(got, expected, checks.bound(layer, "forward", precision))
-        for precision in ("ieee", "tf32")
-    ]
-    assert [verdict.good for verdict in verdicts] == [False, True]
-
-
-def ten_bits(array):
-    """Round to the 10-bit mantissa of tf32."""
-    bits = array.view(np.uint32)
-    return ((bits + np.uint32(1 << 12)) & np.uint32(0xFFFFE000)).view(np.float32)
-
-
-@pytest.mark.parametrize(
-    "case",
-    [case for case in configurations.cases(20_000) if case.problem.N],
-    ids=lambda case: case.name,
-)
-def test_excerpts_are_correct_for_awkward_layers(case):
-    problem = case.problem
-    (tensors,) = data.random_sets(problem, 1, np)
-    for pass_ in PASSES:
-        part = checks.excerpt_of(problem, pass_, problem.flops / 3)
-        expected = checks.reference(problem, pass_, tensors, part, exact_reference())
-        got = checks.result_part(
-            problem, pass_, pass_call(problem, pass_, [tensors], "reference", "ieee")(0), part
-        )
-        assert checks.judge(got, expected, checks.bound(problem, pass_, "ieee")).good
 
 
 # -- random layers ---------------------------------------------------------------------------------
@@ -416,15 +313,9 @@ def test_torch_peer_computes_each_pass(torch_peer, rank, layout, dtype):
     (tensors,) = data.random_sets(problem, 1, np)
     with torch_peer.settings("ieee", 1):
         for pass_ in PASSES:
-            part = checks.excerpt_of(problem, pass_, 1e9)
-            expected = checks.reference(problem, pass_, tensors, part, exact_reference())
+            excerpt = Excerpt(problem, pass_, tensors, HOST, "reference", 1e9)
             result = torch_peer.call(problem, pass_, [tensors])(0)
-            assert result.numel() == prod(expected.shape)
-            array = torch_peer.to_array(result, problem, pass_)
-            got = checks.result_part(problem, pass_, array, part)
-            assert checks.judge(got, expected, checks.bound(problem, pass_, "ieee")).good
-            torch_expected = checks.reference(problem, pass_, tensors, part, torch_peer.exact)
-            np.testing.assert_allclose(torch_expected, expected, rtol=1e-10, atol=1e-10)
+            assert excerpt.judge(torch_peer.to_array(result, problem, pass_)).passed
 
 
 def test_torch_peer_restores_settings(torch_peer):
@@ -492,11 +383,9 @@ def test_jax_and_tensorflow_compute_each_pass(name, layer, layout):
     (tensors,) = data.random_sets(problem, 1, np)
     with peer.settings("ieee", 1):
         for pass_ in PASSES:
-            part = checks.excerpt_of(problem, pass_, 1e9)
-            expected = checks.reference(problem, pass_, tensors, part, exact_reference())
+            excerpt = Excerpt(problem, pass_, tensors, HOST, "reference", 1e9)
             array = peer.to_array(peer.call(problem, pass_, [tensors])(0), problem, pass_)
-            got = checks.result_part(problem, pass_, array, part)
-            assert checks.judge(got, expected, checks.bound(problem, pass_, "ieee")).good
+            assert excerpt.judge(array).passed
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])

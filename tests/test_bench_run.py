@@ -11,16 +11,13 @@ import xml.etree.ElementTree as ET
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from cupyconv import ConvProblem, KernelCompileError, arrays
 from cupyconv.bench import (
     ceilings,
-    checks,
     data,
-    implementations,
     peers,
     places,
     report,
@@ -167,14 +164,13 @@ def test_unsupported_implementation_is_skipped_and_reported():
 
 
 def test_wrong_result_is_reported_and_not_timed(monkeypatch):
-    original = implementations.pass_call
+    original = bench_run.pass_function
 
-    def wrong(problem, pass_, sets, impl, precision):
-        call = original(problem, pass_, sets, impl, precision)
-        return (lambda i: call(i) * 1.5) if impl == "numpy" and pass_ == "forward" else call
+    def wrong(problem, pass_, impl, precision):
+        compute = original(problem, pass_, impl, precision)
+        return (lambda o: compute(o) * 1.5) if (impl, pass_) == ("numpy", "forward") else compute
 
-    monkeypatch.setattr(implementations, "pass_call", wrong)
-    monkeypatch.setattr(timing, "FEWEST_SAMPLES", 3)
+    monkeypatch.setattr(bench_run, "pass_function", wrong)
     outcome = measure(DENSE, impls=("auto", "numpy"), passes=("forward", "backprop_input"))
     assert {(r.implementation, r.pass_) for r in outcome.rows} == {
         ("auto", "forward"),
@@ -227,8 +223,7 @@ def test_kernel_compile_error_is_a_failure(monkeypatch):
     def broken(*_):
         raise KernelCompileError("conv_forward.cu does not compile", "the log")
 
-    monkeypatch.setattr(implementations, "pass_call", broken)
-    monkeypatch.setattr(checks, "numpy_exact", lambda *_: lambda *_: np.zeros((2, 4, 8, 8)))
+    monkeypatch.setattr(bench_run, "pass_function", broken)
     outcome = measure(DENSE, passes=("forward",))
     assert outcome.rows == []
     assert "does not compile" in outcome.failed[0].reason
@@ -437,13 +432,13 @@ def test_bench_exits_with_3_without_a_gpu():
 
 
 def test_bench_exits_with_1_after_a_wrong_result(monkeypatch, config):
-    original = implementations.pass_call
+    original = bench_run.pass_function
 
-    def wrong(problem, pass_, sets, impl, precision):
-        call = original(problem, pass_, sets, impl, precision)
-        return (lambda i: call(i) + 1) if impl == "auto" else call
+    def wrong(problem, pass_, impl, precision):
+        compute = original(problem, pass_, impl, precision)
+        return lambda operands: compute(operands) + 1
 
-    monkeypatch.setattr(implementations, "pass_call", wrong)
+    monkeypatch.setattr(bench_run, "pass_function", wrong)
     outcome = cupyconv(
         "--config", str(config), "--device", "cpu", "--peers", "none", "--pass", "forward"
     )

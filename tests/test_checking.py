@@ -6,22 +6,26 @@ import numpy as np
 import pytest
 
 from cupyconv import ConvProblem, arrays, checking, operations
+from cupyconv.bench.data import in_layout
 from cupyconv.checking import (
     EXACT_UP_TO,
     HOST,
     Agreement,
+    Excerpt,
     Operands,
     Results,
     Truth,
     _naive,
     compute,
     integer_operands,
+    pass_function,
 )
 from cupyconv.cli import check, configuration
 from cupyconv.cpu import naive
 from cupyconv.explaining.values import random as random_data
-from cupyconv.problem import REAL_ITEMSIZE
-from tests.configurations import random_problems
+from cupyconv.formats import CHANNELS_FIRST, CHANNELS_LAST
+from cupyconv.problem import ITEMSIZE, PASSES, REAL_ITEMSIZE
+from tests.configurations import cases, random_problems
 
 LAYERS = configuration.read_file(check.BUILT_IN)
 
@@ -180,3 +184,75 @@ def test_running_sums_do_not_depend_on_the_layout(channels, dtype):
 def test_nan_difference_never_passes():
     assert Agreement("", "y", "", 1, float("nan"), 1.0).passed is False
     assert Agreement("", "y", "", 1, None, 1.0).passed is None
+
+
+# -- excerpts --------------------------------------------------------------------------------------
+
+LAYER = ConvProblem((3, 6, 9, 8), (8, 3, 3, 2), groups=2, stride=(2, 1), padding=1)
+LONG = ConvProblem((2, 64, 12, 12), (32, 64, 3, 3), padding=1)
+
+
+def excerpt(problem, pass_, operands, most_flops=1e9):
+    return Excerpt(problem, pass_, operands, HOST, "reference", most_flops)
+
+
+@pytest.mark.parametrize("layout", [CHANNELS_FIRST, CHANNELS_LAST])
+@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize("share", [1.0, 0.4, 0.05, 1e-9])
+def test_excerpt_accepts_right_and_rejects_wrong_results(pass_, share, layout):
+    problem = in_layout(LAYER, layout, "float32")
+    operands = _operands(problem)
+    part = excerpt(problem, pass_, operands, problem.flops * share)
+    assert part.share <= max(share, 1 / 18)  # the smallest excerpt has one index per axis
+    result = pass_function(problem, pass_)(operands)
+    assert part.judge(result).passed
+    result[(-1,) * result.ndim] += 1  # every excerpt contains the last number
+    assert not part.judge(result).passed
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in cases(20_000) if case.problem.N], ids=lambda case: case.name
+)
+def test_excerpts_of_awkward_layers_are_correct(case):
+    operands = _operands(case.problem)
+    for pass_ in PASSES:
+        part = excerpt(case.problem, pass_, operands, case.problem.flops / 3)
+        assert part.judge(pass_function(case.problem, pass_, "numpy")(operands)).passed
+
+
+@pytest.mark.parametrize("dtype", ITEMSIZE)
+def test_excerpt_bounds_are_tight_for_every_dtype(dtype):
+    problem = LONG.replace(dtype=dtype)
+    operands = _operands(problem)
+    for pass_ in PASSES:
+        agreement = excerpt(problem, pass_, operands).judge(pass_function(problem, pass_)(operands))
+        assert agreement.passed
+        # In float64 the reference and the implementation may agree exactly.
+        is_tight = agreement.difference > agreement.bound / 100
+        assert is_tight or dtype in ("float64", "complex128")
+
+
+def test_excerpt_rejects_one_wrong_number_and_nan():
+    operands = _operands(LONG)
+    part = excerpt(LONG, "forward", operands)
+    right = pass_function(LONG, "forward")(operands)
+    for wrong in (right[0, 0, 0, 0] + 0.01, np.nan, np.inf):
+        result = right.copy()
+        result[0, 0, 0, 0] = wrong
+        assert part.judge(result).passed is False
+    nothing = LONG.replace(input_shape=(0, 64, 12, 12))
+    operands = _operands(nothing)
+    assert excerpt(nothing, "forward", operands).judge(np.empty(nothing.output_shape)).passed
+
+
+def test_rounding_to_tf32_passes_only_with_precision_tf32():
+    operands = _operands(LONG)
+    part = excerpt(LONG, "forward", operands)
+    result = pass_function(LONG, "forward")(Operands(*map(_to_tf32, operands)))
+    assert [part.judge(result, precision).passed for precision in ("ieee", "tf32")] == [False, True]
+
+
+def _to_tf32(array):
+    """Round to the 10-bit mantissa of TF32."""
+    bits = array.view(np.uint32)
+    return ((bits + np.uint32(1 << 12)) & np.uint32(0xFFFFE000)).view(np.float32)

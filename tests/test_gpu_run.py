@@ -70,13 +70,13 @@ def test_smoke_cases_reach_every_family_pass_and_dtype():
 
 
 def test_smoke_case_fails_on_a_wrong_element(monkeypatch):
-    pass_call = smoke.pass_call
+    pass_function = smoke.pass_function
 
-    def wrong(problem, pass_, sets, impl, precision):
-        call = pass_call(problem, pass_, sets, impl, precision)
-        return call if impl == "reference" else lambda i: call(i) + 1
+    def wrong(problem, pass_, impl, precision="ieee"):
+        compute = pass_function(problem, pass_, impl, precision)
+        return compute if impl == "reference" else lambda operands: compute(operands) + 1
 
-    monkeypatch.setattr(smoke, "pass_call", wrong)
+    monkeypatch.setattr(smoke, "pass_function", wrong)
     case = next(one for one in smoke.cases() if one["impl"] == "numpy")
     with pytest.raises(AssertionError, match="elements are wrong"):
         smoke.run(case)

@@ -4,8 +4,7 @@ suites        layers to measure
 timing        time of a call
 places        CPU or GPU: arrays, free memory and clock
 data          random tensors of a layer, in a memory order
-implementations, peers    calls of cupyconv and of other libraries
-checks        correctness of a result, checked before it is timed
+peers         calls of other libraries
 ceilings      measured rates of a large matrix product and a large copy
 environment   hardware and software versions of a run
 results       measured rows, their log file, and loading them

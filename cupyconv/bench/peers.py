@@ -157,17 +157,6 @@ class TorchPeer:
         tensors = [self._operands(problem, operands) for operands in sets]
         return self._pass(problem, pass_, tensors)
 
-    def exact(self, problem: ConvProblem, pass_: str, x: Any, w: Any, dy: Any) -> Any:
-        """Run a pass on channels-first float64 or complex128 arrays of the place's library."""
-        torch = self._torch
-        cudnn = torch.backends.cudnn
-        before, cudnn.benchmark = cudnn.benchmark, False  # one call only
-        try:
-            operands = tuple(self._tensor(array) for array in (x, w, dy))
-            return self.to_array(self._pass(problem, pass_, [operands])(0), problem, pass_)
-        finally:
-            cudnn.benchmark = before
-
     def to_array(self, tensor: Any, problem: ConvProblem, pass_: str) -> Any:
         """Return an array that shares a tensor's memory."""
         axes = np.argsort(_axes(problem, pass_))

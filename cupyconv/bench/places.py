@@ -55,7 +55,11 @@ class Place(Protocol):
         """Free memory that is cached for later tensors."""
         ...
 
-    def to_host(self, array: Any) -> np.ndarray:
+    def put(self, array: np.ndarray) -> Any:
+        """Return a NumPy array as an array of this place."""
+        ...
+
+    def get(self, array: Any) -> np.ndarray:
         """Return the array as a NumPy array."""
         ...
 
@@ -87,7 +91,10 @@ class CpuPlace:
     def release(self) -> None:
         """Do nothing: NumPy caches no memory."""
 
-    def to_host(self, array: np.ndarray) -> np.ndarray:
+    def put(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+    def get(self, array: np.ndarray) -> np.ndarray:
         return array
 
 
@@ -136,7 +143,10 @@ class GpuPlace:
     def release(self) -> None:
         self.xp.get_default_memory_pool().free_all_blocks()
 
-    def to_host(self, array: Any) -> np.ndarray:
+    def put(self, array: np.ndarray) -> Any:
+        return self.xp.asarray(array)
+
+    def get(self, array: Any) -> np.ndarray:
         return self.xp.asnumpy(array)
 
 

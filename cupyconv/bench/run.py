@@ -10,10 +10,8 @@ from typing import Any
 
 from cupyconv.bench import (
     ceilings,
-    checks,
     data,
     environment,
-    implementations,
     peers,
     timing,
 )
@@ -21,23 +19,20 @@ from cupyconv.bench.ceilings import Ceiling
 from cupyconv.bench.places import Place
 from cupyconv.bench.results import Log, Note, Results, Row
 from cupyconv.bench.suites import SuiteLayer, fair_order
-from cupyconv.checking import Operands
+from cupyconv.checking import Agreement, Excerpt, Operands, pass_function
 from cupyconv.errors import ConvError, CupyconvError
-from cupyconv.planning import plan_pass
-from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
+from cupyconv.planning import Impl, Precision, plan_pass
+from cupyconv.problem import PASSES, ConvProblem
 from cupyconv.signals import interrupts
 
 SECONDS = {"cpu": 0.3, "gpu": 0.1}
 """Default time of one measurement, by place (chosen)."""
 
-# Largest number of FLOPs of a reference, with PyTorch and with NumPy; each reference takes a
-# fraction of a second.
-_TORCH_FLOPS = {"cpu": 4e9, "gpu": 200e9}
-_NUMPY_FLOPS = {"cpu": 0.3e9, "gpu": 10e9}
+CHECKED_FLOPS = {"cpu": 0.3e9, "gpu": 2e9}
+"""Number of FLOPs whose results are checked, by place: a fraction of a second (chosen)."""
 
-# Implementation that computes the reference without PyTorch.  On the CPU it is not the default
-# implementation, which is under test.
-_NUMPY_IMPL = {"cpu": "reference", "gpu": "numpy"}
+CHECKED_BY: dict[str, Impl] = {"cpu": "reference", "gpu": "numpy"}
+"""Implementation of the expected values, by place; on the CPU, not the default implementation."""
 
 _SETS_BYTES = 1 << 30  # limit of all operand sets together; larger sets need no grouped calls
 _FEWEST_CALLS = 7  # calls to check and time an implementation, however slow it is
@@ -62,9 +57,9 @@ class Options:
     layers: tuple[SuiteLayer, ...]
     dtypes: tuple[str, ...] = ("float32",)
     passes: tuple[str, ...] = PASSES
-    impls: tuple[str, ...] = ("auto",)
+    impls: tuple[Impl, ...] = ("auto",)
     layouts: tuple[str, ...] = data.LAYOUTS
-    precision: str = "ieee"
+    precision: Precision = "ieee"
     seconds: float | None = None
     minutes: float | None = None
     peers: tuple[str, ...] | None = None
@@ -132,25 +127,24 @@ def run(
 
 @dataclass(frozen=True)
 class _Task:
-    """Pass of a layer in one memory order, with the reference for an excerpt of the result."""
+    """Pass of a layer in one memory order, with expected values."""
 
     layer: SuiteLayer
     problem: ConvProblem
     layout: str
     pass_: str
     sets: list[Operands]
-    part: checks.Excerpt
-    expected: Any
+    excerpt: Excerpt
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """Implementation that computed a pass, with the verdict on its result."""
+    """Implementation that computed a pass, with the check of its result."""
 
     name: str
     kernel: str
     call: timing.Call
-    verdict: checks.Verdict
+    agreement: Agreement
     workspace_bytes: int | None
 
 
@@ -166,7 +160,7 @@ class _Run:
 
     @property
     def torch(self) -> peers.TorchPeer | None:
-        """PyTorch, which also computes references and the roofline."""
+        """PyTorch, which also measures the roofline."""
         return next((peer for peer in self.beside if isinstance(peer, peers.TorchPeer)), None)
 
     def measure_all(self) -> None:
@@ -244,35 +238,20 @@ class _Run:
 
     def _needed_bytes(self, problem: ConvProblem) -> int:
         """Return the bytes for all copies of one operand set, two results, and the check."""
-        _, most_flops = self._referee(problem)
-        share = max(
-            checks.excerpt_of(problem, pass_, most_flops).share for pass_ in self.options.passes
-        )
-        wide = "complex128" if problem.is_complex else "float64"
-        wide_bytes = problem.bytes * ITEMSIZE[wide] / ITEMSIZE[problem.dtype]
-        return (2 + self._copies) * problem.bytes + round(3 * share * wide_bytes)
+        return (3 + self._copies) * problem.bytes
 
     @property
     def _copies(self) -> int:
         """Copies of each operand set: one for cupyconv, and one per library that copies."""
         return 1 + sum(peer.copies for peer in self.beside)
 
-    def _referee(self, problem: ConvProblem) -> tuple[checks.Exact, float]:
-        """Return the reference function for a problem, and the largest number of FLOPs for it."""
-        name = self.place.name
-        if self.torch is not None and self.torch.refuses(problem) is None:
-            return self.torch.exact, _TORCH_FLOPS[name]
-        return checks.numpy_exact(self.place, _NUMPY_IMPL[name]), _NUMPY_FLOPS[name]
-
     def _measure_layer(self, layer: SuiteLayer, dtype: str) -> None:
         options, xp = self.options, self.place.xp
         problem = data.in_layout(layer.problem, options.layouts[0], dtype)
-        exact, most_flops = self._referee(problem)
         room = (self.place.free_bytes() - self._needed_bytes(problem)) // (2 * self._copies)
         most_sets = min(max(_SETS_BYTES // problem.bytes, 2), self.place.most_sets)
         count = max(min(1 + room // problem.bytes, most_sets), 1)
         sets = data.random_sets(problem, count, xp)
-        references: dict[str, tuple[checks.Excerpt, Any]] = {}
         self.too_slow.clear()
         for layout in options.layouts:
             source, problem = problem, data.in_layout(layer.problem, layout, dtype)
@@ -280,11 +259,11 @@ class _Run:
                 for number, tensors in enumerate(sets):  # only one extra set at a time
                     sets[number] = data.reordered(tensors, source, problem, xp)
             for pass_ in options.passes:
-                if pass_ not in references:
-                    part = checks.excerpt_of(problem, pass_, most_flops)
-                    expected = checks.reference(problem, pass_, sets[0], part, exact)
-                    references[pass_] = part, expected
-                self._pass(_Task(layer, problem, layout, pass_, sets, *references[pass_]))
+                name = self.place.name
+                excerpt = Excerpt(
+                    problem, pass_, sets[0], self.place, CHECKED_BY[name], CHECKED_FLOPS[name]
+                )
+                self._pass(_Task(layer, problem, layout, pass_, sets, excerpt))
 
     # -- one pass ---------------------------------------------------------------------------------
 
@@ -293,11 +272,11 @@ class _Run:
         problem = task.problem
         good: dict[str, _Candidate] = {}
         for candidate in self._candidates(task):
-            if candidate.verdict.good:
+            if candidate.agreement.passed:
                 good[candidate.name] = candidate
                 continue
             what = f"{candidate.name} {task.pass_} {task.layout}"
-            note = self._note(task, what, _error_text(candidate.verdict))
+            note = self._note(task, what, _error_text(candidate.agreement))
             (self.log.skip if candidate.name in peers.PEERS else self.log.fail)(note)
         if not good:
             return
@@ -323,9 +302,9 @@ class _Run:
                     workspace_bytes=good[name].workspace_bytes,
                     useful_flops=problem.useful_flops,
                     bytes=problem.bytes,
-                    error=good[name].verdict.error,
-                    bound=good[name].verdict.bound,
-                    checked=task.part.share,
+                    error=good[name].agreement.difference or 0.0,
+                    bound=good[name].agreement.bound,
+                    checked=task.excerpt.share,
                 )
             )
 
@@ -366,15 +345,19 @@ class _Run:
                 continue
             yield candidate
 
-    def _ours(self, task: _Task, impl: str) -> _Candidate:
+    def _ours(self, task: _Task, impl: Impl) -> _Candidate:
         problem, pass_ = task.problem, task.pass_
         chosen = plan_pass(problem, pass_, self.place.device, impl, self.options.precision)
-        call = implementations.pass_call(problem, pass_, task.sets, impl, self.options.precision)
+        compute = pass_function(problem, pass_, impl, self.options.precision)
+
+        def call(number: int) -> Any:
+            return compute(task.sets[number])
+
         return _Candidate(
             impl,
             f"{chosen.implementation} {chosen.tile or ''}".rstrip(),
             call,
-            self._verdict(task, call(0)),
+            task.excerpt.judge(call(0), self.options.precision),
             chosen.workspace_bytes if self.place.name == "gpu" else None,
         )
 
@@ -382,13 +365,8 @@ class _Run:
         call = peer.call(task.problem, task.pass_, task.sets)
         workspace = peer.workspace_bytes(call)
         result = peer.to_array(call(0), task.problem, task.pass_)
-        return _Candidate(peer.name, peer.name, call, self._verdict(task, result), workspace)
-
-    def _verdict(self, task: _Task, result: Any) -> checks.Verdict:
-        """Compare the excerpt of a result with the reference."""
-        limit = checks.bound(task.problem, task.pass_, self.options.precision)
-        part = checks.result_part(task.problem, task.pass_, result, task.part)
-        return checks.judge(part, task.expected, limit)
+        agreement = task.excerpt.judge(result, self.options.precision)
+        return _Candidate(peer.name, peer.name, call, agreement, workspace)
 
     def _note(self, task: _Task, what: str, reason: str) -> Note:
         return Note(task.layer.name, task.problem.dtype, what, reason)
@@ -408,10 +386,10 @@ def _is_memory_error(error: BaseException) -> bool:
     )
 
 
-def _error_text(verdict: checks.Verdict) -> str:
+def _error_text(agreement: Agreement) -> str:
     return (
-        f"the relative error is {verdict.error:.1e} (largest {verdict.largest:.1e}); "
-        f"at most {verdict.bound:.1e} is allowed"
+        f"the relative error is {agreement.difference:.1e}; "
+        f"at most {agreement.bound:.1e} is allowed"
     )
 
 

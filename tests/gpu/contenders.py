@@ -15,10 +15,9 @@ import numpy as np
 
 from cupyconv import arrays, backends
 from cupyconv.bench import data, peers, places, suites
-from cupyconv.bench.implementations import pass_call
 from cupyconv.bench.results import Row
 from cupyconv.bench.timing import CudaClock, measure
-from cupyconv.checking import Operands
+from cupyconv.checking import Operands, pass_function
 from cupyconv.kernels.family import Candidate, Choices
 from cupyconv.kernels.strides import Strides
 from cupyconv.planning import Device, Plan, Request
@@ -181,7 +180,11 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         name, workspace = one.implementation, one.workspace_bytes
         choices = {field.name: asdict(one)[field.name] for field in fields(Choices)}
         kernel = " ".join(filter(None, (name, str(one.tile or ""), f"x {one.splits}", one.method)))
-        call = pass_call(problem, pass_, sets, plan, case["precision"])  # type: ignore[arg-type]
+        compute = pass_function(problem, pass_, plan, case["precision"])  # type: ignore[arg-type]
+
+        def call(number: int) -> Any:
+            return compute(sets[number])
+
         result = call(0)
     if _profiling:
         return {"detail": kernel}

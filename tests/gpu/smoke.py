@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from cupyconv import arrays, backends
-from cupyconv.bench.implementations import pass_call
-from cupyconv.checking import Operands
+from cupyconv.checking import Operands, pass_function
 from cupyconv.formats import data_formats, filter_formats
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES, REAL_PART, ConvProblem
@@ -141,7 +140,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     if on_gpu:
         there = Operands(*map(arrays.cupy().asarray, (host.x, host.w, host.dy)))
     pass_ = case["pass"]
-    got = pass_call(problem, pass_, [there], case["impl"], case["precision"])(0)
-    expected = pass_call(problem, pass_, [host], "reference", "ieee")(0)
+    got = pass_function(problem, pass_, case["impl"], case["precision"])(there)
+    expected = pass_function(problem, pass_, "reference")(host)
     require_equal(arrays.cupy().asnumpy(got) if on_gpu else np.asarray(got), expected, str(problem))
     return {}

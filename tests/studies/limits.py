@@ -29,9 +29,10 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from cupyconv import files
-from cupyconv.bench import data, environment, implementations, peers, places, timing
+from cupyconv.bench import data, environment, peers, places, timing
 from cupyconv.bench.report import Chapter, geometric_mean
 from cupyconv.bench.suites import KINDS, QUICK, SuiteLayer, drawn, select, with_batch
+from cupyconv.checking import pass_function
 from cupyconv.cpu.choice import has_numba
 from cupyconv.planning import plan
 from cupyconv.problem import PASSES, ConvProblem
@@ -152,7 +153,11 @@ def _share(
     layer: SuiteLayer, problem: ConvProblem, pass_: str, place: places.Place, peer: peers.Peer
 ) -> Share:
     sets = data.random_sets(problem, 1, np)
-    call = implementations.pass_call(problem, pass_, sets, "numpy", "ieee")
+    compute = pass_function(problem, pass_, "numpy")
+
+    def call(number: int) -> Any:
+        return compute(sets[number])
+
     calls = {"ours": call, "theirs": peer.call(problem, pass_, sets)}
     found = timing.measure(calls, len(sets), place.clock, SECONDS)
     seconds = found["ours"].seconds

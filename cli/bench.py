@@ -1,4 +1,4 @@
-"""`cupyconv bench`: time each pass of a suite of layers, and compare with other libraries."""
+"""`cupyconv bench`: time each pass of a suite of layers, and compare with PyTorch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import click
 from cupyconv import files
 from cupyconv.cli import configuration, output, paths
 from cupyconv.errors import ConvError, unknown_word
-from cupyconv.markup import in_line
+from cupyconv.markup import Paragraph, Section, Table, in_line
 from cupyconv.problem import ITEMSIZE, PASSES, counted, shape_text
 
 if TYPE_CHECKING:
-    from cupyconv.bench.report import Chapter
-    from cupyconv.bench.results import Results
     from cupyconv.bench.suites import SuiteLayer
+
+PEERS = ("torch", "none")
 
 INTERRUPTED = 130  # exit code: 128 + SIGINT, as in shells
 
@@ -26,14 +26,6 @@ QUICK_MINUTES = 2.0
 QUICK_SECONDS = 0.1  # s per measurement of a quick run (chosen)
 QUICK_CPU_BATCH = 1
 QUICK_CPU_FLOPS = 11e9  # largest FLOP per pass of a quick run: a fraction of a second
-
-
-def _peers(context: click.Context, option: click.Parameter, value: str | None) -> Any:
-    from cupyconv.bench.peers import PEERS
-
-    if value is None or value.strip() == "none":
-        return None if value is None else ()
-    return configuration.words("peer", lambda: PEERS)(context, option, value)
 
 
 def _layouts() -> tuple[str, ...]:
@@ -120,9 +112,11 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
 @click.option("--minutes", type=float, callback=_positive, help="Stop after this long and report.")
 @click.option(
     "--peers",
-    metavar="A,B",
-    callback=_peers,
-    help="Compare with torch, jax, tensorflow, or none.  [default: all on the CPU, torch on a GPU]",
+    metavar="torch|none",
+    type=configuration.Words(lambda: PEERS),
+    default="torch",
+    show_default=True,
+    help="Compare with PyTorch if it is installed, or with nothing.",
 )
 @click.option(
     "--json",
@@ -156,8 +150,6 @@ def command(
 ) -> int:
     """Time every pass of many layers, and compare with PyTorch.
 
-    On a CPU, compares with JAX and TensorFlow, too.  Libraries that are not installed are left out.
-
     \b
     cupyconv bench --quick
     cupyconv bench 8x64x56x56 64x64x3x3
@@ -166,8 +158,8 @@ def command(
     cupyconv bench --compare old.json new.json
 
     The report shows how close each pass comes to the best speed of the processor, and the mean
-    ratio to each library.  Every result is checked before it is timed.  Ctrl-C ends the run with a
-    report of the results so far.  A log beside the JSON file gets each result immediately.
+    ratio to PyTorch.  Every result is checked before it is timed.  Ctrl-C ends the run with a
+    report of the results so far.  The JSON file is written after each layer.
     """
     if compare:
         return _compare(*map(Path, compare), options["json_path"])
@@ -210,18 +202,20 @@ def _measure(
     quick: bool,
     seconds: float | None,
     minutes: float | None,
-    peers: tuple[str, ...] | None,
+    peers: str,
     json_path: str | None,
     plot_path: str | None,
 ) -> int:
-    from cupyconv.bench import places, report
+    from cupyconv.bench import places, plot, report
     from cupyconv.bench.data import LAYOUTS
-    from cupyconv.bench.results import Log
+    from cupyconv.bench.results import Results
     from cupyconv.bench.run import Options, run
     from cupyconv.operations import PRECISIONS
 
     if precision not in PRECISIONS:
         raise unknown_word("precision", precision, PRECISIONS)
+    if peers not in PEERS:
+        raise unknown_word("peer", peers, PEERS)
     _require_impls(impls)
     place = places.of(device)
     _require_here(impls, place.name)
@@ -239,7 +233,7 @@ def _measure(
         precision=precision,
         seconds=seconds,
         minutes=minutes,
-        peers=peers,
+        torch=peers == "torch",
         arguments=tuple(sys.argv[2:]),
     )
     targets = {"json": json_path, "plot": plot_path}
@@ -251,25 +245,32 @@ def _measure(
         paths.require_suffix("--plot", Path(plot_path), ".svg")
     for kind, path in written.items():
         paths.require_writable(f"--{kind}", path)
-    log_path = _log_path(written["json"]) if "json" in written else None
-    log = Log(log_path)
+    results = Results()
+    json_file = written.get("json")
+    is_file = json_file is not None and files.is_replaced(json_file)  # not a device or a pipe
     try:
         text = f"{about}, {', '.join(asked.dtypes)}"
         with output.progress(text, len(layers) * len(asked.dtypes)) as advance:
-            run(place, asked, log, advance)
-    finally:
-        log.close()
-        _write_files(log.results, written, log_path)
-    if json_path == paths.STANDARD:
-        from cupyconv.bench.export import to_json
 
-        output.write_json(to_json(log.results))
+            def keep() -> None:
+                if json_file is not None and is_file:
+                    results.save(json_file)
+                advance()
+
+            run(place, asked, results, keep)
+    finally:
+        if json_file is not None:
+            results.save(json_file)
+        if "plot" in written:
+            paths.write(written["plot"], plot.svg(results).encode())
+    if json_path == paths.STANDARD:
+        output.write_json(results.to_json())
     elif paths.STANDARD not in targets.values():
-        title = f"Measured: {about}" if log.results.rows else f"Nothing was measured of {about}"
-        output.draw(output.heading(title), *_drawn(report.sections(log.results)))
-    if not log.results.finished:
+        title = f"Measured: {about}" if results.rows else f"Nothing was measured of {about}"
+        output.draw(output.heading(title), *report.sections(results))
+    if not results.finished:
         return INTERRUPTED
-    return 1 if log.results.failed or not log.results.rows else 0
+    return 1 if results.failed or not results.rows else 0
 
 
 def _random_layers(count: int, seed: int | None) -> tuple[SuiteLayer, ...]:
@@ -353,43 +354,14 @@ def _require_here(impls: tuple[str, ...], place: str) -> None:
         )
 
 
-def _log_path(json_path: Path) -> Path | None:
-    """Return the path of the log beside a JSON file; None if the path is a device or pipe."""
-    if not files.is_replaced(json_path):
-        return None
-    suffix = ".jsonl" if json_path.suffix != ".jsonl" else ".log.jsonl"
-    log = json_path.with_suffix(suffix)
-    return log if files.is_replaced(log) else None
-
-
-def _write_files(results: Results, written: dict[str, Path], log_path: Path | None) -> None:
-    """Write JSON and the plot; delete the log once the JSON file is complete."""
-    from cupyconv.bench import export, plot
-
-    if "json" in written:
-        export.write_json(results, written["json"])
-        if log_path is not None:
-            log_path.unlink(missing_ok=True)
-    if "plot" in written:
-        paths.write(written["plot"], plot.svg(results).encode())
-
-
 def _compare(old: Path, new: Path, json_path: str | None) -> int:
     from cupyconv.bench import report, results
 
     found = report.compare(results.load(old), results.load(new))
     if json_path == "-":
-        output.write_json(
-            {
-                section.title: {
-                    "lines": list(section.lines),
-                    "rows": [dict(zip(section.columns, row, strict=True)) for row in section.rows],
-                }
-                for section in found
-            }
-        )
+        output.write_json({section.title: _plain(section) for section in found})
     else:
-        output.draw(*_drawn(found))
+        output.draw(*found)
     return 0
 
 
@@ -417,15 +389,10 @@ def _list(layers: tuple[SuiteLayer, ...], json_path: str | None) -> None:
     output.draw(table, output.heading("Suites", ", ".join(suites.suites())))
 
 
-def _drawn(sections: list[Chapter]) -> list[Any]:
-    """Return sections as tables and headings for the terminal."""
-    drawn: list[Any] = []
-    for section in sections:
-        drawn.append(output.heading(section.title, *map(in_line, section.lines)))
-        if section.rows:
-            right = [column for column in section.columns if column not in section.left]
-            table = output.table(*section.columns, right=right)
-            for row in section.rows:
-                table.add_row(*map(in_line, row))
-            drawn.append(table)
-    return drawn
+def _plain(section: Section) -> dict[str, Any]:
+    """Return the lines and the table of a section as a JSON object."""
+    tables = [block for block in section.blocks if isinstance(block, Table)]
+    return {
+        "lines": [block.text for block in section.blocks if isinstance(block, Paragraph)],
+        "rows": [dict(zip(t.columns, row, strict=True)) for t in tables for row in t.rows],
+    }

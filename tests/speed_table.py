@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from statistics import geometric_mean
 
 from cupyconv.bench import environment, report
-from cupyconv.bench.peers import PEERS
-from cupyconv.bench.report import Score
-from cupyconv.bench.results import Results, newest
+from cupyconv.bench.results import Comparison, Results, Row, comparisons, newest
 from cupyconv.bench.suites import KINDS
 from cupyconv.problem import PASSES
 
@@ -20,15 +20,14 @@ NOTHING = {
 """Text shown for a device without a table."""
 
 READ = (
-    "A figure is another library's time over cupyconv's: above 1, cupyconv is faster. It is the "
-    "geometric mean over the measured layers of a kind; the number of layers follows the kind in "
-    "brackets. The brackets after a figure count the passes in which cupyconv is faster, equal and "
-    "slower. Each library runs in its faster memory order, unless the heading names the order."
+    "A figure is PyTorch's time over cupyconv's: above 1, cupyconv is faster. It is the geometric "
+    "mean over the measured layers of a kind; the number of layers follows the kind in brackets. "
+    "The brackets after a figure count the passes in which cupyconv is faster, equal and slower. "
+    "Each library runs in its faster memory order, unless the heading names the order."
 )
 """Explanation of the table."""
 
 _COUNTED = "auto"  # the implementation that a user gets
-_PASSES = {pass_.replace("_", "-"): pass_ for pass_ in PASSES}
 
 
 def table(root: Path, device: str) -> str:
@@ -41,65 +40,57 @@ def of_results(found: Results) -> str:
     """Return the table of a run, as Markdown."""
     busy, columns = report.busy(found.environment), _columns(found)
     lines = [_about(found), ""] + ([busy, ""] if busy else [])
-    if not columns:
-        return "\n".join([*lines, "No other library was measured."])
+    if not any(columns.values()):
+        return "\n".join([*lines, "PyTorch was not measured."])
     lines += [READ, ""]
     lines += [f"| dtype | layers | {' | '.join(columns)} |", f"|---|---|{'---:|' * len(columns)}"]
     rows = [row for row in found.rows if row.implementation == _COUNTED]
     for dtype in dict.fromkeys(row.dtype for row in rows):
         for kind in (*KINDS, "all"):
-            of_kind = (row for row in rows if row.dtype == dtype and kind in (row.kind, "all"))
-            layers = len({row.layer for row in of_kind})
+
+            def fits(row: Row, dtype: str = dtype, kind: str = kind) -> bool:
+                return row.dtype == dtype and kind in (row.kind, "all")
+
+            layers = len({row.layer for row in filter(fits, rows)})
             if layers:
-                scores = [column.get((dtype, kind)) for column in columns.values()]
-                lines.append(f"| {dtype} | {kind} ({layers}) | {' | '.join(map(_cell, scores))} |")
+                cells = [_cell(pairs, fits) for pairs in columns.values()]
+                lines.append(f"| {dtype} | {kind} ({layers}) | {' | '.join(cells)} |")
     if not found.finished:
         lines += ["", "The run was interrupted: the table contains the results until then."]
     return "\n".join(lines)
 
 
-def _columns(found: Results) -> dict[str, dict[tuple[str, str], Score]]:
-    """Return the scores of each column by dtype and kind, keyed by the column's heading.
+def _columns(found: Results) -> dict[str, list[Comparison]]:
+    """Return comparisons by heading: each pass, all passes, and each memory order of several."""
 
-    Every peer has a column for all passes together.  The first peer also has a column for each
-    pass and for each memory order.
-    """
-    columns = {}
-    peers = report.measured_peers(found)
-    for peer in peers:
-        scores = report.scores(report.comparisons(found, peer))
-        passes = _PASSES if peer == peers[0] else {}
-        for heading, pass_ in {**passes, "all": "all"}.items():
-            columns[f"{PEERS[peer]}: {heading}"] = _of_pass(scores, pass_)
-    orders = report.layouts(found)
-    for order in orders if peers and len(orders) > 1 else ():
-        scores = report.scores(report.comparisons(found, peers[0], order))
-        columns[f"{PEERS[peers[0]]}: all, {order}"] = _of_pass(scores, "all")
+    def of_auto(layout: str | None = None) -> list[Comparison]:
+        return [p for p in comparisons(found, layout) if p.row.implementation == _COUNTED]
+
+    pairs = of_auto()
+    columns = {
+        pass_.replace("_", "-"): [pair for pair in pairs if pair.row.pass_ == pass_]
+        for pass_ in PASSES
+    }
+    columns["all"] = pairs
+    orders = list(dict.fromkeys(row.layout for row in found.rows))
+    for order in orders if len(orders) > 1 else ():
+        columns[f"all, {order}"] = of_auto(order)
     return columns
 
 
-def _of_pass(scores: dict[tuple[str, str, str, str], Score], wanted: str) -> dict:
-    return {
-        (dtype, kind): score
-        for (dtype, implementation, kind, pass_), score in scores.items()
-        if (implementation, pass_) == (_COUNTED, wanted)
-    }
-
-
-def _cell(score: Score | None) -> str:
-    if score is None:
+def _cell(pairs: list[Comparison], fits: Callable[[Row], bool]) -> str:
+    chosen = [pair for pair in pairs if fits(pair.row)]
+    if not chosen:
         return "–"
-    counts = f"{score.wins} / {score.even} / {score.losses}"
-    return f"{report.geometric_mean(score.ratios):.2f}× ({counts})"
+    counts = " / ".join(map(str, report.tally(chosen)))
+    return f"{geometric_mean(pair.ratio for pair in chosen):.2f}× ({counts})"
 
 
 def _about(found: Results) -> str:
     about = found.environment
-    words = {"cudnn": "cuDNN", "cupy": "CuPy", "cuda_runtime": "CUDA"}
-    if about.get("device") == "cpu":
-        words = {"numpy": "NumPy", "numba": "Numba", "blas": "BLAS"}
-    words = {peer: PEERS[peer] for peer in report.measured_peers(found)} | words
-    versions = [f"{label} {about[word]}" for word, label in words.items() if about.get(word)]
+    on_cpu = about.get("device") == "cpu"
+    omitted = ("cupy", "cuda_runtime", "cudnn") if on_cpu else ("numpy", "numba", "blas")
+    versions = environment.versions(about, "cupyconv", "commit", *omitted)
     if about.get("smi"):
         versions.append(f"driver {about['smi'].get('driver_version')}")
         versions.append(f"SM clock up to {about['smi'].get('clocks.max.sm')}")

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import os
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from cupyconv import ConvError, ConvProblem
 from cupyconv.arrays import numpy_dtype
-from cupyconv.bench import data, peers, places, suites, timing
-from cupyconv.checking import HOST, Excerpt, pass_function
+from cupyconv.bench import data, places, pytorch, suites, timing
+from cupyconv.checking import HOST, Excerpt
 from cupyconv.problem import ITEMSIZE, PASSES
 
 # -- suites ----------------------------------------------------------------------------------------
@@ -96,24 +94,6 @@ def test_in_layout_keeps_the_convolution(rank, layout):
     assert moved.output_sizes == problem.output_sizes
     assert moved.dtype == "float16"
     assert moved.data_format.endswith("C") == (layout == "channels_last")
-
-
-def test_reordered_tensors_have_the_same_values():
-    problem = ConvProblem((2, 6, 9, 8), (4, 3, 3, 2), groups=2)
-    last, first = (data.in_layout(problem, layout, "float32") for layout in data.LAYOUTS)
-    (tensors,) = data.random_sets(last, 1, np)
-    moved = data.reordered(tensors, last, first, np)
-    assert (moved.x.shape, moved.w.shape) == (first.input_shape, first.filter_shape)
-    assert moved.dy.shape == first.output_shape
-    for pass_ in PASSES:
-        a = pass_function(last, pass_)(tensors)
-        b = pass_function(first, pass_)(moved)
-        source, target = (
-            (last.filter_axes, first.filter_axes)
-            if pass_ == "backprop_filter"
-            else (last.data_axes, first.data_axes)
-        )
-        np.testing.assert_allclose(a.transpose(source), b.transpose(target), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ITEMSIZE)
@@ -298,7 +278,7 @@ def test_cpu_clock_matches_perf_counter():
 @pytest.fixture
 def torch_peer():
     pytest.importorskip("torch")
-    peer, why = peers.find(places.CpuPlace())
+    peer, why = pytorch.find(places.CpuPlace())
     assert peer is not None, why
     return peer
 
@@ -350,91 +330,15 @@ def test_find_reports_missing_pytorch(monkeypatch):
     def missing(_name):
         raise ImportError
 
-    monkeypatch.setattr(peers, "import_module", missing)
-    assert peers.find(places.CpuPlace()) == (None, "PyTorch is not installed")
-
-
-# -- JAX and TensorFlow ----------------------------------------------------------------------------
-
-LAYERS = {
-    "one_axis": ConvProblem((2, 6, 9), (4, 6, 3), stride=2, padding=((2, 1),)),
-    "two_axes": ConvProblem((2, 6, 9, 8), (4, 6, 3, 2), stride=(2, 1), padding=((1, 0), (1, 1))),
-    "three_axes": ConvProblem((2, 4, 6, 5, 7), (4, 4, 3, 2, 1), padding=((1, 1), (1, 0), (0, 0))),
-    "dilated": ConvProblem((2, 6, 9, 8), (4, 6, 3, 2), dilation=2, padding=1),
-    "same": ConvProblem((2, 6, 9, 8), (4, 6, 3, 2), stride=2, padding="same"),
-    "grouped": ConvProblem((2, 6, 9, 8), (8, 3, 3, 3), groups=2, padding=1),
-    "depthwise": ConvProblem((2, 6, 9, 8), (12, 1, 3, 3), groups=6, stride=2, padding=1),
-    "signal": ConvProblem((2, 6, 9), (6, 1, 3), groups=6, padding=1),
-}
-
-
-@pytest.mark.parametrize("layout", data.LAYOUTS)
-@pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize("name", ["jax", "tensorflow"])
-def test_jax_and_tensorflow_compute_each_pass(name, layer, layout):
-    pytest.importorskip(name)
-    peer, why = peers.find(places.CpuPlace(), name)
-    assert peer is not None, why
-    problem = data.in_layout(LAYERS[layer], layout, "float32")
-    if (name, layout) == ("tensorflow", "channels_first"):
-        assert "channels last" in peer.refuses(problem)
-        return
-    assert peer.refuses(problem) is None
-    (tensors,) = data.random_sets(problem, 1, np)
-    with peer.settings("ieee", 1):
-        for pass_ in PASSES:
-            excerpt = Excerpt(problem, pass_, tensors, HOST, "reference", 1e9)
-            array = peer.to_array(peer.call(problem, pass_, [tensors])(0), problem, pass_)
-            assert excerpt.judge(array).passed
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-def test_jax_computes_each_dtype_and_restores_settings(dtype, monkeypatch):
-    jax = pytest.importorskip("jax")
-    monkeypatch.setenv("NPROC", "3")
-    before = jax.config.jax_enable_x64
-    peer, _ = peers.find(places.CpuPlace(), "jax")
-    problem = data.in_layout(LAYERS["two_axes"], "channels_last", dtype)
-    (tensors,) = data.random_sets(problem, 1, np)
-    with peer.settings("ieee", 1):
-        result = peer.to_array(peer.call(problem, "forward", [tensors])(0), problem, "forward")
-    assert result.dtype == numpy_dtype(dtype)
-    assert jax.config.jax_enable_x64 == before
-    assert os.environ["NPROC"] == "3"
-
-
-def test_jax_and_tensorflow_refuse_unsupported_problems():
-    one_tap = ConvProblem((1, 1, 4, 4), (1, 1, 1, 1), stride=2)
-    wide_padding = ConvProblem((1, 1, 4, 4), (1, 1, 3, 3), padding=3)
-    complex_problem = one_tap.replace(dtype="complex64")
-    jax, tensorflow = peers.JaxPeer(None), peers.TensorFlowPeer(fake_tensorflow())
-    assert "one tap" in tensorflow.refuses(data.in_layout(one_tap, "channels_last", "float32"))
-    assert "larger than the filter" in jax.refuses(wide_padding)
-    volume = ConvProblem((1, 3, 16, 112, 112), (64, 3, 7, 7, 7), stride=(1, 2, 2), padding=3)
-    assert "takes minutes" in jax.refuses(volume)
-    assert jax.refuses(volume.replace(stride=1)) is None
-    for peer in (jax, tensorflow):
-        assert "complex numbers" in peer.refuses(complex_problem)
-
-
-def fake_tensorflow():
-    return SimpleNamespace(errors=SimpleNamespace(OpError=RuntimeError))
+    monkeypatch.setattr(pytorch, "import_whole", missing)
+    assert pytorch.find(places.CpuPlace()) == (None, "PyTorch is not installed")
 
 
 @pytest.mark.parametrize("error", [OSError, RuntimeError, AttributeError, SystemError])
-@pytest.mark.parametrize("name", peers.PEERS)
-def test_find_reports_an_import_failure(name, error, monkeypatch):
+def test_find_reports_an_import_failure(error, monkeypatch):
     def broken(_name):
-        raise error("jaxlib is newer than and incompatible with jax\nPlease update")
+        raise error("libtorch.so is missing\nsecond line")
 
-    monkeypatch.setattr(peers, "import_module", broken)
-    peer, why_not = peers.find(places.CpuPlace(), name)
-    assert peer is None
-    assert why_not == (
-        f"{peers.PEERS[name]} could not be imported: jaxlib is newer than and incompatible with jax"
-    )
-
-
-def test_jax_is_measured_on_the_cpu_only():
-    on_gpu = SimpleNamespace(name="gpu")
-    assert peers.find(on_gpu, "jax") == (None, "JAX is measured on the CPU only")
+    monkeypatch.setattr(pytorch, "import_whole", broken)
+    why_not = "PyTorch could not be imported: libtorch.so is missing"
+    assert pytorch.find(places.CpuPlace()) == (None, why_not)

@@ -6,9 +6,7 @@ For runs on a GPU see tests/device/test_bench.py.
 from __future__ import annotations
 
 import json
-import signal
 import xml.etree.ElementTree as ET
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,15 +16,15 @@ from cupyconv import ConvProblem, KernelCompileError, arrays
 from cupyconv.bench import (
     ceilings,
     data,
-    peers,
     places,
+    pytorch,
     report,
     results,
     suites,
     timing,
 )
 from cupyconv.bench import run as bench_run
-from cupyconv.bench.results import Log
+from cupyconv.bench.results import Results
 from cupyconv.bench.run import Options, run
 from cupyconv.bench.suites import SuiteLayer
 from cupyconv.cli.main import main
@@ -48,9 +46,11 @@ def small(monkeypatch):
     monkeypatch.setattr(timing, "PAUSE", 0.0)
 
 
-def measure(*layers, place=None, log=None, **options):
-    options = {"seconds": 0.002, "peers": (), **options}
-    return run(place or places.CpuPlace(), Options(layers, **options), log or Log())
+def measure(*layers, place=None, results=None, **options):
+    options = {"seconds": 0.002, "torch": False, **options}
+    results = Results() if results is None else results
+    run(place or places.CpuPlace(), Options(layers, **options), results)
+    return results
 
 
 # -- on the CPU ------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ def measure(*layers, place=None, log=None, **options):
 
 def test_run_measures_every_pass_beside_pytorch():
     pytest.importorskip("torch")
-    outcome = measure(DENSE, DEPTHWISE, dtypes=("float32", "bfloat16"), peers=("torch",))
+    outcome = measure(DENSE, DEPTHWISE, dtypes=("float32", "bfloat16"), torch=True)
     assert outcome.finished
     assert not outcome.failed
     assert not outcome.skipped
@@ -72,48 +72,15 @@ def test_run_measures_every_pass_beside_pytorch():
         assert row.host_microseconds is None
         assert row.kernel == ("numpy" if row.implementation == "auto" else "torch")
     assert set(outcome.ceilings) == {"float32", "bfloat16"}
-    assert len(report.comparisons(outcome, "torch")) == 2 * 2 * 3
-
-
-@pytest.mark.parametrize("name", ["jax", "tensorflow"])
-def test_run_measures_every_pass_beside_jax_and_tensorflow(name):
-    pytest.importorskip(name)
-    outcome = measure(DENSE, DEPTHWISE, peers=(name,))
-    assert not outcome.failed
-    assert {(r.layer, r.pass_) for r in outcome.rows if r.implementation == name} == {
-        (layer.name, pass_) for layer in (DENSE, DEPTHWISE) for pass_ in PASSES
-    }
-    assert outcome.ceilings["float32"].product_by == "numpy"
-
-
-def test_slow_peer_is_skipped_and_reported(monkeypatch):
-    pytest.importorskip("torch")
-    monkeypatch.setattr(bench_run, "_SLOWEST_PEER_CALL", 0.0)
-    outcome = measure(DENSE, DEPTHWISE, peers=("torch",), layouts=("channels_last",))
-    assert {row.implementation for row in outcome.rows} == {"auto"}
-    why = "a call takes more than 0 s; the rest of this layer is skipped"
-    assert [(note.layer, note.what, note.reason) for note in outcome.skipped if note.layer] == [
-        (layer.name, "torch forward channels_last", why) for layer in (DENSE, DEPTHWISE)
-    ]
-
-
-def test_peer_with_slow_compilation_is_timed(monkeypatch):
-    pytest.importorskip("torch")
-    original, seconds = peers.TorchPeer.call, [0.0]
-
-    def compiling(self, problem, pass_, sets):
-        seconds[0] += 2 * bench_run._SLOWEST_PEER_CALL
-        return original(self, problem, pass_, sets)
-
-    monkeypatch.setattr(peers.TorchPeer, "call", compiling)
-    monkeypatch.setattr(bench_run, "perf_counter", lambda: seconds[0])
-    outcome = measure(DENSE, peers=("torch",), passes=("forward",))
-    assert {row.implementation for row in outcome.rows} == {"auto", "torch"}
+    assert len(results.comparisons(outcome)) == 2 * 2 * 3
+    order = [(row.dtype, row.layer) for row in outcome.rows]
+    names = (DENSE.name, DEPTHWISE.name)
+    assert list(dict.fromkeys(order)) == [(d, n) for d in ("float32", "bfloat16") for n in names]
 
 
 def test_run_measures_complex_numbers_beside_pytorch():
     pytest.importorskip("torch")
-    options = {"layouts": ("channels_last",), "peers": ("torch",)}
+    options = {"layouts": ("channels_last",), "torch": True}
     outcome = measure(DENSE, dtypes=("complex64",), **options)
     assert not outcome.failed
     assert not outcome.skipped
@@ -127,13 +94,11 @@ def test_run_without_peers_measures_cupyconv(monkeypatch):
     def missing(_name):
         raise ImportError
 
-    monkeypatch.setattr(peers, "import_module", missing)
-    outcome = measure(DENSE, peers=None, dtypes=("float16",))
+    monkeypatch.setattr(pytorch, "import_whole", missing)
+    outcome = measure(DENSE, torch=True, dtypes=("float16",))
     assert {row.implementation for row in outcome.rows} == {"auto"}
     assert outcome.ceilings["float16"].product_by == "numpy"
-    assert [note.reason for note in outcome.skipped] == [
-        f"{label} is not installed" for label in peers.PEERS.values()
-    ]
+    assert [note.reason for note in outcome.skipped] == ["PyTorch is not installed"]
     assert report.sections(outcome)
 
 
@@ -186,14 +151,14 @@ def test_wrong_result_is_reported_and_not_timed(monkeypatch):
 
 def test_wrong_peer_result_is_skipped_and_reported(monkeypatch):
     pytest.importorskip("torch")
-    original = peers.TorchPeer.call
+    original = pytorch.PyTorch.call
 
     def wrong(self, problem, pass_, sets):
         call = original(self, problem, pass_, sets)
         return lambda i: call(i) * 2
 
-    monkeypatch.setattr(peers.TorchPeer, "call", wrong)
-    outcome = measure(DENSE, peers=("torch",), passes=("forward",))
+    monkeypatch.setattr(pytorch.PyTorch, "call", wrong)
+    outcome = measure(DENSE, torch=True, passes=("forward",))
     assert {row.implementation for row in outcome.rows} == {"auto"}
     assert not outcome.failed
     assert {note.what for note in outcome.skipped} == {
@@ -208,13 +173,13 @@ def test_peer_errors_and_refusals_are_reported(monkeypatch):
     def refuse(*_):
         raise RuntimeError("unsupported\nsecond line")
 
-    monkeypatch.setattr(peers.TorchPeer, "call", refuse)
-    outcome = measure(DENSE, peers=("torch",), passes=("forward",))
+    monkeypatch.setattr(pytorch.PyTorch, "call", refuse)
+    outcome = measure(DENSE, torch=True, passes=("forward",))
     assert [(note.what, note.reason) for note in outcome.skipped] == [
         ("torch forward", "unsupported")
     ]
     lopsided = ConvProblem((1, 2, 5, 5), (2, 2, 2, 2), padding="same")
-    outcome = measure(SuiteLayer("lopsided", lopsided), peers=("torch",))
+    outcome = measure(SuiteLayer("lopsided", lopsided), torch=True)
     assert {row.implementation for row in outcome.rows} == {"auto"}
     assert [note.reason for note in outcome.skipped] == ["PyTorch pads both sides equally"]
 
@@ -258,53 +223,36 @@ def test_run_respects_minutes_and_reports_skipped_layers():
     assert outcome.finished
 
 
-def test_interrupted_run_keeps_its_results(tmp_path, monkeypatch):
-    original = timing.measure
-    turns = iter(range(100))
+def interrupt_after(count, monkeypatch):
+    """Raise KeyboardInterrupt instead of measuring a pass after ``count`` passes."""
+    original, turns = timing.measure, iter(range(100))
 
     def interrupted(calls, *rest):
-        if "auto" in calls and next(turns) == 4:
+        if "auto" in calls and next(turns) == count:
             raise KeyboardInterrupt
         return original(calls, *rest)
 
     monkeypatch.setattr(timing, "measure", interrupted)
-    path = tmp_path / "log.jsonl"
-    outcome = measure(DENSE, DEPTHWISE, log=Log(path))
+
+
+def test_interrupted_run_keeps_its_results(monkeypatch):
+    interrupt_after(4, monkeypatch)
+    outcome = measure(DENSE, DEPTHWISE)
     assert len(outcome.rows) == 4
     assert not outcome.finished
     assert outcome.skipped[-1].reason == "interrupted"
-    assert results.load(path) == outcome
 
 
-def test_interrupt_swallowed_by_a_library_ends_the_run(monkeypatch):
-    """Some libraries swallow KeyboardInterrupt during import."""
-
-    def swallowing(_place, _name):
-        with suppress(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-        return None, "it is not there"
-
-    monkeypatch.setattr(peers, "find", swallowing)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        outcome = measure(DENSE, peers=("torch",))
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert not outcome.finished
-    assert not outcome.rows
-    assert outcome.skipped[-1].reason == "interrupted"
-
-
-def test_failed_run_keeps_its_results(tmp_path, monkeypatch):
+def test_failed_run_keeps_its_results(monkeypatch):
     def broken(*_):
         raise RuntimeError("the card fell off the bus")
 
-    path = tmp_path / "log.jsonl"
-    monkeypatch.setattr(bench_run.timing, "measure", broken)
+    monkeypatch.setattr(timing, "measure", broken)
+    outcome = Results()
     with pytest.raises(RuntimeError, match="fell off"):
-        measure(DENSE, log=Log(path))
-    assert "fell off the bus" in results.load(path).skipped[-1].reason
+        measure(DENSE, results=outcome)
+    assert "fell off the bus" in outcome.skipped[-1].reason
+    assert not outcome.finished
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -329,7 +277,6 @@ def test_bench_config_writes_json_and_svg(tmp_path, config):
     outcome = cupyconv(
         *("--config", str(config), "--device", "cpu", "--seconds", "0.002"),
         *("--json", str(files[0]), "--plot", str(files[1])),
-        *("--peers", "torch"),
     )
     assert outcome.exit_code == 0, outcome.output
     assert "Measured: 2 layers" in outcome.stdout
@@ -338,7 +285,6 @@ def test_bench_config_writes_json_and_svg(tmp_path, config):
     assert {row.layer for row in loaded.rows} == {"first", "net-2"}
     assert loaded.finished
     ET.parse(files[1])
-    assert not (tmp_path / "new.jsonl").exists()
     outcome = cupyconv("--compare", str(files[0]), str(files[0]))
     assert outcome.exit_code == 0
     assert "No change beyond the spread" in outcome.stdout
@@ -360,9 +306,9 @@ def test_bench_json_on_standard_output(config):
 def test_quick_run_reports_its_options(monkeypatch):
     runs = []
 
-    def take(_place, options, log, _advance):
+    def take(_place, options, results, _advance):
         runs.append(options)
-        log.finish()
+        results.finished = True
 
     monkeypatch.setattr(bench_run, "run", take)
     outcome = cupyconv("--quick", "--device", "cpu")
@@ -447,15 +393,7 @@ def test_bench_exits_with_1_after_a_wrong_result(monkeypatch, config):
 
 
 def test_interrupted_bench_reports_its_results(monkeypatch, config, tmp_path):
-    original = timing.measure
-    turns = iter(range(100))
-
-    def interrupted(calls, *rest):
-        if "auto" in calls and next(turns) == 2:
-            raise KeyboardInterrupt
-        return original(calls, *rest)
-
-    monkeypatch.setattr(timing, "measure", interrupted)
+    interrupt_after(2, monkeypatch)
     path = tmp_path / "new.json"
     outcome = cupyconv(
         *("--config", str(config), "--device", "cpu", "--peers", "none", "--seconds", "0.002"),
@@ -467,9 +405,26 @@ def test_interrupted_bench_reports_its_results(monkeypatch, config, tmp_path):
     assert len(results.load(path).rows) == 2
 
 
+def test_bench_writes_the_json_file_after_each_layer(monkeypatch, config, tmp_path):
+    """Even a run that is killed keeps the results of the layers before."""
+    path, kept = tmp_path / "new.json", []
+    original = timing.measure
+
+    def measure(calls, *rest):
+        kept.append(len(results.load(path).rows) if path.exists() else 0)
+        return original(calls, *rest)
+
+    monkeypatch.setattr(timing, "measure", measure)
+    outcome = cupyconv(
+        *("--config", str(config), "--device", "cpu", "--peers", "none", "--seconds", "0.002"),
+        *("--pass", "forward", "--layout", "channels_last", "--json", str(path)),
+    )
+    assert outcome.exit_code == 0, outcome.output
+    assert kept[-2:] == [0, 1]  # the first measurement is of the roofline
+
+
 def test_bench_writes_files_after_an_error(monkeypatch, config, tmp_path):
-    def broken(_place, _options, log, _advance):
-        log.start({"device": "cpu"}, {})
+    def broken(*_):
         raise RuntimeError("the card fell off the bus")
 
     monkeypatch.setattr(bench_run, "run", broken)

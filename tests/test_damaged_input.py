@@ -390,12 +390,11 @@ def attack_zarr(folder, rng):
 
 
 def attack_results(folder, rng):
-    from cupyconv.bench import export
     from tests.test_bench_results import suite
     from tests.test_records import STRANGE, changed, places
 
     if not (folder / "good.json").exists():
-        export.write_json(suite(), folder / "good.json")
+        suite().save(folder / "good.json")
     content = (folder / "good.json").read_bytes()
     if rng.random() < 0.5:
         (folder / "a.json").write_bytes(damaged(rng, content))

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 import cupyconv
 from cupyconv import ConvProblem, arrays, markup, operations
-from cupyconv.bench import export, plot
+from cupyconv.bench import plot
 from cupyconv.cli import output
 from cupyconv.cli.main import main
 
@@ -241,7 +241,7 @@ def test_benchmark_files_are_escaped(tmp_path):
 
     results = suite()
     results.environment["gpu"] = HOSTILE
-    export.write_json(results, tmp_path / "a.json")
+    results.save(tmp_path / "a.json")
     run("bench", "--compare", str(tmp_path / "a.json"), str(tmp_path / "a.json"))
     ET.fromstring(plot.svg(results))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cupyconv import ConvProblem
-from cupyconv.bench import peers, places, timing
+from cupyconv.bench import places, pytorch, timing
 from cupyconv.bench.suites import SuiteLayer
 from cupyconv.problem import PASSES
 from tests.studies import limits
@@ -24,7 +24,7 @@ def peer(monkeypatch):
     monkeypatch.setattr(limits, "SECONDS", 0.001)
     monkeypatch.setattr(timing, "PAUSE", 0.0)
     monkeypatch.setattr(places, "_MOST_SWEEP_BYTES", 1 << 16)
-    found, why_not = peers.find(places.of("cpu"))
+    found, why_not = pytorch.find(places.of("cpu"))
     if found is None:
         pytest.skip(why_not)
     return found

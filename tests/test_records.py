@@ -10,8 +10,7 @@ import pytest
 
 import cupyconv
 from cupyconv import ConvError, ConvProblem, Plan
-from cupyconv.bench.ceilings import Ceiling
-from cupyconv.bench.results import Row
+from cupyconv.bench.results import Ceiling, Row
 from cupyconv.kernels.family import Tile
 from cupyconv.planning import Device
 from cupyconv.records import parse_json, record

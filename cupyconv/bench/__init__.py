@@ -4,10 +4,10 @@ suites        layers to measure
 timing        time of a call
 places        CPU or GPU: arrays, free memory and clock
 data          random tensors of a layer, in a memory order
-peers         calls of other libraries
+pytorch       calls of PyTorch
 ceilings      measured rates of a large matrix product and a large copy
 environment   hardware and software versions of a run
-results       measured rows, their log file, and loading them
+results       measured rows, their comparison, and the JSON file
 run           the benchmark loop over layers, memory orders and passes
-report, export, plot    tables, JSON, SVG
+report, plot  tables, SVG
 """

@@ -8,13 +8,13 @@ the time to move each of its tensors once at the copy's rate.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from cupyconv import markup
 from cupyconv.bench import environment, timing
 from cupyconv.bench.data import random_flat
-from cupyconv.bench.peers import TorchPeer
 from cupyconv.bench.places import Place
+from cupyconv.bench.pytorch import PyTorch
+from cupyconv.bench.results import Ceiling
 from cupyconv.errors import CupyconvError
 from cupyconv.problem import ITEMSIZE, flops_of_product
 
@@ -29,33 +29,11 @@ class NoCeilingError(CupyconvError):
     """No installed library can measure a ceiling; the message gives each library's reason."""
 
 
-@dataclass(frozen=True)
-class Ceiling:
-    """The roofline of one dtype.
-
-    Attributes:
-        flops_per_second: rate of the matrix product.
-        bytes_per_second: rate of the copy, counting bytes read and bytes written.
-        product_by, copy_by: libraries that ran the product and the copy.
-        clock: SM clock right after the product, from nvidia-smi; empty on a CPU.
-    """
-
-    flops_per_second: float
-    bytes_per_second: float
-    product_by: str
-    copy_by: str
-    clock: str = ""
-
-    def seconds(self, flops: float, bytes_: float) -> float:
-        """Return the roofline time of these FLOPs and this memory traffic."""
-        return max(flops / self.flops_per_second, bytes_ / self.bytes_per_second)
-
-
-def measure(place: Place, dtype: str, peer: TorchPeer | None, seconds: float) -> Ceiling:
+def measure(place: Place, dtype: str, torch: PyTorch | None, seconds: float) -> Ceiling:
     """Measure the ceiling of a dtype.
 
     Args:
-        peer: PyTorch, called inside its ``settings``, which enable or disable TF32; None if it is
+        torch: PyTorch, called inside its ``settings``, which enable or disable TF32; None if it is
             not installed.
         seconds: time to spend on each product and each copy.
 
@@ -66,9 +44,9 @@ def measure(place: Place, dtype: str, peer: TorchPeer | None, seconds: float) ->
     array_library = "numpy" if place.name == "cpu" else "cupy"
     products: dict[str, Callable[[], timing.Call]] = {}
     copies: dict[str, Callable[[], timing.Call]] = {array_library: lambda: _copy(place, copy_bytes)}
-    if peer is not None:
-        products["torch"] = lambda: peer.product(size, dtype)
-        copies["torch"] = lambda: peer.copy(copy_bytes)
+    if torch is not None:
+        products["torch"] = lambda: torch.product(size, dtype)
+        copies["torch"] = lambda: torch.copy(copy_bytes)
     # NumPy multiplies 16-bit matrices without BLAS, so its float32 product is measured instead.
     # CuPy may not support bfloat16 products; float16 has the same rate.
     product_dtype = dtype

@@ -55,17 +55,6 @@ def random_sets(problem: ConvProblem, count: int, xp: Any) -> list[Operands]:
     ]
 
 
-def reordered(tensors: Operands, source: ConvProblem, target: ConvProblem, xp: Any) -> Operands:
-    """Copy operands to another problem's memory order."""
-    data = _permutation(source.data_axes, target.data_axes)
-    filters = _permutation(source.filter_axes, target.filter_axes)
-    return Operands(
-        xp.ascontiguousarray(tensors.x.transpose(data)),
-        xp.ascontiguousarray(tensors.w.transpose(filters)),
-        xp.ascontiguousarray(tensors.dy.transpose(data)),
-    )
-
-
 def random_flat(count: int, dtype: str, seed: int, xp: Any) -> Any:
     """Return a flat array of ``count`` random numbers."""
     numbers = _numbers(dtype, xp)
@@ -94,8 +83,3 @@ def _numbers(dtype: str, xp: Any) -> Any:
 def _ordered(shape: tuple[int, ...], positions: tuple[int, ...]) -> tuple[int, ...]:
     """Move the size with index i to ``positions[i]``."""
     return tuple(size for _, size in sorted(zip(positions, shape, strict=True)))
-
-
-def _permutation(source: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the transposition that moves axes from source to target positions."""
-    return _ordered(source, target)

@@ -31,6 +31,19 @@ _SMI_FIELDS = (
     "power.limit",
 )
 
+VERSIONS = {
+    "cupyconv": "cupyconv",
+    "commit": "commit",
+    "torch": "PyTorch",
+    "cudnn": "cuDNN",
+    "cupy": "CuPy",
+    "cuda_runtime": "CUDA",
+    "numpy": "NumPy",
+    "numba": "Numba",
+    "blas": "BLAS",
+}
+"""Labels of versions, keyed by their name in a description."""
+
 
 def describe(
     place: Place, arguments: Iterable[str] = (), program: str = "cupyconv bench"
@@ -55,10 +68,17 @@ def describe(
         "blas": blas(),
         "numba": version("numba"),
         "torch": version("torch"),
-        "jax": version("jax"),
-        "tensorflow": version("tensorflow") or version("tensorflow-cpu"),
         **(gpu(place) if isinstance(place, GpuPlace) else {}),
     }
+
+
+def versions(about: dict[str, Any], *omitted: str) -> list[str]:
+    """Return the known versions of a description, each with its label."""
+    return [
+        f"{label} {about[key]}"
+        for key, label in VERSIONS.items()
+        if about.get(key) and key not in omitted
+    ]
 
 
 def title(environment: dict[str, Any]) -> str:

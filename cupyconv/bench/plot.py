@@ -1,6 +1,6 @@
 """SVG picture of a run: for each dtype a roofline per pass, and speed ratios to another library.
 
-The other library is the first library of PEERS that was measured.  Lengths are in pixels.
+The other library is PyTorch.  Lengths are in pixels.
 """
 
 from __future__ import annotations
@@ -10,10 +10,7 @@ from dataclasses import dataclass
 from math import ceil, floor, log2, log10
 
 from cupyconv.bench import environment, report
-from cupyconv.bench.ceilings import Ceiling
-from cupyconv.bench.peers import PEERS
-from cupyconv.bench.report import Comparison
-from cupyconv.bench.results import Results, Row
+from cupyconv.bench.results import TORCH, Ceiling, Comparison, Results, Row, best, comparisons
 from cupyconv.bench.suites import KINDS
 from cupyconv.problem import PASSES
 from cupyconv.svg import Canvas
@@ -30,6 +27,7 @@ INK, SOFT, GRID, PAPER = "#1f2933", "#5f6b7a", "#e3e7ec", "#ffffff"
 OURS, OTHER, SLOWER = "#1f6fb2", "#c8761d", "#b5443c"
 FONT = "Helvetica, Arial, DejaVu Sans, sans-serif"
 
+PEERS = {TORCH: "PyTorch"}
 _TITLES = {
     "forward": "Forward",
     "backprop_input": "Gradient with respect to the input",
@@ -74,7 +72,7 @@ def _head(canvas: Canvas, results: Results, top: float) -> float:
         f"{label} {about[key]}"
         for key, label in (
             ("cupyconv", "cupyconv"),
-            *PEERS.items(),
+            ("torch", "PyTorch"),
             ("cudnn", "cuDNN"),
             ("cupy", "CuPy"),
             ("numpy", "NumPy"),
@@ -89,7 +87,7 @@ def _head(canvas: Canvas, results: Results, top: float) -> float:
 
 def _dtype(canvas: Canvas, results: Results, dtype: str, top: float) -> float:
     """Draw the rooflines and the ratios of a dtype; return their lower edge."""
-    fastest = [row for row in report.best(results.rows).values() if row.dtype == dtype]
+    fastest = [row for row in best(results.rows).values() if row.dtype == dtype]
     names = dict.fromkeys(row.implementation for row in fastest)
     ours = next((name for name in names if name not in PEERS), None)
     peer = next((name for name in PEERS if name in names), None)
@@ -101,7 +99,7 @@ def _dtype(canvas: Canvas, results: Results, dtype: str, top: float) -> float:
         top = _rooflines(canvas, ceiling, shown, passes, top + 34)
     pairs = [
         pair
-        for pair in (report.comparisons(results, peer) if peer else [])
+        for pair in (comparisons(results) if peer else [])
         if (pair.row.dtype, pair.row.implementation) == (dtype, ours)
     ]
     if pairs:
@@ -207,7 +205,7 @@ def _bars(canvas: Canvas, pairs: Sequence[Comparison], passes: Sequence[str], to
     ratios = [pair.ratio for pair in pairs]
     low = 2.0 ** min(floor(log2(min(ratios))), -1)
     high = 2.0 ** max(ceil(log2(max(ratios))), 1)
-    peer = PEERS[pairs[0].peer.implementation]
+    peer = PEERS[pairs[0].other.implementation]
     title = f"Time of {peer} over time of cupyconv: right of 1, cupyconv is faster"
     _text(canvas, MARGIN, top, title, 13, weight="bold")
     lines: list[tuple[str, str]] = []
@@ -244,7 +242,7 @@ def _bar(canvas: Canvas, pair: Comparison, scale: Scale, y: float) -> None:
     color = OURS if pair.ratio >= 1 else SLOWER
     text = (
         f"{pair.row.layer}: {pair.row.microseconds:,.1f} µs, "
-        f"{PEERS[pair.peer.implementation]} {pair.peer.microseconds:,.1f} µs"
+        f"{PEERS[pair.other.implementation]} {pair.other.microseconds:,.1f} µs"
     )
     canvas.rect(left, y + 2, width, BAR_HEIGHT - 4, title=text, fill=color)
     # The label is at the bar's end, or inside the bar if it would leave the panel.

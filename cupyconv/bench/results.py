@@ -1,19 +1,15 @@
-"""Results of a run, and their two file formats.
-
-During a run, every result is appended to a log of JSON lines.  At the end, all results are written
-to one JSON file.  ``load`` reads both formats, including a log whose run was killed.
-"""
+"""Results of a run, their comparison, and the JSON file that holds them."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from cupyconv.bench.ceilings import Ceiling
+from cupyconv import files
 from cupyconv.errors import ConvError, shown
 from cupyconv.problem import PASSES
 from cupyconv.records import parse_json, record
@@ -23,6 +19,12 @@ SCHEMA = 2
 
 KIND = "cupyconv bench"
 
+TORCH = "torch"
+"""Implementation of PyTorch's rows; the implementations of all other rows are cupyconv's."""
+
+_OMITTED = ("jax", "tensorflow")
+"""Implementations whose rows are not read; earlier versions measured these libraries."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -31,7 +33,7 @@ class Row:
     Attributes:
         layer, suite, kind: name of the layer, its suite and its kind.
         pass_: "forward", "backprop_input" or "backprop_filter".
-        implementation: value of ``impl``, such as "auto", or a key of peers.PEERS.
+        implementation: value of ``impl``, such as "auto", or TORCH.
         kernel: planned implementation and its tile.
         layout: "channels_last" or "channels_first".
         microseconds, low, high: time of a call and its spread, in µs; see ``timing.Timing``.
@@ -77,6 +79,28 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Ceiling:
+    """The roofline of one dtype.
+
+    Attributes:
+        flops_per_second: rate of the matrix product.
+        bytes_per_second: rate of the copy, counting bytes read and bytes written.
+        product_by, copy_by: libraries that ran the product and the copy.
+        clock: SM clock right after the product, from nvidia-smi; empty on a CPU.
+    """
+
+    flops_per_second: float
+    bytes_per_second: float
+    product_by: str
+    copy_by: str
+    clock: str = ""
+
+    def seconds(self, flops: float, bytes_: float) -> float:
+        """Return the roofline time of these FLOPs and this memory traffic."""
+        return max(flops / self.flops_per_second, bytes_ / self.bytes_per_second)
+
+
+@dataclass(frozen=True)
 class Note:
     """Measurement that was skipped or failed, and why."""
 
@@ -108,90 +132,139 @@ class Results:
     failed: list[Note] = field(default_factory=list)
     finished: bool = False
 
+    def skip(self, note: Note) -> None:
+        """Add a skipped measurement, unless the same note exists."""
+        if note not in self.skipped:
+            self.skipped.append(note)
 
-class Log:
-    """Results that are also appended to a file one by one.
+    def roofline_share(self, row: Row) -> float | None:
+        """Return the roofline time divided by the measured time; None without a ceiling.
+
+        The share can exceed 1: cached data is not read from memory, input that a stride skips is
+        not read at all, and the ceilings are themselves measurements.
+        """
+        ceiling = self.ceilings.get(row.dtype)
+        if ceiling is None:
+            return None
+        return ceiling.seconds(row.useful_flops, row.bytes) / row.microseconds * 1e6
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the results as a JSON object, with derived columns in every row.
+
+        The ratio to PyTorch is PyTorch's shortest time over the time of the row.
+        """
+        fastest = best(self.rows)
+        rows = []
+        for row in self.rows:
+            torch = fastest.get((row.dtype, row.layer, row.pass_, TORCH))
+            derived = {
+                "tflops": row.tflops,
+                "gbps": row.gbps,
+                "roofline_share": self.roofline_share(row),
+                "ratio_to_torch": torch and torch.microseconds / row.microseconds,
+            }
+            rows.append(asdict(row) | derived)
+        return {"schema": SCHEMA, "is": KIND, **asdict(self), "rows": rows}
+
+    def save(self, path: Path) -> None:
+        """Write the results as a JSON file, with one line per list entry."""
+        parts = []
+        for name, content in self.to_json().items():
+            text = json.dumps(content)
+            if isinstance(content, list) and content:
+                text = "[\n" + ",\n".join(f"  {json.dumps(entry)}" for entry in content) + "\n ]"
+            parts.append(f" {json.dumps(name)}: {text}")
+        files.put(path, ("{\n" + ",\n".join(parts) + "\n}\n").encode())
+
+
+# -- comparison ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two measurements of the same pass: a row, and PyTorch's or an earlier one."""
+
+    row: Row
+    other: Row
+
+    @property
+    def ratio(self) -> float:
+        """Time of ``other`` divided by the time of ``row``; above 1, ``row`` is faster."""
+        return self.other.microseconds / self.row.microseconds
+
+    @property
+    def even(self) -> bool:
+        """Whether the spreads of the two times overlap."""
+        return self.row.low <= self.other.high and self.other.low <= self.row.high
+
+
+def best(rows: Iterable[Row]) -> dict[tuple[str, str, str, str], Row]:
+    """Return the fastest row, keyed by (dtype, layer, pass, implementation)."""
+    fastest: dict[tuple[str, str, str, str], Row] = {}
+    for row in rows:
+        key = (row.dtype, row.layer, row.pass_, row.implementation)
+        if key not in fastest or row.microseconds < fastest[key].microseconds:
+            fastest[key] = row
+    return fastest
+
+
+def comparisons(results: Results, layout: str | None = None) -> list[Comparison]:
+    """Compare cupyconv's rows with PyTorch's rows of the same pass.
 
     Args:
-        path: the file, which is replaced; None keeps the results only in memory.
+        layout: memory order of both rows; None for the faster order of each library.
     """
-
-    def __init__(self, path: Path | None = None) -> None:
-        self.results = Results()
-        self.path = path
-        self._file: TextIO | None = None
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("w", encoding="utf-8")
-            self._write("header", {"schema": SCHEMA, "is": KIND})
-
-    def start(self, environment: dict[str, Any], options: dict[str, Any]) -> None:
-        self.results.environment, self.results.options = environment, options
-        self._write("start", {"environment": environment, "options": options})
-
-    def ceiling(self, dtype: str, ceiling: Ceiling) -> None:
-        self.results.ceilings[dtype] = ceiling
-        self._write("ceiling", {"dtype": dtype, **asdict(ceiling)})
-
-    def row(self, row: Row) -> None:
-        self.results.rows.append(row)
-        self._write("row", asdict(row))
-
-    def skip(self, note: Note) -> None:
-        if note in self.results.skipped:
-            return
-        self.results.skipped.append(note)
-        self._write("skip", asdict(note))
-
-    def fail(self, note: Note) -> None:
-        self.results.failed.append(note)
-        self._write("fail", asdict(note))
-
-    def finish(self) -> None:
-        self.results.finished = True
-        self._write("finish", {})
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _write(self, kind: str, content: Mapping[str, Any]) -> None:
-        if self._file is not None:
-            self._file.write(json.dumps({"entry": kind, **content}) + "\n")
-            self._file.flush()
+    fastest = best(row for row in results.rows if layout in (None, row.layout))
+    return [
+        Comparison(row, fastest[dtype, layer, pass_, TORCH])
+        for (dtype, layer, pass_, implementation), row in fastest.items()
+        if implementation != TORCH and (dtype, layer, pass_, TORCH) in fastest
+    ]
 
 
 # -- reading ---------------------------------------------------------------------------------------
 
 
 def load(path: Path) -> Results:
-    """Load results from a JSON file or a log.
+    """Load results from a JSON file.
 
     Raises:
         ConvError: the file is not a results file, is damaged, or has another version.
         OSError: the file cannot be read.
     """
-    text = path.read_text(errors="replace")
     try:
-        content = parse_json(text)
+        content = parse_json(path.read_text(errors="replace"))
     except ValueError:
-        return _from_entries(path, _entries(path, text))
-    if isinstance(content, dict) and "entry" in content:  # a log of one line
-        return _from_entries(path, iter([content]))
-    _require_version(path, content)
+        content = None
+    if not isinstance(content, dict) or content.get("is") != KIND:
+        raise ConvError(
+            "results must be a file written by `cupyconv bench --json`",
+            f"{path} has another format",
+            "Write one with: cupyconv bench --quick --json new.json",
+        )
+    if content.get("schema") != SCHEMA:
+        raise ConvError(
+            f"results must have format version {SCHEMA}",
+            f"{path} has version {content.get('schema')}",
+            "Measure again with this cupyconv, or read the file with the cupyconv that wrote it",
+        )
     try:
+        rows = [_read(Row, entry) for entry in content["rows"]]
         return Results(
-            environment=_mapping(content["environment"], _ENVIRONMENT),
-            options=_mapping(content["options"], _OPTIONS),
+            environment=_mapping(content["environment"]),
+            options=_mapping(content["options"]),
             ceilings={key: _read(Ceiling, entry) for key, entry in content["ceilings"].items()},
-            rows=[_read(Row, entry) for entry in content["rows"]],
+            rows=[row for row in rows if row.implementation not in _OMITTED],
             skipped=[_read(Note, entry) for entry in content["skipped"]],
             failed=[_read(Note, entry) for entry in content["failed"]],
             finished=bool(content["finished"]),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise _damaged(path, error) from None
+        raise ConvError(
+            "all entries of a results file must be present and valid",
+            f"{path} has a missing or invalid entry ({type(error).__name__}: {error})",
+            "Measure again",
+        ) from None
 
 
 def newest(root: Path, device: str) -> Results | None:
@@ -207,44 +280,6 @@ def newest(root: Path, device: str) -> Results | None:
         if loaded.environment.get("device") == device and loaded.rows:
             runs.append(loaded)
     return max(runs, key=lambda run: str(run.environment.get("date")), default=None)
-
-
-def _entries(path: Path, text: str) -> Iterator[dict[str, Any]]:
-    lines = text.splitlines()
-    for number, line in enumerate(lines):
-        try:
-            entry = parse_json(line)
-        except ValueError:
-            if number == len(lines) - 1 and number:  # the run was killed while writing this line
-                return
-            raise _foreign(path) from None
-        if not isinstance(entry, dict):
-            raise _foreign(path)
-        yield entry
-
-
-def _from_entries(path: Path, entries: Iterator[dict[str, Any]]) -> Results:
-    log = Log()
-    _require_version(path, next(entries, None))
-    try:
-        for entry in entries:
-            kind = entry.pop("entry")
-            if kind == "start":
-                about = _mapping(entry["environment"], _ENVIRONMENT)
-                log.start(about, _mapping(entry["options"], _OPTIONS))
-            elif kind == "ceiling":
-                log.ceiling(entry.pop("dtype"), _read(Ceiling, entry))
-            elif kind == "row":
-                log.row(_read(Row, entry))
-            elif kind in ("skip", "fail"):
-                (log.skip if kind == "skip" else log.fail)(_read(Note, entry))
-            elif kind == "finish":
-                log.finish()
-    except ConvError:
-        raise
-    except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(path, error) from None
-    return log.results
 
 
 def _read(kind: Any, entry: Mapping[str, Any]) -> Any:
@@ -264,48 +299,14 @@ _DIVISORS = ("microseconds", "low", "high", "flops_per_second", "bytes_per_secon
 _LARGEST = 1e30
 """Upper limit of any number, so that products of numbers do not overflow (chosen)."""
 
-_NUMBER = int | float
-_ENVIRONMENT = {
-    "launch_microseconds": _NUMBER | None,
-    "load": _NUMBER | None,
-    "smi": dict | None,
-    "threads": _NUMBER,
-}
-_OPTIONS = {"dtypes": list, "layers": list}
+_KINDS = {"load": int | float | None, "threads": int | float, "smi": dict, "layers": list}
 """Types of the optional entries that a report computes with; other entries are only printed."""
 
 
-def _mapping(value: Any, kinds: Mapping[str, Any]) -> dict[str, Any]:
+def _mapping(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"expected a JSON object, got {shown(value)}")
-    for name, kind in kinds.items():
+    for name, kind in _KINDS.items():
         if name in value and not isinstance(value[name], kind):
             raise ValueError(f"{name} is {shown(value[name])}")
     return value
-
-
-def _require_version(path: Path, content: Any) -> None:
-    if not isinstance(content, dict) or content.get("is") != KIND:
-        raise _foreign(path)
-    if content.get("schema") != SCHEMA:
-        raise ConvError(
-            f"results must have format version {SCHEMA}",
-            f"{path} has version {content.get('schema')}",
-            "Measure again with this cupyconv, or read the file with the cupyconv that wrote it",
-        )
-
-
-def _foreign(path: Path) -> ConvError:
-    return ConvError(
-        "results must be a file written by `cupyconv bench --json`",
-        f"{path} has another format",
-        "Write one with: cupyconv bench --quick --json new.json",
-    )
-
-
-def _damaged(path: Path, error: Exception) -> ConvError:
-    return ConvError(
-        "all entries of a results file must be present and valid",
-        f"{path} has a missing or invalid entry ({type(error).__name__}: {error})",
-        "Measure again",
-    )

@@ -5,25 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from math import inf
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
-from cupyconv.bench import (
-    ceilings,
-    data,
-    environment,
-    peers,
-    timing,
-)
-from cupyconv.bench.ceilings import Ceiling
+from cupyconv.bench import ceilings, data, environment, pytorch, timing
 from cupyconv.bench.places import Place
-from cupyconv.bench.results import Log, Note, Results, Row
+from cupyconv.bench.results import TORCH, Ceiling, Note, Results, Row
 from cupyconv.bench.suites import SuiteLayer, fair_order
-from cupyconv.checking import Agreement, Excerpt, Operands, pass_function
+from cupyconv.checking import Excerpt, Operands, pass_function
 from cupyconv.errors import ConvError, CupyconvError
 from cupyconv.planning import Impl, Precision, plan_pass
 from cupyconv.problem import PASSES, ConvProblem
-from cupyconv.signals import interrupts
 
 SECONDS = {"cpu": 0.3, "gpu": 0.1}
 """Default time of one measurement, by place (chosen)."""
@@ -36,7 +29,6 @@ CHECKED_BY: dict[str, Impl] = {"cpu": "reference", "gpu": "numpy"}
 
 _SETS_BYTES = 1 << 30  # limit of all operand sets together; larger sets need no grouped calls
 _FEWEST_CALLS = 7  # calls to check and time an implementation, however slow it is
-_SLOWEST_PEER_CALL = 10.0  # s; a slower peer is skipped for the rest of the layer
 
 
 @dataclass(frozen=True)
@@ -50,7 +42,7 @@ class Options:
         seconds: time per measurement; None for SECONDS.
         minutes: time limit of the run, divided among the dtypes; layers that do not fit are
             reported as skipped.
-        peers: names of PEERS to measure; None for all libraries that run on the place.
+        torch: whether to measure PyTorch as well.
         arguments: command-line arguments, recorded in the results.
     """
 
@@ -62,7 +54,7 @@ class Options:
     precision: Precision = "ieee"
     seconds: float | None = None
     minutes: float | None = None
-    peers: tuple[str, ...] | None = None
+    torch: bool = True
     arguments: tuple[str, ...] = ()
 
     def record(self) -> dict[str, Any]:
@@ -80,71 +72,48 @@ class Options:
 
 
 def run(
-    place: Place, options: Options, log: Log, advance: Callable[[], None] = lambda: None
-) -> Results:
+    place: Place, options: Options, results: Results, advance: Callable[[], None] = lambda: None
+) -> None:
     """Run the benchmark.
 
-    Ctrl-C ends the run; the results so far are returned.
+    Ctrl-C ends the run; the results so far are kept.
 
     Args:
-        log: receives each result immediately; closed at the end.
+        results: receives each result immediately.
         advance: called after each layer of each dtype.
     """
-    names = peers.NAMES[place.name] if options.peers is None else options.peers
+    results.environment = environment.describe(place, options.arguments)
+    results.options = options.record()
     try:
-        log.start(environment.describe(place, options.arguments), options.record())
-        available: list[peers.Peer] = []
-        with interrupts() as has_interrupt, ExitStack() as settings:
-
-            def raise_if_interrupted() -> None:
-                if has_interrupt():
-                    raise KeyboardInterrupt
-
-            for name in names:
-                peer, why_not = peers.find(place, name)
-                raise_if_interrupted()
-                if peer is None:
-                    log.skip(Note("", "", name, why_not))
-                    continue
-                settings.enter_context(peer.settings(options.precision, environment.threads()))
-                available.append(peer)
-
-            def finish_layer() -> None:
-                raise_if_interrupted()
-                advance()
-
-            _Run(place, options, log, available, finish_layer).measure_all()
-        log.finish()
+        with ExitStack() as settings:
+            torch = None
+            if options.torch:
+                torch, why_not = pytorch.find(place)
+                if torch is None:
+                    results.skip(Note("", "", TORCH, why_not))
+                else:
+                    threads = environment.threads()
+                    settings.enter_context(torch.settings(options.precision, threads))
+            _Run(place, options, results, torch).measure_all(advance)
+        results.finished = True
     except KeyboardInterrupt:
-        log.skip(Note("", "", "remaining layers", "interrupted"))
+        results.skip(Note("", "", "remaining layers", "interrupted"))
     except Exception as error:
-        log.skip(Note("", "", "remaining layers", f"stopped by an error: {_first_line(error)}"))
+        why = f"stopped by an error: {_first_line(error)}"
+        results.skip(Note("", "", "remaining layers", why))
         raise
     finally:
-        log.close()
-    return log.results
+        dtypes, layers = options.dtypes, [layer.name for layer in options.layers]
+        results.rows.sort(key=lambda row: (dtypes.index(row.dtype), layers.index(row.layer)))
 
 
-@dataclass(frozen=True)
-class _Task:
-    """Pass of a layer in one memory order, with expected values."""
-
-    layer: SuiteLayer
-    problem: ConvProblem
-    layout: str
-    pass_: str
-    sets: list[Operands]
-    excerpt: Excerpt
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    """Implementation that computed a pass, with the check of its result."""
+class _Candidate(NamedTuple):
+    """Implementation of a pass, and the result of its first call."""
 
     name: str
     kernel: str
     call: timing.Call
-    agreement: Agreement
+    result: Any
     workspace_bytes: int | None
 
 
@@ -152,229 +121,183 @@ class _Candidate:
 class _Run:
     place: Place
     options: Options
-    log: Log
-    beside: list[peers.Peer]
-    advance: Callable[[], None]
+    results: Results
+    torch: pytorch.PyTorch | None
     started: float = field(default_factory=perf_counter)
-    too_slow: set[str] = field(default_factory=set)  # peers skipped for the current layer
 
-    @property
-    def torch(self) -> peers.TorchPeer | None:
-        """PyTorch, which also measures the roofline."""
-        return next((peer for peer in self.beside if isinstance(peer, peers.TorchPeer)), None)
-
-    def measure_all(self) -> None:
+    def measure_all(self, advance: Callable[[], None]) -> None:
         options = self.options
-        layers = fair_order(options.layers)
+        ends = self.started + 60 * options.minutes if options.minutes else inf
         for number, dtype in enumerate(options.dtypes):
             # Divide the remaining time equally among the remaining dtypes.
-            left = self._seconds_left()
-            until = None
-            if left is not None:
-                until = perf_counter() + left / (len(options.dtypes) - number)
+            now = perf_counter()
+            until = now + (ends - now) / (len(options.dtypes) - number)
             ceiling = self._ceiling(dtype)
-            for layer in layers:
-                self._layer(layer, dtype, ceiling, until)
-                self.advance()
+            for layer in fair_order(options.layers):
+                reason = self._reason_to_skip(layer.problem, dtype, ceiling, until)
+                reason = reason or self._layer(layer, dtype)
+                if reason:
+                    self.results.skip(Note(layer.name, dtype, "the layer", reason))
+                advance()
 
     def _ceiling(self, dtype: str) -> Ceiling | None:
-        """Measure the roofline of a dtype; if no library can, log why and return None."""
+        """Measure the roofline of a dtype; if no library can, note why and return None."""
         try:
-            ceiling = ceilings.measure(self.place, dtype, self.torch, self._seconds())
+            ceiling = ceilings.measure(self.place, dtype, self.torch, self._seconds)
         except ceilings.NoCeilingError as error:
-            self.log.skip(Note("all layers", dtype, "the roofline", str(error)))
+            self.results.skip(Note("all layers", dtype, "the roofline", str(error)))
             return None
-        self.log.ceiling(dtype, ceiling)
+        self.results.ceilings[dtype] = ceiling
         return ceiling
 
+    @property
     def _seconds(self) -> float:
         return self.options.seconds or SECONDS[self.place.name]
 
-    def _seconds_left(self) -> float | None:
-        if self.options.minutes is None:
-            return None
-        return self.options.minutes * 60 - (perf_counter() - self.started)
+    def _reason_to_skip(
+        self, problem: ConvProblem, dtype: str, ceiling: Ceiling | None, until: float
+    ) -> str | None:
+        options = self.options
+        if problem.flops == 0:
+            return "there is nothing to compute for an empty batch"
+        problem = data.in_layout(problem, options.layouts[0], dtype)
+        needed, free = _needed_bytes(problem), self.place.free_bytes()
+        if needed > free:
+            return f"needs {needed / 2**30:.1f} GiB of memory; {free / 2**30:.1f} GiB are free"
+        left = until - perf_counter()
+        if left <= 0:
+            return "no time left"
+        calls = _FEWEST_CALLS * len(options.passes) * len(options.layouts)
+        calls *= len(options.impls) + (self.torch is not None)
+        seconds = calls * ceiling.seconds(problem.useful_flops, problem.bytes) if ceiling else 0
+        if seconds > left:
+            return f"needs about {seconds:.0f} s; {left:.0f} s are left"
+        return None
 
     # -- one layer --------------------------------------------------------------------------------
 
-    def _layer(
-        self, layer: SuiteLayer, dtype: str, ceiling: Ceiling | None, until: float | None
-    ) -> None:
-        reason = self._reason_to_skip(layer.problem, dtype, ceiling, until)
-        if reason is not None:
-            self.log.skip(Note(layer.name, dtype, "the layer", reason))
-            return
+    def _layer(self, layer: SuiteLayer, dtype: str) -> str | None:
+        """Measure a layer in every memory order; return why that is impossible, or None."""
         try:
-            self._measure_layer(layer, dtype)
+            for layout in self.options.layouts:
+                problem = data.in_layout(layer.problem, layout, dtype)
+                room = 1 + (self.place.free_bytes() - _needed_bytes(problem)) // problem.bytes // 2
+                most = min(max(_SETS_BYTES // problem.bytes, 2), self.place.most_sets)
+                sets = data.random_sets(problem, max(min(room, most), 1), self.place.xp)
+                for pass_ in self.options.passes:
+                    self._pass(layer, problem, layout, pass_, sets)
+                del sets  # before those of the next memory order are created
         except Exception as error:
             if not _is_memory_error(error):
                 raise
-            self.log.skip(Note(layer.name, dtype, "the layer", "does not fit into memory"))
+            return "does not fit into memory"
         finally:
-            self._release()
-
-    def _reason_to_skip(
-        self, problem: ConvProblem, dtype: str, ceiling: Ceiling | None, until: float | None
-    ) -> str | None:
-        if problem.flops == 0:
-            return "there is nothing to compute for an empty batch"
-        problem = data.in_layout(problem, self.options.layouts[0], dtype)
-        needed, free = self._needed_bytes(problem), self.place.free_bytes()
-        if needed > free:
-            return f"needs {needed / 2**30:.1f} GiB of memory; {free / 2**30:.1f} GiB are free"
-        if until is None:
-            return None
-        left = until - perf_counter()
-        measured = len(self.options.impls) + len(self.beside)
-        calls = measured * _FEWEST_CALLS * len(self.options.passes) * len(self.options.layouts)
-        if left <= 0:
-            return "no time left"
-        if ceiling is None:
-            return None
-        needed_seconds = calls * ceiling.seconds(problem.useful_flops, problem.bytes)
-        if needed_seconds > left:
-            return f"needs about {needed_seconds:.0f} s; {left:.0f} s are left"
+            if self.torch is not None:
+                self.torch.release()
+            self.place.release()
         return None
 
-    def _needed_bytes(self, problem: ConvProblem) -> int:
-        """Return the bytes for all copies of one operand set, two results, and the check."""
-        return (3 + self._copies) * problem.bytes
-
-    @property
-    def _copies(self) -> int:
-        """Copies of each operand set: one for cupyconv, and one per library that copies."""
-        return 1 + sum(peer.copies for peer in self.beside)
-
-    def _measure_layer(self, layer: SuiteLayer, dtype: str) -> None:
-        options, xp = self.options, self.place.xp
-        problem = data.in_layout(layer.problem, options.layouts[0], dtype)
-        room = (self.place.free_bytes() - self._needed_bytes(problem)) // (2 * self._copies)
-        most_sets = min(max(_SETS_BYTES // problem.bytes, 2), self.place.most_sets)
-        count = max(min(1 + room // problem.bytes, most_sets), 1)
-        sets = data.random_sets(problem, count, xp)
-        self.too_slow.clear()
-        for layout in options.layouts:
-            source, problem = problem, data.in_layout(layer.problem, layout, dtype)
-            if source != problem:
-                for number, tensors in enumerate(sets):  # only one extra set at a time
-                    sets[number] = data.reordered(tensors, source, problem, xp)
-            for pass_ in options.passes:
-                name = self.place.name
-                excerpt = Excerpt(
-                    problem, pass_, sets[0], self.place, CHECKED_BY[name], CHECKED_FLOPS[name]
-                )
-                self._pass(_Task(layer, problem, layout, pass_, sets, excerpt))
-
-    # -- one pass ---------------------------------------------------------------------------------
-
-    def _pass(self, task: _Task) -> None:
-        """Check every implementation, time the correct implementations, and log the results."""
-        problem = task.problem
-        good: dict[str, _Candidate] = {}
-        for candidate in self._candidates(task):
-            if candidate.agreement.passed:
-                good[candidate.name] = candidate
+    def _pass(
+        self,
+        layer: SuiteLayer,
+        problem: ConvProblem,
+        layout: str,
+        pass_: str,
+        sets: list[Operands],
+    ) -> None:
+        """Check every implementation of a pass, and time the correct implementations."""
+        place, options, results = self.place, self.options, self.results
+        name = place.name
+        excerpt = Excerpt(problem, pass_, sets[0], place, CHECKED_BY[name], CHECKED_FLOPS[name])
+        good = {}
+        for found in self._candidates(layer, problem, pass_, sets):
+            agreement = excerpt.judge(found.result, options.precision)
+            if agreement.passed:
+                good[found.name] = found._replace(result=None), agreement
                 continue
-            what = f"{candidate.name} {task.pass_} {task.layout}"
-            note = self._note(task, what, _error_text(candidate.agreement))
-            (self.log.skip if candidate.name in peers.PEERS else self.log.fail)(note)
-        if not good:
-            return
-        calls = {name: candidate.call for name, candidate in good.items()}
-        measured = timing.measure(calls, len(task.sets), self.place.clock, self._seconds())
-        for name, time in measured.items():
-            self.log.row(
+            note = Note(
+                layer.name,
+                problem.dtype,
+                f"{found.name} {pass_} {layout}",
+                f"the relative error is {agreement.difference:.1e}; "
+                f"at most {agreement.bound:.1e} is allowed",
+            )
+            if found.name == TORCH:
+                results.skip(note)
+            else:
+                results.failed.append(note)
+        calls = {name: found.call for name, (found, _) in good.items()}
+        for name, time in timing.measure(calls, len(sets), place.clock, self._seconds).items():
+            found, agreement = good[name]
+            results.rows.append(
                 Row(
-                    layer=task.layer.name,
-                    suite=task.layer.suite,
-                    kind=task.layer.kind,
-                    pass_=task.pass_,
+                    layer=layer.name,
+                    suite=layer.suite,
+                    kind=layer.kind,
+                    pass_=pass_,
                     dtype=problem.dtype,
-                    precision=self.options.precision,
+                    precision=options.precision,
                     implementation=name,
-                    kernel=good[name].kernel,
-                    layout=task.layout,
+                    kernel=found.kernel,
+                    layout=layout,
                     microseconds=time.seconds * 1e6,
                     low=time.low * 1e6,
                     high=time.high * 1e6,
                     samples=time.samples,
                     host_microseconds=None if time.host is None else time.host * 1e6,
-                    workspace_bytes=good[name].workspace_bytes,
+                    workspace_bytes=found.workspace_bytes,
                     useful_flops=problem.useful_flops,
                     bytes=problem.bytes,
-                    error=good[name].agreement.difference or 0.0,
-                    bound=good[name].agreement.bound,
-                    checked=task.excerpt.share,
+                    error=agreement.difference or 0.0,
+                    bound=agreement.bound,
+                    checked=excerpt.share,
                 )
             )
 
-    def _candidates(self, task: _Task) -> Iterator[_Candidate]:
-        """Yield every implementation that computes a pass; log why the others do not."""
-        for impl in self.options.impls:
+    def _candidates(
+        self, layer: SuiteLayer, problem: ConvProblem, pass_: str, sets: list[Operands]
+    ) -> Iterator[_Candidate]:
+        """Yield every implementation that computes a pass; note why the others do not."""
+        options, results = self.options, self.results
+        for impl in options.impls:
             try:
-                yield self._ours(task, impl)
+                yield self._ours(problem, pass_, sets, impl)
             except ConvError as error:  # unsupported problem
-                self.log.skip(self._note(task, impl, error.values))
+                results.skip(Note(layer.name, problem.dtype, impl, error.values))
             except CupyconvError as error:
-                self.log.fail(self._note(task, f"{impl} {task.pass_}", _first_line(error)))
-        for peer in (peer for peer in self.beside if peer.name not in self.too_slow):
-            refusal = peer.refuses(task.problem)
-            if refusal is not None:
-                self.log.skip(self._note(task, peer.name, refusal))
-                continue
-            try:
-                started = perf_counter()
-                candidate = self._theirs(task, peer)
-                took = perf_counter() - started
-                if took > _SLOWEST_PEER_CALL:  # time again, as the first call may compile
-                    started = perf_counter()
-                    candidate.call(0)
-                    took = perf_counter() - started
-            except peer.errors as error:
-                if _is_memory_error(error):
-                    raise
-                self.log.skip(self._note(task, f"{peer.name} {task.pass_}", _first_line(error)))
-                continue
-            if took > _SLOWEST_PEER_CALL:
-                reason = (
-                    f"a call takes more than {_SLOWEST_PEER_CALL:g} s; the rest of this layer is "
-                    "skipped"
-                )
-                self.log.skip(self._note(task, f"{peer.name} {task.pass_} {task.layout}", reason))
-                self.too_slow.add(peer.name)
-                continue
-            yield candidate
+                what = f"{impl} {pass_}"
+                results.failed.append(Note(layer.name, problem.dtype, what, _first_line(error)))
+        if self.torch is None:
+            return
+        refusal = self.torch.refuses(problem)
+        if refusal is not None:
+            results.skip(Note(layer.name, problem.dtype, TORCH, refusal))
+            return
+        try:
+            call = self.torch.call(problem, pass_, sets)
+            workspace = self.torch.workspace_bytes(call)
+            result = self.torch.to_array(call(0), problem, pass_)
+        except pytorch.ERRORS as error:
+            if _is_memory_error(error):
+                raise
+            results.skip(Note(layer.name, problem.dtype, f"{TORCH} {pass_}", _first_line(error)))
+        else:
+            yield _Candidate(TORCH, TORCH, call, result, workspace)
 
-    def _ours(self, task: _Task, impl: Impl) -> _Candidate:
-        problem, pass_ = task.problem, task.pass_
-        chosen = plan_pass(problem, pass_, self.place.device, impl, self.options.precision)
-        compute = pass_function(problem, pass_, impl, self.options.precision)
+    def _ours(
+        self, problem: ConvProblem, pass_: str, sets: list[Operands], impl: Impl
+    ) -> _Candidate:
+        precision, on_gpu = self.options.precision, self.place.name == "gpu"
+        chosen = plan_pass(problem, pass_, self.place.device, impl, precision)
+        compute = pass_function(problem, pass_, impl, precision)
+        kernel = f"{chosen.implementation} {chosen.tile or ''}".rstrip()
+        workspace = chosen.workspace_bytes if on_gpu else None
+        return _Candidate(impl, kernel, lambda i: compute(sets[i]), compute(sets[0]), workspace)
 
-        def call(number: int) -> Any:
-            return compute(task.sets[number])
 
-        return _Candidate(
-            impl,
-            f"{chosen.implementation} {chosen.tile or ''}".rstrip(),
-            call,
-            task.excerpt.judge(call(0), self.options.precision),
-            chosen.workspace_bytes if self.place.name == "gpu" else None,
-        )
-
-    def _theirs(self, task: _Task, peer: peers.Peer) -> _Candidate:
-        call = peer.call(task.problem, task.pass_, task.sets)
-        workspace = peer.workspace_bytes(call)
-        result = peer.to_array(call(0), task.problem, task.pass_)
-        agreement = task.excerpt.judge(result, self.options.precision)
-        return _Candidate(peer.name, peer.name, call, agreement, workspace)
-
-    def _note(self, task: _Task, what: str, reason: str) -> Note:
-        return Note(task.layer.name, task.problem.dtype, what, reason)
-
-    def _release(self) -> None:
-        for peer in self.beside:
-            peer.release()
-        self.place.release()
+def _needed_bytes(problem: ConvProblem) -> int:
+    """Return the bytes of one set of operands, two results, and their check."""
+    return 4 * problem.bytes
 
 
 def _is_memory_error(error: BaseException) -> bool:
@@ -383,13 +306,6 @@ def _is_memory_error(error: BaseException) -> bool:
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
         or "can't allocate memory" in str(error)
-    )
-
-
-def _error_text(agreement: Agreement) -> str:
-    return (
-        f"the relative error is {agreement.difference:.1e}; "
-        f"at most {agreement.bound:.1e} is allowed"
     )
 
 

@@ -10,8 +10,9 @@ import cupy
 import pytest
 
 from cupyconv import measuring
-from cupyconv.bench import ceilings, environment, peers, places, report, timing
+from cupyconv.bench import ceilings, environment, places, pytorch, report, timing
 from cupyconv.gpu import capture
+from cupyconv.markup import Document
 from cupyconv.problem import PASSES
 from tests.device import machine
 from tests.gpu import test_ways_in as ways
@@ -45,9 +46,8 @@ def test_bench_times_kernels_and_host_separately(gpu):
         ("cuda_driver", runtime.driverGetVersion()),
     ):
         assert details[key] == f"{version // 1000}.{version % 1000 // 10}"
-    text = "\n".join(section.text() for section in report.sections(result))
+    text = Document("", tuple(report.sections(result))).text()
     assert "µs of host time per call" in text
-    assert f"{details['launch_microseconds']:.1f} µs of every GPU call are spent in CuPy:" in text
     assert "MiB of workspace" in text
 
 
@@ -117,7 +117,7 @@ def test_torch_peer_runs_on_timed_stream(gpu):
 
     with cupy.cuda.Stream() as stream:
         for pointer in (stream.ptr, 7):
-            peer = peers.TorchPeer(gpu, SimpleNamespace(cuda=Cuda(pointer)))
+            peer = pytorch.PyTorch(gpu, SimpleNamespace(cuda=Cuda(pointer)))
             with peer._current_stream():
                 pass
         assert entered == [f"stream {stream.ptr}"]
@@ -129,7 +129,7 @@ def test_torch_workspace_is_peak_minus_result(gpu):
         reset_peak_memory_stats=lambda: None,
         max_memory_allocated=lambda: 1000 + 640 + 4 * 6,
     )
-    peer = peers.TorchPeer(gpu, SimpleNamespace(cuda=cuda))
+    peer = pytorch.PyTorch(gpu, SimpleNamespace(cuda=cuda))
     result = SimpleNamespace(numel=lambda: 6, element_size=lambda: 4)
     assert peer.workspace_bytes(lambda _: result) == 640
 
@@ -138,7 +138,7 @@ def test_torch_workspace_is_peak_minus_result(gpu):
 @pytest.mark.filterwarnings("ignore:CUDA initialization")
 def test_torch_without_cuda_is_no_gpu_peer(gpu):
     torch = pytest.importorskip("torch")
-    assert peers.find(gpu) == (None, f"this PyTorch ({torch.__version__}) has no CUDA device")
+    assert pytorch.find(gpu) == (None, f"this PyTorch ({torch.__version__}) has no CUDA device")
 
 
 def test_ceiling_falls_back_to_another_library(gpu, monkeypatch):

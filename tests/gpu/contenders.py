@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cupyconv import arrays, backends
-from cupyconv.bench import data, peers, places, suites
+from cupyconv.bench import data, places, pytorch, suites
 from cupyconv.bench.results import Row
 from cupyconv.bench.timing import CudaClock, measure
 from cupyconv.checking import Operands, pass_function
@@ -245,7 +245,7 @@ def _difference(case: dict[str, Any], values: np.ndarray) -> float:
 _settings = ExitStack()
 
 
-def _torch(precision: str) -> peers.Peer | None:
+def _torch(precision: str) -> pytorch.PyTorch | None:
     """Return PyTorch with the settings of a precision; None where it has no CUDA device."""
     peer = _find_torch()
     if peer is not None and _kept.get("precision") != precision:
@@ -256,6 +256,6 @@ def _torch(precision: str) -> peers.Peer | None:
 
 
 @cache
-def _find_torch() -> peers.Peer | None:
-    peer, _ = peers.find(place(), "torch")
-    return peer
+def _find_torch() -> pytorch.PyTorch | None:
+    torch, _ = pytorch.find(place())
+    return torch

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from cupyconv.bench import environment, export
+from cupyconv.bench import environment
 from cupyconv.bench.results import Results, Row
 from cupyconv.planning.calibration import dtype_class
 from tests import speed_table
@@ -150,6 +150,6 @@ def main(folder: Path) -> int:
     (folder / "report.md").write_text(text)
     (folder / "calibration.json").write_text(json.dumps(calibration(records), indent=1) + "\n")
     instructions.write(records, folder)
-    export.write_json(results(records, "ieee"), folder / f"bench-{about.get('architecture')}.json")
+    results(records, "ieee").save(folder / f"bench-{about.get('architecture')}.json")
     print(text)
     return 0

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from math import prod
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 from time import perf_counter
 from typing import Any
 
@@ -29,11 +29,11 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from cupyconv import files
-from cupyconv.bench import data, environment, peers, places, timing
-from cupyconv.bench.report import Chapter, geometric_mean
+from cupyconv.bench import data, environment, places, pytorch, timing
 from cupyconv.bench.suites import KINDS, QUICK, SuiteLayer, drawn, select, with_batch
 from cupyconv.checking import pass_function
 from cupyconv.cpu.choice import has_numba
+from cupyconv.markup import UNBOUND, Section, Table
 from cupyconv.planning import plan
 from cupyconv.problem import PASSES, ConvProblem
 
@@ -129,7 +129,9 @@ def _of_pixels(
     return prod(outputs) * prod(weights.shape[:3])
 
 
-def measure(layers: Iterable[SuiteLayer], place: places.Place, peer: peers.Peer) -> list[Share]:
+def measure(
+    layers: Iterable[SuiteLayer], place: places.Place, peer: pytorch.PyTorch
+) -> list[Share]:
     """Return the shares of every pass of some layers on the CPU."""
     found = []
     for layer in layers:
@@ -150,7 +152,11 @@ def _fitting(layer: SuiteLayer) -> ConvProblem:
 
 
 def _share(
-    layer: SuiteLayer, problem: ConvProblem, pass_: str, place: places.Place, peer: peers.Peer
+    layer: SuiteLayer,
+    problem: ConvProblem,
+    pass_: str,
+    place: places.Place,
+    peer: pytorch.PyTorch,
 ) -> Share:
     sets = data.random_sets(problem, 1, np)
     compute = pass_function(problem, pass_, "numpy")
@@ -189,7 +195,7 @@ def _share(
 # -- report ----------------------------------------------------------------------------------------
 
 
-def section(shares: Sequence[Share], about: dict[str, Any]) -> Chapter:
+def section(shares: Sequence[Share], about: dict[str, Any]) -> Section:
     """Return a table with a row per pass and layer, and the means per kind of layer."""
     columns = ("layer", "pass", "method", "ms", "computing", "GFLOP/s", "PyTorch's", "ratio")
     rows: list[tuple[str, ...]] = [
@@ -213,7 +219,7 @@ def section(shares: Sequence[Share], about: dict[str, Any]) -> Chapter:
             limit = geometric_mean([one.limit for one in ones])
             rows.append((f"all {kind}".rstrip(), *[""] * 6, f"{ratio:.2f}", f"{limit:.2f}"))
     title = f"Shares of the NumPy path's time, {environment.title(about)}"
-    return Chapter(title, (), (*columns, "at most"), tuple(rows), ("layer", "pass", "method"))
+    return Section(title, (Table((*columns, "at most"), tuple(rows), (*columns[3:], "at most")),))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -228,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.drawn is not None and given.drawn < 1:
         parser.error(f"--drawn must be at least 1, not {given.drawn}; without it, --quick is timed")
     place = places.of("cpu")
-    peer, why_not = peers.find(place)
+    peer, why_not = pytorch.find(place)
     if peer is None:
         sys.exit(f"the shares are measured beside PyTorch: {why_not}")
     options = sys.argv[1:] if arguments is None else arguments
@@ -239,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         layers = select((), given.layer.split(",") if given.layer else QUICK)
     with peer.settings("ieee", environment.threads()):
         shares = measure(layers, place, peer)
-    print(section(shares, about).text())
+    print("\n".join(section(shares, about).lines(UNBOUND)))
     if given.json is not None:
         content = {"environment": about, "shares": [asdict(share) for share in shares]}
         given.json.parent.mkdir(parents=True, exist_ok=True)

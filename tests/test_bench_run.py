@@ -41,15 +41,15 @@ def small(monkeypatch):
     """Make ceilings and sweeps fast."""
     monkeypatch.setattr(ceilings, "PRODUCT_SIZE", {"cpu": 64, "gpu": 64})
     monkeypatch.setattr(ceilings, "COPY_BYTES", {"cpu": 1 << 16, "gpu": 1 << 16})
-    monkeypatch.setattr(places, "_FEWEST_SWEEP_BYTES", 1 << 16)
-    monkeypatch.setattr(places, "_MOST_SWEEP_BYTES", 1 << 16)
-    monkeypatch.setattr(timing, "PAUSE", 0.0)
+    monkeypatch.setattr(places.Place, "sweep_bytes", 1 << 16)
+    monkeypatch.setattr(places.GpuPlace, "sweep_bytes", 1 << 16)
+    monkeypatch.setattr(places, "PAUSE", 0.0)
 
 
 def measure(*layers, place=None, results=None, **options):
     options = {"seconds": 0.002, "torch": False, **options}
     results = Results() if results is None else results
-    run(place or places.CpuPlace(), Options(layers, **options), results)
+    run(place or places.of("cpu"), Options(layers, **options), results)
     return results
 
 

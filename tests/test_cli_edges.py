@@ -275,7 +275,7 @@ def test_plot_goes_to_standard_output(tmp_path, monkeypatch):
 
     monkeypatch.setattr(ceilings, "PRODUCT_SIZE", {"cpu": 64})
     monkeypatch.setattr(ceilings, "COPY_BYTES", {"cpu": 1 << 16})
-    monkeypatch.setattr(places, "_MOST_SWEEP_BYTES", 1 << 16)
+    monkeypatch.setattr(places.Place, "sweep_bytes", 1 << 16)
     path = tmp_path / "one.toml"
     path.write_text('input = "1x1x4"\nfilter = "1x1x2"\n')
     words = ("bench", "--config", str(path), "--seconds", "0.001", "--device", "cpu")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cupyconv import ConvProblem
-from cupyconv.bench import places, pytorch, timing
+from cupyconv.bench import places, pytorch
 from cupyconv.bench.suites import SuiteLayer
 from cupyconv.problem import PASSES
 from tests.studies import limits
@@ -22,8 +22,8 @@ DEPTHWISE = SuiteLayer(
 @pytest.fixture
 def peer(monkeypatch):
     monkeypatch.setattr(limits, "SECONDS", 0.001)
-    monkeypatch.setattr(timing, "PAUSE", 0.0)
-    monkeypatch.setattr(places, "_MOST_SWEEP_BYTES", 1 << 16)
+    monkeypatch.setattr(places, "PAUSE", 0.0)
+    monkeypatch.setattr(places.Place, "sweep_bytes", 1 << 16)
     found, why_not = pytorch.find(places.of("cpu"))
     if found is None:
         pytest.skip(why_not)

@@ -1,8 +1,8 @@
 """Benchmark of each pass against other libraries and against the processor's roofline.
 
 suites        layers to measure
-timing        time of a call
 places        CPU or GPU: arrays, free memory and clock
+timing        time of a call
 data          random tensors of a layer, in a memory order
 pytorch       calls of PyTorch
 ceilings      measured rates of a large matrix product and a large copy

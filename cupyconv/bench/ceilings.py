@@ -7,14 +7,16 @@ the time to move each of its tensors once at the copy's rate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from math import prod
+from typing import Any
 
 from cupyconv import markup
 from cupyconv.bench import environment, timing
 from cupyconv.bench.data import random_flat
 from cupyconv.bench.places import Place
 from cupyconv.bench.pytorch import PyTorch
-from cupyconv.bench.results import Ceiling
+from cupyconv.bench.results import TORCH, Ceiling
 from cupyconv.errors import CupyconvError
 from cupyconv.problem import ITEMSIZE, flops_of_product
 
@@ -40,49 +42,48 @@ def measure(place: Place, dtype: str, torch: PyTorch | None, seconds: float) -> 
     Raises:
         NoCeilingError: no library can measure, for example on a GPU without cuBLAS and PyTorch.
     """
-    size, copy_bytes = PRODUCT_SIZE[place.name], COPY_BYTES[place.name]
-    array_library = "numpy" if place.name == "cpu" else "cupy"
-    products: dict[str, Callable[[], timing.Call]] = {}
-    copies: dict[str, Callable[[], timing.Call]] = {array_library: lambda: _copy(place, copy_bytes)}
-    if torch is not None:
-        products["torch"] = lambda: torch.product(size, dtype)
-        copies["torch"] = lambda: torch.copy(copy_bytes)
-    # NumPy multiplies 16-bit matrices without BLAS, so its float32 product is measured instead.
+    size, copied = PRODUCT_SIZE[place.name], COPY_BYTES[place.name]
+    # NumPy multiplies 16-bit matrices without BLAS, so a float32 product is measured on the CPU.
     # CuPy may not support bfloat16 products; float16 has the same rate.
     product_dtype = dtype
     if ITEMSIZE[dtype] == 2:
         product_dtype = "float32" if place.name == "cpu" else "float16"
-    products[array_library] = lambda: _product(place, size, product_dtype)
-    product_by, product_seconds = _fastest(place, products, seconds)
+    product = _fastest(place, torch, (size, size), product_dtype, _product, seconds)
     clock = environment.smi().get("clocks.sm", "") if place.name == "gpu" else ""
-    copy_by, copy_seconds = _fastest(place, copies, seconds)
+    copy = _fastest(place, torch, (copied // 4,), "float32", _copy, seconds)
     return Ceiling(
-        flops_of_product(dtype) * size**3 / product_seconds,
-        2 * copy_bytes / copy_seconds,
-        product_by,
-        copy_by,
+        flops_of_product(dtype) * size**3 / product[1],
+        2 * copied / copy[1],
+        product[0],
+        copy[0],
         clock,
     )
 
 
 def _fastest(
-    place: Place, makers: Mapping[str, Callable[[], timing.Call]], seconds: float
+    place: Place,
+    torch: PyTorch | None,
+    shape: tuple[int, ...],
+    dtype: str,
+    make: Callable[[Any, Any], timing.Call],
+    seconds: float,
 ) -> tuple[str, float]:
-    """Return the name and the time of the fastest call; skip calls that fail.
+    """Return the library whose call on two arrays or tensors is fastest, and its time.
 
     Raises:
-        NoCeilingError: every call failed.
+        NoCeilingError: every library failed.
     """
     times: dict[str, float] = {}
     refusals = []
-    for name, make in makers.items():
+    for name in (place.xp.__name__, *([TORCH] if torch else [])):
         try:
-            measured = timing.measure({name: make()}, 1, place.clock, seconds)
+            flat = (random_flat(prod(shape), dtype, seed, place.xp) for seed in (1, 2))
+            a, b = (array.reshape(shape) for array in flat)
+            call = make(torch.tensor(a), torch.tensor(b)) if torch and name == TORCH else make(a, b)
+            times[name] = timing.measure({name: call}, 1, place, seconds)[name].seconds
         except Exception as error:  # if cuBLAS is missing or memory runs out, use another library
             why, _, _ = str(error).partition("\n")
             refusals.append(f"{name}: {markup.in_line(why)}")
-            continue
-        times[name] = measured[name].seconds
         place.release()
     if not times:
         raise NoCeilingError("; ".join(refusals))
@@ -90,12 +91,12 @@ def _fastest(
     return fastest, times[fastest]
 
 
-def _product(place: Place, size: int, dtype: str) -> timing.Call:
-    a, b = (random_flat(size * size, dtype, seed, place.xp).reshape(size, size) for seed in (1, 2))
+def _product(a: Any, b: Any) -> timing.Call:
     return lambda _: a @ b
 
 
-def _copy(place: Place, size: int) -> timing.Call:
-    source = random_flat(size // 4, "float32", 1, place.xp)
-    target = place.xp.empty_like(source)
-    return lambda _: place.xp.copyto(target, source)
+def _copy(source: Any, target: Any) -> timing.Call:
+    def copy(_: int) -> None:
+        target[:] = source
+
+    return copy

@@ -90,7 +90,7 @@ def title(environment: dict[str, Any]) -> str:
 
 
 def gpu(place: GpuPlace) -> dict[str, Any]:
-    """Describe the current GPU: clocks, library versions and launch time."""
+    """Describe the current GPU: clocks and library versions."""
     cupy = place.xp
     runtime = cupy.cuda.runtime
     properties = runtime.getDeviceProperties(runtime.getDevice())
@@ -105,7 +105,6 @@ def gpu(place: GpuPlace) -> dict[str, Any]:
         "cupy": cupy.__version__,
         "cuda_runtime": _dotted(runtime.runtimeGetVersion()),
         "cuda_driver": _dotted(runtime.driverGetVersion()),
-        "launch_microseconds": place.launch_seconds() * 1e6,
         "smi": smi(),
     }
     torch = sys.modules.get("torch")

@@ -3,83 +3,56 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
+from math import ceil
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from cupyconv import arrays, backends
-from cupyconv.bench.timing import Clock, CpuClock, CudaClock, host_seconds
+from cupyconv import arrays, backends, measuring
 from cupyconv.errors import unknown_word
 from cupyconv.kernels.device import CPU, Device
-from cupyconv.kernels.parameters import parameters_type
 
 DEVICES = ("cpu", "gpu")
 
-_LAUNCH_SECONDS = 0.1  # s to spend on measuring the launch time
-_IDLE_KERNEL = """
-struct Parameters { long long fields[%d]; };
-extern "C" __global__ void idle(const void*, const void*, void*, const void*, Parameters) {}
+PAUSE = 0.15
+"""Pause before an implementation's turn on the CPU, in s (chosen).
+
+Idle BLAS threads spin for a tenth of a second and would slow down the next implementation.
 """
-_FEWEST_SWEEP_BYTES = 256 << 20  # on a GPU, so that a sweep hides the host time of a call
-_MOST_SWEEP_BYTES = 128 << 20  # on a CPU
-_CACHE_BYTES = 32 << 20  # assumed CPU cache if the system does not report one
-_CPU_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+
+MOST_SWEEPS = 64  # largest number of sweeps before a sample
 
 
-class Place(Protocol):
-    """Interface of the processor that runs a benchmark."""
+class Place:
+    """The CPU, with NumPy arrays; a GPU has a subclass.
 
-    name: str
-    xp: Any
-    """numpy or cupy."""
-
-    device: Device
-    most_sets: int
-    """Largest number of operand sets; consecutive calls use different sets."""
-
-    @property
-    def clock(self) -> Clock: ...
-
-    def synchronize(self) -> None:
-        """Wait until all calls have finished."""
-        ...
-
-    def free_bytes(self) -> int:
-        """Return the bytes of memory available to tensors."""
-        ...
-
-    def release(self) -> None:
-        """Free memory that is cached for later tensors."""
-        ...
-
-    def put(self, array: np.ndarray) -> Any:
-        """Return a NumPy array as an array of this place."""
-        ...
-
-    def get(self, array: Any) -> np.ndarray:
-        """Return the array as a NumPy array."""
-        ...
-
-
-class CpuPlace:
-    """NumPy arrays on the host's processor."""
+    Attributes:
+        xp: numpy or cupy.
+        most_sets: largest number of operand sets; consecutive calls use different sets.
+        sweep_bytes: size of the array that a sweep reads, larger than most caches (chosen).
+    """
 
     name = "cpu"
     xp: Any = np
-    device = CPU
+    device: Device = CPU
     most_sets = 4
+    sweep_bytes = 128 << 20
 
-    @cached_property
-    def clock(self) -> Clock:
-        return CpuClock(min(2 * last_level_cache_bytes(), _MOST_SWEEP_BYTES))
+    def put(self, array: np.ndarray) -> Any:
+        """Return a NumPy array as an array of this place."""
+        return array
 
-    def synchronize(self) -> None:
-        """Do nothing: NumPy calls are synchronous."""
+    def get(self, array: Any) -> np.ndarray:
+        """Return an array of this place as a NumPy array."""
+        return array
 
     def free_bytes(self) -> int:
+        """Return the bytes of memory available to tensors."""
         with suppress(OSError, ValueError, IndexError):
             for line in Path("/proc/meminfo").read_text().splitlines():
                 if line.startswith("MemAvailable:"):
@@ -89,17 +62,51 @@ class CpuPlace:
         return 4 << 30
 
     def release(self) -> None:
-        """Do nothing: NumPy caches no memory."""
+        """Free memory that is cached for later tensors; NumPy caches none."""
 
-    def put(self, array: np.ndarray) -> np.ndarray:
-        return array
+    def synchronize(self) -> None:
+        """Wait until all calls have finished; NumPy's have finished when they return."""
 
-    def get(self, array: np.ndarray) -> np.ndarray:
-        return array
+    def settle(self) -> None:
+        """Wait until the previous implementation no longer occupies the processor."""
+        time.sleep(PAUSE)
+
+    def seconds(self, call: Callable[[], Any], count: int) -> float:
+        """Return the mean time of ``count`` consecutive calls."""
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        return (time.perf_counter() - start) / count
+
+    def sample(self, call: Callable[[], Any], count: int, lead: float = 0.0) -> float:
+        """Return the mean time of ``count`` consecutive calls, from a cold cache.
+
+        Args:
+            lead: host time of the calls; sweeps take at least this long.
+        """
+        for _ in range(min(max(ceil(lead / self.sweep_seconds), 1), MOST_SWEEPS)):
+            self.sweep()
+        return self.seconds(call, count)
+
+    def sweep(self) -> None:
+        """Evict the operands from the cache."""
+        # Only read: dirty cache lines would be written back during the next call.
+        scratch, total = self._scratch
+        scratch.sum(out=total)
+
+    @cached_property
+    def _scratch(self) -> tuple[Any, Any]:
+        return self.xp.ones(self.sweep_bytes // 4, "float32"), self.xp.empty((), "float32")
+
+    @cached_property
+    def sweep_seconds(self) -> float:
+        """Time of one sweep."""
+        self.sweep()  # the first sweep is slower: the system maps the pages, or CuPy compiles
+        return max(self.seconds(self.sweep, 1), 1e-6)
 
 
-class GpuPlace:
-    """CuPy arrays on the current GPU.
+class GpuPlace(Place):
+    """The current GPU, with CuPy arrays and the clock of its events.
 
     Raises:
         DeviceError: there is no GPU.
@@ -107,34 +114,17 @@ class GpuPlace:
 
     name = "gpu"
     most_sets = 8
+    sweep_bytes = 256 << 20  # so large that a sweep also hides the host time of a call
 
     def __init__(self) -> None:
-        self.xp: Any = arrays.require_gpu()
+        self.xp = arrays.require_gpu()
         self.device = backends.current_device()
 
-    @cached_property
-    def clock(self) -> Clock:
-        runtime = self.xp.cuda.runtime
-        cache_bytes = runtime.getDeviceProperties(runtime.getDevice())["l2CacheSize"]
-        return CudaClock(self.xp, max(2 * cache_bytes, _FEWEST_SWEEP_BYTES))
+    def put(self, array: np.ndarray) -> Any:
+        return self.xp.asarray(array)
 
-    def launch_seconds(self) -> float:
-        """Measure the host time for creating an array and launching a kernel, as in every call.
-
-        The launched kernel has the parameters of a convolution kernel and does nothing.
-        """
-        struct = np.zeros(1, parameters_type())
-        kernel = self.xp.RawModule(code=_IDLE_KERNEL % (struct.nbytes // 8)).get_function("idle")
-        operand, null = self.xp.empty((1,), "float16"), np.uint64(0)
-
-        def call(_: int) -> None:
-            result = self.xp.ndarray((1,), operand.dtype)
-            kernel((1,), (1,), (operand, operand, result, null, struct), shared_mem=0)
-
-        return host_seconds(call, 1, self.clock, _LAUNCH_SECONDS)
-
-    def synchronize(self) -> None:
-        self.xp.cuda.get_current_stream().synchronize()
+    def get(self, array: Any) -> np.ndarray:
+        return self.xp.asnumpy(array)
 
     def free_bytes(self) -> int:
         self.release()
@@ -143,11 +133,14 @@ class GpuPlace:
     def release(self) -> None:
         self.xp.get_default_memory_pool().free_all_blocks()
 
-    def put(self, array: np.ndarray) -> Any:
-        return self.xp.asarray(array)
+    def synchronize(self) -> None:
+        self.xp.cuda.get_current_stream().synchronize()
 
-    def get(self, array: Any) -> np.ndarray:
-        return self.xp.asnumpy(array)
+    def settle(self) -> None:
+        self.synchronize()
+
+    def seconds(self, call: Callable[[], Any], count: int) -> float:
+        return measuring.seconds(call, count)
 
 
 def of(word: str | None) -> Place:
@@ -161,13 +154,4 @@ def of(word: str | None) -> Place:
         word = "gpu" if arrays.device_count() else "cpu"
     if word not in DEVICES:
         raise unknown_word("device", word, DEVICES)
-    return CpuPlace() if word == "cpu" else GpuPlace()
-
-
-def last_level_cache_bytes() -> int:
-    """Return the size of the CPU's largest cache; _CACHE_BYTES if it is unknown."""
-    sizes = [_CACHE_BYTES // 1024]
-    with suppress(OSError, ValueError):
-        texts = [path.read_text().strip() for path in _CPU_CACHES.glob("index*/size")]
-        sizes = [int(text.removesuffix("K")) for text in texts] or sizes
-    return max(sizes) * 1024
+    return Place() if word == "cpu" else GpuPlace()

@@ -130,32 +130,17 @@ class PyTorch:
         if self._place.name == "gpu":
             self._torch.cuda.empty_cache()
 
-    def product(self, size: int, dtype: str) -> Call:
-        """Return a function that multiplies two random square matrices."""
-        torch = self._torch
-        device = "cuda" if self._place.name == "gpu" else "cpu"
-        kind = getattr(torch, dtype)
-        a, b = (torch.randn(size, size, device=device).to(kind) for _ in range(2))
-        return lambda _: a @ b
-
-    def copy(self, size: int) -> Call:
-        """Return a function that copies ``size`` bytes."""
-        torch = self._torch
-        device = "cuda" if self._place.name == "gpu" else "cpu"
-        source = torch.randn(size // 4, device=device)
-        target = torch.empty_like(source)
-        return lambda _: target.copy_(source)
-
     def _operands(self, problem: ConvProblem, operands: Operands) -> tuple[Any, Any, Any]:
         """Return x, w and dy as views with PyTorch's axis order."""
         data, filters = problem.data_axes, problem.filter_axes
         return (
-            self._tensor(operands.x).permute(data),
-            self._tensor(operands.w).permute(filters),
-            self._tensor(operands.dy).permute(data),
+            self.tensor(operands.x).permute(data),
+            self.tensor(operands.w).permute(filters),
+            self.tensor(operands.dy).permute(data),
         )
 
-    def _tensor(self, array: Any) -> Any:
+    def tensor(self, array: Any) -> Any:
+        """Return a tensor that shares the memory of an array."""
         torch = self._torch
         if array.dtype.name != "bfloat16":
             return torch.from_dlpack(array)

@@ -36,7 +36,7 @@ class Row:
         implementation: value of ``impl``, such as "auto", or TORCH.
         kernel: planned implementation and its tile.
         layout: "channels_last" or "channels_first".
-        microseconds, low, high: time of a call and its spread, in µs; see ``timing.Timing``.
+        microseconds, low, high: time of a call and its spread, in µs; see ``timing``.
         samples: number of samples.
         host_microseconds: µs until a call returns to Python; None on the CPU.
         workspace_bytes: device memory besides operands and result; None if unknown.

@@ -227,7 +227,7 @@ class _Run:
             else:
                 results.failed.append(note)
         calls = {name: found.call for name, (found, _) in good.items()}
-        for name, time in timing.measure(calls, len(sets), place.clock, self._seconds).items():
+        for name, time in timing.measure(calls, len(sets), place, self._seconds).items():
             found, agreement = good[name]
             results.rows.append(
                 Row(
@@ -241,7 +241,7 @@ class _Run:
                     kernel=found.kernel,
                     layout=layout,
                     microseconds=time.seconds * 1e6,
-                    low=time.low * 1e6,
+                    low=time.seconds * 1e6,
                     high=time.high * 1e6,
                     samples=time.samples,
                     host_microseconds=None if time.host is None else time.host * 1e6,

@@ -10,7 +10,7 @@ import cupy
 import pytest
 
 from cupyconv import measuring
-from cupyconv.bench import ceilings, environment, places, pytorch, report, timing
+from cupyconv.bench import ceilings, environment, places, pytorch, report
 from cupyconv.gpu import capture
 from cupyconv.markup import Document
 from cupyconv.problem import PASSES
@@ -23,8 +23,7 @@ from tests.test_bench_run import DENSE, DEPTHWISE, measure, small  # noqa: F401
 def gpu(monkeypatch):
     place = places.of(None)
     assert place.name == "gpu"
-    # Sweeping 50 MB of cache before every sample takes an emulated device seconds.
-    place.clock = timing.CudaClock(cupy, 1 << 16)
+    place.sweep_bytes = 1 << 16  # larger sweeps take an emulated device seconds
     monkeypatch.setattr(places, "of", lambda word: place)
     return place
 
@@ -52,17 +51,15 @@ def test_bench_times_kernels_and_host_separately(gpu):
 
 
 def test_cache_sweep_lasts_until_host_is_ahead(gpu):
-    clock = gpu.clock
-    assert clock.asynchronous
     sweeps = []
-    clock._sweep = lambda: sweeps.append(1)
-    clock.sweep_seconds = 1e-3
-    assert clock.sample([lambda: None], lead=0.0) >= 0
+    gpu.sweep = lambda: sweeps.append(1)
+    gpu.sweep_seconds = 1e-3
+    assert gpu.sample(lambda: None, 1) >= 0
     assert len(sweeps) == 1
-    clock.sample([lambda: None], lead=4.5e-3)
+    gpu.sample(lambda: None, 1, lead=4.5e-3)
     assert len(sweeps) == 1 + 5
-    clock.sample([lambda: None], lead=60.0)
-    assert len(sweeps) == 6 + timing.MOST_SWEEPS
+    gpu.sample(lambda: None, 1, lead=60.0)
+    assert len(sweeps) == 6 + places.MOST_SWEEPS
 
 
 def test_seconds_averages_consecutive_calls():
@@ -145,16 +142,12 @@ def test_ceiling_falls_back_to_another_library(gpu, monkeypatch):
     def refuse(*_):
         raise RuntimeError("no cuBLAS")
 
-    def add(place, size, dtype):
-        a = place.xp.ones((size, size), dtype)
-        return lambda _: a + a
-
-    peer = SimpleNamespace(product=refuse, copy=refuse)
+    torch = SimpleNamespace(tensor=refuse)
     # CuPy's product needs cuBLAS, which is not emulated.
-    with pytest.raises(ceilings.NoCeilingError, match="torch: no cuBLAS; cupy: "):
-        ceilings.measure(gpu, "bfloat16", peer, 0.001)
-    monkeypatch.setattr(ceilings, "_product", add)
-    ceiling = ceilings.measure(gpu, "bfloat16", peer, 0.001)
+    with pytest.raises(ceilings.NoCeilingError, match=r"cupy: .*; torch: no cuBLAS"):
+        ceilings.measure(gpu, "bfloat16", torch, 0.001)
+    monkeypatch.setattr(ceilings, "_product", lambda a, b: lambda _: a + b)
+    ceiling = ceilings.measure(gpu, "bfloat16", torch, 0.001)
     assert (ceiling.product_by, ceiling.copy_by) == ("cupy", "cupy")
 
 

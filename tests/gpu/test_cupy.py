@@ -29,6 +29,7 @@ from tests.configurations import (
     PATCH_CASES,
     in_formats,
 )
+from tests.gpu.launching import launch_seconds
 
 if arrays.device_count() == 0:
     pytest.skip("no usable GPU: the CuPy path was not run", allow_module_level=True)
@@ -234,9 +235,9 @@ def test_a_repeated_calls_own_python_takes_less_than_10_us():
         "bias": lambda _: cupyconv.conv_forward(x, w, bias, activation="relu", **rules),
         "backprop_input": lambda _: cupyconv.conv_backprop_input(shape, w, x, **rules),
     }
-    launch = min(place.launch_seconds() for _ in range(5))
+    launch = min(launch_seconds(place) for _ in range(5))
     own = {
-        name: min(host_seconds(call, 1, place.clock, 0.5) for _ in range(5)) - launch
+        name: min(host_seconds(call, 1, place, 0.5) for _ in range(5)) - launch
         for name, call in calls.items()
     }
     print(f"launch {launch * 1e6:.1f} us", {name: f"{s * 1e6:.1f} us" for name, s in own.items()})

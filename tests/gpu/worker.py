@@ -15,7 +15,7 @@ from typing import Any
 from cupyconv import arrays, measuring
 from cupyconv.bench import environment
 from cupyconv.gpu import compiler
-from tests.gpu import contenders, pack
+from tests.gpu import contenders, launching, pack
 from tests.gpu.running import LINES_VARIABLE
 
 
@@ -41,7 +41,9 @@ def main(address: str, module: str, *words: str) -> None:
                 answer = {"cases": step.cases(*words)}
                 if question["about"]:
                     place = contenders.place()
-                    answer["about"] = environment.describe(place, program="python -m tests.gpu")
+                    about = environment.describe(place, program="python -m tests.gpu")
+                    about["launch_microseconds"] = launching.launch_seconds(place) * 1e6
+                    answer["about"] = about
             else:
                 answer = answer_of(run, question)
             stream.write(json.dumps(answer) + "\n")

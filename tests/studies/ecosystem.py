@@ -29,7 +29,6 @@ import numpy as np
 import cupyconv
 from cupyconv import ConvProblem, files
 from cupyconv.bench import environment, places
-from cupyconv.bench.timing import PAUSE
 
 ROUNDS = 7  # turns per call; the median counts
 
@@ -79,7 +78,7 @@ def _medians(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str
         call()
     for _ in range(ROUNDS):
         for name, call in calls.items():
-            sleep(PAUSE)
+            sleep(places.PAUSE)
             count, start = 0, perf_counter()
             while count == 0 or perf_counter() - start < seconds:
                 call()

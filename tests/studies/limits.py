@@ -165,7 +165,7 @@ def _share(
         return compute(sets[number])
 
     calls = {"ours": call, "theirs": peer.call(problem, pass_, sets)}
-    found = timing.measure(calls, len(sets), place.clock, SECONDS)
+    found = timing.measure(calls, len(sets), place, SECONDS)
     seconds = found["ours"].seconds
     meter = _Meter()
     # Shares are measured on one thread; with several, one copies while another computes.

@@ -128,7 +128,11 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
     help="Print all results as one JSON object, or write them to a file.",
 )
 @click.option(
-    "--plot", "plot_path", type=paths.FILE, metavar="FILE", help="Draw rooflines and ratios as SVG."
+    "--plot",
+    "plot_path",
+    type=paths.FILE,
+    metavar="FILE",
+    help="Draw the times beside PyTorch's and the roofline's, as SVG.",
 )
 @click.option(
     "--compare",

@@ -288,15 +288,24 @@ def test_load_rejects_a_damaged_file(tmp_path):
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def test_svg_has_a_point_and_a_bar_per_pass():
+def test_svg_has_two_points_and_a_roofline_per_pass():
     root = ET.fromstring(plot.svg(suite()))
     titles = [e.text for e in root.iter(f"{SVG}title")]
-    bars = [e for e in root.iter(f"{SVG}rect") if e.find(f"{SVG}title") is not None]
-    points = [e for e in root.iter(f"{SVG}circle") if e.find(f"{SVG}title") is not None]
-    assert (len(bars), len(points)) == (4, 8)
-    assert "resnet50-03: 100.0 µs, PyTorch 50.0 µs" in titles
+    assert "resnet50-03, cupyconv: 100.0 µs, 25% of the roofline" in titles
+    assert "resnet50-03, PyTorch: 50.0 µs, 50% of the roofline" in titles
+    assert len([title for title in titles if "of the roofline" in title]) == 4 * 2
     texts = [e.text for e in root.iter(f"{SVG}text")]
-    assert {"resnet50-03", "convnext-dw1", "depthwise", "0.50", "8.00", "float16"} <= set(texts)
+    assert {"resnet50-03", "convnext-dw1", "depthwise", "0.50×", "8.00×", "float16"} <= set(texts)
+    limits = [e for e in root.iter(f"{SVG}line") if e.get("stroke") == plot.INK]
+    assert len(limits) == 4 + 1  # one in the legend
+
+
+def test_svg_distances_are_ratios():
+    circles = list(ET.fromstring(plot.svg(suite())).iter(f"{SVG}circle"))
+    x = {e.find(f"{SVG}title").text.split(":")[0]: float(e.get("cx")) for e in circles[2:]}
+    slower = x["resnet50-03, cupyconv"] - x["resnet50-03, PyTorch"]  # twice as long
+    faster = x["convnext-dw1, PyTorch"] - x["convnext-dw1, cupyconv"]  # 8 times as long
+    assert faster == pytest.approx(3 * slower, rel=1e-3)
 
 
 def test_svg_elements_are_inside_the_frame():

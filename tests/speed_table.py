@@ -90,7 +90,7 @@ def _about(found: Results) -> str:
     about = found.environment
     on_cpu = about.get("device") == "cpu"
     omitted = ("cupy", "cuda_runtime", "cudnn") if on_cpu else ("numpy", "numba", "blas")
-    versions = environment.versions(about, "cupyconv", "commit", *omitted)
+    versions = environment.versions(about, "cupyconv", "commit", "python", *omitted)
     if about.get("smi"):
         versions.append(f"driver {about['smi'].get('driver_version')}")
         versions.append(f"SM clock up to {about['smi'].get('clocks.max.sm')}")

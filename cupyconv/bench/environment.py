@@ -20,16 +20,7 @@ import cupyconv
 from cupyconv.bench.places import GpuPlace, Place
 from cupyconv.cpu.threads import blas_threads, cores
 
-_SMI_FIELDS = (
-    "name",
-    "driver_version",
-    "memory.total",
-    "clocks.sm",
-    "clocks.mem",
-    "clocks.max.sm",
-    "clocks.max.mem",
-    "power.limit",
-)
+_SMI_FIELDS = ("driver_version", "clocks.sm", "clocks.max.sm", "power.limit")
 
 VERSIONS = {
     "cupyconv": "cupyconv",
@@ -41,6 +32,7 @@ VERSIONS = {
     "numpy": "NumPy",
     "numba": "Numba",
     "blas": "BLAS",
+    "python": "Python",
 }
 """Labels of versions, keyed by their name in a description."""
 
@@ -60,7 +52,6 @@ def describe(
         "cupyconv": cupyconv.__version__,
         "commit": commit(),
         "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
         "cpu": cpu_name(),
         "threads": threads(),
         "load": load(),
@@ -81,47 +72,34 @@ def versions(about: dict[str, Any], *omitted: str) -> list[str]:
     ]
 
 
-def title(environment: dict[str, Any]) -> str:
-    """Return the processor and the date as a short title."""
-    processor = environment.get("gpu") or environment.get("cpu") or "an unknown processor"
-    if environment.get("device") == "cpu":
-        processor = f"{processor}, {environment.get('threads')} threads"
-    return f"{processor}, {str(environment.get('date', '')).partition(' ')[0]}"
+def title(about: dict[str, Any]) -> str:
+    """Return the processor and the date of a description as a short title."""
+    processor = about.get("gpu") or about.get("cpu") or "an unknown processor"
+    if about.get("device") == "cpu":
+        processor = f"{processor}, {about.get('threads')} threads"
+    return f"{processor}, {str(about.get('date', '')).partition(' ')[0]}"
 
 
 def gpu(place: GpuPlace) -> dict[str, Any]:
     """Describe the current GPU: clocks and library versions."""
-    cupy = place.xp
-    runtime = cupy.cuda.runtime
-    properties = runtime.getDeviceProperties(runtime.getDevice())
-    description: dict[str, Any] = {
-        "gpu": properties["name"].decode(),
-        "capability": f"{properties['major']}.{properties['minor']}",
+    runtime = place.xp.cuda.runtime
+    number = runtime.runtimeGetVersion()
+    torch = sys.modules.get("torch")
+    return {
+        "gpu": runtime.getDeviceProperties(runtime.getDevice())["name"].decode(),
         "architecture": place.device.architecture,
-        "target": place.device.target,
-        "multiprocessors": properties["multiProcessorCount"],
-        "l2_bytes": properties["l2CacheSize"],
-        "memory_bytes": properties["totalGlobalMem"],
-        "cupy": cupy.__version__,
-        "cuda_runtime": _dotted(runtime.runtimeGetVersion()),
-        "cuda_driver": _dotted(runtime.driverGetVersion()),
+        "cupy": place.xp.__version__,
+        "cuda_runtime": f"{number // 1000}.{number % 1000 // 10}",
+        "cudnn": torch and torch.backends.cudnn.version(),
         "smi": smi(),
     }
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        description["torch_cuda"] = torch.version.cuda
-        description["cudnn"] = torch.backends.cudnn.version()
-    return description
 
 
 def smi() -> dict[str, str]:
     """Return clocks, driver and power limit from nvidia-smi; empty if it is unavailable."""
-    query = ["nvidia-smi", f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader"]
-    text = _output(query)
-    if text is None:
-        return {}
-    values = [value.strip() for value in text.splitlines()[0].split(",")]
-    return dict(zip(_SMI_FIELDS, values, strict=False))
+    text = _output("nvidia-smi", f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader")
+    values = [value.strip() for value in text.partition("\n")[0].split(",")]
+    return dict(zip(_SMI_FIELDS, values, strict=False)) if text else {}
 
 
 def threads() -> int:
@@ -159,17 +137,17 @@ def commit() -> str | None:
     folder = Path(cupyconv.__file__).parent.parent
     if not (folder / ".git").exists():
         return None
-    head = _output(["git", "-C", str(folder), "rev-parse", "--short=12", "HEAD"])
-    changed = _output(["git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no"])
-    return None if not head else head.strip() + ("+" if changed else "")
+    git = ("git", "-C", str(folder))
+    head = _output(*git, "rev-parse", "--short=12", "HEAD").strip()
+    changed = _output(*git, "status", "--porcelain", "--untracked-files=no")
+    return head + ("+" if changed else "") if head else None
 
 
 def version(package: str) -> str | None:
     """Return the version of a package; None if it is not installed."""
-    try:
+    with suppress(metadata.PackageNotFoundError):
         return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    return None
 
 
 def command_text(program: str, arguments: Iterable[str]) -> str:
@@ -178,14 +156,10 @@ def command_text(program: str, arguments: Iterable[str]) -> str:
     return f"{program} {names}".rstrip()
 
 
-def _dotted(number: int) -> str:
-    """Format a CUDA version number: 13000 as 13.0."""
-    return f"{number // 1000}.{number % 1000 // 10}"
-
-
-def _output(command: list[str]) -> str | None:
+def _output(*command: str) -> str:
+    """Return the output of a command; empty if it fails."""
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
-        return None
-    return run.stdout or None
+        return ""
+    return run.stdout

@@ -450,7 +450,7 @@ class Excerpt:
         problem: ConvProblem,
         pass_: str,
         operands: Operands,
-        memory: Memory,
+        get: Callable[[Any], np.ndarray],
         impl: Impl,
         most_flops: float,
     ) -> None:
@@ -458,11 +458,11 @@ class Excerpt:
 
         Args:
             operands: random operands on a device.
-            memory: memory of this device.
+            get: function that returns an array on this device as a NumPy array.
             impl: CPU implementation that computes the expected values in float64.
             most_flops: number of FLOPs to spend; every summed term is computed, however many.
         """
-        self._problem, self._pass, self._memory = problem, pass_, memory
+        self._problem, self._pass, self._get = problem, pass_, get
         extents = {
             "images": max(problem.N, 1),
             "groups": problem.groups,
@@ -504,7 +504,7 @@ class Excerpt:
     def _part(self, name: str, array: Any) -> np.ndarray:
         """Return this part of a tensor, in float64 or complex128 on the host."""
         view = filter_view if name == "dw" else data_view
-        part = self._memory.get(view(self._problem, array)[self._slices[name]])
+        part = self._get(view(self._problem, array)[self._slices[name]])
         return part.astype(np.complex128 if self._problem.is_complex else np.float64, order="C")
 
     def judge(self, result: Any, precision: Precision = "ieee") -> Agreement:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import geometric_mean
 
 from cupyconv.bench import environment, report
-from cupyconv.bench.results import Comparison, Results, Row, comparisons, newest
+from cupyconv.bench.results import Comparison, Results, Row, comparisons, load
 from cupyconv.bench.suites import KINDS
+from cupyconv.errors import ConvError
 from cupyconv.problem import PASSES
 
 NOTHING = {
@@ -34,6 +36,21 @@ def table(root: Path, device: str) -> str:
     """Return the newest table as Markdown, headed by the processor, the date and the versions."""
     found = newest(root, device)
     return NOTHING[device] if found is None else of_results(found)
+
+
+def newest(root: Path, device: str) -> Results | None:
+    """Return the latest run on "gpu" or "cpu" among bench-*.json; skip unreadable files."""
+    folder = root / device / "results"
+    runs = []
+    for path in sorted(folder.glob("bench-*.json")) if folder.is_dir() else []:
+        try:
+            loaded = load(path)
+        except ConvError as error:
+            print(f"skipped {path.name}: {error}", file=sys.stderr)
+            continue
+        if loaded.environment.get("device") == device and loaded.rows:
+            runs.append(loaded)
+    return max(runs, key=lambda run: str(run.environment.get("date")), default=None)
 
 
 def of_results(found: Results) -> str:

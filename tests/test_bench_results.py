@@ -98,9 +98,8 @@ def text_of(sections):
 # -- arithmetic ------------------------------------------------------------------------------------
 
 
-def test_row_computes_tflops_and_gbps():
+def test_row_computes_tflops():
     assert ROW.tflops == pytest.approx(100)  # 1e10 FLOP in 1e-4 s
-    assert ROW.gbps == pytest.approx(1000)  # 1e8 bytes in 1e-4 s
 
 
 def test_roofline_share_uses_the_slower_of_flops_and_bytes():
@@ -328,7 +327,7 @@ def test_svg_elements_are_inside_the_frame():
 
 def test_rates_exclude_products_with_padding():
     """Eight of nine products of deeplab-d36 are with padding."""
-    outcome = results.newest(Path(__file__).parent, "cpu")
+    outcome = speed_table.newest(Path(__file__).parent, "cpu")
     layers = {layer.name: layer.problem for layer in suites.select((), ())}
     for entry in outcome.rows:
         assert entry.useful_flops == layers[entry.layer].useful_flops
@@ -356,7 +355,7 @@ def test_readme_table_reports_that_nothing_was_measured(folders):
     assert speed_table.table(folders / "missing", "gpu") == speed_table.NOTHING["gpu"]
     on_cpu = measured(ROW, environment={"device": "cpu", "date": "2026-12-01"})
     on_cpu.save(folders / "gpu" / "results" / "bench-cpu.json")
-    assert results.newest(folders, "gpu") is None
+    assert speed_table.newest(folders, "gpu") is None
     assert speed_table.table(folders, "cpu") == speed_table.NOTHING["cpu"]
 
 

@@ -193,7 +193,7 @@ LONG = ConvProblem((2, 64, 12, 12), (32, 64, 3, 3), padding=1)
 
 
 def excerpt(problem, pass_, operands, most_flops=1e9):
-    return Excerpt(problem, pass_, operands, HOST, "reference", most_flops)
+    return Excerpt(problem, pass_, operands, HOST.get, "reference", most_flops)
 
 
 @pytest.mark.parametrize("layout", [CHANNELS_FIRST, CHANNELS_LAST])

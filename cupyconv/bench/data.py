@@ -48,10 +48,14 @@ def in_layout(problem: ConvProblem, layout: str, dtype: str) -> ConvProblem:
 def random_sets(problem: ConvProblem, count: int, xp: Any) -> list[Operands]:
     """Return ``count`` different sets of operands; ``xp`` is numpy or cupy."""
     shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
-    seeds = iter(range(3 * count))
     return [
-        Operands(*(_random(shape, problem.dtype, next(seeds), xp) for shape in shapes))
-        for _ in range(count)
+        Operands(
+            *(
+                random_flat(prod(shape), problem.dtype, 3 * number + i, xp).reshape(shape)
+                for i, shape in enumerate(shapes)
+            )
+        )
+        for number in range(count)
     ]
 
 
@@ -65,10 +69,6 @@ def random_flat(count: int, dtype: str, seed: int, xp: Any) -> Any:
         flat[start : start + chunk.size] = chunk
         start, offset = start + chunk.size, 0
     return flat
-
-
-def _random(shape: tuple[int, ...], dtype: str, seed: int, xp: Any) -> Any:
-    return random_flat(prod(shape), dtype, seed, xp).reshape(shape)
 
 
 @cache

@@ -43,10 +43,6 @@ class Place:
     most_sets = 4
     sweep_bytes = 128 << 20
 
-    def put(self, array: np.ndarray) -> Any:
-        """Return a NumPy array as an array of this place."""
-        return array
-
     def get(self, array: Any) -> np.ndarray:
         """Return an array of this place as a NumPy array."""
         return array
@@ -119,9 +115,6 @@ class GpuPlace(Place):
     def __init__(self) -> None:
         self.xp = arrays.require_gpu()
         self.device = backends.current_device()
-
-    def put(self, array: np.ndarray) -> Any:
-        return self.xp.asarray(array)
 
     def get(self, array: Any) -> np.ndarray:
         return self.xp.asnumpy(array)

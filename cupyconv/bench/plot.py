@@ -6,13 +6,12 @@ are equal ratios.  Lengths are in pixels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from math import ceil, floor, log10
 
 from cupyconv.bench import environment
 from cupyconv.bench.results import TORCH, Results, Row
 from cupyconv.bench.suites import KINDS
-from cupyconv.problem import PASSES
 from cupyconv.svg import Canvas
 
 WIDTH = 1200
@@ -35,19 +34,6 @@ _TITLES = {
 _LONGEST_NAME = 24  # characters
 
 
-@dataclass(frozen=True)
-class _Scale:
-    """Logarithmic axis that maps powers of ten ``low`` and ``high`` to the edges of a panel."""
-
-    low: int
-    high: int
-    left: float
-
-    def __call__(self, value: float) -> float:
-        share = (log10(value) - self.low) / (self.high - self.low)
-        return self.left + PANEL_WIDTH * share
-
-
 def svg(results: Results) -> str:
     """Draw a run."""
     canvas, about = Canvas(), results.environment
@@ -66,87 +52,78 @@ def svg(results: Results) -> str:
 
 def _dtype(canvas: Canvas, results: Results, dtype: str, top: float) -> float:
     """Draw the panels of a dtype; return their lower edge."""
+    rows = [row for row in results.rows if row.dtype == dtype]
     pairs: dict[tuple[str, str], dict[bool, Row]] = {}  # fastest rows, by whether they are ours
-    for row in sorted(results.rows, key=lambda row: -row.microseconds):
-        if row.dtype == dtype:
-            pairs.setdefault((row.layer, row.pass_), {})[row.implementation != TORCH] = row
-    rows = [row for pair in pairs.values() for row in pair.values()]
-    limits = {(row.layer, row.pass_): _limit(results, row) for row in rows}
-    times = [row.microseconds for row in rows] + [limit for limit in limits.values() if limit]
-    low, high = floor(log10(min(times))), ceil(log10(max(times)))
-    scales = {
-        pass_: _Scale(
-            low, max(high, low + 1), MARGIN + LABELS + number * (PANEL_WIDTH + RATIOS + GAP)
-        )
-        for number, pass_ in enumerate(PASSES)
-    }
-    _legend(canvas, dtype, top + 22, has_roofline=dtype in results.ceilings)
-    lines: list[tuple[str, str]] = []
-    layers = dict.fromkeys((row.kind, row.layer) for row in results.rows if row.dtype == dtype)
+    limits: dict[tuple[str, str], float] = {}  # roofline times in µs
+    for row in sorted(rows, key=lambda row: -row.microseconds):
+        key = row.layer, row.pass_
+        pairs.setdefault(key, {})[row.implementation != TORCH] = row
+        if share := results.roofline_share(row):
+            limits[key] = share * row.microseconds
+    times = [row.microseconds for row in rows] + list(limits.values())
+    low = floor(log10(min(times)))
+    high = max(ceil(log10(max(times))), low + 1)
+
+    lines: list[tuple[str, str]] = []  # kinds and layers
     for kind in KINDS:
-        names = [layer for its_kind, layer in layers if its_kind == kind]
+        names = dict.fromkeys(row.layer for row in rows if row.kind == kind)
         lines += [(kind, ""), *((kind, name) for name in names)] if names else []
     first = top + 66
     bottom = first + len(lines) * LINE_HEIGHT
-    for pass_, scale in scales.items():
-        _text(canvas, scale.left, first - 12, _TITLES[pass_], 12, fill=SOFT)
-        for power in range(scale.low, scale.high + 1):
-            x = scale(10.0**power)
-            _line(canvas, x, first - 4, x, bottom, GRID)
-            _text(canvas, x, bottom + 14, _time(power), 11, text_anchor="middle", fill=SOFT)
+    _legend(canvas, dtype, top + 22, has_roofline=bool(limits))
     for number, (kind, layer) in enumerate(lines):
         y = first + number * LINE_HEIGHT + 11
-        if not layer:
-            _text(canvas, MARGIN, y, kind, 12, font_weight="bold")
-            continue
         name = layer if len(layer) <= _LONGEST_NAME else f"{layer[: _LONGEST_NAME - 1]}…"
         _text(canvas, MARGIN + 8, y, name, 11)
-        for pass_, scale in scales.items():
-            pair = pairs.get((layer, pass_), {})
-            _pass(canvas, pair.get(True), pair.get(False), limits.get((layer, pass_)), scale, y - 4)
+        if not layer:
+            _text(canvas, MARGIN, y, kind, 12, font_weight="bold")
+    for panel, (pass_, title) in enumerate(_TITLES.items()):
+        left = MARGIN + LABELS + panel * (PANEL_WIDTH + RATIOS + GAP)
+
+        def x(time: float, left: float = left) -> float:
+            return left + PANEL_WIDTH * (log10(time) - low) / (high - low)
+
+        _text(canvas, left, first - 12, title, 12, fill=SOFT)
+        for power in range(low, high + 1):
+            _line(canvas, x(10.0**power), first - 4, x(10.0**power), bottom, GRID)
+            label = {"text_anchor": "middle", "fill": SOFT}
+            _text(canvas, x(10.0**power), bottom + 14, _time(power), 11, **label)
+        for number, (_, layer) in enumerate(lines):
+            if pair := pairs.get((layer, pass_)):
+                y = first + number * LINE_HEIGHT + 7
+                _pass(canvas, pair, limits.get((layer, pass_)), x, left + PANEL_WIDTH + 6, y)
     return bottom + 26
-
-
-def _limit(results: Results, row: Row) -> float | None:
-    """Return the roofline time of a row's pass in µs; None without a ceiling."""
-    share = results.roofline_share(row)
-    return share and share * row.microseconds
 
 
 def _pass(
     canvas: Canvas,
-    ours: Row | None,
-    torch: Row | None,
+    pair: dict[bool, Row],
     limit: float | None,
-    scale: _Scale,
+    x: Callable[[float], float],
+    right: float,
     y: float,
 ) -> None:
     """Draw the times of a pass, and PyTorch's time over cupyconv's right of the panel."""
     if limit:
-        _line(canvas, scale(limit), y - 5, scale(limit), y + 5, INK, 1.5)
-    if ours and torch:
-        ratio = torch.microseconds / ours.microseconds
-        color = OURS if ratio >= 1 else SLOWER
-        _line(canvas, scale(ours.microseconds), y, scale(torch.microseconds), y, color, 2)
-        right = scale.left + PANEL_WIDTH + 6
-        _text(canvas, right, y + 4, f"{ratio:.2f}×", 11, fill=color)
-    if torch:
-        _ring(canvas, scale(torch.microseconds), y, _title(torch, "PyTorch", limit))
-    if ours:
-        _dot(canvas, scale(ours.microseconds), y, _title(ours, "cupyconv", limit))
-
-
-def _title(row: Row, name: str, limit: float | None) -> str:
-    share = f", {limit / row.microseconds:.0%} of the roofline" if limit else ""
-    return f"{row.layer}, {name}: {row.microseconds:,.1f} µs{share}"
+        _line(canvas, x(limit), y - 5, x(limit), y + 5, INK, 1.5)
+    if len(pair) == 2:
+        ours, torch = pair[True].microseconds, pair[False].microseconds
+        color = OURS if torch >= ours else SLOWER
+        _line(canvas, x(ours), y, x(torch), y, color, 2)
+        _text(canvas, right, y + 4, f"{torch / ours:.2f}×", 11, fill=color)
+    for is_ours, row in sorted(pair.items()):
+        share = f", {limit / row.microseconds:.0%} of the roofline" if limit else ""
+        name = "cupyconv" if is_ours else "PyTorch"
+        title = f"{row.layer}, {name}: {row.microseconds:,.1f} µs{share}"
+        _mark(canvas, x(row.microseconds), y, title, is_ours=is_ours)
 
 
 def _legend(canvas: Canvas, dtype: str, y: float, *, has_roofline: bool) -> None:
     _text(canvas, MARGIN, y, dtype, 18, font_weight="bold")
     x = MARGIN + LABELS + 4
-    _dot(canvas, x, y - 4)
+    _mark(canvas, x, y - 4, is_ours=True)
     _text(canvas, x + 10, y, "cupyconv", 12)
-    _ring(canvas, x + 90, y - 4)
+    _mark(canvas, x + 90, y - 4, is_ours=False)
     _text(canvas, x + 100, y, "PyTorch; at the right, its time over cupyconv's", 12)
     if has_roofline:
         _line(canvas, x + 372, y - 9, x + 372, y + 1, INK, 1.5)
@@ -160,12 +137,9 @@ def _time(power: int) -> str:
     return f"{10.0**power:g} µs"
 
 
-def _dot(canvas: Canvas, x: float, y: float, title: str = "") -> None:
-    canvas.shape("circle", title, cx=x, cy=y, r=4, fill=OURS)
-
-
-def _ring(canvas: Canvas, x: float, y: float, title: str = "") -> None:
-    canvas.shape("circle", title, cx=x, cy=y, r=4, fill="#fff", stroke=OTHER, stroke_width=1.6)
+def _mark(canvas: Canvas, x: float, y: float, title: str = "", *, is_ours: bool) -> None:
+    style = {"fill": OURS} if is_ours else {"fill": "#fff", "stroke": OTHER}
+    canvas.shape("circle", title, cx=x, cy=y, r=4, stroke_width=1.6, **style)
 
 
 def _text(

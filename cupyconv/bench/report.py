@@ -104,16 +104,15 @@ def _measured(results: Results) -> list[Section]:
             number(row.microseconds),
             f"{(row.high - row.low) / 2 / row.microseconds:.0%}",
             number(row.tflops),
-            number(row.gbps),
             "-" if share is None else f"{share:.0%}",
             *([f"{Comparison(row, torch).ratio:.2f}" if torch else "-"] if has_torch else []),
         )
         tables.setdefault(row.dtype, []).append(cells)
-    columns: tuple[str, ...] = ("layer", "pass", "kernel", "µs", "±", "TFLOP/s", "GB/s", "roof")
+    columns: tuple[str, ...] = ("layer", "pass", "kernel", "µs", "±", "TFLOP/s", "roof")
     text = (
         "µs: time of a call from a cold cache, ± half the spread; each library in its "
-        "faster memory order. TFLOP/s: without products with padding. GB/s: each tensor moved "
-        "once. roof: roofline time / measured time."
+        "faster memory order. TFLOP/s: without products with padding. roof: roofline time / "
+        "measured time."
     )
     if has_torch:
         columns += ("PyTorch/ours",)
@@ -242,13 +241,10 @@ def _differences(old: Results, new: Results) -> list[str]:
         was, now = old.environment.get(key), new.environment.get(key)
         if was != now:
             lines.append(f"the runs differ in {label}: {was}, then {now}")
-    was, now = _statistic(old), _statistic(new)
+    was, now = (  # older files have medians
+        "median" if any(row.low < row.microseconds for row in run.rows) else "minimum"
+        for run in (old, new)
+    )
     if old.rows and new.rows and was != now:
         lines.append(f"the runs differ in the statistic of the samples: {was}, then {now}")
     return lines
-
-
-def _statistic(results: Results) -> str:
-    """Return the statistic of the samples; older files have medians."""
-    medians = any(row.low < row.microseconds for row in results.rows)
-    return "median" if medians else "minimum"

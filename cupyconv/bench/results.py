@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -39,7 +38,8 @@ class Row:
         microseconds, low, high: time of a call and its spread, in µs; see ``timing``.
         samples: number of samples.
         host_microseconds: µs until a call returns to Python; None on the CPU.
-        workspace_bytes: device memory besides operands and result; None if unknown.
+        workspace_bytes: planned device memory besides operands and result; None on the CPU and
+            for PyTorch.
         useful_flops, bytes: FLOPs of the pass without products with padding, and bytes if each
             tensor is moved once, from ConvProblem.
         error, bound: relative error against float64, and its limit.
@@ -71,11 +71,6 @@ class Row:
     def tflops(self) -> float:
         """TFLOP/s without products with padding, which an implementation may skip."""
         return self.useful_flops / self.microseconds * 1e-6
-
-    @property
-    def gbps(self) -> float:
-        """GB/s if each tensor is moved once."""
-        return self.bytes / self.microseconds * 1e-3
 
 
 @dataclass(frozen=True)
@@ -159,7 +154,7 @@ class Results:
             torch = fastest.get((row.dtype, row.layer, row.pass_, TORCH))
             derived = {
                 "tflops": row.tflops,
-                "gbps": row.gbps,
+                "gbps": row.bytes / row.microseconds * 1e-3,
                 "roofline_share": self.roofline_share(row),
                 "ratio_to_torch": torch and torch.microseconds / row.microseconds,
             }
@@ -265,21 +260,6 @@ def load(path: Path) -> Results:
             f"{path} has a missing or invalid entry ({type(error).__name__}: {error})",
             "Measure again",
         ) from None
-
-
-def newest(root: Path, device: str) -> Results | None:
-    """Return the latest run on "gpu" or "cpu" among bench-*.json; skip unreadable files."""
-    folder = root / device / "results"
-    runs = []
-    for path in sorted(folder.glob("bench-*.json")) if folder.is_dir() else []:
-        try:
-            loaded = load(path)
-        except ConvError as error:
-            print(f"skipped {path.name}: {error}", file=sys.stderr)
-            continue
-        if loaded.environment.get("device") == device and loaded.rows:
-            runs.append(loaded)
-    return max(runs, key=lambda run: str(run.environment.get("date")), default=None)
 
 
 def _read(kind: Any, entry: Mapping[str, Any]) -> Any:

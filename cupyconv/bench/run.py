@@ -59,16 +59,9 @@ class Options:
 
     def record(self) -> dict[str, Any]:
         """Return the options as a JSON object."""
-        return {
-            "layers": [layer.name for layer in self.layers],
-            "dtypes": list(self.dtypes),
-            "passes": list(self.passes),
-            "impls": list(self.impls),
-            "layouts": list(self.layouts),
-            "precision": self.precision,
-            "seconds": self.seconds,
-            "minutes": self.minutes,
-        }
+        options = {**vars(self), "layers": [layer.name for layer in self.layers]}
+        del options["arguments"]  # the environment has the command line
+        return options
 
 
 def run(
@@ -114,7 +107,7 @@ class _Candidate(NamedTuple):
     kernel: str
     call: timing.Call
     result: Any
-    workspace_bytes: int | None
+    workspace_bytes: int | None = None
 
 
 @dataclass
@@ -208,7 +201,7 @@ class _Run:
         """Check every implementation of a pass, and time the correct implementations."""
         place, options, results = self.place, self.options, self.results
         name = place.name
-        excerpt = Excerpt(problem, pass_, sets[0], place, CHECKED_BY[name], CHECKED_FLOPS[name])
+        excerpt = Excerpt(problem, pass_, sets[0], place.get, CHECKED_BY[name], CHECKED_FLOPS[name])
         good = {}
         for found in self._candidates(layer, problem, pass_, sets):
             agreement = excerpt.judge(found.result, options.precision)
@@ -269,20 +262,19 @@ class _Run:
                 results.failed.append(Note(layer.name, problem.dtype, what, _first_line(error)))
         if self.torch is None:
             return
-        refusal = self.torch.refuses(problem)
+        refusal = self.torch.refuses(problem, pass_)
         if refusal is not None:
             results.skip(Note(layer.name, problem.dtype, TORCH, refusal))
             return
         try:
             call = self.torch.call(problem, pass_, sets)
-            workspace = self.torch.workspace_bytes(call)
             result = self.torch.to_array(call(0), problem, pass_)
         except pytorch.ERRORS as error:
             if _is_memory_error(error):
                 raise
             results.skip(Note(layer.name, problem.dtype, f"{TORCH} {pass_}", _first_line(error)))
         else:
-            yield _Candidate(TORCH, TORCH, call, result, workspace)
+            yield _Candidate(TORCH, TORCH, call, result)
 
     def _ours(
         self, problem: ConvProblem, pass_: str, sets: list[Operands], impl: Impl

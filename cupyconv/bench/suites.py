@@ -25,27 +25,12 @@ KINDS = ("dense", "pointwise", "dilated", "stem", "grouped", "depthwise", "conv1
 STEM_CHANNELS = 4
 """Largest number of input channels of a stem, the first layer of a network."""
 
-QUICK = (
-    "resnet50-01",
-    "resnet50-03",
-    "resnet50-05",
-    "resnet50-07",
-    "resnet50-17",
-    "vgg16-3",
-    "mobilenetv2-dw3",
-    "mobilenetv2-dw6",
-    "mobilenetv2-pw2",
-    "efficientnetb0-dw2",
-    "convnext-dw2",
-    "resnext50-g32-2",
-    "deeplab-d12",
-    "resnet3d-stem",
-    "wav2vec-k3",
-    "conformer-dw31",
-    "odd-c67",
-    "batch1-resnet50-3x3",
-    "seed-5x100x100",
-)
+_QUICK = """
+resnet50-01 resnet50-03 resnet50-05 resnet50-07 resnet50-17 vgg16-3 mobilenetv2-dw3 mobilenetv2-dw6
+mobilenetv2-pw2 efficientnetb0-dw2 convnext-dw2 resnext50-g32-2 deeplab-d12 resnet3d-stem wav2vec-k3
+conformer-dw31 odd-c67 batch1-resnet50-3x3 seed-5x100x100
+"""
+QUICK = tuple(_QUICK.split())
 """Layers of ``--quick``: layers of every kind, with and without stride, large and small."""
 
 

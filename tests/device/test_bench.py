@@ -111,21 +111,18 @@ def test_torch_peer_runs_on_timed_stream(gpu):
 
     with cupy.cuda.Stream() as stream:
         for pointer in (stream.ptr, 7):
-            peer = pytorch.PyTorch(gpu, SimpleNamespace(cuda=Cuda(pointer)))
-            with peer._current_stream():
-                pass
+            options = SimpleNamespace(benchmark=False, allow_tf32=True)
+            torch = SimpleNamespace(
+                backends=SimpleNamespace(cudnn=options, cuda=SimpleNamespace(matmul=options)),
+                cuda=Cuda(pointer),
+                get_num_threads=lambda: 1,
+                set_num_threads=lambda count: None,
+                inference_mode=nullcontext,
+            )
+            with pytorch.PyTorch(gpu, torch).settings("ieee"):
+                assert options.benchmark
+            assert (options.benchmark, options.allow_tf32) == (False, True)
         assert entered == [f"stream {stream.ptr}"]
-
-
-def test_torch_workspace_is_peak_minus_result(gpu):
-    cuda = SimpleNamespace(
-        memory_allocated=lambda: 1000,
-        reset_peak_memory_stats=lambda: None,
-        max_memory_allocated=lambda: 1000 + 640 + 4 * 6,
-    )
-    peer = pytorch.PyTorch(gpu, SimpleNamespace(cuda=cuda))
-    result = SimpleNamespace(numel=lambda: 6, element_size=lambda: 4)
-    assert peer.workspace_bytes(lambda _: result) == 640
 
 
 # A PyTorch with CUDA warns that it cannot use the emulated devices.

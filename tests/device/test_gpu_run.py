@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from cupyconv.bench import results
 from cupyconv.bench.results import Row
 from cupyconv.gpu import compiler
+from tests import speed_table
 from tests.device import faulty_step
 from tests.gpu import __main__ as everything
 from tests.gpu import contenders, pack, report, running, smoke
@@ -114,7 +114,7 @@ def test_report_has_tables_calibration_and_failures(measured, monkeypatch):
     assert report.main(measured) == 0
     text = (measured / "report.md").read_text()
     assert "| float16 | dense (1) | 1.50× (1 / 0 / 0) | 1.50× (1 / 0 / 0) | – |" in text
-    bench = results.newest(measured.parents[1], "gpu")
+    bench = speed_table.newest(measured.parents[1], "gpu")
     assert [row.implementation for row in bench.rows] == ["torch", "auto"] * 2
     assert "| float16 ieee channels_last | forward | 2.000 (1) | a-1 2.00 |" in text
     assert "`python -m tests.gpu tests --only 't.py::test_a[b c]'`" in text

@@ -168,7 +168,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     call: Any
     if case["candidate"] == "cudnn":
         peer = _torch(case["precision"])
-        refusal = "PyTorch has no CUDA device" if peer is None else peer.refuses(problem)
+        refusal = "PyTorch has no CUDA device" if peer is None else peer.refuses(problem, pass_)
         if peer is None or refusal:
             return {"state": "skipped", "detail": refusal}
         name, kernel, workspace, modelled, choices = "torch", "torch", None, None, None

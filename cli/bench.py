@@ -10,17 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cupyconv import files
-from cupyconv.cli import configuration, output, paths
+from cupyconv.cli import INTERRUPTED, configuration, output, paths
 from cupyconv.errors import ConvError, unknown_word
 from cupyconv.markup import Paragraph, Section, Table, in_line
 from cupyconv.problem import ITEMSIZE, PASSES, counted, shape_text
 
 if TYPE_CHECKING:
     from cupyconv.bench.suites import SuiteLayer
-
-PEERS = ("torch", "none")
-
-INTERRUPTED = 130  # exit code: 128 + SIGINT, as in shells
 
 QUICK_MINUTES = 2.0
 QUICK_SECONDS = 0.1  # s per measurement of a quick run (chosen)
@@ -112,8 +108,7 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
 @click.option("--minutes", type=float, callback=_positive, help="Stop after this long and report.")
 @click.option(
     "--peers",
-    metavar="torch|none",
-    type=configuration.Words(lambda: PEERS),
+    type=click.Choice(["torch", "none"]),
     default="torch",
     show_default=True,
     help="Compare with PyTorch if it is installed, or with nothing.",
@@ -165,6 +160,8 @@ def command(
     ratio to PyTorch.  Every result is checked before it is timed.  Ctrl-C ends the run with a
     report of the results so far.  The JSON file is written after each layer.
     """
+    from cupyconv.bench import suites as bench
+
     if compare:
         return _compare(*map(Path, compare), options["json_path"])
     given = configuration.read_short_form(shapes)
@@ -182,11 +179,11 @@ def command(
             "Give one of them",
         )
     if drawn:
-        layers = _random_layers(drawn, seed)
-    elif used and not (suites or names):
+        layers = bench.drawn(secrets.randbelow(10**6) if seed is None else seed, drawn)
+    elif given or config:
         layers = _configured({**given, "config": config})
     else:
-        layers = _of_suites(suites, names)
+        layers = bench.select(suites, names)
     if only_list:
         _list(layers, options["json_path"])
         return 0
@@ -218,11 +215,8 @@ def _measure(
 
     if precision not in PRECISIONS:
         raise unknown_word("precision", precision, PRECISIONS)
-    if peers not in PEERS:
-        raise unknown_word("peer", peers, PEERS)
-    _require_impls(impls)
     place = places.of(device)
-    _require_here(impls, place.name)
+    _require_impls(impls, place.name)
     about = counted(len(layers), "layer")
     if quick:
         layers, about = _quick(layers, chosen, place.name)
@@ -240,24 +234,22 @@ def _measure(
         torch=peers == "torch",
         arguments=tuple(sys.argv[2:]),
     )
-    targets = {"json": json_path, "plot": plot_path}
-    paths.require_one_output(*targets.values(), as_json=False)
-    written = {kind: Path(path) for kind, path in targets.items() if path is not None}
-    if json_path == paths.STANDARD:
-        del written["json"]  # the object is printed below
+    paths.require_one_output(json_path, plot_path, as_json=False)
     if plot_path is not None:
         paths.require_suffix("--plot", Path(plot_path), ".svg")
-    for kind, path in written.items():
-        paths.require_writable(f"--{kind}", path)
+    for option, path in (("--json", json_path), ("--plot", plot_path)):
+        if path is not None:
+            paths.require_writable(option, Path(path))
+    json_file = None if json_path in (None, paths.STANDARD) else Path(json_path)
+    # A device or a pipe gets the results once, at the end.
+    is_replaced = json_file is not None and files.is_replaced(json_file)
     results = Results()
-    json_file = written.get("json")
-    is_file = json_file is not None and files.is_replaced(json_file)  # not a device or a pipe
     try:
         text = f"{about}, {', '.join(asked.dtypes)}"
         with output.progress(text, len(layers) * len(asked.dtypes)) as advance:
 
             def keep() -> None:
-                if json_file is not None and is_file:
+                if json_file is not None and is_replaced:
                     results.save(json_file)
                 advance()
 
@@ -265,28 +257,16 @@ def _measure(
     finally:
         if json_file is not None:
             results.save(json_file)
-        if "plot" in written:
-            paths.write(written["plot"], plot.svg(results).encode())
+        if plot_path is not None:
+            paths.write(Path(plot_path), plot.svg(results).encode())
     if json_path == paths.STANDARD:
         output.write_json(results.to_json())
-    elif paths.STANDARD not in targets.values():
+    elif plot_path != paths.STANDARD:
         title = f"Measured: {about}" if results.rows else f"Nothing was measured of {about}"
         output.draw(output.heading(title), *report.sections(results))
     if not results.finished:
         return INTERRUPTED
     return 1 if results.failed or not results.rows else 0
-
-
-def _random_layers(count: int, seed: int | None) -> tuple[SuiteLayer, ...]:
-    from cupyconv.bench import suites
-
-    return suites.drawn(secrets.randbelow(10**6) if seed is None else seed, count)
-
-
-def _of_suites(words: tuple[str, ...], names: tuple[str, ...]) -> tuple[SuiteLayer, ...]:
-    from cupyconv.bench import suites
-
-    return suites.select(words, names)
 
 
 def _configured(options: dict[str, Any]) -> tuple[SuiteLayer, ...]:
@@ -336,20 +316,14 @@ def _quick(
     return small, f"a quick look at {len(small)} of {count} layers, batch {QUICK_CPU_BATCH}"
 
 
-def _require_impls(impls: tuple[str, ...]) -> None:
+def _require_impls(impls: tuple[str, ...], place: str) -> None:
+    """Check that all implementations exist, and that at least one runs on the device."""
     from cupyconv.planning.families import FAMILIES
     from cupyconv.planning.plan import AUTO
 
     for impl in impls:
         if impl not in (AUTO, *FAMILIES):
             raise unknown_word("impl", impl, (AUTO, *FAMILIES))
-
-
-def _require_here(impls: tuple[str, ...], place: str) -> None:
-    """Check that at least one implementation runs on the measured device."""
-    from cupyconv.planning.families import FAMILIES
-    from cupyconv.planning.plan import AUTO
-
     if not any(impl == AUTO or FAMILIES[impl].on_gpu == (place == "gpu") for impl in impls):
         raise ConvError(
             "--impl must name an implementation that runs on the device",

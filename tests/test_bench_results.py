@@ -11,7 +11,7 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from cupyconv import ConvError
-from cupyconv.bench import environment, plot, report, results, suites
+from cupyconv.bench import environment, places, plot, report, results, suites
 from cupyconv.bench.results import Ceiling, Comparison, Note, Results, Row
 from cupyconv.cpu import threads
 from cupyconv.cpu.threads import cores
@@ -259,9 +259,7 @@ def test_files_of_earlier_versions_are_read(tmp_path):
 def test_load_rejects_another_version(tmp_path):
     path = tmp_path / "a.json"
     path.write_text(json.dumps(suite().to_json() | {"schema": 7}))
-    with pytest.raises(
-        ConvError, match=rf"results must have format version {results.SCHEMA}: .* has version 7"
-    ):
+    with pytest.raises(ConvError, match=rf"format version {results.SCHEMA}: .* has version 7"):
         results.load(path)
 
 
@@ -422,9 +420,11 @@ def test_readme_table_reports_missing_results():
 # -- environment -----------------------------------------------------------------------------------
 
 
-def test_command_text_omits_folders():
-    text = environment.command_text("cupyconv bench", ["--json", "/some/where/new.json", "--quick"])
-    assert text == "cupyconv bench --json new.json --quick"
+def test_described_command_omits_folders():
+    arguments = ["--json", "/some/where/new.json", "--quick"]
+    about = environment.describe(places.of("cpu"), arguments)
+    assert about["command"] == "cupyconv bench --json new.json --quick"
+    assert {"torch", "numpy", "cpu", "threads", "load", "commit"} <= set(about)
 
 
 def test_threads_equal_the_blas_threads(monkeypatch):

@@ -167,8 +167,12 @@ def test_wrong_peer_result_is_skipped_and_reported(monkeypatch):
     }
 
 
-def test_peer_errors_and_refusals_are_reported(monkeypatch):
+def test_pytorchs_errors_and_refusals_are_reported(monkeypatch):
     pytest.importorskip("torch")
+    lopsided = ConvProblem((1, 2, 5, 5), (2, 2, 2, 2), padding="same")
+    outcome = measure(SuiteLayer("lopsided", lopsided), torch=True)
+    assert {row.implementation for row in outcome.rows} == {"auto"}
+    assert [note.reason for note in outcome.skipped] == ["PyTorch pads both sides equally"]
 
     def refuse(*_):
         raise RuntimeError("unsupported\nsecond line")
@@ -178,10 +182,6 @@ def test_peer_errors_and_refusals_are_reported(monkeypatch):
     assert [(note.what, note.reason) for note in outcome.skipped] == [
         ("torch forward", "unsupported")
     ]
-    lopsided = ConvProblem((1, 2, 5, 5), (2, 2, 2, 2), padding="same")
-    outcome = measure(SuiteLayer("lopsided", lopsided), torch=True)
-    assert {row.implementation for row in outcome.rows} == {"auto"}
-    assert [note.reason for note in outcome.skipped] == ["PyTorch pads both sides equally"]
 
 
 def test_kernel_compile_error_is_a_failure(monkeypatch):
@@ -331,7 +331,7 @@ def test_quick_run_reports_its_options(monkeypatch):
         (["--pass", "forwards"], "Did you mean 'forward'?"),
         (["--layout", "channels"], "Did you mean 'channels_"),
         (["--precision", "tf23"], "Did you mean 'tf32'?"),
-        (["--peers", "pytorch"], "unknown peer: 'pytorch'"),
+        (["--peers", "pytorch"], "'pytorch' is not one of 'torch', 'none'"),
         (["--device", "gpus"], "Did you mean 'gpu'?"),
         (["--seconds", "0"], "--seconds must be above 0"),
         (["--minutes", "inf"], "--minutes must be above 0"),

@@ -35,8 +35,7 @@ def measure(place: Place, dtype: str, torch: PyTorch | None, seconds: float) -> 
     """Measure the ceiling of a dtype.
 
     Args:
-        torch: PyTorch, called inside its ``settings``, which enable or disable TF32; None if it is
-            not installed.
+        torch: PyTorch inside its ``settings``, which permit or forbid TF32; None without PyTorch.
         seconds: time to spend on each product and each copy.
 
     Raises:
@@ -48,16 +47,11 @@ def measure(place: Place, dtype: str, torch: PyTorch | None, seconds: float) -> 
     product_dtype = dtype
     if ITEMSIZE[dtype] == 2:
         product_dtype = "float32" if place.name == "cpu" else "float16"
-    product = _fastest(place, torch, (size, size), product_dtype, _product, seconds)
+    product_by, product = _fastest(place, torch, (size, size), product_dtype, _product, seconds)
     clock = environment.smi().get("clocks.sm", "") if place.name == "gpu" else ""
-    copy = _fastest(place, torch, (copied // 4,), "float32", _copy, seconds)
-    return Ceiling(
-        flops_of_product(dtype) * size**3 / product[1],
-        2 * copied / copy[1],
-        product[0],
-        copy[0],
-        clock,
-    )
+    copy_by, copy = _fastest(place, torch, (copied // 4,), "float32", _copy, seconds)
+    rate = flops_of_product(dtype) * size**3 / product
+    return Ceiling(rate, 2 * copied / copy, product_by, copy_by, clock)
 
 
 def _fastest(

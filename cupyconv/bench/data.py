@@ -1,8 +1,7 @@
 """Random tensors of a layer.
 
-A few million normally distributed numbers are drawn once and repeated, so that filling tensors is
-fast.  The period is a prime, so that no tensor axis is a multiple of it.  Zeros would distort the
-timings, since processors run faster on zeros.
+A few million normally distributed numbers are drawn once and repeated, which is fast.  The period
+is a prime, so that no tensor axis is a multiple of it.  Processors would run faster on zeros.
 """
 
 from __future__ import annotations
@@ -48,15 +47,12 @@ def in_layout(problem: ConvProblem, layout: str, dtype: str) -> ConvProblem:
 def random_sets(problem: ConvProblem, count: int, xp: Any) -> list[Operands]:
     """Return ``count`` different sets of operands; ``xp`` is numpy or cupy."""
     shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
-    return [
-        Operands(
-            *(
-                random_flat(prod(shape), problem.dtype, 3 * number + i, xp).reshape(shape)
-                for i, shape in enumerate(shapes)
-            )
-        )
-        for number in range(count)
-    ]
+
+    def tensor(seed: int) -> Any:
+        shape = shapes[seed % 3]
+        return random_flat(prod(shape), problem.dtype, seed, xp).reshape(shape)
+
+    return [Operands(*map(tensor, range(3 * i, 3 * i + 3))) for i in range(count)]
 
 
 def random_flat(count: int, dtype: str, seed: int, xp: Any) -> Any:

@@ -7,7 +7,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import cupyconv
-from cupyconv.bench.places import GpuPlace, Place
+from cupyconv.bench.places import Place
 from cupyconv.cpu.threads import blas_threads, cores
 
 _SMI_FIELDS = ("driver_version", "clocks.sm", "clocks.max.sm", "power.limit")
@@ -45,21 +45,33 @@ def describe(
     Args:
         program, arguments: command line; files are recorded without their folder.
     """
-    return {
+    names = shlex.join(argument.rpartition(os.sep)[2] for argument in arguments)
+    found = {
         "device": place.name,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": command_text(program, arguments),
+        "command": f"{program} {names}".rstrip(),
         "cupyconv": cupyconv.__version__,
-        "commit": commit(),
+        "commit": _known(_commit),
         "python": platform.python_version(),
-        "cpu": cpu_name(),
+        "cpu": _known(_cpu_name) or platform.processor() or platform.machine(),
         "threads": threads(),
-        "load": load(),
+        "load": _known(lambda: round(os.getloadavg()[0], 2)),
         "numpy": np.__version__,
-        "blas": blas(),
-        "numba": version("numba"),
-        "torch": version("torch"),
-        **(gpu(place) if isinstance(place, GpuPlace) else {}),
+        "blas": _known(_blas),
+        "numba": _known(lambda: metadata.version("numba")),
+        "torch": _known(lambda: metadata.version("torch")),
+    }
+    if place.name == "cpu":
+        return found
+    runtime, torch = place.xp.cuda.runtime, sys.modules.get("torch")
+    cuda = runtime.runtimeGetVersion()
+    return found | {
+        "gpu": runtime.getDeviceProperties(runtime.getDevice())["name"].decode(),
+        "architecture": place.device.architecture,
+        "cupy": place.xp.__version__,
+        "cuda_runtime": f"{cuda // 1000}.{cuda % 1000 // 10}",
+        "cudnn": torch and torch.backends.cudnn.version(),
+        "smi": smi(),
     }
 
 
@@ -80,24 +92,10 @@ def title(about: dict[str, Any]) -> str:
     return f"{processor}, {str(about.get('date', '')).partition(' ')[0]}"
 
 
-def gpu(place: GpuPlace) -> dict[str, Any]:
-    """Describe the current GPU: clocks and library versions."""
-    runtime = place.xp.cuda.runtime
-    number = runtime.runtimeGetVersion()
-    torch = sys.modules.get("torch")
-    return {
-        "gpu": runtime.getDeviceProperties(runtime.getDevice())["name"].decode(),
-        "architecture": place.device.architecture,
-        "cupy": place.xp.__version__,
-        "cuda_runtime": f"{number // 1000}.{number % 1000 // 10}",
-        "cudnn": torch and torch.backends.cudnn.version(),
-        "smi": smi(),
-    }
-
-
 def smi() -> dict[str, str]:
     """Return clocks, driver and power limit from nvidia-smi; empty if it is unavailable."""
-    text = _output("nvidia-smi", f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader")
+    query = f"--query-gpu={','.join(_SMI_FIELDS)}"
+    text = _known(lambda: _output("nvidia-smi", query, "--format=csv,noheader")) or ""
     values = [value.strip() for value in text.partition("\n")[0].split(",")]
     return dict(zip(_SMI_FIELDS, values, strict=False)) if text else {}
 
@@ -107,59 +105,34 @@ def threads() -> int:
     return blas_threads() or cores()
 
 
-def load() -> float | None:
-    """Return the load average of the last minute; None if the system does not report it."""
-    with suppress(AttributeError, OSError):
-        return round(os.getloadavg()[0], 2)
+def _known(look: Callable[[], Any]) -> Any:
+    """Return the result of a function; None if it fails, because the system does not know it."""
+    with suppress(Exception):
+        return look()
     return None
 
 
-def blas() -> str:
+def _blas() -> str:
     """Return name and version of the BLAS that NumPy was built with."""
-    with suppress(KeyError, TypeError, AttributeError):
-        config: Any = np.show_config(mode="dicts")
-        entry = config["Build Dependencies"]["blas"]
-        return f"{entry['name']} {entry['version']}"
-    return "unknown"
+    config: Any = np.show_config(mode="dicts")
+    blas = config["Build Dependencies"]["blas"]
+    return f"{blas['name']} {blas['version']}"
 
 
-def cpu_name() -> str:
-    """Return the model name of the CPU."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+def _cpu_name() -> str:
+    _, _, text = Path("/proc/cpuinfo").read_text().partition("model name\t: ")
+    return text.splitlines()[0]
 
 
-def commit() -> str | None:
+def _commit() -> str | None:
     """Return the measured commit, with "+" if tracked files changed; None outside a checkout."""
     folder = Path(cupyconv.__file__).parent.parent
     if not (folder / ".git").exists():
         return None
     git = ("git", "-C", str(folder))
-    head = _output(*git, "rev-parse", "--short=12", "HEAD").strip()
     changed = _output(*git, "status", "--porcelain", "--untracked-files=no")
-    return head + ("+" if changed else "") if head else None
-
-
-def version(package: str) -> str | None:
-    """Return the version of a package; None if it is not installed."""
-    with suppress(metadata.PackageNotFoundError):
-        return metadata.version(package)
-    return None
-
-
-def command_text(program: str, arguments: Iterable[str]) -> str:
-    """Return a command line with the folders of file arguments removed."""
-    names = shlex.join(argument.rpartition(os.sep)[2] for argument in arguments)
-    return f"{program} {names}".rstrip()
+    return _output(*git, "rev-parse", "--short=12", "HEAD").strip() + ("+" if changed else "")
 
 
 def _output(*command: str) -> str:
-    """Return the output of a command; empty if it fails."""
-    try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return run.stdout
+    return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=20)

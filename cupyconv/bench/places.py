@@ -19,12 +19,7 @@ from cupyconv.kernels.device import CPU, Device
 
 DEVICES = ("cpu", "gpu")
 
-PAUSE = 0.15
-"""Pause before an implementation's turn on the CPU, in s (chosen).
-
-Idle BLAS threads spin for a tenth of a second and would slow down the next implementation.
-"""
-
+PAUSE = 0.15  # s before a turn on the CPU, where idle BLAS threads spin for a tenth of a second
 MOST_SWEEPS = 64  # largest number of sweeps before a sample
 
 
@@ -77,8 +72,7 @@ class Place:
     def sample(self, call: Callable[[], Any], count: int, lead: float = 0.0) -> float:
         """Return the mean time of ``count`` consecutive calls, from a cold cache.
 
-        Args:
-            lead: host time of the calls; sweeps take at least this long.
+        Sweeps of the cache take at least ``lead`` seconds, the host time of the calls.
         """
         for _ in range(min(max(ceil(lead / self.sweep_seconds), 1), MOST_SWEEPS)):
             self.sweep()

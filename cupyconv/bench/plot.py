@@ -14,13 +14,9 @@ from cupyconv.bench.results import TORCH, Results, Row
 from cupyconv.bench.suites import KINDS
 from cupyconv.svg import Canvas
 
-WIDTH = 1200
-MARGIN = 24
-LABELS = 172  # width of the layer names, left of the panels
-RATIOS = 44  # width of the ratios, right of each panel
-GAP = 16  # between panels
+WIDTH, MARGIN, LINE_HEIGHT = 1200, 24, 16
+LABELS, RATIOS, GAP = 172, 44, 16  # layer names, ratios right of a panel, space between panels
 PANEL_WIDTH = (WIDTH - 2 * MARGIN - LABELS - 2 * GAP) / 3 - RATIOS
-LINE_HEIGHT = 16
 
 INK, SOFT, GRID = "#1f2933", "#5f6b7a", "#e3e7ec"
 OURS, OTHER, SLOWER = "#1f6fb2", "#c8761d", "#b5443c"
@@ -31,7 +27,6 @@ _TITLES = {
     "backprop_input": "Gradient with respect to the input",
     "backprop_filter": "Gradient with respect to the filter",
 }
-_LONGEST_NAME = 24  # characters
 
 
 def svg(results: Results) -> str:
@@ -73,7 +68,7 @@ def _dtype(canvas: Canvas, results: Results, dtype: str, top: float) -> float:
     _legend(canvas, dtype, top + 22, has_roofline=bool(limits))
     for number, (kind, layer) in enumerate(lines):
         y = first + number * LINE_HEIGHT + 11
-        name = layer if len(layer) <= _LONGEST_NAME else f"{layer[: _LONGEST_NAME - 1]}…"
+        name = layer if len(layer) <= 24 else f"{layer[:23]}…"
         _text(canvas, MARGIN + 8, y, name, 11)
         if not layer:
             _text(canvas, MARGIN, y, kind, 12, font_weight="bold")

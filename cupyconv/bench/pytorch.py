@@ -16,6 +16,7 @@ from cupyconv.arrays import numpy_dtype
 from cupyconv.bench.places import Place
 from cupyconv.bench.timing import Call
 from cupyconv.checking import Operands
+from cupyconv.errors import ConvError
 from cupyconv.problem import ConvProblem
 from cupyconv.signals import import_whole
 
@@ -47,9 +48,7 @@ class PyTorch:
     def settings(self, precision: str, threads: int | None = None) -> Iterator[None]:
         """Enter the settings for measuring PyTorch, and restore them afterwards.
 
-        Args:
-            precision: "tf32" permits tensor cores to round float32 operands.
-            threads: thread count of PyTorch on the CPU; None leaves it unchanged.
+        ``precision`` "tf32" permits tensor cores to round float32 operands.
         """
         torch = self._torch
         values = [
@@ -83,9 +82,11 @@ class PyTorch:
     def call(self, problem: ConvProblem, pass_: str, sets: Sequence[Operands]) -> Call:
         """Return a function that runs a pass on the operand set with a given index.
 
-        The function returns a tensor (N, C, *spatial) or (K, C / groups, *spatial).  On the CPU,
-        the tensor is complete when the function returns.
+        Raises:
+            ConvError: the problem is unsupported.
         """
+        if refusal := self.refuses(problem, pass_):
+            raise ConvError("PyTorch must support the pass", refusal)
         torch, groups, rank = self._torch, problem.groups, problem.spatial_rank
         stride, dilation = list(problem.stride), list(problem.dilation)
         padding = [before for before, _ in problem.padding]

@@ -41,11 +41,7 @@ def number(value: float) -> str:
 
 
 def busy(about: dict[str, Any]) -> str | None:
-    """Return a warning if the CPU was loaded before the run, else None.
-
-    Args:
-        about: environment of the run.
-    """
+    """Return a warning if the CPU was loaded before the run with this environment, else None."""
     load, threads = about.get("load") or 0, about.get("threads", 1)
     if about.get("device") != "cpu" or load <= threads / 2:
         return None
@@ -65,11 +61,7 @@ def _section(
     rows: Sequence[tuple[str, ...]] = (),
     left: tuple[str, ...] = (),
 ) -> Section:
-    """Return lines of text and a table, which is left out if it is empty.
-
-    Args:
-        left: headings of the left-aligned columns.
-    """
+    """Return lines of text, and a table if there are rows; columns in ``left`` are left-aligned."""
     blocks: list[Block] = [Paragraph(in_line(line)) for line in lines]
     if rows:
         right = tuple(column for column in columns if column not in left)
@@ -96,11 +88,10 @@ def _measured(results: Results) -> list[Section]:
             continue
         torch = fastest.get((row.dtype, row.layer, row.pass_, TORCH))
         share = results.roofline_share(row)
-        kernel, _, _tile = row.kernel.partition(" ")
         cells = (
             row.layer,
             _PASS_WORDS[row.pass_],
-            kernel,
+            row.kernel.partition(" ")[0],  # without the tile
             number(row.microseconds),
             f"{(row.high - row.low) / 2 / row.microseconds:.0%}",
             number(row.tflops),
@@ -159,13 +150,11 @@ def _notes(title: str, notes: Sequence[Note]) -> Section:
     for note in notes:
         name = " ".join(filter(None, (note.layer, note.dtype)))
         where.setdefault((note.what, note.reason), []).append(name)
-    return _section(
-        title,
-        [
-            f"{what}: {reason}" + (f": {', '.join(dict.fromkeys(names))}" if any(names) else "")
-            for (what, reason), names in where.items()
-        ],
+    lines = (
+        f"{what}: {reason}" + (f": {', '.join(dict.fromkeys(names))}" if any(names) else "")
+        for (what, reason), names in where.items()
     )
+    return _section(title, lines)
 
 
 def _conditions(results: Results) -> list[str]:

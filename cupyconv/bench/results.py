@@ -17,7 +17,6 @@ SCHEMA = 2
 """Version of the format; it changes when older files could be misread."""
 
 KIND = "cupyconv bench"
-
 TORCH = "torch"
 """Implementation of PyTorch's rows; the implementations of all other rows are cupyconv's."""
 
@@ -30,13 +29,9 @@ class Row:
     """Measurement of one implementation of one pass of a layer, in one dtype and memory order.
 
     Attributes:
-        layer, suite, kind: name of the layer, its suite and its kind.
-        pass_: "forward", "backprop_input" or "backprop_filter".
         implementation: value of ``impl``, such as "auto", or TORCH.
         kernel: planned implementation and its tile.
-        layout: "channels_last" or "channels_first".
         microseconds, low, high: time of a call and its spread, in µs; see ``timing``.
-        samples: number of samples.
         host_microseconds: µs until a call returns to Python; None on the CPU.
         workspace_bytes: planned device memory besides operands and result; None on the CPU and
             for PyTorch.
@@ -110,12 +105,9 @@ class Results:
     """Results of a run.
 
     Attributes:
-        environment: hardware and software versions.
-        options: options of the run.
+        environment, options: description of the machine, and options of the run.
         ceilings: roofline by dtype.
-        rows: measured passes.
-        skipped: measurements that were skipped.
-        failed: wrong results of cupyconv, which are not timed.
+        skipped, failed: measurements that were skipped, and wrong results, which are not timed.
         finished: whether the run was completed.
     """
 
@@ -231,17 +223,13 @@ def load(path: Path) -> Results:
         content = parse_json(path.read_text(errors="replace"))
     except ValueError:
         content = None
-    if not isinstance(content, dict) or content.get("is") != KIND:
+    known = isinstance(content, dict) and content.get("is") == KIND
+    if not known or content.get("schema") != SCHEMA:
+        found = f"version {content.get('schema')}" if known else "another format"
         raise ConvError(
-            "results must be a file written by `cupyconv bench --json`",
-            f"{path} has another format",
-            "Write one with: cupyconv bench --quick --json new.json",
-        )
-    if content.get("schema") != SCHEMA:
-        raise ConvError(
-            f"results must have format version {SCHEMA}",
-            f"{path} has version {content.get('schema')}",
-            "Measure again with this cupyconv, or read the file with the cupyconv that wrote it",
+            f"results must be written by `cupyconv bench --json`, in format version {SCHEMA}",
+            f"{path} has {found}",
+            "Write new results with: cupyconv bench --quick --json new.json",
         )
     try:
         rows = [_read(Row, entry) for entry in content["rows"]]
@@ -274,10 +262,7 @@ def _read(kind: Any, entry: Mapping[str, Any]) -> Any:
 
 
 _DIVISORS = ("microseconds", "low", "high", "flops_per_second", "bytes_per_second")
-"""Numbers that must be positive."""
-
-_LARGEST = 1e30
-"""Upper limit of any number, so that products of numbers do not overflow (chosen)."""
+_LARGEST = 1e30  # upper limit of any number, so that products of numbers do not overflow (chosen)
 
 _KINDS = {"load": int | float | None, "threads": int | float, "smi": dict, "layers": list}
 """Types of the optional entries that a report computes with; other entries are only printed."""

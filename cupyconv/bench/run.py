@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from math import inf
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 from cupyconv.bench import ceilings, data, environment, pytorch, timing
 from cupyconv.bench.places import Place
-from cupyconv.bench.results import TORCH, Ceiling, Note, Results, Row
+from cupyconv.bench.results import TORCH, Note, Results, Row
 from cupyconv.bench.suites import SuiteLayer, fair_order
 from cupyconv.checking import Excerpt, Operands, pass_function
 from cupyconv.errors import ConvError, CupyconvError
@@ -28,6 +29,7 @@ CHECKED_BY: dict[str, Impl] = {"cpu": "reference", "gpu": "numpy"}
 """Implementation of the expected values, by place; on the CPU, not the default implementation."""
 
 _SETS_BYTES = 1 << 30  # limit of all operand sets together; larger sets need no grouped calls
+_COPIES = 4  # needed memory in tensors of a layer: operands, two results, and their check
 _FEWEST_CALLS = 7  # calls to check and time an implementation, however slow it is
 
 
@@ -37,7 +39,6 @@ class Options:
 
     Attributes:
         layers: layers in the order of the report; they are measured in ``suites.fair_order``.
-        impls: values of ``impl`` to measure.
         layouts: memory orders; the report uses the fastest order of each library.
         seconds: time per measurement; None for SECONDS.
         minutes: time limit of the run, divided among the dtypes; layers that do not fit are
@@ -100,61 +101,42 @@ def run(
         results.rows.sort(key=lambda row: (dtypes.index(row.dtype), layers.index(row.layer)))
 
 
-class _Candidate(NamedTuple):
-    """Implementation of a pass, and the result of its first call."""
-
-    name: str
-    kernel: str
-    call: timing.Call
-    result: Any
-    workspace_bytes: int | None = None
-
-
 @dataclass
 class _Run:
     place: Place
     options: Options
     results: Results
     torch: pytorch.PyTorch | None
-    started: float = field(default_factory=perf_counter)
 
     def measure_all(self, advance: Callable[[], None]) -> None:
         options = self.options
-        ends = self.started + 60 * options.minutes if options.minutes else inf
+        ends = perf_counter() + 60 * options.minutes if options.minutes else inf
         for number, dtype in enumerate(options.dtypes):
             # Divide the remaining time equally among the remaining dtypes.
             now = perf_counter()
             until = now + (ends - now) / (len(options.dtypes) - number)
-            ceiling = self._ceiling(dtype)
+            try:
+                measured = ceilings.measure(self.place, dtype, self.torch, self._seconds)
+                self.results.ceilings[dtype] = measured
+            except ceilings.NoCeilingError as error:
+                self.results.skip(Note("all layers", dtype, "the roofline", str(error)))
             for layer in fair_order(options.layers):
-                reason = self._reason_to_skip(layer.problem, dtype, ceiling, until)
+                reason = self._reason_to_skip(layer.problem, dtype, until)
                 reason = reason or self._layer(layer, dtype)
                 if reason:
                     self.results.skip(Note(layer.name, dtype, "the layer", reason))
                 advance()
 
-    def _ceiling(self, dtype: str) -> Ceiling | None:
-        """Measure the roofline of a dtype; if no library can, note why and return None."""
-        try:
-            ceiling = ceilings.measure(self.place, dtype, self.torch, self._seconds)
-        except ceilings.NoCeilingError as error:
-            self.results.skip(Note("all layers", dtype, "the roofline", str(error)))
-            return None
-        self.results.ceilings[dtype] = ceiling
-        return ceiling
-
     @property
     def _seconds(self) -> float:
         return self.options.seconds or SECONDS[self.place.name]
 
-    def _reason_to_skip(
-        self, problem: ConvProblem, dtype: str, ceiling: Ceiling | None, until: float
-    ) -> str | None:
-        options = self.options
+    def _reason_to_skip(self, problem: ConvProblem, dtype: str, until: float) -> str | None:
+        options, ceiling = self.options, self.results.ceilings.get(dtype)
         if problem.flops == 0:
             return "there is nothing to compute for an empty batch"
         problem = data.in_layout(problem, options.layouts[0], dtype)
-        needed, free = _needed_bytes(problem), self.place.free_bytes()
+        needed, free = _COPIES * problem.bytes, self.place.free_bytes()
         if needed > free:
             return f"needs {needed / 2**30:.1f} GiB of memory; {free / 2**30:.1f} GiB are free"
         left = until - perf_counter()
@@ -174,7 +156,7 @@ class _Run:
         try:
             for layout in self.options.layouts:
                 problem = data.in_layout(layer.problem, layout, dtype)
-                room = 1 + (self.place.free_bytes() - _needed_bytes(problem)) // problem.bytes // 2
+                room = (self.place.free_bytes() // problem.bytes - _COPIES) // 2 + 1
                 most = min(max(_SETS_BYTES // problem.bytes, 2), self.place.most_sets)
                 sets = data.random_sets(problem, max(min(room, most), 1), self.place.xp)
                 for pass_ in self.options.passes:
@@ -200,96 +182,60 @@ class _Run:
     ) -> None:
         """Check every implementation of a pass, and time the correct implementations."""
         place, options, results = self.place, self.options, self.results
-        name = place.name
-        excerpt = Excerpt(problem, pass_, sets[0], place.get, CHECKED_BY[name], CHECKED_FLOPS[name])
+        checked_by, flops = CHECKED_BY[place.name], CHECKED_FLOPS[place.name]
+        excerpt = Excerpt(problem, pass_, sets[0], place.get, checked_by, flops)
+        note = partial(Note, layer.name, problem.dtype)
         good = {}
-        for found in self._candidates(layer, problem, pass_, sets):
-            agreement = excerpt.judge(found.result, options.precision)
-            if agreement.passed:
-                good[found.name] = found._replace(result=None), agreement
-                continue
-            note = Note(
-                layer.name,
-                problem.dtype,
-                f"{found.name} {pass_} {layout}",
-                f"the relative error is {agreement.difference:.1e}; "
-                f"at most {agreement.bound:.1e} is allowed",
-            )
-            if found.name == TORCH:
-                results.skip(note)
-            else:
-                results.failed.append(note)
-        calls = {name: found.call for name, (found, _) in good.items()}
-        for name, time in timing.measure(calls, len(sets), place, self._seconds).items():
-            found, agreement = good[name]
-            results.rows.append(
-                Row(
-                    layer=layer.name,
-                    suite=layer.suite,
-                    kind=layer.kind,
-                    pass_=pass_,
-                    dtype=problem.dtype,
-                    precision=options.precision,
-                    implementation=name,
-                    kernel=found.kernel,
-                    layout=layout,
-                    microseconds=time.seconds * 1e6,
-                    low=time.seconds * 1e6,
-                    high=time.high * 1e6,
-                    samples=time.samples,
-                    host_microseconds=None if time.host is None else time.host * 1e6,
-                    workspace_bytes=found.workspace_bytes,
-                    useful_flops=problem.useful_flops,
-                    bytes=problem.bytes,
-                    error=agreement.difference or 0.0,
-                    bound=agreement.bound,
-                    checked=excerpt.share,
-                )
-            )
-
-    def _candidates(
-        self, layer: SuiteLayer, problem: ConvProblem, pass_: str, sets: list[Operands]
-    ) -> Iterator[_Candidate]:
-        """Yield every implementation that computes a pass; note why the others do not."""
-        options, results = self.options, self.results
-        for impl in options.impls:
+        for name in (*options.impls, *([TORCH] if self.torch else [])):
             try:
-                yield self._ours(problem, pass_, sets, impl)
+                call, result, kernel, workspace = self._first_call(name, problem, pass_, sets)
             except ConvError as error:  # unsupported problem
-                results.skip(Note(layer.name, problem.dtype, impl, error.values))
+                results.skip(note(name, error.values))
+                continue
             except CupyconvError as error:
-                what = f"{impl} {pass_}"
-                results.failed.append(Note(layer.name, problem.dtype, what, _first_line(error)))
-        if self.torch is None:
-            return
-        refusal = self.torch.refuses(problem, pass_)
-        if refusal is not None:
-            results.skip(Note(layer.name, problem.dtype, TORCH, refusal))
-            return
-        try:
-            call = self.torch.call(problem, pass_, sets)
-            result = self.torch.to_array(call(0), problem, pass_)
-        except pytorch.ERRORS as error:
-            if _is_memory_error(error):
-                raise
-            results.skip(Note(layer.name, problem.dtype, f"{TORCH} {pass_}", _first_line(error)))
-        else:
-            yield _Candidate(TORCH, TORCH, call, result)
+                results.failed.append(note(f"{name} {pass_}", _first_line(error)))
+                continue
+            except pytorch.ERRORS as error:
+                if name != TORCH or _is_memory_error(error):
+                    raise
+                results.skip(note(f"{name} {pass_}", _first_line(error)))
+                continue
+            found = excerpt.judge(result, options.precision)
+            del result
+            if found.passed:
+                good[name] = call, kernel, workspace, found
+                continue
+            why = f"the relative error is {found.difference:.1e}, above the limit {found.bound:.1e}"
+            wrong = note(f"{name} {pass_} {layout}", why)
+            results.skip(wrong) if name == TORCH else results.failed.append(wrong)
+        calls = {name: call for name, (call, *_) in good.items()}
+        for name, time in timing.measure(calls, len(sets), place, self._seconds).items():
+            _, kernel, workspace, found = good[name]
+            row = Row(
+                layer=layer.name, suite=layer.suite, kind=layer.kind, pass_=pass_,
+                dtype=problem.dtype, precision=options.precision, layout=layout,
+                implementation=name, kernel=kernel, workspace_bytes=workspace,
+                microseconds=time.seconds * 1e6, low=time.seconds * 1e6, high=time.high * 1e6,
+                samples=time.samples, host_microseconds=time.host and time.host * 1e6,
+                useful_flops=problem.useful_flops, bytes=problem.bytes,
+                error=found.difference or 0.0, bound=found.bound, checked=excerpt.share,
+            )  # fmt: skip
+            results.rows.append(row)
 
-    def _ours(
-        self, problem: ConvProblem, pass_: str, sets: list[Operands], impl: Impl
-    ) -> _Candidate:
+    def _first_call(
+        self, name: str, problem: ConvProblem, pass_: str, sets: list[Operands]
+    ) -> tuple[timing.Call, Any, str, int | None]:
+        """Return a function of the set's index, its first result, its kernel and its workspace."""
+        if name == TORCH and self.torch is not None:
+            call = self.torch.call(problem, pass_, sets)
+            return call, self.torch.to_array(call(0), problem, pass_), name, None
+        impl: Any = name
         precision, on_gpu = self.options.precision, self.place.name == "gpu"
         chosen = plan_pass(problem, pass_, self.place.device, impl, precision)
         compute = pass_function(problem, pass_, impl, precision)
         kernel = f"{chosen.implementation} {chosen.tile or ''}".rstrip()
         workspace = chosen.workspace_bytes if on_gpu else None
-        return _Candidate(impl, kernel, lambda i: compute(sets[i]), compute(sets[0]), workspace)
-
-
-def _needed_bytes(problem: ConvProblem) -> int:
-    """Return the bytes of one set of operands, two results, and their check."""
-    return 4 * problem.bytes
+        return lambda i: compute(sets[i]), compute(sets[0]), kernel, workspace
 
 
 def _is_memory_error(error: BaseException) -> bool:

@@ -1,7 +1,4 @@
-"""Layers to measure: 78 convolutions of real networks in named suites, and random layers.
-
-Random layers have sizes that are typical of networks, but no library has been tuned for them.
-"""
+"""Layers to measure: 78 convolutions of real networks, and random layers of typical sizes."""
 
 from __future__ import annotations
 
@@ -16,8 +13,6 @@ from random import Random
 
 from cupyconv.errors import unknown_word
 from cupyconv.problem import ConvProblem
-
-LISTING = Path(__file__).with_name("layers.csv")
 
 KINDS = ("dense", "pointwise", "dilated", "stem", "grouped", "depthwise", "conv1d", "conv3d")
 """Kinds of layers; a report has a geometric mean per kind, and every layer has one kind."""
@@ -73,7 +68,7 @@ class SuiteLayer:
 @cache
 def listed() -> tuple[SuiteLayer, ...]:
     """Return the layers of layers.csv, in its order."""
-    with LISTING.open(newline="", encoding="utf-8") as file:
+    with Path(__file__).with_name("layers.csv").open(newline="", encoding="utf-8") as file:
         return tuple(_layer(row) for row in csv.DictReader(file))
 
 
@@ -104,11 +99,7 @@ def select(suite_words: Iterable[str] = (), names: Iterable[str] = ()) -> tuple[
 
 
 MOST_DRAWN_FLOPS = 6e9
-"""Largest number of FLOPs per pass of a random layer; the batch is reduced to meet this limit
-(chosen)."""
-
-SQUARE_SHARE = 0.75
-"""Fraction of random layers with equal spatial extents (chosen)."""
+"""FLOPs per pass of a random layer above which its batch is reduced (chosen)."""
 
 
 def drawn(seed: int, count: int) -> tuple[SuiteLayer, ...]:
@@ -142,7 +133,7 @@ def _random(numbers: Random, kind: str) -> ConvProblem:
     padding = reach if kind == "dilated" else numbers.choice((0, reach))
     least, most = map(log2, size)
     spatial = [max(round(2 ** numbers.uniform(least, most)), width) for _ in range(rank)]
-    if numbers.random() < SQUARE_SHARE:
+    if numbers.random() < 0.75:  # most layers have equal spatial extents
         spatial = spatial[:1] * rank
     problem = ConvProblem(
         (numbers.choice((1, 1, 2, 4, 8, 32)), channels, *spatial),

@@ -13,12 +13,11 @@ even if their spreads overlap.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import cycle
 from math import ceil
 from statistics import median, quantiles
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from cupyconv.bench.places import Place
 
@@ -31,21 +30,16 @@ SHORTEST_SAMPLE = 50e-6  # s; shorter calls are grouped, at most one call per op
 HOST_CALLS = 20  # consecutive calls; far fewer than the launches that a stream can queue
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Time of one call, in seconds.
+class Timing(NamedTuple):
+    """Time of one call in seconds, with the spread's upper end and the number of samples.
 
-    Attributes:
-        seconds: minimum of the samples.
-        high: lower quartile of the turns' minima.
-        samples: number of samples.
-        host: time until the call returns to Python; None on the CPU, where calls are synchronous.
+    ``host`` is the time until the call returns to Python; None on the CPU.
     """
 
     seconds: float
     high: float
     samples: int
-    host: float | None = None
+    host: float | None
 
 
 def measure(
@@ -84,12 +78,7 @@ def host_seconds(call: Call, sets: int, place: Place, seconds: float) -> float:
 
 
 class _Series:
-    """Measurement of one implementation in progress.
-
-    Attributes:
-        samples: number of samples over all turns.
-        best: time per call, minimum of each turn.
-    """
+    """Measurement of one implementation in progress; ``best`` has the minimum of each turn."""
 
     def __init__(self, call: Call, sets: int, place: Place, seconds: float) -> None:
         """Warm up, and choose the calls per sample and the number of samples."""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache, partial
+from importlib import metadata
 from pathlib import Path
 from statistics import median
 from time import perf_counter, sleep
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Read before Dask sets its workers' number of threads in this process's environment.
     workers = environment.threads()
     about = environment.describe(place, ["-m", "tests.studies.ecosystem", *options], "python")
-    versions = {name: environment.version(name) for name in ("dask", "distributed", "zarr")}
+    versions = {name: metadata.version(name) for name in ("dask", "distributed", "zarr")}
     found = {
         "environment": about | versions,
         "torch": asdict(torch_calls(TINY)),

@@ -184,6 +184,24 @@ def test_pytorchs_errors_and_refusals_are_reported(monkeypatch):
     ]
 
 
+def test_slow_pytorch_is_skipped_for_the_whole_layer(monkeypatch):
+    pytest.importorskip("torch")
+    calls, original = [], pytorch.PyTorch.call
+
+    def call(self, *arguments):
+        calls.append(arguments)
+        return original(self, *arguments)
+
+    monkeypatch.setattr(pytorch.PyTorch, "call", call)
+    monkeypatch.setattr(bench_run, "SLOWEST_CALL", 0.0)
+    outcome = measure(DENSE, DEPTHWISE, torch=True)
+    assert {row.implementation for row in outcome.rows} == {"auto"}
+    assert [(n.layer, n.what, n.reason) for n in outcome.skipped] == [
+        (layer.name, "torch", "a call takes more than 10 s") for layer in (DENSE, DEPTHWISE)
+    ]
+    assert len(calls) == 2
+
+
 def test_kernel_compile_error_is_a_failure(monkeypatch):
     def broken(*_):
         raise KernelCompileError("conv_forward.cu does not compile", "the log")

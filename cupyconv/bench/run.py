@@ -19,14 +19,16 @@ from cupyconv.errors import ConvError, CupyconvError
 from cupyconv.planning import Impl, Precision, plan_pass
 from cupyconv.problem import PASSES, ConvProblem
 
-SECONDS = {"cpu": 0.3, "gpu": 0.1}
-"""Default time of one measurement, by place (chosen)."""
+SECONDS = {"cpu": 0.3, "gpu": 0.1}  # default time of one measurement, by place (chosen)
 
-CHECKED_FLOPS = {"cpu": 0.3e9, "gpu": 2e9}
-"""Number of FLOPs whose results are checked, by place: a fraction of a second (chosen)."""
+CHECKED_FLOPS = {"cpu": 50e6, "gpu": 0.5e9}
+"""Number of FLOPs whose results are checked, by place: about a second if depthwise (chosen)."""
 
 CHECKED_BY: dict[str, Impl] = {"cpu": "reference", "gpu": "numpy"}
 """Implementation of the expected values, by place; on the CPU, not the default implementation."""
+
+SLOWEST_CALL = 10  # s; a layer on which PyTorch takes longer is measured without PyTorch (chosen)
+_TOO_SLOW = f"a call takes more than {SLOWEST_CALL} s"
 
 _SETS_BYTES = 1 << 30  # limit of all operand sets together; larger sets need no grouped calls
 _COPIES = 4  # needed memory in tensors of a layer: operands, two results, and their check
@@ -58,12 +60,6 @@ class Options:
     torch: bool = True
     arguments: tuple[str, ...] = ()
 
-    def record(self) -> dict[str, Any]:
-        """Return the options as a JSON object."""
-        options = {**vars(self), "layers": [layer.name for layer in self.layers]}
-        del options["arguments"]  # the environment has the command line
-        return options
-
 
 def run(
     place: Place, options: Options, results: Results, advance: Callable[[], None] = lambda: None
@@ -77,7 +73,8 @@ def run(
         advance: called after each layer of each dtype.
     """
     results.environment = environment.describe(place, options.arguments)
-    results.options = options.record()
+    results.options = {**vars(options), "layers": [layer.name for layer in options.layers]}
+    del results.options["arguments"]  # the environment has the command line
     try:
         with ExitStack() as settings:
             torch = None
@@ -187,6 +184,8 @@ class _Run:
         note = partial(Note, layer.name, problem.dtype)
         good = {}
         for name in (*options.impls, *([TORCH] if self.torch else [])):
+            if name == TORCH and note(TORCH, _TOO_SLOW) in results.skipped:
+                continue
             try:
                 call, result, kernel, workspace = self._first_call(name, problem, pass_, sets)
             except ConvError as error:  # unsupported problem
@@ -228,6 +227,10 @@ class _Run:
         """Return a function of the set's index, its first result, its kernel and its workspace."""
         if name == TORCH and self.torch is not None:
             call = self.torch.call(problem, pass_, sets)
+            tries = 1 if self.place.name == "cpu" else 2  # cuDNN's first call tries algorithms
+            times = (self.place.seconds(partial(call, 0), 1) for _ in range(tries))
+            if all(time > SLOWEST_CALL for time in times):
+                raise ConvError("PyTorch must be fast enough", _TOO_SLOW)
             return call, self.torch.to_array(call(0), problem, pass_), name, None
         impl: Any = name
         precision, on_gpu = self.options.precision, self.place.name == "gpu"

@@ -53,8 +53,6 @@ ROOMS = (
 )
 """Rooms from the lowest to the highest."""
 
-FRAMEWORKS = {"torch", "jax", "tensorflow", "onnx", "keras", "dask", "distributed", "zarr"}
-
 
 def python_files() -> list[Path]:
     """Return the files of the library and the command line, except ``cupyconv/__init__.py``."""
@@ -275,7 +273,6 @@ def permitted(path: Path) -> set[str]:
     known |= {
         "torch": {"torch"},
         "dask": {"dask", "distributed", "zarr"},
-        "bench": {*FRAMEWORKS, "matplotlib"},
         "cli": {"dask"},
     }.get(room_of(path), set())
     if path.name == "loops_numba.py":  # imported only if Numba is installed

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from cupyconv.kernels.hopper import takes_turns
+from cupyconv.kernels.hopper import CONSUMERS, takes_turns
 from cupyconv.kernels.strides import Strides
 from cupyconv.launch import Launch
 from cupyconv.markup import escape
@@ -225,7 +225,7 @@ def _hopper(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
     cluster, stages = _number(macros, "CLUSTER"), _number(macros, "STAGES")
     pass_ = _number(macros, "PASS")
     left, top, scale = _product(canvas, m, n, k, stages, _WORDS[pass_])
-    groups = 1 if takes_turns(tile) else 2
+    groups = 1 if takes_turns(tile) else CONSUMERS
     for group in range(groups):
         rows = m // groups
         _grid(
@@ -245,7 +245,7 @@ def _hopper(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
     canvas.text(
         left,
         below,
-        f"{launch.block[0]} threads: two warpgroups multiply"
+        f"{launch.block[0]} threads: {CONSUMERS} warpgroups multiply"
         f"{', whole tiles in turn' if groups == 1 else ''}; one loads by TMA",
     )
     if cluster > 1:

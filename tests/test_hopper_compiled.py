@@ -6,7 +6,7 @@ import pytest
 
 from cupyconv import ConvProblem
 from cupyconv.gpu import compiler, sources
-from cupyconv.kernels.hopper import takes_turns
+from cupyconv.kernels.hopper import CONSUMERS, takes_turns
 from cupyconv.kernels.strides import Strides
 from cupyconv.planning import Device, PassPlan
 from cupyconv.planning.launches import prepare
@@ -68,7 +68,7 @@ def test_kernels_compile_to_wgmma_without_spills(problem, pass_, tile, splits):
     found = instructions(listing)
     assert ("MULTICAST" in listing) == (defines["CLUSTER"] > 1)
     # The code has all products of a step and three waits; a wait per product would be more.
-    rows = tile.block_m // (1 if takes_turns(tile) else 2)
+    rows = tile.block_m // (1 if takes_turns(tile) else CONSUMERS)
     assert found["HGMMA"] == rows // 64 * 4
     assert found["WARPGROUP"] == 3
     assert found["USETMAXREG"] == 2

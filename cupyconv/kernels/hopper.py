@@ -52,8 +52,11 @@ LINE_BYTES = 128
 BARRIER_BYTES = 8
 """Bytes per mbarrier (hardware)."""
 
-TURN_BARRIERS = 2
-"""Barriers by which the two consumer warpgroups take turns."""
+WARPGROUP = 128
+"""Threads per warpgroup (hardware)."""
+
+CONSUMERS = 2
+"""Warpgroups per block that multiply, each with a barrier for its turn; one more loads (chosen)."""
 
 MOST_STAGES = 8
 """Largest number of stages of the ring (chosen)."""
@@ -546,13 +549,13 @@ def _refuse_walks(problem: ConvProblem, pass_: str) -> str | None:
 
 
 def bias_bytes(block_n: int) -> int:
-    """Return the shared memory for a tile's biases in two warpgroups, in bytes."""
-    return 2 * block_n * 4
+    """Return the shared memory for the biases of each consumer warpgroup, in bytes."""
+    return CONSUMERS * block_n * 4
 
 
 def output_bytes(itemsize: int) -> int:
     """Return the bytes of two output buffers per warpgroup; float32 needs no buffers."""
-    return 2 * 2 * 64 * LINE_BYTES if itemsize == 2 else 0
+    return CONSUMERS * 2 * 64 * LINE_BYTES if itemsize == 2 else 0
 
 
 def ring_stages(block_m: int, block_n: int, itemsize: int) -> int:
@@ -562,19 +565,19 @@ def ring_stages(block_m: int, block_n: int, itemsize: int) -> int:
         block_m, block_n: extents of the tile.
         itemsize: bytes per element of C.
     """
-    fixed = output_bytes(itemsize) + bias_bytes(block_n) + TURN_BARRIERS * BARRIER_BYTES
+    fixed = output_bytes(itemsize) + bias_bytes(block_n) + CONSUMERS * BARRIER_BYTES
     room = (CHIPS[9, 0].block_shared << 10) - fixed
     return min(room // ((block_m + block_n) * LINE_BYTES + 2 * BARRIER_BYTES), MOST_STAGES)
 
 
 def tile_of(block_m: int, block_n: int, itemsize: int, operand_bytes: int, **macros: int) -> Tile:
-    """Return a tile for two consumer warpgroups and one producer warpgroup."""
-    line = LINE_BYTES // operand_bytes
-    return Tile(block_m, block_n, line, 384, tuple(macros.items()), (9, 0), itemsize)
+    """Return a tile for the consumer warpgroups and one producer warpgroup."""
+    line, threads = LINE_BYTES // operand_bytes, (CONSUMERS + 1) * WARPGROUP
+    return Tile(block_m, block_n, line, threads, tuple(macros.items()), (9, 0), itemsize)
 
 
 def takes_turns(tile: Tile) -> bool:
-    """Return whether the two warpgroups take turns with whole tiles (macro TURNS)."""
+    """Return whether the consumer warpgroups take turns with whole tiles (macro TURNS)."""
     return tile.block_n == 64 and tile.defines["PLANES"] == 1
 
 
@@ -739,7 +742,7 @@ def shared_bytes(tile: Tile) -> int:
     assert tile.itemsize is not None
     stages = tile.defines["STAGES"]
     ring = stages * (tile.block_m + tile.block_n) * LINE_BYTES
-    barriers = (2 * stages + TURN_BARRIERS) * BARRIER_BYTES
+    barriers = (2 * stages + CONSUMERS) * BARRIER_BYTES
     others = output_bytes(tile.itemsize) + bias_bytes(tile.block_n) + barriers
     return -(-(ring + others) // _SHARED_ALIGNMENT) * _SHARED_ALIGNMENT
 

@@ -25,6 +25,7 @@ def oldest():
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90a"])
 def test_every_kernel_compiles_with_the_oldest_compiler(oldest, architecture):
     """One variant of each pass and family is compiled; python -m tests.compilers compiles all."""
@@ -59,6 +60,7 @@ def test_oldest_compiler_has_a_target_for_any_chip(oldest, capability, target):
     assert chip.architecture not in ("sm_90", "compute_90")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("capability", [(9, 1), (10, 3)])
 def test_every_kernel_compiles_for_a_fallback(oldest, capability):
     """One variant of each pass and family is compiled for an older chip, and to PTX."""

@@ -284,6 +284,7 @@ def test_copies_compile_without_spills(architecture):
         assert found["LDL"] + found["STL"] == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("architecture", "every"), BY_TURNS)
 def test_columns_kernel_compiles_without_spills(architecture, every):
     dtypes = [dtype for dtype in STORAGE if not dtype.startswith("complex")]

@@ -1,0 +1,277 @@
+// Scenes of turned knobs, in the format of cupyconv/explaining/scene.py, and the lines of other
+// programs, as in cupyconv/explaining/translate.py.
+const scenes = (() => {
+  const LETTERS = {
+    input: { 1: "w", 2: "hw", 3: "dhw" },
+    filter: { 1: "s", 2: "rs", 3: "trs" },
+    output: { 1: "q", 2: "pq", 3: "zpq" },
+  };
+  const MOST_NUMBERS = 200_000; // of x, w and dy together, and
+  const MOST_PRODUCTS = 20_000_000; // of a pass: computed in less than a second
+
+  const the = (count, noun) => (count === 1 ? `the one ${noun}` : `the ${count} ${noun}s`);
+  const sizesOf = ({ input, filter, output, stride, dilation, before, after }) =>
+    ({ input, filter, output, stride, dilation, before, after });
+
+  // Returns the convolution along an axis that computes dx: dilated dy with the flipped filter.
+  function inputRule({ input, filter, output, stride, dilation, span, before }) {
+    const spread = (output - 1) * stride + 1;
+    const first = span - 1 - before;
+    return { input: spread, filter, output: input, stride: 1, dilation, before: first,
+      after: input + span - 1 - spread - first };
+  }
+
+  // Returns the convolution along an axis that computes dw: x with dilated dy.
+  function filterRule({ input, filter, output, stride, dilation, span, before }) {
+    return { input, filter: output, output: filter, stride: dilation, dilation: stride, before,
+      after: span + (output - 1) * stride - input - before };
+  }
+
+  // Returns the first position of dx with the most terms among the first positions.
+  function busiest(axis, mostPlaces) {
+    const counts = Array(Math.min(axis.input, Math.floor(mostPlaces / 2))).fill(0);
+    for (const [i] of axis.triples) if (i < counts.length) counts[i]++;
+    return counts.indexOf(Math.max(...counts));
+  }
+
+  function directions(problem, mostPlaces) {
+    const { rank, N, C, K, groups, axes, stride } = problem;
+    const [h, r, p] = ["input", "filter", "output"].map((kind) => [...LETTERS[kind][rank]].join());
+    const [x, w, dy] = [`x[n,c,${h}]`, `w[k,c,${r}]`, `dy[n,k,${p}]`];
+    const where = groups > 1 ? " of its group" : "";
+    const padded = axes.some((axis) => axis.before || axis.after) ? "Padding is dashed." : "";
+    const spread = stride.some((one) => one > 1)
+      ? "dy is dilated by the stride: its zeros are hatched, its padding is dashed. The flipped " +
+        "filter slides over it with stride 1."
+      : "Dashed padding around dy lets the flipped filter reach all of dx.";
+    const [filters, channels] = [K / groups, C / groups];
+    const comma = (letters) => letters.split(",").join(", ");
+    return {
+      dw: { operands: ["x", "dy"], title: "dw: one channel of x and one channel of dy give each slice",
+        pair: "dw[{k},{own}] depends on channel {c} of x and channel {k} of dy only. Each pair fills its " +
+          "own cell: nothing is tiled, broadcast or averaged.",
+        first: padded, flipped: false, rules: axes.map(filterRule), over: "image", terms: N,
+        function: "conv_backprop_filter", rule: `dw[k,c,${r}] = sum over n, ${comma(p)} of ${dy} * ${x}`,
+        at: axes.map((axis) => axis.filter >> 1) },
+      dx: { operands: ["dy", "w"], title: "dx: each channel of x sums over the filters that read it",
+        pair: `dx[{c}] is the sum of its column, over ${the(filters, "channel")} of dy${where}: dy[{k}] ` +
+          "enters the sum unchanged, through w[{k},{own}].",
+        first: spread, flipped: true, rules: axes.map(inputRule), over: "filter", terms: filters,
+        function: "conv_backprop_input", rule: `dx[n,c,${h}] = sum over k, ${comma(r)} of ${dy} * ${w}`,
+        at: axes.map((axis) => busiest(axis, mostPlaces)) },
+      y: { operands: ["x", "w"], title: "y: each filter sums over the channels of x",
+        pair: `y[{k}] is the sum of its row, over ${the(channels, "channel")} of x${where}: x[{c}] enters ` +
+          "the sum through w[{k},{own}].",
+        first: padded, flipped: false, rules: axes.map(sizesOf), over: "channel", terms: channels,
+        function: "conv_forward", rule: `y[n,k,${p}] = sum over c, ${comma(r)} of ${x} * ${w}`,
+        at: axes.map((axis) => Math.min(1, axis.output - 1)) },
+    };
+  }
+
+  // Returns why the page computes no values of a layer; empty if it computes them.
+  function tooLarge(problem) {
+    const { numbers, products } = tensors.cost(problem);
+    if (!problem.N) return "The batch is empty, so there is nothing to compute.";
+    if (numbers <= MOST_NUMBERS && products <= MOST_PRODUCTS) return "";
+    return `x, w and dy have ${numbers.toLocaleString("en")} numbers and a pass has ` +
+      `${products.toLocaleString("en")} products; turned knobs compute at most ` +
+      `${MOST_NUMBERS.toLocaleString("en")} numbers and ${MOST_PRODUCTS.toLocaleString("en")} products. ` +
+      "Turn the sizes down, or run the command above with --large.";
+  }
+
+  // Returns the planes of an image of a tensor, in the format of scene.py.
+  function packed(array, size, image, isFilter) {
+    const inner = size.slice(2);
+    const length = tensors.product(inner);
+    const planes = {};
+    const [first, second] = size;
+    for (let a = 0; a < (isFilter ? first : 1); a++)
+      for (let b = 0; b < second; b++) {
+        const from = ((isFilter ? a : image) * second + b) * length;
+        planes[isFilter ? `${a},${b}` : b] = Array.from(array.subarray(from, from + length));
+      }
+    let names = [""];
+    for (const one of inner)
+      names = names.flatMap((name) => rules.span(one).map((i) => (name ? `${name},${i}` : `${i}`)));
+    return { at: names, planes };
+  }
+
+  // Returns the planes of w or dw, keyed by all channels: c counts over all groups.
+  function keyed({ at, planes }, channels, filters) {
+    const own = Object.entries(planes).map(([key, plane]) => {
+      const [k, c] = key.split(",").map(Number);
+      return [`${k},${Math.floor(k / filters) * channels + c}`, plane];
+    });
+    return { at, planes: Object.fromEntries(own) };
+  }
+
+  // Returns the scene of a layer.
+  //
+  // knobs: { layer, values, seed } with ConvProblem's arguments, a kind of values and a seed.
+  // limits: the first scene, whose limits of drawn cells apply to all scenes.
+  function of(knobs, limits, image = 0) {
+    const problem = rules.problem(knobs.layer);
+    const { rank, N, C, K, groups, axes } = problem;
+    const plain = axes.every((axis) => axis.stride === 1 && axis.dilation === 1 && !axis.before && !axis.after);
+    const [filters, channels] = [K / groups, C / groups];
+    const reason = tooLarge(problem);
+    const names = ["x", "w", "dy", "dw", "dx", "y"];
+    const data = reason ? null : tensors.run(problem, tensors.draw(problem, knobs.seed, knobs.values));
+    const values = {};
+    if (data) {
+      const size = tensors.sizes(problem);
+      for (const name of names) {
+        const isFilter = name.endsWith("w");
+        const planes = packed(data[name], size[name] ?? size[name.slice(-1)] ?? size.dy, image, isFilter);
+        values[name] = isFilter ? keyed(planes, channels, filters) : planes;
+      }
+    }
+    const exact = Object.fromEntries(["dw", "dx", "y"].filter((name) => data).map((name) => [name, values[name]]));
+    const { mostPlaces, mostSpan, mostTaps, mostChannels } = limits;
+    return {
+      opened: plain ? "dw" : "dx", image, k: Math.min(2, filters - 1), c: Math.min(1, channels - 1),
+      images: N, filters: K, channels: C, groups, groupFilters: filters, groupChannels: channels,
+      mostPlaces, mostSpan, mostTaps, mostChannels, axes: axes.map(sizesOf), dtype: "float32",
+      letters: Object.values(LETTERS).map((letters) => letters[rank]), source: data ? sourceOf(knobs) : "",
+      directions: directions(problem, mostPlaces),
+      missing: reason ? Object.fromEntries(names.map((name) => [name, reason])) : {},
+      values, exact, knobs, problem, data,
+    };
+  }
+
+  function sourceOf({ values, seed }) {
+    const drawn = `random ${values === "normal" ? "data" : "integers"} of seed ${seed}`;
+    if (values === "normal" || values === "integers") return drawn;
+    return `${values} is 1 in its middle and 0 elsewhere, the others are ${drawn}`;
+  }
+
+  // -- programs --------------------------------------------------------------------------------------
+
+  // Returns whether each axis reads its padded input to the end, negated per axis as output_padding.
+  const outputPadding = ({ axes }) =>
+    axes.map((axis) => axis.padded - axis.span - (axis.output - 1) * axis.stride);
+  const tuple = (values) => rules.python(rules.compact(values));
+  const list = (values) => `[${values.map((one) => (Array.isArray(one) ? list(one) : one)).join(", ")}]`;
+
+  function pytorch({ rank, axes, stride, dilation, groups, mode }) {
+    const isCropped = axes.some((axis) => axis.before !== axis.after);
+    const rest = `stride=${tuple(stride)}, dilation=${tuple(dilation)}, groups=${groups}`;
+    let [source, padding] = ["X", `padding=${tuple(axes.map((axis) => axis.before))}`];
+    if (isCropped) {
+      const sides = [...axes].reverse().flatMap((axis) => [axis.before, axis.after]);
+      [source, padding] = [`F.pad(X, ${rules.python(sides)})`, "padding=0"];
+    } else if (mode.startsWith("same") && Math.max(...stride) === 1) padding = "padding='same'";
+    return `F.conv${rank}d(${source}, W, ${padding}, ${rest})`;
+  }
+
+  function tensorflow(problem) {
+    const { rank, axes, stride, dilation, groups, mode } = problem;
+    let [source, padding] = ["X", `"${mode.toUpperCase()}"`];
+    if (mode === "same_lower" || mode === "explicit") {
+      const pairs = list([[0, 0], ...axes.map((axis) => [axis.before, axis.after]), [0, 0]]);
+      if (!axes.some((axis) => axis.before || axis.after)) padding = '"VALID"';
+      else if (rank === 2 && Math.max(...dilation) === 1) padding = pairs;
+      else [source, padding] = [`tf.pad(X, ${pairs})`, '"VALID"'];
+    }
+    const left = outputPadding(problem);
+    if (axes.every((axis) => axis.filter === 1) && left.some(Boolean)) {
+      if (padding.startsWith("[")) source = `tf.pad(X, ${padding})`;
+      const ends = axes.map((axis, i) => `:${axis.padded - left[i]}`).join(", ");
+      [source, padding] = [`${source}[:, ${ends}]`, '"VALID"'];
+    }
+    const call = (x, w) => {
+      if (rank === 1)
+        return `tf.nn.conv1d(${x}, ${w}, stride=${stride[0]}, padding=${padding}, dilations=${dilation[0]})`;
+      const [steps, gaps] = [stride, dilation].map((values) => list(rank === 2 ? values : [1, ...values, 1]));
+      return `tf.nn.conv${rank}d(${x}, ${w}, strides=${steps}, padding=${padding}, dilations=${gaps})`;
+    };
+    if (groups === 1) return call(source, "W");
+    return `tf.concat([${call("a", "b")} for a, b in zip(tf.split(${source}, ${groups}, -1), ` +
+      `tf.split(W, ${groups}, -1))], -1)`;
+  }
+
+  function jax({ axes, stride, dilation, groups, mode, dataFormat, filterFormat }) {
+    const pairs = `[${axes.map((axis) => `(${axis.before}, ${axis.after})`).join(", ")}]`;
+    const padding = mode === "explicit" ? pairs : `"${mode.toUpperCase()}"`;
+    return `lax.conv_general_dilated(x, w, ${rules.python(stride)}, ${padding}, ` +
+      `rhs_dilation=${rules.python(dilation)}, dimension_numbers=('${dataFormat}', '${filterFormat}', ` +
+      `'${dataFormat}'), feature_group_count=${groups}, precision='highest')`;
+  }
+
+  // Returns the changed arguments of ConvProblem as Python writes them.
+  function keywords(problem) {
+    const { layer, stride, dilation, axes, mode, groups, dataFormat, filterFormat, rank } = problem;
+    const first = rules.formatsOf({}, rank);
+    const usual = rules.formatsOf({ data_format: layer.data_format }, rank);
+    const found = [];
+    const add = (name, value) => found.push(`${name}=${rules.python(value)}`);
+    if (Math.max(...stride) > 1) add("stride", rules.compact(stride));
+    if (mode !== "explicit") add("padding", mode);
+    else if (axes.some((axis) => axis.before || axis.after)) add("padding", paddingOf(axes));
+    if (Math.max(...dilation) > 1) add("dilation", rules.compact(dilation));
+    if (groups > 1) add("groups", groups);
+    if (dataFormat !== first[0]) add("data_format", dataFormat);
+    if (filterFormat !== usual[1]) add("filter_format", filterFormat);
+    return found;
+  }
+
+  // Returns explicit padding in its shortest form.
+  function paddingOf(axes) {
+    const pairs = axes.map((axis) => [axis.before, axis.after]);
+    if (pairs.some(([before, after]) => before !== after)) return pairs;
+    return rules.compact(pairs.map(([before]) => before));
+  }
+
+  // Returns the command line that explains a layer; empty if no command has its values.
+  function command({ problem, knobs: { layer, values, seed } }, element = "") {
+    const words = ["cupyconv explain", rules.shapeText(layer.input_shape), rules.shapeText(layer.filter_shape)];
+    const joined = (value) => [value].flat().map((one) => [one].flat().join(":")).join();
+    const { stride, dilation, axes, mode, groups } = problem;
+    if (Math.max(...stride) > 1) words.push(`--stride ${joined(rules.compact(stride))}`);
+    if (mode !== "explicit") words.push(`--padding ${mode}`);
+    else if (axes.some((axis) => axis.before || axis.after)) words.push(`--padding ${joined(paddingOf(axes))}`);
+    if (Math.max(...dilation) > 1) words.push(`--dilation ${joined(rules.compact(dilation))}`);
+    if (groups > 1) words.push(`--groups ${groups}`);
+    for (const option of keywords(problem).filter((text) => text.includes("_format")))
+      words.push(`--${option.split("=")[0].replace("_", "-")} ${option.split("=")[1].replaceAll('"', "")}`);
+    if (values !== "normal") words.push("--values integers");
+    if (String(seed) !== "0") words.push(`--seed ${seed}`);
+    if (element) words.push(`--element '${element}'`);
+    return values === "normal" || values === "integers" ? words.join(" ") : "";
+  }
+
+  // Returns the programs of a scene: a name, its text, and why it is left out, if it is.
+  function programs(scene, element = "") {
+    const { problem, knobs: { layer, values, seed } } = scene;
+    const shapes = [layer.input_shape, layer.filter_shape].map(rules.python);
+    const options = keywords(problem);
+    const isOneHot = values !== "normal" && values !== "integers";
+    const drawn = [...(values === "normal" ? [] : ['values="integers"']), ...(String(seed) === "0" ? [] : [`seed=${seed}`])];
+    const lines = ["import cupyconv", "", `problem = cupyconv.ConvProblem(${[...shapes, ...options].join(", ")})`];
+    if (isOneHot) {
+      const shape = { x: "input_shape", w: "filter_shape", dy: "output_shape" }[values];
+      const size = tensors.middle(tensors.sizes(problem)[values]);
+      const letters = rules.LETTERS[problem.rank];
+      const [format, logical] = values === "w" ? [problem.filterFormat, `OI${letters}`] : [problem.dataFormat, `NC${letters}`];
+      const at = [...format].map((letter) => size[logical.indexOf(letter)]);
+      lines.splice(1, 0, "import numpy as np");
+      lines.push(`${values} = np.zeros(problem.${shape}, "float32")`, `${values}[${at.join(", ")}] = 1`);
+      drawn.unshift(`${values}=${values}`);
+    }
+    lines.push(`explanation = cupyconv.explain(${["problem", ...drawn].join(", ")})`);
+    lines.push(`explanation.show(${element ? `"${element}"` : ""})`);
+    const [first, last] = [0, 1].map((i) =>
+      `# X is ${rules.dataFormats(problem.rank)[i]}, W is ${rules.filterFormats(problem.rank)[i]}\n`);
+    const shell = command(scene, element);
+    return [
+      { name: "Command line", text: shell, why: shell ? "" : "The command line has no option for one-hot values." },
+      { name: "Python", text: lines.join("\n"), why: "" },
+      { name: "PyTorch", text: `${first}Y = ${pytorch(problem)}\nDX, DW = torch.autograd.grad(Y, (X, W), DY)`, why: "" },
+      { name: "TensorFlow", text: `${last}with tf.GradientTape() as tape:\n    tape.watch([X, W])\n    ` +
+        `Y = ${tensorflow(problem)}\nDX, DW = tape.gradient(Y, [X, W], DY)`, why: "" },
+      { name: "JAX", text: `Y, backward = jax.vjp(lambda x, w: ${jax(problem)}, x, w)\nDX, DW = backward(dy)`, why: "" },
+    ];
+  }
+
+  return { of, programs, command, pytorch, tensorflow, jax, inputRule, filterRule, tooLarge, paddingOf };
+})();

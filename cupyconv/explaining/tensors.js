@@ -1,0 +1,207 @@
+// Random numbers and small convolutions.  The numbers of a seed are those of cupyconv/explaining/
+// values.py, which NumPy draws: generator PCG64, normal numbers of float32 by the ziggurat method.
+const tensors = (() => {
+  const MASK = (1n << 64n) - 1n;
+  const MASKS = (1n << 128n) - 1n;
+  const MULTIPLIER = 0x2360ED051FC65DA44385DF649FCCF645n;
+
+  // Returns a function that returns the next 32 random bits, as NumPy's default generator.
+  function generator(seed) {
+    const number = BigInt(seed);
+    const entropy = [Number(number & 0xffffffffn), Number(number >> 32n), 0, 0];
+    let constant = 0x43b0d7e5;
+    const hashed = (value, multiplier) => {
+      const mixed = value ^ constant;
+      constant = Math.imul(constant, multiplier);
+      const product = Math.imul(mixed, constant);
+      return (product ^ (product >>> 16)) >>> 0;
+    };
+    const pool = entropy.map((word) => hashed(word, 0x931e8875));
+    for (let source = 0; source < 4; source++)
+      for (let target = 0; target < 4; target++) {
+        if (source === target) continue;
+        const hash = hashed(pool[source], 0x931e8875);
+        const mixed = Math.imul(0xca01f9dd, pool[target]) - Math.imul(0x4973f715, hash) | 0;
+        pool[target] = (mixed ^ (mixed >>> 16)) >>> 0;
+      }
+    constant = 0x8b51f9dd;
+    const words = rules.span(8).map((i) => BigInt(hashed(pool[i % 4], 0x58f38ded)));
+    const [a, b, c, d] = rules.span(4).map((i) => words[2 * i] | (words[2 * i + 1] << 32n));
+    const increment = ((((c << 64n) | d) << 1n) | 1n) & MASKS;
+    const step = (state) => (state * MULTIPLIER + increment) & MASKS;
+    let state = step(step(0n) + ((a << 64n) | b));
+    let kept = null; // the upper half of the last 64 bits
+    return () => {
+      if (kept !== null) {
+        const next = kept;
+        kept = null;
+        return next;
+      }
+      state = step(state);
+      const mixed = (state >> 64n) ^ (state & MASK);
+      const turn = state >> 122n;
+      const bits = ((mixed >> turn) | (mixed << (64n - turn))) & MASK;
+      kept = Number(bits >> 32n);
+      return Number(bits & 0xffffffffn);
+    };
+  }
+
+  // Returns a function that returns a random integer from -3 to 3.
+  function integers(next) {
+    return () => {
+      for (;;) {
+        const product = BigInt(next()) * 7n;
+        if (Number(product & 0xffffffffn) >= 2 ** 32 % 7) return Number(product >> 32n) - 3;
+      }
+    };
+  }
+
+  // Edges and heights of the 256 layers of the ziggurat.
+  const [R, V] = [3.6541528853610088, 0.00492867323399];
+  const bell = (x) => Math.exp(-0.5 * x * x);
+  const layers = (() => {
+    const [scaled, widths, heights] = [new Uint32Array(256), new Float32Array(256), new Float32Array(256)];
+    const most = 2 ** 23;
+    let edge = R;
+    const base = V / bell(R);
+    scaled[0] = Math.floor((R / base) * most);
+    widths[0] = base / most;
+    heights[0] = 1;
+    widths[255] = R / most;
+    heights[255] = bell(R);
+    for (let i = 254; i > 0; i--) {
+      const inner = Math.sqrt(-2 * Math.log(V / edge + bell(edge)));
+      scaled[i + 1] = Math.floor((inner / edge) * most);
+      edge = inner;
+      heights[i] = bell(edge);
+      widths[i] = edge / most;
+    }
+    return { scaled, widths, heights };
+  })();
+
+  // Returns a function that returns a normally distributed float32.
+  function normal(next) {
+    const { scaled, widths, heights } = layers;
+    const { fround, log1p } = Math;
+    const unit = () => (next() >>> 8) / 2 ** 24;
+    return () => {
+      for (;;) {
+        const bits = next();
+        const i = bits & 0xff;
+        const size = (bits >>> 9) & 0x7fffff;
+        let x = fround(size * widths[i]);
+        if ((bits >>> 8) & 1) x = -x;
+        if (size < scaled[i]) return x;
+        if (i) {
+          const height = fround(fround(fround(heights[i - 1] - heights[i]) * unit()) + heights[i]);
+          if (height < Math.exp(-0.5 * x * x)) return x;
+          continue;
+        }
+        for (;;) {
+          const beyond = fround(fround(-1 / R) * fround(log1p(-unit())));
+          const other = fround(-fround(log1p(-unit())));
+          if (fround(other + other) > fround(beyond * beyond))
+            return (size >>> 8) & 1 ? -fround(fround(R) + beyond) : fround(fround(R) + beyond);
+        }
+      }
+    };
+  }
+
+  const product = (sizes) => sizes.reduce((n, size) => n * size, 1);
+
+  // Returns an array in another order of its axes.
+  function permuted(array, sizes, order) {
+    if (order.every((axis, i) => axis === i)) return array;
+    const strides = sizes.map((_, i) => product(sizes.slice(i + 1)));
+    const result = new Float64Array(array.length);
+    const at = order.map(() => 0);
+    let from = 0;
+    for (let i = 0; i < result.length; i++) {
+      result[i] = array[from];
+      for (let axis = order.length - 1; axis >= 0; axis--) {
+        from += strides[order[axis]];
+        if (++at[axis] < sizes[order[axis]]) break;
+        from -= at[axis] * strides[order[axis]];
+        at[axis] = 0;
+      }
+    }
+    return result;
+  }
+
+  // Sizes of x, w and dy in the order of their indices: n, c, h, w.
+  function sizes(problem) {
+    const { N, C, K, groups, axes } = problem;
+    return {
+      x: [N, C, ...axes.map((axis) => axis.input)],
+      w: [K, C / groups, ...axes.map((axis) => axis.filter)],
+      dy: [N, K, ...axes.map((axis) => axis.output)],
+    };
+  }
+
+  // Returns x, w and dy in the order of their indices.  kind: "normal", "integers", or the tensor
+  // that is 1 in its middle and 0 elsewhere, while the other tensors have integers.
+  function draw(problem, seed, kind) {
+    const next = generator(seed);
+    const number = kind === "normal" ? normal(next) : integers(next);
+    const letters = rules.LETTERS[problem.rank];
+    const found = {};
+    for (const [name, size] of Object.entries(sizes(problem))) {
+      const [format, logical] = name === "w"
+        ? [problem.filterFormat, `OI${letters}`] : [problem.dataFormat, `NC${letters}`];
+      const order = [...logical].map((letter) => format.indexOf(letter));
+      const stored = [...format].map((letter) => size[logical.indexOf(letter)]);
+      const drawn = Float64Array.from({ length: product(size) }, number);
+      found[name] = permuted(drawn, stored, order);
+      if (kind !== name) continue;
+      found[name].fill(0);
+      found[name][middle(size).reduce((place, at, i) => place * size[i] + at, 0)] = 1;
+    }
+    return found;
+  }
+
+  // Returns the index of a tensor's middle; of the first image.
+  const middle = (size) => size.map((one, i) => (i || size.length < 3 ? one >> 1 : 0));
+
+  // Adds y, dx, dw and db to x, w and dy.
+  function run(problem, { x, w, dy }) {
+    const { N, C, K, groups, axes } = problem;
+    const all = axes.map((axis) => axis.triples);
+    const [inputs, taps, outputs] = ["input", "filter", "output"].map((name) =>
+      axes.map((axis) => axis[name]));
+    let places = [[0, 0, 0]];
+    all.forEach((triples, i) => {
+      places = places.flatMap(([a, b, c]) =>
+        triples.map(([h, r, p]) => [a * inputs[i] + h, b * taps[i] + r, c * outputs[i] + p]));
+    });
+    const [h, r, p] = [0, 1, 2].map((i) => Int32Array.from(places, (place) => place[i]));
+    const [xs, ws, ys] = [inputs, taps, outputs].map(product);
+    const [y, dx, dw, db] = [dy, x, w, { length: K }].map(({ length }) => new Float64Array(length));
+    const [channels, filters] = [C / groups, K / groups];
+    for (let n = 0; n < N; n++)
+      for (let k = 0; k < K; k++) {
+        const out = (n * K + k) * ys;
+        for (let i = 0; i < ys; i++) db[k] += dy[out + i];
+        for (let own = 0; own < channels; own++) {
+          const source = (n * C + Math.floor(k / filters) * channels + own) * xs;
+          const weights = (k * channels + own) * ws;
+          for (let i = 0; i < h.length; i++) {
+            const [a, b, c] = [source + h[i], weights + r[i], out + p[i]];
+            y[c] += x[a] * w[b];
+            dx[a] += dy[c] * w[b];
+            dw[b] += dy[c] * x[a];
+          }
+        }
+      }
+    return { x, w, dy, y, dx, dw, db };
+  }
+
+  // Returns the count of numbers in x, w and dy, and of the products of a pass with padding.
+  function cost(problem) {
+    const { N, C, K, groups, axes } = problem;
+    const numbers = Object.values(sizes(problem)).reduce((n, size) => n + product(size), 0);
+    const pairs = product(axes.map((axis) => axis.filter * axis.output));
+    return { numbers, products: (N * K * C * pairs) / groups };
+  }
+
+  return { generator, integers, normal, draw, run, cost, sizes, middle, product };
+})();

@@ -1,0 +1,238 @@
+"""The rules and small convolutions in the page's own JavaScript, compared with the library."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupyconv
+from cupyconv import ConvError, ConvProblem
+from cupyconv.explaining import scene, translate
+from cupyconv.formats import data_formats, filter_formats
+from tests import browser
+
+FOLDER = Path(cupyconv.__file__).parent / "explaining"
+
+BATCHES, CASES = 40, 250
+"""Number of batches of random layers, each with one browser process, and of layers per batch."""
+
+
+def random_layer(draw: random.Random) -> dict[str, Any]:
+    """Return random arguments of ConvProblem; about half of them are invalid."""
+    rank = draw.choice((1, 2, 2, 2, 3))
+    most = (40, 12, 6)[rank - 1]
+
+    def size(low: int, high: int, wrong: float = 0.01) -> int:
+        return draw.randint(-1, 0) if draw.random() < wrong else draw.randint(low, high)
+
+    def setting(high: int) -> int | list[int]:
+        if draw.random() < 0.5:
+            return size(1, high)
+        return [size(1, high) for _ in range(rank)]
+
+    groups = size(1, draw.choice((1, 1, 3)))
+    depth = size(1, 4)
+    channels, filters = max(groups, 1) * depth, max(groups, 1) * draw.randint(1, 4)
+    if draw.random() < 0.2:
+        channels = size(1, 8)
+    if draw.random() < 0.1:
+        filters = size(1, 8)
+    layout = draw.choice((None, None, *data_formats(rank)))
+    filter_layout = draw.choice((None, None, *filter_formats(rank)))
+    padding: Any = draw.choice(("valid", "same", "same_lower", "SAME", 0, size(0, 3, 0.03)))
+    if draw.random() < 0.4:
+        padding = [draw.choice((size(0, 3), [size(0, 3), size(0, 3)])) for _ in range(rank)]
+    axes = "DHW"[-rank:]
+    sizes = {"N": size(1, 3), "C": channels, "O": filters, "I": depth}
+    inputs = {letter: size(1, most) for letter in axes}
+    taps = {letter: size(1, draw.choice((3, 5))) for letter in axes}
+    order = layout or data_formats(rank)[0]
+    filter_order = filter_layout or filter_formats(rank)[order.endswith("C")]
+    return {
+        "input_shape": [{**sizes, **inputs}[letter] for letter in order],
+        "filter_shape": [{**sizes, **taps}[letter] for letter in filter_order],
+        "stride": setting(3),
+        "padding": padding,
+        "dilation": setting(draw.choice((1, 1, 3))),
+        "groups": groups,
+        "data_format": layout,
+        "filter_format": filter_layout,
+    }
+
+
+def in_library(layer: dict[str, Any]) -> dict[str, Any]:
+    """Return what the library says about a layer, in the form of the page's script."""
+    try:
+        problem = ConvProblem(**layer)
+    except ConvError as error:
+        return {"error": str(error), "fixes": len(error.fixes)}
+    return {
+        "output": list(problem.output_shape),
+        "axes": [
+            {
+                "formula": axis.formula,
+                "padding": [axis.pad_before, axis.pad_after],
+                "inputs": [axis.valid_input_sizes[0], axis.valid_input_sizes[-1]],
+                "extra": axis.input - axis.first_input_size_for(axis.output),
+                "unread": axis.unread_inputs,
+            }
+            for axis in problem.axes
+        ],
+    }
+
+
+def valid_layer(draw: random.Random) -> dict[str, Any]:
+    """Return random arguments of a valid ConvProblem."""
+    while True:
+        layer = random_layer(draw)
+        try:
+            ConvProblem(**layer)
+        except ConvError:
+            continue
+        return layer
+
+
+def in_scene(layer: dict[str, Any], values: str, seed: int) -> dict[str, Any]:
+    """Return the library's scene, values and calls of a layer."""
+    problem = ConvProblem(**layer)
+    explanation = cupyconv.explain(problem, values=values, seed=seed)
+    drawn = scene.scene(explanation).to_dict()
+    for key in ("values", "exact", "missing", "source"):
+        drawn.pop(key)
+    tensors = {
+        name: np.asarray(explanation.data[name], "float64")
+        .transpose(problem.filter_axes if name[-1] == "w" else problem.data_axes)
+        .ravel()
+        .tolist()
+        for name in ("x", "w", "dy", "y", "dx", "dw")
+        if problem.N
+    }
+    calls = {entry.framework: entry.call for entry in translate.translations(problem)}
+    return {"scene": drawn, "tensors": tensors, "calls": calls}
+
+
+def in_browser(folder: Path, cases: list[Any], script: str) -> list[Any]:
+    """Return the results of a JavaScript function ``result(one)`` for each case."""
+    if browser.program() is None:
+        pytest.skip("chromium is not installed")
+    sources = "".join(
+        (FOLDER / name).read_text(encoding="utf-8")
+        for name in ("rules.js", "tensors.js", "scenes.js")
+    )
+    data = json.dumps(cases).replace("<", "\\u003c")
+    page = folder / "cases.html"
+    page.write_text(
+        f"<body><script>'use strict';{sources}</script><script>const cases = {data};{script}"
+        "document.body.dataset.results = JSON.stringify(cases.map(result));</script>",
+        encoding="utf-8",
+    )
+    shown = browser.run(page.as_uri(), "--dump-dom").stdout
+    found = re.search(r'data-results="([^"]*)"', shown)
+    if "<html" not in shown:
+        pytest.skip("chromium does not start here")
+    assert found, f"the script failed: {shown[-500:]}"
+    return json.loads(unescape(found[1]))
+
+
+RULES = """
+function result(layer) {
+  try {
+    const { outputShape, axes } = rules.problem(layer);
+    return { output: outputShape, axes: axes.map((axis) => ({
+      formula: axis.formula, padding: [axis.before, axis.after], inputs: axis.inputs,
+      extra: axis.input - axis.firstInput, unread: axis.unread.length })) };
+  } catch (error) {
+    return { error: error.text ?? error.stack, fixes: error.fixes?.length };
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_page_rules_equal_the_library(tmp_path, batch):
+    """Sizes, padding, intervals, and errors with their fixes are the same for 10,000 layers."""
+    draw = random.Random(batch)
+    layers = [random_layer(draw) for _ in range(CASES)]
+    expected = [in_library(layer) for layer in layers]
+    kinds = {one["error"].split(":")[0] for one in expected if "error" in one}
+    assert len(kinds) >= 6, "too few kinds of errors to compare"
+    for layer, one, found in zip(
+        layers, expected, in_browser(tmp_path, layers, RULES), strict=True
+    ):
+        assert found == one, layer
+
+
+def test_suggested_fixes_of_the_page_work(tmp_path):
+    """Every fix that the page offers as a button makes the layer valid in the library."""
+    draw = random.Random(7)
+    layers = [random_layer(draw) for _ in range(CASES)]
+    script = """
+    function result(layer) {
+      try { rules.problem(layer); return []; } catch (error) { return error.fixes; }
+    }
+    """
+    count = 0
+    for layer, fixes in zip(layers, in_browser(tmp_path, layers, script), strict=True):
+        for fix in fixes:
+            ConvProblem(**{**layer, **fix["changes"]})
+            count += 1
+    assert count > CASES / 4
+
+
+SCENES = """
+function result([layer, values, seed, limits]) {
+  const { problem, data, knobs, values: planes, exact, missing, source, ...scene } =
+    scenes.of({ layer, values, seed }, limits);
+  const tensors = Object.fromEntries(["x", "w", "dy", "y", "dx", "dw"].filter(() => data)
+    .map((name) => [name, Array.from(data[name])]));
+  const { pytorch: PyTorch, tensorflow: TensorFlow, jax: JAX } = scenes;
+  const calls = Object.fromEntries(Object.entries({ PyTorch, TensorFlow, JAX })
+    .map(([name, call]) => [name, call(problem)]));
+  return { scene, tensors, calls };
+}
+"""
+
+
+@pytest.mark.parametrize("batch", range(8))
+def test_scenes_of_knobs_equal_the_library(tmp_path, batch):
+    """Drawings, calls of other frameworks, random numbers and all results are the library's."""
+    draw = random.Random(batch)
+    cases = [(valid_layer(draw), draw.choice(("integers", "normal")), batch) for _ in range(50)]
+    expected = [in_scene(*case) for case in cases]
+    given = [(*case, one["scene"]) for case, one in zip(cases, expected, strict=True)]
+    for case, one, found in zip(cases, expected, in_browser(tmp_path, given, SCENES), strict=True):
+        assert found["scene"] == json.loads(json.dumps(one["scene"])), case
+        one["calls"].pop("ONNX")
+        assert found["calls"] == one["calls"], case
+        exactly = case[1] == "integers"
+        for name, numbers in one["tensors"].items():
+            same = pytest.approx(numbers, rel=0 if exactly else 1e-4, abs=0 if exactly else 1e-4)
+            assert found["tensors"][name] == same, (name, case)
+
+
+def test_random_numbers_of_the_page_equal_numpy(tmp_path):
+    """Rare numbers beyond 3.65 may differ in the last bit, which depends on the C library."""
+    seeds = [0, 1, 123_456_789, 2**40 + 3, 2**63 - 1]
+    script = """
+    function result(seed) {
+      const draw = (kind) => {
+        const next = tensors[kind](tensors.generator(seed));
+        return rules.span(20000).map(() => next());
+      };
+      return [draw("integers"), draw("normal")];
+    }
+    """
+    found = in_browser(tmp_path, [str(seed) for seed in seeds], script)
+    for seed, (integers, normals) in zip(seeds, found, strict=True):
+        expected = np.random.default_rng(seed).integers(-3, 4, 20_000)
+        assert integers == expected.tolist()
+        numbers = np.random.default_rng(seed).standard_normal(20_000, dtype="float32")
+        np.testing.assert_allclose(normals, numbers, rtol=2e-7)
+        assert np.count_nonzero(normals != numbers) <= 2

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import html
+import re
 import shutil
 import subprocess
 import tempfile
+from html import unescape
 from pathlib import Path
 
 LIMIT = 600  # s: the machine may be busy with other work
@@ -57,12 +59,40 @@ def photograph(
     """Write a page's picture; a page narrower than any browser window is shown in a frame."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "page.html"
-        if width < 500:
-            frame = html.escape(page)
-            size = f"width:{width}px;height:{height}px;border:0"
-            page = f'<body style="margin:0"><iframe style="{size}" srcdoc="{frame}"></iframe>'
         path.write_text(page)
+        if width < 500:
+            size = f"width:{width}px;height:{height}px;border:0"
+            source = html.escape(f"{path.as_uri()}{place}")
+            path, place = Path(folder) / "frame.html", ""
+            path.write_text(
+                f'<body style="margin:0"><iframe style="{size}" src="{source}"></iframe>'
+            )
         options = (f"--screenshot={target}", f"{path.as_uri()}{place}")
         done = run(options[1], options[0], width=width, height=height, dark=dark)
     if not target.exists():
         raise RuntimeError(f"chromium made no picture: {done.stderr[-300:]}")
+
+
+def logged(document: str) -> list[str]:
+    """Return the log of a script in the page."""
+    assert 'data-log="' in document, "the script failed"
+    return unescape(re.search(r'data-log="([^"]*)"', document)[1]).split(" | ")
+
+
+def acted(script: str) -> str:
+    """Wrap a script that logs texts with `log(text)` and pauses with `wait(milliseconds)`."""
+    return f"""
+      (async () => {{
+        const seen = [], log = (...what) => seen.push(what.join(' ')), $$ = (s) =>
+          [...document.querySelectorAll(s)], text = (id) => document.getElementById(id).textContent,
+          wait = (ms) => new Promise((done) => setTimeout(done, ms)),
+          press = (id) => document.getElementById(id).click(),
+          cell = (name) => $$('.panel button').find((b) =>
+            b.getAttribute('aria-label').startsWith(name + ' ')),
+          marked = (kind) => $$(kind).map((b) => b.getAttribute('aria-label').split(' ')[0]).join(),
+          key = (name) => document.activeElement.dispatchEvent(new KeyboardEvent('keydown',
+            {{ key: name, bubbles: true, cancelable: true }}));
+        try {{ {script} }} catch (error) {{ log('failed', error.message); }}
+        document.body.dataset.log = seen.join(' | ');
+      }})();
+    """

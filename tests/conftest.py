@@ -126,3 +126,35 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             f"This was a sample: at most {CASES_OF_A_SAMPLE} cases of most tests, and no thorough "
             "tests. `make test-all` runs the others too."
         )
+
+
+@pytest.fixture(scope="module")
+def browse(tmp_path_factory):
+    """Return a function that opens a page in a headless browser and returns its final document."""
+    import cupyconv
+    from tests import browser
+
+    if browser.program() is None:
+        pytest.skip("chromium is not installed")
+    folder = tmp_path_factory.mktemp("pages")
+
+    def opened(
+        problem: cupyconv.ConvProblem,
+        place: str = "",
+        script: str = "",
+        width: int = 1280,
+        dark: bool = False,
+        values: str | None = "normal",
+        element: str = "",
+    ) -> str:
+        page = cupyconv.explain(problem, values=values).page(element)
+        path = folder / "page.html"
+        path.write_text(page.replace("</body>", f"<script>{script}</script></body>"))
+        run = browser.run(f"{path.as_uri()}{place}", "--dump-dom", width=width, dark=dark)
+        if run.returncode or 'data-ready="true"' not in run.stdout:
+            if "<html" not in run.stdout:
+                pytest.skip(f"chromium does not start here: {run.stderr[-200:]}")
+            raise AssertionError(f"the page's script failed: {run.stdout[-500:]}")
+        return run.stdout
+
+    return opened

@@ -14,7 +14,7 @@ import pytest
 
 import cupyconv
 from cupyconv import ConvError, ConvProblem
-from cupyconv.explaining import scene, translate
+from cupyconv.explaining import page, scene, translate
 from cupyconv.formats import data_formats, filter_formats
 from tests import browser
 
@@ -127,13 +127,13 @@ def in_browser(folder: Path, cases: list[Any], script: str) -> list[Any]:
         for name in ("rules.js", "tensors.js", "scenes.js")
     )
     data = json.dumps(cases).replace("<", "\\u003c")
-    page = folder / "cases.html"
-    page.write_text(
+    target = folder / "cases.html"
+    target.write_text(
         f"<body><script>'use strict';{sources}</script><script>const cases = {data};{script}"
         "document.body.dataset.results = JSON.stringify(cases.map(result));</script>",
         encoding="utf-8",
     )
-    shown = browser.run(page.as_uri(), "--dump-dom").stdout
+    shown = browser.run(target.as_uri(), "--dump-dom").stdout
     found = re.search(r'data-results="([^"]*)"', shown)
     if "<html" not in shown:
         pytest.skip("chromium does not start here")
@@ -206,7 +206,8 @@ def test_scenes_of_knobs_equal_the_library(tmp_path, batch):
     draw = random.Random(batch)
     cases = [(valid_layer(draw), draw.choice(("integers", "normal")), batch) for _ in range(50)]
     expected = [in_scene(*case) for case in cases]
-    given = [(*case, one["scene"]) for case, one in zip(cases, expected, strict=True)]
+    limits = {"mostNumbers": page.MOST_NUMBERS, "mostProducts": page.MOST_PRODUCTS}
+    given = [(*case, {**limits, **one["scene"]}) for case, one in zip(cases, expected, strict=True)]
     for case, one, found in zip(cases, expected, in_browser(tmp_path, given, SCENES), strict=True):
         assert found["scene"] == json.loads(json.dumps(one["scene"])), case
         one["calls"].pop("ONNX")

@@ -1,8 +1,9 @@
-"use strict";
-// Draws the scene from scene.py in two linked views: a grid of channel pairs, and the planes of one
-// pair.  Long axes are drawn in part: the drawn part follows the chosen element, by the rules of
-// scene.py.  The scene has numbers only around the element that the page was written for.
-const scene = JSON.parse(document.getElementById("scene").textContent);
+// Draws a scene in two linked views: a grid of channel pairs, and the planes of one pair.  Long axes
+// are drawn in part: the drawn part follows the chosen element, by the rules of scene.py.  The first
+// scene is from scene.py and may have numbers only around the element that the page was written for;
+// scenes.js makes the scenes of turned knobs, with all numbers.
+const original = JSON.parse(document.getElementById("scene").textContent);
+let scene = original;
 const $ = (id) => document.getElementById(id);
 const PAD = -1;
 const ZERO = -2;
@@ -34,20 +35,35 @@ function sizesOf(tensor) {
 const nameOf = (tensor, k, c, at) => `${tensor}[${indexOf(tensor, k, c, at).join(",")}]`;
 
 // Functions that return the number of a tensor at a position, for values and for exact sums.
-const stores = {};
-for (const [kind, tensors] of Object.entries({ values: scene.values, exact: scene.exact })) {
-  stores[kind] = {};
-  for (const [tensor, { at, planes }] of Object.entries(tensors)) {
+let stores = {};
+
+// Returns the scene of a layer.  The first layer's results are the library's as far as the page has
+// them; x, w and dy of small layers are drawn by the page.
+function sceneOf(knobs, image) {
+  if (knobs === original.knobs && !original.computes) return original;
+  const made = scenes.of(knobs, original, image);
+  if (knobs !== original.knobs) return made;
+  const { opened, directions, source } = original;
+  return { ...made, opened, directions, source, library: image === original.image ? original.values : {} };
+}
+
+function readers(packed) {
+  const found = {};
+  for (const [tensor, { at, planes }] of Object.entries(packed)) {
     const place = new Map(at.map((name, i) => [name, i]));
-    stores[kind][tensor] = (k, c, position) => {
+    found[tensor] = (k, c, position) => {
       const plane = planes[keyOf(tensor, k, c)];
       const value = plane?.[place.get(position.join())];
       return value === undefined ? undefined : Number(value);
     };
   }
+  return found;
 }
+
 const hasImage = (tensor) => isFilter(tensor) || chosen.image === scene.image;
-const number = (tensor, k, c, at) => hasImage(tensor) ? stores.values[tensor]?.(k, c, at) : undefined;
+const byLibrary = (tensor, k, c, at) => hasImage(tensor) ? stores.library[tensor]?.(k, c, at) : undefined;
+const number = (tensor, k, c, at) => byLibrary(tensor, k, c, at) ??
+  (hasImage(tensor) ? stores.values[tensor]?.(k, c, at) : undefined);
 const exactly = (tensor, k, c, at) => hasImage(tensor) ? stores.exact[tensor]?.(k, c, at) : undefined;
 
 // Returns a number in at most five characters for a cell, by the same rules as values.py.
@@ -69,10 +85,6 @@ const long = (value) => // with the digits of a float32 sum
 // -- the chosen element ----------------------------------------------------------------------------
 
 const chosen = { tensor: scene.opened, image: scene.image, k: scene.k, c: scene.c, at: {}, step: 0 };
-for (const [tensor, one] of Object.entries(scene.directions)) {
-  one.tensor = tensor;
-  chosen.at[tensor] = one.at;
-}
 let look = {}; // by tensor, an operand position to draw besides the positions of the sum
 let drawn = null; // drawn positions and channels, and the pairs of positions
 let products = [];
@@ -81,6 +93,30 @@ let timer = null;
 
 const direction = () => scene.directions[chosen.tensor];
 const at = () => chosen.at[chosen.tensor];
+
+// Makes a scene the drawn one; the chosen element stays chosen as far as it exists.
+function load(next) {
+  const isNew = scene.axes.length !== next.axes.length || !Object.keys(chosen.at).length;
+  scene = next;
+  drawn = null;
+  look = {};
+  stores = { values: readers(scene.values), exact: readers(scene.exact),
+    library: readers(scene.library ?? (scene.data ? {} : scene.values)) };
+  chosen.image = scene.image;
+  chosen.k = Math.min(chosen.k, scene.filters - 1);
+  chosen.c = Math.min(chosen.c, scene.channels - 1);
+  if (!meet(chosen.k, chosen.c)) chosen.c = Math.floor(chosen.k / scene.groupFilters) * scene.groupChannels;
+  for (const [tensor, one] of Object.entries(scene.directions)) {
+    one.tensor = tensor;
+    const sizes = sizesOf(tensor).slice(2);
+    chosen.at[tensor] = isNew ? one.at : chosen.at[tensor].map((place, i) => Math.min(place, sizes[i] - 1));
+  }
+  const hasNumbers = Object.keys(scene.values).length > 0;
+  if (!hasNumbers || $("counts").disabled) $("counts").checked = !hasNumbers; // no numbers: show the counts
+  $("counts").disabled = !hasNumbers;
+  $("blocks").textContent = scene.groups > 1
+    ? `The ${scene.groups} groups are separate blocks of the grid.` : "";
+}
 
 // -- the drawn part, by the rules of scene.py ------------------------------------------------------
 
@@ -355,7 +391,7 @@ function painted({ at: names }) {
 
 // Returns the title of a thumbnail, which says if a plane is drawn only in part.
 function thumbnailTitle(tensor) {
-  const places = painted(scene.values[tensor]).map(([place]) => place);
+  const places = lookOf(scene.values[tensor]).places.map(([place]) => place);
   const sizes = sizesOf(tensor).slice(2);
   const whole = sizes.reduce((n, size) => n * size, 1);
   if (places.length === whole) return "";
@@ -364,22 +400,35 @@ function thumbnailTitle(tensor) {
   return `Drawn in part: ${cuts.filter(Boolean).join("; ")}`;
 }
 
+// Returns what all thumbnails of a tensor share: the painted places and the largest number.
+const looks = new WeakMap();
+function lookOf(packed) {
+  if (!looks.has(packed)) {
+    const places = painted(packed);
+    let most = 0;
+    for (const plane of Object.values(packed.planes))
+      for (const value of plane) most = Math.max(most, Math.abs(Number(value)) || 0);
+    const rows = [...new Set(places.map(([place]) => place.at(-2) ?? 0))];
+    const columns = [...new Set(places.map(([place]) => place.at(-1)))];
+    looks.set(packed, { places, most, rows: rows.length, columns: columns.length });
+  }
+  return looks.get(packed);
+}
+
 // Paints a small plane: blue for positive and red for negative numbers, deeper for larger ones.
 function paint(canvas, tensor, k, c) {
-  const packed = scene.values[tensor];
-  const plane = packed.planes[keyOf(tensor, k, c)];
-  const shown = painted(packed).map(([place, i]) => [place, Number(plane[i])]);
-  const rows = [...new Set(shown.map(([place]) => place.at(-2) ?? 0))];
-  const columns = [...new Set(shown.map(([place]) => place.at(-1)))];
-  canvas.width = columns.length;
-  canvas.height = rows.length;
-  const most = Math.max(...Object.values(packed.planes).flat().map((v) => Math.abs(Number(v)) || 0));
+  const { places, most, rows, columns } = lookOf(scene.values[tensor]);
+  const plane = scene.values[tensor].planes[keyOf(tensor, k, c)];
+  canvas.width = columns;
+  canvas.height = rows;
   const context = canvas.getContext("2d");
-  for (const [place, value] of shown) {
+  const image = context.createImageData(columns, rows);
+  places.forEach(([, i], pixel) => {
+    const value = Number(plane[i]);
     const share = most ? Math.min(Math.abs(value) / most, 1) : 0;
-    context.fillStyle = value < 0 ? `rgba(220,60,50,${share})` : `rgba(45,110,235,${share})`;
-    context.fillRect(columns.indexOf(place.at(-1)), rows.indexOf(place.at(-2) ?? 0), 1, 1);
-  }
+    image.data.set([...(value < 0 ? [220, 60, 50] : [45, 110, 235]), Math.round(255 * share)], 4 * pixel);
+  });
+  context.putImageData(image, 0, 0);
 }
 
 function drawChannels() {
@@ -702,7 +751,7 @@ function tell() {
   const added = one ? one.sum : chosen.step ? rest.total : 0;
   const count = products.length + (rest?.count ?? 0);
   const total = rest ? rest.total : products.at(-1)?.sum;
-  const computed = number(tensor, chosen.k, chosen.c, at());
+  const computed = byLibrary(tensor, chosen.k, chosen.c, at());
   if (count === 0) {
     $("told").textContent = tensor === "dx"
       ? `${result} is zero: no window reads this number of x, so it does not affect y.`
@@ -721,6 +770,8 @@ function tell() {
   }
   $("sum").textContent = !whole()
     ? `Running sum of ${result}: ${added === undefined ? "not known on this page" : long(added)}`
+    : computed === undefined && scene.data
+      ? `The page computes ${long(number(tensor, chosen.k, chosen.c, at()))} in float64, cupyconv.${name} in float32.`
     : computed === undefined ? `The result of cupyconv.${name} is not shown; the reason is below.`
     : `cupyconv.${name} gives ${long(computed)} in ${scene.dtype}.`;
   const reasons = new Set([...unknown, ...drawn.unknown].map(reasonFor));
@@ -806,7 +857,9 @@ function show() {
   const image = scene.images > 1 ? `Image ${chosen.image} of ${scene.images.toLocaleString("en")}.` : "";
   $("source").textContent = `${scene.source ? `Values: ${scene.source}. ` : ""}${image}`;
   $("notice").hidden = true;
-  address(`#${chosen.tensor}=${indexOf(chosen.tensor, chosen.k, chosen.c, at()).join()}`);
+  const element_ = `${chosen.tensor}=${indexOf(chosen.tensor, chosen.k, chosen.c, at()).join()}`;
+  address(`#${isTurned() ? `${layerAddress()}&` : ""}${element_}`);
+  showKnobs();
 }
 
 function address(text) {
@@ -875,7 +928,9 @@ function turnTo(tensor, looked = {}) {
 // Reads the address: #dw=2,1,0,0 chooses a number of a result, #x=0,1,2,3 shows one of an operand.
 function fromAddress() {
   if (!location.hash) return false;
-  const match = /^#(dw|dx|dy|w|x|y)=(\d+(?:,\d+)*)$/.exec(location.hash);
+  const { isLayer, hash } = layerFromAddress(location.hash);
+  if (isLayer && !hash) return true;
+  const match = /^#(dw|dx|dy|w|x|y)=(\d+(?:,\d+)*)$/.exec(hash);
   const [, tensor, indices] = match ?? [];
   const index = indices?.split(",").map(Number);
   const sizes = match && sizesOf(tensor);
@@ -899,6 +954,7 @@ function visit(tensor, [a, b, ...position]) {
     chosen.k = a;
     chosen.c = Math.floor(a / groupFilters) * groupChannels + b;
   } else {
+    if (scene.data && a !== scene.image) load(sceneOf(scene.knobs, a));
     chosen.image = a;
     if (tensor.endsWith("x")) chosen.c = b;
     else chosen.k = b;
@@ -931,16 +987,15 @@ $("last").addEventListener("click", () => { stop(); stepTo(steps()); });
 $("play").addEventListener("click", play);
 $("step").addEventListener("input", (event) => { stop(); stepTo(+event.target.value); });
 $("counts").addEventListener("change", () => update());
-if (!Object.keys(scene.values).length) { // no numbers: show the counts
-  $("counts").checked = true;
-  $("counts").disabled = true;
-}
-$("blocks").textContent = scene.groups > 1
-  ? `The ${scene.groups} groups are separate blocks of the grid.` : "";
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") { stop(); stepTo(steps()); }
 });
 addEventListener("hashchange", fromAddress);
-$("live").hidden = false;
-if (!fromAddress()) turnTo(scene.opened);
-document.documentElement.dataset.ready = "true";
+
+function start() {
+  $("live").hidden = false;
+  buildKnobs();
+  load(sceneOf(original.knobs, original.image));
+  if (!fromAddress()) turnTo(scene.opened);
+  document.documentElement.dataset.ready = "true";
+}

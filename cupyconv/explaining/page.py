@@ -7,11 +7,13 @@ import re
 import sys
 import tempfile
 import webbrowser
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cupyconv.errors import ConvError
 from cupyconv.explaining.scene import scene
+from cupyconv.explaining.values import OPERANDS, Values
 from cupyconv.markup import Document, escape
 from cupyconv.problem import shape_text
 
@@ -21,6 +23,16 @@ if TYPE_CHECKING:
 
 _MOST_COUNTED = 2**53
 """Largest integer up to which a browser represents every integer exactly."""
+
+_SCRIPTS = ("rules.js", "tensors.js", "scenes.js", "page.js", "knobs.js")
+"""Scripts of the page, in the order in which they run."""
+
+_MOST_PAIRS = 200_000
+"""Largest number of pairs of an output and a tap of an axis of a page with knobs (chosen)."""
+
+MOST_NUMBERS, MOST_PRODUCTS = 200_000, 20_000_000
+"""Largest count of numbers in x, w and dy, and of products in a pass, that the page computes by its
+own script; it takes less than a second (chosen)."""
 
 # The page can load nothing, even if a title contains HTML.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -53,12 +65,12 @@ def html(explanation: Explanation, element: Element | None = None) -> str:
         f"<pre>{escape(entry.program)}</pre></details>"
         for entry in explanation.translations
     )
-    drawn = json.dumps(scene(explanation, element).to_dict(), separators=(",", ":"))
+    drawn = json.dumps(_scene(explanation, element), separators=(",", ":"))
     content = {
         "title": escape(explanation.title or head),
         "policy": escape(_POLICY),
         "style": _asset("page.css"),
-        "script": _asset("page.js"),
+        "script": "\n".join(map(_asset, _SCRIPTS)),
         # Escape "<": in a script, "</" and "<!--" change how a browser reads the rest.
         "scene": drawn.replace("<", "\\u003c"),
         "explanation": _explanation(explanation),
@@ -112,6 +124,41 @@ def open_in_browser(content: str, path: str | Path | None = None) -> None:
         raise ConvError(
             "a page must be shown in a browser", "no browser was found", f"Open {path} yourself"
         )
+
+
+def _scene(explanation: Explanation, element: Element | None) -> dict[str, Any]:
+    """Return the scene and the state of the knobs; without numbers that the page computes."""
+    problem = explanation.problem
+    drawn = scene(explanation, element).to_dict()
+    drawn |= {"knobs": _knobs(explanation), "mostNumbers": MOST_NUMBERS}
+    drawn |= {"mostProducts": MOST_PRODUCTS, "computes": False}
+    numbers = sum(map(prod, (problem.input_shape, problem.filter_shape, problem.output_shape)))
+    products = problem.flops // problem.flops_of_product
+    if (
+        drawn["knobs"]
+        and drawn["values"].keys() >= {"x", "w", "dy"}
+        and not drawn["knobs"]["given"]
+        and problem.dtype == "float32"
+        and numbers <= MOST_NUMBERS
+        and products <= MOST_PRODUCTS
+    ):
+        drawn |= {"computes": True, "exact": {}}
+        for operand in OPERANDS:
+            del drawn["values"][operand]
+    return drawn
+
+
+def _knobs(explanation: Explanation) -> dict[str, Any] | None:
+    """Return the layer and its values for the knobs; None if an axis is too long for knobs."""
+    problem, data = explanation.problem, explanation.data
+    if any(axis.filter * axis.output > _MOST_PAIRS for axis in problem.axes):
+        return None
+    shapes = {"input_shape": problem.input_shape, "filter_shape": problem.filter_shape}
+    kind, seed, given = "normal", 0, []
+    if isinstance(data, Values):
+        kind, seed, given = data.kind or kind, data.seed, list(data.given)
+    layer = {**shapes, **problem.keywords}
+    return {"layer": layer, "values": kind, "seed": str(seed), "given": given}
 
 
 def _explanation(explanation: Explanation) -> str:

@@ -6,9 +6,6 @@ const scenes = (() => {
     filter: { 1: "s", 2: "rs", 3: "trs" },
     output: { 1: "q", 2: "pq", 3: "zpq" },
   };
-  const MOST_NUMBERS = 200_000; // of x, w and dy together, and
-  const MOST_PRODUCTS = 20_000_000; // of a pass: computed in less than a second
-
   const the = (count, noun) => (count === 1 ? `the one ${noun}` : `the ${count} ${noun}s`);
   const sizesOf = ({ input, filter, output, stride, dilation, before, after }) =>
     ({ input, filter, output, stride, dilation, before, after });
@@ -69,14 +66,13 @@ const scenes = (() => {
   }
 
   // Returns why the page computes no values of a layer; empty if it computes them.
-  function tooLarge(problem) {
+  function tooLarge(problem, { mostNumbers, mostProducts }) {
     const { numbers, products } = tensors.cost(problem);
     if (!problem.N) return "The batch is empty, so there is nothing to compute.";
-    if (numbers <= MOST_NUMBERS && products <= MOST_PRODUCTS) return "";
-    return `x, w and dy have ${numbers.toLocaleString("en")} numbers and a pass has ` +
-      `${products.toLocaleString("en")} products; turned knobs compute at most ` +
-      `${MOST_NUMBERS.toLocaleString("en")} numbers and ${MOST_PRODUCTS.toLocaleString("en")} products. ` +
-      "Turn the sizes down, or run the command above with --large.";
+    if (numbers <= mostNumbers && products <= mostProducts) return "";
+    const [a, b, c, d] = [numbers, products, mostNumbers, mostProducts].map((one) => one.toLocaleString("en"));
+    return `x, w and dy have ${a} numbers and a pass has ${b} products; the knobs compute at most ${c} ` +
+      `numbers and ${d} products. Turn the sizes down, or run the command above with --large.`;
   }
 
   // Returns the planes of an image of a tensor, in the format of scene.py.
@@ -108,13 +104,13 @@ const scenes = (() => {
   // Returns the scene of a layer.
   //
   // knobs: { layer, values, seed } with ConvProblem's arguments, a kind of values and a seed.
-  // limits: the first scene, whose limits of drawn cells apply to all scenes.
+  // limits: the first scene, whose limits apply to all scenes.
   function of(knobs, limits, image = 0) {
     const problem = rules.problem(knobs.layer);
     const { rank, N, C, K, groups, axes } = problem;
     const plain = axes.every((axis) => axis.stride === 1 && axis.dilation === 1 && !axis.before && !axis.after);
     const [filters, channels] = [K / groups, C / groups];
-    const reason = tooLarge(problem);
+    const reason = tooLarge(problem, limits);
     const names = ["x", "w", "dy", "dw", "dx", "y"];
     const data = reason ? null : tensors.run(problem, tensors.draw(problem, knobs.seed, knobs.values));
     const values = {};
@@ -223,7 +219,8 @@ const scenes = (() => {
   }
 
   // Returns the command line that explains a layer; empty if no command has its values.
-  function command({ problem, knobs: { layer, values, seed } }, element = "") {
+  function command({ problem, knobs: { layer, values, seed, given = [] } }, element = "") {
+    if (given.length || !["normal", "integers"].includes(values)) return "";
     const words = ["cupyconv explain", rules.shapeText(layer.input_shape), rules.shapeText(layer.filter_shape)];
     const joined = (value) => [value].flat().map((one) => [one].flat().join(":")).join();
     const { stride, dilation, axes, mode, groups } = problem;
@@ -237,12 +234,12 @@ const scenes = (() => {
     if (values !== "normal") words.push("--values integers");
     if (String(seed) !== "0") words.push(`--seed ${seed}`);
     if (element) words.push(`--element '${element}'`);
-    return values === "normal" || values === "integers" ? words.join(" ") : "";
+    return words.join(" ");
   }
 
   // Returns the programs of a scene: a name, its text, and why it is left out, if it is.
   function programs(scene, element = "") {
-    const { problem, knobs: { layer, values, seed } } = scene;
+    const { problem, knobs: { layer, values, seed, given = [] } } = scene;
     const shapes = [layer.input_shape, layer.filter_shape].map(rules.python);
     const options = keywords(problem);
     const isOneHot = values !== "normal" && values !== "integers";
@@ -258,13 +255,16 @@ const scenes = (() => {
       lines.push(`${values} = np.zeros(problem.${shape}, "float32")`, `${values}[${at.join(", ")}] = 1`);
       drawn.unshift(`${values}=${values}`);
     }
+    drawn.unshift(...given.map((name) => `${name}=${name}`));
     lines.push(`explanation = cupyconv.explain(${["problem", ...drawn].join(", ")})`);
     lines.push(`explanation.show(${element ? `"${element}"` : ""})`);
     const [first, last] = [0, 1].map((i) =>
       `# X is ${rules.dataFormats(problem.rank)[i]}, W is ${rules.filterFormats(problem.rank)[i]}\n`);
     const shell = command(scene, element);
     return [
-      { name: "Command line", text: shell, why: shell ? "" : "The command line has no option for one-hot values." },
+      { name: "Command line", text: shell, why: shell ? "" : given.length
+        ? "The values are arrays that were passed. Pass their files with --x, --w and --dy."
+        : "The command line has no option for one-hot values." },
       { name: "Python", text: lines.join("\n"), why: "" },
       { name: "PyTorch", text: `${first}Y = ${pytorch(problem)}\nDX, DW = torch.autograd.grad(Y, (X, W), DY)`, why: "" },
       { name: "TensorFlow", text: `${last}with tf.GradientTape() as tape:\n    tape.watch([X, W])\n    ` +

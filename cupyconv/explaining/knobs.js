@@ -1,0 +1,439 @@
+// Knobs: a layer whose sizes, stride, padding and values can be turned.  Each turn makes a new scene
+// by scenes.js, or shows the broken rule and its fixes.  The address of the page holds the layer.
+const MOST = { images: 16, channels: 512, filters: 512, groups: 512,
+  input: 1000, filter: 64, stride: 64, dilation: 64, before: 64, after: 64 };
+const ROWS = { input: "input", filter: "filter", stride: "stride", dilation: "dilation",
+  before: "padding before", after: "padding after" };
+const COUNTS = { images: "images", channels: "channels of x", filters: "filters", groups: "groups" };
+const MOST_CELLS = 40; // positions of an axis in its picture
+const MOST_WINDOWS = 8; // windows in its picture
+
+let knobs = {}; // the state of the knobs
+let wrong = null; // the error of the state
+let built = ""; // the form of the knobs that are built
+let plain = null; // the first layer, as the knobs write it
+let pictured = null; // the scene whose layer is shown
+
+const isTurned = () => Boolean(original.knobs) && scene.knobs !== original.knobs;
+
+// Returns the state of knobs for a layer, whose arguments are valid or not.
+function knobsOf({ layer, values, seed }) {
+  const rank = layer.input_shape.length - 2;
+  const letters = rules.LETTERS[rank];
+  const [data, filter] = rules.formatsOf(layer, rank);
+  const [images, channels, ...inputs] = rules.ordered(layer.input_shape, data, `NC${letters}`);
+  const [filters, depth, ...taps] = rules.ordered(layer.filter_shape, filter, `OI${letters}`);
+  const isWord = typeof layer.padding === "string";
+  const pairs = rules.each(isWord ? 0 : layer.padding ?? 0, rank).map((one) => rules.each(one, 2));
+  const [strides, dilations] = [layer.stride ?? 1, layer.dilation ?? 1].map((one) => rules.each(one, rank));
+  const groups = layer.groups ?? 1;
+  const axes = inputs.map((input, i) => ({ input, filter: taps[i], stride: strides[i],
+    dilation: dilations[i], before: pairs[i][0], after: pairs[i][1] }));
+  return { rank, images, channels, filters, groups, depth: depth === channels / groups ? null : depth, axes,
+    mode: isWord ? layer.padding.toLowerCase() : "numbers", data, filter, values, seed: String(seed) };
+}
+
+// Returns ConvProblem's arguments for a state of the knobs.
+function layerOf(state) {
+  const { rank, images, channels, filters, groups, axes, mode, data, filter } = state;
+  const depth = state.depth ?? Math.max(Math.floor(channels / groups) || 0, 1);
+  const sizes = { N: images, C: channels, O: filters, I: depth };
+  const shape = (format, key) => [...format].map((letter) =>
+    sizes[letter] ?? axes[rules.LETTERS[rank].indexOf(letter)][key]);
+  return { input_shape: shape(data, "input"), filter_shape: shape(filter, "filter"),
+    stride: axes.map((axis) => axis.stride),
+    padding: mode === "numbers" ? axes.map((axis) => [axis.before, axis.after]) : mode,
+    dilation: axes.map((axis) => axis.dilation), groups, data_format: data, filter_format: filter };
+}
+
+// Changes the knobs, and draws the layer if it is valid.
+function turn(state) {
+  stop();
+  knobs = state;
+  const asked = { layer: layerOf(state), values: state.values, seed: state.seed };
+  wrong = null;
+  try {
+    load(rules.same(asked, plain) ? sceneOf(original.knobs, original.image) : sceneOf(asked, 0));
+  } catch (error) {
+    if (!(error instanceof rules.ConvError)) throw error;
+    wrong = error;
+  }
+  buildDials();
+  showWrong();
+  if (wrong) address(`#${layerAddress()}`);
+  else turnTo(chosen.tensor);
+}
+
+function showWrong() {
+  $("drawing").hidden = Boolean(wrong);
+  $("answer").hidden = Boolean(wrong);
+  $("wrong").hidden = !wrong;
+  if (!wrong) return;
+  const where = wrong.axis ? ` (axis ${wrong.axis})` : "";
+  const told = element("p", "", `${wrong.rule[0].toUpperCase()}${wrong.rule.slice(1)}${where}: ${wrong.values}.`);
+  const ways = wrong.fixes.map(({ changes, text }) => {
+    const button = element("button", "way", `${text[0].toUpperCase()}${text.slice(1)}`);
+    button.type = "button";
+    button.addEventListener("click", () => {
+      turn(knobsOf({ ...knobs, layer: { ...layerOf(knobs), ...changes } }));
+      $("dials").querySelector("input").focus();
+    });
+    return button;
+  });
+  const remedy = ways.length ? "Ways out:" : wrong.remedy ? `${wrong.remedy}.` : "";
+  $("wrong").replaceChildren(told, element("p", "", remedy), ...ways);
+}
+
+// -- the controls ----------------------------------------------------------------------------------
+
+// Returns a number field between two buttons.
+function dial(label, key, read, write) {
+  const box = element("span", "dial");
+  const field = element("input");
+  Object.assign(field, { type: "number", inputMode: "numeric", step: 1, max: MOST[key] });
+  field.setAttribute("aria-label", label);
+  const least = key === "before" || key === "after" || key === "images" ? 0 : 1;
+  const set = (value) => {
+    if (Number.isInteger(value)) turn(write(Math.max(Math.min(value, MOST[key]), -MOST[key])));
+  };
+  const button = (text, word, step) => {
+    const made = element("button", "", text);
+    made.type = "button";
+    made.setAttribute("aria-label", `${label}: ${word}`);
+    made.addEventListener("click", () => set(Math.max(read() + step, least)));
+    return made;
+  };
+  field.addEventListener("change", () => set(field.valueAsNumber));
+  box.append(button("−", "less", -1), field, button("+", "more", 1));
+  box.refresh = () => (field.value = read());
+  return box;
+}
+
+function choice(label, words, read, write) {
+  const box = element("label", "choice");
+  const select = element("select");
+  for (const [word, text] of Object.entries(words)) {
+    const option = element("option", "", text);
+    option.value = word;
+    select.append(option);
+  }
+  select.addEventListener("change", () => turn(write(select.value)));
+  box.append(element("span", "", label), select);
+  box.refresh = () => (select.value = read());
+  return box;
+}
+
+const withAxis = (i, change) =>
+  ({ ...knobs, axes: knobs.axes.map((axis, place) => (place === i ? { ...axis, ...change } : axis)) });
+
+// Returns the state with another number of axes; the first axes are copied or dropped.
+function withRank(rank) {
+  const axes = rules.span(rank).map((i) => ({ ...knobs.axes[Math.max(i - rank + knobs.rank, 0)] }));
+  const isLast = knobs.data.endsWith("C");
+  const form = rules.filterFormats(knobs.rank).indexOf(knobs.filter);
+  return { ...knobs, rank, axes, data: rules.dataFormats(rank)[+isLast], filter: rules.filterFormats(rank)[form] };
+}
+
+function buildDials() {
+  const form = `${knobs.rank} ${knobs.mode}`;
+  if (form !== built) {
+    built = form;
+    const letters = rules.LETTERS[knobs.rank];
+    const table = element("table");
+    const head = element("tr");
+    head.append(element("td"));
+    for (const letter of letters) {
+      const cell = element("th", "", `axis ${letter}`);
+      cell.scope = "col";
+      head.append(cell);
+    }
+    table.append(head);
+    for (const [key, name] of Object.entries(ROWS)) {
+      if (knobs.mode !== "numbers" && name.startsWith("padding")) continue;
+      const line = element("tr");
+      const title = element("th", "", name);
+      title.scope = "row";
+      line.append(title, ...[...letters].map((letter, i) => {
+        const cell = element("td");
+        cell.append(dial(`${name} ${letter}`, key, () => knobs.axes[i][key],
+          (value) => withAxis(i, { [key]: value })));
+        return cell;
+      }));
+      table.append(line);
+    }
+    const counts = element("div", "counts");
+    for (const [key, name] of Object.entries(COUNTS)) {
+      const box = element("div");
+      box.append(element("span", "", name), dial(name, key, () => knobs[key],
+        (value) => ({ ...knobs, [key]: value, depth: key === "images" ? knobs.depth : null })));
+      counts.append(box);
+    }
+    counts.append(
+      choice("padding", { numbers: "numbers", valid: "valid", same: "same", same_lower: "same_lower" },
+        () => knobs.mode, (mode) => ({ ...knobs, mode })),
+      choice("values", { normal: "random", integers: "integers", x: "x one hot", w: "w one hot", dy: "dy one hot" },
+        () => knobs.values, (values) => ({ ...knobs, values })),
+      choice("axes", { 1: "1-D", 2: "2-D", 3: "3-D" }, () => String(knobs.rank), (rank) => withRank(+rank)),
+      choice("data format", { first: "channels first", last: "channels last" },
+        () => (knobs.data.endsWith("C") ? "last" : "first"), (word) => ({ ...knobs,
+          data: rules.dataFormats(knobs.rank)[+(word === "last")],
+          filter: rules.filterFormats(knobs.rank)[+(word === "last")] })),
+      seedField());
+    $("dials").replaceChildren(table, counts);
+  }
+  for (const one of $("dials").querySelectorAll(".dial,.choice")) one.refresh();
+}
+
+function seedField() {
+  const box = element("label", "choice");
+  const field = element("input");
+  Object.assign(field, { type: "text", inputMode: "numeric", size: 5 });
+  field.addEventListener("change", () => {
+    if (/^\d{1,18}$/.test(field.value)) turn({ ...knobs, seed: String(BigInt(field.value)) });
+    else field.value = knobs.seed;
+  });
+  box.append(element("span", "", "seed"), field);
+  box.refresh = () => (field.value = knobs.seed);
+  return box;
+}
+
+// -- what follows from the layer -------------------------------------------------------------------
+
+const interval = ([first, last]) => (first === last ? `${first}` : `${first} to ${last}`);
+
+// Returns sentences on an axis: its formula, padding, input sizes and unread inputs.
+function factsOf(axis) {
+  const { firstInput, inputs, unread, before, after, mode, stride } = axis;
+  const pads = mode.startsWith("same")
+    ? `SAME pads by ${before} and ${after}`
+    : `the padding is ${before} and ${after}`;
+  const others = inputs[0] === inputs[1]
+    ? `no other input has an output of ${axis.output}`
+    : `inputs of ${interval(inputs)} all have an output of ${axis.output}`;
+  const stepped = stride > 1 ? `, so dx has output_padding ${axis.input - firstInput}` : "";
+  const skipped = unread.length
+    ? ` No window reads ${unread.length === 1 ? "input" : "inputs"} ${runsOf(unread)}: ` +
+      `${unread.length === 1 ? "its" : "their"} gradient is 0.` : "";
+  return `output ${axis.formula}; ${pads}; ${others}${stepped}.${skipped}`;
+}
+
+// Returns numbers as "0, 2, 4", or shorter if there are many.
+const runsOf = (numbers) => numbers.length <= 8 ? numbers.join(", ")
+  : `${numbers.slice(0, 4).join(", ")}, … ${numbers.at(-1)} (${numbers.length} in all)`;
+
+// Returns axes that have the same text or picture together.
+function alike(axes) {
+  const found = new Map();
+  for (const axis of axes) {
+    const key = JSON.stringify({ ...axis, name: "" });
+    found.set(key, [...(found.get(key) ?? []), axis]);
+  }
+  return [...found.values()];
+}
+
+function showLayer() {
+  const { problem, knobs: { layer } } = scene;
+  const text = rules.shapeText;
+  document.querySelector("h1").textContent = isTurned()
+    ? `${text(layer.input_shape)} * ${text(layer.filter_shape)} -> ${text(problem.outputShape)}` : originalTitle;
+  const shapes = [["y, dy", problem.outputShape, problem.dataFormat], ["x, dx", layer.input_shape, problem.dataFormat],
+    ["w, dw", layer.filter_shape, problem.filterFormat], ["db", [problem.K], ""]];
+  $("shapes").replaceChildren(...shapes.map(([names, shape, order]) => {
+    const box = element("span", "shape");
+    box.append(element("b", "", names), ` ${text(shape)}`, element("small", "", order && ` ${order}`));
+    return box;
+  }));
+  $("facts").replaceChildren(...alike(problem.axes).map((axes) => {
+    const [box, line] = [element("div"), element("p")];
+    const names = axes.map((axis) => axis.name).join(" and ");
+    line.append(element("b", "", `${names}: `), factsOf(axes[0]));
+    box.append(line, strip(axes[0], names));
+    return box;
+  }));
+  for (const part of document.querySelectorAll(".made")) part.hidden = isTurned();
+  $("reset").hidden = !isTurned();
+  $("stale").hidden = !isTurned();
+}
+
+// Returns the picture of an axis: its padded input, and each window with its taps.
+function strip(axis, name) {
+  const cells = Math.min(axis.padded, MOST_CELLS);
+  const unread = new Set(axis.unread);
+  const hidden = axis.padded - cells;
+  const shown = rules.span(axis.output).filter((o) => o * axis.stride + axis.span <= cells);
+  const windows = shown.length <= MOST_WINDOWS ? shown : shown.slice(0, MOST_WINDOWS - 2);
+  if (windows.length < axis.output) windows.push(null);
+  if (!hidden && shown.length > MOST_WINDOWS) windows.push(shown.at(-1));
+  const [size, high] = [22, 15];
+  const picture = inSvg("svg", { width: cells * size + 44, height: size + 8 + windows.length * high,
+    role: "img", class: "strip" });
+  const drawnWindows = windows.filter((o) => o !== null).length;
+  const cuts = [];
+  if (hidden) cuts.push(`${cells} of ${plural(axis.padded, "position")}`);
+  if (drawnWindows < axis.output) cuts.push(`${drawnWindows} of ${plural(axis.output, "window")}`);
+  const cut = cuts.length ? ` Drawn: ${cuts.join(", ")}.` : "";
+  const label = `Axis ${name}: input ${axis.input}, padded to ${axis.padded}, and its windows.${cut}`;
+  picture.setAttribute("aria-label", label);
+  for (let i = 0; i < cells; i++) {
+    const at = i - axis.before;
+    const isPad = at < 0 || at >= axis.input;
+    const kind = isPad ? "padded" : unread.has(at) ? "unread" : "read";
+    picture.append(inSvg("rect", { x: i * size + 1, y: 1, width: size - 1, height: size - 1, class: kind }),
+      inSvg("text", { x: i * size + 1 + size / 2, y: size - 6 }, isPad ? "0" : at));
+  }
+  if (hidden) picture.append(inSvg("text", { x: cells * size + 14, y: size - 6 }, "…"));
+  windows.forEach((o, line) => {
+    const y = size + 8 + line * high;
+    if (o === null) {
+      picture.append(inSvg("text", { x: size, y: y + 8 }, "…"));
+      return;
+    }
+    const first = o * axis.stride;
+    picture.append(inSvg("line", { x1: first * size + 4, x2: (first + axis.span) * size - 3, y1: y + 4, y2: y + 4 }));
+    for (let r = 0; r < axis.filter; r++)
+      picture.append(inSvg("rect", { x: (first + r * axis.dilation) * size + 5, y, width: size - 9, height: 9, class: "tap" }));
+    picture.append(inSvg("text", { x: (first + axis.span) * size + 12, y: y + 8 }, `${o}`));
+  });
+  const box = element("figure", "axis");
+  box.append(picture);
+  box.append(element("figcaption", "", "Each bar is a window, with its taps and the number of its output." +
+    `${axis.before || axis.after ? " Dashed: padding." : ""}${unread.size ? " Grey: not read." : ""}${cut}`));
+  return box;
+}
+
+function inSvg(tag, attributes, text) {
+  const made = document.createElementNS($("blank").namespaceURI, tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+function showPrograms() {
+  const name = nameOf(chosen.tensor, chosen.k, chosen.c, at());
+  $("programs").replaceChildren(...scenes.programs(scene, name).map(({ name: title, text, why }) => {
+    const box = element("div", "program");
+    box.append(element("h3", "", title));
+    if (why) {
+      box.append(element("p", "soft", why));
+      return box;
+    }
+    const code = element("pre", "", text);
+    code.tabIndex = 0;
+    const button = element("button", "", "Copy");
+    button.type = "button";
+    button.setAttribute("aria-label", `Copy: ${title}`);
+    button.addEventListener("click", () => copy(code, button));
+    box.append(button, code);
+    return box;
+  }));
+}
+
+async function copy(code, button) {
+  try {
+    await navigator.clipboard.writeText(code.textContent);
+    button.textContent = "Copied";
+  } catch { // a frame without the permission
+    getSelection().selectAllChildren(code);
+    button.textContent = document.execCommand("copy") ? "Copied" : "Selected: press Ctrl+C";
+  }
+  setTimeout(() => (button.textContent = "Copy"), 2000);
+}
+
+// Shows what follows from the drawn scene and the chosen element.
+function showKnobs() {
+  const { k } = chosen;
+  $("bias").textContent = scene.data
+    ? `db[${k}], the gradient of the bias, is the sum of dy[${k}]${scene.images > 1 ? " over all images" : ""}: ` +
+      `${long(scene.data.db[k])}.` : "";
+  if (!original.knobs) return;
+  showPrograms();
+  if (pictured === scene) return;
+  pictured = scene;
+  showLayer();
+}
+
+// -- the address -----------------------------------------------------------------------------------
+
+// Returns the layer as it is written in the address: the options of the command line.
+function layerAddress() {
+  const layer = layerOf(knobs);
+  const joined = (value) => [value].flat().map((one) => [one].flat().join(":")).join();
+  const words = [`input=${layer.input_shape.join("x")}`, `filter=${layer.filter_shape.join("x")}`];
+  const { rank, axes, mode } = knobs;
+  const all = (key) => rules.compact(axes.map((axis) => axis[key]));
+  if (all("stride") !== 1) words.push(`stride=${joined(all("stride"))}`);
+  if (mode !== "numbers") words.push(`padding=${mode}`);
+  else if (axes.some((axis) => axis.before || axis.after)) words.push(`padding=${joined(scenes.paddingOf(axes))}`);
+  if (all("dilation") !== 1) words.push(`dilation=${joined(all("dilation"))}`);
+  if (knobs.groups !== 1) words.push(`groups=${knobs.groups}`);
+  if (knobs.data !== rules.dataFormats(rank)[0]) words.push(`data_format=${knobs.data}`);
+  if (knobs.filter !== rules.formatsOf({ data_format: knobs.data }, rank)[1]) words.push(`filter_format=${knobs.filter}`);
+  if (knobs.values !== "normal") words.push(`values=${knobs.values}`);
+  if (knobs.seed !== "0") words.push(`seed=${knobs.seed}`);
+  return words.join("&");
+}
+
+// Returns the layer in an address; null if the address has none that can be read.
+function readLayer(words) {
+  const numbers = (text, parts) => {
+    const found = text.split(parts).map(Number);
+    return found.every((one) => Number.isSafeInteger(one) && Math.abs(one) <= MOST.input) ? found : null;
+  };
+  const shapes = ["input", "filter"].map((name) => numbers(words.get(name) ?? "", /[x,]/));
+  const rank = (shapes[0]?.length ?? 0) - 2;
+  if (!(rank in rules.LETTERS) || shapes[1]?.length !== rank + 2) return null;
+  const [stride, dilation] = ["stride", "dilation"].map((name) => numbers(words.get(name) ?? "1", ","));
+  const padding = words.get("padding") ?? "0";
+  const isWord = ["valid", "same", "same_lower"].includes(padding);
+  const sides = isWord ? [] : padding.split(",").map((side) => numbers(side, ":"));
+  const [groups] = numbers(words.get("groups") ?? "1", ",") ?? [];
+  const fits = (list) => list && (list.length === 1 || list.length === rank);
+  const isNumber = sides.length === 1 && sides[0]?.length === 1;
+  const isPadded = isWord || isNumber ||
+    (sides.length === rank && sides.every((side) => side && side.length <= 2));
+  const formats = ["data_format", "filter_format"].map((name) => words.get(name) ?? null);
+  const areFormats = [rules.dataFormats(rank), rules.filterFormats(rank)]
+    .every((known, i) => formats[i] === null || known.includes(formats[i]));
+  const values = words.get("values") ?? "normal";
+  const seed = words.get("seed") ?? "0";
+  if (!fits(stride) || !fits(dilation) || groups === undefined || !isPadded || !areFormats) return null;
+  if (!["normal", "integers", "x", "w", "dy"].includes(values) || !/^\d{1,18}$/.test(seed)) return null;
+  const single = (list) => (list.length === 1 ? list[0] : list);
+  const layer = { input_shape: shapes[0], filter_shape: shapes[1], stride: single(stride), dilation: single(dilation),
+    padding: isWord ? padding : isNumber ? sides[0][0] : sides.map(single), groups, data_format: formats[0], filter_format: formats[1] };
+  return { layer, values, seed };
+}
+
+// Shows the layer of an address.  Returns whether there was one, and the rest of the address.
+function layerFromAddress(hash) {
+  if (!original.knobs || !/[#&]input=/.test(hash)) return { isLayer: false, hash };
+  const words = new URLSearchParams(hash.slice(1));
+  const asked = readLayer(words);
+  if (!asked) {
+    if (drawn === null) turnTo(scene.opened);
+    $("notice").textContent = "The address contains no layer that the knobs can show. Write for example " +
+      "#input=1x5x8x8&filter=10x5x3x3&stride=2&padding=same; sizes are at most 1,000.";
+    $("notice").hidden = false;
+    return { isLayer: true, hash: "" };
+  }
+  turn(knobsOf(asked));
+  const name = ["dw", "dx", "dy", "w", "x", "y"].find((one) => words.has(one));
+  return { isLayer: true, hash: name && !wrong ? `#${name}=${words.get(name)}` : "" };
+}
+
+// -- start -----------------------------------------------------------------------------------------
+
+const originalTitle = document.querySelector("h1").textContent;
+
+function buildKnobs() {
+  if (!original.knobs) {
+    $("knobs").hidden = true;
+    return;
+  }
+  original.problem = rules.problem(original.knobs.layer);
+  knobs = knobsOf(original.knobs);
+  plain = { layer: layerOf(knobs), values: knobs.values, seed: knobs.seed };
+  $("turn").open = !NARROW;
+  $("reset").addEventListener("click", () => turn(knobsOf(original.knobs)));
+  buildDials();
+}

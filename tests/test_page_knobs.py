@@ -1,0 +1,190 @@
+"""The knobs of the page in a browser: turning them, errors, addresses and programs."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import cupyconv
+from cupyconv import ConvProblem
+from cupyconv.cli.main import main
+from tests.browser import acted, logged
+
+SMALL = ConvProblem((1, 2, 5, 5), (3, 2, 3, 3))
+
+HELPERS = """
+  const field = (label) => $$('#dials input').find((one) => one.ariaLabel === label),
+    set = (label, value) => {
+      field(label).value = value; field(label).dispatchEvent(new Event('change'));
+    },
+    pick = (label, word) => {
+      const box = $$('.choice').find((one) => one.firstChild.textContent === label);
+      box.querySelector('select').value = word;
+      box.querySelector('select').dispatchEvent(new Event('change'));
+    },
+    title = () => $$('h1')[0].textContent, facts = () => text('facts'),
+    numbers = () => $$('.panel.result .c').map((one) => one.ariaLabel.split(' = ')[1]).join();
+"""
+
+
+def turned(browse, script: str, problem: ConvProblem = SMALL, place: str = "", **kept) -> list[str]:
+    return logged(browse(problem, place, acted(HELPERS + script), **kept))
+
+
+def test_turned_knobs_show_shapes_and_values(browse):
+    """Sizes, stride, padding and values take effect at once, with the library's numbers."""
+    script = """
+      pick('values', 'integers'); set('stride H', 2); set('filters', 4); pick('padding', 'same');
+      log(title()); log(text('shapes')); log(facts()); log($$('.made').every((one) => one.hidden));
+      for (const tensor of ['dw', 'dx', 'y']) {
+        $$(`input[value=${tensor}]`)[0].click(); log(numbers()); log(text('sum'));
+      }
+      log(text('bias')); log(location.hash);
+      press('reset'); log(title(), facts().includes('stride'), $$('.made')[0].hidden);
+    """
+    log = turned(browse, script)
+    problem = ConvProblem((1, 2, 5, 5), (4, 2, 3, 3), stride=(2, 1), padding="same")
+    data = cupyconv.explain(problem, values="integers").data
+    assert log[0] == "1x2x5x5 * 4x2x3x3 -> 1x4x3x5"
+    assert log[1] == "y, dy 1x4x3x5 NCHWx, dx 1x2x5x5 NCHWw, dw 4x2x3x3 OIHWdb 4"
+    assert "H: output ceil(5/2) = 3; SAME pads by 1 and 1; inputs of 5 to 6 all have" in log[2]
+    assert "so dx has output_padding 0" in log[2]
+    assert log[3] == "true"
+    for place, (tensor, index) in enumerate({"dw": (2, 1), "dx": (0, 1), "y": (0, 2)}.items()):
+        expected = [f"{number:.0f}" for number in data[tensor][index].ravel()]
+        assert log[4 + 2 * place].split(",") == expected
+        assert f"The page computes {expected[0]}"[:17] in log[5 + 2 * place]
+    assert log[10].endswith(f"is the sum of dy[2]: {data['dy'][0, 2].sum():.0f}.")
+    assert log[11].startswith(
+        "#input=1x2x5x5&filter=4x2x3x3&stride=2,1&padding=same&values=integers&y=0,2,"
+    )
+    assert log[12] == "1x2x5x5 * 3x2x3x3 -> 1x3x3x3 false false"
+
+
+def test_all_kinds_of_layers_can_be_dialled(browse):
+    script = """
+      pick('axes', '1'); log(title()); pick('axes', '3'); log(title());
+      pick('data format', 'last'); log(title()); set('channels of x', 4); set('groups', 2);
+      set('filters', 6); set('dilation D', 2); set('input D', 9); log(title()); log(facts());
+      log($$('[role=gridcell]').some((one) => one.textContent === 'NaN'));
+    """
+    log = turned(browse, script)
+    assert log[:4] == [
+        "1x2x5 * 3x2x3 -> 1x3x3",
+        "1x2x5x5x5 * 3x2x3x3x3 -> 1x3x3x3x3",
+        "1x5x5x5x2 * 3x3x3x2x3 -> 1x3x3x3x3",
+        "1x9x5x5x4 * 3x3x3x2x6 -> 1x5x3x3x6",
+    ]
+    assert "floor((9 + 0 + 0 - 5)/1) + 1 = 5" in log[4]
+    assert log[5] == "false"
+
+
+def test_invalid_layer_shows_the_rule_and_its_ways_out(browse):
+    script = """
+      set('groups', 2); log(text('wrong')); log(document.getElementById('drawing').hidden);
+      const ways = $$('.way'); log(ways.map((one) => one.textContent).join(';')); ways[0].click();
+      log(title()); log(document.getElementById('wrong').hidden); log(document.activeElement.type);
+      set('stride W', 0); log(text('wrong')); set('stride W', 2); set('filter H', 9);
+      log(text('wrong')); log(location.hash);
+    """
+    log = turned(browse, script)
+    with pytest.raises(cupyconv.ConvError) as caught:
+        SMALL.replace(groups=2, filter_shape=(3, 1, 3, 3))
+    assert log[0].startswith(f"Groups{str(caught.value)[6:].split('. ')[0]}.")
+    assert log[1] == "true"
+    assert [way.lower() for way in log[2].split(";")] == [
+        cupyconv.errors._way_out(phrases, cupyconv.errors.python_argument).lower()
+        for phrases in caught.value.fixes
+    ]
+    assert log[4] == "true"
+    assert log[5] == "number"
+    assert log[6] == "Stride must be at least 1 (axis W): got 0.Use 1 or more."
+    assert log[7].startswith("The filter must fit into the padded input (axis H): a filter of 9")
+    assert "filter=3x1x9x3" in log[8] or "filter=3x2x9x3" in log[8]
+
+
+def test_address_with_a_layer_opens_it(browse):
+    rules = "stride=2&padding=1:0&groups=2&values=integers&seed=3"
+    place = f"#input=1x4x8&filter=6x2x3&{rules}&dx=0,3,5"
+    log = turned(browse, "log(title()); log(text('told')); log(location.hash);", place=place)
+    problem = ConvProblem((1, 4, 8), (6, 2, 3), stride=2, padding=[(1, 0)], groups=2)
+    value = cupyconv.explain(problem, values="integers", seed=3).element("dx[0,3,5]").computed
+    assert log[0] == "1x4x8 * 6x2x3 -> 1x6x4"
+    assert log[1].startswith("dx[0,3,5] is the sum of")
+    assert log[1].endswith(f": {value:.0f}.")
+    assert log[2] == place
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("#input=1x4x8&filter=6x2", "The address contains no layer that the knobs can show."),
+        ("#input=1x4x8&filter=6x3x3", "The filter's input channels must be the input's channels"),
+        ("#input=1x4x8&filter=6x4x3&dx=0,4,0", "dx[0,4,0] is not an element: dx is 1x4x8"),
+    ],
+    ids=["unreadable", "invalid", "element outside"],
+)
+def test_address_with_an_invalid_layer_is_reported(browse, place, said):
+    script = "log([text('notice'), text('wrong')].join('').slice(0, 200));"
+    assert turned(browse, script, place=place)[0].startswith(said)
+
+
+@pytest.mark.parametrize("values", ["normal", "integers", "x", "dy"])
+def test_copied_programs_show_the_same_layer(browse, monkeypatch, values):
+    """The command and the Python program have the layer and the number that the page shows."""
+    script = """
+      set('stride H', 2); set('padding before W', 1); set('groups', 2); set('channels of x', 4);
+      set('filters', 4); pick('values', 'WORD'); pick('data format', 'last');
+      $$('input[value=dx]')[0].click();
+      for (const one of $$('.program'))
+        log(one.querySelector('pre,p').textContent.replaceAll('\\n', '~'));
+      log(text('told')); log(title());
+    """
+    shell, python, torch, tensorflow, jax, told, title = turned(
+        browse, script.replace("WORD", values)
+    )
+    problem = ConvProblem(
+        (1, 5, 5, 4), (3, 3, 2, 4), stride=(2, 1), padding=((0, 0), (1, 0)), groups=2,
+        data_format="NHWC",
+    )  # fmt: skip
+    total = float(re.search(r": (\S+)\.$", told)[1])
+    shown = []
+    monkeypatch.setattr(cupyconv.Explanation, "show", lambda self, name: shown.append((self, name)))
+    exec(python.replace("~", "\n"), {})
+    ((explanation, name),) = shown
+    assert explanation.problem == problem
+    assert explanation.element(name).sum == pytest.approx(total, rel=1e-5)
+    assert title.split(" -> ")[1] == "x".join(map(str, problem.output_shape))
+    if values in ("x", "dy"):
+        assert shell == "The command line has no option for one-hot values."
+        assert np.count_nonzero(explanation.data[values]) == 1
+    else:
+        words = [word.strip("'") for word in shell.split()[1:]]
+        told = json.loads(CliRunner().invoke(main, [*words, "--json"]).stdout)["layers"][0]
+        assert told["elements"][0]["sum"] == pytest.approx(total, rel=1e-5)
+    code = {entry.framework: entry.call for entry in explanation.translations}
+    assert code["PyTorch"] in torch
+    assert code["TensorFlow"] in tensorflow
+    assert code["JAX"] in jax
+
+
+def test_layers_too_large_to_compute_say_so(browse):
+    script = """
+      set('input H', 1000); set('input W', 1000); log(text('missing')); log(facts().slice(0, 40));
+      log($$('.panel.result .c')[0].textContent); set('input H', 4000); log(field('input H').value);
+    """
+    log = turned(browse, script)
+    assert "numbers and 20,000,000 products. Turn the sizes down" in log[0]
+    assert log[1].startswith("H and W: output floor((1000")
+    assert log[3] == "1000"
+
+
+def test_passed_arrays_are_named_in_programs(browse, tmp_path):
+    x = np.ones((1, 2, 5, 5), "float32")
+    page = cupyconv.explain(SMALL, x=x).page()
+    assert '"given":["x"]' in page
+    assert '"computes":false' in page

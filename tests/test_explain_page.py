@@ -523,7 +523,7 @@ def test_partial_thumbnails_are_labelled(browse, problem, cuts):
     titles = set(logged(browse(problem, script=acted(script)))[0].split(";;"))
     assert {bool(title) for title in titles} == {bool(cut) for cut in cuts}
     for title in filter(None, titles):
-        assert re.fullmatch(r"Drawn in part: [hpw] .* of \d+; [wq] .* of \d+", title), title
+        assert re.fullmatch(r"Drawn in part: [hpw] .* of \d+ .*; [wq] .* of \d+ .*", title), title
 
 
 # -- correctness of what is drawn ------------------------------------------------------------------
@@ -591,17 +591,18 @@ def indices(label: str) -> tuple[str, tuple[int, ...]]:
 
 
 def runs(text: str) -> dict[str, tuple[set[int], int]]:
-    """Return positions and size for each letter of a line such as ``h 0–4, 99 of 100``."""
+    """Return positions and size for each letter of a line: ``h 0–4, 99 of 100 (94 hidden)``."""
     found = {}
     for line in filter(None, re.split(r"\n|; ", text)):
-        letter, numbers, size = re.fullmatch(
-            r"(.+?) ((?:[\d–]+, )*[\d–]+) of ([\d,]+)", line
+        letter, numbers, size, hidden = re.fullmatch(
+            r"(.+?) ((?:[\d–]+, )*[\d–]+) of ([\d,]+) \(([\d,]+) hidden\)", line
         ).groups()
         shown = set()
         for run in numbers.split(", "):
             first, _, last = run.partition("–")
             shown |= set(range(int(first), int(last or first) + 1))
         found[letter] = shown, int(size.replace(",", ""))
+        assert int(hidden.replace(",", "")) == found[letter][1] - len(shown)
     return found
 
 
@@ -731,8 +732,24 @@ def test_partial_planes_of_a_figure_have_gaps_and_ranges(problem):
                 if len(drawn) < size:
                     assert None in places
                     letter = letters[problem.spatial_rank][axis]
-                    noted = re.findall(rf"\b{letter} [\d–, ]+ of {size:,}", text)
+                    noted = re.findall(rf"\b{letter} [\d–, ]+ of {size:,} \([\d,]+ hidden\)", text)
                     assert (drawn, size) in [runs(note)[letter] for note in noted]
+
+
+def test_channels_around_the_chosen_pair_are_drawn(browse):
+    """The page and the figure draw the neighbours of the pair, and say what they hide."""
+    problem = ConvProblem((1, 64, 4, 4), (256, 64, 3, 3))
+    script = f"{_SEEN} log(JSON.stringify(seen_().pairs)); log(text('cut')); log(marked('.c.sel'));"
+    cut = "k of dy and dw 0–1, 99–101, 254–255 of 256 (249 hidden)"
+    for place, element in (("#dw=100,30,1,1", ""), ("", "dw[100,30,1,1]")):
+        pairs, said, chosen = logged(browse(problem, place, acted(script), element=element))
+        assert {(k, c) for k in (99, 100, 101) for c in (29, 30, 31)} <= set(
+            map(tuple, json.loads(pairs))
+        )
+        assert cut in said
+        assert chosen == "dw[100,30,1,1]"
+    figure = ElementTree.fromstring(cupyconv.explain(problem).svg("dw[100,30,1,1]"))
+    assert "k 0–1, 99–101, 254–255 of 256 (249 hidden)" in words(figure)
 
 
 def test_link_to_an_invalid_element_is_reported(browse):
@@ -825,10 +842,12 @@ def test_preset_page_opens_on_the_gradient_of_its_title(browse, layer):
 def test_partial_axes_are_labelled_in_the_figure():
     """The layers are from a bug report: dx of 100x100 drawn as 5x5, and 248 outputs as two."""
     text = words(drawing(LARGE))
-    assert "h 0–4, 99 of 100" in text
-    assert "k 0–4, 252–255 of 256" in words(drawing(ConvProblem((1, 1, 9), (256, 1, 3))))
+    assert "h 0–4, 99 of 100 (94 hidden)" in text
+    assert "k 0–4, 252–255 of 256 (247 hidden)" in words(
+        drawing(ConvProblem((1, 1, 9), (256, 1, 3)))
+    )
     signal = words(drawing(ConvProblem((1, 3, 1000), (8, 3, 11), stride=4)))
-    assert "q 0–1, 247 of 248" in signal
-    assert "w 0–14, 986–999 of 1,000; q 0–1, 247 of 248" in signal
+    assert "q 0–1, 247 of 248 (245 hidden)" in signal
+    assert "w 0–14, 986–999 of 1,000 (971 hidden); q 0–1, 247 of 248 (245 hidden)" in signal
     cut = cupyconv.explain(LARGE).map("dx").svg()
-    assert "Drawn: rows 0–14, 86–99 of 100; columns 0–14, 86–99 of 100." in cut
+    assert "Drawn: rows 0–14, 86–99 of 100 (71 hidden); columns 0–14" in cut

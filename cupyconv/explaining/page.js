@@ -133,14 +133,15 @@ function withGaps(positions) {
   return places;
 }
 
-// Returns the positions of an axis to draw: both ends, and the needed position.
+// Returns the positions of an axis to draw: both ends, and the needed position with its neighbours.
 function ends(size, room, needed) {
   if (size <= room) return span(0, size);
   const head = Math.floor(room / 2);
   const outer = [...span(0, head), ...span(size - (room - head - 1), size)];
-  if (outer.includes(needed)) return withGaps(outer);
-  const side = Math.max(Math.floor((room - 3) / 2), 1);
-  return withGaps([...span(0, side), needed, ...span(size - side, size)]);
+  const near = span(needed - 1, needed + 2).filter((at) => 0 <= at && at < size);
+  if (near.every((at) => outer.includes(at))) return withGaps(outer);
+  const side = Math.max(Math.floor((room - near.length - 2) / 2), 1);
+  return withGaps([...span(0, side), ...near, ...span(size - side, size)]);
 }
 
 const corner = (rule, at) => at * rule.stride - rule.before;
@@ -245,14 +246,15 @@ function holds(old, next) {
     direction().operands.every((tensor, i) => !look[tensor] || shows(old.planes[i], look[tensor]));
 }
 
-// Returns the drawn positions of an axis as "h 0–4, 99 of 100"; empty if all are drawn.
+// Returns the drawn positions of an axis as "h 0–4, 99 of 100 (94 hidden)"; empty if all are drawn.
 function cutText(letter, places, size) {
   const shown = [...new Set(places.filter((one) => one !== null && one >= 0))].sort((a, b) => a - b);
   if (shown.length === size) return "";
   const begins = shown.filter((one) => !shown.includes(one - 1));
   const lasts = shown.filter((one) => !shown.includes(one + 1));
   const runs = begins.map((one, i) => (one === lasts[i] ? one : `${one}–${lasts[i]}`));
-  return `${letter} ${runs.join(", ")} of ${size.toLocaleString("en")}`;
+  const [count, hidden] = [size, size - shown.length].map((one) => one.toLocaleString("en"));
+  return `${letter} ${runs.join(", ")} of ${count} (${hidden} hidden)`;
 }
 
 // Returns the drawn pairs of channels that the chosen number sums over.

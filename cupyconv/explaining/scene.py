@@ -219,14 +219,17 @@ def _rules(problem: ConvProblem, tensor: str) -> Sequence[ConvAxis]:
 
 
 def cut_text(letter: str, places: Sequence[int | None], size: int) -> str:
-    """Return the drawn positions of an axis as ``h 0–4, 99 of 100``; empty if all are drawn."""
+    """Return the drawn positions of an axis as ``h 0–4, 99 of 100 (94 hidden)``.
+
+    The text is empty if all positions are drawn.
+    """
     drawn = sorted({at for at in places if at is not None and at >= 0})
     if len(drawn) == size:
         return ""
     begins = [at for at in drawn if at - 1 not in drawn]
     ends = [at for at in drawn if at + 1 not in drawn]
     runs = [str(a) if a == b else f"{a}–{b}" for a, b in zip(begins, ends, strict=True)]
-    return f"{letter} {', '.join(runs)} of {size:,}"
+    return f"{letter} {', '.join(runs)} of {size:,} ({size - len(drawn):,} hidden)"
 
 
 def cuts(problem: ConvProblem, tensor: str, plane: Sequence[Places]) -> list[str]:
@@ -267,8 +270,8 @@ def scene(explanation: Explanation, element: Element | None = None) -> Scene:
     image, k, c = _channels_of(problem, element)
     chosen = _chosen(problem, element)
     directions = _directions(problem, chosen)
-    filters = _drawn(problem.K, MOST_CHANNELS, range(k, k + 1))
-    channels = _drawn(problem.C, MOST_CHANNELS, range(c, c + 1))
+    filters = _drawn(problem.K, MOST_CHANNELS, _around(k))
+    channels = _drawn(problem.C, MOST_CHANNELS, _around(c))
     part = _DrawnPart(problem, image, filters, channels, directions)
     data = explanation.data
     missing = {tensor: _reason(problem, data, tensor) for tensor in ("x", "w", "dy", *RESULTS)}
@@ -371,6 +374,11 @@ def _drawn(size: int, room: int, needed: range) -> Places:
     return with_gaps([*range(side), *near, *range(size - side, size)])
 
 
+def _around(position: int) -> range:
+    """Return a position and its two neighbours."""
+    return range(position - 1, position + 2)
+
+
 def _window(rule: ConvAxis, at: int) -> range:
     """Return the positions that the taps of a window read, padding included."""
     corner = at * rule.stride - rule.pad_before
@@ -418,7 +426,7 @@ def _directions(
     forward = [_linked(axis, at) for axis, at in zip(problem.axes, chosen["y"], strict=True)]
     spread = [_linked(rule, at) for rule, at in zip(rules["dx"], chosen["dx"], strict=True)]
     taps = [
-        _drawn(axis.filter, MOST_TAPS, range(at, at + 1))
+        _drawn(axis.filter, MOST_TAPS, _around(at))
         for axis, at in zip(problem.axes, chosen["dw"], strict=True)
     ]
     outputs = [places for places, _ in forward]

@@ -51,7 +51,7 @@ def test_turned_knobs_show_shapes_and_values(browse):
     data = cupyconv.explain(problem, values="integers").data
     assert log[0] == "1x2x5x5 * 4x2x3x3 -> 1x4x3x5"
     assert log[1] == "y, dy 1x4x3x5 NCHWx, dx 1x2x5x5 NCHWw, dw 4x2x3x3 OIHWdb 4"
-    assert "H: output ceil(5/2) = 3; SAME pads by 1 and 1; inputs of 5 to 6 all have" in log[2]
+    assert "H: output ceil(5/2) = 3; SAME pads by 1 and 1; inputs of 5 and 6 both have" in log[2]
     assert "so dx has output_padding 0" in log[2]
     assert log[3] == "true"
     for place, (tensor, index) in enumerate({"dw": (2, 1), "dx": (0, 1), "y": (0, 2)}.items()):
@@ -170,6 +170,80 @@ def test_copied_programs_show_the_same_layer(browse, monkeypatch, values):
     assert code["PyTorch"] in torch
     assert code["TensorFlow"] in tensorflow
     assert code["JAX"] in jax
+
+
+@pytest.mark.parametrize(
+    ("word", "title"),
+    [("channels", "5 channels"), ("size", "Why is dx"), ("number", "Where does this number")],
+)
+def test_stories_end_on_the_knobs(browse, word, title):
+    """Each step has sentences and a visible picture; the last step leads to the layer's knobs."""
+    script = """
+      $$('#stories button').find((one) => one.textContent.startsWith('NAME')).click();
+      const seen = () => ['answer', 'view-channels', 'view-planes', 'turn', 'front', 'copies']
+        .filter((id) => document.getElementById(id).checkVisibility());
+      for (let i = 0; i < 20 && !document.getElementById('story').hidden; i++) {
+        log(text('story-place'), seen(), document.activeElement.id, location.hash);
+        log(text('tale')); press('story-next');
+      }
+      log(title()); log(seen()); log(document.activeElement.type); press('reset'); log(title());
+    """.replace("NAME", title)
+    *steps, last, parts, focus, first = turned(browse, script)
+    places, tales = steps[::2], steps[1::2]
+    assert 5 <= len(tales) <= 8
+    for number, place in enumerate(places, 1):
+        text, address = place.split(" #")
+        assert text.startswith(f"Step {number} of {len(tales)} ")
+        assert text.split()[4] in ("answer", "view-channels", "view-planes")
+        assert text.endswith(" story-next")
+        assert address == f"story={word},{number}"
+    assert all(len(tale) > 50 for tale in tales)
+    assert "urn the knobs" in tales[-1]
+    assert last in ("1x5x6x6 * 10x5x3x3 -> 1x10x4x4", "1x3x5x5 * 4x3x3x3 -> 1x4x3x3",
+                    "1x2x4x4 * 3x2x2x2 -> 1x3x3x3")  # fmt: skip
+    assert parts == "answer,view-channels,view-planes,turn,front,copies"
+    assert focus == "number"
+    assert first == "1x2x5x5 * 3x2x3x3 -> 1x3x3x3"
+    if word == "number":
+        problem = ConvProblem((1, 2, 4, 4), (3, 2, 2, 2))
+        explanation = cupyconv.explain(problem, values="integers")
+        for place, element in ((5, "dw[2,1,0,1]"), (6, "dx[0,1,2,1]")):
+            data = {key: np.asarray(explanation.data[key]).copy() for key in ("x", "w", "dy")}
+            index = tuple(map(int, element[3:-1].split(",")))
+            loss = [float((cupyconv.conv_forward(data["x"], data["w"]) * data["dy"]).sum())]
+            data[element[1]][index] += 1
+            loss.append(float((cupyconv.conv_forward(data["x"], data["w"]) * data["dy"]).sum()))
+            value = explanation.element(element).computed
+            assert loss[1] - loss[0] == value
+            assert f"goes from {loss[0]:.0f} to {loss[1]:.0f}. The" in tales[place]
+            assert tales[place].endswith(f"difference is {value:.0f}.")
+
+
+@pytest.mark.parametrize("place", ["#story=size,4", "#story=number"])
+def test_address_of_a_story_opens_it(browse, place):
+    title, step = turned(browse, "log(text('story-title')); log(text('story-place'));", place=place)
+    expected = ("Why is dx this size?", "Step 4") if "size" in place else ("Where does", "Step 1")
+    assert title.startswith(expected[0])
+    assert step.startswith(expected[1])
+
+
+def test_differences_check_the_chosen_gradient(browse):
+    """A finite difference of the loss confirms every number of the gradients that is chosen."""
+    script = """
+      pick('values', 'integers');
+      for (const tensor of ['dw', 'dx']) {
+        $$(`input[value=${tensor}]`)[0].click();
+        for (const button of $$('.panel.result .c').slice()) {
+          button.click();
+          log(button.ariaLabel.split(' = ')[1], text('check').match(/is (.*)\\.$/)[1]);
+        }
+      }
+      $$('input[value=y]')[0].click(); log(text('check'));
+    """
+    *pairs, of_y = turned(browse, script)
+    assert len(pairs) == 9 + 25
+    assert all(len(set(pair.split())) == 1 for pair in pairs)
+    assert of_y == ""
 
 
 def test_layers_too_large_to_compute_say_so(browse):

@@ -199,8 +199,6 @@ function seedField() {
 
 // -- what follows from the layer -------------------------------------------------------------------
 
-const interval = ([first, last]) => (first === last ? `${first}` : `${first} to ${last}`);
-
 // Returns sentences on an axis: its formula, padding, input sizes and unread inputs.
 function factsOf(axis) {
   const { firstInput, inputs, unread, before, after, mode, stride } = axis;
@@ -209,7 +207,8 @@ function factsOf(axis) {
     : `the padding is ${before} and ${after}`;
   const others = inputs[0] === inputs[1]
     ? `no other input has an output of ${axis.output}`
-    : `inputs of ${interval(inputs)} all have an output of ${axis.output}`;
+    : inputs[1] - inputs[0] === 1 ? `inputs of ${inputs.join(" and ")} both have an output of ${axis.output}`
+    : `inputs of ${inputs.join(" to ")} all have an output of ${axis.output}`;
   const stepped = stride > 1 ? `, so dx has output_padding ${axis.input - firstInput}` : "";
   const skipped = unread.length
     ? ` No window reads ${unread.length === 1 ? "input" : "inputs"} ${runsOf(unread)}: ` +
@@ -345,6 +344,7 @@ function showKnobs() {
   $("bias").textContent = scene.data
     ? `db[${k}], the gradient of the bias, is the sum of dy[${k}]${scene.images > 1 ? " over all images" : ""}: ` +
       `${long(scene.data.db[k])}.` : "";
+  $("check").textContent = story ? "" : differenceText();
   if (!original.knobs) return;
   showPrograms();
   if (pictured === scene) return;

@@ -773,7 +773,7 @@ function tell() {
   $("sum").textContent = !whole()
     ? `Running sum of ${result}: ${added === undefined ? "not known on this page" : long(added)}`
     : computed === undefined && scene.data
-      ? `The page computes ${long(number(tensor, chosen.k, chosen.c, at()))} in float64, cupyconv.${name} in float32.`
+      ? `The page computes ${long(number(tensor, chosen.k, chosen.c, at()))} in float64. In Python: cupyconv.${name}.`
     : computed === undefined ? `The result of cupyconv.${name} is not shown; the reason is below.`
     : `cupyconv.${name} gives ${long(computed)} in ${scene.dtype}.`;
   const reasons = new Set([...unknown, ...drawn.unknown].map(reasonFor));
@@ -860,7 +860,8 @@ function show() {
   $("source").textContent = `${scene.source ? `Values: ${scene.source}. ` : ""}${image}`;
   $("notice").hidden = true;
   const element_ = `${chosen.tensor}=${indexOf(chosen.tensor, chosen.k, chosen.c, at()).join()}`;
-  address(`#${isTurned() ? `${layerAddress()}&` : ""}${element_}`);
+  address(story ? `#story=${story.name},${story.place + 1}`
+    : `#${isTurned() ? `${layerAddress()}&` : ""}${element_}`);
   showKnobs();
 }
 
@@ -930,6 +931,7 @@ function turnTo(tensor, looked = {}) {
 // Reads the address: #dw=2,1,0,0 chooses a number of a result, #x=0,1,2,3 shows one of an operand.
 function fromAddress() {
   if (!location.hash) return false;
+  if (storyFromAddress(location.hash)) return true;
   const { isLayer, hash } = layerFromAddress(location.hash);
   if (isLayer && !hash) return true;
   const match = /^#(dw|dx|dy|w|x|y)=(\d+(?:,\d+)*)$/.exec(hash);
@@ -997,6 +999,7 @@ addEventListener("hashchange", fromAddress);
 function start() {
   $("live").hidden = false;
   buildKnobs();
+  buildStories();
   load(sceneOf(original.knobs, original.image));
   if (!fromAddress()) turnTo(scene.opened);
   document.documentElement.dataset.ready = "true";

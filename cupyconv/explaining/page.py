@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _MOST_COUNTED = 2**53
 """Largest integer up to which a browser represents every integer exactly."""
 
-_SCRIPTS = ("rules.js", "tensors.js", "scenes.js", "page.js", "knobs.js")
+_SCRIPTS = ("rules.js", "tensors.js", "scenes.js", "page.js", "knobs.js", "stories.js")
 """Scripts of the page, in the order in which they run."""
 
 _MOST_PAIRS = 200_000

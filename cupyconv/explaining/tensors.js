@@ -195,6 +195,14 @@ const tensors = (() => {
     return { x, w, dy, y, dx, dw, db };
   }
 
+  // Returns the loss sum(dy * y), and the loss after 1 is added to a number of x or w.
+  function losses(problem, data, name, index) {
+    const place = index.reduce((sum, one, i) => sum * sizes(problem)[name][i] + one, 0);
+    const changed = data[name].map((value, i) => (i === place ? value + 1 : value));
+    const loss = (y) => y.reduce((sum, value, i) => sum + value * data.dy[i], 0);
+    return [loss(data.y), loss(run(problem, { ...data, [name]: changed }).y)];
+  }
+
   // Returns the count of numbers in x, w and dy, and of the products of a pass with padding.
   function cost(problem) {
     const { N, C, K, groups, axes } = problem;
@@ -203,5 +211,5 @@ const tensors = (() => {
     return { numbers, products: (N * K * C * pairs) / groups };
   }
 
-  return { generator, integers, normal, draw, run, cost, sizes, middle, product };
+  return { generator, integers, normal, draw, run, losses, cost, sizes, middle, product };
 })();

@@ -454,7 +454,9 @@ def test_page_fits_the_window_with_enough_contrast(browse, width, dark):
           const inner = frame.contentWindow, page = inner.document.documentElement;
           const paper = inner.getComputedStyle(inner.document.body).backgroundColor;
           const read = ['h1', '#rule', '#told', '.rule', '.first .part', '.second .part', '.c.sel',
-            '.pad', '#play', '.pair.sel', 'fieldset :checked + span', 'summary', '.cupyconv p'];
+            '.pad', '#play', '.pair.sel', 'fieldset :checked + span', 'summary', '.cupyconv p',
+            '.shape', '.shape small', '.dial input', '.dial button', '.choice select',
+            '#front button', 'figcaption', '#check'];
           const contrast = read.map((name) => {
             const style = inner.getComputedStyle(inner.document.querySelector(name));
             const clear = style.backgroundColor === 'rgba(0, 0, 0, 0)';

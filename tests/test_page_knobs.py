@@ -219,6 +219,26 @@ def test_stories_end_on_the_knobs(browse, word, title):
             assert tales[place].endswith(f"difference is {value:.0f}.")
 
 
+def test_controls_have_names_and_tab_stops(browse):
+    """A screen reader has a name for each control, and the keyboard reaches each of them."""
+    script = """
+      pick('axes', '3'); pick('values', 'integers'); set('groups', 3);
+      document.getElementById('copies').open = true;
+      const named = (one) => (one.ariaLabel ?? '') + one.textContent + [...(one.labels ?? [])]
+        .map((label) => label.textContent).join('');
+      const parts = () => $$('button,input,select,summary,[role=grid],[role=img],[role=region]');
+      log(parts().filter((one) => !named(one).trim()).length, parts().length > 60);
+      press('reset');
+      log(parts().filter((one) => !named(one).trim()).length, $$('.program button').length);
+      log($$('#knobs :is(button,input,select)').filter((one) => one.tabIndex < 0).length);
+      const labels = $$('#dials input').map(named);
+      log(new Set(labels).size === labels.length, labels.slice(0, 2));
+    """
+    assert turned(browse, script) == [
+        "0 true", "0 5", "0", "true input H,input W",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("place", ["#story=size,4", "#story=number"])
 def test_address_of_a_story_opens_it(browse, place):
     title, step = turned(browse, "log(text('story-title')); log(text('story-place'));", place=place)

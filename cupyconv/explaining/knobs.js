@@ -65,10 +65,11 @@ function turn(state) {
 }
 
 function showWrong() {
-  $("drawing").hidden = Boolean(wrong);
-  $("answer").hidden = Boolean(wrong);
+  for (const part of [$("drawing"), $("answer"), $("copies")]) part.hidden = Boolean(wrong);
   $("wrong").hidden = !wrong;
   if (!wrong) return;
+  pictured = null;
+  showTitle([layerOf(knobs).input_shape, layerOf(knobs).filter_shape].map(rules.shapeText).join(" * "));
   const where = wrong.axis ? ` (axis ${wrong.axis})` : "";
   const told = element("p", "", `${wrong.rule[0].toUpperCase()}${wrong.rule.slice(1)}${where}: ${wrong.values}.`);
   const ways = wrong.fixes.map(({ changes, text }) => {
@@ -233,8 +234,8 @@ function alike(axes) {
 function showLayer() {
   const { problem, knobs: { layer } } = scene;
   const text = rules.shapeText;
-  document.querySelector("h1").textContent = isTurned()
-    ? `${text(layer.input_shape)} * ${text(layer.filter_shape)} -> ${text(problem.outputShape)}` : originalTitle;
+  showTitle(isTurned()
+    ? `${text(layer.input_shape)} * ${text(layer.filter_shape)} -> ${text(problem.outputShape)}` : "");
   const shapes = [["y, dy", problem.outputShape, problem.dataFormat], ["x, dx", layer.input_shape, problem.dataFormat],
     ["w, dw", layer.filter_shape, problem.filterFormat], ["db", [problem.K], ""]];
   $("shapes").replaceChildren(...shapes.map(([names, shape, order]) => {
@@ -249,9 +250,14 @@ function showLayer() {
     box.append(line, strip(axes[0], names));
     return box;
   }));
-  for (const part of document.querySelectorAll(".made")) part.hidden = isTurned();
-  $("reset").hidden = !isTurned();
-  $("stale").hidden = !isTurned();
+}
+
+// Shows the title of turned knobs, or of the first layer with its text and programs.
+function showTitle(turned) {
+  document.querySelector("h1").textContent = turned || originalTitle;
+  for (const part of document.querySelectorAll(".made")) part.hidden = Boolean(turned);
+  $("reset").hidden = !turned;
+  $("stale").hidden = !turned;
 }
 
 // Returns the picture of an axis: its padded input, and each window with its taps.

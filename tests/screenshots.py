@@ -3,10 +3,10 @@
     python -m tests.screenshots FOLDER [--jupyter PYTHON] [--docs build/docs]
 
 The pictures show the page of each preset and pass on a phone and on a desktop, in light and in dark
-mode; the dark pages show a step in the middle of a sum.  Other pictures show the figures.  With a
-Python that has JupyterLab, nbconvert and cupyconv, they also show notebooks: trusted and untrusted
-in JupyterLab, and converted to HTML.  With the folder of the built documentation, only some of its
-pages are shown.
+mode; the dark pages show a step in the middle of a sum.  Other pictures show turned knobs, each
+step of each story, and the figures.  With a Python that has JupyterLab, nbconvert and cupyconv,
+they also show notebooks: trusted and untrusted in JupyterLab, and converted to HTML.  With the
+folder of the built documentation, only some of its pages are shown.
 """
 
 from __future__ import annotations
@@ -27,10 +27,27 @@ SIZES = {"phone": (390, 2400), "desktop": (1280, 1500)}
 # Steps into the sum that the page opens with, so that a product is shown.
 _STEPPED = "<script>stepTo(4)</script></body>"
 
+# Opens the knobs on a phone, too.
+_OPENED = "<script>document.getElementById('turn').open = true</script></body>"
+
+TURNED = {
+    "grouped": "input=2x8x9x9&filter=8x4x3x3&groups=2&stride=2&dilation=1,2&padding=1:0,2:1",
+    "same": "input=1x9x9x3&filter=3x3x3x4&stride=2&padding=same&data_format=NHWC&values=dy",
+    "volume": "input=1x2x5x6x7&filter=3x2x3x2x3&padding=1&values=integers&y=0,1,2,3,4",
+    "line": "input=1x3x1000&filter=8x3x11&stride=4&dx=0,1,500",
+    "too-large": "input=8x64x56x56&filter=256x64x3x3&padding=1",
+    "no-fit": "input=1x3x4x4&filter=4x3x5x5&dilation=2",
+}
+"""Addresses of turned knobs, valid and invalid."""
+
+STORIES = {"channels": 8, "size": 8, "number": 8}
+"""Number of steps of each story."""
+
 
 def main(folder: Path) -> None:
     """Write all pictures into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
+    _knobs_and_stories(folder)
     for layer in read_file(PRESETS):
         explanation = cupyconv.explain(layer.problem(), title=layer.heading, values=layer.values)
         for tensor in ("dw", "dx", "y"):
@@ -47,6 +64,19 @@ def main(folder: Path) -> None:
         for dark in (False, True):
             target = folder / f"{layer.name}-figure-{'dark' if dark else 'light'}.png"
             photograph(figure, target, width=1280, height=1800, dark=dark)
+
+
+def _knobs_and_stories(folder: Path) -> None:
+    places = {f"knobs-{name}": address for name, address in TURNED.items()}
+    for name, count in STORIES.items():
+        places |= {f"story-{name}-{step}": f"story={name},{step}" for step in range(1, count + 1)}
+    problem = cupyconv.ConvProblem((1, 2, 4, 4), (3, 2, 2, 2))
+    page = cupyconv.explain(problem, values="integers").page().replace("</body>", _OPENED)
+    for name, place in places.items():
+        for size, (width, height) in SIZES.items():
+            for dark in (False, True):
+                target = folder / f"{name}-{size}-{'dark' if dark else 'light'}.png"
+                photograph(page, target, width=width, height=height, dark=dark, place=f"#{place}")
 
 
 _CELLS = (

@@ -452,6 +452,7 @@ def test_page_fits_the_window_with_enough_contrast(browse, width, dark):
         frame.style = 'width:WIDTHpx;height:800px;border:0';
         frame.onload = () => {
           const inner = frame.contentWindow, page = inner.document.documentElement;
+          for (const part of inner.document.querySelectorAll('details')) part.open = true;
           const paper = inner.getComputedStyle(inner.document.body).backgroundColor;
           const read = ['h1', '#rule', '#told', '.rule', '.first .part', '.second .part', '.c.sel',
             '.pad', '#play', '.pair.sel', 'fieldset :checked + span', 'summary', '.cupyconv p',

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 
 import numpy as np
@@ -13,6 +14,7 @@ import cupyconv
 from cupyconv import ConvProblem
 from cupyconv.cli.main import main
 from tests.browser import acted, logged
+from tests.test_page_rules import valid_layer
 
 SMALL = ConvProblem((1, 2, 5, 5), (3, 2, 3, 3))
 
@@ -277,8 +279,68 @@ def test_layers_too_large_to_compute_say_so(browse):
     assert log[3] == "1000"
 
 
-def test_passed_arrays_are_named_in_programs(browse, tmp_path):
+@pytest.mark.parametrize("batch", range(3))
+def test_random_turned_layers_are_drawn_correctly(browse, batch):
+    """The drawn results of random layers are the library's, for all passes and formats."""
+    draw = random.Random(batch)
+    layers = []
+    while len(layers) < 20:
+        layer = valid_layer(draw)
+        if ConvProblem(**layer).N:
+            layers.append(layer)
+    script = f"""
+      for (const layer of {json.dumps(layers)}) {{
+        turn(knobsOf({{ layer, values: 'integers', seed: '1' }}));
+        const seen = {{ wrong: text('wrong'), shapes: text('shapes') }};
+        for (const tensor of ['dw', 'dx', 'y']) {{
+          $$(`input[value=${{tensor}}]`)[0].click();
+          seen[tensor] = $$('.panel.result .c').map((one) => one.ariaLabel);
+          seen[`sum ${{tensor}}`] = text('told');
+        }}
+        log(JSON.stringify(seen));
+      }}
+    """
+    for layer, line in zip(layers, turned(browse, script), strict=True):
+        problem, seen = ConvProblem(**layer), json.loads(line)
+        data = cupyconv.explain(problem, values="integers", seed=1).data
+        assert "x".join(map(str, problem.output_shape)) in seen["shapes"]
+        for tensor in ("dw", "dx", "y"):
+            order = problem.filter_axes if tensor == "dw" else problem.data_axes
+            numbers = data[tensor].transpose(order)
+            assert seen[tensor], (layer, tensor)
+            for label in seen[tensor]:
+                index = tuple(map(int, re.search(r"\[(.*)\]", label)[1].split(",")))
+                assert label == f"{tensor}[{','.join(map(str, index))}] = {numbers[index]:.0f}"
+            total = re.search(r": (-?\d+)\.$", seen[f"sum {tensor}"])
+            index = tuple(map(int, re.search(r"\[(.*?)\]", seen[f"sum {tensor}"])[1].split(",")))
+            assert int(total[1] if total else 0) == numbers[index], (layer, tensor)
+
+
+def programs(browse, problem: ConvProblem, **kept) -> list[str]:
+    """Return the texts of the programs, after a turn of a knob and a reset."""
+    script = """
+      const before = title(); set('filters', 5); press('reset'); log(title() === before);
+      for (const one of $$('.program'))
+        log(one.querySelector('pre,p').textContent.replaceAll('\\n', '~'));
+    """
+    same, *found = turned(browse, script, problem, **kept)
+    assert same == "true"
+    return found
+
+
+def test_programs_have_the_dtype_of_the_first_layer(browse):
+    shell, python, *_ = programs(browse, SMALL.replace(dtype="float64"))
+    assert " --dtype float64 --element" in shell
+    assert '(3, 2, 3, 3), dtype="float64")' in python
+    _, _, torch, tensorflow, _ = programs(browse, SMALL.replace(dtype="complex64"))
+    assert torch == "The programs below convert complex gradients."
+    assert tensorflow == "TensorFlow has no complex convolution."
+
+
+def test_programs_name_the_passed_arrays(browse, monkeypatch):
     x = np.ones((1, 2, 5, 5), "float32")
-    page = cupyconv.explain(SMALL, x=x).page()
-    assert '"given":["x"]' in page
-    assert '"computes":false' in page
+    made = cupyconv.explain(SMALL, x=x)
+    monkeypatch.setattr(cupyconv, "explain", lambda problem, values: made)
+    shell, python, *_ = programs(browse, SMALL)
+    assert shell.startswith("The values are arrays that were passed.")
+    assert "explain(problem, x=x)" in python

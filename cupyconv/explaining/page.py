@@ -154,11 +154,13 @@ def _knobs(explanation: Explanation) -> dict[str, Any] | None:
     if any(axis.filter * axis.output > _MOST_PAIRS for axis in problem.axes):
         return None
     shapes = {"input_shape": problem.input_shape, "filter_shape": problem.filter_shape}
-    kind, seed, given = "normal", 0, []
-    if isinstance(data, Values):
-        kind, seed, given = data.kind or kind, data.seed, list(data.given)
     layer = {**shapes, **problem.keywords}
-    return {"layer": layer, "values": kind, "seed": str(seed), "given": given}
+    state: dict[str, Any] = {"layer": layer, "values": "normal", "seed": "0", "given": []}
+    state["dtype"] = problem.dtype
+    if isinstance(data, Values):
+        state |= {"values": data.kind or "normal", "seed": str(data.seed)}
+        state |= {"given": list(data.given), "large": data.large}
+    return state
 
 
 def _explanation(explanation: Explanation) -> str:

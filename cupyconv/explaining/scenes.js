@@ -219,7 +219,7 @@ const scenes = (() => {
   }
 
   // Returns the command line that explains a layer; empty if no command has its values.
-  function command({ problem, knobs: { layer, values, seed, given = [] } }, element = "") {
+  function command({ problem, knobs: { layer, values, seed, given = [], dtype = "float32", large } }, element = "") {
     if (given.length || !["normal", "integers"].includes(values)) return "";
     const words = ["cupyconv explain", rules.shapeText(layer.input_shape), rules.shapeText(layer.filter_shape)];
     const joined = (value) => [value].flat().map((one) => [one].flat().join(":")).join();
@@ -233,17 +233,21 @@ const scenes = (() => {
       words.push(`--${option.split("=")[0].replace("_", "-")} ${option.split("=")[1].replaceAll('"', "")}`);
     if (values !== "normal") words.push("--values integers");
     if (String(seed) !== "0") words.push(`--seed ${seed}`);
+    if (dtype !== "float32") words.push(`--dtype ${dtype}`);
+    if (large) words.push("--large");
     if (element) words.push(`--element '${element}'`);
     return words.join(" ");
   }
 
   // Returns the programs of a scene: a name, its text, and why it is left out, if it is.
   function programs(scene, element = "") {
-    const { problem, knobs: { layer, values, seed, given = [] } } = scene;
+    const { problem, knobs: { layer, values, seed, given = [], dtype = "float32", large } } = scene;
     const shapes = [layer.input_shape, layer.filter_shape].map(rules.python);
     const options = keywords(problem);
+    if (dtype !== "float32") options.push(`dtype="${dtype}"`);
     const isOneHot = values !== "normal" && values !== "integers";
-    const drawn = [...(values === "normal" ? [] : ['values="integers"']), ...(String(seed) === "0" ? [] : [`seed=${seed}`])];
+    const drawn = [...(values === "normal" ? [] : ['values="integers"']), ...(String(seed) === "0" ? [] : [`seed=${seed}`]),
+      ...(large ? ["large=True"] : [])];
     const lines = ["import cupyconv", "", `problem = cupyconv.ConvProblem(${[...shapes, ...options].join(", ")})`];
     if (isOneHot) {
       const shape = { x: "input_shape", w: "filter_shape", dy: "output_shape" }[values];
@@ -261,15 +265,16 @@ const scenes = (() => {
     const [first, last] = [0, 1].map((i) =>
       `# X is ${rules.dataFormats(problem.rank)[i]}, W is ${rules.filterFormats(problem.rank)[i]}\n`);
     const shell = command(scene, element);
+    const complex = dtype.startsWith("complex") ? "The programs below convert complex gradients." : "";
     return [
       { name: "Command line", text: shell, why: shell ? "" : given.length
         ? "The values are arrays that were passed. Pass their files with --x, --w and --dy."
         : "The command line has no option for one-hot values." },
       { name: "Python", text: lines.join("\n"), why: "" },
-      { name: "PyTorch", text: `${first}Y = ${pytorch(problem)}\nDX, DW = torch.autograd.grad(Y, (X, W), DY)`, why: "" },
+      { name: "PyTorch", text: `${first}Y = ${pytorch(problem)}\nDX, DW = torch.autograd.grad(Y, (X, W), DY)`, why: complex },
       { name: "TensorFlow", text: `${last}with tf.GradientTape() as tape:\n    tape.watch([X, W])\n    ` +
-        `Y = ${tensorflow(problem)}\nDX, DW = tape.gradient(Y, [X, W], DY)`, why: "" },
-      { name: "JAX", text: `Y, backward = jax.vjp(lambda x, w: ${jax(problem)}, x, w)\nDX, DW = backward(dy)`, why: "" },
+        `Y = ${tensorflow(problem)}\nDX, DW = tape.gradient(Y, [X, W], DY)`, why: complex && "TensorFlow has no complex convolution." },
+      { name: "JAX", text: `Y, backward = jax.vjp(lambda x, w: ${jax(problem)}, x, w)\nDX, DW = backward(dy)`, why: complex },
     ];
   }
 

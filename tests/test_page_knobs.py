@@ -18,6 +18,14 @@ from tests.test_page_rules import valid_layer
 
 SMALL = ConvProblem((1, 2, 5, 5), (3, 2, 3, 3))
 
+LAST = {
+    "input_shape": (1, 5, 5, 2),
+    "filter_shape": (3, 3, 2, 3),
+    "data_format": "NHWC",
+    "filter_format": "HWIO",
+}
+"""Changes that give SMALL with channels last."""
+
 HELPERS = """
   const field = (label) => $$('#dials input').find((one) => one.ariaLabel === label),
     set = (label, value) => {
@@ -135,7 +143,7 @@ def test_address_with_an_invalid_layer_is_reported(browse, place, said):
     assert turned(browse, script, place=place)[0].startswith(said)
 
 
-@pytest.mark.parametrize("values", ["normal", "integers", "x", "dy"])
+@pytest.mark.parametrize("values", ["normal", "integers", "x", "dy", "ones"])
 def test_copied_programs_show_the_same_layer(browse, monkeypatch, values):
     """The command and the Python program have the layer and the number that the page shows."""
     script = """
@@ -161,8 +169,10 @@ def test_copied_programs_show_the_same_layer(browse, monkeypatch, values):
     assert explanation.problem == problem
     assert explanation.element(name).sum == pytest.approx(total, rel=1e-5)
     assert title.split(" -> ")[1] == "x".join(map(str, problem.output_shape))
-    if values in ("x", "dy"):
-        assert shell == "The command line has no option for one-hot values."
+    if values == "ones":
+        assert np.all(explanation.data["dy"] == 1)
+    elif values in ("x", "dy"):
+        assert shell == "The command line has no option for these values."
         assert np.count_nonzero(explanation.data[values]) == 1
     else:
         words = [word.strip("'") for word in shell.split()[1:]]
@@ -266,6 +276,41 @@ def test_differences_check_the_chosen_gradient(browse):
     assert len(pairs) == 9 + 25
     assert all(len(set(pair.split())) == 1 for pair in pairs)
     assert of_y == ""
+
+
+def test_numbers_can_be_set_by_hand(browse, monkeypatch):
+    """Set numbers change all results; the address, the program and a smaller layer keep them."""
+    script = """
+      const put = (name, value) => {
+        document.getElementById('hand-name').value = name;
+        document.getElementById('hand-value').value = value; press('hand-set');
+      };
+      pick('values', 'integers'); pick('data format', 'last'); cell('x[0,1,2,2]').click();
+      log(document.getElementById('hand-name').value, document.getElementById('hand-value').value);
+      put('x[0, 1, 2, 2]', 7); put('w[2,1,0,0]', -2); put('dy[0,2,9,0]', 1); log(text('notice'));
+      $$('input[value=y]')[0].click(); log(numbers()); log(location.hash); log(text('source'));
+      log(text('programs').split('Copy')[1].replaceAll('\\n', '~'));
+      set('input H', 4); set('input W', 4); log(text('source')); press('hand-undo');
+      log(text('source'), document.getElementById('hand-undo').checkVisibility());
+    """
+    log = turned(browse, script)
+    data = cupyconv.explain(SMALL.replace(**LAST), values="integers").data
+    x, w = data["x"].copy(), data["w"].copy()
+    assert log[0] == f"x[0,1,2,2] {x[0, 2, 2, 1]:.0f}"
+    assert log[1].startswith("Set an element to a number, for example x[0,0,0,0] to 2. Indices")
+    x[0, 2, 2, 1], w[0, 0, 1, 2] = 7, -2
+    y = cupyconv.conv_forward(x, w, data_format="NHWC")
+    assert log[2].split(",") == [f"{number:.0f}" for number in y[0, ..., 2].ravel()]
+    assert "&values=integers&set=x:0,1,2,2:7;w:2,1,0,0:-2&y=0,2," in log[3]
+    assert "random integers of seed 0, x[0,1,2,2] = 7, w[2,1,0,0] = -2." in log[4]
+    shown = []
+    monkeypatch.setattr(cupyconv.Explanation, "show", lambda self, name: shown.append(self))
+    exec(log[5].replace("~", "\n").removesuffix("PyTorch"), {})
+    np.testing.assert_array_equal(shown[0].data["y"], y)
+    assert "x[0,1,2,2] = 7" in log[6]
+    assert log[7].split() == ["Values:", "random", "integers", "of", "seed", "0.", "false"]
+    place = log[3]
+    assert turned(browse, "log(numbers()); log(location.hash);", place=place) == [log[2], place]
 
 
 def test_layers_too_large_to_compute_say_so(browse):

@@ -17,7 +17,7 @@ let pictured = null; // the scene whose layer is shown
 const isTurned = () => Boolean(original.knobs) && scene.knobs !== original.knobs;
 
 // Returns the state of knobs for a layer, whose arguments are valid or not.
-function knobsOf({ layer, values, seed }) {
+function knobsOf({ layer, values, seed, edits = {} }) {
   const rank = layer.input_shape.length - 2;
   const letters = rules.LETTERS[rank];
   const [data, filter] = rules.formatsOf(layer, rank);
@@ -30,7 +30,7 @@ function knobsOf({ layer, values, seed }) {
   const axes = inputs.map((input, i) => ({ input, filter: taps[i], stride: strides[i],
     dilation: dilations[i], before: pairs[i][0], after: pairs[i][1] }));
   return { rank, images, channels, filters, groups, depth: depth === channels / groups ? null : depth, axes,
-    mode: isWord ? layer.padding.toLowerCase() : "numbers", data, filter, values, seed: String(seed) };
+    mode: isWord ? layer.padding.toLowerCase() : "numbers", data, filter, values, seed: String(seed), edits };
 }
 
 // Returns ConvProblem's arguments for a state of the knobs.
@@ -50,9 +50,12 @@ function layerOf(state) {
 function turn(state) {
   stop();
   knobs = state;
-  const asked = { layer: layerOf(state), values: state.values, seed: state.seed };
+  const asked = { layer: layerOf(state), values: state.values, seed: state.seed, edits: state.edits };
   wrong = null;
   try {
+    const problem = rules.problem(asked.layer);
+    const kept = Object.entries(asked.edits).filter(([name]) => tensors.isElement(problem, name));
+    asked.edits = knobs.edits = Object.fromEntries(kept);
     load(rules.same(asked, plain) ? sceneOf(original.knobs, original.image) : sceneOf(asked, 0));
   } catch (error) {
     if (!(error instanceof rules.ConvError)) throw error;
@@ -172,7 +175,8 @@ function buildDials() {
     counts.append(
       choice("padding", { numbers: "numbers", valid: "valid", same: "same", same_lower: "same_lower" },
         () => knobs.mode, (mode) => ({ ...knobs, mode })),
-      choice("values", { normal: "random", integers: "integers", x: "x one hot", w: "w one hot", dy: "dy one hot" },
+      choice("values", { normal: "random", integers: "integers", x: "x one hot", w: "w one hot", dy: "dy one hot",
+        ones: "dy = 1" },
         () => knobs.values, (values) => ({ ...knobs, values })),
       choice("axes", { 1: "1-D", 2: "2-D", 3: "3-D" }, () => String(knobs.rank), (rank) => withRank(+rank)),
       choice("data format", { first: "channels first", last: "channels last" },
@@ -196,6 +200,30 @@ function seedField() {
   box.append(element("span", "", "seed"), field);
   box.refresh = () => (field.value = knobs.seed);
   return box;
+}
+
+// -- numbers by hand -------------------------------------------------------------------------------
+
+// Sets a number of x, w or dy that is written in the fields.
+function setByHand() {
+  const [name, value] = [$("hand-name").value.replaceAll(/\s/g, ""), $("hand-value").valueAsNumber];
+  if (tensors.isElement(scene.problem, name) && Number.isFinite(value)) {
+    turn({ ...knobs, edits: { ...knobs.edits, [name]: value } });
+    return;
+  }
+  const [x, w, dy] = Object.values(tensors.sizes(scene.problem)).map(rules.shapeText);
+  $("notice").textContent = `Set an element to a number, for example x[${tensors.sizes(scene.problem).x.map(() => 0)}] to 2. ` +
+    `Indices count from 0; x is ${x}, w is ${w} and dy is ${dy}.`;
+  $("notice").hidden = false;
+  $("notice").scrollIntoView({ block: "nearest" });
+}
+
+function buildHand() {
+  $("hand-set").addEventListener("click", setByHand);
+  $("hand").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && event.target.matches("input")) setByHand();
+  });
+  $("hand-undo").addEventListener("click", () => turn({ ...knobs, edits: {} }));
 }
 
 // -- what follows from the layer -------------------------------------------------------------------
@@ -350,6 +378,8 @@ function showKnobs() {
   $("bias").textContent = scene.data
     ? `db[${k}], the gradient of the bias, is the sum of dy[${k}]${scene.images > 1 ? " over all images" : ""}: ` +
       `${long(scene.data.db[k])}.` : "";
+  $("hand").hidden = !scene.data || Boolean(story);
+  $("hand-undo").hidden = !Object.keys(knobs.edits ?? {}).length;
   $("check").textContent = story ? "" : differenceText();
   if (!original.knobs) return;
   showPrograms();
@@ -376,6 +406,8 @@ function layerAddress() {
   if (knobs.filter !== rules.formatsOf({ data_format: knobs.data }, rank)[1]) words.push(`filter_format=${knobs.filter}`);
   if (knobs.values !== "normal") words.push(`values=${knobs.values}`);
   if (knobs.seed !== "0") words.push(`seed=${knobs.seed}`);
+  const set = Object.entries(knobs.edits).map(([name, value]) => `${name.replace("[", ":").replace("]", "")}:${value}`);
+  if (set.length) words.push(`set=${set.join(";")}`);
   return words.join("&");
 }
 
@@ -403,11 +435,14 @@ function readLayer(words) {
   const values = words.get("values") ?? "normal";
   const seed = words.get("seed") ?? "0";
   if (!fits(stride) || !fits(dilation) || groups === undefined || !isPadded || !areFormats) return null;
-  if (!["normal", "integers", "x", "w", "dy"].includes(values) || !/^\d{1,18}$/.test(seed)) return null;
+  if (!["normal", "integers", "x", "w", "dy", "ones"].includes(values) || !/^\d{1,18}$/.test(seed)) return null;
+  const set = (words.get("set") ?? "").split(";").filter(Boolean).map((one) => one.split(":"));
+  if (!set.every(([name, index, value]) => tensors.parsed(`${name}[${index}]`) && Number.isFinite(parseFloat(value)))) return null;
+  const edits = Object.fromEntries(set.map(([name, index, value]) => [`${name}[${index}]`, Number(value)]));
   const single = (list) => (list.length === 1 ? list[0] : list);
   const layer = { input_shape: shapes[0], filter_shape: shapes[1], stride: single(stride), dilation: single(dilation),
     padding: isWord ? padding : isNumber ? sides[0][0] : sides.map(single), groups, data_format: formats[0], filter_format: formats[1] };
-  return { layer, values, seed };
+  return { layer, values, seed, edits };
 }
 
 // Shows the layer of an address.  Returns whether there was one, and the rest of the address.
@@ -438,8 +473,9 @@ function buildKnobs() {
   }
   original.problem = rules.problem(original.knobs.layer);
   knobs = knobsOf(original.knobs);
-  plain = { layer: layerOf(knobs), values: knobs.values, seed: knobs.seed };
+  plain = { layer: layerOf(knobs), values: knobs.values, seed: knobs.seed, edits: {} };
   $("turn").open = !NARROW;
+  buildHand();
   $("reset").addEventListener("click", () => turn(knobsOf(original.knobs)));
   buildDials();
 }

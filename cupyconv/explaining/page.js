@@ -474,6 +474,7 @@ function drawChannels() {
   ].filter(Boolean);
   $("cut").textContent = cuts.length ? `Drawn: ${cuts.join("; ")}.` : "";
   const columns = drawn.channels.length + 1;
+  grid.classList.toggle("dense", NARROW && Math.max(scene.filters, scene.channels) > 100);
   grid.style.setProperty("--pair", `min(${NARROW ? 46 : 54}px, calc((100vw - 2.4rem) / ${columns}))`);
   $("channels").replaceChildren(grid);
   for (const each of paintings) each();
@@ -608,6 +609,8 @@ class Panel {
       return;
     }
     const key = this.index === 0 ? "first" : "second";
+    $("hand-name").value = nameOf(this.tensor, shown().k, shown().c, position);
+    $("hand-value").value = number(this.tensor, shown().k, shown().c, position) ?? "";
     const found = products.findIndex(
       (one) => one.k === shown().k && one.c === shown().c && one[key].join() === position.join()
     );

@@ -103,7 +103,8 @@ const scenes = (() => {
 
   // Returns the scene of a layer.
   //
-  // knobs: { layer, values, seed } with ConvProblem's arguments, a kind of values and a seed.
+  // knobs: { layer, values, seed, edits }: ConvProblem's arguments, a kind of values, a seed, and
+  // numbers set by hand, as in tensors.draw.
   // limits: the first scene, whose limits apply to all scenes.
   function of(knobs, limits, image = 0) {
     const problem = rules.problem(knobs.layer);
@@ -112,7 +113,7 @@ const scenes = (() => {
     const [filters, channels] = [K / groups, C / groups];
     const reason = tooLarge(problem, limits);
     const names = ["x", "w", "dy", "dw", "dx", "y"];
-    const data = reason ? null : tensors.run(problem, tensors.draw(problem, knobs.seed, knobs.values));
+    const data = reason ? null : tensors.run(problem, tensors.draw(problem, knobs.seed, knobs.values, knobs.edits));
     const values = {};
     if (data) {
       const size = tensors.sizes(problem);
@@ -135,10 +136,15 @@ const scenes = (() => {
     };
   }
 
-  function sourceOf({ values, seed }) {
+  const isDrawn = (values) => values === "normal" || values === "integers";
+
+  function sourceOf({ values, seed, edits = {} }) {
     const drawn = `random ${values === "normal" ? "data" : "integers"} of seed ${seed}`;
-    if (values === "normal" || values === "integers") return drawn;
-    return `${values} is 1 in its middle and 0 elsewhere, the others are ${drawn}`;
+    const first = isDrawn(values) ? ""
+      : values === "ones" ? "dy is 1 everywhere, the others are "
+      : `${values} is 1 in its middle and 0 elsewhere, the others are `;
+    const set = Object.entries(edits).map(([element, value]) => `, ${element} = ${value}`);
+    return `${first}${drawn}${set.join("")}`;
   }
 
   // -- programs --------------------------------------------------------------------------------------
@@ -219,8 +225,9 @@ const scenes = (() => {
   }
 
   // Returns the command line that explains a layer; empty if no command has its values.
-  function command({ problem, knobs: { layer, values, seed, given = [], dtype = "float32", large } }, element = "") {
-    if (given.length || !["normal", "integers"].includes(values)) return "";
+  function command({ problem, knobs }, element = "") {
+    const { layer, values, seed, given = [], dtype = "float32", large, edits = {} } = knobs;
+    if (given.length || !isDrawn(values) || Object.keys(edits).length) return "";
     const words = ["cupyconv explain", rules.shapeText(layer.input_shape), rules.shapeText(layer.filter_shape)];
     const joined = (value) => [value].flat().map((one) => [one].flat().join(":")).join();
     const { stride, dilation, axes, mode, groups } = problem;
@@ -239,29 +246,42 @@ const scenes = (() => {
     return words.join(" ");
   }
 
+  // Returns the lines that make the arrays of a scene that are not random, by name.
+  function arraysOf({ problem, knobs: { values, edits = {} } }, drawn) {
+    const letters = rules.LETTERS[problem.rank];
+    const shape = { x: "input_shape", w: "filter_shape", dy: "output_shape" };
+    const size = tensors.sizes(problem);
+    const stored = (name, index) => {
+      const [format, logical] = name === "w" ? [problem.filterFormat, `OI${letters}`] : [problem.dataFormat, `NC${letters}`];
+      return [...format].map((letter) => index[logical.indexOf(letter)]).join(", ");
+    };
+    const lines = {};
+    if (values === "ones") lines.dy = ['dy = np.ones(problem.output_shape, "float32")'];
+    else if (!isDrawn(values))
+      lines[values] = [`${values} = np.zeros(problem.${shape[values]}, "float32")`,
+        `${values}[${stored(values, tensors.middle(size[values]))}] = 1`];
+    for (const [element, value] of Object.entries(edits)) {
+      const [name, index] = tensors.parsed(element);
+      lines[name] ??= [`${name} = cupyconv.explain(${["problem", ...drawn].join(", ")}).data["${name}"].copy()`];
+      lines[name].push(`${name}[${stored(name, index)}] = ${value}`);
+    }
+    return lines;
+  }
+
   // Returns the programs of a scene: a name, its text, and why it is left out, if it is.
   function programs(scene, element = "") {
     const { problem, knobs: { layer, values, seed, given = [], dtype = "float32", large } } = scene;
-    const shapes = [layer.input_shape, layer.filter_shape].map(rules.python);
     const options = keywords(problem);
     if (dtype !== "float32") options.push(`dtype="${dtype}"`);
-    const isOneHot = values !== "normal" && values !== "integers";
     const drawn = [...(values === "normal" ? [] : ['values="integers"']), ...(String(seed) === "0" ? [] : [`seed=${seed}`]),
       ...(large ? ["large=True"] : [])];
-    const lines = ["import cupyconv", "", `problem = cupyconv.ConvProblem(${[...shapes, ...options].join(", ")})`];
-    if (isOneHot) {
-      const shape = { x: "input_shape", w: "filter_shape", dy: "output_shape" }[values];
-      const size = tensors.middle(tensors.sizes(problem)[values]);
-      const letters = rules.LETTERS[problem.rank];
-      const [format, logical] = values === "w" ? [problem.filterFormat, `OI${letters}`] : [problem.dataFormat, `NC${letters}`];
-      const at = [...format].map((letter) => size[logical.indexOf(letter)]);
-      lines.splice(1, 0, "import numpy as np");
-      lines.push(`${values} = np.zeros(problem.${shape}, "float32")`, `${values}[${at.join(", ")}] = 1`);
-      drawn.unshift(`${values}=${values}`);
-    }
-    drawn.unshift(...given.map((name) => `${name}=${name}`));
-    lines.push(`explanation = cupyconv.explain(${["problem", ...drawn].join(", ")})`);
-    lines.push(`explanation.show(${element ? `"${element}"` : ""})`);
+    const arrays = arraysOf(scene, drawn);
+    const shapes = [layer.input_shape, layer.filter_shape].map(rules.python);
+    const passed = [...given, ...Object.keys(arrays)].map((name) => `${name}=${name}`);
+    const lines = ["import cupyconv", ...(Object.values(arrays).flat().join().includes("np.") ? ["import numpy as np"] : []), "",
+      `problem = cupyconv.ConvProblem(${[...shapes, ...options].join(", ")})`, ...Object.values(arrays).flat(),
+      `explanation = cupyconv.explain(${["problem", ...passed, ...drawn].join(", ")})`,
+      `explanation.show(${element ? `"${element}"` : ""})`];
     const [first, last] = [0, 1].map((i) =>
       `# X is ${rules.dataFormats(problem.rank)[i]}, W is ${rules.filterFormats(problem.rank)[i]}\n`);
     const shell = command(scene, element);
@@ -269,7 +289,7 @@ const scenes = (() => {
     return [
       { name: "Command line", text: shell, why: shell ? "" : given.length
         ? "The values are arrays that were passed. Pass their files with --x, --w and --dy."
-        : "The command line has no option for one-hot values." },
+        : "The command line has no option for these values." },
       { name: "Python", text: lines.join("\n"), why: "" },
       { name: "PyTorch", text: `${first}Y = ${pytorch(problem)}\nDX, DW = torch.autograd.grad(Y, (X, W), DY)`, why: complex },
       { name: "TensorFlow", text: `${last}with tf.GradientTape() as tape:\n    tape.watch([X, W])\n    ` +

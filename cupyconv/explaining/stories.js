@@ -14,7 +14,7 @@ function channelSteps() {
   const layer = { input_shape: [1, 5, 6, 6], filter_shape: [10, 5, 3, 3] };
   const step = (element_, view, say, added) => ({ layer, element: element_, view, say, added });
   return [
-    step("dw=0,0,1,1", "sizes", () => "x has 5 channels, and dy, the gradient of the output, has 10. The gradient " +
+    step("dw=0,0,1,1", "channels", () => "x has 5 channels, and dy, the gradient of the output, has 10. The gradient " +
       "of the filter needs both: so which of the 5 meets which of the 10?"),
     step("dw=0,0,1,1", "channels", () => "Each meets each, one pair at a time. Channel 0 of x and channel 0 of dy " +
       "give the slice dw[0,0]. No other channel enters it."),
@@ -71,7 +71,7 @@ function numberSteps() {
     step("dw=2,1,0,1", "planes", () => "Every output of y[2] uses the weight once, so there are 3x3 products: each of " +
       "a number of x and the number of dy at its output. Here are the first five.", 5),
     step("dw=2,1,0,1", "planes", () => `All 9 products add up to ${value("dw", 2, 1, [0, 1])}. The list has each of them.`),
-    step("dw=2,1,0,1", "planes", () => `A check that uses no formula of a gradient: ${differenceText()}`),
+    step("dw=2,1,0,1", "planes", () => `Here is a check without any formula of a gradient. ${differenceText()}`),
     step("dx=0,1,2,1", "planes", () => "A number of dx comes about in the same way. x[0,1,2,1] is read by up to four " +
       `windows of each of 3 filters: ${plural(steps(), "product")}. ${differenceText()}`),
     step("dx=0,1,2,1", "channels", () => "Its products come from a whole column: all filters read channel 1 of x. Now turn " +

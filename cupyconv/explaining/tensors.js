@@ -138,9 +138,12 @@ const tensors = (() => {
     };
   }
 
-  // Returns x, w and dy in the order of their indices.  kind: "normal", "integers", or the tensor
-  // that is 1 in its middle and 0 elsewhere, while the other tensors have integers.
-  function draw(problem, seed, kind) {
+  // Returns x, w and dy in the order of their indices.
+  //
+  // kind: "normal"; "integers"; "ones" for a dy of ones, and integers in x and w; or the name of the
+  // tensor that is 1 in its middle and 0 elsewhere, while the others have integers.
+  // edits: numbers that are set by hand, keyed by names such as "x[0,1,2,3]".
+  function draw(problem, seed, kind, edits = {}) {
     const next = generator(seed);
     const number = kind === "normal" ? normal(next) : integers(next);
     const letters = rules.LETTERS[problem.rank];
@@ -152,11 +155,31 @@ const tensors = (() => {
       const stored = [...format].map((letter) => size[logical.indexOf(letter)]);
       const drawn = Float64Array.from({ length: product(size) }, number);
       found[name] = permuted(drawn, stored, order);
+      if (kind === "ones" && name === "dy") found[name].fill(1);
       if (kind !== name) continue;
       found[name].fill(0);
-      found[name][middle(size).reduce((place, at, i) => place * size[i] + at, 0)] = 1;
+      found[name][placeOf(size, middle(size))] = 1;
+    }
+    for (const [element, value] of Object.entries(edits)) {
+      const [name, index] = parsed(element);
+      found[name][placeOf(sizes(problem)[name], index)] = Math.fround(value);
     }
     return found;
+  }
+
+  const placeOf = (size, index) => index.reduce((place, at, i) => place * size[i] + at, 0);
+
+  // Returns the tensor and the index of a name such as "x[0,1,2,3]"; null for other texts.
+  function parsed(element) {
+    const [, name, index] = /^\s*(x|w|dy)\s*\[([\d,\s]+)\]\s*$/.exec(element) ?? [];
+    return name ? [name, index.split(",").map(Number)] : null;
+  }
+
+  // Returns whether a name is that of an element of x, w or dy.
+  function isElement(problem, element) {
+    const [name, index] = parsed(element) ?? [];
+    const size = sizes(problem)[name];
+    return Boolean(size) && index.length === size.length && index.every((one, i) => one < size[i]);
   }
 
   // Returns the index of a tensor's middle; of the first image.
@@ -197,7 +220,7 @@ const tensors = (() => {
 
   // Returns the loss sum(dy * y), and the loss after 1 is added to a number of x or w.
   function losses(problem, data, name, index) {
-    const place = index.reduce((sum, one, i) => sum * sizes(problem)[name][i] + one, 0);
+    const place = placeOf(sizes(problem)[name], index);
     const changed = data[name].map((value, i) => (i === place ? value + 1 : value));
     const loss = (y) => y.reduce((sum, value, i) => sum + value * data.dy[i], 0);
     return [loss(data.y), loss(run(problem, { ...data, [name]: changed }).y)];
@@ -211,5 +234,5 @@ const tensors = (() => {
     return { numbers, products: (N * K * C * pairs) / groups };
   }
 
-  return { generator, integers, normal, draw, run, losses, cost, sizes, middle, product };
+  return { generator, integers, normal, draw, run, losses, parsed, isElement, cost, sizes, middle, product };
 })();

@@ -223,6 +223,19 @@ def test_page_too_large_for_a_browser_is_rejected():
         cupyconv.explain(ConvProblem((1, 1, 10**7), (1, 1, 3))).page()
 
 
+@pytest.mark.parametrize(
+    "problem",
+    [
+        ConvProblem((8, 64, 56, 56), (256, 64, 3, 3)),
+        ConvProblem((1, 64, 28, 28), (64, 64, 3, 3), padding=1),
+        ConvProblem((1, 3, 224, 224), (64, 3, 7, 7), stride=2, padding=3),
+    ],
+    ids=str,
+)
+def test_pages_of_common_layers_are_small(problem):
+    assert len(cupyconv.explain(problem).page().encode()) < 200_000
+
+
 def test_pages_of_the_presets_are_small():
     for layer in read_file(PRESETS):
         page = cupyconv.explain(layer.problem(), title=layer.heading, values=layer.values).page()

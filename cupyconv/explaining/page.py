@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cupyconv.errors import ConvError
-from cupyconv.explaining.scene import scene
+from cupyconv.explaining.scene import key_of, scene
 from cupyconv.explaining.values import OPERANDS, Values
 from cupyconv.markup import Document, escape
 from cupyconv.problem import shape_text
@@ -30,9 +30,13 @@ _SCRIPTS = ("rules.js", "tensors.js", "scenes.js", "page.js", "knobs.js", "stori
 _MOST_PAIRS = 200_000
 """Largest number of pairs of an output and a tap of an axis of a page with knobs (chosen)."""
 
-MOST_NUMBERS, MOST_PRODUCTS = 200_000, 20_000_000
+MOST_NUMBERS, MOST_PRODUCTS = 200_000, 40_000_000
 """Largest count of numbers in x, w and dy, and of products in a pass, that the page computes by its
 own script; it takes less than a second (chosen)."""
+
+_MOST_RESULTS = 40_000
+"""Largest number of characters of the library's results on a page that computes all numbers; a page
+with more has the results of one pair of channels (chosen)."""
 
 # The page can load nothing, even if a title contains HTML.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -70,7 +74,7 @@ def html(explanation: Explanation, element: Element | None = None) -> str:
         "title": escape(explanation.title or head),
         "policy": escape(_POLICY),
         "style": _asset("page.css"),
-        "script": "\n".join(map(_asset, _SCRIPTS)),
+        "script": "".join(map(_script, _SCRIPTS)),
         # Escape "<": in a script, "</" and "<!--" change how a browser reads the rest.
         "scene": drawn.replace("<", "\\u003c"),
         "explanation": _explanation(explanation),
@@ -145,6 +149,10 @@ def _scene(explanation: Explanation, element: Element | None) -> dict[str, Any]:
         drawn |= {"computes": True, "exact": {}}
         for operand in OPERANDS:
             del drawn["values"][operand]
+        if len(json.dumps(drawn["values"])) > _MOST_RESULTS:
+            for name, packed in drawn["values"].items():
+                key = key_of(name, drawn["k"], drawn["c"])
+                packed["planes"] = {key: packed["planes"][key]}
     return drawn
 
 
@@ -167,6 +175,11 @@ def _explanation(explanation: Explanation) -> str:
     """Return the text of the explanation without its title, with headings of level 2."""
     text = Document("", explanation.document.sections).html()
     return text.replace("<h4>", "<h2>").replace("</h4>", "</h2>")
+
+
+def _script(name: str) -> str:
+    """Return a script without its comments and indentation."""
+    return re.sub(r"^\s*//.*\n|^ +", "", _asset(name), flags=re.MULTILINE)
 
 
 def _asset(name: str) -> str:

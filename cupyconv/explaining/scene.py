@@ -631,9 +631,10 @@ def _packed(planes: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
 
 
 def _number(value: float) -> float | int | str:
-    """Return a number for JSON; NaN and the infinities become strings."""
+    """Return a number for JSON with ten digits; NaN and the infinities become strings."""
     if value != value:
         return "NaN"
     if value in (float("inf"), float("-inf")):
         return "Infinity" if value > 0 else "-Infinity"
-    return int(value) if value == int(value) and abs(value) < 2**53 else value
+    whole = value == int(value) and abs(value) < 2**53
+    return int(value) if whole else float(f"{value:.10g}")

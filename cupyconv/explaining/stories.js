@@ -34,10 +34,8 @@ function channelSteps() {
 }
 
 function sizeSteps() {
-  const layer = (input, padding) =>
-    ({ input_shape: [1, 3, input, input], filter_shape: [4, 3, 3, 3], stride: 2, padding });
-  const step = (input, padding, element_, view, say, added) =>
-    ({ layer: layer(input, padding), element: element_, view, say, added });
+  const step = (input, padding, element_, view, say, stride = 2) => ({ element: element_, view, say,
+    layer: { input_shape: [1, 3, input, input], filter_shape: [4, 3, 3, 3], stride, padding } });
   return [
     step(5, "valid", "dx=0,1,2,2", "sizes", () => "dx has one number for each number of x, so it has the size of x. But " +
       "it is computed from dy and the filter. Does their size tell the size of dx?"),
@@ -53,8 +51,8 @@ function sizeSteps() {
       "inputs of 5 and of 6 both have a dy of 3x3, with different padding."),
     step(5, "same", "dx=0,1,2,2", "planes", () => "How 3x3 becomes 5x5: zeros go between the numbers of dy, one for each " +
       "skipped input, and padding goes around them. The flipped filter slides over this with stride 1."),
-    step(5, "same", "dx=0,1,2,2", "sizes", () => "With stride 1 each output size has only one input size, and the " +
-      "question does not arise. Now turn the knobs: change the stride, the padding or the input."),
+    step(5, "same", "dx=0,1,2,2", "sizes", () => "With stride 1, each output size has only one input size, and the " +
+      "question does not arise. Now turn the knobs: change the stride, the padding or the input.", 1),
   ];
 }
 
@@ -72,8 +70,8 @@ function numberSteps() {
       "a number of x and the number of dy at its output. Here are the first five.", 5),
     step("dw=2,1,0,1", "planes", () => `All 9 products add up to ${value("dw", 2, 1, [0, 1])}. The list has each of them.`),
     step("dw=2,1,0,1", "planes", () => `Here is a check without any formula of a gradient. ${differenceText()}`),
-    step("dx=0,1,2,1", "planes", () => "A number of dx comes about in the same way. x[0,1,2,1] is read by up to four " +
-      `windows of each of 3 filters: ${plural(steps(), "product")}. ${differenceText()}`),
+    step("dx=0,1,2,1", "planes", () => "A number of dx comes about in the same way. x[0,1,2,1] is read by four windows " +
+      `of each of the 3 filters: ${plural(steps(), "product")}. ${differenceText()}`),
     step("dx=0,1,2,1", "channels", () => "Its products come from a whole column: all filters read channel 1 of x. Now turn " +
       "the knobs, and choose any number: its products and its check are below it."),
   ];

@@ -278,6 +278,32 @@ def test_differences_check_the_chosen_gradient(browse):
     assert of_y == ""
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"], ids=["computed", "in part"])
+def test_every_image_can_be_chosen(browse, dtype):
+    """Each image shows its own numbers, or says that the page has no numbers of it."""
+    problem = ConvProblem((3, 2, 4, 4), (3, 2, 2, 2), dtype=dtype)
+    script = """
+      const field_ = document.getElementById('image');
+      $$('input[value=dx]')[0].click(); field_.value = 2; field_.dispatchEvent(new Event('change'));
+      log(text('told')); log(numbers()); log(text('missing')); log(location.hash);
+      $$('input[value=dw]')[0].click(); log(text('told')); log(text('image-count'));
+      field_.value = 0; field_.dispatchEvent(new Event('change')); log(text('told'));
+    """
+    log = turned(browse, script, problem, values="integers")
+    data = cupyconv.explain(problem, values="integers").data
+    if dtype == "float32":
+        assert log[1].split(",") == [f"{number:.0f}" for number in data["dx"][2, 1].ravel()]
+        assert log[2] == ""
+    else:
+        assert "--element 'dx[2,1," in log[2]
+    assert log[0].startswith("dx[2,1,")
+    assert log[3].startswith("#dx=2,1,")
+    total = f"{data['dw'][2, 1, 1, 1]:.0f}"
+    said = f"dw[2,1,1,1] is the sum of 27 products over 3 images: {total}."
+    assert log[4] == log[6] == said
+    assert log[5].startswith("of 3: dw sums over all images")
+
+
 def test_numbers_can_be_set_by_hand(browse, monkeypatch):
     """Set numbers change all results; the address, the program and a smaller layer keep them."""
     script = """

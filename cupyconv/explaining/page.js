@@ -860,6 +860,11 @@ function show() {
   update();
   if (focused === 2) panels[2].focus(at());
   const image = scene.images > 1 ? `Image ${chosen.image} of ${scene.images.toLocaleString("en")}.` : "";
+  $("images").hidden = scene.images < 2;
+  $("image").value = chosen.image;
+  $("image").max = scene.images - 1;
+  $("image-count").textContent = `of ${scene.images.toLocaleString("en")}` +
+    (direction().over === "image" ? ": dw sums over all images; the list has the products of this image." : ".");
   $("source").textContent = `${scene.source ? `Values: ${scene.source}. ` : ""}${image}`;
   $("notice").hidden = true;
   const element_ = `${chosen.tensor}=${indexOf(chosen.tensor, chosen.k, chosen.c, at()).join()}`;
@@ -994,6 +999,12 @@ $("last").addEventListener("click", () => { stop(); stepTo(steps()); });
 $("play").addEventListener("click", play);
 $("step").addEventListener("input", (event) => { stop(); stepTo(+event.target.value); });
 $("counts").addEventListener("change", () => update());
+$("image").addEventListener("change", (event) => {
+  const image = Math.trunc(Math.max(0, Math.min(+event.target.value || 0, scene.images - 1)));
+  if (scene.data && image !== scene.image) load(sceneOf(scene.knobs, image));
+  chosen.image = image;
+  turnTo(chosen.tensor);
+});
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") { stop(); stepTo(steps()); }
 });

@@ -343,11 +343,12 @@ def test_layers_too_large_to_compute_say_so(browse):
     script = """
       set('input H', 1000); set('input W', 1000); log(text('missing')); log(facts().slice(0, 40));
       log($$('.panel.result .c')[0].textContent); set('input H', 4000); log(field('input H').value);
+      log(text('notice'));
     """
     log = turned(browse, script)
     assert "numbers and 40,000,000 products. Turn the sizes down" in log[0]
     assert log[1].startswith("H and W: output floor((1000")
-    assert log[3] == "1000"
+    assert log[3:] == ["1000", 'The knob "input H" goes up to 1,000.']
 
 
 @pytest.mark.parametrize("batch", range(3))

@@ -40,10 +40,10 @@ function layerOf(state) {
   const sizes = { N: images, C: channels, O: filters, I: depth };
   const shape = (format, key) => [...format].map((letter) =>
     sizes[letter] ?? axes[rules.LETTERS[rank].indexOf(letter)][key]);
-  return { input_shape: shape(data, "input"), filter_shape: shape(filter, "filter"),
-    stride: axes.map((axis) => axis.stride),
-    padding: mode === "numbers" ? axes.map((axis) => [axis.before, axis.after]) : mode,
-    dilation: axes.map((axis) => axis.dilation), groups, data_format: data, filter_format: filter };
+  const all = (key) => rules.compact(axes.map((axis) => axis[key]));
+  return { input_shape: shape(data, "input"), filter_shape: shape(filter, "filter"), stride: all("stride"),
+    padding: mode === "numbers" ? scenes.paddingOf(axes) : mode, dilation: all("dilation"), groups,
+    data_format: data, filter_format: filter };
 }
 
 // Changes the knobs, and draws the layer if it is valid.
@@ -98,7 +98,11 @@ function dial(label, key, read, write) {
   field.setAttribute("aria-label", label);
   const least = key === "before" || key === "after" || key === "images" ? 0 : 1;
   const set = (value) => {
-    if (Number.isInteger(value)) turn(write(Math.max(Math.min(value, MOST[key]), -MOST[key])));
+    if (!Number.isInteger(value)) return box.refresh();
+    turn(write(Math.max(Math.min(value, MOST[key]), -MOST[key])));
+    if (value <= MOST[key]) return;
+    $("notice").textContent = `The knob "${label}" goes up to ${MOST[key].toLocaleString("en")}.`;
+    $("notice").hidden = false;
   };
   const button = (text, word, step) => {
     const made = element("button", "", text);
@@ -392,15 +396,13 @@ function showKnobs() {
 
 // Returns the layer as it is written in the address: the options of the command line.
 function layerAddress() {
-  const layer = layerOf(knobs);
+  const { input_shape: input, filter_shape: filter, stride, padding, dilation } = layerOf(knobs);
   const joined = (value) => [value].flat().map((one) => [one].flat().join(":")).join();
-  const words = [`input=${layer.input_shape.join("x")}`, `filter=${layer.filter_shape.join("x")}`];
-  const { rank, axes, mode } = knobs;
-  const all = (key) => rules.compact(axes.map((axis) => axis[key]));
-  if (all("stride") !== 1) words.push(`stride=${joined(all("stride"))}`);
-  if (mode !== "numbers") words.push(`padding=${mode}`);
-  else if (axes.some((axis) => axis.before || axis.after)) words.push(`padding=${joined(scenes.paddingOf(axes))}`);
-  if (all("dilation") !== 1) words.push(`dilation=${joined(all("dilation"))}`);
+  const words = [`input=${input.join("x")}`, `filter=${filter.join("x")}`];
+  const { rank } = knobs;
+  if (stride !== 1) words.push(`stride=${joined(stride)}`);
+  if (padding !== 0) words.push(`padding=${joined(padding)}`);
+  if (dilation !== 1) words.push(`dilation=${joined(dilation)}`);
   if (knobs.groups !== 1) words.push(`groups=${knobs.groups}`);
   if (knobs.data !== rules.dataFormats(rank)[0]) words.push(`data_format=${knobs.data}`);
   if (knobs.filter !== rules.formatsOf({ data_format: knobs.data }, rank)[1]) words.push(`filter_format=${knobs.filter}`);

@@ -45,7 +45,7 @@ function sizeSteps() {
       "number. So a dy of 2x2 can belong to an x of 5x5 or of 6x6."),
     step(6, "valid", "dx=0,1,5,5", "planes", () => "For an x of 6x6, dx is 6x6, and its last row and column are zero: " +
       "no window reads these numbers of x, so they do not change y."),
-    step(6, "valid", "dx=0,1,2,2", "sizes", () => "That is why the function for dx must be story the size: input_sizes in " +
+    step(6, "valid", "dx=0,1,2,2", "sizes", () => "That is why the function for dx must be told the size: input_sizes in " +
       "TensorFlow, output_padding in PyTorch, input_shape in cupyconv. output_padding counts from the smallest size."),
     step(5, "same", "dx=0,1,2,2", "sizes", () => "SAME pads the input until there are 5/2 windows, rounded up: 3. Then " +
       "inputs of 5 and of 6 both have a dy of 3x3, with different padding."),

@@ -22,7 +22,7 @@ ACTIVATIONS: tuple[Activation | None, ...] = (None, *get_args(Activation))
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What a forward pass or a transposed convolution does to its sums after adding the bias.
+    """Steps after the bias in a forward pass or a transposed convolution: addend and activation.
 
     Attributes:
         activation: function applied to the sums; None for none.

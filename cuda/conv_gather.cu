@@ -558,11 +558,6 @@ __device__ __forceinline__ Accumulator bias_of(const Pass& pass, Index group, In
       bias[(group * pass.gemm_n + n) * narrowed(pass.p.bias_stride)]);
 }
 
-// Applies the activation to a sum; filter gradients have no activation.
-__device__ __forceinline__ Accumulator finished(Accumulator sum) {
-  return PASS == 2 ? sum : activate<ACTIVATION>(sum);
-}
-
 // -- kernels ----------------------------------------------------------------------------------------
 
 // a, b and c are x, w, y or their gradients, as in the table above.  bias is added to y or dx, and may be
@@ -713,7 +708,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         }
     }
 #pragma unroll
-    for (int e = 0; e < Sums::RUN; ++e) run[e] = finished(run[e]);
+    for (int e = 0; e < Sums::RUN; ++e) run[e] = activate<ACTIVATION>(run[e]);
     if constexpr (OutputTile::STAGED) {
 #pragma unroll
       for (int e = 0; e < Sums::RUN; ++e)
@@ -763,7 +758,7 @@ extern "C" __global__ void __launch_bounds__(ADDING_THREADS, 1)
   const auto offset = group * pass.group_c + pass.c_row(m) + pass.c_column(n);
   add_addend(sum, addend + offset);
 #pragma unroll
-  for (int i = 0; i < C_VECTOR; ++i) sum[i] = finished(sum[i]);
+  for (int i = 0; i < C_VECTOR; ++i) sum[i] = activate<ACTIVATION>(sum[i]);
   store_piece<C_VECTOR>(c + offset, sum);
 }
 #endif

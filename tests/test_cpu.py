@@ -478,7 +478,7 @@ def test_cost_rule_covers_the_phases_of_a_pass(size, stride):
             phase.without_unused()
             for phase in correlation.input_correlations(problem, data.w, data.dy, data.x)
         ]
-        estimate = choice._seen(problem, "backprop_input")
+        estimate = choice._correlations_of(problem, "backprop_input")
         assert len(phases) <= estimate.phases
         assert sum(phase.axes[0].outputs for phase in phases) <= estimate.pixels * estimate.phases
         assert max((phase.axes[0].taps for phase in phases), default=0) <= estimate.taps

@@ -9,8 +9,12 @@ import numpy as np
 
 _erfc = np.frompyfunc(math.erfc, 1, 1)  # NumPy has no error function
 
-PIECES = {"silu": 1 << 14, "gelu": 1 << 11}
-"""Values per buffer, which limits temporary memory (chosen; erfc creates Python objects)."""
+BUFFER_ELEMENTS = {"silu": 1 << 14, "gelu": 1 << 11}
+"""Elements that ``activate`` processes at once, keyed by activation (chosen).
+
+Small buffers save temporary memory.  gelu's is smallest, since erfc creates a Python object per
+element.
+"""
 
 
 def activate(values: np.ndarray, activation: str | None) -> np.ndarray:
@@ -24,7 +28,7 @@ def activate(values: np.ndarray, activation: str | None) -> np.ndarray:
         return np.maximum(values, 0, out=values)
     if activation is None or not values.size:
         return values
-    size = PIECES[activation]
+    size = BUFFER_ELEMENTS[activation]
     with (
         np.errstate(over="ignore", invalid="ignore"),
         np.nditer(values, ["external_loop", "buffered"], ["readwrite"], buffersize=size) as buffers,

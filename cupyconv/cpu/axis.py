@@ -1,7 +1,10 @@
 """Geometry of the correlations that the CPU computes, axis by axis.
 
-The methods in cupyconv/cpu/ and their cost rule in cupyconv/cpu/choice.py share this geometry.  The
-rule therefore counts the same blocks that a method computes.
+The methods in cupyconv/cpu/ and the cost estimate in cupyconv/cpu/choice.py share this geometry.
+The estimate therefore counts exactly the blocks that a method computes.
+
+Along an axis, a stride phase is the set of inputs of dx that have the same remainder modulo the
+stride.  All inputs of a phase use the same taps.
 """
 
 from __future__ import annotations
@@ -18,16 +21,16 @@ from cupyconv.problem import ConvAxis, count_pairs
 ALL = slice(None)
 
 MANY_PHASES = 64
-"""Stride phases per window above which backprop_input processes windows one by one."""
+"""Number of stride phases above which backprop_input may compute dx window by window (chosen)."""
 
 PADDED_SHARE = 0.85
-"""Fraction of products that read pixels, not padding; below it, an axis is divided into parts."""
+"""Fraction of products that read pixels, not padding, below which an axis is divided (chosen)."""
 
 MOST_CUTS = (8, 64)
-"""Two limits on the parts per axis; ``pieces`` tries both, to avoid products with padding."""
+"""Values of ``most`` in ``Axis.cuts`` that ``pieces`` tries, besides an undivided axis (chosen)."""
 
 
-class _Rules(NamedTuple):
+class _Fields(NamedTuple):
     outputs: int
     taps: int
     size: int
@@ -36,7 +39,7 @@ class _Rules(NamedTuple):
     offset: int
 
 
-class Axis(_Rules):
+class Axis(_Fields):
     """One spatial axis: output o and tap t read the source at o * stride + t * dilation + offset.
 
     Axes are tuples, because they are cache keys in every call.
@@ -69,7 +72,7 @@ class Axis(_Rules):
         return Axis(**{**self._asdict(), **changes})
 
     def inside(self, tap: int) -> tuple[slice, slice]:
-        """Return the outputs for which a tap reads the source, and the elements that it reads."""
+        """Return two slices: outputs for which a tap is inside the source, and pixels it reads."""
         stride, outputs = self.stride, self.outputs
         first = self.offset + tap * self.dilation
         start = 0 if first >= 0 else -(first // stride)
@@ -94,14 +97,14 @@ class Axis(_Rules):
         return (self.outputs - 1) * self.stride + max(self.taps - 1, 0) * self.dilation + 1
 
     def pairs(self, taps: int) -> int:
-        """Count the pairs of an output and one of the first ``taps`` taps that read the source."""
+        """Count the (output, tap) pairs that are inside the source, for the first ``taps`` taps."""
         low = -self.offset
         return count_pairs(self.outputs, taps, self.stride, self.dilation, low, low + self.size)
 
     def reached(self) -> slice:
-        """Return the range of taps that may be inside the source in at least one window."""
+        """Return a range of taps; taps outside it read only padding, in every window."""
         corner = self.offset + (self.outputs - 1) * self.stride
-        return _reaching(corner, self.offset, self.size, self.dilation, self.taps)
+        return _indices_inside(corner, self.offset, self.size, self.dilation, self.taps)
 
     def with_taps(self, taps: slice) -> Axis:
         """Return the axis restricted to these taps."""
@@ -111,23 +114,29 @@ class Axis(_Rules):
         return self.changed(taps=taps.stop - taps.start, offset=offset)
 
     def used(self) -> tuple[slice, slice, slice]:
-        """Return the ranges of outputs, taps and pixels that contribute; empty if nothing does."""
+        """Return slices of outputs, taps and source pixels that contain all products of pixels.
+
+        All slices are empty if every product reads padding.
+        """
         return _used(self)
 
     def without_unused(self) -> Axis:
-        """Return the axis trimmed to the outputs, taps and pixels of ``used``."""
+        """Return the axis restricted to the outputs, taps and pixels of ``used``."""
         outputs, taps, pixels = self.used()
         axis = self.part(outputs).with_taps(taps)
         return axis.changed(size=pixels.stop - pixels.start, offset=axis.offset - pixels.start)
 
     def pixels(self) -> Axis:
-        """Return an axis with one tap and one output per position of ``span``."""
+        """Return the axis that copies the padded source: one tap, and ``span`` outputs."""
         return Axis(self.span, size=self.size, offset=self.offset)
 
     def cuts(self, most: int) -> list[slice]:
         """Divide the outputs if many products read padding; otherwise return one slice.
 
         The outputs of a slice have about the same taps inside the source.
+
+        Args:
+            most: half the largest number of slices.
         """
         edges = {0, self.outputs}
         if self.pairs(self.taps) < PADDED_SHARE * self.outputs * self.taps:
@@ -150,7 +159,7 @@ def _used(axis: Axis) -> tuple[slice, slice, slice]:
     while True:
         inner = axis.part(outputs).with_taps(taps)
         corner = inner.offset + (inner.taps - 1) * inner.dilation
-        some = _reaching(corner, inner.offset, inner.size, inner.stride, inner.outputs)
+        some = _indices_inside(corner, inner.offset, inner.size, inner.stride, inner.outputs)
         outputs = slice(outputs.start + some.start, outputs.start + some.stop)
         some = axis.part(outputs).with_taps(taps).reached()
         taps = slice(taps.start + some.start, taps.start + some.stop)
@@ -162,7 +171,10 @@ def _used(axis: Axis) -> tuple[slice, slice, slice]:
 
 @lru_cache(maxsize=4096)
 def used_parts(axes: tuple[Axis, ...]) -> tuple[tuple[slice, slice, slice], ...] | None:
-    """Return ``Axis.used`` of each axis; all empty if one is empty, None if everything is used."""
+    """Return ``Axis.used`` of each axis, or None if all outputs, taps and pixels are used.
+
+    All slices are empty if those of one axis are.
+    """
     parts_of = [axis.used() for axis in axes]
     if any(outputs.start == outputs.stop for outputs, _, _ in parts_of):
         return ((slice(0, 0),) * 3,) * len(axes)
@@ -170,8 +182,8 @@ def used_parts(axes: tuple[Axis, ...]) -> tuple[tuple[slice, slice, slice], ...]
     return None if parts_of == whole else tuple(parts_of)
 
 
-def _reaching(first: int, last: int, size: int, step: int, count: int) -> slice:
-    """Return the range of i < count with first + i * step >= 0 and last + i * step < size."""
+def _indices_inside(first: int, last: int, size: int, step: int, count: int) -> slice:
+    """Return the range of all i < count with first + i * step >= 0 and last + i * step < size."""
     start = max(-(first // step), 0)
     stop = min((size - 1 - last) // step + 1, count)
     return slice(start, max(stop, start))
@@ -179,12 +191,14 @@ def _reaching(first: int, last: int, size: int, step: int, count: int) -> slice:
 
 @dataclass(frozen=True)
 class Pieces:
-    """Division of a correlation's outputs into parts; a part omits taps that only meet padding.
+    """Division of a correlation's outputs into parts.
+
+    A part is computed without the taps that read only padding in it.
 
     Attributes:
         cuts: slices of the outputs, per axis.
-        pairs: number of pairs of an output and a tap in all parts.
-        outputs, taps, span: mean extents of a part.
+        pairs: number of (output, tap) pairs in all parts.
+        outputs, taps, span: mean numbers of outputs and taps, and mean ``Axis.span``, of a part.
     """
 
     cuts: tuple[tuple[slice, ...], ...]
@@ -223,8 +237,8 @@ def pieces(axes: tuple[Axis, ...], part: float, tap: float) -> Pieces:
 
     Args:
         axes: axes of a correlation.
-        part: cost of a part, as the number of (output, tap) pairs with the same cost.
-        tap: cost of a separately gathered tap, as the number of pairs with the same cost.
+        part: cost of starting a part, relative to the cost of one (output, tap) pair.
+        tap: cost of gathering the pixels of one tap separately, relative to the same.
     """
 
     def cost(some: Pieces) -> float:
@@ -239,13 +253,13 @@ def pieces(axes: tuple[Axis, ...], part: float, tap: float) -> Pieces:
 # -- the stride phases of backprop_input -----------------------------------------------------------
 
 Phase = tuple[Axis, slice, slice, slice]
-"""Axis of a stride phase, and its slices of the source, of the result and of the filters."""
+"""Axis that computes a stride phase, and the slices of dy, dx and the filters that it uses."""
 
 
 def by_window(axis: ConvAxis) -> bool:
-    """Return whether backprop_input processes an axis window by window, not by stride phases.
+    """Return whether backprop_input computes dx window by window, because of many stride phases.
 
-    This is possible if windows do not overlap.
+    Windows must not overlap.
     """
     step = axis.stride // gcd(axis.stride, axis.dilation)
     lone = step >= axis.filter and MANY_PHASES * axis.output < axis.filter
@@ -253,7 +267,10 @@ def by_window(axis: ConvAxis) -> bool:
 
 
 def phases(axis: ConvAxis) -> Iterable[Phase]:
-    """Return the stride phases of an axis that have inputs and taps; the taps are reversed."""
+    """Return the stride phases of an axis that have inputs and taps.
+
+    Their slices of the filters reverse the taps.
+    """
     step = axis.stride // gcd(axis.stride, axis.dilation)
     if min(step, axis.filter) <= MANY_PHASES:
         return _few_phases(axis, step)
@@ -279,7 +296,7 @@ def _every_phase(axis: ConvAxis, step: int) -> Iterator[Phase]:
 
 
 def _window(axis: ConvAxis, output: int) -> Iterator[Phase]:
-    """Yield the phase of the inputs under one window; nothing if the window is all padding."""
+    """Yield the inputs under one window as a phase; nothing if the window is all padding."""
     corner = output * axis.stride - axis.pad_before
     first = max(-(corner // axis.dilation), 0)
     last = min((axis.input - 1 - corner) // axis.dilation, axis.filter - 1)
@@ -330,21 +347,21 @@ def clamp(value: int, most: int) -> int:
 # -- blocks of loops -------------------------------------------------------------------------------
 
 SHORT_RUN = 32
-"""Channels per row for which starting the row takes about as long as computing it."""
+"""Channels that are summed in the time that it takes to start a row of channels (chosen)."""
 
 
 def step(axis: Axis) -> int:
-    """Return the distance of pixels in a phase: the stride, or with one output the dilation."""
+    """Return the distance of the pixels of a plane: the stride, or the dilation for one output."""
     return axis.dilation if axis.outputs == 1 else axis.stride
 
 
 def extent(axis: Axis) -> int:
-    """Return the number of pixels per stride phase of a block that is summed in planes."""
+    """Return the extent of a plane, which holds the pixels of one stride phase of a block."""
     return axis.outputs + max(axis.taps - 1, 0) * axis.dilation // step(axis)
 
 
 def stride_phases(axis: Axis) -> int:
-    """Return the number of stride phases of a block that is summed in planes."""
+    """Return the number of planes along an axis, one per stride phase that has taps."""
     return min(axis.taps, step(axis) // gcd(step(axis), axis.dilation))
 
 
@@ -354,7 +371,7 @@ class LoopBlocks:
 
     Attributes:
         most: largest numbers of groups, images and outputs per axis in a block.
-        places: elements of a block, including padding and positions between rows.
+        places: elements of source and result in a block, with padding and positions between rows.
         count: number of blocks.
     """
 
@@ -373,16 +390,16 @@ def loop_blocks(
     most_elements: int,
     by_pixel: bool,
 ) -> LoopBlocks:
-    """Divide a correlation into blocks that fit the memory, so that few inputs are copied twice.
+    """Divide a correlation into blocks of limited size that read few inputs twice.
 
-    Adjacent blocks both copy the inputs that windows of both blocks read.  With large windows,
-    groups and images are therefore divided instead of outputs.
+    Blocks that are adjacent in an image both copy the inputs that windows of both read.  With large
+    windows, groups and images are therefore divided instead of outputs.
 
     Args:
         axes: axes of the planes, rows and columns.
         groups, images: numbers of groups and images.
         most_images: largest number of images per block.
-        pixel: elements per pixel and group, in the source and in the result.
+        pixel: channels per group, in the source and in the result.
         most_elements: largest number of elements per block; only a block with a single output may
             have more.
         by_pixel: whether to sum rows of channels, not planes.
@@ -391,7 +408,7 @@ def loop_blocks(
     order = (1, 2, 3, 4, 0) if by_pixel else (0, 1, 2, 3, 4)
 
     def places(axis: Axis, most: int) -> tuple[int, int]:
-        """Return the elements of the largest part along an axis, in source and result.
+        """Return the extents of the largest part of an axis, in the source and in the result.
 
         Args:
             most: largest number of outputs per part.
@@ -415,7 +432,7 @@ def loop_blocks(
         return most[0] * most[1] * sum(n * prod(of) for n, of in both)
 
     def work(most: Sequence[int], along: Sequence[tuple[int, int]]) -> float:
-        """Return the number of elements of all blocks together."""
+        """Return the number of elements in all blocks, weighted up for short rows."""
         count = prod(-(-n // of) for n, of in zip(extents, most, strict=True))
         return count * elements_of(most, along) * (1 + SHORT_RUN / most[0] if by_pixel else 1)
 

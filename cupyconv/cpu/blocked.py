@@ -25,7 +25,7 @@ from cupyconv.cpu.views import accumulator_of
 from cupyconv.problem import ConvProblem
 
 UFUNC_BUFFER = 64
-"""Elements of NumPy's ufunc buffers; NumPy copies shorter rows into them before it adds."""
+"""Size of NumPy's ufunc buffers, in elements; NumPy copies rows shorter than it before adding."""
 
 METHODS = {"products": products, "windows": windows, "scattered": scattered, "loops": loops}
 """Modules that compute a correlation and, except ``scattered``, the filter gradient."""
@@ -41,7 +41,10 @@ def forward(
     activation: str | None,
     y: np.ndarray,
 ) -> None:
-    """Compute y[n, k, p] = act(sum of x[n, c, h] w[k, c, r] + bias[k] + add[n, k, p])."""
+    """Compute y[n, k, p] = act(sum over c, r of x[n, c, h] w[k, c, r] + bias[k] + add[n, k, p]).
+
+    Here h = p * stride - pad + r * dilation.
+    """
     _compute("correlate", method, correlation(problem, x, w, y, bias, add, activation))
 
 
@@ -58,12 +61,13 @@ def backprop_input(
 ) -> None:
     """Compute dx[n, c, h] = act(sum of dy[n, k, p] w[k, c, r] + bias[c] + add[n, c, h]).
 
-    The inputs are computed by stride phases.
+    The sum is over all terms (k, r, p) with p * stride - pad + r * dilation = h.  Inputs h with the
+    same remainder modulo the stride are computed together.
 
     Args:
         conjugates: whether to conjugate a complex w.
     """
-    fill_unread(problem, dx, bias, add, activation)  # unread inputs may be in no phase
+    fill_unread(problem, dx, bias, add, activation)  # the loop below may skip unread inputs
     if method == "patches":
         conjugates = conjugates and problem.is_complex
         with np.errstate(), pool(accumulator_of(problem.dtype)) as memory:
@@ -81,7 +85,10 @@ def backprop_input(
 def backprop_filter(
     problem: ConvProblem, method: str, x: np.ndarray, dy: np.ndarray, dw: np.ndarray
 ) -> None:
-    """Compute dw[k, c, r] = sum over n, p of dy[n, k, p] x[n, c, h]."""
+    """Compute dw[k, c, r] = sum over n, p of dy[n, k, p] x[n, c, h].
+
+    Here h = p * stride - pad + r * dilation.
+    """
     if not problem.N:
         dw[...] = 0
         return

@@ -58,38 +58,38 @@ BLOCK_BYTES = 2 << 20
 """Bytes of a thread's buffer; a few buffers of this size fit the cache of a core."""
 
 LEAST_ROWS = 64
-"""Number of filters below which matrix products are slower."""
+"""Number of filters below which matrix products take longer per operation."""
 
 LEAST_PIXELS = 128
-"""Smallest number of columns of a matrix product that pay for packing the filters again."""
+"""Smallest number of columns for which a product is worth the time of packing the filters."""
 
 LOOP_ELEMENTS = 32
 """Elements that NumPy copies in the time that it takes to start a contiguous row."""
 
 TRANSPOSED = 2.5
-"""Factor by which copying from channels first to channels last takes longer (measured)."""
+"""Factor by which a copy from channels first to channels last, or back, is slower (measured)."""
 
 TAP_CALLS = 4
 """Calls of NumPy per tap whose pixels are gathered, or whose products are added, separately."""
 
 LEAST_PADDED = 1 << 23
-"""Multiply-adds, with many filters, that take as long as one more part of a correlation."""
+"""Time of one more part of a correlation, in multiply-adds of a product with many filters."""
 
 GATHERED = RATE / 2 / SPEED
-"""Multiply-adds, with many filters, that take as long as gathering one element."""
+"""Time of gathering one element, in multiply-adds of a product with many filters."""
 
 TAP_PRODUCTS = TAP_CALLS * CALL * RATE / 2
-"""Multiply-adds, with many filters, that take as long as the calls for one gathered tap."""
+"""Time of the calls that gather one tap, in multiply-adds of a product with many filters."""
 
 PART_GROUPS = 128
-"""Number of groups whose products together take as long to start as one more part."""
+"""Number of groups whose matrix products take as long to start as one more part."""
 
 PLANE_RATE = 65e9
 """Operations per second of compiled sums over planes, including positions between rows."""
 
 LOOP_RATE, FOUR_FILTERS, UNCOMPILED = 50e9, 2.4, 0.3
-"""Operations per second of sums over taps; the factor for four filters that share their pixels;
-the factor without Numba, for long rows."""
+"""Operations per second of compiled sums over rows of channels; factor for four or more filters,
+which share the loaded pixels; factor without Numba, for long rows."""
 
 LOOP_PARTS = 8
 """Smallest number of parts into which the method ``loops`` divides a large layer."""
@@ -98,29 +98,29 @@ MOST_PAIRS = 1 << 10
 """Channels times filters per group above which matrix products are faster than loops."""
 
 SMALL_PLANE = 256
-"""Output pixels of a depthwise layer up to which rows of channels are faster than planes."""
+"""Largest number of output pixels for which rows of channels are faster than planes."""
 
 LEAST_ROW = 8
-"""Smallest number of channels per pixel that pay for a loop over channels."""
+"""Smallest number of channels per pixel for which a loop over channels is fast."""
 
 GRADIENT_SHARE = 0.7
-"""Fraction of LOOP_RATE for filter gradients with Numba without FOUR_FILTERS (measured)."""
+"""Factor on LOOP_RATE for filter gradients with Numba and fewer than four filters (measured)."""
 
 LONG_ROW, LARGEST_ROWS = 1 << 9, 1 << 16
-"""Elements of neighbouring pixels that are summed in one loop, and largest number of elements of
-the weights repeated for these pixels, so that the weights stay in the cache."""
+"""Elements of neighbouring pixels that one loop sums; and largest number of weights, repeated for
+each of these pixels, that stay in the cache."""
 
 ROW_BEGINS = 400
 """Elements that a compiled loop computes in the time that it takes to start a row."""
 
 LEAST_PLANE = 1 << 11
-"""Output positions of a plane that pay for a loop; smaller images share a block."""
+"""Smallest number of output pixels that fill a block; smaller images share one."""
 
 LEAST_FILTERS = 4 * LEAST_PIXELS
-"""Number of filters whose weights take as much memory as the windows of a few pixels."""
+"""Largest result of ``least_filters``."""
 
 SAMPLE = 128
-"""Stride phases per axis that the rule examines; the others are assumed to be similar."""
+"""Stride phases per axis that the estimate examines; the others are assumed to be similar."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Method:
     Attributes:
         name: name of the method, as ``plan`` prints it.
         summary: short description of the computation.
-        operations: operations of matrix products; slower operations are counted more than once.
+        operations: operations of matrix products, weighted up where they are slower.
         elements: elements that are copied or added.
         calls: calls of NumPy.
     """
@@ -143,7 +143,7 @@ class Method:
 
     @property
     def microseconds(self) -> float:
-        """Time estimated by the rule, in µs."""
+        """Estimated time in µs."""
         return (self.operations / RATE + self.elements / SPEED + self.calls * CALL) * 1e6
 
 
@@ -155,9 +155,9 @@ class _Pass:
         channels, filters: channels and filters per group; exchanged in backprop_input.
         axes: spatial axes of each correlation, without unused parts.
         channels_last: whether the channels of a pixel are contiguous in memory.
-        of_filters: whether the pass sums the filter gradient, not the result.
+        of_filters: whether the pass is backprop_filter.
         phases: number of correlations, one per stride phase.
-        itemsize: bytes of a sum.
+        itemsize: bytes of an element of the sums.
         converted: whether the operands have another dtype than the sums.
     """
 
@@ -211,12 +211,12 @@ def _numba_works() -> bool:
 
 def methods(problem: ConvProblem, pass_: str) -> tuple[Method, ...]:
     """Return all methods that can compute a pass."""
-    seen = _seen(problem, pass_)
-    candidates = [_products(seen), *_windows(seen), *_loops(seen)]
-    if not seen.of_filters:
-        candidates += _scattered(seen)
+    work = _correlations_of(problem, pass_)
+    candidates = [_products(work), *_windows(work), *_loops(work)]
+    if not work.of_filters:
+        candidates += _scattered(work)
     if pass_ == "backprop_input" and are_separate(problem.axes):
-        candidates.append(_patches(problem, seen))
+        candidates.append(_patches(problem, work))
     return tuple(candidates)
 
 
@@ -228,14 +228,14 @@ def are_separate(axes: Sequence[ConvAxis]) -> bool:
 def product_pieces(
     axes: tuple[Axis, ...], images: int, groups: int, channels: int, filters: int
 ) -> Pieces:
-    """Divide a correlation into parts with separate products, so that few products read padding."""
+    """Divide a correlation's outputs into parts, so that few products read padding."""
     elements = max(images * groups * channels, 1)
     pair = elements * (filters * _slower(filters) + GATHERED)
     return pieces(axes, LEAST_PADDED * (1 + groups / PART_GROUPS) / pair, TAP_PRODUCTS / pair)
 
 
 def least_filters(pixels: int) -> int:
-    """Return the number of filters that ``products`` assumes for groups with fewer filters.
+    """Return the argument ``least_filters`` of ``Correlation.chunks`` for the method ``products``.
 
     Args:
         pixels: output pixels of all images.
@@ -256,14 +256,18 @@ def most_loop_bytes(block_bytes: int, share: int, in_place: bool) -> int:
 
 
 def most_loop_images(axes: Sequence[Axis], by_pixel: bool) -> int:
-    """Return the largest number of images of a block of the method ``loops``."""
+    """Return the largest number of images of a block of the method ``loops``.
+
+    Args:
+        by_pixel: whether the method sums rows of channels, where the number is not limited.
+    """
     return sys.maxsize if by_pixel else -(-LEAST_PLANE // prod(axis.outputs for axis in axes))
 
 
 # -- the methods' costs ----------------------------------------------------------------------------
 
 
-def _seen(problem: ConvProblem, pass_: str) -> _Pass:
+def _correlations_of(problem: ConvProblem, pass_: str) -> _Pass:
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
     axes, count = [], 1
     for axis in problem.axes:
@@ -291,67 +295,67 @@ def _step(axis: ConvAxis) -> int:
 
 
 def used_part(axis: Axis) -> Axis:
-    """Return the axis without unused parts; at least one pixel with one tap."""
+    """Return ``axis.without_unused()``, or one output with one tap if that is empty."""
     used = axis.without_unused()
     return used if used.outputs else Axis()
 
 
-def _products(seen: _Pass) -> Method:
-    some = product_pieces(seen.axes, seen.images, seen.groups, seen.channels, seen.filters)
+def _products(work: _Pass) -> Method:
+    some = product_pieces(work.axes, work.images, work.groups, work.channels, work.filters)
     taps = max(int(some.taps), 1)
-    gathered = seen.images * seen.groups * seen.channels * some.pairs
-    operations = 2.0 * gathered * seen.filters
-    most_bytes = (4 if seen.of_filters else 8) * BLOCK_BYTES
-    window = seen.channels * (seen.taps if seen.of_filters else taps) * seen.itemsize
-    filters = clamp(most_bytes // window, seen.filters)
-    least = least_filters(seen.pixels // seen.groups)
-    groups = clamp(most_bytes // (window * max(filters, least)), seen.groups)
-    chunks = -(-seen.filters // filters)
-    window = groups * taps * seen.itemsize
-    channels = clamp(2 * BLOCK_BYTES // (window * LEAST_PIXELS), seen.channels)
-    column = groups * max(channels * taps, filters) * seen.itemsize
-    blocks = max(seen.images * some.outputs * column / BLOCK_BYTES, 1)
-    blocks *= chunks * -(-seen.groups // groups) * -(-seen.channels // channels)
+    gathered = work.images * work.groups * work.channels * some.pairs
+    operations = 2.0 * gathered * work.filters
+    most_bytes = (4 if work.of_filters else 8) * BLOCK_BYTES
+    window = work.channels * (work.taps if work.of_filters else taps) * work.itemsize
+    filters = clamp(most_bytes // window, work.filters)
+    least = least_filters(work.pixels // work.groups)
+    groups = clamp(most_bytes // (window * max(filters, least)), work.groups)
+    chunks = -(-work.filters // filters)
+    window = groups * taps * work.itemsize
+    channels = clamp(2 * BLOCK_BYTES // (window * LEAST_PIXELS), work.channels)
+    column = groups * max(channels * taps, filters) * work.itemsize
+    blocks = max(work.images * some.outputs * column / BLOCK_BYTES, 1)
+    blocks *= chunks * -(-work.groups // groups) * -(-work.channels // channels)
     calls = some.count * blocks * (20 + (TAP_CALLS * taps if some.is_gathered_by_taps else 0))
     gathered *= chunks
-    if all(axis.taps == axis.stride == 1 and axis.span <= axis.size for axis in seen.axes):
+    if all(axis.taps == axis.stride == 1 and axis.span <= axis.size for axis in work.axes):
         gathered = 0  # nothing to gather
     return Method(
         "products",
         "filters times gathered pixels",
-        seen.phases * operations * _slower(seen.filters),
-        seen.phases
-        * (gathered * _short_runs(seen) + 2 * seen.weights + seen.pixels * seen.filters),
-        seen.phases * (44 + calls),
+        work.phases * operations * _slower(work.filters),
+        work.phases
+        * (gathered * _short_runs(work) + 2 * work.weights + work.pixels * work.filters),
+        work.phases * (44 + calls),
     )
 
 
-def _short_runs(seen: _Pass) -> float:
+def _short_runs(work: _Pass) -> float:
     """Return the factor by which short contiguous rows slow down copies."""
-    row = seen.axes[-1]
-    run = seen.channels * row.taps if seen.channels_last else row.outputs
+    row = work.axes[-1]
+    run = work.channels * row.taps if work.channels_last else row.outputs
     return 1 + LOOP_ELEMENTS / run
 
 
-def _windows(seen: _Pass) -> Iterator[Method]:
-    padded = seen.images * seen.groups * seen.channels * prod(axis.span for axis in seen.axes)
-    gathered = seen.pixels * seen.channels * seen.taps
-    made = padded + gathered + seen.weights + seen.pixels * seen.filters
-    if seen.itemsize * made <= 2 * BLOCK_BYTES:
-        operations = seen.phases * seen.operations * _slower(seen.filters)
-        moved = padded + gathered * _short_runs(seen) + seen.pixels * seen.filters
-        calls = 6 * seen.phases
+def _windows(work: _Pass) -> Iterator[Method]:
+    padded = work.images * work.groups * work.channels * prod(axis.span for axis in work.axes)
+    gathered = work.pixels * work.channels * work.taps
+    elements = padded + gathered + work.weights + work.pixels * work.filters
+    if work.itemsize * elements <= 2 * BLOCK_BYTES:
+        operations = work.phases * work.operations * _slower(work.filters)
+        moved = padded + gathered * _short_runs(work) + work.pixels * work.filters
+        calls = 6 * work.phases
         # This method runs on one thread, but the rates are for two threads: count everything twice.
         how = "filters times all windows"
-        yield Method("windows", how, 2 * operations, 2 * seen.phases * moved, calls)
+        yield Method("windows", how, 2 * operations, 2 * work.phases * moved, calls)
 
 
-def _patches(problem: ConvProblem, seen: _Pass) -> Method:
-    pixels = seen.images * prod(problem.output_sizes)
-    weights = problem.K * seen.filters * prod(problem.filter_sizes)
-    gradients = pixels * weights // (seen.channels or 1)
-    run = problem.filter_sizes[-1] if not seen.channels_last else seen.filters
-    blocks = max(gradients * seen.itemsize * 4 / BLOCK_BYTES, seen.groups)
+def _patches(problem: ConvProblem, work: _Pass) -> Method:
+    pixels = work.images * prod(problem.output_sizes)
+    weights = problem.K * work.filters * prod(problem.filter_sizes)
+    gradients = pixels * weights // (work.channels or 1)
+    run = problem.filter_sizes[-1] if not work.channels_last else work.filters
+    blocks = max(gradients * work.itemsize * 4 / BLOCK_BYTES, work.groups)
     return Method(
         "patches",
         "pixels times all taps of windows that do not overlap",
@@ -361,73 +365,73 @@ def _patches(problem: ConvProblem, seen: _Pass) -> Method:
     )
 
 
-def _scattered(seen: _Pass) -> Iterator[Method]:
-    rows, *columns = seen.axes
-    wide = max(seen.filters * seen.taps // rows.taps, seen.channels)
+def _scattered(work: _Pass) -> Iterator[Method]:
+    rows, *columns = work.axes
+    wide = max(work.filters * work.taps // rows.taps, work.channels)
     wide *= prod(axis.size for axis in columns)
-    wide = max(wide, seen.filters * prod(axis.outputs for axis in columns))
-    if seen.itemsize * seen.groups * wide > 2 * BLOCK_BYTES:
+    wide = max(wide, work.filters * prod(axis.outputs for axis in columns))
+    if work.itemsize * work.groups * wide > 2 * BLOCK_BYTES:
         return  # a single row, the smallest block, takes too much memory
-    read = seen.images * seen.groups * prod(axis.size for axis in seen.axes)
-    sums = seen.filters * seen.taps
-    added = seen.images * seen.groups * seen.filters
-    added *= prod(axis.pairs(axis.taps) for axis in seen.axes)
+    read = work.images * work.groups * prod(axis.size for axis in work.axes)
+    sums = work.filters * work.taps
+    added = work.images * work.groups * work.filters
+    added *= prod(axis.pairs(axis.taps) for axis in work.axes)
     run = 1 + LOOP_ELEMENTS / columns[-1].outputs if columns else 1
-    window = seen.channels * seen.taps * seen.itemsize
-    chunks = max(seen.groups * seen.filters * window / (8 * BLOCK_BYTES), 1)
-    blocks = chunks + read * max(sums, seen.channels) * seen.itemsize / BLOCK_BYTES
+    window = work.channels * work.taps * work.itemsize
+    chunks = max(work.groups * work.filters * window / (8 * BLOCK_BYTES), 1)
+    blocks = chunks + read * max(sums, work.channels) * work.itemsize / BLOCK_BYTES
     yield Method(
         "scattered",
         "filters times pixels, added up by taps",
-        seen.phases * 2 * read * seen.channels * sums * _slower(seen.filters * seen.taps),
-        seen.phases
-        * (3 * (added + seen.pixels * seen.filters) * run + 2 * read * sums + seen.weights),
-        seen.phases * (TAP_CALLS * blocks * seen.taps + 48),
+        work.phases * 2 * read * work.channels * sums * _slower(work.filters * work.taps),
+        work.phases
+        * (3 * (added + work.pixels * work.filters) * run + 2 * read * sums + work.weights),
+        work.phases * (TAP_CALLS * blocks * work.taps + 48),
     )
 
 
-def _loops(seen: _Pass) -> Iterator[Method]:
-    depthwise = seen.channels == seen.filters == 1
-    if seen.channels * seen.filters > MOST_PAIRS or not (depthwise or has_numba()):
+def _loops(work: _Pass) -> Iterator[Method]:
+    depthwise = work.channels == work.filters == 1
+    if work.channels * work.filters > MOST_PAIRS or not (depthwise or has_numba()):
         return
-    small = prod(axis.outputs for axis in seen.axes) <= SMALL_PLANE
-    rows = seen.groups >= LEAST_ROW and (seen.channels_last or small)
+    small = prod(axis.outputs for axis in work.axes) <= SMALL_PLANE
+    rows = work.groups >= LEAST_ROW and (work.channels_last or small)
     by_pixel = depthwise and (rows or not has_numba())
-    weights = seen.filters * seen.channels * seen.taps
-    pixel = seen.taps * (seen.channels + seen.filters)
+    weights = work.filters * work.channels * work.taps
+    pixel = work.taps * (work.channels + work.filters)
     if by_pixel:
-        pixel = prod(axis.part(slice(0, 1)).span for axis in seen.axes) + 1
-    if seen.itemsize * max(pixel, weights) > BLOCK_BYTES // 2:
+        pixel = prod(axis.part(slice(0, 1)).span for axis in work.axes) + 1
+    if work.itemsize * max(pixel, weights) > BLOCK_BYTES // 2:
         return  # a single pixel of one group takes too much memory
-    in_place = by_pixel and seen.channels_last and not seen.converted
-    pixels = seen.images * seen.groups * prod(axis.size for axis in seen.axes)
-    share = (pixels * seen.channels + seen.pixels * seen.filters) * seen.itemsize // LOOP_PARTS
-    axes = (*[Axis()] * (3 - len(seen.axes)), *seen.axes)
+    in_place = by_pixel and work.channels_last and not work.converted
+    pixels = work.images * work.groups * prod(axis.size for axis in work.axes)
+    share = (pixels * work.channels + work.pixels * work.filters) * work.itemsize // LOOP_PARTS
+    axes = (*[Axis()] * (3 - len(work.axes)), *work.axes)
     blocks = loop_blocks(
         axes,
-        seen.groups,
-        seen.images,
+        work.groups,
+        work.images,
         most_loop_images(axes, by_pixel),
-        (seen.channels, seen.filters),
-        most_loop_bytes(BLOCK_BYTES, share, in_place) // seen.itemsize,
+        (work.channels, work.filters),
+        most_loop_bytes(BLOCK_BYTES, share, in_place) // work.itemsize,
         by_pixel,
     )
     moved: float = blocks.count * blocks.places
     if in_place and has_numba():
-        moved = seen.pixels * 2
-    rate, operations = LOOP_RATE, seen.operations
-    if by_pixel != seen.channels_last:
+        moved = work.pixels * 2
+    rate, operations = LOOP_RATE, work.operations
+    if by_pixel != work.channels_last:
         moved *= TRANSPOSED
     moved += blocks.count * blocks.most[0] * weights
     if not has_numba():
         rate *= UNCOMPILED
-        if not seen.of_filters:
-            row = seen.axes[-1]
-            run = seen.groups * (row.outputs if row.stride == 1 else 1)
+        if not work.of_filters:
+            row = work.axes[-1]
+            run = work.groups * (row.outputs if row.stride == 1 else 1)
             rate /= 1 + 3 * LOOP_ELEMENTS / run
-    elif not by_pixel and seen.filters >= 4:
+    elif not by_pixel and work.filters >= 4:
         rate *= FOUR_FILTERS
-    elif seen.of_filters:
+    elif work.of_filters:
         rate *= GRADIENT_SHARE
     if has_numba() and by_pixel:
         together = min(max(blocks.most[0], min(LARGEST_ROWS // weights, LONG_ROW)), LONG_ROW)
@@ -441,9 +445,9 @@ def _loops(seen: _Pass) -> Iterator[Method]:
     yield Method(
         "loops",
         "rows of channels, tap by tap" if by_pixel else "planes of pixels, tap by tap",
-        seen.phases * RATE / rate * operations,
-        seen.phases * (moved + seen.weights),
-        seen.phases * (20 if by_pixel else 16 + 4 * gathers) * (blocks.count + 2),
+        work.phases * RATE / rate * operations,
+        work.phases * (moved + work.weights),
+        work.phases * (20 if by_pixel else 16 + 4 * gathers) * (blocks.count + 2),
     )
 
 

@@ -5,7 +5,8 @@ phase of dx; all pixels of a phase use the same taps.  Both compute, in each gro
 
     result[n, k, o] = sum over c, t of source[n, c, o * stride + t * dilation + offset] * w[k, c, t]
 
-where pixels outside the source are zero.  backprop_filter is the gradient of this sum with respect
+for image n, filter k, output o, channel c and tap t.  Pixels outside the source are zero.
+backprop_filter is the gradient of this sum with respect
 to w, where the result is dy.
 """
 
@@ -28,8 +29,8 @@ from cupyconv.problem import ConvAxis, ConvProblem
 ALL: Any = slice(None)
 
 SUMS, LEAST_SUMMED, LEAST_PRODUCTS = 8, 512, 1 << 22
-"""Largest number of partial sums of a filter gradient, and smallest numbers of pixels and products
-of each (chosen)."""
+"""Largest number of partial sums of a filter gradient, and smallest numbers of pixels and of
+products per partial sum (chosen)."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,12 @@ class Correlation:
     Attributes:
         axes: spatial axes, with sizes, stride, dilation and offset.
         source: array (G, C, N, *sizes).
-        filters: array (G, K, C, *taps).
+        filters: array (G, K, C, *taps), with K filters and C channels per group.
         result: array (G, K, N, *outputs).
         accumulator: dtype of the sums.
         bias: array (G, K) added to the result; None for no bias.
         addend: array like the result, added to it; shares no memory with it.  None for no addend.
-        activation: activation applied to these sums; None for none.
+        activation: activation applied after both; None for none.
         conjugate: whether to conjugate the filters, or for a filter gradient the result array,
             before multiplying.
     """
@@ -124,7 +125,7 @@ class Correlation:
         return replace(inner, axes=axes, source=inner.source[(ALL, ALL, ALL, *pixels)])
 
     def fill_unused(self) -> None:
-        """Finish the results that ``without_unused`` trims, as sums of no terms."""
+        """Write the results that ``without_unused`` leaves out, whose sums have no terms."""
         for at, (outputs, _, _) in enumerate(used_parts(self.axes) or ()):
             for some in (slice(0, outputs.start), slice(outputs.stop, self.axes[at].outputs)):
                 if some.start < some.stop:
@@ -133,7 +134,7 @@ class Correlation:
                     self.part(outputs=extents).finish_empty()
 
     def trimmed(self) -> Correlation:
-        """Trim leading and trailing taps that only meet padding."""
+        """Trim leading and trailing taps that read only padding."""
         return self.part(taps=[axis.reached() for axis in self.axes])
 
     def chunks(self, most_bytes: int, least_filters: int = 1) -> Iterator[Correlation]:
@@ -174,7 +175,7 @@ class Correlation:
             yield self.part(groups=group, images=images, outputs=outputs)
 
     def finish_empty(self) -> None:
-        """Write the result of sums without terms."""
+        """Write the results of sums that have no terms: the bias plus the addend, activated."""
         if self.addend is not None:
             for part in self.boxes(1, 1):
                 part.finish(np.zeros(part.result.shape, self.accumulator))
@@ -281,7 +282,7 @@ def fill_unread(
     add: np.ndarray | None,
     activation: str | None,
 ) -> None:
-    """Finish all of dx as sums without terms if some inputs are in no window."""
+    """Fill dx with the bias plus the addend, activated, if some inputs are in no window."""
     if not any(axis.unread_inputs for axis in problem.axes):
         return
     empty = np.zeros((problem.C, *[1] * problem.spatial_rank), accumulator_of(problem.dtype))
@@ -322,10 +323,11 @@ def _combinations(axes: Sequence[ConvAxis]) -> Iterator[tuple[Phase, ...]]:
 
 
 def gather(target: np.ndarray, source: np.ndarray, axes: Sequence[Axis], first: int) -> None:
-    """Copy the pixels of each axis's first tap, with zeros outside the source.
+    """Copy the pixel that the first tap reads for each output, or zero outside the source.
 
     Args:
-        first: index of the first of ``axes``; earlier axes are copied whole.
+        target, source: arrays whose dimensions from ``first`` on belong to ``axes``; earlier
+            dimensions are copied whole.
     """
     before = (ALL,) * first
     inside, read = zip(*(axis.inside(0) for axis in axes), strict=True)

@@ -18,7 +18,7 @@ class Reference(Family):
         return ()
 
     def candidates(self, request: Request) -> list[Candidate]:
-        return [Candidate(self, float("inf"))]  # others are preferred
+        return [Candidate(self, float("inf"))]  # never the cheapest candidate
 
     def candidate(self, request: Request, choices: Choices) -> Candidate | None:
         (candidate,) = self.candidates(request)

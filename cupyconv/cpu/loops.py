@@ -88,7 +88,7 @@ def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
 
 
 def _chunks(whole: Correlation, block_bytes: int) -> Iterator[Correlation]:
-    """Extend to three spatial axes, and divide the groups into parts whose weights fit."""
+    """Extend to three spatial axes, and divide into parts with ``block_bytes`` of weights each."""
     missing = 3 - len(whole.axes)
     extra = (ALL, ALL, ALL, *[None] * missing)
     whole = replace(
@@ -103,7 +103,7 @@ def _chunks(whole: Correlation, block_bytes: int) -> Iterator[Correlation]:
 
 
 def _is_by_pixel(whole: Correlation) -> bool:
-    """Return whether to sum in rows of channels.
+    """Return whether to sum rows of channels, instead of planes of pixels.
 
     Without Numba, all depthwise layers are summed in rows of channels.  With Numba, the layer must
     also have enough channels, and either channels last or small planes.
@@ -119,7 +119,7 @@ def _is_by_pixel(whole: Correlation) -> bool:
 def _blocks(
     whole: Correlation, by_pixel: bool, block_bytes: int, least: int = 1
 ) -> tuple[LoopBlocks, int]:
-    """Return blocks whose sums and pixels fit the buffers, and the scratch elements of a block.
+    """Return the division into blocks, and the scratch elements of a block.
 
     Args:
         least: smallest number of parts into which a large correlation is divided.
@@ -188,7 +188,7 @@ def _add_pixels(block: Correlation, scratch: Scratch) -> None:
 
 
 def _weights(block: Correlation, scratch: Scratch, *operands: np.ndarray) -> np.ndarray:
-    """Return scratch (*taps, pixels, G) for weights, repeated for the pixels summed at once."""
+    """Return scratch (*taps, pixels, G) for weights, repeated for each pixel summed at once."""
     pixels = _pixels_at_once(block, *operands)
     return scratch.array("weights", (*block.filters.shape[3:], pixels, block.groups))
 
@@ -205,8 +205,8 @@ def _pixels_at_once(block: Correlation, *operands: np.ndarray) -> int:
     return columns if columns <= most else 1
 
 
-def _rows_of_channels(block: Correlation, scratch: Scratch) -> tuple[np.ndarray, _Rules]:
-    """Return the source (N, planes, rows, columns, G), padded if necessary, and its rules."""
+def _rows_of_channels(block: Correlation, scratch: Scratch) -> tuple[np.ndarray, _LoopAxes]:
+    """Return the source (N, planes, rows, columns, G), padded if necessary, and its axes."""
     source = _pixels_last(block.source)
     if has_numba() and _are_rows(source, block):
         return source, tuple((a.stride, a.dilation, a.offset, a.taps, a.size) for a in block.axes)
@@ -217,8 +217,8 @@ def _rows_of_channels(block: Correlation, scratch: Scratch) -> tuple[np.ndarray,
     return padded, tuple((a.stride, a.dilation, 0, a.taps, pixels.outputs) for a, pixels in both)
 
 
-_Rules = tuple[tuple[int, ...], ...]
-"""Stride, dilation, offset, taps and size of each axis."""
+_LoopAxes = tuple[tuple[int, ...], ...]
+"""Stride, dilation, offset, taps and size of each axis, as the compiled loops take them."""
 
 
 def _pixels_last(array: np.ndarray) -> np.ndarray:
@@ -236,14 +236,17 @@ def _are_rows(pixels: np.ndarray, block: Correlation) -> bool:
 
 
 def _memory(pixels: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Return the memory from the first to the last item, and the element strides of outer axes."""
+    """Return the memory as a 1-D view, and the strides of all axes but the last, in elements."""
     steps = tuple(step // pixels.itemsize for step in pixels.strides)
     span = 1 + sum((n - 1) * step for n, step in zip(pixels.shape, steps, strict=True))
     return as_strided(pixels, (span,), (pixels.itemsize,)), steps[:-1]
 
 
 def _windows(source: np.ndarray, block: Correlation, several: int) -> np.ndarray:
-    """Return the windows (N, planes, rows, columns, *taps, G), with several columns merged."""
+    """Return the windows (N, planes, rows, columns, *taps, G).
+
+    Each ``several`` neighbouring columns are merged into one, with several * G channels.
+    """
     image, *steps, channel = source.strides
     axes = list(zip(block.axes, steps, strict=True))
     outputs = [axis.outputs for axis in block.axes]
@@ -267,7 +270,7 @@ def _sum_planes(block: Correlation, scratch: Scratch) -> None:
 
 
 def _is_single_planes(whole: Correlation) -> bool:
-    """Return whether each plane can be summed on its own, from the source to the result.
+    """Return whether to sum one plane at a time, in scratch for a single padded plane.
 
     This needs Numba, a depthwise layer of stride 1 in one or two dimensions, little padding, and
     contiguous rows of pixels in the accumulator's dtype.
@@ -290,7 +293,7 @@ def _is_single_planes(whole: Correlation) -> bool:
 
 
 def _lines(axis: Axis) -> int:
-    """Return the extent of an axis of stride 1 with its padding."""
+    """Return the padded extent of an axis of stride 1."""
     return axis.outputs + (axis.taps - 1) * axis.dilation
 
 
@@ -326,10 +329,10 @@ def _sum_block_of_planes(
 
 
 MOST_PADDED = 4
-"""Largest size of a padded plane, in multiples of a plane, that is summed on its own (chosen)."""
+"""Largest ratio of padded to source pixels for which planes are summed one at a time (chosen)."""
 
 BLOCK_ELEMENTS = 1 << 19
-"""Pixels of source and result per block of single planes (chosen)."""
+"""Pixels of source and result per block of planes that are summed one at a time (chosen)."""
 
 
 def _add_planes(block: Correlation, scratch: Scratch, has_specials: bool = False) -> None:
@@ -355,24 +358,25 @@ def _add_planes(block: Correlation, scratch: Scratch, has_specials: bool = False
 
 
 def _add_planes_with_specials(block: Correlation, scratch: Scratch) -> None:
-    """Add the filter gradient of operands that have infinite or NaN values.
+    """Add a block's filter gradient if the operands have infinite or NaN values.
 
-    In ``_add_planes``, positions between rows have zero gradients, and zero times an infinite or
-    NaN pixel is NaN.  This function sets infinite and NaN values to zero and sums the same products
-    as ``_add_planes``, bit for bit.  It also adds the products with infinite and NaN values, but
-    only at positions of results.
+    ``_add_planes`` multiplies the pixels between rows by zero, which gives NaN for infinite and NaN
+    pixels.  This function first adds the products with infinite and NaN values, only at positions
+    of results.  It then replaces these values by zero and sums the same products as
+    ``_add_planes``, bit for bit.
     """
     _add_planes(block, scratch, has_specials=True)
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """Memory layout of the pixels and sums of a block.
+    """Memory layout of the planes of pixels of a block, and of their sums.
 
     Attributes:
-        extents: pixels per phase along each axis, also the extents of the sums.
+        extents: extents of a plane of one stride phase, also of the plane of sums.
         firsts: first pixel of each stride phase, per axis.
-        offsets: pixel offset of each tap of each channel.
+        offsets: position in memory of the pixel that each tap of each channel reads for the first
+            result.
         length: number of positions from the first result to the last.
     """
 
@@ -393,16 +397,16 @@ class _Layout:
         return memory.reshape(block.groups, -1)
 
     def results(self, sums: np.ndarray, block: Correlation) -> np.ndarray:
-        """Return the results among the sums (G, K, N, *extents)."""
+        """Return the results among the sums (G, K, N, *extents), without positions between rows."""
         return sums[(ALL, ALL, ALL, *(slice(0, axis.outputs) for axis in block.axes))]
 
 
 def _shape(axis: Axis) -> Axis:
-    """Return the axis with only the values that determine a layout."""
+    """Return the axis without its size and offset, on which a layout does not depend."""
     return Axis(axis.outputs, axis.taps, 1, axis.stride, axis.dilation)
 
 
-@lru_cache(maxsize=16)  # a layout has as many offsets as a filter has weights
+@lru_cache(maxsize=16)  # few, since a layout stores an offset per weight of a filter
 def _layout(axes: tuple[Axis, ...], channels: int, images: int) -> _Layout:
     extents = tuple(map(extent, axes))
     pitches = [prod(extents[axis + 1 :]) for axis in range(len(axes))]

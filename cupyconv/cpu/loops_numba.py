@@ -89,7 +89,10 @@ _STRETCH = 1024  # positions summed at once, so that four rows fit the L1 cache 
 
 @_compile
 def planar_sums(pixels: Any, offsets: Any, weights: Any, sums: Any, length: int) -> None:
-    """Sum weights[g, k, t] * pixels[g, offsets[t] + i] over t to sums[g, k, i], for i < length."""
+    """Set sums[g, k, i] = sum over t of weights[g, k, t] * pixels[g, offsets[t] + i], i < length.
+
+    Index t runs over the taps of all channels.
+    """
     groups, filters, _ = sums.shape
     for g in range(groups):
         x, w = pixels[g], weights[g]
@@ -110,7 +113,10 @@ def planar_sums(pixels: Any, offsets: Any, weights: Any, sums: Any, length: int)
 def _add_to_four(
     pixels: Any, offsets: Any, w: Any, k: int, begin: int, p: Any, q: Any, r: Any, s: Any
 ) -> int:
-    """Add three taps at a time to four filters' sums; return the number of taps added."""
+    """Add the products of filters k to k + 3 to their sums p, q, r and s, three taps at a time.
+
+    Return the number of taps added; up to two taps remain.
+    """
     taps = len(offsets) - len(offsets) % 3
     for t in range(0, taps, 3):
         u, v = offsets[t] + begin, offsets[t + 1] + begin
@@ -130,7 +136,7 @@ def _add_to_four(
 
 @_compile
 def _add_to_one(pixels: Any, offsets: Any, w: Any, k: int, begin: int, p: Any, t: int) -> None:
-    """Add the taps from ``t`` on, three at a time, to one filter's sums."""
+    """Add the products of filter k with the taps from t on to its sums p."""
     while t + 3 <= len(offsets):
         u, v = offsets[t] + begin, offsets[t + 1] + begin
         a, b, c = pixels[u:], pixels[v:], pixels[offsets[t + 2] + begin :]
@@ -158,13 +164,13 @@ def plane_sums(
     pixels: Any,
     sums: Any,
 ) -> None:
-    """Correlate planes of single channels, in sequence.
+    """Correlate the plane of each group and image with one filter, one plane at a time.
 
     Args:
         source, steps, shape: flat memory, element strides (G, N, H) and extents (G, N, H, W).
         weights: array (G, 1, taps).
         offsets: position of each tap in a padded plane.
-        result, places: flat memory and element strides (G, N, P).
+        result, places: flat memory and element strides (G, N, rows).
         rules: first source row and column of the padded plane, which may be negative; rows and
             columns of the result; rows and columns of the padded plane.
         pixels, sums: scratch for a padded plane and its sums.
@@ -194,7 +200,8 @@ def _copy(target: Any, source: Any) -> None:
 
 @_compile
 def planar_products(pixels: Any, offsets: Any, gradients: Any, totals: Any, length: int) -> None:
-    """Add gradients[g, k, i] * pixels[g, offsets[t] + i] to totals[g, k, t] for all i < length."""
+    """Add the sum over i < length of gradients[g, k, i] * pixels[g, offsets[t] + i] to
+    totals[g, k, t], where t runs over the taps of all channels."""
     groups, filters, _ = gradients.shape
     for g in range(groups):
         x = pixels[g]
@@ -219,9 +226,9 @@ def planar_products(pixels: Any, offsets: Any, gradients: Any, totals: Any, leng
 def planar_specials(
     pixels: Any, offsets: Any, gradients: Any, is_result: Any, totals: Any, length: int
 ) -> None:
-    """Add those products of ``planar_products`` that have an infinite or NaN factor.
+    """Add the products of ``planar_products`` that have an infinite or NaN factor.
 
-    Positions between the rows of results are left out.
+    Positions i between the rows of results, where ``is_result[i]`` is False, are skipped.
     """
     groups, filters, _ = gradients.shape
     for g, t in np.ndindex((groups, len(offsets))):
@@ -245,7 +252,10 @@ def clear_specials(values: Any) -> None:
 def _products_of_four(
     pixels: Any, offsets: Any, w: Any, k: int, begin: int, p: Any, q: Any, r: Any, s: Any
 ) -> int:
-    """Add the products of four filters, three taps at a time; return the number of taps added."""
+    """Add the gradients p, q, r and s of filters k to k + 3, times the pixels, to the totals w.
+
+    Return the number of taps added, three at a time; up to two taps remain.
+    """
     taps = len(offsets) - len(offsets) % 3
     for t in range(0, taps, 3):
         u, v = offsets[t] + begin, offsets[t + 1] + begin
@@ -267,8 +277,9 @@ def _products_of_four(
     return taps
 
 
-# The functions below sum rows of channels.  Arrays are flat memory with the steps between images,
-# planes, rows and pixels; axes are (stride, dilation, offset, taps, size), the attributes of Axis.
+# The functions below sum rows of channels.  Source and result are flat memory, with ``steps`` and
+# ``places``, the element strides of images, planes, rows and pixels.  ``ends`` has the extents of
+# the result.  ``axes`` has (stride, dilation, offset, taps, size) of planes, rows and columns.
 # If the weights are repeated for several pixels of a row, these pixels are summed at once.
 
 
@@ -276,7 +287,10 @@ def _products_of_four(
 def pixel_sums(
     source: Any, steps: Any, weights: Any, sums: Any, places: Any, ends: Any, axes: Any
 ) -> None:
-    """Sum weights[t, r, s, g] * source[n, d, h, w, g] over all taps to sums[n, z, p, q, g]."""
+    """Set sums[n, z, p, q, g] = sum over t, r, s of weights[t, r, s, g] * source[n, d, h, w, g].
+
+    (d, h, w) is the pixel that tap (t, r, s) reads for output (z, p, q).
+    """
     for n, z, p in np.ndindex((ends[0], ends[1], ends[2])):
         line = sums[n * places[0] + z * places[1] + p * places[2] :]
         for q in range(ends[3]):
@@ -292,7 +306,11 @@ def pixel_sums(
 def pixel_products(
     source: Any, steps: Any, totals: Any, gradients: Any, places: Any, ends: Any, axes: Any
 ) -> None:
-    """Add gradients[n, z, p, q, g] * source[n, d, h, w, g] to totals[t, r, s, g]."""
+    """Add the sum over n, z, p, q of gradients[n, z, p, q, g] * source[n, d, h, w, g] to
+    totals[t, r, s, g].
+
+    (d, h, w) is the pixel that tap (t, r, s) reads for output (z, p, q).
+    """
     for n, z, p in np.ndindex((ends[0], ends[1], ends[2])):
         line = gradients[n * places[0] + z * places[1] + p * places[2] :]
         for t, r in np.ndindex((axes[0][3], axes[1][3])):
@@ -306,7 +324,10 @@ def pixel_products(
 def _add_taps(
     sums: Any, place: int, weights: Any, source: Any, step: int, axis: Any, outputs: Any
 ) -> None:
-    """Add a row of taps to a row of sums, three taps at a time where all are inside the source."""
+    """Add the products of a row of taps to a row of sums.
+
+    Three taps at a time are added where all three are inside the source.
+    """
     taps, size, distance, channels = axis[3], axis[4], axis[1] * step, outputs[4]
     several = weights.shape[1] // channels
     for s in range(0, taps, 3):
@@ -332,7 +353,7 @@ def _add_taps(
 def _add_products(
     totals: Any, gradients: Any, place: int, source: Any, step: int, axis: Any, outputs: Any
 ) -> None:
-    """Add the products of a row of dy and the pixels under a row of taps to the sums."""
+    """Add a row of dy times the pixels under a row of taps to that row of the filter gradient."""
     channels = outputs[4]
     several = totals.shape[1] // channels
     for q in range(0, outputs[3], several):
@@ -352,5 +373,5 @@ def _add(sums: Any, factors: Any, x: Any) -> None:
 
 @_compile
 def _position(axis: Any, output: int, tap: int) -> int:
-    """Return the input position of an output's tap."""
+    """Return the source position that a tap reads for an output, along one axis."""
     return output * axis[0] + tap * axis[1] + axis[2]

@@ -16,7 +16,7 @@ from cupyconv.cpu import reference
 from cupyconv.cpu.views import accumulator_of, data_view
 from cupyconv.problem import ConvProblem
 
-_SEVERAL = 8
+_MANY_CHANNELS = 8
 """Smallest number of channels for which NumPy's ``sum`` replaces a cumulative sum (chosen)."""
 
 
@@ -55,7 +55,7 @@ def _running_sum(terms: np.ndarray) -> np.ndarray:
     NumPy's sum is pairwise only along the contiguous axis; along other axes it adds row to row,
     which is sequential and fast for several channels.
     """
-    if terms.shape[2] >= _SEVERAL:
+    if terms.shape[2] >= _MANY_CHANNELS:
         return terms.sum(axis=1)
     return np.cumsum(terms, axis=1)[:, -1]
 

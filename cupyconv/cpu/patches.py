@@ -92,7 +92,11 @@ def _compute(
     block: tuple[slice, slice],
     scratch: Scratch,
 ) -> None:
-    """Compute the gradients of the inputs under some rows of outputs of some images."""
+    """Compute the gradients of the inputs under the windows of a block.
+
+    Args:
+        block: slices of the images, and of the outputs along the first axis.
+    """
     images, rows = block
     pixels = np.moveaxis(source[:, images, rows], 0, -1)  # (N, *outputs, K)
     packed = scratch.array("pixels", pixels.shape)
@@ -125,10 +129,10 @@ def _compute(
 
 
 def _pieces(axis: ConvAxis) -> Iterator[tuple[slice, slice, int]]:
-    """Yield outputs, taps, and the input under the first tap of the first output.
+    """Yield slices of outputs and taps, and the input under the first tap of the first output.
 
-    The windows that are inside the input form one piece.  Each other window is a piece with the
-    taps that are inside.
+    The windows that are inside the input are yielded together.  Each other window is yielded
+    separately, with the taps that are inside.
     """
     stride, pad = axis.stride, axis.pad_before
     first = min(-(-pad // stride), axis.output)
@@ -153,7 +157,7 @@ def _windows(corner: np.ndarray, axes: Sequence[ConvAxis], shape: Sequence[int])
     """Return a view (N, *outputs, C, *taps) of inputs (C, N, *inputs) that begin at a window."""
     channel, image, *steps = corner.strides
     outputs, taps = shape[1 : 1 + len(axes)], shape[2 + len(axes) :]
-    # A stride of a single window may be too large for an array.
+    # NumPy cannot represent every stride and dilation.  Those of a single window or tap are unused.
     by_output = [
         axis.stride * step if count > 1 else 0
         for axis, step, count in zip(axes, steps, outputs, strict=True)

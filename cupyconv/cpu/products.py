@@ -22,7 +22,7 @@ from cupyconv.cpu.threads import each
 from cupyconv.cpu.views import channels_are_last, copy, merged, operand
 
 MANY_IMAGES = 16
-"""Smallest number of images per block that pay for copying the result of the block."""
+"""Smallest number of images per block that is worth copying the block's result (chosen)."""
 
 
 def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
@@ -39,7 +39,12 @@ def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
 def _multiply(
     terms: Sequence[tuple[slice, np.ndarray]], block: Correlation, scratch: Scratch
 ) -> None:
-    """Compute a block's result as the sum of one matrix product per part of the channels."""
+    """Compute a block's result.
+
+    Args:
+        terms: slice of the channels and filter matrix of each matrix product; the result is the sum
+            of all products.
+    """
     is_direct = operand(block.result, 2, block.accumulator) is not None
     sums = block.result if is_direct else scratch.like("sums", block.result)
     flat = merged(sums, 2)
@@ -53,7 +58,7 @@ def _multiply(
 
 
 def filter_gradient(whole: Correlation, pool: Pool, block_bytes: int) -> None:
-    """Compute the filter gradient into ``filters`` from ``source`` and the gradient ``result``."""
+    """Write the filter gradient to ``whole.filters``; ``whole.result`` is dy."""
     for chunk in whole.chunks(4 * block_bytes, least_filters(_all_pixels(whole))):
         _filter_gradient(chunk, pool, block_bytes)
 
@@ -98,7 +103,7 @@ def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
 
 
 def _all_pixels(piece: Correlation) -> int:
-    """Return the number of pixels of one result channel in all images."""
+    """Return the number of pixels of one channel of the result, in all images."""
     return prod(piece.result.shape[2:])
 
 
@@ -106,13 +111,13 @@ def _all_pixels(piece: Correlation) -> int:
 
 
 def _channels_at_once(piece: Correlation, block_bytes: int) -> int:
-    """Return the largest number of channels per product for which LEAST_PIXELS pixels fit."""
+    """Return the number of channels per product, such that windows of LEAST_PIXELS pixels fit."""
     window = piece.groups * prod(axis.taps for axis in piece.axes) * piece.accumulator.itemsize
     return clamp(2 * block_bytes // max(window * LEAST_PIXELS, 1), piece.channels)
 
 
 def _weights_of_sums(chunk: Correlation, block_bytes: int) -> Iterator[Correlation]:
-    """Divide channels and taps into parts whose gradient fits the cache."""
+    """Divide channels and taps into parts whose filter gradient fits the cache."""
     weight = chunk.groups * max(chunk.filter_count, LEAST_PIXELS) * chunk.accumulator.itemsize
     extents = chunk.filters.shape[2:]
     for channels, *taps in boxes(extents, box_of(extents, max(block_bytes // weight, 1))):
@@ -120,7 +125,7 @@ def _weights_of_sums(chunk: Correlation, block_bytes: int) -> Iterator[Correlati
 
 
 def _columns(piece: Correlation, block_bytes: int) -> tuple[int, int, int]:
-    """Return the elements per pixel of windows and of results, and the pixel limit of a block."""
+    """Return the elements of a window and of a result per pixel, and the most pixels of a block."""
     taps = prod(axis.taps for axis in piece.axes)
     window = piece.groups * _channels_at_once(piece, block_bytes) * taps
     results = piece.groups * piece.filter_count
@@ -130,7 +135,7 @@ def _columns(piece: Correlation, block_bytes: int) -> tuple[int, int, int]:
 
 
 def _pixels(piece: Correlation, most: int) -> int:
-    """Limit the pixels per block to ``most``, and so that a large piece has at least two blocks."""
+    """Return the pixels per block: at most ``most``, and at most half of a large piece."""
     return min(most, max(prod(piece.result.shape[2:]) // 2, LEAST_PIXELS // 2))
 
 
@@ -172,7 +177,7 @@ def _like_pixels(filters: np.ndarray, piece: Correlation) -> np.ndarray:
 
 
 def _windows(block: Correlation, scratch: Scratch) -> np.ndarray:
-    """Return the windows (G, depth, pixels), as a view if BLAS accepts one."""
+    """Return the windows (G, channels * taps, pixels), as a view if BLAS accepts one."""
     taps, outputs = [axis.taps for axis in block.axes], [axis.outputs for axis in block.axes]
     groups, channels, images, rank = block.groups, block.channels, block.images, len(taps)
     shape = (groups, channels, *taps, images, *outputs)
@@ -212,11 +217,10 @@ def _gather_taps(gathered: np.ndarray, block: Correlation) -> None:
 
 
 def _padded(block: Correlation, most: int, scratch: Scratch) -> np.ndarray | None:
-    """Return the padded source (G, C, N, *pixels) in the accumulator's dtype, if possible
-    as a view.
+    """Return the padded source (G, C, N, *pixels) in the accumulator's dtype.
 
-    Return None if a copy would have more than ``most`` elements, as happens if
-    windows are far apart.
+    The source is not copied if a view is possible.  Return None if a copy would have more than
+    ``most`` elements, as for windows that are far apart.
     """
     axes, corner = [axis.pixels() for axis in block.axes], block.source.shape[:3]
     inside, read = zip(*(axis.inside(0) for axis in axes), strict=True)

@@ -19,7 +19,7 @@ ALL: Any = slice(None)
 
 
 class Sums(NamedTuple):
-    """Functions that sum the terms of a tap.
+    """Functions that sum products; they determine the precision and the order of the sums.
 
     Attributes:
         wide: converts an array to the dtype of the sums.

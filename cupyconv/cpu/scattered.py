@@ -42,7 +42,11 @@ def _scatter(matrices: np.ndarray, taps: int, block: Correlation, scratch: Scrat
 def _add(
     sums: np.ndarray, block: Correlation, matrices: np.ndarray, some: slice, scratch: Scratch
 ) -> None:
-    """Add to the sums the products of those taps of the first axis that ``some`` selects."""
+    """Add the products of some taps to the sums.
+
+    Args:
+        some: slice of the taps of the first axis.
+    """
     row, *others = block.axes
     row = row.with_taps(some)
     _, reached = row.pixels().inside(0)
@@ -66,7 +70,7 @@ def _add(
 
 
 def _block_extents(whole: Correlation, block_bytes: int) -> tuple[int, int]:
-    """Return the images and rows of a block whose sums and products of a tap row fit."""
+    """Return the images and rows of a block whose sums, and products with a row of taps, fit."""
     row, *others = whole.axes
     sizes, outputs = prod(axis.size for axis in others), prod(axis.outputs for axis in others)
     taps = prod(axis.taps for axis in others)
@@ -80,7 +84,7 @@ def _block_extents(whole: Correlation, block_bytes: int) -> tuple[int, int]:
 def _taps_at_once(whole: Correlation, images: int, rows: int, block_bytes: int) -> tuple[int, int]:
     """Return the taps of the first axis to multiply at once, and the scratch elements of a block.
 
-    The products of these taps, and a copy of the pixels that they read, fit the buffers.
+    The products of these taps, and a copy of the pixels that they read, fit ``2 * block_bytes``.
     """
     row, *others = whole.axes[0].part(slice(0, rows)), *whole.axes[1:]
     line = images * whole.groups * prod(axis.size for axis in others)

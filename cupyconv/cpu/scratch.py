@@ -33,7 +33,7 @@ class Scratch:
         self._arrays: dict[str, np.ndarray] = {}
 
     def rest(self) -> Scratch:
-        """Return the unused memory, for the next block."""
+        """Return the memory that no array uses, as the scratch of the next block."""
         return Scratch(self._left)
 
     def array(self, name: str, shape: Sequence[int]) -> np.ndarray:
@@ -65,8 +65,7 @@ class Scratch:
 class Pool:
     """Memory of a pass, under the names "shared" and "calls" (concurrent calls).
 
-    All methods use these two names only.  With a name per method, a thread would keep memory for
-    each method.
+    All methods use only these two names, so that they reuse the same memory.
 
     Args:
         kept: memory that the thread's last pass left, keyed by name.

@@ -41,10 +41,10 @@ class _Process:
     """State that the passes of a process share.
 
     Attributes:
-        passes: BLAS threads before each running pass, and the id of the pass's thread.
+        passes: for each running pass, the number of BLAS threads before it and its thread's id.
         helpers: running helpers.
         loops: running loops.
-        allowed: BLAS threads before the passes set the number to 1.
+        allowed: number of BLAS threads before the passes set it to 1.
         taken: whether the passes have set the number of BLAS threads to 1.
         lock: guards the attributes above.
         tasks, threads: queue of the helpers' tasks, and number of helper threads.
@@ -148,7 +148,7 @@ def with_one_blas_thread(compute: Callable[[], None]) -> None:
 
 
 def _compute_and_undo(compute: Callable[[], None], undo: Callable[[], None]) -> None:
-    """Call ``compute``, then ``undo`` until it completes despite signals."""
+    """Call ``compute``; then call ``undo`` until no signal handler interrupts it."""
     interrupt = None
     try:
         compute()
@@ -173,7 +173,7 @@ def each(
             calls.
 
     Raises:
-        BaseException: a call raised it; all calls in progress have ended.
+        BaseException: raised by a call, after all calls in progress have ended.
     """
     remaining = iter(parts)
     first = list(islice(remaining, 2))
@@ -258,8 +258,8 @@ class _Loop:
 
     def _wait_for_helpers(self) -> None:
         while helpers := list(self._helpers):
-            # A helper that ends leaves the set first, so this lock need not be released.  The
-            # timeout is for a forked child, where no helper releases it.
+            # A helper leaves the set before it releases its lock, which is never used again.  So
+            # this thread keeps the lock.  In a forked child, no helper releases it: time out.
             helpers[0].acquire(timeout=FORK_SECONDS)
 
     def forget_helpers(self) -> None:

@@ -110,7 +110,7 @@ def copy(
 
 
 def _transpose(target: np.ndarray, source: np.ndarray) -> None:
-    """Copy piece by piece, so that the cache lines that it reads stay in the cache."""
+    """Copy in parts of at most PIECE_BYTES, so that the cache lines that are read stay cached."""
     if target.nbytes <= PIECE_BYTES:
         target[...] = source
         return

@@ -46,10 +46,11 @@ def _matrix(rows: np.ndarray, whole: Correlation) -> np.ndarray:
 def _columns(whole: Correlation, pool: Pool) -> tuple[np.ndarray, np.ndarray]:
     """Return the windows (G, depth, pixels) and a view (G, K, ...) of the filters.
 
-    The view has the depth order of the windows, and leaves out taps that only meet padding.
+    Depth is the merged axis of channels and taps, in the same order in both.  The view omits taps
+    that read only padding.
     """
     are_last = channels_are_last(whole.source)
-    taps, extents, order, to, origin, shape, strides = _rules(
+    taps, extents, order, to, origin, shape, strides = _memory_layout(
         whole.axes, whole.source.shape[:3], whole.accumulator, are_last
     )
     is_small = prod(shape) * whole.accumulator.itemsize <= SMALL_BYTES
@@ -73,13 +74,13 @@ _Extents = tuple[int, ...]
 
 
 @lru_cache(maxsize=4096)
-def _rules(
+def _memory_layout(
     axes: tuple[Axis, ...], corner: tuple[int, int, int], dtype: np.dtype, are_last: bool
 ) -> tuple[_Index, _Extents, _Extents, _Index, _Index, _Extents, _Extents]:
-    """Return the memory layout of a call.
+    """Return the memory layout of the padded source and of the windows.
 
     Returns:
-        index of the filters without taps that only meet padding; extents of the padded array, and
+        index of the filters without taps that read only padding; extents of the padded array, and
         its transposition to (G, C, N, *spatial); index of the padded array that receives the copy
         of the source, and index of the part of the source to copy; shape and strides of the
         windows in the padded array.

@@ -114,7 +114,7 @@ class Axis(_Fields):
         return self.changed(taps=taps.stop - taps.start, offset=offset)
 
     def used(self) -> tuple[slice, slice, slice]:
-        """Return slices of outputs, taps and source pixels that contain all products of pixels.
+        """Return slices of outputs, taps and pixels that contain every product with a source pixel.
 
         All slices are empty if every product reads padding.
         """

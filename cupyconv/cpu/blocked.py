@@ -25,7 +25,7 @@ from cupyconv.cpu.views import accumulator_of
 from cupyconv.problem import ConvProblem
 
 UFUNC_BUFFER = 64
-"""Size of NumPy's ufunc buffers, in elements; NumPy copies rows shorter than it before adding."""
+"""Elements of a ufunc buffer; small, because NumPy copies rows shorter than this before adding."""
 
 METHODS = {"products": products, "windows": windows, "scattered": scattered, "loops": loops}
 """Modules that compute a correlation and, except ``scattered``, the filter gradient."""
@@ -110,6 +110,6 @@ def _compute(function: str, method: str, whole: Correlation) -> None:
             whole.filters[...] = 0
         if not inner.axes[0].outputs:
             return
-    with np.errstate(), pool(inner.accumulator) as memory:  # errstate restores the buffer's size
+    with np.errstate(), pool(inner.accumulator) as memory:  # errstate restores the buffer size
         np.setbufsize(UFUNC_BUFFER)
         getattr(METHODS[method], function)(inner, memory, BLOCK_BYTES)

@@ -61,13 +61,13 @@ LEAST_ROWS = 64
 """Number of filters below which matrix products take longer per operation."""
 
 LEAST_PIXELS = 128
-"""Smallest number of columns for which a product is worth the time of packing the filters."""
+"""Smallest number of columns (pixels) of a matrix product; fewer make it slow."""
 
 LOOP_ELEMENTS = 32
 """Elements that NumPy copies in the time that it takes to start a contiguous row."""
 
 TRANSPOSED = 2.5
-"""Factor by which a copy from channels first to channels last, or back, is slower (measured)."""
+"""Factor by which copies between channels first and channels last are slower (measured)."""
 
 TAP_CALLS = 4
 """Calls of NumPy per tap whose pixels are gathered, or whose products are added, separately."""
@@ -87,9 +87,14 @@ PART_GROUPS = 128
 PLANE_RATE = 65e9
 """Operations per second of compiled sums over planes, including positions between rows."""
 
-LOOP_RATE, FOUR_FILTERS, UNCOMPILED = 50e9, 2.4, 0.3
-"""Operations per second of compiled sums over rows of channels; factor for four or more filters,
-which share the loaded pixels; factor without Numba, for long rows."""
+LOOP_RATE = 50e9
+"""Operations per second of compiled sums over rows of channels."""
+
+FOUR_FILTERS = 2.4
+"""Factor on LOOP_RATE for four or more filters, which share the loaded pixels."""
+
+UNCOMPILED = 0.3
+"""Factor on LOOP_RATE without Numba, for long rows."""
 
 LOOP_PARTS = 8
 """Smallest number of parts into which the method ``loops`` divides a large layer."""
@@ -106,18 +111,20 @@ LEAST_ROW = 8
 GRADIENT_SHARE = 0.7
 """Factor on LOOP_RATE for filter gradients with Numba and fewer than four filters (measured)."""
 
-LONG_ROW, LARGEST_ROWS = 1 << 9, 1 << 16
-"""Elements of neighbouring pixels that one loop sums; and largest number of weights, repeated for
-each of these pixels, that stay in the cache."""
+LONG_ROW = 1 << 9
+"""Elements that one loop sums: the channels of one pixel, or of several neighbouring pixels."""
+
+LARGEST_ROWS = 1 << 16
+"""Largest number of weights, repeated for the pixels of one loop, that stay in the cache."""
 
 ROW_BEGINS = 400
 """Elements that a compiled loop computes in the time that it takes to start a row."""
 
 LEAST_PLANE = 1 << 11
-"""Smallest number of output pixels that fill a block; smaller images share one."""
+"""Smallest number of output pixels per block; a block has several images if they are smaller."""
 
 LEAST_FILTERS = 4 * LEAST_PIXELS
-"""Largest result of ``least_filters``."""
+"""Largest result of ``least_filters``, in filters per group."""
 
 SAMPLE = 128
 """Stride phases per axis that the estimate examines; the others are assumed to be similar."""
@@ -248,7 +255,7 @@ def most_loop_bytes(block_bytes: int, share: int, in_place: bool) -> int:
 
     Args:
         block_bytes: bytes of a thread's buffer.
-        share: desired bytes of the source and the result per part.
+        share: bytes of the source and the result, divided by the desired number of parts.
         in_place: whether the source is read and the result written without a copy.
     """
     most = 4 * block_bytes if in_place else block_bytes // 2

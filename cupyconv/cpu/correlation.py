@@ -28,9 +28,14 @@ from cupyconv.problem import ConvAxis, ConvProblem
 
 ALL: Any = slice(None)
 
-SUMS, LEAST_SUMMED, LEAST_PRODUCTS = 8, 512, 1 << 22
-"""Largest number of partial sums of a filter gradient, and smallest numbers of pixels and of
-products per partial sum (chosen)."""
+SUMS = 8
+"""Largest number of partial sums of a filter gradient (chosen)."""
+
+LEAST_SUMMED = 512
+"""Smallest number of pixels per partial sum (chosen)."""
+
+LEAST_PRODUCTS = 1 << 22
+"""Smallest number of products per partial sum (chosen)."""
 
 
 @dataclass(frozen=True)

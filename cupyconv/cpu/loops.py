@@ -188,7 +188,7 @@ def _add_pixels(block: Correlation, scratch: Scratch) -> None:
 
 
 def _weights(block: Correlation, scratch: Scratch, *operands: np.ndarray) -> np.ndarray:
-    """Return scratch (*taps, pixels, G) for weights, repeated for each pixel summed at once."""
+    """Return scratch (*taps, pixels, G) for the weights, one copy per pixel summed at once."""
     pixels = _pixels_at_once(block, *operands)
     return scratch.array("weights", (*block.filters.shape[3:], pixels, block.groups))
 
@@ -231,7 +231,7 @@ def _are_rows(pixels: np.ndarray, block: Correlation) -> bool:
     size, steps = pixels.itemsize, pixels.strides
     if pixels.dtype != block.accumulator or not pixels.flags.aligned:
         return False
-    # Complex numbers are aligned to their parts, and strides may be odd multiples of a part.
+    # Complex numbers may be aligned to half their size, so strides may be no multiples of the size.
     return steps[-1] == size and min(steps) >= 0 and not any(step % size for step in steps)
 
 

@@ -353,7 +353,7 @@ def _add_taps(
 def _add_products(
     totals: Any, gradients: Any, place: int, source: Any, step: int, axis: Any, outputs: Any
 ) -> None:
-    """Add a row of dy times the pixels under a row of taps to that row of the filter gradient."""
+    """Add one row of dy, times the pixels under one row of taps, to this row's filter gradient."""
     channels = outputs[4]
     several = totals.shape[1] // channels
     for q in range(0, outputs[3], several):

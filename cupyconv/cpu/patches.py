@@ -157,7 +157,7 @@ def _windows(corner: np.ndarray, axes: Sequence[ConvAxis], shape: Sequence[int])
     """Return a view (N, *outputs, C, *taps) of inputs (C, N, *inputs) that begin at a window."""
     channel, image, *steps = corner.strides
     outputs, taps = shape[1 : 1 + len(axes)], shape[2 + len(axes) :]
-    # NumPy cannot represent every stride and dilation.  Those of a single window or tap are unused.
+    # A huge stride of a single window, or dilation of a single tap, would overflow; it is unused.
     by_output = [
         axis.stride * step if count > 1 else 0
         for axis, step, count in zip(axes, steps, outputs, strict=True)

@@ -22,7 +22,7 @@ from cupyconv.cpu.threads import each
 from cupyconv.cpu.views import channels_are_last, copy, merged, operand
 
 MANY_IMAGES = 16
-"""Smallest number of images per block that is worth copying the block's result (chosen)."""
+"""Number of images that must fit a block for it to span images, whose result is copied (chosen)."""
 
 
 def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
@@ -111,7 +111,7 @@ def _all_pixels(piece: Correlation) -> int:
 
 
 def _channels_at_once(piece: Correlation, block_bytes: int) -> int:
-    """Return the number of channels per product, such that windows of LEAST_PIXELS pixels fit."""
+    """Return the channels per product; windows of LEAST_PIXELS pixels fit 2 * block_bytes."""
     window = piece.groups * prod(axis.taps for axis in piece.axes) * piece.accumulator.itemsize
     return clamp(2 * block_bytes // max(window * LEAST_PIXELS, 1), piece.channels)
 
@@ -156,7 +156,7 @@ def _blocks(piece: Correlation, block_bytes: int) -> Iterator[Correlation]:
 def _terms(
     chunk: Correlation, channels: Sequence[slice], pool: Pool
 ) -> list[tuple[slice, np.ndarray]]:
-    """Return the filter matrix (G, K, depth) of each part of the channels."""
+    """Return each part of the channels with its filter matrix (G, K, channels * taps)."""
     filters = [_like_pixels(chunk.filters[:, :, some], chunk) for some in channels]
     are_views = [operand(part, 2, chunk.accumulator) is not None for part in filters]
     size = 0 if all(are_views) and not chunk.conjugate else chunk.filters.size
@@ -166,13 +166,13 @@ def _terms(
 
 
 def _like_filters(piece: Correlation, scratch: Scratch, name: str) -> np.ndarray:
-    """Return scratch (G, K, C, *taps) in the memory order of the gathered pixels."""
+    """Return scratch (G, K, C, *taps), with channels last in memory if the source has them last."""
     memory = scratch.array(name, _like_pixels(piece.filters, piece).shape)
     return np.moveaxis(memory, -1, 2) if channels_are_last(piece.source) else memory
 
 
 def _like_pixels(filters: np.ndarray, piece: Correlation) -> np.ndarray:
-    """Move the channels of (G, K, C, *taps) to their axis in the gathered pixels."""
+    """Transpose (G, K, C, *taps) to (G, K, *taps, C) if the source has its channels last."""
     return np.moveaxis(filters, 2, -1) if channels_are_last(piece.source) else filters
 
 

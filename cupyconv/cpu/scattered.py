@@ -70,7 +70,10 @@ def _add(
 
 
 def _block_extents(whole: Correlation, block_bytes: int) -> tuple[int, int]:
-    """Return the images and rows of a block whose sums, and products with a row of taps, fit."""
+    """Return the images and rows of a block.
+
+    Its sums, and its products with one row of taps, fit ``block_bytes``.
+    """
     row, *others = whole.axes
     sizes, outputs = prod(axis.size for axis in others), prod(axis.outputs for axis in others)
     taps = prod(axis.taps for axis in others)

@@ -32,7 +32,7 @@ MOST_THREADS = 8
 """Largest number of threads of a pass (chosen)."""
 
 FORK_SECONDS = 0.05
-"""Seconds between checks whether a pass that waits for helpers is in a forked child (chosen)."""
+"""Seconds that a pass waits for a helper before it checks whether a fork has lost it (chosen)."""
 
 Part = TypeVar("Part")
 
@@ -48,7 +48,7 @@ class _Process:
         taken: whether the passes have set the number of BLAS threads to 1.
         lock: guards the attributes above.
         tasks, threads: queue of the helpers' tasks, and number of helper threads.
-        forking: running loops of each fork in progress.
+        forking: for each fork in progress, the loops that were running before it.
     """
 
     def __init__(self) -> None:
@@ -234,7 +234,7 @@ class _Loop:
             self._work(part, scratch.rest())
 
     def wait(self) -> bool:
-        """Wait for all helpers; return whether a fork has put parts back."""
+        """Wait for all helpers; return whether parts remain, as in a forked child."""
         self._wait_for_helpers()
         with self.lock:
             if self._stopped:
@@ -276,7 +276,7 @@ class _Loop:
             with self.lock:
                 if self._stopped:
                     return
-                memory = [self._memories.pop()]  # a list, so that pop drops the reference
+                memory = [self._memories.pop()]  # a list, so that pop below leaves no reference
                 self._helpers.add(at_work)
             try:
                 # Release the lock first: a thread that waits for this helper may hold it.

@@ -14,7 +14,7 @@ SHORT_ROW = 16
 """Smallest number of elements per row that NumPy copies efficiently (chosen)."""
 
 SMALL_BYTES = 1 << 15
-"""Largest array, in bytes, that is copied without choosing an order (chosen)."""
+"""Largest number of bytes of an array that ``copy`` copies in NumPy's own order (chosen)."""
 
 PIECE_BYTES = 1 << 16
 """Largest number of bytes transposed per NumPy call, so that they fit the cache (chosen)."""
@@ -114,7 +114,7 @@ def _transpose(target: np.ndarray, source: np.ndarray) -> None:
     if target.nbytes <= PIECE_BYTES:
         target[...] = source
         return
-    # Divide the axis with the largest strides in both arrays, so that neighbours stay together.
+    # Divide the axis with the largest strides in both arrays: neighbours in memory stay together.
     steps = (tuple(map(abs, array.strides)) for array in (target, source))
     nearest = [min(pair) for pair in zip(*steps, strict=True)]
     axis = max(_long_axes(target), key=nearest.__getitem__)

@@ -103,7 +103,7 @@ def as_chunked(name: str, value: Any) -> da.Array:
         return da.from_array(array, chunks=-1, asarray=False)
     arrays.take(name, value._meta)
     for axis, sizes in enumerate(value.chunks):
-        if any(size != size for size in sizes):  # nan
+        if any(size != size for size in sizes):  # only nan differs from itself
             raise ConvError(
                 "the sizes of all chunks must be known, since shapes and halos follow from them",
                 f"axis {axis} of {name} has chunks of unknown size (nan)",

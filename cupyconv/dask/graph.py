@@ -59,18 +59,21 @@ class Graph:
         self.wide = False
 
     def sums(self, several: bool) -> None:
-        """Set whether numbers of the result are sums of several terms."""
+        """Set ``wide``; ``several`` is whether the results are added up from several parts."""
         self.wide = several and ITEMSIZE[self._problem.dtype] < 4
 
     def data(self, n: Any, channel: Any, *spatial: Any) -> list[Any]:
-        """Return values in the order of the axes of x or y."""
+        """Return one value per axis as a list in the order of the axes of x and y."""
         ordered: list[Any] = [None] * (2 + len(spatial))
         for axis, value in zip(self._problem.data_axes, (n, channel, *spatial), strict=True):
             ordered[axis] = value
         return ordered
 
     def filters(self, out: Any, into: Any, taps: Any = None) -> list[Any]:
-        """Return values in w's order of axes; on spatial axes, full ranges or else ``taps``."""
+        """Return one value per axis as a list in the order of the axes of w.
+
+        The value of every spatial axis is ``taps``; by default, the range of the whole axis.
+        """
         sizes = self._problem.filter_sizes
         inner = [(0, size) if taps is None else taps for size in sizes]
         ordered: list[Any] = [None] * (2 + len(sizes))
@@ -137,11 +140,11 @@ class Graph:
         return key
 
     def finish(self, place: Sequence[int], *sums: list[Any], join: int | None = None) -> None:
-        """Add the tasks that sum the terms of the result's chunk at ``place``.
+        """Add the tasks that compute the result's chunk at ``place`` from sums of parts.
 
         Args:
-            sums: keys of the terms, for each sum.
-            join: axis along which several sums are concatenated.
+            sums: keys of the parts to add, for each sum.
+            join: axis along which several sums are concatenated to the chunk.
         """
         added = [self._tree(terms) for terms in sums]
         last = added[0]

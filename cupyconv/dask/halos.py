@@ -43,15 +43,15 @@ def window_of(axis: ConvAxis, start: int, stop: int) -> tuple[Range, Range]:
 
 
 def reach_of(axis: ConvAxis, start: int, stop: int) -> tuple[Range, Range, Range]:
-    """Return the outputs that read a range of inputs, the inputs that they read, and padding.
+    """Return the outputs that read a range of inputs, these inputs, and padding.
 
-    The returned inputs are the range without the inputs before the first window and after the last
-    window.  The padding completes the windows before and after these inputs.
+    Inputs of the range before the first window and after the last window are left out.  The padding
+    is the part of the first window before the inputs, and of the last window after them.
     """
     stride, dilation, before = axis.stride, axis.dilation, axis.pad_before
 
     def reads(outputs: int) -> int:
-        """Return how often the first ``outputs`` outputs read the range."""
+        """Return how often the outputs below ``outputs`` read inputs of the range."""
         return count_pairs(outputs, axis.filter, stride, dilation, start + before, stop + before)
 
     low = max(-(-(start + before - axis.effective_filter + 1) // stride), 0)

@@ -1,4 +1,4 @@
-"""Functions that the tasks run on chunks."""
+"""Functions that the tasks of a graph run on chunks."""
 
 from __future__ import annotations
 

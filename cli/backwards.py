@@ -17,10 +17,10 @@ from cupyconv.problem import counted, interval_text, shape_text
 from cupyconv.remedies import Names, offering
 
 MOST_SIZES = 16
-"""Largest number of sizes of an axis that are listed."""
+"""Largest number of sizes that are listed per axis (chosen)."""
 
 MOST_SWEPT = 1000
-"""Largest number of values of a sweep."""
+"""Largest number of values of a sweep (chosen)."""
 
 _SWEPT = {"input": "input_shape", "filter": "filter_shape", "stride": "stride"} | {
     word: word for word in ("padding", "dilation")
@@ -198,7 +198,7 @@ def backwards_json(layer: Layer, found: Backwards) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Sweep:
-    """An option of the configuration, and its values, each of which applies to all spatial axes."""
+    """An option and the values that it takes in turn; a value applies to all spatial axes."""
 
     word: str
     values: tuple[int, ...]

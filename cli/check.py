@@ -280,9 +280,9 @@ def _check(
 def _compare(
     truth: Truth, name: str, place: Processor, passes: tuple[str, ...], *, exactly: bool
 ) -> Iterator[tuple[str, str | None, float]]:
-    """Yield an implementation's comparisons: tensor, fault or None, used fraction of the bound.
+    """Yield (tensor, fault or None, used fraction of the bound) for each comparison.
 
-    Results of unsupported passes are not compared on their own, only in the adjoint identity.
+    The results of unsupported passes are only compared by the adjoint identity.
     """
     import numpy as np
 

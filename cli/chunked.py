@@ -20,7 +20,7 @@ THREADS = 2
 
 
 _SLACK = 64
-"""Rounding errors per element that the adjoint identity allows for (chosen)."""
+"""Largest difference of inner products, in units of ROUNDOFF times the norms (chosen)."""
 
 
 def open_array(option: str, place: str) -> Any:

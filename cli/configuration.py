@@ -161,7 +161,7 @@ _TRANSPOSED_NAMES = Names(
 def _reversed_problem(
     arguments: Mapping[str, Any], output_padding: Any = None, output_shape: Any = None
 ) -> ConvProblem:
-    """Return the convolution that a transposed layer reverses.
+    """Return the convolution whose input gradient a transposed layer computes.
 
     Raises:
         ConvError: no convolution belongs to the layer.
@@ -187,9 +187,10 @@ def _reversed_problem(
 
 
 def _require_below_stride(output_padding: Any, stride: Any, dilation: Any) -> None:
-    """Check that the output padding is less than the stride where the library takes more.
+    """Reject an output padding between the stride and the dilation.
 
-    The library also takes values below the dilation, for which it extends x by zeros.
+    The library accepts such a value, for which it extends x by zeros.  ConvProblem rejects larger
+    values.
     """
     values = [v if isinstance(v, tuple) else (v or 0,) for v in (output_padding, stride, dilation)]
     count = max(map(len, values))
@@ -211,7 +212,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "filter_format": None,
     "dtype": "float32",
 }
-"""Arguments of ConvProblem beside the shapes."""
+"""Defaults of ConvProblem's arguments, except the shapes."""
 
 
 # -- values ----------------------------------------------------------------------------------------

@@ -260,7 +260,7 @@ def _member(option: str, path: Path, members: list[str], name: str | None) -> st
 
 
 def _native(array: np.ndarray) -> np.ndarray:
-    """Return the array in native byte order; NumPy saves bfloat16 as two opaque bytes."""
+    """Return the array in native byte order; NumPy saves bfloat16 as two bytes without a dtype."""
     if array.dtype == np.dtype("V2"):
         return array.view(arrays.numpy_dtype("bfloat16"))
     return array.astype(array.dtype.newbyteorder("="), copy=False)

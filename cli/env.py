@@ -208,7 +208,7 @@ def _target_text(gpu: dict[str, Any]) -> str:
 
 
 def _try(look: Callable[[], Any]) -> Any:
-    """Return what ``look`` returns; None if it fails in any way."""
+    """Return the result of ``look``, or None if it raises an exception."""
     try:
         return look()
     except Exception:  # no failure of a driver or its bindings may stop the report

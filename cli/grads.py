@@ -225,7 +225,7 @@ class _Report:
     def _rename(self) -> None:
         """Give the checked tensors their names in the transposed layer, and omit db.
 
-        The checks compare db with sums over the problem's dy, which is the layer's x.
+        The problem's db is a sum over the layer's x, and so is no gradient of the layer.
         """
         names = {other: name for name, other in self.layer.problem_names.items()}
         self.agreements = [

@@ -88,7 +88,7 @@ def _ending_by_signal() -> Iterator[None]:
             signal.signal(one, signal.SIG_IGN)  # a second signal would stop the cleanup
         raise SystemExit(128 + number)  # as a shell reports it
 
-    if threading.current_thread() is threading.main_thread():  # only this thread may do this
+    if threading.current_thread() is threading.main_thread():  # only it may set handlers
         for name in ("SIGTERM", "SIGHUP"):
             number = getattr(signal, name, None)  # Windows has no SIGHUP
             if number is not None and signal.getsignal(number) is signal.SIG_DFL:

@@ -64,7 +64,7 @@ def _deliver(text: str) -> None:
     """Write text to standard output; a reader that stops early (``| head``) is no error."""
     stream = standard_output()
     try:
-        with _let_go_if_broken(stream):
+        with _discard_if_closed(stream):
             stream.write(_within_encoding(text))
             stream.flush()
     except BrokenPipeError:
@@ -75,11 +75,10 @@ def _deliver(text: str) -> None:
 
 
 @contextmanager
-def _let_go_if_broken(stream: TextIO) -> Iterator[None]:
-    """Discard buffered output when a stream is closed.
+def _discard_if_closed(stream: TextIO) -> Iterator[None]:
+    """Discard a stream's buffered output if writing fails, for example to a closed pipe.
 
-    Otherwise the interpreter would flush the output at exit, and replace the exit code if
-    flushing fails.
+    Otherwise the interpreter would write the output again at exit, fail, and change the exit code.
     """
     try:
         yield
@@ -231,7 +230,7 @@ def error(message: str, below: str = "") -> None:
     if len(line) > LONGEST_ERROR:
         line = f"{line[: LONGEST_ERROR // 2]} ... {line[-LONGEST_ERROR // 2 :]}"
     # If standard error is closed, the exit code still reports the error.
-    with suppress(OSError), _let_go_if_broken(sys.stderr):
+    with suppress(OSError), _discard_if_closed(sys.stderr):
         click.echo(f"cupyconv: error: {visible(line)}", err=True)
         if below:
             click.echo(visible(below.rstrip("\n")), err=True)

@@ -48,7 +48,7 @@ class LayerPlan:
 
     @property
     def instead(self) -> dict[str, Mapping[str, PassPlan]]:
-        """Plans with other settings, by pass and setting."""
+        """Plans with other settings, such as another precision, by pass and name of the setting."""
         precision = self.plan["forward"].precision
         device = self.plan.device
         return {pass_: instead(self.problem, pass_, device, precision) for pass_ in PASSES}
@@ -122,7 +122,7 @@ def command(
 
 
 def _in_full(entry: LayerPlan) -> list[Any]:
-    """Return the tables of a layer on a device, and the reasons."""
+    """Return the tables of a layer on a device, and the reasons for the chosen kernels."""
     on_gpu = entry.plan.device.is_gpu
     headings = ("roofline", "bound by", "kernel", "blocks") if on_gpu else ("kernel",)
     table = output.table(
@@ -147,7 +147,7 @@ def _in_full(entry: LayerPlan) -> list[Any]:
 
 
 def _instead_table(entry: LayerPlan) -> Table:
-    """Return estimated times of the runner-up and with other settings."""
+    """Return a table of the estimated times of the second-best kernel and of other settings."""
     others = entry.instead
     settings = list(dict.fromkeys(name for plans in others.values() for name in plans))
     rows = []

@@ -344,7 +344,7 @@ def _numpy_from_dlpack(value: Any) -> np.ndarray:
 
 
 class _Relabelled:
-    """Exporter of another object's memory with another DLPack type code of the same size."""
+    """Exporter of the memory of ``owner``, declared with another DLPack type code of equal size."""
 
     def __init__(self, owner: Any, code: int) -> None:
         self._owner, self._code = owner, code

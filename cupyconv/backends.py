@@ -66,7 +66,7 @@ class Backend(Protocol):
     def conjugate(self, array: Any) -> Any | None:
         """Return a contiguous conjugated copy of a complex array.
 
-        Return None if the backend can prepare passes that do not conjugate their filter.
+        Return None if no copy is needed, because ``prepare`` supports ``conjugates=False``.
         """
         ...
 
@@ -79,10 +79,11 @@ class Backend(Protocol):
         ...
 
     def addend(self, add: Any, result: Any) -> Any:
-        """Return an array of the elements of ``add`` that a pass can read while it writes a result.
+        """Return ``add``, or a copy, so that a pass can read it while it writes ``result``.
 
         Args:
-            add: array with the result's shape; the result itself, or without shared memory.
+            add: array with the result's shape; ``result`` itself, or an array that shares no memory
+                with it.
             result: array that the pass will write.
         """
         ...
@@ -100,21 +101,21 @@ class Backend(Protocol):
 
         Args:
             epilogue: addition and activation of the results of forward or backprop_input.
-            form: result of ``filter_form`` if the run is called with the result of ``arrange`` as
-                w; None if it is called with w itself.
-            conjugates: whether backprop_input conjugates a complex w; ignored by a backend whose
-                ``conjugate`` returns a copy.
+            form: memory order of the w that the run gets, a result of ``filter_form``; None for w
+                in the problem's format.
+            conjugates: whether backprop_input conjugates a complex w; a backend whose ``conjugate``
+                returns a copy ignores it.
         """
         ...
 
     def filter_form(
         self, pass_plan: PassPlan, problem: ConvProblem, strides: Strides | None
     ) -> FilterForm | None:
-        """Return the form in which a planned pass copies w; None if it reads w directly."""
+        """Return the memory order to which a pass copies w; None if it reads w directly."""
         ...
 
     def arrange(self, form: FilterForm, w: Any) -> Any:
-        """Copy a filter to the memory order of a form, and return the copy."""
+        """Return a copy of w in the memory order ``form``."""
         ...
 
     def prepare_bias(
@@ -373,6 +374,6 @@ def _require_memory(problem: ConvProblem) -> None:
 
 
 def memory_text(shape: tuple[int, ...], dtype: str) -> str:
-    """Return the message that an array takes more memory than is available."""
+    """Return the error message for an array that takes more memory than is available."""
     size = bytes_text(prod(shape) * ITEMSIZE[dtype])
     return f"an array of {shape_text(shape)} {dtype} takes {size}, more than is available"

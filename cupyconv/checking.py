@@ -27,7 +27,8 @@ from cupyconv.planning import Impl, Precision
 from cupyconv.problem import PASSES, REAL_PART, ConvProblem, DtypeName
 
 LARGE = 1e9
-"""FLOPs of a pass above which a faster implementation computes scales and losses (chosen)."""
+"""FLOPs of a pass above which the planned implementation, not the slow reference, computes
+magnitudes and the losses of finite differences (chosen)."""
 
 ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 ROUNDOFF |= {name: ROUNDOFF[part] for name, part in REAL_PART.items()}
@@ -218,7 +219,7 @@ class Truth:
 
     @cached_property
     def _plain(self) -> Results:
-        """Results of plain summation in the same precision."""
+        """Results of plain summation in the problem's own dtype."""
         return _naive(self.problem, self.operands)
 
     @property
@@ -289,9 +290,9 @@ class Truth:
         # Rounding error of the loss, a float64 sum of all terms.
         floor = 8 * ROUNDOFF["float64"] * math.sqrt(max(self.problem.flops, 1))
         for name in _MOVED:
-            yield self._moved(name, getattr(results, name), generator, floor)
+            yield self._finite_difference(name, getattr(results, name), generator, floor)
 
-    def _moved(
+    def _finite_difference(
         self, name: str, gradient: np.ndarray, generator: np.random.Generator, floor: float
     ) -> Agreement:
         singles = min(SINGLE_ELEMENTS, gradient.size) if name != "db" else 0
@@ -347,9 +348,9 @@ class Truth:
             return self, index
         only = slice(index[axis], index[axis] + 1)
         if name == "dx":
-            parts = Operands(_cut(x, n, only), w, _cut(dy, n, only))
+            parts = Operands(_part_of_axis(x, n, only), w, _part_of_axis(dy, n, only))
         else:
-            parts = Operands(x, _cut(w, o, only), _cut(dy, k, only))
+            parts = Operands(x, _part_of_axis(w, o, only), _part_of_axis(dy, k, only))
         shapes = {"input_shape": parts.x.shape, "filter_shape": parts.w.shape}
         part = Truth(problem.replace(**shapes), parts, self._forward)
         return part, (*index[:axis], 0, *index[axis + 1 :])
@@ -380,7 +381,10 @@ class Truth:
             return float(np.sum(self.magnitudes.y * np.abs(self.operands64.dy)))
 
     def _slope(self, name: str, direction: np.ndarray, step: float) -> float:
-        """Return (loss(t + h * d) - loss(t - h * d)) / 2h for t = x, w or a zero bias."""
+        """Return (loss(t + h * d) - loss(t - h * d)) / 2h, where h is ``step`` and d ``direction``.
+
+        t is x, w or a zero bias, for ``name`` "dx", "dw" or "db".
+        """
         x, w, dy = self.operands64
         bias = np.zeros(self.problem.bias_shape, self._wide)
         moved = {"dx": x, "dw": w, "db": bias}[name]
@@ -586,7 +590,7 @@ def integer_operands(problem: ConvProblem, generator: np.random.Generator) -> Op
         largest, density = (largest // 2, density) if largest > 1 else (1, density / 2)
 
 
-def _cut(array: np.ndarray, axis: int, part: slice) -> np.ndarray:
+def _part_of_axis(array: np.ndarray, axis: int, part: slice) -> np.ndarray:
     return array[(slice(None),) * axis + (part,)]
 
 

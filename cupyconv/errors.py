@@ -43,8 +43,8 @@ class ConvError(CupyconvError, ValueError):
         axis: spatial axis on which the rule was broken, ``"D"``, ``"H"`` or ``"W"``; None if the
             rule is not about one axis.
         fixes: suggested fixes that change arguments, each as a tuple of phrases.
-        candidates: fixes that ``cupyconv.remedies.offering`` tries in addition to those that it
-            derives from the call; None if ``offering`` must not try any fix.
+        candidates: further fixes for ``cupyconv.remedies.offering`` to try, besides those that it
+            derives from the call; with None, it tries no fixes.
 
     >>> try:
     ...     cupyconv.ConvProblem((1, 3, 4), (8, 3, 5))
@@ -107,7 +107,7 @@ def python_argument(name: str, value: Any) -> str:
 
 
 def _way_out(phrases: Sequence[Phrase], argument: Callable[[str, Any], str]) -> str:
-    """Return a suggested fix as text: ``use`` with all arguments to change, then other phrases."""
+    """Return a suggested fix as text: "use" and all arguments to change, then the other phrases."""
     used = [argument(*phrase) for phrase in phrases if not isinstance(phrase, str)]
     texts = [phrase for phrase in phrases if isinstance(phrase, str)]
     return " and ".join([f"use {' and '.join(used)}", *texts] if used else texts)
@@ -230,7 +230,7 @@ def install_command(extra: str) -> str:
 
     try:
         required = metadata.requires("cupyconv") or []
-    except metadata.PackageNotFoundError:  # a folder on the path, not installed
+    except metadata.PackageNotFoundError:  # cupyconv is on sys.path, but not installed
         required = []
     found = [
         entry.partition(";")[0].strip()
@@ -248,7 +248,7 @@ def reinstall_command() -> str:
 
     source = "cupyconv"
     try:
-        # In a checkout, the metadata of the checkout is found as well; it has no origin.
+        # In a checkout, this yields the installed package and the checkout, which has no origin.
         for found in metadata.distributions(name="cupyconv"):
             if origin := found.read_text("direct_url.json"):
                 source = json.loads(origin)["url"].removeprefix("file://")

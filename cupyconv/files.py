@@ -70,7 +70,7 @@ def _whole(target: Path, mode: int | None) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
 
 
-_BINARY = getattr(os, "O_BINARY", 0)  # on Windows
+_BINARY = getattr(os, "O_BINARY", 0)  # a flag of Windows
 
 
 def put(path: Path, content: bytes, mode: int | None = None) -> None:

@@ -56,7 +56,7 @@ def require_plain(name: str, value: Any, base: type) -> None:
 
     kind = type(value)
     if declares(value, "mask") and declares(value, "filled"):
-        values = "data" if issubclass(kind, np.ma.MaskedArray) else "unmasked"  # astropy's
+        values = "data" if issubclass(kind, np.ma.MaskedArray) else "unmasked"  # astropy's name
         raise ConvTypeError(
             f"{name} is a masked array, and masks are not supported. "
             f"Pass {name}.filled(0), which has zeros at the masked elements, or {name}.{values}, "
@@ -349,7 +349,7 @@ def _dispatched(name: str, tensor: Any, key: str, by_class: bool) -> ConvTypeErr
 
 @cache
 def _plain_keys(torch: Any) -> Any:
-    """Return the dispatch keys that a PyTorch tensor may have for ``resolve`` to accept it."""
+    """Return the dispatch keys of the PyTorch tensors that ``resolve`` accepts."""
     keys = torch._C.DispatchKey
     plain = torch._C.DispatchKeySet(keys.ADInplaceOrView)
     for device in ("CPU", "CUDA"):

@@ -51,7 +51,7 @@ def resolve_data_format(word: str | None, spatial_rank: int) -> DataFormat:
     aliases: dict[str, str] = {CHANNELS_FIRST: first, CHANNELS_LAST: last}
     text = word if isinstance(word, str) else ""
     wanted = aliases.get(text.lower(), text.upper())
-    return _of_rank("data_format", word, wanted, spatial_rank, data_formats, tuple(aliases))
+    return _resolve("data_format", word, wanted, spatial_rank, data_formats, tuple(aliases))
 
 
 def resolve_filter_format(word: str | None, spatial_rank: int, data_format: str) -> FilterFormat:
@@ -64,13 +64,13 @@ def resolve_filter_format(word: str | None, spatial_rank: int, data_format: str)
     if word is None:
         return output_last if data_format.endswith("C") else output_first
     wanted = word.upper() if isinstance(word, str) else ""
-    return _of_rank("filter_format", word, wanted, spatial_rank, filter_formats, ())
+    return _resolve("filter_format", word, wanted, spatial_rank, filter_formats, ())
 
 
 _Word = TypeVar("_Word", DataFormat, FilterFormat)
 
 
-def _of_rank(
+def _resolve(
     what: str,
     word: object,
     wanted: str,

@@ -34,14 +34,14 @@ border-bottom:1px solid rgba(128,128,128,.35)}
 font:.92em/1.4 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace!important;
 border-left:3px solid rgba(128,128,128,.35);background:transparent;color:inherit}
 """.strip()
-"""CSS of a document; it takes colours from the page, so that it is legible in light and dark pages.
+"""CSS of a document.  Its colours are those of the page, so that it is legible in a dark page, too.
 
 ``!important`` overrides the styles of notebooks.
 """
 
 
 _WRITTEN_OUT = frozenset(("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"))
-"""Unicode categories written as escapes: control, invisible, private, unassigned and breaks."""
+"""Unicode categories of characters that are written as escapes, such as control characters."""
 
 _INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
@@ -237,14 +237,18 @@ class Table(_Element):
 
 
 _GUTTER = 3
-"""Number of spaces between columns; without enough room, there is 1 space."""
+"""Number of spaces between columns; 1 if the table is too wide otherwise."""
 
 _NARROWEST = 24
-"""Smallest width of the last column if there is room; other columns may have half this width."""
+"""Smallest width of the last column in characters, if it fits; half this for other columns."""
 
 
 def _narrowed(whole: list[int], least: list[int], room: int) -> list[int]:
-    """Return column widths with a sum of at most ``room`` characters, if ``least`` allows it.
+    """Reduce column widths until their sum is at most ``room`` characters, if possible.
+
+    Args:
+        whole: widths of the columns without wrapping.
+        least: smallest widths to which columns may be reduced.
 
     The last column is narrowed first, then the widest, and the first column after all others.
     """

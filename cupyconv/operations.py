@@ -480,7 +480,7 @@ def conv_backward(
         ("x", "w", "dy"), (x, w if prepared_filter is None else prepared_filter.array, dy)
     )
     if needed in ((), ("bias",)) or not x.dtype == w.dtype == dy.dtype:
-        # None of the passes below would check the whole layer.
+        # No pass below checks the whole layer.
         require_words(None, precision, impl, backend.device)
         layouts = {"x": _Layout.of(x), "w": _Layout.of(w), "dy": _Layout.of(dy)}
         problem_of("backprop_filter", layouts, None, rules, _BACKWARD["backprop_filter"])
@@ -762,20 +762,20 @@ _ROLES = {
     "backprop_filter": ("x", "out", "dy"),
     "transpose": ("out", "w", "x"),
 }
-_GIVEN = {
+_ARRAYS = {
     "forward": ("x", "w", "bias", "add"),
     "backprop_input": ("w", "dy"),
     "backprop_filter": ("x", "dy"),
     "transpose": ("w", "x", "bias", "add"),
 }
-"""Arrays that each operation takes; bias and add are optional."""
+"""Arrays that each operation takes, keyed by operation; bias and add are optional."""
 
 
 class Called(NamedTuple):
     """Names of an operation's arrays in errors.
 
     Attributes:
-        given: names of the arrays, in the order of _GIVEN.
+        given: names of the arrays, in the order of _ARRAYS.
         out: name of the array for the result.
         tensors: names of the problem's tensors.
         sizes: tensors that the caller passes as shapes instead of arrays; by default as in _SIZES.
@@ -787,11 +787,11 @@ class Called(NamedTuple):
     sizes: tuple[str, ...] | None = None
 
 
-_CALLED = {operation: Called(given) for operation, given in _GIVEN.items()}
+_CALLED = {operation: Called(given) for operation, given in _ARRAYS.items()}
 _BACKWARD = {operation: called._replace(sizes=()) for operation, called in _CALLED.items()}
 """Names of the arrays of ``conv_backward``, which takes no tensor as a shape."""
 
-_CALLED["transpose"] = Called(_GIVEN["transpose"], tensors=TRANSPOSED)
+_CALLED["transpose"] = Called(_ARRAYS["transpose"], tensors=TRANSPOSED)
 
 _SIZES = {
     "forward": (),
@@ -799,10 +799,10 @@ _SIZES = {
     "backprop_filter": ("filter_shape",),
     "transpose": ("input_shape",),
 }
-"""Tensors that each operation takes as a shape instead of an array, by ConvProblem's names."""
+"""Tensors that each operation takes as shapes, not arrays, by their names in ConvProblem."""
 
 _PLAIN = frozenset((int, str, type(None)))
-"""Types whose equal values have equal text, so that a cache key need not contain the type."""
+"""Types that a cache key omits, because their values equal no value of another type here."""
 
 
 class _Layout(NamedTuple):
@@ -874,8 +874,8 @@ def compute(
     So prepared calls are cached by everything they depend on, and all slow steps are in ``_ready``.
 
     Args:
-        operation: name of the operation, a key of _GIVEN.
-        given: arrays of the operation, in the order of _GIVEN; None for a missing optional array.
+        operation: name of the operation, a key of _ARRAYS.
+        given: arrays of the operation, in the order of _ARRAYS; None for a missing optional array.
         shape: shape of the tensor that is not passed as an array; for "transpose", the pair of
             output_shape and output_padding.
         rules: stride, padding, dilation, groups, data_format, filter_format, as the user passed
@@ -884,11 +884,11 @@ def compute(
         measure: whether to time the candidates on a GPU and use the fastest; by default
             ``cupyconv.benchmark``.
         conjugates: whether a transposed convolution conjugates its filter, as a gradient does.
-        called: names of the arrays in errors; by default those in _GIVEN, and ``out``.
+        called: names of the arrays in errors; by default those in _ARRAYS, and ``out``.
         deferred: whether to return a _Call instead of the result.
     """
     called = called or _CALLED[operation]
-    names = dict(zip(_GIVEN[operation], called.given, strict=False))
+    names = dict(zip(_ARRAYS[operation], called.given, strict=False))
     tensors = {role: a for role, a in zip(names, given, strict=False) if a is not None}
     filter_given = tensors.get("w")
     prepared_filter = filter_given if type(filter_given) is PreparedFilter else None
@@ -900,7 +900,7 @@ def compute(
     unconjugated = operation == "transpose" and tensors["w"].dtype.kind == "c" and not conjugates
     if unconjugated:
         # The pass conjugates its filter, but this operation must not, so pass the conjugate of w.
-        layouts["w"] = _of_a_new_array(*layouts["w"])
+        layouts["w"] = _contiguous_layout(*layouts["w"])
     unaligned = ("bias", "w") if unconjugated else ("bias",)
     addressed = [array for role, array in tensors.items() if role not in unaligned]
     add = tensors.pop("add", None)
@@ -920,7 +920,7 @@ def compute(
         backend.alignment(addressed),
         shape,
         rules,
-        _spelling(shape, rules),
+        _argument_types(shape, rules),
         impl,
         precision,
         activation,
@@ -933,7 +933,7 @@ def compute(
     measure = cupyconv.benchmark if measure is None else measure
     measured = measure and backend.device.is_gpu and not isinstance(impl, Plan)
     if measured and ready.measured is None and backend.is_capturing():
-        ready.fastest(Tensors(None, None, None))  # raises if the choice is not remembered
+        ready.fastest(Tensors(None, None, None))  # raises unless a choice was measured before
     if result is None:
         result = backend.empty(ready.shape, ready.problem.dtype)
     if add is not None:
@@ -955,7 +955,7 @@ def compute(
 
 
 def _operands(operation: str, tensors: Mapping[str, Any]) -> Tensors:
-    """Return an operation's arrays by their roles in its pass."""
+    """Return the operands and the result of an operation as x, w, y, bias and add of its pass."""
     x, w, y = (tensors[role] for role in _ROLES[operation])
     return Tensors(x, w, y, tensors.get("bias"), tensors.get("add"))
 
@@ -972,7 +972,7 @@ def _transpose(
     Args:
         ready: the prepared call.
         tensors: arrays of the call, with the result as "out".
-        unconjugated: whether the filter must not be conjugated although the pass conjugates it.
+        unconjugated: whether to pass the conjugate of the filter, because the pass conjugates it.
         measured: whether to measure the candidates and use the fastest.
         backend: backend that computes.
     """
@@ -997,13 +997,13 @@ def _transpose(
         raise
 
 
-def _of_a_new_array(shape: tuple[int, ...], strides: Any, dtype: Any) -> tuple[Any, ...]:
+def _contiguous_layout(shape: tuple[int, ...], strides: Any, dtype: Any) -> tuple[Any, ...]:
     """Return the layout of a contiguous array of this shape."""
     steps = contiguous_strides(shape)
     return shape, tuple(step * dtype.itemsize for step in steps), dtype
 
 
-def _spelling(shape: Any, rules: tuple[Any, ...]) -> Any:
+def _argument_types(shape: Any, rules: tuple[Any, ...]) -> Any:
     """Return the types of arguments, which distinguish True (rejected) from 1 in a cache key.
 
     Return a list, which disables caching, if a value is not an integer, a string or None: such a
@@ -1029,7 +1029,7 @@ def _ready(
     alignment: int,
     shape: Any,
     rules: tuple[Any, ...],
-    spelling: tuple[type, ...],
+    argument_types: tuple[type, ...],
     impl: Impl | Plan,
     precision: str,
     activation: str | None,
@@ -1041,7 +1041,7 @@ def _ready(
     """Prepare a call from the layouts of its arrays.
 
     Args:
-        given: shape, strides and dtype of each array, by its name in _GIVEN.
+        given: shape, strides and dtype of each array, by its name in _ARRAYS.
         conjugates: whether backprop_input conjugates a complex filter.
 
     Raises:
@@ -1054,10 +1054,10 @@ def _ready(
     problem = problem_of(operation, layouts, shape, rules, called)
     require_activation(activation, problem)
     pass_ = "backprop_input" if operation == "transpose" else operation
-    written = _written(operation, problem)
+    written = _result_shape(operation, problem)
     if operation == "transpose" and layouts["x"].shape != problem.output_shape:
         # The pass reads a copy of x that is extended by zeros for the missing windows.
-        x_layout = _of_a_new_array(problem.output_shape, None, layouts["x"].dtype)
+        x_layout = _contiguous_layout(problem.output_shape, None, layouts["x"].dtype)
         layouts["x"] = _Layout._make(x_layout)
     strides = None
     if backend.device.is_gpu:
@@ -1076,7 +1076,7 @@ def _ready(
             form = None  # kernels copy w at each call, as without ``prepare``
         name = None if form is None else form.name
         run = backend.prepare(planned, problem, strides, epilogue, form, conjugates)
-        return lambda tensors: run(tensors._replace(w=_read_as(name, tensors.w)))
+        return lambda tensors: run(tensors._replace(w=_filter_to_read(name, tensors.w)))
 
     def measure(tensors: Tensors) -> Run:
         assert isinstance(impl, str)
@@ -1108,8 +1108,8 @@ def chosen(request: Request, impl: str | Plan) -> PassPlan:
     )
 
 
-def _read_as(form: str | None, w: Any) -> Any:
-    """Return the array that a pass reads for a plain or a prepared filter."""
+def _filter_to_read(form: str | None, w: Any) -> Any:
+    """Return w, or for a prepared filter its copy with the name ``form``."""
     return w.read_as(form) if type(w) is PreparedFilter else w
 
 
@@ -1179,7 +1179,7 @@ def _ready_bias(
 
 
 def _from_cache(function: Any, call: tuple[Any, ...]) -> Any:
-    """Call a cached function; with a list among its arguments, call it without the cache."""
+    """Call a cached function, or the function without its cache if an argument is a list."""
     try:
         return function(*call)
     except ConvTypeError:
@@ -1189,8 +1189,8 @@ def _from_cache(function: Any, call: tuple[Any, ...]) -> Any:
 
 
 def _error_names(operation: str, called: Called) -> dict[str, str]:
-    """Return the names of the arrays in errors, keyed by their names in _GIVEN."""
-    return {**dict(zip(_GIVEN[operation], called.given, strict=False)), "out": called.out}
+    """Return the names of the arrays in errors, keyed by their names in _ARRAYS."""
+    return {**dict(zip(_ARRAYS[operation], called.given, strict=False)), "out": called.out}
 
 
 def problem_of(
@@ -1204,7 +1204,7 @@ def problem_of(
 
     Args:
         operation, shape, rules, called: as for ``compute``.
-        layouts: arrays or other objects with shape and dtype, by their names in _GIVEN, and
+        layouts: arrays or other objects with shape and dtype, by their names in _ARRAYS, and
             ``out``.
     """
     called = called or _CALLED[operation]
@@ -1244,16 +1244,20 @@ def problem_of(
             channels, owner = (problem.C, names.x) if transposed else (problem.K, names.w)
             require_bias(error_names["bias"], bias_shape, channels, owner)
         if "add" in layouts:
-            _require_add(error_names["add"], layouts["add"].shape, _written(operation, problem))
+            _require_add(
+                error_names["add"], layouts["add"].shape, _result_shape(operation, problem)
+            )
         if "out" in layouts:
-            _require_out(called.out, layouts["out"], _written(operation, problem), problem.dtype)
+            _require_out(
+                called.out, layouts["out"], _result_shape(operation, problem), problem.dtype
+            )
         return problem
 
     sizes = _SIZES[operation] if called.sizes is None else called.sizes
     return offering(require, names, given, sizes)
 
 
-def _written(operation: str, problem: ConvProblem) -> tuple[int, ...]:
+def _result_shape(operation: str, problem: ConvProblem) -> tuple[int, ...]:
     """Return the shape of an operation's result."""
     return {
         "forward": problem.output_shape,
@@ -1351,7 +1355,7 @@ def require_activation(activation: str | None, problem: ConvProblem) -> None:
 def _take(
     names: Sequence[str], given: tuple[Any, ...]
 ) -> tuple[tuple[Any, ...], arrays.Home, Backend]:
-    """Return the arguments as arrays of the current device, its kind, and its backend."""
+    """Return arguments as arrays, with device kind and backend; reject arrays of other GPUs."""
     kind = type(given[0])
     home = arrays.HOMES.get(kind)
     for value in given:

@@ -14,7 +14,7 @@ _Array_co = TypeVar("_Array_co", covariant=True)
 
 
 class Belonging(NamedTuple):
-    """Description of a prepared filter without arrays: the supported calls and the copies' names.
+    """The calls that a prepared filter supports, and the names of its copies, without arrays.
 
     Attributes:
         problem: the layer; the calls may have inputs of other sizes.

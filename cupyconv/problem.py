@@ -949,7 +949,7 @@ def _view_of_bytes(name: str, dtype: Any) -> str:
         return f"Pass one of its fields, for example {name}[{dtype.names[0]!r}]"
     if getattr(dtype, "kind", "") != "V" or not hasattr(dtype, "itemsize"):
         return ""
-    # The float8 dtypes of ml_dtypes have this kind too, but NumPy does not define their types.
+    # The float8 dtypes of ml_dtypes also have the kind "V", but they are not raw bytes.
     if dtype.type.__module__ != "numpy":
         return ""
     if dtype.itemsize == 2:
@@ -1230,7 +1230,7 @@ def _shapes_for(
 def _output_padding_fixes(
     names: Names, extra: Sequence[int], strides: Sequence[int], most: Sequence[int]
 ) -> list[Fix]:
-    """Return the nearest valid output_padding, and the stride that was forgotten if it is 1.
+    """Return fixes of an invalid output_padding: the nearest valid one; for stride 1 also a stride.
 
     Args:
         extra, strides: output_padding and stride per spatial axis.
@@ -1382,7 +1382,7 @@ def _require_channels(names: Names, problem: ConvProblem) -> None:
 
 
 def _require_origin(names: Names, problem: ConvProblem, y_shape: tuple[int, ...]) -> None:
-    """Check that the convolution has this output; messages speak of the transposed convolution."""
+    """Check that the convolution has this output; errors describe the transposed convolution."""
     n, k = (y_shape[axis] for axis in problem.data_axes[:2])
     if n != problem.N:
         raise ConvError(

@@ -1035,7 +1035,7 @@ def _window(
     padding: str,
     explicit_paddings: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """Check arguments of an op, and return the keyword arguments for ``_rules``.
+    """Check the arguments that describe the windows, and return keyword arguments of ``_rules``.
 
     Args:
         explicit_paddings: None if the op has no such argument.
@@ -1220,7 +1220,7 @@ def _grouped_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _channels_text(channels: int, filter_shape: tuple[int, ...]) -> str:
-    """Return the channels of input and filter in an error, up to the filter's own number."""
+    """Return the beginning of an error text, to which the filter's number of channels is added."""
     return (
         f"the input has {counted(channels, 'channel')}, the filter {shape_text(filter_shape)} has "
     )
@@ -1264,5 +1264,5 @@ def _grouped(w: Any) -> Any:
 
 
 def _at_least_1(groups: int) -> int:
-    """Return the number of groups, but at least 1; ConvProblem rejects fewer channels later."""
+    """Return ``groups``, or 1 for an input without channels, which ConvProblem rejects later."""
     return max(groups, 1)

@@ -15,9 +15,17 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from cupyconv import formats
 from cupyconv.errors import ConvError, ConvTypeError, Phrase
 
-MOST_ORDERS, MOST_RULES, MOST_OTHERS, MOST_PAIRS = 2, 2, 4, 2
-"""Largest number of fixes that an error offers: memory orders, paddings or strides, other single
-changes, and pairs of changes where no single change is enough (chosen)."""
+MOST_ORDERS = 2
+"""Largest number of changes of the memory order that an error offers (chosen)."""
+
+MOST_RULES = 2
+"""Largest number of changes of padding or stride that an error offers (chosen)."""
+
+MOST_OTHERS = 4
+"""Largest number of single changes that an error offers besides MOST_ORDERS (chosen)."""
+
+MOST_PAIRS = 2
+"""Largest number of pairs of changes that an error offers if no single change works (chosen)."""
 
 MOST_STRIDE = 64
 """Largest stride that a message suggests (chosen)."""
@@ -168,7 +176,7 @@ class Call:
         return getattr(self.names, _OWNERS[key])
 
     def _assigned(self, key: str, value: Any) -> Fix | None:
-        """Return the fix that sets an argument; None if the value is None or not possible."""
+        """Return the fix that sets an argument; None if the function cannot take the value."""
         if key in self.names.absent or value is None:
             return None
         own = value if self.names.spell is None else self.names.spell(key, value)
@@ -275,12 +283,12 @@ class Call:
             if key in self.shapes
         ]
         if len(arrays) > 1:
-            arrays.append(_both(*arrays))
+            arrays.append(_combined(*arrays))
         fixes = [*data, *arrays, *self._filters()]
         for fix in (*data, *arrays):
             changed = self.after(fix)
-            fixes += [_both(fix, other) for other in changed._filters()]
-            fixes += [_both(fix, other) for other in changed._lists()]
+            fixes += [_combined(fix, other) for other in changed._filters()]
+            fixes += [_combined(fix, other) for other in changed._lists()]
         yield from sorted(fixes, key=self._unlikeliness)
 
     def _filters(self) -> Iterator[Fix]:
@@ -296,7 +304,7 @@ class Call:
         yield fix if "filter_shape" in self.sizes else Fix(fix.changes, (phrase,))
 
     def _unlikeliness(self, fix: Fix) -> tuple[bool, float, int, int]:
-        """Return the sort key of a fix; a wrong data format is the likeliest fault."""
+        """Return the sort key of a fix; likelier fixes have smaller keys."""
         is_data = bool(_DATA_SHAPES & fix.changes.keys())
         return is_data, *self.after(fix).filter_score(), len(fix.changes)
 
@@ -305,9 +313,9 @@ class Call:
         return dict(zip(self.filter_layout, self.w or (), strict=False))
 
     def filter_score(self) -> tuple[float, int]:
-        """Return the ratio of the filter's longest to its shortest side, and the longest side.
+        """Return how unlikely the filter's shape is, to compare memory orders.
 
-        Filters with smaller values are likelier.
+        The score is the ratio of the longest to the shortest spatial size, then the longest size.
         """
         if not self.layout:
             return 1.0, 1
@@ -329,7 +337,10 @@ class Call:
                     yield fix
 
     def _spatial_entries(self, values: tuple[int, ...]) -> Iterator[tuple[int, ...] | None]:
-        """Yield each possible meaning of a list as one entry per spatial axis."""
+        """Yield the entries of the spatial axes, for each way to read a list of entries.
+
+        A list may have one entry, an entry per spatial axis, or an entry per axis of the tensor.
+        """
         if len(values) == 1:
             yield values * self.rank
         elif len(values) == self.rank:
@@ -380,7 +391,7 @@ class Call:
         yield self._resized("input_shape", {"C": depth * count})
         common = gcd(count, channels, filters)
         if common != count and (fix := self._assigned("groups", common)):
-            yield _both(fix, self._resized("filter_shape", {"I": channels // common}))
+            yield _combined(fix, self._resized("filter_shape", {"I": channels // common}))
         for multiple in (filters // count * count, -(-filters // count) * count):
             if multiple > 0:
                 yield self._resized("filter_shape", {"O": multiple})
@@ -422,10 +433,10 @@ class Call:
             if any(size > 1 for size in taps) and (padding := self._padded(value)):
                 changed = list(self.after(padding)._axes())
                 if changed and (stride := self._assigned("stride", self._strides_for(changed))):
-                    yield _both(stride, padding)
+                    yield _combined(stride, padding)
 
     def steps(self) -> Iterator[Fix]:
-        """Yield the fix of a stride that was given, with which the input has the given output."""
+        """Yield the fix that replaces a stride above 1 so that the input has the given output."""
         if not self.layout or self.x is None or self.y is None or min(*self.x, *self.y) < 1:
             return
         axes = list(self._axes())
@@ -433,7 +444,7 @@ class Call:
             yield from filter(None, [self._assigned("stride", self._strides_for(axes))])
 
     def depthwise(self) -> Iterator[Fix]:
-        """Yield the fix of the groups that a depthwise filter, with I = 1, needs."""
+        """Yield the fix that sets groups to the input channels, for a depthwise filter (I = 1)."""
         if not self.layout or self.x is None or self.given.get("groups") != 1:
             return
         channels, filters = self._size("input_shape", "C"), self._size("filter_shape", "O")
@@ -453,7 +464,7 @@ class Call:
             missing = (self._size("output_shape", axis) - 1) * stride + span - size
             pads.append(max(-(-missing // 2), 0))
         fits = all(pad < span for pad, (_, _, span, *_) in zip(pads, axes, strict=True))
-        return tuple(pads) if fits and any(pads) else None  # zeros are "valid"
+        return tuple(pads) if fits and any(pads) else None  # zeros are the fix "valid"
 
     def _strides_for(self, axes: list[_Axis]) -> Any:
         """Return the least stride that gives the output, equal on all axes if possible."""
@@ -491,7 +502,10 @@ class Call:
                 yield self._resized("output_shape", {"C": filters})
 
     def _fitting_inputs(self) -> dict[str, tuple[int, range]]:
-        """Return the nearest and all fitting sizes, for the axes whose input size does not fit."""
+        """Return the nearest fitting input size and all fitting sizes, keyed by axis.
+
+        Axes whose input size fits the output are left out.
+        """
         fitting = {}
         for axis, size, span, stride, pads in self._axes():
             output, is_same = self._size("output_shape", axis), pads is None
@@ -502,7 +516,7 @@ class Call:
         return fitting
 
     def _axes(self) -> Iterator[_Axis]:
-        """Yield name, input size, filter span, stride and total padding (None for SAME) by axis."""
+        """Yield an _Axis per spatial axis; nothing if the arguments are not valid."""
         strides, dilations, pads = self._spatial("stride"), self._spatial("dilation"), self._pads()
         if strides is None or dilations is None or self.x is None:
             return
@@ -612,13 +626,17 @@ def offering(
         if error.candidates is not None:
             call = Call(names, given, frozenset(sizes), error.axis)
             found = _working(require, call, error.candidates)
-            if found or error.fixes:  # earlier fixes were found from fewer arguments
+            if found or error.fixes:  # replace fixes that were found without all arguments
                 error.offer([fix.phrases for fix in found])
         raise
 
 
 def _working(require: Callable[..., Any], call: Call, own: Sequence[Fix]) -> list[Fix]:
-    """Return the fixes that ``require`` accepts: single fixes, or pairs if no single one works."""
+    """Return the fixes that ``require`` accepts, or pairs of fixes if no single fix works.
+
+    Args:
+        own: further fixes to try, from the error.
+    """
 
     def works(fix: Fix) -> bool:
         try:
@@ -648,15 +666,15 @@ def _working(require: Callable[..., Any], call: Call, own: Sequence[Fix]) -> lis
     pairs = (
         both
         for first in (*orders, *others)
-        for second in _seconds(call, first)
+        for second in _second_fixes(call, first)
         if not (call.layout and first.changes.keys() & second.changes.keys())
-        and works(both := _both(first, second))
+        and works(both := _combined(first, second))
     )
     return _distinct(pairs, MOST_PAIRS)
 
 
-def _seconds(call: Call, first: Fix) -> Iterator[Fix]:
-    """Yield the fixes that may follow another fix; they read sizes in the new order."""
+def _second_fixes(call: Call, first: Fix) -> Iterator[Fix]:
+    """Yield the fixes of the call that ``first`` has changed, to try both fixes together."""
     after = call.after(first)
     limit = call.filter_score()
     if call.layout:
@@ -680,8 +698,8 @@ def _distinct(fixes: Iterable[Fix], most: int) -> list[Fix]:
     return found
 
 
-def _both(first: Fix, second: Fix) -> Fix:
-    """Return the fix that makes two changes; the second may set an argument of the first anew."""
+def _combined(first: Fix, second: Fix) -> Fix:
+    """Return the fix with the changes of two fixes; ``second`` overrides equal arguments."""
     again = {phrase[0] for phrase in second.phrases if not isinstance(phrase, str)}
     kept = (one for one in first.phrases if isinstance(one, str) or one[0] not in again)
     return Fix({**first.changes, **second.changes}, (*kept, *second.phrases))

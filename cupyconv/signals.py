@@ -82,7 +82,7 @@ _PAUSE = 0.02
 
 
 class _Note:
-    """Handler of SIGINT that raises KeyboardInterrupt and records that an interrupt came.
+    """Handler of SIGINT that raises KeyboardInterrupt, and records in ``came`` that it was called.
 
     An interrupt during an import is raised after the import, because compiled modules print a
     traceback when an interrupt stops their import.

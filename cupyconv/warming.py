@@ -37,7 +37,7 @@ BIAS_GRADIENT = "backprop_bias"
 
 
 class Use(NamedTuple):
-    """Pass of a problem, or of its transposed convolution, that loads a kernel."""
+    """A pass that loads a kernel: of a problem, or of its transposed convolution."""
 
     problem: ConvProblem
     pass_: str

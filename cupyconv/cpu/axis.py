@@ -147,8 +147,8 @@ class Axis(_Fields):
             if len(taps) > most:
                 edges |= set(range(0, self.outputs, -(-self.outputs // most)))
         ordered = sorted(edges)
-        some = ordered[: -1 : len(ordered) // (2 * most) + 1]
-        return [slice(start, stop) for start, stop in pairwise([*some, self.outputs])]
+        starts = ordered[: -1 : len(ordered) // (2 * most) + 1]
+        return [slice(start, stop) for start, stop in pairwise([*starts, self.outputs])]
 
 
 @lru_cache(maxsize=4096)
@@ -159,10 +159,10 @@ def _used(axis: Axis) -> tuple[slice, slice, slice]:
     while True:
         inner = axis.part(outputs).with_taps(taps)
         corner = inner.offset + (inner.taps - 1) * inner.dilation
-        some = _indices_inside(corner, inner.offset, inner.size, inner.stride, inner.outputs)
-        outputs = slice(outputs.start + some.start, outputs.start + some.stop)
-        some = axis.part(outputs).with_taps(taps).reached()
-        taps = slice(taps.start + some.start, taps.start + some.stop)
+        inside = _indices_inside(corner, inner.offset, inner.size, inner.stride, inner.outputs)
+        outputs = slice(outputs.start + inside.start, outputs.start + inside.stop)
+        inside = axis.part(outputs).with_taps(taps).reached()
+        taps = slice(taps.start + inside.start, taps.start + inside.stop)
         trimmed = axis.part(outputs).with_taps(taps)
         if trimmed == inner:
             end = min(trimmed.offset + trimmed.span, axis.size)
@@ -220,14 +220,14 @@ class Pieces:
 def _pieces(axes: Sequence[Axis], most: int) -> Pieces:
     cuts, pairs, outputs, taps, span = [], 1, 1.0, 1.0, 1.0
     for axis in axes:
-        some = axis.cuts(most) if most else [slice(0, axis.outputs)]
-        parts_of = [axis.part(cut) for cut in some]
+        slices = axis.cuts(most) if most else [slice(0, axis.outputs)]
+        parts_of = [axis.part(cut) for cut in slices]
         parts_of = [part.with_taps(part.reached()) for part in parts_of]
-        cuts.append(tuple(some))
+        cuts.append(tuple(slices))
         pairs *= sum(part.outputs * part.taps for part in parts_of)
-        outputs *= axis.outputs / len(some)
-        taps *= sum(part.taps for part in parts_of) / len(some)
-        span *= sum(part.span for part in parts_of) / len(some)
+        outputs *= axis.outputs / len(slices)
+        taps *= sum(part.taps for part in parts_of) / len(slices)
+        span *= sum(part.span for part in parts_of) / len(slices)
     return Pieces(tuple(cuts), pairs, outputs, taps, span)
 
 
@@ -241,9 +241,9 @@ def pieces(axes: tuple[Axis, ...], part: float, tap: float) -> Pieces:
         tap: cost of gathering the pixels of one tap separately, relative to the same.
     """
 
-    def cost(some: Pieces) -> float:
-        return some.pairs + some.count * (
-            part + (tap * some.taps if some.is_gathered_by_taps else 0)
+    def cost(division: Pieces) -> float:
+        return division.pairs + division.count * (
+            part + (tap * division.taps if division.is_gathered_by_taps else 0)
         )
 
     tries = [_pieces(axes, most) for most in (0, *MOST_CUTS)]
@@ -262,8 +262,8 @@ def by_window(axis: ConvAxis) -> bool:
     Windows must not overlap.
     """
     step = axis.stride // gcd(axis.stride, axis.dilation)
-    lone = step >= axis.filter and MANY_PHASES * axis.output < axis.filter
-    return min(step, axis.filter) > MANY_PHASES and (axis.output == 1 or lone)
+    is_sparse = step >= axis.filter and MANY_PHASES * axis.output < axis.filter
+    return min(step, axis.filter) > MANY_PHASES and (axis.output == 1 or is_sparse)
 
 
 def phases(axis: ConvAxis) -> Iterable[Phase]:
@@ -443,13 +443,13 @@ def loop_blocks(
             if most[at] == 1:
                 continue
             fewer = -(-most[at] // 2)
-            some, below = list(most), list(along)
+            smaller, shorter = list(most), list(along)
             if at < 2:
-                some[at] = max(fewer, clamp(most[at] * most_elements // size, most[at] - 1))
+                smaller[at] = max(fewer, clamp(most[at] * most_elements // size, most[at] - 1))
             else:
-                some[at] = fewer
-                below[at - 2] = places(axes[at - 2], fewer)
-            tries.append((work(some, below), some, below))
+                smaller[at] = fewer
+                shorter[at - 2] = places(axes[at - 2], fewer)
+            tries.append((work(smaller, shorter), smaller, shorter))
         _, most, along = min(tries, key=lambda attempt: attempt[0])
     count = prod(-(-n // of) for n, of in zip(extents, most, strict=True))
     return LoopBlocks(tuple(most), elements_of(most, along), count)

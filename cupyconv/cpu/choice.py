@@ -279,9 +279,9 @@ def _correlations_of(problem: ConvProblem, pass_: str) -> _Pass:
     axes, count = [], 1
     for axis in problem.axes:
         if pass_ == "backprop_input":
-            some = [used_part(rule) for rule, *_ in islice(phases(axis), SAMPLE)] or [Axis()]
-            outputs = max(rule.outputs for rule in some)
-            axes.append(max(some, key=lambda rule: rule.taps).changed(outputs=outputs))
+            rules = [used_part(rule) for rule, *_ in islice(phases(axis), SAMPLE)] or [Axis()]
+            outputs = max(rule.outputs for rule in rules)
+            axes.append(max(rules, key=lambda rule: rule.taps).changed(outputs=outputs))
             windows = by_window(axis)
             count *= axis.output if windows else min(_step(axis), axis.filter, axis.input)
         else:
@@ -308,9 +308,9 @@ def used_part(axis: Axis) -> Axis:
 
 
 def _products(work: _Pass) -> Method:
-    some = product_pieces(work.axes, work.images, work.groups, work.channels, work.filters)
-    taps = max(int(some.taps), 1)
-    gathered = work.images * work.groups * work.channels * some.pairs
+    division = product_pieces(work.axes, work.images, work.groups, work.channels, work.filters)
+    taps = max(int(division.taps), 1)
+    gathered = work.images * work.groups * work.channels * division.pairs
     operations = 2.0 * gathered * work.filters
     most_bytes = (4 if work.of_filters else 8) * BLOCK_BYTES
     window = work.channels * (work.taps if work.of_filters else taps) * work.itemsize
@@ -321,9 +321,10 @@ def _products(work: _Pass) -> Method:
     window = groups * taps * work.itemsize
     channels = clamp(2 * BLOCK_BYTES // (window * LEAST_PIXELS), work.channels)
     column = groups * max(channels * taps, filters) * work.itemsize
-    blocks = max(work.images * some.outputs * column / BLOCK_BYTES, 1)
+    blocks = max(work.images * division.outputs * column / BLOCK_BYTES, 1)
     blocks *= chunks * -(-work.groups // groups) * -(-work.channels // channels)
-    calls = some.count * blocks * (20 + (TAP_CALLS * taps if some.is_gathered_by_taps else 0))
+    calls_of_taps = TAP_CALLS * taps if division.is_gathered_by_taps else 0
+    calls = division.count * blocks * (20 + calls_of_taps)
     gathered *= chunks
     if all(axis.taps == axis.stride == 1 and axis.span <= axis.size for axis in work.axes):
         gathered = 0  # nothing to gather

@@ -97,7 +97,7 @@ class Correlation:
         axes, counts = self.axes, (self.groups, self.filter_count, self.channels, self.images)
         parts_of = (groups, filters, channels, images, *(outputs or [ALL] * len(axes)), *taps)
         extents = (*counts, *(axis.outputs for axis in axes), *(axis.taps for axis in axes))
-        if all(some in (ALL, slice(0, n)) for some, n in zip(parts_of, extents, strict=False)):
+        if all(part in (ALL, slice(0, n)) for part, n in zip(parts_of, extents, strict=False)):
             return self
         if outputs:
             axes = tuple(map(Axis.part, axes, outputs))
@@ -132,10 +132,10 @@ class Correlation:
     def fill_unused(self) -> None:
         """Write the results that ``without_unused`` leaves out, whose sums have no terms."""
         for at, (outputs, _, _) in enumerate(used_parts(self.axes) or ()):
-            for some in (slice(0, outputs.start), slice(outputs.stop, self.axes[at].outputs)):
-                if some.start < some.stop:
+            for outside in (slice(0, outputs.start), slice(outputs.stop, self.axes[at].outputs)):
+                if outside.start < outside.stop:
                     extents = [slice(0, axis.outputs) for axis in self.axes]
-                    extents[at] = some
+                    extents[at] = outside
                     self.part(outputs=extents).finish_empty()
 
     def trimmed(self) -> Correlation:
@@ -152,8 +152,8 @@ class Correlation:
         filters = clamp(most_bytes // window, self.filter_count)
         groups = clamp(most_bytes // (window * max(filters, least_filters)), self.groups)
         for group in parts(self.groups, groups):
-            for some in parts(self.filter_count, filters):
-                yield self.part(groups=group, filters=some)
+            for part in parts(self.filter_count, filters):
+                yield self.part(groups=group, filters=part)
 
     def pieces(self) -> Iterator[Correlation]:
         """Divide the outputs and trim each part's taps, to save products with padding."""
@@ -337,8 +337,8 @@ def gather(target: np.ndarray, source: np.ndarray, axes: Sequence[Axis], first: 
     before = (ALL,) * first
     inside, read = zip(*(axis.inside(0) for axis in axes), strict=True)
     copy(target[before + inside], source[before + read])
-    for at, (axis, some) in enumerate(zip(axes, inside, strict=True), first):
-        if some.start > 0:
-            target[(ALL,) * at + (slice(0, some.start),)] = 0
-        if some.stop < axis.outputs:
-            target[(ALL,) * at + (slice(some.stop, None),)] = 0
+    for at, (axis, part) in enumerate(zip(axes, inside, strict=True), first):
+        if part.start > 0:
+            target[(ALL,) * at + (slice(0, part.start),)] = 0
+        if part.stop < axis.outputs:
+            target[(ALL,) * at + (slice(part.stop, None),)] = 0

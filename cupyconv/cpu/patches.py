@@ -55,8 +55,8 @@ def backprop_input(
     itemsize = pool.dtype.itemsize
     of_channel = prod(taps)
     most_channels = clamp(8 * block_bytes // (count * of_channel * itemsize), channels)
-    for group, some in product(range(groups), parts(channels, most_channels)):
-        weights = filters[group, :, some]
+    for group, part in product(range(groups), parts(channels, most_channels)):
+        weights = filters[group, :, part]
         if is_last:
             weights = np.moveaxis(weights, 1, -1)
         matrix = pool.array("shared", weights.shape)
@@ -71,9 +71,9 @@ def backprop_input(
             axes,
             source[group],
             matrix.reshape(count, columns),
-            result[group, some],
-            None if bias is None else bias[group, some],
-            None if addend is None else addend[group, some],
+            result[group, part],
+            None if bias is None else bias[group, part],
+            None if addend is None else addend[group, part],
             activation,
             is_last,
         )
@@ -112,15 +112,15 @@ def _compute(
     if bias is not None:
         values += bias.reshape(-1, *[1] * rank)
     result = result[:, images]
-    for some in product(*(_pieces(axis) for axis in axes)):
-        outputs, reached, firsts = zip(*some, strict=True)
+    for piece in product(*(_pieces(axis) for axis in axes)):
+        outputs, reached, firsts = zip(*piece, strict=True)
         first, *others = outputs
-        own = slice(max(first.start, rows.start), min(first.stop, rows.stop))
-        if own.start >= own.stop:
+        shared = slice(max(first.start, rows.start), min(first.stop, rows.stop))
+        if shared.start >= shared.stop:
             continue
-        skipped = (own.start - first.start) * axes[0].stride
+        skipped = (shared.start - first.start) * axes[0].stride
         corner = (ALL, ALL, *_from((firsts[0] + skipped, *firsts[1:])))
-        inside = slice(own.start - rows.start, own.stop - rows.start)
+        inside = slice(shared.start - rows.start, shared.stop - rows.start)
         of_piece = values[(ALL, inside, *others, ALL, *reached)]
         if addend is not None:
             of_piece += _windows(addend[:, images][corner], axes, of_piece.shape)

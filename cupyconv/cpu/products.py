@@ -48,9 +48,9 @@ def _multiply(
     is_direct = operand(block.result, 2, block.accumulator) is not None
     sums = block.result if is_direct else scratch.like("sums", block.result)
     flat = merged(sums, 2)
-    for some, matrix in terms:
-        windows = _windows(block.part(channels=some), scratch)
-        if some.start == 0:
+    for channels, matrix in terms:
+        windows = _windows(block.part(channels=channels), scratch)
+        if channels.start == 0:
             np.matmul(matrix, windows, out=flat)
         else:
             flat += np.matmul(matrix, windows, out=scratch.array("more", flat.shape))
@@ -72,7 +72,7 @@ def _contract(block: Correlation, scratch: Scratch, total: np.ndarray) -> None:
 def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
     weights = list(_weights_of_sums(chunk, block_bytes))
     count = SUMS // len(weights)
-    terms = [(some, term) for some in weights for term in some.divided(count)]
+    terms = [(part, term) for part in weights for term in part.divided(count)]
     [shared] = pool.divided("shared", sum(term.filters.size for _, term in terms))
     totals = [_like_filters(term, shared, f"{number}") for number, (_, term) in enumerate(terms)]
     window, results, most = _columns(terms[0][1], block_bytes)
@@ -95,11 +95,11 @@ def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
                 is_begun = True
 
     each(add, range(len(terms)), pool, size)
-    for some in weights:
-        first, *more = (total for (of, _), total in zip(terms, totals, strict=True) if of is some)
+    for part in weights:
+        first, *more = (total for (of, _), total in zip(terms, totals, strict=True) if of is part)
         for total in more:
             first += total
-        copy(some.filters, first)
+        copy(part.filters, first)
 
 
 def _all_pixels(piece: Correlation) -> int:
@@ -157,7 +157,7 @@ def _terms(
     chunk: Correlation, channels: Sequence[slice], pool: Pool
 ) -> list[tuple[slice, np.ndarray]]:
     """Return each part of the channels with its filter matrix (G, K, channels * taps)."""
-    filters = [_like_pixels(chunk.filters[:, :, some], chunk) for some in channels]
+    filters = [_like_pixels(chunk.filters[:, :, part], chunk) for part in channels]
     are_views = [operand(part, 2, chunk.accumulator) is not None for part in filters]
     size = 0 if all(are_views) and not chunk.conjugate else chunk.filters.size
     [shared] = pool.divided("shared", size)

@@ -34,27 +34,27 @@ def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
 def _scatter(matrices: np.ndarray, taps: int, block: Correlation, scratch: Scratch) -> None:
     sums = scratch.array("sums", block.result.shape)
     sums[...] = 0
-    for some in parts(block.axes[0].taps, taps):
-        _add(sums, block, matrices, some, scratch.rest())
+    for part in parts(block.axes[0].taps, taps):
+        _add(sums, block, matrices, part, scratch.rest())
     block.finish(sums)
 
 
 def _add(
-    sums: np.ndarray, block: Correlation, matrices: np.ndarray, some: slice, scratch: Scratch
+    sums: np.ndarray, block: Correlation, matrices: np.ndarray, part: slice, scratch: Scratch
 ) -> None:
-    """Add the products of some taps to the sums.
+    """Add the products of some rows of taps to the sums.
 
     Args:
-        some: slice of the taps of the first axis.
+        part: slice of the taps of the first axis.
     """
     row, *others = block.axes
-    row = row.with_taps(some)
+    row = row.with_taps(part)
     _, reached = row.pixels().inside(0)
     if reached.start == reached.stop:
         return
     lines = block.source[:, :, :, reached]
     pixels = scratch.matrices("source", lines)
-    matrix = matrices[:, some].reshape(block.groups, -1, block.channels)
+    matrix = matrices[:, part].reshape(block.groups, -1, block.channels)
     taps = (row.taps, *matrices.shape[2:-2])
     by_tap = scratch.array("products", (block.groups, *taps, block.filter_count, *lines.shape[2:]))
     products = by_tap.reshape(block.groups, -1, pixels.shape[2])

@@ -121,8 +121,8 @@ def _transpose(target: np.ndarray, source: np.ndarray) -> None:
     step = max(len(source.swapaxes(0, axis)) * PIECE_BYTES // target.nbytes, 1)
     target, source = target.swapaxes(0, axis), source.swapaxes(0, axis)
     for start in range(0, len(source), step):
-        some = slice(start, start + step)
-        _transpose(target[some], source[some])
+        part = slice(start, start + step)
+        _transpose(target[part], source[part])
 
 
 def _as_items(target: np.ndarray, source: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -104,5 +104,5 @@ def _memory_layout(
         strides = (group, image, *by_output, *by_tap, channel)
     else:
         strides = (group, channel, *by_tap, image, *by_output)
-    used, to, origin = ((ALL, ALL, ALL, *some) for some in (reached, to, origin))
+    used, to, origin = ((ALL, ALL, ALL, *slices) for slices in (reached, to, origin))
     return used, extents, order, to, origin, shape, strides

@@ -103,18 +103,18 @@ def _layouts(words: Mapping[str, Any], axes: int) -> tuple[tuple[int, ...], tupl
     return formats.data_axes(layout), formats.filter_axes(filters)
 
 
-def backwards_parts(layer: Layer, found: Backwards, checked: bool = False) -> list[Any]:
+def backwards_parts(layer: Layer, inputs: Backwards, checked: bool = False) -> list[Any]:
     """Return the input sizes as headings and a table to print.
 
     Args:
         checked: whether the layer's own input gives this output.
     """
-    problem = found.problem
+    problem = inputs.problem
     head = f"dy {shape_text(problem.output_shape)}, w {shape_text(problem.filter_shape)}"
     count = 1
-    for sizes in found.sizes:
+    for sizes in inputs.sizes:
         count *= len(sizes)
-    every = " by ".join(interval_text(sizes) for sizes in found.sizes)
+    every = " by ".join(interval_text(sizes) for sizes in inputs.sizes)
     answer = f"x and dx: {counted(problem.N, 'image')} of {counted(problem.C, 'channel')}, "
     if count == 1:
         answer += f"{every}; no other size has this dy"
@@ -127,7 +127,7 @@ def backwards_parts(layer: Layer, found: Backwards, checked: bool = False) -> li
     name = in_line(layer.name or layer.title or "")
     title = [name] if name else []
     rows = []
-    for axis, sizes in zip(found.axes, found.sizes, strict=True):
+    for axis, sizes in zip(inputs.axes, inputs.sizes, strict=True):
         for number, size in enumerate(sizes[:MOST_SIZES]):
             of_size = axis.of_input(size)
             rows.append(
@@ -143,7 +143,7 @@ def backwards_parts(layer: Layer, found: Backwards, checked: bool = False) -> li
             rows.append(("", "...", "", "", f"and so on, to {sizes[-1]}"))
     columns = ("axis", "input", "padding", "output_padding", "because")
     why: dict[str, list[str]] = {}
-    for axis in found.axes:
+    for axis in inputs.axes:
         why.setdefault(_why(axis), []).append(axis.name)
     return [
         output.heading(*[*title, *lines]),
@@ -173,9 +173,9 @@ def _why(axis: ConvAxis) -> str:
     )
 
 
-def backwards_json(layer: Layer, found: Backwards) -> dict[str, Any]:
+def backwards_json(layer: Layer, inputs: Backwards) -> dict[str, Any]:
     """Return the input sizes for --json."""
-    problem = found.problem
+    problem = inputs.problem
     return {
         "name": layer.name,
         "output": list(problem.output_shape),
@@ -188,7 +188,7 @@ def backwards_json(layer: Layer, found: Backwards) -> dict[str, Any]:
                 "input_sizes": interval_dict(sizes),
                 "why": _why(axis),
             }
-            for axis, sizes in zip(found.axes, found.sizes, strict=True)
+            for axis, sizes in zip(inputs.axes, inputs.sizes, strict=True)
         ],
     }
 

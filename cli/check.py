@@ -267,9 +267,9 @@ def _check(
             tally.refused[name] += 1
             continue
         for kind, truth in truths.items():
-            found = list(_compare(truth, name, place, passes, exactly=kind == "integer"))
+            comparisons = list(_compare(truth, name, place, passes, exactly=kind == "integer"))
             key = name, problem.dtype
-            for tensor, wrong, share in found:
+            for tensor, wrong, share in comparisons:
                 tally.comparisons[key] += 1
                 tally.worst[key] = max(tally.worst.get(key, 0.0), share)
                 if wrong is not None:

@@ -138,8 +138,8 @@ def compute(
     with _threads(target), _progress():
         if target:
             for name, array in results.items():
-                kept = array.astype("float32") if problem.dtype == "bfloat16" else array
-                results[name] = da.from_zarr(str(cd.to_zarr(kept, target / f"{name}.zarr")))
+                writable = array.astype("float32") if problem.dtype == "bfloat16" else array
+                results[name] = da.from_zarr(str(cd.to_zarr(writable, target / f"{name}.zarr")))
         kind_of_sums = "complex128" if problem.is_complex else "float64"
         wide = {name: array.astype(kind_of_sums) for name, array in (operands | results).items()}
         pairs = {"<y,dy>": ("y", "dy"), "<x,dx>": ("x", "dx"), "<w,dw>": ("w", "dw")}

@@ -273,18 +273,18 @@ def _padding(what: str, value: Any) -> Any:
         return value.strip().replace("-", "_")
     if isinstance(value, str) and ":" in value:
         sides = value.split(",")
-        found = [_integers(what, side, rule, example, ":") for side in sides]
+        entries = [_integers(what, side, rule, example, ":") for side in sides]
     elif isinstance(value, list) and any(isinstance(side, list) for side in value):
         example = "[[1, 2], [0, 1]]"
-        found = [_integers(what, side, rule, example) for side in value]
+        entries = [_integers(what, side, rule, example) for side in value]
     else:
         amounts = _integers(what, value, rule, example)
         return amounts if isinstance(value, list) else _single(amounts)
-    if max(map(len, found)) > 2:
+    if max(map(len, entries)) > 2:
         raise ConvError(
             f"{what} must be {rule}", f"got {shown(value)}", f"Write for example {example}"
         )
-    return [_single(numbers) for numbers in found]
+    return [_single(numbers) for numbers in entries]
 
 
 def _require_sides(arguments: Mapping[str, Any]) -> None:
@@ -695,17 +695,17 @@ def _of_model(path: str, sizes: str | None, notes: list[str]) -> list[Layer]:
     if sizes is not None:
         name, _, shape = sizes.rpartition("=")
         given[name.strip()] = read_shape("--input", shape)
-    found = read(path, given, paths.read(Path(path)))
-    if not found.layers:
+    model = read(path, given, paths.read(Path(path)))
+    if not model.layers:
         raise ConvError(
             "a model must have a convolution that can be read",
-            f"{path} {found.without_layers}",
+            f"{path} {model.without_layers}",
             "Use another model, or --preset",
         )
-    notes += [f"{one.name}: {one.reason}" for one in (*found.unknown, *found.left_out)]
+    notes += [f"{one.name}: {one.reason}" for one in (*model.unknown, *model.left_out)]
     return [
         Layer(layer.name, f"{layer.operator} of {Path(path).name}", _model_arguments(layer))
-        for layer in found.layers
+        for layer in model.layers
     ]
 
 

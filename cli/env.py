@@ -63,7 +63,7 @@ def command(require_gpu: bool, as_json: bool) -> None:
     missing: list[Missing] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the report covers CuPy's warnings at import
-        found = {
+        report = {
             "cupyconv": cupyconv.__version__,
             "python": {"version": platform.python_version(), "platform": platform.platform()},
             "numpy": _numpy(),
@@ -77,10 +77,10 @@ def command(require_gpu: bool, as_json: bool) -> None:
             "cache": _cache(missing),
         }
     if as_json:
-        output.write_json({**found, "missing": [entry._asdict() for entry in missing]})
+        output.write_json({**report, "missing": [entry._asdict() for entry in missing]})
     else:
-        output.draw(*_tables(found, missing))
-    if require_gpu and not any(gpu["usable"] for gpu in found["gpus"]):
+        output.draw(*_tables(report, missing))
+    if require_gpu and not any(gpu["usable"] for gpu in report["gpus"]):
         raise DeviceError("--require-gpu needs a usable GPU, and there is none")
 
 
@@ -120,10 +120,10 @@ def _driver(missing: list[Missing]) -> dict[str, Any] | None:
 
 
 def _gpus(missing: list[Missing]) -> list[dict[str, Any]]:
-    found = [_gpu(number) for number in range(arrays.device_count())]
-    if not found:
+    gpus = [_gpu(number) for number in range(arrays.device_count())]
+    if not gpus:
         missing.append(Missing("a GPU that CuPy can use", "none; NumPy arrays need no GPU"))
-    return found
+    return gpus
 
 
 def _gpu(number: int) -> dict[str, Any]:
@@ -178,8 +178,8 @@ def _sources(missing: list[Missing]) -> dict[str, Any] | None:
 
 def _cache(missing: list[Missing]) -> dict[str, Any]:
     folder, name = cache_folder.cache_directory(), cache_folder.CACHE_VARIABLE
-    kept = folder.iterdir() if folder is not None and folder.is_dir() else ()
-    entries = [path for path in kept if path.suffix in compiler.SUFFIXES]
+    files = folder.iterdir() if folder is not None and folder.is_dir() else ()
+    entries = [path for path in files if path.suffix in compiler.SUFFIXES]
     writable = folder is not None and cache_folder.unwritable(folder) is None
     wrong = None if folder is None else cache_folder.distrust(folder)
     if not writable:
@@ -218,34 +218,34 @@ def _try(look: Callable[[], Any]) -> Any:
 # -- printing --------------------------------------------------------------------------------------
 
 
-def _tables(found: dict[str, Any], missing: list[Missing]) -> list[Any]:
+def _tables(report: dict[str, Any], missing: list[Missing]) -> list[Any]:
     table = output.table("what", "found")
-    table.add_row("cupyconv", found["cupyconv"])
-    table.add_row("Python", f"{found['python']['version']}, {found['python']['platform']}")
-    table.add_row("NumPy", f"{found['numpy']['version']}, BLAS {found['numpy']['blas']}")
+    table.add_row("cupyconv", report["cupyconv"])
+    table.add_row("Python", f"{report['python']['version']}, {report['python']['platform']}")
+    table.add_row("NumPy", f"{report['numpy']['version']}, BLAS {report['numpy']['blas']}")
     for name, key, entry in (
         ("CuPy", "cupy", "version"),
         ("NVRTC", "nvrtc", "version"),
         ("cuda-bindings", "bindings", "version"),
         ("driver", "driver", "cuda"),
     ):
-        version = found[key][entry] if found[key] else "missing"
-        table.add_row(name, f"CUDA {version}" if key == "driver" and found[key] else version)
+        version = report[key][entry] if report[key] else "missing"
+        table.add_row(name, f"CUDA {version}" if key == "driver" and report[key] else version)
     for key, (name, _, _) in OPTIONAL.items():
-        version = found[key]["version"] if found[key] else "missing"
-        unused = found[key] is not None and not found[key].get("used", True)
+        version = report[key]["version"] if report[key] else "missing"
+        unused = report[key] is not None and not report[key].get("used", True)
         table.add_row(name, f"{version}, not used" if unused else version)
-    for gpu in found["gpus"]:
+    for gpu in report["gpus"]:
         table.add_row(
             f"GPU {gpu['number']}",
             f"{gpu['name']}, capability {gpu['capability']} ({_target_text(gpu)}), "
             f"{bytes_text(gpu['memory_bytes'])}",
         )
-    if not found["gpus"]:
+    if not report["gpus"]:
         table.add_row("GPU", "none")
-    kernels = found["sources"]
+    kernels = report["sources"]
     table.add_row("kernel sources", kernels["folder"] if kernels else "missing")
-    cache = found["cache"]
+    cache = report["cache"]
     state = "writable" if cache["writable"] else "not writable"
     if not cache["trusted"]:
         state += ", not used"

@@ -309,10 +309,10 @@ class _Report:
         if self.agreements is None:
             return f"{line}\nnot checked"
         verdicts = [agreement.passed for agreement in self.agreements]
-        said = f"{len(verdicts)} checks, {verdicts.count(False)} failed"
+        verdict = f"{len(verdicts)} checks, {verdicts.count(False)} failed"
         if None in verdicts:
-            said += f", {verdicts.count(None)} undecided, as numbers are not finite"
-        return f"{line}\n{said}"
+            verdict += f", {verdicts.count(None)} undecided, as numbers are not finite"
+        return f"{line}\n{verdict}"
 
     def as_json(self) -> dict[str, Any]:
         return {

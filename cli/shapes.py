@@ -89,26 +89,26 @@ def _backwards(layers: list[Layer], dy: str, options: Mapping[str, Any], as_json
     if options.get("input"):
         for layer in layers:
             layer.require_output(shape)
-    found = [(layer, backwards.inputs_of(layer, shape)) for layer in layers]
+    entries = [(layer, backwards.inputs_of(layer, shape)) for layer in layers]
     if as_json:
-        output.write_json({"layers": [backwards.backwards_json(*entry) for entry in found]})
+        output.write_json({"layers": [backwards.backwards_json(*entry) for entry in entries]})
         return
     checked = bool(options.get("input"))
-    output.draw(*(part for entry in found for part in backwards.backwards_parts(*entry, checked)))
+    output.draw(*(part for entry in entries for part in backwards.backwards_parts(*entry, checked)))
 
 
 def _sweep(layers: list[Layer], text: str, as_json: bool) -> None:
     """Print a table per layer, with a line per value of the varied option."""
     sweep = backwards.read_sweep(text)
-    found = [(layer, backwards.swept(layer, sweep)) for layer in layers]
+    sweeps = [(layer, backwards.swept(layer, sweep)) for layer in layers]
     if as_json:
         content = [
-            {"name": layer.name, **backwards.sweep_json(sweep, steps)} for layer, steps in found
+            {"name": layer.name, **backwards.sweep_json(sweep, steps)} for layer, steps in sweeps
         ]
         output.write_json({"layers": content})
         return
     parts: list[Any] = []
-    for layer, steps in found:
+    for layer, steps in sweeps:
         problem = next(step for _, step in steps if isinstance(step, ConvProblem))
         line = configuration.summary(problem, {sweep.word: sweep.text})
         # The title describes the layer before the change, so only its name is printed.

@@ -87,7 +87,7 @@ def command(
             "kernels are compiled for the current GPU unless --device is given, and there is no "
             "GPU. Give a device, for example --device sm_90a"
         )
-    found = []
+    results = []
     for device in devices or (None,):
         ahead = Ahead(device, precision=precision, impl=impl, measure=measure or None)
         for layer, problem in layers:
@@ -100,12 +100,14 @@ def command(
                 layout=layout,
             )
         with output.progress("compiling", len(ahead)) as step:
-            found.append(ahead.compile(threads, step))
+            results.append(ahead.compile(threads, step))
     if as_json:
-        content = [_as_json(one, layers) for one in found]
+        content = [_as_json(result, layers) for result in results]
         output.write_json({"devices": content, "left_out": notes})
         return
-    parts: list[Any] = [part for one in found for part in (one.table, in_line(one.summary))]
+    parts: list[Any] = [
+        part for result in results for part in (result.table, in_line(result.summary))
+    ]
     output.draw(*parts, *configuration.left_out(notes))
 
 

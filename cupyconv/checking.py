@@ -321,7 +321,7 @@ class Truth:
         if not self._finite or not np.isfinite(gradient).all():
             return None
         size = float(np.linalg.norm(magnitude))
-        found = [(_inner(gradient, signs), self._slope(name, signs, self._step(name, size)), size)]
+        slopes = [(_inner(gradient, signs), self._slope(name, signs, self._step(name, size)), size)]
         for number in chosen:
             index = np.unravel_index(number, gradient.shape)
             part, place = self._around(name, tuple(map(int, index)))
@@ -329,10 +329,10 @@ class Truth:
             alone[place] = sign = signs[index]
             expected = _inner(gradient[index], sign)
             size = float(magnitude[index])
-            found.append((expected, part._slope(name, alone, self._step(name, size)), size))
-        if not all(math.isfinite(slope) for _, slope, _ in found):
+            slopes.append((expected, part._slope(name, alone, self._step(name, size)), size))
+        if not all(math.isfinite(slope) for _, slope, _ in slopes):
             return None  # a step or a loss overflowed float64
-        return max(_ratio(expected - slope, scale) for expected, slope, scale in found)
+        return max(_ratio(expected - slope, scale) for expected, slope, scale in slopes)
 
     def _around(self, name: str, index: tuple[int, ...]) -> tuple[Truth, tuple[int, ...]]:
         """Return the part of a large layer that an element affects, and its index in that part.
@@ -390,9 +390,9 @@ class Truth:
         moved = {"dx": x, "dw": w, "db": bias}[name]
         outputs = []
         for signed in (step, -step):
-            there = {"dx": x, "dw": w, "db": bias, name: moved + signed * direction}
+            operands = {"dx": x, "dw": w, "db": bias, name: moved + signed * direction}
             y = operations.conv_forward(
-                *there.values(), impl=self._forward, **self.problem.keywords
+                *operands.values(), impl=self._forward, **self.problem.keywords
             )
             outputs.append(y)
         with np.errstate(all="ignore"):

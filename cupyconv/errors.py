@@ -176,8 +176,8 @@ def unknown_word(what: str, given: object, known: Iterable[str]) -> ConvError:
     """Return the error for an unknown option value, which suggests the nearest known value."""
     words, text = list(known), shown(given)
     word = given if isinstance(given, str) and len(given) <= _LONGEST else text
-    near = get_close_matches(word.lower(), [word.lower() for word in words], n=1, cutoff=0.55)
-    suggestion = next((word for word in words if near and word.lower() == near[0]), None)
+    matches = get_close_matches(word.lower(), [word.lower() for word in words], n=1, cutoff=0.55)
+    suggestion = next((word for word in words if matches and word.lower() == matches[0]), None)
     remedy = f"Did you mean {suggestion!r}? " if suggestion else ""
     return ConvError(f"unknown {what}", text, f"{remedy}Known: {', '.join(map(repr, words))}")
 
@@ -232,12 +232,12 @@ def install_command(extra: str) -> str:
         required = metadata.requires("cupyconv") or []
     except metadata.PackageNotFoundError:  # cupyconv is on sys.path, but not installed
         required = []
-    found = [
+    requirements = [
         entry.partition(";")[0].strip()
         for entry in required
         if re.search(rf"extra\s*==\s*[\"']{re.escape(extra)}[\"']", entry)
     ]
-    return f"pip install {shlex.join(found or [f'cupyconv[{extra}]'])}"
+    return f"pip install {shlex.join(requirements or [f'cupyconv[{extra}]'])}"
 
 
 def reinstall_command() -> str:
@@ -249,8 +249,8 @@ def reinstall_command() -> str:
     source = "cupyconv"
     try:
         # In a checkout, this yields the installed package and the checkout, which has no origin.
-        for found in metadata.distributions(name="cupyconv"):
-            if origin := found.read_text("direct_url.json"):
+        for distribution in metadata.distributions(name="cupyconv"):
+            if origin := distribution.read_text("direct_url.json"):
                 source = json.loads(origin)["url"].removeprefix("file://")
     except (ValueError, KeyError):
         pass

@@ -57,8 +57,10 @@ def visible(text: str) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    found = {character for character in set(text) if _is_written_out(character)}
-    return text.translate({ord(one): _written_out(one) for one in found}) if found else text
+    escaped = {character for character in set(text) if _is_written_out(character)}
+    if not escaped:
+        return text
+    return text.translate({ord(character): _written_out(character) for character in escaped})
 
 
 def _is_written_out(character: str) -> bool:
@@ -214,9 +216,9 @@ class Table(_Element):
             (1, capped),
         ):
             room = width - gutter * (len(columns) - 1)
-            found = _narrowed(whole, least, room)
-            if sum(found) <= room:
-                return found, gutter
+            widths = _narrowed(whole, least, room)
+            if sum(widths) <= room:
+                return widths, gutter
         return _narrowed(whole, [1] * len(columns), room), 1
 
     def html(self) -> str:
@@ -252,15 +254,15 @@ def _narrowed(whole: list[int], least: list[int], room: int) -> list[int]:
 
     The last column is narrowed first, then the widest, and the first column after all others.
     """
-    found = list(whole)
-    found[-1] = max(min(least[-1], found[-1]), found[-1] - max(sum(found) - room, 0))
-    while sum(found) > room:
-        wider = [i for i in range(len(found)) if found[i] > least[i]]
+    widths = list(whole)
+    widths[-1] = max(min(least[-1], widths[-1]), widths[-1] - max(sum(widths) - room, 0))
+    while sum(widths) > room:
+        wider = [i for i in range(len(widths)) if widths[i] > least[i]]
         if not wider:
             break
         others = [i for i in wider if i > 0] or wider
-        found[max(others, key=found.__getitem__)] -= 1
-    return found
+        widths[max(others, key=widths.__getitem__)] -= 1
+    return widths
 
 
 def _wrapped(text: str, width: int) -> list[str]:

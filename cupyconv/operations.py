@@ -1083,12 +1083,12 @@ def _ready(
         if tensors.add is None:
             return prepare(_fastest(request, impl, backend, prepare, tensors))
         result = tensors[_ROLES[operation].index("out")]
-        kept = backend.empty(result.shape, problem.dtype)  # the result may be the addend itself
-        backend.copy(kept, result)
+        original = backend.empty(result.shape, problem.dtype)  # the result may be the addend itself
+        backend.copy(original, result)
         try:
             return prepare(_fastest(request, impl, backend, prepare, tensors))
         finally:
-            backend.copy(result, kept)
+            backend.copy(result, original)
 
     return _Ready(problem, written, prepare(planned), measure)
 

@@ -819,10 +819,10 @@ def _pairs_below(outputs: int, taps: int, stride: int, dilation: int, bound: int
     # Number of taps that are below the bound for every output, and for at least one output.
     every = (bound - 1 - (outputs - 1) * stride) // dilation + 1
     every = min(max(every, 0), taps)
-    some = min((bound - 1) // dilation + 1, taps)
+    reaching = min((bound - 1) // dilation + 1, taps)
     # Distance of the last of these taps from the bound; it grows by a dilation per earlier tap.
-    distance = bound - 1 - (some - 1) * dilation
-    count = some - every
+    distance = bound - 1 - (reaching - 1) * dilation
+    count = reaching - every
     return every * outputs + count + _sum_of_quotients(count, distance, dilation, stride)
 
 

@@ -179,8 +179,10 @@ class Call:
         """Return the fix that sets an argument; None if the function cannot take the value."""
         if key in self.names.absent or value is None:
             return None
-        own = value if self.names.spell is None else self.names.spell(key, value)
-        return None if own is None else Fix({key: value}, ((self.names.argument(key), own),))
+        spelled = value if self.names.spell is None else self.names.spell(key, value)
+        if spelled is None:
+            return None
+        return Fix({key: value}, ((self.names.argument(key), spelled),))
 
     def _resized(self, key: str, sizes: Mapping[str, int], phrase: str = "") -> Fix:
         """Return the fix that changes sizes of a tensor, keyed by the letters of the axes."""
@@ -330,8 +332,8 @@ class Call:
             if values is None:
                 continue
             for spatial in filter(None, self._spatial_entries(values)):
-                raised = tuple(max(entry, 1) for entry in spatial)
-                changed = self._entries(raised)
+                positive = tuple(max(entry, 1) for entry in spatial)
+                changed = self._entries(positive)
                 fix = self._assigned(key, changed)
                 if fix and _integers(changed if _is_list(changed) else [changed]) != values:
                     yield fix
@@ -373,8 +375,8 @@ class Call:
         if min(channels, depth, filters) < 1:
             return
         if "groups" not in self.given:  # the number of groups follows from the channels
-            near = channels // depth * depth
-            multiples = sorted({near, near + depth} - {0}, key=lambda c: abs(c - channels))
+            multiple = channels // depth * depth
+            multiples = sorted({multiple, multiple + depth} - {0}, key=lambda c: abs(c - channels))
             depths = dict.fromkeys((channels, gcd(channels, depth)))
             yield self._resized("input_shape", {"C": multiples[0]})
             yield from (self._resized("filter_shape", {"I": size}) for size in depths)
@@ -547,10 +549,10 @@ class Call:
                 return [axes[axis] for axis in formats.SPATIAL_AXES[self.rank]]
             return [(0, 0)] * self.rank if value.lower() == "valid" else None
         entries = list(value) if _is_list(value) else [value] * self.rank
-        found = [_integers(entry if _is_list(entry) else [entry, entry]) for entry in entries]
-        if len(found) != self.rank or not all(pair and len(pair) == 2 for pair in found):
+        values = [_integers(entry if _is_list(entry) else [entry, entry]) for entry in entries]
+        if len(values) != self.rank or not all(pair and len(pair) == 2 for pair in values):
             return None
-        return [(pair[0], pair[1]) for pair in found if pair]
+        return [(pair[0], pair[1]) for pair in values if pair]
 
     def _dilated(self) -> Iterator[Fix]:
         """Yield the padding with which a dilated filter keeps the size of the input."""
@@ -625,17 +627,17 @@ def offering(
     except ConvError as error:
         if error.candidates is not None:
             call = Call(names, given, frozenset(sizes), error.axis)
-            found = _working(require, call, error.candidates)
-            if found or error.fixes:  # replace fixes that were found without all arguments
-                error.offer([fix.phrases for fix in found])
+            fixes = _working(require, call, error.candidates)
+            if fixes or error.fixes:  # replace fixes that were found without all arguments
+                error.offer([fix.phrases for fix in fixes])
         raise
 
 
-def _working(require: Callable[..., Any], call: Call, own: Sequence[Fix]) -> list[Fix]:
+def _working(require: Callable[..., Any], call: Call, candidates: Sequence[Fix]) -> list[Fix]:
     """Return the fixes that ``require`` accepts, or pairs of fixes if no single fix works.
 
     Args:
-        own: further fixes to try, from the error.
+        candidates: further fixes to try, from the error.
     """
 
     def works(fix: Fix) -> bool:
@@ -646,7 +648,7 @@ def _working(require: Callable[..., Any], call: Call, own: Sequence[Fix]) -> lis
         return True
 
     orders, others = list(call.orders()), list(call.others())
-    others = [*others, *own] if "input_shape" in call.sizes else [*own, *others]
+    others = [*others, *candidates] if "input_shape" in call.sizes else [*candidates, *others]
     swaps = _distinct(filter(works, orders), MOST_ORDERS)
     rules = _distinct(filter(works, call.rules()), MOST_RULES)
     changes = _distinct([*rules, *filter(works, [*others, *call.steps()])], MOST_OTHERS)
@@ -661,8 +663,8 @@ def _working(require: Callable[..., Any], call: Call, own: Sequence[Fix]) -> lis
         unlikely = [fix for fix in swaps if fix not in likely]
         data = [fix for fix in likely if fix.changes.keys() - {"filter_shape", "filter_format"}]
         groups = filter(works, call.depthwise())
-        found = [*data, *groups, *likely, *changes, *unlikely]
-        return _distinct(found, MOST_ORDERS + MOST_OTHERS)
+        ordered = [*data, *groups, *likely, *changes, *unlikely]
+        return _distinct(ordered, MOST_ORDERS + MOST_OTHERS)
     pairs = (
         both
         for first in (*orders, *others)
@@ -688,21 +690,23 @@ def _second_fixes(call: Call, first: Fix) -> Iterator[Fix]:
 
 def _distinct(fixes: Iterable[Fix], most: int) -> list[Fix]:
     """Return the first ``most`` fixes, without fixes that contain all changes of an earlier fix."""
-    found: list[Fix] = []
+    distinct: list[Fix] = []
     for fix in fixes:
         entries = fix.changes.items()
-        if not any(other.changes.items() <= entries for other in found):
-            found.append(fix)
-        if len(found) == most:
+        if not any(other.changes.items() <= entries for other in distinct):
+            distinct.append(fix)
+        if len(distinct) == most:
             break
-    return found
+    return distinct
 
 
 def _combined(first: Fix, second: Fix) -> Fix:
     """Return the fix with the changes of two fixes; ``second`` overrides equal arguments."""
     again = {phrase[0] for phrase in second.phrases if not isinstance(phrase, str)}
-    kept = (one for one in first.phrases if isinstance(one, str) or one[0] not in again)
-    return Fix({**first.changes, **second.changes}, (*kept, *second.phrases))
+    phrases = (
+        phrase for phrase in first.phrases if isinstance(phrase, str) or phrase[0] not in again
+    )
+    return Fix({**first.changes, **second.changes}, (*phrases, *second.phrases))
 
 
 def _is_list(value: Any) -> bool:

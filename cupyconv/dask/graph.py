@@ -161,12 +161,12 @@ class Graph:
         while len(terms) > 1:
             above = []
             for start in range(0, len(terms), FAN_IN):
-                some = terms[start : start + FAN_IN]
-                if len(some) > 1:
+                group = terms[start : start + FAN_IN]
+                if len(group) > 1:
                     key = (f"conv-sum-{self._token}", len(self._tasks))
-                    self._tasks[key] = (tasks.add, some)
-                    some = [key]
-                above += some
+                    self._tasks[key] = (tasks.add, group)
+                    group = [key]
+                above += group
             terms = above
         return terms[0]
 

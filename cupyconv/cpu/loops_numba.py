@@ -353,7 +353,7 @@ def _add_taps(
 def _add_products(
     totals: Any, gradients: Any, place: int, source: Any, step: int, axis: Any, outputs: Any
 ) -> None:
-    """Add one row of dy, times the pixels under one row of taps, to this row's filter gradient."""
+    """Add one row of dy, times the pixels under one row of taps, to the gradient of these taps."""
     channels = outputs[4]
     several = totals.shape[1] // channels
     for q in range(0, outputs[3], several):

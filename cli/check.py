@@ -158,8 +158,8 @@ def _implementations(impls: Sequence[str], device: str) -> list[str]:
     for name in impls:
         if name not in FAMILIES:
             raise unknown_word("--impl", name, FAMILIES)
-    wanted = {"auto": (False, True), "cpu": (False,), "gpu": (True,)}[device]
-    names = [n for n in impls or FAMILIES if FAMILIES[n].on_gpu in wanted]
+    places = {"auto": (False, True), "cpu": (False,), "gpu": (True,)}[device]
+    names = [n for n in impls or FAMILIES if FAMILIES[n].on_gpu in places]
     if not names:
         raise ConvError(
             "--impl must name an implementation for --device",

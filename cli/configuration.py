@@ -691,11 +691,11 @@ def _of_model(path: str, sizes: str | None, notes: list[str]) -> list[Layer]:
     """
     from cupyconv.explaining.onnx_model import read
 
-    given = {}
+    input_shapes = {}
     if sizes is not None:
         name, _, shape = sizes.rpartition("=")
-        given[name.strip()] = read_shape("--input", shape)
-    model = read(path, given, paths.read(Path(path)))
+        input_shapes[name.strip()] = read_shape("--input", shape)
+    model = read(path, input_shapes, paths.read(Path(path)))
     if not model.layers:
         raise ConvError(
             "a model must have a convolution that can be read",
@@ -737,7 +737,7 @@ def _arguments(problem: ConvProblem) -> dict[str, Any]:
 
 def _with_options(layers: list[Layer], options: Mapping[str, Any]) -> list[Layer]:
     """Return the layers with the options applied."""
-    given = {
+    arguments = {
         argument: read(f"--{key.replace('_', '-')}", options[key])
         for key, (argument, read) in _READERS.items()
         if isinstance(options.get(key), str) or options.get(key) is True
@@ -745,7 +745,7 @@ def _with_options(layers: list[Layer], options: Mapping[str, Any]) -> list[Layer
     values = options.get("values")
     if values is not None:
         require_kind("--values", values)
-    return [_changed(layer, given, values) for layer in layers]
+    return [_changed(layer, arguments, values) for layer in layers]
 
 
 def _named(layers: list[Layer], name: str, where: str) -> Layer:

@@ -81,11 +81,11 @@ def _ending_by_signal() -> Iterator[None]:
 
     Signals that are already ignored, as under nohup, stay ignored.
     """
-    taken = []
+    numbers = []
 
     def end(number: int, _frame: FrameType | None) -> NoReturn:
-        for one in taken:
-            signal.signal(one, signal.SIG_IGN)  # a second signal would stop the cleanup
+        for other in numbers:
+            signal.signal(other, signal.SIG_IGN)  # a second signal would stop the cleanup
         raise SystemExit(128 + number)  # as a shell reports it
 
     if threading.current_thread() is threading.main_thread():  # only it may set handlers
@@ -93,11 +93,11 @@ def _ending_by_signal() -> Iterator[None]:
             number = getattr(signal, name, None)  # Windows has no SIGHUP
             if number is not None and signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, end)
-                taken.append(number)
+                numbers.append(number)
     try:
         yield
     finally:
-        for number in taken:
+        for number in numbers:
             signal.signal(number, signal.SIG_DFL)
 
 

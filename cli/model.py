@@ -216,12 +216,12 @@ def _unread_cells(layer: UnreadLayer) -> tuple[str, ...]:
 
 def _counted(model: Model) -> str:
     """Return the number of convolutions that were read, and the reasons for the others, as text."""
-    shown, every = len(model.layers), model.convolutions
-    if shown == every:
-        return counted(every, "convolution")
+    count, total = len(model.layers), model.convolutions
+    if count == total:
+        return counted(total, "convolution")
     reasons = {"of unknown size": model.unknown, "left out": model.left_out}
     missing = ", ".join(f"{len(nodes)} {why}" for why, nodes in reasons.items() if nodes)
-    return f"{shown} of {counted(every, 'convolution')} ({missing})"
+    return f"{count} of {counted(total, 'convolution')} ({missing})"
 
 
 def _csv(

@@ -146,17 +146,17 @@ def draw(*parts: Table | Section | Rows | str) -> None:
     paint: Callable[[str], str]
     strong, paint = (_strong, _painted) if _coloured(stream) else (str, str)
     width = max(_width(stream), 40)
-    drawn = []
+    texts = []
     for part in parts:
         if isinstance(part, Rows):
             part = part.table
         if isinstance(part, str):
             part = heading("", *part.split("\n"))
         if isinstance(part, Table):
-            drawn.append("\n".join(part.lines(width, strong, paint)))
+            texts.append("\n".join(part.lines(width, strong, paint)))
         else:
-            drawn.append("\n".join(part.lines(width, strong)))
-    _deliver("\n\n".join(drawn) + "\n")
+            texts.append("\n".join(part.lines(width, strong)))
+    _deliver("\n\n".join(texts) + "\n")
 
 
 def _coloured(stream: TextIO) -> bool:

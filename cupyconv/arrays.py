@@ -344,7 +344,7 @@ def _numpy_from_dlpack(value: Any) -> np.ndarray:
 
 
 class _Relabelled:
-    """Exporter of the memory of ``owner``, declared with another DLPack type code of equal size."""
+    """Exporter of another object's memory that changes the type code in its DLPack capsule."""
 
     def __init__(self, owner: Any, code: int) -> None:
         self._owner, self._code = owner, code
@@ -405,7 +405,7 @@ def overlaps_itself(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: 
             break
         reach += (size - 1) * stride
     else:
-        return False  # each axis steps over all smaller axes, also in sliced or reversed arrays
+        return False  # every stride exceeds the span of the axes with smaller strides
     return _solver_finds_overlap(shape, strides, itemsize)
 
 

@@ -18,9 +18,9 @@ def cache_directory() -> Path | None:
 
     Return None for a user without a home folder.
     """
-    chosen = os.environ.get(CACHE_VARIABLE)
-    if chosen:
-        return files.expanded(chosen)
+    path = os.environ.get(CACHE_VARIABLE)
+    if path:
+        return files.expanded(path)
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not base.startswith("~") and not os.path.isabs(base):
         base = "~/.cache"  # the XDG specification says to ignore a relative path

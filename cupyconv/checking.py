@@ -317,19 +317,19 @@ class Truth:
         signs = generator.choice((-1.0, 1.0), size=gradient.shape)
         if self.problem.is_complex:
             signs = signs * generator.choice((1, 1j), size=gradient.shape)
-        chosen = generator.choice(max(gradient.size, 1), singles, replace=False)
+        numbers = generator.choice(max(gradient.size, 1), singles, replace=False)
         if not self._finite or not np.isfinite(gradient).all():
             return None
         size = float(np.linalg.norm(magnitude))
         slopes = [(_inner(gradient, signs), self._slope(name, signs, self._step(name, size)), size)]
-        for number in chosen:
+        for number in numbers:
             index = np.unravel_index(number, gradient.shape)
             part, place = self._around(name, tuple(map(int, index)))
-            alone = np.zeros(getattr(part.operands, name[1:]).shape, gradient.dtype)
-            alone[place] = sign = signs[index]
+            direction = np.zeros(getattr(part.operands, name[1:]).shape, gradient.dtype)
+            direction[place] = sign = signs[index]
             expected = _inner(gradient[index], sign)
             size = float(magnitude[index])
-            slopes.append((expected, part._slope(name, alone, self._step(name, size)), size))
+            slopes.append((expected, part._slope(name, direction, self._step(name, size)), size))
         if not all(math.isfinite(slope) for _, slope, _ in slopes):
             return None  # a step or a loss overflowed float64
         return max(_ratio(expected - slope, scale) for expected, slope, scale in slopes)
@@ -366,8 +366,8 @@ class Truth:
             size: sum of the absolute values of the slope's terms.
         """
         # The bias is zero, so its step takes the scale of y, to which the bias is added.
-        moved = {"dx": self.operands64.x, "dw": self.operands64.w, "db": self.results.y}[name]
-        largest = float(np.max(np.abs(moved), initial=0.0))
+        operand = {"dx": self.operands64.x, "dw": self.operands64.w, "db": self.results.y}[name]
+        largest = float(np.max(np.abs(operand), initial=0.0))
         if size > 0:  # one huge number may make the loss's rounding larger than the slope
             largest = max(largest, self._loss_magnitude / size / 2**_STEP)
         if not 0 < largest < math.inf:
@@ -387,10 +387,10 @@ class Truth:
         """
         x, w, dy = self.operands64
         bias = np.zeros(self.problem.bias_shape, self._wide)
-        moved = {"dx": x, "dw": w, "db": bias}[name]
+        operand = {"dx": x, "dw": w, "db": bias}[name]
         outputs = []
         for signed in (step, -step):
-            operands = {"dx": x, "dw": w, "db": bias, name: moved + signed * direction}
+            operands = {"dx": x, "dw": w, "db": bias, name: operand + signed * direction}
             y = operations.conv_forward(
                 *operands.values(), impl=self._forward, **self.problem.keywords
             )
@@ -437,7 +437,7 @@ _STEP = 16
 """Log2 of the ratio of a finite difference's step to the largest changed value (chosen)."""
 
 _NARROWER: dict[str, DtypeName] = {"float64": "float32", "complex128": "complex64"}
-"""Narrower dtype, keyed by the dtypes that have no wider dtype."""
+"""Next narrower dtype of the widest dtypes, for which ``Truth.bounds`` has no wider reference."""
 
 
 class Excerpt:
@@ -574,15 +574,15 @@ def integer_operands(problem: ConvProblem, generator: np.random.Generator) -> Op
     shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
     largest, density = 8, 1.0
     while True:
-        drawn = []
+        tensors = []
         for shape in shapes:
             parts = [
                 generator.integers(-largest, largest, size=shape, endpoint=True)
                 * (generator.random(shape) < density)
                 for _ in range(2 if problem.is_complex else 1)
             ]
-            drawn.append((parts[0] + 1j * parts[1] if parts[1:] else parts[0]).astype(dtype))
-        operands = Operands(*drawn)
+            tensors.append((parts[0] + 1j * parts[1] if parts[1:] else parts[0]).astype(dtype))
+        operands = Operands(*tensors)
         sums = [np.max(m, initial=0.0) for m in Truth(problem, operands).magnitudes]
         if max(sums) <= EXACT_UP_TO[problem.dtype]:
             return operands

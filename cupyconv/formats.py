@@ -50,8 +50,8 @@ def resolve_data_format(word: str | None, spatial_rank: int) -> DataFormat:
         return first
     aliases: dict[str, str] = {CHANNELS_FIRST: first, CHANNELS_LAST: last}
     text = word if isinstance(word, str) else ""
-    wanted = aliases.get(text.lower(), text.upper())
-    return _resolve("data_format", word, wanted, spatial_rank, data_formats, tuple(aliases))
+    normalized = aliases.get(text.lower(), text.upper())
+    return _resolve("data_format", word, normalized, spatial_rank, data_formats, tuple(aliases))
 
 
 def resolve_filter_format(word: str | None, spatial_rank: int, data_format: str) -> FilterFormat:
@@ -63,8 +63,8 @@ def resolve_filter_format(word: str | None, spatial_rank: int, data_format: str)
     output_first, output_last, _ = filter_formats(spatial_rank)
     if word is None:
         return output_last if data_format.endswith("C") else output_first
-    wanted = word.upper() if isinstance(word, str) else ""
-    return _resolve("filter_format", word, wanted, spatial_rank, filter_formats, ())
+    normalized = word.upper() if isinstance(word, str) else ""
+    return _resolve("filter_format", word, normalized, spatial_rank, filter_formats, ())
 
 
 _Word = TypeVar("_Word", DataFormat, FilterFormat)
@@ -73,19 +73,28 @@ _Word = TypeVar("_Word", DataFormat, FilterFormat)
 def _resolve(
     what: str,
     word: object,
-    wanted: str,
+    normalized: str,
     spatial_rank: int,
     formats: Callable[[int], tuple[_Word, ...]],
     aliases: Iterable[str],
 ) -> _Word:
+    """Return the format with a name, after checking its number of spatial axes.
+
+    Args:
+        what: name of the argument, for messages.
+        word: the argument itself, for messages.
+        normalized: name of the format in upper case.
+        formats: function that returns the formats for a number of spatial axes.
+        aliases: other valid names, for messages.
+    """
     known: tuple[_Word, ...] = formats(spatial_rank)
     for name in known:
-        if name == wanted:
+        if name == normalized:
             return name
     for rank in SPATIAL_AXES:
         words: tuple[str, ...] = formats(rank)
-        if wanted in words:
-            counterpart = known[words.index(wanted)]
+        if normalized in words:
+            counterpart = known[words.index(normalized)]
             raise ConvError(
                 f"{what} must have as many spatial axes as the arrays",
                 f"{word!r} has {rank}, the input has {spatial_rank}",

@@ -196,23 +196,26 @@ class Table(_Element):
             if is_head:
                 yield "─" * (sum(room) + gutter * (len(room) - 1))
 
-    def _widths(self, every: list[tuple[str, ...]], width: int) -> tuple[list[int], int]:
+    def _widths(self, rows: list[tuple[str, ...]], width: int) -> tuple[list[int], int]:
         """Return the widths of the columns, and the number of spaces between them.
 
         Words are not broken if the width permits, so that numbers remain whole.
         """
-        columns = list(zip(*every, strict=True))
-        whole = [max(len(line) for text in one for line in text.split("\n")) for one in columns]
-        words = [
-            max((len(word) for text in one for word in text.split()), default=1) for one in columns
+        columns = list(zip(*rows, strict=True))
+        whole = [
+            max(len(line) for text in column for line in text.split("\n")) for column in columns
         ]
-        wanted = [_NARROWEST // 2] * (len(columns) - 1) + [_NARROWEST]
+        words = [
+            max((len(word) for text in column for word in text.split()), default=1)
+            for column in columns
+        ]
+        narrowest = [_NARROWEST // 2] * (len(columns) - 1) + [_NARROWEST]
         capped = [min(word, _NARROWEST) for word in words]
         for gutter, least in (
-            (_GUTTER, list(map(max, wanted, words))),
+            (_GUTTER, list(map(max, narrowest, words))),
             (_GUTTER, words),
             (1, words),
-            (_GUTTER, list(map(max, wanted, capped))),
+            (_GUTTER, list(map(max, narrowest, capped))),
             (1, capped),
         ):
             room = width - gutter * (len(columns) - 1)

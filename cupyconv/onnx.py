@@ -16,8 +16,8 @@ onnx__ConvTranspose.html, with these clarifications:
   ``output_shape`` or SAME, pixels beyond the size are cropped on both sides.  An odd pixel is
   cropped at the end with SAME_UPPER and otherwise at the beginning.  Pixels that no window reaches
   have the value of the bias, or zero without a bias.
-* An ``output_shape`` that exceeds the reach of the windows by a stride or more is rejected.  The
-  transposed Conv would not return ``x``'s size, and its padding would be negative, which the
+* An ``output_shape`` that exceeds the reach of the windows by a stride or more is rejected.  A Conv
+  with an input of this size would need negative padding to return ``x``'s size, which the
   specification does not define.  ONNX's reference evaluator and ONNX Runtime (in its pull request
   29446) reject such shapes, too, except with SAME.
 """

@@ -568,9 +568,9 @@ def conv_transpose(
         bias: vector with one value per channel of the result, of shape (C,), with x's dtype and
             device.
         output_shape: shape of the result.
-        output_padding: alternative to ``output_shape``: on each axis, ``stride`` sizes of the
-            result fit x, and output_padding is the result's size minus the smallest of them.  The
-            default is 0, as in PyTorch.  With padding "same" or "same_lower" the default is
+        output_padding: alternative to ``output_shape``: size of the result minus the smallest size
+            that fits x, on each axis; with a stride above 1, several sizes fit.  The default is 0,
+            as in PyTorch.  With padding "same" or "same_lower" the default is
             stride - 1, which makes the result ``stride`` times as large as x, as in Keras and JAX.
             output_padding must be less than the stride; with other padding, any value less than the
             dilation is valid, too.  If it is at least the stride, x is copied and extended by
@@ -1054,7 +1054,7 @@ def _ready(
     problem = problem_of(operation, layouts, shape, rules, called)
     require_activation(activation, problem)
     pass_ = "backprop_input" if operation == "transpose" else operation
-    written = _result_shape(operation, problem)
+    result_shape = _result_shape(operation, problem)
     if operation == "transpose" and layouts["x"].shape != problem.output_shape:
         # The pass reads a copy of x that is extended by zeros for the missing windows.
         x_layout = _contiguous_layout(problem.output_shape, None, layouts["x"].dtype)
@@ -1090,7 +1090,7 @@ def _ready(
         finally:
             backend.copy(result, original)
 
-    return _Ready(problem, written, prepare(planned), measure)
+    return _Ready(problem, result_shape, prepare(planned), measure)
 
 
 def chosen(request: Request, impl: str | Plan) -> PassPlan:
@@ -1223,7 +1223,7 @@ def problem_of(
     }
     transposed = operation == "transpose"
     shapes = {name: array.shape for name, array in layouts.items()}
-    given = {
+    call = {
         "input_shape": shapes.get("x", shape),
         "filter_shape": shapes.get("w", shape),
         "output_shape": shapes.get("dy"),
@@ -1231,7 +1231,7 @@ def problem_of(
         **arguments,
     }
     if transposed:
-        given |= {"output_shape": shapes["x"], "input_shape": shape[0], "output_padding": shape[1]}
+        call |= {"output_shape": shapes["x"], "input_shape": shape[0], "output_padding": shape[1]}
 
     def require(bias_shape: tuple[int, ...] | None, output_shape: Any, **layer: Any) -> ConvProblem:
         if transposed:
@@ -1254,7 +1254,7 @@ def problem_of(
         return problem
 
     sizes = _SIZES[operation] if called.sizes is None else called.sizes
-    return offering(require, names, given, sizes)
+    return offering(require, names, call, sizes)
 
 
 def _result_shape(operation: str, problem: ConvProblem) -> tuple[int, ...]:
@@ -1376,8 +1376,8 @@ def take_filter(w: Any) -> Any:
 
 def _take_all(names: Sequence[str], given: tuple[Any, ...]) -> tuple[tuple[Any, ...], arrays.Home]:
     """Return objects of any supported type as arrays, and the device that they share."""
-    taken = [arrays.take(name, value) for name, value in zip(names, given, strict=False)]
-    homes = [home for _, home in taken]
+    converted = [arrays.take(name, value) for name, value in zip(names, given, strict=False)]
+    homes = [home for _, home in converted]
     if homes.count(homes[0]) < len(homes):
         where = ", ".join(
             f"{name} is a {home.value} array" for name, home in zip(names, homes, strict=False)
@@ -1387,10 +1387,10 @@ def _take_all(names: Sequence[str], given: tuple[Any, ...]) -> tuple[tuple[Any, 
             "Move them with cupy.asarray(...) or cupy.asnumpy(...)"
         )
     values = dict(zip(names, given, strict=False))
-    dtypes = {name: array.dtype for name, (array, _) in zip(names, taken, strict=False)}
+    dtypes = {name: array.dtype for name, (array, _) in zip(names, converted, strict=False)}
     # The conversion that an error suggests depends on the array's library, known only here.
     shared_dtype(dtypes, lambda name, dtype: foreign.conversion(name, values[name], dtype))
-    return tuple([array for array, _ in taken]), homes[0]
+    return tuple([array for array, _ in converted]), homes[0]
 
 
 def _common_dtype(layouts: Mapping[str, Any]) -> str:

@@ -817,13 +817,13 @@ def _pairs_below(outputs: int, taps: int, stride: int, dilation: int, bound: int
     if min(outputs, taps, bound) <= 0:
         return 0
     # Number of taps that are below the bound for every output, and for at least one output.
-    every = (bound - 1 - (outputs - 1) * stride) // dilation + 1
-    every = min(max(every, 0), taps)
-    reaching = min((bound - 1) // dilation + 1, taps)
+    always = (bound - 1 - (outputs - 1) * stride) // dilation + 1
+    always = min(max(always, 0), taps)
+    sometimes = min((bound - 1) // dilation + 1, taps)
     # Distance of the last of these taps from the bound; it grows by a dilation per earlier tap.
-    distance = bound - 1 - (reaching - 1) * dilation
-    count = reaching - every
-    return every * outputs + count + _sum_of_quotients(count, distance, dilation, stride)
+    distance = bound - 1 - (sometimes - 1) * dilation
+    count = sometimes - always
+    return always * outputs + count + _sum_of_quotients(count, distance, dilation, stride)
 
 
 def _sum_of_quotients(count: int, start: int, step: int, divisor: int) -> int:

@@ -1121,13 +1121,13 @@ def _padding(word: str, sides: tuple[int, ...], layout: str) -> str | tuple[tupl
         )
     if pairs[batch] != (0, 0) or pairs[channels] != (0, 0):
         other = formats.data_formats(len(spatial))[layout[1] == "C"]
-        batch, channels, *there = formats.data_axes(other)
-        moved = pairs[batch] == pairs[channels] == (0, 0)
-        kept = [pairs[axis] for axis in (there if moved else spatial)]
+        batch, channels, *other_spatial = formats.data_axes(other)
+        is_other_order = pairs[batch] == pairs[channels] == (0, 0)
+        spatial_pairs = [pairs[axis] for axis in (other_spatial if is_other_order else spatial)]
         raise ConvError(
             f"explicit_paddings must be 0 on the batch and channel axes of {layout}",
             f"got {shown(list(sides))}",
-            candidates=[_paddings(kept, layout)],
+            candidates=[_paddings(spatial_pairs, layout)],
         )
     return tuple(pairs[axis] for axis in spatial)
 

@@ -57,9 +57,9 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if is_dataclass(hint):
         return record(hint, value)  # type: ignore[arg-type]  # a class, not an instance
     if origin is tuple and isinstance(value, list):
-        every = (inner[0],) * len(value) if inner[-1] is Ellipsis else inner
-        if len(every) == len(value):
-            return tuple(_value(one, v, where) for one, v in zip(every, value, strict=True))
+        hints = (inner[0],) * len(value) if inner[-1] is Ellipsis else inner
+        if len(hints) == len(value):
+            return tuple(_value(one, v, where) for one, v in zip(hints, value, strict=True))
     elif hint is Any or type(value) is (origin or hint) or (hint, type(value)) == (float, int):
         return value
     raise ValueError(f"{where} must be {getattr(hint, '__name__', hint)}, got {shown(value)}")

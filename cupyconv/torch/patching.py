@@ -186,7 +186,7 @@ class _Patch(TorchFunctionMode):
                 )
 
     def report(self, function: str, reason: str | None, *called: Module) -> None:
-        """Count a call for the innermost module that is running; for ``called`` if none is."""
+        """Count a call of ``function`` for the innermost running module, or else for ``called``."""
         key = (self._layer_name(*called), function, reason)
         self._report.calls[key] = self._report.calls.get(key, 0) + 1
 

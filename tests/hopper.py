@@ -66,7 +66,7 @@ def require_workspace(made: hopper.Staged, planned_: PassPlan) -> None:
     if planned_.splits > 1:
         sums = split_elements(made.problem, planned_.pass_, planned_.tile)
         end = planned_.splits * sums * 4
-    for role, offset in made.made:
+    for role, offset in made.copies:
         assert offset == end
         end += planes * copy_bytes(shape_of(made.problem, role), size)
     assert end == planned_.workspace_bytes, planned_

@@ -206,14 +206,14 @@ def sum_of_products(shape, steps) -> np.ndarray:
 
 def require_copies(made: hopper.Staged, asked: ConvProblem, strides: Strides) -> None:
     """Require the preceding launch to read every element that it copies, in the copy's order."""
-    assert len(made.before) == bool(made.made)
+    assert len(made.before) == bool(made.copies)
     for launch in made.before:
         *operands, (records,) = launch.arguments
-        given = [one for role, offset in made.made for one in (role, Part("workspace", offset))]
+        given = [one for role, offset in made.copies for one in (role, Part("workspace", offset))]
         assert operands == [*given, *[0] * (4 - len(given))]
         assert launch.entry == ("conv_planes" if made.gathered.planes > 1 else "conv_arrange")
         (first, second), blocks = records["of"], 0
-        for (role, _), record in zip(made.made, (first, second), strict=False):
+        for (role, _), record in zip(made.copies, (first, second), strict=False):
             axes_of = "filter_axes" if role == "w" else "data_axes"
             source = sum_of_products(shape_of(asked, role), getattr(strides, role))
             axes, shape = getattr(made.problem, axes_of), shape_of(made.problem, role)
@@ -237,17 +237,17 @@ def require_form(planned_: PassPlan, made: hopper.Staged, asked: ConvProblem, st
     """Require that a copied filter can be prepared, and that the prepared filter is not copied."""
     request = Request(asked, planned_.pass_, Device.of(ARCH), strides=strides)
     form = planned_.family.filter_form(request, planned_)
-    assert (form is not None) == ("w" in dict(made.made))
+    assert (form is not None) == ("w" in dict(made.copies))
     if form is None:
         return
     orders, planes = formats.filter_formats(asked.spatial_rank), made.other.planes
     order = orders[1 + (made.problem.filter_axes[0] == 0)]
     assert form.name == order + f" in {planes} planes of bfloat16" * (planes > 1)
     assert form.bytes == planes * copy_bytes(made.problem.filter_shape, made.other.itemsize)
-    require_copies(replace(made, before=(form.launch,), made=(("w", 0),)), asked, strides)
+    require_copies(replace(made, before=(form.launch,), copies=(("w", 0),)), asked, strides)
     held = hopper.stage(replace(request, strides=replace(strides, w_arranged=True)), planned_)
     assert held.other == replace(made.other, role="w", offset=0)
-    assert held.made == tuple(one for one in made.made if one[0] != "w")
+    assert held.copies == tuple(one for one in made.copies if one[0] != "w")
     require_copies(held, asked, strides)
 
 

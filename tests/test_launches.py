@@ -502,7 +502,7 @@ def test_persistent_blocks_have_equal_and_fewest_rounds(impl):
                 continue
             blocks, beside = launch.grid
             assert launch.shared_bytes == dict(launch.defines).get("SHARED_BYTES", 0)
-            resident = made.held(device.chip) if impl == "cuda-direct" else made.resident
+            resident = made.resident_blocks(device.chip) if impl == "cuda-direct" else made.resident
             held = max(multiprocessors * resident // beside, 1)
             each = -(-turns // blocks)
             assert blocks == -(-turns // each) <= held

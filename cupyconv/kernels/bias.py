@@ -40,7 +40,7 @@ def prepare_bias(
     """
     import numpy as np
 
-    channel, layout = problem.data_axes[1], strides.taken(problem).y
+    channel, layout = problem.data_axes[1], strides.canonical(problem).y
     alignment, itemsize = strides.alignment, ITEMSIZE[problem.dtype]
     along_channels = neighbours(layout, channel, problem.K, alignment, itemsize)
     channels_last = layout[channel] == 1

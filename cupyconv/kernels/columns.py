@@ -1,4 +1,4 @@
-"""cuda-columns (cuda/conv_columns.cu): one dense product of pixels with taps, then a sum."""
+"""cuda-columns (cuda/conv_columns.cu): one product of pixels with taps, and then a sum."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ THREADS, CHANNELS = 256, 4
 """Threads per block of the sum kernel, and number of channels that a thread computes per pixel."""
 
 MOST_FILTERS = 32
-"""Largest number of filters per group in forward (chosen).  More filters fill the tiles of
-cuda-gather without columns."""
+"""Largest number of filters per group in forward (chosen).  With more filters, cuda-gather fills
+its tiles without columns."""
 
 MOST_TIMES, SMALL_BYTES, MOST_BYTES = 8, 64 << 20, 4 << 30
 """Limits on the bytes of the columns (chosen).  The columns may take MOST_TIMES the bytes of x, w
 and y, or SMALL_BYTES if that is more.  They must never take more than MOST_BYTES."""
 
 COPIED = "w arranged"
-"""Method that first copies w so that its columns are evenly spaced."""
+"""Name of the method that first copies w, so that the columns have a constant stride."""
 
 _RESIDENT = 2
 """Resident blocks of the sum kernel per multiprocessor that registers allow (launch bounds)."""
 
 _PIXEL_INSTRUCTIONS, _TERM_INSTRUCTIONS = 450, 80
-"""Instructions of the sum kernel per thread: a fixed part, and a part per term in backprop_input.
-Both are counted in SASS for 8.0.  A term of forward takes 51 instructions."""
+"""Instructions of the sum kernel per thread: a constant, and the number per term in backprop_input
+(counted in SASS for 8.0).  A term of forward takes 51 instructions."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Columns:
         return prod(self.problem.output_shape) * accumulator_bytes(self.problem)
 
     def request(self, request: Request) -> Request:
-        """Return the request for the product."""
+        """Return the request for the product; ``request`` is the request for the pass."""
         return Request(
             self.problem,
             "forward",
@@ -84,7 +84,7 @@ class Columns:
 
 @lru_cache(maxsize=4096)
 def columns_of(problem: ConvProblem, strides: Strides, pass_: str) -> Columns | None:
-    """Return the product of a pass; None if the columns are unevenly spaced in w."""
+    """Return the product of a pass; None if its columns have no constant stride in w."""
     filter_, channel, *taps = problem.filter_axes
     shape, groups, forward = problem.filter_shape, problem.groups, pass_ == "forward"
     summed, kept = (channel, filter_) if forward else (filter_, channel)
@@ -98,7 +98,7 @@ def columns_of(problem: ConvProblem, strides: Strides, pass_: str) -> Columns | 
     else:
         return None
     count = prod(sizes[axis] for axis in order)
-    # The product expects the columns of each group directly after the columns of the group before.
+    # The columns of a group must directly follow the columns of the previous group in w.
     if groups > 1 and per_group * strides.w[filter_] != count * step:
         return None
     return _columns(problem, strides, pass_, (step, strides.w[summed]), count, taps_fastest)
@@ -108,8 +108,8 @@ def copied_columns(problem: ConvProblem, strides: Strides, pass_: str) -> Column
     """Return the product of a pass that reads a copy of w; None if w cannot be copied."""
     copied = replace(strides, copied=("w",))
     if pass_ == "forward":
-        seen, steps = arranged(problem, strides, ("w",))
-        return columns_of(seen, steps, pass_)
+        copied_problem, copied_strides = arranged(problem, strides, ("w",))
+        return columns_of(copied_problem, copied_strides, pass_)
     if not has_even_taps(problem, strides):
         return None
     count = problem.C // problem.groups * prod(problem.filter_sizes)
@@ -121,11 +121,18 @@ def _columns(
     problem: ConvProblem,
     strides: Strides,
     pass_: str,
-    apart: tuple[int, int],
+    w_strides: tuple[int, int],
     count: int,
     taps_fastest: bool,
 ) -> Columns:
-    """Return the product; ``apart`` has the strides in w of the columns and the summed elements."""
+    """Return the product.
+
+    Args:
+        problem, strides, pass_: the pass, as the caller requests it.
+        w_strides: strides in w (or its copy) of successive columns, and of the summed elements.
+        count: number of columns per group.
+        taps_fastest: whether columns are numbered with taps fastest, else with channels fastest.
+    """
     rank, groups = problem.spatial_rank, problem.groups
     source, source_strides, depth = problem.input_shape, strides.x, problem.C // groups
     if pass_ == "backprop_input":
@@ -140,16 +147,20 @@ def _columns(
     )
     y = Strides.of(product, CHANNELS_LAST).y
     copied = ("w",) if "w" in strides.copied else ()
-    w = (*apart, *(1,) * rank)
-    seen = Strides(source_strides, w, y, alignment=strides.alignment, copied=copied)
-    return Columns(product, seen, taps_fastest)
+    w = (*w_strides, *(1,) * rank)
+    product_strides = Strides(source_strides, w, y, alignment=strides.alignment, copied=copied)
+    return Columns(product, product_strides, taps_fastest)
 
 
 def _even_step(strides: Sequence[int], shape: Sequence[int], order: Sequence[int]) -> int | None:
-    """Return the distance of successive elements in memory; the last axis of ``order`` is fastest.
+    """Return the constant stride between successive elements of several axes.
+
+    Args:
+        strides, shape: strides and shape of the array.
+        order: axes in the order of the elements, the last axis fastest.
 
     Returns:
-        The distance, which may be negative; None if it varies.
+        The stride, which may be negative; None if successive elements have no constant stride.
     """
     step, expected = None, 0
     for axis in reversed(order):
@@ -188,7 +199,7 @@ class ColumnSums(Family):
         return refusal or self._refuses_workspace(request, product[0], product[1])
 
     def _refuses_workspace(self, request: Request, columns: Columns, is_copied: bool) -> str | None:
-        """Return why the columns are too large, if they are."""
+        """Return why the columns are too large; None if they are not."""
         size = columns.bytes
         most = min(max(MOST_TIMES * request.problem.bytes, SMALL_BYTES), MOST_BYTES)
         if size > most:
@@ -301,7 +312,7 @@ class ColumnSums(Family):
     def _product(self, request: Request) -> tuple[Columns, bool] | None:
         """Return the product, and whether it reads a copy of w.
 
-        The result is None if neither w nor a copy of w has evenly spaced columns.
+        The result is None if the columns have no constant stride in w, nor in a copy of w.
         """
         problem, strides = request.problem, request.memory
         if not strides.w_arranged:
@@ -316,11 +327,11 @@ class ColumnSums(Family):
         product = self._product(request)
         assert product is not None
         columns, is_copied = product
-        seen = columns.request(request)
+        product_request = columns.request(request)
         gemm = columns.problem.gemm("forward")
         blocks = tile.blocks(gemm.gemm_m, gemm.gemm_n) * gemm.groups
         depth = blocks * -(-gemm.gemm_k // tile.block_k) * tile.block_k
-        kernel = CUDA_GATHER.kernel(seen, tile, depth, blocks * splits)
+        kernel = CUDA_GATHER.kernel(product_request, tile, depth, blocks * splits)
         itemsize = ITEMSIZE[problem.dtype]
         operands = (prod(columns.problem.input_shape) + prod(problem.filter_shape)) * itemsize
         forward = request.pass_ == "forward"
@@ -352,17 +363,17 @@ def _copy_of_w(request: Request, offset: int) -> Launch:
     problem, strides = request.problem, request.memory
     if request.pass_ == "backprop_input":
         return filter_by_channels(problem, strides, offset)
-    seen, _ = arranged(problem, strides, ("w",))
-    return arrange(problem, seen, strides, [("w", offset)])
+    copied, _ = arranged(problem, strides, ("w",))
+    return arrange(problem, copied, strides, [("w", offset)])
 
 
 def _copied_bytes(request: Request) -> int:
-    """Return the bytes of the copy of w."""
+    """Return the size of the copy of w, in bytes."""
     problem = request.problem
     if request.pass_ == "backprop_input":
         return filter_by_channels_bytes(problem)
-    seen, _ = arranged(problem, request.memory, ("w",))
-    return copy_bytes(seen.filter_shape, ITEMSIZE[problem.dtype])
+    copied, _ = arranged(problem, request.memory, ("w",))
+    return copy_bytes(copied.filter_shape, ITEMSIZE[problem.dtype])
 
 
 def _sum_blocks(request: Request) -> int:
@@ -376,7 +387,7 @@ def _sum_blocks(request: Request) -> int:
 
 
 def _sum_kernel(request: Request, splits: int) -> cost.Kernel:
-    """Return the sum kernel's blocks, with their work, for the cost model."""
+    """Return the work of the sum kernel, for the cost model."""
     forward, problem = request.pass_ == "forward", request.problem
     terms = splits * prod(
         axis.filter if forward else min(ceil(axis.effective_filter / axis.stride), axis.output)

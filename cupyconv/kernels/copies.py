@@ -22,14 +22,15 @@ if TYPE_CHECKING:
     import numpy as np
 
 PIECE_BYTES = 16
-"""Alignment, in bytes, of rows in copies and of addresses and strides for TMA (CUDA's rule)."""
+"""Bytes per vector.  Rows of copies, and addresses and strides for TMA, are aligned to it (CUDA's
+rule)."""
 
 ROLES_OF = {
     "forward": ("x", "w", "y"),
     "backprop_input": ("y", "w", "x"),
     "backprop_filter": ("x", "y", "w"),
 }
-"""Tensors by pass: the tensor that is gathered under the taps, the other operand, the result."""
+"""Names of the tensors by pass: (operand gathered under the taps, other operand, result)."""
 
 
 def copy_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
@@ -54,8 +55,8 @@ def shape_of(problem: ConvProblem, role: str) -> tuple[int, ...]:
     return shapes[role]
 
 
-def called(roles: Sequence[str]) -> str:
-    """Return the names of operands as plans print them, such as "dy and w"."""
+def operand_names(roles: Sequence[str]) -> str:
+    """Return the operands as text for a plan, such as "dy and w"."""
     return " and ".join("dy" if role == "y" else role for role in roles)
 
 
@@ -63,13 +64,13 @@ TILE = 64
 """Extent, in pixels and in channels, of the tile that a block of cuda/conv_arrange.cu copies."""
 
 
-def arranging(chip: Chip, shapes: Sequence[tuple[int, ...]], itemsize: int) -> float:
-    """Return the modelled time of copying tensors with channels last, in microseconds."""
+def copy_time(chip: Chip, shapes: Sequence[tuple[int, ...]], itemsize: int) -> float:
+    """Return the modelled time of channels-last copies of tensors, in microseconds."""
     return cost.of_copy(chip, 2 * sum(copy_bytes(shape, itemsize) for shape in shapes))
 
 
 def tiles(shape: Sequence[int]) -> int:
-    """Return the number of blocks that copy a tensor of this shape, with channels last."""
+    """Return the number of tiles of a channels-last tensor; each block copies one tile."""
     return -(-prod(shape[:-1]) // TILE) * -(-shape[-1] // TILE)
 
 
@@ -77,7 +78,7 @@ def tiles(shape: Sequence[int]) -> int:
 def arranged(
     problem: ConvProblem, strides: Strides, roles: tuple[str, ...]
 ) -> tuple[ConvProblem, Strides]:
-    """Return the problem with channels last, and its strides after some tensors are copied.
+    """Return the problem in channels-last formats, and its strides after copies of some tensors.
 
     Args:
         problem: the problem in the caller's formats.
@@ -87,10 +88,10 @@ def arranged(
     batch, channel, *spatial = problem.data_axes
     filter_, of_filter, *taps = problem.filter_axes
     orders = (batch, *spatial, channel), (filter_, *taps, of_filter)
-    seen, steps = reordered(problem, strides, *orders)
+    target, steps = reordered(problem, strides, *orders)
     for role in roles:
-        steps[role] = copy_strides(shape_of(seen, role), ITEMSIZE[problem.dtype])
-    return seen, replace(strides, x=steps["x"], w=steps["w"], y=steps["y"], copied=roles)
+        steps[role] = copy_strides(shape_of(target, role), ITEMSIZE[problem.dtype])
+    return target, replace(strides, x=steps["x"], w=steps["w"], y=steps["y"], copied=roles)
 
 
 def reordered(
@@ -99,7 +100,7 @@ def reordered(
     """Return the problem and its strides with the tensors' axes in the given orders."""
     rank = problem.spatial_rank
     data, filters = formats.data_formats(rank), formats.filter_formats(rank)
-    seen = problem.replace(
+    target = problem.replace(
         input_shape=permuted(problem.input_shape, data_order),
         filter_shape=permuted(problem.filter_shape, filter_order),
         data_format=data[data_order[-1] == problem.data_axes[1]],
@@ -110,7 +111,7 @@ def reordered(
         "w": permuted(strides.w, filter_order),
         "y": permuted(strides.y, data_order),
     }
-    return seen, steps
+    return target, steps
 
 
 def permuted(values: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
@@ -137,15 +138,17 @@ Copies = Sequence[tuple[str, int]]
 """One or two pairs of a tensor's name and the byte offset of the tensor's copy in the workspace."""
 
 
-def arrange(asked: ConvProblem, seen: ConvProblem, strides: Strides, copies: Copies) -> Launch:
-    """Return the launch that copies tensors from the formats of ``asked`` to those of ``seen``."""
+def arrange(source: ConvProblem, target: ConvProblem, strides: Strides, copies: Copies) -> Launch:
+    """Return the launch that copies tensors in the formats of ``source`` to those of ``target``."""
     shapes = _pair_of(ARRANGE_SHAPE)
     for record, (role, _) in zip(shapes["of"][0], copies, strict=False):
-        shape, steps = _walked(record, asked, seen, role, strides)
+        shape, steps = _write_extents(record, source, target, role, strides)
         record["channels"], record["channel_stride"] = shape[-1], steps[-1]
         record["tiles"] = tiles(shape)
     blocks = int(shapes["of"]["tiles"].sum())
-    return _copying("conv_arrange", (("STORAGE", STORAGE[seen.dtype]),), shapes, blocks, copies)
+    return _copy_launch(
+        "conv_arrange", (("STORAGE", STORAGE[target.dtype]),), shapes, blocks, copies
+    )
 
 
 def filter_by_channels(problem: ConvProblem, strides: Strides, offset: int) -> Launch:
@@ -169,7 +172,9 @@ def filter_by_channels(problem: ConvProblem, strides: Strides, offset: int) -> L
     record["tiles"] = tiles(shape)
     blocks = int(shapes["of"]["tiles"].sum())
     copies = [("w", offset)]
-    return _copying("conv_arrange", (("STORAGE", STORAGE[problem.dtype]),), shapes, blocks, copies)
+    return _copy_launch(
+        "conv_arrange", (("STORAGE", STORAGE[problem.dtype]),), shapes, blocks, copies
+    )
 
 
 def filter_by_channels_bytes(problem: ConvProblem) -> int:
@@ -180,7 +185,7 @@ def filter_by_channels_bytes(problem: ConvProblem) -> int:
 
 
 def has_even_taps(problem: ConvProblem, strides: Strides) -> bool:
-    """Return whether two axes, each with one stride, reach all taps of w in memory."""
+    """Return whether the taps of w, as the two axes of _tap_extents, have constant strides."""
     *_, height, width = (0, *problem.filter_axes[2:])
     sizes, apart = problem.filter_shape, strides.w
     if problem.spatial_rank < 3:
@@ -193,43 +198,43 @@ def has_even_taps(problem: ConvProblem, strides: Strides) -> bool:
 
 
 def _tap_extents(problem: ConvProblem) -> tuple[int, int]:
-    """Return the extents of two axes that number the taps; the taps of a volume are one axis."""
+    """Return the filter's height and width; for 1-D and 3-D filters, 1 and the number of taps."""
     if problem.spatial_rank == 2:
         height, width = problem.filter_sizes
         return height, width
     return 1, prod(problem.filter_sizes)
 
 
-def split(asked: ConvProblem, seen: ConvProblem, strides: Strides, copies: Copies) -> Launch:
+def split(source: ConvProblem, target: ConvProblem, strides: Strides, copies: Copies) -> Launch:
     """Return the launch that splits float32 tensors into planes of bfloat16."""
     shapes = _pair_of(PLANE_SHAPE)
     for record, (role, _) in zip(shapes["of"][0], copies, strict=False):
-        shape, _ = _walked(record, asked, seen, role, strides)
+        shape, _ = _write_extents(record, source, target, role, strides)
         record["inner"] = shape[-1]
         pieces = prod(shape[:-1]) * -(-shape[-1] // VECTOR)
         record["blocks"] = -(-pieces // THREADS)
-    return _copying("conv_planes", (), shapes, int(shapes["of"]["blocks"].sum()), copies)
+    return _copy_launch("conv_planes", (), shapes, int(shapes["of"]["blocks"].sum()), copies)
 
 
 def _pair_of(fields: Sequence[tuple[Any, ...]]) -> np.ndarray:
-    """Return a struct of two shapes with these fields, filled with zeros."""
+    """Return an array of one struct, which has two records with these fields, filled with zeros."""
     import numpy as np
 
     return np.zeros(1, [("of", np.dtype(list(fields)), 2)])
 
 
-def _walked(
-    record: np.void, asked: ConvProblem, seen: ConvProblem, role: str, strides: Strides
+def _write_extents(
+    record: np.void, source: ConvProblem, target: ConvProblem, role: str, strides: Strides
 ) -> tuple[tuple[int, ...], list[int]]:
-    """Write a tensor's extents and strides into the record.
+    """Write the extents and strides of a tensor's outer axes into a record.
 
     Returns:
-        The shape and the strides of the tensor, in the axis order of its copy.
+        The shape and the strides of all axes, in the axis order of the copy.
     """
     name = "filter_axes" if role == "w" else "data_axes"
-    # If several spatial axes are merged into one, w has a single tap on each merged axis.
-    place = dict(zip(getattr(seen, name), getattr(asked, name), strict=False))
-    shape, own = shape_of(seen, role), getattr(strides, role)
+    # ``target`` may merge several spatial axes into one.  zip then ignores axes of w with one tap.
+    place = dict(zip(getattr(target, name), getattr(source, name), strict=False))
+    shape, own = shape_of(target, role), getattr(strides, role)
     steps = [own[place[axis]] for axis in range(len(shape))]
     missing = 5 - len(shape)
     record["extent"] = [1] * missing + list(shape[:-1])
@@ -237,7 +242,7 @@ def _walked(
     return shape, steps
 
 
-def _copying(
+def _copy_launch(
     entry: str,
     defines: tuple[tuple[str, str | int], ...],
     shapes: np.ndarray,

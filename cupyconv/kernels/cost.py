@@ -49,7 +49,7 @@ ACCESS_INSTRUCTIONS = 8
 (counted)."""
 
 RESULT_WAVEFRONTS = 2
-"""Wavefronts per 32 results of a tile: the results are written to shared memory and read back."""
+"""Wavefronts per 32 results of a tile, which shared memory stores and loads once (modelled)."""
 
 ISSUED = 4
 """Warp instructions that a multiprocessor issues per cycle (hardware)."""
@@ -68,7 +68,7 @@ class Work:
     Attributes:
         multiplying: cycles of the tensor cores, or of the multiply-add units.
         wavefronts: accesses of up to 128 bytes to L1 or shared memory, one per cycle.
-        instructions: instructions of all warps; 0 in kernels whose time they cannot limit.
+        instructions: instructions of all warps; 0 in kernels that instruction issue never limits.
         waits: number of consecutive waits for loads from device memory.
     """
 
@@ -188,7 +188,7 @@ def tensor_rate(request: Request) -> float:
 
 
 def plain_rate(request: Request) -> float:
-    """Return the TFLOP/s outside the tensor cores for a request's operands."""
+    """Return the TFLOP/s of the multiply-add units for a request's operands."""
     chip, dtype = request.chip, request.problem.dtype
     part = REAL_PART.get(dtype, dtype)
     return chip.double_rate if part == "float64" else chip.float_rate

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from cupyconv.errors import ConvError, shown, unknown_word
 
-# Each of these chips has instructions that exist only in code built for exactly that chip.
+# Chips whose newest instructions need an architecture-specific target, such as sm_90a.
 _ARCHITECTURE_SPECIFIC = {(9, 0), (10, 0), (12, 0)}
 _OLDEST = (7, 5)
 
@@ -19,8 +19,8 @@ _TEGRA = {(8, 7), (8, 8), (10, 1), (11, 0)}
 """Compute capabilities of Tegra chips, which run no cubin of another chip (CUDA's rule)."""
 
 _LARGEST_MAJOR = 69
-"""Largest major version accepted in the name of a chip.  A name with a superfluous digit, such as
-sm_800, has a major version of at least 75."""
+"""Largest major version accepted in a chip's name.  Names with a superfluous digit, such as sm_800,
+have a larger major version, 75 or more, and are rejected."""
 
 CAPABILITIES = (
     *((7, 5), (8, 0), (8, 6), (8, 7), (8, 8), (8, 9), (9, 0)),
@@ -264,7 +264,7 @@ class Device:
 
     @cached_property
     def nominal(self) -> tuple[int, int]:
-        """Compute capability of the nominal chip: the newest in CHIPS up to the GPU's own."""
+        """Compute capability of the nominal chip: the largest in CHIPS that the GPU reaches."""
         return max(known for known in CHIPS if known <= self.capability)
 
     @property

@@ -38,8 +38,8 @@ MOST_PASSED = 1 << 16
 (chosen)."""
 
 LARGEST_EDGE = 8
-"""Largest number of pixels of a thread's tile along an axis (chosen).  In backprop_input, this
-number is a multiple of the stride."""
+"""Largest number of pixels of a thread's tile along an axis (chosen).  In backprop_input, the
+number of pixels is a multiple of the stride."""
 
 _THREADS = 128
 """Largest number of threads per block (chosen)."""
@@ -60,18 +60,18 @@ _MOST_SUMS = 64
 """Largest number of registers per thread for sums (chosen)."""
 
 _STREAMED = 32
-"""Largest number of registers per thread for a filter row, which is consumed while it is loaded
+"""Largest number of registers per thread for the part of a filter row that is loaded at once
 (chosen)."""
 
 _REGISTERS = {4: 116, 2: 220}
 """Largest number of live registers per thread, keyed by the resident blocks per SM (chosen)."""
 
-_REGISTERS_TAKEN = {False: (18, 0.9), True: (30, 0.85)}
-"""Allocated registers: constant per thread, and factor per live register, keyed by whether the
+_ALLOCATED_REGISTERS = {False: (18, 0.9), True: (30, 0.85)}
+"""Allocated registers per thread, as (constant, factor per live register), keyed by whether the
 pass is backprop_filter (counted)."""
 
-_NEARLY = 1.1  # largest accepted work of the busiest SM, relative to the smallest (chosen)
-_STAGING = 0.25  # time to stage the filter, in rounds of tiles (modelled)
+_BALANCE = 1.1  # largest accepted time of the busiest SM, relative to the shortest (chosen)
+_STAGING = 0.25  # time to stage the filter, relative to a round of tiles (modelled)
 
 _SECTOR = 32  # bytes per sector of global memory (hardware)
 
@@ -104,11 +104,12 @@ class Axis:
         extent: pixels of the tile.
         tiles: tiles along the axis.
         ragged: whether the last tile extends past the end of the axis.
-        first: first source position that the tile reads.
+        first: first source position that the tile reads, relative to the position that its first
+            pixel reads under the first tap.
         span: number of positions from the first to the last that the tile reads.
         met: number of source positions that the tile reads.
-        passed: number of source positions that the loop over rows steps over.
-        pairs: number of pairs of a source position and a pixel that a tap connects.
+        passed: number of iterations of the loop over source rows, including rows without a tap.
+        pairs: number of (pixel, tap) pairs of the tile that read a source position.
     """
 
     extent: int
@@ -196,32 +197,35 @@ class Geometry:
         Each block stages the filter once and computes many tiles.  All blocks are resident at once,
         and the busiest SM has nearly the least possible work.
         """
-        shares = (multiprocessors * n // self.block.number for n in range(1, self.held(chip) + 1))
+        shares = (
+            multiprocessors * n // self.block.number
+            for n in range(1, self.resident_blocks(chip) + 1)
+        )
         each = {max(-(-self.rounds // max(share, 1)), 1) for share in shares}
 
         def busiest(rounds: int) -> float:
             blocks = -(-self.rounds // rounds) * self.block.number
             return -(-blocks // multiprocessors) * (rounds + _STAGING)
 
-        most = _NEARLY * min(map(busiest, each))
+        most = _BALANCE * min(map(busiest, each))
         rounds = min(rounds for rounds in each if busiest(rounds) <= most)
         return max(-(-self.rounds // rounds), 1)
 
     def kernel(self, chip: Chip, rate: float, blocks: int) -> cost.Kernel:
-        """Return the blocks of the product, with their work, for the cost model.
+        """Return the work of the product, for the cost model.
 
         Args:
             chip: chip that the blocks run on.
             rate: TFLOP/s of the multiply-add units.
-            blocks: blocks along the tiles; chunks in backprop_filter.
+            blocks: number of blocks, or of chunks in backprop_filter, that divide the tiles.
         """
         launched = blocks * self.block.number * self.parts
         return cost.Kernel(
-            launched, self.held(chip), self.block.warps, self.work(chip, rate, blocks)
+            launched, self.resident_blocks(chip), self.block.warps, self.work(chip, rate, blocks)
         )
 
     def work(self, chip: Chip, rate: float, blocks: int) -> cost.Work:
-        """Return the work per block, if ``blocks`` blocks or chunks share the tiles."""
+        """Return the work per block if ``blocks`` blocks or chunks divide the tiles."""
         lanes = cost.per_cycle(chip, rate) / 2
         of_round = cost.Work(
             multiplying=32 * self.products / lanes,
@@ -229,14 +233,14 @@ class Geometry:
             instructions=self.instructions,
         ).times(self.block.warps)
         of_round = replace(of_round, waits=self.down.passed)
-        # Each level of the block's reduction tree halves the number of sums.
+        # Each level of the block's reduction tree halves the number of threads with sums.
         reducing = cost.Work(0, 2 * self.sums, 3 * self.sums).times(self.block.warps)
         return of_round.times(-(-self.rounds // blocks)) + reducing
 
-    def held(self, chip: Chip) -> int:
+    def resident_blocks(self, chip: Chip) -> int:
         """Return the resident blocks per SM that threads, shared memory and registers allow."""
         threads = 32 * self.block.warps
-        of_thread, of_live = _REGISTERS_TAKEN[self.sums > 0]
+        of_thread, of_live = _ALLOCATED_REGISTERS[self.sums > 0]
         registers = -(-(of_thread + of_live * self.live) // 8) * 8
         by_registers = max(int(cost.REGISTERS / (threads * registers)), self.resident)
         by_shared = (chip.shared << 10) // (self.shared_bytes + RESERVED_SHARED)
@@ -246,7 +250,7 @@ class Geometry:
 def channels_of(problem: ConvProblem, pass_: str) -> tuple[int, int]:
     """Return the result channels and source channels of a group.
 
-    The blocks of the filter gradient walk over the output, so its result channels are the filters.
+    In backprop_filter, whose blocks iterate over dy, filters count as result channels.
     """
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
     return (channels, filters) if pass_ == "backprop_input" else (filters, channels)
@@ -261,13 +265,13 @@ def ranked_tilings(request: Request) -> tuple[Tiling, ...]:
     """
     chip, rate = request.chip, cost.plain_rate(request)
 
-    def time(tiling: Tiling, made: Geometry) -> tuple[float, float, int]:
+    def time(tiling: Tiling, geom: Geometry) -> tuple[float, float, int]:
         if request.pass_ == "backprop_filter":
-            others = made.block.number * made.parts
-            blocks = chunk_counts(made.rounds, others, chip.multiprocessors)[-1]
+            others = geom.block.number * geom.parts
+            blocks = chunk_counts(geom.rounds, others, chip.multiprocessors)[-1]
         else:
-            blocks = made.persistent_blocks(chip, chip.multiprocessors)
-        kernel = made.kernel(chip, rate, blocks)
+            blocks = geom.persistent_blocks(chip, chip.multiprocessors)
+        kernel = geom.kernel(chip, rate, blocks)
         microseconds = kernel.microseconds(chip, request.problem.bytes)
         return microseconds, kernel.computing(chip), -tiling.vector
 
@@ -292,19 +296,23 @@ def _geometries(
     problem: ConvProblem, pass_: str, memory: Strides
 ) -> tuple[tuple[Tiling, Geometry], ...]:
     request = Request(problem, pass_, CPU, strides=memory)
-    near = _near(request)
-    made = ((one, _construct(request, near, one)) for one in _tilings(request))
-    return tuple((tiling, found) for tiling, found in made if found is not None)
+    widest = _widest_vectors(request)
+    constructed = ((one, _construct(request, widest, one)) for one in _tilings(request))
+    return tuple((tiling, found) for tiling, found in constructed if found is not None)
 
 
 @lru_cache(maxsize=4096)
 def _geometry(problem: ConvProblem, pass_: str, memory: Strides, tiling: Tiling) -> Geometry | None:
     request = Request(problem, pass_, CPU, strides=memory)
-    return _construct(request, _near(request), tiling) if _is_legal(request, tiling) else None
+    return (
+        _construct(request, _widest_vectors(request), tiling)
+        if _is_legal(request, tiling)
+        else None
+    )
 
 
 def _is_legal(request: Request, tiling: Tiling) -> bool:
-    """Return whether a tiling is legal, without regard to registers."""
+    """Return whether a tiling is legal; ``_construct`` checks its registers."""
     problem, pass_ = request.problem, request.pass_
     outs, ins = channels_of(problem, pass_)
     channels = problem.groups if outs == ins == 1 else outs
@@ -362,7 +370,7 @@ def _lane_counts(request: Request, vector: int) -> Iterator[int]:
     """
     problem, pass_, memory = request.problem, request.pass_, request.memory
     channel = problem.data_axes[1]
-    # Adjacent threads access adjacent elements: contiguous channels, or else pixels.
+    # Adjacent threads access adjacent elements: channels if they are contiguous, else pixels.
     most = _MOST_LANES if 1 in (memory.x[channel], memory.y[channel]) else 1
     if pass_ != "backprop_filter":
         most = min(most, _STAGED_BYTES // filter_bytes(problem, pass_, vector))
@@ -373,9 +381,9 @@ def _lane_counts(request: Request, vector: int) -> Iterator[int]:
     fewest = -(-pieces // -(-pieces // most))
 
     def occupied(lanes: int) -> float:
-        """Return the lanes of all warps divided by the lanes with work."""
-        made = _block(problem, pass_, vector, lanes)
-        return 32 * made.warps * made.number / (pieces * made.strips)
+        """Return the number of all lanes, divided by the number of lanes with channels."""
+        block = _block(problem, pass_, vector, lanes)
+        return 32 * block.warps * block.number / (pieces * block.strips)
 
     yield fewest
     others = [lanes for lanes in _EVEN_LANES if lanes <= most]
@@ -385,7 +393,10 @@ def _lane_counts(request: Request, vector: int) -> Iterator[int]:
 
 
 def filter_bytes(problem: ConvProblem, pass_: str, vector: int) -> int:
-    """Return the bytes of a thread's filter, with an odd number of 16-byte chunks per row."""
+    """Return the shared memory for the filter of a thread's channels, in bytes.
+
+    A row has an odd number of 16-byte chunks, so that threads read without bank conflicts.
+    """
     _, ins = channels_of(problem, pass_)
     row = problem.filter_sizes[-1] * ins * vector * accumulator_bytes(problem)
     return prod(problem.filter_sizes[:-1]) * (-(-row // 16) | 1) * 16
@@ -410,12 +421,12 @@ def _shares(problem: ConvProblem, pass_: str, vector: int) -> list[tuple[int, in
 
 
 def _words(problem: ConvProblem) -> int:
-    """Return the registers per element."""
+    """Return the 32-bit registers per element."""
     return max(ITEMSIZE[problem.dtype] // 4, 1)
 
 
 def _axes(problem: ConvProblem, pass_: str, number: int, taps: int) -> Iterator[Axis]:
-    """Yield an Axis for each extent that a thread's tile may have along one of three axes."""
+    """Yield the Axis of each possible extent of a thread's tile along one axis (as in ``axis``)."""
     is_input = pass_ == "backprop_input"
     unit = spatial(problem.stride)[number] if is_input else 1
     size = spatial(problem.input_sizes if is_input else problem.output_sizes)[number]
@@ -429,7 +440,14 @@ def _axes(problem: ConvProblem, pass_: str, number: int, taps: int) -> Iterator[
 
 @lru_cache(maxsize=4096)
 def axis(problem: ConvProblem, pass_: str, number: int, extent: int, taps: int) -> Axis:
-    """Return the source positions of a tile along one of three axes, for ``taps`` taps."""
+    """Return the source positions that a thread's tile reads along one axis.
+
+    Args:
+        problem, pass_: the problem and the pass.
+        number: axis: 0 for depth, 1 for height, 2 for width.
+        extent: pixels of the tile along the axis.
+        taps: filter taps along the axis.
+    """
     is_input = pass_ == "backprop_input"
     size = spatial(problem.input_sizes if is_input else problem.output_sizes)[number]
     stride, dilation = spatial(problem.stride)[number], spatial(problem.dilation)[number]
@@ -453,7 +471,7 @@ def _neighbours(request: Request, role: str, number: int, extent: int) -> int:
         request: the pass.
         role: "x" or "y".
         number: axis: 0 is the batch, 1 the channels, and the spatial axes follow.
-        extent: number of elements along the axis; a vector must not cross their bounds.
+        extent: number of elements along the axis; no vector crosses the end of these elements.
     """
     problem, memory = request.problem, request.memory
     layout = memory.x if role == "x" else memory.y
@@ -461,8 +479,8 @@ def _neighbours(request: Request, role: str, number: int, extent: int) -> int:
     return neighbours(layout, problem.data_axes[number], extent, memory.alignment, itemsize)
 
 
-def _near(request: Request) -> dict[str, tuple[int, int]]:
-    """Return the elements of the widest vectors of x and y, along channels and along columns."""
+def _widest_vectors(request: Request) -> dict[str, tuple[int, int]]:
+    """Return the elements of the widest vectors of x and y: (along channels, along columns)."""
     problem = request.problem
     sizes = {"x": problem.input_sizes, "y": problem.output_sizes}
     return {
@@ -472,22 +490,22 @@ def _near(request: Request) -> dict[str, tuple[int, int]]:
 
 
 def _pieces(
-    request: Request, near: dict[str, tuple[int, int]], across: Axis, vector: int, loaded: int
+    request: Request, widest: dict[str, tuple[int, int]], across: Axis, vector: int, loaded: int
 ) -> Pieces:
     """Return a tile's vector accesses.
 
     Args:
         request: the pass.
-        near: widest vectors, from ``_near``.
-        across: the tile along the columns.
+        widest: result of ``_widest_vectors``.
+        across: the tile along columns.
         vector: result channels per thread.
         loaded: source channels per thread.
     """
     step = request.problem.stride[-1]
 
     def along(role: str, channels: int, columns: int) -> tuple[int, int]:
-        of_channels = gcd(channels, near[role][0])
-        return (of_channels, 1) if of_channels > 1 else (1, gcd(columns, near[role][1]))
+        of_channels = gcd(channels, widest[role][0])
+        return (of_channels, 1) if of_channels > 1 else (1, gcd(columns, widest[role][1]))
 
     if request.pass_ == "backprop_input":
         return Pieces(
@@ -497,9 +515,9 @@ def _pieces(
 
 
 def _construct(
-    request: Request, near: dict[str, tuple[int, int]], tiling: Tiling
+    request: Request, widest: dict[str, tuple[int, int]], tiling: Tiling
 ) -> Geometry | None:
-    """Return threads, blocks and work of a legal tiling; None if it needs too many registers."""
+    """Return the geometry of a legal tiling; None if it needs too many registers."""
     problem, pass_ = request.problem, request.pass_
     outs, ins = channels_of(problem, pass_)
     depthwise, is_filter = outs == ins == 1, pass_ == "backprop_filter"
@@ -511,11 +529,11 @@ def _construct(
     across = axis(problem, pass_, 2, tiling.columns, taps)
     down = axis(problem, pass_, 1, tiling.rows, tap_rows)
     loaded = vector if depthwise else sources
-    pieces = _pieces(request, near, across, vector, loaded)
+    pieces = _pieces(request, widest, across, vector, loaded)
     of_taps = taps * (1 if depthwise else sources) * vector  # per filter row
     tile, row = down.extent * across.extent * vector, across.met * loaded
     multipliers = of_taps * tap_rows if is_filter else min(of_taps, _STREAMED)
-    offsets = across.met // pieces.source_columns  # kept across rows
+    offsets = across.met // pieces.source_columns  # the same registers serve all rows
     live = (tile + row + multipliers) * words + offsets
     resident = next((n for n, most in _REGISTERS.items() if live <= most), 0)
     if tile * words > _MOST_SUMS or not resident:
@@ -525,7 +543,7 @@ def _construct(
     slices, parts, tap_parts = float(depth), 1, -(-taps_down // tap_rows)
     if is_filter:
         slices, parts = 1.0, depth * tap_parts * (ins // sources)
-    # Source rows outside the tensor are skipped, unless another tile of the warp needs them.
+    # A warp skips source rows that are outside the tensor for all of its tiles.
     if problem.spatial_rank == 3:
         slices *= problem.axes[0].pairs / (walked[0] * depth)
     loaded_slices = slices * min(problem.axes[-1].pairs / (across.tiles * across.pairs), 1)
@@ -578,7 +596,16 @@ def _construct(
 def _sectors(
     request: Request, role: str, block: Block, tiles: int, columns: float, of_piece: int
 ) -> float:
-    """Return the sectors per vector access to x or y, if tiles begin ``columns`` columns apart."""
+    """Return the sectors of global memory per vector access to x or y, averaged over lanes.
+
+    Args:
+        request: the pass.
+        role: "x" or "y".
+        block: arrangement of the threads.
+        tiles: number of adjacent tiles in a row that a warp accesses.
+        columns: columns of the tensor between the starts of adjacent tiles.
+        of_piece: elements per vector.
+    """
     problem, memory = request.problem, request.memory
     layout, channels = (memory.x, problem.C) if role == "x" else (memory.y, problem.K)
     itemsize = ITEMSIZE[problem.dtype]
@@ -586,7 +613,7 @@ def _sectors(
         lanes = block.lanes * block.number
         apart = channels / lanes if layout[problem.data_axes[1]] == 1 else _SECTOR
         return min(max(apart, of_piece) * itemsize, _SECTOR) / _SECTOR
-    # The row of tiles is contiguous and may begin anywhere in a sector.
+    # The tiles of a row are contiguous; the first tile may begin anywhere in a sector.
     apart = max(columns * layout[problem.data_axes[-1]], of_piece) * itemsize
     return min((apart * (tiles - 1) / _SECTOR + 1) / tiles, 1)
 
@@ -595,14 +622,14 @@ TILE_WALK = (("tiles", "i8", 4), ("step", "i8", 4), ("rounds", "i8"))
 """Fields of the struct ``TileWalk`` in cuda/conv_direct.cu, in NumPy's notation."""
 
 
-def _walk(problem: ConvProblem, pass_: str, made: Geometry, rounds: int) -> np.ndarray:
-    """Return the TileWalk of blocks that each compute ``rounds`` rounds."""
+def _walk(problem: ConvProblem, pass_: str, geom: Geometry, rounds: int) -> np.ndarray:
+    """Return the struct TileWalk for blocks that compute ``rounds`` rounds each."""
     import numpy as np
 
     walked = problem.input_sizes if pass_ == "backprop_input" else problem.output_sizes
-    tiles = (made.across.tiles, made.down.tiles, spatial(walked)[0], problem.N)
+    tiles = (geom.across.tiles, geom.down.tiles, spatial(walked)[0], problem.N)
     record = np.zeros(1, list(TILE_WALK))
-    rest, step = made.block.strips, record[0]["step"]
+    rest, step = geom.block.strips, record[0]["step"]
     for number, size in enumerate(tiles[:-1]):
         rest, step[number] = divmod(rest, size)
     step[-1] = rest
@@ -650,45 +677,45 @@ class Direct(Streaming[Tiling]):
 
     def counts(self, request: Request) -> Iterator[Count]:
         yield window_count(request.problem)
-        made = self.geometry(request, self.choose(request))
-        yield Count("input rows under a tile", made.down.passed, MOST_PASSED)
+        geom = self.geometry(request, self.choose(request))
+        yield Count("input rows under a tile", geom.down.passed, MOST_PASSED)
 
     def tilings(self, request: Request) -> tuple[Tiling, ...]:
         return ranked_tilings(request)
 
     def geometry(self, request: Request, tiling: Tiling) -> Geometry:
-        made = geometry(request, tiling)
-        assert made is not None
-        return made
+        geom = geometry(request, tiling)
+        assert geom is not None
+        return geom
 
     def is_legal(self, request: Request, tiling: Tiling) -> bool:
-        made = geometry(request, tiling)
-        return made is not None and made.down.passed <= MOST_PASSED
+        geom = geometry(request, tiling)
+        return geom is not None and geom.down.passed <= MOST_PASSED
 
     def shares(self, request: Request, tiling: Tiling) -> Shares:
-        made = self.geometry(request, tiling)
-        return Shares(made.rounds, made.block.number * made.parts)
+        geom = self.geometry(request, tiling)
+        return Shares(geom.rounds, geom.block.number * geom.parts)
 
     def blocks(self, request: Request, tiling: Tiling, multiprocessors: int) -> int:
-        made = self.geometry(request, tiling)
-        return made.persistent_blocks(request.chip, multiprocessors)
+        geom = self.geometry(request, tiling)
+        return geom.persistent_blocks(request.chip, multiprocessors)
 
     def kernel(self, request: Request, tiling: Tiling, blocks: int) -> cost.Kernel:
-        made = self.geometry(request, tiling)
-        return made.kernel(request.chip, cost.plain_rate(request), blocks)
+        geom = self.geometry(request, tiling)
+        return geom.kernel(request.chip, cost.plain_rate(request), blocks)
 
     def launches(
         self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN
     ) -> tuple[Launch, ...]:
         """Return the launch of the product and, in backprop_filter, the reduction of its chunks."""
         problem, strides, pass_ = request.problem, request.memory, request.pass_
-        made = self.geometry(request, choices.tiling)
+        geom = self.geometry(request, choices.tiling)
         outs, ins = channels_of(problem, pass_)
         depth, height, width = spatial(problem.filter_sizes)
         stride_d, stride_h, stride_w = spatial(problem.stride)
         _, dilation_h, dilation_w = spatial(problem.dilation)
         _, pad_h, pad_w = spatial(tuple(before for before, _ in problem.padding), 0)
-        block, down, across, pieces = made.block, made.down, made.across, made.pieces
+        block, down, across, pieces = geom.block, geom.down, geom.across, geom.pieces
         # ``begin`` and ``last`` are the first source columns of the first and of the last tile.
         begin, step = across.first - pad_w, across.extent * stride_w
         width_under = problem.input_sizes[-1]
@@ -708,7 +735,7 @@ class Direct(Streaming[Tiling]):
             "TILE_COLUMNS": across.extent,
             "LANES": block.lanes,
             "STRIPS": block.strips,
-            "RESIDENT": made.resident,
+            "RESIDENT": geom.resident,
             "RESULT_CHANNELS": pieces.result_channels,
             "RESULT_COLUMNS": pieces.result_columns,
             "SOURCE_CHANNELS": pieces.source_channels,
@@ -726,8 +753,8 @@ class Direct(Streaming[Tiling]):
             "DILATION_W": dilation_w,
             "PHASE_H": pad_h % stride_h,
             "PHASE_W": pad_w % stride_w,
-            "TAP_ROWS": made.tap_rows,
-            "SHARE": made.sources,
+            "TAP_ROWS": geom.tap_rows,
+            "SHARE": geom.sources,
             "RAGGED": int(down.ragged or across.ragged),
             **epilogue.defines,
         }
@@ -738,13 +765,13 @@ class Direct(Streaming[Tiling]):
             return Launch("conv_direct.cu", "conv_direct", variant, grid, (threads,), 0, arguments)
 
         if pass_ != "backprop_filter":
-            rounds_each = max(-(-made.rounds // choices.blocks), 1)
-            grid = (-(-made.rounds // rounds_each), block.number)
+            rounds_each = max(-(-geom.rounds // choices.blocks), 1)
+            grid = (-(-geom.rounds // rounds_each), block.number)
             source, result = ("x", "y") if pass_ == "forward" else ("y", "x")
-            walk = _walk(problem, pass_, made, rounds_each)
+            walk = _walk(problem, pass_, geom, rounds_each)
             return (launch(grid, source, "w", "bias", "add", result, walk, packed),)
-        chunked = (choices.splits, block.number, made.parts)
-        walk = _walk(problem, pass_, made, -(-made.rounds // choices.splits))
+        chunked = (choices.splits, block.number, geom.parts)
+        walk = _walk(problem, pass_, geom, -(-geom.rounds // choices.splits))
         product = launch(chunked, "x", "y", "workspace", walk, packed)
         return product, reduction(product, problem, choices.splits)
 

@@ -1,4 +1,4 @@
-"""Interface of a kernel family: its refusals, choices, modelled costs and launches."""
+"""Interface of a kernel family: unsupported layers, candidates, modelled times and launches."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Tile:
     Attributes:
         block_m, block_n, block_k: extents in elements.
         threads: threads per block.
-        macros: names and values of the variant's other macros.
-        since: oldest compute capability with enough registers and all instructions of the kernel.
+        macros: (name, value) of all other macros of the tile.
+        since: oldest compute capability that the tile supports.
         itemsize: required bytes per element; None if every size is supported.
         most_bytes: largest element size, in bytes, for which the tile fits into shared memory.
     """
@@ -63,14 +63,15 @@ class Choices:
 
     Attributes:
         tile: block tile of a GEMM kernel, else None.
-        tiling: tiling, as an instance of the family's ``tiling`` class; None in other families.
-        blocks: thread blocks per split.  A tile determines their number.  With a tiling, they are
-            the persistent blocks along the tiles of forward or backprop_input, and 0 in
-            backprop_filter.
-        splits: number of partial sums over gemm_k or over pixels, added up in a fixed order.
+        tiling: instance of the family's ``tiling`` class; None in a family with block tiles.
+        blocks: thread blocks per split.  In a family with block tiles, the tile determines the
+            number.  In a family with tilings, the blocks of forward and backprop_input divide the
+            tiles among themselves, and the number is 0 in backprop_filter, which has ``splits``.
+        splits: number of parts of gemm_k or of the pixels.  Each part has its own partial sums,
+            which a second launch adds up in a fixed order.
         workspace_bytes: device memory in addition to the tensors.
-        method: method of "numpy", or the operands that "cuda-gather" or "cuda-columns" copies
-            first; else empty.
+        method: algorithm of "numpy"; the operands to copy first in "cuda-gather" and
+            "cuda-columns"; "" in all other families.
     """
 
     tile: Tile | None = None
@@ -88,9 +89,10 @@ class Candidate(Choices):
     Attributes:
         family: the kernel family.
         microseconds: modelled time.
-        summary: the method in a few words; on a GPU, the copies of operands.
-        computing: modelled time without memory traffic, which decides between candidates of equal
-            time; 0 if unknown.
+        summary: text that ``plan`` prints: the algorithm on the CPU, the copies of operands on a
+            GPU.
+        computing: modelled time without memory traffic, in microseconds.  It decides between
+            candidates with equal ``microseconds``; 0 if unknown.
     """
 
     family: Family
@@ -125,12 +127,12 @@ class Family(ABC):
         return next((f"{self.name} {count}" for count in counts if count.value > count.most), None)
 
     def refuses_layer(self, request: Request) -> str | None:
-        """Return why the family cannot compute a layer; integer ranges are checked elsewhere."""
+        """Return why the family cannot compute a layer; ``refuses`` also checks integer ranges."""
         return None
 
     @abstractmethod
     def counts(self, request: Request) -> Iterable[Count]:
-        """Return the quantities that the kernels count in 32 bits."""
+        """Return the quantities of a layer that must fit into the kernels' 32-bit integers."""
 
     @abstractmethod
     def candidates(self, request: Request) -> Sequence[Candidate]:
@@ -195,7 +197,10 @@ def copies_async(device: Device) -> bool:
 
 
 def spatial(values: Sequence[int], filler: int = 1) -> tuple[int, int, int]:
-    """Return values per axis as depth, height and width; ``filler`` replaces missing left axes."""
+    """Return the values of one to three axes as (depth, height, width).
+
+    ``filler`` is the value of the missing axes, which are the leftmost.
+    """
     depth, height, width = (*(filler,) * (3 - len(values)), *values)
     return depth, height, width
 

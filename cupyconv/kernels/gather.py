@@ -15,9 +15,9 @@ from cupyconv.kernels.copies import (
     ROLES_OF,
     arrange,
     arranged,
-    arranging,
-    called,
     copy_bytes,
+    copy_time,
+    operand_names,
     shape_of,
 )
 from cupyconv.kernels.device import RESERVED_SHARED, Device
@@ -46,7 +46,7 @@ MOST_PHASES = 8 * MAX_PHASES
 """Largest number of stride phases of a pass (chosen)."""
 
 MOST_TAP_BITS = 255
-"""Largest T + R + S of a filter: a mask of taps has one bit per position along each axis."""
+"""Largest sum T + R + S of a filter's extents, the number of bits in a mask of taps (TapBits)."""
 
 MOST_SPLITS = (1 << 16) - 1
 """Largest number of splits, which are blocks along the second axis of the grid (CUDA's rule)."""
@@ -55,7 +55,7 @@ BLOCKS = (0.5, 1, 2, 3, 4, 6, 8, 12, 16)
 """Numbers of blocks per SM that the choice of splits aims at (chosen)."""
 
 FILLED = 0.9
-"""Fraction of the guaranteed resident blocks at which the chip counts as full (chosen)."""
+"""Fraction of RESIDENT blocks per SM from which on the chip counts as full (chosen)."""
 
 MOST_STAGES = 4
 """Largest number of stages of the ring (chosen)."""
@@ -83,8 +83,8 @@ class Access:
     """Vector access to one matrix in memory.
 
     Attributes:
-        along_first: whether vectors run along the first direction of the matrix (k for A and B, n
-            for C); else along the second.
+        along_first: whether vectors extend along k in A and B, and along n in C; else they extend
+            along m in A and C, and along n in B.
         vector: elements per vector access.
         apart: stride, in elements, between the single elements that adjacent lanes load.
     """
@@ -100,7 +100,7 @@ class Accesses:
 
     Attributes:
         a, b, c: access to each matrix.
-        taps_fastest: whether k runs over taps first, then over channels (filters in
+        taps_fastest: whether taps are the fastest index of k, else channels (filters in
             backprop_input).
     """
 
@@ -113,12 +113,12 @@ class Accesses:
 def accesses(pass_: str, problem: ConvProblem, strides: Strides) -> Accesses:
     """Return the accesses to A, B and C."""
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
-    itemsize, taken = ITEMSIZE[problem.dtype], strides.taken(problem)
+    itemsize, canonical = ITEMSIZE[problem.dtype], strides.canonical(problem)
 
     def along_channels_or_pixels(
         role: str, extent: int, sizes: tuple[int, ...], pixels_follow: bool
     ) -> Access:
-        apart: tuple[int, ...] = getattr(taken, role)
+        apart: tuple[int, ...] = getattr(canonical, role)
         alignment, channel = strides.alignment_of(role), problem.data_axes[1]
         if getattr(strides, role)[channel] == 1:
             return Access(True, neighbours(apart, channel, extent, alignment, itemsize))
@@ -126,8 +126,8 @@ def accesses(pass_: str, problem: ConvProblem, strides: Strides) -> Accesses:
         run = followers(apart, pixels, sizes, alignment, itemsize) if pixels_follow else 1
         return Access(False, run)
 
-    # Adjacent pixels of the matrix are adjacent in memory if the pass visits them in order.  Pixels
-    # gathered under taps are in order only in pointwise layers.
+    # Pixels form vectors if adjacent pixels of the matrix are adjacent in memory.  Pixels that are
+    # gathered under taps are adjacent only in pointwise layers.
     unit_stride = set(problem.stride) == {1}
     pointwise = (
         set(problem.filter_sizes) == {1} and unit_stride and not any(map(any, problem.padding))
@@ -137,7 +137,7 @@ def accesses(pass_: str, problem: ConvProblem, strides: Strides) -> Accesses:
     x = along_channels_or_pixels("x", channels, problem.input_sizes, x_in_order[pass_])
     y = along_channels_or_pixels("y", filters, problem.output_sizes, y_in_order)
 
-    alignment, apart = strides.alignment_of("w"), taken.w
+    alignment, apart = strides.alignment_of("w"), canonical.w
     w_filter, w_channel, *w_taps = problem.filter_axes
     summed_axis, summed = (w_channel, channels)
     if pass_ == "backprop_input":
@@ -211,8 +211,8 @@ class Gather(Tiled):
         _tile(64, 64, 2, 2, itemsize=4, tensor_cores=False, resident=4, since=(7, 5)),
         _tile(128, 32, 4, 1, itemsize=4, tensor_cores=False, resident=4, since=(7, 5)),
         _tile(64, 64, 2, 2, itemsize=8, tensor_cores=False, resident=3, since=(7, 5)),
-        # A small tile wastes few products on padding; one float64 product may take as long as 32
-        # float32 products.
+        # A small tile computes few products of padding, which take long: on some chips, a float64
+        # product takes as long as 32 float32 products.
         _tile(64, 16, 2, 1, itemsize=8, tensor_cores=False, resident=8, since=(7, 5)),
     )
 
@@ -244,17 +244,17 @@ class Gather(Tiled):
 
     def candidates(self, request: Request) -> list[Candidate]:
         return [
-            _behind_copies(candidate, request, method)
-            for method in worthwhile(request)
-            for candidate in super(Gather, self).candidates(_of_product(request, method))
+            _with_copies(candidate, request, method)
+            for method in worthwhile_methods(request)
+            for candidate in super(Gather, self).candidates(_product_request(request, method))
         ]
 
     def candidate(self, request: Request, choices: Choices) -> Candidate | None:
         method = choices.method
         if method not in METHODS[request.pass_]:
             return None
-        found = super().candidate(_of_product(request, method), replace(choices, method=""))
-        return found and _behind_copies(found, request, method)
+        found = super().candidate(_product_request(request, method), replace(choices, method=""))
+        return found and _with_copies(found, request, method)
 
     def gemms(self, request: Request) -> tuple[GemmView, ...]:
         if request.pass_ == "backprop_input":
@@ -303,7 +303,7 @@ class Gather(Tiled):
         import numpy as np
 
         pass_ = request.pass_
-        before, operands = _arranged(request, choices)
+        before, operands = _operand_copies(request, choices)
         problem, strides = product_of(pass_, choices.method, request.problem, request.memory)
         split = choices.splits > 1
         products = [
@@ -336,11 +336,11 @@ class Gather(Tiled):
     def filter_form(self, request: Request, choices: Choices) -> FilterForm | None:
         """Return the copy of w that the launches begin with; None if they read w itself."""
         problem, strides = request.problem, request.memory
-        seen, steps = product_of(request.pass_, choices.method, problem, strides)
+        copied, steps = product_of(request.pass_, choices.method, problem, strides)
         if "w" not in steps.copied:
             return None
-        size = copy_bytes(seen.filter_shape, ITEMSIZE[seen.dtype])
-        return FilterForm(seen.filter_format, size, arrange(problem, seen, strides, [("w", 0)]))
+        size = copy_bytes(copied.filter_shape, ITEMSIZE[copied.dtype])
+        return FilterForm(copied.filter_format, size, arrange(problem, copied, strides, [("w", 0)]))
 
 
 # -- copies ----------------------------------------------------------------------------------------
@@ -355,17 +355,17 @@ OPERANDS = {
 
 def _methods(operands: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     subsets = [roles for count in (1, 2) for roles in combinations(operands, count)]
-    return {"": (), **{f"{called(roles)} arranged": roles for roles in subsets}}
+    return {"": (), **{f"{operand_names(roles)} arranged": roles for roles in subsets}}
 
 
 METHODS = {pass_: _methods(operands) for pass_, operands in OPERANDS.items()}
-"""Names of the operands that are first copied with channels last, keyed by pass and method."""
+"""Names of the operands to copy with channels last before the product, keyed by pass and method."""
 
 
 def product_of(
     pass_: str, method: str, problem: ConvProblem, strides: Strides
 ) -> tuple[ConvProblem, Strides]:
-    """Return the problem and the strides that the product sees after a method's copies."""
+    """Return the problem and strides of the product, with the copies of a method as operands."""
     roles = METHODS[pass_][method]
     return arranged(problem, strides, roles) if roles else (problem, strides)
 
@@ -377,12 +377,12 @@ def copied_bytes(problem: ConvProblem, strides: Strides) -> int:
 
 
 def aligned(size: int) -> int:
-    """Return the size of partial sums, rounded up to the alignment of the copies that follow."""
+    """Return the bytes of partial sums, rounded up to the alignment of the copies after them."""
     return _multiple(size, PIECE_BYTES)
 
 
-def _of_product(request: Request, method: str) -> Request:
-    """Return the request for a method's product, with the workspace limit that the copies leave."""
+def _product_request(request: Request, method: str) -> Request:
+    """Return the request for a method's product; its workspace limit excludes the copies."""
     if not method:
         return request
     problem, strides = product_of(request.pass_, method, request.problem, request.memory)
@@ -392,25 +392,25 @@ def _of_product(request: Request, method: str) -> Request:
     return replace(request, problem=problem, strides=strides, workspace_limit=limit)
 
 
-def worthwhile(request: Request) -> Iterator[str]:
-    """Yield the methods that fit the workspace limit and gain wider vectors from every copy."""
-    methods, asked = METHODS[request.pass_], (request.problem, request.memory)
+def worthwhile_methods(request: Request) -> Iterator[str]:
+    """Yield the methods within the workspace limit in which every copy makes vectors wider."""
+    methods, operands = METHODS[request.pass_], (request.problem, request.memory)
     pieces = {}
     for method, roles in methods.items():
-        found = accesses(request.pass_, *product_of(request.pass_, method, *asked))
+        found = accesses(request.pass_, *product_of(request.pass_, method, *operands))
         pieces[roles] = dict(
             zip(OPERANDS[request.pass_], (found.a.vector, found.b.vector), strict=True)
         )
     for method, roles in methods.items():
         others = {role: tuple(other for other in roles if other != role) for role in roles}
-        size = copied_bytes(*product_of(request.pass_, method, *asked))
+        size = copied_bytes(*product_of(request.pass_, method, *operands))
         if request.affords(size) and all(
             pieces[roles][role] > pieces[others[role]][role] for role in roles
         ):
             yield method
 
 
-def _behind_copies(found: Candidate, request: Request, method: str) -> Candidate:
+def _with_copies(found: Candidate, request: Request, method: str) -> Candidate:
     """Return the candidate of a product, extended by the launch that copies its operands."""
     if not method:
         return found
@@ -419,10 +419,10 @@ def _behind_copies(found: Candidate, request: Request, method: str) -> Candidate
     shapes = [shape_of(problem, role) for role in strides.copied]
     return replace(
         found,
-        microseconds=found.microseconds + arranging(request.chip, shapes, itemsize),
+        microseconds=found.microseconds + copy_time(request.chip, shapes, itemsize),
         workspace_bytes=aligned(found.workspace_bytes) + size,
         method=method,
-        summary=f"{called(strides.copied)} copied with channels last",
+        summary=f"{operand_names(strides.copied)} copied with channels last",
     )
 
 
@@ -451,31 +451,32 @@ class Ring:
 
 
 def ring(
-    tile: Tile, found: Accesses, itemsize: int, device: Device, words: int, index: str = "int"
+    tile: Tile, vectors: Accesses, itemsize: int, device: Device, words: int, index: str = "int"
 ) -> Ring:
     """Return the ring of a tile, with as many stages as all resident blocks have room for.
 
     Args:
-        tile, found: tile and accesses of the variant.
+        tile: tile of the variant.
+        vectors: vector accesses of the variant.
         itemsize: bytes per element.
         device: device that the ring is for.
-        words: number of 32-bit words of tap bits, from ``tap_words``.
+        words: number of 32-bit words of tap bits (``tap_words``).
         index: C++ type of offsets.
     """
     m, n, k = tile.block_m, tile.block_n, tile.block_k
 
-    def of_operand(extent: int, along_k: bool) -> int:  # bytes of a RingTile, with its PADDING
+    def of_operand(extent: int, along_k: bool) -> int:  # bytes of a RingTile, padding included
         padding = 0 if along_k or itemsize == 2 else 32 // itemsize
         return (extent + padding) * k * itemsize
 
-    stage = of_operand(m, found.a.along_first) + of_operand(n, found.b.along_first)
-    # Each operand has half an address per position, and half an address per k for two steps.  After
-    # them come the loop counters of a step, the 8 numbers of the loops, and the block's tile.
+    stage = of_operand(m, vectors.a.along_first) + of_operand(n, vectors.b.along_first)
+    # Per operand, the tables have one address half for each position, and one for each k of two
+    # steps.  The loop counters of a step, the 8 integers of the loops and the block's tile follow.
     index_bytes = 4 if index == "int" else 8
     half = _multiple(index_bytes + 4 * words, 8 if words == 1 else index_bytes)
     positions = sum(
         extent // (1 if access.along_first else access.vector)
-        for access, extent in ((found.a, m), (found.b, n))
+        for access, extent in ((vectors.a, m), (vectors.b, n))
     )
     tables = _multiple((positions + 4 * k) * half + (4 * k + 12) * index_bytes, RING_ALIGNMENT)
     stages = 2
@@ -483,7 +484,7 @@ def ring(
         of_block = (device.chip.shared << 10) // tile.defines["RESIDENT"]
         room = of_block - RESERVED_SHARED - tables
         stages = max(2, min(MOST_STAGES, room // stage))
-    lines, line = (m, n) if found.c.along_first else (n, m)
+    lines, line = (m, n) if vectors.c.along_first else (n, m)
     output = lines * (line + 8) * itemsize + (m + n) * index_bytes if itemsize == 2 else 0
     return Ring(stages, max(stages * stage, _multiple(output, RING_ALIGNMENT)), tables)
 
@@ -497,8 +498,8 @@ def resident(request: Request, tile: Tile) -> int:
     """Return the resident blocks per SM."""
     problem, device = request.problem, request.device
     found = accesses(request.pass_, problem, request.memory)
-    made = ring(tile, found, ITEMSIZE[problem.dtype], device, tap_words(problem))
-    of_block = made.shared_bytes + made.table_bytes + RESERVED_SHARED
+    block_ring = ring(tile, found, ITEMSIZE[problem.dtype], device, tap_words(problem))
+    of_block = block_ring.shared_bytes + block_ring.table_bytes + RESERVED_SHARED
     by_registers = tile.defines["RESIDENT"]
     if tile.defines["TENSOR_CORES"]:
         sizes = (tile.block_m, tile.block_n, ITEMSIZE[problem.dtype])
@@ -532,7 +533,7 @@ def work(request: Request, tile: Tile, depth: float) -> cost.Work:
 
 
 def tap_bits(problem: ConvProblem) -> int:
-    """Return the number of tap bits: one per position along each of three axes."""
+    """Return the number of tap bits: one per filter position along each of three axes."""
     return sum(problem.filter_sizes) + 3 - len(problem.filter_sizes)
 
 
@@ -556,21 +557,21 @@ def product_launch(
     Args:
         device: device of the tensors.
         pass_: the pass.
-        problem, strides: the problem that the product sees, after any copies of its operands.
+        problem, strides: problem and strides of the product, whose operands may be copies.
         choices: tile, blocks and splits.
         operands: locations of A and B.
         epilogue: addition and activation of the results of forward or backprop_input.
         partial: write the sums to the workspace, in the accumulator's type; the order is (split,
             group, gemm_m, gemm_n), with the last two axes swapped if C is contiguous along m.
-        number: number of the launch, if the pass has several (``phase_launches``).
+        number: index of the launch in a pass with several launches (``phase_launches``).
     """
     tile = choices.tile
     assert tile is not None
     found = accesses(pass_, problem, strides)
     a, b, c = found.a, found.b, found.c
-    # Strides of single-element axes become 0, so that every offset, even outside the tensor, is a
-    # multiple of the vector's length.
-    strides = strides.taken(problem)
+    # With stride 0 along axes of one element, every offset is a multiple of the vector's length,
+    # even outside the tensor.
+    strides = strides.canonical(problem)
     index = parameters.index_type(problem, strides)
     phases = _phases(problem, pass_, choices, number)
     defines: dict[str, str | int] = {
@@ -591,8 +592,8 @@ def product_launch(
         "ASYNC_COPY": int(copies_async(device)),
         **epilogue.defines,
     }
-    made = ring(tile, found, ITEMSIZE[problem.dtype], device, tap_words(problem), index)
-    defines["STAGES"], defines["SHARED_BYTES"] = made.stages, made.shared_bytes
+    block_ring = ring(tile, found, ITEMSIZE[problem.dtype], device, tap_words(problem), index)
+    defines["STAGES"], defines["SHARED_BYTES"] = block_ring.stages, block_ring.shared_bytes
     packed = parameters.pack(problem, strides)
     return Launch(
         source="conv_gather.cu",
@@ -600,33 +601,35 @@ def product_launch(
         defines=tuple(defines.items()),
         grid=(int(phases["phase"]["end"][0, -1]) * problem.groups, choices.splits),
         block=(tile.threads,),
-        shared_bytes=made.shared_bytes,
+        shared_bytes=block_ring.shared_bytes,
         arguments=(*operands, "bias", "add", ROLES_OF[pass_][-1], "workspace", packed, phases),
     )
 
 
-def _arranged(request: Request, choices: Choices) -> tuple[tuple[Launch, ...], list[str | Part]]:
+def _operand_copies(
+    request: Request, choices: Choices
+) -> tuple[tuple[Launch, ...], list[str | Part]]:
     """Return the launch that copies operands, if any, and the locations of A and B.
 
-    The copies follow the partial sums in the workspace.
+    In the workspace, the copies follow the partial sums.
     """
     problem, strides, pass_ = request.problem, request.memory, request.pass_
-    seen, steps = product_of(pass_, choices.method, problem, strides)
+    copied, steps = product_of(pass_, choices.method, problem, strides)
     offset = 0
     if choices.splits > 1:
         size = _sums(problem, pass_) * accumulator_bytes(problem)
         offset = aligned(choices.splits * size)
     operands: list[str | Part] = []
-    made: list[tuple[str, int]] = []
+    copies: list[tuple[str, int]] = []
     for role in OPERANDS[pass_]:
-        is_there = (role == "w" and strides.w_arranged) or 0 in shape_of(seen, role)
-        if role not in steps.copied or is_there:
+        needs_no_copy = (role == "w" and strides.w_arranged) or 0 in shape_of(copied, role)
+        if role not in steps.copied or needs_no_copy:
             operands.append(role)
             continue
         operands.append(Part("workspace", offset))
-        made.append((role, offset))
-        offset += copy_bytes(shape_of(seen, role), ITEMSIZE[problem.dtype])
-    return ((arrange(problem, seen, strides, made),) if made else ()), operands
+        copies.append((role, offset))
+        offset += copy_bytes(shape_of(copied, role), ITEMSIZE[problem.dtype])
+    return ((arrange(problem, copied, strides, copies),) if copies else ()), operands
 
 
 def _sums(problem: ConvProblem, pass_: str) -> int:
@@ -655,10 +658,10 @@ def phase_launches(problem: ConvProblem, pass_: str) -> int:
 
 
 def _phases(problem: ConvProblem, pass_: str, choices: Choices, number: int = 0) -> np.ndarray:
-    """Return the stride phases of a launch, most taps first, each with the end of its tiles.
+    """Return the stride phases of a launch as StridePhases, those with the most taps first.
 
-    In backprop_input, the number of phases is rounded up to a power of two.  Other passes have a
-    single phase.
+    In backprop_input, empty phases are appended until their number is a power of two.  Other passes
+    have a single phase.
     """
     import numpy as np
 

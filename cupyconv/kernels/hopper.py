@@ -1,6 +1,7 @@
 """cuda-hopper (cuda/conv_hopper.cu): an implicit GEMM on wgmma, fed by TMA.
 
-A walk visits the pixels and taps of one dense problem.  cuda/include/walk.cuh explains its fields.
+A walk describes how TMA visits the pixels and taps of one dense problem: a whole pass, or a stride
+phase of backprop_input.  cuda/include/walk.cuh explains its fields.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from cupyconv.kernels.copies import (
     PIECE_BYTES,
     ROLES_OF,
     arrange,
-    called,
     copy_bytes,
     copy_strides,
+    operand_names,
     permuted,
     pitch,
     reordered,
@@ -62,15 +63,15 @@ MOST_STAGES = 8
 """Largest number of stages of the ring (chosen)."""
 
 MAX_MAPS = 16
-"""Largest number of tensor maps of the gathered tensor, and of walks, that 4 KB of kernel
-parameters have room for."""
+"""Largest number of walks, and of tensor maps of the operand under the taps.  All maps must fit
+into the 4 KB of kernel parameters."""
 
 _MOST_TILE_ROWS = 512
-"""Largest number of rows of a cluster's tiles; the last tiles may exceed the matrix by that many
-rows."""
+"""Largest number of rows of a cluster's tiles.  The last tiles may extend beyond the matrix by
+almost as many rows."""
 
 _MOST_FILLED = 1.25
-"""Largest number of computed pixels per image pixel, if rows are padded to lines (chosen)."""
+"""Largest number of computed pixels per result pixel, if rows are padded to lines (chosen)."""
 
 # Limits of cuTensorMapEncodeIm2col by number of spatial axes: range of the corners of the box of
 # base pixels, and largest offset of a tap.
@@ -96,12 +97,12 @@ class AxisWalk:
     Attributes:
         extent: size of the source tensor.
         pixels: number of pixels that the walk visits.
-        base: coordinate of the first base pixel, before any tap.
-        stride: step between base pixels.
+        base: source coordinate that the first pixel reads under the first tap: TMA's base pixel.
+        stride: step between the base pixels of adjacent pixels.
         taps: number of taps that contribute.
         spacing: step between taps in the source tensor.
-        filter_first, filter_step: first tap in the filter, and step between taps.
-        place_first, place_step: first pixel in the result, and step between pixels.
+        filter_first, filter_step: filter coordinate of the first tap, and step between taps.
+        place_first, place_step: result coordinate of the first pixel, and step between pixels.
     """
 
     extent: int
@@ -180,9 +181,9 @@ def _phases(axis: ConvAxis) -> list[AxisWalk]:
 
 
 def windows(problem: ConvProblem, line: int) -> int:
-    """Return the number of lines of channels under all taps.
+    """Return the number of windows, which are pairs of a tap and a line of ``line`` channels.
 
-    In the filter gradient, these lines are one side of the matrix; filters are the other side.
+    In the filter gradient, windows are one side of the matrix, and filters are the other side.
     """
     return prod(problem.filter_sizes) * -(-(problem.C // problem.groups) // line)
 
@@ -190,9 +191,9 @@ def windows(problem: ConvProblem, line: int) -> int:
 def matrices(
     problem: ConvProblem, pass_: str, tile: Tile, splits: int
 ) -> list[tuple[int, int, int]]:
-    """Return, for each walk, the rows and columns of a group's product, and the steps per sum.
+    """Return, for each walk, the rows and columns of a group's matrix C, and the steps along k.
 
-    In the filter gradient, a window's channels are padded to whole lines.
+    In the filter gradient, the channels of each tap are padded to whole lines.
     """
     line = tile.block_k
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
@@ -220,7 +221,7 @@ def _pixels(problem: ConvProblem, sizes: Sequence[int], line: int) -> int:
 
 
 def split_elements(problem: ConvProblem, pass_: str, tile: Tile) -> int:
-    """Return the number of sums per split: the elements of C, with rows padded to eight columns."""
+    """Return the number of sums per split: the elements of C, with columns padded to SUMS_PIECE."""
     ((rows, columns, _),) = matrices(problem, pass_, tile, 1)
     return rows * -(-columns // SUMS_PIECE) * SUMS_PIECE * problem.groups
 
@@ -254,15 +255,15 @@ def is_pointwise(problem: ConvProblem) -> bool:
 
 
 def is_planar(problem: ConvProblem) -> bool:
-    """Return whether kernels read x and dy with channels first, as lines of pixels of one row."""
+    """Return whether kernels read x and dy with channels first, in lines of pixels of a row."""
     return problem.data_axes[1] == 1
 
 
 def row_ends(problem: ConvProblem, pass_: str) -> tuple[int, ...]:
-    """Return the row lengths of a planar gathered tensor, one for each of its tensor maps.
+    """Return the row length of each tensor map of the operand under the taps, which is planar.
 
-    The filter gradient sums over lines of pixels.  If the last line is padded, each tap along the
-    row has a map in which x ends at the element that the tap reads for the last pixel.
+    The filter gradient sums over lines of pixels.  If the last line of a row is padded, each tap
+    along the row has its own map: x ends at the element that the tap reads for the last pixel.
     """
     axis, line = problem.axes[-1], LINE_BYTES // ITEMSIZE[problem.dtype]
     if pass_ != "backprop_filter" or axis.output % line == 0:
@@ -296,7 +297,7 @@ class Layout:
         problem: the problem with channels last, and channels or filters last in w.  In a planar
             layout, x and y have channels first, and a pointwise layer has one spatial axis.
         strides: strides of the tensors in the formats of ``problem``.
-        copied: names of operands that TMA cannot read.  Kernels read their copies, in which each
+        copied: names of operands that TMA cannot read.  Kernels read copies of them, in which each
             pixel or tap begins at a multiple of 16 bytes.
     """
 
@@ -329,58 +330,60 @@ def layouts(
         last = pass_ == "backprop_input"
     data_order = (problem.data_axes[0], *problem.data_axes[2:], problem.data_axes[1])
     filter_order = (*taps, channel, filter_) if last else (filter_, *taps, channel)
-    seen, steps = reordered(problem, strides, data_order, filter_order)
+    target, steps = reordered(problem, strides, data_order, filter_order)
     read = ROLES_OF[pass_][:-1]
     pixels = {"x", "y"} & set(read)
     is_aligned = strides.alignment % PIECE_BYTES == 0
-    reached = {role for role in read if is_aligned and _reaches(seen, pass_, role, steps[role])}
+    readable = {
+        role for role in read if is_aligned and _is_readable(target, pass_, role, steps[role])
+    }
     if operands == "planes":
-        reached = set(read)
-    found = [_with_copies(strides, seen, steps, pass_, reached)]
-    if is_aligned and operands != "tf32" and not pixels <= reached:
-        planar, planar_steps = _in_rows(problem, strides, filter_order)
+        readable = set(read)
+    found = [_with_copies(strides, target, steps, pass_, readable)]
+    if is_aligned and operands != "tf32" and not pixels <= readable:
+        planar, planar_steps = _channels_first(problem, strides, filter_order)
         if _has_lines(planar, pass_, {role: planar_steps[role] for role in pixels}):
-            found.append(_with_copies(strides, planar, planar_steps, pass_, reached | pixels))
+            found.append(_with_copies(strides, planar, planar_steps, pass_, readable | pixels))
     return tuple(found)
 
 
 def _with_copies(
     strides: Strides,
-    seen: ConvProblem,
+    target: ConvProblem,
     steps: dict[str, tuple[int, ...]],
     pass_: str,
-    reached: Container[str],
+    readable: Container[str],
 ) -> Layout:
     """Return the layout with copies of the operands that TMA cannot read."""
-    copied = tuple(role for role in ROLES_OF[pass_][:-1] if role not in reached)
-    itemsize = ITEMSIZE[seen.dtype]
-    copies = {role: copy_strides(shape_of(seen, role), itemsize) for role in copied}
+    copied = tuple(role for role in ROLES_OF[pass_][:-1] if role not in readable)
+    itemsize = ITEMSIZE[target.dtype]
+    copies = {role: copy_strides(shape_of(target, role), itemsize) for role in copied}
     steps = {**steps, **copies}
-    return Layout(seen, replace(strides, x=steps["x"], w=steps["w"], y=steps["y"]), copied)
+    return Layout(target, replace(strides, x=steps["x"], w=steps["w"], y=steps["y"]), copied)
 
 
-def _in_rows(
+def _channels_first(
     problem: ConvProblem, strides: Strides, filter_order: Sequence[int]
 ) -> tuple[ConvProblem, dict[str, tuple[int, ...]]]:
     """Return the problem and its strides with channels first.
 
     In a pointwise layer, the spatial axes are merged into one, if the strides allow it.
     """
-    seen, steps = reordered(problem, strides, problem.data_axes, filter_order)
+    target, steps = reordered(problem, strides, problem.data_axes, filter_order)
     spatial = range(2, 2 + problem.spatial_rank)
-    shapes = {role: shape_of(seen, role) for role in ("x", "y")}
+    shapes = {role: shape_of(target, role) for role in ("x", "y")}
     if not is_pointwise(problem) or not all(
         flattens(steps[role], shapes[role], spatial) for role in shapes
     ):
-        return seen, steps
-    taps = seen.filter_axes[2:]
+        return target, steps
+    taps = target.filter_axes[2:]
     kept = [axis for axis in range(len(filter_order)) if axis not in taps[1:]]
     flat = ConvProblem(
         (*shapes["x"][:2], prod(shapes["x"][2:])),
-        permuted(seen.filter_shape, kept),
+        permuted(target.filter_shape, kept),
         groups=problem.groups,
         data_format="NCW",
-        filter_format="WIO" if filters_last(seen) else "OWI",
+        filter_format="WIO" if filters_last(target) else "OWI",
         dtype=problem.dtype,
     )
     flat_steps = {"w": permuted(steps["w"], kept)}
@@ -413,7 +416,7 @@ def _has_lines(problem: ConvProblem, pass_: str, steps: Mapping[str, Sequence[in
     return computed <= _MOST_FILLED * problem.N * sum(map(prod, sizes))
 
 
-def _reaches(problem: ConvProblem, pass_: str, role: str, steps: Sequence[int]) -> bool:
+def _is_readable(problem: ConvProblem, pass_: str, role: str, steps: Sequence[int]) -> bool:
     """Return whether TMA can read an operand with these strides."""
     shape = shape_of(problem, role)
     if not mappable(steps, shape, ITEMSIZE[problem.dtype]):
@@ -480,7 +483,7 @@ def tma_counts(request: Request, operand_bytes: int, planes: int = 1) -> Iterato
     """Yield the quantities that TMA's coordinates and the kernels count."""
     problem, line = request.problem, LINE_BYTES // operand_bytes
     yield from reach_counts(problem)
-    # Padding rows to lines adds up to a quarter to the pixels.
+    # The limit leaves room for the pixels that pad rows to lines, at most a quarter more.
     pixels = problem.N * max(prod(problem.input_sizes), prod(problem.output_sizes))
     yield Count("pixels", pixels, 2**30 - 1)
     yield Count("images", problem.N, (2**31 - 1) // planes)
@@ -493,12 +496,12 @@ def tma_counts(request: Request, operand_bytes: int, planes: int = 1) -> Iterato
 
 
 def most_tiles(request: Request) -> int:
-    """Return the largest number of tiles; 32 bits must also count one more round of blocks."""
+    """Return the largest number of tiles; a block's 32-bit counter ends one step after them."""
     return 2**31 - 1 - request.device.resident_blocks
 
 
 def _refuse_groups(problem: ConvProblem, pass_: str, line: int) -> str | None:
-    """Return why groups do not fit lines of channels or filters; None if they do."""
+    """Return why TMA cannot load the channels or filters of one group; None if it can."""
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
     if 2 * min(channels, filters) < line:
         return (
@@ -524,7 +527,7 @@ def _refuse_groups(problem: ConvProblem, pass_: str, line: int) -> str | None:
 
 
 def _refuse_walks(problem: ConvProblem, pass_: str) -> str | None:
-    """Return why TMA's im2col mode does not support the pass; None if it does."""
+    """Return why TMA's im2col mode does not support a pass; None if the mode supports it."""
     phases = prod(problem.stride) if pass_ == "backprop_input" else 1
     if phases > MAX_MAPS:
         return f"TMA takes up to {MAX_MAPS} stride phases, not {phases}"
@@ -571,18 +574,18 @@ def ring_stages(block_m: int, block_n: int, itemsize: int) -> int:
 
 
 def tile_of(block_m: int, block_n: int, itemsize: int, operand_bytes: int, **macros: int) -> Tile:
-    """Return a tile for the consumer warpgroups and one producer warpgroup."""
+    """Return a tile of a kernel with CONSUMERS consumer warpgroups and one producer warpgroup."""
     line, threads = LINE_BYTES // operand_bytes, (CONSUMERS + 1) * WARPGROUP
     return Tile(block_m, block_n, line, threads, tuple(macros.items()), (9, 0), itemsize)
 
 
 def takes_turns(tile: Tile) -> bool:
-    """Return whether the consumer warpgroups take turns with whole tiles (macro TURNS)."""
+    """Return whether the consumer warpgroups compute whole tiles in turn (macro TURNS)."""
     return tile.block_n == 64 and tile.defines["PLANES"] == 1
 
 
 def _matrices(request: Request, tile: Tile, splits: int) -> list[tuple[int, int, int]]:
-    """Return the result of ``matrices`` for a request."""
+    """Return ``matrices`` of a request, in the layout that the tile reads."""
     return matrices(layout_of(request, tile).problem, request.pass_, tile, splits)
 
 
@@ -621,13 +624,13 @@ class Operand:
 
 @dataclass(frozen=True)
 class Staged:
-    """A pass with the locations of its operands, after any copies.
+    """A pass with the locations of the operands that its product reads.
 
     Attributes:
-        problem, strides: formats and strides that the kernels see.
+        problem, strides: problem and strides in the formats that the product reads.
         gathered, other: location of the tensor under the taps, and of the other operand.
         before: launches that copy operands, or split them into planes.
-        made: name of each copied operand, with the byte offset of its copy in the workspace.
+        copies: name of each copied operand, with the byte offset of its copy in the workspace.
     """
 
     problem: ConvProblem
@@ -635,13 +638,13 @@ class Staged:
     gathered: Operand
     other: Operand
     before: tuple[Launch, ...]
-    made: tuple[tuple[str, int], ...]
+    copies: tuple[tuple[str, int], ...]
 
 
 def stage(request: Request, choices: Choices) -> Staged:
     """Return a pass with the locations of its operands.
 
-    Copies and planes follow the sums of splits in the workspace.
+    In the workspace, copies and planes follow the sums of splits.
     """
     problem, strides, pass_ = request.problem, request.memory, request.pass_
     tile, splits = choices.tile, choices.splits
@@ -650,31 +653,31 @@ def stage(request: Request, choices: Choices) -> Staged:
     has_planes = planes == PLANES
     multiplied = "tf32" if problem.dtype == "float32" else problem.dtype
     found = layouts(problem, pass_, strides, "planes" if has_planes else multiplied)
-    seen = found[tile.defines["PLANAR"]]
+    layout = found[tile.defines["PLANAR"]]
     itemsize = 2 if has_planes else ITEMSIZE[problem.dtype]
 
-    offset = split_elements(seen.problem, pass_, tile) * splits * 4 if splits > 1 else 0
+    offset = split_elements(layout.problem, pass_, tile) * splits * 4 if splits > 1 else 0
     operands: list[Operand] = []
     made: list[tuple[str, int]] = []
     for role in ROLES_OF[pass_][:-1]:
-        operand = Operand(role, itemsize, seen.strides)
-        if has_planes or role in seen.copied:
-            copies = _copies(seen.problem, itemsize)
+        operand = Operand(role, itemsize, layout.strides)
+        if has_planes or role in layout.copied:
+            copies = _copies(layout.problem, itemsize)
             if role == "w" and strides.w_arranged:
                 operand = Operand(role, itemsize, copies, planes=planes)
             else:
                 operand = Operand("workspace", itemsize, copies, offset, planes)
                 made.append((role, offset))
-                offset += planes * copy_bytes(shape_of(seen.problem, role), itemsize)
+                offset += planes * copy_bytes(shape_of(layout.problem, role), itemsize)
         operands.append(operand)
     gathered, other = operands
     make = split if has_planes else arrange
-    before = (make(problem, seen.problem, strides, made),) if made else ()
-    return Staged(seen.problem, seen.strides, gathered, other, before, tuple(made))
+    before = (make(problem, layout.problem, strides, made),) if made else ()
+    return Staged(layout.problem, layout.strides, gathered, other, before, tuple(made))
 
 
 def _copies(problem: ConvProblem, itemsize: int) -> Strides:
-    """Return the strides of copies of all tensors."""
+    """Return the strides that copies of x, w and y have."""
     x, w, y = (copy_strides(shape_of(problem, role), itemsize) for role in ("x", "w", "y"))
     return Strides(x, w, y)
 
@@ -682,7 +685,7 @@ def _copies(problem: ConvProblem, itemsize: int) -> Strides:
 def common_defines(
     tile: Tile, pass_: str, problem: ConvProblem, epilogue: Epilogue
 ) -> dict[str, str | int]:
-    """Return the macros that do not depend on the loads of operands or the stores of C."""
+    """Return the macros of the pass, the types, the tile, the order of w, and the epilogue."""
     has_planes = tile.defines["PLANES"] == PLANES
     return {
         "PASS": PASSES.index(pass_),
@@ -694,8 +697,8 @@ def common_defines(
     }
 
 
-def staying_grid(walk: np.ndarray, tile: Tile, device: Device) -> tuple[int]:
-    """Return the grid of persistent blocks: at most one block per SM and one per tile."""
+def persistent_grid(walk: np.ndarray, tile: Tile, device: Device) -> tuple[int]:
+    """Return the grid of persistent blocks: at most one block per SM, and at most one per tile."""
     cluster = tile.defines["CLUSTER"]
     clusters = max(device.resident_blocks // cluster, 1)
     return (min(int(walk["tiles"][0]), clusters) * cluster,)
@@ -704,7 +707,7 @@ def staying_grid(walk: np.ndarray, tile: Tile, device: Device) -> tuple[int]:
 def _store(
     staged: Staged, pass_: str, walked: int, splits: int, epilogue: Epilogue
 ) -> tuple[int, int]:
-    """Return the values of the macros STORE (how C is stored) and RUN (elements per store)."""
+    """Return the values of the macros STORE (how C is stored) and RUN (elements per vector)."""
     problem, strides, result = staged.problem, staged.strides, ROLES_OF[pass_][-1]
     steps, shape = getattr(strides, result), shape_of(problem, result)
     itemsize, alignment = ITEMSIZE[problem.dtype], strides.alignment
@@ -714,8 +717,8 @@ def _store(
     else:
         along = problem.data_axes[1]
         of_group = shape[along] // problem.groups
-    taken = getattr(strides.taken(problem), result)
-    run = neighbours(taken, along, of_group, alignment, itemsize)
+    canonical = getattr(strides.canonical(problem), result)
+    run = neighbours(canonical, along, of_group, alignment, itemsize)
     if problem.dtype == "float32":
         return STORE_FLOAT, min(run, 2)
     if result == "w" or splits > 1:
@@ -724,13 +727,12 @@ def _store(
     if steps[along] != 1 and walked > 1:
         return STORE_COLUMNS, 1  # pixels of a stride phase are not adjacent
     if steps[along] != 1:
-        lined = (
-            spatial[-1:] if is_planar(problem) else spatial
-        )  # axes without padding between pixels
+        # Planar products pad each row, so that only pixels of one row are adjacent.
+        lined = spatial[-1:] if is_planar(problem) else spatial
         sizes = [shape[axis] for axis in lined]
-        return STORE_COLUMNS, followers(taken, lined, sizes, alignment, itemsize)
+        return STORE_COLUMNS, followers(canonical, lined, sizes, alignment, itemsize)
     is_matrix = walked == 1 and not is_planar(problem) and flattens(steps, shape, (batch, *spatial))
-    # A box must not reach into the next group.
+    # A box must not extend into the next group.
     is_matrix &= problem.groups == 1 or of_group % _BOX == 0
     has_map = mappable(steps, shape, itemsize) and alignment == PIECE_BYTES
     has_map &= not epilogue.adds  # TMA stores boxes, but the addend is loaded without it
@@ -792,7 +794,7 @@ def pack_walk(
             phase[name] = _spatial(walk, name)
         tiles_of_group += int(phase["tile_rows"]) * -(-columns // tile.block_n)
         all_steps = max(all_steps, steps)
-    # All phases share these fields, except that a phase without taps has no spacing.
+    # These fields are equal in all phases, but a phase without taps has no spacing.
     sample = next(walk for walk in walked if has_taps(walk))
     for name in _SHARED_FIELDS:
         fields[name] = _spatial(sample, name)
@@ -804,7 +806,7 @@ def pack_walk(
 
 
 def _spatial(walk: Walk, name: str) -> list[int]:
-    """Return a field for three axes; missing leading axes have one pixel and one tap."""
+    """Return a field of a walk for three axes; missing leading axes have one pixel and one tap."""
     missing = [int(name in ("pixels", "taps"))] * (parameters.SPATIAL - len(walk))
     return missing + [getattr(axis, name) for axis in walk]
 
@@ -813,9 +815,9 @@ def _spatial(walk: Walk, name: str) -> list[int]:
 
 
 def _maps(staged: Staged, pass_: str, tile: Tile, walked: Sequence[Walk]) -> list[TensorMap]:
-    """Return the tensor maps of the gathered tensor, followed by the map of the other operand.
+    """Return the tensor maps of the operand under the taps, then the map of the other operand.
 
-    The gathered tensor has one map per walk or, if it is planar, one map per row length.
+    The operand under the taps has one map per walk or, if it is planar, one map per row length.
     """
     problem = staged.problem
     gathered, other, _ = ROLES_OF[pass_]
@@ -829,7 +831,7 @@ def _maps(staged: Staged, pass_: str, tile: Tile, walked: Sequence[Walk]) -> lis
     elif is_pointwise(problem):
         maps = [_pixel_matrix(problem, gathered, staged.gathered, line, pixels)]
     else:
-        # A phase without taps loads nothing, so that any valid map will do.
+        # A phase without taps loads nothing; its map only has to be valid.
         sample = next(walk for walk in walked if has_taps(walk))
         maps = [
             _im2col(
@@ -855,11 +857,11 @@ def _pixel_matrix(
     pixels: int,
     with_planes: bool = True,
 ) -> TiledMap:
-    """Return the map of x or y as a matrix of pixels and channels."""
+    """Return the map of x or y as a matrix; a box has ``line`` channels of ``pixels`` pixels."""
     shape, steps = shape_of(problem, role), getattr(operand.strides, role)
     batch, channel, *spatial = problem.data_axes
-    count, step = _as_one(shape, steps, (*reversed(spatial), batch))
-    strides = _outwards(shape[channel], [(count, step), (operand.planes, 0)], operand.itemsize)
+    count, step = _merged_axis(shape, steps, (*reversed(spatial), batch))
+    strides = _outer_strides(shape[channel], [(count, step), (operand.planes, 0)], operand.itemsize)
     extents, box = (shape[channel], count, operand.planes), (line, pixels, 1)
     dimensions = 2 + with_planes
     return TiledMap(
@@ -872,13 +874,20 @@ def _pixel_matrix(
     )
 
 
-def _as_one(shape: Sequence[int], steps: Sequence[int], axes: Sequence[int]) -> tuple[int, int]:
-    """Return the extent and the stride of one axis that merges these axes, innermost first."""
+def _merged_axis(
+    shape: Sequence[int], steps: Sequence[int], axes: Sequence[int]
+) -> tuple[int, int]:
+    """Return the extent and the stride of the axis that several axes merge into.
+
+    Args:
+        shape, steps: shape and strides of the tensor.
+        axes: axes to merge, innermost first.
+    """
     walked = [axis for axis in axes if shape[axis] > 1]
     return prod(shape[axis] for axis in walked), steps[walked[0]] if walked else 0
 
 
-def _outwards(inner: int, axes: Sequence[tuple[int, int]], itemsize: int) -> tuple[int, ...]:
+def _outer_strides(inner: int, axes: Sequence[tuple[int, int]], itemsize: int) -> tuple[int, ...]:
     """Return the strides of axes in bytes, from the second innermost axis outwards.
 
     Each stride is a multiple of the previous stride.  An axis of one element therefore gets the
@@ -899,12 +908,14 @@ def _outwards(inner: int, axes: Sequence[tuple[int, int]], itemsize: int) -> tup
 
 
 def _rows(problem: ConvProblem, role: str, operand: Operand, line: int, end: int) -> TiledMap:
-    """Return the map of x or y with channels first; a box has channels, and pixels of one row.
+    """Return the map of x or y with channels first; a box has ``line`` pixels of one row.
 
     Args:
-        problem, role, operand: problem, name and location of the tensor.
+        problem: the problem.
+        role: "x" or "y".
+        operand: location of the tensor.
         line: number of pixels per box, and number of channels per box.
-        end: pixels per row; pixels beyond the end read as zero.
+        end: number of pixels of a row that the map contains; pixels from ``end`` on read as zero.
     """
     shape, steps = shape_of(problem, role), getattr(operand.strides, role)
     images, channels, *rows, _ = range(len(shape))
@@ -914,7 +925,7 @@ def _rows(problem: ConvProblem, role: str, operand: Operand, line: int, end: int
         operand.role,
         operand.itemsize,
         (end, *(shape[axis] for axis in outwards)),
-        _outwards(shape[-1], walked, operand.itemsize),
+        _outer_strides(shape[-1], walked, operand.itemsize),
         (line, *(1 for _ in rows), line, 1),
         operand.offset,
     )
@@ -923,7 +934,10 @@ def _rows(problem: ConvProblem, role: str, operand: Operand, line: int, end: int
 def _im2col(
     problem: ConvProblem, role: str, operand: Operand, walk: Walk, line: int, pixels: int
 ) -> Im2colMap:
-    """Return the im2col map of x or y for a walk; planes count as additional images."""
+    """Return the im2col map of x or y for a walk; planes count as additional images.
+
+    The map loads ``pixels`` pixels of ``line`` channels.
+    """
     extents, strides = pixel_dimensions(problem, role, operand)
     inner_first = tuple(reversed(walk))
     return Im2colMap(
@@ -943,13 +957,16 @@ def _im2col(
 def pixel_dimensions(
     problem: ConvProblem, role: str, operand: Operand
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the extents of x or y, channels first and images last, and the strides in bytes."""
+    """Return the extents and the strides (in bytes) of x or y, for a tensor map.
+
+    The axes are ordered from the innermost: channels, then spatial axes, then images.
+    """
     shape, steps = shape_of(problem, role), getattr(operand.strides, role)
     batch, channel, *spatial = problem.data_axes
     axes = (*reversed(spatial), batch)
     walked = [(shape[axis], steps[axis]) for axis in axes]
     extents = (shape[channel], *(shape[axis] for axis in axes))
-    return extents, _outwards(shape[channel], walked, operand.itemsize)
+    return extents, _outer_strides(shape[channel], walked, operand.itemsize)
 
 
 def filter_map(problem: ConvProblem, pass_: str, tile: Tile, operand: Operand) -> TiledMap:
@@ -961,7 +978,7 @@ def filter_map(problem: ConvProblem, pass_: str, tile: Tile, operand: Operand) -
     """
     shape, steps = problem.filter_shape, operand.strides.w
     filter_, channel, *spatial = problem.filter_axes
-    taps = _as_one(shape, steps, tuple(reversed(spatial)))
+    taps = _merged_axis(shape, steps, tuple(reversed(spatial)))
     channels, filters = ((shape[axis], steps[axis]) for axis in (channel, filter_))
     last, line = filters_last(problem), tile.block_k
     along_k = last == (pass_ == "backprop_input")
@@ -972,7 +989,7 @@ def filter_map(problem: ConvProblem, pass_: str, tile: Tile, operand: Operand) -
         operand.role,
         operand.itemsize,
         (inner[0], *(extent for extent, _ in others), operand.planes),
-        _outwards(inner[0], [*others, (operand.planes, 0)], operand.itemsize),
+        _outer_strides(inner[0], [*others, (operand.planes, 0)], operand.itemsize),
         (*box, 1),
         operand.offset,
     )
@@ -981,23 +998,25 @@ def filter_map(problem: ConvProblem, pass_: str, tile: Tile, operand: Operand) -
 # -- families --------------------------------------------------------------------------------------
 
 
-class Staying(Family):
+class Persistent(Family):
     """A family with persistent blocks.
 
     Attributes:
-        passes: products of tiles per step; each product loads its operands.
+        passes: products of operand tiles per step along k; each product loads its operands.
     """
 
     passes: ClassVar[int] = 1
 
     def before(self, request: Request, tile: Tile) -> tuple[float, int, str]:
         """Return the moved bytes, workspace bytes and summary of copies before the product."""
-        seen = layout_of(request, tile)
-        does = f"{called(seen.copied)} copied with channels last" if seen.copied else ""
-        return 2 * seen.copied_bytes, seen.copied_bytes, does
+        layout = layout_of(request, tile)
+        summary = (
+            f"{operand_names(layout.copied)} copied with channels last" if layout.copied else ""
+        )
+        return 2 * layout.copied_bytes, layout.copied_bytes, summary
 
-    def tiles_counted(self, request: Request) -> Count:
-        """Return the largest number of tiles that persistent blocks count, over all tile sizes."""
+    def count_of_tiles(self, request: Request) -> Count:
+        """Return the number of tiles as a Count, for the tile size with the most tiles."""
         most = max(
             sum(tile_count(tile, rows, columns) for rows, columns, _ in _matrices(request, tile, 1))
             for tile in self.fitting_tiles(request)
@@ -1020,7 +1039,7 @@ class Staying(Family):
         return self._costed(request, tile, splits) if fits else None
 
     def _splits(self, request: Request, tile: Tile) -> list[int]:
-        """Return the numbers of splits worth ranking: 1, and the numbers that fill a few waves."""
+        """Return the numbers of splits worth ranking: 1, and numbers that fill a few waves."""
         (rows, columns, steps), *_ = _matrices(request, tile, 2)
         most = min(steps // cost.LEAST_SPLIT_STEPS, self._most_splits(request, tile))
         if most <= 1:
@@ -1074,7 +1093,7 @@ class Staying(Family):
         )
 
     def _kernel(self, request: Request, tile: Tile, tiles: int, steps: float) -> cost.Kernel:
-        """Return the product for the cost model: one block per tile, with ``steps`` steps each."""
+        """Return the work of a product with ``steps`` steps along k per tile."""
         chip, m, n = request.chip, tile.block_m, tile.block_n
         rate = chip.group_tensor_rate / (2 if request.operands == "tf32" else 1)
         # TMA writes the lines of A and B.  A warpgroup reads its own lines of A and, for every 64
@@ -1095,18 +1114,20 @@ class Staying(Family):
         tile, pass_, splits = choices.tile, request.pass_, choices.splits
         assert tile is not None
         staged = stage(request, choices)
-        seen = staged.problem
-        walked = walks(seen, pass_)
-        walk = pack_walk(seen, pass_, tile, matrices(seen, pass_, tile, splits), splits)
+        problem = staged.problem
+        walked = walks(problem, pass_)
+        walk = pack_walk(problem, pass_, tile, matrices(problem, pass_, tile, splits), splits)
         store, run = _store(staged, pass_, len(walked), splits, epilogue)
         maps = _maps(staged, pass_, tile, walked)
         defines: dict[str, str | int] = {
-            **common_defines(tile, pass_, seen, epilogue),
-            "WINDOW_ROWS": int(pass_ == "backprop_filter" and has_window_rows(seen, tile, splits)),
-            "SPATIAL": seen.spatial_rank,
+            **common_defines(tile, pass_, problem, epilogue),
+            "WINDOW_ROWS": int(
+                pass_ == "backprop_filter" and has_window_rows(problem, tile, splits)
+            ),
+            "SPATIAL": problem.spatial_rank,
             "PHASES": len(walked),
             "MAPS": len(maps) - 1,
-            "POINTWISE": int(is_pointwise(seen) and not is_planar(seen)),
+            "POINTWISE": int(is_pointwise(problem) and not is_planar(problem)),
             "STORE": store,
             "RUN": run,
             "SPLIT": int(splits > 1),
@@ -1114,16 +1135,16 @@ class Staying(Family):
         }
         result = ROLES_OF[pass_][-1]
         if store == STORE_BOXES:
-            written = Operand(result, ITEMSIZE[seen.dtype], staged.strides)
-            maps.append(_pixel_matrix(seen, result, written, _BOX, _BOX, False))
+            written = Operand(result, ITEMSIZE[problem.dtype], staged.strides)
+            maps.append(_pixel_matrix(problem, result, written, _BOX, _BOX, False))
         else:
             maps.append(maps[-1])  # unused
-        packed = parameters.pack(seen, staged.strides)
+        packed = parameters.pack(problem, staged.strides)
         product = Launch(
             source="conv_hopper.cu",
             entry="conv_hopper",
             defines=tuple(defines.items()),
-            grid=staying_grid(walk, tile, request.device),
+            grid=persistent_grid(walk, tile, request.device),
             block=(tile.threads,),
             shared_bytes=shared_bytes(tile),
             arguments=("bias", "add", result, "workspace", TensorMaps(tuple(maps)), walk, packed),
@@ -1131,7 +1152,7 @@ class Staying(Family):
         )
         if splits == 1:
             return (*staged.before, product)
-        pieces = split_elements(seen, pass_, tile) // SUMS_PIECE
+        pieces = split_elements(problem, pass_, tile) // SUMS_PIECE
         reduction = Launch(
             source="conv_hopper.cu",
             entry="conv_hopper_reduce",
@@ -1148,7 +1169,7 @@ class Staying(Family):
         """Return the copy or planes of w that the launches begin with; None if they read w."""
         problem, strides = request.problem, request.memory
         staged = stage(request, choices)
-        if "w" not in dict(staged.made):
+        if "w" not in dict(staged.copies):
             return None
         held, make = staged.other, arrange
         name: str = filter_formats(problem.spatial_rank)[1 if filters_last(staged.problem) else 2]
@@ -1158,7 +1179,7 @@ class Staying(Family):
         return FilterForm(name, size, make(problem, staged.problem, strides, [("w", 0)]))
 
 
-class Hopper(Staying):
+class Hopper(Persistent):
     name = "cuda-hopper"
     summary = "implicit GEMM on wgmma, fed by TMA, in persistent blocks that compute many tiles"
     tiles = tuple(
@@ -1183,7 +1204,7 @@ class Hopper(Staying):
 
     def counts(self, request: Request) -> Iterator[Count]:
         yield from tma_counts(request, ITEMSIZE[request.problem.dtype])
-        yield self.tiles_counted(request)
+        yield self.count_of_tiles(request)
 
     def refuses_layer(self, request: Request) -> str | None:
         operands = request.operands

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cupyconv.kernels.copies import ROLES_OF, called, copy_bytes, shape_of
+from cupyconv.kernels.copies import ROLES_OF, copy_bytes, operand_names, shape_of
 from cupyconv.kernels.family import Tile
 from cupyconv.kernels.hopper import (
     PLANES,
     Layout,
-    Staying,
+    Persistent,
     layouts,
     ring_stages,
     tile_of,
@@ -25,9 +25,9 @@ from cupyconv.kernels.request import Request
 
 def plane_bytes(request: Request) -> int:
     """Return the workspace for the planes of both operands of a pass, in bytes."""
-    seen = _layout(request).problem
+    problem = _layout(request).problem
     operands = ROLES_OF[request.pass_][:-1]
-    return sum(PLANES * copy_bytes(shape_of(seen, role), 2) for role in operands)
+    return sum(PLANES * copy_bytes(shape_of(problem, role), 2) for role in operands)
 
 
 def _layout(request: Request) -> Layout:
@@ -35,12 +35,12 @@ def _layout(request: Request) -> Layout:
     return found
 
 
-class HopperBf16x6(Staying):
+class HopperBf16x6(Persistent):
     name = "cuda-hopper-bf16x6"
     summary = "float32 split into three bfloat16 planes, which cuda-hopper's kernel multiplies"
     passes = 6  # products of planes per product of float32 operands
-    # A thread has two sets of sums in registers: the accumulators of wgmma, and the sums to which
-    # these are added.  For 256 columns, there are too few registers.
+    # A thread has two sets of sums in registers: the accumulators of wgmma, and the float sums to
+    # which the kernel adds these accumulators.  Tiles of 256 columns would need too many registers.
     tiles = tuple(
         tile_of(
             *(block_m, block_n, 4, 2),
@@ -54,7 +54,7 @@ class HopperBf16x6(Staying):
 
     def counts(self, request: Request) -> Iterator[Count]:
         yield from tma_counts(request, operand_bytes=2, planes=PLANES)
-        yield self.tiles_counted(request)
+        yield self.count_of_tiles(request)
 
     def refuses_layer(self, request: Request) -> str | None:
         problem = request.problem
@@ -74,9 +74,9 @@ class HopperBf16x6(Staying):
                 f"the planes of the operands need a workspace of {least} bytes, the limit is "
                 f"{request.workspace_limit}"
             )
-        seen = _layout(request)
+        layout = _layout(request)
         for role in ROLES_OF[request.pass_][:-1]:
-            if getattr(seen.strides, role)[-1] != 1 < shape_of(seen.problem, role)[-1]:
+            if getattr(layout.strides, role)[-1] != 1 < shape_of(layout.problem, role)[-1]:
                 return (
                     "cuda-hopper-bf16x6 takes operands with channels or filters contiguous in "
                     f"memory: in {role}, they are not contiguous"
@@ -84,9 +84,9 @@ class HopperBf16x6(Staying):
         return None
 
     def before(self, request: Request, tile: Tile) -> tuple[float, int, str]:
-        planes, split = plane_bytes(request), called(ROLES_OF[request.pass_][:-1])
-        read_and_written = planes * 5 / 3  # float32, and three planes
-        return read_and_written, planes, f"{split} split into planes"
+        planes, split = plane_bytes(request), operand_names(ROLES_OF[request.pass_][:-1])
+        moved = planes * 5 / 3  # per element, 4 bytes are read and 3 x 2 bytes are written
+        return moved, planes, f"{split} split into planes"
 
 
 CUDA_HOPPER_BF16X6 = HopperBf16x6()

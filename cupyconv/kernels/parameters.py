@@ -60,15 +60,15 @@ def pack(problem: ConvProblem, strides: Strides) -> np.ndarray:
     return record
 
 
-def index_type(problem: ConvProblem, strides: Strides, numbered: int = 0) -> str:
+def index_type(problem: ConvProblem, strides: Strides, largest_count: int = 0) -> str:
     """Return the C++ type of a kernel's indices and offsets: ``int`` if all fit into 32 bits.
 
     Args:
         problem: the configuration.
         strides: strides of the tensors.
-        numbered: largest other number that the kernel counts to, such as rows of all images.
+        largest_count: largest number that the kernel counts to, such as the rows of all images.
     """
-    largest = max(largest_index(problem, strides), numbered + MARGIN)
+    largest = max(largest_index(problem, strides), largest_count + MARGIN)
     return "int" if largest < 2**31 else "long long"
 
 

@@ -1,4 +1,4 @@
-"""cuda-patch (cuda/conv_patch.cu): for few input channels; the input of a tile is copied once."""
+"""cuda-patch (cuda/conv_patch.cu): for few input channels; copies the input under a tile once."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ WARPS = 4
 """Warps per block."""
 
 MAX_CHANNELS = 8
-"""Largest number of channels; with more channels, cuda-gather can use 16-byte vectors too
-(chosen)."""
+"""Largest number of input channels (chosen).  With more channels, cuda-gather can copy 16-byte
+vectors."""
 
 _PIXELS = (128, 64)  # possible numbers of output pixels per tile (chosen)
 _COLUMNS = (128, 64, 32, 16, 8)  # possible numbers of output columns per tile (chosen)
@@ -44,7 +44,7 @@ class Access:
     Attributes:
         x_last: whether a line of the patch contains all channels; else one channel.
         x_vector: elements per vector of x.
-        shift: elements from an aligned address to the first window of a tile.
+        shift: elements from the last aligned address to the first window of a tile.
         y_last: whether channels are contiguous in y.
         y_vector: elements per vector of y.
     """
@@ -62,14 +62,14 @@ class Rows:
 
     Attributes:
         word: elements per word.
-        classes: number of pixel classes: 2 if some windows begin at the first element of a word and
-            others at the second, else 1.
-        run: contiguous elements in a line of the patch.
+        classes: number of pixel classes: 2 if windows of some pixels begin at the first element of
+            a word and windows of other pixels at the second, else 1.
+        run: elements per run, the contiguous elements of a line that a filter row reads.
         run_words: words per run.
         words: words of all runs together, rounded up to a multiple of 8.
         conflicts: mean wavefronts per access to the patch.
-        residue: best line pitch in elements, modulo one round of the banks; None if every pitch is
-            equally good.
+        residue: best line pitch in elements, modulo the elements of all banks (128 bytes); None if
+            every pitch is equally good.
     """
 
     word: int
@@ -107,12 +107,12 @@ class Geometry:
         warps_n: warps of a block along words, in backprop_filter; else 0.
         warp_words: groups of 8 words per warp, in backprop_filter; else 0.
         share_words: words per block, in backprop_filter; else 0.
-        shares: number of parts of the words, in backprop_filter; else 1.
+        shares: number of blocks that divide the words, in backprop_filter; else 1.
         tiles: number of tiles that cover the output.
         shared_bytes: shared memory per block, in bytes.
         resident: resident blocks per SM.
-        tile: work of a block per tile.
-        block: work of a block in addition to its tiles.
+        tile: work per tile.
+        block: work per block in addition to its tiles.
     """
 
     tiling: Tiling
@@ -208,7 +208,7 @@ def _conflicts(
         return total
 
     period = _BANKS * 4 // itemsize
-    # Add whole rounds of the banks, so that lines of the patch do not overlap.
+    # ``apart`` is a multiple of 128 bytes, and so long that lines of the patch do not overlap.
     apart = period * (1 + max(column for _, column in words) + pixels * of_pixel)
     unit = max(access.x_vector, rows.word, period // 8)
     found = {residue: wavefronts(apart + residue) for residue in range(0, period, unit)}
@@ -218,7 +218,7 @@ def _conflicts(
 
 
 def _words(problem: ConvProblem, access: Access, rows: Rows) -> Iterator[tuple[int, int]]:
-    """Yield the line and the first element of each word; the planes of a volume are contiguous."""
+    """Yield (line, first element in the line) of each word, with a volume's planes as more rows."""
     step, line_channels = (problem.C, 1) if access.x_last else (1, problem.C)
     depth, height, _ = spatial(problem.filter_sizes)
     gap_h, gap_w = spatial(problem.dilation)[1:]
@@ -233,12 +233,12 @@ def ranked_tilings(request: Request) -> tuple[Tiling, ...]:
     """Return the tilings, fastest modelled time first; empty if no tiling fits into a block."""
     chip = request.chip
 
-    def microseconds(made: Geometry) -> float:
-        blocks = persistent_blocks(request, made, chip.multiprocessors)
-        return _kernel(request, made, blocks).computing(chip)
+    def microseconds(geom: Geometry) -> float:
+        blocks = persistent_blocks(request, geom, chip.multiprocessors)
+        return _kernel(request, geom, blocks).computing(chip)
 
-    made = (geometry(request, tiling) for tiling in _tilings(request))
-    return tuple(fitting.tiling for fitting in sorted(filter(None, made), key=microseconds))
+    geometries = (geometry(request, tiling) for tiling in _tilings(request))
+    return tuple(fitting.tiling for fitting in sorted(filter(None, geometries), key=microseconds))
 
 
 def _tilings(request: Request) -> Iterator[Tiling]:
@@ -265,36 +265,36 @@ def geometry(request: Request, tiling: Tiling) -> Geometry | None:
     rows = rows_of(request)
     patch = _patch(request, rows, tiling.tile_p, tiling.tile_q)
     construct = _forward_geometry if request.pass_ == "forward" else _filter_geometry
-    made = construct(request, rows, patch, tiling)
+    geom = construct(request, rows, patch, tiling)
     limit = request.chip.block_shared << 10
-    return made if made is not None and made.shared_bytes <= limit else None
+    return geom if geom is not None and geom.shared_bytes <= limit else None
 
 
-def persistent_blocks(request: Request, made: Geometry, multiprocessors: int) -> int:
+def persistent_blocks(request: Request, geom: Geometry, multiprocessors: int) -> int:
     """Return the number of blocks along the tiles in the forward pass.
 
     All blocks are resident at once, and the tiles are balanced among them.
     """
-    at_once = max(multiprocessors * made.resident // _others(request, made), 1)
-    each = max(-(-made.tiles // at_once), 1)
-    return max(-(-made.tiles // each), 1)
+    at_once = max(multiprocessors * geom.resident // _others(request, geom), 1)
+    each = max(-(-geom.tiles // at_once), 1)
+    return max(-(-geom.tiles // each), 1)
 
 
-def _kernel(request: Request, made: Geometry, blocks: int) -> cost.Kernel:
-    """Return the product for the cost model; ``blocks`` blocks or chunks share its tiles."""
-    each = max(-(-made.tiles // blocks), 1)
-    work = made.tile.times(each) + made.block
-    return cost.Kernel(blocks * _others(request, made), made.resident, WARPS, work)
+def _kernel(request: Request, geom: Geometry, blocks: int) -> cost.Kernel:
+    """Return the work of the product if ``blocks`` blocks or chunks divide the tiles."""
+    each = max(-(-geom.tiles // blocks), 1)
+    work = geom.tile.times(each) + geom.block
+    return cost.Kernel(blocks * _others(request, geom), geom.resident, WARPS, work)
 
 
-def _others(request: Request, made: Geometry) -> int:
-    """Return the number of blocks that compute the same tiles, for other filters or words."""
-    return -(-request.problem.K // made.tiling.filters) * made.shares
+def _others(request: Request, geom: Geometry) -> int:
+    """Return the number of blocks that read the same tile, for different filters or words."""
+    return -(-request.problem.K // geom.tiling.filters) * geom.shares
 
 
 @dataclass(frozen=True)
 class _Patch:
-    """A tile of tile_p x tile_q output pixels, with the patch of input under it.
+    """A tile of output pixels, and the patch: the part of the input that the tile reads.
 
     Attributes:
         tile_p, tile_q: rows and columns of output pixels.
@@ -393,7 +393,7 @@ def _work(
         request: the pass.
         products: number of products of fragments.
         loads: number of wavefronts that load fragments from shared memory.
-        patch: the tile and its input.
+        patch: the tile and its patch.
         others: number of vectors of y to store, or of dy to copy.
     """
     chip, access, itemsize = request.chip, access_of(request), ITEMSIZE[request.problem.dtype]
@@ -420,7 +420,7 @@ def _filter_geometry(
     rounded = 4 if itemsize == 4 else 0  # registers for rounding to TF32
     steps = pixels // (8 * rows.word)  # number of steps along pixels
     most = _SUMS // (registers * row_tiles + 1)  # one register for an offset
-    whole = rows.run_words if rows.classes == 2 else 8  # one share needs both classes of a run
+    whole = rows.run_words if rows.classes == 2 else 8  # with 2 classes, whole runs only
     if not rows.classes <= warps_k <= steps or 8 * warps_n * most < whole:
         return None
     units = -(-rows.words // whole)
@@ -430,7 +430,7 @@ def _filter_geometry(
     lines, line = (pixels, filters) if access.y_last else (filters, pixels)
     padding = 32 if access.y_last and itemsize > 2 else 0  # RingTile::PADDING
     stage = lines * (line * itemsize + padding) + patch.size
-    # The warps along pixels exchange sums in the shared memory of the stages.
+    # Warps along pixels add up their sums in the shared memory of the stages.
     sums = (share_words * rows.word + rows.word - 1) * (filters + 4 // rows.word)
     exchange = sums * accumulator_bytes(problem) if warps_k > 1 else 0
     shared = max(2 * (-(-stage // 128) * 128), -(-exchange // 128) * 128)
@@ -458,7 +458,7 @@ def _filter_work(
     steps = patch.pixels // (8 * rows.word)
     products = steps * warps_n * warp_words * rows.word * row_tiles
     loads = steps * warps_n * (row_tiles * 4 + warp_words * 2 * rows.word * rows.conflicts)
-    # Adjacent pixels of a row belong to different classes; a thread stores them one at a time.
+    # With two classes, adjacent pixels of dy belong to different classes and are stored one by one.
     is_split = not access.y_last and rows.classes == 2
     elements = 16 * row_tiles * patch.pixels
     work = _work(request, products, loads, patch, elements / (1 if is_split else access.y_vector))
@@ -501,24 +501,24 @@ class Patch(Streaming[Tiling]):
         return None
 
     def counts(self, request: Request) -> Iterator[Count]:
-        made = self.geometry(request, self.choose(request))
-        yield Count("elements between adjacent rows of windows", _reach(request, made), 2**31 - 1)
+        geom = self.geometry(request, self.choose(request))
+        yield Count("elements between adjacent rows of windows", _reach(request, geom), 2**31 - 1)
 
     def tilings(self, request: Request) -> tuple[Tiling, ...]:
         return ranked_tilings(request)
 
     def geometry(self, request: Request, tiling: Tiling) -> Geometry:
-        made = geometry(request, tiling)
-        assert made is not None
-        return made
+        geom = geometry(request, tiling)
+        assert geom is not None
+        return geom
 
     def is_legal(self, request: Request, tiling: Tiling) -> bool:
-        made = geometry(request, tiling)
-        return made is not None and _reach(request, made) < 2**31
+        geom = geometry(request, tiling)
+        return geom is not None and _reach(request, geom) < 2**31
 
     def shares(self, request: Request, tiling: Tiling) -> Shares:
-        made = self.geometry(request, tiling)
-        return Shares(made.tiles, _others(request, made))
+        geom = self.geometry(request, tiling)
+        return Shares(geom.tiles, _others(request, geom))
 
     def blocks(self, request: Request, tiling: Tiling, multiprocessors: int) -> int:
         return persistent_blocks(request, self.geometry(request, tiling), multiprocessors)
@@ -531,8 +531,8 @@ class Patch(Streaming[Tiling]):
     ) -> tuple[Launch, ...]:
         """Return the launch of the product and, in backprop_filter, the reduction of its chunks."""
         problem, strides = request.problem, request.memory
-        access, made = access_of(request), self.geometry(request, choices.tiling)
-        tiling = made.tiling
+        access, geom = access_of(request), self.geometry(request, choices.tiling)
+        tiling = geom.tiling
         is_filter = request.pass_ == "backprop_filter"
         depth, height, width = spatial(problem.filter_sizes)
         defines: dict[str, str | int] = {
@@ -550,22 +550,22 @@ class Patch(Streaming[Tiling]):
             "DILATION_W": problem.dilation[-1],
             "TILE_P": tiling.tile_p,
             "TILE_Q": tiling.tile_q,
-            "LINE_PITCH": made.line_pitch,
+            "LINE_PITCH": geom.line_pitch,
             "X_VECTOR": access.x_vector,
             "SHIFT": access.shift,
             "Y_LAST": int(access.y_last),
             "Y_VECTOR": access.y_vector,
             "ASYNC_COPY": int(copies_async(request.device)),
-            "RESIDENT": made.resident,
-            "SHARED_BYTES": made.shared_bytes,
+            "RESIDENT": geom.resident,
+            "SHARED_BYTES": geom.shared_bytes,
         }
         if is_filter:
             defines |= {
                 "ROW_TILES": tiling.filters // 16,
-                "WARPS_N": made.warps_n,
+                "WARPS_N": geom.warps_n,
                 "WARPS_K": tiling.warps_k,
-                "WARP_WORDS": made.warp_words,
-                "SHARE_WORDS": made.share_words,
+                "WARP_WORDS": geom.warp_words,
+                "SHARE_WORDS": geom.share_words,
             }
         else:
             defines |= {"BLOCK_N": tiling.filters, **epilogue.defines}
@@ -579,25 +579,25 @@ class Patch(Streaming[Tiling]):
                 defines=tuple(defines.items()),
                 grid=grid,
                 block=(THREADS,),
-                shared_bytes=made.shared_bytes,
+                shared_bytes=geom.shared_bytes,
                 arguments=arguments,
             )
 
         if not is_filter:
             # All persistent blocks compute nearly the same number of tiles.
-            tiles_each = max(-(-made.tiles // choices.blocks), 1)
-            grid = (-(-made.tiles // tiles_each), filter_blocks)
+            tiles_each = max(-(-geom.tiles // choices.blocks), 1)
+            grid = (-(-geom.tiles // tiles_each), filter_blocks)
             return (launch(grid, "x", "w", "bias", "add", "y", packed),)
         product = launch(
-            (choices.splits, filter_blocks, made.shares), "x", "y", "workspace", packed
+            (choices.splits, filter_blocks, geom.shares), "x", "y", "workspace", packed
         )
         return product, reduction(product, problem, choices.splits)
 
 
-def _reach(request: Request, made: Geometry) -> int:
-    """Return the distance of vertically adjacent windows in the patch, in elements."""
+def _reach(request: Request, geom: Geometry) -> int:
+    """Return the distance of vertically adjacent pixels' windows in the patch, in elements."""
     lines = 1 if access_of(request).x_last else request.problem.C
-    return spatial(request.problem.stride)[1] * lines * made.line_pitch
+    return spatial(request.problem.stride)[1] * lines * geom.line_pitch
 
 
 CUDA_PATCH = Patch()

@@ -17,7 +17,7 @@ MOST_BLOCKS = 2**31 - 1
 """Largest number of thread blocks along the first axis of a grid (CUDA's rule)."""
 
 _WINDOWS = 8
-"""Upper bound of the extent of a tile along an axis, in strides of its windows (chosen)."""
+"""Upper bound of a tile's extent along an axis, as a multiple of the layer's stride (chosen)."""
 
 MARGIN = 2**16
 """Number of elements added to every index range; no tile has as many elements (chosen)."""
@@ -59,7 +59,7 @@ def largest_index(problem: ConvProblem, strides: Strides) -> int:
 
 
 def offset_counts(problem: ConvProblem, strides: Strides) -> Iterator[Count]:
-    """Yield the quantity that kernels count in 64 bits when 32 bits are too few."""
+    """Yield the largest offset, which kernels store in 64 bits if 32 bits are too few."""
     shapes = problem.input_shape, problem.filter_shape, problem.output_shape
     # Larger tensors cannot exist; their allocation fails with an error.
     if max(map(prod, shapes)) * ITEMSIZE[problem.dtype] <= LARGEST:
@@ -68,7 +68,7 @@ def offset_counts(problem: ConvProblem, strides: Strides) -> Iterator[Count]:
 
 
 def window_count(problem: ConvProblem) -> Count:
-    """Return the quantity stored in 32-bit macros: the span of a tile's windows and taps."""
+    """Return the span of a tile's windows and taps, which 32-bit macros contain."""
     reach = (
         axis.effective_filter + axis.dilation + _WINDOWS * axis.stride for axis in problem.axes
     )
@@ -77,7 +77,7 @@ def window_count(problem: ConvProblem) -> Count:
 
 
 def reach_counts(problem: ConvProblem) -> Iterator[Count]:
-    """Yield the quantities stored in 32-bit coordinates."""
+    """Yield the quantities that kernels with 32-bit coordinates store."""
     extents = (*problem.input_shape, *problem.filter_shape, *problem.output_shape)
     yield Count("elements of an axis", max(extents), LONGEST_REACH)
     yield Count("elements of padding", max(chain(*problem.padding)), LONGEST_REACH)

@@ -22,10 +22,10 @@ ACTIVATIONS: tuple[Activation | None, ...] = (None, *get_args(Activation))
 
 @dataclass(frozen=True)
 class Epilogue:
-    """Steps after the bias in a forward pass or a transposed convolution: addend and activation.
+    """Operations on the sums of a forward pass or a transposed convolution, after the bias.
 
     Attributes:
-        activation: function applied to the sums; None for none.
+        activation: name of the function applied to the sums; None for no activation.
         adds: whether an array with the result's shape and strides is added before the activation.
     """
 
@@ -40,7 +40,7 @@ class Epilogue:
 
 
 PLAIN = Epilogue()
-"""The epilogue of all other passes, which changes nothing."""
+"""Epilogue without an addition and without an activation."""
 
 
 Implementation = Literal[
@@ -55,7 +55,7 @@ Implementation = Literal[
     "cuda-hopper",
     "cuda-hopper-bf16x6",
 ]
-"""Names of the implementations, for type checkers; at run time, ``Family.name`` has the name."""
+"""Names of the implementations, for type checkers."""
 
 Impl = Literal["auto", Implementation]
 """Names that the argument ``impl`` takes."""
@@ -65,7 +65,7 @@ def require_limit(limit: int | None) -> None:
     """Require a workspace limit to be a number of bytes or None.
 
     Raises:
-        ConvError: the limit is neither.
+        ConvError: the limit is neither a non-negative integer nor None.
     """
     if limit is not None and (type(limit) is not int or not 0 <= limit <= LARGEST):
         raise ConvError(
@@ -88,8 +88,8 @@ class Request:
         workspace_limit: largest number of bytes of device memory in addition to the tensors; None
             for no limit.
         strides: strides of the tensors; None for contiguous tensors.
-        figures: figures of a card, for an estimate; None to use the figures of the nominal chip,
-            as all plans do.
+        figures: figures of the card to estimate times for; None for the nominal chip of the
+            architecture, by whose figures all plans are chosen.
 
     Raises:
         ConvError: the pass or the precision is unknown, or the limit is not a number of bytes.
@@ -110,7 +110,7 @@ class Request:
 
     @property
     def operands(self) -> str:
-        """Type of the products: "tf32" for float32 if permitted, else the dtype."""
+        """Type of the multiplied operands: "tf32" for float32 if permitted, else the dtype."""
         permitted = self.problem.dtype == "float32" and self.precision == "tf32"
         return "tf32" if permitted else self.problem.dtype
 
@@ -126,7 +126,7 @@ class Request:
 
     @property
     def reduced(self) -> Request:
-        """Request for ``ConvProblem.reduced``, which kernels compute; unchanged on the CPU."""
+        """Request for the equivalent problem ``ConvProblem.reduced``; unchanged on the CPU."""
         problem = self.problem.reduced if self.device.is_gpu else self.problem
         return self if problem is self.problem else replace(self, problem=problem)
 
@@ -134,8 +134,13 @@ class Request:
         """Return whether a workspace of this size is within the limit."""
         return self.workspace_limit is None or workspace_bytes <= self.workspace_limit
 
-    def most_within_limit(self, wanted: int, bytes_each: int) -> int:
-        """Return how many of ``wanted`` parts fit the limit, with ``bytes_each`` bytes per part."""
+    def most_within_limit(self, most: int, bytes_each: int) -> int:
+        """Return the largest number of parts, at most ``most``, that fit the workspace limit.
+
+        Args:
+            most: largest number of parts without a limit.
+            bytes_each: workspace bytes per part.
+        """
         if self.workspace_limit is None or not bytes_each:
-            return wanted
-        return min(wanted, self.workspace_limit // bytes_each)
+            return most
+        return min(most, self.workspace_limit // bytes_each)

@@ -28,8 +28,8 @@ MOST_ALTERNATIVES = 7
 """Largest number of tilings that autotuning tries in addition to the planned tiling (chosen)."""
 
 IDLE = 0.95
-"""Fraction of the best time on a full chip (chosen).  Candidates that do not fill the chip must be
-faster than this fraction."""
+"""Largest time of a candidate that leaves multiprocessors idle, relative to the best candidate that
+fills the chip (chosen)."""
 
 
 AnyTiling = TypeVar("AnyTiling")
@@ -39,7 +39,7 @@ class Shares(NamedTuple):
     """Division of a pass among thread blocks.
 
     Attributes:
-        parts: number of tiles, or rounds of tiles, that blocks along the tiles share.
+        parts: number of tiles, or of rounds of tiles, to divide among blocks.
         others: number of blocks that compute the same tiles, for different channels or filter
             parts.
     """
@@ -49,12 +49,12 @@ class Shares(NamedTuple):
 
 
 class Streaming(Family, Generic[AnyTiling]):
-    """A family with tilings, and with chunks in backprop_filter.
+    """A family with tilings; in backprop_filter, the tiles are divided into chunks.
 
     Attributes:
         tiling: dataclass of the free choices of a launch; all fields are integers.
-        is_persistent: whether the number of blocks is a choice in forward and backprop_input, since
-            each block computes many parts; else each block computes one part.
+        is_persistent: whether a block of forward or backprop_input computes several parts, so that
+            the number of blocks is a free choice; else a block computes one part.
     """
 
     tiling: ClassVar[type]
@@ -78,11 +78,11 @@ class Streaming(Family, Generic[AnyTiling]):
 
     @abstractmethod
     def blocks(self, request: Request, tiling: AnyTiling, multiprocessors: int) -> int:
-        """Return the number of blocks along the tiles of forward or backprop_input."""
+        """Return the number of blocks among which forward or backprop_input divides the tiles."""
 
     @abstractmethod
     def kernel(self, request: Request, tiling: AnyTiling, blocks: int) -> cost.Kernel:
-        """Return the product for the cost model; ``blocks`` blocks or chunks share its tiles."""
+        """Return the work of the product if ``blocks`` blocks or chunks divide the tiles."""
 
     def refuses(self, request: Request) -> str | None:
         refusal = super().refuses(request)
@@ -114,7 +114,7 @@ class Streaming(Family, Generic[AnyTiling]):
         parts, others = self.shares(request, tiling)
         places, size = request.chip.multiprocessors, chunk_bytes(request.problem)
         wanted = chunk_counts(parts, others, places)
-        # A workspace limit only removes candidates, so it never shortens the modelled time.
+        # A smaller limit must not add candidates: no modelled time may become shorter.
         found = [chunks for chunks in wanted if request.affords(chunks * size)]
         found = found or [even(parts, max(request.most_within_limit(wanted[0], size), 1))]
         costed = [self._costed(request, tiling, chunks) for chunks in reversed(found)]
@@ -173,18 +173,25 @@ def chunk_bytes(problem: ConvProblem) -> int:
 
 
 def even(parts: int, chunks: int) -> int:
-    """Return the smallest number of chunks whose largest chunk is as small as with ``chunks``."""
+    """Return the smallest number of chunks that leaves the size of the largest chunk unchanged.
+
+    For example, 9 parts have up to 3 parts per chunk with 4 chunks and with 3 chunks.
+
+    Args:
+        parts: number of tiles that the chunks divide among themselves.
+        chunks: number of chunks to reduce.
+    """
     return -(-parts // -(-parts // chunks)) if parts else 1
 
 
 def chunk_counts(parts: int, others: int, multiprocessors: int) -> list[int]:
     """Return the numbers of chunks worth ranking, in ascending order.
 
-    With any smaller number, the largest chunk would be larger.  If there are enough parts, some of
-    the numbers keep every multiprocessor busy.
+    Each number is the smallest for the size of its largest chunk (``even``).  If there are enough
+    parts, some of the numbers keep every multiprocessor busy.
 
     Args:
-        parts: number of tiles that the chunks share.
+        parts: number of tiles that the chunks divide among themselves.
         others: blocks per chunk.
         multiprocessors: number of multiprocessors of the chip.
     """
@@ -200,7 +207,7 @@ def chunk_counts(parts: int, others: int, multiprocessors: int) -> list[int]:
 
 
 def reduction(product: Launch, problem: ConvProblem, chunks: int) -> Launch:
-    """Return the launch that adds up the chunks of ``product``."""
+    """Return the launch that adds up the partial sums of the chunks, which ``product`` computes."""
     import numpy as np
 
     packed = product.arguments[-1]

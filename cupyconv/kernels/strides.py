@@ -21,7 +21,7 @@ class Strides:
         bias: stride of the bias in elements.
         alignment: largest power of two in bytes, at most 16, that divides the addresses of x, w
             and y.
-        w_arranged: whether w is already rearranged, so that no launch has to make the copy.
+        w_arranged: whether the caller passes the copy of w that the pass reads (``FilterForm``).
         copied: names, such as "x", of tensors that are copies in the workspace; their addresses are
             multiples of 16 bytes.
     """
@@ -78,8 +78,8 @@ class Strides:
         """
         return Strides(dy, (1,) * len(dy), dy, db, alignment)
 
-    def taken(self, problem: ConvProblem) -> Strides:
-        """Return the same strides, but 0 along axes of one element."""
+    def canonical(self, problem: ConvProblem) -> Strides:
+        """Return the strides with 0 along axes of one element, where any stride is valid."""
         shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
         x, w, y = (
             tuple(0 if size == 1 else step for step, size in zip(strides, shape, strict=True))
@@ -126,8 +126,8 @@ def neighbours(
     Args:
         strides: strides of the tensor, in elements.
         axis: axis of the vector.
-        extent: number of elements along the axis, such as the channels of a group; a vector must
-            not cross their bounds.
+        extent: number of elements along the axis, such as the channels of a group.  No vector
+            crosses the end of these elements.
         alignment: alignment of the tensor's address, in bytes.
         itemsize: bytes per element.
         largest_bytes: size of the largest vector, in bytes.
@@ -145,11 +145,11 @@ def neighbours(
 def followers(
     strides: Sequence[int], axes: Sequence[int], sizes: Sequence[int], alignment: int, itemsize: int
 ) -> int:
-    """Return the elements per vector access along several axes: a power of two.
+    """Return the elements per vector access along several contiguous axes: a power of two.
 
     Args:
         strides: strides of the tensor, in elements.
-        axes: axes that a vector runs along, the last one fastest.
+        axes: axes that a vector may extend over, the last axis fastest.
         sizes: sizes of these axes; the first may be the channels of one group.
         alignment: alignment of the tensor's address, in bytes.
         itemsize: bytes per element.

@@ -15,12 +15,12 @@ class Tiled(Family):
 
     @abstractmethod
     def kernel(self, request: Request, tile: Tile, depth: int, blocks: int) -> cost.Kernel:
-        """Return the blocks of the product.
+        """Return the work of the product, for the cost model.
 
         Args:
             request: the pass.
             tile: tile of each block.
-            depth: sum of the extents along k over all tiles.
+            depth: extent of a tile along k, summed over all tiles.
             blocks: launched blocks, including those of all splits.
         """
 

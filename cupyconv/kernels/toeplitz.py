@@ -36,12 +36,13 @@ _MOST_SHARED = 99
 class Tiling:
     """Free choices of a launch of cuda-toeplitz, except the number of chunks.
 
-    Blocks divide a tensor among themselves: dx in backprop_input, else y or dy.
+    The blocks divide the pixels of one tensor among themselves: y in forward, dx in backprop_input,
+    dy in backprop_filter.
 
     Attributes:
-        row_tiles: number of tiles per block; each tile has 16 rows of that tensor.
+        row_tiles: number of tiles of 16 rows per block.
         aligned: 1 if the rows of each image are rounded up to whole blocks, else 0.
-        strips: number of strips per block; each strip has 8 columns.
+        strips: number of strips of 8 columns per block.
     """
 
     row_tiles: int
@@ -55,12 +56,13 @@ class Geometry:
 
     Attributes:
         tiling: the tiling.
-        rows: total rows of all images.
+        rows: rows of all images of the divided tensor, rounded up as ``aligned`` requires.
         tap_rows: filter rows per block.
-        lines: source rows per block.
+        lines: rows of the source tensor that a block reads.
         shared_bytes: shared memory per block, in bytes.
-        patches: number of patches of rows and columns that cover the tensor that blocks divide.
-        shares: number of parts that the filter's rows are divided into.
+        patches: number of patches, each with the rows and columns of a block, that cover the
+            divided tensor.
+        shares: number of parts of the filter's rows; each part has its own blocks.
     """
 
     tiling: Tiling
@@ -107,30 +109,30 @@ def ranked_tilings(request: Request) -> tuple[Tiling, ...]:
     Tilings with several resident blocks per SM precede all tilings with a single resident block.
     """
     problem, chip = request.problem, request.chip
-    width = _walked_sizes(request)[-1]
-    # The memory order is ignored, so that all memory orders get the same tiling.
+    width = _divided_sizes(request)[-1]
+    # Ignore the memory order, so that a layer has the same tiling in every memory order.
     whole = (Access(False, CHANNELS, width), Access(False, CHANNELS, width))
 
-    def order(made: Geometry) -> tuple[bool, float]:
+    def order(geom: Geometry) -> tuple[bool, float]:
         # An SM with a single resident block does not multiply while the block copies.
-        blocks = made.patches * made.shares * -(-problem.groups // CHANNELS)
-        resident, work = _resident(request, made), _work(request, made, whole)
+        blocks = geom.patches * geom.shares * -(-problem.groups // CHANNELS)
+        resident, work = _resident(request, geom), _work(request, geom, whole)
         return resident == 1, cost.Kernel(blocks, resident, CHANNELS, work).computing(chip)
 
-    made = (geometry(request, tiling) for tiling in _tilings(request))
-    return tuple(fitting.tiling for fitting in sorted(filter(None, made), key=order))
+    geometries = (geometry(request, tiling) for tiling in _tilings(request))
+    return tuple(fitting.tiling for fitting in sorted(filter(None, geometries), key=order))
 
 
 def _tilings(request: Request) -> Iterator[Tiling]:
-    sizes = _walked_sizes(request)
+    sizes = _divided_sizes(request)
     rows = request.problem.N * (sizes[0] if len(sizes) == 2 else 1)
     strips = min(-(-sizes[-1] // 8), _LARGEST_STRIPS)
     choices = product((2, 1) if rows > 16 else (1,), (0, 1), range(strips, 0, -1))
     return (Tiling(*each) for each in choices)
 
 
-def _walked_sizes(request: Request) -> tuple[int, ...]:
-    """Return the spatial sizes of the tensor that the blocks divide among themselves."""
+def _divided_sizes(request: Request) -> tuple[int, ...]:
+    """Return the spatial sizes of the tensor that the blocks divide: dx, y or dy."""
     problem = request.problem
     return problem.input_sizes if request.pass_ == "backprop_input" else problem.output_sizes
 
@@ -140,19 +142,19 @@ def geometry(request: Request, tiling: Tiling) -> Geometry | None:
     """Return the blocks of a tiling; None if the tiling is illegal on the request's device."""
     if tiling not in _tilings(request):
         return None
-    made = _construct(request, tiling)
+    geom = _construct(request, tiling)
     limit = min(request.chip.block_shared, _MOST_SHARED) << 10
-    return made if made.shared_bytes <= limit else None
+    return geom if geom.shared_bytes <= limit else None
 
 
 def _construct(request: Request, tiling: Tiling) -> Geometry:
     problem, pass_, strips = request.problem, request.pass_, tiling.strips
-    sizes, taps_r, taps = _walked_sizes(request), *_taps(problem)
+    sizes, taps_r, taps = _divided_sizes(request), *_taps(problem)
     height, width = (sizes[0] if len(sizes) == 2 else 1), sizes[-1]
     shares = 1
     if pass_ == "backprop_filter":
-        # ``sums`` counts the registers per thread that sums may use.  With long filters, source
-        # blocks need more registers.
+        # ``sums`` is the number of registers per thread for sums.  With long filters, fragments of
+        # the source need more registers.
         sums = 40 if request.device.instructions < (8, 0) or products(taps) > 2 else 48
         affordable = max(sums // (4 * products(taps)), 1)
         shares = -(-taps_r // affordable)
@@ -160,7 +162,7 @@ def _construct(request: Request, tiling: Tiling) -> Geometry:
     rows = 16 * tiling.row_tiles
     if tiling.aligned:
         height = -(-height // rows) * rows
-    # Each block begins at a multiple of ``rows`` and may reach into several images.
+    # A block begins at a multiple of ``rows`` and may contain rows of several images.
     images_begun = 1 + (rows - gcd(rows, height) - 1) // height
     lines = rows + (tap_rows - 1) * (1 + images_begun)
     source = CHANNELS * lines * _line_bytes(strips + window(taps) - 1)
@@ -196,26 +198,26 @@ def _line_bytes(blocks: int) -> int:
     return (blocks | 1) * 16
 
 
-def _resident(request: Request, made: Geometry) -> int:
+def _resident(request: Request, geom: Geometry) -> int:
     """Return the resident blocks per SM that shared memory and registers allow (counted)."""
     is_filter = request.pass_ == "backprop_filter"
-    by_registers = 2 if is_filter or made.tiling.row_tiles * made.tiling.strips > 8 else 3
-    each = made.shared_bytes + RESERVED_SHARED
+    by_registers = 2 if is_filter or geom.tiling.row_tiles * geom.tiling.strips > 8 else 3
+    each = geom.shared_bytes + RESERVED_SHARED
     return max(min((request.chip.shared << 10) // each, by_registers), 1)
 
 
-def _work(request: Request, made: Geometry, accesses: tuple[Access, Access]) -> cost.Work:
+def _work(request: Request, geom: Geometry, accesses: tuple[Access, Access]) -> cost.Work:
     """Return the work per block, for one patch and one share of the filter's rows."""
-    chip, taps, tiling = request.chip, request.problem.filter_sizes[-1], made.tiling
+    chip, taps, tiling = request.chip, request.problem.filter_sizes[-1], geom.tiling
     rows, blocks = 16 * tiling.row_tiles, tiling.strips + window(taps) - 1
-    passed = CHANNELS * made.tap_rows * tiling.row_tiles
-    multiplied = passed * tiling.strips * products(taps)  # 16 x 8 x 16 each
-    # Loads of 8 x 8 matrices.  The filter's matrices are loaded once for all rows of the patch.
-    loads = passed * 2 * blocks + CHANNELS * made.tap_rows * 2 * window(taps)
-    moved = CHANNELS * 8 * (made.lines * blocks + rows * tiling.strips) / 32
+    passed = CHANNELS * geom.tap_rows * tiling.row_tiles
+    multiplied = passed * tiling.strips * products(taps)  # products of 16 x 8 x 16
+    # ``loads`` counts 8 x 8 matrices.  The filter's are loaded once for all rows of the patch.
+    loads = passed * 2 * blocks + CHANNELS * geom.tap_rows * 2 * window(taps)
+    moved = CHANNELS * 8 * (geom.lines * blocks + rows * tiling.strips) / 32
     copied = wavefronts = 0.0
     for access, lines, columns in zip(
-        accesses, (made.lines, rows), (blocks, tiling.strips), strict=True
+        accesses, (geom.lines, rows), (blocks, tiling.strips), strict=True
     ):
         vectors = CHANNELS * 8 * lines * columns / access.vector / 32
         copied += vectors
@@ -260,36 +262,36 @@ class Toeplitz(Streaming[Tiling]):
         return None
 
     def counts(self, request: Request) -> Iterator[Count]:
-        made = self.geometry(request, self.choose(request))
-        yield Count("blocks", made.patches, MOST_BLOCKS)
-        yield Count("parts of the filter's rows", made.shares, 2**16 - 1)
+        geom = self.geometry(request, self.choose(request))
+        yield Count("blocks", geom.patches, MOST_BLOCKS)
+        yield Count("parts of the filter's rows", geom.shares, 2**16 - 1)
 
     def tilings(self, request: Request) -> tuple[Tiling, ...]:
         return ranked_tilings(request)
 
     def geometry(self, request: Request, tiling: Tiling) -> Geometry:
-        made = geometry(request, tiling)
-        assert made is not None
-        return made
+        geom = geometry(request, tiling)
+        assert geom is not None
+        return geom
 
     def is_legal(self, request: Request, tiling: Tiling) -> bool:
-        made = geometry(request, tiling)
-        return made is not None and made.patches <= MOST_BLOCKS and made.shares < 2**16
+        geom = geometry(request, tiling)
+        return geom is not None and geom.patches <= MOST_BLOCKS and geom.shares < 2**16
 
     def shares(self, request: Request, tiling: Tiling) -> Shares:
-        made = self.geometry(request, tiling)
-        return Shares(made.patches, -(-request.problem.groups // CHANNELS) * made.shares)
+        geom = self.geometry(request, tiling)
+        return Shares(geom.patches, -(-request.problem.groups // CHANNELS) * geom.shares)
 
     def blocks(self, request: Request, tiling: Tiling, multiprocessors: int) -> int:
         return max(self.shares(request, tiling).parts, 1)  # each block computes one patch
 
     def kernel(self, request: Request, tiling: Tiling, blocks: int) -> cost.Kernel:
-        made = self.geometry(request, tiling)
+        geom = self.geometry(request, tiling)
         patches, others = self.shares(request, tiling)
         roles = ("y", "x") if request.pass_ == "backprop_input" else ("x", "y")
-        work = _work(request, made, (access(request, roles[0]), access(request, roles[1])))
+        work = _work(request, geom, (access(request, roles[0]), access(request, roles[1])))
         work = work.times(-(-patches // blocks))
-        resident = _resident(request, made)
+        resident = _resident(request, geom)
         return cost.Kernel(others * blocks, resident, CHANNELS, work)
 
     def launches(
@@ -297,7 +299,7 @@ class Toeplitz(Streaming[Tiling]):
     ) -> tuple[Launch, ...]:
         """Return the launch of the product and, in backprop_filter, the reduction of its chunks."""
         problem, strides, pass_ = request.problem, request.memory, request.pass_
-        made = self.geometry(request, choices.tiling)
+        geom = self.geometry(request, choices.tiling)
         source, walked = ("y", "x") if pass_ == "backprop_input" else ("x", "y")
         of_source, of_walked = access(request, source), access(request, walked)
         pad = problem.padding[-1][0]
@@ -306,21 +308,21 @@ class Toeplitz(Streaming[Tiling]):
         defines: dict[str, str | int] = {
             "PASS": PASSES.index(pass_),
             "STORAGE": STORAGE[problem.dtype],
-            "INDEX": parameters.index_type(problem, strides, made.rows),
+            "INDEX": parameters.index_type(problem, strides, geom.rows),
             "FILTER_R": problem.filter_sizes[0] if problem.spatial_rank == 2 else 1,
             "FILTER_S": problem.filter_sizes[-1],
-            "TAP_ROWS": made.tap_rows,
-            "ROW_TILES": made.tiling.row_tiles,
-            "ALIGNED": made.tiling.aligned,
-            "STRIPS": made.tiling.strips,
-            "SOURCE_LINES": made.lines,
+            "TAP_ROWS": geom.tap_rows,
+            "ROW_TILES": geom.tiling.row_tiles,
+            "ALIGNED": geom.tiling.aligned,
+            "STRIPS": geom.tiling.strips,
+            "SOURCE_LINES": geom.lines,
             "SOURCE_LAST": int(of_source.is_last),
             "RESULT_LAST": int(of_walked.is_last),
             "SOURCE_VECTOR": of_source.vector,
             "RESULT_VECTOR": of_walked.vector,
             "SOURCE_SHIFT": 0 if of_source.is_last else -pad % of_source.vector,
             "ASYNC_COPY": int(copies_async(request.device)),
-            "SHARED_BYTES": made.shared_bytes,
+            "SHARED_BYTES": geom.shared_bytes,
             **epilogue.defines,
         }
         packed = parameters.pack(problem, strides)
@@ -330,11 +332,11 @@ class Toeplitz(Streaming[Tiling]):
             source="conv_toeplitz.cu",
             entry="conv_toeplitz",
             defines=tuple(defines.items()),
-            grid=(choices.splits, channel_blocks, made.shares)
+            grid=(choices.splits, channel_blocks, geom.shares)
             if is_filter
-            else (made.patches, channel_blocks),
+            else (geom.patches, channel_blocks),
             block=(THREADS,),
-            shared_bytes=made.shared_bytes,
+            shared_bytes=geom.shared_bytes,
             arguments=("x", "y", "workspace", packed)
             if is_filter
             else (source, "w", "bias", "add", walked, packed),

@@ -1,1 +1,1 @@
-"""The GPU side: kernel sources, their compilation, the parameter struct, the launch."""
+"""Compilation, loading and launching of the kernels on a GPU."""

@@ -1,7 +1,7 @@
-"""Memory and kernels of calls while their stream captures a CUDA graph.
+"""Allocation of memory and loading of kernels while the current stream captures a CUDA graph.
 
-Captured work runs whenever the graph is launched, after the call has returned.  The graph therefore
-owns the memory of the call.
+The graph runs captured work long after the call that captured it has returned.  Therefore the graph
+owns the memory that the call allocates.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def is_active() -> bool:
 
 
 class LastingAllocator:
-    """CuPy allocator that calls an allocator whose captured memory lasts as long as the graph.
+    """CuPy allocator for an allocator that keeps captured memory as long as the graph exists.
 
-    PyTorch's allocator is an example: it has a memory pool for each graph.
+    An example is PyTorch's allocator, which has a memory pool for each graph.
     """
 
     def __init__(self, allocate: Callable[[int], Any]) -> None:
@@ -43,11 +43,11 @@ class LastingAllocator:
 
 
 def allocate(size: int, cuda: Any) -> Any:
-    """Allocate memory as CuPy's MemoryPointer; a captured call's memory lives as long as the graph.
+    """Allocate memory for the current stream and return it as CuPy's MemoryPointer.
 
-    While the current stream captures, allocation and release become nodes of the graph, and the
-    host must release the memory before the capture ends.  Without a capture, CuPy's allocator
-    allocates the memory.
+    Without a capture, CuPy's allocator allocates the memory.  While the stream captures, allocation
+    and release become nodes of the graph, and the host must release the memory before the capture
+    ends.
 
     Args:
         size: number of bytes.

@@ -99,7 +99,7 @@ def compile_cubin(
                 nvrtc.getProgramLog(program),
             ) from error
         if is_ptx(target):
-            code = nvrtc.getPTX(program) + b"\0"  # CuPy's binding drops the null byte
+            code = nvrtc.getPTX(program) + b"\0"  # CuPy's binding removes the final null byte
         else:
             code = _whole_elf(nvrtc.getCUBIN(program))
         return code, nvrtc.getProgramLog(program)
@@ -112,7 +112,8 @@ def cached_cubin(source: KernelSource, defines: Mapping[str, str | int], target:
 
     An entry consists of two files: the cubin, and a record with the cubin's digest.  The record is
     written last, and both files appear atomically.  An entry whose digest does not match is
-    compiled again.  The returned bytes are those that were checked, even if the files change later.
+    compiled again.  The digest of the returned bytes was checked; later changes of the files
+    have no effect.
     If the cache is not writable, or other users may write to it, nothing is read or stored.
     """
     # Compile in another thread: NVRTC up to 12.4 leaves its thread with the C locale, in which
@@ -141,16 +142,16 @@ def compile_missing(
     """
     found: dict[Variant, Future[Compiled]] = {}
     for variant in variants:
-        kept = _kept(variant)
-        if kept is not None:
+        cached = _cached(variant)
+        if cached is not None:
             found[variant] = Future()
-            found[variant].set_result(Compiled(kept))
+            found[variant].set_result(Compiled(cached))
             done()
     missing = [variant for variant in variants if variant not in found]
     if missing:
         pool = ThreadPoolExecutor(min(threads or cores(), len(missing)), "cupyconv-compiler")
         try:
-            begun = {pool.submit(_made, variant): variant for variant in missing}
+            begun = {pool.submit(_cached_or_compiled, variant): variant for variant in missing}
             for future in as_completed(begun):
                 found[begun[future]] = future
                 done()
@@ -160,24 +161,24 @@ def compile_missing(
 
 
 _under_way: dict[Variant, threading.Lock] = {}
-"""Locks by variant.  A thread that looks up or compiles a variant holds its lock; other threads
-wait for the cache entry."""
+"""Locks by variant.  A thread holds the lock while it looks up or compiles the variant; others wait
+for the cache entry."""
 
 if hasattr(os, "register_at_fork"):
-    # A forked child lacks the threads that hold the locks.
+    # Threads that hold locks do not exist in a forked child, and would never release the locks.
     os.register_at_fork(after_in_child=_under_way.clear)
 
 
-def _made(variant: Variant) -> Compiled:
-    """Return the variant's cubin from the cache, or compile and store it."""
+def _cached_or_compiled(variant: Variant) -> Compiled:
+    """Return the variant's code from the cache; compile and store it if the cache lacks it."""
     with _under_way.setdefault(variant, threading.Lock()):
-        kept = _kept(variant)
-        if kept is not None:
-            return Compiled(kept)
+        cached = _cached(variant)
+        if cached is not None:
+            return Compiled(cached)
         source, defines, target = variant
         begun, cpu_begun = time.perf_counter(), time.thread_time()
         cubin, log = compile_cubin(source, dict(defines), target)
-        taken = time.perf_counter() - begun, time.thread_time() - cpu_begun
+        durations = time.perf_counter() - begun, time.thread_time() - cpu_begun
         paths = entry_paths(source, dict(defines), target)
         if paths is not None:
             record = {
@@ -193,18 +194,18 @@ def _made(variant: Variant) -> Compiled:
                     paths, (cubin, json.dumps(record, indent=1).encode()), strict=True
                 ):
                     cache_folder.keep(path, content)
-        return Compiled(cubin, *taken)
+        return Compiled(cubin, *durations)
 
 
 def is_kept(variant: Variant) -> bool:
     """Return whether the cache has a complete entry for a variant."""
-    return _kept(variant) is not None
+    return _cached(variant) is not None
 
 
-def _kept(variant: Variant) -> bytes | None:
-    """Return the variant's cubin if the cache has a complete entry; else None."""
+def _cached(variant: Variant) -> bytes | None:
+    """Return the variant's cubin; None if the cache has no complete entry."""
     paths = entry_paths(variant.source, dict(variant.defines), variant.target)
-    return None if paths is None else _intact(*paths)
+    return None if paths is None else _read_entry(*paths)
 
 
 def entry_paths(
@@ -229,7 +230,7 @@ def nvrtc_version() -> tuple[int, int]:
 
 
 def fitted(device: Device) -> Device:
-    """Return the GPU with a target that the installed NVRTC supports; unchanged without NVRTC.
+    """Return the GPU with a target that NVRTC supports; the GPU itself if NVRTC is not installed.
 
     Raises:
         DeviceError: NVRTC has no target whose code the chip can run.
@@ -269,7 +270,7 @@ def _nvrtc():
 
 
 def _whole_elf(cubin: bytes) -> bytes:
-    """Return the cubin with the last byte that CuPy's binding removes.
+    """Return the cubin with its last byte, which CuPy's binding removes.
 
     An ELF file ends in a header table whose last byte is zero, and CuPy's binding mistakes this
     byte for a string's terminator.  The driver ignores the byte, but tools that read files need it.
@@ -303,8 +304,8 @@ def _digest(cubin: bytes) -> str:
     return hashlib.sha256(cubin).hexdigest()
 
 
-def _intact(cubin_path: Path, record_path: Path) -> bytes | None:
-    """Return the cubin if it matches its record; else None."""
+def _read_entry(cubin_path: Path, record_path: Path) -> bytes | None:
+    """Return the cubin of a cache entry; None if its digest does not match the record."""
     try:
         record = records.parse_json(files.read_private(record_path))
         cubin = files.read_private(cubin_path)

@@ -21,7 +21,7 @@ class Overlapping:
     """
 
     def __init__(self, kernel: Any) -> None:
-        self._kernel = kernel  # keeps its module loaded
+        self._kernel = kernel  # a reference, which keeps the module of the function loaded
         self.ptr: int = kernel.ptr
 
     def __call__(
@@ -51,7 +51,8 @@ class Overlapping:
             if isinstance(argument, np.ndarray):
                 places[number] = argument.ctypes.data
             elif isinstance(argument, np.generic):
-                values[number] = int(argument)  # a narrower integer is in the first bytes
+                # The bytes are little-endian: a narrower integer is in the first bytes.
+                values[number] = int(argument)
             else:
                 values[number] = argument.data.ptr
         config = _config(grid, block, shared_mem, cuda.get_current_stream().ptr)
@@ -69,7 +70,7 @@ def _words(count: int) -> type[ctypes.Array[ctypes.c_uint64]]:
 
 @lru_cache(maxsize=1024)
 def _config(grid: tuple[int, ...], block: tuple[int, ...], shared_bytes: int, stream: int) -> Any:
-    """Return the launch configuration; threads share it, and it never changes."""
+    """Return a launch configuration; threads share the cached object, which is never modified."""
     driver = bindings.driver()
     serialization = driver.CUlaunchAttribute()
     serialization.id = (

@@ -35,10 +35,10 @@ class Runtime(Protocol):
         ...
 
     def kernel(self, launch: Launch) -> Kernel:
-        """Return the loaded kernel of a launch, with its limit of dynamic shared memory set.
+        """Return the loaded kernel of a launch, with its limit on dynamic shared memory raised.
 
-        The limit is always set, because static shared memory counts too, and only the cubin knows
-        its size.
+        The limit is set even for small sizes.  The default limit includes static shared memory,
+        whose size only the cubin states.
         """
         ...
 
@@ -47,7 +47,7 @@ class Runtime(Protocol):
         ...
 
     def encode(self, one: TensorMap, address: int) -> bytes:
-        """Return the 128 bytes of an encoded tensor map."""
+        """Return a tensor map encoded for an address, in 128 bytes."""
         ...
 
 
@@ -82,7 +82,7 @@ class Series:
         return self._loaded is not None
 
     def __call__(self, operands: Sequence[Any]) -> None:
-        """Run the launches on arrays in the order of ROLES; missing arrays are null pointers."""
+        """Run the launches on arrays in the order of ROLES; None is passed as a null pointer."""
         if self._loaded is None:
             self._runtime.load(self.launches)
             self._loaded = [
@@ -104,20 +104,20 @@ class Series:
 
 
 class _Arguments:
-    """Arguments of a launch; all except addresses are computed in advance."""
+    """Arguments of a launch, computed in advance except for addresses."""
 
     def __init__(self, arguments: Sequence[Any], runtime: Runtime) -> None:
         self._fixed: list[Any] = []
-        self._arrays: list[tuple[int, int]] = []  # positions among the arguments and in ROLES
-        self._made: list[tuple[int, Callable[[Sequence[Any]], Any]]] = []
+        self._arrays: list[tuple[int, int]] = []  # (position of the argument, index in ROLES)
+        self._computed: list[tuple[int, Callable[[Sequence[Any]], Any]]] = []
         for position, argument in enumerate(arguments):
             self._fixed.append(_NULL if isinstance(argument, str) else argument)
             if isinstance(argument, str):
                 self._arrays.append((position, ROLES.index(argument)))
             elif isinstance(argument, Part):
-                self._made.append((position, _part_maker(argument, runtime)))
+                self._computed.append((position, _part_maker(argument, runtime)))
             elif isinstance(argument, TensorMaps):
-                self._made.append((position, _maps_maker(argument, runtime)))
+                self._computed.append((position, _maps_maker(argument, runtime)))
 
     def of(self, operands: Sequence[Any]) -> tuple[Any, ...]:
         """Return the arguments for arrays in the order of ROLES."""
@@ -125,7 +125,7 @@ class _Arguments:
         for position, role in self._arrays:
             if role < len(operands) and operands[role] is not None:
                 arguments[position] = operands[role]
-        for position, make in self._made:
+        for position, make in self._computed:
             arguments[position] = make(operands)
         return tuple(arguments)
 
@@ -166,10 +166,10 @@ class CupyRuntime:
         every = dict.fromkeys((variant_of(one, self.target), one.entry) for one in launches)
         missing = [key for key in every if key not in self._kernels]
         variants = list(dict.fromkeys(variant for variant, _ in missing))
-        made = dict(zip(variants, compiler.compile_missing(variants), strict=True))
-        # Load the bytes that were checked; the cache's file may have changed in the meantime.
-        with TemporaryDirectory(prefix="cupyconv-") as folder:  # only the owner may read the folder
-            for number, (variant, one) in enumerate(made.items()):
+        compiled = dict(zip(variants, compiler.compile_missing(variants), strict=True))
+        # Load from a new file: the file in the cache may have changed since its digest was checked.
+        with TemporaryDirectory(prefix="cupyconv-") as folder:  # readable by the owner only
+            for number, (variant, one) in enumerate(compiled.items()):
                 if one.exception() is None:
                     path = Path(folder, str(number))
                     files.put(path, one.result().cubin)
@@ -178,13 +178,13 @@ class CupyRuntime:
                         if key[0] == variant:
                             self._kernels[key] = module.get_function(key[1])
                             _ = self._kernels[key].kernel  # load while the file exists
-        for one in made.values():
+        for one in compiled.values():
             one.result()  # raise the error of a failed compilation
 
     @capture.relaxed()
     def kernel(self, launch: Launch) -> Kernel:
         kernel = self._kernels[variant_of(launch, self.target), launch.entry]
-        # Launches share the function and its attribute, so never lower the attribute.
+        # Never lower the attribute: other launches of the same function may need the higher value.
         if kernel.max_dynamic_shared_size_bytes < launch.shared_bytes:
             kernel.max_dynamic_shared_size_bytes = launch.shared_bytes
         # Return the function of the current device; a RawKernel would look it up at every call.

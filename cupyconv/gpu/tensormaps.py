@@ -1,7 +1,7 @@
 """Encoding of tensor maps, which TMA reads.
 
-Encoded maps are cached by map and address, since a later tensor at the same address may need
-another map.
+Encoded maps are cached by map and address.  The address alone is no key: a later tensor at the same
+address may need another map.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Encode = Callable[[TensorMap, int], bytes]
 
 @lru_cache(maxsize=4096)
 def encoded(maps: TensorMaps, addresses: tuple[int, ...], encode: Encode) -> np.ndarray:
-    """Return the maps for arrays at these addresses, as a NumPy array of one struct."""
+    """Return the encoded maps for arrays at these addresses, as a NumPy array of one struct."""
     tensors = zip(maps.maps, addresses, strict=True)
     parts = [encode(one, address + one.offset) for one, address in tensors]
     return np.frombuffer(b"".join(parts), np.dtype([("maps", "u8", len(parts) * MAP_BYTES // 8)]))
 
 
 def encode(one: TensorMap, address: int) -> bytes:
-    """Return a map in the driver's encoding.
+    """Return a tensor map, encoded for an address by the driver.
 
     Raises:
         RuntimeError: the driver rejects a map that the planner accepted.
@@ -61,14 +61,14 @@ def encode(one: TensorMap, address: int) -> bytes:
     )
     if isinstance(one, TiledMap):
         steps = [uint32(1)] * len(one.extents)
-        status, made = driver.cuTensorMapEncodeTiled(
+        status, tensor_map = driver.cuTensorMapEncodeTiled(
             *tensor, [uint32(size) for size in one.box], steps, *layout
         )
     else:
         steps = [uint32(step) for step in (1, *one.element_strides, 1)]
-        status, made = driver.cuTensorMapEncodeIm2col(
+        status, tensor_map = driver.cuTensorMapEncodeIm2col(
             *tensor, list(one.lower), list(one.upper), one.channels, one.pixels, steps, *layout
         )
     if status != driver.CUresult.CUDA_SUCCESS:
         raise RuntimeError(f"the driver refuses the tensor map {one} with {status}")
-    return np.array([int(word) for word in made.opaque], np.uint64).tobytes()
+    return np.array([int(word) for word in tensor_map.opaque], np.uint64).tobytes()

@@ -18,7 +18,7 @@ MEASURED = Path(__file__).with_name("measured")
 
 
 def dtype_class(dtype: str, precision: str) -> str:
-    """Return the class of a dtype; the cost model treats all dtypes of a class in the same way.
+    """Return the name of a dtype's class; dtypes of one class have the same measured factors.
 
     >>> dtype_class("bfloat16", "ieee"), dtype_class("float32", "tf32")
     ('16-bit', 'tf32')
@@ -31,8 +31,8 @@ def dtype_class(dtype: str, precision: str) -> str:
 def factor(request: Request, family: str) -> float:
     """Return measured time / modelled time of a kernel family; 1 without measurements.
 
-    A family without measurements gets the geometric mean of the other families, so that it is
-    neither preferred nor avoided.
+    A family without measurements gets the geometric mean of the other families, which neither
+    favours nor penalises it.
     """
     class_ = dtype_class(request.problem.dtype, request.precision)
     factors = _factors(request.device.architecture, request.pass_, class_)

@@ -22,10 +22,10 @@ BF16X6_PRODUCTS = 6
 class Roofline:
     """Lower bound of a pass's time, computed from the data sheet.
 
-    A pass must at least compute its arithmetic, and move each tensor once.
+    The bound is the time of the arithmetic, or the time to move each tensor once if that is longer.
 
     Attributes:
-        microseconds: the longer of the two times.
+        microseconds: the bound.
         bound: limiting resource: "memory", or the arithmetic units, such as "tensor cores".
     """
 
@@ -40,8 +40,8 @@ class Estimate:
     Attributes:
         planned: the plan of the pass.
         teraflops: TFLOP/s, from ``ConvProblem.flops``; None for a plan without a time.
-        roofline: least time of the pass; None on the CPU, whose figures are unknown.
-        share: least time / time of the plan; None if either is unknown.
+        roofline: lower bound of the time; None on the CPU, whose figures are unknown.
+        share: roofline / time of the plan; None if one of the times is unknown.
         bound: limit of the pass: "memory", the arithmetic units, or "launches" if starting the
             kernels takes longer than the roofline; "" without a roofline.
         runner_up: plan with the second-best implementation, or on the CPU the second-best method;
@@ -86,7 +86,7 @@ def estimate(plan: Plan, pass_: str) -> Estimate:
 
 
 def roofline(request: Request) -> Roofline:
-    """Return the least time of a pass on a GPU, from the figures of its card or nominal chip.
+    """Return the roofline of a pass on a GPU, from the figures of its card or nominal chip.
 
     Products with padding do not count, since kernels may skip them.
     """
@@ -102,7 +102,7 @@ def roofline(request: Request) -> Roofline:
 
 
 def _tensor_rates(request: Request) -> list[float]:
-    """Return the TFLOP/s of the tensor cores that the operands and the precision permit."""
+    """Return the TFLOP/s of each tensor-core instruction that the request permits."""
     groups = request.chip.group_tensor_rate
     if request.precision == "bf16x6" and request.problem.dtype == "float32":
         return [groups / BF16X6_PRODUCTS]
@@ -113,7 +113,7 @@ def _tensor_rates(request: Request) -> list[float]:
 
 
 def _runner_up(request: Request, planned: PassPlan) -> PassPlan | None:
-    """Return the plan with the best implementation or method that differs from the planned one."""
+    """Return the best plan whose implementation, or method on the CPU, is not ``planned``'s."""
     for candidate in ranked_candidates(request, AUTO):
         other = plan_of(request, candidate)
         if other.microseconds is not None and other.kernel != planned.kernel:

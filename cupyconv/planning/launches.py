@@ -33,6 +33,6 @@ def prepare(
 def filter_form(
     pass_plan: PassPlan, problem: ConvProblem, strides: Strides, device: Device
 ) -> FilterForm | None:
-    """Return the copy of w that a planned pass makes first; None if the pass reads w directly."""
+    """Return the copy of w that a planned pass writes first; None if the pass reads w itself."""
     request = Request(problem, pass_plan.pass_, device, strides=strides).reduced
     return pass_plan.family.filter_form(request, pass_plan)

@@ -23,7 +23,7 @@ from cupyconv.problem import PASSES, ConvProblem
 AUTO: Impl = "auto"
 
 FAR = 10
-"""Largest estimated time of a measured family, as a multiple of the planned time (chosen)."""
+"""Largest estimated time of a plan that autotuning measures, relative to the best (chosen)."""
 
 FORMAT = 2
 """Version of a plan's JSON; version 1 had no tilings and no field "format"."""
@@ -38,8 +38,8 @@ class PassPlan(Choices):
         implementation: name of the implementation, as ``impl`` takes it.
         reason: reason for the choice.
         precision: permitted precision: "ieee", "tf32" or "bf16x6".
-        microseconds: time of the pass, which is measured if ``reason`` says so, else estimated;
-            None for "reference", which has no estimate.
+        microseconds: time of the pass: measured if ``reason`` says so, else estimated; None for
+            "reference", which has no estimate.
     """
 
     pass_: str
@@ -78,7 +78,9 @@ class Plan:
     passes: tuple[PassPlan, ...]
 
     def __hash__(self) -> int:
-        return hash((self.problem, self.device))  # quick to hash: every call looks up its plan
+        return hash(
+            (self.problem, self.device)
+        )  # a subset, to save time: every call hashes its plan
 
     def __getitem__(self, pass_: str) -> PassPlan:
         require_word("pass", pass_, PASSES)
@@ -324,8 +326,8 @@ def contenders(request: Request, impl: str, count: int) -> tuple[PassPlan, ...]:
     """Return at most ``count`` plans of a pass to measure on a GPU, the planned one first.
 
     Each family contributes its best plan with copies of operands and its best plan without copies,
-    if the estimate is at most FAR times the planned time.  The fastest other plans follow until
-    there are ``count`` plans.
+    if their estimates are at most FAR times the shortest.  Other plans, fastest estimate first,
+    are added until there are ``count`` plans.
 
     Raises:
         ConvError: as for ``plan``.
@@ -366,7 +368,7 @@ def _calibrated(request: Request, candidate: Candidate) -> Candidate:
 
 
 def _estimated(request: Request, chosen: Candidate) -> Candidate:
-    """Return the candidate with its estimated time on the device's card, if the card is known."""
+    """Return the candidate with its time estimated for the device's card, if the card is known."""
     if request.device.card is None or request.figures is not None:
         return chosen
     own = replace(request, figures=request.device.figures).reduced
@@ -458,7 +460,7 @@ def _named(impl: str, device: Device) -> Family:
 
 
 def _require_sound(device: Device, passes: tuple[PassPlan, ...]) -> None:
-    """Check the ranges of a plan's fields; their types must be correct.
+    """Check the ranges of a plan's fields, whose types have been checked.
 
     Raises:
         ValueError: a field is out of range.
@@ -484,7 +486,11 @@ def _require_sound(device: Device, passes: tuple[PassPlan, ...]) -> None:
 
 
 def _require_possible(problem: ConvProblem, device: Device, planned: PassPlan) -> None:
-    """Check a plan from JSON: a kernel whose sizes do not match its tile would compute nonsense."""
+    """Check that a plan from JSON has a supported kernel, and the sizes that its choices determine.
+
+    Raises:
+        ConvError: this version cannot run the plan.
+    """
     request = Request(problem, planned.pass_, device, planned.precision).reduced
     family = _named(planned.implementation, device)
     conflict = family.refuses(request)
@@ -502,12 +508,12 @@ def _require_possible(problem: ConvProblem, device: Device, planned: PassPlan) -
 
 
 def _same(one: ConvProblem, other: ConvProblem) -> bool:
-    """Return whether two problems are equal, regardless of the spelling of their padding."""
+    """Return whether two problems are equal; "same" padding equals the same padding in numbers."""
     return one == other or one.replace(padding=one.padding) == other.replace(padding=other.padding)
 
 
 def _tile_text(planned: PassPlan) -> str:
-    """Return the block tile, or the names and values of a tiling's choices, as text."""
+    """Return a plan's block tile, or the names and values of its tiling, as text."""
     if planned.tiling is None:
         return str(planned.tile or "")
     return ", ".join(f"{name} {value}" for name, value in asdict(planned.tiling).items())

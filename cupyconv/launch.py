@@ -18,7 +18,7 @@ STORAGE = {
     "complex128": "complex128_t",
 }
 ROLES = ("x", "w", "y", "bias", "add", "workspace")
-"""Names of the arrays that launches take; gradients have the name of their tensor."""
+"""Names of the arrays of launches.  A gradient has the name of its tensor: dx is "x"."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Im2colMap:
 
     Attributes:
         role, itemsize, extents, strides, offset: as in TiledMap.
-        lower, upper: corners of the box of base pixels, W first; ``upper`` is counted from the
+        lower, upper: corners of the box of base pixels, W first; ``upper`` is relative to the
             tensor's last pixel.
         element_strides: steps between base pixels, W first.
         channels: channels per pixel.
@@ -76,8 +76,8 @@ TensorMap = TiledMap | Im2colMap
 class TensorMaps:
     """Tensor maps that a kernel takes as one struct by value.
 
-    Instances are compared by identity.  Every launch has its own instance, and hashing all maps to
-    look up their encoded form would take a third of a call's time.
+    Instances are compared by identity, because the cache of encoded maps hashes them in every call:
+    hashing the maps themselves would take a third of a call's time.
     """
 
     maps: tuple[TensorMap, ...]
@@ -85,7 +85,7 @@ class TensorMaps:
 
 @dataclass(frozen=True)
 class Part:
-    """Part of the array of a role, from an offset in bytes to its end."""
+    """Part of the array of a role, from ``offset`` (in bytes) to the end of the array."""
 
     role: str
     offset: int
@@ -101,8 +101,8 @@ class Launch:
         defines: macros of the variant.
         grid, block: launch dimensions; an empty grid launches nothing.
         shared_bytes: dynamic shared memory per block.
-        arguments: the kernel's arguments in order.  A str stands for the array of that role, and a
-            Part for a part of such an array.  TensorMaps are encoded for the arrays of their roles.
+        arguments: the kernel's arguments in order.  A str is the role of an array, and a Part is a
+            part of the array of a role.  TensorMaps are encoded for the arrays of their roles.
             All other values are passed unchanged.
         may_overlap: whether the kernel may begin before earlier launches have ended.  Such a kernel
             waits for their results itself (griddepcontrol.wait, from compute capability 9.0 on).

@@ -1,7 +1,7 @@
 """Autotuning: measure the candidates for a pass on the current GPU once, and remember the fastest.
 
 A choice is stored in the process, and for later processes in a file next to the compiled kernels.
-The key of a choice contains the chip, driver, library version, request and candidates.  While the
+Its key contains the chip, driver, library version, request and candidates.  While the
 choice is stored, the same kernel runs and gives bitwise equal results.  On another GPU, or after
 the file is deleted, another kernel may be chosen, which sums in another order.
 """
@@ -30,9 +30,9 @@ from cupyconv.planning.plan import AUTO, contenders
 
 CONTENDERS = 8  # largest number of candidates that are measured (chosen)
 ROUNDS = 3  # samples of each candidate (chosen)
-SAMPLE_SECONDS = 1e-3  # s; shortest sample, unless MOST_CALLS calls take less time (chosen)
+SAMPLE_SECONDS = 1e-3  # shortest sample in s; samples of MOST_CALLS calls may be shorter (chosen)
 MOST_CALLS = 50  # largest number of calls per sample (chosen)
-CLEARLY_FASTER = 0.97  # largest ratio to the planned candidate's time that replaces it (chosen)
+CLEARLY_FASTER = 0.97  # largest time of a replacement, relative to the plan's choice (chosen)
 
 _FORMAT = 2  # version of the file format
 
@@ -43,7 +43,7 @@ Load = Callable[[Sequence[PassPlan]], None]
 """Function that loads the kernels of several candidates."""
 
 _remembered: dict[tuple[Request, str], PassPlan] = {}
-_measuring = RLock()  # a signal handler may compute a pass while this thread measures
+_measuring = RLock()  # reentrant: a signal handler may compute a pass during a measurement
 
 
 def fastest(request: Request, impl: str, run: Run, load: Load) -> PassPlan:
@@ -73,7 +73,11 @@ def forget() -> None:
 
 
 def candidates_of(request: Request, impl: str) -> tuple[PassPlan, ...]:
-    """Return the candidates to measure, and a generic kernel to measure only if they all fail."""
+    """Return the candidates to measure.
+
+    If no generic kernel is among the first CONTENDERS, one follows.  It is measured only if all
+    others fail.
+    """
     candidates = contenders(request, impl, CONTENDERS)
     if impl == AUTO and all(entry.implementation != CUDA_GENERIC.name for entry in candidates):
         candidates += contenders(request, CUDA_GENERIC.name, 1)
@@ -108,14 +112,14 @@ def _name(candidate: PassPlan) -> str:
 
 
 @dataclass(frozen=True)
-class _Measured:
+class _Measurements:
     """Measurements of candidates, keyed by the candidates' indices.
 
     Attributes:
         fastest: index of the candidate to use.
         seconds: time per call of each candidate that ran.
         left_out: error of each candidate that failed.
-        lasts: whether all failures are reproducible; running out of memory is not.
+        lasts: whether the choice may be stored: every failure would occur again in a later process.
     """
 
     fastest: int
@@ -127,13 +131,13 @@ class _Measured:
 # -- measuring -------------------------------------------------------------------------------------
 
 
-def _measure(candidates: Sequence[PassPlan], run: Run, load: Load) -> _Measured:
+def _measure(candidates: Sequence[PassPlan], run: Run, load: Load) -> _Measurements:
     """Time candidates in turns, leaving out those that fail.
 
     Raises:
         ConvError: a graph is being captured.
-        Exception: the error of the first candidate, which is the planned one, if all candidates
-            failed; or the error of a candidate with which the GPU's context was lost.
+        Exception: the error of the first candidate, if all candidates failed; or the error of a
+            candidate that destroyed the GPU's context.
     """
     if capture.is_active():
         raise ConvError(
@@ -174,7 +178,7 @@ def _measure(candidates: Sequence[PassPlan], run: Run, load: Load) -> _Measured:
 
     rounds(range(min(len(candidates), CONTENDERS)))
     if not samples:
-        rounds(range(CONTENDERS, len(candidates)))  # the last resort
+        rounds(range(CONTENDERS, len(candidates)))  # the generic kernel
     if not samples:
         raise failures[0]
     times = {number: min(values) for number, values in samples.items()}
@@ -183,7 +187,7 @@ def _measure(candidates: Sequence[PassPlan], run: Run, load: Load) -> _Measured:
         best = 0
     left_out = {number: _first_line(error) for number, error in sorted(failures.items())}
     lasts = all(map(_is_reproducible, failures.values()))
-    return _Measured(best, times, left_out, lasts)
+    return _Measurements(best, times, left_out, lasts)
 
 
 def _first_line(error: Exception) -> str:
@@ -193,7 +197,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _is_reproducible(error: Exception) -> bool:
-    """Return whether the kernel itself failed, and not for lack of memory or another resource."""
+    """Return whether an error is due to the kernel, and not, for example, to a lack of memory."""
     refused = ("CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES")
     return isinstance(error, KernelCompileError) or any(word in str(error) for word in refused)
 
@@ -228,7 +232,7 @@ def driver_version() -> int:
 
 
 def _path(request: Request, impl: str, candidates: Sequence[PassPlan]) -> Path | None:
-    """Return the file of a choice; None if the cache is unusable."""
+    """Return the path of the file that stores a choice; None if the cache is unusable."""
     folder = cache_folder.trusted_directory("measured")
     if folder is None:
         return None
@@ -244,7 +248,7 @@ def _path(request: Request, impl: str, candidates: Sequence[PassPlan]) -> Path |
     return folder / f"{digest}.json"
 
 
-def _read(path: Path | None, candidates: Sequence[PassPlan]) -> _Measured | None:
+def _read(path: Path | None, candidates: Sequence[PassPlan]) -> _Measurements | None:
     """Read the measurements of the candidates; None if there is no valid file."""
     if path is None:
         return None
@@ -256,14 +260,14 @@ def _read(path: Path | None, candidates: Sequence[PassPlan]) -> _Measured | None
         fastest = int(entry["fastest"])
         known = all(number in numbers for number in (*times, *left_out))
         if known and fastest in times and min(times.values()) > 0:
-            return _Measured(fastest, times, left_out)
+            return _Measurements(fastest, times, left_out)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         pass
     return None
 
 
 def _write(
-    path: Path, request: Request, candidates: Sequence[PassPlan], measured: _Measured
+    path: Path, request: Request, candidates: Sequence[PassPlan], measured: _Measurements
 ) -> None:
     """Store a choice for later processes, if the folder is writable."""
     entry = {

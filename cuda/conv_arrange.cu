@@ -92,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   ptx::griddepcontrol_launch_dependents();
 #endif
-  __shared__ Storage element[TILE][TILE + 1];  // by channel; lines begin in different banks
+  __shared__ Storage element[TILE][TILE + 1];  // [channel][pixel]; lines begin in different banks
   __shared__ long long offsets[TILE];
   const bool is_first = blockIdx.x < shapes.of[0].tiles;
   const ArrangeShape& shape = shapes.of[is_first ? 0 : 1];

@@ -5,7 +5,8 @@
 //
 // where the sum runs over the taps for which the division is exact and the output exists.  A gradient
 // has no bias, addend or activation; a transposed convolution may have all of them.  The activation is
-// -DACTIVATION, and an addend is read with -DADD=1 (epilogue.cuh).  Each group is one implicit GEMM, with the conjugate of a complex w:
+// -DACTIVATION, and an addend is read with -DADD=1 (epilogue.cuh).  Each group is one
+// implicit GEMM, with the conjugate of a complex w:
 //
 //   gemm_m = N * D * H * W    input pixels                A = dy gathered at the outputs of a pixel
 //   gemm_n = C / G            channels of the group       B = w

@@ -1,4 +1,4 @@
-// Columns: a pass as one dense matrix product, and a sum of its elements.
+// Columns: a pass as one dense matrix product, followed by sums of the product's elements.
 //
 // conv_gather.cu first multiplies every pixel of the source (x in forward, dy in backprop_input) with all
 // taps of all filters.  The results are the columns z, in the accumulator's type:
@@ -35,7 +35,7 @@ using Accumulator = typename Numeric<Storage>::Accumulator;
 constexpr int THREADS = 256;
 constexpr int CHANNELS = 4;  // channels per thread
 
-// The pairs of a source position and a tap that contribute to one position of the result along an axis.
+// Pairs of a source position and a tap that contribute to one position of the result, along one axis.
 struct Terms {
   Index first, last;  // forward: taps; backprop_input: source positions
   Index start;        // forward: source position of tap 0; backprop_input: position plus padding
@@ -46,13 +46,13 @@ struct Terms {
     const Index taps = narrowed(p.filter[axis]), pad = narrowed(p.pad[axis]);
     if (PASS == 0) {
       start = position * stride - pad;
-      const Index end = narrowed(p.input[axis]) - 1 - start;  // largest distance of a tap
+      const Index end = narrowed(p.input[axis]) - 1 - start;  // from tap 0 to the last source position
       first = start < 0 ? (dilation - 1 - start) / dilation : 0;
       last = end < 0 ? -1 : end / dilation;
       if (last >= taps) last = taps - 1;
     } else {
       start = position + pad;
-      const Index beyond = start - (taps - 1) * dilation;  // distance of the last tap's output
+      const Index beyond = start - (taps - 1) * dilation;  // source position under the last tap * stride
       first = beyond > 0 ? (beyond + stride - 1) / stride : 0;
       last = start / stride;
       if (last >= narrowed(p.output[axis])) last = narrowed(p.output[axis]) - 1;
@@ -83,13 +83,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   const long long(&sources)[3] = PASS == 0 ? p.input : p.output;
   const long long(&strides)[5] = PASS == 0 ? p.y_stride : p.x_stride;
   const Index channels = narrowed(PASS == 0 ? p.filters : p.channels);  // channels per group
-  const Index runs = (channels + CHANNELS - 1) / CHANNELS;              // runs of channels per group
+  const Index runs = (channels + CHANNELS - 1) / CHANNELS;              // threads per pixel and group
   const Index all_runs = runs * narrowed(p.groups);
   const long long threads = p.batch * all_runs * sizes[0] * sizes[1] * sizes[2];
   const long long thread = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x;
   if (thread >= threads) return;
 
-  // Threads are numbered (n, d, h, w, run) with CHANNELS_LAST, else (n, run, d, h, w).
+  // Threads are numbered (n, d, h, w, run) with CHANNELS_LAST, else (n, run, d, h, w); the last is
+  // fastest.
   Index rest = static_cast<Index>(thread), run = 0;
   if (CHANNELS_LAST) {
     run = rest % all_runs;
@@ -111,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   const Index s_taps = narrowed(p.filter[2]), taps = t_taps * r_taps * s_taps;
   const Index channel_step = TAPS_FASTEST ? taps : 1, tap_step = TAPS_FASTEST ? 1 : channels;
   const long long pixels = p.batch * sources[0] * sources[1] * sources[2];
-  const long long split = p.groups * pixels * taps * channels;  // elements of z
+  const long long split = p.groups * pixels * taps * channels;  // elements of z per split
   const Accumulator* columns = z + group * pixels * taps * channels + first * channel_step;
   const Terms depth(d, 0, p), height(h, 1, p), width(w, 2, p);
   Accumulator sum[CHANNELS] = {};

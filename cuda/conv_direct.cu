@@ -34,7 +34,7 @@
 #include "maps.cuh"
 #include "vector.cuh"
 
-// Offsets are unsigned, because the offsets of elements that are not read may overflow.
+// Type of offsets.  It is unsigned, because offsets of elements that are never read may overflow.
 using Offset = unsigned INDEX;
 using Storage = STORAGE;
 using Accumulator = typename Numeric<Storage>::Accumulator;
@@ -67,7 +67,7 @@ struct Axis {
   static __device__ constexpr int distance(int i, int at) { return at - i * STRIDE; }
 #endif
 
-  // Returns the tap under which pixel i reads a position; the result is valid only if is_tap is true.
+  // Returns the tap under which pixel i reads position `at`; valid only if is_tap(i, at) is true.
   static __device__ __forceinline__ constexpr int tap(int i, int at) {
     return distance(i, at) / DILATION;
   }
@@ -129,8 +129,9 @@ struct Thread {
   }
 };
 
-// The tiles of the tensor that a pass walks over (y, dx, or dy).  cupyconv/kernels/direct.py computes
-// the fields.  In each round, a block computes one tile per strip.
+// The tiles of y (dx in backprop-input, dy in backprop-filter), and the order in which a strip visits
+// them.  In each round, a block computes one tile per strip.  cupyconv/kernels/direct.py computes the
+// fields.
 struct TileWalk {
   long long tiles[4];  // tiles per row, tiles per column, slices, images
   long long step[4];   // distance of a strip's tiles in successive rounds, along each axis
@@ -242,7 +243,7 @@ struct Filter {
   static constexpr int PART = ((USED + CHUNK - 1) / CHUNK | 1) * CHUNK;
   alignas(16) Accumulator part[FILTER_T * FILTER_R][LANES][PART];
 
-  // Taps of a row that are loaded together; each value occupies a register.
+  // Number of taps of a row that are loaded together; each of their values occupies a register.
   static constexpr int AT_ONCE = USED * sizeof(Accumulator) <= 256 ? FILTER_S : 1;
   static constexpr int TURNS = FILTER_S / AT_ONCE;  // turns per row; each turn loads AT_ONCE taps
 
@@ -383,7 +384,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                 Accumulator* __restrict__ partial, const __grid_constant__ TileWalk walk,
                 const __grid_constant__ ConvParameters p) {
   constexpr int SUMS = DEPTHWISE ? 1 : SHARE;  // sums per tap and channel of the thread
-  // The last level of a row reads memory that the first level of the next row does not write.
+  // The last level of one row's reduction reads memory that the first level of the next row does not
+  // write.
   static_assert(STRIPS > 2, "levels of a row do not overlap with those of the next");
   // Sums of adjacent threads are adjacent, so that the sums of a warp are in different banks.
   __shared__ Accumulator level[FILTER_S * SUMS * VECTOR][THREADS];

@@ -2,9 +2,9 @@
 // multiplied with mma.sync.  Fused multiply-adds are used for float32 that is not rounded, and for
 // float64 on chips whose tensor cores do not support it.
 //
-// In addition to what the generic kernels do, this kernel has tensor cores; a ring of STAGES
-// shared-memory stages that cp.async fills ahead of use (from 8.0 on; 7.5 copies through registers);
-// stride phases in backprop_input; and a deterministic split of gemm_k.
+// Unlike the generic kernels, this kernel uses tensor cores; a ring of STAGES shared-memory stages that
+// cp.async fills ahead of use (from 8.0 on; 7.5 copies through registers); stride phases in
+// backprop_input; and a deterministic split of gemm_k.
 //
 //   pass             gemm_m          gemm_n            gemm_k          A          B
 //   forward          output pixels   filters           taps            im2col(x)  w
@@ -22,8 +22,8 @@
 // addition, and a bit test for whether it is inside the tensor.  In large 16-bit tiles, threads keep
 // the halves of their positions in registers and save the load.
 //
-// In NCHW, contiguous pixels form vectors: output pixels when they are stored, dy when it is summed,
-// and input pixels under a 1 x 1 filter with stride 1 and no padding.  A layer with such a filter is a
+// In NCHW, vectors consist of contiguous pixels: of the stored result, of dy where gemm_k runs over its
+// pixels, and of x under a 1 x 1 filter with stride 1 and no padding.  A layer with such a filter is a
 // plain matrix product with 16-byte copies in both memory orders.  Other NCHW operands are copied
 // element by element, or are first copied with channels last (conv_arrange.cu) if the layer is large
 // enough.
@@ -283,7 +283,8 @@ struct BlockTile {
 
 // -- tiles in shared memory -------------------------------------------------------------------------
 
-// Vectors that a thread loads before it stores the first vector, if cp.async cannot copy them.
+// Number of vectors that a thread loads before it stores the first, for vectors that cp.async cannot
+// copy.
 template <int VECTOR>
 constexpr int COPIES_AT_ONCE = VECTOR * sizeof(Storage) < 4 ? 16 : 8;
 
@@ -306,7 +307,8 @@ struct Operand {
   AddressHalf positions[POSITIONS];
   AddressHalf steps[2][BLOCK_K];  // halves of k, of the current step and of the next step
 
-  // Writes the entries of all positions; half_of(position) is the address half of a position in the first group.
+  // Writes the table entries of all positions.  half_of(position) returns the address half of a position
+  // in the first group.
   template <class HalfOf>
   __device__ __forceinline__ void set_positions(Index first, Index end, Index group_offset,
                                                 HalfOf half_of) {
@@ -330,13 +332,14 @@ struct Operand {
     return found;
   }
 
-  // Copies the vectors of one step into a stage.  All halves of a turn are loaded before its first
-  // copy.  The compiler does not move a load above a copy; loads between copies would wait one by one.
+  // Copies the vectors of one step into a stage, TURN vectors at a time.  The halves of these vectors are
+  // loaded before their first copy: the compiler does not move a load above a copy, and loads between
+  // copies would wait one by one.
   __device__ __forceinline__ void copy(Tile& tile, int parity, const Storage* memory,
                                        const Own& own) const {
     constexpr bool KEPT = KEEPS_POSITIONS && ASYNC_COPY && VECTOR * sizeof(Storage) == 16;
     const int first = threadIdx.x / PIECES, piece = threadIdx.x % PIECES;
-    // All vectors of a thread share this half.
+    // Half that all vectors of this thread have in common.
     const AddressHalf same = ALONG_K ? steps[parity][piece * VECTOR]
                              : KEPT  ? own.position[0]
                                      : positions[piece];
@@ -380,9 +383,9 @@ struct Stage {
   OperandB::Tile b;
 };
 
-// Offsets of the block's tile in C.  Lines run along the contiguous axis of C; there are offsets of
-// lines, and of places in a line.  16-bit results are staged in shared memory, since a thread's run is
-// shorter than a sector of 32 bytes.
+// The block's tile of C: the offsets of its lines, which run along the contiguous axis of C, and of the
+// places in a line.  16-bit results are staged in shared memory, since the contiguous results of a thread
+// are shorter than a sector of 32 bytes.
 struct OutputTile {
   static constexpr int LINES = C_ALONG_N ? BLOCK_M : BLOCK_N;
   static constexpr int LINE = C_ALONG_N ? BLOCK_N : BLOCK_M;
@@ -436,7 +439,8 @@ struct Sums {
   }
   // Return the i-th row and column of this thread.  There are 8 lanes along rows and 4 along columns.
   // With tensor cores, lanes have the order of fragments.  Otherwise, each lane shares columns with the
-  // next lane, and rows with the lane after that; shared 16-byte loads take half the wavefronts.
+  // next lane, and rows with the lane after that; lanes with a common address halve the wavefronts of
+  // 16-byte loads.
   static __device__ __forceinline__ int row_of(int i) {
     const int number = threadIdx.x % 32;
     const int lane = TENSOR_CORES ? number / 4 : number / 8 * 2 + number % 2;

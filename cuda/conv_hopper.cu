@@ -19,20 +19,19 @@
 // not meet these zeros.  Therefore each tap along the row has a tensor map in which x ends at the element
 // that the last pixel reads (MAPS), so that x is zero in the additional rows.
 //
-// In addition to what conv_gather.cu does, this kernel has products of a whole warpgroup, with both
-// operands in shared memory; loads issued by one thread, without address arithmetic in the consumers;
-// and persistent blocks, so that the first loads of a tile and the stores of the previous tile overlap
-// with products.
+// Compared with conv_gather.cu, this kernel has products of a whole warpgroup, with both operands in
+// shared memory; loads issued by one thread, without address arithmetic in the consumers; and persistent
+// blocks, so that the first loads of a tile and the stores of the previous tile overlap with products.
 //
 //   producer     one thread: waits for an empty stage, sets the expected bytes, and starts the loads of
 //                both operands; the stage is full when all bytes have arrived
 //   consumers    two warpgroups: wait for a full stage, multiply, release the stage.  Each computes
 //                half of a tile's rows or, for narrow tiles (TURNS), every other tile
 //
-// A warpgroup computes 64 rows, or a multiple of 64.  Its sums remain in registers, some of which come
-// from the producer's warpgroup (setmaxnreg).  With CLUSTER = 2, two blocks compute vertically adjacent
-// tiles and share B: each block loads half of B for both.  Tiles are computed in bands of BAND rows, so
-// that concurrent blocks share operands in L2.
+// A warpgroup computes 64 rows, or a multiple of 64, with its sums in registers.  The producer's
+// warpgroup gives up most of its registers for these sums (setmaxnreg).  With CLUSTER = 2, two blocks
+// compute vertically adjacent tiles and share B: each block loads half of B for both.  Tiles are
+// computed in bands of BAND rows, so that concurrent blocks share operands in L2.
 //
 // The launches of this kernel and of conv_hopper_reduce may begin before the previous launch has ended.
 // They begin as soon as all blocks of a preceding conv_arrange have started, or when the blocks of
@@ -181,7 +180,8 @@ struct Schedule {
 
 // -- stages and blocks ------------------------------------------------------------------------------
 
-// The calling thread's warpgroup, read from one lane so that the compiler knows that it is warp-uniform.
+// Returns the number of the calling thread's warpgroup.  The value is read from lane 0, so that the
+// compiler knows that it is warp-uniform.
 __device__ __forceinline__ int warpgroup_of_thread() {
   return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / WARPGROUP, 0);
 }
@@ -214,9 +214,10 @@ __device__ __forceinline__ void release(unsigned long long* empty) {
   if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty);
 }
 
-// A warpgroup's turn to multiply.  A parity distinguishes only two successive rounds.  A warpgroup that
-// skips a tile has not waited for the tile's stages, and would mistake an older round for a full stage.
-// Therefore it waits until the other warpgroup, which has waited for these stages, passes on the turn.
+// The two warpgroups multiply in turns.  A barrier's parity distinguishes only two successive rounds of
+// the ring.  A warpgroup that skips a tile does not wait for the tile's stages, and could mistake an
+// older round for a full stage.  Therefore it waits until the other warpgroup, which waits for these
+// stages, passes on the turn.
 struct Turn {
   unsigned long long (&barriers)[CONSUMERS];
   int warpgroup;
@@ -322,8 +323,8 @@ struct FilterLoader {
 
 // -- products ---------------------------------------------------------------------------------------
 
-// wgmma's descriptor of an operand in shared memory.  The lower half counts 16-byte units, so that an
-// addition computes the descriptor of another address.
+// wgmma's descriptor of an operand in shared memory.  Its lower half contains the address in units of 16
+// bytes, so that an addition yields the descriptor of another address.
 template <bool LINES_ALONG_POSITIONS>
 struct Operand {
   unsigned long long descriptor;
@@ -337,8 +338,8 @@ struct Operand {
     there.descriptor = descriptor >> 32 << 32 | static_cast<unsigned>(descriptor) + bytes / 16;
     return there;
   }
-  // The descriptor that begins at a position (a row of A, a column of B) and a k of the step.  If lines
-  // run along positions, boxes contain them ordered by k.
+  // Returns the descriptor of the operand from a position (a row of A, a column of B) and a k on.  If
+  // lines run along positions, the lines of a box are ordered by k.
   __device__ __forceinline__ Operand from(int position, int k) const {
     const int elements =
         LINES_ALONG_POSITIONS ? position / LINE * BOX + k * LINE : position * LINE + k;
@@ -362,7 +363,7 @@ __device__ __forceinline__ void multiply(float (&sums)[BLOCK_N / 2], unsigned lo
   ptx::wgmma_m64_tf32<BLOCK_N>(sums, a, b, keep);
 }
 
-// One thread's sums of a tile: for each product, the thread's part of 64 rows by BLOCK_N columns.
+// A thread's sums of a tile: for each of PRODUCTS products, its part of 64 rows by BLOCK_N columns.
 using Sums = float[PRODUCTS][BLOCK_N / 2];
 
 // Starts the products of a step, BLOCK_K along k, for this warpgroup's rows of A.
@@ -410,13 +411,13 @@ __device__ __forceinline__ float bias_of(int channel, const ConvParameters& p, c
   return Numeric<Result>::widen(bias[channel * p.bias_stride]);
 }
 
-// Columns of C at a constant step: first column, number of columns, and offset.
+// Columns of C whose elements in a row have a constant stride; `offset` is that of the first column.
 struct Line {
   int column, count;
   long long offset;
 };
 
-// Stores COUNT sums of adjacent columns of a line, one run at a time.
+// Stores COUNT sums of adjacent columns of a line, RUN elements at a time.
 template <int COUNT>
 __device__ __forceinline__ void store_in_line(Result* row, const Line& line, int column,
                                               long long column_step, const float (&sums)[COUNT]) {
@@ -431,7 +432,7 @@ __device__ __forceinline__ void store_in_line(Result* row, const Line& line, int
   }
 }
 
-// Adds the addend's elements to COUNT sums of adjacent columns of a line; `row` is the addend's row.
+// Adds elements of the addend, in its row `row`, to COUNT sums of adjacent columns of a line.
 template <int COUNT>
 __device__ __forceinline__ void add_in_line(const Result* row, const Line& line, int column,
                                             long long column_step, float (&sums)[COUNT]) {
@@ -463,8 +464,8 @@ struct Epilogue {
   int next_buffer = 0;
 
   static constexpr int BIASES = (BLOCK_N + WARPGROUP - 1) / WARPGROUP;  // biases per thread
-  // Whether biases are added even if there is no bias.  For a branch, the compiler would duplicate the
-  // code of a long activation.
+  // Whether a bias of -0 is added if there is no bias.  For a branch instead, the compiler would
+  // duplicate the code of a long activation.
   static constexpr bool ALWAYS_BIASED = ACTIVATION == ACTIVATION_SILU || ACTIVATION == ACTIVATION_GELU;
 
   __device__ __forceinline__ bool is_biased() const {
@@ -533,9 +534,9 @@ struct Epilogue {
     }
   }
 
-  // The lines of a buffer that this thread stores, and the thread's runs per line.  Adjacent threads
-  // store adjacent runs.  A warp stores short runs of a single line, because the address of each line
-  // takes divisions.
+  // Number of lines of a buffer that a thread stores, and of its runs (vectors of RUN elements) per line.
+  // Adjacent threads store adjacent runs.  If runs are short, a warp stores a single line at a time,
+  // because the address of each line takes divisions.
   static constexpr int THREADS_OF_LINE = STORE == STORE_ROWS || RUN == 8 ? 8 : RUN == 4 ? 16 : 32;
   static constexpr int LINES_OF_THREAD = 64 * THREADS_OF_LINE / WARPGROUP;
   static constexpr int RUNS_OF_THREAD = 64 / (THREADS_OF_LINE * RUN);
@@ -675,11 +676,12 @@ __device__ __forceinline__ Term term_at(int number) {
   return {static_cast<int>(A >> number * 4 & 3) * (TERMS > 1),
           static_cast<int>(B >> number * 4 & 3) * (TERMS > 1)};
 }
-constexpr int PROMOTION = 2;  // steps, each with all terms
+constexpr int PROMOTION = 2;  // steps (of all terms) per addition to the float sums
 
 // -- the shape of C ---------------------------------------------------------------------------------
 
-// The taps * channels side of C in backprop_filter.  It consists of windows: LINE channels under a tap.
+// The side of C that runs over taps * channels in backprop_filter.  It consists of windows; a window is
+// LINE channels under a tap.
 struct FilterWindows {
   int channel_blocks, count;
 
@@ -710,8 +712,8 @@ struct Image {
   __device__ __forceinline__ Pixel<int> at(int number) const { return pixel_at(number, sizes); }
 };
 
-// Offsets of the elements of C: the offset of the row plus the offset of the column.  Up to LINE columns
-// are at a constant step.
+// Offsets of the elements of C, as sums of an offset of the row and an offset of the column.  Up to LINE
+// adjacent columns have a constant stride.
 struct Output {
   static constexpr long long BEYOND = 1ll << 63;
   const ConvParameters& p;
@@ -768,7 +770,7 @@ struct Output {
   __device__ __forceinline__ long long filter_offset(int filter) const {
     return (group * p.filters + filter) * p.w_stride[0];
   }
-  // The line of channels under a tap.
+  // Returns the columns of a window: the channels under its tap.
   __device__ __forceinline__ Line window(int position) const {
     const Tap<int> at = FilterWindows(p).at(position / LINE, p);
     const Tap<long long> tap = {at.c, at.t, at.r, at.s};
@@ -794,8 +796,8 @@ struct Steps {
 
 // -- producer ---------------------------------------------------------------------------------------
 
-// Starts all loads.  One thread with few registers runs this code.  Therefore it keeps no boxes of other
-// blocks, and in backprop_filter, which keeps the most values, it counts steps down.
+// Starts all loads.  One thread with few registers runs this code.  To save registers, it keeps only the
+// boxes of its own block, and counts steps down in backprop_filter, which needs the most registers.
 struct Producer {
   SharedMemory& shared;
   const TensorMaps& maps;
@@ -991,7 +993,7 @@ struct Producer {
 
 // -- consumers --------------------------------------------------------------------------------------
 
-// One warpgroup's rows of a tile.
+// Multiplies one warpgroup's rows of a tile.
 struct Consumer {
   SharedMemory& shared;
   OperandA a;  // rows of this warpgroup in the first stage

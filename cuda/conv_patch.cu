@@ -73,8 +73,8 @@ constexpr int STEP = X_LAST ? CHANNELS : 1;           // elements per column of 
 constexpr int LINE_CHANNELS = X_LAST ? 1 : CHANNELS;  // lines per input row
 constexpr int WINDOW_STEP = STRIDE_W * STEP;          // distance of windows in elements
 
-// A run is a sequence of contiguous elements: the part of a line under the window or, with dilation, one
-// column of that part.  Runs are numbered by t, r, line and column.
+// A run consists of contiguous elements of a line of the patch: all elements under the window or, with
+// dilation, the elements of one column.  Runs are numbered by t, r, line and column.
 constexpr bool HAS_GAPS = DILATION_W > 1;
 constexpr int RUN = HAS_GAPS ? STEP : FILTER_S * STEP;
 constexpr int RUNS_OF_LINE = HAS_GAPS ? FILTER_S : 1;
@@ -82,11 +82,11 @@ constexpr int RUNS = FILTER_T * FILTER_R * LINE_CHANNELS * RUNS_OF_LINE;
 
 constexpr int CLASSES = WORD == 2 && WINDOW_STEP % 2 ? 2 : 1;
 
-// Returns the number of elements from the beginning of a word to the run that starts in the word.
+// Returns the number of elements before a run in its first word.
 __device__ constexpr int lead(int pixel_class, int s) {
   return (SHIFT + pixel_class * WINDOW_STEP + s * DILATION_W * STEP) % WORD;
 }
-// Leads may differ between columns, if their runs have an odd length and thus room for one more element.
+// lead(0, s) may exceed lead(0, 0) only if RUN is odd.  The last word then has room for one more element.
 constexpr int LARGEST_LEAD = CLASSES == 2 ? 1 : lead(0, 0);
 constexpr int RUN_WORDS = (RUN + LARGEST_LEAD + WORD - 1) / WORD;
 constexpr int WORDS = (RUNS * RUN_WORDS + 7) / 8 * 8;
@@ -114,7 +114,7 @@ __device__ constexpr int row_of(int number) { return number % CLASS_PIXELS / CLA
 __device__ constexpr int column_of(int number) {
   return number % CLASS_COLUMNS * CLASSES + number / CLASS_PIXELS;
 }
-__device__ constexpr int window_of(int number) {  // elements from the window of pixel 0 to this window
+__device__ constexpr int window_of(int number) {  // elements from pixel 0's window to this pixel's window
   return row_of(number) * (STRIDE_H * LINE_CHANNELS * LINE_PITCH) + column_of(number) * WINDOW_STEP;
 }
 
@@ -138,7 +138,7 @@ struct FlatWord {
     return exists && first + element >= 0 && first + element < RUN;
   }
 
-  // The tap of an element in the window.
+  // Returns the tap of an element of the word, which must be in the window.
   __device__ __forceinline__ Tap<Index> tap(int element) const {
     const int place = first + element;
     return {c + place % STEP, t, r, s + place / STEP};
@@ -151,8 +151,9 @@ struct FlatWord {
   }
 };
 
-// Distance of a word from its window's first element, and mask of its bits under the window.  A word
-// without such bits is replaced by the previous word, which other lanes load as well.
+// Place of a word in a window: the elements from the window's first element to the word, and a mask of the
+// word's bits in the window.  A word without such bits is replaced by the previous word, which other lanes
+// load as well.
 struct alignas(8) WordPlace {
   int offset;
   unsigned mask;
@@ -183,7 +184,7 @@ __device__ __forceinline__ double load_word(const double* at) { return *at; }
 
 // -- tiles ------------------------------------------------------------------------------------------
 
-// The tiles of all images; numbers run along rows first.
+// The tiles of all images, numbered along rows of tiles first.
 struct Tiles {
   const ConvParameters& p;
   long long of_image[3];  // tiles along Z, P, Q
@@ -219,7 +220,7 @@ __device__ __forceinline__ void copy_patch(Storage* patch, const Storage* x, con
     const Index d = first_d + line / LINE_CHANNELS / ROWS * narrowed(p.dilation[0]);
     const Index h = first_h + line / LINE_CHANNELS % ROWS;
     bool inside = d >= 0 && d < narrowed(p.input[0]) && h >= 0 && h < narrowed(p.input[1]);
-    Index place;  // offset from the first pixel of the row
+    Index place;  // offset from the first pixel of the input row
     if constexpr (X_VECTOR > 1) {  // the input row is contiguous
       place = first_w * STEP - SHIFT + element;
       inside = inside && place >= 0 && place < width * STEP;
@@ -470,15 +471,16 @@ struct Stage {
   alignas(16) Storage patch[PATCH];
 };
 
-// Sums that the warps along pixels add up after the last tile: one sum per filter and element of the
-// share's words.  The class of the pixel determines whether an element is in one word or in the next.
+// Sums of all warps along pixels, which add them up after the last tile: one sum per filter and element
+// of the share's words.  It depends on the class of the pixels which word of the share contains an
+// element.
 struct Exchange {
   static constexpr int PLACES = SHARE_WORDS * WORD + WORD - 1;
   // Padded, so that four words of eight filters are in different banks.
   static constexpr int PITCH = BLOCK_M + 4 / WORD;
   Accumulator sum[WARPS_K > 1 ? PLACES : 1][PITCH];
 
-  // The index of the sums of one element, given by its word in this thread's share.
+  // Returns the index of an element's sums, from the number of its word in the share.
   static __device__ __forceinline__ int place(int pixel_class, int number, int s, int element) {
     return number * WORD + element + WORD - 1 - lead(pixel_class, s);
   }
@@ -595,7 +597,7 @@ struct Sums {
     }
   }
 
-  // Adds the sums to the sums of the previous turns; the last turn writes to the chunk's workspace.
+  // Adds this warp's sums to those of the warps before it; the last warp writes to the chunk's workspace.
   __device__ __forceinline__ void add(Exchange& exchange, int turn, Accumulator* partial,
                                       const ConvParameters& p, Index first_filter) const {
     const int lane = threadIdx.x % 32;

@@ -1,11 +1,11 @@
 // Splits float32 elements of one or two tensors into three bfloat16 planes, the operands of
 // conv_hopper.cu with PLANES = 3.
 //
-//   x = high + middle + low,   high = bf16(x),  middle = bf16(x - high),  low = bf16(rest)
+//   x = high + middle + low,   high = bf16(x),  middle = bf16(x - high),  low = bf16(x - high - middle)
 //
 // A float32 has 24 significant bits and a bfloat16 has eight.  With rounding to nearest, the sum is exact
 // as long as the parts are normal numbers (|x| above about 2^-110).  The product of two such sums has
-// nine products; conv_hopper computes the six that reach 2^-24 of the whole.
+// nine products; conv_hopper computes the six that are not below 2^-24 of the whole product.
 //
 // Values at the ends of the range are exceptions.  If rounding up would overflow, high is truncated.
 // Tiny elements lose bits below 2^-133.  An infinity has zero middle and low planes, but its product with

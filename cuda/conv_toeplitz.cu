@@ -13,9 +13,9 @@
 //
 // a product with a Toeplitz matrix whose band has FILTER_S of FILTER_S + 7 columns j.  The number of
 // columns is rounded up to products of 16: for 3 taps, the band has 3 of 16 columns; for 31 taps, 31 of
-// 48.  The matrix is the same for all strips, so that its fragments are built once per row of the filter.
-// All strips above a fragment of X use this fragment.  The filter gradient is the transpose: with m as
-// gemm_k,
+// 48.  The matrix is the same for all strips, so that its fragments are built once per row of the
+// filter.  A fragment of X is loaded once for all strips whose windows contain it.  The filter gradient
+// is the transpose: with m as gemm_k,
 //
 //   D_r[j, i] = sum over m and strips of X[m + r, j] * dY[m, i]
 //   dw[r, s]  = sum over i of D_r[i + s, i]
@@ -60,7 +60,7 @@ constexpr int WEIGHTS = 8 * WINDOW + 8;          // elements of a filter row wit
 // Sizes of the tensor that blocks divide (y, dx or dy), and of the source, which is read under windows.
 struct Geometry {
   Index rows, height, width, source_height, source_width, pad_h, pad_w, channels;
-  Index image_rows;  // numbered rows per image; rows with numbers from `height` on do not exist
+  Index image_rows;  // rows per image, rounded up with ALIGNED; rows from `height` on do not exist
 
   __device__ __forceinline__ explicit Geometry(const ConvParameters& p)
       : channels(narrowed(p.groups)) {
@@ -124,12 +124,12 @@ struct Plane {
   alignas(16) Storage element[LINES_][(BLOCKS_ | 1) * 8];
 };
 
-constexpr long long NOWHERE = 1ll << 62;  // not the offset of any element
+constexpr long long NOWHERE = 1ll << 62;  // in place of the offset of a line outside the tensor
 
 using SourcePlane = Plane<SOURCE_LINES, BLOCKS>;
 using WalkedPlane = Plane<ROWS, STRIPS>;
 
-// Offsets of a block's lines in memory, from its first channel.
+// Offsets in memory of a block's lines, in the block's first channel.
 struct Lines {
   long long source[SOURCE_LINES], walked[ROWS];
 
@@ -195,7 +195,8 @@ __device__ __forceinline__ void transpose(Eight (&row)[8]) {
   for (int c = 0; c < 8; ++c) row[c] = column[c];
 }
 
-// Sets the sign bit of NaN and infinity: their exponent consists of ones, so that the addition overflows.
+// Returns words in which the sign bits are set exactly for elements that are NaN or infinite: their
+// exponent consists of ones, so that the addition overflows.
 __device__ __forceinline__ unsigned overrun(unsigned word, half_t) {
   return (word & 0x7fff7fffu) + 0x04000400u;
 }
@@ -203,8 +204,8 @@ __device__ __forceinline__ unsigned overrun(unsigned word, bfloat16_t) {
   return (word & 0x7fff7fffu) + 0x00800080u;
 }
 
-// Loads VECTOR contiguous elements into an array of words, beginning at element `first`.  Outside the
-// tensor it stores zeros and computes no address.
+// Loads VECTOR contiguous elements into an array of words, at element `first` of the array.  Stores
+// zeros, without computing an address, if the elements are outside the tensor.
 template <int VECTOR, int WORDS>
 __device__ __forceinline__ void load_elements(unsigned (&word)[WORDS], int first,
                                               const Storage* tensor, long long offset,
@@ -244,8 +245,8 @@ struct Window {
       : rows(rows_), first_column(first_column_), width(width_), channels(channels_),
         channel_stride(narrowed(stride[1])), column_stride(narrowed(stride[4])) {}
 
-  // Computes the offset of a column from the line's first column; returns whether the column exists in
-  // this channel of the block.
+  // Computes the offset of a column from the line's first column; returns whether the column and the
+  // channel of the block exist.
   __device__ __forceinline__ bool locate(int channel, int column, Index& offset) const {
     const Index position = first_column + column;
     const bool inside = channel < channels && is_within(position, width);
@@ -282,7 +283,7 @@ __device__ __forceinline__ bool fill(Plane<COUNT, BLOCKS_>* planes, const Storag
   const Mine mine(COUNT);
   unsigned beyond = 0;
   if constexpr (LAST) {
-    // A turn is eight pixels of eight channels.
+    // A turn copies eight pixels of eight channels.
     bool inside[8];
     Index offset[8];
 #pragma unroll
@@ -306,7 +307,7 @@ __device__ __forceinline__ bool fill(Plane<COUNT, BLOCKS_>* planes, const Storag
       }
     }
   } else {
-    // A turn is eight elements of some lines, in the order of memory.
+    // A turn copies eight elements of each of TURN lines, in the order of memory.
     constexpr int TURN = 4, PIECES = 8 / VECTOR + (SHIFT ? 1 : 0);
     bool inside[PIECES];
     Index offset[PIECES];
@@ -344,7 +345,7 @@ __device__ __forceinline__ bool fill(Plane<COUNT, BLOCKS_>* planes, const Storag
   return (beyond & 0x80008000u) == 0;
 }
 
-// Stores the block's planes to the tensor.
+// Stores the block's planes in the tensor: the reverse of fill().
 template <int COUNT, int BLOCKS_, bool LAST, int VECTOR>
 __device__ __forceinline__ void empty(const Plane<COUNT, BLOCKS_>* planes, Storage* tensor,
                                       const Window& window) {
@@ -479,7 +480,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
       line[tile] = patch.line_of(patch.first_row + tile * 16 + lane % 16);
 #pragma unroll 1
     for (int r = 0; r < FILTER_R; ++r) {
-      // T_r: this thread has rows 2 pair and 2 pair + 1 of every 8 rows, in the column `group`.
+      // Fragments of T_r: a thread has rows 2 pair and 2 pair + 1 of every 8 rows, in column `group`
+      // (pair and group as in ptx.cuh).
       unsigned band[2 * PRODUCTS];
 #pragma unroll
       for (int b = 0; b < 2 * PRODUCTS; ++b) {

@@ -1,17 +1,17 @@
-// Epilogue of a sum before the store: bias, addend, activation, one rounding.
+// Epilogue of a sum before its store: add the bias and the addend, apply the activation, round once.
 #ifndef CUPYCONV_EPILOGUE_CUH
 #define CUPYCONV_EPILOGUE_CUH
 
 #include "numeric.cuh"
 #include "vector.cuh"
 
-// With -DADD=1, a tensor with the result's shape and strides is added before the activation: the addend.
-// It may be the result itself, so kernels declare neither of them __restrict__.
+// With -DADD=1, the addend is added before the activation: a tensor with the result's shape and strides.
+// The addend may be the result itself, so that kernels declare neither pointer __restrict__.
 #ifndef ADD
 #define ADD 0
 #endif
 
-// Adds the addend's elements to LENGTH sums of contiguous results; `addend` is the first element.
+// Adds LENGTH contiguous elements of the addend, the first at `addend`, to the sums.
 template <int LENGTH, class Storage, class Accumulator>
 __device__ __forceinline__ void add_addend(Accumulator (&sum)[LENGTH], const Storage* addend) {
   if constexpr (ADD != 0) {
@@ -22,12 +22,12 @@ __device__ __forceinline__ void add_addend(Accumulator (&sum)[LENGTH], const Sto
   }
 }
 
-// Values of -DACTIVATION, as in cupyconv/kernels/parameters.py.
+// Values of the macro ACTIVATION, in the order of ACTIVATIONS in cupyconv/kernels/request.py.
 enum Activation { ACTIVATION_NONE = 0, ACTIVATION_RELU = 1, ACTIVATION_SILU = 2, ACTIVATION_GELU = 3 };
 
 // v / d for d >= 1, rounded to nearest except in one of about 200,000 cases.  This is the compiler's
-// division without the branch for rare operands.  A factor prevents underflow.  Infinite quotients are
-// returned at once, since their remainder would be NaN.
+// division without the branch for rare operands.  The factor 0.25 keeps the reciprocal of a large d from
+// underflowing.  If the quotient is infinite, its correction is NaN, and the quotient is returned as is.
 __device__ __forceinline__ float quotient(float v, float d) {
   const float inverse = 0.25f * ptx::rcp_approx(0.25f * d);
   const float close = v * inverse;

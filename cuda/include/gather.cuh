@@ -1,4 +1,4 @@
-// Addresses of the elements of an implicit GEMM, in two halves.
+// Addresses of the elements of an implicit GEMM, as sums of two halves.
 //
 // Every pass multiplies a matrix that gathers pixels under taps.  The address of an element
 // (pixel, tap) is the sum of two offsets, one for the pixel and one for the tap:
@@ -37,9 +37,10 @@ struct TapBits {
   }
 };
 
-// Half of an element's address.  A half beyond the end of the matrix has all bits.  Every other half has
-// at least one bit: pixels have the spare bit, taps have their own bits.  Therefore no element beyond the
-// end counts as inside.  A plain matrix counts as pixels under a single tap.
+// Half of an element's address: an offset, and the bits that decide whether the element is inside the
+// tensor.  A half beyond the end of the matrix has all bits.  Every other half has at least one bit:
+// pixels have the spare bit, taps have their own bits.  Therefore no element beyond the end counts as
+// inside.  A plain matrix is treated as pixels under a single tap.
 template <class Index>
 struct alignas(TAP_WORDS == 1 ? 8 : sizeof(Index)) Half {
   Index offset;
@@ -72,8 +73,8 @@ struct alignas(TAP_WORDS == 1 ? 8 : sizeof(Index)) Half {
     return half;
   }
 
-  // Sets the bits of the taps of an axis that miss the tensor.  Bits of the axis begin at `first`; tap i
-  // is at coordinate + i * step.
+  // Sets the bits of an axis's taps that are outside the tensor.  The bits of the axis begin at bit
+  // `first`, and tap i reads coordinate + i * step.
   __device__ __forceinline__ void mark_outside(int first, int taps, Index coordinate, Index step,
                                                Index size) {
     for (int tap = 0; tap < taps; ++tap, coordinate += step)
@@ -92,7 +93,7 @@ struct StridePhase {
   int first_pixel[3], pixels[3];
   int first_tap[3], taps[3];
   int shift[3];
-  int end;  // number of tiles of this and all earlier phases of a group
+  int end;  // number of tiles of a group in all phases up to this phase
 };
 
 template <int COUNT>

@@ -1,4 +1,4 @@
-// Index maps: from GEMM rows and columns to pixels, taps, and places in the tensors.
+// Index maps: from rows and columns of a GEMM to pixels, taps and offsets in the tensors.
 //
 // Every pass multiplies a matrix that gathers pixels under taps.  The position of an element
 // (pixel, tap) has two halves, one for the pixel and one for the tap.  A block computes each half once
@@ -24,7 +24,8 @@ struct Tap {
   Index c, t, r, s;
 };
 
-// Half of an element's position: an offset in elements, and coordinates that add up to the pixel.
+// Half of an element's position: an offset in elements, and three coordinates.  The sum of the two halves
+// is the element's offset and its pixel.
 template <class Index>
 struct Place {
   Index offset, d, h, w;
@@ -69,7 +70,7 @@ struct alignas(16) Digits {
   Index digit[4];
 };
 
-// Four nested loops, fastest first, and the digits of a step.
+// Sizes of four nested loops, fastest first, and the digits of the step that next() adds.
 template <class Index>
 struct Loops {
   alignas(16) Index size[4];
@@ -171,7 +172,7 @@ struct WindowGather {
   }
 };
 
-// Gathers dy at the outputs whose window has an input pixel under a given tap.
+// Gathers dy for an input pixel and a tap: the output whose window has the pixel under this tap.
 template <class Index>
 struct ContributionGather {
   const ConvParameters& p;
@@ -199,7 +200,7 @@ struct ContributionGather {
   }
 
  private:
-  // Divides position by stride in place; returns whether the quotient is an existing output.
+  // Divides position by stride in place; returns whether the division is exact and the output exists.
   static __device__ __forceinline__ bool divide_exactly(Index& position, long long stride,
                                                         long long outputs) {
     if (position < 0) return false;

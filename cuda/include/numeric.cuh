@@ -38,7 +38,7 @@ struct Numeric<bfloat16_t> {
     return __uint_as_float(static_cast<unsigned>(value.bits) << 16);
   }
   static __device__ __forceinline__ bfloat16_t narrow(float value) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800  // no instruction before 8.0
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800  // no conversion instruction before 8.0
     const unsigned bits = __float_as_uint(value);
     const unsigned quiet_nan = (bits >> 16) | 0x40u;
     const unsigned round_up = 0x7fffu + ((bits >> 16) & 1u);

@@ -1,7 +1,7 @@
 // Adds partial sums from a workspace in order, so that results do not depend on scheduling.
 //
-// Few threads add many parts.  Small blocks spread the threads over the chip, and only loads in flight
-// hide latency.  Launch bounds of one resident block leave enough registers for these loads.
+// Few threads add many parts.  Small blocks distribute these threads over the chip.  Each thread hides
+// latency by many loads in flight; launch bounds of one resident block leave it enough registers.
 #ifndef CUPYCONV_PARTS_CUH
 #define CUPYCONV_PARTS_CUH
 
@@ -10,7 +10,8 @@
 constexpr int ADDING_THREADS = 64;
 constexpr int PARTS_AT_ONCE = 16;
 
-// Adds the parts of LENGTH adjacent sums.  source is the first part; parts begin `apart` elements apart.
+// Adds the parts of LENGTH adjacent sums.  `source` is the first part, and `apart` is the stride of the
+// parts in elements.
 template <int LENGTH, class Accumulator>
 __device__ __forceinline__ void add_parts(Accumulator (&sum)[LENGTH], const Accumulator* source,
                                           int parts, long long apart) {

@@ -13,8 +13,8 @@
 //   float, as TF32     m16n8k8
 //   double             four m8n8k4, two along m times two along k
 //
-// ldmatrix loads rows of 16 bytes along k, and can transpose only 16-bit elements.  Therefore wider
-// elements along positions, and doubles, are loaded one by one.
+// ldmatrix loads rows of 16 bytes along k, and can transpose only 16-bit elements.  Therefore elements
+// are loaded one by one if they are doubles, or if they are floats in lines along m or n.
 template <class Storage>
 struct Fragments {
   using Register = unsigned;
@@ -32,11 +32,11 @@ struct Fragments<double> {
 
 // The tile of one operand: LINES lines of LINE contiguous elements.
 //
-// Elements that are read together are in different banks.  Lines consist of 16-byte chunks, and the order
-// of the chunks depends on the line's number (the swizzle).  ldmatrix reads one chunk of eight successive
-// lines; doubles along k are read from two chunks of four lines.  Elements along positions are read one
-// by one from four lines.  These lines have no swizzle but 32 bytes of padding each; addresses then
-// differ by constants, which saves registers.
+// Elements that a warp reads together are in different banks.  Lines consist of 16-byte chunks, and the
+// order of the chunks depends on the line's number (the swizzle).  ldmatrix reads one chunk of eight
+// successive lines; doubles along k are read from two chunks of four lines.  Elements along positions
+// are read one by one from four lines.  These lines have no swizzle but 32 bytes of padding each;
+// addresses then differ by constants, which saves registers.
 template <class Storage, int LINES_, int LINE_, bool K_CONTIGUOUS_>
 struct RingTile {
   using Element = Storage;
@@ -74,8 +74,8 @@ constexpr bool COPIED_ASYNC = ASYNC_COPY && VECTOR * sizeof(Storage) >= 4;
 
 // Begins to copy VECTOR contiguous elements, or zeros if the source is outside the tensor.  cp.async
 // copies belong to the thread's current group.  Vectors that cp.async cannot copy are loaded and
-// returned, and finish_copy stores them.  Call finish_copy after all loads have begun, so that they wait
-// together.
+// returned, and finish_copy stores them.  Begin all copies before the first finish_copy, so that their
+// loads are in flight together.
 template <int VECTOR, class Storage>
 __device__ __forceinline__ Piece<Storage, VECTOR> begin_copy(Storage* destination,
                                                              const Storage* source, bool inside) {
@@ -116,7 +116,7 @@ __device__ __forceinline__ void commit_copies() {
 #endif
 }
 
-// Waits for all of this thread's groups except the newest LEFT.
+// Waits until at most the newest LEFT groups of this thread's copies are in flight.
 template <int LEFT>
 __device__ __forceinline__ void wait_for_copies() {
 #if ASYNC_COPY
@@ -161,11 +161,11 @@ __device__ __forceinline__ void load_fragments(Register (&registers)[4], Tile& t
 #endif
 }
 
-// Returns the chunk that is some positions and some k away from a place that tile.at() returned, for
-// products without tensor cores.  The function ignores the swizzle.  If lines run along k, callers must
-// therefore pass k = 0, and a distance to a line with the same swizzle: a multiple of PERIOD, or the
-// distance to the other line of a pair that shares 128 bytes.  (Doubles along k have bank conflicts for
-// B, but their products are much slower than the loads.)
+// Returns a chunk, for products without tensor cores: the chunk `positions` positions and `k` elements of
+// k after `place`, which tile.at() returned.  The function ignores the swizzle.  If lines run along k,
+// callers therefore pass k = 0 and the distance to a line with the same swizzle: a multiple of PERIOD, or
+// the distance to the other line of a pair that shares 128 bytes.  (Loads of B have bank conflicts for
+// doubles along k, but the products of doubles take much longer than these loads.)
 template <class Tile>
 __device__ __forceinline__ Piece<typename Tile::Element, Tile::CHUNK> load_chunk(
     const typename Tile::Element* place, int positions, int k) {

@@ -1,5 +1,5 @@
-// The block product of the generic kernels: a BLOCK_M x BLOCK_N tile of C in registers, and two
-// shared-memory tiles with a depth of BLOCK_K.
+// The product of a block in the generic kernels: a BLOCK_M x BLOCK_N tile of C in registers, and tiles of
+// A and B in shared memory with a depth of BLOCK_K.
 //
 // A variant is chosen with -D: STORAGE (element type), INDEX (int or long long), BLOCK_M, BLOCK_N,
 // BLOCK_K, THREAD_M, THREAD_N.  Each of the THREADS threads owns THREAD_M x THREAD_N sums.

@@ -1,4 +1,4 @@
-// Walks of TMA over a tensor under the taps of a filter: the maps of maps.cuh for TMA's im2col mode.
+// Walks: how TMA's im2col mode visits the pixels of a tensor under the taps of a filter.
 //
 // An im2col load reads a column of base pixels, shifted by one tap.  Forward and backprop-filter read x
 // at the first pixel of the window plus the tap.  Each stride phase of backprop-input is the same walk
@@ -15,8 +15,8 @@ struct WalkPhase {
   int pixels[3];        // base pixels of one image
   int base[3];          // coordinate of the first base pixel
   int taps[3];          // taps that contribute
-  int filter_first[3];  // first contributing tap, in the filter
-  int place_first[3];   // first pixel, in the tensor that the pass writes
+  int filter_first[3];  // coordinate of the first contributing tap in the filter
+  int place_first[3];   // coordinate of the first pixel in the tensor that the pass writes
   int tile_rows;        // rows of tiles of C; with clusters, pairs of rows
 };
 

@@ -242,7 +242,7 @@ def product_pieces(
 
 
 def least_filters(pixels: int) -> int:
-    """Return the argument ``least_filters`` of ``Correlation.chunks`` for the method ``products``.
+    """Return the filters that ``products`` counts for a group with fewer, to limit groups per part.
 
     Args:
         pixels: output pixels of all images.

@@ -88,7 +88,7 @@ def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
 
 
 def _chunks(whole: Correlation, block_bytes: int) -> Iterator[Correlation]:
-    """Extend to three spatial axes, and divide into parts with ``block_bytes`` of weights each."""
+    """Extend to three spatial axes, and divide into parts with ``block_bytes`` of weights."""
     missing = 3 - len(whole.axes)
     extra = (ALL, ALL, ALL, *[None] * missing)
     whole = replace(
@@ -231,7 +231,7 @@ def _are_rows(pixels: np.ndarray, block: Correlation) -> bool:
     size, steps = pixels.itemsize, pixels.strides
     if pixels.dtype != block.accumulator or not pixels.flags.aligned:
         return False
-    # Complex numbers may be aligned to half their size, so strides may be no multiples of the size.
+    # Complex numbers may be aligned to half their size, so a stride may be an odd multiple of half.
     return steps[-1] == size and min(steps) >= 0 and not any(step % size for step in steps)
 
 

@@ -22,7 +22,7 @@ from cupyconv.cpu.threads import each
 from cupyconv.cpu.views import channels_are_last, copy, merged, operand
 
 MANY_IMAGES = 16
-"""Number of images that must fit a block for it to span images, whose result is copied (chosen)."""
+"""Images that must fit a block of channels-first results for it to have more than one (chosen)."""
 
 
 def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:

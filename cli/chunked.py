@@ -37,7 +37,7 @@ def open_array(option: str, place: str) -> Any:
 
     path = Path(place)
     if not path.is_dir():
-        path.open("rb").close()  # raises the error of a missing file
+        path.open("rb").close()  # raises OSError if the file is missing
     try:
         if path.is_dir():
             array = from_zarr(path)

@@ -345,7 +345,7 @@ _LABELS = ("name", "title", "values")
 
 
 class Words(click.ParamType):
-    """Option values that a shell completes; the command checks them."""
+    """Option type whose values a shell completes; the command itself checks them."""
 
     name = "word"
 
@@ -905,7 +905,8 @@ def summary(problem: ConvProblem, other: Mapping[str, str] | None = None) -> str
     """Return the configuration without its shapes, in one line.
 
     Args:
-        other: texts by option name; they replace the stride, padding or dilation, or follow them.
+        other: texts by option name, which replace those of stride, padding and dilation; texts of
+            other options follow.
     """
     padding = problem.padding_mode
     if padding == "explicit":

@@ -59,7 +59,11 @@ class Graph:
         self.wide = False
 
     def sums(self, several: bool) -> None:
-        """Set ``wide``; ``several`` is whether the results are added up from several parts."""
+        """Set ``wide``.
+
+        Args:
+            several: whether a number of the result is the sum of several parts.
+        """
         self.wide = several and ITEMSIZE[self._problem.dtype] < 4
 
     def data(self, n: Any, channel: Any, *spatial: Any) -> list[Any]:

@@ -189,7 +189,7 @@ def transforms_active() -> bool:
 
 
 def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
-    """Apply a function; torch.compile calls it outside of the graph, which does not support it."""
+    """Apply a function that compiled graphs do not support; torch.compile breaks its graph here."""
     if torch.compiler.is_dynamo_compiling():
         return _apply_untraced(function, *arguments)
     if torch.compiler.is_compiling():

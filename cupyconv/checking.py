@@ -437,7 +437,7 @@ _STEP = 16
 """Log2 of the ratio of a finite difference's step to the largest changed value (chosen)."""
 
 _NARROWER: dict[str, DtypeName] = {"float64": "float32", "complex128": "complex64"}
-"""Next narrower dtype of the widest dtypes, for which ``Truth.bounds`` has no wider reference."""
+"""Dtype whose bounds are scaled to the dtype's, keyed by the dtypes with the most precision."""
 
 
 class Excerpt:

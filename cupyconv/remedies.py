@@ -22,7 +22,7 @@ MOST_RULES = 2
 """Largest number of changes of padding or stride that an error offers (chosen)."""
 
 MOST_OTHERS = 4
-"""Largest number of single changes of other arguments that an error offers (chosen)."""
+"""Largest number of single changes, except of the memory order, in an error (chosen)."""
 
 MOST_PAIRS = 2
 """Largest number of pairs of changes that an error offers if no single change works (chosen)."""

@@ -232,7 +232,7 @@ def _write_extents(
         The shape and the strides of all axes, in the axis order of the copy.
     """
     name = "filter_axes" if role == "w" else "data_axes"
-    # ``target`` may merge several spatial axes into one.  zip then ignores axes of w with one tap.
+    # If ``target`` merges spatial axes, zip drops axes of w, which then have one tap each.
     place = dict(zip(getattr(target, name), getattr(source, name), strict=False))
     shape, own = shape_of(target, role), getattr(strides, role)
     steps = [own[place[axis]] for axis in range(len(shape))]

@@ -496,7 +496,8 @@ def tma_counts(request: Request, operand_bytes: int, planes: int = 1) -> Iterato
 
 
 def most_tiles(request: Request) -> int:
-    """Return the largest number of tiles; a block's 32-bit counter ends one step after them."""
+    """Return the largest number of tiles that the 32-bit tile counter of a block supports."""
+    # The last step of the counter ends beyond the last tile.
     return 2**31 - 1 - request.device.resident_blocks
 
 

@@ -245,9 +245,13 @@ def test_controls_have_names_and_tab_stops(browse):
       log($$('#knobs :is(button,input,select)').filter((one) => one.tabIndex < 0).length);
       const labels = $$('#dials input').map(named);
       log(new Set(labels).size === labels.length, labels.slice(0, 2));
+      for (const label of ['padding', 'axes']) {
+        $$('#dials select').find((one) => one.ariaLabel === label).focus();
+        pick(label, label === 'axes' ? '1' : 'same'); log(document.activeElement.ariaLabel);
+      }
     """
     assert turned(browse, script) == [
-        "0 true", "0 5", "0", "true input H,input W",
+        "0 true", "0 5", "0", "true input H,input W", "padding", "axes",
     ]  # fmt: skip
 
 

@@ -120,6 +120,7 @@ function dial(label, key, read, write) {
 function choice(label, words, read, write) {
   const box = element("label", "choice");
   const select = element("select");
+  select.setAttribute("aria-label", label);
   for (const [word, text] of Object.entries(words)) {
     const option = element("option", "", text);
     option.value = word;
@@ -188,7 +189,9 @@ function buildDials() {
           data: rules.dataFormats(knobs.rank)[+(word === "last")],
           filter: rules.filterFormats(knobs.rank)[+(word === "last")] })),
       seedField());
+    const focused = $("dials").contains(document.activeElement) && document.activeElement.ariaLabel;
     $("dials").replaceChildren(table, counts);
+    if (focused) [...$("dials").querySelectorAll("input,select")].find((one) => one.ariaLabel === focused)?.focus();
   }
   for (const one of $("dials").querySelectorAll(".dial,.choice")) one.refresh();
 }

@@ -78,13 +78,14 @@ class Backend(Protocol):
         """Copy an array to another of the same shape and dtype."""
         ...
 
-    def addend(self, add: Any, result: Any) -> Any:
+    def addend(self, add: Any, result: Any, run: Run) -> Any:
         """Return ``add``, or a copy, so that a pass can read it while it writes ``result``.
 
         Args:
             add: array with the result's shape; ``result`` itself, or an array that shares no memory
                 with it.
             result: array that the pass will write.
+            run: the pass, whose kernels are loaded before the result is changed.
         """
         ...
 
@@ -176,7 +177,7 @@ class CpuBackend:
     def copy(self, target: np.ndarray, source: np.ndarray) -> None:
         target[...] = source
 
-    def addend(self, add: np.ndarray, result: np.ndarray) -> np.ndarray:
+    def addend(self, add: np.ndarray, result: np.ndarray, run: Run) -> np.ndarray:
         return add.copy() if np.may_share_memory(add, result) else add
 
     def prepare(
@@ -283,9 +284,11 @@ class GpuBackend:
         with capture.relaxed():  # CuPy loads a kernel
             target.view(bits)[...] = source.view(bits)
 
-    def addend(self, add: Any, result: Any) -> Any:
+    def addend(self, add: Any, result: Any, run: Run) -> Any:
         if add.strides == result.strides:
             return add
+        if isinstance(run, Series):
+            run.load()
         self.copy(result, add)  # kernels read an addend with the result's strides
         return result
 

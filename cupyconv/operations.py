@@ -768,7 +768,10 @@ _ARRAYS = {
     "backprop_filter": ("x", "dy"),
     "transpose": ("w", "x", "bias", "add"),
 }
-"""Arrays that each operation takes, keyed by operation; bias and add are optional."""
+"""Arrays that each operation takes, keyed by operation."""
+
+_OPTIONAL = ("bias", "add")
+"""Arrays that a call may leave out."""
 
 
 class Called(NamedTuple):
@@ -888,34 +891,45 @@ def compute(
         deferred: whether to return a _Call instead of the result.
     """
     called = called or _CALLED[operation]
-    names = dict(zip(_ARRAYS[operation], called.given, strict=False))
-    tensors = {role: a for role, a in zip(names, given, strict=False) if a is not None}
-    filter_given = tensors.get("w")
-    prepared_filter = filter_given if type(filter_given) is PreparedFilter else None
-    if prepared_filter is not None:
-        tensors["w"] = prepared_filter.array
-    taken, home, backend = _take([names[role] for role in tensors], tuple(tensors.values()))
-    tensors = dict(zip(tensors, taken, strict=True))
-    layouts = {role: (a.shape, a.strides, a.dtype) for role, a in tensors.items()}
+    prepared_filter = None
+    roles: list[str] = []
+    names: list[str] = []
+    passed: list[Any] = []
+    for role, name, array in zip(_ARRAYS[operation], called.given, given, strict=False):
+        if array is None and role in _OPTIONAL:
+            continue
+        if type(array) is PreparedFilter:
+            prepared_filter, array = array, array.array
+        roles.append(role)
+        names.append(name)
+        passed.append(array)
+    taken, home, backend = _take(names, tuple(passed))
+    tensors = dict(zip(roles, taken, strict=True))
+    # A transposed convolution does not conjugate its filter, but its pass does.  So the pass gets
+    # the conjugate of w, a new array.
     unconjugated = operation == "transpose" and tensors["w"].dtype.kind == "c" and not conjugates
-    if unconjugated:
-        # The pass conjugates its filter, but this operation must not, so pass the conjugate of w.
-        layouts["w"] = _contiguous_layout(*layouts["w"])
-    unaligned = ("bias", "w") if unconjugated else ("bias",)
-    addressed = [array for role, array in tensors.items() if role not in unaligned]
-    add = tensors.pop("add", None)
+    layouts, addressed = [], []
+    for role, array in tensors.items():
+        layout = (array.shape, array.strides, array.dtype)
+        if role == "w" and unconjugated:
+            layout = _contiguous_layout(*layout)
+        elif role != "bias":
+            addressed.append(array)
+        layouts.append((role, layout))
     result = out_layout = None
     if out is not None:
-        inputs = {names[role]: array for role, array in tensors.items()}
+        inputs = dict(zip(names, taken, strict=True))
+        add_name = names[roles.index("add")] if "add" in tensors else ""
+        inputs.pop(add_name, None)
         result = _take_out(called.out, out, inputs, home, backend)
-        if add is not None:
-            _require_apart_or_equal(names["add"], add, called.out, result, home)
+        if add_name:
+            _require_apart_or_equal(add_name, tensors["add"], called.out, result, home)
         addressed.append(result)
         out_layout = (result.shape, result.strides, result.dtype)
     call: tuple[Any, ...] = (
         operation,
         called,
-        tuple(layouts.items()),
+        tuple(layouts),
         out_layout,
         backend.alignment(addressed),
         shape,
@@ -936,8 +950,8 @@ def compute(
         ready.fastest(Tensors(None, None, None))  # raises unless a choice was measured before
     if result is None:
         result = backend.empty(ready.shape, ready.problem.dtype)
-    if add is not None:
-        tensors["add"] = backend.addend(add, result)
+    if "add" in tensors:
+        tensors["add"] = backend.addend(tensors["add"], result, ready.run)
     if prepared_filter is not None and not unconjugated:
         tensors["w"] = prepared_filter
     tensors["out"] = result
@@ -956,8 +970,8 @@ def compute(
 
 def _operands(operation: str, tensors: Mapping[str, Any]) -> Tensors:
     """Return the operands and the result of an operation as x, w, y, bias and add of its pass."""
-    x, w, y = (tensors[role] for role in _ROLES[operation])
-    return Tensors(x, w, y, tensors.get("bias"), tensors.get("add"))
+    x, w, y = _ROLES[operation]
+    return Tensors(tensors[x], tensors[w], tensors[y], tensors.get("bias"), tensors.get("add"))
 
 
 def _transpose(

@@ -233,7 +233,7 @@ def accounts_of_pass(
     device = Device.of(arch)
     strides = Strides.contiguous(problem)
     planned = _planned(Request(problem, pass_, device, precision, strides=strides), impl, tile)
-    operands = [*lazy_tensors(problem).values(), None]  # bias
+    operands = [*lazy_tensors(problem).values(), None, None]  # no bias and no addend
     if planned.workspace_bytes:
         operands.append(memory.lazy((planned.workspace_bytes // 4,), np.float32, "workspace"))
     assert device.architecture is not None

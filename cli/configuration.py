@@ -197,7 +197,7 @@ def _require_below_stride(output_padding: Any, stride: Any, dilation: Any) -> No
     for extra, step, gap in zip(*(v * (count // len(v)) for v in values), strict=False):
         if 1 <= step <= extra < gap:
             raise ConvError(
-                "output_padding must be less than the stride on the command line",
+                "on the command line, output_padding must be less than the stride",
                 f"got {extra} with stride {step}",
                 f"Use --output-padding {step - 1}",
             )

@@ -1,7 +1,7 @@
 // Depthwise convolution on the tensor cores: 16-bit types, stride 1, 1-D and 2-D.
 //
 //   forward          y[n, c, p, q]  = sum over r, s of x[n, c, p - pad + r, q - pad + s] * w[c, r, s]
-//   backprop-input   the forward pass with dy for x, w rotated by 180 degrees, filter - 1 - pad for pad
+//   backprop-input   the forward pass of dy, with w rotated by 180 degrees and padding filter - 1 - pad
 //   backprop-filter  dw[c, r, s]    = sum over n, p, q of dy[n, c, p, q] * x[n, c, p - pad + r, ...]
 //
 // conv_direct.cu executes one instruction per product, and more instructions to load sources and convert

@@ -1382,7 +1382,7 @@ def _require_channels(names: Names, problem: ConvProblem) -> None:
 
 
 def _require_origin(names: Names, problem: ConvProblem, y_shape: tuple[int, ...]) -> None:
-    """Check that the convolution has this output; errors describe the transposed convolution."""
+    """Check a problem's output shape; errors name tensors of its transposed convolution."""
     n, k = (y_shape[axis] for axis in problem.data_axes[:2])
     if n != problem.N:
         raise ConvError(

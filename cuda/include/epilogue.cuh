@@ -5,8 +5,8 @@
 #include "numeric.cuh"
 #include "vector.cuh"
 
-// With -DADD=1, the addend is added before the activation: a tensor with the result's shape and strides.
-// The addend may be the result itself, so that kernels declare neither pointer __restrict__.
+// With -DADD=1, the addend, a tensor with the result's shape and strides, is added before the activation.
+// It may be the result itself; therefore kernels declare neither pointer __restrict__.
 #ifndef ADD
 #define ADD 0
 #endif

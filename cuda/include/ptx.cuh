@@ -607,7 +607,7 @@ __device__ __forceinline__ unsigned long long wgmma_descriptor(const void* start
 #define PTX_ACCUMULATORS_96(d, i) PTX_ACCUMULATORS_64(d, i), PTX_ACCUMULATORS_32(d, i + 64)
 #define PTX_ACCUMULATORS_128(d, i) PTX_ACCUMULATORS_64(d, i), PTX_ACCUMULATORS_64(d, i + 64)
 
-// Expands CASE(n, accumulators per thread, numbers of the following asm operands) for every supported N.
+// Expands CASE(n, accumulators per thread, indices of the next asm operands) for every supported N.
 // Only tests use N = 8.
 #define PTX_FOR_EACH_WGMMA_N(CASE)                                     \
   static_assert(N == 8 || N == 64 || N == 128 || N == 192 || N == 256, \

@@ -80,7 +80,7 @@ def _memory_layout(
     """Return the memory layout of the padded source and of the windows.
 
     Returns:
-        index of the filters without taps that read only padding; extents of the padded array, and
+        index that selects the taps which read at least one pixel; extents of the padded array, and
         its transposition to (G, C, N, *spatial); index of the padded array that receives the copy
         of the source, and index of the part of the source to copy; shape and strides of the
         windows in the padded array.

@@ -92,7 +92,7 @@ class TermMap:
     # -- as text -----------------------------------------------------------------------------------
 
     def lines(self, columns: int = 100, rows: int = 24, colour: bool = False) -> Iterator[str]:
-        """Yield a heat map as text: each number of terms with its shade.
+        """Yield a heat map as text: for each element, its number of terms, on a matching shade.
 
         Only both ends of a long axis are drawn; they show the border and the pattern.
 

@@ -131,7 +131,7 @@ def open_in_browser(content: str, path: str | Path | None = None) -> None:
 
 
 def _scene(explanation: Explanation, element: Element | None) -> dict[str, Any]:
-    """Return the scene and the state of the knobs; without numbers that the page computes."""
+    """Return the drawn scene and first settings of the knobs; the page computes the numbers."""
     problem = explanation.problem
     drawn = scene(explanation, element).to_dict()
     drawn |= {"knobs": _knobs(explanation), "mostNumbers": MOST_NUMBERS}

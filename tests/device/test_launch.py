@@ -74,12 +74,12 @@ def test_arguments_are_bound_at_each_run(may_overlap, own_cache, encoded, monkey
     runtime.load((bound,))
     assert isinstance(runtime.kernel(bound), Overlapping) == may_overlap
     for _ in range(2):
-        x, w, y, bias, workspace = (cupy.zeros(2048, np.uint64) for _ in ROLES)
-        arrays.append((x, w, y, bias, workspace))  # keeps their addresses in use
+        x, w, y, bias, add, workspace = (cupy.zeros(2048, np.uint64) for _ in ROLES)
+        arrays.append((x, w, y, bias, add, workspace))  # keeps their addresses in use
         pointers = w.data.ptr, y.data.ptr + 32
         words = b"".join(map(tensormaps.encode, maps, pointers))
         for b in (bias, None, bias):
-            series((x, w, y, b, workspace))
+            series((x, w, y, b, add, workspace))
             values = (y.data.ptr, 0 if b is None else b.data.ptr, 7, workspace.data.ptr + 48)
             expected = [*values, workspace.data.ptr, *np.frombuffer(words, np.uint64).tolist()]
             assert cupy.asnumpy(x[: len(expected)]).tolist() == expected

@@ -126,7 +126,9 @@ def executed(notebook, folder: Path, site: Path):
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Jupyter's libraries warn
-        client.execute(env={**os.environ, "PYTHONPATH": str(site)})
+        # Emulated devices start by a path, so keep paths that are given.
+        paths = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
+        client.execute(env={**os.environ, "PYTHONPATH": paths})
     used = ast.literal_eval(notebook.cells.pop().outputs[0].data["text/plain"])
     assert Path(used).is_relative_to(site)
     return notebook

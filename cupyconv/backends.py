@@ -178,7 +178,7 @@ class CpuBackend:
         target[...] = source
 
     def addend(self, add: np.ndarray, result: np.ndarray, run: Run) -> np.ndarray:
-        return add.copy() if np.may_share_memory(add, result) else add
+        return add.copy() if arrays.are_same(add, result, arrays.Home.CPU) else add
 
     def prepare(
         self,
@@ -285,7 +285,7 @@ class GpuBackend:
             target.view(bits)[...] = source.view(bits)
 
     def addend(self, add: Any, result: Any, run: Run) -> Any:
-        if add.strides == result.strides:
+        if arrays.have_same_steps(add, result):
             return add
         if isinstance(run, Series):
             run.load()

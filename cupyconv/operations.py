@@ -186,7 +186,8 @@ def conv_forward(
         that is NaN or infinite may also reach outputs in whose windows it meets padding, because it
         is multiplied by zero there.
         If a window has at most a million values, a NumPy pass takes at most 64 MB of memory besides
-        its operands and result.  Each thread keeps this memory for its next pass.
+        its operands, its result and a copy of an ``add`` that is ``out``.  Each thread keeps this
+        memory for its next pass.
 
     Raises:
         ConvError: the arguments describe no valid convolution, or ``out`` does not fit the result.
@@ -898,7 +899,7 @@ def compute(
     for role, name, array in zip(_ARRAYS[operation], called.given, given, strict=False):
         if array is None and role in _OPTIONAL:
             continue
-        if type(array) is PreparedFilter:
+        if role == "w" and type(array) is PreparedFilter:
             prepared_filter, array = array, array.array
         roles.append(role)
         names.append(name)
@@ -1257,18 +1258,17 @@ def problem_of(
         if bias_shape is not None:
             channels, owner = (problem.C, names.x) if transposed else (problem.K, names.w)
             require_bias(error_names["bias"], bias_shape, channels, owner)
-        if "add" in layouts:
-            _require_add(
-                error_names["add"], layouts["add"].shape, _result_shape(operation, problem)
-            )
-        if "out" in layouts:
-            _require_out(
-                called.out, layouts["out"], _result_shape(operation, problem), problem.dtype
-            )
         return problem
 
     sizes = _SIZES[operation] if called.sizes is None else called.sizes
-    return offering(require, names, call, sizes)
+    problem = offering(require, names, call, sizes)
+    # After the search for remedies, some of which change the shape of the result.
+    result_shape = _result_shape(operation, problem)
+    if "add" in layouts:
+        _require_add(error_names["add"], layouts["add"].shape, result_shape)
+    if "out" in layouts:
+        _require_out(called.out, layouts["out"], result_shape, problem.dtype)
+    return problem
 
 
 def _result_shape(operation: str, problem: ConvProblem) -> tuple[int, ...]:

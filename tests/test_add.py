@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import product
 
 import numpy as np
@@ -202,6 +203,47 @@ def test_an_addend_that_overlaps_the_result_in_part_is_rejected():
 def test_an_addend_may_share_memory_with_the_input():
     x, w = np.arange(6, dtype=np.float32).reshape(1, 1, 6), np.ones((1, 1, 1), np.float32)
     assert (cupyconv.conv_forward(x, w, add=x) == 2 * x).all()
+
+
+def test_axes_of_size_1_may_have_any_stride():
+    x, w = np.ones((2, 4, 1, 1), np.float32), np.ones((4, 4, 1, 1), np.float32)
+    out = np.ones((2, 4, 1, 1), np.float32)
+    cupyconv.conv_forward(x, w, add=out.reshape(2, 4)[:, :, None, None], out=out)
+    assert (out == 5).all()
+
+
+def test_only_w_may_be_a_prepared_filter():
+    problem = ConvProblem((3, 3, 3, 3), (3, 3, 2, 2))
+    x, w = (np.ones(shape, np.float32) for shape in (problem.input_shape, problem.filter_shape))
+    prepared = cupyconv.prepare(w, problem)
+    with pytest.raises(ConvTypeError, match="add must be a NumPy or CuPy array"):
+        cupyconv.conv_forward(x, w, add=prepared)
+    with pytest.raises(ConvTypeError, match="x must be a NumPy or CuPy array"):
+        cupyconv.conv_forward(prepared, w)
+
+
+@pytest.mark.parametrize("more", [{}, {"add": np.ones((2, 4, 4, 4), np.float32)}])
+def test_remedies_are_offered_with_an_addend(more):
+    x, w = np.ones((2, 3, 6, 6), np.float32), np.ones((4, 3, 7, 7), np.float32)
+    with pytest.raises(ConvError, match="Pad by 1 more in total on each axis"):
+        cupyconv.conv_forward(x, w, **more)
+
+
+@pytest.mark.parametrize("aliased", [False, True])
+def test_results_without_terms_take_little_memory(aliased):
+    shape = (1, 32, 512, 512)
+    x, w = np.ones((1, 4, 128, 128), np.float32), np.ones((4, 32, 1, 1), np.float32)
+    out = np.ones(shape, np.float32)
+    add = out if aliased else np.ones(shape, np.float32)
+    options = {"stride": 4, "output_shape": shape, "add": add, "out": out}
+    cupyconv.conv_transpose(x, w, **options)
+    tracemalloc.start()
+    try:
+        cupyconv.conv_transpose(x, w, **options)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < aliased * out.nbytes + 20e6
 
 
 def test_gradients_take_no_addend():

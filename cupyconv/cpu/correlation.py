@@ -182,8 +182,10 @@ class Correlation:
     def finish_empty(self) -> None:
         """Write the results of sums that have no terms: the bias plus the addend, activated."""
         if self.addend is not None:
-            for part in self.boxes(1, 1):
-                part.finish(np.zeros(part.result.shape, self.accumulator))
+            for box in self.boxes(1, 1):
+                for filters in parts(self.filter_count, 1):
+                    plane = box.part(filters=filters)
+                    plane.finish(np.zeros(plane.result.shape, self.accumulator))
             return
         border = np.zeros((*self.result.shape[:2], *[1] * (1 + len(self.axes))), self.accumulator)
         if self.bias is not None:
@@ -297,8 +299,10 @@ def fill_unread(
     if add is None:
         result[...] = activate(empty, activation)
         return
-    for image, added in zip(result, add.transpose(problem.data_axes), strict=True):
-        image[...] = activate(empty + added, activation)
+    addend = add.transpose(problem.data_axes)
+    for image, channel in np.ndindex(result.shape[:2]):
+        plane = empty[channel] + addend[image, channel]
+        result[image, channel] = activate(plane, activation)
 
 
 def _by_channel(problem: ConvProblem, array: np.ndarray) -> np.ndarray:

@@ -58,7 +58,7 @@ def test_kernels_compile_to_wgmma_without_spills(problem, pass_, tile, splits):
     planned = PassPlan(
         pass_, "cuda-hopper", "", tile=tile, blocks=1, splits=splits, workspace_bytes=1
     )
-    launches = prepare(planned, problem, Strides.contiguous(problem), None, Device.of(ARCH))
+    launches = prepare(planned, problem, Strides.contiguous(problem), Device.of(ARCH))
     (prepared,) = (launch for launch in launches if launch.entry == "conv_hopper")
     defines = dict(prepared.defines)
     source = sources.load(prepared.source)

@@ -580,10 +580,12 @@ struct Epilogue {
             for (int k = 0; k < RUNS_OF_THREAD; ++k) {
               const long long row_offset = offsets[STORE == STORE_ROWS ? j : k];
               const int column = STORE == STORE_ROWS ? run_of(k) : line_of(j);
+              const bool exists = row_offset != Output::BEYOND && column < line.count;
+              const long long offset =
+                  exists ? row_offset + line.offset + column * output.column_step() : 0;
               const int piece = run_of(k) / 8 ^ line_of(j) % 8;
               use(reinterpret_cast<Run*>(buffer + line_of(j) * 64 + piece * 8 + run_of(k) % 8),
-                  row_offset + line.offset + column * output.column_step(),
-                  row_offset != Output::BEYOND && column < line.count);
+                  offset, exists);
             }
         };
 #endif

@@ -393,10 +393,13 @@ __device__ __forceinline__ void for_each_piece(OutputTile& output, const ConvPar
     const int line = i / PIECES, place = i % PIECES * Y_VECTOR;
     const int pixel = Y_LAST ? line : place, filter = Y_LAST ? place : line;
     const int row = pixel / TILE_Q, column = pixel % TILE_Q;
-    use(reinterpret_cast<OutputPiece*>(&output.element[line][place]),
-        first + row * narrowed(p.y_stride[3]) + column * narrowed(p.y_stride[4]) +
-            filter * narrowed(p.y_stride[1]),
-        filter < filters && row < rows && column < columns);
+    const bool exists = filter < filters && row < rows && column < columns;
+    // Offsets outside y could overflow.
+    const Index offset = exists ? first + row * narrowed(p.y_stride[3]) +
+                                      column * narrowed(p.y_stride[4]) +
+                                      filter * narrowed(p.y_stride[1])
+                                : 0;
+    use(reinterpret_cast<OutputPiece*>(&output.element[line][place]), offset, exists);
   }
 }
 

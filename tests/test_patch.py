@@ -1,12 +1,13 @@
 """cuda-patch: its results in the emulator, and the layers that it is planned for."""
 
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import cupyconv
-from cupyconv import ConvProblem
+from cupyconv import ConvProblem, backends
 from cupyconv.backends import Tensors
 from cupyconv.kernels import parameters, patch
 from cupyconv.kernels.family import spatial
@@ -22,6 +23,7 @@ from tests.configurations import (
     PATCH_CASES,
     all_formats,
     in_formats,
+    integer_data,
     random_data,
 )
 
@@ -253,6 +255,18 @@ def test_indices_beyond_32_bits_under_a_whole_tile(monkeypatch):
     monkeypatch.setattr(patch, "_COLUMNS", (16,))
     assert parameters.index_type(problem, Strides.contiguous(problem)) == "int"
     assert _only_the_last_tile(problem)
+
+
+def test_offsets_of_missing_filters_do_not_overflow():
+    """A tile of 16 filters reaches beyond 3 filters that are far apart in memory."""
+    problem = ConvProblem((1, 3, 8, 8), (3, 3, 3, 3), padding=1, dtype="float16")
+    data, step = integer_data(problem), 2**28
+    out = emulator.memory.lazy((problem.K * step,), np.float16, "y")
+    y = np.lib.stride_tricks.as_strided(out, problem.output_shape, (0, 2 * step, 16, 2))
+    x, w = emulator.memory.array(data.x, "x"), emulator.memory.array(data.w, "w")
+    with mock.patch.object(backends, "of", return_value=emulator.convolutions.backend()):
+        cupyconv.conv_forward(x, w, out=y, impl="cuda-patch", **problem.keywords)
+    assert (y == cupyconv.conv_forward(data.x, data.w, impl="reference", **problem.keywords)).all()
 
 
 def test_planner_uses_cuda_patch_only_for_first_layers():

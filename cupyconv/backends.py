@@ -42,6 +42,9 @@ class Tensors(NamedTuple):
 Run = Callable[[Tensors], None]
 """Function that runs one pass."""
 
+ALIGNMENT = 16
+"""Largest alignment in bytes that kernels use."""
+
 
 class Backend(Protocol):
     """Interface of the device that computes the operations."""
@@ -78,14 +81,12 @@ class Backend(Protocol):
         """Copy an array to another of the same shape and dtype."""
         ...
 
-    def addend(self, add: Any, result: Any, run: Run) -> Any:
-        """Return ``add``, or a copy, so that a pass can read it while it writes ``result``.
+    def addend(self, add: Any, result: Any) -> Any:
+        """Return ``add``, or a copy that a pass can read while it writes ``result``.
 
         Args:
-            add: array with the result's shape; ``result`` itself, or an array that shares no memory
-                with it.
-            result: array that the pass will write.
-            run: the pass, whose kernels are loaded before the result is changed.
+            add: ``result`` itself, or an array of its shape that shares no memory with it.
+            result: array that the pass will write; it is not changed.
         """
         ...
 
@@ -163,7 +164,7 @@ class CpuBackend:
             raise MemoryError(memory_text(shape, dtype)) from None
 
     def alignment(self, tensors: Iterable[Any]) -> int:
-        return 16  # NumPy accepts any alignment
+        return ALIGNMENT  # NumPy accepts any alignment
 
     def conjugate(self, array: np.ndarray) -> None:
         return None
@@ -177,8 +178,8 @@ class CpuBackend:
     def copy(self, target: np.ndarray, source: np.ndarray) -> None:
         target[...] = source
 
-    def addend(self, add: np.ndarray, result: np.ndarray, run: Run) -> np.ndarray:
-        return add.copy() if arrays.are_same(add, result, arrays.Home.CPU) else add
+    def addend(self, add: np.ndarray, result: np.ndarray) -> np.ndarray:
+        return add.copy() if add is result else add
 
     def prepare(
         self,
@@ -262,7 +263,7 @@ class GpuBackend:
         return self._cupy.ndarray(shape, kind, memory)
 
     def alignment(self, tensors: Iterable[Any]) -> int:
-        bits, address = 16, self.runtime.address
+        bits, address = ALIGNMENT, self.runtime.address
         for array in tensors:
             bits |= address(array)
         return bits & -bits  # lowest set bit
@@ -284,13 +285,21 @@ class GpuBackend:
         with capture.relaxed():  # CuPy loads a kernel
             target.view(bits)[...] = source.view(bits)
 
-    def addend(self, add: Any, result: Any, run: Run) -> Any:
-        if arrays.have_same_steps(add, result):
+    def addend(self, add: Any, result: Any) -> Any:
+        if arrays.have_same_steps(add, result) or not add.size:
             return add
-        if isinstance(run, Series):
-            run.load()
-        self.copy(result, add)  # kernels read an addend with the result's strides
-        return result
+        copied = self._like(result)  # kernels read an addend with the result's strides
+        self.copy(copied, add)
+        return copied
+
+    def _like(self, array: Any) -> Any:
+        """Return a temporary array with the strides of a non-empty array, and its alignment."""
+        spans = [(n - 1) * step for n, step in zip(array.shape, array.strides, strict=True)]
+        before = -sum(span for span in spans if span < 0)
+        after = sum(span for span in spans if span > 0) + array.itemsize
+        lead = (self.runtime.address(array) - before) % ALIGNMENT
+        memory = capture.allocate(lead + before + after, self._cupy.cuda) + (lead + before)
+        return self._cupy.ndarray(array.shape, array.dtype, memory, array.strides)
 
     def prepare(
         self,

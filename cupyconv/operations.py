@@ -924,7 +924,7 @@ def compute(
         inputs.pop(add_name, None)
         result = _take_out(called.out, out, inputs, home, backend)
         if add_name:
-            _require_apart_or_equal(add_name, tensors["add"], called.out, result, home)
+            tensors["add"] = _take_add(add_name, tensors["add"], called.out, result, home)
         addressed.append(result)
         out_layout = (result.shape, result.strides, result.dtype)
     call: tuple[Any, ...] = (
@@ -952,7 +952,7 @@ def compute(
     if result is None:
         result = backend.empty(ready.shape, ready.problem.dtype)
     if "add" in tensors:
-        tensors["add"] = backend.addend(tensors["add"], result, ready.run)
+        tensors["add"] = backend.addend(tensors["add"], result)
     if prepared_filter is not None and not unconjugated:
         tensors["w"] = prepared_filter
     tensors["out"] = result
@@ -1095,10 +1095,10 @@ def _ready(
 
     def measure(tensors: Tensors) -> Run:
         assert isinstance(impl, str)
-        if tensors.add is None:
-            return prepare(_fastest(request, impl, backend, prepare, tensors))
         result = tensors[_ROLES[operation].index("out")]
-        original = backend.empty(result.shape, problem.dtype)  # the result may be the addend itself
+        if tensors.add is not result or result is None:
+            return prepare(_fastest(request, impl, backend, prepare, tensors))
+        original = backend.empty(result.shape, problem.dtype)  # every call would add its result
         backend.copy(original, result)
         try:
             return prepare(_fastest(request, impl, backend, prepare, tensors))
@@ -1439,14 +1439,17 @@ def _require_add(name: str, shape: tuple[int, ...], result: tuple[int, ...]) -> 
         )
 
 
-def _require_apart_or_equal(name: str, add: Any, called: str, out: Any, home: arrays.Home) -> None:
-    """Check that an addend is the array for the result itself, or shares no memory with it."""
-    if arrays.overlap(add, out, home) and not arrays.are_same(add, out, home):
+def _take_add(name: str, add: Any, called: str, out: Any, home: arrays.Home) -> Any:
+    """Return ``out`` if the addend is the same array; else the addend, which must be apart."""
+    if arrays.are_same(add, out, home):
+        return out
+    if arrays.overlap(add, out, home):
         raise ConvError(
             f"{name} must be {called} itself or share no memory with it",
             f"{name} overlaps {called} and is another array",
             f"Pass a copy of {name}",
         )
+    return add
 
 
 def _require_current_device(names: Sequence[str], given: Sequence[Any], current: int) -> None:

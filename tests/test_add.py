@@ -17,6 +17,7 @@ from cupyconv.planning import Device, Request, launches, plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.planning.plan import plan_of, ranked_candidates
 from cupyconv.problem import PASSES
+from tests import emulator
 from tests.agreement import fits, require_equal
 from tests.configurations import CASES, COLUMNS_CASES, in_formats, integer_data
 from tests.cubins import no_spills
@@ -28,6 +29,45 @@ KERNELS = list(cases.with_addend())
 @pytest.mark.parametrize(("name", "run"), KERNELS, ids=[name for name, _ in KERNELS])
 def test_kernels_are_exact_with_an_addend(name, run):
     run()
+
+
+def numbers(problem: ConvProblem, shape: tuple[int, ...], seed: int) -> np.ndarray:
+    """Return small integers, or complex numbers with such parts."""
+    drawn = np.random.default_rng(seed).integers(-3, 4, (2, *shape))
+    values = drawn[0] + 1j * drawn[1] if problem.is_complex else drawn[0]
+    return values.astype(arrays.numpy_dtype(problem.dtype))
+
+
+def beside(array: np.ndarray) -> np.ndarray:
+    """Return a copy whose address is one element beyond a multiple of 64 bytes."""
+    memory = np.zeros(array.nbytes + 64 + array.itemsize, np.uint8)
+    start = -memory.ctypes.data % 64 + array.itemsize
+    moved = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    moved[...] = array
+    return moved
+
+
+MOVED = {
+    "beside": beside,
+    "transposed": lambda add: np.asfortranarray(add),
+    "reversed": lambda add: np.ascontiguousarray(add[..., ::-1])[..., ::-1],
+}
+
+
+@pytest.mark.parametrize(("impl", "arch"), [("cuda-gather", "sm_80"), ("cuda-hopper", "sm_90")])
+@pytest.mark.parametrize("kind", MOVED)
+def test_kernels_take_an_addend_anywhere_in_memory(kind, impl, arch):
+    layer = ConvProblem((1, 64, 5, 7), (72, 64, 3, 3), padding=1, dtype="float16")
+    problem = in_formats(layer, "NHWC", "OHWI")
+    x, w = numbers(problem, problem.input_shape, 0), numbers(problem, problem.filter_shape, 1)
+    add = numbers(problem, problem.output_shape, 2)
+    expected = cupyconv.conv_forward(x, w, add=add, impl="reference", **problem.keywords)
+    for out in (None, np.zeros_like(add)[..., ::-1]):
+        given = MOVED[kind](add)
+        got = emulator.conv_forward(
+            *(x, w), add=given, out=out, impl=impl, arch=arch, **problem.keywords
+        )
+        require_equal(got, expected, f"{impl} with a {kind} addend")
 
 
 FORMATS = (("NCHW", "OIHW"), ("NHWC", "OHWI"))
@@ -79,13 +119,6 @@ def every_method(problem: ConvProblem, pass_: str) -> list[Plan]:
     request = Request(problem, pass_, cpu)
     found = [plan_of(request, one) for one in ranked_candidates(request, "numpy")]
     return [Plan(problem, cpu, (one, *others)) for one in found]
-
-
-def numbers(problem: ConvProblem, shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """Return small integers, or complex numbers with such parts."""
-    drawn = np.random.default_rng(seed).integers(-3, 4, (2, *shape))
-    values = drawn[0] + 1j * drawn[1] if problem.is_complex else drawn[0]
-    return values.astype(arrays.numpy_dtype(problem.dtype))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "complex64"])

@@ -81,22 +81,18 @@ class Series:
         """Whether the kernels are loaded."""
         return self._loaded is not None
 
-    def load(self) -> list[tuple[Kernel, Launch, _Arguments]]:
-        """Load the kernels, and return them with their launches."""
-        self._runtime.load(self.launches)
-        self._loaded = [
-            (self._runtime.kernel(one), one, _Arguments(one.arguments, self._runtime))
-            for one in self.launches
-        ]
-        return self._loaded
-
     def __call__(self, operands: Sequence[Any]) -> None:
         """Run the launches on arrays in the order of ROLES; None is passed as a null pointer."""
-        loaded = self.load() if self._loaded is None else self._loaded
+        if self._loaded is None:
+            self._runtime.load(self.launches)
+            self._loaded = [
+                (self._runtime.kernel(one), one, _Arguments(one.arguments, self._runtime))
+                for one in self.launches
+            ]
         try:
             if self._workspace is not None:
                 operands = (*operands, self._workspace())
-            for kernel, one, arguments in loaded:
+            for kernel, one, arguments in self._loaded:
                 kernel(one.grid, one.block, arguments.of(operands), shared_mem=one.shared_bytes)
         except BaseException as error:
             if self._workspace is not None:

@@ -383,6 +383,8 @@ struct Stage {
   OperandB::Tile b;
 };
 
+using OutputPiece = Piece<Storage, C_VECTOR>;
+
 // The block's tile of C: the offsets of its lines, which run along the contiguous axis of C, and of the
 // places in a line.  16-bit results are staged in shared memory, since the contiguous results of a thread
 // are shorter than a sector of 32 bytes.
@@ -393,6 +395,17 @@ struct OutputTile {
   // Padded, so that lines start in different banks.
   alignas(16) Storage element[STAGED ? LINES : 1][STAGED ? LINE + 8 : 1];
   Index lines[LINES], places[LINE];
+
+  // Calls use(element, offset) for each vector of the tile whose elements exist in C, of rows x columns.
+  template <class Use>
+  __device__ __forceinline__ void for_each_piece(Index rows, Index columns, Use use) {
+    constexpr int PIECES = LINE / C_VECTOR;
+    for (int i = threadIdx.x; i < LINES * PIECES; i += THREADS) {
+      const int line = i / PIECES, place = i % PIECES * C_VECTOR;
+      if (line >= (C_ALONG_N ? rows : columns) || place >= (C_ALONG_N ? columns : rows)) continue;
+      use(reinterpret_cast<OutputPiece*>(&element[line][place]), lines[line] + places[place]);
+    }
+  }
 };
 
 union SharedMemory {
@@ -672,19 +685,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     (C_ALONG_N ? output.places : output.lines)[column] = pass.c_column(tile.column + column);
   if (ADD || !OutputTile::STAGED) __syncthreads();  // the offsets are written
 
-  // Calls use(element, offset) for each vector of the tile in shared memory whose elements exist in C.
-  using OutputPiece = Piece<Storage, C_VECTOR>;
-  auto for_each_piece = [&](auto use) {
-    constexpr int PIECES = OutputTile::LINE / C_VECTOR;
-    for (int i = threadIdx.x; i < OutputTile::LINES * PIECES; i += THREADS) {
-      const int line = i / PIECES, place = i % PIECES * C_VECTOR;
-      if (line >= (C_ALONG_N ? rows : columns) || place >= (C_ALONG_N ? columns : rows)) continue;
-      use(reinterpret_cast<OutputPiece*>(&output.element[line][place]),
-          output.lines[line] + output.places[place]);
-    }
-  };
   if constexpr (ADD && OutputTile::STAGED) {
-    for_each_piece([&](OutputPiece* element, Index offset) {
+    output.for_each_piece(rows, columns, [&](OutputPiece* element, Index offset) {
       *element = *reinterpret_cast<const OutputPiece*>(addend + offset);
     });
     __syncthreads();  // the tile contains the addend; results replace it
@@ -725,7 +727,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   });
   if constexpr (OutputTile::STAGED) {
     __syncthreads();  // the tile of C and its offsets are complete
-    for_each_piece([&](const OutputPiece* element, Index offset) {
+    output.for_each_piece(rows, columns, [&](const OutputPiece* element, Index offset) {
       *reinterpret_cast<OutputPiece*>(c + offset) = *element;
     });
   }

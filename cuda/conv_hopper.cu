@@ -550,6 +550,30 @@ struct Epilogue {
     return (number * THREADS_OF_LINE + thread() % THREADS_OF_LINE) * RUN;
   }
 
+#if STORE != STORE_BOXES
+  // Calls use(element, offset, exists) for each run of this thread in a buffer; exists is whether the run
+  // is inside C.  row_offsets are the offsets of this thread's rows; first is the buffer's first column.
+  template <int ROWS, class Use>
+  __device__ __forceinline__ void for_each_run(Result* buffer, const Output& output,
+                                               const long long (&row_offsets)[ROWS],
+                                               int first, Use use) const {
+    const Line line = output.line(first);
+#pragma unroll 4
+    for (int j = 0; j < LINES_OF_THREAD; ++j)
+#pragma unroll
+      for (int k = 0; k < RUNS_OF_THREAD; ++k) {
+        const long long row_offset = row_offsets[STORE == STORE_ROWS ? j : k];
+        const int column = STORE == STORE_ROWS ? run_of(k) : line_of(j);
+        const bool exists = row_offset != Output::BEYOND && column < line.count;
+        const long long offset =
+            exists ? row_offset + line.offset + column * output.column_step() : 0;
+        const int piece = run_of(k) / 8 ^ line_of(j) % 8;
+        use(reinterpret_cast<Run*>(buffer + line_of(j) * 64 + piece * 8 + run_of(k) % 8), offset,
+            exists);
+      }
+  }
+#endif
+
   // Stores the rows of C, 64 x 64 at a time through two alternating buffers.
   __device__ __forceinline__ void store(const Sums& sums, const Tile& tile, const Output& output,
                                         const ptx::TensorMap& map, Result* c) {
@@ -569,31 +593,12 @@ struct Epilogue {
         if (chunk * 64 >= columns) continue;
         Result* const buffer = shared.output[number][next_buffer].element;
         next_buffer ^= 1;
-#if STORE != STORE_BOXES
-        // Calls use(element, offset, exists) for each run of this thread; exists is whether the run is
-        // inside C.
-        const auto for_each_run = [&](auto use) {
-          const Line line = output.line(tile.column + chunk * 64);
-#pragma unroll 4
-          for (int j = 0; j < LINES_OF_THREAD; ++j)
-#pragma unroll
-            for (int k = 0; k < RUNS_OF_THREAD; ++k) {
-              const long long row_offset = offsets[STORE == STORE_ROWS ? j : k];
-              const int column = STORE == STORE_ROWS ? run_of(k) : line_of(j);
-              const bool exists = row_offset != Output::BEYOND && column < line.count;
-              const long long offset =
-                  exists ? row_offset + line.offset + column * output.column_step() : 0;
-              const int piece = run_of(k) / 8 ^ line_of(j) % 8;
-              use(reinterpret_cast<Run*>(buffer + line_of(j) * 64 + piece * 8 + run_of(k) % 8),
-                  offset, exists);
-            }
-        };
-#endif
 #if ADD
-        for_each_run([&](Run* element, long long offset, bool exists) {
-          *element = Run{};
-          if (exists) *element = *reinterpret_cast<const Run*>(addend + offset);
-        });
+        for_each_run(buffer, output, offsets, tile.column + chunk * 64,
+                     [&](Run* element, long long offset, bool exists) {
+                       *element = Run{};
+                       if (exists) *element = *reinterpret_cast<const Run*>(addend + offset);
+                     });
         ptx::named_barrier_sync(1 + number, WARPGROUP);  // the buffer contains the addend
 #endif
         stage_out(buffer, sums[i], chunk);
@@ -607,9 +612,10 @@ struct Epilogue {
         }
 #else
         ptx::named_barrier_sync(1 + number, WARPGROUP);  // buffer complete; the other has been read
-        for_each_run([&](const Run* element, long long offset, bool exists) {
-          if (exists) *reinterpret_cast<Run*>(c + offset) = *element;
-        });
+        for_each_run(buffer, output, offsets, tile.column + chunk * 64,
+                     [&](const Run* element, long long offset, bool exists) {
+                       if (exists) *reinterpret_cast<Run*>(c + offset) = *element;
+                     });
 #endif
       }
     }

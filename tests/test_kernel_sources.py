@@ -111,3 +111,12 @@ def test_macros_are_listed_in_the_kernel_file_and_used(name):
     assert sorted(names) == sorted(passed()[name])
     code = " ".join(comment_and_code(text)[1] for _, text in ((name, source.text), *source.headers))
     assert [name for name in names if not re.search(rf"\b{name}\b", code)] == []
+
+
+@pytest.mark.quick
+def test_kernels_contain_no_generic_lambdas():
+    """CUDA releases before 13.2 reject some of them; tests/test_compilers.py has an example."""
+    texts = {path.name: path.read_text() for path in sources.directory().rglob("*.cu*")}
+    assert len(texts) > 12
+    generic = re.compile(r"\]\s*\([^()]*\bauto\b")
+    assert [name for name, text in texts.items() if generic.search(text)] == []

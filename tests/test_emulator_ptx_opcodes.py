@@ -255,6 +255,12 @@ def permuted(a: int, b: int, selector: int) -> int:
     return result
 
 
+def dot_of_two(a: int, b: int, c: int, *, half: int, types: tuple[str, str]) -> int:
+    halves = [decoded(a >> 16 * i, f"{types[0][0]}16") for i in (0, 1)]
+    octets = [decoded(b >> 16 * half + 8 * i, f"{types[1][0]}8") for i in (0, 1)]
+    return c + halves[0] * octets[0] + halves[1] * octets[1]
+
+
 def looked_up(a: int, b: int, c: int, table: int) -> int:
     return sum(
         (table >> ((a >> i & 1) << 2 | (b >> i & 1) << 1 | (c >> i & 1)) & 1) << i
@@ -354,6 +360,10 @@ op("or.pred", "pred", "pred pred", lambda a, b: a or b)
 op("xor.pred", "pred", "pred pred", lambda a, b: a != b)
 op("not.pred", "pred", "pred", lambda a: not a)
 op("lop3.b32", "b32", "b32 b32 b32", lambda a, b, c: looked_up(a, b, c, 0xCA), constants=(0xCA,))
+for half, types in itertools.product((0, 1), itertools.product(("u32", "s32"), repeat=2)):
+    t = "s32" if "s32" in types else "u32"
+    op(f"dp2a.{('lo', 'hi')[half]}.{'.'.join(types)}", t, f"{' '.join(types)} {t}",
+       partial(dot_of_two, half=half, types=types))  # fmt: skip
 op("prmt.b32", "b32", "b32 b32 b32", permuted)
 for mode, amount in (("wrap", lambda n: n & 31), ("clamp", lambda n: min(n, 32))):
     op(f"shf.l.{mode}.b32", "b32", "b32 b32 u32",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 from .syntax import PtxError, elements
@@ -44,6 +45,15 @@ for _way, _function in (("l", "funnel_left"), ("r", "funnel_right")):
                    "b32", "b32", "u32")  # fmt: skip
 expression("bits", r"bfi\.(?P<t>b32|b64)", "bfi(a, b, c, d)", "{t}", "{t}", "u32", "u32")
 expression("bits", r"bfe\.(?P<t>[us](?:32|64))", "bfe(a, b, c)", "{t}", "u32", "u32")
+for _half, _shift in (("lo", 0), ("hi", 16)):
+    for _a, _b in itertools.product(("u32", "s32"), repeat=2):
+        _kind = "s32" if "s32" in (_a, _b) else "u32"
+        _pair = [
+            f"{_kind}({_a[0]}16(a >> {16 * i})) * {_kind}({_b[0]}8(b >> {_shift + 8 * i}))"
+            for i in (0, 1)
+        ]
+        _text = f"{_kind}(u32(c) + u32({_pair[0]}) + u32({_pair[1]}))"
+        expression("integer", rf"dp2a\.{_half}\.{_a}\.{_b}", _text, _a, _b, _kind)
 expression("bits", r"prmt\.b32", "prmt(a, b, c)", "b32", "b32", "b32")
 expression("bits", r"popc\.b32", "u32(__builtin_popcount(a))", "b32")
 expression("bits", r"popc\.b64", "u32(__builtin_popcountll(a))", "b64")

@@ -22,6 +22,7 @@ from cupyconv import (
     files,
     plan,
 )
+from cupyconv.arrays import available_memory
 from cupyconv.backends import current_device
 from cupyconv.cli import configuration, output, paths
 from cupyconv.planning import plan_pass
@@ -299,36 +300,3 @@ def require_memory(problem: ConvProblem) -> None:
             f"they need about {bytes_text(needed)}, {bytes_text(available)} is available",
             "Leave out --large",
         )
-
-
-def available_memory() -> int | None:
-    """Return the bytes of main memory that can be allocated; None if the system does not say."""
-    limits = [_meminfo(), _cgroup(), _address_space()]
-    known = [limit for limit in limits if limit is not None]
-    return min(known, default=None)
-
-
-def _meminfo() -> int | None:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    return None
-
-
-def _cgroup() -> int | None:
-    try:
-        return int(Path("/sys/fs/cgroup/memory.max").read_text())
-    except (OSError, ValueError):  # the file is missing, or says "max"
-        return None
-
-
-def _address_space() -> int | None:
-    try:
-        import resource
-    except ImportError:  # Windows has no such module
-        return None
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return None if limit == resource.RLIM_INFINITY else limit

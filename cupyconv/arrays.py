@@ -12,6 +12,7 @@ import re
 import sys
 from enum import Enum
 from functools import cache
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -467,3 +468,36 @@ def are_same(a: Any, b: Any, home: Home) -> bool:
     if home is Home.GPU:
         return bool(a.data.ptr == b.data.ptr)
     return bool(a.ctypes.data == b.ctypes.data)
+
+
+def available_memory() -> int | None:
+    """Return the bytes of main memory that can be allocated; None if the system does not say."""
+    limits = [_meminfo(), _cgroup(), _address_space()]
+    known = [limit for limit in limits if limit is not None]
+    return min(known, default=None)
+
+
+def _meminfo() -> int | None:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
+
+
+def _cgroup() -> int | None:
+    try:
+        return int(Path("/sys/fs/cgroup/memory.max").read_text())
+    except (OSError, ValueError):  # the file is missing, or says "max"
+        return None
+
+
+def _address_space() -> int | None:
+    try:
+        import resource
+    except ImportError:  # Windows has no such module
+        return None
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else limit

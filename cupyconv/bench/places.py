@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cached_property
 from math import ceil
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,11 +41,7 @@ class Place:
 
     def free_bytes(self) -> int:
         """Return the bytes of memory available to tensors."""
-        with suppress(OSError, ValueError, IndexError):
-            for line in Path("/proc/meminfo").read_text().splitlines():
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-        return 4 << 30
+        return arrays.available_memory() or 4 << 30
 
     def release(self) -> None:
         """Free memory that is cached for later tensors; NumPy caches none."""

@@ -379,7 +379,8 @@ def separated(
     Raises:
         ConvError: the option is present but has no values.
     """
-    words = tuple(word.strip() for word in (value or "").split(",") if word.strip())
+    # Each value once.
+    words = tuple(dict.fromkeys(filter(None, map(str.strip, (value or "").split(",")))))
     if value is not None and not words:
         raise ConvError(
             f"{option.opts[0]} must have one or more values, separated by commas",

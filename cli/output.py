@@ -56,8 +56,13 @@ def write_paged(text: str) -> None:
 
 def write_json(content: dict[str, Any]) -> None:
     """Write one JSON object to standard output; numbers without a JSON form become null."""
+    write(json_text(content))
+
+
+def json_text(content: dict[str, Any]) -> str:
+    """Return an object as lines of JSON; numbers without a JSON form become null."""
     text = json.dumps(_finite(content), indent=2, allow_nan=False)
-    write(text.replace("\x7f", "\\u007f") + "\n")  # json.dumps escapes all other control characters
+    return text.replace("\x7f", "\\u007f") + "\n"  # json.dumps escapes all other control characters
 
 
 def _deliver(text: str) -> None:

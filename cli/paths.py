@@ -64,16 +64,21 @@ STANDARD = "-"
 
 
 def require_one_output(*written: str | None, as_json: bool) -> None:
-    """Check that at most one output goes to standard output.
+    """Check that at most one output goes to standard output, and none to the file of another.
 
     Raises:
-        ConvError: several files, or a file and --json, go to standard output.
+        ConvError: several files, or a file and --json, go to standard output or to one file.
     """
     if written.count(STANDARD) + (STANDARD in written and as_json) > 1:
         raise ConvError(
             "only one result can go to standard output",
             "got more than one",
             "Write the others to files",
+        )
+    given = [Path(path).resolve() for path in written if path not in (None, STANDARD)]
+    if len(set(given)) < len(given):
+        raise ConvError(
+            "outputs must go to different files", f"{given[0]} is given twice", "Rename one of them"
         )
 
 
@@ -100,6 +105,11 @@ def read(path: Path) -> bytes:
         )
     meta[_READ] = True
     return sys.stdin.buffer.read()
+
+
+def write_json(path: str, content: dict[str, Any]) -> None:
+    """Write one JSON object to a file, or to standard output."""
+    write(Path(path), output.json_text(content).encode())
 
 
 def write(path: Path, content: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +31,18 @@ def _layouts() -> tuple[str, ...]:
     return LAYOUTS
 
 
+MOST_DRAWN = 100_000
+"""Largest number of random layers (chosen)."""
+
+
 def _positive(_context: click.Context, option: click.Parameter, value: float | None) -> Any:
     if value is not None and not 0 < value < float("inf"):
         example = 0.2 if option.type is click.FLOAT else 8
         raise ConvError(
             f"--{option.name} must be above 0", f"got {value}", f"Use for example {example}"
         )
+    if option.name == "drawn" and value is not None and value > MOST_DRAWN:
+        raise ConvError(f"--drawn must be at most {MOST_DRAWN:,}", f"got {value}", "Draw fewer")
     return value
 
 
@@ -157,8 +164,8 @@ def command(
     cupyconv bench --compare old.json new.json
 
     The report shows how close each pass comes to the best speed of the processor, and the mean
-    ratio to PyTorch.  Every result is checked before it is timed.  Ctrl-C ends the run with a
-    report of the results so far.  The JSON file is written after each layer.
+    ratio to PyTorch.  Every result is checked before it is timed, a large result in part.  Ctrl-C
+    ends the run with a report of the results so far.  The JSON file is written after each layer.
     """
     from cupyconv.bench import suites as bench
 
@@ -250,20 +257,25 @@ def _measure(
 
             def keep() -> None:
                 if json_file is not None and is_replaced:
-                    results.save(json_file)
+                    with suppress(OSError):  # raised by the last save, after the report
+                        results.save(json_file)
                 advance()
 
             run(place, asked, results, keep)
-    finally:
-        if json_file is not None:
+    except BaseException:
+        if json_file is not None and results.rows:
             results.save(json_file)
-        if plot_path is not None:
-            paths.write(Path(plot_path), plot.svg(results).encode())
+        raise
     if json_path == paths.STANDARD:
         output.write_json(results.to_json())
     elif plot_path != paths.STANDARD:
         title = f"Measured: {about}" if results.rows else f"Nothing was measured of {about}"
         output.draw(output.heading(title), *report.sections(results))
+    if results.rows or results.failed or results.finished:  # else keep the files of an earlier run
+        if json_file is not None:
+            results.save(json_file)
+        if plot_path is not None:
+            paths.write(Path(plot_path), plot.svg(results).encode())
     if not results.finished:
         return INTERRUPTED
     return 1 if results.failed or not results.rows else 0
@@ -336,8 +348,8 @@ def _compare(old: Path, new: Path, json_path: str | None) -> int:
     from cupyconv.bench import report, results
 
     found = report.compare(results.load(old), results.load(new))
-    if json_path == "-":
-        output.write_json({section.title: _plain(section) for section in found})
+    if json_path is not None:
+        paths.write_json(json_path, {section.title: _plain(section) for section in found})
     else:
         output.draw(*found)
     return 0
@@ -346,7 +358,7 @@ def _compare(old: Path, new: Path, json_path: str | None) -> int:
 def _list(layers: tuple[SuiteLayer, ...], json_path: str | None) -> None:
     from cupyconv.bench import suites
 
-    if json_path == "-":
+    if json_path is not None:
         entries = [
             {
                 "name": layer.name,
@@ -357,7 +369,7 @@ def _list(layers: tuple[SuiteLayer, ...], json_path: str | None) -> None:
             }
             for layer in layers
         ]
-        output.write_json({"layers": entries, "suites": list(suites.suites())})
+        paths.write_json(json_path, {"layers": entries, "suites": list(suites.suites())})
         return
     table = output.table("layer", "kind", "x * w", "source")
     for layer in layers:

@@ -440,3 +440,11 @@ def test_threads_equal_the_blas_threads(monkeypatch):
 def test_smi_is_empty_without_nvidia_smi(monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert environment.smi() == {}
+
+
+def test_layers_of_one_name_with_other_work_are_not_compared():
+    old, new = suite(), suite()
+    new.rows = [replace(row, useful_flops=4 * row.useful_flops) for row in new.rows]
+    (changes, together) = report.compare(old, new)
+    assert changes.title == "No change beyond the spread"
+    assert "no measurement in common" in str(together)

@@ -29,6 +29,7 @@ from cupyconv.bench.run import Options, run
 from cupyconv.bench.suites import SuiteLayer
 from cupyconv.cli.main import main
 from cupyconv.problem import PASSES
+from tests.test_bench_results import row
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -64,13 +65,13 @@ def test_run_measures_every_pass_beside_pytorch():
     assert not outcome.skipped
     keys = {(r.dtype, r.layer, r.pass_, r.layout, r.implementation) for r in outcome.rows}
     assert len(keys) == len(outcome.rows) == 2 * 2 * 3 * 2 * 2
-    for row in outcome.rows:
-        assert row.error <= row.bound
-        assert row.checked == 1
-        assert 0 < row.low <= row.microseconds <= row.high
-        assert row.samples >= timing.FEWEST_SAMPLES
-        assert row.host_microseconds is None
-        assert row.kernel == ("numpy" if row.implementation == "auto" else "torch")
+    for timed in outcome.rows:
+        assert timed.error <= timed.bound
+        assert timed.checked == 1
+        assert 0 < timed.low <= timed.microseconds <= timed.high
+        assert timed.samples >= timing.FEWEST_SAMPLES
+        assert timed.host_microseconds is None
+        assert timed.kernel == ("numpy" if timed.implementation == "auto" else "torch")
     assert set(outcome.ceilings) == {"float32", "bfloat16"}
     assert len(results.comparisons(outcome)) == 2 * 2 * 3
     order = [(row.dtype, row.layer) for row in outcome.rows]
@@ -407,7 +408,7 @@ def test_bench_exits_with_1_after_a_wrong_result(monkeypatch, config):
         "--config", str(config), "--device", "cpu", "--peers", "none", "--pass", "forward"
     )
     assert outcome.exit_code == 1
-    assert "Wrong results, not timed" in outcome.stdout
+    assert "Wrong results and failures, not timed" in outcome.stdout
 
 
 def test_interrupted_bench_reports_its_results(monkeypatch, config, tmp_path):
@@ -442,14 +443,22 @@ def test_bench_writes_the_json_file_after_each_layer(monkeypatch, config, tmp_pa
 
 
 def test_bench_writes_files_after_an_error(monkeypatch, config, tmp_path):
-    def broken(*_):
+    measured = []
+
+    def broken(_place, _options, found, _advance):
+        found.rows += measured
         raise RuntimeError("the card fell off the bus")
 
     monkeypatch.setattr(bench_run, "run", broken)
     path = tmp_path / "new.json"
-    outcome = cupyconv("--config", str(config), "--device", "cpu", "--json", str(path))
-    assert outcome.exit_code != 0
+    words = ("--config", str(config), "--device", "cpu", "--json", str(path))
+    path.write_text("an earlier run")
+    assert cupyconv(*words).exit_code != 0
+    assert path.read_text() == "an earlier run"  # nothing was measured
+    measured.append(row())
+    assert cupyconv(*words).exit_code != 0
     assert not results.load(path).finished
+    assert results.load(path).rows == measured
 
 
 def test_bench_reports_that_nothing_was_measured(config):

@@ -20,7 +20,7 @@ def sections(results: Results) -> list[Section]:
     everything = [
         *_measured(results),
         _notes("Not measured", results.skipped),
-        _notes("Wrong results, not timed", results.failed),
+        _notes("Wrong results and failures, not timed", results.failed),
         *_means(results),
         _section("Measured on", _conditions(results)),
     ]
@@ -121,8 +121,7 @@ def _means(results: Results) -> list[Section]:
     for (dtype, implementation), pairs in by_run.items():
         rows = []
         for kind in (*KINDS, "all"):
-            of_kind = [pair for pair in pairs if kind in (pair.row.kind, "all")]
-            if not of_kind:
+            if not (of_kind := [pair for pair in pairs if kind in (pair.row.kind, "all")]):
                 continue
             by_pass = _groups(of_kind, lambda row: row.pass_) | {"all": of_kind}
             means = [_mean(by_pass.get(pass_, [])) for pass_ in (*PASSES, "all")]
@@ -161,8 +160,8 @@ def _conditions(results: Results) -> list[str]:
     about = results.environment
     named = environment.versions(about)
     if smi := about.get("smi"):
-        named.append(f"driver {smi.get('driver_version')}")
-        named.append(f"SM clock up to {smi.get('clocks.max.sm')}")
+        driver, clock = smi.get("driver_version"), smi.get("clocks.max.sm")
+        named += [f"driver {driver}", f"SM clock up to {clock}"]
     lines = [environment.title(about), ", ".join(named), *filter(None, [busy(about)])]
     for dtype, ceiling in results.ceilings.items():
         lines.append(
@@ -172,12 +171,13 @@ def _conditions(results: Results) -> list[str]:
         )
     for name in dict.fromkeys(row.implementation for row in results.rows):
         rows = [row for row in results.rows if row.implementation == name]
-        hosts = [row.host_microseconds for row in rows if row.host_microseconds is not None]
-        spaces = [row.workspace_bytes for row in rows if row.workspace_bytes is not None]
-        if hosts:
+        if hosts := [row.host_microseconds for row in rows if row.host_microseconds is not None]:
             lines.append(f"{name}: {median(hosts):.1f} µs of host time per call (median)")
-        if spaces:
+        if spaces := [row.workspace_bytes for row in rows if row.workspace_bytes is not None]:
             lines.append(f"{name}: at most {max(spaces) / 2**20:,.1f} MiB of workspace")
+    if results.rows:
+        share = min(row.checked for row in results.rows)
+        lines.append(f"checked: at least {share:.1%} of the multiply-adds of each pass")
     if not results.finished:
         lines.append("The run was stopped early; layers or passes are missing.")
     return list(filter(None, lines))
@@ -188,7 +188,11 @@ def _conditions(results: Results) -> list[str]:
 
 def compare(old: Results, new: Results) -> list[Section]:
     """Report what became faster and what became slower between two runs."""
-    before, after = best(old.rows), best(new.rows)
+    before, after = (
+        # Layers of one name may differ in their work.
+        {(*key, row.useful_flops, row.bytes, row.precision): row for key, row in best(rows).items()}
+        for rows in (old.rows, new.rows)
+    )
     pairs = [Comparison(row, before[key]) for key, row in after.items() if key in before]
     rows = [
         (

@@ -107,7 +107,8 @@ class Results:
     Attributes:
         environment, options: description of the machine, and options of the run.
         ceilings: roofline by dtype.
-        skipped, failed: measurements that were skipped, and wrong results, which are not timed.
+        skipped: measurements that were not made.
+        failed: implementations that failed or computed a wrong result, and were not timed.
         finished: whether the run was completed.
     """
 

@@ -72,10 +72,10 @@ def run(
         results: receives each result immediately.
         advance: called after each layer of each dtype.
     """
-    results.environment = environment.describe(place, options.arguments)
-    results.options = {**vars(options), "layers": [layer.name for layer in options.layers]}
-    del results.options["arguments"]  # the environment has the command line
     try:
+        results.environment = environment.describe(place, options.arguments)
+        results.options = {**vars(options), "layers": [layer.name for layer in options.layers]}
+        del results.options["arguments"]  # the environment has the command line
         with ExitStack() as settings:
             torch = None
             if options.torch:

@@ -314,7 +314,7 @@ def test_bench_config_writes_json_and_svg(tmp_path, config):
 def test_bench_json_on_standard_output(config):
     outcome = cupyconv(
         *("--config", str(config), "--device", "cpu", "--seconds", "0.002", "--peers", "none"),
-        *("--pass", "forward", "--layout", "channels_first", "--json", "-"),
+        *("--pass", "forward,forward", "--layout", "channels_first", "--json", "-"),
     )
     assert outcome.exit_code == 0, outcome.output
     content = json.loads(outcome.stdout)

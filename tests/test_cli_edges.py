@@ -71,6 +71,7 @@ def test_library_suggests_the_batch_axis():
 def test_remedies_use_command_line_options():
     assert "Use a newer GPU, or compute NumPy" in refused("shapes", *SMALL, "--device", "sm_70")
     assert "Use for example 8" in refused("bench", "--drawn", "0")
+    assert "at most 100,000" in refused("bench", "--drawn", "100001", "--list")
     assert "Use for example 0.2" in refused("bench", "--seconds", "0")
     result = run("warm", *SMALL)
     assert (result.exit_code, result.stdout) == (3, "")
@@ -85,6 +86,19 @@ def test_seeds_have_the_same_limits_in_every_command(command):
     for seed in (str(2**63), "-1"):
         assert "--seed" in refused(command, *SMALL, "--seed", seed)
         assert "--seed" in refused("bench", "--drawn", "1", "--list", "--seed", seed)
+
+
+def test_two_outputs_to_one_file_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = refused("bench", "--quick", "--json", "a.svg", "--plot", str(tmp_path / "a.svg"))
+    assert "different files" in text
+    assert not list(tmp_path.iterdir())
+
+
+def test_bench_lists_layers_in_a_json_file(tmp_path):
+    path = tmp_path / "layers.json"
+    said("bench", "--quick", "--list", "--json", str(path))
+    assert path.read_text() == said("bench", "--quick", "--list", "--json", "-")
 
 
 def test_many_devices_get_one_row_each():

@@ -37,7 +37,7 @@ import cupyconv
 from cupyconv import arrays, formats, operations
 from cupyconv.errors import ConvError, ConvTypeError, require_word, shown
 from cupyconv.operations import Called
-from cupyconv.problem import LARGEST, Padding, Size
+from cupyconv.problem import LARGEST, ConvOptions, Padding, Size
 from cupyconv.remedies import Names, any_padding
 
 __all__ = [
@@ -161,12 +161,12 @@ def convolution_forward(
     >>> y[0, 0].tolist()
     [[18.0, 18.0], [18.0, 18.0]]
     """
-    rules = _rules(x, pad, stride, dilation, groups, d_layout, w_layout)
+    options = _options(x, pad, stride, dilation, groups, d_layout, w_layout)
     operations.compute(
         "forward",
         (x, W) if b is None else (x, W, _flat(b)),
         None,
-        rules,
+        options,
         _result("y", y),
         precision=_precision(tensor_core),
         measure=bool(auto_tune),
@@ -207,12 +207,12 @@ def convolution_backward_filter(
     >>> gW[0, 0].tolist()
     [[4.0, 4.0, 4.0], [4.0, 4.0, 4.0], [4.0, 4.0, 4.0]]
     """
-    rules = _rules(x, pad, stride, dilation, groups, d_layout, w_layout)
+    options = _options(x, pad, stride, dilation, groups, d_layout, w_layout)
     operations.compute(
         "backprop_filter",
         (x, gy),
         _result("gW", gW).shape,
-        rules,
+        options,
         gW,
         precision=_precision(tensor_core),
         measure=bool(auto_tune) and not deterministic,
@@ -259,27 +259,27 @@ def convolution_backward_data(
     >>> gx[0, 0].tolist()
     [[3.0, 6.0, 3.0], [6.0, 12.0, 6.0], [3.0, 6.0, 3.0]]
     """
-    rules = _rules(x, pad, stride, dilation, groups, d_layout, w_layout)
+    options = _options(x, pad, stride, dilation, groups, d_layout, w_layout)
     shape = _result("y", y).shape
-    options: dict[str, Any] = {
+    how: dict[str, Any] = {
         "precision": _precision(tensor_core),
         "measure": bool(auto_tune) and not deterministic,
         "called": _BACKWARD_DATA,
     }
     if b is None:
-        operations.compute("backprop_input", (W, x), shape, rules, y, **options)
+        operations.compute("backprop_input", (W, x), shape, options, y, **how)
         return
     operands = (W, x, _flat(b))
-    operations.compute("transpose", operands, (shape, None), rules, y, conjugates=True, **options)
+    operations.compute("transpose", operands, (shape, None), options, y, conjugates=True, **how)
 
 
 # -- reading the arguments -------------------------------------------------------------------------
 
 
-def _rules(
+def _options(
     data: Any, pad: Any, stride: Any, dilation: Any, groups: int, d_layout: int, w_layout: int
-) -> tuple[Any, ...]:
-    """Check the layouts of a call; return its stride, padding, dilation, groups and formats."""
+) -> ConvOptions:
+    """Check the layouts of a call, and return its options."""
     for what, layout in (("d_layout", d_layout), ("w_layout", w_layout)):
         is_number = isinstance(layout, Integral) and not isinstance(layout, bool)
         if not is_number or layout not in _LAYOUTS:
@@ -295,7 +295,7 @@ def _rules(
         data_format = formats.data_formats(rank)[_LAYOUTS.index(d_layout)]
         filter_format = formats.filter_formats(rank)[2 * _LAYOUTS.index(w_layout)]
     dilation = 1 if dilation is None else dilation
-    return stride, pad, dilation, groups, data_format, filter_format
+    return ConvOptions(stride, pad, dilation, groups, data_format, filter_format)
 
 
 def _precision(tensor_core: str) -> str:

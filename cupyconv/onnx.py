@@ -25,7 +25,9 @@ onnx__ConvTranspose.html, with these clarifications:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from inspect import signature
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 from cupyconv import arrays, operations
@@ -33,6 +35,7 @@ from cupyconv.errors import ConvError, ConvTypeError, require_word, shown
 from cupyconv.operations import Called
 from cupyconv.problem import (
     TRANSPOSED,
+    ConvOptions,
     ConvProblem,
     Dtype,
     Padding,
@@ -163,7 +166,8 @@ def conv(
     """
     x, w = arrays.take("x", x)[0], operations.take_filter(w)
     b = None if b is None else arrays.take("b", b)[0]
-    problem = _conv_problem(
+    options = _from_cache(
+        _conv_options,
         x.shape,
         w.shape,
         None if b is None else b.shape,
@@ -175,8 +179,7 @@ def conv(
         strides=strides,
     )
     operands = (x, w) if b is None else (x, w, b)
-    rules = tuple(problem.keywords.values())
-    return operations.compute("forward", operands, None, rules, None, called=_CONV_CALLED)
+    return operations.compute("forward", operands, None, options, None, called=_CONV_CALLED)
 
 
 @overload
@@ -240,7 +243,8 @@ def conv_transpose(
     """
     x, w = arrays.take("x", x)[0], operations.take_filter(w)
     b = None if b is None else arrays.take("b", b)[0]
-    problem = _conv_transpose_problem(
+    options, extra = _from_cache(
+        _conv_transpose_options,
         x.shape,
         w.shape,
         None if b is None else b.shape,
@@ -253,13 +257,53 @@ def conv_transpose(
         pads=pads,
         strides=strides,
     )
-    axes = zip(problem.axes, problem.input_sizes, x.shape[2:], strict=True)
-    extra = [size - axis.first_input_size_for(count) for axis, size, count in axes]
-    operands = (w, x) if b is None else (w, x, b)
-    rules, sizes = tuple(problem.keywords.values()), (None, extra)
+    operands, sizes = (w, x) if b is None else (w, x, b), (None, extra)
     return operations.compute(
-        "transpose", operands, sizes, rules, None, called=_CONV_TRANSPOSE_CALLED
+        "transpose", operands, sizes, options, None, called=_CONV_TRANSPOSE_CALLED
     )
+
+
+@lru_cache(maxsize=4096)
+def _conv_options(*shapes: Any, **attributes: Any) -> ConvOptions:
+    """Return the options of the convolution that Conv computes, after checking the call.
+
+    Args:
+        shapes, attributes: as for ``_conv_problem``.
+    """
+    return _conv_problem(*shapes, **attributes).options
+
+
+@lru_cache(maxsize=4096)
+def _conv_transpose_options(
+    x_shape: tuple[int, ...], *shapes: Any, **attributes: Any
+) -> tuple[ConvOptions, tuple[int, ...]]:
+    """Return the options and the output_padding with which ``conv_transpose`` computes the call.
+
+    Args:
+        x_shape, shapes, attributes: as for ``_conv_transpose_problem``.
+    """
+    problem = _conv_transpose_problem(x_shape, *shapes, **attributes)
+    axes = zip(problem.axes, problem.input_sizes, x_shape[2:], strict=True)
+    extra = (size - axis.first_input_size_for(count) for axis, size, count in axes)
+    return problem.options, tuple(extra)
+
+
+def _from_cache(function: Any, *shapes: Any, **attributes: Any) -> Any:
+    """Call a cached function; without its cache if equal keys could mean different attributes.
+
+    True equals 1, but attributes must not be booleans; arrays can change.
+    """
+    keys = {}
+    for name, value in attributes.items():
+        if type(value) in (list, tuple):
+            keys[name] = tuple(value)
+            types = set(map(type, value)) - {int}
+        else:
+            keys[name] = value
+            types = {type(value)} - {int, str, NoneType}
+        if types:
+            return function.__wrapped__(*shapes, **attributes)
+    return function(*shapes, **keys)
 
 
 def conv_problem(

@@ -37,6 +37,7 @@ from cupyconv.prepared import Belonging, PreparedFilter
 from cupyconv.problem import (
     PASSES,
     TRANSPOSED,
+    ConvOptions,
     ConvProblem,
     Padding,
     Rules,
@@ -203,9 +204,9 @@ def conv_forward(
     >>> cupyconv.conv_forward(x, w, add=shortcut, activation="relu").tolist()
     [[[[0.0, 0.0], [0.0, 4.0]]]]
     """
-    rules = (stride, padding, dilation, groups, data_format, filter_format)
+    options = ConvOptions(stride, padding, dilation, groups, data_format, filter_format)
     given = (x, w, bias, add)
-    return compute("forward", given, None, rules, out, impl, precision, activation)
+    return compute("forward", given, None, options, out, impl, precision, activation)
 
 
 @overload
@@ -284,8 +285,8 @@ def conv_backprop_input(
     >>> cupyconv.conv_backprop_input((1, 1, 5), w, dy, stride=2).tolist()
     [[[1.0, 1.0, 2.0, 2.0, 0.0]]]
     """
-    rules = (stride, padding, dilation, groups, data_format, filter_format)
-    return compute("backprop_input", (w, dy), input_shape, rules, out, impl, precision)
+    options = ConvOptions(stride, padding, dilation, groups, data_format, filter_format)
+    return compute("backprop_input", (w, dy), input_shape, options, out, impl, precision)
 
 
 @overload
@@ -357,8 +358,8 @@ def conv_backprop_filter(
     >>> cupyconv.conv_backprop_filter(x, (1, 1, 2), dy).tolist()
     [[[21.0, 32.0]]]
     """
-    rules = (stride, padding, dilation, groups, data_format, filter_format)
-    return compute("backprop_filter", (x, dy), filter_shape, rules, out, impl, precision)
+    options = ConvOptions(stride, padding, dilation, groups, data_format, filter_format)
+    return compute("backprop_filter", (x, dy), filter_shape, options, out, impl, precision)
 
 
 @overload
@@ -475,7 +476,7 @@ def conv_backward(
     ((1, 2, 4, 4), (3, 2, 3, 3), (3,))
     """
     needed = words_of("needs", "gradient in needs", needs, GRADIENTS)
-    rules = (stride, padding, dilation, groups, data_format, filter_format)
+    options = ConvOptions(stride, padding, dilation, groups, data_format, filter_format)
     prepared_filter = w if isinstance(w, PreparedFilter) else None
     (x, w, dy), _, backend = _take(
         ("x", "w", "dy"), (x, w if prepared_filter is None else prepared_filter.array, dy)
@@ -484,8 +485,8 @@ def conv_backward(
         # No pass below checks the whole layer.
         require_words(None, precision, impl, backend.device)
         layouts = {"x": _Layout.of(x), "w": _Layout.of(w), "dy": _Layout.of(dy)}
-        problem_of("backprop_filter", layouts, None, rules, _BACKWARD["backprop_filter"])
-    how = (rules, None, impl, precision)
+        problem_of("backprop_filter", layouts, None, options, _BACKWARD["backprop_filter"])
+    how = (options, None, impl, precision)
     dx = dw = db = None
     if "input" in needed:
         called = _BACKWARD["backprop_input"]
@@ -594,10 +595,10 @@ def conv_transpose(
     >>> cupyconv.conv_transpose(x, w, stride=2, output_padding=1).tolist()
     [[[1.0, 10.0, 2.0, 20.0, 0.0]]]
     """
-    rules = (stride, padding, dilation, groups, data_format, filter_format)
+    options = ConvOptions(stride, padding, dilation, groups, data_format, filter_format)
     sizes = (output_shape, output_padding)
     given = (w, x, bias, add)
-    return compute("transpose", given, sizes, rules, out, impl, precision, activation)
+    return compute("transpose", given, sizes, options, out, impl, precision, activation)
 
 
 def prepare(
@@ -825,6 +826,37 @@ class _Layout(NamedTuple):
         return _Layout(array.shape, array.strides, array.dtype)
 
 
+class _CallKey(NamedTuple):
+    """Everything that a prepared call depends on; the addresses of its arrays are not part of it.
+
+    Attributes:
+        operation, called, shape, options, impl, precision, activation: as for ``compute``.
+        given: shape, strides and dtype of each array, by its name in _ARRAYS.
+        out: shape, strides and dtype of the array for the result.
+        alignment: alignment of the arrays' addresses in bytes.
+        argument_types: types of the user's numbers, as for ``_argument_types``.
+        backend, workspace_limit: the place of the arrays and the limit in bytes.
+        prepared_filter: what a filter from ``prepare`` was prepared for.
+        conjugates: whether backprop_input conjugates a complex filter.
+    """
+
+    operation: str
+    called: Called
+    given: tuple[tuple[str, tuple[Any, ...]], ...]
+    out: tuple[Any, ...] | None
+    alignment: int
+    shape: Any
+    options: ConvOptions
+    argument_types: Any
+    impl: Impl | Plan
+    precision: str
+    activation: str | None
+    backend: Backend
+    workspace_limit: int | None
+    prepared_filter: Belonging | None
+    conjugates: bool
+
+
 class _Call(NamedTuple):
     """Prepared call of an operation; ``run(tensors)`` computes it."""
 
@@ -862,7 +894,7 @@ def compute(
     operation: str,
     given: tuple[Any, ...],
     shape: Any,
-    rules: tuple[Any, ...],
+    options: ConvOptions,
     out: Any,
     impl: Impl | Plan = "auto",
     precision: str = "ieee",
@@ -882,8 +914,7 @@ def compute(
         given: arrays of the operation, in the order of _ARRAYS; None for a missing optional array.
         shape: shape of the tensor that is not passed as an array; for "transpose", the pair of
             output_shape and output_padding.
-        rules: stride, padding, dilation, groups, data_format, filter_format, as the user passed
-            them.
+        options: stride, padding, dilation, groups and formats, as the user passed them.
         out, impl, precision, activation: as for ``conv_forward``.
         measure: whether to time the candidates on a GPU and use the fastest; by default
             ``cupyconv.benchmark``.
@@ -927,24 +958,28 @@ def compute(
             tensors["add"] = _take_add(add_name, tensors["add"], called.out, result, home)
         addressed.append(result)
         out_layout = (result.shape, result.strides, result.dtype)
-    call: tuple[Any, ...] = (
+    types = _argument_types(shape, options, cupyconv.workspace_limit)
+    if types == []:
+        shape, options = _frozen(shape), ConvOptions._make(map(_frozen, options))
+        types = _argument_types(shape, options, cupyconv.workspace_limit)
+    key = _CallKey(
         operation,
         called,
         tuple(layouts),
         out_layout,
         backend.alignment(addressed),
         shape,
-        rules,
-        _argument_types(shape, rules),
+        options,
+        types,
         impl,
         precision,
         activation,
         backend,
         cupyconv.workspace_limit,
-        prepared_filter and prepared_filter.belonging,
+        None if prepared_filter is None else prepared_filter.belonging,
         not unconjugated,
     )
-    ready: _Ready = _from_cache(_ready, call)
+    ready: _Ready = _from_cache(_ready, key)
     measure = cupyconv.benchmark if measure is None else measure
     measured = measure and backend.device.is_gpu and not isinstance(impl, Plan)
     if measured and ready.measured is None and backend.is_capturing():
@@ -1018,13 +1053,13 @@ def _contiguous_layout(shape: tuple[int, ...], strides: Any, dtype: Any) -> tupl
     return shape, tuple(step * dtype.itemsize for step in steps), dtype
 
 
-def _argument_types(shape: Any, rules: tuple[Any, ...]) -> Any:
+def _argument_types(shape: Any, options: ConvOptions, workspace_limit: Any) -> Any:
     """Return the types of arguments, which distinguish True (rejected) from 1 in a cache key.
 
-    Return a list, which disables caching, if a value is not an integer, a string or None: such a
-    value may be mutable, as an array is.
+    Return an empty list, which disables caching, if a value in the tuples is not an integer, a
+    string or None: such a value may be mutable, as an array is.
     """
-    types, values = [], [shape, *rules]
+    types, values = [], [shape, *options, workspace_limit]
     for value in values:
         if type(value) is tuple:
             values += value
@@ -1035,39 +1070,25 @@ def _argument_types(shape: Any, rules: tuple[Any, ...]) -> Any:
     return tuple(types)
 
 
-@lru_cache(maxsize=4096, typed=True)  # typed: a limit of True or 1.0 is not a limit of 1
-def _ready(
-    operation: str,
-    called: Called,
-    given: tuple[tuple[str, tuple[Any, ...]], ...],
-    out: tuple[Any, ...] | None,
-    alignment: int,
-    shape: Any,
-    rules: tuple[Any, ...],
-    argument_types: tuple[type, ...],
-    impl: Impl | Plan,
-    precision: str,
-    activation: str | None,
-    backend: Backend,
-    workspace_limit: int | None,
-    prepared_filter: Belonging | None = None,
-    conjugates: bool = True,
-) -> _Ready:
-    """Prepare a call from the layouts of its arrays.
+def _frozen(value: Any) -> Any:
+    """Return lists as tuples, which a cache key may contain."""
+    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
 
-    Args:
-        given: shape, strides and dtype of each array, by its name in _ARRAYS.
-        conjugates: whether backprop_input conjugates a complex filter.
+
+@lru_cache(maxsize=4096)
+def _ready(key: _CallKey) -> _Ready:
+    """Prepare a call.
 
     Raises:
         ConvError, ConvTypeError: the call is invalid; the devices of its arrays are not checked.
     """
-    require_words(activation, precision, impl, backend.device)
-    layouts = {role: _Layout._make(layout) for role, layout in given}
-    if out is not None:
-        layouts["out"] = _Layout._make(out)
-    problem = problem_of(operation, layouts, shape, rules, called)
-    require_activation(activation, problem)
+    operation, called, impl, backend = key.operation, key.called, key.impl, key.backend
+    require_words(key.activation, key.precision, impl, backend.device)
+    layouts = {role: _Layout._make(layout) for role, layout in key.given}
+    if key.out is not None:
+        layouts["out"] = _Layout._make(key.out)
+    problem = problem_of(operation, layouts, key.shape, key.options, called)
+    require_activation(key.activation, problem)
     pass_ = "backprop_input" if operation == "transpose" else operation
     result_shape = _result_shape(operation, problem)
     if operation == "transpose" and layouts["x"].shape != problem.output_shape:
@@ -1076,21 +1097,24 @@ def _ready(
         layouts["x"] = _Layout._make(x_layout)
     strides = None
     if backend.device.is_gpu:
-        strides = _strides(operation, problem, layouts, alignment, _error_names(operation, called))
-    request = Request(problem, pass_, backend.device, precision, workspace_limit, strides)
+        error_names = _error_names(operation, called)
+        strides = _strides(operation, problem, layouts, key.alignment, error_names)
+    limits = (key.precision, key.workspace_limit)
+    request = Request(problem, pass_, backend.device, *limits, strides)
+    prepared_filter = key.prepared_filter
     if prepared_filter is not None:
         prepared_filter.require(request)
     planned = chosen(request, impl)
-    epilogue = Epilogue(activation, "add" in layouts)
+    epilogue = Epilogue(key.activation, "add" in layouts)
 
     def prepare(planned: PassPlan) -> Run:
         if prepared_filter is None:
-            return backend.prepare(planned, problem, strides, epilogue, None, conjugates)
+            return backend.prepare(planned, problem, strides, epilogue, None, key.conjugates)
         form = backend.filter_form(planned, problem, strides)
         if form is not None and form.name not in prepared_filter.forms:
             form = None  # kernels copy w at each call, as without ``prepare``
         name = None if form is None else form.name
-        run = backend.prepare(planned, problem, strides, epilogue, form, conjugates)
+        run = backend.prepare(planned, problem, strides, epilogue, form, key.conjugates)
         return lambda tensors: run(tensors._replace(w=_filter_to_read(name, tensors.w)))
 
     def measure(tensors: Tensors) -> Run:
@@ -1160,7 +1184,7 @@ def sum_bias(
     out_layout = None if result is None else _Layout.of(result)
     place = backend, backend.alignment((dy,)), cupyconv.workspace_limit
     call = (called, _Layout.of(dy), out_layout, data_format, *place)
-    shape, dtype, run = _from_cache(_ready_bias, call)
+    shape, dtype, run = _from_cache(_ready_bias, *call)
     if result is None:
         result = backend.empty(shape, dtype)
     tensors = Tensors(None, None, dy, result)
@@ -1193,14 +1217,14 @@ def _ready_bias(
     return problem.bias_shape, problem.dtype, run
 
 
-def _from_cache(function: Any, call: tuple[Any, ...]) -> Any:
+def _from_cache(function: Any, *arguments: Any) -> Any:
     """Call a cached function, or the function without its cache if an argument is a list."""
     try:
-        return function(*call)
+        return function(*arguments)
     except ConvTypeError:
         raise
     except TypeError:
-        return function.__wrapped__(*call)
+        return function.__wrapped__(*arguments)
 
 
 def _error_names(operation: str, called: Called) -> dict[str, str]:
@@ -1212,30 +1236,21 @@ def problem_of(
     operation: str,
     layouts: Mapping[str, Any],
     shape: Any,
-    rules: tuple[Any, ...],
+    options: ConvOptions,
     called: Called | None = None,
 ) -> ConvProblem:
     """Return the problem of a call, after checking that the arrays fit it.
 
     Args:
-        operation, shape, rules, called: as for ``compute``.
+        operation, shape, options, called: as for ``compute``.
         layouts: arrays or other objects with shape and dtype, by their names in _ARRAYS, and
             ``out``.
     """
     called = called or _CALLED[operation]
     error_names, names = _error_names(operation, called), called.tensors
-    stride, padding, dilation, groups, data_format, filter_format = rules
-    arguments = {
-        "stride": stride,
-        "padding": padding,
-        "dilation": dilation,
-        "groups": groups,
-        "data_format": data_format,
-        "filter_format": filter_format,
-        "dtype": _common_dtype(
-            {error_names.get(name, name): array for name, array in layouts.items() if name != "out"}
-        ),
-    }
+    dtype = _common_dtype(
+        {error_names.get(name, name): array for name, array in layouts.items() if name != "out"}
+    )
     transposed = operation == "transpose"
     shapes = {name: array.shape for name, array in layouts.items()}
     call = {
@@ -1243,7 +1258,8 @@ def problem_of(
         "filter_shape": shapes.get("w", shape),
         "output_shape": shapes.get("dy"),
         "bias_shape": shapes.get("bias"),
-        **arguments,
+        **options._asdict(),
+        "dtype": dtype,
     }
     if transposed:
         call |= {"output_shape": shapes["x"], "input_shape": shape[0], "output_padding": shape[1]}

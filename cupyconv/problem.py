@@ -78,6 +78,20 @@ class _Changes(Rules, total=False):
     dtype: Dtype
 
 
+class ConvOptions(NamedTuple):
+    """Stride, padding, dilation, groups and formats of a layer.
+
+    The values are as the user passed them, or checked, with one entry per spatial axis.
+    """
+
+    stride: Any = 1
+    padding: Any = 0
+    dilation: Any = 1
+    groups: Any = 1
+    data_format: Any = None
+    filter_format: Any = None
+
+
 class GemmView(NamedTuple):
     """One pass as ``groups`` matrix products of (gemm_m, gemm_k) by (gemm_k, gemm_n)."""
 
@@ -365,17 +379,9 @@ class ConvProblem:
         filter_format: FilterFormat | None = None,
         dtype: Dtype = "float32",
     ) -> None:
-        arguments = {
-            "input_shape": input_shape,
-            "filter_shape": filter_shape,
-            "stride": stride,
-            "padding": padding,
-            "dilation": dilation,
-            "groups": groups,
-            "data_format": data_format,
-            "filter_format": filter_format,
-            "dtype": dtype,
-        }
+        options = ConvOptions(stride, padding, dilation, groups, data_format, filter_format)
+        shapes = {"input_shape": input_shape, "filter_shape": filter_shape}
+        arguments = {**shapes, **options._asdict(), "dtype": dtype}
         problem = offering(partial(named_problem, Names()), Names(), arguments)
         vars(self).update(vars(problem))
 
@@ -384,31 +390,26 @@ class ConvProblem:
         names: Names,
         input_shape: Iterable[int],
         filter_shape: Iterable[int],
-        stride: Size,
-        padding: Padding,
-        dilation: Size,
-        groups: int,
-        data_format: str | None,
-        filter_format: str | None,
+        options: ConvOptions,
         dtype: Any,
     ) -> None:
         x_shape = integers(names.x_shape, input_shape)
         w_shape = integers(names.w_shape, filter_shape)
         rank = spatial_rank(names, x_shape, w_shape)
-        layout = formats.resolve_data_format(data_format, rank)
-        filter_layout = formats.resolve_filter_format(filter_format, rank, layout)
+        layout = formats.resolve_data_format(options.data_format, rank)
+        filter_layout = formats.resolve_filter_format(options.filter_format, rank, layout)
         assign = object.__setattr__
         assign(self, "input_shape", x_shape)
         assign(self, "filter_shape", w_shape)
         assign(self, "data_format", layout)
         assign(self, "filter_format", filter_layout)
-        assign(self, "stride", _per_axis(names.stride, stride, rank))
-        assign(self, "dilation", _per_axis(names.dilation, dilation, rank))
-        assign(self, "groups", _count(names.groups, groups))
+        assign(self, "stride", _per_axis(names.stride, options.stride, rank))
+        assign(self, "dilation", _per_axis(names.dilation, options.dilation, rank))
+        assign(self, "groups", _count(names.groups, options.groups))
         assign(self, "dtype", dtype_name(dtype, "Pass for example dtype='float32'"))
         _require_sizes(names, self)
         _require_channels(names, self)
-        mode, pairs = _padding(names.padding, padding, rank)
+        mode, pairs = _padding(names.padding, options.padding, rank)
         if mode.startswith("same"):
             pairs = tuple(
                 _same_padding(mode, *sizes)
@@ -689,22 +690,15 @@ class ConvProblem:
         ... ).input_shape
         (1, 2, 8)
         """
-        rules: dict[str, Any] = {
-            "stride": stride,
-            "padding": padding,
-            "dilation": dilation,
-            "groups": groups,
-            "data_format": data_format,
-            "filter_format": filter_format,
-            "dtype": dtype,
-        }
+        options = ConvOptions(stride, padding, dilation, groups, data_format, filter_format)
         names = Names(y="the output")
         arguments = {
             "output_shape": output_shape,
             "filter_shape": filter_shape,
             "input_shape": input_shape,
             "output_padding": output_padding,
-            **rules,
+            **options._asdict(),
+            "dtype": dtype,
         }
         return offering(partial(transposed_problem, names), names, arguments)
 
@@ -724,16 +718,22 @@ class ConvProblem:
         return {**shapes, **self.keywords, "dtype": self.dtype}
 
     @property
+    def options(self) -> ConvOptions:
+        """The layer without its shapes and dtype."""
+        padding = self.padding if self.padding_mode == "explicit" else self.padding_mode
+        return ConvOptions(
+            self.stride,
+            padding,
+            self.dilation,
+            self.groups,
+            self.data_format,
+            self.filter_format,
+        )
+
+    @property
     def keywords(self) -> dict[str, Any]:
         """Keyword arguments that pass this layer to functions, from stride to filter_format."""
-        return {
-            "stride": self.stride,
-            "padding": self.padding if self.padding_mode == "explicit" else self.padding_mode,
-            "dilation": self.dilation,
-            "groups": self.groups,
-            "data_format": self.data_format,
-            "filter_format": self.filter_format,
-        }
+        return self.options._asdict()
 
     def require_output_gradient(self, shape: Iterable[int]) -> None:
         """Check that an array of this shape can be dy.
@@ -961,12 +961,16 @@ def _view_of_bytes(name: str, dtype: Any) -> str:
 
 
 def named_problem(
-    names: Names, input_shape: Iterable[int], filter_shape: Iterable[int], **rules: Any
+    names: Names,
+    input_shape: Iterable[int],
+    filter_shape: Iterable[int],
+    *,
+    dtype: Any,
+    **options: Any,
 ) -> ConvProblem:
     """Return a ConvProblem; error messages use these names."""
-    words = ("stride", "padding", "dilation", "groups", "data_format", "filter_format", "dtype")
     problem = object.__new__(ConvProblem)
-    problem._assign(names, input_shape, filter_shape, *(rules[word] for word in words))
+    problem._assign(names, input_shape, filter_shape, ConvOptions(**options), dtype)
     return problem
 
 
@@ -976,27 +980,28 @@ def transposed_problem(
     filter_shape: Iterable[int],
     input_shape: Iterable[int] | None,
     output_padding: Size | None,
-    **rules: Any,
+    *,
+    dtype: Any,
+    **options: Any,
 ) -> ConvProblem:
     """Return the result of ``ConvProblem.from_output``; error messages use these names."""
     y_shape = integers(names.y_shape, output_shape)
     w_shape = integers(names.w_shape, filter_shape)
     rank = spatial_rank(names._replace(x=names.y), y_shape, w_shape)
-    layout = formats.resolve_data_format(rules["data_format"], rank)
-    filter_layout = formats.resolve_filter_format(rules["filter_format"], rank, layout)
+    layer = ConvOptions(**options)
+    layout = formats.resolve_data_format(layer.data_format, rank)
+    filter_layout = formats.resolve_filter_format(layer.filter_format, rank, layout)
+    layer = layer._replace(data_format=layout, filter_format=filter_layout)
     _require_batch(names.y, y_shape[formats.data_axes(layout)[0]])
-    rules |= {"data_format": layout, "filter_format": filter_layout}
     if input_shape is None:
-        input_shape, y_shape = _shapes_for(
-            names, y_shape, w_shape, layout, filter_layout, output_padding, rules
-        )
+        input_shape, y_shape = _shapes_for(names, y_shape, w_shape, layer, output_padding)
     elif output_padding is not None:
         raise ConvError(
             f"{names.x_shape} and output_padding must not both be passed",
             f"got {shape_text(integers(names.x_shape, input_shape))} and {output_padding}",
             "Pass one of them",
         )
-    problem = named_problem(names, input_shape, w_shape, **rules)
+    problem = named_problem(names, input_shape, w_shape, dtype=dtype, **layer._asdict())
     _require_origin(names, problem, y_shape)
     require_output(names, problem, y_shape)
     return problem
@@ -1159,17 +1164,15 @@ def _shapes_for(
     names: Names,
     y_shape: tuple[int, ...],
     w_shape: tuple[int, ...],
-    layout: str,
-    filter_layout: str,
+    options: ConvOptions,
     output_padding: Size | None,
-    arguments: dict[str, Any],
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the input and output shape of ``from_output`` for a given output_padding."""
     rank = len(y_shape) - 2
-    n_axis, c_axis, *spatial_axes = formats.data_axes(layout)
-    _, i_axis, *filter_axes = formats.filter_axes(filter_layout)
-    mode, pairs = _padding(names.padding, arguments["padding"], rank)
-    strides = _per_axis(names.stride, arguments["stride"], rank)
+    n_axis, c_axis, *spatial_axes = formats.data_axes(options.data_format)
+    _, i_axis, *filter_axes = formats.filter_axes(options.filter_format)
+    mode, pairs = _padding(names.padding, options.padding, rank)
+    strides = _per_axis(names.stride, options.stride, rank)
     if output_padding is None:
         extra = tuple(s - 1 if mode.startswith("same") else 0 for s in strides)
     elif is_sequence(output_padding):
@@ -1182,12 +1185,12 @@ def _shapes_for(
             count_text(len(extra), rank),
             f"Pass one integer, or {rank}",
         )
-    dilations = _per_axis(names.dilation, arguments["dilation"], rank)
+    dilations = _per_axis(names.dilation, options.dilation, rank)
     steps = strides if mode.startswith("same") else map(max, strides, dilations)
     fixes = _output_padding_fixes(names, extra, strides, tuple(step - 1 for step in steps))
     shape, outputs = list(y_shape), list(y_shape)
     shape[n_axis] = y_shape[n_axis]
-    shape[c_axis] = w_shape[i_axis] * _count(names.groups, arguments["groups"])
+    shape[c_axis] = w_shape[i_axis] * _count(names.groups, options.groups)
     rules = zip(
         formats.SPATIAL_AXES[rank],
         spatial_axes,

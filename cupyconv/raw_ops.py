@@ -28,12 +28,20 @@ Examples assume the import above and ``import numpy as np``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from cupyconv import arrays, formats, operations
 from cupyconv.errors import ConvError, ConvTypeError, shown, unknown_word
 from cupyconv.operations import Called
-from cupyconv.problem import Rules, counted, integers, named_problem, require_output, shape_text
+from cupyconv.problem import (
+    ConvOptions,
+    counted,
+    integers,
+    named_problem,
+    require_output,
+    shape_text,
+)
 from cupyconv.remedies import Fix, Names, offering
 
 __all__ = [
@@ -929,13 +937,13 @@ def BiasAddGrad(
 
 
 def _forward(
-    rank: int, input: Any, filter: Any, window: dict[str, Any], *, depthwise: bool = False
+    rank: int, input: Any, filter: Any, window: _Window, *, depthwise: bool = False
 ) -> Any:
     x, w = arrays.take("input", input)[0], _array(rank, "filter", filter)
     shapes = (x.shape, w.shape, None)
-    groups, rules = _checked("forward", rank, shapes, window, (), depthwise)
+    options = _checked("forward", rank, shapes, window, (), depthwise)
     w = _grouped(w) if depthwise else w
-    return _compute("forward", (x, w), None, groups, rules)
+    return _compute("forward", (x, w), None, options)
 
 
 def _backprop_input(
@@ -943,16 +951,16 @@ def _backprop_input(
     input_sizes: Any,
     filter: Any,
     out_backprop: Any,
-    window: dict[str, Any],
+    window: _Window,
     *,
     depthwise: bool = False,
 ) -> Any:
     w, dy = _array(rank, "filter", filter), arrays.take("out_backprop", out_backprop)[0]
     shape = _input_shape(rank, input_sizes, w, dy, window)
     shapes, sizes = (shape, w.shape, dy.shape), ("input_shape",)
-    groups, rules = _checked("backprop_input", rank, shapes, window, sizes, depthwise)
+    options = _checked("backprop_input", rank, shapes, window, sizes, depthwise)
     w = _grouped(w) if depthwise else w
-    return _compute("backprop_input", (w, dy), shape, groups, rules)
+    return _compute("backprop_input", (w, dy), shape, options)
 
 
 def _backprop_filter(
@@ -960,27 +968,28 @@ def _backprop_filter(
     input: Any,
     filter_sizes: Any,
     out_backprop: Any,
-    window: dict[str, Any],
+    window: _Window,
     *,
     depthwise: bool = False,
 ) -> Any:
     x, dy = arrays.take("input", input)[0], arrays.take("out_backprop", out_backprop)[0]
     shape = _filter_shape(rank, filter_sizes, depthwise)
     shapes, sizes = (x.shape, shape, dy.shape), ("filter_shape",)
-    groups, rules = _checked("backprop_filter", rank, shapes, window, sizes, depthwise)
+    options = _checked("backprop_filter", rank, shapes, window, sizes, depthwise)
     grouped = _grouped_shape(shape) if depthwise else shape
-    return _compute("backprop_filter", (x, dy), grouped, groups, rules).reshape(shape)
+    return _compute("backprop_filter", (x, dy), grouped, options).reshape(shape)
 
 
+@lru_cache(maxsize=4096)
 def _checked(
     operation: str,
     rank: int,
     shapes: tuple[tuple[int, ...] | None, ...],
-    window: dict[str, Any],
+    window: _Window,
     sizes: tuple[str, ...],
     depthwise: bool,
-) -> tuple[int, dict[str, Any]]:
-    """Check the arguments of a call, and return its groups and cupyconv's keyword arguments.
+) -> ConvOptions:
+    """Check the arguments of a call, and return its options.
 
     Args:
         shapes: shapes of the input, of the filter in TensorFlow's format and of out_backprop.
@@ -990,41 +999,50 @@ def _checked(
     names = _CALLED[operation].tensors
 
     def require(
-        input_shape: Any, filter_shape: Any, output_shape: Any, **window: Any
-    ) -> tuple[int, dict[str, Any]]:
+        input_shape: Any, filter_shape: Any, output_shape: Any, **changed: Any
+    ) -> ConvOptions:
+        window = _Window(**changed)
         if output_shape is not None:
             _require_axes(rank, "out_backprop", output_shape)
         if "input_shape" in sizes:
             _require_input_sizes(rank, input_shape, window)
         else:
             _require_axes(rank, "input", input_shape)
-        rules = _rules(rank, **window)
-        channels = _channels(input_shape, rules)
+        options = _options(window)
+        channels = _channels(input_shape, window)
         if depthwise:
             _require_depth(channels, filter_shape)
             groups, filter_shape = _at_least_1(channels), _grouped_shape(filter_shape)
         else:
             groups = _groups(channels, filter_shape)
-        layer = {**rules, "groups": groups, "dtype": "float32"}
+        options = options._replace(groups=groups)
+        layer = {**options._asdict(), "dtype": "float32"}
         problem = named_problem(names, input_shape, filter_shape, **layer)
         if output_shape is not None:
             require_output(names, problem, output_shape)
-        return groups, rules
+        return options
 
     keys = ("input_shape", "filter_shape", "output_shape")
-    given = dict(zip(keys, shapes, strict=True)) | window
+    given = dict(zip(keys, shapes, strict=True)) | window._asdict()
     return offering(require, names, given, sizes)
 
 
-def _compute(
-    operation: str, given: tuple[Any, ...], shape: Any, groups: int, window: dict[str, Any]
-) -> Any:
-    window = {**window, "groups": groups}
-    rules = tuple(window[name] for name in Rules.__annotations__)
-    return operations.compute(operation, given, shape, rules, None, called=_CALLED[operation])
+def _compute(operation: str, given: tuple[Any, ...], shape: Any, options: ConvOptions) -> Any:
+    return operations.compute(operation, given, shape, options, None, called=_CALLED[operation])
 
 
 # -- reading the arguments -------------------------------------------------------------------------
+
+
+class _Window(NamedTuple):
+    """Arguments that describe the windows, with TensorFlow's values; also keys of fixes."""
+
+    data_format: str
+    filter_format: str
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: str
+    sides: tuple[int, ...]
 
 
 def _window(
@@ -1034,8 +1052,8 @@ def _window(
     dilations: Sequence[int] | None,
     padding: str,
     explicit_paddings: Sequence[int] | None = None,
-) -> dict[str, Any]:
-    """Check the arguments that describe the windows, and return keyword arguments of ``_rules``.
+) -> _Window:
+    """Check the arguments that describe the windows.
 
     Args:
         explicit_paddings: None if the op has no such argument.
@@ -1052,33 +1070,23 @@ def _window(
     if dilations is None:
         dilations = (1,) * (rank + 2)
     sides = () if explicit_paddings is None else explicit_paddings
-    return {
-        "data_format": word,
-        "filter_format": formats.filter_formats(rank)[1],
-        "stride": _integers("strides", strides),
-        "dilation": _integers("dilations", dilations),
-        "padding": word_of_padding,
-        "sides": _integers("explicit_paddings", sides),
-    }
+    return _Window(
+        word,
+        formats.filter_formats(rank)[1],
+        _integers("strides", strides),
+        _integers("dilations", dilations),
+        word_of_padding,
+        _integers("explicit_paddings", sides),
+    )
 
 
-def _rules(
-    rank: int,
-    data_format: str,
-    filter_format: str,
-    stride: tuple[int, ...],
-    dilation: tuple[int, ...],
-    padding: str,
-    sides: tuple[int, ...],
-) -> dict[str, Any]:
-    """Return cupyconv's keyword arguments."""
-    return {
-        "stride": _of_spatial_axes("strides", stride, data_format),
-        "dilation": _of_spatial_axes("dilations", dilation, data_format),
-        "padding": _padding(padding, sides, data_format),
-        "data_format": data_format,
-        "filter_format": filter_format,
-    }
+def _options(window: _Window) -> ConvOptions:
+    """Return cupyconv's options, with one group."""
+    layout = window.data_format
+    stride = _of_spatial_axes("strides", window.stride, layout)
+    dilation = _of_spatial_axes("dilations", window.dilation, layout)
+    padding = _padding(window.padding, window.sides, layout)
+    return ConvOptions(stride, padding, dilation, 1, layout, window.filter_format)
 
 
 def _of_spatial_axes(what: str, values: tuple[int, ...], layout: str) -> tuple[int, ...]:
@@ -1172,13 +1180,11 @@ def _require_axes(rank: int, what: str, shape: tuple[int, ...]) -> None:
         )
 
 
-def _input_shape(
-    rank: int, input_sizes: Any, w: Any, dy: Any, window: dict[str, Any]
-) -> tuple[int, ...]:
+def _input_shape(rank: int, input_sizes: Any, w: Any, dy: Any, window: _Window) -> tuple[int, ...]:
     sizes = _integers("input_sizes", input_sizes)
     if len(sizes) != rank or dy.ndim != rank + 2:
         return sizes
-    batch, channels, *spatial = formats.data_axes(window["data_format"])
+    batch, channels, *spatial = formats.data_axes(window.data_format)
     shape = [0] * (rank + 2)
     shape[batch], shape[channels] = dy.shape[batch], w.shape[-2]
     for axis, size in zip(spatial, sizes, strict=True):
@@ -1186,13 +1192,13 @@ def _input_shape(
     return tuple(shape)
 
 
-def _require_input_sizes(rank: int, sizes: tuple[int, ...], window: dict[str, Any]) -> None:
+def _require_input_sizes(rank: int, sizes: tuple[int, ...], window: _Window) -> None:
     if len(sizes) != rank + 2:
         raise ConvError(
             f"input_sizes must be the input's shape of {rank + 2} values, or its {rank} spatial "
             "sizes",
             f"got {counted(len(sizes), 'value')}, {shown(list(sizes))}",
-            f"Pass {rank + 2} values in {window['data_format']} order",
+            f"Pass {rank + 2} values in {window.data_format} order",
             candidates=(),
         )
 
@@ -1210,8 +1216,8 @@ def _filter_shape(rank: int, filter_sizes: Any, depthwise: bool = False) -> tupl
     return sizes
 
 
-def _channels(input_shape: tuple[int, ...], window: dict[str, Any]) -> int:
-    return input_shape[formats.data_axes(window["data_format"])[1]]
+def _channels(input_shape: tuple[int, ...], window: _Window) -> int:
+    return input_shape[formats.data_axes(window.data_format)[1]]
 
 
 def _grouped_shape(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -665,3 +665,55 @@ def test_workspace_limit_is_checked_after_an_equal_valid_one(limit, like_it, mon
         monkeypatch.setattr(cupyconv, "workspace_limit", like_it)
         with pytest.raises(cupyconv.ConvError, match="workspace"):
             call()
+
+
+X, DY = (np.ones((2, 4, 7, 7), "float32") for _ in range(2))
+W = np.ones((4, 4, 3, 3), "float32")
+TF_W = np.ones((3, 3, 4, 4), "float32")
+TF = {"strides": [1, 2, 2, 1], "padding": "SAME"}
+TF_X, TF_DY = np.ones((2, 7, 7, 4), "float32"), np.ones((2, 4, 4, 4), "float32")
+REPEATED = {
+    "conv_forward": lambda: cupyconv.conv_forward(X, W, padding=[1, (1, 1)], stride=[1, 2]),
+    "conv_backward": lambda: cupyconv.conv_backward(X, W, DY, padding=1),
+    "conv_transpose": lambda: cupyconv.conv_transpose(X, W, stride=2, output_padding=1),
+    "cudnn": lambda: cupyconv.cudnn.convolution_forward(
+        X, W, None, DY, (1, 1), (1, 1), None, 1, auto_tune=False, tensor_core="auto"
+    ),
+    "onnx.conv": lambda: cupyconv.onnx.conv(X, W, np.ones(4, "float32"), strides=[2, 1]),
+    "onnx.conv_transpose": lambda: cupyconv.onnx.conv_transpose(
+        X, W, strides=[2, 2], output_shape=[14, 15], auto_pad="SAME_LOWER"
+    ),
+    "Conv2D": lambda: cupyconv.raw_ops.Conv2D(input=TF_X, filter=TF_W, **TF),
+    "Conv2DBackpropInput": lambda: cupyconv.raw_ops.Conv2DBackpropInput(
+        input_sizes=[2, 7, 7, 4], filter=TF_W, out_backprop=TF_DY, **TF
+    ),
+    "Conv2DBackpropFilter": lambda: cupyconv.raw_ops.Conv2DBackpropFilter(
+        input=TF_X, filter_sizes=[3, 3, 4, 4], out_backprop=TF_DY, **TF
+    ),
+    "DepthwiseConv2dNative": lambda: cupyconv.raw_ops.DepthwiseConv2dNative(
+        input=TF_X, filter=TF_W, **TF
+    ),
+}
+"""Calls that must build their problem only once."""
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_repeated_calls_build_no_problem(name, monkeypatch):
+    REPEATED[name]()
+    built = []
+    monkeypatch.setattr(ConvProblem, "_assign", lambda *_: built.append(name))
+    REPEATED[name]()
+    assert built == []
+
+
+@pytest.mark.parametrize(
+    ("valid", "invalid"),
+    [({"strides": [1, 1]}, {"strides": [1, True]}), ({"group": 1}, {"group": True})],
+)
+def test_onnx_refuses_booleans_after_equal_integers(valid, invalid):
+    cupyconv.onnx.conv(X, W, **valid)
+    with pytest.raises(cupyconv.ConvTypeError):
+        cupyconv.onnx.conv(X, W, **invalid)
+    with pytest.raises(cupyconv.ConvTypeError):
+        cupyconv.onnx.conv(X, W, **{name: tuple(v) if isinstance(v, list) else v
+                                    for name, v in invalid.items()})  # fmt: skip

@@ -20,6 +20,7 @@ from cupyconv.formats import DataFormat, FilterFormat
 from cupyconv.planning import Impl, Precision
 from cupyconv.problem import (
     ITEMSIZE,
+    ConvOptions,
     ConvProblem,
     Padding,
     Size,
@@ -67,10 +68,10 @@ def conv_forward(
     ((4, 3, 8, 8), [8.0, 12.0, 12.0])
     """
     x, w = as_chunked("x", x), as_chunked("w", w)
-    rules = (stride, padding, dilation, groups, data_format, filter_format)
+    options = ConvOptions(stride, padding, dilation, groups, data_format, filter_format)
     bias = None if bias is None else as_chunked("bias", bias)
     operands = {"x": x, "w": w} if bias is None else {"x": x, "w": w, "bias": bias}
-    problem = operations.problem_of("forward", operands, None, rules)
+    problem = operations.problem_of("forward", operands, None, options)
     graph = Graph("forward", problem, precision, impl, x, w, bias)
     n_axis, c_axis, *spatial = problem.data_axes
     batches = ranges_of(x.chunks[n_axis])
@@ -136,8 +137,8 @@ def conv_backprop_input(
     ((4, 2, 8, 8), [3.0, 6.0, 9.0])
     """
     w, dy = as_chunked("w", w), as_chunked("dy", dy)
-    rules = (stride, padding, dilation, groups, data_format, filter_format)
-    problem = operations.problem_of("backprop_input", {"w": w, "dy": dy}, input_shape, rules)
+    options = ConvOptions(stride, padding, dilation, groups, data_format, filter_format)
+    problem = operations.problem_of("backprop_input", {"w": w, "dy": dy}, input_shape, options)
     return _input_gradient(problem, w, dy, precision, impl)
 
 
@@ -223,11 +224,11 @@ def conv_transpose(
     (4, 3, 16, 16)
     """
     x, w = as_chunked("x", x), as_chunked("w", w)
-    rules = (stride, padding, dilation, groups, data_format, filter_format)
+    options = ConvOptions(stride, padding, dilation, groups, data_format, filter_format)
     bias = None if bias is None else as_chunked("bias", bias)
     operands = {"w": w, "x": x} if bias is None else {"w": w, "x": x, "bias": bias}
     sizes = (output_shape, output_padding)
-    problem = operations.problem_of("transpose", operands, sizes, rules)
+    problem = operations.problem_of("transpose", operands, sizes, options)
     dtype = problem.dtype
     if problem.is_complex:
         w = w.conj()  # the input gradient conjugates w again
@@ -286,8 +287,8 @@ def conv_backprop_filter(
     ((3, 2, 3, 3), [144.0, 144.0, 144.0])
     """
     x, dy = as_chunked("x", x), as_chunked("dy", dy)
-    rules = (stride, padding, dilation, groups, data_format, filter_format)
-    problem = operations.problem_of("backprop_filter", {"x": x, "dy": dy}, filter_shape, rules)
+    options = ConvOptions(stride, padding, dilation, groups, data_format, filter_format)
+    problem = operations.problem_of("backprop_filter", {"x": x, "dy": dy}, filter_shape, options)
     graph = Graph("backprop_filter", problem, precision, impl, dy, x)
     n_axis, c_axis, *spatial = problem.data_axes
     batches = ranges_of(dy.chunks[n_axis])

@@ -34,7 +34,7 @@ test-device: .venv/installed-test
 
 # Every variant of the kernels for every chip; CI compiles a part of the variants per commit.
 test-chips: .venv/installed-test
-	$(PYTEST) -m slow tests/test_kernel_compile.py tests/test_planning.py
+	$(PYTEST) -m slow tests/kernels/test_kernel_compile.py tests/planning/test_planning.py
 
 # Every variant for every chip, with the compilers of all CUDA releases, which are downloaded.
 test-compilers: .venv/installed-test
@@ -47,7 +47,7 @@ test-slow: .venv/installed-test
 
 # Third-party kernels on the emulator; as in CI, a missing package fails the run.
 witnesses: .venv/installed-witnesses
-	CI=true $(PYTEST) -m slow tests/test_emulator_witnesses.py tests/test_emulator_beliefs.py
+	CI=true $(PYTEST) -m slow tests/emulator/test_emulator_witnesses.py tests/emulator/test_emulator_beliefs.py
 
 # Writes to confirmed.toml which third-party kernels confirm the emulator's model of the chip.
 beliefs: .venv/installed-witnesses

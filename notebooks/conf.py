@@ -20,8 +20,8 @@ extensions = [
     "directives",
 ]
 
-# The notebooks are committed with their outputs, which tests/test_notebooks.py compares with a run.
-# A build does not run them: comparing frameworks and timing layers takes minutes.
+# The notebooks are committed with their outputs, which tests/pages/test_notebooks.py compares with
+# those of a run.  A build does not run them: comparing frameworks and timing layers takes minutes.
 nb_execution_mode = "off"
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3

@@ -26,8 +26,8 @@ from cupyconv.gpu import compiler, sources
 from cupyconv.gpu.sources import KernelSource
 from cupyconv.planning import Device
 from tests.cubins import no_spills
-from tests.test_kernel_compile import bias_defines
-from tests.test_sass import FORMS, variants
+from tests.kernels.test_kernel_compile import bias_defines
+from tests.kernels.test_sass import FORMS, variants
 
 OLDEST = "12.0"
 """CUDA release that the kernels are written for; ``pip install '.[compilers]'`` installs it."""

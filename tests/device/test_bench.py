@@ -14,9 +14,9 @@ from cupyconv.bench import ceilings, environment, places, pytorch, report
 from cupyconv.gpu import capture
 from cupyconv.markup import Document
 from cupyconv.problem import PASSES
+from tests.bench.test_bench_run import DENSE, DEPTHWISE, measure, small  # noqa: F401
 from tests.device import machine
 from tests.gpu import test_ways_in as ways
-from tests.test_bench_run import DENSE, DEPTHWISE, measure, small  # noqa: F401
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from cupyconv import ConvError, ConvTypeError, backends, operations
 from cupyconv.gpu import runtime
 from tests.configurations import HOPPER_CASES, in_formats, integer_data
 from tests.device.test_order import on_device, split_layer
-from tests.test_host_cost import FAST, FEW, entered
+from tests.operations.test_host_cost import FAST, FEW, entered
 
 CHECKS_OF_OUT = 8
 """Functions that a call enters in addition when it is given ``out`` (counted)."""

@@ -18,7 +18,7 @@ from tests.configurations import HOPPER_CASES, in_formats, random_data
 from tests.device import machine
 from tests.device.test_memory import POOLS, require_recovers
 from tests.device.test_order import ORDERS, in_disorder
-from tests.test_host_cost import entered
+from tests.operations.test_host_cost import entered
 
 BY_NAME = {case.name: case.problem for case in HOPPER_CASES}
 CASES = {

@@ -23,7 +23,7 @@ from tests.device import graphs, machine, memory
 from tests.device.test_driver_graphs import MODES
 from tests.device.test_order import ORDERS
 from tests.gpu.test_ways_in import whole_numbers
-from tests.test_host_cost import entered
+from tests.operations.test_host_cost import entered
 
 torch = pytest.importorskip("torch")
 

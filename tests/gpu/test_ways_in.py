@@ -537,7 +537,7 @@ def test_explanations():
 def test_notebooks_that_run_kernels():
     """Run the notebooks of the package's tests in a process that sees the same devices."""
     chosen = "reproduce and (02 or 03)"
-    words = ("-q", "-p", "no:cacheprovider", "tests/test_notebooks.py", "-k", chosen)
+    words = ("-q", "-p", "no:cacheprovider", "tests/pages/test_notebooks.py", "-k", chosen)
     done = subprocess.run([sys.executable, "-m", "pytest", *words], capture_output=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout.decode()
     assert b"2 passed" in done.stdout

@@ -1,0 +1,1 @@
+"""Tests of error messages and their remedies."""

@@ -1,0 +1,422 @@
+"""The knobs of the page in a browser: turning them, errors, addresses and programs."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import cupyconv
+from cupyconv import ConvProblem
+from cupyconv.cli.main import main
+from tests.browser import acted, logged
+from tests.explaining.test_page_rules import valid_layer
+
+SMALL = ConvProblem((1, 2, 5, 5), (3, 2, 3, 3))
+
+LAST = {
+    "input_shape": (1, 5, 5, 2),
+    "filter_shape": (3, 3, 2, 3),
+    "data_format": "NHWC",
+    "filter_format": "HWIO",
+}
+"""Changes that give SMALL with channels last."""
+
+HELPERS = """
+  const field = (label) => $$('#dials input').find((one) => one.ariaLabel === label),
+    set = (label, value) => {
+      field(label).value = value; field(label).dispatchEvent(new Event('change'));
+    },
+    pick = (label, word) => {
+      const box = $$('.choice').find((one) => one.firstChild.textContent === label);
+      box.querySelector('select').value = word;
+      box.querySelector('select').dispatchEvent(new Event('change'));
+    },
+    title = () => $$('h1')[0].textContent, facts = () => text('facts'),
+    numbers = () => $$('.panel.result .c').map((one) => one.ariaLabel.split(' = ')[1]).join();
+"""
+
+
+def turned(browse, script: str, problem: ConvProblem = SMALL, place: str = "", **kept) -> list[str]:
+    return logged(browse(problem, place, acted(HELPERS + script), **kept))
+
+
+def test_turned_knobs_show_shapes_and_values(browse):
+    """Sizes, stride, padding and values take effect at once, with the library's numbers."""
+    script = """
+      pick('values', 'integers'); set('stride H', 2); set('filters', 4); pick('padding', 'same');
+      log(title()); log(text('shapes')); log(facts()); log($$('.made').every((one) => one.hidden));
+      for (const tensor of ['dw', 'dx', 'y']) {
+        $$(`input[value=${tensor}]`)[0].click(); log(numbers()); log(text('sum'));
+      }
+      log(text('bias')); log(location.hash);
+      press('reset'); log(title(), facts().includes('stride'), $$('.made')[0].hidden);
+    """
+    log = turned(browse, script)
+    problem = ConvProblem((1, 2, 5, 5), (4, 2, 3, 3), stride=(2, 1), padding="same")
+    data = cupyconv.explain(problem, values="integers").data
+    assert log[0] == "1x2x5x5 * 4x2x3x3 -> 1x4x3x5"
+    assert log[1] == "y, dy 1x4x3x5 NCHWx, dx 1x2x5x5 NCHWw, dw 4x2x3x3 OIHWdb 4"
+    assert "H: output ceil(5/2) = 3; SAME pads by 1 and 1; inputs of 5 and 6 both have" in log[2]
+    assert "so dx has output_padding 0" in log[2]
+    assert log[3] == "true"
+    for place, (tensor, index) in enumerate({"dw": (2, 1), "dx": (0, 1), "y": (0, 2)}.items()):
+        expected = [f"{number:.0f}" for number in data[tensor][index].ravel()]
+        assert log[4 + 2 * place].split(",") == expected
+        assert f"The page computes {expected[0]}"[:17] in log[5 + 2 * place]
+    assert log[10].endswith(f"is the sum of dy[2]: {data['dy'][0, 2].sum():.0f}.")
+    assert log[11].startswith(
+        "#input=1x2x5x5&filter=4x2x3x3&stride=2,1&padding=same&values=integers&y=0,2,"
+    )
+    assert log[12] == "1x2x5x5 * 3x2x3x3 -> 1x3x3x3 false false"
+
+
+def test_all_kinds_of_layers_can_be_dialled(browse):
+    script = """
+      pick('axes', '1'); log(title()); pick('axes', '3'); log(title());
+      pick('data format', 'last'); log(title()); set('channels of x', 4); set('groups', 2);
+      set('filters', 6); set('dilation D', 2); set('input D', 9); log(title()); log(facts());
+      log($$('[role=gridcell]').some((one) => one.textContent === 'NaN'));
+    """
+    log = turned(browse, script)
+    assert log[:4] == [
+        "1x2x5 * 3x2x3 -> 1x3x3",
+        "1x2x5x5x5 * 3x2x3x3x3 -> 1x3x3x3x3",
+        "1x5x5x5x2 * 3x3x3x2x3 -> 1x3x3x3x3",
+        "1x9x5x5x4 * 3x3x3x2x6 -> 1x5x3x3x6",
+    ]
+    assert "floor((9 + 0 + 0 - 5)/1) + 1 = 5" in log[4]
+    assert log[5] == "false"
+
+
+def test_invalid_layer_shows_the_rule_and_its_ways_out(browse):
+    script = """
+      set('groups', 2); log(text('wrong')); log(document.getElementById('drawing').hidden);
+      const ways = $$('.way'); log(ways.map((one) => one.textContent).join(';')); ways[0].click();
+      log(title()); log(document.getElementById('wrong').hidden); log(document.activeElement.type);
+      set('stride W', 0); log(text('wrong')); set('stride W', 2); set('filter H', 9);
+      log(text('wrong')); log(location.hash);
+    """
+    log = turned(browse, script)
+    with pytest.raises(cupyconv.ConvError) as caught:
+        SMALL.replace(groups=2, filter_shape=(3, 1, 3, 3))
+    assert log[0].startswith(f"Groups{str(caught.value)[6:].split('. ')[0]}.")
+    assert log[1] == "true"
+    assert [way.lower() for way in log[2].split(";")] == [
+        cupyconv.errors._way_out(phrases, cupyconv.errors.python_argument).lower()
+        for phrases in caught.value.fixes
+    ]
+    assert log[4] == "true"
+    assert log[5] == "number"
+    assert log[6] == "Stride must be at least 1 (axis W): got 0.Use 1 or more."
+    assert log[7].startswith("The filter must fit into the padded input (axis H): a filter of 9")
+    assert "filter=3x1x9x3" in log[8] or "filter=3x2x9x3" in log[8]
+
+
+def test_address_with_a_layer_opens_it(browse):
+    rules = "stride=2&padding=1:0&groups=2&values=integers&seed=3"
+    place = f"#input=1x4x8&filter=6x2x3&{rules}&dx=0,3,5"
+    log = turned(browse, "log(title()); log(text('told')); log(location.hash);", place=place)
+    problem = ConvProblem((1, 4, 8), (6, 2, 3), stride=2, padding=[(1, 0)], groups=2)
+    value = cupyconv.explain(problem, values="integers", seed=3).element("dx[0,3,5]").computed
+    assert log[0] == "1x4x8 * 6x2x3 -> 1x6x4"
+    assert log[1].startswith("dx[0,3,5] is the sum of")
+    assert log[1].endswith(f": {value:.0f}.")
+    assert log[2] == place
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("#input=1x4x8&filter=6x2", "The address contains no layer that the knobs can show."),
+        ("#input=1x4x8&filter=6x3x3", "The filter's input channels must be the input's channels"),
+        ("#input=1x4x8&filter=6x4x3&dx=0,4,0", "dx[0,4,0] is not an element: dx is 1x4x8"),
+    ],
+    ids=["unreadable", "invalid", "element outside"],
+)
+def test_address_with_an_invalid_layer_is_reported(browse, place, said):
+    script = "log([text('notice'), text('wrong')].join('').slice(0, 200));"
+    assert turned(browse, script, place=place)[0].startswith(said)
+
+
+@pytest.mark.parametrize("values", ["normal", "integers", "x", "dy", "ones"])
+def test_copied_programs_show_the_same_layer(browse, monkeypatch, values):
+    """The command and the Python program have the layer and the number that the page shows."""
+    script = """
+      set('stride H', 2); set('padding before W', 1); set('groups', 2); set('channels of x', 4);
+      set('filters', 4); pick('values', 'WORD'); pick('data format', 'last');
+      $$('input[value=dx]')[0].click();
+      for (const one of $$('.program'))
+        log(one.querySelector('pre,p').textContent.replaceAll('\\n', '~'));
+      log(text('told')); log(title());
+    """
+    shell, python, torch, tensorflow, jax, told, title = turned(
+        browse, script.replace("WORD", values)
+    )
+    problem = ConvProblem(
+        (1, 5, 5, 4), (3, 3, 2, 4), stride=(2, 1), padding=((0, 0), (1, 0)), groups=2,
+        data_format="NHWC",
+    )  # fmt: skip
+    total = float(re.search(r": (\S+)\.$", told)[1])
+    shown = []
+    monkeypatch.setattr(cupyconv.Explanation, "show", lambda self, name: shown.append((self, name)))
+    exec(python.replace("~", "\n"), {})
+    ((explanation, name),) = shown
+    assert explanation.problem == problem
+    assert explanation.element(name).sum == pytest.approx(total, rel=1e-5)
+    assert title.split(" -> ")[1] == "x".join(map(str, problem.output_shape))
+    if values == "ones":
+        assert np.all(explanation.data["dy"] == 1)
+    elif values in ("x", "dy"):
+        assert shell == "The command line has no option for these values."
+        assert np.count_nonzero(explanation.data[values]) == 1
+    else:
+        words = [word.strip("'") for word in shell.split()[1:]]
+        told = json.loads(CliRunner().invoke(main, [*words, "--json"]).stdout)["layers"][0]
+        assert told["elements"][0]["sum"] == pytest.approx(total, rel=1e-5)
+    code = {entry.framework: entry.call for entry in explanation.translations}
+    assert code["PyTorch"] in torch
+    assert code["TensorFlow"] in tensorflow
+    assert code["JAX"] in jax
+
+
+@pytest.mark.parametrize(
+    ("word", "title"),
+    [("channels", "5 channels"), ("size", "Why is dx"), ("number", "Where does this number")],
+)
+def test_stories_end_on_the_knobs(browse, word, title):
+    """Each step has sentences and a visible picture; the last step leads to the layer's knobs."""
+    script = """
+      $$('#stories button').find((one) => one.textContent.startsWith('NAME')).click();
+      const seen = () => ['answer', 'view-channels', 'view-planes', 'turn', 'front', 'copies']
+        .filter((id) => document.getElementById(id).checkVisibility());
+      for (let i = 0; i < 20 && !document.getElementById('story').hidden; i++) {
+        log(text('story-place'), seen(), document.activeElement.id, location.hash);
+        log(text('tale')); press('story-next');
+      }
+      log(title()); log(seen()); log(document.activeElement.type); press('reset'); log(title());
+    """.replace("NAME", title)
+    *steps, last, parts, focus, first = turned(browse, script)
+    places, tales = steps[::2], steps[1::2]
+    assert 5 <= len(tales) <= 8
+    for number, place in enumerate(places, 1):
+        text, address = place.split(" #")
+        assert text.startswith(f"Step {number} of {len(tales)} ")
+        assert text.split()[4] in ("answer", "view-channels", "view-planes")
+        assert text.endswith(" story-next")
+        assert address == f"story={word},{number}"
+    assert all(len(tale) > 50 for tale in tales)
+    assert "urn the knobs" in tales[-1]
+    assert last in ("1x5x6x6 * 10x5x3x3 -> 1x10x4x4", "1x3x5x5 * 4x3x3x3 -> 1x4x5x5",
+                    "1x2x4x4 * 3x2x2x2 -> 1x3x3x3")  # fmt: skip
+    assert parts == "answer,view-channels,view-planes,turn,front,copies"
+    assert focus == "number"
+    assert first == "1x2x5x5 * 3x2x3x3 -> 1x3x3x3"
+    if word == "number":
+        problem = ConvProblem((1, 2, 4, 4), (3, 2, 2, 2))
+        explanation = cupyconv.explain(problem, values="integers")
+        for place, element in ((5, "dw[2,1,0,1]"), (6, "dx[0,1,2,1]")):
+            data = {key: np.asarray(explanation.data[key]).copy() for key in ("x", "w", "dy")}
+            index = tuple(map(int, element[3:-1].split(",")))
+            loss = [float((cupyconv.conv_forward(data["x"], data["w"]) * data["dy"]).sum())]
+            data[element[1]][index] += 1
+            loss.append(float((cupyconv.conv_forward(data["x"], data["w"]) * data["dy"]).sum()))
+            value = explanation.element(element).computed
+            assert loss[1] - loss[0] == value
+            assert f"goes from {loss[0]:.0f} to {loss[1]:.0f}. The" in tales[place]
+            assert tales[place].endswith(f"difference is {value:.0f}.")
+
+
+def test_controls_have_names_and_tab_stops(browse):
+    """A screen reader has a name for each control, and the keyboard reaches each of them."""
+    script = """
+      pick('axes', '3'); pick('values', 'integers'); set('groups', 3);
+      document.getElementById('copies').open = true;
+      const named = (one) => (one.ariaLabel ?? '') + one.textContent + [...(one.labels ?? [])]
+        .map((label) => label.textContent).join('');
+      const parts = () => $$('button,input,select,summary,[role=grid],[role=img],[role=region]');
+      log(parts().filter((one) => !named(one).trim()).length, parts().length > 60);
+      press('reset');
+      log(parts().filter((one) => !named(one).trim()).length, $$('.program button').length);
+      log($$('#knobs :is(button,input,select)').filter((one) => one.tabIndex < 0).length);
+      const labels = $$('#dials input').map(named);
+      log(new Set(labels).size === labels.length, labels.slice(0, 2));
+      for (const label of ['padding', 'axes']) {
+        $$('#dials select').find((one) => one.ariaLabel === label).focus();
+        pick(label, label === 'axes' ? '1' : 'same'); log(document.activeElement.ariaLabel);
+      }
+    """
+    assert turned(browse, script) == [
+        "0 true", "0 5", "0", "true input H,input W", "padding", "axes",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("place", ["#story=size,4", "#story=number"])
+def test_address_of_a_story_opens_it(browse, place):
+    title, step = turned(browse, "log(text('story-title')); log(text('story-place'));", place=place)
+    expected = ("Why is dx this size?", "Step 4") if "size" in place else ("Where does", "Step 1")
+    assert title.startswith(expected[0])
+    assert step.startswith(expected[1])
+
+
+def test_differences_check_the_chosen_gradient(browse):
+    """A finite difference of the loss confirms every number of the gradients that is chosen."""
+    script = """
+      pick('values', 'integers');
+      for (const tensor of ['dw', 'dx']) {
+        $$(`input[value=${tensor}]`)[0].click();
+        for (const button of $$('.panel.result .c').slice()) {
+          button.click();
+          log(button.ariaLabel.split(' = ')[1], text('check').match(/is (.*)\\.$/)[1]);
+        }
+      }
+      $$('input[value=y]')[0].click(); log(text('check'));
+    """
+    *pairs, of_y = turned(browse, script)
+    assert len(pairs) == 9 + 25
+    assert all(len(set(pair.split())) == 1 for pair in pairs)
+    assert of_y == ""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"], ids=["computed", "in part"])
+def test_every_image_can_be_chosen(browse, dtype):
+    """Each image shows its own numbers, or says that the page has no numbers of it."""
+    problem = ConvProblem((3, 2, 4, 4), (3, 2, 2, 2), dtype=dtype)
+    script = """
+      const field_ = document.getElementById('image');
+      $$('input[value=dx]')[0].click(); field_.value = 2; field_.dispatchEvent(new Event('change'));
+      log(text('told')); log(numbers()); log(text('missing')); log(location.hash);
+      $$('input[value=dw]')[0].click(); log(text('told')); log(text('image-count'));
+      field_.value = 0; field_.dispatchEvent(new Event('change')); log(text('told'));
+    """
+    log = turned(browse, script, problem, values="integers")
+    data = cupyconv.explain(problem, values="integers").data
+    if dtype == "float32":
+        assert log[1].split(",") == [f"{number:.0f}" for number in data["dx"][2, 1].ravel()]
+        assert log[2] == ""
+    else:
+        assert "--element 'dx[2,1," in log[2]
+    assert log[0].startswith("dx[2,1,")
+    assert log[3].startswith("#dx=2,1,")
+    total = f"{data['dw'][2, 1, 1, 1]:.0f}"
+    said = f"dw[2,1,1,1] is the sum of 27 products over 3 images: {total}."
+    assert log[4] == log[6] == said
+    assert log[5].startswith("of 3: dw sums over all images")
+
+
+def test_numbers_can_be_set_by_hand(browse, monkeypatch):
+    """Set numbers change all results; the address, the program and a smaller layer keep them."""
+    script = """
+      const put = (name, value) => {
+        document.getElementById('hand-name').value = name;
+        document.getElementById('hand-value').value = value; press('hand-set');
+      };
+      pick('values', 'integers'); pick('data format', 'last'); cell('x[0,1,2,2]').click();
+      log(document.getElementById('hand-name').value, document.getElementById('hand-value').value);
+      put('x[0, 1, 2, 2]', 7); put('w[2,1,0,0]', -2); put('dy[0,2,9,0]', 1); log(text('notice'));
+      $$('input[value=y]')[0].click(); log(numbers()); log(location.hash); log(text('source'));
+      log(text('programs').split('Copy')[1].replaceAll('\\n', '~'));
+      set('input H', 4); set('input W', 4); log(text('source')); press('hand-undo');
+      log(text('source'), document.getElementById('hand-undo').checkVisibility());
+    """
+    log = turned(browse, script)
+    data = cupyconv.explain(SMALL.replace(**LAST), values="integers").data
+    x, w = data["x"].copy(), data["w"].copy()
+    assert log[0] == f"x[0,1,2,2] {x[0, 2, 2, 1]:.0f}"
+    assert log[1].startswith("Set an element to a number, for example x[0,0,0,0] to 2. Indices")
+    x[0, 2, 2, 1], w[0, 0, 1, 2] = 7, -2
+    y = cupyconv.conv_forward(x, w, data_format="NHWC")
+    assert log[2].split(",") == [f"{number:.0f}" for number in y[0, ..., 2].ravel()]
+    assert "&values=integers&set=x:0,1,2,2:7;w:2,1,0,0:-2&y=0,2," in log[3]
+    assert "random integers of seed 0, x[0,1,2,2] = 7, w[2,1,0,0] = -2." in log[4]
+    shown = []
+    monkeypatch.setattr(cupyconv.Explanation, "show", lambda self, name: shown.append(self))
+    exec(log[5].replace("~", "\n").removesuffix("PyTorch"), {})
+    np.testing.assert_array_equal(shown[0].data["y"], y)
+    assert "x[0,1,2,2] = 7" in log[6]
+    assert log[7].split() == ["Values:", "random", "integers", "of", "seed", "0.", "false"]
+    place = log[3]
+    assert turned(browse, "log(numbers()); log(location.hash);", place=place) == [log[2], place]
+
+
+def test_layers_too_large_to_compute_say_so(browse):
+    script = """
+      set('input H', 1000); set('input W', 1000); log(text('missing')); log(facts().slice(0, 40));
+      log($$('.panel.result .c')[0].textContent); set('input H', 4000); log(field('input H').value);
+      log(text('notice'));
+    """
+    log = turned(browse, script)
+    assert "numbers and 40,000,000 products. Turn the sizes down" in log[0]
+    assert log[1].startswith("H and W: output floor((1000")
+    assert log[3:] == ["1000", 'The knob "input H" goes up to 1,000.']
+
+
+@pytest.mark.parametrize("batch", range(3))
+def test_random_turned_layers_are_drawn_correctly(browse, batch):
+    """The drawn results of random layers are the library's, for all passes and formats."""
+    draw = random.Random(batch)
+    layers = []
+    while len(layers) < 20:
+        layer = valid_layer(draw)
+        if ConvProblem(**layer).N:
+            layers.append(layer)
+    script = f"""
+      for (const layer of {json.dumps(layers)}) {{
+        turn(knobsOf({{ layer, values: 'integers', seed: '1' }}));
+        const seen = {{ wrong: text('wrong'), shapes: text('shapes') }};
+        for (const tensor of ['dw', 'dx', 'y']) {{
+          $$(`input[value=${{tensor}}]`)[0].click();
+          seen[tensor] = $$('.panel.result .c').map((one) => one.ariaLabel);
+          seen[`sum ${{tensor}}`] = text('told');
+        }}
+        log(JSON.stringify(seen));
+      }}
+    """
+    for layer, line in zip(layers, turned(browse, script), strict=True):
+        problem, seen = ConvProblem(**layer), json.loads(line)
+        data = cupyconv.explain(problem, values="integers", seed=1).data
+        assert "x".join(map(str, problem.output_shape)) in seen["shapes"]
+        for tensor in ("dw", "dx", "y"):
+            order = problem.filter_axes if tensor == "dw" else problem.data_axes
+            numbers = data[tensor].transpose(order)
+            assert seen[tensor], (layer, tensor)
+            for label in seen[tensor]:
+                index = tuple(map(int, re.search(r"\[(.*)\]", label)[1].split(",")))
+                assert label == f"{tensor}[{','.join(map(str, index))}] = {numbers[index]:.0f}"
+            total = re.search(r": (-?\d+)\.$", seen[f"sum {tensor}"])
+            index = tuple(map(int, re.search(r"\[(.*?)\]", seen[f"sum {tensor}"])[1].split(",")))
+            assert int(total[1] if total else 0) == numbers[index], (layer, tensor)
+
+
+def programs(browse, problem: ConvProblem, **kept) -> list[str]:
+    """Return the texts of the programs, after a turn of a knob and a reset."""
+    script = """
+      const before = title(); set('filters', 5); press('reset'); log(title() === before);
+      for (const one of $$('.program'))
+        log(one.querySelector('pre,p').textContent.replaceAll('\\n', '~'));
+    """
+    same, *found = turned(browse, script, problem, **kept)
+    assert same == "true"
+    return found
+
+
+def test_programs_have_the_dtype_of_the_first_layer(browse):
+    shell, python, *_ = programs(browse, SMALL.replace(dtype="float64"))
+    assert " --dtype float64 --element" in shell
+    assert '(3, 2, 3, 3), dtype="float64")' in python
+    _, _, torch, tensorflow, _ = programs(browse, SMALL.replace(dtype="complex64"))
+    assert torch == "The programs below convert complex gradients."
+    assert tensorflow == "TensorFlow has no complex convolution."
+
+
+def test_programs_name_the_passed_arrays(browse, monkeypatch):
+    x = np.ones((1, 2, 5, 5), "float32")
+    made = cupyconv.explain(SMALL, x=x)
+    monkeypatch.setattr(cupyconv, "explain", lambda problem, values: made)
+    shell, python, *_ = programs(browse, SMALL)
+    assert shell.startswith("The values are arrays that were passed.")
+    assert "explain(problem, x=x)" in python

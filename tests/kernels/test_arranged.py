@@ -1,0 +1,318 @@
+"""Operands that cuda-gather first copies to channels last: results, plans and workspace."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import product
+from math import prod
+
+import numpy as np
+import pytest
+
+from cupyconv import ConvError, ConvProblem, Plan
+from cupyconv.backends import Tensors
+from cupyconv.kernels.copies import shape_of
+from cupyconv.kernels.cost import ADDING_THREADS
+from cupyconv.kernels.family import Choices
+from cupyconv.kernels.gather import METHODS
+from cupyconv.kernels.strides import Strides, element_strides
+from cupyconv.launch import Part
+from cupyconv.planning import Device, Request, plan, plan_pass
+from cupyconv.planning.families import FAMILIES
+from cupyconv.planning.launches import prepare
+from cupyconv.planning.plan import contenders
+from cupyconv.problem import PASSES
+from tests import agreement, emulator, views
+from tests.agreement import plan_with
+from tests.configurations import (
+    CASES,
+    FAMILY_CASES,
+    all_formats,
+    in_formats,
+    integer_data,
+    random_data,
+)
+
+pytestmark = pytest.mark.costly
+
+GATHER, SM_80 = FAMILIES["cuda-gather"], Device.of("sm_80")
+PROBLEMS = {case.name: case.problem for case in (*CASES, *FAMILY_CASES)}
+DEEP = ConvProblem((32, 384, 28, 28), (384, 384, 3, 3), padding=1, dtype="float16")
+"""Layer whose copies take little time compared with the product."""
+
+LAST = in_formats(DEEP, "NHWC", "OHWI")
+BOTH = 3
+"""Index of the method that copies both operands."""
+
+# -- results ---------------------------------------------------------------------------------------
+
+# Case, dtype, precision, splits and architecture.
+RUNS = (
+    ("pieces_of_8", "float16", "ieee", 1, "sm_80"),
+    ("pieces_of_8_stride_2", "bfloat16", "ieee", 1, "sm_80"),
+    ("pieces_of_8_everything_differs", "float32", "ieee", 3, "sm_86"),
+    ("odd_channels", "float16", "ieee", 3, "sm_80"),
+    ("groups_of_3_to_2", "float32", "tf32", 1, "sm_80"),
+    ("volume_phases", "float64", "ieee", 1, "sm_80"),
+    ("grouped_pieces", "float16", "ieee", 1, "sm_75"),
+    ("long_signal", "float32", "ieee", 5, "sm_80"),
+    ("several_tiles", "float16", "ieee", 1, "sm_90a"),
+)
+
+
+@pytest.mark.parametrize("number", range(len(RUNS)), ids=[f"{run[0]}-{run[1]}" for run in RUNS])
+def test_copies_of_one_or_both_operands_are_exact(number):
+    """Each case is run in two of six formats; sums of splits precede copies in the workspace."""
+    name, dtype, precision, splits, arch = RUNS[number]
+    problem = PROBLEMS[name].replace(dtype=dtype)
+    formatted = [all_formats(problem)[0], all_formats(problem)[number % 6]]
+    for turn, one in enumerate(formatted):
+        method = BOTH if turn == 0 else 1 + number % BOTH
+        made = plan_with(
+            *(one, "cuda-gather", emulator.device(arch)),
+            tile=number,
+            splits=splits,
+            method=method,
+            precision=precision,
+        )
+        with emulator.settings(emulator.SCHEDULES[(number + turn) % 3]):
+            agreement.require_exact(emulator, one, impl=made, precision=precision, arch=arch)
+
+
+@pytest.mark.parametrize("name", ["odd_channels", "pieces_of_8"])
+@pytest.mark.parametrize(
+    ("pass_", "roles"),
+    {"forward": "xwy", "backprop_input": "ywx", "backprop_filter": "yxw"}.items(),
+    ids=PASSES,
+)
+def test_copies_follow_the_sums_in_the_workspace(pass_, roles, name):
+    """Roles are those of A, B and the result; each split has float32 sums of the result."""
+    problem = PROBLEMS[name].replace(dtype="float16")
+    last, strides = in_formats(problem, "NHWC", "OHWI"), Strides.contiguous(problem)
+    for splits, (number, copied) in product((1, 2, 3), enumerate(METHODS[pass_].values())):
+        chosen = plan_with(problem, "cuda-gather", SM_80, splits=splits, method=number)[pass_]
+        assert chosen.splits == splits
+        results = prod(shape_of(problem, roles[2]))
+        end = splits * results * 4 if splits > 1 else 0
+        places = {}
+        for role in copied:
+            places[role] = -(-end // 16) * 16
+            *rows, channels = shape_of(last, role)
+            end = places[role] + prod(rows) * -(-channels * 2 // 16) * 16
+        assert end == chosen.workspace_bytes
+        parts = {role: Part("workspace", offset) for role, offset in places.items()}
+        launches = prepare(chosen, problem, strides, SM_80)
+        entries = ["conv_arrange"] * bool(copied) + ["conv_gather", "conv_gather_reduce"]
+        assert [one.entry for one in launches] == entries[: len(entries) - (splits == 1)]
+        multiplied = launches[bool(copied)]
+        assert multiplied.arguments[:2] == tuple(parts.get(role, role) for role in roles[:2])
+        for one in launches:
+            if one.entry == "conv_arrange":
+                made = [one.arguments[at : at + 2] for at in range(0, 2 * len(copied), 2)]
+                assert dict(made) == parts
+            elif one is not multiplied:
+                pieces = results // dict(one.defines)["C_VECTOR"]
+                assert (one.grid, one.shared_bytes) == ((-(-pieces // ADDING_THREADS),), 0)
+
+
+@pytest.mark.parametrize("method", [1, 2, BOTH])
+def test_empty_batch_is_exact_with_copies(method):
+    problem = PROBLEMS["empty_batch"].replace(dtype="float16")
+    made = plan_with(problem, "cuda-gather", SM_80, method=method)
+    agreement.require_exact(emulator, problem, impl=made)
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+def test_results_with_copies_match_pytorch(pass_):
+    pytest.importorskip("torch")
+    from tests.operations.test_oracle_torch import torch_passes
+
+    problem = PROBLEMS["pieces_of_8_stride_2"].replace(dtype="float16")
+    data = integer_data(problem, seed=5)
+    name = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw"}[pass_]
+    expected = torch_passes(problem, data)[name]
+    made = plan_with(problem, "cuda-gather", SM_80, tile=1, method=BOTH)
+    got = agreement.compute(emulator, pass_, problem, data, impl=made)
+    assert (got == expected).all()
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+def test_copies_of_any_view_are_exact(pass_):
+    """The same kernels run for every view, whatever its strides and alignment."""
+    problem = PROBLEMS["pieces_of_8"].replace(dtype="float16")
+    launched = []
+    for kind in views.KINDS:
+        kinds = {
+            operand: kind
+            for operand in views.OPERANDS[pass_]
+            if operand in ("x", "w", "dy") and views.suits(problem, pass_, operand, kind)
+        }
+        strides = views.strides_of(problem, pass_, kinds)
+        made = plan_with(problem, "cuda-gather", SM_80, method=BOTH, strides=strides)
+        with emulator.settings(on_outcome=lambda one: launched.append(one.kernel)):
+            views.require_exact(emulator, problem, pass_, kinds, impl=made)
+    assert launched == ["conv_arrange", "conv_gather"] * len(views.KINDS)
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize(("dtype", "splits"), [("float16", 1), ("float32", 3)])
+def test_copies_give_the_same_bits_as_channels_last(pass_, dtype, splits):
+    """The same tile and splits sum the same terms in the same order."""
+    first = PROBLEMS["pieces_of_8"].replace(dtype=dtype)
+    last = in_formats(first, "NHWC", "OHWI")
+    data = random_data(first)
+    moved = {
+        name: np.ascontiguousarray(array if array.ndim == 1 else array.transpose(0, 2, 3, 1))
+        for name, array in vars(data).items()
+    }
+    copied = plan_with(first, "cuda-gather", SM_80, splits=splits, method=BOTH)
+    got = agreement.compute(emulator, pass_, first, data, impl=copied)
+    read = plan_with(last, "cuda-gather", SM_80, splits=splits)
+    expected = agreement.compute(emulator, pass_, last, type(data)(**moved), impl=read)
+    assert (got.transpose(0, 2, 3, 1) == expected).all()
+    assert len(np.unique(got)) > 20
+
+
+def test_prepared_filter_is_not_copied():
+    """Results are bitwise equal with a prepared filter and with a copied filter."""
+    problem = PROBLEMS["pieces_of_8"].replace(dtype="float16")
+    data, strides = random_data(problem), Strides.contiguous(problem)
+    backend = emulator.convolutions.backend("sm_80")
+    for number, method in enumerate(METHODS["forward"]):
+        request = Request(problem, "forward", backend.device, strides=strides)
+        chosen = plan_with(problem, "cuda-gather", backend.device, method=number)["forward"]
+        assert chosen.method == method
+        form = backend.filter_form(chosen, problem, strides)
+        assert (form is not None) == ("w" in METHODS["forward"][method])
+        results = []
+        for held in (None, form):
+            x, w = (emulator.memory.array(one) for one in (data.x, data.w))
+            y = emulator.memory.empty(problem.output_shape, np.float16)
+            if held is not None:
+                w = backend.arrange(held, w)
+            backend.prepare(chosen, problem, strides, form=held)(Tensors(x, w, y))
+            emulator.memory.check_written(y)
+            results.append(y.tobytes())
+        assert results[0] == results[1]
+        assert request.affords(chosen.workspace_bytes)
+
+
+# -- plans -----------------------------------------------------------------------------------------
+
+
+def test_operands_are_copied_only_if_that_is_faster():
+    for pass_ in PASSES:
+        of_pass = plan_pass(DEEP, pass_, SM_80)
+        assert of_pass.method == list(METHODS[pass_])[-1 if pass_ != "backprop_filter" else 2]
+        assert of_pass.reason.endswith("copied with channels last")
+        assert not plan_pass(LAST, pass_, SM_80).method
+        pointwise = ConvProblem((32, 256, 28, 28), (256, 256, 1, 1), dtype="float16")
+        assert not plan_pass(pointwise, pass_, SM_80).method
+    small = DEEP.replace(input_shape=(2, 8, 9, 7), filter_shape=(8, 8, 2, 2))
+    request = Request(small, "forward", SM_80)
+    first, *_ = contenders(request, "cuda-gather", 1000)
+    assert not first.method
+
+
+def test_only_channels_first_operands_are_copied():
+    """Operands that are already channels last are not copied."""
+    for formats, expected in {
+        ("NCHW", "OHWI"): "x arranged",
+        ("NHWC", "OIHW"): "w arranged",
+    }.items():
+        problem = in_formats(DEEP, *formats)
+        found = contenders(Request(problem, "forward", SM_80), "cuda-gather", 1000)
+        assert {one.method for one in found} == {"", expected}
+    # An odd number of channels allows no vectors in either order.
+    odd = ConvProblem((32, 7, 28, 28), (64, 7, 3, 3), dtype="float16")
+    found = contenders(Request(odd, "forward", SM_80), "cuda-gather", 1000)
+    assert {one.method for one in found} == {""}
+
+
+def test_unaligned_operands_are_copied():
+    strides = replace(Strides.contiguous(LAST), alignment=2)
+    for pass_ in PASSES:
+        found = plan_pass(LAST, pass_, SM_80, strides=strides)
+        assert found.method == list(METHODS[pass_])[BOTH]
+
+
+def test_candidates_include_copies_and_no_copies():
+    for pass_ in PASSES:
+        found = contenders(Request(DEEP, pass_, SM_80), "auto", 5)
+        ways = {bool(one.method) for one in found if one.implementation == "cuda-gather"}
+        assert ways == {True, False}
+
+
+def test_workspace_holds_sums_and_copies():
+    copies = {"x": 32 * 384 * 28 * 28 * 2, "w": 384 * 384 * 9 * 2}
+    assert plan_pass(DEEP, "forward", SM_80).workspace_bytes == sum(copies.values())
+    of_filter = plan_pass(DEEP, "backprop_filter", SM_80)
+    assert of_filter.splits > 1
+    sums = of_filter.splits * 384 * 384 * 9 * 4
+    assert of_filter.workspace_bytes == sums + copies["x"]
+    odd = PROBLEMS["odd_channels"].replace(dtype="float16")
+    request = Request(odd, "backprop_filter", SM_80)
+    found = GATHER.candidate(request, Choices(tile=GATHER.tiles[0], splits=3, method="x arranged"))
+    pixels = 3 * 5 * 5
+    assert 3 * 11 * 7 * 9 * 4 % 16
+    assert found.workspace_bytes == -(-3 * 11 * 7 * 9 * 4 // 16) * 16 + pixels * 8 * 2
+
+
+def test_copies_respect_the_workspace_limit():
+    for pass_ in PASSES:
+        free = plan_pass(DEEP, pass_, SM_80)
+        needed = free.workspace_bytes
+        assert plan_pass(DEEP, pass_, SM_80, workspace_limit=needed) == free
+        for limit in (needed - 1, 32 * 384 * 28 * 28 * 2 + 17, 100_000, 1, 0):
+            bound = plan_pass(DEEP, pass_, SM_80, workspace_limit=limit)
+            assert bound.workspace_bytes <= limit
+            assert f"bytes of workspace, but the limit is {limit}" in bound.reason
+
+
+def entries_of(planned_, pass_):
+    fields = json.loads(planned_.to_json())
+    return fields, fields["passes"][PASSES.index(pass_)]
+
+
+def test_json_keeps_plans_with_copies_and_rejects_changes():
+    planned_ = plan(DEEP, "sm_80")
+    assert Plan.from_json(planned_.to_json()) == planned_
+    changes = (
+        {"method": ""},
+        {"method": "x arranged"},
+        {"method": "dy and w arranged"},
+        {"method": "blocks"},
+        {"method": 3},
+        {"method": None},
+        {"workspace_bytes": 0},
+        {"implementation": "cuda-generic"},
+    )
+    for change in changes:
+        fields, entry = entries_of(planned_, "forward")
+        entry.update(change)
+        with pytest.raises(ConvError):
+            Plan.from_json(json.dumps(fields))
+
+
+def test_plans_with_copies_are_replayed_on_other_strides():
+    planned_ = plan(DEEP, "sm_80")
+    turned = np.zeros(DEEP.input_shape, np.float16)[:, ::-1, ::-1]
+    contiguous = Strides.contiguous(DEEP)
+    strides = replace(contiguous, x=element_strides(turned), alignment=2)
+    for pass_ in PASSES:
+        request = Request(DEEP, pass_, SM_80, strides=strides)
+        assert planned_.replay(request) is planned_[pass_]
+        short = replace(request, workspace_limit=planned_[pass_].workspace_bytes - 1)
+        with pytest.raises(ConvError, match="bytes of workspace, the limit"):
+            planned_.replay(short)
+
+
+def test_kernels_follow_a_plan_with_copies():
+    problem = PROBLEMS["pieces_of_8"].replace(dtype="float16")
+    planned = plan_with(problem, "cuda-gather", SM_80, splits=2, method=BOTH)
+    made = Plan.from_json(planned.to_json())
+    launched = []
+    with emulator.settings(on_outcome=lambda one: launched.append(one.kernel)):
+        agreement.require_exact(emulator, problem, impl=made, arch="sm_80")
+    assert launched == 3 * ["conv_arrange", "conv_gather", "conv_gather_reduce"]

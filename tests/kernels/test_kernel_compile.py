@@ -1,0 +1,387 @@
+"""Every kernel compiles for every supported chip, without spills and to the intended instructions.
+
+Compiling needs CuPy and NVRTC but no GPU.
+"""
+
+import re
+from itertools import product
+
+import numpy as np
+import pytest
+
+from cupyconv.errors import KernelCompileError
+from cupyconv.gpu import compiler, sources
+from cupyconv.kernels import copies, direct, gather, hopper, parameters
+from cupyconv.kernels.gather import Access, Accesses, ring
+from cupyconv.kernels.request import ACTIVATIONS
+from cupyconv.kernels.strides import Strides, contiguous_strides
+from cupyconv.launch import STORAGE
+from cupyconv.planning import Device, Request, launches, plan_pass
+from cupyconv.planning.families import FAMILIES
+from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
+from tests.configurations import Case
+from tests.cubins import disassemble, instructions, no_spills, resources
+
+pytestmark = pytest.mark.costly
+
+pytest.importorskip("cupy", reason="compiling kernels needs CuPy: pip install 'cupyconv[test]'")
+
+HOPPER = ("conv_hopper.cu", "conv_planes.cu")
+KERNELS = [f"conv_{pass_}.cu" for pass_ in PASSES]
+MULTIPLY = {
+    "float16": ("FFMA", 1),
+    "bfloat16": ("FFMA", 1),
+    "float32": ("FFMA", 1),
+    "float64": ("DFMA", 1),
+    "complex64": ("FFMA", 4),
+    "complex128": ("DFMA", 4),
+}
+"""Instruction of a multiply-add, and its number per multiply-add, keyed by dtype."""
+
+
+def tile_defines(dtype, index, tile):
+    return {"STORAGE": STORAGE[dtype], "INDEX": index, "ACTIVATION": 0, **tile.defines}
+
+
+def bias_defines(dtype, index, channels_last):
+    return {
+        "STORAGE": STORAGE[dtype],
+        "INDEX": index,
+        "VECTOR": 16 // ITEMSIZE[dtype],
+        "CHANNELS_LAST": channels_last,
+        "CHANNEL_LANES": 32 if channels_last else 1,
+    }
+
+
+FIRST = ("sm_80", "sm_90a")
+"""Architectures for which every run compiles every variant."""
+
+OTHERS = tuple(one for one in compiler.ARCHITECTURES if one not in FIRST)
+"""Architectures that share the variants; the slow cases compile all variants for each of them."""
+
+ARCHITECTURES = [
+    pytest.param(architecture, marks=() if architecture in FIRST else pytest.mark.thorough)
+    for architecture in compiler.ARCHITECTURES
+]
+
+BY_TURNS = [
+    *(pytest.param(one, 1, id=one) for one in FIRST),
+    *(pytest.param(one, len(OTHERS), id=one, marks=pytest.mark.thorough) for one in OTHERS),
+    *(pytest.param(one, 1, id=f"{one}-all", marks=pytest.mark.slow) for one in OTHERS),
+]
+"""Architecture, and the number n such that every n-th variant is compiled for it."""
+
+
+def in_turn(variants, architecture, every):
+    """Return the variants to compile for an architecture."""
+    first = OTHERS.index(architecture) if every > 1 else 0
+    return list(variants)[first::every]
+
+
+@pytest.mark.parametrize("source", KERNELS)
+@pytest.mark.parametrize(("architecture", "every"), BY_TURNS)
+def test_generic_kernels_compile_without_spills(architecture, every, source):
+    variants = [
+        (dtype, index, tile)
+        for dtype, index, tile in product(
+            STORAGE, ("int", "long long"), FAMILIES["cuda-generic"].tiles
+        )
+        if tile.is_for(ITEMSIZE[dtype])
+    ]
+    for dtype, index, tile in in_turn(variants, architecture, every):
+        cubin, log = compiler.compile_cubin(
+            sources.load(source), tile_defines(dtype, index, tile), architecture
+        )
+        assert no_spills(log), f"{dtype} {index} {tile}: {log}"
+        if index == "int" and tile.block_m == tile.block_n:
+            found = instructions(disassemble(cubin))
+            multiply, each = MULTIPLY[dtype]
+            products = tile.block_k * tile.block_m * tile.block_n // tile.threads
+            assert found[multiply] >= each * products
+            assert found["LDL"] + found["STL"] == 0, "an array must not be in local memory"
+
+
+@pytest.mark.parametrize(("architecture", "every"), BY_TURNS)
+def test_bias_kernel_compiles_without_spills(architecture, every):
+    variants = product(STORAGE, ("int", "long long"), (0, 1))
+    for dtype, index, last in in_turn(variants, architecture, every):
+        _, log = compiler.compile_cubin(
+            sources.load("conv_backprop_bias.cu"), bias_defines(dtype, index, last), architecture
+        )
+        assert no_spills(log), f"{dtype} {index}: {log}"
+
+
+def launches_of(cases, architecture, impl):
+    """Return launches of a family on a chip, one for each variant that the cases need."""
+    device = Device.of(architecture)
+    found = {}
+    for number, (case, dtype) in enumerate(product(cases, STORAGE)):
+        if number >= len(STORAGE) and dtype in ("bfloat16", "float64"):
+            continue  # hardly differ from the other dtypes; the first case has all dtypes
+        problem = case.problem.replace(dtype=dtype)
+        strides = Strides(
+            contiguous_strides(problem.input_shape),
+            contiguous_strides(problem.filter_shape),
+            contiguous_strides(problem.output_shape),
+        )
+        for pass_ in PASSES:
+            if FAMILIES[impl].refuses(Request(problem, pass_, device, "tf32")) is None:
+                pass_plan = plan_pass(problem, pass_, device, impl, "tf32")
+                for prepared in launches.prepare(pass_plan, problem, strides, device):
+                    found[prepared.defines] = prepared
+    return list(found.values())
+
+
+def _layer(name, input_shape, filter_shape, **arguments):
+    return Case(name, ConvProblem(input_shape, filter_shape, **arguments))
+
+
+NHWC = {"data_format": "NHWC", "padding": "same"}
+LAYERS = {
+    "cuda-gather": (
+        _layer("wide", (32, 28, 28, 256), (3, 3, 256, 256), **NHWC),
+        _layer("narrow", (32, 56, 56, 64), (3, 3, 64, 64), stride=2, **NHWC),
+        _layer("odd", (8, 28, 28, 35), (3, 3, 35, 63), **NHWC),
+        _layer("first", (32, 3, 224, 224), (64, 3, 7, 7), stride=2, padding=3),
+    ),
+    "cuda-direct": (
+        _layer("3x3", (32, 56, 56, 128), (3, 3, 1, 128), groups=128, **NHWC),
+        _layer("stride", (32, 56, 56, 128), (3, 3, 1, 128), groups=128, stride=2, **NHWC),
+        _layer("7x7", (32, 56, 56, 96), (7, 7, 1, 96), groups=96, **NHWC),
+        _layer("31x31", (8, 32, 32, 64), (31, 31, 1, 64), groups=64, **NHWC),
+        _layer("first", (32, 96, 56, 56), (96, 1, 3, 3), groups=96, padding=1),
+        _layer("multiplied", (8, 28, 28, 32), (3, 3, 1, 64), groups=32, **NHWC),
+        _layer("grouped", (32, 56, 56, 128), (3, 3, 4, 128), groups=32, **NHWC),
+        _layer("stem", (8, 3, 224, 224), (64, 3, 7, 7), stride=2, padding=3),
+    ),
+    "cuda-toeplitz": (
+        _layer("7x7", (32, 56, 56, 96), (7, 7, 1, 96), groups=96, **NHWC),
+        _layer("7x7 of 7", (32, 768, 7, 7), (768, 1, 7, 7), groups=768, padding=3),
+        _layer("13x13", (8, 14, 14, 64), (13, 13, 1, 64), groups=64, **NHWC),
+        _layer("31x31", (8, 128, 56, 56), (128, 1, 31, 31), groups=128, padding=15),
+        _layer("row", (8, 64, 1000), (64, 1, 33), groups=64, padding=16),
+    ),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("architecture", "every"), BY_TURNS)
+@pytest.mark.parametrize("impl", LAYERS)
+def test_families_compile_without_spills(impl, architecture, every):
+    variants = launches_of(LAYERS[impl], architecture, impl)
+    for prepared in in_turn(variants, architecture, every):
+        cubin, log = compiler.compile_cubin(
+            sources.load(prepared.source), dict(prepared.defines), architecture
+        )
+        assert no_spills(log), f"{prepared.defines}: {log}"
+        if impl == "cuda-toeplitz":
+            found = instructions(disassemble(cubin))
+            assert found["HMMA"] > 0
+            assert found["LDSM"] > 0
+            assert found["LDL"] + found["STL"] == 0
+        if prepared.source == "conv_gather.cu":
+            require_gather_instructions(
+                dict(prepared.defines), instructions(disassemble(cubin)), architecture
+            )
+
+
+ITEMSIZES = {"half_t": 2, "bfloat16_t": 2, "float": 4, "double": 8}
+
+
+def require_gather_instructions(defines, found, architecture):
+    storage = defines["STORAGE"]
+    on_tensor_cores = "DMMA" if storage == "double" else "HMMA"
+    plain = "DFMA" if storage == "double" else "FFMA"
+    assert found[on_tensor_cores if defines["TENSOR_CORES"] else plain] > 0
+    along_k = defines["A_ALONG_K"] or defines["B_ALONG_K"]
+    by_matrix = ITEMSIZES[storage] == 2 or (storage == "float" and along_k)
+    assert bool(found["LDSM"]) == (by_matrix and bool(defines["TENSOR_CORES"]))
+    largest = max(defines["A_VECTOR"], defines["B_VECTOR"]) * ITEMSIZES[storage]
+    assert bool(found["LDGSTS"]) == (architecture != "sm_75" and largest > 2)
+    assert found["LDL"] + found["STL"] == 0
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("storage", ["half_t", "float", "double"])
+def test_gather_keeps_sums_in_registers_with_64_bit_indices(storage, every):
+    """Variants with every tile, operands along and across k, vectors and single elements.
+
+    Every second variant is compiled, and in the slow case all of them.  The sizes of their tables
+    are those that the planner expects, also with more taps than a word has bits.
+    """
+    itemsize = ITEMSIZES[storage]
+    tiles = [tile for tile in FAMILIES["cuda-gather"].tiles if tile.itemsize == itemsize]
+    accesses = ((0, 1, 0, 1), (1, 1, 0, 1), (1, 0, 0, 0), (2, 0, 0, 1), (2, 1, 1, 0))
+    for tile, split, (pass_, a, b, pieces) in list(product(tiles, (0, 1), accesses))[::every]:
+        vector, words = 16 // itemsize if pieces else 1, 1 + split
+        defines = {
+            **tile_defines("float16", "long long", tile),
+            "STORAGE": storage,
+            "PASS": pass_,
+            "SPLIT": split,
+            "ASYNC_COPY": 1,
+            "A_ALONG_K": a,
+            "B_ALONG_K": b,
+            "C_ALONG_N": pieces,
+            "A_VECTOR": vector,
+            "B_VECTOR": vector,
+            "C_VECTOR": vector,
+            "TAPS_FASTEST": 1 - pieces,
+            "TAP_WORDS": words,
+            "PHASES": 4 if pass_ == 1 and not split else 1,  # split sums have a single phase
+        }
+        found = Accesses(*(Access(bool(one), vector) for one in (a, b, pieces)), not pieces)
+        made = ring(tile, found, itemsize, Device.of("sm_80"), words, index="long long")
+        defines |= {"STAGES": made.stages, "SHARED_BYTES": made.shared_bytes}
+        cubin, log = compiler.compile_cubin(sources.load("conv_gather.cu"), defines, "sm_80")
+        assert no_spills(log), f"{defines}: {log}"
+        assert resources(cubin, log)["conv_gather"].static_shared == made.table_bytes
+
+
+PATCH_LAYERS = (
+    _layer("7x7", (32, 224, 224, 3), (7, 7, 3, 64), stride=2, padding=3, data_format="NHWC"),
+    _layer("two classes", (16, 3, 224, 224), (64, 3, 3, 3), padding=1),
+    _layer("element by element", (32, 227, 227, 3), (11, 11, 3, 96), stride=4, data_format="NHWC"),
+    _layer("few filters", (128, 1, 28, 28), (32, 1, 5, 5), padding=2),
+    _layer("volume", (8, 3, 16, 112, 112), (64, 3, 7, 7, 7), stride=(1, 2, 2), padding=3),
+    _layer("row", (8, 160000, 2), (10, 2, 512), stride=5, data_format="NWC"),
+)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "layers"),
+    [(architecture, 1) for architecture in ("sm_75", "sm_80")]
+    + [
+        pytest.param(architecture, len(PATCH_LAYERS), marks=pytest.mark.slow)
+        for architecture in compiler.ARCHITECTURES
+    ],
+)
+def test_patch_compiles_without_spills(architecture, layers):
+    found = launches_of(PATCH_LAYERS[:layers], architecture, "cuda-patch")
+    assert len(found) >= 2
+    for prepared in found:
+        defines = dict(prepared.defines)
+        cubin, log = compiler.compile_cubin(sources.load(prepared.source), defines, architecture)
+        assert no_spills(log), f"{defines}: {log}"
+        kinds = instructions(disassemble(cubin))
+        assert kinds["DMMA" if defines["STORAGE"] == "double" else "HMMA"] > 0
+        vectors = {defines["X_VECTOR"], defines["Y_VECTOR"] if defines["PASS"] == 2 else 1}
+        copied = max(vectors) * ITEMSIZES[defines["STORAGE"]]
+        assert bool(kinds["LDGSTS"]) == (architecture != "sm_75" and copied > 2)
+        assert kinds["LDL"] + kinds["STL"] == 0
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_copies_compile_without_spills(architecture):
+    for storage in ITEMSIZES:
+        cubin, log = compiler.compile_cubin(
+            sources.load("conv_arrange.cu"), {"STORAGE": storage}, architecture
+        )
+        assert no_spills(log), f"{storage}: {log}"
+        found = instructions(disassemble(cubin))
+        assert found["STG"] == ITEMSIZES[storage]  # 16 bytes each, for 16 elements per thread
+        assert found["LDL"] + found["STL"] == 0
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("architecture", "every"), BY_TURNS)
+def test_columns_kernel_compiles_without_spills(architecture, every):
+    dtypes = [dtype for dtype in STORAGE if not dtype.startswith("complex")]
+    variants = product(dtypes, ("int", "long long"), (0, 1), (0, 1), range(len(ACTIVATIONS)))
+    for dtype, index, pass_, last, activation in in_turn(variants, architecture, every):
+        defines = {
+            "PASS": pass_,
+            "STORAGE": STORAGE[dtype],
+            "INDEX": index,
+            "TAPS_FASTEST": 1 - last,
+            "CHANNELS_LAST": last,
+            "ACTIVATION": activation,
+        }
+        cubin, log = compiler.compile_cubin(sources.load("conv_columns.cu"), defines, architecture)
+        assert no_spills(log), f"{defines}: {log}"
+        found = instructions(disassemble(cubin))
+        assert found["LDL"] + found["STL"] == 0
+
+
+def test_every_kernel_file_is_compiled_above():
+    """All files are listed except the Hopper kernels, which
+    tests/kernels/test_hopper_compiled.py compiles."""
+    files = {path.name for path in sources.directory().glob("*.cu")}
+    families = {f"conv_{impl.removeprefix('cuda-')}.cu" for impl in (*LAYERS, "cuda-patch")}
+    others = ("conv_backprop_bias.cu", "conv_arrange.cu", "conv_columns.cu")
+    assert files == {*KERNELS, *others, *HOPPER, *families}
+
+
+def offset_of(struct, name):
+    """Return a member's offset without __builtin_offsetof, which NVRTC 13.0 lacks."""
+    return f"__INTADDR__(&(({struct}*)0)->{name})"
+
+
+WALK, STRIDE_PHASES = hopper.walk_type(3), gather.phases_type(3)
+STRUCTS = {
+    "ConvParameters": ("include/parameters.cuh", parameters.parameters_type()),
+    "TileWalk": ("conv_direct.cu", np.dtype(list(direct.TILE_WALK))),
+    "StridePhase": ("include/gather.cuh", STRIDE_PHASES["phase"].base),
+    "StridePhases<3>": ("include/gather.cuh", STRIDE_PHASES),
+    "WalkPhase": ("include/walk.cuh", WALK["phase"].base),
+    "Walk<3>": ("include/walk.cuh", WALK),
+    "PlaneShape": ("conv_planes.cu", np.dtype(list(copies.PLANE_SHAPE))),
+    "ArrangeShape": ("conv_arrange.cu", np.dtype(list(copies.ARRANGE_SHAPE))),
+}
+"""File and NumPy layout of each parameter struct."""
+
+
+def layout_checks(struct, shift=0):
+    """Return a source that compiles only if a struct's offsets are NumPy's plus ``shift``."""
+    file, dtype = STRUCTS[struct]
+    text = (sources.directory() / file).read_text()
+    checks = [f'static_assert(sizeof({struct}) == {dtype.itemsize}, "size");']
+    for name in dtype.names:
+        offset = dtype.fields[name][1] + shift
+        checks.append(f'static_assert({offset_of(struct, name)} == {offset}, "{name}");')
+    names = "|".join(one.partition("<")[0] for one in STRUCTS)
+    whole = rf"^(?:template <int COUNT>\n)?struct (?:{names}) \{{.*?^\}};"
+    declared = re.findall(whole, text, re.S | re.M)
+    return sources.KernelSource("layout.cu", "\n".join([*declared, *checks]), ())
+
+
+@pytest.mark.parametrize("struct", STRUCTS)
+def test_parameter_structs_have_the_compilers_layout(struct):
+    compiler.compile_cubin(layout_checks(struct), {}, "sm_80")
+
+
+@pytest.mark.parametrize("struct", STRUCTS)
+def test_parameter_struct_checks_can_fail(struct):
+    with pytest.raises(KernelCompileError, match="static assertion"):
+        compiler.compile_cubin(layout_checks(struct, shift=8), {}, "sm_80")
+
+
+def test_parameter_struct_has_the_compilers_fields():
+    header = dict(sources.load("conv_forward.cu").headers)["parameters.cuh"]
+    declared = re.findall(r"^\s+long long (\w+)(?:\[\d\])?;", header, re.M)
+    assert declared == list(parameters.parameters_type().names)
+
+
+def test_activation_numbers_are_the_headers():
+    header = dict(sources.load("conv_forward.cu").headers)["epilogue.cuh"]
+    declared = {name.lower(): int(n) for name, n in re.findall(r"ACTIVATION_(\w+) = (\d)", header)}
+    assert declared == {word or "none": n for n, word in enumerate(ACTIVATIONS)}
+
+
+def test_a_compile_failure_carries_the_log():
+    source = sources.KernelSource("broken.cu", "__global__ void kernel() { undeclared = 1; }", ())
+    with pytest.raises(KernelCompileError, match="undeclared") as failure:
+        compiler.compile_cubin(source, {"TILE": 3}, "sm_80")
+    assert "broken.cu does not compile for sm_80 with -DTILE=3" in str(failure.value)
+    assert "undeclared" in failure.value.log
+
+
+def test_float32_keeps_subnormals():
+    source = sources.KernelSource(
+        "scale.cu", 'extern "C" __global__ void scale(float* x) { *x *= 0.5f; }', ()
+    )
+    cubin, _ = compiler.compile_cubin(source, {}, "sm_80")
+    listing = disassemble(cubin)
+    assert instructions(listing)["FMUL"] == 1
+    assert "FMUL.FTZ" not in listing

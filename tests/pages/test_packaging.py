@@ -1,0 +1,129 @@
+"""Contents of the wheel and the sdist, and use of the wheel outside the checkout."""
+
+import contextlib
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT, matrix
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory):
+    """Build an sdist and a wheel as for a release, and return their paths."""
+    folder = tmp_path_factory.mktemp("dist")
+    with contextlib.chdir(folder):
+        built = matrix.build(Path("made"))
+    assert all(path.is_relative_to(folder) for path in built)  # absolute paths
+    return built
+
+
+def kernel_files():
+    return {
+        str(path.relative_to(ROOT))
+        for pattern in ("*.cu", "include/*.cuh")
+        for path in (ROOT / "cuda").glob(pattern)
+    }
+
+
+def test_wheel_contains_kernels_and_types(distributions):
+    names = set(zipfile.ZipFile(distributions[1]).namelist())
+    assert {f"cupyconv/{name}" for name in kernel_files()} <= names
+    assert "cupyconv/py.typed" in names
+    assert not [name for name in names if name.startswith("tests")]
+    assert "cupyconv/cuda/__init__.py" not in names, "the file would shadow NVIDIA's cuda package"
+
+
+def test_description_on_the_package_index_has_no_relative_links(distributions):
+    with zipfile.ZipFile(distributions[1]) as wheel:
+        (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+        shown = wheel.read(name).decode()
+    links = re.findall(r"\]\(([^)]+)\)", shown) + re.findall(r"(?:src|href)=[\"']([^\"']+)", shown)
+    code = re.sub(r"```.*?```", "", shown, flags=re.DOTALL)
+    links = [link for link in links if link in code]
+    assert not [link for link in links if not link.startswith(("https://", "#"))]
+
+
+def test_sdist_contains_kernels(distributions):
+    with tarfile.open(distributions[0]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert kernel_files() | {"README.md", "LICENSE", "pyproject.toml"} <= names
+
+
+def test_wheel_works_from_another_folder(distributions, tmp_path):
+    site = tmp_path / "site"
+    options = ["--quiet", "--no-deps", "--no-compile", "--target", str(site)]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", *options, str(distributions[1])], check=True
+    )
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import cupyconv, numpy\n"
+        "from cupyconv.gpu import sources\n"
+        "assert cupyconv.__file__.startswith(sys.argv[1]), cupyconv.__file__\n"
+        "assert str(sources.directory()).startswith(sys.argv[1])\n"
+        "assert dict(sources.load('conv_forward.cu').headers)['maps.cuh']\n"
+        "x = numpy.ones((1, 2, 4, 4), 'float32'); w = numpy.ones((3, 2, 3, 3), 'float32')\n"
+        "assert (cupyconv.conv_forward(x, w) == 18).all()\n"
+        "from cupyconv.cli.main import main\n"
+        "sys.argv = ['cupyconv', 'shapes', '--preset', 'multi-channel']; main()\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-I", "-c", program, str(site)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "1x10x96x96" in run.stdout
+
+
+def test_wheel_lists_every_package():
+    listed = set(
+        tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    )
+    found = {
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for path in ROOT.glob("cupyconv/**/__init__.py")
+    }
+    assert found | {"cupyconv.cli", "cupyconv.cuda", "cupyconv.cuda.include"} == listed
+
+
+def test_release_matrix_covers_every_extra_and_python():
+    assert set(matrix.PROGRAMS) == {"", *matrix.extras()}
+    assert set(matrix.LARGE) <= set(matrix.extras())
+    for program in matrix.PROGRAMS.values():
+        compile(matrix.PLAIN + program, "program", "exec")
+    here = matrix.version_of(Path(sys.executable))
+    assert here == sys.version_info[:3]
+    assert any(version.startswith(f"{here[0]}.{here[1]}.") for version in matrix.pythons())
+    assert matrix.version_of(Path("no-such-python")) is None
+
+
+def test_public_names_are_all_importable():
+    import cupyconv
+
+    for name in cupyconv.__all__:
+        assert getattr(cupyconv, name) is not None
+    assert set(cupyconv.__all__) <= set(dir(cupyconv))
+    with pytest.raises(AttributeError, match="nothing"):
+        cupyconv.nothing  # noqa: B018
+
+
+def test_repository_contains_no_machine_paths():
+    files = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    pattern = re.compile(r"(?<![\w.])/(?:home|root|work)/\w")
+    found = []
+    for name in files:
+        text = (ROOT / name).read_bytes().decode(errors="ignore")
+        if name != "tests/pages/test_packaging.py" and pattern.search(text):
+            found.append(name)
+    assert not found

@@ -1,0 +1,111 @@
+"""Cards by name: their data-sheet figures, and the estimates from these figures."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from cupyconv import ConvError, ConvProblem, plan
+from cupyconv.kernels.device import CARDS, CHIPS, Device, card_named
+from tests import ROOT
+from tests.cli.test_cli import run
+
+PAGE = ROOT / "notebooks" / "how-to" / "read-a-plan.md"
+LAYER = ConvProblem((32, 128, 28, 28), (128, 128, 3, 3), padding=1, dtype="float16")
+
+DATA_SHEETS = {
+    "RTX 2080 Ti": (53.8, 13.4),
+    "RTX 3090": (71.2, 35.6),
+    "RTX 4090": (165.2, 82.6),
+    "RTX 5080": (112.6, 56.3),
+    "A10": (125, 31.2),
+    "A30": (165, 10.3),
+    "L4": (121, 30.3),
+    "RTX A6000": (154.8, 38.7),
+}
+"""TFLOP/s on data sheets: tensor cores (float16, summed in float32), and float32, keyed by card."""
+
+
+@pytest.mark.parametrize("card", DATA_SHEETS)
+def test_rates_are_those_of_the_data_sheet(card):
+    tensor_rate, float_rate = DATA_SHEETS[card]
+    chip = CARDS[card].chip
+    assert chip.tensor_rate == pytest.approx(tensor_rate, rel=0.02)
+    assert chip.float_rate == pytest.approx(float_rate, rel=0.02)
+
+
+def test_a_nominal_chip_is_one_of_its_cards():
+    for capability, chip in CHIPS.items():
+        figures = chip.multiprocessors, chip.clock, chip.tensor_rate, chip.bandwidth
+        cards = [card.chip for card in CARDS.values() if card.capability == capability]
+        own = [(one.multiprocessors, one.clock, one.tensor_rate, one.bandwidth) for one in cards]
+        assert any(one == pytest.approx(figures, rel=0.01) for one in own), capability
+
+
+@pytest.mark.parametrize(
+    ("name", "card"),
+    [
+        ("RTX 4090", "RTX 4090"),
+        ("4090", "RTX 4090"),
+        ("RTX4090", "RTX 4090"),
+        ("h100pcie", "H100 PCIe"),
+        ("a10080gb", "A100 80GB"),
+        ("h100 pcie", "H100 PCIe"),
+        ("A100-80GB", "A100 80GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100"),
+        ("NVIDIA A100 80GB PCIe", "A100 PCIe 80GB"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("RTX 4090 D", None),
+        ("NVIDIA H100 NVL", None),
+        ("", None),
+        ("NVIDIA", None),
+    ],
+)
+def test_cards_are_known_by_their_names(name, card):
+    assert card_named(name) == card
+
+
+def test_a_card_has_the_kernels_of_its_architecture():
+    for name, card in CARDS.items():
+        own = Device.of(name)
+        assert own.capability == card.capability
+        planned, nominal = plan(LAYER, name), plan(LAYER, str(own.architecture))
+        for one, other in zip(planned, nominal, strict=True):
+            assert (one.implementation, one.tile, one.splits, one.method) == (
+                other.implementation, other.tile, other.splits, other.method,
+            )  # fmt: skip
+
+
+def microseconds(device: str) -> float:
+    time = plan(LAYER, device)["forward"].microseconds
+    assert time is not None
+    return time
+
+
+def test_estimates_are_those_of_the_card():
+    assert microseconds("L40S") == microseconds("sm_89")
+    assert microseconds("L4") > microseconds("RTX 4090") > microseconds("L40S")
+    assert "figures of the L4's data sheet" in str(plan(LAYER, "L4"))
+    assert "data sheet" not in str(plan(LAYER, "sm_89"))
+
+
+def test_an_unknown_card_gets_the_nearest_names():
+    with pytest.raises(ConvError, match="'RTX 4090'") as caught:
+        plan(LAYER, "RTX 4091")
+    assert "sm_80" in str(caught.value)
+
+
+def test_the_command_line_takes_cards():
+    arguments = ("--input", "1x3x8x8", "--filter", "4x3x3x3", "--device", "rtx 4090")
+    assert "on RTX 4090 sm_89" in run("plan", *arguments).output
+
+
+def test_the_page_lists_all_cards():
+    rows = re.findall(r"^\| ([^|]+) \| (sm_\w+) \|$", PAGE.read_text(encoding="utf-8"), re.M)
+    assert {card: architecture for cards, architecture in rows for card in cards.split(", ")} == {
+        name: Device.of(name).architecture for name in CARDS
+    }

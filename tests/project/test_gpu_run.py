@@ -1,0 +1,156 @@
+"""Parts of the GPU run that need no device; tests/device/test_gpu_run.py runs its steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cupyconv import arrays
+from cupyconv.problem import PASSES
+from tests import ROOT
+from tests.gpu import __main__ as everything
+from tests.gpu import pack, smoke
+from tests.kernels.test_kernel_compile import bias_defines
+
+
+@pytest.mark.skipif(arrays.device_count() > 0, reason="there is a GPU")
+def test_gpu_run_reports_a_missing_gpu(tmp_path):
+    out = tmp_path / "out"
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.gpu", "all", "--out", str(out)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 3
+    assert "no usable GPU" in ended.stdout
+    assert not out.exists()
+
+
+def test_cuda_tools_are_found_on_the_path_or_beside_cuda(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    assert everything.program("no-such-tool") is None
+    tool = tmp_path / "bin" / "no-such-tool"
+    tool.parent.mkdir()
+    tool.write_text("")
+    tool.chmod(0o700)
+    assert everything.program("no-such-tool") == str(tool)
+
+
+def test_gpu_steps_have_modules_and_options():
+    steps = everything.steps()
+    names = ["compile", "smoke", "golden", "tests", "contenders", "programs", "profile",
+             "memcheck", "racecheck"]  # fmt: skip
+    assert [step.name for step in steps] == names
+    for step in steps:
+        module = import_module(step.module)
+        assert module.cases
+        assert module.run
+
+
+def test_smoke_cases_reach_every_family_pass_and_dtype():
+    listed = smoke.cases()
+    assert len({one["name"] for one in listed}) == len(listed)
+    dtypes = {dtype for dtype, _ in smoke.NUMBERS}
+    expected = {(impl, pass_, dtype) for impl in ("numpy", "reference") for pass_ in PASSES
+                for dtype in dtypes}  # fmt: skip
+    assert {(one["impl"], one["pass"], one["problem"]["dtype"]) for one in listed} == expected
+    case = json.loads(json.dumps(listed[0]))
+    assert smoke.run(case) == {}
+
+
+def test_smoke_case_fails_on_a_wrong_element(monkeypatch):
+    pass_function = smoke.pass_function
+
+    def wrong(problem, pass_, impl, precision="ieee"):
+        compute = pass_function(problem, pass_, impl, precision)
+        return compute if impl == "reference" else lambda operands: compute(operands) + 1
+
+    monkeypatch.setattr(smoke, "pass_function", wrong)
+    case = next(one for one in smoke.cases() if one["impl"] == "numpy")
+    with pytest.raises(AssertionError, match="elements are wrong"):
+        smoke.run(case)
+
+
+def test_plain_checkout_has_the_command_line_and_kernels(tmp_path):
+    """A checkout that was never installed imports cupyconv.cli and finds cuda/ in the package."""
+    for name in ("cupyconv", "cli", "cuda", "tests"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    program = (
+        "import os, subprocess, sys\n"
+        "from tests.gpu.__main__ import checkout\n"
+        "code = 'import cupyconv.cli.main, cupyconv.cuda; '\n"
+        "code += 'from cupyconv.gpu import sources; print(sources.directory().parent.name)'\n"
+        "with checkout() as environ:\n"
+        "    sys.exit(subprocess.run([*sys.argv[1:], code], env=os.environ | environ).returncode)\n"
+    )
+    # Without the site's folders, no installation of cupyconv is seen.
+    folders = os.pathsep.join(sorted({str(Path(np.__file__).parents[1])}))
+    ended = subprocess.run(
+        [sys.executable, "-S", "-c", program, sys.executable, "-S", "-c"],
+        cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": folders},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "cupyconv\n"
+    assert everything.ROOT == ROOT
+
+
+def test_archive_is_unpacked_once_into_the_cache(tmp_path, monkeypatch):
+    defines = [list(one) for one in bias_defines("float16", "int", 0).items()]
+    entry = {"source": "conv_backprop_bias.cu", "architecture": "sm_90a", "defines": defines}
+    entry["lines"] = False
+    monkeypatch.setenv("CUPYCONV_CACHE_DIR", str(tmp_path / "here"))
+    pack.run({"entry": entry})
+    pack.run({"entry": entry | {"lines": True}})
+    assert len(list((tmp_path / "here").glob("*.cubin"))) == 2
+    needed = tmp_path / "here" / pack.NEEDED
+    missing = entry | {"architecture": "sm_80"}
+    needed.write_text(json.dumps([entry, entry | {"lines": True}, missing]))
+    archive = tmp_path / "cubins.tar.xz"
+    names = [path.name for path in (tmp_path / "here").iterdir()]
+    pack.write(tmp_path / "here", names, archive)
+    monkeypatch.setenv("CUPYCONV_CACHE_DIR", str(tmp_path / "there"))
+    pack.unpack(archive)
+    assert [one["entry"]["architecture"] for one in pack.cases()] == ["sm_80"]
+    monkeypatch.setattr(pack.tarfile, "open", None)
+    pack.unpack(archive)  # not a second time
+
+
+_HANGING = """
+import signal, sys
+from pathlib import Path
+from tests.gpu.running import Options, Results, Run, Step
+
+signal.signal(signal.SIGTERM, signal.default_int_handler)  # as the command line does
+out = Path(sys.argv[1])
+results = Results(out)
+results.described = True  # a machine without a GPU cannot be
+step = Step("faulty", "tests.device.faulty_step", 1, 1, 600)
+Run(step, Options(out, only="hang"), results, 600).everything()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
+def test_interrupted_run_ends_its_workers(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", _HANGING, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "faulty: 1 cases\n"
+    threads = Path(f"/proc/{process.pid}/task").glob("*/children")
+    workers = [pid for path in threads for pid in path.read_text().split()]
+    assert workers
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert not [pid for pid in workers if Path("/proc", pid).exists()]

@@ -1,0 +1,128 @@
+"""A CI run fails if it skips tests without an accepted reason, and its parts cover all tests."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests import ROOT
+from tests.conftest import CASES_OF_A_QUICK_TEST, CASES_OF_A_SAMPLE, turn
+from tests.device import RUNNING
+from tests.skips import may_be_skipped
+
+NO_GPU = "Skipped: no usable GPU: the CuPy path was not run"
+
+
+@pytest.mark.parametrize(
+    ("reason", "environment", "accepted"),
+    [
+        (NO_GPU, {}, True),
+        (NO_GPU, {RUNNING: "1"}, False),
+        ("Skipped: this PyTorch has no CUDA device", {}, True),
+        (
+            "Skipped: PyTorch has no CUDA device where the devices are emulated",
+            {RUNNING: "1"},
+            True,
+        ),
+        ("Skipped: no second GPU", {RUNNING: "1"}, False),
+        ("Skipped: no second GPU", {}, False),
+        ("Skipped: PyTorch is not installed", {}, False),
+        ("Skipped: PyTorch is not installed", {"CUPYCONV_CI_LACKS": "torch"}, True),
+        ("Skipped: JAX is not installed", {"CUPYCONV_CI_LACKS": "torch"}, False),
+        ("Skipped: compiling kernels needs CuPy", {"CUPYCONV_CI_LACKS": "tensorflow keras"}, False),
+        ("Skipped: reading a cubin needs nvdisasm", {}, False),
+    ],
+)
+def test_reasons(reason, environment, accepted):
+    assert may_be_skipped(reason, environment) is accepted
+
+
+TEST = "import pytest\n\ndef test_nothing():\n    pytest.skip({!r})\n"
+FILE = "import pytest\n\npytest.skip({!r}, allow_module_level=True)\n"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("jobs", [(), ("-n", "2")], ids=["alone", "two jobs"])
+@pytest.mark.parametrize("what", [TEST, FILE], ids=["a test", "a file"])
+@pytest.mark.parametrize(("reason", "code"), [("no usable GPU", 0), ("cupy is not installed", 1)])
+def test_a_run_with_a_wrong_skip_fails(tmp_path, reason, code, what, jobs):
+    (tmp_path / "test_one.py").write_text(what.format(reason))
+    (tmp_path / "test_two.py").write_text("def test_something():\n    pass\n")
+    run = pytest_of(tmp_path, *jobs)
+    assert run.returncode == code, run.stdout
+    assert ("not skipped on CI" in run.stdout) is bool(code)
+
+
+PARTS = ("sample", "rest --turn 1/3", "rest --turn 2/3", "rest --turn 3/3")
+CASES = """
+import pytest
+
+@pytest.mark.parametrize("case", range(20))
+def test_many(case):
+    pass
+
+def test_one():
+    pass
+
+@pytest.mark.quick
+@pytest.mark.parametrize("case", range(5))
+def test_quick(case):
+    pass
+
+@pytest.mark.quick
+@pytest.mark.parametrize("case", range(65))
+def test_quick_of_many_cases(case):
+    pass
+
+@pytest.mark.costly
+@pytest.mark.parametrize("impl", ["cuda-one", "cuda-two"])
+@pytest.mark.parametrize("case", range(2))
+def test_families(case, impl):
+    pass
+
+@pytest.mark.costly
+@pytest.mark.parametrize("case", range(4))
+def test_family(case):
+    pass
+
+@pytest.mark.thorough
+def test_thorough():
+    pass
+"""
+
+
+def test_parts_and_turns_have_every_case_once(tmp_path):
+    (tmp_path / "test_cases.py").write_text(CASES)
+
+    def cases(part: str) -> list[str]:
+        seen: list[str] = []
+        plugin = SimpleNamespace(
+            pytest_collection_finish=lambda session: seen.extend(i.nodeid for i in session.items)
+        )
+        options = ("-q", "--collect-only", "-p", "tests.conftest", "--rootdir", str(tmp_path))
+        pytest.main([*options, "--part", *part.split(), str(tmp_path)], plugins=[plugin])
+        return seen
+
+    sample, *rest = map(cases, PARTS)
+    assert len(sample) == CASES_OF_A_SAMPLE + 1 + 5 + CASES_OF_A_QUICK_TEST + 2 + 1
+    assert [case.partition("[")[2] for case in sample if "families" in case] == [
+        "0-cuda-one]",
+        "0-cuda-two]",
+    ]
+    assert [len(one) for one in rest] == [10, 9, 9]
+    assert sorted(sum(rest, sample)) == sorted(cases("all"))
+    with pytest.raises(ValueError, match="4/3"):
+        turn("4/3")
+
+
+def pytest_of(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Return a run of the tests in a folder, as on CI."""
+    environment = {**os.environ, "CI": "true", "CUPYCONV_CI_LACKS": "", RUNNING: ""}
+    settings = ("-q", "-p", "tests.conftest", "-p", "no:cacheprovider", "--rootdir", str(folder))
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *settings, *words, str(folder)],
+        cwd=ROOT, env=environment, capture_output=True, text=True,
+    )  # fmt: skip

@@ -958,10 +958,6 @@ def compute(
             tensors["add"] = _take_add(add_name, tensors["add"], called.out, result, home)
         addressed.append(result)
         out_layout = (result.shape, result.strides, result.dtype)
-    types = _argument_types(shape, options, cupyconv.workspace_limit)
-    if types == []:
-        shape, options = _frozen(shape), ConvOptions._make(map(_frozen, options))
-        types = _argument_types(shape, options, cupyconv.workspace_limit)
     key = _CallKey(
         operation,
         called,
@@ -970,7 +966,7 @@ def compute(
         backend.alignment(addressed),
         shape,
         options,
-        types,
+        _argument_types(shape, options, cupyconv.workspace_limit),
         impl,
         precision,
         activation,
@@ -979,7 +975,7 @@ def compute(
         None if prepared_filter is None else prepared_filter.belonging,
         not unconjugated,
     )
-    ready: _Ready = _from_cache(_ready, key)
+    ready = _ready_from_lists(key) if key.argument_types == [] else _from_cache(_ready, key)
     measure = cupyconv.benchmark if measure is None else measure
     measured = measure and backend.device.is_gpu and not isinstance(impl, Plan)
     if measured and ready.measured is None and backend.is_capturing():
@@ -1070,9 +1066,18 @@ def _argument_types(shape: Any, options: ConvOptions, workspace_limit: Any) -> A
     return tuple(types)
 
 
-def _frozen(value: Any) -> Any:
-    """Return lists as tuples, which a cache key may contain."""
-    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
+def _ready_from_lists(key: _CallKey) -> _Ready:
+    """Look up a call as if its lists were tuples, which a cache key may contain."""
+
+    def frozen(value: Any) -> Any:
+        return tuple(map(frozen, value)) if isinstance(value, list | tuple) else value
+
+    shape, options = frozen(key.shape), ConvOptions._make(map(frozen, key.options))
+    types = _argument_types(shape, options, key.workspace_limit)
+    try:
+        return _from_cache(_ready, key._replace(shape=shape, options=options, argument_types=types))
+    except (ConvError, ConvTypeError):
+        return _ready.__wrapped__(key)  # raises an error that shows the lists
 
 
 @lru_cache(maxsize=4096)

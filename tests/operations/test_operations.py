@@ -717,3 +717,8 @@ def test_onnx_refuses_booleans_after_equal_integers(valid, invalid):
     with pytest.raises(cupyconv.ConvTypeError):
         cupyconv.onnx.conv(X, W, **{name: tuple(v) if isinstance(v, list) else v
                                     for name, v in invalid.items()})  # fmt: skip
+
+
+def test_errors_show_lists_as_the_user_passed_them():
+    with pytest.raises(cupyconv.ConvTypeError, match=r"got \[1, 1\] of type list"):
+        cupyconv.conv_forward(X, W, stride=([1, 1], 1))

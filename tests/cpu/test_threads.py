@@ -108,7 +108,7 @@ def test_results_are_bitwise_equal_for_any_thread_count(layer, allowed):
 
 def test_results_are_bitwise_equal_for_any_omp_num_threads():
     script = (
-        "import sys; from tests import test_threads, test_cpu; "
+        "import sys; from tests.cpu import test_threads, test_cpu; "
         "sys.stdout.buffer.write(test_cpu.all_passes(test_threads.LAYERS['dense']).tobytes())"
     )
     results = set()

@@ -579,7 +579,8 @@ def require_planned(
     problem: ConvProblem, plan: Plan, pass_: str, arch: str, precision: str
 ) -> None:
     """Require exact results of a planned pass."""
-    from tests import emulator, test_complex
+    from tests import emulator
+    from tests.kernels import test_complex
 
     require = test_complex.require_exact if problem.is_complex else agreement.require_exact
     require(emulator, problem, passes=(pass_,), impl=plan, arch=arch, precision=precision)
@@ -658,86 +659,86 @@ def _in_64_bits(run: Callable[[], None]) -> None:
 
 
 def _bank_conflicts(dtype: str, precision: str, formats: tuple[str, str]) -> None:
-    from tests import test_kernels
+    from tests.kernels import test_kernels
 
     test_kernels.test_cuda_gather_ring_has_no_bank_conflicts(dtype, precision, formats)
 
 
 def _bands() -> None:
-    from tests import test_hopper
+    from tests.kernels import test_hopper
 
     test_hopper.test_tiles_are_visited_in_bands()
 
 
 def _rounds_to_tf32() -> None:
-    from tests import test_kernels
+    from tests.kernels import test_kernels
 
     test_kernels.test_float32_is_rounded_to_tf32_only_where_permitted()
 
 
 def _stays_where_it_belongs(layer: str, pass_: str) -> None:
-    from tests import test_toeplitz
+    from tests.kernels import test_toeplitz
 
     test_toeplitz.test_nan_reaches_only_the_windows_that_read_it(layer, np.nan, pass_)
 
 
 def _is_seen_in_its_column(formats: tuple[str, str], column: int) -> None:
-    from tests import test_toeplitz
+    from tests.kernels import test_toeplitz
 
     test_toeplitz.test_nan_is_propagated_from_every_column_of_a_vector(formats, column)
 
 
 def _stays_in_its_windows(pass_: str, layer: str, dtype: str) -> None:
-    from tests import test_patch
+    from tests.kernels import test_patch
 
     test_patch.test_nan_reaches_only_the_windows_that_read_it(pass_, layer, dtype)
 
 
 def _conflicts_as_planned() -> None:
-    from tests import test_patch
+    from tests.kernels import test_patch
 
     for pass_ in test_patch.TAKEN:
         test_patch.test_patch_loads_have_the_planned_bank_conflicts(pass_)
 
 
 def _all_bits_of_x() -> None:
-    from tests import test_patch
+    from tests.kernels import test_patch
 
     test_patch.test_all_bits_of_x_reach_the_filter_gradient()
 
 
 def _patch_rounds_to_tf32() -> None:
-    from tests import test_patch
+    from tests.kernels import test_patch
 
     test_patch.test_float32_is_rounded_to_tf32()
 
 
 def _bank_conflicts_of_copies() -> None:
-    from tests import test_hopper_layouts
+    from tests.kernels import test_hopper_layouts
 
     test_hopper_layouts.test_copies_of_16_bit_types_have_no_bank_conflicts()
 
 
 def _last_pixel(data_format: str) -> None:
-    from tests import test_kernels
+    from tests.kernels import test_kernels
 
     test_kernels.test_nan_in_the_last_pixel_reaches_only_the_last_tap("cuda-direct", data_format)
 
 
 def _filled_lines() -> None:
-    from tests import test_hopper_layouts
+    from tests.kernels import test_hopper_layouts
 
     test_hopper_layouts.test_padding_pixels_of_a_line_do_not_contribute("rows_of_two_lines")
 
 
 def _bits_of_float32() -> None:
-    from tests import test_hopper_float32
+    from tests.kernels import test_hopper_float32
 
     test_hopper_float32.test_planes_keep_all_bits_of_float32()
 
 
 def _range_of_float32() -> None:
-    from tests import test_hopper_float32
+    from tests.kernels import test_hopper_float32
 
     test_hopper_float32.test_planes_handle_extreme_values()
 
@@ -803,7 +804,7 @@ def _bias_of_views() -> None:
 
 
 def _activations_to_the_last_place() -> None:
-    from tests import test_activations
+    from tests.kernels import test_activations
 
     step = 20
     inputs = np.concatenate([test_activations.values()[::step], [-np.inf, np.inf, np.nan]])

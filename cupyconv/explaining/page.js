@@ -50,10 +50,10 @@ function sceneOf(knobs, image) {
 function readers(packed) {
   const found = {};
   for (const [tensor, { at, planes }] of Object.entries(packed)) {
-    const place = new Map(at.map((name, i) => [name, i]));
+    const places = at.map((drawn_) => new Map(drawn_.map((one, i) => [one, i])));
     found[tensor] = (k, c, position) => {
-      const plane = planes[keyOf(tensor, k, c)];
-      const value = plane?.[place.get(position.join())];
+      const value = planes[keyOf(tensor, k, c)]?.[
+        position.reduce((place, one, i) => place * at[i].length + places[i].get(one), 0)];
       return value === undefined ? undefined : Number(value);
     };
   }
@@ -383,53 +383,43 @@ function thumbnail(tensor, k, c) {
   return canvas;
 }
 
-// Returns the positions that a thumbnail shows, and their places; a 3-D thumbnail shows the first
-// slice.
-function painted({ at: names }) {
-  const places = names.map((name, i) => [name.split(",").map(Number), i]);
-  const slice = ([place]) => place.slice(0, -2).join();
-  return places.filter((one) => slice(one) === slice(places[0]));
-}
+// Returns the positions of each axis in a thumbnail; a 3-D thumbnail shows the first slice.
+const painted = ({ at }) => at.map((places, i) => (i < at.length - 2 ? places.slice(0, 1) : places));
 
 // Returns the title of a thumbnail, which says if a plane is drawn only in part.
 function thumbnailTitle(tensor) {
-  const places = lookOf(scene.values[tensor]).places.map(([place]) => place);
-  const sizes = sizesOf(tensor).slice(2);
-  const whole = sizes.reduce((n, size) => n * size, 1);
-  if (places.length === whole) return "";
-  const letters = scene.letters[LETTER[tensor]];
-  const cuts = sizes.map((size, i) => cutText(letters[i], places.map((place) => place[i]), size));
-  return `Drawn in part: ${cuts.filter(Boolean).join("; ")}`;
+  const [letters, sizes] = [scene.letters[LETTER[tensor]], sizesOf(tensor).slice(2)];
+  const cuts = painted(scene.values[tensor]).map((places, i) => cutText(letters[i], places, sizes[i])).filter(Boolean);
+  return cuts.length ? `Drawn in part: ${cuts.join("; ")}` : "";
 }
 
-// Returns what all thumbnails of a tensor share: the painted places and the largest number.
-const looks = new WeakMap();
-function lookOf(packed) {
-  if (!looks.has(packed)) {
-    const places = painted(packed);
+// Returns the largest number of a tensor, for the colors of its thumbnails.
+const largest = new WeakMap();
+function largestOf(packed) {
+  if (!largest.has(packed)) {
     let most = 0;
     for (const plane of Object.values(packed.planes))
       for (const value of plane) most = Math.max(most, Math.abs(Number(value)) || 0);
-    const rows = [...new Set(places.map(([place]) => place.at(-2) ?? 0))];
-    const columns = [...new Set(places.map(([place]) => place.at(-1)))];
-    looks.set(packed, { places, most, rows: rows.length, columns: columns.length });
+    largest.set(packed, most);
   }
-  return looks.get(packed);
+  return largest.get(packed);
 }
 
 // Paints a small plane: blue for positive and red for negative numbers, deeper for larger ones.
 function paint(canvas, tensor, k, c) {
-  const { places, most, rows, columns } = lookOf(scene.values[tensor]);
-  const plane = scene.values[tensor].planes[keyOf(tensor, k, c)];
+  const packed = scene.values[tensor];
+  const [columns, rows = 1] = painted(packed).map((places) => places.length).reverse();
+  const plane = packed.planes[keyOf(tensor, k, c)];
+  const most = largestOf(packed);
   canvas.width = columns;
   canvas.height = rows;
   const context = canvas.getContext("2d");
   const image = context.createImageData(columns, rows);
-  places.forEach(([, i], pixel) => {
+  for (let i = 0; i < rows * columns; i++) {
     const value = Number(plane[i]);
     const share = most ? Math.min(Math.abs(value) / most, 1) : 0;
-    image.data.set([...(value < 0 ? [220, 60, 50] : [45, 110, 235]), Math.round(255 * share)], 4 * pixel);
-  });
+    image.data.set([...(value < 0 ? [220, 60, 50] : [45, 110, 235]), Math.round(255 * share)], 4 * i);
+  }
   context.putImageData(image, 0, 0);
 }
 

@@ -70,19 +70,24 @@ const rules = (() => {
       return [Math.max(this.firstInput, 1), this.firstInput + this.stride - 1];
     }
 
-    // All [input, tap, output] of which the tap of the output reads the input.
+    // All input, tap, output, one after the other, of which the tap of the output reads the input.
     get triples() {
-      const found = [];
-      for (let o = 0; o < this.output; o++)
-        for (let r = 0; r < this.filter; r++) {
-          const i = o * this.stride - this.before + r * this.dilation;
-          if (0 <= i && i < this.input) found.push([i, r, o]);
+      const { input, filter, output, stride, dilation, before } = this;
+      const found = new Int32Array(3 * filter * output);
+      let end = 0;
+      for (let o = 0; o < output; o++)
+        for (let r = 0; r < filter; r++) {
+          const i = o * stride - before + r * dilation;
+          if (i < 0 || i >= input) continue;
+          found[end++] = i;
+          found[end++] = r;
+          found[end++] = o;
         }
-      return found;
+      return found.subarray(0, end);
     }
 
     get unread() {
-      const read = new Set(this.triples.map(([i]) => i));
+      const read = new Set(this.triples.filter((_, place) => place % 3 === 0));
       return span(this.input).filter((i) => !read.has(i));
     }
   }

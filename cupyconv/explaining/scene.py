@@ -622,10 +622,11 @@ def _plain(number: Any) -> float:
 
 
 def _packed(planes: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """Return planes for JSON: the list of positions once, and a list of numbers per plane."""
-    positions = next(iter(planes.values()), {})
+    """Return planes for JSON: the positions of each axis once, and a list of numbers per plane."""
+    names = next(iter(planes.values()), {})
+    axes = zip(*(map(int, name.split(",")) for name in names), strict=True)
     return {
-        "at": list(positions),
+        "at": [sorted(set(positions)) for positions in axes],
         "planes": {key: [_number(value) for value in p.values()] for key, p in planes.items()},
     }
 

@@ -27,7 +27,7 @@ const scenes = (() => {
   // Returns the first position of dx with the most terms among the first positions.
   function busiest(axis, mostPlaces) {
     const counts = Array(Math.min(axis.input, Math.floor(mostPlaces / 2))).fill(0);
-    for (const [i] of axis.triples) if (i < counts.length) counts[i]++;
+    axis.triples.forEach((i, place) => place % 3 === 0 && i < counts.length && counts[i]++);
     return counts.indexOf(Math.max(...counts));
   }
 
@@ -75,30 +75,18 @@ const scenes = (() => {
       `numbers and ${d} products. Turn the sizes down, or run the command above with --large.`;
   }
 
-  // Returns the planes of an image of a tensor, in the format of scene.py.
-  function packed(array, size, image, isFilter) {
-    const inner = size.slice(2);
+  // Returns the planes of an image of a tensor, in the format of scene.py: c counts over all groups.
+  function packed({ C, K, groups }, array, size, image, isFilter) {
+    const [first, second, ...inner] = size;
     const length = tensors.product(inner);
     const planes = {};
-    const [first, second] = size;
     for (let a = 0; a < (isFilter ? first : 1); a++)
       for (let b = 0; b < second; b++) {
         const from = ((isFilter ? a : image) * second + b) * length;
-        planes[isFilter ? `${a},${b}` : b] = Array.from(array.subarray(from, from + length));
+        const c = Math.floor(a / (K / groups)) * (C / groups) + b;
+        planes[isFilter ? `${a},${c}` : b] = array.subarray(from, from + length);
       }
-    let names = [""];
-    for (const one of inner)
-      names = names.flatMap((name) => rules.span(one).map((i) => (name ? `${name},${i}` : `${i}`)));
-    return { at: names, planes };
-  }
-
-  // Returns the planes of w or dw, keyed by all channels: c counts over all groups.
-  function keyed({ at, planes }, channels, filters) {
-    const own = Object.entries(planes).map(([key, plane]) => {
-      const [k, c] = key.split(",").map(Number);
-      return [`${k},${Math.floor(k / filters) * channels + c}`, plane];
-    });
-    return { at, planes: Object.fromEntries(own) };
+    return { at: inner.map(rules.span), planes };
   }
 
   // Returns the scene of a layer.
@@ -118,9 +106,7 @@ const scenes = (() => {
     if (data) {
       const size = tensors.sizes(problem);
       for (const name of names) {
-        const isFilter = name.endsWith("w");
-        const planes = packed(data[name], size[name] ?? size[name.slice(-1)] ?? size.dy, image, isFilter);
-        values[name] = isFilter ? keyed(planes, channels, filters) : planes;
+        values[name] = packed(problem, data[name], size[name] ?? size[name.slice(-1)] ?? size.dy, image, name.endsWith("w"));
       }
     }
     const exact = Object.fromEntries(["dw", "dx", "y"].filter((name) => data).map((name) => [name, values[name]]));

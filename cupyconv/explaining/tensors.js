@@ -188,32 +188,31 @@ const tensors = (() => {
   // Adds y, dx, dw and db to x, w and dy.
   function run(problem, { x, w, dy }) {
     const { N, C, K, groups, axes } = problem;
-    const all = axes.map((axis) => axis.triples);
-    const [inputs, taps, outputs] = ["input", "filter", "output"].map((name) =>
-      axes.map((axis) => axis[name]));
-    let places = [[0, 0, 0]];
-    all.forEach((triples, i) => {
-      places = places.flatMap(([a, b, c]) =>
-        triples.map(([h, r, p]) => [a * inputs[i] + h, b * taps[i] + r, c * outputs[i] + p]));
-    });
-    const [h, r, p] = [0, 1, 2].map((i) => Int32Array.from(places, (place) => place[i]));
-    const [xs, ws, ys] = [inputs, taps, outputs].map(product);
     const [y, dx, dw, db] = [dy, x, w, { length: K }].map(({ length }) => new Float64Array(length));
+    const loops = axes.map(({ triples, input, filter, output }) => ({ triples, input, filter, output }));
+    const ys = product(loops.map((loop) => loop.output));
+    // Adds all products of axis i and the axes after it; a, b and c are places in x, w and dy.
+    const add = (i, a, b, c) => {
+      const { triples, input, filter, output } = loops[i];
+      const isLast = i === loops.length - 1;
+      for (let t = 0; t < triples.length; t += 3) {
+        const h = a * input + triples[t];
+        const r = b * filter + triples[t + 1];
+        const p = c * output + triples[t + 2];
+        if (isLast) {
+          y[p] += x[h] * w[r];
+          dx[h] += dy[p] * w[r];
+          dw[r] += dy[p] * x[h];
+        } else add(i + 1, h, r, p);
+      }
+    };
     const [channels, filters] = [C / groups, K / groups];
     for (let n = 0; n < N; n++)
       for (let k = 0; k < K; k++) {
-        const out = (n * K + k) * ys;
-        for (let i = 0; i < ys; i++) db[k] += dy[out + i];
-        for (let own = 0; own < channels; own++) {
-          const source = (n * C + Math.floor(k / filters) * channels + own) * xs;
-          const weights = (k * channels + own) * ws;
-          for (let i = 0; i < h.length; i++) {
-            const [a, b, c] = [source + h[i], weights + r[i], out + p[i]];
-            y[c] += x[a] * w[b];
-            dx[a] += dy[c] * w[b];
-            dw[b] += dy[c] * x[a];
-          }
-        }
+        const out = n * K + k;
+        for (let i = out * ys; i < (out + 1) * ys; i++) db[k] += dy[i];
+        const first = Math.floor(k / filters) * channels;
+        for (let own = 0; own < channels; own++) add(0, n * C + first + own, k * channels + own, out);
       }
     return { x, w, dy, y, dx, dw, db };
   }

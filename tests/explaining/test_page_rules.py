@@ -118,8 +118,12 @@ def in_scene(layer: dict[str, Any], values: str, seed: int) -> dict[str, Any]:
     return {"scene": drawn, "tensors": tensors, "calls": calls}
 
 
-def in_browser(folder: Path, cases: list[Any], script: str) -> list[Any]:
-    """Return the results of a JavaScript function ``result(one)`` for each case."""
+def in_browser(folder: Path, cases: list[Any], script: str, *options: str) -> list[Any]:
+    """Return the results of a JavaScript function ``result(one)`` for each case.
+
+    Args:
+        options: more options of the browser.
+    """
     if browser.program() is None:
         pytest.skip("chromium is not installed")
     sources = "".join(
@@ -133,7 +137,7 @@ def in_browser(folder: Path, cases: list[Any], script: str) -> list[Any]:
         "document.body.dataset.results = JSON.stringify(cases.map(result));</script>",
         encoding="utf-8",
     )
-    shown = browser.run(target.as_uri(), "--dump-dom").stdout
+    shown = browser.run(target.as_uri(), "--dump-dom", *options).stdout
     found = re.search(r'data-results="([^"]*)"', shown)
     if "<html" not in shown:
         pytest.skip("chromium does not start here")
@@ -216,6 +220,30 @@ def test_scenes_of_knobs_equal_the_library(tmp_path, batch):
         for name, numbers in one["tensors"].items():
             same = pytest.approx(numbers, rel=0 if exactly else 1e-4, abs=0 if exactly else 1e-4)
             assert found["tensors"][name] == same, (name, case)
+
+
+def test_largest_layers_are_computed_in_little_memory(tmp_path):
+    """A pass of 32 million products fits into a heap of 64 MB: no list holds the products."""
+    layers = [
+        {"input_shape": (1, 1, 300, 300), "filter_shape": (1, 1, 20, 20)},
+        {"input_shape": (1, 1, 200, 400, 1), "filter_shape": (1, 1, 20, 20, 1)},
+        {"input_shape": (16, 380, 1, 1), "filter_shape": (400, 380, 1, 1), "stride": 2},
+    ]
+    limits = {"mostNumbers": page.MOST_NUMBERS, "mostProducts": page.MOST_PRODUCTS}
+    limits |= {"mostPlaces": scene.MOST_PLACES}
+    script = f"""
+    function result(layer) {{
+      const knobs = {{ layer, values: "integers", seed: "0" }};
+      const {{ data }} = scenes.of(knobs, {json.dumps(limits)});
+      return ["y", "dx", "dw"].map((name) =>
+        data[name].reduce((sum, value, i) => sum + value * (i % 97), 0));
+    }}
+    """
+    heap = "--js-flags=--max-old-space-size=64"
+    for layer, found in zip(layers, in_browser(tmp_path, layers, script, heap), strict=True):
+        data = cupyconv.explain(ConvProblem(**layer), values="integers").data
+        arrays = [np.asarray(data[name], "float64").ravel() for name in ("y", "dx", "dw")]
+        assert found == [float(array @ (np.arange(array.size) % 97)) for array in arrays]
 
 
 def test_random_numbers_of_the_page_equal_numpy(tmp_path):

@@ -237,7 +237,7 @@ function buildHand() {
 
 // Returns sentences on an axis: its formula, padding, input sizes and unread inputs.
 function factsOf(axis) {
-  const { firstInput, inputs, unread, before, after, mode, stride } = axis;
+  const { inputs, unread, before, after, mode, stride, outputPadding } = axis;
   const pads = mode.startsWith("same")
     ? `SAME pads by ${before} and ${after}`
     : `the padding is ${before} and ${after}`;
@@ -245,7 +245,9 @@ function factsOf(axis) {
     ? `no other input has an output of ${axis.output}`
     : inputs[1] - inputs[0] === 1 ? `inputs of ${inputs.join(" and ")} both have an output of ${axis.output}`
     : `inputs of ${inputs.join(" to ")} all have an output of ${axis.output}`;
-  const stepped = stride > 1 ? `, so dx has output_padding ${axis.input - firstInput}` : "";
+  const stepped = stride === 1 ? ""
+    : before === after ? `; in PyTorch, dx has output_padding=${outputPadding}`
+    : `; in PyTorch, dx has padding=0 and output_padding=${outputPadding}, and is cropped by ${before} and ${after}`;
   const skipped = unread.length
     ? ` No window reads ${unread.length === 1 ? "input" : "inputs"} ${runsOf(unread)}: ` +
       `${unread.length === 1 ? "its" : "their"} gradient is 0.` : "";

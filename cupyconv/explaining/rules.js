@@ -65,6 +65,11 @@ const rules = (() => {
       return this.mode.startsWith("same") ? first : first + this.span - 1 - this.before - this.after;
     }
 
+    // PyTorch's output_padding: the number of last positions of the padded input that no window reaches.
+    get outputPadding() {
+      return this.padded - this.span - (this.output - 1) * this.stride;
+    }
+
     // The first and last input size with this output.
     get inputs() {
       return [Math.max(this.firstInput, 1), this.firstInput + this.stride - 1];

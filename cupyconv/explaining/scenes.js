@@ -135,9 +135,6 @@ const scenes = (() => {
 
   // -- programs --------------------------------------------------------------------------------------
 
-  // Returns whether each axis reads its padded input to the end, negated per axis as output_padding.
-  const outputPadding = ({ axes }) =>
-    axes.map((axis) => axis.padded - axis.span - (axis.output - 1) * axis.stride);
   const tuple = (values) => rules.python(rules.compact(values));
   const list = (values) => `[${values.map((one) => (Array.isArray(one) ? list(one) : one)).join(", ")}]`;
 
@@ -161,7 +158,7 @@ const scenes = (() => {
       else if (rank === 2 && Math.max(...dilation) === 1) padding = pairs;
       else [source, padding] = [`tf.pad(X, ${pairs})`, '"VALID"'];
     }
-    const left = outputPadding(problem);
+    const left = axes.map((axis) => axis.outputPadding);
     if (axes.every((axis) => axis.filter === 1) && left.some(Boolean)) {
       if (padding.startsWith("[")) source = `tf.pad(X, ${padding})`;
       const ends = axes.map((axis, i) => `:${axis.padded - left[i]}`).join(", ");

@@ -62,7 +62,7 @@ def test_turned_knobs_show_shapes_and_values(browse):
     assert log[0] == "1x2x5x5 * 4x2x3x3 -> 1x4x3x5"
     assert log[1] == "y, dy 1x4x3x5 NCHWx, dx 1x2x5x5 NCHWw, dw 4x2x3x3 OIHWdb 4"
     assert "H: output ceil(5/2) = 3; SAME pads by 1 and 1; inputs of 5 and 6 both have" in log[2]
-    assert "so dx has output_padding 0" in log[2]
+    assert "an output of 3; in PyTorch, dx has output_padding=0." in log[2]
     assert log[3] == "true"
     for place, (tensor, index) in enumerate({"dw": (2, 1), "dx": (0, 1), "y": (0, 2)}.items()):
         expected = [f"{number:.0f}" for number in data[tensor][index].ravel()]
@@ -91,6 +91,28 @@ def test_all_kinds_of_layers_can_be_dialled(browse):
     ]
     assert "floor((9 + 0 + 0 - 5)/1) + 1 = 5" in log[4]
     assert log[5] == "false"
+
+
+def test_output_padding_is_that_of_pytorch(browse):
+    """The stated padding, output_padding and crop give a dx of the size of x."""
+    script = """
+      set('stride H', 2); set('input H', 6);
+      for (const word of ['same', 'same_lower', 'valid', 'numbers']) {
+        pick('padding', word); log(facts());
+      }
+      set('padding after H', 2); log(facts());
+      pick('padding', 'same'); set('filter H', 4); log(facts());
+    """
+    layers = [("same", 3), ("same_lower", 3), ("valid", 3), (0, 3), (((0, 2), 0), 3), ("same", 4)]
+    for (padding, taps), text in zip(layers, turned(browse, script), strict=True):
+        problem = ConvProblem((1, 2, 6, 5), (3, 2, taps, 3), stride=(2, 1), padding=padding)
+        axis = problem.axes[0]
+        extra, crop = re.search(r"output_padding=(\d+)(.*?)\.", text).groups()
+        cut = re.fullmatch(r", and is cropped by (\d+) and (\d+)", crop)
+        assert bool(cut) == (axis.pad_before != axis.pad_after)
+        crops = map(int, cut.groups()) if cut else (axis.pad_before, axis.pad_after)
+        size = (axis.output - 1) * 2 + axis.effective_filter + int(extra) - sum(crops)
+        assert size == 6, text
 
 
 def test_invalid_layer_shows_the_rule_and_its_ways_out(browse):

@@ -81,9 +81,10 @@ def in_library(layer: dict[str, Any]) -> dict[str, Any]:
                 "padding": [axis.pad_before, axis.pad_after],
                 "inputs": [axis.valid_input_sizes[0], axis.valid_input_sizes[-1]],
                 "extra": axis.input - axis.first_input_size_for(axis.output),
+                "outputPadding": left,
                 "unread": axis.unread_inputs,
             }
-            for axis in problem.axes
+            for axis, left in zip(problem.axes, translate._output_padding(problem), strict=True)
         ],
     }
 
@@ -151,7 +152,8 @@ function result(layer) {
     const { outputShape, axes } = rules.problem(layer);
     return { output: outputShape, axes: axes.map((axis) => ({
       formula: axis.formula, padding: [axis.before, axis.after], inputs: axis.inputs,
-      extra: axis.input - axis.firstInput, unread: axis.unread.length })) };
+      extra: axis.input - axis.firstInput, outputPadding: axis.outputPadding,
+      unread: axis.unread.length })) };
   } catch (error) {
     return { error: error.text ?? error.stack, fixes: error.fixes?.length };
   }

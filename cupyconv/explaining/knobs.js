@@ -452,21 +452,20 @@ function readLayer(words) {
   return { layer, values, seed, edits };
 }
 
-// Shows the layer of an address.  Returns whether there was one, and the rest of the address.
+// Shows the layer of an address.  Returns the rest of the address that is still to be shown.
 function layerFromAddress(hash) {
-  if (!original.knobs || !/[#&]input=/.test(hash)) return { isLayer: false, hash };
   const words = new URLSearchParams(hash.slice(1));
+  if (!original.knobs || !words.has("input")) return hash;
   const asked = readLayer(words);
   if (!asked) {
-    if (drawn === null) turnTo(scene.opened);
     $("notice").textContent = "The address contains no layer that the knobs can show. Write for example " +
       "#input=1x5x8x8&filter=10x5x3x3&stride=2&padding=same; sizes are at most 1,000.";
     $("notice").hidden = false;
-    return { isLayer: true, hash: "" };
+    return "";
   }
   turn(knobsOf(asked));
   const name = ["dw", "dx", "dy", "w", "x", "y"].find((one) => words.has(one));
-  return { isLayer: true, hash: name && !wrong ? `#${name}=${words.get(name)}` : "" };
+  return name && !wrong ? `#${name}=${words.get(name)}` : "";
 }
 
 // -- start -----------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ const long = (value) => // with the digits of a float32 sum
 
 // -- the chosen element ----------------------------------------------------------------------------
 
-const chosen = { tensor: scene.opened, image: scene.image, k: scene.k, c: scene.c, at: {}, step: 0 };
+const chosen = { at: {}, step: 0 };
 let look = {}; // by tensor, an operand position to draw besides the positions of the sum
 let drawn = null; // drawn positions and channels, and the pairs of positions
 let products = [];
@@ -926,28 +926,37 @@ function turnTo(tensor, looked = {}) {
   show();
 }
 
-// Reads the address: #dw=2,1,0,0 chooses a number of a result, #x=0,1,2,3 shows one of an operand.
+// Shows what the address says, whatever the page showed before: #dw=2,1,0,0 chooses a number of a
+// result, #x=0,1,2,3 shows a number of an operand.
 function fromAddress() {
-  if (!location.hash) return false;
-  if (storyFromAddress(location.hash)) return true;
-  const { isLayer, hash } = layerFromAddress(location.hash);
-  if (isLayer && !hash) return true;
+  const address_ = location.hash;
+  closeStory();
+  showFirst();
+  const hash = storyFromAddress(address_) ? "" : layerFromAddress(address_);
+  if (!hash) return;
   const match = /^#(dw|dx|dy|w|x|y)=(\d+(?:,\d+)*)$/.exec(hash);
   const [, tensor, indices] = match ?? [];
   const index = indices?.split(",").map(Number);
   const sizes = match && sizesOf(tensor);
   if (index?.length === sizes?.length && index?.every((one, i) => one < sizes[i])) {
     visit(tensor, index);
-    return true;
+    return;
   }
-  const opened = drawn !== null;
-  if (!opened) turnTo(scene.opened);
-  else show();
   $("notice").textContent = match
     ? `${tensor}[${indices}] is not an element: ${tensor} is ${sizes.join("x")}, indices count from 0.`
     : `The address contains no element. Write for example #dx=${sizesOf("dx").fill(0).join()}.`;
   $("notice").hidden = false;
-  return true;
+}
+
+// Shows the first layer with the element that it opens with.
+function showFirst() {
+  const { opened: tensor, image, k, c } = original;
+  Object.assign(chosen, { tensor, image, k, c, at: {} });
+  if (original.knobs) turn(knobsOf(original.knobs));
+  else {
+    load(original);
+    turnTo(tensor);
+  }
 }
 
 function visit(tensor, [a, b, ...position]) {
@@ -1004,7 +1013,6 @@ function start() {
   $("live").hidden = false;
   buildKnobs();
   buildStories();
-  load(sceneOf(original.knobs, original.image));
-  if (!fromAddress()) turnTo(scene.opened);
+  fromAddress();
   document.documentElement.dataset.ready = "true";
 }

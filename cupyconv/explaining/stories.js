@@ -109,11 +109,15 @@ function openStep(name, place) {
   $("story-next").textContent = story.place + 1 < all.length ? "Next" : "Turn the knobs";
 }
 
-// Ends a story: on the knobs of its layer, or on the first layer.
-function leave(layer) {
+function closeStory() {
   story = null;
   delete document.querySelector("main").dataset.story;
   $("story").hidden = true;
+}
+
+// Ends a story: on the knobs of its layer, or on the first layer.
+function leave(layer) {
+  closeStory();
   $("turn").open = true;
   turn(layer);
   $("dials").querySelector("input").focus();
@@ -142,6 +146,6 @@ function buildStories() {
 function storyFromAddress(hash) {
   const [, name, place] = /^#story=(\w+)(?:,(\d+))?$/.exec(hash) ?? [];
   if (!original.knobs || !Object.hasOwn(STORIES, name ?? "")) return false;
-  if (story?.name !== name || story.place !== (place ?? 1) - 1) openStep(name, (place ?? 1) - 1);
+  openStep(name, (place ?? 1) - 1);
   return true;
 }

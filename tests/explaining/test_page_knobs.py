@@ -165,6 +165,24 @@ def test_address_with_an_invalid_layer_is_reported(browse, place, said):
     assert turned(browse, script, place=place)[0].startswith(said)
 
 
+@pytest.mark.parametrize(
+    "before", ["#story=size,4", "#input=1x4x8&filter=6x3x3", "#input=1x4x8&filter=6x4x3&y=0,1,2"]
+)
+@pytest.mark.parametrize("after", ["#dx=0,1,2,3", "#", "#db=1", "#input=1x4&filter=2"])
+def test_address_alone_says_what_is_shown(browse, before, after):
+    """A new address shows the same after a story or another layer as in a fresh page."""
+    script = """
+      const seen_ = () => [title(), text('notice'), document.getElementById('notice').hidden,
+        location.hash, $$('[data-story]').length, $$('input:checked')[0].value,
+        ...['story', 'wrong', 'drawing', 'answer', 'turn', 'front'].filter((id) =>
+          document.getElementById(id).checkVisibility())].join('; ');
+      location.hash = 'AFTER'; await wait(50); log(seen_()); log(text('told'));
+    """.replace("AFTER", after)
+    fresh = turned(browse, script, place=after)
+    assert "drawing; answer; turn; front" in fresh[0]
+    assert turned(browse, script, place=before) == fresh
+
+
 @pytest.mark.parametrize("values", ["normal", "integers", "x", "dy", "ones"])
 def test_copied_programs_show_the_same_layer(browse, monkeypatch, values):
     """The command and the Python program have the layer and the number that the page shows."""

@@ -68,7 +68,7 @@ function turn(state) {
 }
 
 function showWrong() {
-  for (const part of [$("drawing"), $("answer"), $("copies")]) part.hidden = Boolean(wrong);
+  for (const id of ["drawing", "empty", "answer", "copies"]) $(id).hidden = Boolean(wrong);
   $("wrong").hidden = !wrong;
   if (!wrong) return;
   pictured = null;
@@ -351,7 +351,7 @@ function inSvg(tag, attributes, text) {
 }
 
 function showPrograms() {
-  const name = nameOf(chosen.tensor, chosen.k, chosen.c, at());
+  const name = scene.images ? nameOf(chosen.tensor, chosen.k, chosen.c, at()) : "";
   $("programs").replaceChildren(...scenes.programs(scene, name).map(({ name: title, text, why }) => {
     const box = element("div", "program");
     box.append(element("h3", "", title));

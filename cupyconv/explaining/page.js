@@ -843,6 +843,8 @@ function arrange() {
 }
 
 function show() {
+  $("empty").hidden = scene.images > 0;
+  $("drawing").hidden = !scene.images;
   const focused = arrange();
   gather();
   $("step").max = steps();
@@ -857,9 +859,9 @@ function show() {
     (direction().over === "image" ? ": dw sums over all images; the list has the products of this image." : ".");
   $("source").textContent = `${scene.source ? `Values: ${scene.source}. ` : ""}${image}`;
   $("notice").hidden = true;
-  const element_ = `${chosen.tensor}=${indexOf(chosen.tensor, chosen.k, chosen.c, at()).join()}`;
+  const element_ = scene.images && `${chosen.tensor}=${indexOf(chosen.tensor, chosen.k, chosen.c, at()).join()}`;
   address(story ? `#story=${story.name},${story.place + 1}`
-    : `#${isTurned() ? `${layerAddress()}&` : ""}${element_}`);
+    : `#${[isTurned() && layerAddress(), element_].filter(Boolean).join("&")}`);
   showKnobs();
 }
 
@@ -944,7 +946,7 @@ function fromAddress() {
   }
   $("notice").textContent = match
     ? `${tensor}[${indices}] is not an element: ${tensor} is ${sizes.join("x")}, indices count from 0.`
-    : `The address contains no element. Write for example #dx=${sizesOf("dx").fill(0).join()}.`;
+    : `The address contains no element. Write for example #dw=${sizesOf("dw").fill(0).join()}.`;
   $("notice").hidden = false;
 }
 

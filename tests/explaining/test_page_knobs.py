@@ -165,6 +165,29 @@ def test_address_with_an_invalid_layer_is_reported(browse, place, said):
     assert turned(browse, script, place=place)[0].startswith(said)
 
 
+def test_empty_batch_shows_no_elements(browse):
+    """A page of no images shows shapes and programs, but no drawing of elements."""
+    parts = "['empty', 'drawing', 'answer', 'turn', 'copies']"
+    script = f"""
+      const seen_ = () => {parts}.filter((id) => document.getElementById(id).checkVisibility());
+      log(seen_()); log(location.hash); log(text('shapes')); log(text('programs').slice(0, 99));
+      set('images', 1); log(seen_()); set('images', 0); log(seen_()); log(location.hash);
+      log(text('programs').slice(0, 99)); set('stride H', 0); log(seen_());
+    """
+    empty = SMALL.replace(input_shape=(0, 2, 5, 5))
+    first = turned(browse, script, empty)
+    assert first[0] == first[5] == "empty,answer,turn,copies"
+    assert first[1:3] == ["", "y, dy 0x3x3x3 NCHWx, dx 0x2x5x5 NCHWw, dw 3x2x3x3 OIHWdb 3"]
+    assert first[4] == "drawing,answer,turn,copies"
+    assert first[8] == "turn"
+    assert turned(browse, "set('images', 0);" + script)[3] == first[3] == first[7]
+    assert first[3].startswith("Command lineCopycupyconv explain 0x2x5x5 3x2x3x3Python")
+    (notice,) = turned(browse, "log(text('notice'));", empty, "#dx=0,1,2,3")
+    assert notice == "dx[0,1,2,3] is not an element: dx is 0x2x5x5, indices count from 0."
+    data = cupyconv.conv_backprop_filter(np.ones((0, 2, 5, 5)), (3, 2, 3, 3), np.ones((0, 3, 3, 3)))
+    assert not data.any()
+
+
 @pytest.mark.parametrize(
     "before", ["#story=size,4", "#input=1x4x8&filter=6x3x3", "#input=1x4x8&filter=6x4x3&y=0,1,2"]
 )

@@ -36,7 +36,7 @@ function knobsOf({ layer, values, seed, edits = {} }) {
 // Returns ConvProblem's arguments for a state of the knobs.
 function layerOf(state) {
   const { rank, images, channels, filters, groups, axes, mode, data, filter } = state;
-  const depth = state.depth ?? Math.max(Math.floor(channels / groups) || 0, 1);
+  const depth = state.depth ?? Math.max(Math.floor(channels / Math.max(groups, 1)), 1);
   const sizes = { N: images, C: channels, O: filters, I: depth };
   const shape = (format, key) => [...format].map((letter) =>
     sizes[letter] ?? axes[rules.LETTERS[rank].indexOf(letter)][key]);

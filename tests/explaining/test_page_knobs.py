@@ -139,6 +139,22 @@ def test_invalid_layer_shows_the_rule_and_its_ways_out(browse):
     assert "filter=3x1x9x3" in log[8] or "filter=3x2x9x3" in log[8]
 
 
+@pytest.mark.parametrize("groups", [0, -1])
+def test_groups_below_one_are_rejected_as_in_the_library(browse, groups):
+    script = f"""
+      set('groups', {groups}); log(text('wrong')); log(title()); log(location.hash);
+      log($$('.way').length); $$('.way')[0].click(); log(title());
+    """
+    said, title, address, ways, repaired = turned(browse, script)
+    with pytest.raises(cupyconv.ConvError) as caught:
+        SMALL.replace(groups=groups)
+    assert said.startswith(f"Groups{str(caught.value)[6:].split('. ')[0]}.")
+    assert title == "1x2x5x5 * 3x2x3x3"
+    assert address == f"#input=1x2x5x5&filter=3x2x3x3&groups={groups}"
+    assert int(ways) == len(caught.value.fixes)
+    assert repaired == "1x2x5x5 * 3x2x3x3 -> 1x3x3x3"
+
+
 def test_address_with_a_layer_opens_it(browse):
     rules = "stride=2&padding=1:0&groups=2&values=integers&seed=3"
     place = f"#input=1x4x8&filter=6x2x3&{rules}&dx=0,3,5"

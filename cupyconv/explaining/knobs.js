@@ -5,6 +5,8 @@ const MOST = { images: 16, channels: 512, filters: 512, groups: 512,
 const ROWS = { input: "input", filter: "filter", stride: "stride", dilation: "dilation",
   before: "padding before", after: "padding after" };
 const COUNTS = { images: "images", channels: "channels of x", filters: "filters", groups: "groups" };
+const MODES = { valid: "valid", same: "same", same_lower: "same_lower" };
+const VALUES = { normal: "random", integers: "integers", x: "x one hot", w: "w one hot", dy: "dy one hot", ones: "dy = 1" };
 const MOST_CELLS = 40; // positions of an axis in its picture
 const MOST_WINDOWS = 8; // windows in its picture
 
@@ -101,8 +103,7 @@ function dial(label, key, read, write) {
     if (!Number.isInteger(value)) return box.refresh();
     turn(write(Math.max(Math.min(value, MOST[key]), -MOST[key])));
     if (value <= MOST[key]) return;
-    $("notice").textContent = `The knob "${label}" goes up to ${MOST[key].toLocaleString("en")}.`;
-    $("notice").hidden = false;
+    notify(`The knob "${label}" goes up to ${MOST[key].toLocaleString("en")}.`);
   };
   const button = (text, word, step) => {
     const made = element("button", "", text);
@@ -178,11 +179,8 @@ function buildDials() {
       counts.append(box);
     }
     counts.append(
-      choice("padding", { numbers: "numbers", valid: "valid", same: "same", same_lower: "same_lower" },
-        () => knobs.mode, (mode) => ({ ...knobs, mode })),
-      choice("values", { normal: "random", integers: "integers", x: "x one hot", w: "w one hot", dy: "dy one hot",
-        ones: "dy = 1" },
-        () => knobs.values, (values) => ({ ...knobs, values })),
+      choice("padding", { numbers: "numbers", ...MODES }, () => knobs.mode, (mode) => ({ ...knobs, mode })),
+      choice("values", VALUES, () => knobs.values, (values) => ({ ...knobs, values })),
       choice("axes", { 1: "1-D", 2: "2-D", 3: "3-D" }, () => String(knobs.rank), (rank) => withRank(+rank)),
       choice("data format", { first: "channels first", last: "channels last" },
         () => (knobs.data.endsWith("C") ? "last" : "first"), (word) => ({ ...knobs,
@@ -214,14 +212,14 @@ function seedField() {
 // Sets a number of x, w or dy that is written in the fields.
 function setByHand() {
   const [name, value] = [$("hand-name").value.replaceAll(/\s/g, ""), $("hand-value").valueAsNumber];
-  if (tensors.isElement(scene.problem, name) && Number.isFinite(value)) {
+  if (tensors.isElement(scene.problem, name) && tensors.isNumber(value)) {
     turn({ ...knobs, edits: { ...knobs.edits, [name]: value } });
     return;
   }
   const [x, w, dy] = Object.values(tensors.sizes(scene.problem)).map(rules.shapeText);
-  $("notice").textContent = `Set an element to a number, for example x[${tensors.sizes(scene.problem).x.map(() => 0)}] to 2. ` +
-    `Indices count from 0; x is ${x}, w is ${w} and dy is ${dy}.`;
-  $("notice").hidden = false;
+  quiet();
+  notify(`Set an element to a number, for example x[${tensors.sizes(scene.problem).x.map(() => 0)}] to 2. ` +
+    `Indices count from 0; x is ${x}, w is ${w} and dy is ${dy}. Numbers are float32, at most 3.4e38 in size.`);
   $("notice").scrollIntoView({ block: "nearest" });
 }
 
@@ -418,54 +416,71 @@ function layerAddress() {
   return words.join("&");
 }
 
-// Returns the layer in an address; null if the address has none that can be read.
-function readLayer(words) {
-  const numbers = (text, parts) => {
-    const found = text.split(parts).map(Number);
-    return found.every((one) => Number.isSafeInteger(one) && Math.abs(one) <= MOST.input) ? found : null;
-  };
-  const shapes = ["input", "filter"].map((name) => numbers(words.get(name) ?? "", /[x,]/));
-  const rank = (shapes[0]?.length ?? 0) - 2;
-  if (!(rank in rules.LETTERS) || shapes[1]?.length !== rank + 2) return null;
-  const [stride, dilation] = ["stride", "dilation"].map((name) => numbers(words.get(name) ?? "1", ","));
-  const padding = words.get("padding") ?? "0";
-  const isWord = ["valid", "same", "same_lower"].includes(padding);
-  const sides = isWord ? [] : padding.split(",").map((side) => numbers(side, ":"));
-  const [groups] = numbers(words.get("groups") ?? "1", ",") ?? [];
-  const fits = (list) => list && (list.length === 1 || list.length === rank);
-  const isNumber = sides.length === 1 && sides[0]?.length === 1;
-  const isPadded = isWord || isNumber ||
-    (sides.length === rank && sides.every((side) => side && side.length <= 2));
-  const formats = ["data_format", "filter_format"].map((name) => words.get(name) ?? null);
-  const areFormats = [rules.dataFormats(rank), rules.filterFormats(rank)]
-    .every((known, i) => formats[i] === null || known.includes(formats[i]));
-  const values = words.get("values") ?? "normal";
-  const seed = words.get("seed") ?? "0";
-  if (!fits(stride) || !fits(dilation) || groups === undefined || !isPadded || !areFormats) return null;
-  if (!["normal", "integers", "x", "w", "dy", "ones"].includes(values) || !/^\d{1,18}$/.test(seed)) return null;
-  const set = (words.get("set") ?? "").split(";").filter(Boolean).map((one) => one.split(":"));
-  if (!set.every(([name, index, value]) => tensors.parsed(`${name}[${index}]`) && Number.isFinite(parseFloat(value)))) return null;
-  const edits = Object.fromEntries(set.map(([name, index, value]) => [`${name}[${index}]`, Number(value)]));
-  const single = (list) => (list.length === 1 ? list[0] : list);
-  const layer = { input_shape: shapes[0], filter_shape: shapes[1], stride: single(stride), dilation: single(dilation),
-    padding: isWord ? padding : isNumber ? sides[0][0] : sides.map(single), groups, data_format: formats[0], filter_format: formats[1] };
-  return { layer, values, seed, edits };
+// Parts of an address that hold a layer, with an example of each.
+const PARTS = { input: "1x5x8x8, with 3 to 5 sizes of at most 1,000", filter: "10x5x3x3, with as many sizes as the input",
+  stride: "2, or 2,1 for two axes", padding: "same, or 1, or 0:1,1:1 for both sides of two axes",
+  dilation: "2, or 2,1 for two axes", groups: "2", data_format: "NHWC", filter_format: "HWIO",
+  values: "integers", seed: "7", set: "x:0,1,2,3:5, an element and its float32 number" };
+
+// Shows the layer of an address, or a notice on the first part that is not valid.  Returns whether
+// all parts are valid.
+//
+// take: returns the text of a part and marks it as used; null if the address does not have it.
+function showLayerOf(take) {
+  try {
+    turn(knobsOf(readLayer(take)));
+    return true;
+  } catch (text) {
+    if (typeof text !== "string") throw text;
+    notify(text);
+    return false;
+  }
 }
 
-// Shows the layer of an address.  Returns the rest of the address that is still to be shown.
-function layerFromAddress(hash) {
-  const words = new URLSearchParams(hash.slice(1));
-  if (!original.knobs || !words.has("input")) return hash;
-  const asked = readLayer(words);
-  if (!asked) {
-    $("notice").textContent = "The address contains no layer that the knobs can show. Write for example " +
-      "#input=1x5x8x8&filter=10x5x3x3&stride=2&padding=same; sizes are at most 1,000.";
-    $("notice").hidden = false;
-    return "";
-  }
-  turn(knobsOf(asked));
-  const name = ["dw", "dx", "dy", "w", "x", "y"].find((one) => words.has(one));
-  return name && !wrong ? `#${name}=${words.get(name)}` : "";
+// Returns the layer of an address; throws a text on the first part that is not valid.
+function readLayer(take) {
+  const read = (name, usual, valid) => {
+    const text = take(name);
+    const value = text === null ? usual : valid(text);
+    if (value !== undefined) return value;
+    throw `${text === null ? `The address has no part "${name}".` : `"${name}=${text}" in the address is not valid.`} ` +
+      `Write for example ${name}=${PARTS[name]}.`;
+  };
+  const numbers = (text, parts) => {
+    const found = text.split(parts);
+    return found.every((one) => /^-?\d+$/.test(one) && Math.abs(one) <= MOST.input) ? found.map(Number) : undefined;
+  };
+  const single = (list) => (list.length === 1 ? list[0] : list);
+  const sizes = (text) => numbers(text, /[x,]/);
+  const input = read("input", undefined, (text) => (sizes(text)?.length - 2 in rules.LETTERS ? sizes(text) : undefined));
+  const rank = input.length - 2;
+  const filter = read("filter", undefined, (text) => (sizes(text)?.length === rank + 2 ? sizes(text) : undefined));
+  const each = (text) => {
+    const list = numbers(text, ",");
+    return list?.length === 1 || list?.length === rank ? single(list) : undefined;
+  };
+  const pads = (text) => {
+    const sides = text.split(",").map((side) => numbers(side, ":"));
+    if (Object.hasOwn(MODES, text.toLowerCase())) return text.toLowerCase();
+    if (!sides.every((side) => side?.length <= 2)) return undefined;
+    return sides.flat().length === 1 ? sides[0][0] : sides.length === rank ? sides.map(single) : undefined;
+  };
+  const word = (known) => (text) => (known.includes(text) ? text : undefined);
+  const format = (known) => (text) => word(known)(text.toUpperCase());
+  const edits = (text) => {
+    const set = text.split(";").map((one) => one.split(":"));
+    const isValid = ([name, index, value, ...rest]) => !rest.length && tensors.parsed(`${name}[${index}]`) &&
+      /^-?\d+(\.\d*)?(e[-+]?\d+)?$/.test(value) && tensors.isNumber(Number(value));
+    return set.every(isValid) ? Object.fromEntries(set.map(([name, index, value]) => [`${name}[${index}]`, Number(value)]))
+      : undefined;
+  };
+  const layer = { input_shape: input, filter_shape: filter, stride: read("stride", 1, each),
+    padding: read("padding", 0, pads), dilation: read("dilation", 1, each),
+    groups: read("groups", 1, (text) => (numbers(text, ",")?.length === 1 ? Number(text) : undefined)),
+    data_format: read("data_format", null, format(rules.dataFormats(rank))),
+    filter_format: read("filter_format", null, format(rules.filterFormats(rank))) };
+  return { layer, values: read("values", "normal", word(Object.keys(VALUES))),
+    seed: read("seed", "0", (text) => (/^\d{1,18}$/.test(text) ? text : undefined)), edits: read("set", {}, edits) };
 }
 
 // -- start -----------------------------------------------------------------------------------------

@@ -858,7 +858,6 @@ function show() {
   $("image-count").textContent = `of ${scene.images.toLocaleString("en")}` +
     (direction().over === "image" ? ": dw sums over all images; the list has the products of this image." : ".");
   $("source").textContent = `${scene.source ? `Values: ${scene.source}. ` : ""}${image}`;
-  $("notice").hidden = true;
   const element_ = scene.images && `${chosen.tensor}=${indexOf(chosen.tensor, chosen.k, chosen.c, at()).join()}`;
   address(story ? `#story=${story.name},${story.place + 1}`
     : `#${[isTurned() && layerAddress(), element_].filter(Boolean).join("&")}`);
@@ -869,6 +868,17 @@ function address(text) {
   try {
     history.replaceState(null, "", text);
   } catch { /* the frame of a notebook has no address */ }
+}
+
+// Adds a sentence to the notice, which vanishes at the next action.
+function notify(text) {
+  $("notice").textContent += `${$("notice").hidden ? "" : " "}${text}`;
+  $("notice").hidden = false;
+}
+
+function quiet() {
+  $("notice").textContent = "";
+  $("notice").hidden = true;
 }
 
 function choose(position) {
@@ -931,23 +941,27 @@ function turnTo(tensor, looked = {}) {
 // Shows what the address says, whatever the page showed before: #dw=2,1,0,0 chooses a number of a
 // result, #x=0,1,2,3 shows a number of an operand.
 function fromAddress() {
-  const address_ = location.hash;
+  const { hash } = location;
+  quiet();
   closeStory();
   showFirst();
-  const hash = storyFromAddress(address_) ? "" : layerFromAddress(address_);
-  if (!hash) return;
-  const match = /^#(dw|dx|dy|w|x|y)=(\d+(?:,\d+)*)$/.exec(hash);
-  const [, tensor, indices] = match ?? [];
-  const index = indices?.split(",").map(Number);
-  const sizes = match && sizesOf(tensor);
-  if (index?.length === sizes?.length && index?.every((one, i) => one < sizes[i])) {
-    visit(tensor, index);
-    return;
+  if (hash.length < 2 || storyFromAddress(hash)) return;
+  const parts = [...new URLSearchParams(hash.slice(1).replaceAll("+", "%2B"))];
+  const take = (...names) => { // removes the first part with one of the names
+    const place = parts.findIndex(([name]) => names.includes(name));
+    return place < 0 ? [] : parts.splice(place, 1)[0];
+  };
+  const isLayer = original.knobs && parts.some(([name]) => Object.hasOwn(PARTS, name));
+  if (isLayer && !showLayerOf((name) => take(name)[1] ?? null)) return;
+  const [tensor, indices] = take(...Object.keys(LETTER));
+  if (tensor && !wrong) {
+    const [index, sizes] = [indices.split(","), sizesOf(tensor)];
+    if (index.length === sizes.length && index.every((one, i) => /^\d+$/.test(one) && +one < sizes[i]))
+      visit(tensor, index.map(Number));
+    else notify(`${tensor}[${indices}] is not an element: ${tensor} is ${sizes.join("x")}, indices count from 0.`);
   }
-  $("notice").textContent = match
-    ? `${tensor}[${indices}] is not an element: ${tensor} is ${sizes.join("x")}, indices count from 0.`
-    : `The address contains no element. Write for example #dw=${sizesOf("dw").fill(0).join()}.`;
-  $("notice").hidden = false;
+  if (parts.length) notify(`The page does not use ${parts.map((part) => `"${part.join("=")}"`).join(", ")} in the address.`);
+  if (!tensor && !isLayer) notify(`Write for example #dw=${sizesOf("dw").fill(0).join()}.`);
 }
 
 // Shows the first layer with the element that it opens with.
@@ -1010,6 +1024,8 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") { stop(); stepTo(steps()); }
 });
 addEventListener("hashchange", fromAddress);
+addEventListener("change", quiet, true);
+addEventListener("click", (event) => event.target.closest("button") && quiet(), true);
 
 function start() {
   $("live").hidden = false;

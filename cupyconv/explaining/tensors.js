@@ -171,7 +171,7 @@ const tensors = (() => {
 
   // Returns the tensor and the index of a name such as "x[0,1,2,3]"; null for other texts.
   function parsed(element) {
-    const [, name, index] = /^\s*(x|w|dy)\s*\[([\d,\s]+)\]\s*$/.exec(element) ?? [];
+    const [, name, index] = /^(x|w|dy)\[(\d+(?:,\d+)*)\]$/.exec(element) ?? [];
     return name ? [name, index.split(",").map(Number)] : null;
   }
 
@@ -181,6 +181,8 @@ const tensors = (() => {
     const size = sizes(problem)[name];
     return Boolean(size) && index.length === size.length && index.every((one, i) => one < size[i]);
   }
+
+  const isNumber = (value) => Number.isFinite(Math.fround(value)); // of float32
 
   // Returns the index of a tensor's middle; of the first image.
   const middle = (size) => size.map((one, i) => (i || size.length < 3 ? one >> 1 : 0));
@@ -233,5 +235,5 @@ const tensors = (() => {
     return { numbers, products: (N * K * C * pairs) / groups };
   }
 
-  return { generator, integers, normal, draw, run, losses, parsed, isElement, cost, sizes, middle, product };
+  return { generator, integers, normal, draw, run, losses, parsed, isElement, isNumber, cost, sizes, middle, product };
 })();

@@ -774,7 +774,7 @@ def test_link_to_an_invalid_element_is_reported(browse):
     for place, said in (
         ("#dx=0,1,100,50", "dx[0,1,100,50] is not an element: dx is 1x5x100x100"),
         ("#dw=2,1,2", "dw[2,1,2] is not an element: dw is 10x5x5x5"),
-        ("#db=1", "The address contains no element. Write for example #dw=0,0,0,0."),
+        ("#db=1", 'The page does not use "db=1" in the address. Write for example #dw=0,0,0,0.'),
     ):
         script = f"{_SEEN} log(JSON.stringify(seen_()));"
         seen = json.loads(logged(browse(LARGE, place, acted(script)))[0])

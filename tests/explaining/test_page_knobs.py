@@ -170,15 +170,55 @@ def test_address_with_a_layer_opens_it(browse):
 @pytest.mark.parametrize(
     ("place", "said"),
     [
-        ("#input=1x4x8&filter=6x2", "The address contains no layer that the knobs can show."),
+        ("#input=1x4x8&filter=6x2", '"filter=6x2" in the address is not valid. Write for example'),
+        ("#filter=6x2x3", 'The address has no part "input". Write for example input=1x5x8x8'),
+        ("#input=1x4x8&filter=6x4x3&strid=2", 'The page does not use "strid=2" in the address.'),
+        (
+            "#input=1x4x8&filter=6x4x3&dx=0,1,2&stride=1&stride=2&y=0,1,2&groups=1",
+            'The page does not use "stride=2", "y=0,1,2" in the address.',
+        ),
         ("#input=1x4x8&filter=6x3x3", "The filter's input channels must be the input's channels"),
         ("#input=1x4x8&filter=6x4x3&dx=0,4,0", "dx[0,4,0] is not an element: dx is 1x4x8"),
     ],
-    ids=["unreadable", "invalid", "element outside"],
+    ids=str,
 )
 def test_address_with_an_invalid_layer_is_reported(browse, place, said):
-    script = "log([text('notice'), text('wrong')].join('').slice(0, 200));"
-    assert turned(browse, script, place=place)[0].startswith(said)
+    script = "log([text('notice'), text('wrong')].join('').slice(0, 200)); log(location.hash);"
+    log = turned(browse, script, place=place)
+    assert log[0].startswith(said)
+    assert log[1].startswith("#input=1x4x8&filter=6x") == ("Write for example" not in log[0])
+
+
+def test_invalid_parts_of_an_address_are_named(browse):
+    """Each part is refused; the page then shows its first layer."""
+    parts = (
+        *("stride=", "stride=1,1", "stride=1.5", "dilation=1e1", "groups=1,1", "padding="),
+        *("padding=full", "padding=1:2:3", "padding=constructor", "padding=1001"),
+        *("data_format=NHWC", "filter_format=", "values=constructor", "seed=-1", "seed="),
+        *("set=", "set=x:0,1,2", "set=x:0,,2:1", "set=x:0,1,2:", "set=x:0,1,2:2abc"),
+        *("set=x:0,1,2:1e39", "set=x:0,1,2:0x10", "set=x:0,1,2:1:1", "set=y:0,1,2:1"),
+    )
+    script = f"""
+      for (const part of {json.dumps(parts)}) {{
+        location.hash = `#input=1x4x8&filter=6x4x3&${{part}}&dx=0,1,2`; await wait(30);
+        log(text('notice').split('. ')[0], title());
+      }}
+    """
+    for part, said in zip(parts, turned(browse, script), strict=True):
+        title = "1x2x5x5 * 3x2x3x3 -> 1x3x3x3"
+        assert said == f'"{part}" in the address is not valid {title}'
+
+
+@pytest.mark.parametrize("number", ["1e+21", "-1e-9", "3e+38", "0.5"])
+def test_address_keeps_numbers_set_by_hand(browse, number):
+    place = f"#input=1x4x8&filter=6x4x3&padding=same&set=x:0,1,2:{number}&y=0,1,2"
+    log = turned(
+        browse, "log(location.hash); log(text('source')); log(text('notice'));",
+        place=place.replace("same", "SAME"),
+    )  # fmt: skip
+    assert log[0] == place
+    assert float(re.search(r"x\[0,1,2\] = (\S+)\.", log[1])[1]) == float(number)
+    assert log[2] == ""
 
 
 def test_empty_batch_shows_no_elements(browse):

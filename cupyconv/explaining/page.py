@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cupyconv.errors import ConvError
 from cupyconv.explaining.scene import key_of, scene
-from cupyconv.explaining.values import OPERANDS, Values
+from cupyconv.explaining.values import MOST_ELEMENTS, MOST_FLOPS, OPERANDS, Values
 from cupyconv.markup import Document, escape
 from cupyconv.problem import shape_text
 
@@ -136,6 +136,7 @@ def _scene(explanation: Explanation, element: Element | None) -> dict[str, Any]:
     drawn = scene(explanation, element).to_dict()
     drawn |= {"knobs": _knobs(explanation), "mostNumbers": MOST_NUMBERS}
     drawn |= {"mostProducts": MOST_PRODUCTS, "computes": False}
+    drawn |= {"mostElements": MOST_ELEMENTS, "mostFlops": MOST_FLOPS}
     numbers = sum(map(prod, (problem.input_shape, problem.filter_shape, problem.output_shape)))
     products = problem.flops // problem.flops_of_product
     if (

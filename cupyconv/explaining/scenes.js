@@ -72,7 +72,7 @@ const scenes = (() => {
     if (numbers <= mostNumbers && products <= mostProducts) return "";
     const [a, b, c, d] = [numbers, products, mostNumbers, mostProducts].map((one) => one.toLocaleString("en"));
     return `x, w and dy have ${a} numbers and a pass has ${b} products; the knobs compute at most ${c} ` +
-      `numbers and ${d} products. Turn the sizes down, or run the command above with --large.`;
+      `numbers and ${d} products. Turn the sizes down, or run the Python program that you can copy above.`;
   }
 
   // Returns the planes of an image of a tensor, in the format of scene.py: c counts over all groups.
@@ -110,11 +110,11 @@ const scenes = (() => {
       }
     }
     const exact = Object.fromEntries(["dw", "dx", "y"].filter((name) => data).map((name) => [name, values[name]]));
-    const { mostPlaces, mostSpan, mostTaps, mostChannels } = limits;
+    const { mostPlaces, mostSpan, mostTaps, mostChannels, mostElements, mostFlops } = limits;
     return {
       opened: plain ? "dw" : "dx", image, k: Math.min(2, filters - 1), c: Math.min(1, channels - 1),
       images: N, filters: K, channels: C, groups, groupFilters: filters, groupChannels: channels,
-      mostPlaces, mostSpan, mostTaps, mostChannels, axes: axes.map(sizesOf), dtype: "float32",
+      mostPlaces, mostSpan, mostTaps, mostChannels, mostElements, mostFlops, axes: axes.map(sizesOf), dtype: "float32",
       letters: Object.values(LETTERS).map((letters) => letters[rank]), source: data ? sourceOf(knobs) : "",
       directions: directions(problem, mostPlaces),
       missing: reason ? Object.fromEntries(names.map((name) => [name, reason])) : {},
@@ -207,10 +207,15 @@ const scenes = (() => {
     return rules.compact(pairs.map(([before]) => before));
   }
 
-  // Returns the command line that explains a layer; empty if no command has its values.
-  function command({ problem, knobs }, element = "") {
-    const { layer, values, seed, given = [], dtype = "float32", large, edits = {} } = knobs;
-    if (given.length || !isDrawn(values) || Object.keys(edits).length) return "";
+  // Returns whether the library computes values only with its option large.
+  function isLarge({ problem, knobs, mostElements, mostFlops }) {
+    const { numbers, products } = tensors.cost(problem);
+    return Boolean(knobs.large) || numbers > mostElements || 2 * products > mostFlops;
+  }
+
+  // Returns the command line that explains a layer with random values.
+  function command(scene, element) {
+    const { problem, knobs: { layer, values, seed, dtype = "float32" } } = scene;
     const words = ["cupyconv explain", rules.shapeText(layer.input_shape), rules.shapeText(layer.filter_shape)];
     const joined = (value) => [value].flat().map((one) => [one].flat().join(":")).join();
     const { stride, dilation, axes, mode, groups } = problem;
@@ -224,60 +229,82 @@ const scenes = (() => {
     if (values !== "normal") words.push("--values integers");
     if (String(seed) !== "0") words.push(`--seed ${seed}`);
     if (dtype !== "float32") words.push(`--dtype ${dtype}`);
-    if (large) words.push("--large");
+    if (isLarge(scene)) words.push("--large");
     if (element) words.push(`--element '${element}'`);
     return words.join(" ");
   }
 
-  // Returns the lines that make the arrays of a scene that are not random, by name.
-  function arraysOf({ problem, knobs: { values, edits = {} } }, drawn) {
-    const letters = rules.LETTERS[problem.rank];
-    const shape = { x: "input_shape", w: "filter_shape", dy: "output_shape" };
+  // Returns the lines of Python that make x, w and dy, with the values of the scene.
+  function arrays({ problem, knobs: { layer, values, seed, given = [], dtype = "float32", edits = {} } }) {
+    const kind = dtype === "float64" ? dtype : "float32";
+    const rounded = /^(float16|complex)/.test(dtype) ? `.astype("${dtype}")` : "";
     const size = tensors.sizes(problem);
-    const stored = (name, index) => {
-      const [format, logical] = name === "w" ? [problem.filterFormat, `OI${letters}`] : [problem.dataFormat, `NC${letters}`];
-      return [...format].map((letter) => index[logical.indexOf(letter)]).join(", ");
+    const place = (name, index) => {
+      const [format, logical] = name === "w" ? [problem.filterFormat, "OI"] : [problem.dataFormat, "NC"];
+      return [...format].map((letter) => index[`${logical}${rules.LETTERS[problem.rank]}`.indexOf(letter)]).join(", ");
     };
-    const lines = {};
-    if (values === "ones") lines.dy = ['dy = np.ones(problem.output_shape, "float32")'];
-    else if (!isDrawn(values))
-      lines[values] = [`${values} = np.zeros(problem.${shape[values]}, "float32")`,
-        `${values}[${stored(values, tensors.middle(size[values]))}] = 1`];
+    const shapes = { x: layer.input_shape, w: layer.filter_shape, dy: problem.outputShape };
+    const lines = Object.entries(shapes).map(([name, shape]) => `${name} = ` +
+      (values === "normal" ? `rng.standard_normal(${rules.python(shape)}, dtype="${kind}")${rounded}`
+        : `rng.integers(-3, 4, ${rules.python(shape)}).astype("${dtype === "bfloat16" ? kind : dtype}")`) +
+      (given.includes(name) ? "  # put the array that you passed in its place" : ""));
+    if (values === "ones") lines.push("dy[:] = 1");
+    else if (!isDrawn(values)) lines.push(`${values}[:] = 0`, `${values}[${place(values, tensors.middle(size[values]))}] = 1`);
     for (const [element, value] of Object.entries(edits)) {
       const [name, index] = tensors.parsed(element);
-      lines[name] ??= [`${name} = cupyconv.explain(${["problem", ...drawn].join(", ")}).data["${name}"].copy()`];
-      lines[name].push(`${name}[${stored(name, index)}] = ${value}`);
+      lines.push(`${name}[${place(name, index)}] = ${value}`);
     }
-    return lines;
+    return [`rng = np.random.default_rng(${seed})`, ...lines];
   }
 
   // Returns the programs of a scene: a name, its text, and why it is left out, if it is.
   function programs(scene, element = "") {
-    const { problem, knobs: { layer, values, seed, given = [], dtype = "float32", large } } = scene;
+    const { problem, knobs: { layer, values, seed, given = [], dtype = "float32", edits = {} } } = scene;
+    const { rank, dataFormat, filterFormat } = problem;
     const options = keywords(problem);
     if (dtype !== "float32") options.push(`dtype="${dtype}"`);
-    const drawn = [...(values === "normal" ? [] : ['values="integers"']), ...(String(seed) === "0" ? [] : [`seed=${seed}`]),
-      ...(large ? ["large=True"] : [])];
-    const arrays = arraysOf(scene, drawn);
+    const isRandom = isDrawn(values) && !Object.keys(edits).length;
+    const names = isRandom ? given : ["x", "w", "dy"];
+    const made = arrays(scene).filter((line) => names.some((name) => line.startsWith(name)) || names.length && line.startsWith("rng"));
+    const passed = names.map((name) => `${name}=${name}`);
+    if (isRandom && values !== "normal") passed.push('values="integers"');
+    if (isRandom && String(seed) !== "0") passed.push(`seed=${seed}`);
+    if (isLarge(scene)) passed.push("large=True");
     const shapes = [layer.input_shape, layer.filter_shape].map(rules.python);
-    const passed = [...given, ...Object.keys(arrays)].map((name) => `${name}=${name}`);
-    const lines = ["import cupyconv", ...(Object.values(arrays).flat().join().includes("np.") ? ["import numpy as np"] : []), "",
-      `problem = cupyconv.ConvProblem(${[...shapes, ...options].join(", ")})`, ...Object.values(arrays).flat(),
-      `explanation = cupyconv.explain(${["problem", ...passed, ...drawn].join(", ")})`,
+    const python = ["import cupyconv", ...(names.length ? ["import numpy as np"] : []), "",
+      `problem = cupyconv.ConvProblem(${[...shapes, ...options].join(", ")})`, ...made,
+      `explanation = cupyconv.explain(${["problem", ...passed].join(", ")})`,
       `explanation.show(${element ? `"${element}"` : ""})`];
-    const [first, last] = [0, 1].map((i) =>
-      `# X is ${rules.dataFormats(problem.rank)[i]}, W is ${rules.filterFormats(problem.rank)[i]}\n`);
-    const shell = command(scene, element);
+    const shell = names.length ? "" : command(scene, element);
     const complex = dtype.startsWith("complex") ? "The programs below convert complex gradients." : "";
+    const program = (imports, lines) => ["import numpy as np", ...imports, "", ...arrays(scene), ...lines].join("\n");
+    // Returns the lines that convert x, w and dy to X, W and DY, in the orders of a framework.
+    const converted = (isLast, tensor) => {
+      const [data, filter] = [rules.dataFormats(rank)[isLast], rules.filterFormats(rank)[isLast]];
+      const order = (source, target) => source === target ? ""
+        : rules.python([...target].map((letter) => source.indexOf(letter)));
+      const orders = { x: order(dataFormat, data), w: order(filterFormat, filter), dy: order(dataFormat, data) };
+      return [`# X, Y and DX are ${data}, W and DW are ${filter}.`,
+        ...Object.entries(orders).map(([name, axes]) => `${name.toUpperCase()} = ${tensor(name, axes)}`)];
+    };
+    const short = dtype === "bfloat16" ? ".bfloat16()" : "";
     return [
       { name: "Command line", text: shell, why: shell ? "" : given.length
         ? "The values are arrays that were passed. Pass their files with --x, --w and --dy."
         : "The command line has no option for these values." },
-      { name: "Python", text: lines.join("\n"), why: "" },
-      { name: "PyTorch", text: `${first}Y = ${pytorch(problem)}\nDX, DW = torch.autograd.grad(Y, (X, W), DY)`, why: complex },
-      { name: "TensorFlow", text: `${last}with tf.GradientTape() as tape:\n    tape.watch([X, W])\n    ` +
-        `Y = ${tensorflow(problem)}\nDX, DW = tape.gradient(Y, [X, W], DY)`, why: complex && "TensorFlow has no complex convolution." },
-      { name: "JAX", text: `Y, backward = jax.vjp(lambda x, w: ${jax(problem)}, x, w)\nDX, DW = backward(dy)`, why: complex },
+      { name: "Python", text: python.join("\n"), why: "" },
+      { name: "PyTorch", why: complex, text: program(["import torch", "import torch.nn.functional as F"], [
+        ...converted(0, (name, axes) => `torch.from_numpy(${name})${short}${axes && `.permute${axes}`}` +
+          `${name === "dy" ? "" : ".requires_grad_()"}`),
+        `Y = ${pytorch(problem)}`, "DX, DW = torch.autograd.grad(Y, (X, W), DY)"]) },
+      { name: "TensorFlow", why: complex && "TensorFlow has no complex convolution.", text: program(["import tensorflow as tf"], [
+        ...converted(1, (name, axes) => `tf.constant(${name}${axes && `.transpose${axes}`}, tf.${dtype})`),
+        "with tf.GradientTape() as tape:", "    tape.watch([X, W])", `    Y = ${tensorflow(problem)}`,
+        "DX, DW = tape.gradient(Y, [X, W], DY)"]) },
+      { name: "JAX", why: complex, text: program(["import jax", "from jax import lax",
+        ...(dtype === "float64" ? ["", 'jax.config.update("jax_enable_x64", True)'] : [])], [
+        ...(short ? ["x, w, dy = (jax.numpy.asarray(one, \"bfloat16\") for one in (x, w, dy))"] : []),
+        `Y, backward = jax.vjp(lambda x, w: ${jax(problem)}, x, w)`, "DX, DW = backward(jax.numpy.asarray(dy))"]) },
     ];
   }
 

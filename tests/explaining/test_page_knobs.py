@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import random
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from click.testing import CliRunner
 import cupyconv
 from cupyconv import ConvProblem
 from cupyconv.cli.main import main
+from cupyconv.formats import data_formats, filter_formats
 from tests.browser import acted, logged
 from tests.explaining.test_page_rules import valid_layer
 
@@ -301,6 +304,58 @@ def test_copied_programs_show_the_same_layer(browse, monkeypatch, values):
     assert code["PyTorch"] in torch
     assert code["TensorFlow"] in tensorflow
     assert code["JAX"] in jax
+    check_programs(explanation, torch, tensorflow, jax)
+
+
+def check_programs(explanation: cupyconv.Explanation, *programs: str) -> None:
+    """Run each program and require its dx and dw to be those of the explanation."""
+    problem = explanation.problem
+    rank = problem.spatial_rank
+    for program, is_last in zip(programs, (False, True, None), strict=True):
+        if not importlib.util.find_spec(re.search(r"~import (torch|tensorflow|jax)", program)[1]):
+            continue
+        names: dict[str, Any] = {}
+        exec(program.replace("~", "\n"), names)
+        orders = (problem.data_format, problem.filter_format)
+        if is_last is not None:
+            orders = (data_formats(rank)[is_last], filter_formats(rank)[is_last])
+        sources = (problem.data_format, problem.filter_format)
+        for name, source, target in zip(("dx", "dw"), sources, orders, strict=True):
+            expected = np.asarray(explanation.data[name], "float64")
+            expected = expected.transpose([source.index(letter) for letter in target])
+            found = np.asarray(names[name.upper()])
+            np.testing.assert_allclose(found.astype("float64"), expected, 1e-3, 1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_copied_programs_have_the_dtype(browse, dtype):
+    problem = SMALL.replace(dtype=dtype)
+    *_, torch, tensorflow, jax = programs(browse, problem)
+    for program in (torch, tensorflow, jax):
+        if not importlib.util.find_spec(re.search(r"~import (torch|tensorflow|jax)", program)[1]):
+            continue
+        names: dict[str, Any] = {}
+        exec(program.replace("~", "\n"), names)
+        assert str(names["DW"].dtype).endswith(dtype) or dtype in repr(names["DW"].dtype)
+
+
+def test_programs_of_huge_layers_compute_their_values(browse):
+    """The command and the program have the option that the size needs, and one hot arrays too."""
+    script = """
+      turn(knobsOf({ layer: { input_shape: [16, 64, 200, 200], filter_shape: [64, 64, 3, 3] },
+        values: 'normal', seed: '0' }));
+      const copied = (i) => $$('.program')[i].querySelector('pre,p')
+        .textContent.replaceAll('\\n', '~');
+      log(text('missing')); log(copied(0)); log(copied(1)); pick('values', 'x'); log(copied(1));
+    """
+    missing, shell, python, hot = turned(browse, script)
+    assert missing.endswith(
+        "Turn the sizes down, or run the Python program that you can copy above."
+    )
+    assert " --large " in shell
+    assert "explain(problem, large=True)" in python
+    assert "~x[:] = 0~x[0, 32, 100, 100] = 1~" in hot
+    assert "explain(problem, x=x, w=w, dy=dy, large=True)" in hot
 
 
 @pytest.mark.parametrize(
@@ -538,4 +593,6 @@ def test_programs_name_the_passed_arrays(browse, monkeypatch):
     monkeypatch.setattr(cupyconv, "explain", lambda problem, values: made)
     shell, python, *_ = programs(browse, SMALL)
     assert shell.startswith("The values are arrays that were passed.")
+    assert "~x = rng.standard_normal((1, 2, 5, 5), dtype=" in python
+    assert "# put the array that you passed in its place~explanation" in python
     assert "explain(problem, x=x)" in python

@@ -7,6 +7,7 @@ const ROWS = { input: "input", filter: "filter", stride: "stride", dilation: "di
 const COUNTS = { images: "images", channels: "channels of x", filters: "filters", groups: "groups" };
 const MODES = { valid: "valid", same: "same", same_lower: "same_lower" };
 const VALUES = { normal: "random", integers: "integers", x: "x one hot", w: "w one hot", dy: "dy one hot", ones: "dy = 1" };
+const isSeed = (text) => /^\d{1,19}$/.test(text) && BigInt(text) < 2n ** 63n;
 const MOST_CELLS = 40; // positions of an axis in its picture
 const MOST_WINDOWS = 8; // windows in its picture
 
@@ -199,8 +200,11 @@ function seedField() {
   const field = element("input");
   Object.assign(field, { type: "text", inputMode: "numeric", size: 5 });
   field.addEventListener("change", () => {
-    if (/^\d{1,18}$/.test(field.value)) turn({ ...knobs, seed: String(BigInt(field.value)) });
-    else field.value = knobs.seed;
+    if (isSeed(field.value)) turn({ ...knobs, seed: String(BigInt(field.value)) });
+    else {
+      notify(`A seed is a whole number from 0 to 2^63 - 1, not "${field.value}".`);
+      field.value = knobs.seed;
+    }
   });
   box.append(element("span", "", "seed"), field);
   box.refresh = () => (field.value = knobs.seed);
@@ -480,7 +484,7 @@ function readLayer(take) {
     data_format: read("data_format", null, format(rules.dataFormats(rank))),
     filter_format: read("filter_format", null, format(rules.filterFormats(rank))) };
   return { layer, values: read("values", "normal", word(Object.keys(VALUES))),
-    seed: read("seed", "0", (text) => (/^\d{1,18}$/.test(text) ? text : undefined)), edits: read("set", {}, edits) };
+    seed: read("seed", "0", (text) => (isSeed(text) ? String(BigInt(text)) : undefined)), edits: read("set", {}, edits) };
 }
 
 // -- start -----------------------------------------------------------------------------------------
@@ -496,6 +500,7 @@ function buildKnobs() {
   knobs = knobsOf(original.knobs);
   plain = { layer: layerOf(knobs), values: knobs.values, seed: knobs.seed, edits: {} };
   $("turn").open = !NARROW;
+  if (original.dtype !== "float32") $("first-dtype").textContent = ` The first layer has ${original.dtype}; the knobs use float32.`;
   buildHand();
   $("reset").addEventListener("click", () => turn(knobsOf(original.knobs)));
   buildDials();

@@ -78,6 +78,27 @@ def test_turned_knobs_show_shapes_and_values(browse):
     assert log[12] == "1x2x5x5 * 3x2x3x3 -> 1x3x3x3 false false"
 
 
+@pytest.mark.parametrize("seed", [2**53 + 1, 10**18 + 1, 2**63 - 1], ids=str)
+def test_large_seeds_keep_all_digits(browse, seed):
+    """A seed in the field, in the address and in the program gives the library's numbers."""
+    script = f"""
+      pick('values', 'integers'); $$('#dials input').at(-1).value = '{seed}';
+      $$('#dials input').at(-1).dispatchEvent(new Event('change'));
+      $$('input[value=dx]')[0].click(); log(numbers()); log(location.hash); log(text('programs'));
+      $$('#dials input').at(-1).value = '9223372036854775808';
+      $$('#dials input').at(-1).dispatchEvent(new Event('change')); log(text('notice'));
+    """
+    log = turned(browse, script)
+    data = cupyconv.explain(SMALL, values="integers", seed=seed).data
+    expected = ",".join(f"{number:.0f}" for number in data["dx"][0, 1].ravel())
+    assert log[0] == expected
+    assert f"&seed={seed}&dx=" in log[1]
+    assert f" --seed {seed} " in log[2]
+    assert f"default_rng({seed})" in log[2]
+    assert log[3] == 'A seed is a whole number from 0 to 2^63 - 1, not "9223372036854775808".'
+    assert turned(browse, "log(numbers()); log(location.hash);", place=log[1]) == [expected, log[1]]
+
+
 def test_all_kinds_of_layers_can_be_dialled(browse):
     script = """
       pick('axes', '1'); log(title()); pick('axes', '3'); log(title());
@@ -197,7 +218,13 @@ def test_invalid_parts_of_an_address_are_named(browse):
     parts = (
         *("stride=", "stride=1,1", "stride=1.5", "dilation=1e1", "groups=1,1", "padding="),
         *("padding=full", "padding=1:2:3", "padding=constructor", "padding=1001"),
-        *("data_format=NHWC", "filter_format=", "values=constructor", "seed=-1", "seed="),
+        *(
+            "data_format=NHWC",
+            "filter_format=",
+            "values=constructor",
+            "seed=-1",
+            "seed=9223372036854775808",
+        ),
         *("set=", "set=x:0,1,2", "set=x:0,,2:1", "set=x:0,1,2:", "set=x:0,1,2:2abc"),
         *("set=x:0,1,2:1e39", "set=x:0,1,2:0x10", "set=x:0,1,2:1:1", "set=y:0,1,2:1"),
     )
@@ -337,6 +364,22 @@ def test_copied_programs_have_the_dtype(browse, dtype):
         names: dict[str, Any] = {}
         exec(program.replace("~", "\n"), names)
         assert str(names["DW"].dtype).endswith(dtype) or dtype in repr(names["DW"].dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex64", "float32"])
+def test_turned_layers_say_their_dtype(browse, dtype):
+    """A turn gives a float32 layer: the page says so if its first layer has another dtype."""
+    script = """
+      const stale = () => document.getElementById('stale').checkVisibility() && text('stale');
+      log(stale()); set('filters', 4); log(stale());
+      log(text('programs').includes('dtype="float64"'));
+      set('groups', 4); log(stale()); press('reset'); log(stale());
+    """
+    first, said, copied, wrong, reset = turned(browse, script, SMALL.replace(dtype=dtype))
+    assert first == copied == reset == "false"
+    assert said == wrong
+    expected = f" The first layer has {dtype}; the knobs use float32."
+    assert said.endswith("turned." + ("" if dtype == "float32" else expected))
 
 
 def test_programs_of_huge_layers_compute_their_values(browse):

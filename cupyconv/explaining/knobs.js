@@ -493,7 +493,7 @@ const originalTitle = document.querySelector("h1").textContent;
 
 function buildKnobs() {
   if (!original.knobs) {
-    $("knobs").hidden = true;
+    $("knobs").replaceChildren(element("p", "soft", original.noKnobs));
     return;
   }
   original.problem = rules.problem(original.knobs.layer);

@@ -15,7 +15,7 @@ from cupyconv.errors import ConvError
 from cupyconv.explaining.scene import key_of, scene
 from cupyconv.explaining.values import MOST_ELEMENTS, MOST_FLOPS, OPERANDS, Values
 from cupyconv.markup import Document, escape
-from cupyconv.problem import shape_text
+from cupyconv.problem import ConvProblem, shape_text
 
 if TYPE_CHECKING:
     from cupyconv.explaining.explanation import Explanation
@@ -134,7 +134,9 @@ def _scene(explanation: Explanation, element: Element | None) -> dict[str, Any]:
     """Return the drawn scene and first settings of the knobs; the page computes the numbers."""
     problem = explanation.problem
     drawn = scene(explanation, element).to_dict()
-    drawn |= {"knobs": _knobs(explanation), "mostNumbers": MOST_NUMBERS}
+    reason = _no_knobs(problem)
+    drawn |= {"knobs": None if reason else _knobs(explanation), "noKnobs": reason}
+    drawn["mostNumbers"] = MOST_NUMBERS
     drawn |= {"mostProducts": MOST_PRODUCTS, "computes": False}
     drawn |= {"mostElements": MOST_ELEMENTS, "mostFlops": MOST_FLOPS}
     numbers = sum(map(prod, (problem.input_shape, problem.filter_shape, problem.output_shape)))
@@ -157,11 +159,25 @@ def _scene(explanation: Explanation, element: Element | None) -> dict[str, Any]:
     return drawn
 
 
-def _knobs(explanation: Explanation) -> dict[str, Any] | None:
-    """Return the layer and its values for the knobs; None if an axis is too long for knobs."""
+def _no_knobs(problem: ConvProblem) -> str:
+    """Return why the page of a layer has no knobs; empty if it has knobs."""
+    for axis in problem.axes:
+        if axis.filter * axis.output > _MOST_PAIRS:
+            return (
+                f"This page has no knobs: axis {axis.name} has {axis.filter:,} taps and "
+                f"{axis.output:,} outputs. The knobs support at most {_MOST_PAIRS:,} pairs of them."
+            )
+        if max(axis.stride, axis.dilation) > _MOST_COUNTED:
+            return (
+                f"This page has no knobs: axis {axis.name} has stride {axis.stride} and dilation "
+                f"{axis.dilation}. A browser counts exactly up to 2^53 only."
+            )
+    return ""
+
+
+def _knobs(explanation: Explanation) -> dict[str, Any]:
+    """Return the layer and its values for the knobs."""
     problem, data = explanation.problem, explanation.data
-    if any(axis.filter * axis.output > _MOST_PAIRS for axis in problem.axes):
-        return None
     shapes = {"input_shape": problem.input_shape, "filter_shape": problem.filter_shape}
     layer = {**shapes, **problem.keywords}
     state: dict[str, Any] = {"layer": layer, "values": "normal", "seed": "0", "given": []}

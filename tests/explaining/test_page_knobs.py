@@ -99,6 +99,29 @@ def test_large_seeds_keep_all_digits(browse, seed):
     assert turned(browse, "log(numbers()); log(location.hash);", place=log[1]) == [expected, log[1]]
 
 
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        (ConvProblem((1, 1, 2000), (1, 1, 400)),
+         "axis W has 400 taps and 1,601 outputs. The knobs support at most 200,000 pairs of them."),
+        (ConvProblem((1, 1, 5), (1, 1, 3), stride=2**60),
+         "axis W has stride 1152921504606846976 and dilation 1. A browser counts exactly up to"),
+        (ConvProblem((1, 1, 5, 5), (1, 1, 3, 1), dilation=(1, 2**53 + 2)),
+         "axis W has stride 1 and dilation 9007199254740994. A browser counts exactly up to"),
+    ],
+    ids=["many pairs", "stride", "dilation"],
+)  # fmt: skip
+def test_pages_without_knobs_say_why(browse, problem, said):
+    script = """
+      const known = document.getElementById('knobs');
+      log(known.checkVisibility() && known.textContent); log($$('.panel').length);
+      log(document.getElementById('front').checkVisibility());
+    """
+    log = turned(browse, script, problem, place="#y=0,0" + ",0" * problem.spatial_rank)
+    assert log[0].startswith(f"This page has no knobs: {said}")
+    assert log[1:] == ["3", "false"]
+
+
 def test_all_kinds_of_layers_can_be_dialled(browse):
     script = """
       pick('axes', '1'); log(title()); pick('axes', '3'); log(title());

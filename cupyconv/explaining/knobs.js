@@ -57,8 +57,10 @@ function turn(state) {
   wrong = null;
   try {
     const problem = rules.problem(asked.layer);
-    const kept = Object.entries(asked.edits).filter(([name]) => tensors.isElement(problem, name));
-    asked.edits = knobs.edits = Object.fromEntries(kept);
+    const [set, gone] = [[], []];
+    for (const one of Object.entries(asked.edits)) (tensors.isElement(problem, one[0]) ? set : gone).push(one);
+    asked.edits = knobs.edits = Object.fromEntries(set);
+    if (gone.length) notify(`The layer does not have ${gone.map(([name]) => name).join(", ")}, so no number is set there.`);
     load(rules.same(asked, plain) ? sceneOf(original.knobs, original.image) : sceneOf(asked, 0));
   } catch (error) {
     if (!(error instanceof rules.ConvError)) throw error;
@@ -101,10 +103,12 @@ function dial(label, key, read, write) {
   field.setAttribute("aria-label", label);
   const least = key === "before" || key === "after" || key === "images" ? 0 : 1;
   const set = (value) => {
-    if (!Number.isInteger(value)) return box.refresh();
-    turn(write(Math.max(Math.min(value, MOST[key]), -MOST[key])));
-    if (value <= MOST[key]) return;
-    notify(`The knob "${label}" goes up to ${MOST[key].toLocaleString("en")}.`);
+    const most = MOST[key].toLocaleString("en");
+    if (!Number.isInteger(value)) notify(`The knob "${label}" needs a whole number.`);
+    else turn(write(Math.max(Math.min(value, MOST[key]), -MOST[key])));
+    if (value > MOST[key]) notify(`The knob "${label}" goes up to ${most}.`);
+    if (value < -MOST[key]) notify(`The knob "${label}" goes down to -${most}.`);
+    box.refresh();
   };
   const button = (text, word, step) => {
     const made = element("button", "", text);

@@ -1016,6 +1016,7 @@ $("step").addEventListener("input", (event) => { stop(); stepTo(+event.target.va
 $("counts").addEventListener("change", () => update());
 $("image").addEventListener("change", (event) => {
   const image = Math.trunc(Math.max(0, Math.min(+event.target.value || 0, scene.images - 1)));
+  if (event.target.value !== String(image)) notify(`The images are 0 to ${scene.images - 1}.`);
   if (scene.data && image !== scene.image) load(sceneOf(scene.knobs, image));
   chosen.image = image;
   turnTo(chosen.tensor);

@@ -122,6 +122,35 @@ def test_pages_without_knobs_say_why(browse, problem, said):
     assert log[1:] == ["3", "false"]
 
 
+def test_changed_values_are_announced_until_the_next_action(browse):
+    """A knob that takes another value than the written one says so, and only then."""
+    script = """
+      const seen_ = () => document.getElementById('notice').checkVisibility() && text('notice'),
+        image = (value) => {
+          document.getElementById('image').value = value;
+          document.getElementById('image').dispatchEvent(new Event('change'));
+        };
+      set('stride H', 2.5); log(seen_(), field('stride H').value);
+      set('stride H', 1); log(seen_());
+      set('padding before H', -2000); log(seen_(), field('padding before H').value);
+      set('padding before H', 0); set('filters', 4000); log(seen_(), field('filters').value);
+      set('groups', 0); log(seen_()); set('groups', 1); set('filters', ''); log(seen_());
+      press('play'); log(seen_()); set('images', 3); image(7); log(seen_()); image(2); log(seen_());
+      document.getElementById('hand-name').value = 'x[2,1,4,4]';
+      document.getElementById('hand-value').value = 5; press('hand-set'); log(seen_());
+      set('input H', 4); log(seen_()); set('input H', 5); log(seen_(), text('source'));
+    """
+    whole = 'The knob "{}" needs a whole number.'
+    assert turned(browse, script) == [
+        whole.format("stride H") + " 1", "false",
+        'The knob "padding before H" goes down to -64. -64',
+        'The knob "filters" goes up to 512. 512', "false", whole.format("filters"), "false",
+        "The images are 0 to 2.", "false", "false",
+        "The layer does not have x[2,1,4,4], so no number is set there.",
+        "false Values: random data of seed 0. Image 0 of 3.",
+    ]  # fmt: skip
+
+
 def test_all_kinds_of_layers_can_be_dialled(browse):
     script = """
       pick('axes', '1'); log(title()); pick('axes', '3'); log(title());

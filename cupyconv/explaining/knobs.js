@@ -288,7 +288,7 @@ function showLayer() {
   }));
   $("facts").replaceChildren(...alike(problem.axes).map((axes) => {
     const [box, line] = [element("div"), element("p")];
-    const names = axes.map((axis) => axis.name).join(" and ");
+    const names = axes.map((axis) => axis.name).join(", ").replace(/, (.)$/, " and $1");
     line.append(element("b", "", `${names}: `), factsOf(axes[0]));
     box.append(line, strip(axes[0], names));
     return box;

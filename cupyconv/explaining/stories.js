@@ -8,28 +8,28 @@ const STORIES = {
 let story = null; // the name of the open story, and the number of its step
 
 // A step has a layer, an element, the parts of the page that are its picture, a function that returns
-// its sentences, and the number of products that are added; without a number, all of them.
+// its sentences, and the number of added products, by default all.
 
 function channelSteps() {
   const layer = { input_shape: [1, 5, 6, 6], filter_shape: [10, 5, 3, 3] };
   const step = (element_, view, say, added) => ({ layer, element: element_, view, say, added });
   return [
-    step("dw=0,0,1,1", "channels", () => "x has 5 channels, and dy, the gradient of the output, has 10. The gradient " +
-      "of the filter needs both: so which of the 5 meets which of the 10?"),
-    step("dw=0,0,1,1", "channels", () => "Each meets each, one pair at a time. Channel 0 of x and channel 0 of dy " +
-      "give the slice dw[0,0]. No other channel enters it."),
+    step("dw=0,0,1,1", "channels", () => "x has 5 channels, and dy, the gradient of the output, has 10. The gradient of the " +
+      "filter is computed from both. Which channels are combined?"),
+    step("dw=0,0,1,1", "channels", () => "Every channel of x is paired with every channel of dy. Channel 0 of x and " +
+      "channel 0 of dy give the slice dw[0,0]. No other channel contributes to it."),
     step("dw=7,2,1,1", "channels", () => "Channel 2 of x and channel 7 of dy give the slice dw[7,2]: the cell in the " +
       "column of x[2] and the row of dy[7]."),
-    step("dw=7,2,1,1", "planes", () => "How a pair gives its slice: dy[7] lies on x[2], shifted by one row and one " +
-      "column. Touching numbers are multiplied, and the products are added.", 3),
-    step("dw=7,2,2,0", "planes", () => "Another shift gives another number of the same slice. The 3x3 shifts at which " +
-      "dy fits into x give the 3x3 numbers."),
-    step("dw=7,2,1,1", "channels", () => "10 channels of dy times 5 channels of x are 50 pairs, with a slice each. So " +
-      "dw is 10x5x3x3, like the filter. Nothing is tiled, broadcast or averaged."),
-    step("dx=0,2,2,2", "channels", () => "The gradient of the input adds up instead: dx[2] is the sum of its column, " +
-      "over all 10 channels of dy, because each of the 10 filters has read x[2]."),
-    step("y=0,7,1,1", "channels", () => "So does the forward pass: y[7] is the sum of its row, over the 5 channels of x. " +
-      "Now turn the knobs: change the channels and filters, or split the grid with groups."),
+    step("dw=7,2,1,1", "planes", () => "To compute dw[7,2,1,1], lay dy[7] on x[2], shifted by one row and one column. " +
+      "Multiply each number of dy by the number of x below it, and add the products.", 3),
+    step("dw=7,2,2,0", "planes", () => "Another shift gives another number of the same slice. dy fits into x at 3x3 " +
+      "shifts, which give the 3x3 numbers of the slice."),
+    step("dw=7,2,1,1", "channels", () => "10 channels of dy and 5 channels of x form 50 pairs. Each pair gives one slice, " +
+      "so dw is 10x5x3x3, like the filter. Nothing is tiled, broadcast or averaged."),
+    step("dx=0,2,2,2", "channels", () => "The gradient of the input is a sum instead: dx[2] adds up its column, over " +
+      "all 10 channels of dy, because each of the 10 filters reads x[2]."),
+    step("y=0,7,1,1", "channels", () => "The forward pass is a sum too: y[7] adds up its row, over the 5 channels of x. " +
+      "Now turn the knobs: change the channels and filters, or split the grid into groups."),
   ];
 }
 
@@ -38,42 +38,44 @@ function sizeSteps() {
     layer: { input_shape: [1, 3, input, input], filter_shape: [4, 3, 3, 3], stride, padding } });
   return [
     step(5, "valid", "dx=0,1,2,2", "sizes", () => "dx has one number for each number of x, so it has the size of x. But " +
-      "it is computed from dy and the filter. Does their size tell the size of dx?"),
-    step(5, "valid", "dx=0,1,2,2", "sizes", () => "VALID, stride 2: a window begins at every second input, as long as it " +
-      "fits. An input of 5 has room for 2 windows, so dy is 2x2."),
-    step(6, "valid", "dx=0,1,2,2", "sizes", () => "An input of 6 has room for 2 windows too: no window reads its last " +
+      "dx is computed from dy and the filter. Do their sizes determine the size of dx?"),
+    step(5, "valid", "dx=0,1,2,2", "sizes", () => "With VALID padding and stride 2, a window begins at every second input, " +
+      "as long as it fits. An input of 5 has room for 2 windows, so dy is 2x2."),
+    step(6, "valid", "dx=0,1,2,2", "sizes", () => "An input of 6 also has room for 2 windows: no window reads its last " +
       "number. So a dy of 2x2 can belong to an x of 5x5 or of 6x6."),
-    step(6, "valid", "dx=0,1,5,5", "planes", () => "For an x of 6x6, dx is 6x6, and its last row and column are zero: " +
-      "no window reads these numbers of x, so they do not change y."),
-    step(6, "valid", "dx=0,1,2,2", "sizes", () => "That is why the function for dx must be told the size: input_sizes in " +
-      "TensorFlow, output_padding in PyTorch, input_shape in cupyconv. output_padding counts from the smallest size."),
-    step(5, "same", "dx=0,1,2,2", "sizes", () => "SAME pads the input until there are 5/2 windows, rounded up: 3. Then " +
-      "inputs of 5 and of 6 both have a dy of 3x3, with different padding."),
-    step(5, "same", "dx=0,1,2,2", "planes", () => "How 3x3 becomes 5x5: zeros go between the numbers of dy, one for each " +
-      "skipped input, and padding goes around them. The flipped filter slides over this with stride 1."),
-    step(5, "same", "dx=0,1,2,2", "sizes", () => "With stride 1, each output size has only one input size, and the " +
-      "question does not arise. Now turn the knobs: change the stride, the padding or the input.", 1),
+    step(6, "valid", "dx=0,1,5,5", "planes", () => "For an x of 6x6, dx is 6x6. Its last row and column are zero: no " +
+      "window reads these numbers of x, so they do not change y."),
+    step(6, "valid", "dx=0,1,2,2", "sizes", () => "So you must pass the size to the function that computes dx: " +
+      "input_sizes in TensorFlow, output_padding in PyTorch, input_shape in cupyconv. output_padding is the difference " +
+      "from the smallest possible size: 0 for 5x5, and 1 for 6x6."),
+    step(5, "same", "dx=0,1,2,2", "sizes", () => "SAME pads an input of 5 so that it has 5/2 windows, rounded up: 3. An " +
+      "input of 6 also has 3 windows, with less padding. Both have a dy of 3x3."),
+    step(5, "same", "dx=0,1,2,2", "planes", () => "To compute a dx of 5x5 from a dy of 3x3, insert stride - 1 zeros " +
+      "between its numbers, here one zero, and pad the result. Then slide the flipped filter over it with stride 1."),
+    step(5, "same", "dx=0,1,2,2", "sizes", () => "With stride 1, each output size has only one input size, so dx has only " +
+      "one possible size. Now turn the knobs: change the stride, the padding or the input.", 1),
   ];
 }
 
 function numberSteps() {
   const layer = { input_shape: [1, 2, 4, 4], filter_shape: [3, 2, 2, 2] };
   const step = (element_, view, say, added) => ({ layer, element: element_, view, say, added });
-  const value = (tensor, k, c, place) => long(number(tensor, k, c, place));
+  const value = (tensor, ...place) => long(number(tensor, 2, 1, place));
   return [
-    step("dw=2,1,0,1", "planes", () => `dw[2,1,0,1] is ${value("dw", 2, 1, [0, 1])}. Where does this number come from?`),
-    step("dw=2,1,0,1", "channels", () => "It belongs to one weight, w[2,1,0,1], which multiplies numbers of channel 1 of x " +
-      "and adds to channel 2 of y. So only x[1] and dy[2] can enter it."),
-    step("dw=2,1,0,1", "planes", () => "The first output of y[2] multiplies this weight with x[0,1,0,1]. If the weight " +
-      "grows by 1, that output grows by this number, and dy says what that is worth.", 1),
-    step("dw=2,1,0,1", "planes", () => "Every output of y[2] uses the weight once, so there are 3x3 products: each of " +
-      "a number of x and the number of dy at its output. Here are the first five.", 5),
-    step("dw=2,1,0,1", "planes", () => `All 9 products add up to ${value("dw", 2, 1, [0, 1])}. The list has each of them.`),
-    step("dw=2,1,0,1", "planes", () => `Here is a check without any formula of a gradient. ${differenceText()}`),
-    step("dx=0,1,2,1", "planes", () => "A number of dx comes about in the same way. x[0,1,2,1] is read by four windows " +
-      `of each of the 3 filters: ${plural(steps(), "product")}. ${differenceText()}`),
-    step("dx=0,1,2,1", "channels", () => "Its products come from a whole column: all filters read channel 1 of x. Now turn " +
-      "the knobs, and choose any number: its products and its check are below it."),
+    step("dw=2,1,1,1", "planes", () => `dw[2,1,1,1] is ${value("dw", 1, 1)}. Where does this number come from?`),
+    step("dw=2,1,1,1", "channels", () => "It is the gradient of one weight, w[2,1,1,1]. This weight multiplies numbers of " +
+      "channel 1 of x, and the products are added to channel 2 of y. So only x[1] and dy[2] contribute to it."),
+    step("dw=2,1,1,1", "planes", () => `The output y[0,2,0,0] multiplies this weight by x[0,1,1,1] = ${value("x", 1, 1)}. ` +
+      `If the weight grows by 1, this output grows by ${value("x", 1, 1)}. dy says how much the loss grows per unit of ` +
+      `this output: dy[0,2,0,0] = ${value("dy", 0, 0)}. So the loss grows by ${long(products[0].product)}.`, 1),
+    step("dw=2,1,1,1", "planes", () => "Every output of y[2] uses this weight once, so there are 3x3 products. Each one " +
+      "multiplies a number of x by the number of dy at its output. Here are the first four.", 4),
+    step("dw=2,1,1,1", "planes", () => `The 9 products add up to ${value("dw", 1, 1)}. The list shows all of them.`),
+    step("dw=2,1,1,1", "planes", () => `Check the sum without a formula for the gradient. ${differenceText()}`),
+    step("dx=0,1,2,1", "planes", () => "A number of dx is computed in the same way. Four windows of each of the 3 filters " +
+      `read x[0,1,2,1], which gives ${plural(steps(), "product")}. ${differenceText()}`),
+    step("dx=0,1,2,1", "channels", () => "The products come from a whole column, because all filters read channel 1 of x. " +
+      "Now turn the knobs and choose any number. The page shows its products and its check."),
   ];
 }
 
@@ -86,7 +88,7 @@ function differenceText() {
   const index = indexOf(chosen.tensor, chosen.k, chosen.c, at());
   const [before, after] = tensors.losses(problem, data, operand, index);
   return `Add 1 to ${operand}[${index.join()}] and run the forward pass again: the loss, sum(dy · y), goes from ` +
-    `${long(before)} to ${long(after)}. The difference is ${long(after - before)}.`;
+    `${long(before)} to ${long(after)}. The difference, ${long(after - before)}, is ${chosen.tensor}[${index.join()}].`;
 }
 const MOST_CHECKED = 300_000; // products of a pass that is run again
 

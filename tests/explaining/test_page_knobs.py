@@ -157,6 +157,7 @@ def test_all_kinds_of_layers_can_be_dialled(browse):
       pick('data format', 'last'); log(title()); set('channels of x', 4); set('groups', 2);
       set('filters', 6); set('dilation D', 2); set('input D', 9); log(title()); log(facts());
       log($$('[role=gridcell]').some((one) => one.textContent === 'NaN'));
+      set('dilation D', 1); set('input D', 5); log(facts());
     """
     log = turned(browse, script)
     assert log[:4] == [
@@ -166,6 +167,7 @@ def test_all_kinds_of_layers_can_be_dialled(browse):
         "1x9x5x5x4 * 3x3x3x2x6 -> 1x5x3x3x6",
     ]
     assert "floor((9 + 0 + 0 - 5)/1) + 1 = 5" in log[4]
+    assert log[6].startswith("D, H and W: output ")
     assert log[5] == "false"
 
 
@@ -488,7 +490,7 @@ def test_stories_end_on_the_knobs(browse, word, title):
     if word == "number":
         problem = ConvProblem((1, 2, 4, 4), (3, 2, 2, 2))
         explanation = cupyconv.explain(problem, values="integers")
-        for place, element in ((5, "dw[2,1,0,1]"), (6, "dx[0,1,2,1]")):
+        for place, element in ((5, "dw[2,1,1,1]"), (6, "dx[0,1,2,1]")):
             data = {key: np.asarray(explanation.data[key]).copy() for key in ("x", "w", "dy")}
             index = tuple(map(int, element[3:-1].split(",")))
             loss = [float((cupyconv.conv_forward(data["x"], data["w"]) * data["dy"]).sum())]
@@ -497,7 +499,11 @@ def test_stories_end_on_the_knobs(browse, word, title):
             value = explanation.element(element).computed
             assert loss[1] - loss[0] == value
             assert f"goes from {loss[0]:.0f} to {loss[1]:.0f}. The" in tales[place]
-            assert tales[place].endswith(f"difference is {value:.0f}.")
+            assert tales[place].endswith(f"The difference, {value:.0f}, is {element}.")
+        x, dy = explanation.data["x"][0, 1, 1, 1], explanation.data["dy"][0, 2, 0, 0]
+        assert x * dy != 0
+        assert f"grows by {x:.0f}. dy says" in tales[2]
+        assert tales[2].endswith(f"[0,2,0,0] = {dy:.0f}. So the loss grows by {x * dy:.0f}.")
 
 
 def test_controls_have_names_and_tab_stops(browse):
@@ -540,7 +546,7 @@ def test_differences_check_the_chosen_gradient(browse):
         $$(`input[value=${tensor}]`)[0].click();
         for (const button of $$('.panel.result .c').slice()) {
           button.click();
-          log(button.ariaLabel.split(' = ')[1], text('check').match(/is (.*)\\.$/)[1]);
+          log(button.ariaLabel.split(' = ')[1], text('check').match(/difference, (.*), is d/)[1]);
         }
       }
       $$('input[value=y]')[0].click(); log(text('check'));

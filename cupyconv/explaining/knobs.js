@@ -408,12 +408,11 @@ function showKnobs() {
 // Returns the layer as it is written in the address: the options of the command line.
 function layerAddress() {
   const { input_shape: input, filter_shape: filter, stride, padding, dilation } = layerOf(knobs);
-  const joined = (value) => [value].flat().map((one) => [one].flat().join(":")).join();
   const words = [`input=${input.join("x")}`, `filter=${filter.join("x")}`];
   const { rank } = knobs;
-  if (stride !== 1) words.push(`stride=${joined(stride)}`);
-  if (padding !== 0) words.push(`padding=${joined(padding)}`);
-  if (dilation !== 1) words.push(`dilation=${joined(dilation)}`);
+  if (stride !== 1) words.push(`stride=${rules.optionText(stride)}`);
+  if (padding !== 0) words.push(`padding=${rules.optionText(padding)}`);
+  if (dilation !== 1) words.push(`dilation=${rules.optionText(dilation)}`);
   if (knobs.groups !== 1) words.push(`groups=${knobs.groups}`);
   if (knobs.data !== rules.dataFormats(rank)[0]) words.push(`data_format=${knobs.data}`);
   if (knobs.filter !== rules.formatsOf({ data_format: knobs.data }, rank)[1]) words.push(`filter_format=${knobs.filter}`);

@@ -38,10 +38,11 @@ const nameOf = (tensor, k, c, at) => `${tensor}[${indexOf(tensor, k, c, at).join
 let stores = {};
 
 // Returns the scene of a layer.  The first layer's results are the library's as far as the page has
-// them; x, w and dy of small layers are drawn by the page.
+// them; x, w and dy of small layers are drawn by the page.  A scene of another image of the current
+// layer keeps its numbers.
 function sceneOf(knobs, image) {
   if (knobs === original.knobs && !original.computes) return original;
-  const made = scenes.of(knobs, original, image);
+  const made = scenes.of(knobs, original, image, scene.knobs === knobs ? scene.data : null);
   if (knobs !== original.knobs) return made;
   const { opened, directions, source } = original;
   return { ...made, opened, directions, source, library: image === original.image ? original.values : {} };

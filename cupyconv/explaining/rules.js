@@ -12,6 +12,9 @@ const rules = (() => {
   const each = (value, rank) => (Array.isArray(value) ? value : Array(rank).fill(value));
   const compact = (values) => (new Set(values).size > 1 ? values : values[0]);
 
+  // Returns a value in the notation of the command line: 2, or 2,1, or 0:1,1:1.
+  const optionText = (value) => [value].flat().map((one) => [one].flat().join(":")).join();
+
   // Returns a value in Python's notation.
   function python(value) {
     if (value === null) return "None";
@@ -421,5 +424,5 @@ const rules = (() => {
   }
 
   return { LETTERS, ConvError, problem, formatsOf, dataFormats, filterFormats, ordered, shapeText, python,
-    compact, each, same, span };
+    optionText, compact, each, same, span };
 })();

@@ -94,14 +94,15 @@ const scenes = (() => {
   // knobs: { layer, values, seed, edits }: ConvProblem's arguments, a kind of values, a seed, and
   // numbers set by hand, as in tensors.draw.
   // limits: the first scene, whose limits apply to all scenes.
-  function of(knobs, limits, image = 0) {
+  // known: all tensors of the layer, if they are already computed.
+  function of(knobs, limits, image = 0, known = null) {
     const problem = rules.problem(knobs.layer);
     const { rank, N, C, K, groups, axes } = problem;
     const plain = axes.every((axis) => axis.stride === 1 && axis.dilation === 1 && !axis.before && !axis.after);
     const [filters, channels] = [K / groups, C / groups];
     const reason = tooLarge(problem, limits);
     const names = ["x", "w", "dy", "dw", "dx", "y"];
-    const data = reason ? null : tensors.run(problem, tensors.draw(problem, knobs.seed, knobs.values, knobs.edits));
+    const data = reason ? null : known ?? tensors.run(problem, tensors.draw(problem, knobs.seed, knobs.values, knobs.edits));
     const values = {};
     if (data) {
       const size = tensors.sizes(problem);
@@ -217,12 +218,11 @@ const scenes = (() => {
   function command(scene, element) {
     const { problem, knobs: { layer, values, seed, dtype = "float32" } } = scene;
     const words = ["cupyconv explain", rules.shapeText(layer.input_shape), rules.shapeText(layer.filter_shape)];
-    const joined = (value) => [value].flat().map((one) => [one].flat().join(":")).join();
     const { stride, dilation, axes, mode, groups } = problem;
-    if (Math.max(...stride) > 1) words.push(`--stride ${joined(rules.compact(stride))}`);
+    if (Math.max(...stride) > 1) words.push(`--stride ${rules.optionText(rules.compact(stride))}`);
     if (mode !== "explicit") words.push(`--padding ${mode}`);
-    else if (axes.some((axis) => axis.before || axis.after)) words.push(`--padding ${joined(paddingOf(axes))}`);
-    if (Math.max(...dilation) > 1) words.push(`--dilation ${joined(rules.compact(dilation))}`);
+    else if (axes.some((axis) => axis.before || axis.after)) words.push(`--padding ${rules.optionText(paddingOf(axes))}`);
+    if (Math.max(...dilation) > 1) words.push(`--dilation ${rules.optionText(rules.compact(dilation))}`);
     if (groups > 1) words.push(`--groups ${groups}`);
     for (const option of keywords(problem).filter((text) => text.includes("_format")))
       words.push(`--${option.split("=")[0].replace("_", "-")} ${option.split("=")[1].replaceAll('"', "")}`);
@@ -308,5 +308,5 @@ const scenes = (() => {
     ];
   }
 
-  return { of, programs, command, pytorch, tensorflow, jax, inputRule, filterRule, tooLarge, paddingOf };
+  return { of, programs, pytorch, tensorflow, jax, paddingOf };
 })();

@@ -583,6 +583,24 @@ def test_every_image_can_be_chosen(browse, dtype):
     assert log[5].startswith("of 3: dw sums over all images")
 
 
+def test_another_image_is_shown_without_computing_again(browse):
+    script = """
+      let runs = 0;
+      const run = tensors.run;
+      tensors.run = (...given) => { runs++; return run(...given); };
+      const image = document.getElementById('image');
+      set('filters', 2); log(runs);
+      image.value = 1; image.dispatchEvent(new Event('change')); log(runs, text('told'));
+      set('filters', 3); log(runs);
+    """
+    problem = ConvProblem((2, 2, 5, 5), (3, 2, 3, 3))
+    log = turned(browse, script, problem, place="#dx=0,1,2,2")
+    value = cupyconv.explain(problem.replace(filter_shape=(2, 2, 3, 3))).element("dx[1,1,2,2]")
+    assert log[0] == "1"
+    assert re.match(r"1 dx\[1,1,2,2\] is .*: (.*)\.$", log[1])[1] == f"{value.sum:.6g}"
+    assert log[2] == "2"
+
+
 def test_numbers_can_be_set_by_hand(browse, monkeypatch):
     """Set numbers change all results; the address, the program and a smaller layer keep them."""
     script = """

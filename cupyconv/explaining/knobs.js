@@ -219,13 +219,13 @@ function seedField() {
 
 // Sets a number of x, w or dy that is written in the fields.
 function setByHand() {
+  quiet();
   const [name, value] = [$("hand-name").value.replaceAll(/\s/g, ""), $("hand-value").valueAsNumber];
   if (tensors.isElement(scene.problem, name) && tensors.isNumber(value)) {
     turn({ ...knobs, edits: { ...knobs.edits, [name]: value } });
     return;
   }
   const [x, w, dy] = Object.values(tensors.sizes(scene.problem)).map(rules.shapeText);
-  quiet();
   notify(`Set an element to a number, for example x[${tensors.sizes(scene.problem).x.map(() => 0)}] to 2. ` +
     `Indices count from 0; x is ${x}, w is ${w} and dy is ${dy}. Numbers are float32, at most 3.4e38 in size.`);
   $("notice").scrollIntoView({ block: "nearest" });

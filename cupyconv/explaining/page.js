@@ -871,7 +871,7 @@ function address(text) {
   } catch { /* the frame of a notebook has no address */ }
 }
 
-// Adds a sentence to the notice, which vanishes at the next action.
+// Adds a sentence to the notice.
 function notify(text) {
   $("notice").textContent += `${$("notice").hidden ? "" : " "}${text}`;
   $("notice").hidden = false;
@@ -1026,8 +1026,11 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") { stop(); stepTo(steps()); }
 });
 addEventListener("hashchange", fromAddress);
-addEventListener("change", quiet, true);
-addEventListener("click", (event) => event.target.closest("button") && quiet(), true);
+// A notice vanishes at the next action.  A click whose pointer ends the change of a field keeps the
+// notice of the change, and so does the change of a field that Enter has read.
+addEventListener("change", (event) => event.target.closest("#hand") || quiet(), true);
+addEventListener("pointerdown", (event) => event.target.closest("button") && quiet(), true);
+addEventListener("click", (event) => !event.detail && event.target.closest("button") && quiet(), true);
 
 function start() {
   $("live").hidden = false;

@@ -139,6 +139,12 @@ def test_changed_values_are_announced_until_the_next_action(browse):
       document.getElementById('hand-name').value = 'x[2,1,4,4]';
       document.getElementById('hand-value').value = 5; press('hand-set'); log(seen_());
       set('input H', 4); log(seen_()); set('input H', 5); log(seen_(), text('source'));
+      const [hand, button] = [document.getElementById('hand-value'), $$('#dials button')[0]];
+      document.getElementById('hand-name').value = 'y[0]';
+      hand.focus(); key('Enter'); hand.dispatchEvent(new Event('change'));
+      log(seen_().slice(0, 14)); set('filters', 4000);
+      button.dispatchEvent(new MouseEvent('click', { bubbles: true, detail: 1 })); log(seen_());
+      button.dispatchEvent(new PointerEvent('pointerdown', { bubbles: true })); log(seen_());
     """
     whole = 'The knob "{}" needs a whole number.'
     assert turned(browse, script) == [
@@ -147,7 +153,8 @@ def test_changed_values_are_announced_until_the_next_action(browse):
         'The knob "filters" goes up to 512. 512', "false", whole.format("filters"), "false",
         "The images are 0 to 2.", "false", "false",
         "The layer does not have x[2,1,4,4], so no number is set there.",
-        "false Values: random data of seed 0. Image 0 of 3.",
+        "false Values: random data of seed 0. Image 0 of 3.", "Set an element",
+        'The knob "filters" goes up to 512.', "false",
     ]  # fmt: skip
 
 

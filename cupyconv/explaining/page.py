@@ -195,8 +195,8 @@ def _explanation(explanation: Explanation) -> str:
 
 
 def _script(name: str) -> str:
-    """Return a script without its comments and indentation."""
-    return re.sub(r"^\s*//.*\n|^ +", "", _asset(name), flags=re.MULTILINE)
+    """Return a script without its comments, empty lines and indentation."""
+    return re.sub(r"^\s*//.*\n|^\s+|(?<=[;,{)>]) +// .*$", "", _asset(name), flags=re.MULTILINE)
 
 
 def _asset(name: str) -> str:

@@ -214,6 +214,9 @@ def test_page_is_complete_and_loads_nothing():
     assert "{{" not in page.replace("{{layer}}", "")
     assert not re.search(r"""(src|href)\s*=|@import|url\((?!#)|fetch\(|https?:""", page)
     assert page.count("<script") == 2
+    script = page.rpartition('"use strict";\n')[2].partition("\n\nstart();")[0]
+    assert len(script) > 10_000
+    assert not re.search(r" // |^//|^ |^$", script, re.M), "comments and indentation are left out"
     assert "default-src &#x27;none&#x27;" in page
     assert '<html lang="en">' in page
 

@@ -6,7 +6,8 @@ const ROWS = { input: "input", filter: "filter", stride: "stride", dilation: "di
   before: "padding before", after: "padding after" };
 const COUNTS = { images: "images", channels: "channels of x", filters: "filters", groups: "groups" };
 const MODES = { valid: "valid", same: "same", same_lower: "same_lower" };
-const VALUES = { normal: "random", integers: "integers", x: "x one hot", w: "w one hot", dy: "dy one hot", ones: "dy = 1" };
+const VALUES = { normal: "random", integers: "integers", x: "x one hot", w: "w one hot", dy: "dy one hot" };
+const LOSSES = { dot: "sum(dy · y)", sum: "sum(y)", squares: "sum(y²) / 2" };
 const isSeed = (text) => /^\d{1,19}$/.test(text) && BigInt(text) < 2n ** 63n;
 const MOST_CELLS = 40; // positions of an axis in its picture
 const MOST_WINDOWS = 8; // windows in its picture
@@ -20,7 +21,7 @@ let pictured = null; // the scene whose layer is shown
 const isTurned = () => Boolean(original.knobs) && scene.knobs !== original.knobs;
 
 // Returns the state of knobs for a layer, whose arguments are valid or not.
-function knobsOf({ layer, values, seed, edits = {} }) {
+function knobsOf({ layer, values, seed, loss = "dot", edits = {} }) {
   const rank = layer.input_shape.length - 2;
   const letters = rules.LETTERS[rank];
   const [data, filter] = rules.formatsOf(layer, rank);
@@ -33,7 +34,7 @@ function knobsOf({ layer, values, seed, edits = {} }) {
   const axes = inputs.map((input, i) => ({ input, filter: taps[i], stride: strides[i],
     dilation: dilations[i], before: pairs[i][0], after: pairs[i][1] }));
   return { rank, images, channels, filters, groups, depth: depth === channels / groups ? null : depth, axes,
-    mode: isWord ? layer.padding.toLowerCase() : "numbers", data, filter, values, seed: String(seed), edits };
+    mode: isWord ? layer.padding.toLowerCase() : "numbers", data, filter, values, seed: String(seed), loss, edits };
 }
 
 // Returns ConvProblem's arguments for a state of the knobs.
@@ -53,14 +54,17 @@ function layerOf(state) {
 function turn(state) {
   stop();
   knobs = state;
-  const asked = { layer: layerOf(state), values: state.values, seed: state.seed, edits: state.edits };
+  const { values, seed, loss, edits } = state;
+  const asked = { layer: layerOf(state), values, seed, loss, edits };
   wrong = null;
   try {
     const problem = rules.problem(asked.layer);
     const [set, gone] = [[], []];
-    for (const one of Object.entries(asked.edits)) (tensors.isElement(problem, one[0]) ? set : gone).push(one);
+    const fits = (name) => tensors.isElement(problem, name) && (loss === "dot" || !name.startsWith("dy"));
+    for (const one of Object.entries(edits)) (fits(one[0]) ? set : gone).push(one);
     asked.edits = knobs.edits = Object.fromEntries(set);
-    if (gone.length) notify(`The layer does not have ${gone.map(([name]) => name).join(", ")}, so no number is set there.`);
+    if (gone.length) notify(`The layer does not have${loss === "dot" ? "" : ", or the loss determines,"} ` +
+      `${gone.map(([name]) => name).join(", ")}, so no number is set there.`);
     load(rules.same(asked, plain) ? sceneOf(original.knobs, original.image) : sceneOf(asked, 0));
   } catch (error) {
     if (!(error instanceof rules.ConvError)) throw error;
@@ -185,7 +189,10 @@ function buildDials() {
     }
     counts.append(
       choice("padding", { numbers: "numbers", ...MODES }, () => knobs.mode, (mode) => ({ ...knobs, mode })),
-      choice("values", VALUES, () => knobs.values, (values) => ({ ...knobs, values })),
+      choice("values", VALUES, () => knobs.values,
+        (values) => ({ ...knobs, values, loss: values === "dy" ? "dot" : knobs.loss })),
+      choice("loss", LOSSES, () => knobs.loss,
+        (loss) => ({ ...knobs, loss, values: knobs.values === "dy" && loss !== "dot" ? "integers" : knobs.values })),
       choice("axes", { 1: "1-D", 2: "2-D", 3: "3-D" }, () => String(knobs.rank), (rank) => withRank(+rank)),
       choice("data format", { first: "channels first", last: "channels last" },
         () => (knobs.data.endsWith("C") ? "last" : "first"), (word) => ({ ...knobs,
@@ -418,6 +425,7 @@ function layerAddress() {
   if (knobs.filter !== rules.formatsOf({ data_format: knobs.data }, rank)[1]) words.push(`filter_format=${knobs.filter}`);
   if (knobs.values !== "normal") words.push(`values=${knobs.values}`);
   if (knobs.seed !== "0") words.push(`seed=${knobs.seed}`);
+  if (knobs.loss !== "dot") words.push(`loss=${knobs.loss}`);
   const set = Object.entries(knobs.edits).map(([name, value]) => `${name.replace("[", ":").replace("]", "")}:${value}`);
   if (set.length) words.push(`set=${set.join(";")}`);
   return words.join("&");
@@ -427,7 +435,7 @@ function layerAddress() {
 const PARTS = { input: "1x5x8x8, with 3 to 5 sizes of at most 1,000", filter: "10x5x3x3, with as many sizes as the input",
   stride: "2, or 2,1 for two axes", padding: "same, or 1, or 0:1,1:1 for both sides of two axes",
   dilation: "2, or 2,1 for two axes", groups: "2", data_format: "NHWC", filter_format: "HWIO",
-  values: "integers", seed: "7", set: "x:0,1,2,3:5, an element and its float32 number" };
+  values: "integers", seed: "7", loss: "sum, which determines dy", set: "x:0,1,2,3:5, an element and its float32 number" };
 
 // Shows the layer of an address, or a notice on the first part that is not valid.  Returns whether
 // all parts are valid.
@@ -486,7 +494,9 @@ function readLayer(take) {
     groups: read("groups", 1, (text) => (numbers(text, ",")?.length === 1 ? Number(text) : undefined)),
     data_format: read("data_format", null, format(rules.dataFormats(rank))),
     filter_format: read("filter_format", null, format(rules.filterFormats(rank))) };
-  return { layer, values: read("values", "normal", word(Object.keys(VALUES))),
+  const loss = read("loss", "dot", word(Object.keys(LOSSES)));
+  const kinds = Object.keys(VALUES).filter((kind) => loss === "dot" || kind !== "dy");
+  return { layer, loss, values: read("values", "normal", word(kinds)),
     seed: read("seed", "0", (text) => (isSeed(text) ? String(BigInt(text)) : undefined)), edits: read("set", {}, edits) };
 }
 
@@ -501,7 +511,7 @@ function buildKnobs() {
   }
   original.problem = rules.problem(original.knobs.layer);
   knobs = knobsOf(original.knobs);
-  plain = { layer: layerOf(knobs), values: knobs.values, seed: knobs.seed, edits: {} };
+  plain = { layer: layerOf(knobs), values: knobs.values, seed: knobs.seed, loss: "dot", edits: {} };
   $("turn").open = !NARROW;
   if (original.dtype !== "float32") $("first-dtype").textContent = ` The first layer has ${original.dtype}; the knobs use float32.`;
   buildHand();

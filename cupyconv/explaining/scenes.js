@@ -91,8 +91,8 @@ const scenes = (() => {
 
   // Returns the scene of a layer.
   //
-  // knobs: { layer, values, seed, edits }: ConvProblem's arguments, a kind of values, a seed, and
-  // numbers set by hand, as in tensors.draw.
+  // knobs: { layer, values, seed, loss, edits }: ConvProblem's arguments, a kind of values, a seed, a
+  // loss, and numbers set by hand, as in tensors.all.
   // limits: the first scene, whose limits apply to all scenes.
   // known: all tensors of the layer, if they are already computed.
   function of(knobs, limits, image = 0, known = null) {
@@ -102,7 +102,7 @@ const scenes = (() => {
     const [filters, channels] = [K / groups, C / groups];
     const reason = tooLarge(problem, limits);
     const names = ["x", "w", "dy", "dw", "dx", "y"];
-    const data = reason ? null : known ?? tensors.run(problem, tensors.draw(problem, knobs.seed, knobs.values, knobs.edits));
+    const data = reason ? null : known ?? tensors.all(problem, knobs);
     const values = {};
     if (data) {
       const size = tensors.sizes(problem);
@@ -125,13 +125,13 @@ const scenes = (() => {
 
   const isDrawn = (values) => values === "normal" || values === "integers";
 
-  function sourceOf({ values, seed, edits = {} }) {
+  function sourceOf({ values, seed, loss, edits = {} }) {
     const drawn = `random ${values === "normal" ? "data" : "integers"} of seed ${seed}`;
     const first = isDrawn(values) ? ""
-      : values === "ones" ? "dy is 1 everywhere, the others are "
       : `${values} is 1 in its middle and 0 elsewhere, the others are `;
     const set = Object.entries(edits).map(([element, value]) => `, ${element} = ${value}`);
-    return `${first}${drawn}${set.join("")}`;
+    const fixed = { sum: "; dy is 1 everywhere", squares: "; dy is y" }[loss] ?? "";
+    return `${first}${drawn}${set.join("")}${fixed}`;
   }
 
   // -- programs --------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ const scenes = (() => {
   }
 
   // Returns the lines of Python that make x, w and dy, with the values of the scene.
-  function arrays({ problem, knobs: { layer, values, seed, given = [], dtype = "float32", edits = {} } }) {
+  function arrays({ problem, knobs: { layer, values, seed, loss, given = [], dtype = "float32", edits = {} } }) {
     const kind = dtype === "float64" ? dtype : "float32";
     const rounded = /^(float16|complex)/.test(dtype) ? `.astype("${dtype}")` : "";
     const size = tensors.sizes(problem);
@@ -244,12 +244,13 @@ const scenes = (() => {
       return [...format].map((letter) => index[`${logical}${rules.LETTERS[problem.rank]}`.indexOf(letter)]).join(", ");
     };
     const shapes = { x: layer.input_shape, w: layer.filter_shape, dy: problem.outputShape };
+    if (loss === "squares") delete shapes.dy;
     const lines = Object.entries(shapes).map(([name, shape]) => `${name} = ` +
       (values === "normal" ? `rng.standard_normal(${rules.python(shape)}, dtype="${kind}")${rounded}`
         : `rng.integers(-3, 4, ${rules.python(shape)}).astype("${dtype === "bfloat16" ? kind : dtype}")`) +
       (given.includes(name) ? "  # put the array that you passed in its place" : ""));
-    if (values === "ones") lines.push("dy[:] = 1");
-    else if (!isDrawn(values)) lines.push(`${values}[:] = 0`, `${values}[${place(values, tensors.middle(size[values]))}] = 1`);
+    if (loss === "sum") lines.push("dy[:] = 1  # the loss is sum(y)");
+    if (!isDrawn(values)) lines.push(`${values}[:] = 0`, `${values}[${place(values, tensors.middle(size[values]))}] = 1`);
     for (const [element, value] of Object.entries(edits)) {
       const [name, index] = tensors.parsed(element);
       lines.push(`${name}[${place(name, index)}] = ${value}`);
@@ -259,13 +260,16 @@ const scenes = (() => {
 
   // Returns the programs of a scene: a name, its text, and why it is left out, if it is.
   function programs(scene, element = "") {
-    const { problem, knobs: { layer, values, seed, given = [], dtype = "float32", edits = {} } } = scene;
+    const { problem, knobs: { layer, values, seed, loss, given = [], dtype = "float32", edits = {} } } = scene;
     const { rank, dataFormat, filterFormat } = problem;
     const options = keywords(problem);
+    const isSquares = loss === "squares"; // then dy is y
+    const gradient = `dy = cupyconv.conv_forward(${["x", "w", ...options].join(", ")})  # the loss is sum(y²) / 2`;
     if (dtype !== "float32") options.push(`dtype="${dtype}"`);
-    const isRandom = isDrawn(values) && !Object.keys(edits).length;
+    const isRandom = isDrawn(values) && !Object.keys(edits).length && (loss ?? "dot") === "dot";
     const names = isRandom ? given : ["x", "w", "dy"];
     const made = arrays(scene).filter((line) => names.some((name) => line.startsWith(name)) || names.length && line.startsWith("rng"));
+    if (isSquares) made.push(gradient);
     const passed = names.map((name) => `${name}=${name}`);
     if (isRandom && values !== "normal") passed.push('values="integers"');
     if (isRandom && String(seed) !== "0") passed.push(`seed=${seed}`);
@@ -284,9 +288,11 @@ const scenes = (() => {
       const order = (source, target) => source === target ? ""
         : rules.python([...target].map((letter) => source.indexOf(letter)));
       const orders = { x: order(dataFormat, data), w: order(filterFormat, filter), dy: order(dataFormat, data) };
+      if (isSquares) delete orders.dy;
       return [`# X, Y and DX are ${data}, W and DW are ${filter}.`,
         ...Object.entries(orders).map(([name, axes]) => `${name.toUpperCase()} = ${tensor(name, axes)}`)];
     };
+    const dy = (usual, y) => (isSquares ? `${y})  # the gradient of sum(Y²) / 2` : `${usual})`);
     const short = dtype === "bfloat16" ? ".bfloat16()" : "";
     return [
       { name: "Command line", text: shell, why: shell ? "" : given.length
@@ -296,15 +302,15 @@ const scenes = (() => {
       { name: "PyTorch", why: complex, text: program(["import torch", "import torch.nn.functional as F"], [
         ...converted(0, (name, axes) => `torch.from_numpy(${name})${short}${axes && `.permute${axes}`}` +
           `${name === "dy" ? "" : ".requires_grad_()"}`),
-        `Y = ${pytorch(problem)}`, "DX, DW = torch.autograd.grad(Y, (X, W), DY)"]) },
+        `Y = ${pytorch(problem)}`, `DX, DW = torch.autograd.grad(Y, (X, W), ${dy("DY", "Y.detach()")}`]) },
       { name: "TensorFlow", why: complex && "TensorFlow has no complex convolution.", text: program(["import tensorflow as tf"], [
         ...converted(1, (name, axes) => `tf.constant(${name}${axes && `.transpose${axes}`}, tf.${dtype})`),
         "with tf.GradientTape() as tape:", "    tape.watch([X, W])", `    Y = ${tensorflow(problem)}`,
-        "DX, DW = tape.gradient(Y, [X, W], DY)"]) },
+        `DX, DW = tape.gradient(Y, [X, W], ${dy("DY", "Y")}`]) },
       { name: "JAX", why: complex, text: program(["import jax", "from jax import lax",
         ...(dtype === "float64" ? ["", 'jax.config.update("jax_enable_x64", True)'] : [])], [
         ...(short ? ["x, w, dy = (jax.numpy.asarray(one, \"bfloat16\") for one in (x, w, dy))"] : []),
-        `Y, backward = jax.vjp(lambda x, w: ${jax(problem)}, x, w)`, "DX, DW = backward(jax.numpy.asarray(dy))"]) },
+        `Y, backward = jax.vjp(lambda x, w: ${jax(problem)}, x, w)`, `DX, DW = backward(${dy("jax.numpy.asarray(dy)", "Y")}`]) },
     ];
   }
 

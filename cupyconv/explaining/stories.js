@@ -86,9 +86,15 @@ function differenceText() {
   if (!data || chosen.tensor === "y" || tensors.cost(problem).products > MOST_CHECKED) return "";
   const operand = chosen.tensor.slice(1);
   const index = indexOf(chosen.tensor, chosen.k, chosen.c, at());
-  const [before, after] = tensors.losses(problem, data, operand, index);
-  return `Add 1 to ${operand}[${index.join()}] and run the forward pass again: the loss, sum(dy · y), goes from ` +
-    `${long(before)} to ${long(after)}. The difference, ${long(after - before)}, is ${chosen.tensor}[${index.join()}].`;
+  const { loss = "dot" } = scene.knobs;
+  const [before, more, less] = tensors.losses(problem, data, loss, operand, index,
+    loss === "squares" ? [0, 1, -1] : [0, 1]);
+  const [name, result] = [operand, chosen.tensor].map((tensor) => `${tensor}[${index.join()}]`);
+  if (loss === "squares")
+    return `The loss, ${LOSSES[loss]}, is ${long(before)}. Add 1 to ${name}, and it becomes ${long(more)}; subtract 1 ` +
+      `instead, and it becomes ${long(less)}. Half the difference, ${long((more - less) / 2)}, is ${result}.`;
+  return `Add 1 to ${name} and run the forward pass again: the loss, ${LOSSES[loss]}, goes from ${long(before)} to ` +
+    `${long(more)}. The difference, ${long(more - before)}, is ${result}.`;
 }
 const MOST_CHECKED = 300_000; // products of a pass that is run again
 

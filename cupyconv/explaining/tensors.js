@@ -140,8 +140,8 @@ const tensors = (() => {
 
   // Returns x, w and dy in the order of their indices.
   //
-  // kind: "normal"; "integers"; "ones" for a dy of ones, and integers in x and w; or the name of the
-  // tensor that is 1 in its middle and 0 elsewhere, while the others have integers.
+  // kind: "normal"; "integers"; or the name of the tensor that is 1 in its middle and 0 elsewhere,
+  // while the others have integers.
   // edits: numbers that are set by hand, keyed by names such as "x[0,1,2,3]".
   function draw(problem, seed, kind, edits = {}) {
     const next = generator(seed);
@@ -155,7 +155,6 @@ const tensors = (() => {
       const stored = [...format].map((letter) => size[logical.indexOf(letter)]);
       const drawn = Float64Array.from({ length: product(size) }, number);
       found[name] = permuted(drawn, stored, order);
-      if (kind === "ones" && name === "dy") found[name].fill(1);
       if (kind !== name) continue;
       found[name].fill(0);
       found[name][placeOf(size, middle(size))] = 1;
@@ -219,12 +218,20 @@ const tensors = (() => {
     return { x, w, dy, y, dx, dw, db };
   }
 
-  // Returns the loss sum(dy * y), and the loss after 1 is added to a number of x or w.
-  function losses(problem, data, name, index) {
+  // Returns all tensors of a state of the knobs.  dy is the gradient of its loss with respect to y.
+  function all(problem, { seed, values, loss, edits }) {
+    const data = draw(problem, seed, values, edits);
+    if (loss === "sum") data.dy.fill(1);
+    if (loss === "squares") data.dy = run(problem, data).y.map(Math.fround);
+    return run(problem, data);
+  }
+
+  // Returns the loss after each of some numbers is added to a number of x or w.
+  function losses(problem, data, loss, name, index, added) {
     const place = placeOf(sizes(problem)[name], index);
-    const changed = data[name].map((value, i) => (i === place ? value + 1 : value));
-    const loss = (y) => y.reduce((sum, value, i) => sum + value * data.dy[i], 0);
-    return [loss(data.y), loss(run(problem, { ...data, [name]: changed }).y)];
+    const sum = (y) => y.reduce((total, value, i) => total + value * (loss === "squares" ? value / 2 : data.dy[i]), 0);
+    return added.map((step) => sum(run(problem, { ...data,
+      [name]: data[name].map((value, i) => (i === place ? value + step : value)) }).y));
   }
 
   // Returns the count of numbers in x, w and dy, and of the products of a pass with padding.
@@ -235,5 +242,5 @@ const tensors = (() => {
     return { numbers, products: (N * K * C * pairs) / groups };
   }
 
-  return { generator, integers, normal, draw, run, losses, parsed, isElement, isNumber, cost, sizes, middle, product };
+  return { generator, integers, normal, draw, run, all, losses, parsed, isElement, isNumber, cost, sizes, middle, product };
 })();

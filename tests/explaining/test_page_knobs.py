@@ -285,6 +285,8 @@ def test_invalid_parts_of_an_address_are_named(browse):
             "values=constructor",
             "seed=-1",
             "seed=9223372036854775808",
+            "loss=max",
+            "loss=sum&values=dy",
         ),
         *("set=", "set=x:0,1,2", "set=x:0,,2:1", "set=x:0,1,2:", "set=x:0,1,2:2abc"),
         *("set=x:0,1,2:1e39", "set=x:0,1,2:0x10", "set=x:0,1,2:1:1", "set=y:0,1,2:1"),
@@ -297,7 +299,7 @@ def test_invalid_parts_of_an_address_are_named(browse):
     """
     for part, said in zip(parts, turned(browse, script), strict=True):
         title = "1x2x5x5 * 3x2x3x3 -> 1x3x3x3"
-        assert said == f'"{part}" in the address is not valid {title}'
+        assert said == f'"{part.split("&")[-1]}" in the address is not valid {title}'
 
 
 @pytest.mark.parametrize("number", ["1e+21", "-1e-9", "3e+38", "0.5"])
@@ -353,19 +355,23 @@ def test_address_alone_says_what_is_shown(browse, before, after):
     assert turned(browse, script, place=before) == fresh
 
 
-@pytest.mark.parametrize("values", ["normal", "integers", "x", "dy", "ones"])
-def test_copied_programs_show_the_same_layer(browse, monkeypatch, values):
+@pytest.mark.parametrize(
+    ("values", "loss"),
+    [("normal", "dot"), ("integers", "dot"), ("x", "dot"), ("dy", "dot"), ("integers", "sum"),
+     ("normal", "squares"), ("w", "squares")],
+)  # fmt: skip
+def test_copied_programs_show_the_same_layer(browse, monkeypatch, values, loss):
     """The command and the Python program have the layer and the number that the page shows."""
     script = """
       set('stride H', 2); set('padding before W', 1); set('groups', 2); set('channels of x', 4);
-      set('filters', 4); pick('values', 'WORD'); pick('data format', 'last');
-      $$('input[value=dx]')[0].click();
+      set('filters', 4); pick('values', 'WORD'); pick('loss', 'LOSS');
+      pick('data format', 'last'); $$('input[value=dx]')[0].click();
       for (const one of $$('.program'))
         log(one.querySelector('pre,p').textContent.replaceAll('\\n', '~'));
       log(text('told')); log(title());
     """
     shell, python, torch, tensorflow, jax, told, title = turned(
-        browse, script.replace("WORD", values)
+        browse, script.replace("WORD", values).replace("LOSS", loss)
     )
     problem = ConvProblem(
         (1, 5, 5, 4), (3, 3, 2, 4), stride=(2, 1), padding=((0, 0), (1, 0)), groups=2,
@@ -379,11 +385,14 @@ def test_copied_programs_show_the_same_layer(browse, monkeypatch, values):
     assert explanation.problem == problem
     assert explanation.element(name).sum == pytest.approx(total, rel=1e-5)
     assert title.split(" -> ")[1] == "x".join(map(str, problem.output_shape))
-    if values == "ones":
+    if loss == "sum":
         assert np.all(explanation.data["dy"] == 1)
-    elif values in ("x", "dy"):
-        assert shell == "The command line has no option for these values."
+    if loss == "squares":
+        np.testing.assert_array_equal(explanation.data["dy"], explanation.data["y"])
+    if values in ("x", "w", "dy"):
         assert np.count_nonzero(explanation.data[values]) == 1
+    if loss != "dot" or values in ("x", "w", "dy"):
+        assert shell == "The command line has no option for these values."
     else:
         words = [word.strip("'") for word in shell.split()[1:]]
         told = json.loads(CliRunner().invoke(main, [*words, "--json"]).stdout)["layers"][0]
@@ -545,10 +554,11 @@ def test_address_of_a_story_opens_it(browse, place):
     assert step.startswith(expected[1])
 
 
-def test_differences_check_the_chosen_gradient(browse):
+@pytest.mark.parametrize("loss", ["dot", "sum", "squares"])
+def test_differences_check_the_chosen_gradient(browse, loss):
     """A finite difference of the loss confirms every number of the gradients that is chosen."""
     script = """
-      pick('values', 'integers');
+      pick('values', 'integers'); pick('loss', 'LOSS');
       for (const tensor of ['dw', 'dx']) {
         $$(`input[value=${tensor}]`)[0].click();
         for (const button of $$('.panel.result .c').slice()) {
@@ -558,7 +568,7 @@ def test_differences_check_the_chosen_gradient(browse):
       }
       $$('input[value=y]')[0].click(); log(text('check'));
     """
-    *pairs, of_y = turned(browse, script)
+    *pairs, of_y = turned(browse, script.replace("LOSS", loss))
     assert len(pairs) == 9 + 25
     assert all(len(set(pair.split())) == 1 for pair in pairs)
     assert of_y == ""
@@ -593,8 +603,8 @@ def test_every_image_can_be_chosen(browse, dtype):
 def test_another_image_is_shown_without_computing_again(browse):
     script = """
       let runs = 0;
-      const run = tensors.run;
-      tensors.run = (...given) => { runs++; return run(...given); };
+      const all_ = tensors.all;
+      tensors.all = (...given) => { runs++; return all_(...given); };
       const image = document.getElementById('image');
       set('filters', 2); log(runs);
       image.value = 1; image.dispatchEvent(new Event('change')); log(runs, text('told'));

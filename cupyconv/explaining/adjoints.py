@@ -15,7 +15,7 @@ class AdjointAxis:
         rule: sizes of this convolution as a ConvAxis: the input is the first operand, dilated with
             zeros; the filter is the second operand; the output is the gradient.  Negative padding
             crops.
-        spread: distance between the numbers of the dilated first operand.
+        spread: distance between the elements of the dilated first operand.
         size: size of the first operand before dilation.
         formulas: formula of the padding before and formula of the padding after, as text with the
             layer's numbers.
@@ -32,7 +32,7 @@ class AdjointAxis:
 
 
 def input_gradient_axis(axis: ConvAxis) -> AdjointAxis:
-    """Return the convolution for dx along an axis: dilated dy with the flipped, dilated filter."""
+    """Return the convolution of dilated dy with the flipped, dilated filter, along one axis."""
     spread = (axis.output - 1) * axis.stride + 1
     span = axis.effective_filter
     before = span - 1 - axis.pad_before

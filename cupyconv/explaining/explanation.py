@@ -1,4 +1,4 @@
-"""``cupyconv.explain``: why every tensor of a layer has the shape and the values it has."""
+"""``cupyconv.explain``: reasons for the shape and the values of every tensor of a layer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PASS_GIVES = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw"}
 _DRAWN_CHANNELS = 6
 
 MOST_PRINTED = 300
-"""Largest count of numbers in all tensors together for which all are printed (chosen)."""
+"""Largest number of elements of all tensors together for which all values are printed (chosen)."""
 
 
 def explain(
@@ -74,8 +74,8 @@ def explain(
 
     Returns:
         an Explanation: text with str() or print(), HTML in Jupyter, plain data with ``to_dict()``.
-        ``element("dF[0,0,0,0]")`` lists the terms of one number of dw, ``map("dx")`` counts the
-        terms of every number of dx, ``code("pytorch")`` returns the layer in another framework,
+        ``element("dF[0,0,0,0]")`` lists the terms of one element of dw, ``map("dx")`` counts the
+        terms of every element of dx, ``code("pytorch")`` returns the layer in another framework,
         and ``svg()`` and ``page()`` draw the layer.
 
     Raises:
@@ -159,7 +159,7 @@ class Explanation:
     # -- parts -------------------------------------------------------------------------------------
 
     def element(self, name: str, *, x: Any = None, w: Any = None, dy: Any = None) -> Element:
-        """Explain one number of y, dx or dw as the sum of its terms.
+        """Explain one element of y, dx or dw as the sum of its terms.
 
         Args:
             name: tensor and indices, such as "dF[3,1,0,2]" (or dw), "dX[0,0,5,5]" or
@@ -379,14 +379,14 @@ class Explanation:
         return 0 < count <= MOST_PRINTED and all(name in self.data for name in RESULTS)
 
     def _numbers(self) -> Section:
-        """Return all numbers of all tensors, plane by plane."""
+        """Return all values of all tensors, plane by plane."""
         blocks = [
             Verbatim("\n".join(numbers.planes(self.problem, tensor, self.data[tensor])))
             for tensor in (*OPERANDS, *RESULTS)
         ]
         drawn = f" ({self.data.source})" if isinstance(self.data, Values) else ""
-        text = f"x, w and dy{drawn}, and the results that the library computes from them."
-        return Section("All numbers", (Paragraph(text), *blocks))
+        text = f"Values of x, w and dy{drawn}, and of the results that the library computes."
+        return Section("All values", (Paragraph(text), *blocks))
 
     def _channels(self) -> Section:
         """Return the section that explains how the channels of x and dy give dw."""
@@ -399,17 +399,18 @@ class Explanation:
         )
         pairs = K * channels
         title = (
-            f"How can x with {counted(C, 'channel')} and dy with {K} be convolved?"
+            f"How can x with {counted(C, 'channel')} and dy with {counted(K, 'channel')} be "
+            "convolved?"
             if C != K
-            else f"How the {C} channels of x and the {K} of dy give dw"
+            else f"How the {C} channels of x and the {K} channels of dy give dw"
             if C > 1
             else "How x and dy give dw"
         )
         notes = []
         if G > 1:
-            notes.append("c counted within the group of k")
+            notes.append("where c is the channel's number within the group of k")
         if max(problem.stride) > 1:
-            notes.append(f"dy dilated by the stride {shapes.one(problem.stride)}")
+            notes.append(f"with dy dilated by the stride {shapes.one(problem.stride)}")
         if problem.N > 1:
             notes.append("summed over the images")
         source = "conj(x[c])" if problem.is_complex else "x[c]"
@@ -424,10 +425,8 @@ class Explanation:
             Verbatim(f"{rule}\n{x} correlated with {dy} gives {taps}"),
             Paragraph(
                 f"There {'is' if pairs == 1 else 'are'} {K} x {channels} = "
-                f"{counted_large(pairs, 'pair')}{within}. Each pair gives {taps} numbers. "
-                f"Together these are {pairs * prod(problem.filter_sizes):,} numbers, which fill "
-                f"the shape of w, {shape_text(problem.filter_shape)}, exactly. Across channels, dw "
-                "is an outer product:"
+                f"{counted_large(pairs, 'pair')}{within}. {self._filled(pairs)} Across channels, "
+                "dw is an outer product:"
             ),
             Verbatim(self._grid()),
             Paragraph(
@@ -442,20 +441,35 @@ class Explanation:
             grid += self._example()
         return Section(title, (Paragraph(first), *grid))
 
+    def _filled(self, pairs: int) -> str:
+        """Return sentences that compare the values of all pairs with the shape of w."""
+        sizes, shape = self.problem.filter_sizes, shape_text(self.problem.filter_shape)
+        values, count = shapes.sized(sizes, "value"), pairs * prod(sizes)
+        fill = f"which {'fills' if count == 1 else 'fill'} the shape of w, {shape}, exactly"
+        if pairs == 1:
+            return f"It gives {values}, {fill}."
+        return f"Each pair gives {values}. Together they give {count:,} values, {fill}."
+
     def _sums(self, channels: int, filters: int) -> str:
         where = " of the group" if self.problem.groups > 1 else ""
+        if channels == filters == 1:
+            return (
+                f"No tensor sums over channels: y[k] reads only one input channel{where}, "
+                f"and only one filter{where} reads x[c]. That channel receives dy[k] unchanged."
+            )
         forward = (
             f"y[k] is a sum over the {channels} input channels{where}. A sum passes its gradient "
             "unchanged to each of its terms, so all these channels receive the same dy[k]."
             if channels > 1
-            else f"y[k] has one input channel{where}, which receives dy[k] unchanged."
+            else f"Neither does y[k]: it reads only one input channel{where}, which receives dy[k] "
+            "unchanged."
         )
         backward = (
             f"dx[c] is a sum over the {filters} filters{where}, because all of them read x[c]."
             if filters > 1
-            else f"dx[c] comes from the one filter{where} that reads x[c]."
+            else f"dx[c] involves no such sum, because only one filter{where} reads x[c]."
         )
-        return f"Sums over channels occur only in y and dx. {forward} {backward}"
+        return f"dw involves no sum over channels. {forward} {backward}"
 
     def _grid(self) -> str:
         """Return the grid of channel pairs as text."""
@@ -503,7 +517,7 @@ class Explanation:
         title = f"Why is dx {x} when dy is {dy}?" if dy != x else f"Why dx is {x}"
         paragraphs = [
             Paragraph(
-                f"dx has one number for each number of x, so it has the shape of x, "
+                f"dx has one value for each element of x, so it has the shape of x, "
                 f"{shape_text(problem.input_shape)}, for any stride, padding and dilation. "
                 "(Likewise, dw has the shape of w.)"
             )
@@ -515,19 +529,12 @@ class Explanation:
         wide = [axis for axis in problem.axes if len(axis.valid_input_sizes) > 1]
         if wide:
             several = _clauses(
-                problem,
-                lambda axis: (
-                    f"input sizes {axis.valid_input_sizes[0]} to {axis.valid_input_sizes[-1]} all "
-                    f"give output size {axis.output}"
-                    if len(axis.valid_input_sizes) > 1
-                    else f"only input size {axis.valid_input_sizes[0]} gives output size "
-                    f"{axis.output}"
-                ),
+                problem, lambda axis: shapes.sizes_that_give(axis.valid_input_sizes, axis.output)
             )
             paragraphs.append(
                 Paragraph(
-                    f"dy and w do not determine the size of dx: {several}, because the stride "
-                    "rounds these sizes to the same output size. This is why Conv2DBackpropInput "
+                    f"dy and w do not determine the size of dx: {several}. A stride above 1 rounds "
+                    "several input sizes to the same output size. This is why Conv2DBackpropInput "
                     f"and similar functions take input_sizes. They return dx of that size, here "
                     f"{x}, and reject sizes that do not give this dy."
                 )
@@ -559,7 +566,7 @@ class Explanation:
             rows = "; ".join(_trailing(axis) for axis in dead)
             paragraphs.append(
                 Paragraph(
-                    f"Part of x is never read: {rows}. These numbers do not affect y, so their "
+                    f"Part of x is never read: {rows}. These inputs do not affect y, so their "
                     "gradient is exactly zero. dx contains these zeros."
                 )
             )
@@ -584,7 +591,7 @@ class Explanation:
                 ("input sizes", f"{entry.input_sizes}{_interval(axis)}"),
                 ("unread inputs", entry.unread),
             )
-            title = f"{'Axis' if len(entry.axes) == 1 else 'Axes'} {' and '.join(entry.axes)}"
+            title = f"{'Axis' if len(entry.axes) == 1 else 'Axes'} {shapes.listed(entry.axes)}"
             sections.append(Section(title, (Table(("", ""), rows),)))
         return sections
 
@@ -592,7 +599,7 @@ class Explanation:
         rows = [
             (
                 "cupyconv",
-                f"conv_backprop_input(input_shape={self.problem.input_shape}, w, dy, ...)",
+                f"conv_backprop_input({self.problem.input_shape}, w, dy, ...)",
             ),
             *((entry.framework, entry.size) for entry in self.translations),
         ]
@@ -607,7 +614,7 @@ class Explanation:
             f"dy with {_zeros(problem)} between neighbours" if max(problem.stride) > 1 else "dy"
         )
         filters = "conj(w)" if problem.is_complex else "w"
-        flip = f"{filters} flipped along {' and '.join(names)}, with channel axes swapped"
+        flip = f"{filters} flipped along {shapes.listed(names)}, with its channel axes swapped"
         dilation = f", dilation {shapes.one(problem.dilation)}" if max(problem.dilation) > 1 else ""
         lines = [
             "dx = correlate(",
@@ -620,24 +627,22 @@ class Explanation:
 
     def _dx_rows(self, axis: ConvAxis, adjoint: AdjointAxis) -> tuple[tuple[str, str], ...]:
         rule = adjoint.rule
-        size = counted(axis.output, "number")
-        if axis.stride > 1:
-            size += f" of dy, dilated to ({axis.output} - 1)*{axis.stride} + 1 = {rule.input}"
         before, after = adjoint.formulas
         return (
-            ("input", size),
-            ("pad before", f"filter span - 1 - forward pad before = {before}"),
-            (
-                "pad after",
-                f"size of x + filter span - 1 - input - pad before (both above) = {after}",
-            ),
+            ("input", _dy_text(axis, rule.input)),
+            ("pad before", f"span of w - 1 - forward pad before = {before}"),
+            ("pad after", f"size of x + span of w - 1 - span of dy - pad before = {after}"),
             ("output", f"{rule.formula}, the size of x"),
         )
 
     def _filter_gradient(self) -> Section:
         problem = self.problem
         axes = adjoints.filter_gradient_axes(problem)
-        second = f"dy dilated by {shapes.one(problem.stride)}" if max(problem.stride) > 1 else "dy"
+        second = (
+            f"dy[k], dilated by {shapes.one(problem.stride)},"
+            if max(problem.stride) > 1
+            else "dy[k]"
+        )
         lines = [
             "dw[k,c] = correlate(",
             "  conj(x[c])," if problem.is_complex else "  x[c],",
@@ -646,11 +651,12 @@ class Explanation:
             f"padding {shapes.pairs([axis.padding for axis in axes])})",
         ]
         roles = (
-            "Stride and dilation swap roles. Moving to the next number of dw moves the window "
-            "over x by one dilation. Moving to the next number of dy moves the position in x by "
-            "one stride."
+            "Stride and dilation swap roles. From one element of dw to the next, the window on x "
+            f"moves by the dilation, {shapes.one(problem.dilation)}. From one element of dy to the "
+            f"next, the element of x that it multiplies moves by the stride, "
+            f"{shapes.one(problem.stride)}."
         )
-        if problem.N != 1:
+        if problem.N > 1:
             roles += f" Images play the role of channels: the sum is over the {problem.N} images."
         table = Table(("", "", ""), tuple(_adjoint_rows(problem, axes, self._dw_rows)))
         return Section(
@@ -660,14 +666,11 @@ class Explanation:
 
     def _dw_rows(self, axis: ConvAxis, adjoint: AdjointAxis) -> tuple[tuple[str, str], ...]:
         span = adjoint.rule.effective_filter
-        filter_ = counted(axis.output, "number")
-        if axis.stride > 1:
-            filter_ += f" of dy, dilated to ({axis.output} - 1)*{axis.stride} + 1 = {span}"
         before, after = adjoint.formulas
         return (
-            ("filter", filter_),
+            ("filter", _dy_text(axis, span)),
             ("pad before", before),
-            ("pad after", f"filter span - 1 + span of dy - size of x - pad before = {after}"),
+            ("pad after", f"span of w - 1 + span of dy - size of x - pad before = {after}"),
             ("output", f"{adjoint.rule.formula}, the size of w"),
         )
 
@@ -722,7 +725,14 @@ class Explanation:
         for entry in self.translations:
             rows.append((entry.framework, entry.call))
             rows += [("", f"- {flag}") for flag in entry.flags]
-        return Section("The same layer in other frameworks", (Table(("", ""), tuple(rows)),))
+        option = "" if self.is_transposed else "pass --code pytorch on the command line, or "
+        text = (
+            "Each entry is the forward pass of a program, with notes on limits of the framework. "
+            f"For the whole program, {option}read explanation.code('pytorch').program in Python."
+        )
+        return Section(
+            "The same layer in other frameworks", (Paragraph(text), Table(("", ""), tuple(rows)))
+        )
 
     # -- data --------------------------------------------------------------------------------------
 
@@ -777,6 +787,14 @@ class Explanation:
 # -- parts of sentences ----------------------------------------------------------------------------
 
 
+def _dy_text(axis: ConvAxis, span: int) -> str:
+    """Return the number of elements of dy along an axis, and their span after dilation."""
+    elements = counted(axis.output, "element")
+    if axis.stride == 1:
+        return f"{elements} of dy"
+    return f"{elements} of dy, dilated to a span of ({axis.output} - 1)*{axis.stride} + 1 = {span}"
+
+
 def _zeros(problem: ConvProblem) -> str:
     counts = [axis.stride - 1 for axis in problem.axes]
     if len(set(counts)) == 1:
@@ -800,7 +818,7 @@ def _clauses(problem: ConvProblem, say: Callable[[ConvAxis], str]) -> str:
     if len(parts) == 1:
         return next(iter(parts))
     return "; ".join(
-        f"along {' and '.join(names)}, {text}" for text, names in parts.items() if text
+        f"along {shapes.listed(names)}, {text}" for text, names in parts.items() if text
     )
 
 
@@ -822,12 +840,23 @@ def _window(problem: ConvProblem, axis: ConvAxis) -> str:
     place = [a.name for a in problem.axes].index(axis.name)
     h, r, p = (LETTERS[kind][rank][place] for kind in ("input", "filter", "output"))
     last = (axis.output - 1) * axis.stride - axis.pad_before
-    return (
-        f"output {p} reads input {terms.position_text(axis, h, r, p)} for the taps {r} = 0 to "
-        f"{axis.filter - 1}: the first window covers {-axis.pad_before} to "
-        f"{axis.effective_filter - 1 - axis.pad_before}, the last window {last} to "
-        f"{last + axis.effective_filter - 1}"
+    taps = "the tap" if axis.filter == 1 else "the taps"
+    first_, last_ = (
+        _ends(begin, begin + axis.effective_filter - 1) for begin in (-axis.pad_before, last)
     )
+    covers = (
+        f"the only window covers {first_}"
+        if axis.output == 1
+        else f"the first window covers {first_}, the last window covers {last_}"
+    )
+    return (
+        f"output {p} reads input {terms.position_text(axis, h, r, p)} for {taps} "
+        f"{r} = {_ends(0, axis.filter - 1)}: {covers}"
+    )
+
+
+def _ends(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first} to {last}"
 
 
 def _interval(axis: ConvAxis) -> str:
@@ -859,9 +888,10 @@ def _trailing(axis: ConvAxis) -> str:
     last = axis.input - 1 - axis.unread_after
     rows = f"{axis.name} = {last + 1}" + (f" to {axis.input - 1}" if axis.unread_after > 1 else "")
     beyond = "the input and its padding" if axis.pad_after else "the input"
+    which = "the only window" if axis.output == 1 else f"the last of the {axis.output} windows"
     return (
-        f"the last of the {counted(axis.output, 'window')} ends at {axis.name} = {last}, and the "
-        f"next would end at {last + axis.stride}, beyond {beyond}, so no window covers {rows}"
+        f"{which} ends at {axis.name} = {last}, and the next would end at {last + axis.stride}, "
+        f"beyond {beyond}, so no window covers {rows}"
     )
 
 
@@ -874,13 +904,13 @@ def _adjoint_rows(
         parts.setdefault(say(axis, adjoint), []).append(axis.name)
     for rows, names in parts.items():
         for number, (label, text) in enumerate(rows):
-            yield " and ".join(names) if number == 0 else "", label, text
+            yield shapes.listed(names) if number == 0 else "", label, text
 
 
 def _crops(axes: tuple[AdjointAxis, ...]) -> list[Paragraph]:
     if min(min(axis.padding) for axis in axes) >= 0:
         return []
-    return [Paragraph("Negative padding crops: the cropped numbers do not affect the result.")]
+    return [Paragraph("Negative padding crops. The cropped elements do not affect the result.")]
 
 
 def _because(axis: ConvAxis) -> str:
@@ -893,10 +923,11 @@ def _because(axis: ConvAxis) -> str:
     size = axis.effective_filter
     taps = ""
     if axis.dilation > 1:
-        taps = f"; {counted(axis.filter, 'tap')} with dilation {axis.dilation} span {size}"
+        spans = "spans" if axis.filter == 1 else "span"
+        taps = f"; {counted(axis.filter, 'tap')} with dilation {axis.dilation} {spans} {size}"
     return (
-        f"({word}: the number of windows of size {size} that fit when they start {axis.stride} "
-        f"apart{taps})"
+        f"({word}: the number of windows of size {size} that fit when they start "
+        f"{counted(axis.stride, 'input')} apart{taps})"
     )
 
 

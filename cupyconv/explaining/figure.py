@@ -37,7 +37,7 @@ CHARACTER = 6.3
 """Largest width of a character in a plain line."""
 
 LEFT_OUT, UNKNOWN = "…", "?"
-"""Signs for left-out positions, and for an unknown number."""
+"""Signs for left-out positions, and for an unknown value."""
 
 MOST_IN_STRIP = 30
 """Largest number of cells in a strip; only both ends of a longer axis are drawn (chosen)."""
@@ -310,7 +310,7 @@ def _direction(canvas: Canvas, drawn: Scene, direction: Direction, top: float) -
     each = f" for each of {counted(direction.terms, direction.over)}" if direction.terms > 1 else ""
     text = (
         f"{name} (inverted colours) is the sum of {terms.counted_large(count, 'product')}{each}: "
-        f"the marked numbers of {first} and {second} are multiplied pair by pair."
+        f"the marked values of {first} and {second} are multiplied pair by pair."
     )
     total = drawn.number(direction.tensor, k, c, at)
     if total is not None:
@@ -409,14 +409,14 @@ def _channels(canvas: Canvas, drawn: Scene, top: float) -> float:
     canvas.text(MARGIN, top, "Channels: one of x and one of dy give each slice of dw", "ink head")
     own = c % drawn.group_channels
     filters, channels = drawn.group_filters, drawn.group_channels
-    taps = shape_text(problem.filter_sizes)
+    values = shapes.sized(problem.filter_sizes, "value")
     pairs = problem.K * channels
     text = (
-        f"The {taps} numbers of dw[{k},{own}] come from channel {c} of x and channel {k} of dy "
-        f"only. {counted(problem.K, 'channel')} of dy times {counted(channels, 'channel')} of x "
+        f"dw[{k},{own}] has {values}, which come only from channel {c} of x and channel {k} of dy. "
+        f"{counted(problem.K, 'channel')} of dy times {counted(channels, 'channel')} of x "
         f"give {terms.counted_large(pairs, 'such slice')}: nothing is tiled, broadcast or "
         "averaged. In the forward pass, y[k] sums along its row, over "
-        f"{the(channels, 'channel')}. In the backward pass, dx[c] sums down its column, over "
+        f"{the(channels, 'channel')} of x. In the backward pass, dx[c] sums down its column, over "
         f"{the(filters, 'filter')}."
     )
     if problem.groups > 1:
@@ -524,9 +524,7 @@ def _strips(canvas: Canvas, axis: ConvAxis, letters: tuple[str, str, str], top: 
                 canvas.line(center, x_top + CELL, middle + CELL / 2, y_top, kind)
                 canvas.line(middle + CELL / 2, y_top + CELL, center, dx_top, kind)
         _cell(canvas, middle, y_top, ("a" if output == chosen else "cell", str(output), ""))
-    text = (
-        f"dx has {counted(axis.input, 'number')}, like x; each cell counts the lines that reach it"
-    )
+    text = f"dx has {counted(axis.input, 'element')}, like x; a cell counts the lines that reach it"
     if not all(counts):
         text += ". No window reads the hatched cells, so their gradient is zero"
     cuts = [cut_text(h, places, axis.input), cut_text(p, [*whole], axis.output) if whole else ""]
@@ -538,5 +536,5 @@ def _strips(canvas: Canvas, axis: ConvAxis, letters: tuple[str, str, str], top: 
         bottom = _prose(canvas, MARGIN, bottom, text)
     sizes = axis.valid_input_sizes
     if len(sizes) > 1:
-        text = f"Input sizes {sizes[0]} to {sizes[-1]} all give output size {axis.output}."
-        canvas.text(MARGIN, bottom, text, "soft")
+        text = shapes.sizes_that_give(sizes, axis.output)
+        canvas.text(MARGIN, bottom, f"{text[0].upper()}{text[1:]}.", "soft")

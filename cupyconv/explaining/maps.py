@@ -13,6 +13,7 @@ from math import gcd, prod
 from typing import Any
 
 from cupyconv.errors import ConvError, unknown_word
+from cupyconv.explaining.shapes import listed
 from cupyconv.explaining.terms import LETTERS
 from cupyconv.problem import ConvAxis, ConvProblem, counted
 
@@ -23,6 +24,20 @@ MOST_POSITIONS = 1_000_000
 
 SHADES = " ░▒▓█"
 """Characters of a heat map, from no terms to the most terms."""
+
+_NO_TERMS = {
+    "dx": "which no tap reads",
+    "dw": "where the tap reads only padding",
+    "y": "where the window covers only padding",
+}
+"""Clause on the positions without terms, keyed by tensor."""
+
+_TOWARDS_PADDING = {
+    "dx": "fewer towards the border",
+    "dw": "fewer for taps that read padding for some outputs",
+    "y": "fewer where the window reaches into the padding",
+}
+"""Reason for different numbers of terms that holds for most layers, keyed by tensor."""
 
 Axes = tuple[tuple[str, tuple[int, ...]], ...]
 """Name of each spatial axis, and the number of operand pairs at each position of the axis."""
@@ -86,8 +101,22 @@ class TermMap:
         total = prod(self.shape)
         if self.smallest == self.largest:
             return f"every position has {_terms(self.largest)}"
-        dead = f"; {self.zeros:,} of {total:,} positions have no terms" if self.zeros else ""
-        return f"from {self.smallest:,} to {_terms(self.largest)}: {self.why}{dead}"
+        if not self.zeros:
+            return f"from {self.smallest:,} to {_terms(self.largest)}: {self.why}"
+        least = self.factor * prod(min(filter(None, counts)) for _, counts in self.axes)
+        rest = total - self.zeros
+        have = "has" if self.zeros == 1 else "have"
+        if least == self.largest:
+            reason = "" if self.why in _TOWARDS_PADDING.values() else f": {self.why}"
+            other = "the other" if self.zeros == 1 else f"the other {self.zeros:,}"
+            return (
+                f"{rest:,} of {total:,} positions {'has' if rest == 1 else 'have'} "
+                f"{_terms(least)}; {other}, {_NO_TERMS[self.tensor]}, {have} none{reason}"
+            )
+        return (
+            f"{self.zeros:,} of {total:,} positions, {_NO_TERMS[self.tensor]}, {have} no terms; "
+            f"the others have {least:,} to {_terms(self.largest)}: {self.why}"
+        )
 
     # -- as text -----------------------------------------------------------------------------------
 
@@ -266,10 +295,8 @@ def positions(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 def _why(tensor: str, problem: ConvProblem, axes: Axes) -> str:
     """Return the reason why positions of a tensor have different numbers of terms."""
-    if tensor == "y":
-        return "fewer where the window reaches into the padding"
-    if tensor == "dw":
-        return "fewer for taps that read padding for some outputs"
+    if tensor != "dx":
+        return _TOWARDS_PADDING[tensor]
     strided, dilated = [], []
     for axis, (name, counts) in zip(problem.axes, axes, strict=True):
         # Away from the border, the inputs of a stride phase have one term per tap of the phase.
@@ -280,19 +307,19 @@ def _why(tensor: str, problem: ConvProblem, axes: Axes) -> str:
             dilated.append((name, axis))
     reasons = []
     if strided:
-        names = " and ".join(name for name, _ in strided)
+        names = listed([name for name, _ in strided])
         reasons.append(
             f"uneven along {names}, because the stride does not divide the taps evenly among the "
             "positions (the checkerboard pattern of strided layers)"
         )
     if dilated:
-        names = " and ".join(name for name, _ in dilated)
+        names = listed([name for name, _ in dilated])
         axis = dilated[0][1]
         reasons.append(
             f"uneven along {names}, because taps are {axis.dilation} apart and "
             f"{counted(axis.output, 'output')} cannot fill the positions between them"
         )
-    return "; ".join(reasons) or "fewer towards the border"
+    return "; ".join(reasons) or _TOWARDS_PADDING[tensor]
 
 
 def _rises_then_falls(counts: Sequence[int]) -> bool:

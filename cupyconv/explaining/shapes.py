@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from cupyconv.problem import ConvAxis, ConvProblem, counted, interval_text, shape_text
 
-_WORDS = {1: ("signal", "sample"), 2: ("image", "pixel"), 3: ("volume", "voxel")}
+WORDS = {1: ("signal", "sample"), 2: ("image", "pixel"), 3: ("volume", "voxel")}
+"""Noun for an item of the batch and noun for its elements, keyed by the number of spatial axes."""
 
 
 class Reason(NamedTuple):
@@ -49,7 +50,7 @@ def reasons(problem: ConvProblem) -> tuple[Reason, ...]:
         Reason(
             "dy",
             problem.output_shape,
-            "gradient of the loss with respect to y: one number for each number of y",
+            "gradient of the loss with respect to y: one value for each element of y",
         ),
         Reason("dx", problem.input_gradient_shape, _input_gradient(problem)),
         Reason("dw", problem.filter_gradient_shape, _filter_gradient(problem)),
@@ -67,13 +68,40 @@ def axis_reasons(problem: ConvProblem) -> tuple[AxisReasons, ...]:
 
 
 def the(number: int, noun: str) -> str:
-    """Return a definite noun with its count: ``the one filter``, ``the 3 filters``."""
-    return f"the one {noun}" if number == 1 else f"the {number} {noun}s"
+    """Return a definite noun with its count: ``the only filter``, ``the 3 filters``."""
+    return f"the only {noun}" if number == 1 else f"the {number} {noun}s"
 
 
 def every(number: int, noun: str) -> str:
-    """Return a noun for each item: ``the one filter``, ``each of the 3 filters``."""
+    """Return a noun for each item: ``the only filter``, ``each of the 3 filters``."""
     return the(number, noun) if number == 1 else f"each of {the(number, noun)}"
+
+
+def listed(items: Sequence[str]) -> str:
+    """Return items as an enumeration: ``H``, ``H and W`` or ``D, H and W``."""
+    return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
+
+
+def sized(sizes: Sequence[int], noun: str) -> str:
+    """Return a spatial shape with its noun: ``1 tap``, ``3 taps`` or ``3x3 taps``."""
+    return counted(sizes[0], noun) if len(sizes) == 1 else f"{shape_text(sizes)} {noun}s"
+
+
+def over_images(problem: ConvProblem) -> str:
+    """Return the part of a sentence that names the images of a sum; "" for one image."""
+    image, _ = WORDS[problem.spatial_rank]
+    if problem.N == 0:
+        return f", summed over no {image}s because the batch is empty"
+    return f", summed over the {counted(problem.N, image)}" if problem.N > 1 else ""
+
+
+def sizes_that_give(sizes: range, output: int) -> str:
+    """Return a clause on the input sizes that give an output size."""
+    if len(sizes) == 1:
+        return f"only input size {sizes[0]} gives output size {output}"
+    if len(sizes) == 2:
+        return f"input sizes {sizes[0]} and {sizes[1]} both give output size {output}"
+    return f"input sizes {interval_text(sizes)} all give output size {output}"
 
 
 def interval_dict(sizes: range) -> dict[str, int] | None:
@@ -85,15 +113,15 @@ def interval_dict(sizes: range) -> dict[str, int] | None:
 
 
 def _input(problem: ConvProblem) -> str:
-    image, pixel = _WORDS[problem.spatial_rank]
+    image, pixel = WORDS[problem.spatial_rank]
     return (
         f"{counted(problem.N, image)} of {counted(problem.C, 'channel')}, "
-        f"{shape_text(problem.input_sizes)} {pixel}s each"
+        f"{sized(problem.input_sizes, pixel)}{'' if problem.C == 1 else ' each'}"
     )
 
 
 def _filter(problem: ConvProblem) -> str:
-    taps = f"{shape_text(problem.filter_sizes)} taps"
+    taps = sized(problem.filter_sizes, "tap")
     if _is_depthwise(problem):
         own = counted(problem.K // problem.C, "filter")
         return f"depthwise: {own} of {taps} for each of the {problem.C} input channels"
@@ -102,22 +130,29 @@ def _filter(problem: ConvProblem) -> str:
             f"{counted(problem.K, 'filter')} in {problem.groups} groups; each has {taps} on "
             f"{every(_group_channels(problem), 'input channel')} of its group"
         )
-    return (
-        f"{counted(problem.K, 'filter')}; {'it' if problem.K == 1 else 'each'} has {taps} on "
-        f"{every(problem.C, 'input channel')}"
-    )
+    channels = every(problem.C, "input channel")
+    if problem.K == 1:
+        return f"1 filter with {taps} on {channels}"
+    return f"{problem.K} filters; each has {taps} on {channels}"
 
 
 def _output(problem: ConvProblem) -> str:
-    size, (_, pixel) = shape_text(problem.output_sizes), _WORDS[problem.spatial_rank]
-    channel = f"{size} channel" if problem.spatial_rank > 1 else f"channel of {size} {pixel}s"
+    size, (_, pixel) = shape_text(problem.output_sizes), WORDS[problem.spatial_rank]
+    channel = (
+        f"{size} channel"
+        if problem.spatial_rank > 1
+        else f"channel of {sized(problem.output_sizes, pixel)}"
+    )
     head = f"one {channel} for {every(problem.K, 'filter')}: "
     if _is_depthwise(problem):
-        return head + "y[k] = the input channel of filter k correlated with w[k]"
+        return head + "y[k] = the input channel of filter k, correlated with w[k]"
+    channels = _group_channels(problem)
+    if channels == 1:
+        return head + "y[k] = x[c] correlated with w[k,c], where c is the only input channel"
     where = " of k's group" if problem.groups > 1 else ""
     return (
-        head + f"y[k] = sum over {the(_group_channels(problem), 'input channel')}{where} "
-        "of x[c] correlated with w[k,c]"
+        head + f"y[k] = x[c] correlated with w[k,c], summed over {the(channels, 'input channel')} "
+        f"c{where}"
     )
 
 
@@ -128,41 +163,37 @@ def _input_gradient(problem: ConvProblem) -> str:
     if filters == 1:
         summed = f"where k is the only filter{where}"
     return (
-        "one number for each number of x, for any stride and padding; dx[c] = dy[k] "
+        "one value for each element of x, for any stride and padding; dx[c] = dy[k] "
         f"backpropagated through w[k,c], {summed}"
     )
 
 
 def _filter_gradient(problem: ConvProblem) -> str:
     filters, channels = problem.K // problem.groups, _group_channels(problem)
-    image, _ = _WORDS[problem.spatial_rank]
     spread = f" (dilated by stride {one(problem.stride)})" if max(problem.stride) > 1 else ""
-    batch = f", summed over the {counted(problem.N, image)}" if problem.N != 1 else ""
     head = (
-        f"one number for each filter weight; dw[k,c] = x[c] correlated with dy[k]{spread}{batch}: "
-        f"{shape_text(problem.filter_sizes)} numbers for each pair of k and c; "
+        f"one value for each element of w; dw[k,c] = x[c] correlated with dy[k]{spread}"
+        f"{over_images(problem)}: {sized(problem.filter_sizes, 'value')} for each pair of k and c; "
     )
+    operands = f"{the(filters, 'channel')} of dy and {the(channels, 'channel')} of x"
     if problem.groups == 1:
         return (
-            head + f"{the(filters, 'channel')} of dy and the {_one(channels)} of x form an "
-            "outer product: nothing is broadcast or averaged over channels"
+            f"{head}{operands} form an outer product: nothing is broadcast or averaged over "
+            "channels"
         )
-    return (
-        head + f"within each of the {problem.groups} groups, {the(filters, 'channel')} of "
-        f"dy and the {_one(channels)} of x form an outer product"
-    )
+    if filters == channels == 1:
+        return f"{head}{operands} in each of the {problem.groups} groups form one pair"
+    return f"{head}within each of the {problem.groups} groups, {operands} form an outer product"
 
 
 def _bias_gradient(problem: ConvProblem) -> str:
-    image, pixel = _WORDS[problem.spatial_rank]
+    image, pixel = WORDS[problem.spatial_rank]
+    if not problem.N:
+        return f"one value for each filter: dy[k]{over_images(problem)}"
     return (
-        f"one number for each filter: dy[k] summed over {counted(problem.N, image)} of "
-        f"{shape_text(problem.output_sizes)} {pixel}s"
+        f"one value for each filter: dy[k] summed over {counted(problem.N, image)} of "
+        f"{sized(problem.output_sizes, pixel)}"
     )
-
-
-def _one(number: int) -> str:
-    return "one" if number == 1 else str(number)
 
 
 def _is_depthwise(problem: ConvProblem) -> bool:
@@ -188,16 +219,17 @@ def _padding(axis: ConvAxis) -> str:
         return f"{before} before, {after} after (explicit)" if before + after else "none (explicit)"
     word = axis.padding_mode.upper()
     span = (axis.output - 1) * axis.stride + axis.effective_filter
+    one_ = axis.output == 1
     windows = (
-        f"{counted(axis.output, 'window')} span ({axis.output} - 1)*{axis.stride} + "
-        f"{axis.effective_filter} = {span} inputs"
+        f"{counted(axis.output, 'window')} {'spans' if one_ else 'span'} "
+        f"({axis.output} - 1)*{axis.stride} + {axis.effective_filter} = {counted(span, 'input')}"
     )
     if before + after == 0:
         return f"none: for {word}, {windows}, and x has {axis.input}"
     odd = ""
     if before != after:
         side = "before" if before > after else "after"
-        odd = f"; {word} puts the odd one {side}"
+        odd = f"; the total is odd, and {word} puts one more {side}"
     return (
         f"{before} before, {after} after: for {word}, {windows}, {span - axis.input} more than "
         f"x has{odd}"
@@ -207,32 +239,31 @@ def _padding(axis: ConvAxis) -> str:
 def _output_size(axis: ConvAxis) -> str:
     if axis.dilation == 1:
         return axis.formula
+    spans = "spans" if axis.filter == 1 else "span"
     return (
-        f"{axis.formula}; {counted(axis.filter, 'tap')} with dilation {axis.dilation} span "
+        f"{axis.formula}; {counted(axis.filter, 'tap')} with dilation {axis.dilation} {spans} "
         f"({axis.filter} - 1)*{axis.dilation} + 1 = {axis.effective_filter}"
     )
 
 
 def _input_sizes(axis: ConvAxis) -> str:
-    sizes = axis.valid_input_sizes
-    if len(sizes) == 1:
-        return f"only input size {sizes[0]} gives output size {axis.output}"
-    return (
-        f"input sizes {interval_text(sizes)} all give output size {axis.output}, so dy does not "
-        f"determine the size of dx; dx has the size of x, {axis.input}"
-    )
+    text = sizes_that_give(axis.valid_input_sizes, axis.output)
+    if len(axis.valid_input_sizes) == 1:
+        return text
+    return f"{text}, so dy does not determine the size of dx; dx has the size of x, {axis.input}"
 
 
 def _unread(axis: ConvAxis) -> str:
     unread, last = axis.unread_inputs, axis.unread_after
     if unread == 0:
         return "none: every input is in at least one window"
+    at_end = "the last" if last == 1 else f"the last {last}"
     if unread == last:
-        which = f"the last {last} of {axis.input}"
+        which = f"{at_end} of the {axis.input} inputs"
     elif last == 0:
-        which = f"{unread} of {axis.input}, between windows or taps"
+        which = f"{unread} of the {axis.input} inputs, between windows or taps"
     else:
-        which = f"{unread} of {axis.input}: the last {last}, and some between windows or taps"
+        which = f"{unread} of the {axis.input} inputs: {at_end}, and some between windows or taps"
     return f"{which}; the gradient there is zero"
 
 

@@ -1,4 +1,4 @@
-"""Terms of one number of y, dx or dw, and the pairs of positions along each axis that give them.
+"""Terms of one element of y, dx or dw, and the pairs of positions along each axis that give them.
 
 Indices have the same order for every memory order: (n, c, h, w) for x and dx, (n, k, p, q) for y
 and dy, (k, c, r, s) for w and dw. In w and dw, c is the channel's number within the group.
@@ -33,8 +33,8 @@ _NO_PRODUCTS = {
     "x": "x is an operand; use dX[n,c,...] for its gradient",
     "w": "w is an operand; use dF[k,c,...] for its gradient",
     "f": "w is an operand; use dF[k,c,...] for its gradient",
-    "dy": "dy is an operand; use O[n,k,...], dX or dF",
-    "do": "dy is an operand; use O[n,k,...], dX or dF",
+    "dy": "dy is an operand; use O[n,k,...], dX[n,c,...] or dF[k,c,...]",
+    "do": "dy is an operand; use O[n,k,...], dX[n,c,...] or dF[k,c,...]",
 }
 """Advice for tensors whose elements are not explained, keyed by the name in lower case."""
 
@@ -65,7 +65,7 @@ class Term(NamedTuple):
 
 
 class AxisTerms(NamedTuple):
-    """Pairs of positions along one axis: the positions of the two factors in the terms of a number.
+    """Pairs of positions along one axis: the positions of both factors in an element's terms.
 
     Attributes:
         first, second: positions in the first and in the second factor, pair by pair.
@@ -130,13 +130,12 @@ def tap_terms(axis: ConvAxis, tap: int, letters: tuple[str, str, str]) -> AxisTe
     moved += f" + {shift}" if shift > 0 else f" - {-shift}" if shift < 0 else ""
     if not outputs:
         return AxisTerms(outputs, inputs, (f"{h} = {moved} is padding for every {p}",))
-    count = counted(axis.output, "output")
-    where = f"{p} = {_span(outputs)}" + (
-        f", all {count}" if len(outputs) == axis.output else f" ({len(outputs)} of {count})"
-    )
-    rest = axis.output - len(outputs)
+    count, rest = counted(axis.output, "output"), axis.output - len(outputs)
+    every = "the only output" if axis.output == 1 else f"all {count}"
+    where = f"{p} = {_span(outputs)}" + (f" ({len(outputs)} of {count})" if rest else f", {every}")
     if rest:
-        where += f"; for the other {counted(rest, 'output')}, the tap reads padding"
+        other = "output" if rest == 1 else f"{rest} outputs"
+        where += f"; for the other {other}, the tap reads padding"
     return AxisTerms(outputs, inputs, (f"{h} = {moved}, for {where}",))
 
 
@@ -185,7 +184,7 @@ def output_terms(axis: ConvAxis, position: int, letters: tuple[str, str, str]) -
     inputs = range(start, start + len(taps) * axis.dilation, axis.dilation)
     end = corner + axis.effective_filter - 1
     step = f" in steps of {axis.dilation}" if axis.dilation > 1 and axis.filter > 1 else ""
-    window = f"the window covers {h} = {corner} to {end}{step}"
+    window = f"the window covers {h} = {corner}" + (f" to {end}{step}" if end > corner else "")
     outside = axis.filter - len(taps)
     if outside:
         read = "reads" if outside == 1 else "read"
@@ -198,13 +197,13 @@ def output_terms(axis: ConvAxis, position: int, letters: tuple[str, str, str]) -
 
 @dataclass(frozen=True)
 class Element:
-    """One number of y, dx or dw as a sum of products.
+    """One element of y, dx or dw as a sum of products.
 
     Attributes:
         problem: the layer.
         tensor: "y", "dx" or "dw".
-        index: indices of the number, in the order of ``names``.
-        asked: name of the number as the caller wrote it, such as "dF[0,0,0,0]".
+        index: indices of the element, in the order of ``names``.
+        asked: name of the element as the caller wrote it, such as "dF[0,0,0,0]".
         data: values of x, w, dy, y, dx and dw by name, as far as they are known, in the problem's
             formats.
     """
@@ -217,7 +216,7 @@ class Element:
 
     @property
     def name(self) -> str:
-        """Name of the number, such as ``dw[5,2,0,0]``."""
+        """Name of the element, such as ``dw[5,2,0,0]``."""
         return _indexed(self.tensor, self.index)
 
     @property
@@ -299,8 +298,8 @@ class Element:
             raise ConvError(
                 "the terms of an element must fit into memory",
                 f"{self.name} has {self.count:,} terms",
-                "Omit --large on the command line, or large=True in explain(), and pass no arrays, "
-                "to list the terms without values",
+                "To list the terms without values, omit --large on the command line, or call "
+                "explain() without large=True and without arrays",
             )
         return self._values(0), self._values(1)
 
@@ -338,7 +337,7 @@ class Element:
 
     @property
     def computed(self) -> float | complex | None:
-        """This number in the known result; None if the result is unknown."""
+        """Value of the element in the known result; None if the result is unknown."""
         if self.data.get(self.tensor) is None:
             return None
         order = self.problem.filter_axes if self.tensor == "dw" else self.problem.data_axes
@@ -381,26 +380,26 @@ class Element:
         if self.count == 0:
             if self.tensor == "dx":
                 return "No window reads this input, so it has no terms and its gradient is zero."
-            return "This number has no terms, so it is zero."
+            return "This element has no terms, so it is zero."
         channels, filters = problem.C // problem.groups, problem.K // problem.groups
         where = " of its group" if problem.groups > 1 else ""
         if self.tensor == "dw":
             own = a // filters * channels + b
             text = (
-                f"The sum uses channel {own} of x and channel {a} of dy only. The products are "
+                f"The sum uses only channel {own} of x and channel {a} of dy. The products are "
                 "added, not averaged"
             )
             images = f", over {counted(problem.N, 'image')}" if problem.N > 1 else ""
             return f"{text}{images}."
         if self.tensor == "dx":
             read = (
-                f"All {filters} filters{where} read this input, so each window that covers it "
+                f"All {filters} filters{where} read this input, so each window with a tap on it "
                 "gives one term per filter"
                 if filters > 1
-                else f"One filter{where} reads this input, so each window that covers it gives one "
-                "term"
+                else f"One filter{where} reads this input, so each window with a tap on it gives "
+                "one term"
             )
-            return f"{read}. The sum uses image {a} only: images do not mix."
+            return f"{read}. The sum uses only image {a}: images do not mix."
         if channels == 1:
             return f"The sum runs over one input channel{where}, with the taps of filter {b}."
         return (
@@ -433,7 +432,7 @@ class Element:
         solved = f"\nso   {self._along(output_text)}" if self.tensor == "dx" else ""
         blocks: list[Paragraph | Verbatim] = [
             Paragraph(
-                f"One of the {prod(sizes):,} numbers of {self.tensor}. Its indices are "
+                f"{self._place(prod(sizes))}. Its indices are "
                 f"({', '.join(names(problem, self.tensor))}), with sizes {shape_text(sizes)}, "
                 f"whatever the memory order (here {order}).{GROUPED if problem.groups > 1 else ''}"
             ),
@@ -448,6 +447,11 @@ class Element:
         blocks += self.beside()
         blocks.append(Paragraph(self.conclusion))
         return Section(f"{self.asked or self.name}{asked}", tuple(blocks))
+
+    def _place(self, elements: int) -> str:
+        if elements == 1:
+            return f"The only element of {self.tensor}"
+        return f"One of the {elements:,} elements of {self.tensor}"
 
     def beside(self) -> list[Paragraph]:
         """Return a line with the value that the library computes, or why it is missing."""
@@ -559,7 +563,7 @@ def parse(problem: ConvProblem, text: str) -> Element:
     word = match[1].lower()
     if word in _NO_PRODUCTS:
         raise ConvError(
-            "an element must be a number of y, dx or dw",
+            "an element must belong to y, dx or dw",
             f"got {text.strip()!r}",
             _NO_PRODUCTS[word],
         )
@@ -632,6 +636,7 @@ def _indexed(tensor: str, index: Sequence[int]) -> str:
 
 
 def _span(positions: range) -> str:
+    """Return equally spaced positions as text: ``3``, ``0 to 5`` or ``0 to 6 in steps of 2``."""
     if len(positions) == 1:
         return str(positions[0])
     step = abs(positions.step)

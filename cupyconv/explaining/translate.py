@@ -185,7 +185,7 @@ def _pytorch(problem: ConvProblem) -> Translation:
     if problem.padding_mode.startswith("same"):
         if max(problem.stride) > 1:
             flags.append(
-                "PyTorch supports padding='same' for stride 1 only: the program pads explicitly"
+                "PyTorch supports padding='same' only for stride 1: the program pads explicitly"
             )
         elif problem.padding_mode == "same_lower" and cropped:
             flags.append("PyTorch has no SAME_LOWER: the program pads explicitly")
@@ -223,10 +223,14 @@ def _pytorch(problem: ConvProblem) -> Translation:
         ")",
     ]
     size = f"conv_transpose{rank}d(..., {plain}, {option})"
-    size += " applied to conj(w)" if problem.is_complex else ", or torch.nn.grad's input_size"
+    if problem.is_complex:
+        size += " applied to conj(w)"
+    else:
+        whose = "the size of the padded x" if cropped else "the size of x"
+        size += f", or torch.nn.grad.conv{rank}d_input(input_size, ...) with {whose}"
     if cropped:
         lines.append(f"DX_direct = DX_direct[:, :, {_inside(problem)}]")
-        size += f", {_cropped(problem)}"
+        size += f"; the result is {_cropped(problem)}"
     lines += [
         f"y = {array('Y.detach()', data_back)}",
         f"dx = {array('DX', data_back)}",
@@ -268,7 +272,7 @@ def _tensorflow(problem: ConvProblem) -> Translation:
         else:
             source, padding = f"tf.pad(X, {pairs})", '"VALID"'
             only = "With dilation, " if rank == 2 else ""
-            flags.append(f"{only}conv{rank}d supports SAME and VALID only: tf.pad adds the padding")
+            flags.append(f"{only}conv{rank}d supports only SAME and VALID: tf.pad adds the padding")
     single = max(problem.filter_sizes) == 1 and any(_output_padding(problem))
     if single:
         left = zip(problem.axes, _output_padding(problem), strict=True)
@@ -292,7 +296,7 @@ def _tensorflow(problem: ConvProblem) -> Translation:
             )
     if mode not in ("same", "valid") and _padded(problem):
         flags.append(
-            "Keras layers support 'same' and 'valid' only: put a ZeroPadding layer before them"
+            "Keras layers support only 'same' and 'valid': put a ZeroPadding layer before them"
         )
 
     def call(x: str, w: str) -> str:
@@ -357,12 +361,16 @@ def _tensorflow(problem: ConvProblem) -> Translation:
         lines += [")", f"dx_direct = {array('DX_direct', data_back)}"]
     in_numbers = mode in ("same_lower", "explicit") and _padded(problem)
     if rank == 2:
-        size = f"Conv2DBackpropInput(input_sizes={sizes}), conv2d_transpose(output_shape={sizes})"
-        size += ", with explicit padding" if in_numbers else ""
-    else:
+        size = f"Conv2DBackpropInput(input_sizes={sizes}) or conv2d_transpose(output_shape={sizes})"
+        size += ", each with explicit padding" if in_numbers else ""
+    elif in_numbers:
         padded = [problem.N, *(axis.padded_input for axis in problem.axes), problem.C]
-        size = f"conv{rank}d_transpose(output_shape={padded if in_numbers else sizes})"
-        size += f", without explicit padding, {_cropped(problem)}" if in_numbers else ""
+        size = (
+            f'conv{rank}d_transpose(output_shape={padded}, padding="VALID"); the result is '
+            f"{_cropped(problem)}"
+        )
+    else:
+        size = f"conv{rank}d_transpose(output_shape={sizes})"
     imports = ("import tensorflow as tf",)
     return _translation(problem, "TensorFlow", forward, imports, lines, size, flags)
 
@@ -416,8 +424,8 @@ def _jax(problem: ConvProblem) -> Translation:
     if problem.dtype == "bfloat16":
         lines[-1] = 'y, dx, dw = (np.asarray(a.astype("float32")) for a in (Y, DX, DW))'
     size = (
-        f"jax.vjp takes the size from x; without vjp: lhs_dilation={problem.stride}, "
-        f"padding={[axis.padding for axis in backwards]} and a flipped filter"
+        f"jax.vjp takes the size from x; without vjp, lax.conv_general_dilated takes lhs_dilation="
+        f"{problem.stride}, padding={[axis.padding for axis in backwards]} and a flipped filter"
     )
     return _translation(problem, "JAX", call, imports, lines, size, flags)
 
@@ -436,13 +444,13 @@ def _onnx(problem: ConvProblem) -> Translation:
         )
     flags.append(
         "ONNX has no gradients of Conv: the program computes dx with ConvTranspose, and dw with a "
-        "Conv of x with dy as the filter"
+        "Conv whose input is x and whose filter is dy"
     )
     if groups > 1:
         flags.append(
             f"dw of {groups} groups needs one Conv node per group. One ConvTranspose node can "
-            "compute dx, but onnx's reference evaluator supports ConvTranspose with one group "
-            "only: the program uses one node per group"
+            "compute dx, but onnx's reference evaluator supports ConvTranspose only with one "
+            "group: the program uses one node per group"
         )
     befores, afters = zip(*problem.padding, strict=True)
     pads = [*befores, *afters]
@@ -482,8 +490,8 @@ def _onnx(problem: ConvProblem) -> Translation:
         f"same = dict(strides={strides}, dilations={dilations})",
         f"Y = run('Conv', X, W, {padding}, group={groups}, **same)",
         *_onnx_dx(groups, f"pads={pads}, output_padding={extra}, **same"),
-        "# dw: images and channels swap roles, and so do stride and dilation. Inputs that no",
-        "# window reads at the end are cropped.",
+        "# dw: images and channels swap roles, and so do stride and dilation. Inputs at the end,",
+        "# which no window reads, are cropped.",
         f"X_read = X[:, :, {used}].transpose{swap}",
         *_onnx_dw(groups, f"pads={grad_pads}, strides={dilations}, dilations={strides}", swap),
         f"y = {transposed('Y', data_back)}",

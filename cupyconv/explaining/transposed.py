@@ -11,7 +11,16 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from cupyconv.explaining.shapes import Reason, every, one, the
+from cupyconv.explaining.shapes import (
+    WORDS,
+    Reason,
+    every,
+    listed,
+    one,
+    over_images,
+    sized,
+    the,
+)
 from cupyconv.markup import Paragraph, Section, Table
 from cupyconv.problem import ConvAxis, ConvProblem, counted, interval_text, shape_text
 
@@ -50,54 +59,56 @@ def reasons(problem: ConvProblem) -> tuple[Reason, ...]:
     Args:
         problem: the convolution that the layer reverses.
     """
-    outputs, pixels = problem.input_sizes, "x".join(map(str, problem.output_sizes))
+    outputs = problem.input_sizes
     filters, channels = problem.K // problem.groups, problem.C // problem.groups
     grouped = " of its group" if problem.groups > 1 else ""
-    step = f" {one(problem.stride)} apart" if max(problem.stride) > 1 else " next to each other"
-    of_batch = f", summed over the {counted(problem.N, 'image')}" if problem.N != 1 else ""
+    step = f"{one(problem.stride)} apart" if max(problem.stride) > 1 else "next to each other"
+    copies = f"copies of w[k,c], {step}, each multiplied by one element of x[k]"
+    correlated = "dy[c] correlated with w[k,c]"
+    image, pixel = WORDS[problem.spatial_rank]
+    images = f"summed over {counted(problem.N, image)} of {sized(outputs, pixel)}"
     return (
         Reason(
             "x",
             problem.output_shape,
-            f"{counted(problem.N, 'image')} of {counted(problem.K, 'channel')}, {pixels} each",
+            f"{counted(problem.N, image)} of {counted(problem.K, 'channel')}, "
+            f"{sized(problem.output_sizes, pixel)}{'' if problem.K == 1 else ' each'}",
         ),
         Reason(
             "w",
             problem.filter_shape,
-            f"{counted(problem.K, 'filter')}, one for each input channel; each has "
-            f"{shape_text(problem.filter_sizes)} taps on {the(channels, 'output channel')}"
-            f"{grouped}",
+            f"{counted(problem.K, 'filter')}, one for each input channel; "
+            f"{'it' if problem.K == 1 else 'each'} has {sized(problem.filter_sizes, 'tap')} on "
+            f"{every(channels, 'output channel')}{grouped}",
         ),
         Reason(
             "y",
             problem.input_shape,
-            f"one channel of {shape_text(outputs)} for {every(problem.C, 'output channel')}: "
-            f"y[c] = sum over {the(filters, 'input channel')}{grouped} of copies of w[k,c],{step}, "
-            "each multiplied by one number of x[k]",
+            f"one channel of {sized(outputs, pixel)} for {every(problem.C, 'output channel')}: "
+            f"y[c] = {copies}, summed over {the(filters, 'input channel')} k{grouped}",
         ),
         Reason(
             "dy",
             problem.input_shape,
-            "gradient of the loss with respect to y: one number for each number of y",
+            "gradient of the loss with respect to y: one value for each element of y",
         ),
         Reason(
             "dx",
             problem.output_shape,
-            "one number for each number of x; dx[k] = sum over "
-            f"{the(channels, 'output channel')}{grouped} of dy[c] correlated with w[k,c]: an "
-            "ordinary convolution",
+            f"one value for each element of x; dx[k] = {correlated}, summed over "
+            f"{the(channels, 'output channel')} c{grouped}: an ordinary convolution",
         ),
         Reason(
             "dw",
             problem.filter_gradient_shape,
-            "one number for each filter weight; dw[k,c] = dy[c] correlated with x[k]"
-            f"{of_batch}: the roles of x and dy are exchanged",
+            "one value for each element of w; dw[k,c] = dy[c] correlated with x[k]"
+            f"{over_images(problem)}: x and dy swap the roles that they have in a convolution",
         ),
         Reason(
             "db",
             (problem.C,),
-            f"one number for each output channel: dy[c] summed over {counted(problem.N, 'image')} "
-            f"of {shape_text(outputs)}",
+            f"one value for each output channel: dy[c]"
+            f"{f' {images}' if problem.N else over_images(problem)}",
         ),
     )
 
@@ -131,7 +142,7 @@ def section(problem: ConvProblem) -> Section:
             Paragraph(
                 f"x {shapes['x']}, w {shapes['w']} -> y {shapes['y']}. The forward pass of this "
                 "layer computes the input gradient of the convolution that is explained below. So "
-                "each tensor of the layer has another name there."
+                "most of the layer's tensors have another name in that convolution:"
             ),
             Table(("transposed layer", "shape", "name below"), tuple(names)),
             Table(
@@ -163,7 +174,7 @@ def rows(entry: TransposedAxis) -> list[tuple[str, str, str]]:
         "unreached": entry.unreached,
     }
     shown = [(rule, text) for rule, text in texts.items() if text]
-    axes = " and ".join(entry.axes)
+    axes = listed(entry.axes)
     return [("" if number else axes, rule, text) for number, (rule, text) in enumerate(shown)]
 
 
@@ -189,8 +200,8 @@ def _padding(axis: ConvAxis) -> str:
     if not before + after:
         return "none: nothing is cropped"
     return (
-        f"{before} before, {after} after: cropped from the full result, which is "
-        f"{_full(axis)} = {(axis.output - 1) * axis.stride + axis.effective_filter} long"
+        f"{before} before, {after} after: cropped from the full result, whose size is "
+        f"{_full(axis)} = {(axis.output - 1) * axis.stride + axis.effective_filter}"
     )
 
 
@@ -207,13 +218,19 @@ def _output_size(axis: ConvAxis) -> str:
 def _output_padding(axis: ConvAxis) -> str:
     sizes = axis.valid_input_sizes
     if len(sizes) == 1:
-        return f"only {output_padding(axis)}: only an output of {sizes[0]} belongs to this input"
+        return (
+            f"only {output_padding(axis)}: the convolution that the layer reverses turns only size "
+            f"{sizes[0]} into {axis.output}"
+        )
     first = axis.first_input_size_for(axis.output)
     possible = range(sizes[0] - first, sizes[-1] - first + 1)
     beyond = axis.of_input(sizes[-1] + 1).output
+    two = len(sizes) == 2
+    choices = f"{possible[0]} or {possible[1]}" if two else interval_text(possible)
+    each = f"sizes {sizes[0]} and {sizes[1]}" if two else f"each size from {interval_text(sizes)}"
     return (
-        f"{interval_text(possible)}: a convolution of stride {axis.stride} turns each size from "
-        f"{interval_text(sizes)} into {axis.output}; it turns {sizes[-1] + 1} into {beyond}"
+        f"{choices}: the convolution that the layer reverses, of stride {axis.stride}, turns "
+        f"{each} into {axis.output}, but size {sizes[-1] + 1} into {beyond}"
     )
 
 
@@ -236,5 +253,7 @@ def _unreached(axis: ConvAxis) -> str:
     unread, last = axis.unread_inputs, axis.unread_after
     if not unread:
         return ""
-    where = f"the last {last}" if unread == last else "between the copies of the filter"
-    return f"{unread} of {axis.input} outputs, {where}; y is the bias there"
+    where = "between the copies of the filter"
+    if unread == last:
+        where = "the last one" if last == 1 else f"the last {last}"
+    return f"{unread} of the {axis.input} outputs, {where}; y is the bias there"

@@ -24,7 +24,7 @@ def test_reasons_list_every_tensor_with_its_shape():
 
 def test_filter_gradient_reason_is_an_outer_product():
     text = _reasons((1, 5, 100, 100), (10, 5, 5, 5))["dw"].reason
-    assert "the 10 channels of dy and the 5 of x form an outer product" in text
+    assert "the 10 channels of dy and the 5 channels of x form an outer product" in text
     assert "nothing is broadcast or averaged" in text
     assert "images" not in text
     assert "summed over the 3 images" in _reasons((3, 5, 9, 9), (10, 5, 5, 5))["dw"].reason
@@ -36,8 +36,8 @@ def test_filter_gradient_reason_is_an_outer_product():
 def test_reasons_describe_groups_and_depthwise_layers():
     grouped = _reasons((1, 6, 9, 9), (9, 2, 3, 3), groups=3)
     assert "9 filters in 3 groups" in grouped["w"].reason
-    assert "the 2 input channels of k's group" in grouped["y"].reason
-    assert "the 3 channels of dy and the 2 of x" in grouped["dw"].reason
+    assert "the 2 input channels c of k's group" in grouped["y"].reason
+    assert "the 3 channels of dy and the 2 channels of x" in grouped["dw"].reason
     depthwise = _reasons((1, 4, 9, 9), (8, 1, 3, 3), groups=4)
     assert "2 filters of 3x3 taps for each of the 4 input channels" in depthwise["w"].reason
 
@@ -61,7 +61,7 @@ def test_equal_axes_are_described_together():
 def test_padding_reason_gives_numbers():
     (same,) = _axes((6,), (3,), stride=2, padding="same")
     assert same.padding.startswith("0 before, 1 after: for SAME, 3 windows span (3 - 1)*2 + 3 = 7")
-    assert "SAME puts the odd one after" in same.padding
+    assert "SAME puts one more after" in same.padding
     (lower,) = _axes((6,), (3,), stride=2, padding="same_lower")
     assert lower.padding.startswith("1 before, 0 after: for SAME_LOWER")
     (none,) = _axes((4,), (1,), stride=2, padding="same")
@@ -84,10 +84,10 @@ def test_input_sizes_with_the_same_output_are_listed():
 
 def test_unread_inputs_are_counted():
     (last,) = _axes((6,), (3,), stride=2)
-    assert last.unread.startswith("the last 1 of 6")
+    assert last.unread.startswith("the last of the 6 inputs")
     (gaps,) = _axes((7,), (1,), stride=3)
-    assert gaps.unread.startswith("4 of 7, between windows or taps")
+    assert gaps.unread.startswith("4 of the 7 inputs, between windows or taps")
     (both,) = _axes((9,), (1,), stride=3)
-    assert both.unread.startswith("6 of 9: the last 2, and some between")
+    assert both.unread.startswith("6 of the 9 inputs: the last 2, and some between")
     (none,) = _axes((7,), (3,), stride=2)
     assert none.unread.startswith("none")

@@ -118,11 +118,11 @@ def test_integers_match_those_of_grads(tmp_path):
 
 
 def test_small_layer_prints_all_values():
-    text = said("--preset", "by-hand").partition("All numbers")[2].partition("How can")[0]
+    text = said("--preset", "by-hand").partition("All values")[2].partition("How can")[0]
     printed = [int(word) for word in text.split() if re.fullmatch(r"-?\d+", word)]
     data = cupyconv.explain(ConvProblem((1, 2, 4, 4), (3, 2, 2, 2)), values="integers").data
     assert sorted(printed) == sorted(np.concatenate([data[t].ravel() for t in data]).tolist())
-    assert "All numbers" not in said(*SMALL)
+    assert "All values" not in said(*SMALL)
 
 
 def test_values_are_read_from_files(tmp_path):
@@ -189,7 +189,7 @@ def test_huge_layer_is_explained_without_values():
 def test_large_option_computes_large_layers(monkeypatch):
     monkeypatch.setattr("cupyconv.explaining.values.MOST_FLOPS", 1)
     element = (*SMALL, "--element", "dF[0,0,0,0]")
-    assert "Pass --large" in said(*element)
+    assert "pass --large" in said(*element)
     assert "conv_backprop_filter gives" in said(*element, "--large")
     huge = ("--input", "1x1x999999999999999999", "--filter", "1x1x3", "--large")
     assert "must fit into main memory for --large" in refused(*huge)

@@ -193,7 +193,7 @@ def test_tensorflow_accepts_the_given_output_shape(name):
     shape = ast.literal_eval(re.search(r"output_shape=(\[.*?\])", told)[1])
     padding = problem.padding_mode.upper()
     if padding == "EXPLICIT":
-        assert ("without explicit padding" in told) == (rank != 2)
+        assert ('padding="VALID"' in told) == (rank != 2)
         padding = "VALID" if rank != 2 else [[0, 0], *map(list, problem.padding), [0, 0]]
     back = problem.data_format.startswith("NC")
     order = (0, *range(2, rank + 2), 1)
@@ -222,12 +222,12 @@ def flags(framework: str, name: str) -> str:
     ("framework", "name", "said"),
     [
         ("pytorch", "uneven-same", "pads both sides of an axis equally"),
-        ("pytorch", "uneven-same", "padding='same' for stride 1 only"),
+        ("pytorch", "uneven-same", "padding='same' only for stride 1"),
         ("pytorch", "same-stride", "axes are NCHW and OIHW"),
         ("tensorflow", "stride-and-dilation", "reject stride together with dilation"),
         ("tensorflow", "same-lower", "no SAME_LOWER"),
         ("tensorflow", "one-tap", "may crash on gradients of strided layers"),
-        ("tensorflow", "1d", "supports SAME and VALID only"),
+        ("tensorflow", "1d", "supports only SAME and VALID"),
         ("tensorflow", "groups", "cannot compute gradients of grouped layers"),
         ("tensorflow", "multi-channel", "channels-first"),
         (

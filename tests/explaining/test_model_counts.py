@@ -214,7 +214,7 @@ def test_transposed_bias_has_the_output_channels(saved):
     result = CliRunner().invoke(main, ["shapes", "--model", path, "--json"])
     (layer,) = json.loads(result.stdout)["layers"]
     assert layer["shapes"]["db"] == list(module.bias.shape) == [6]
-    assert "one number for each output channel: dy[c] summed" in layer["reasons"]["db"]
+    assert "one value for each output channel: dy[c] summed" in layer["reasons"]["db"]
 
 
 # -- attributes ------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ SLOWEST = 10
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """A layer with its plan for a device, and the figures of each pass."""
+    """A layer with its plan for a device, and the numbers shown with each pass."""
 
     layer: Layer
     plan: Plan
@@ -280,7 +280,7 @@ def _layer_json(plans: Sequence[LayerPlan]) -> dict[str, Any]:
 
 
 def _plan_json(entry: LayerPlan) -> dict[str, Any]:
-    """Return the JSON that ``Plan.from_json`` reads, the origin of the times, and the figures."""
+    """Return the JSON that ``Plan.from_json`` reads, the origin of the times, and the estimates."""
     others = entry.instead
     figures = [
         {

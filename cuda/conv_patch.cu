@@ -144,7 +144,7 @@ struct FlatWord {
     return {c + place % STEP, t, r, s + place / STEP};
   }
 
-  // Elements from the first element of the window to the word, in the patch.
+  // Offset of the word from the window's first element, in elements of the patch.
   __device__ __forceinline__ int offset() const {
     return ((t * ROWS + r * DILATION_H) * LINE_CHANNELS + c) * LINE_PITCH + s * DILATION_W * STEP +
            first;

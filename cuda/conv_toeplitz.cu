@@ -57,7 +57,7 @@ constexpr int WEIGHTS = 8 * WINDOW + 8;          // elements of a filter row wit
 
 // -- geometry ---------------------------------------------------------------------------------------
 
-// Sizes of the tensor that blocks divide (y, dx or dy), and of the source, which is read under windows.
+// Sizes of the tensor that is divided among blocks (y, dx or dy), and of the source, which windows read.
 struct Geometry {
   Index rows, height, width, source_height, source_width, pad_h, pad_w, channels;
   Index image_rows;  // rows per image, rounded up with ALIGNED; rows from `height` on do not exist
@@ -272,10 +272,10 @@ struct Share {
   }
 };
 
-// Fills the block's planes from a tensor with contiguous channels (LAST) or columns, and with zeros
-// outside the tensor.  Returns whether the elements of this thread are finite.  Loads VECTOR elements at
-// a time; the first column is SHIFT elements after an aligned column.  A thread starts all loads of a
-// turn before it stores an element.
+// Fills the block's planes from a tensor whose channels (LAST) or columns are contiguous.  Positions
+// outside the tensor become zero.  Returns whether the elements of this thread are finite.  Loads VECTOR
+// elements at a time; the first column is SHIFT elements after an aligned column.  In each iteration, a
+// thread starts all its loads before it stores any element.
 template <int COUNT, int BLOCKS_, bool LAST, int VECTOR, int SHIFT>
 __device__ __forceinline__ bool fill(Plane<COUNT, BLOCKS_>* planes, const Storage* tensor,
                                      const Window& window) {
@@ -283,7 +283,7 @@ __device__ __forceinline__ bool fill(Plane<COUNT, BLOCKS_>* planes, const Storag
   const Mine mine(COUNT);
   unsigned beyond = 0;
   if constexpr (LAST) {
-    // A turn copies eight pixels of eight channels.
+    // An iteration copies eight pixels of eight channels.
     bool inside[8];
     Index offset[8];
 #pragma unroll
@@ -307,7 +307,7 @@ __device__ __forceinline__ bool fill(Plane<COUNT, BLOCKS_>* planes, const Storag
       }
     }
   } else {
-    // A turn copies eight elements of each of TURN lines, in the order of memory.
+    // An iteration copies eight elements of each of TURN lines, in the order of memory.
     constexpr int TURN = 4, PIECES = 8 / VECTOR + (SHIFT ? 1 : 0);
     bool inside[PIECES];
     Index offset[PIECES];
@@ -417,12 +417,12 @@ __device__ __forceinline__ void load_blocks(unsigned (&block)[WANTED][2],
 #if PASS != 2
 
 // A warp copies the filter of its channel, if the channel exists, with zeros around each row.  All loads
-// of a turn are in flight before the warp stores an element.
+// of an iteration are in flight before the warp stores an element.
 __device__ __forceinline__ void bring_filter(Storage (&weights)[FILTER_R][WEIGHTS],
                                              const Storage* taps, const long long (&stride)[5],
                                              bool exists) {
   constexpr int PLACES = (WEIGHTS + 31) / 32;  // elements per row and lane, at most 3
-  constexpr int TURN = 8 / PLACES;             // rows per turn
+  constexpr int TURN = 8 / PLACES;             // rows per iteration
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
   for (int first = 0; first < FILTER_R; first += TURN) {

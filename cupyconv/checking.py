@@ -464,7 +464,8 @@ class Excerpt:
             operands: random operands on a device.
             get: function that returns an array on this device as a NumPy array.
             impl: CPU implementation that computes the expected values in float64.
-            most_flops: number of FLOPs to spend; every summed term is computed, however many.
+            most_flops: number of FLOPs to spend. The excerpt is made smaller until they suffice,
+                but each of its elements sums all terms, so that a single element may need more.
         """
         self._problem, self._pass, self._get = problem, pass_, get
         extents = {

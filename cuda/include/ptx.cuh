@@ -48,7 +48,7 @@ __device__ __forceinline__ float rcp_approx(float value) {
   return inverse;
 }
 
-// ex2.approx.ftz.f32: returns 2 to the power, with an error of up to 2 units in the last place.
+// ex2.approx.ftz.f32: returns 2**power with an error of up to 2 units in the last place.
 // Subnormal arguments and results become zero.
 __device__ __forceinline__ float ex2_approx(float power) {
   float value;

@@ -87,7 +87,7 @@ class Place:
 
 
 class GpuPlace(Place):
-    """The current GPU, with CuPy arrays and the clock of its events.
+    """The current GPU, with CuPy arrays, timed by CUDA events.
 
     Raises:
         DeviceError: there is no GPU.

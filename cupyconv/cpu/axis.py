@@ -97,7 +97,7 @@ class Axis(_Fields):
         return (self.outputs - 1) * self.stride + max(self.taps - 1, 0) * self.dilation + 1
 
     def pairs(self, taps: int) -> int:
-        """Count the (output, tap) pairs that are inside the source, for the first ``taps`` taps."""
+        """Count the (output, tap) pairs of the first ``taps`` taps that read no padding."""
         low = -self.offset
         return count_pairs(self.outputs, taps, self.stride, self.dilation, low, low + self.size)
 

@@ -88,7 +88,7 @@ def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
 
 
 def _chunks(whole: Correlation, block_bytes: int) -> Iterator[Correlation]:
-    """Extend to three spatial axes, and divide into parts with ``block_bytes`` of weights."""
+    """Divide a correlation, extended to 3 spatial axes, by at most ``block_bytes`` of weights."""
     missing = 3 - len(whole.axes)
     extra = (ALL, ALL, ALL, *[None] * missing)
     whole = replace(
@@ -231,7 +231,7 @@ def _are_rows(pixels: np.ndarray, block: Correlation) -> bool:
     size, steps = pixels.itemsize, pixels.strides
     if pixels.dtype != block.accumulator or not pixels.flags.aligned:
         return False
-    # Complex numbers may be aligned to half their size, so a stride may be an odd multiple of half.
+    # Complex numbers may be aligned to half their size, so half an item may remain in a stride.
     return steps[-1] == size and min(steps) >= 0 and not any(step % size for step in steps)
 
 
@@ -397,7 +397,7 @@ class _Layout:
         return memory.reshape(block.groups, -1)
 
     def results(self, sums: np.ndarray, block: Correlation) -> np.ndarray:
-        """Return the results among the sums (G, K, N, *extents), without positions between rows."""
+        """Return the results of the sums (G, K, N, *extents), without sums between two rows."""
         return sums[(ALL, ALL, ALL, *(slice(0, axis.outputs) for axis in block.axes))]
 
 

@@ -68,7 +68,8 @@ class Work:
     Attributes:
         multiplying: cycles of the tensor cores, or of the multiply-add units.
         wavefronts: accesses of up to 128 bytes to L1 or shared memory, one per cycle.
-        instructions: instructions of all warps; 0 in kernels that instruction issue never limits.
+        instructions: instructions of all warps; 0 for kernels that are never limited by instruction
+            issue.
         waits: number of consecutive waits for loads from device memory.
     """
 

@@ -1,4 +1,4 @@
-"""Devices, the nominal figures of their chips, and the compiler's targets."""
+"""Devices, the data-sheet values of their nominal chips, and the compiler's targets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DEVICES = ("cpu", *(f"sm_{major}{minor}" for major, minor in CAPABILITIES))
 
 @dataclass(frozen=True)
 class Chip:
-    """Figures of an architecture's nominal chip, from its data sheet.
+    """Data-sheet values of an architecture's nominal chip.
 
     Attributes:
         multiprocessors: number of multiprocessors.
@@ -80,7 +80,7 @@ CHIPS = {
 
 
 class Card(NamedTuple):
-    """Figures of a graphics card, from its data sheet.
+    """Data-sheet values of a graphics card.
 
     Attributes:
         capability: compute capability.
@@ -99,7 +99,7 @@ class Card(NamedTuple):
 
     @property
     def chip(self) -> Chip:
-        """Figures of the nominal chip, scaled to the card's multiprocessors and clock."""
+        """Values of the nominal chip, scaled to the card's multiprocessors and clock."""
         nominal = CHIPS[self.capability]
         scale = self.multiprocessors * self.clock / (nominal.multiprocessors * nominal.clock)
         tensor = scale * self.tensor_share / _TENSOR_SHARES.get(self.capability, 1.0)
@@ -158,7 +158,7 @@ _DECORATION = frozenset(
         *("hbm2", "hbm2e", "hbm3", "hbm3e", "24gb", "40gb", "48gb", "80gb"),
     ]
 )
-"""Words that may be part of a card's name and do not change its figures."""
+"""Words that may be part of a card's name and do not change its values."""
 
 
 def _joined(name: str) -> str:
@@ -279,7 +279,7 @@ class Device:
 
     @property
     def figures(self) -> Chip:
-        """Figures of a GPU's card, or of the nominal chip if CARDS lacks the card."""
+        """Data-sheet values of a GPU's card, or of the nominal chip if CARDS lacks the card."""
         return CARDS[self.card].chip if self.card else self.chip
 
     @property

@@ -365,7 +365,7 @@ METHODS = {pass_: _methods(operands) for pass_, operands in OPERANDS.items()}
 def product_of(
     pass_: str, method: str, problem: ConvProblem, strides: Strides
 ) -> tuple[ConvProblem, Strides]:
-    """Return the problem and strides of the product, with the copies of a method as operands."""
+    """Return the problem and strides of a method's product, which reads the method's copies."""
     roles = METHODS[pass_][method]
     return arranged(problem, strides, roles) if roles else (problem, strides)
 
@@ -393,7 +393,7 @@ def _product_request(request: Request, method: str) -> Request:
 
 
 def worthwhile_methods(request: Request) -> Iterator[str]:
-    """Yield the methods within the workspace limit in which every copy makes vectors wider."""
+    """Yield the methods within the workspace limit; each copy must allow wider vector loads."""
     methods, operands = METHODS[request.pass_], (request.problem, request.memory)
     pieces = {}
     for method, roles in methods.items():

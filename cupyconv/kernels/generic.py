@@ -49,7 +49,7 @@ class Generic(Tiled):
         chip, problem = request.chip, request.problem
         size, flops = accumulator_bytes(problem), problem.flops_of_product
         rate = cost.per_cycle(chip, cost.plain_rate(request))
-        # All figures are per element of k.
+        # All counts are per element of k.
         products = tile.block_m * tile.block_n
         copied = (tile.block_m + tile.block_n) / 32
         # A thread reads the elements of A and B for its square of sums.

@@ -780,7 +780,11 @@ def pack_walk(
     parts: Sequence[tuple[int, int, int]],
     splits: int,
 ) -> np.ndarray:
-    """Return the walks of a pass with their tiles, as a 1-element array of ``walk_type``."""
+    """Pack all walks of a pass and their tiles into one record of ``walk_type``.
+
+    Returns:
+        an array of one element.
+    """
     import numpy as np
 
     walked = walks(problem, pass_)
@@ -1003,7 +1007,8 @@ class Persistent(Family):
     """A family with persistent blocks.
 
     Attributes:
-        passes: products of operand tiles per step along k; each product loads its operands.
+        passes: tile products per step along k (not passes of a convolution); each product loads its
+            own operand tiles.
     """
 
     passes: ClassVar[int] = 1

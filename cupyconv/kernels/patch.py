@@ -58,7 +58,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Rows:
-    """Flattened rows of the filter, in words of one register.
+    """Flattened rows of the filter, divided into words that each fill one register.
 
     Attributes:
         word: elements per word.
@@ -68,8 +68,8 @@ class Rows:
         run_words: words per run.
         words: words of all runs together, rounded up to a multiple of 8.
         conflicts: mean wavefronts per access to the patch.
-        residue: best line pitch in elements, modulo the elements of all banks (128 bytes); None if
-            every pitch is equally good.
+        residue: best line pitch in elements, modulo the number of elements that span all banks
+            (128 bytes); None if every pitch is equally good.
     """
 
     word: int

@@ -88,8 +88,8 @@ class Request:
         workspace_limit: largest number of bytes of device memory in addition to the tensors; None
             for no limit.
         strides: strides of the tensors; None for contiguous tensors.
-        figures: figures of the card to estimate times for; None for the nominal chip of the
-            architecture, by whose figures all plans are chosen.
+        figures: data-sheet values of the card to estimate times for; None for the nominal chip of
+            the architecture, whose values choose all plans.
 
     Raises:
         ConvError: the pass or the precision is unknown, or the limit is not a number of bytes.
@@ -116,7 +116,7 @@ class Request:
 
     @property
     def chip(self) -> Chip:
-        """Figures of the chip or card that estimates use."""
+        """Data-sheet values of the chip or card, for estimates."""
         return self.figures or self.device.chip
 
     @property

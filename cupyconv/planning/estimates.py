@@ -1,4 +1,4 @@
-"""Figures of a plan: rates, roofline, runner-up, and plans with other settings."""
+"""Numbers shown with a plan: rates, roofline, runner-up, and plans with other settings."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Roofline:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Figures of a planned pass.
+    """Numbers shown with the plan of a pass.
 
     Attributes:
         planned: the plan of the pass.
         teraflops: TFLOP/s, from ``ConvProblem.flops``; None for a plan without a time.
-        roofline: lower bound of the time; None on the CPU, whose figures are unknown.
+        roofline: lower bound of the time; None on the CPU, whose rates are unknown.
         share: roofline / time of the plan; None if one of the times is unknown.
         bound: limit of the pass: "memory", the arithmetic units, or "launches" if starting the
             kernels takes longer than the roofline; "" without a roofline.
@@ -57,7 +57,7 @@ class Estimate:
 
 
 def estimate(plan: Plan, pass_: str) -> Estimate:
-    """Return the figures of a pass of a plan.
+    """Return the numbers that are shown with the plan of a pass.
 
     Args:
         plan: a plan for contiguous tensors.
@@ -86,7 +86,7 @@ def estimate(plan: Plan, pass_: str) -> Estimate:
 
 
 def roofline(request: Request) -> Roofline:
-    """Return the roofline of a pass on a GPU, from the figures of its card or nominal chip.
+    """Return the roofline of a pass on a GPU, from the data sheet of its card or nominal chip.
 
     Products with padding do not count, since kernels may skip them.
     """

@@ -43,9 +43,9 @@ _MOST_INDEXED = 1 << 62
 """Number of elements from which NumPy cannot index a tensor: NumPy's limit, rounded down."""
 
 LONGEST_SIZE_NAME = 100
-"""Largest number of characters in the name of an open size (chosen).
+"""Largest number of characters in the name of an unknown size (chosen).
 
-An open size is a size without a number; it may have a name, such as "batch".
+An unknown size has no value; it may have a name, such as "batch".
 """
 
 EVALUATED = frozenset(
@@ -75,7 +75,7 @@ _SHAPED_BY_LAST_INPUT = ("ConstantOfShape", "Expand", "Reshape")
 """Operators whose last input contains the shape of the result."""
 
 Shape = tuple[int | str, ...]
-"""Sizes of a tensor; an open size is given by its name, or by "?" if it has no name."""
+"""Sizes of a tensor; an unknown size is represented by its name, or by "?" if it has no name."""
 
 
 def open_shape_text(shape: Shape) -> str:
@@ -174,7 +174,7 @@ def _has_rank(kind: Any) -> bool:
 
 
 def _named(size: str) -> str:
-    """Return the name of an open size; "?" without a name, or with a name from shape inference."""
+    """Return the name of an unknown size; "?" if it has none, or one from shape inference."""
     return "?" if not size or size.startswith("unk__") else size
 
 
@@ -247,7 +247,7 @@ def _constants(nodes: Any, stored: Any) -> Iterator[Any]:
 
 
 def open_unusable_sizes(graph: Any) -> None:
-    """Replace negative sizes, which some exporters write, by open sizes; drop very long names."""
+    """Replace negative sizes of some exporters by unknown sizes, and drop very long names."""
     for entry in (*graph.input, *graph.output, *graph.value_info):
         for dim in entry.type.tensor_type.shape.dim:
             if dim.HasField("dim_value") and dim.dim_value < 0:
@@ -260,13 +260,13 @@ def open_unusable_sizes(graph: Any) -> None:
 
 
 def set_named_sizes(graph: Any, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Write the sizes that are meant for named open sizes into a graph.
+    """Write the sizes that are meant for named unknown sizes into a graph.
 
-    A name that is both an input and an open size means the input.
+    A name that is both an input and an unknown size means the input.
 
     Args:
         graph: graph whose sizes are changed.
-        sizes: shapes by name; a shape of one number may be meant for an open size.
+        sizes: shapes by name; a shape with one size may set an unknown size of this name.
 
     Returns:
         the other shapes, which are meant for tensors.
@@ -279,7 +279,7 @@ def set_named_sizes(graph: Any, sizes: Mapping[str, tuple[int, ...]]) -> dict[st
 
 
 def _size_names(graph: Any) -> Iterator[str]:
-    """Yield the names of the open sizes of a graph's inputs, outputs and described tensors."""
+    """Yield the names of the unknown sizes of a graph's inputs, outputs and described tensors."""
     for entry in (*graph.input, *graph.output, *graph.value_info):
         yield from (dim.dim_param for dim in entry.type.tensor_type.shape.dim if dim.dim_param)
 
@@ -307,7 +307,7 @@ class Walk:
 
     Attributes:
         inputs: shapes of the model's inputs, by name.
-        open_inputs: shapes of the inputs with an open size or an unknown shape, by name.
+        open_inputs: shapes of the inputs with an unknown size or an unknown shape, by name.
     """
 
     def __init__(self, onnx: Any, model: Any, sizes: Mapping[str, tuple[int, ...]]) -> None:
@@ -349,7 +349,7 @@ class Walk:
 
     def _named_sizes(self) -> str:
         names = dict.fromkeys(_size_names(self._model.graph))
-        return f", and its open sizes are {', '.join(names)}" if names else ""
+        return f", and its unknown sizes are {', '.join(names)}" if names else ""
 
     def _graph(
         self,
@@ -575,7 +575,7 @@ class Walk:
             sizes = [n for n in sizes_of(scope.types[names[0]]) if isinstance(n, int)]
             if prod(max(size, 1) for size in sizes) >= _MOST_INDEXED:
                 return {}
-            # The evaluator reads only the shape: pass a view of one number, which takes no memory.
+            # The evaluator reads only the shape: pass a view of one element, which takes no memory.
             inputs = {names[0]: np.broadcast_to(np.zeros((), "bool"), sizes)}
         else:
             constants = {name: scope.values.get(name) for name in names}

@@ -42,7 +42,7 @@ _LIKELY_SIZES: Mapping[int, tuple[tuple[int, ...], ...]] = {
     2: ((224, 224), (48, 320), (32, 320)),
     3: ((32, 32, 32),),
 }
-"""Example sizes for open spatial axes, keyed by the number of spatial axes.
+"""Example sizes for unknown spatial sizes, keyed by the number of spatial axes.
 
 The examples are a second of sound, an image or a text line, and a volume.
 """
@@ -232,9 +232,9 @@ def read(
 
     Args:
         path: the file; weights in external files are not needed.
-        inputs: shapes by name.  A name is an input of the model with open sizes, a tensor inside
-            the model whose shape cannot be inferred, or a named open size such as "batch", for
-            which the shape is one number.
+        inputs: shapes by name.  A name is an input of the model with unknown sizes, a tensor inside
+            the model whose shape cannot be inferred, or a named unknown size such as "batch", for
+            which the shape has one size.
         content: content of the file, if it was read already.
         open_sizes: accept a model in which no convolution has known sizes.
 
@@ -385,7 +385,7 @@ class _UnknownSize(CupyconvError):
         tensor: name of the tensor with the unknown size.
         shape: sizes of the tensor, as far as they are known; () if the number of axes is unknown.
         known: text on the shape for the message.
-        inputs: shapes of the model's inputs with open sizes, by name.
+        inputs: shapes of the model's inputs with unknown sizes, by name.
     """
 
     def __init__(
@@ -401,7 +401,7 @@ class _UnknownSize(CupyconvError):
 
     @property
     def remedy_by_hand(self) -> str:
-        """Advice with the option to pass, in which the open sizes must be filled in."""
+        """Advice with the option to pass; the reader replaces each ? by a size."""
         name, shape, head = self.tensor, self.shape, "Give the sizes of the tensor itself"
         if self.inputs:
             head = self.remedy
@@ -448,7 +448,10 @@ def _example(
 
 
 def _option(unknown: _UnknownSize, shape: tuple[int, ...]) -> str:
-    """Return the option that fills in the open sizes; a single named size is given by its name."""
+    """Return the command-line option that sets the sizes that the model leaves unknown.
+
+    If only one size of the tensor is unknown and it has a name, the option sets this name.
+    """
     pairs = zip(unknown.shape, shape, strict=True)
     names = [(size, number) for size, number in pairs if isinstance(size, str)]
     if len(names) == 1 and names[0][0] not in ("?", *unknown.inputs):
@@ -524,7 +527,7 @@ def _layer(
         onnx: the package.
         visit: the node, with the facts about its tensors.
         name: the layer's name.
-        inputs: shapes of the model's inputs with open sizes, by name.
+        inputs: shapes of the model's inputs with unknown sizes, by name.
         filters: names of layers: the first layer with a filter, keyed (origin, stored values), and
             the first layer with an origin in any form, keyed (origin, None).  The new layer is
             added.
@@ -667,5 +670,5 @@ def _text(shape: Shape) -> str:
 
 
 def _is_numbers(shape: Shape) -> bool:
-    """Return whether a shape is known and has no open sizes."""
+    """Return whether a shape is known and has no unknown sizes."""
     return bool(shape) and all(isinstance(size, int) for size in shape)

@@ -258,7 +258,7 @@ def test_open_sizes_are_set_by_name(saved):
     sizes = ("--input", "N=2", "--input", "H=64", "--input", "W=48")
     whole = json.loads(run(path, *sizes, "--json").stdout)
     assert whole == json.loads(run(path, "--input", "data=2x3x64x48", "--json").stdout)
-    assert "its open sizes are N, H, W" in refused(path, "--input", "M=2")
+    assert "its unknown sizes are N, H, W" in refused(path, "--input", "M=2")
     assert "x 2x3x64x48" in CliRunner().invoke(
         main, ["explain", "--model", saved(small_net(("N", 3, 64, 48))), "--layer", "stem",
                "--input", "N=2"]

@@ -58,7 +58,7 @@ def inputs_of(layer: Layer, dy: tuple[int, ...]) -> Backwards:
         raise ConvError(
             "--dy must be given with the shape of the filter",
             "no filter is given",
-            "Give for example --filter 3x3x3x4",
+            "Give, for example, --filter 3x3x3x4",
         )
     given = {"groups": 1, **words, "output_shape": dy}
     problem = offering(_largest_input, Names(), given)
@@ -218,7 +218,7 @@ def read_sweep(text: str) -> Sweep:
         ConvError: the text is not a sweep, or has too many values.
     """
     match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d{1,9})\s*:\s*(\d{1,9})\s*(?::\s*(\d{1,9})\s*)?", text)
-    example = "Write for example input=3:12, stride=1:4 or input=32:256:32"
+    example = "Write, for example, input=3:12, stride=1:4 or input=32:256:32"
     if match is None:
         raise ConvError(
             "--sweep must be an option with its first and last value", f"got {text!r}", example

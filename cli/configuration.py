@@ -88,7 +88,7 @@ class Layer:
             raise ConvError(
                 "a configuration must have the shapes of the input and the filter",
                 f"{' and '.join(missing)} missing",
-                "Give for example --input 1x3x32x32 --filter 8x3x5x5, a --config file, or "
+                "Give, for example, --input 1x3x32x32 --filter 8x3x5x5, a --config file, or "
                 "--preset multi-channel",
             )
         _require_sides(arguments)
@@ -98,7 +98,7 @@ class Layer:
         if extra:
             word = next(iter(extra))
             raise ConvError(
-                f"{word} must be given for a transposed layer only",
+                f"{word} must be used only for a transposed layer",
                 "the layer is an ordinary convolution",
                 f"Leave out {word}, or give --transposed",
             )
@@ -164,7 +164,7 @@ def _reversed_problem(
     """Return the convolution whose input gradient a transposed layer computes.
 
     Raises:
-        ConvError: no convolution belongs to the layer.
+        ConvError: no convolution corresponds to the layer.
     """
     if output_padding is not None and output_shape is not None:
         raise ConvError(
@@ -223,7 +223,7 @@ def _integers(
 ) -> list[int]:
     """Parse integers such as ``2x1``, ``2,1``, ``2`` or, in TOML, ``[2, 1]``."""
     error = ConvError(
-        f"{what} must be {rule}", f"got {shown(value)}", f"Write for example {example}"
+        f"{what} must be {rule}", f"got {shown(value)}", f"Write, for example, {example}"
     )
     if isinstance(value, str):
         parts = re.split(separators, value.strip().lower())
@@ -261,7 +261,7 @@ def _integer(what: str, value: Any) -> int:
     numbers = _integers(what, value, rule, example)
     if len(numbers) > 1:
         raise ConvError(
-            f"{what} must be {rule}", f"got {shown(value)}", f"Write for example {example}"
+            f"{what} must be {rule}", f"got {shown(value)}", f"Write, for example, {example}"
         )
     return numbers[0]
 
@@ -282,7 +282,7 @@ def _padding(what: str, value: Any) -> Any:
         return amounts if isinstance(value, list) else _single(amounts)
     if max(map(len, entries)) > 2:
         raise ConvError(
-            f"{what} must be {rule}", f"got {shown(value)}", f"Write for example {example}"
+            f"{what} must be {rule}", f"got {shown(value)}", f"Write, for example, {example}"
         )
     return [_single(numbers) for numbers in entries]
 
@@ -294,9 +294,10 @@ def _require_sides(arguments: Mapping[str, Any]) -> None:
         return
     if len(padding) != rank:
         raise ConvError(
-            "padding must be one integer, or an integer or before:after for each spatial axis",
+            "padding must be one integer for all axes, or one entry per spatial axis (an integer "
+            "or before:after)",
             count_text(len(padding), rank, "entry", "entries"),
-            f"Write for example {','.join(['1:2'] * rank)}",
+            f"Write, for example, {','.join(['1:2'] * rank)}",
         )
 
 
@@ -591,7 +592,7 @@ def read_short_form(shapes: Sequence[str]) -> dict[str, str]:
         raise ConvError(
             "the short form must have two shapes, for the input and the filter",
             f"got {' '.join(shapes)}",
-            f"Write for example cupyconv {click.get_current_context().info_name} "
+            f"Write, for example, cupyconv {click.get_current_context().info_name} "
             "1x5x100x100 10x5x5x5",
         )
     return dict(zip(("input", "filter"), shapes, strict=False))

@@ -108,7 +108,7 @@ def command(
         )
     if code and any(layer.is_transposed for layer in layers):
         raise ConvError(
-            "--code must be used for an ordinary convolution",
+            "--code must be used only for ordinary convolutions",
             "the layer is transposed",
             "Leave out --code",
         )

@@ -150,7 +150,7 @@ def _chunked(
         )
     if layers[0].is_transposed:
         raise ConvError(
-            "--dask must be used for an ordinary convolution",
+            "--dask must be used only for ordinary convolutions",
             "the layer is transposed",
             "Leave out --dask",
         )

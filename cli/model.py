@@ -259,7 +259,7 @@ def _input(text: str) -> tuple[str, tuple[int, ...]]:
         raise ConvError(
             "--input must be a name and a shape",
             f"got {text!r}",
-            "Write for example data=1x3x224x224",
+            "Write, for example, data=1x3x224x224",
         )
     return name.strip(), configuration.read_shape("--input", shape)
 

@@ -12,7 +12,7 @@ from cupyconv import ConvError, ConvProblem
 from cupyconv.cli import backwards, configuration, output
 from cupyconv.cli.configuration import Layer
 from cupyconv.explaining import transposed
-from cupyconv.explaining.shapes import Reason, axis_reasons, interval_dict, one, reasons
+from cupyconv.explaining.shapes import Reason, axis_reasons, interval_dict, listed, one, reasons
 from cupyconv.planning import Plan, plan
 from cupyconv.problem import PASSES, GemmView, bytes_text, shape_text
 
@@ -62,7 +62,7 @@ def command(
     if any(layer.is_transposed for layer in layers) and (dy or sweep):
         option = "--dy" if dy else "--sweep"
         raise ConvError(
-            f"{option} must be used for an ordinary convolution",
+            f"{option} must be used only for ordinary convolutions",
             "the layer is transposed",
             "Use --output-shape for the size of the result" if dy else "Leave it out",
         )
@@ -150,7 +150,7 @@ def axes_table(layer: Layer, problem: ConvProblem) -> Any:
             "unread inputs": entry.unread,
         }
         for number, (what, text) in enumerate(rows.items()):
-            table.add_row(" and ".join(entry.axes) if number == 0 else "", what, text)
+            table.add_row(listed(entry.axes) if number == 0 else "", what, text)
     return table
 
 

@@ -86,7 +86,7 @@ class PyTorch:
             ConvError: the problem is unsupported.
         """
         if refusal := self.refuses(problem, pass_):
-            raise ConvError("PyTorch must support the pass", refusal)
+            raise ConvError("the pass must be one that PyTorch supports", refusal)
         torch, groups, rank = self._torch, problem.groups, problem.spatial_rank
         stride, dilation = list(problem.stride), list(problem.dilation)
         padding = [before for before, _ in problem.padding]

@@ -558,7 +558,7 @@ def parse(problem: ConvProblem, text: str) -> Element:
         raise ConvError(
             "an element must be a tensor's name and its indices",
             f"got {shown(text)}",
-            "Write for example 'dF[0,0,0,0]', 'dX[0,0,0,0]' or 'O[0,0,0,0]', between quotes",
+            "Write, for example, 'dF[0,0,0,0]', 'dX[0,0,0,0]' or 'O[0,0,0,0]', between quotes",
         )
     word = match[1].lower()
     if word in _NO_PRODUCTS:
@@ -581,7 +581,7 @@ def parse(problem: ConvProblem, text: str) -> Element:
         raise ConvError(
             f"an element of {tensor} must have the {len(sizes)} indices {', '.join(letters)}",
             f"got {text.strip()!r}",
-            f"Write for example '{example}', with {ranges}",
+            f"Write, for example, '{example}', with {ranges}",
         )
     # An index of 30 digits is outside every tensor; int() rejects more than 4300 digits.
     index = tuple(int(part) if len(part) < 30 else -1 for part in parts)

@@ -96,7 +96,7 @@ def relaxed() -> Iterator[None]:
         if "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED" not in str(error):
             raise
         raise ConvError(
-            "kernels must be loaded before a graph is captured in this mode",
+            "kernels must be loaded before a capture in the global or thread-local mode",
             "a kernel of this call is not loaded yet",
             "Make this call once before the capture, or install cuda-bindings",
         ) from error

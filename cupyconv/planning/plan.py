@@ -214,7 +214,7 @@ class Plan:
         if candidate is None:
             text = ", ".join(f"{name} = {value}" for name, value in choices.items())
             raise ConvError(
-                "the kernel family must support the choices of a plan",
+                "the choices of a plan must be ones that the kernel family supports",
                 f"{planned.implementation} does not compute {pass_} of {self.problem} with {text}",
                 "",
             )
@@ -501,7 +501,7 @@ def _require_possible(problem: ConvProblem, device: Device, planned: PassPlan) -
             conflict = f"{family.name} does not compute {planned.pass_} with these choices"
     if conflict is not None:
         raise ConvError(
-            "this version of cupyconv must support the plan",
+            "the plan must be one that this version of cupyconv supports",
             conflict,
             "Plan again, with cupyconv.plan(problem, device)",
         )

@@ -205,7 +205,7 @@ def test_short_form_requires_exactly_two_shapes(command, arguments, values):
     text = refused(command, *arguments)
     assert "the short form must have two shapes, for the input and the filter" in text
     assert values in text
-    assert f"Write for example cupyconv {command} 1x5x100x100 10x5x5x5" in text
+    assert f"Write, for example, cupyconv {command} 1x5x100x100 10x5x5x5" in text
 
 
 @pytest.mark.parametrize("command", SHORT)
@@ -226,7 +226,7 @@ def test_bench_accepts_two_shapes():
 def test_two_shapes_without_a_command_are_explained():
     short = said("1x3x8x8", "4x3x3x3", "--stride", "2")
     assert short == said("explain", *SMALL, "--stride", "2")
-    assert "Write for example cupyconv explain 1x5x100x100 10x5x5x5" in refused("1x3x8x8")
+    assert "Write, for example, cupyconv explain 1x5x100x100 10x5x5x5" in refused("1x3x8x8")
     assert "the short form must have" in refused("1x3x8x8", "--stride", "2")
 
 
@@ -619,7 +619,7 @@ def test_too_many_terms_name_the_option_to_omit(monkeypatch):
     command = ["explain", "1x1x4x4", "1x1x2x2", "--element", "dw[0,0,0,0]", "--all"]
     assert "Omit --all" in refusal(*command)
     monkeypatch.setattr(terms, "MOST_VALUES", 3)
-    assert "Omit --large" in refusal("explain", "1x1x4x4", "1x1x2x2", "--large", "--json")
+    assert "omit --large" in refusal("explain", "1x1x4x4", "1x1x2x2", "--large", "--json")
 
 
 def test_too_many_terms_are_rejected_before_computing(monkeypatch):

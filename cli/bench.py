@@ -164,8 +164,9 @@ def command(
     cupyconv bench --compare old.json new.json
 
     The report shows how close each pass comes to the best speed of the processor, and the mean
-    ratio to PyTorch.  Every result is checked before it is timed, a large result in part.  Ctrl-C
-    ends the run with a report of the results so far.  The JSON file is written after each layer.
+    ratio to PyTorch.  Every result is checked before it is timed; of a large result, only a part is
+    checked.  Ctrl-C ends the run with a report of the results so far.  The JSON file is written
+    after each layer.
     """
     from cupyconv.bench import suites as bench
 

@@ -413,7 +413,7 @@ _OPTIONS = (
     click.option(
         "--input",
         metavar="SHAPE",
-        help="Set the shape of x, such as 1x5x5x3, instead of by the argument INPUT.",
+        help="Set the shape of x, such as 1x5x5x3, if the argument INPUT is not given.",
     ),
     click.option("--filter", metavar="SHAPE", help="Set the shape of w, such as 3x3x3x4."),
     click.option(
@@ -458,7 +458,7 @@ _OPTIONS = (
     click.option(
         "--output-padding",
         metavar="N|NxN",
-        help="Set the size that a transposed layer adds to its result; at most stride - 1.   "
+        help="Set the size that a transposed layer adds to its result; at most stride - 1.  "
         "[default: 0]",
     ),
     click.option(
@@ -559,7 +559,7 @@ values_option = click.option(
 def data_options(command: Callable) -> Callable:
     """Add --x, --w, --dy, --seed and --values, which say where a layer's tensors come from."""
     files = "Read %s from .npy or .npz (FILE.npz:NAME).  [default: random]"
-    shape = "Read dy from a file too, or check that it has this shape.  [default: random]"
+    shape = "Read dy from a file as well, or check that dy has this shape.  [default: random]"
     options = (
         click.option("--x", type=paths.FILE, metavar="FILE", help=files % "x"),
         click.option("--w", type=paths.FILE, metavar="FILE", help=files % "w"),

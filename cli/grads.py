@@ -255,7 +255,7 @@ class _Report:
 
     def _agreement_table(self, agreements: list[Agreement]) -> Any:
         table = output.table(
-            "compared with", "tensor", "numbers", "difference", "bound", "", right=("difference",)
+            "compared with", "tensor", "elements", "difference", "bound", "", right=("difference",)
         )
         previous = None
         for agreement in agreements:
@@ -281,7 +281,7 @@ class _Report:
             "x, in w and in the bias, so central differences in float64 are exact apart "
             "from rounding.",
             f"Inner products: {self._products()}.",
-            "Each difference is relative to the sum of the absolute values of the number's terms. "
+            "Each difference is relative to the sum of the absolute values of the element's terms. "
             "Each bound comes from the error of plain summation, in the same precision and on "
             "this data.",
         )

@@ -1,6 +1,6 @@
 """Comparison of results with a reference, within a bound for rounding.
 
-``Truth`` compares every number of every pass.  Every difference is divided by the sum of the
+``Truth`` compares every element of every result.  Every difference is divided by the sum of the
 absolute values of the result's terms.  Thus a wrong result is found and a right result is accepted,
 even where the terms cancel.  The bound is twice the error of plain summation in the same precision
 on the same data, plus one unit in the last place.
@@ -97,8 +97,8 @@ class Agreement:
     Attributes:
         check: name of the method that gives the expected value.
         tensor: name of the result.
-        compared: description of the numbers that were compared.
-        count: how many numbers were compared.
+        compared: description of the elements that were compared.
+        count: number of compared elements.
         difference: worst relative difference; None if the data does not permit a comparison.
         bound: largest difference that rounding explains.
     """
@@ -264,12 +264,12 @@ class Truth:
         return float(np.max(ratios, initial=0.0))
 
     def against_reference(self, results: Results) -> list[Agreement]:
-        """Return each result compared with the reference, number by number."""
+        """Return each result compared with the reference, element by element."""
         return [
             Agreement(
                 "float64 reference",
                 name,
-                f"all {array.size} numbers",
+                f"all {array.size} elements",
                 array.size,
                 self.difference(name, array),
                 self.bounds[name],
@@ -443,7 +443,7 @@ _NARROWER: dict[str, DtypeName] = {"float64": "float32", "complex128": "complex6
 class Excerpt:
     """The last images, groups and channels of a pass's result, compared by their norm.
 
-    An index that overflows corrupts these numbers first.
+    An index that overflows corrupts these elements first.
 
     Attributes:
         share: fraction of the pass's multiply-adds that compute this part; 1 is the whole result.
@@ -608,7 +608,7 @@ def _naive(problem: ConvProblem, operands: Operands) -> Results:
 
 
 def _to_unit(array: np.ndarray) -> np.ndarray:
-    """Return the array times the power of two that brings its largest number near 1."""
+    """Return the array times the power of two that brings its largest element near 1."""
     largest = float(np.max(np.abs(array), initial=0.0))
     if largest == 0 or not math.isfinite(largest):
         return array

@@ -223,7 +223,7 @@ def is_compiling() -> bool:
 
 
 def require_dense(name: str, tensor: Any, torch: Any) -> None:
-    """Check that a tensor of PyTorch has one number for each element, in strided memory.
+    """Check that a tensor of PyTorch stores one value for each element, in strided memory.
 
     Raises:
         ConvTypeError: the tensor is nested, masked, sparse or quantised.

@@ -266,7 +266,7 @@ def most_loop_images(axes: Sequence[Axis], by_pixel: bool) -> int:
     """Return the largest number of images of a block of the method ``loops``.
 
     Args:
-        by_pixel: whether the method sums rows of channels, where the number is not limited.
+        by_pixel: whether the method sums rows of channels, for any number of images.
     """
     return sys.maxsize if by_pixel else -(-LEAST_PLANE // prod(axis.outputs for axis in axes))
 

@@ -215,7 +215,7 @@ def correlation(
     add: np.ndarray | None = None,
     activation: str | None = None,
 ) -> Correlation:
-    """Return the correlation of forward, or of backprop_filter with dw as w and dy as y."""
+    """Return the correlation of forward; for backprop_filter, pass dw for w and dy for y."""
     accumulator = accumulator_of(problem.dtype)
     return Correlation(
         tuple(

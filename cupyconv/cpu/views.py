@@ -126,7 +126,7 @@ def _transpose(target: np.ndarray, source: np.ndarray) -> None:
 
 
 def _as_items(target: np.ndarray, source: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return both arrays with equal shapes, and with short contiguous rows viewed as single items.
+    """Return views of both arrays with equal shapes, where a short contiguous row is one item.
 
     Without this view, NumPy would run an inner loop for each short row.
     """

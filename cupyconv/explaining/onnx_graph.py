@@ -86,7 +86,7 @@ def open_shape_text(shape: Shape) -> str:
 
 
 class Stored:
-    """Values that the file stores, or that it computes from stored values only.
+    """Values that the file stores, or that it computes only from stored values.
 
     Two tensors are equal if they share a Stored object.  They hold the same stored values, possibly
     in another form, if their Stored objects have the same origin.
@@ -178,7 +178,7 @@ def _named(size: str) -> str:
     return "?" if not size or size.startswith("unk__") else size
 
 
-# -- before the walk -------------------------------------------------------------------------------
+# -- before the traversal --------------------------------------------------------------------------
 
 
 def expanded_nodes(model: Any) -> int:
@@ -294,11 +294,11 @@ def _write_named_sizes(graph: Any, numbers: Mapping[str, int]) -> None:
             _write_named_sizes(inner, numbers)
 
 
-# -- the walk --------------------------------------------------------------------------------------
+# -- the traversal ---------------------------------------------------------------------------------
 
 
 class Walk:
-    """One walk over all nodes of a model, inner graphs included.
+    """A traversal of all nodes of a model, inner graphs included.
 
     Args:
         onnx: the onnx package.

@@ -453,7 +453,7 @@ class Ring:
 def ring(
     tile: Tile, vectors: Accesses, itemsize: int, device: Device, words: int, index: str = "int"
 ) -> Ring:
-    """Return the ring of a tile, with as many stages as all resident blocks have room for.
+    """Return the ring of a tile; shared memory must hold its stages for all resident blocks.
 
     Args:
         tile: tile of the variant.

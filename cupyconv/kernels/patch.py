@@ -218,7 +218,7 @@ def _conflicts(
 
 
 def _words(problem: ConvProblem, access: Access, rows: Rows) -> Iterator[tuple[int, int]]:
-    """Yield (line, first element in the line) of each word, with a volume's planes as more rows."""
+    """Yield (line, first element in the line) of each word; a volume's planes count as rows."""
     step, line_channels = (problem.C, 1) if access.x_last else (1, problem.C)
     depth, height, _ = spatial(problem.filter_sizes)
     gap_h, gap_w = spatial(problem.dilation)[1:]

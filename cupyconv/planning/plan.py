@@ -508,7 +508,7 @@ def _require_possible(problem: ConvProblem, device: Device, planned: PassPlan) -
 
 
 def _same(one: ConvProblem, other: ConvProblem) -> bool:
-    """Return whether two problems are equal; "same" padding equals the same padding in numbers."""
+    """Return whether two problems are equal; "same" equals explicit padding of the same sizes."""
     return one == other or one.replace(padding=one.padding) == other.replace(padding=other.padding)
 
 

@@ -2,8 +2,8 @@
 
 A custom operator only supports reverse mode, so these classes replace the operators while a
 transform is active.  Each operator is linear in every operand.  The tangent of its result is
-therefore a sum with one term per operand, in which the operand is replaced by its tangent.  vmap
-computes all examples in one call: as more images if the filters are shared, otherwise as more
+therefore a sum with one term per operand: the result with this operand replaced by its tangent.
+vmap computes all examples in one call: as more images if the filters are shared, otherwise as more
 groups.
 """
 

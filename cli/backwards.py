@@ -11,7 +11,7 @@ from cupyconv import ConvAxis, ConvError, ConvProblem, formats
 from cupyconv.cli import configuration, output
 from cupyconv.cli.configuration import Layer
 from cupyconv.errors import unknown_word
-from cupyconv.explaining.shapes import interval_dict
+from cupyconv.explaining.shapes import interval_dict, listed
 from cupyconv.markup import Table, in_line
 from cupyconv.problem import counted, interval_text, shape_text
 from cupyconv.remedies import Names, offering
@@ -114,12 +114,13 @@ def backwards_parts(layer: Layer, inputs: Backwards, checked: bool = False) -> l
     count = 1
     for sizes in inputs.sizes:
         count *= len(sizes)
-    every = " by ".join(interval_text(sizes) for sizes in inputs.sizes)
-    answer = f"x and dx: {counted(problem.N, 'image')} of {counted(problem.C, 'channel')}, "
+    every = " by ".join(_choice(sizes) for sizes in inputs.sizes)
+    images = f"{counted(problem.N, 'image')} of {counted(problem.C, 'channel')}"
+    answer = f"x and dx: {images}, of size {every}; "
     if count == 1:
-        answer += f"{every}; no other size has this dy"
+        answer += "no other size fits this dy and w"
     else:
-        answer += f"{every}: {count:,} different sizes fit this dy and w"
+        answer += f"{count:,} different sizes fit this dy and w"
     lines = [head, configuration.summary(problem), answer]
     if checked:
         lines.append(f"the given x {shape_text(layer.arguments['input_shape'])} matches this dy")
@@ -148,12 +149,20 @@ def backwards_parts(layer: Layer, inputs: Backwards, checked: bool = False) -> l
     return [
         output.heading(*[*title, *lines]),
         Table(columns, tuple(rows), ("input", "output_padding")),
-        output.heading("why", *(f"{' and '.join(names)}: {text}" for text, names in why.items())),
+        output.heading("why", *(f"{listed(names)}: {text}" for text, names in why.items())),
     ]
 
 
+def _choice(sizes: range) -> str:
+    """Return alternative sizes as text: ``9``, ``9 or 10``, or ``9 to 11``."""
+    return f"{sizes[0]} or {sizes[1]}" if len(sizes) == 2 else interval_text(sizes)
+
+
 def _unread(axis: ConvAxis) -> str:
-    return f"; the last {axis.unread_after} get no gradient" if axis.unread_after else ""
+    last = axis.unread_after
+    if not last:
+        return ""
+    return f"; the last {'input gets' if last == 1 else f'{last} inputs get'} no gradient"
 
 
 def _why(axis: ConvAxis) -> str:
@@ -166,10 +175,10 @@ def _why(axis: ConvAxis) -> str:
         less = f" - {pads}" if pads else ""
         rule = f"the smallest input is {steps} + {axis.effective_filter}{less} = {first}"
     if axis.stride == 1:
-        return f"{rule}; with stride 1, no other input has this output"
+        return f"{rule}; with stride 1, no other input size gives this output size"
     return (
-        f"{rule}; with stride {axis.stride}, {axis.stride} consecutive inputs have the same output"
-        f"{', but sizes below 1 do not exist' if first < 1 else ''}"
+        f"{rule}; with stride {axis.stride}, {axis.stride} consecutive input sizes give the same "
+        f"output size{', but sizes below 1 do not exist' if first < 1 else ''}"
     )
 
 
@@ -290,7 +299,7 @@ def sweep_table(sweep: Sweep, results: list[tuple[int, ConvProblem | ConvError]]
                 _of_axes(axis.formula for axis in axes),
             )
         )
-    columns = (sweep.word, "output", "padding", "inputs of this output", "unread", "because")
+    columns = (sweep.word, "output", "padding", "inputs with this output", "unread", "because")
     return Table(columns, tuple(rows), (sweep.word,))
 
 

@@ -225,7 +225,7 @@ class _Report:
     def _rename(self) -> None:
         """Give the checked tensors their names in the transposed layer, and omit db.
 
-        The problem's db is a sum over the layer's x, and so is no gradient of the layer.
+        The problem's db is a sum over the layer's x, so it is not a gradient of the layer.
         """
         names = {other: name for name, other in self.layer.problem_names.items()}
         self.agreements = [

@@ -124,7 +124,7 @@ class Plan:
         if self.device.is_gpu and self.device.nominal != self.device.capability:
             other = ", for the chip of compute capability {}.{}".format(*self.device.nominal)
         elif self.device.card is not None:
-            other = f" by the figures of the {self.device.card}'s data sheet"
+            other = f" from the {self.device.card}'s data sheet"
         requests = (Request(self.problem, p.pass_, self.device, p.precision) for p in self.passes)
         gpu = next(filter(None, map(calibration.measured_gpu, requests)), None)
         scaled = f" and scaled by the times of other layers on an {gpu}" if gpu else ""

@@ -89,7 +89,7 @@ def microseconds(device: str) -> float:
 def test_estimates_are_those_of_the_card():
     assert microseconds("L40S") == microseconds("sm_89")
     assert microseconds("L4") > microseconds("RTX 4090") > microseconds("L40S")
-    assert "figures of the L4's data sheet" in str(plan(LAYER, "L4"))
+    assert "from the L4's data sheet" in str(plan(LAYER, "L4"))
     assert "data sheet" not in str(plan(LAYER, "sm_89"))
 
 

@@ -257,7 +257,7 @@ class GpuBackend:
         return array
 
     def scratch(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """Return a temporary array; in a captured call, its memory lasts as long as the graph."""
+        """Return a temporary array; in a captured call, its memory lives while the graph exists."""
         kind = arrays.numpy_dtype(dtype)
         memory = capture.allocate(prod(shape) * kind.itemsize, self._cupy.cuda)
         return self._cupy.ndarray(shape, kind, memory)

@@ -22,7 +22,7 @@ def is_active() -> bool:
 
 
 class LastingAllocator:
-    """CuPy allocator for an allocator that keeps captured memory as long as the graph exists.
+    """Adapter from an allocator that keeps captured memory while the graph exists to CuPy.
 
     An example is PyTorch's allocator, which has a memory pool for each graph.
     """

@@ -524,7 +524,10 @@ class Explanation:
         ]
         forward = _clauses(problem, lambda axis: f"{axis.formula} {_because(axis)}")
         paragraphs.append(
-            Paragraph(f"The forward pass turns {x} inputs into {dy} outputs: {forward}.")
+            Paragraph(
+                f"The forward pass turns {shapes.sized(problem.input_sizes, 'input')} into "
+                f"{shapes.sized(problem.output_sizes, 'output')}: {forward}."
+            )
         )
         wide = [axis for axis in problem.axes if len(axis.valid_input_sizes) > 1]
         if wide:

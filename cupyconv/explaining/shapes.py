@@ -258,7 +258,9 @@ def _unread(axis: ConvAxis) -> str:
     if unread == 0:
         return "none: every input is in at least one window"
     at_end = "the last" if last == 1 else f"the last {last}"
-    if unread == last:
+    if axis.input == 1:
+        which = "the only input"
+    elif unread == last:
         which = f"{at_end} of the {axis.input} inputs"
     elif last == 0:
         which = f"{unread} of the {axis.input} inputs, between windows or taps"

@@ -256,4 +256,7 @@ def _unreached(axis: ConvAxis) -> str:
     where = "between the copies of the filter"
     if unread == last:
         where = "the last one" if last == 1 else f"the last {last}"
-    return f"{unread} of the {axis.input} outputs, {where}; y is the bias there"
+    which = f"of the {axis.input} outputs, {where}"
+    if axis.input == 1:
+        which = "output, the only one"
+    return f"{unread} {which}; y is the bias there"

@@ -1,8 +1,8 @@
 """Arrays of NumPy, CuPy and other libraries; the only module that imports CuPy.
 
-NumPy arrays are computed on the CPU, CuPy arrays on the GPU.  Objects of other libraries are
-exchanged without a copy through DLPack or ``__cuda_array_interface__``; ``as_kind_of`` returns
-results as arrays of such a library.
+Convolutions of NumPy arrays run on the CPU, convolutions of CuPy arrays on the GPU.  Objects of
+other libraries are exchanged without a copy through DLPack or ``__cuda_array_interface__``;
+``as_kind_of`` returns results as arrays of such a library.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def require_gpu() -> ModuleType:
     if device_count() == 0:
         raise DeviceError(
             "CuPy finds no usable GPU. `cupyconv env` shows what is missing; "
-            "NumPy arrays are computed on the CPU"
+            "convolutions of NumPy arrays run on the CPU"
         )
     return module
 

@@ -11,7 +11,7 @@ import numpy as np
 import cupyconv
 from cupyconv import ConvProblem, Plan
 from cupyconv.cpu import naive
-from cupyconv.kernels import direct, gather
+from cupyconv.kernels import direct, gather, patch, toeplitz
 from cupyconv.kernels.family import Candidate, Choices, Tile
 from cupyconv.kernels.strides import Strides
 from cupyconv.planning import Device, Request, plan_pass
@@ -95,26 +95,48 @@ def plan_with(
 
 def plan_with_tiling(
     problem: ConvProblem,
+    impl: str,
     number: int,
     device: str | Device,
     *,
     passes: Sequence[str] | None = None,
+    precision: str = "ieee",
     strides: Strides | None = None,
 ) -> Plan:
-    """Return a plan with a tiling of cuda-direct, selected by its rank in size.
+    """Return a plan with a tiling of a family in TILED, selected by its rank in size.
 
     Args:
-        problem, device, passes, strides: as for ``plan_with``.
+        problem, device, passes, precision, strides: as for ``plan_with``.
+        impl: the kernel family.
         number: index of the tiling, largest tiles first, modulo the number of tilings.
     """
+    family: Any = FAMILIES[impl]
 
     def choose(request: Request) -> Candidate:
-        made = sorted(direct.geometries(request), key=lambda one: -one[0].rows * one[0].columns)
-        tiling, _ = made[number % len(made)]
-        candidates = direct.CUDA_DIRECT.candidates_of(request, tiling)
+        made = sorted(TILED[impl](request), key=pixels_of, reverse=True)
+        candidates = family.candidates_of(request, made[number % len(made)])
         return min(candidates, key=lambda one: (one.microseconds, one.computing))
 
-    return _plan_by(choose, problem, direct.CUDA_DIRECT.name, device, passes, "ieee", strides)
+    return _plan_by(choose, problem, impl, device, passes, precision, strides)
+
+
+TILED: dict[str, Callable[[Request], list[Any]]] = {
+    "cuda-direct": lambda request: [tiling for tiling, _ in direct.geometries(request)],
+    "cuda-toeplitz": lambda request: list(toeplitz.ranked_tilings(request)),
+    "cuda-patch": lambda request: list(patch.ranked_tilings(request)),
+}
+"""All tilings of a request, keyed by kernel family."""
+
+
+def pixels_of(tiling: direct.Tiling | patch.Tiling | toeplitz.Tiling) -> int:
+    """Return the number of pixels of a tile."""
+    match tiling:
+        case direct.Tiling():
+            return tiling.rows * tiling.columns
+        case patch.Tiling():
+            return tiling.tile_p * tiling.tile_q
+        case toeplitz.Tiling():
+            return 16 * tiling.row_tiles * 8 * tiling.strips
 
 
 def plan_without_copies(

@@ -392,6 +392,8 @@ def _layers(impl: str, layers: Sequence[tuple[str, str, str, str]], only: str | 
         run = partial(_exact, problem, impl, schedule=schedule, arch=arch, precision=precision)
         if impl == "cuda-direct":  # small layers get small tiles
             run = partial(run, tiling=5 * (number % 3))
+        if impl in ("cuda-toeplitz", "cuda-patch") and number % 2:
+            run = partial(run, tiling=number // 2)
         if impl == "cuda-columns":  # every other layer has splits
             run = partial(run, tile=number, splits=1 + 2 * (number % 2))
         if "hopper" in impl:  # rotate tiles, clusters and splits
@@ -562,10 +564,11 @@ def _exact(
     tiling: int | None = None,
     **choices: int | Tile,
 ) -> None:
-    """Check a pass, with a tiling of cuda-direct by number, or with choices of ``plan_with``."""
+    """Check a pass, with a tiling by number, or with choices of ``plan_with``."""
     chip = device(arch)
     if tiling is not None:
-        plan = plan_with_tiling(problem, tiling, chip, passes=(pass_,))
+        how = {"passes": (pass_,), "precision": precision}
+        plan = plan_with_tiling(problem, impl, tiling, chip, **how)
     elif choices:
         how = {"passes": (pass_,), "precision": precision, **choices}
         plan = plan_with(problem, impl, chip, **how)
@@ -591,14 +594,17 @@ def _exact_with_addend(
 ) -> None:
     """Check act(sum + bias + addend).
 
-    Every other case has splits if the family supports them, and in every third case the addend is
-    the result's own array.
+    Every other case has splits, or the largest tiling of a family with tilings.  In every third
+    case the addend is the result's own array.
     """
     from tests import emulator
 
     chip, arch = device(_ARCH[impl]), _ARCH[impl]
-    splits = {} if impl in ("cuda-direct", "cuda-toeplitz") else {"splits": 1 + number % 2 * 2}
-    plan = plan_with(problem, impl, chip, passes=(pass_,), precision=precision, **splits)
+    how = {"passes": (pass_,), "precision": precision}
+    if impl in agreement.TILED and number % 2:
+        plan = plan_with_tiling(problem, impl, 0, chip, **how)
+    else:
+        plan = plan_with(problem, impl, chip, splits=1 + number % 2 * 2, **how)
     data, is_forward = integer_data(problem), pass_ == "forward"
     x, shape = (data.x, problem.output_shape) if is_forward else (data.dy, problem.input_shape)
     function = "conv_forward" if is_forward else "conv_transpose"
@@ -631,7 +637,7 @@ def _exact_on_views(
     schedule: Settings,
     tiling: int | None = None,
 ) -> None:
-    """Check a pass on views, with a tiling of cuda-direct by number if it is given."""
+    """Check a pass on views, with a tiling by number if it is given."""
     from tests import emulator, views
 
     kinds, chip = views.named(problem, pass_, kind), device(_ARCH[impl])
@@ -640,7 +646,7 @@ def _exact_on_views(
     if tiling is None:
         plan = plan_without_copies(problem, impl, chip, precision=precision, **how)
     else:
-        plan = plan_with_tiling(problem, tiling, chip, **how)
+        plan = plan_with_tiling(problem, impl, tiling, chip, **how)
     with settings(schedule):
         views.require_exact(
             emulator,

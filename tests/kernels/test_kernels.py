@@ -132,7 +132,7 @@ def test_cuda_direct_is_exact_with_other_tilings(number):
     """Each case is run in one of six formats, with a tiling that the planner would not choose."""
     problem = DIRECT_CASES[number].problem.replace(dtype=("float32", "float16")[number % 2])
     problem = all_formats(problem)[number % 6]
-    plan = plan_with_tiling(problem, number // 3 * 5, emulator.device("sm_80"))
+    plan = plan_with_tiling(problem, "cuda-direct", number // 3 * 5, emulator.device("sm_80"))
     with emulator.settings(emulator.SCHEDULES[number % 3]):
         require_exact(problem, "cuda-direct", plan=plan)
 
@@ -337,7 +337,7 @@ def test_nan_in_the_last_pixel_reaches_only_the_last_tap(impl, data_format):
     pixels = data.x if data_format == "NCHW" else data.x.transpose(0, 3, 1, 2)
     pixels[:, :, -1, -1] = np.nan
     if impl == "cuda-direct":
-        impl = plan_with_tiling(problem, 0, emulator.device("sm_80"))
+        impl = plan_with_tiling(problem, "cuda-direct", 0, emulator.device("sm_80"))
     got = agreement.compute(emulator, "backprop_filter", problem, data, impl=impl)
     expected = agreement.compute(cupyconv, "backprop_filter", problem, data, impl="reference")
     assert np.isnan(expected).sum() < expected.size

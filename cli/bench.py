@@ -39,7 +39,7 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
     if value is not None and not 0 < value < float("inf"):
         example = 0.2 if option.type is click.FLOAT else 8
         raise ConvError(
-            f"--{option.name} must be above 0", f"got {value}", f"Use for example {example}"
+            f"--{option.name} must be above 0", f"got {value}", f"Use, for example, {example}"
         )
     if option.name == "drawn" and value is not None and value > MOST_DRAWN:
         raise ConvError(f"--drawn must be at most {MOST_DRAWN:,}", f"got {value}", "Draw fewer")

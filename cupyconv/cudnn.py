@@ -10,9 +10,9 @@ To keep a program that calls them, change one import::
 Functions and arguments have the names and meanings of ``cupy.cudnn`` (later ``cupyx.cudnn``).
 Results are written into the given array, which keeps its memory.  Differences:
 
-* NumPy arrays are computed on the CPU.  Operands and results may have 1 to 3 spatial axes and any
-  strides in memory.  Asymmetric padding, bfloat16 and complex numbers are supported.  ``pad``,
-  ``stride`` and ``dilation`` may have any form that ``cupyconv.conv_forward`` accepts.
+* Convolutions of NumPy arrays run on the CPU.  Operands and results may have 1 to 3 spatial axes
+  and any strides in memory.  Asymmetric padding, bfloat16 and complex numbers are supported.
+  ``pad``, ``stride`` and ``dilation`` may have any form that ``cupyconv.conv_forward`` accepts.
 * ``tensor_core`` decides whether float32 may be rounded to TF32: "always" permits it, "auto" and
   "never" do not.  16-bit types and float64 use tensor cores wherever the plan does, because only
   the rounding changes.

@@ -586,9 +586,9 @@ def require_attributes(operator: str, names: Iterable[str]) -> None:
         require_word(f"attribute of {operator}", name, ATTRIBUTES[operator])
         if names.count(name) > 1:
             raise ConvError(
-                f"an attribute of {operator} must be given once",
+                f"an attribute of {operator} must be given only once",
                 f"{name} is given {names.count(name)} times",
-                "Leave all but one out",
+                "Remove all but one",
             )
 
 

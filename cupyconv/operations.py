@@ -619,7 +619,7 @@ def prepare(
     Args:
         w: filter in the problem's format, as for ``conv_forward``.  The result refers to it: do
             not change w while the result is in use, and call ``prepare`` again after a change.
-            Keep the result as long as any CUDA graph that captured calls with it.
+            Keep the result while any CUDA graph that captured calls with it exists.
         problem: the layer.  The calls may have inputs of other sizes and batches; if other kernels
             are planned for these inputs, they may copy w at every call.
         passes: "forward", "backprop_input" or both; a transposed convolution is a
@@ -648,7 +648,7 @@ def prepare(
         raise ConvError(
             "a filter must be prepared before a graph is captured",
             "the current stream is capturing a graph, which copies the filter only when launched",
-            "Call cupyconv.prepare before the capture, and keep its result as long as the graph",
+            "Call cupyconv.prepare before the capture, and keep its result while the graph exists",
         )
     layout = _Layout.of(array)
     dtype = _common_dtype({"w": layout})
@@ -1038,7 +1038,8 @@ def _transpose(
     try:
         compute_from_copies()
     except BaseException as error:
-        # The caller may keep the error; a graph's copies must be freed before its capture ends.
+        # The frames of a kept error would keep the copies, and copies made during a capture must be
+        # freed before the capture ends.
         traceback.clear_frames(error.__traceback__)
         raise
 

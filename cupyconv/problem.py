@@ -406,7 +406,7 @@ class ConvProblem:
         assign(self, "stride", _per_axis(names.stride, options.stride, rank))
         assign(self, "dilation", _per_axis(names.dilation, options.dilation, rank))
         assign(self, "groups", _count(names.groups, options.groups))
-        assign(self, "dtype", dtype_name(dtype, "Pass for example dtype='float32'"))
+        assign(self, "dtype", dtype_name(dtype, "Pass, for example, dtype='float32'"))
         _require_sizes(names, self)
         _require_channels(names, self)
         mode, pairs = _padding(names.padding, options.padding, rank)
@@ -1096,7 +1096,7 @@ def integers(what: str, value: Iterable[int]) -> tuple[int, ...]:
     if not is_sequence(value):
         raise ConvTypeError(
             f"{what} must be a tuple of integers: got {shown(value)}. "
-            "Pass for example (1, 3, 32, 32)"
+            "Pass, for example, (1, 3, 32, 32)"
         )
     return tuple(integer(what, size) for size in value)
 
@@ -1287,7 +1287,7 @@ def _padding(what: str, padding: Padding, rank: int) -> tuple[str, tuple[tuple[i
             f"{what} must be one integer, or an integer or a (before, after) pair for each "
             "spatial axis",
             count_text(len(sides), rank, "entry", "entries"),
-            f"Pass for example {example}",
+            f"Pass, for example, {example}",
         )
     for (before, after), axis in zip(sides, formats.SPATIAL_AXES[rank], strict=True):
         if before < 0 or after < 0:
@@ -1320,7 +1320,7 @@ def _pair(what: str, side: object) -> tuple[int, int]:
         raise ConvError(
             f"the {what} of an axis must be one integer or a (before, after) pair",
             f"got {values}",
-            "Pass for example (0, 1)",
+            "Pass, for example, (0, 1)",
         )
     return values
 

@@ -62,7 +62,7 @@ class Graph:
         """Set ``wide``.
 
         Args:
-            several: whether a number of the result is the sum of several parts.
+            several: whether an element of the result is the sum of several parts.
         """
         self.wide = several and ITEMSIZE[self._problem.dtype] < 4
 

@@ -224,7 +224,7 @@ function seedField() {
 
 // -- numbers by hand -------------------------------------------------------------------------------
 
-// Sets a number of x, w or dy that is written in the fields.
+// Sets an element of x, w or dy that is written in the fields.
 function setByHand() {
   quiet();
   const [name, value] = [$("hand-name").value.replaceAll(/\s/g, ""), $("hand-value").valueAsNumber];
@@ -459,7 +459,7 @@ function readLayer(take) {
     const value = text === null ? usual : valid(text);
     if (value !== undefined) return value;
     throw `${text === null ? `The address has no part "${name}".` : `"${name}=${text}" in the address is not valid.`} ` +
-      `Write for example ${name}=${PARTS[name]}.`;
+      `Write, for example, ${name}=${PARTS[name]}.`;
   };
   const numbers = (text, parts) => {
     const found = text.split(parts);

@@ -750,7 +750,7 @@ function tell() {
   const computed = byLibrary(tensor, chosen.k, chosen.c, at());
   if (count === 0) {
     $("told").textContent = tensor === "dx"
-      ? `${result} is zero: no window reads this number of x, so it does not affect y.`
+      ? `${result} is zero: no window reads this element of x, so it does not affect y.`
       : `${result} is zero: it reads only padding.`;
   } else if (whole()) {
     $("told").textContent = `${result} is the sum of ${plural(count, "product")}` +
@@ -962,7 +962,7 @@ function fromAddress() {
     else notify(`${tensor}[${indices}] is not an element: ${tensor} is ${sizes.join("x")}, indices count from 0.`);
   }
   if (parts.length) notify(`The page does not use ${parts.map((part) => `"${part.join("=")}"`).join(", ")} in the address.`);
-  if (!tensor && !isLayer) notify(`Write for example #dw=${sizesOf("dw").fill(0).join()}.`);
+  if (!tensor && !isLayer) notify(`Write, for example, #dw=${sizesOf("dw").fill(0).join()}.`);
 }
 
 // Shows the first layer with the element that it opens with.

@@ -31,11 +31,11 @@ _MOST_PAIRS = 200_000
 """Largest number of pairs of an output and a tap of an axis of a page with knobs (chosen)."""
 
 MOST_NUMBERS, MOST_PRODUCTS = 200_000, 40_000_000
-"""Largest count of numbers in x, w and dy, and of products in a pass, that the page computes by its
-own script (chosen): 32 million products take 0.8 s in Chromium on a CPU core (measured)."""
+"""Largest number of elements of x, w and dy, and of products in a pass, that the page's own script
+computes (chosen): 32 million products take 0.8 s in Chromium on a CPU core (measured)."""
 
 _MOST_RESULTS = 40_000
-"""Largest number of characters of the library's results on a page that computes all numbers; a page
+"""Largest number of characters of the library's results on a page that computes all values; a page
 with more has the results of one pair of channels (chosen)."""
 
 # The page can load nothing, even if a title contains HTML.
@@ -126,7 +126,7 @@ def open_in_browser(content: str, path: str | Path | None = None) -> None:
         path = file.name
     if not webbrowser.open(Path(path).resolve().as_uri()):
         raise ConvError(
-            "a page must be shown in a browser", "no browser was found", f"Open {path} yourself"
+            "showing a page requires a browser", "none was found", f"Open {path} yourself"
         )
 
 

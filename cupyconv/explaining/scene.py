@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cupyconv.explaining.explanation import Explanation
 
 PAD, ZERO = -1, -2
-"""Contents of cells that show no number of a tensor: padding, or a zero between dilated numbers."""
+"""Contents of cells without an element of a tensor: padding, or a zero between dilated elements."""
 
 MOST_PLACES = 14
 """Largest number of cells of a plane along an axis, so that a finger can touch each (chosen)."""
@@ -113,9 +113,9 @@ class Scene:
             groups.
         filters, channels: drawn channels of dy and of x, counted over all groups; None for a gap.
         directions: drawing of each result.
-        values: drawn numbers of each tensor with known values, by channel and position.
+        values: drawn values of each tensor with known values, by channel and position.
         exact: float64 sums of results whose terms are not all drawn.
-        missing: reason for missing numbers, for each tensor without numbers.
+        missing: reason for missing values, for each tensor without values.
         source: origin of the values, in words.
     """
 
@@ -145,7 +145,7 @@ class Scene:
         return k // self.group_filters == c // self.group_channels
 
     def number(self, tensor: str, k: int, c: int, at: Sequence[int]) -> float | None:
-        """Return a number of a tensor's plane for a pair of channels; None if it is unknown."""
+        """Return the value of an element of the plane of a pair of channels; None if unknown."""
         values = self.values.get(tensor)
         if values is None:
             return None
@@ -592,7 +592,7 @@ class _DrawnPart:
         return [sorted(numbers) for numbers in positions]
 
     def planes(self, tensor: str, array: Any) -> dict[str, dict[str, float]]:
-        """Return the drawn numbers of a tensor, by channels and by position."""
+        """Return the drawn values of a tensor, by channels and by position."""
         import numpy as np
 
         problem = self.problem

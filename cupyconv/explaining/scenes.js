@@ -6,7 +6,7 @@ const scenes = (() => {
     filter: { 1: "s", 2: "rs", 3: "trs" },
     output: { 1: "q", 2: "pq", 3: "zpq" },
   };
-  const the = (count, noun) => (count === 1 ? `the one ${noun}` : `the ${count} ${noun}s`);
+  const the = (count, noun) => (count === 1 ? `the only ${noun}` : `the ${count} ${noun}s`);
   const sizesOf = ({ input, filter, output, stride, dilation, before, after }) =>
     ({ input, filter, output, stride, dilation, before, after });
 

@@ -21,9 +21,9 @@ function channelSteps() {
     step("dw=7,2,1,1", "channels", () => "Channel 2 of x and channel 7 of dy give the slice dw[7,2]: the cell in the " +
       "column of x[2] and the row of dy[7]."),
     step("dw=7,2,1,1", "planes", () => "To compute dw[7,2,1,1], lay dy[7] on x[2], shifted by one row and one column. " +
-      "Multiply each number of dy by the number of x below it, and add the products.", 3),
-    step("dw=7,2,2,0", "planes", () => "Another shift gives another number of the same slice. dy fits into x at 3x3 " +
-      "shifts, which give the 3x3 numbers of the slice."),
+      "Multiply each element of dy by the element of x below it, and add the products.", 3),
+    step("dw=7,2,2,0", "planes", () => "Another shift gives another element of the same slice. dy fits into x at 3x3 " +
+      "shifts, which give the 3x3 elements of the slice."),
     step("dw=7,2,1,1", "channels", () => "10 channels of dy and 5 channels of x form 50 pairs. Each pair gives one slice, " +
       "so dw is 10x5x3x3, like the filter. Nothing is tiled, broadcast or averaged."),
     step("dx=0,2,2,2", "channels", () => "The gradient of the input is a sum instead: dx[2] adds up its column, over " +
@@ -37,21 +37,21 @@ function sizeSteps() {
   const step = (input, padding, element_, view, say, stride = 2) => ({ element: element_, view, say,
     layer: { input_shape: [1, 3, input, input], filter_shape: [4, 3, 3, 3], stride, padding } });
   return [
-    step(5, "valid", "dx=0,1,2,2", "sizes", () => "dx has one number for each number of x, so it has the size of x. But " +
+    step(5, "valid", "dx=0,1,2,2", "sizes", () => "dx has one value for each element of x, so it has the size of x. But " +
       "dx is computed from dy and the filter. Do their sizes determine the size of dx?"),
     step(5, "valid", "dx=0,1,2,2", "sizes", () => "With VALID padding and stride 2, a window begins at every second input, " +
       "as long as it fits. An input of 5 has room for 2 windows, so dy is 2x2."),
     step(6, "valid", "dx=0,1,2,2", "sizes", () => "An input of 6 also has room for 2 windows: no window reads its last " +
-      "number. So a dy of 2x2 can belong to an x of 5x5 or of 6x6."),
+      "element. So a dy of 2x2 can belong to an x of 5x5 or of 6x6."),
     step(6, "valid", "dx=0,1,5,5", "planes", () => "For an x of 6x6, dx is 6x6. Its last row and column are zero: no " +
-      "window reads these numbers of x, so they do not change y."),
+      "window reads these elements of x, so they do not affect y."),
     step(6, "valid", "dx=0,1,2,2", "sizes", () => "So you must pass the size to the function that computes dx: " +
       "input_sizes in TensorFlow, output_padding in PyTorch, input_shape in cupyconv. output_padding is the difference " +
       "from the smallest possible size: 0 for 5x5, and 1 for 6x6."),
     step(5, "same", "dx=0,1,2,2", "sizes", () => "SAME pads an input of 5 so that it has 5/2 windows, rounded up: 3. An " +
       "input of 6 also has 3 windows, with less padding. Both have a dy of 3x3."),
     step(5, "same", "dx=0,1,2,2", "planes", () => "To compute a dx of 5x5 from a dy of 3x3, insert stride - 1 zeros " +
-      "between its numbers, here one zero, and pad the result. Then slide the flipped filter over it with stride 1."),
+      "between its elements, here one zero, and pad the result. Then slide the flipped filter over it with stride 1."),
     step(5, "same", "dx=0,1,2,2", "sizes", () => "With stride 1, each output size has only one input size, so dx has only " +
       "one possible size. Now turn the knobs: change the stride, the padding or the input.", 1),
   ];
@@ -63,19 +63,19 @@ function numberSteps() {
   const value = (tensor, ...place) => long(number(tensor, 2, 1, place));
   return [
     step("dw=2,1,1,1", "planes", () => `dw[2,1,1,1] is ${value("dw", 1, 1)}. Where does this number come from?`),
-    step("dw=2,1,1,1", "channels", () => "It is the gradient of one weight, w[2,1,1,1]. This weight multiplies numbers of " +
+    step("dw=2,1,1,1", "channels", () => "It is the gradient of one weight, w[2,1,1,1]. This weight multiplies elements of " +
       "channel 1 of x, and the products are added to channel 2 of y. So only x[1] and dy[2] contribute to it."),
     step("dw=2,1,1,1", "planes", () => `The output y[0,2,0,0] multiplies this weight by x[0,1,1,1] = ${value("x", 1, 1)}. ` +
       `If the weight grows by 1, this output grows by ${value("x", 1, 1)}. dy says how much the loss grows per unit of ` +
       `this output: dy[0,2,0,0] = ${value("dy", 0, 0)}. So the loss grows by ${long(products[0].product)}.`, 1),
     step("dw=2,1,1,1", "planes", () => "Every output of y[2] uses this weight once, so there are 3x3 products. Each one " +
-      "multiplies a number of x by the number of dy at its output. Here are the first four.", 4),
+      "multiplies an element of x by the element of dy at its output. Here are the first four.", 4),
     step("dw=2,1,1,1", "planes", () => `The 9 products add up to ${value("dw", 1, 1)}. The list shows all of them.`),
     step("dw=2,1,1,1", "planes", () => `Check the sum without a formula for the gradient. ${differenceText()}`),
-    step("dx=0,1,2,1", "planes", () => "A number of dx is computed in the same way. Four windows of each of the 3 filters " +
+    step("dx=0,1,2,1", "planes", () => "An element of dx is computed in the same way. Four windows of each of the 3 filters " +
       `read x[0,1,2,1], which gives ${plural(steps(), "product")}. ${differenceText()}`),
     step("dx=0,1,2,1", "channels", () => "The products come from a whole column, because all filters read channel 1 of x. " +
-      "Now turn the knobs and choose any number. The page shows its products and its check."),
+      "Now turn the knobs and choose any element. The page shows its products and its check."),
   ];
 }
 

@@ -226,7 +226,7 @@ const tensors = (() => {
     return run(problem, data);
   }
 
-  // Returns the loss after each of some numbers is added to a number of x or w.
+  // Returns the loss after each of some numbers is added to an element of x or w.
   function losses(problem, data, loss, name, index, added) {
     const place = placeOf(sizes(problem)[name], index);
     const sum = (y) => y.reduce((total, value, i) => total + value * (loss === "squares" ? value / 2 : data.dy[i]), 0);

@@ -318,7 +318,7 @@ class Device:
             raise ConvError(
                 "a device must be 'cpu', an architecture or a card",
                 f"got {shown(word)}",
-                f"Use for example 'sm_80' or {' or '.join(map(repr, cards))}",
+                f"Use, for example, 'sm_80' or {' or '.join(map(repr, cards))}",
             )
         capability = int(match[1]), int(match[2])
         is_newer = capability > CAPABILITIES[-1] and capability[0] <= _LARGEST_MAJOR

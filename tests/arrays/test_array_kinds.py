@@ -791,7 +791,7 @@ def test_a_scalar_bias_is_not_told_to_become_an_array():
 @pytest.mark.parametrize("dtype", ["torch", None])
 def test_a_problem_says_how_its_dtype_is_written(dtype):
     given = pytest.importorskip("torch").float32 if dtype else None
-    with pytest.raises(ConvTypeError, match=r"Pass for example dtype='float32'$"):
+    with pytest.raises(ConvTypeError, match=r"Pass, for example, dtype='float32'$"):
         cupyconv.ConvProblem((1, 1, 3), (1, 1, 1), dtype=given)
 
 

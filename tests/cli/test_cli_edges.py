@@ -70,9 +70,9 @@ def test_library_suggests_the_batch_axis():
 
 def test_remedies_use_command_line_options():
     assert "Use a newer GPU, or compute NumPy" in refused("shapes", *SMALL, "--device", "sm_70")
-    assert "Use for example 8" in refused("bench", "--drawn", "0")
+    assert "Use, for example, 8" in refused("bench", "--drawn", "0")
     assert "at most 100,000" in refused("bench", "--drawn", "100001", "--list")
-    assert "Use for example 0.2" in refused("bench", "--seconds", "0")
+    assert "Use, for example, 0.2" in refused("bench", "--seconds", "0")
     result = run("warm", *SMALL)
     assert (result.exit_code, result.stdout) == (3, "")
     if importlib.util.find_spec("cupy"):
@@ -540,7 +540,7 @@ def test_open_option_opens_the_page_in_a_browser(monkeypatch, tmp_path):
     said("explain", *SMALL, "--html", str(page), "--open", "--element", "dw[1,0,0,0]")
     assert shown[1:] == [page.as_uri()]
     monkeypatch.setattr(webbrowser, "open", lambda address: False)
-    assert "must be shown in a browser" in refused("explain", *SMALL, "--open")
+    assert "showing a page requires a browser" in refused("explain", *SMALL, "--open")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")

@@ -400,7 +400,7 @@ def test_wrong_number_of_values_is_rejected(arguments, rule, values):
 def test_suggested_padding_is_valid():
     with pytest.raises(ConvError) as caught:
         ConvProblem((1, 1, 5, 5), (1, 1, 3, 3), padding=(1, 1, 1))
-    example = re.search(r"example (\(.*\))", caught.value.remedy)[1]
+    example = re.search(r"example, (\(.*\))", caught.value.remedy)[1]
     assert example == "((1, 2), (1, 2))"
     ConvProblem((1, 1, 5, 5), (1, 1, 3, 3), padding=((1, 2), (1, 2)))
 
@@ -520,7 +520,7 @@ def test_unknown_and_old_devices_are_rejected():
         lambda: cupyconv.plan(problem, "gtx"),
         rule="a device must be 'cpu', an architecture or a card",
         values="got 'gtx'",
-        remedy="Use for example 'sm_80'",
+        remedy="Use, for example, 'sm_80'",
     )
     refused(
         lambda: cupyconv.plan(problem, "sm_61"),

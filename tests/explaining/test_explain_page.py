@@ -350,7 +350,7 @@ def test_terms_not_drawn_are_counted_and_added(browse):
 
 def test_unread_input_is_explained_as_zero(browse):
     assert told(browse(UNREAD, "#dx=0,1,5,0")) == (
-        "dx[0,1,5,0] is zero: no window reads this number of x, so it does not affect y."
+        "dx[0,1,5,0] is zero: no window reads this element of x, so it does not affect y."
     )
 
 
@@ -779,7 +779,7 @@ def test_link_to_an_invalid_element_is_reported(browse):
     for place, said in (
         ("#dx=0,1,100,50", "dx[0,1,100,50] is not an element: dx is 1x5x100x100"),
         ("#dw=2,1,2", "dw[2,1,2] is not an element: dw is 10x5x5x5"),
-        ("#db=1", 'The page does not use "db=1" in the address. Write for example #dw=0,0,0,0.'),
+        ("#db=1", 'The page does not use "db=1" in the address. Write, for example, #dw=0,0,0,0.'),
     ):
         script = f"{_SEEN} log(JSON.stringify(seen_()));"
         seen = json.loads(logged(browse(LARGE, place, acted(script)))[0])

@@ -255,8 +255,11 @@ def test_address_with_a_layer_opens_it(browse):
 @pytest.mark.parametrize(
     ("place", "said"),
     [
-        ("#input=1x4x8&filter=6x2", '"filter=6x2" in the address is not valid. Write for example'),
-        ("#filter=6x2x3", 'The address has no part "input". Write for example input=1x5x8x8'),
+        (
+            "#input=1x4x8&filter=6x2",
+            '"filter=6x2" in the address is not valid. Write, for example,',
+        ),
+        ("#filter=6x2x3", 'The address has no part "input". Write, for example, input=1x5x8x8'),
         ("#input=1x4x8&filter=6x4x3&strid=2", 'The page does not use "strid=2" in the address.'),
         (
             "#input=1x4x8&filter=6x4x3&dx=0,1,2&stride=1&stride=2&y=0,1,2&groups=1",
@@ -271,7 +274,7 @@ def test_address_with_an_invalid_layer_is_reported(browse, place, said):
     script = "log([text('notice'), text('wrong')].join('').slice(0, 200)); log(location.hash);"
     log = turned(browse, script, place=place)
     assert log[0].startswith(said)
-    assert log[1].startswith("#input=1x4x8&filter=6x") == ("Write for example" not in log[0])
+    assert log[1].startswith("#input=1x4x8&filter=6x") == ("Write, for example," not in log[0])
 
 
 def test_invalid_parts_of_an_address_are_named(browse):

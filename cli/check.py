@@ -18,7 +18,7 @@ from cupyconv.errors import unknown_word
 from cupyconv.formats import data_formats, filter_formats
 from cupyconv.markup import in_line
 from cupyconv.planning.families import FAMILIES
-from cupyconv.problem import ITEMSIZE, PADDING_WORDS, REAL_ITEMSIZE, counted
+from cupyconv.problem import ITEMSIZE, PADDING_WORDS, REAL_ITEMSIZE, RESULT, counted
 
 # --help must work without NumPy: functions import NumPy and the modules that need it.
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ def _compare(
     """
     import numpy as np
 
-    from cupyconv.checking import RESULT, compute
+    from cupyconv.checking import compute
 
     others = {RESULT[pass_] for pass_ in RESULT if pass_ not in passes}
     try:

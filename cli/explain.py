@@ -17,7 +17,7 @@ from cupyconv import ConvError, ConvProblem, Explanation
 from cupyconv.cli import configuration, output, paths
 from cupyconv.cli.configuration import Layer
 from cupyconv.explaining import translate
-from cupyconv.explaining.maps import MAPPED
+from cupyconv.explaining.counts import MAPPED
 from cupyconv.explaining.page import open_in_browser
 from cupyconv.explaining.terms import Element
 from cupyconv.explaining.values import OPERANDS

@@ -14,12 +14,11 @@ from cupyconv.cli.configuration import Layer
 from cupyconv.explaining import transposed
 from cupyconv.explaining.shapes import Reason, axis_reasons, interval_dict, listed, one, reasons
 from cupyconv.planning import Plan, plan
-from cupyconv.problem import PASSES, GemmView, bytes_text, shape_text
+from cupyconv.problem import PASSES, RESULT, GemmView, bytes_text, shape_text
 
 _MOST_BESIDE = 2
 """Largest number of devices that get a column each; more devices get a line each."""
 
-PASS_GRADIENTS = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw"}
 TRANSPOSED_GRADIENTS = {"forward": "dx", "backprop_input": "y", "backprop_filter": "dw"}
 """Tensor of a transposed layer that each pass of the convolution computes."""
 
@@ -156,7 +155,7 @@ def axes_table(layer: Layer, problem: ConvProblem) -> Any:
 
 def gradients(layer: Layer) -> Mapping[str, str]:
     """Return the layer's tensor that each pass of its problem computes."""
-    return TRANSPOSED_GRADIENTS if layer.is_transposed else PASS_GRADIENTS
+    return TRANSPOSED_GRADIENTS if layer.is_transposed else RESULT
 
 
 def _tables(layer: Layer, problem: ConvProblem, plans: list[Plan]) -> list[Any]:

@@ -24,7 +24,7 @@ from cupyconv import arrays, operations
 from cupyconv.cpu import naive
 from cupyconv.cpu.views import data_view, filter_view
 from cupyconv.planning import Impl, Precision
-from cupyconv.problem import PASSES, REAL_PART, ConvProblem, DtypeName
+from cupyconv.problem import PASSES, REAL_PART, RESULT, ConvProblem, DtypeName
 
 LARGE = 1e9
 """FLOPs of a pass above which the planned implementation, not the slow reference, computes
@@ -75,10 +75,6 @@ class Operands(NamedTuple):
     x: Any
     w: Any
     dy: Any
-
-
-RESULT = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw"}
-"""Name of the result, keyed by pass."""
 
 
 class Results(NamedTuple):

@@ -23,6 +23,9 @@ from cupyconv.remedies import Fix, Names, offering
 PASSES = ("forward", "backprop_input", "backprop_filter")
 """The three passes of a convolutional layer."""
 
+RESULT = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw"}
+"""Name of the result, keyed by pass."""
+
 DtypeName = Literal["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
 """Names of the supported dtypes, for type checkers."""
 

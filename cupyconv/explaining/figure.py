@@ -9,21 +9,21 @@ pixels.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cupyconv.explaining import maps, scene, shapes, terms
-from cupyconv.explaining.maps import TermMap
+from cupyconv.explaining import scene, shapes, terms
+from cupyconv.explaining.counts import input_counts, visible
 from cupyconv.explaining.scene import PAD, Direction, Scene, cut_text
 from cupyconv.explaining.shapes import the
 from cupyconv.explaining.terms import LETTERS, Element
 from cupyconv.explaining.values import short
-from cupyconv.problem import ConvAxis, counted, shape_text
+from cupyconv.problem import ConvAxis, ConvProblem, counted, shape_text
 from cupyconv.svg import Canvas, themed
 
 if TYPE_CHECKING:
-    from cupyconv.explaining.explanation import Explanation
+    from cupyconv.explaining.maps import TermMap
 
 CELL = 28
 """Side of a cell."""
@@ -105,24 +105,26 @@ Look = tuple[str, str, str]
 """CSS class, text and CSS style of a cell."""
 
 
-def svg(explanation: Explanation, element: Element | None = None) -> str:
+def svg(
+    problem: ConvProblem, data: Mapping[str, Any], title: str = "", element: Element | None = None
+) -> str:
     """Return the picture as one SVG document.
 
     Args:
-        explanation: explanation of the layer.
+        problem: the layer.
+        data: values of the tensors by name, as far as they are known.
+        title: line above the picture.
         element: element to mark; by default, an example element of each result.
 
     Raises:
         ConvError: the layer is too large to draw.
     """
-    problem = explanation.problem
-    drawn = scene.scene(explanation, element)
+    drawn = scene.scene(problem, data, element)
     canvas = Canvas()
     head = (
         f"{shape_text(problem.input_shape)} * {shape_text(problem.filter_shape)} -> "
         f"{shape_text(problem.output_shape)}"
     )
-    title = explanation.title
     canvas.text(MARGIN, MARGIN + 12, title or head, "ink title")
     top = MARGIN + 34.0
     if title:
@@ -182,8 +184,8 @@ def map_svg(drawn: TermMap) -> str:
         text = str(count) if most < 1000 else ""
         return ("cell", text, _shade(count, most)) if count else ("zero", "", "")
 
-    rows = maps.visible(len(above), MOST_IN_STRIP)
-    columns = maps.visible(len(last), MOST_IN_STRIP)
+    rows = visible(len(above), MOST_IN_STRIP)
+    columns = visible(len(last), MOST_IN_STRIP)
     labels = [_number if outer else _nothing, _number]
     _, bottom = _grid(
         canvas,
@@ -472,11 +474,11 @@ def _strips(canvas: Canvas, axis: ConvAxis, letters: tuple[str, str, str], top: 
     needed = window if window <= MOST_FOR_WINDOW else 0
     places = [
         None if at is None else at - axis.pad_before
-        for at in maps.visible(axis.padded_input, MOST_IN_STRIP, needed)
+        for at in visible(axis.padded_input, MOST_IN_STRIP, needed)
     ]
     at = {place: MARGIN + 60 + i * CELL for i, place in enumerate(places) if place is not None}
-    counts = maps.input_counts(axis)
-    most = max(counts)
+    read = input_counts(axis)
+    most = max(read)
     canvas.text(
         MARGIN,
         top,
@@ -508,7 +510,7 @@ def _strips(canvas: Canvas, axis: ConvAxis, letters: tuple[str, str, str], top: 
         _cell(canvas, x, x_top, (kind, str(place) if inside and fits else "", ""))
         if not inside:
             continue
-        count = counts[place]
+        count = read[place]
         if count:
             _cell(canvas, x, dx_top, ("cell", str(count), _shade(count, most)))
         else:
@@ -525,7 +527,7 @@ def _strips(canvas: Canvas, axis: ConvAxis, letters: tuple[str, str, str], top: 
                 canvas.line(middle + CELL / 2, y_top + CELL, center, dx_top, kind)
         _cell(canvas, middle, y_top, ("a" if output == chosen else "cell", str(output), ""))
     text = f"dx has {counted(axis.input, 'element')}, like x; a cell counts the lines that reach it"
-    if not all(counts):
+    if not all(read):
         text += ". No window reads the hatched cells, so their gradient is zero"
     cuts = [cut_text(h, places, axis.input), cut_text(p, [*whole], axis.output) if whole else ""]
     if any(cuts):

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, product
 from math import gcd, prod
 from typing import Any
 
 from cupyconv.errors import ConvError, unknown_word
+from cupyconv.explaining import figure
+from cupyconv.explaining.counts import (
+    MAPPED,
+    input_counts,
+    output_counts,
+    tap_counts,
+    visible,
+)
 from cupyconv.explaining.shapes import listed
 from cupyconv.explaining.terms import LETTERS
-from cupyconv.problem import ConvAxis, ConvProblem, counted
-
-MAPPED = ("dx", "dw", "y")
+from cupyconv.problem import ConvProblem, counted
 
 MOST_POSITIONS = 1_000_000
 """Largest number of positions of an axis for which a map is computed (chosen)."""
@@ -156,8 +161,6 @@ class TermMap:
 
     def svg(self) -> str:
         """Return the map as an SVG picture; only both ends of a long axis are drawn."""
-        from cupyconv.explaining import figure
-
         return figure.map_svg(self)
 
     def _repr_svg_(self) -> str:
@@ -223,74 +226,6 @@ def term_map(problem: ConvProblem, tensor: str = "dx") -> TermMap:
     }[mapped]
     axes = tuple((axis.name, tuple(count(axis))) for axis in problem.axes)
     return TermMap(mapped, axes, factor, name, _why(mapped, problem, axes))
-
-
-def input_counts(axis: ConvAxis) -> list[int]:
-    """Return, for each input, the number of (output, tap) pairs that read it."""
-    starts, lengths, step = _runs(axis, of_taps=axis.filter <= axis.output)
-    # Add 1 where a run begins, and subtract 1 after its end. Running sums with the
-    # runs' step are the counts.
-    counts = [0] * axis.input
-    for start, length in zip(starts, lengths, strict=True):
-        if length:
-            counts[start] += 1
-            if start + length * step < axis.input:
-                counts[start + length * step] -= 1
-    for first in range(min(step, axis.input - step)):
-        counts[first::step] = accumulate(counts[first::step])
-    return counts
-
-
-def tap_counts(axis: ConvAxis) -> list[int]:
-    """Return, for each tap, the number of outputs for which the tap reads no padding."""
-    return _runs(axis, of_taps=True)[1]
-
-
-def output_counts(axis: ConvAxis) -> list[int]:
-    """Return, for each output, the number of taps that read no padding."""
-    return _runs(axis, of_taps=False)[1]
-
-
-def _runs(axis: ConvAxis, of_taps: bool) -> tuple[list[int], list[int], int]:
-    """Return runs of equally spaced inputs: one for each tap, or one for each output.
-
-    Args:
-        axis: the axis.
-        of_taps: True for one run per tap, False for one run per output.
-
-    Returns:
-        the first input of each run, the number of inputs of each run, and the step.
-    """
-    outputs, taps = (axis.output, axis.stride), (axis.filter, axis.dilation)
-    (count, distance), (length, step) = (taps, outputs) if of_taps else (outputs, taps)
-    corners = range(-axis.pad_before, count * distance - axis.pad_before, distance)
-    end = axis.input - 1 + step
-    skipped = [-(corner // step) if corner < 0 else 0 for corner in corners]
-    lengths = [
-        max(min((end - corner) // step, length) - first, 0)
-        for corner, first in zip(corners, skipped, strict=True)
-    ]
-    starts = [corner + first * step for corner, first in zip(corners, skipped, strict=True)]
-    return starts, lengths, step
-
-
-def visible(size: int, room: int, needed: int = 0) -> list[int | None]:
-    """Return the positions to draw of a long axis: both ends, and None for the gap between them.
-
-    Args:
-        size: number of positions of the axis.
-        room: number of cells in the drawing, the gap included.
-        needed: number of first positions that are drawn even if there is less room.
-    """
-    head, tail = max(room // 2, needed), room - room // 2 - 1
-    if size <= max(room, head + tail + 1):
-        return list(range(size))
-    return [*range(head), None, *range(size - tail, size)]
-
-
-def positions(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Return all positions of a spatial shape; the last index varies fastest."""
-    return product(*map(range, shape))
 
 
 def _why(tensor: str, problem: ConvProblem, axes: Axes) -> str:

@@ -7,18 +7,19 @@ import re
 import sys
 import tempfile
 import webbrowser
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cupyconv.errors import ConvError
+from cupyconv.explaining import translate
 from cupyconv.explaining.scene import key_of, scene
 from cupyconv.explaining.values import MOST_ELEMENTS, MOST_FLOPS, OPERANDS, Values
 from cupyconv.markup import Document, escape
 from cupyconv.problem import ConvProblem, shape_text
 
 if TYPE_CHECKING:
-    from cupyconv.explaining.explanation import Explanation
     from cupyconv.explaining.terms import Element
 
 _MOST_COUNTED = 2**53
@@ -42,17 +43,23 @@ with more has the results of one pair of channels (chosen)."""
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
-def html(explanation: Explanation, element: Element | None = None) -> str:
+def html(
+    problem: ConvProblem,
+    data: Mapping[str, Any],
+    document: Document,
+    element: Element | None = None,
+) -> str:
     """Return the page of an explanation, as one file.
 
     Args:
-        explanation: explanation of the layer.
+        problem: the layer.
+        data: values of the tensors by name, as far as they are known.
+        document: text of the explanation.
         element: element to show first.
 
     Raises:
         ConvError: the layer is too large to draw, or too large for a browser's integers.
     """
-    problem = explanation.problem
     most = max(problem.N, problem.C, problem.K)
     if most > _MOST_COUNTED:
         raise ConvError(
@@ -67,17 +74,17 @@ def html(explanation: Explanation, element: Element | None = None) -> str:
     programs = "".join(
         f"<details><summary>{escape(entry.framework)}</summary>"
         f"<pre>{escape(entry.program)}</pre></details>"
-        for entry in explanation.translations
+        for entry in translate.translations(problem)
     )
-    drawn = json.dumps(_scene(explanation, element), separators=(",", ":"))
+    drawn = json.dumps(_scene(problem, data, element), separators=(",", ":"))
     content = {
-        "title": escape(explanation.title or head),
+        "title": escape(document.title or head),
         "policy": escape(_POLICY),
         "style": _asset("page.css"),
         "script": "".join(map(_script, _SCRIPTS)),
         # Escape "<": in a script, "</" and "<!--" change how a browser reads the rest.
         "scene": drawn.replace("<", "\\u003c"),
-        "explanation": _explanation(explanation),
+        "explanation": _text(document),
         "programs": programs,
     }
     # Fill all places in one pass, so that filled-in text is never filled again.
@@ -130,12 +137,13 @@ def open_in_browser(content: str, path: str | Path | None = None) -> None:
         )
 
 
-def _scene(explanation: Explanation, element: Element | None) -> dict[str, Any]:
+def _scene(
+    problem: ConvProblem, data: Mapping[str, Any], element: Element | None
+) -> dict[str, Any]:
     """Return the drawn scene and first settings of the knobs; the page computes the numbers."""
-    problem = explanation.problem
-    drawn = scene(explanation, element).to_dict()
+    drawn = scene(problem, data, element).to_dict()
     reason = _no_knobs(problem)
-    drawn |= {"knobs": None if reason else _knobs(explanation), "noKnobs": reason}
+    drawn |= {"knobs": None if reason else _knobs(problem, data), "noKnobs": reason}
     drawn["mostNumbers"] = MOST_NUMBERS
     drawn |= {"mostProducts": MOST_PRODUCTS, "computes": False}
     drawn |= {"mostElements": MOST_ELEMENTS, "mostFlops": MOST_FLOPS}
@@ -175,9 +183,8 @@ def _no_knobs(problem: ConvProblem) -> str:
     return ""
 
 
-def _knobs(explanation: Explanation) -> dict[str, Any]:
+def _knobs(problem: ConvProblem, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the layer and its values for the knobs."""
-    problem, data = explanation.problem, explanation.data
     shapes = {"input_shape": problem.input_shape, "filter_shape": problem.filter_shape}
     layer = {**shapes, **problem.keywords}
     state: dict[str, Any] = {"layer": layer, "values": "normal", "seed": "0", "given": []}
@@ -188,9 +195,9 @@ def _knobs(explanation: Explanation) -> dict[str, Any]:
     return state
 
 
-def _explanation(explanation: Explanation) -> str:
+def _text(document: Document) -> str:
     """Return the text of the explanation without its title, with headings of level 2."""
-    text = Document("", explanation.document.sections).html()
+    text = Document("", document.sections).html()
     return text.replace("<h4>", "<h2>").replace("</h4>", "</h2>")
 
 

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from cupyconv import arrays
 from cupyconv.errors import ConvError
-from cupyconv.explaining import adjoints, maps, terms
+from cupyconv.explaining import adjoints, shapes, terms
+from cupyconv.explaining.counts import visible
 from cupyconv.explaining.shapes import the
 from cupyconv.explaining.terms import LETTERS, Element
 from cupyconv.problem import ConvAxis, ConvProblem
 
 if TYPE_CHECKING:
-    from cupyconv.explaining.explanation import Explanation
+    pass
 
 PAD, ZERO = -1, -2
 """Contents of cells without an element of a tensor: padding, or a zero between dilated elements."""
@@ -246,17 +247,17 @@ def key_of(tensor: str, k: int, c: int) -> str:
     return str(c if tensor in ("x", "dx") else k)
 
 
-def scene(explanation: Explanation, element: Element | None = None) -> Scene:
+def scene(problem: ConvProblem, data: Mapping[str, Any], element: Element | None = None) -> Scene:
     """Return the drawing of a layer.
 
     Args:
-        explanation: explanation of the layer, with its numbers.
+        problem: the layer.
+        data: values of the tensors by name, as far as they are known.
         element: element to mark and to show first.
 
     Raises:
         ConvError: the layer is too large to draw.
     """
-    problem = explanation.problem
     for axis in problem.axes:
         size = max(axis.padded_input, axis.effective_filter, axis.output)
         if size > MOST_DRAWN:
@@ -273,7 +274,6 @@ def scene(explanation: Explanation, element: Element | None = None) -> Scene:
     filters = _drawn(problem.K, MOST_CHANNELS, _around(k))
     channels = _drawn(problem.C, MOST_CHANNELS, _around(c))
     part = _DrawnPart(problem, image, filters, channels, directions)
-    data = explanation.data
     missing = {tensor: _reason(problem, data, tensor) for tensor in ("x", "w", "dy", *RESULTS)}
     known = [tensor for tensor, reason in missing.items() if not reason]
     exact = {}
@@ -283,7 +283,7 @@ def scene(explanation: Explanation, element: Element | None = None) -> Scene:
             exact[tensor] = part.planes(tensor, compute(tensor, "float64"))
     return Scene(
         problem,
-        element.tensor if element else explanation.question,
+        element.tensor if element else shapes.question(problem),
         image,
         k,
         c,
@@ -366,7 +366,7 @@ def _drawn(size: int, room: int, needed: range) -> Places:
     """Return the positions of an axis to draw: both ends, and the ``needed`` positions."""
     if size <= room:
         return tuple(range(size))
-    ends = [at for at in maps.visible(size, room) if at is not None]
+    ends = [at for at in visible(size, room) if at is not None]
     near = [at for at in needed if 0 <= at < size]
     if set(near) <= set(ends):
         return with_gaps(ends)

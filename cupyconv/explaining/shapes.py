@@ -292,3 +292,16 @@ def pairs(paddings: Sequence[tuple[int, int]]) -> str:
         str(before) if before == after else f"({before}, {after})" for before, after in paddings
     ]
     return texts[0] if len(set(texts)) == 1 else " by ".join(texts)
+
+
+def question(problem: ConvProblem) -> str:
+    """Return the name of the gradient that is explained first: "dw" or "dx".
+
+    For a layer without stride, dilation and padding, the channels of dw are harder to understand
+    than the size of dx. For other layers, the size of dx is harder.
+    """
+    plain = all(
+        axis.stride == axis.dilation == 1 and not axis.pad_before and not axis.pad_after
+        for axis in problem.axes
+    )
+    return "dw" if plain else "dx"

@@ -743,7 +743,7 @@ def test_page_cells_match_the_tensors(browse, problem):
 def test_partial_planes_of_a_figure_have_gaps_and_ranges(problem):
     explanation = cupyconv.explain(problem)
     text = words(drawing(problem))
-    for direction in scene.scene(explanation).directions.values():
+    for direction in scene.scene(explanation.problem, explanation.data).directions.values():
         tensors = (*direction.operands, direction.tensor)
         for tensor, plane in zip(tensors, direction.planes, strict=True):
             letters = LETTERS[{"x": "input", "w": "filter", "y": "output"}[tensor[-1]]]

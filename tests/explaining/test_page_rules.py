@@ -104,7 +104,7 @@ def in_scene(layer: dict[str, Any], values: str, seed: int) -> dict[str, Any]:
     """Return the library's scene, values and calls of a layer."""
     problem = ConvProblem(**layer)
     explanation = cupyconv.explain(problem, values=values, seed=seed)
-    drawn = scene.scene(explanation).to_dict()
+    drawn = scene.scene(explanation.problem, explanation.data).to_dict()
     for key in ("values", "exact", "missing", "source"):
         drawn.pop(key)
     tensors = {

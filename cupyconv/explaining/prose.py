@@ -1,0 +1,599 @@
+"""Text of an explanation, as functions of the problem and of its values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any
+
+from cupyconv.errors import ConvError
+from cupyconv.explaining import adjoints, maps, shapes, terms, translate, transposed
+from cupyconv.explaining import values as numbers
+from cupyconv.explaining.adjoints import AdjointAxis
+from cupyconv.explaining.counts import MAPPED, visible
+from cupyconv.explaining.terms import LETTERS, Element, counted_large
+from cupyconv.explaining.translate import Translation
+from cupyconv.explaining.values import OPERANDS, RESULTS, Values
+from cupyconv.markup import Block, Paragraph, Section, Table, Verbatim
+from cupyconv.problem import PASSES, RESULT, ConvAxis, ConvProblem, counted, shape_text
+
+_DRAWN_CHANNELS = 6
+
+MOST_PRINTED = 300
+"""Largest count of numbers in all tensors together for which all are printed (chosen)."""
+
+
+def sections(
+    problem: ConvProblem, data: Mapping[str, Any], is_transposed: bool
+) -> tuple[Section, ...]:
+    """Return all sections of an explanation.
+
+    Args:
+        problem: the layer.
+        data: values of the tensors by name, as far as they are known.
+        is_transposed: whether the transposed layer is explained, too.
+    """
+    channels, sizes = channels_section(problem, data), sizes_section(problem)
+    translations = translate.translations(problem)
+    made = [
+        *([transposed.section(problem)] if is_transposed else []),
+        _head(problem, is_transposed),
+        *([_numbers(problem, data)] if _is_small(problem, data) else []),
+        *((channels, sizes) if shapes.question(problem) == "dw" else (sizes, channels)),
+        _tensors(problem),
+        *_axes(problem),
+        _size_options(problem, translations),
+        _input_gradient(problem),
+        _filter_gradient(problem),
+        _products(problem),
+        _counts(problem),
+        _elsewhere(translations, is_transposed),
+    ]
+    return tuple(made)
+
+
+def middle(problem: ConvProblem) -> str:
+    """Return the name of the element of dw whose indices are in the middle of every axis."""
+    sizes = terms.extents(problem, "dw")
+    return f"dw[{','.join(str(size // 2) for size in sizes)}]"
+
+
+def _head(problem: ConvProblem, is_transposed: bool) -> Section:
+    head = (
+        f"x {shape_text(problem.input_shape)} * w {shape_text(problem.filter_shape)} -> "
+        f"y {shape_text(problem.output_shape)}"
+    )
+    x, w, y = (f"{t}[{','.join(terms.names(problem, t))}]" for t in ("x", "w", "y"))
+    indices = f"{x}, {w} and {y}"
+    grouped = terms.GROUPED if problem.groups > 1 else ""
+    return Section(
+        "The convolution that the transposed layer reverses" if is_transposed else "",
+        (
+            Paragraph(head),
+            Paragraph(shapes.settings(problem)),
+            Paragraph(
+                f"Indices are written {indices}, whatever the memory order.{grouped} dy, dx "
+                "and dw are the gradients of the loss with respect to y, x and w (dE/dO, dE/dX "
+                "and dE/dF)."
+            ),
+        ),
+    )
+
+
+def _is_small(problem: ConvProblem, data: Mapping[str, Any]) -> bool:
+    """Return whether all tensors are small enough to print, and to check the sums by hand."""
+    sizes = (terms.extents(problem, tensor) for tensor in RESULTS)
+    count = 2 * sum(map(prod, sizes))
+    return 0 < count <= MOST_PRINTED and all(name in data for name in RESULTS)
+
+
+def _numbers(problem: ConvProblem, data: Mapping[str, Any]) -> Section:
+    """Return all values of all tensors, plane by plane."""
+    blocks = [
+        Verbatim("\n".join(numbers.planes(problem, tensor, data[tensor])))
+        for tensor in (*OPERANDS, *RESULTS)
+    ]
+    drawn = f" ({data.source})" if isinstance(data, Values) else ""
+    text = f"Values of x, w and dy{drawn}, and of the results that the library computes."
+    return Section("All values", (Paragraph(text), *blocks))
+
+
+def channels_section(problem: ConvProblem, data: Mapping[str, Any]) -> Section:
+    """Return the section that explains how the channels of x and dy give dw."""
+    C, K, G = problem.C, problem.K, problem.groups
+    channels, filters = C // G, K // G
+    x, dy, taps = (
+        shape_text(sizes)
+        for sizes in (problem.input_sizes, problem.output_sizes, problem.filter_sizes)
+    )
+    pairs = K * channels
+    title = (
+        f"How can x with {counted(C, 'channel')} and dy with {counted(K, 'channel')} be convolved?"
+        if C != K
+        else f"How the {C} channels of x and the {K} channels of dy give dw"
+        if C > 1
+        else "How x and dy give dw"
+    )
+    notes = []
+    if G > 1:
+        notes.append("where c is the channel's number within the group of k")
+    if max(problem.stride) > 1:
+        notes.append(f"with dy dilated by the stride {shapes.one(problem.stride)}")
+    if problem.N > 1:
+        notes.append("summed over the images")
+    source = "conj(x[c])" if problem.is_complex else "x[c]"
+    rule = f"dw[k,c] = correlate({source}, dy[k])" + "".join(f",\n  {n}" for n in notes)
+    first = (
+        "x and dy are not convolved as two stacks of channels. Each channel of x is correlated "
+        "with each channel of dy, one pair at a time: slide without a flip, multiply, add. "
+        "(Frameworks call this a convolution.) Each pair fills its own slice of dw:"
+    )
+    within = f", each within one of the {G} groups" if G > 1 else ""
+    grid: list[Block] = [
+        Verbatim(f"{rule}\n{x} correlated with {dy} gives {taps}"),
+        Paragraph(
+            f"There {'is' if pairs == 1 else 'are'} {K} x {channels} = "
+            f"{counted_large(pairs, 'pair')}{within}. {_filled(problem, pairs)} Across channels, "
+            "dw is an outer product:"
+        ),
+        Verbatim(_grid(problem)),
+        Paragraph(
+            "Nothing is tiled, broadcast or averaged over channels, and no information is "
+            "lost. The forward pass uses w[k,c] in one place only: it adds correlate(x[c], "
+            "w[k,c]) to y[k]. Therefore the gradient of w[k,c] depends on no other channel of "
+            "x and on no other channel of dy."
+        ),
+        Paragraph(_sums(problem, channels, filters)),
+    ]
+    if problem.N:
+        grid += _example(problem, data)
+    return Section(title, (Paragraph(first), *grid))
+
+
+def _filled(problem: ConvProblem, pairs: int) -> str:
+    """Return sentences that compare the values of all pairs with the shape of w."""
+    sizes, shape = problem.filter_sizes, shape_text(problem.filter_shape)
+    values, count = shapes.sized(sizes, "value"), pairs * prod(sizes)
+    fill = f"which {'fills' if count == 1 else 'fill'} the shape of w, {shape}, exactly"
+    if pairs == 1:
+        return f"It gives {values}, {fill}."
+    return f"Each pair gives {values}. Together they give {count:,} values, {fill}."
+
+
+def _sums(problem: ConvProblem, channels: int, filters: int) -> str:
+    where = " of the group" if problem.groups > 1 else ""
+    if channels == filters == 1:
+        return (
+            f"No tensor sums over channels: y[k] reads only one input channel{where}, "
+            f"and only one filter{where} reads x[c]. That channel receives dy[k] unchanged."
+        )
+    forward = (
+        f"y[k] is a sum over the {channels} input channels{where}. A sum passes its gradient "
+        "unchanged to each of its terms, so all these channels receive the same dy[k]."
+        if channels > 1
+        else f"Neither does y[k]: it reads only one input channel{where}, which receives dy[k] "
+        "unchanged."
+    )
+    backward = (
+        f"dx[c] is a sum over the {filters} filters{where}, because all of them read x[c]."
+        if filters > 1
+        else f"dx[c] involves no such sum, because only one filter{where} reads x[c]."
+    )
+    return f"dw involves no sum over channels. {forward} {backward}"
+
+
+def _grid(problem: ConvProblem) -> str:
+    """Return the grid of channel pairs as text."""
+    channels, filters = problem.C // problem.groups, problem.K // problem.groups
+    across = visible(channels, _DRAWN_CHANNELS)
+    down = visible(filters, _DRAWN_CHANNELS)
+    rows = [["", *("..." if c is None else f"x[{c}]" for c in across)]]
+    for k in down:
+        if k is None:
+            rows.append(["...", *("" for _ in across)])
+            continue
+        cells = ["..." if c is None else f"dw[{k},{c}]" for c in across]
+        rows.append([f"dy[{k}]", *cells])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    if problem.groups > 1:
+        lines.append(f"(the first of {problem.groups} groups; every group has the same structure)")
+    return "\n".join(lines)
+
+
+def _example(problem: ConvProblem, data: Mapping[str, Any]) -> list[Block]:
+    """Return the example element of dw with its terms."""
+    parsed = terms.parse(problem, middle(problem))
+    element = Element(problem, parsed.tensor, parsed.index, parsed.asked, data)
+    _, own = element.term(0) if element.count else (None, (0, 0))
+    channel = own[1]
+    if not element.count:
+        return [Paragraph(f"For example, {element.name}: {element.conclusion}")]
+    operands = f"x[{channel}] and dy[{element.index[0]}]"
+    terms_ = counted_large(element.count, "product")
+    return [
+        Paragraph(f"For example, {element.name} uses {operands} only. It sums {terms_}:"),
+        Verbatim("\n".join(element.lines())),
+        *element.beside(),
+    ]
+
+
+def sizes_section(problem: ConvProblem) -> Section:
+    """Return the section that explains the size of dx."""
+    dy, x = shape_text(problem.output_sizes), shape_text(problem.input_sizes)
+    title = f"Why is dx {x} when dy is {dy}?" if dy != x else f"Why dx is {x}"
+    paragraphs = [
+        Paragraph(
+            f"dx has one value for each element of x, so it has the shape of x, "
+            f"{shape_text(problem.input_shape)}, for any stride, padding and dilation. "
+            "(Likewise, dw has the shape of w.)"
+        )
+    ]
+    forward = _clauses(problem, lambda axis: f"{axis.formula} {_because(axis)}")
+    paragraphs.append(
+        Paragraph(
+            f"The forward pass turns {shapes.sized(problem.input_sizes, 'input')} into "
+            f"{shapes.sized(problem.output_sizes, 'output')}: {forward}."
+        )
+    )
+    wide = [axis for axis in problem.axes if len(axis.valid_input_sizes) > 1]
+    if wide:
+        several = _clauses(
+            problem, lambda axis: shapes.sizes_that_give(axis.valid_input_sizes, axis.output)
+        )
+        paragraphs.append(
+            Paragraph(
+                f"dy and w do not determine the size of dx: {several}. A stride above 1 rounds "
+                "several input sizes to the same output size. This is why Conv2DBackpropInput "
+                f"and similar functions take input_sizes. They return dx of that size, here "
+                f"{x}, and reject sizes that do not give this dy."
+            )
+        )
+        if moved := _clauses(problem, _moved):
+            paragraphs.append(
+                Paragraph(
+                    "Under SAME, the input size also decides the padding, and so where the "
+                    f"windows start: {moved}. Therefore dx for another input size is not this "
+                    "dx padded or cropped: its values differ."
+                )
+            )
+    else:
+        strided = [axis for axis in problem.axes if axis.stride > 1]
+        only = (
+            "With this padding, only one input size of at least 1 gives this output size"
+            if strided
+            else "With stride 1, each output size belongs to one input size only"
+        )
+        paragraphs.append(
+            Paragraph(
+                f"{only}, so dy and w determine the size of dx: {x}. Conv2DBackpropInput and "
+                "similar functions take input_sizes nevertheless, because with "
+                f"{'less padding' if strided else 'a larger stride'} several sizes would fit."
+            )
+        )
+    dead = [axis for axis in problem.axes if axis.unread_after]
+    if dead:
+        rows = "; ".join(_trailing(axis) for axis in dead)
+        paragraphs.append(
+            Paragraph(
+                f"Part of x is never read: {rows}. These inputs do not affect y, so their "
+                "gradient is exactly zero. dx contains these zeros."
+            )
+        )
+    return Section(title, tuple(paragraphs))
+
+
+def _tensors(problem: ConvProblem) -> Section:
+    rows = tuple(
+        (entry.tensor, shape_text(entry.shape), entry.reason) for entry in shapes.reasons(problem)
+    )
+    return Section("Each tensor", (Table(("tensor", "shape", "why"), rows),))
+
+
+def _axes(problem: ConvProblem) -> list[Section]:
+    sections = []
+    for entry, axis in zip(
+        shapes.axis_reasons(problem), _representative_axes(problem), strict=True
+    ):
+        rows = (
+            ("padding", entry.padding),
+            ("output size", entry.output),
+            ("window", _window(problem, axis)),
+            ("input sizes", f"{entry.input_sizes}{_interval(axis)}"),
+            ("unread inputs", entry.unread),
+        )
+        title = f"{'Axis' if len(entry.axes) == 1 else 'Axes'} {shapes.listed(entry.axes)}"
+        sections.append(Section(title, (Table(("", ""), rows),)))
+    return sections
+
+
+def _size_options(problem: ConvProblem, translations: Sequence[Translation]) -> Section:
+    rows = [
+        (
+            "cupyconv",
+            f"conv_backprop_input({problem.input_shape}, w, dy, ...)",
+        ),
+        *((entry.framework, entry.size) for entry in translations),
+    ]
+    title = "How other frameworks specify the size of dx"
+    return Section(title, (Table(("", ""), tuple(rows)),))
+
+
+def _input_gradient(problem: ConvProblem) -> Section:
+    axes = adjoints.input_gradient_axes(problem)
+    names = "".join(axis.name for axis in problem.axes)
+    spread = f"dy with {_zeros(problem)} between neighbours" if max(problem.stride) > 1 else "dy"
+    filters = "conj(w)" if problem.is_complex else "w"
+    flip = f"{filters} flipped along {shapes.listed(names)}, with its channel axes swapped"
+    dilation = f", dilation {shapes.one(problem.dilation)}" if max(problem.dilation) > 1 else ""
+    lines = [
+        "dx = correlate(",
+        f"  {spread},",
+        f"  {flip},",
+        f"  stride 1{dilation}, padding {shapes.pairs([axis.padding for axis in axes])})",
+    ]
+    table = Table(("", "", ""), tuple(_adjoint_rows(problem, axes, _dx_rows)))
+    return Section("dx as a convolution", (Verbatim("\n".join(lines)), *_crops(axes), table))
+
+
+def _dx_rows(axis: ConvAxis, adjoint: AdjointAxis) -> tuple[tuple[str, str], ...]:
+    rule = adjoint.rule
+    before, after = adjoint.formulas
+    return (
+        ("input", _dy_text(axis, rule.input)),
+        ("pad before", f"span of w - 1 - forward pad before = {before}"),
+        ("pad after", f"size of x + span of w - 1 - span of dy - pad before = {after}"),
+        ("output", f"{rule.formula}, the size of x"),
+    )
+
+
+def _filter_gradient(problem: ConvProblem) -> Section:
+    axes = adjoints.filter_gradient_axes(problem)
+    second = (
+        f"dy[k], dilated by {shapes.one(problem.stride)}," if max(problem.stride) > 1 else "dy[k]"
+    )
+    lines = [
+        "dw[k,c] = correlate(",
+        "  conj(x[c])," if problem.is_complex else "  x[c],",
+        f"  {second} as the filter,",
+        f"  stride {shapes.one(problem.dilation)}, "
+        f"padding {shapes.pairs([axis.padding for axis in axes])})",
+    ]
+    roles = (
+        "Stride and dilation swap roles. From one element of dw to the next, the window on x "
+        f"moves by the dilation, {shapes.one(problem.dilation)}. From one element of dy to the "
+        f"next, the element of x that it multiplies moves by the stride, "
+        f"{shapes.one(problem.stride)}."
+    )
+    if problem.N > 1:
+        roles += f" Images play the role of channels: the sum is over the {problem.N} images."
+    table = Table(("", "", ""), tuple(_adjoint_rows(problem, axes, _dw_rows)))
+    return Section(
+        "dw as a convolution",
+        (Verbatim("\n".join(lines)), Paragraph(roles), *_crops(axes), table),
+    )
+
+
+def _dw_rows(axis: ConvAxis, adjoint: AdjointAxis) -> tuple[tuple[str, str], ...]:
+    span = adjoint.rule.effective_filter
+    before, after = adjoint.formulas
+    return (
+        ("filter", _dy_text(axis, span)),
+        ("pad before", before),
+        ("pad after", f"span of w - 1 + span of dy - size of x - pad before = {after}"),
+        ("output", f"{adjoint.rule.formula}, the size of w"),
+    )
+
+
+def _products(problem: ConvProblem) -> Section:
+    rank = problem.spatial_rank
+    h, r, p = (",".join(LETTERS[kind][rank]) for kind in ("input", "filter", "output"))
+    meaning = {
+        "forward": f"({'n,' + p}) x k x ({'c,' + r})",
+        "backprop_input": f"({'n,' + h}) x c x ({'k,' + r})",
+        "backprop_filter": f"k x ({'c,' + r}) x ({'n,' + p})",
+    }
+    rows = []
+    for pass_ in PASSES:
+        view = problem.gemm(pass_)
+        times = f"{view.groups} products of " if view.groups > 1 else ""
+        sizes = f"{times}{view.gemm_m} x {view.gemm_n} x {view.gemm_k}"
+        rows.append((pass_, RESULT[pass_], sizes, meaning[pass_]))
+    blocks: list[Block] = [Table(("pass", "result", "rows x columns x depth", "axes"), tuple(rows))]
+    phases = prod(problem.stride)
+    if 1 < phases <= 64:
+        depths = sorted(view.gemm_k for view in problem.phase_gemms)
+        listed = _depths_text(depths)
+        blocks.append(
+            Paragraph(
+                "In backprop_input, only some taps contribute to each row. Grouped by position "
+                f"modulo the stride, the rows form {phases} smaller products. {listed}, "
+                f"instead of {problem.gemm('backprop_input').gemm_k}."
+            )
+        )
+    return Section("Each pass as a matrix product", tuple(blocks))
+
+
+def _counts(problem: ConvProblem) -> Section:
+    rows = []
+    for tensor in MAPPED:
+        try:
+            verdict = maps.term_map(problem, tensor).verdict
+        except ConvError:
+            verdict = "too many positions to count one by one"
+        rows.append((tensor, verdict))
+    return Section("Number of terms of each element", (Table(("", ""), tuple(rows)),))
+
+
+def _elsewhere(translations: Sequence[Translation], is_transposed: bool) -> Section:
+    rows = []
+    for entry in translations:
+        rows.append((entry.framework, entry.call))
+        rows += [("", f"- {flag}") for flag in entry.flags]
+    option = "" if is_transposed else "pass --code pytorch on the command line, or "
+    text = (
+        "Each entry is the forward pass of a program, with notes on limits of the framework. "
+        f"For the whole program, {option}read explanation.code('pytorch').program in Python."
+    )
+    return Section(
+        "The same layer in other frameworks", (Paragraph(text), Table(("", ""), tuple(rows)))
+    )
+
+
+# -- parts of sentences ----------------------------------------------------------------------------
+
+
+def _dy_text(axis: ConvAxis, span: int) -> str:
+    """Return the number of elements of dy along an axis, and their span after dilation."""
+    elements = counted(axis.output, "element")
+    if axis.stride == 1:
+        return f"{elements} of dy"
+    return f"{elements} of dy, dilated to a span of ({axis.output} - 1)*{axis.stride} + 1 = {span}"
+
+
+def _zeros(problem: ConvProblem) -> str:
+    counts = [axis.stride - 1 for axis in problem.axes]
+    if len(set(counts)) == 1:
+        return counted(counts[0], "zero")
+    parts = [f"{count} along {axis.name}" for axis, count in zip(problem.axes, counts, strict=True)]
+    return f"zeros ({', '.join(parts)})"
+
+
+def _representative_axes(problem: ConvProblem) -> list[ConvAxis]:
+    """Return the first axis of each entry of ``axis_reasons``, to represent the entry."""
+    firsts = [entry.axes[0] for entry in shapes.axis_reasons(problem)]
+    by_name = {axis.name: axis for axis in problem.axes}
+    return [by_name[name] for name in firsts]
+
+
+def _clauses(problem: ConvProblem, say: Callable[[ConvAxis], str]) -> str:
+    """Join the clauses of all axes; equal clauses are merged, and empty clauses are omitted."""
+    parts: dict[str, list[str]] = {}
+    for axis in problem.axes:
+        parts.setdefault(say(axis), []).append(axis.name)
+    if len(parts) == 1:
+        return next(iter(parts))
+    return "; ".join(
+        f"along {shapes.listed(names)}, {text}" for text, names in parts.items() if text
+    )
+
+
+def _moved(axis: ConvAxis) -> str:
+    """Return a clause on an input size with the same output size but other padding, if any."""
+    for size in (axis.valid_input_sizes[0], axis.valid_input_sizes[-1]):
+        other = axis.of_input(size)
+        if other.pad_before != axis.pad_before:
+            pads, other_pads = ((each.pad_before, each.pad_after) for each in (axis, other))
+            return (
+                f"an input of size {axis.input} is padded by {pads}, an input of size {size} by "
+                f"{other_pads}"
+            )
+    return ""
+
+
+def _window(problem: ConvProblem, axis: ConvAxis) -> str:
+    rank = problem.spatial_rank
+    place = [a.name for a in problem.axes].index(axis.name)
+    h, r, p = (LETTERS[kind][rank][place] for kind in ("input", "filter", "output"))
+    last = (axis.output - 1) * axis.stride - axis.pad_before
+    taps = "the tap" if axis.filter == 1 else "the taps"
+    first_, last_ = (
+        _ends(begin, begin + axis.effective_filter - 1) for begin in (-axis.pad_before, last)
+    )
+    covers = (
+        f"the only window covers {first_}"
+        if axis.output == 1
+        else f"the first window covers {first_}, the last window covers {last_}"
+    )
+    return (
+        f"output {p} reads input {terms.position_text(axis, h, r, p)} for {taps} "
+        f"{r} = {_ends(0, axis.filter - 1)}: {covers}"
+    )
+
+
+def _ends(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first} to {last}"
+
+
+def _interval(axis: ConvAxis) -> str:
+    if axis.stride == 1:
+        return ""
+    first = axis.first_input_size_for(axis.output)
+    terms_ = f"({axis.output} - 1)*{axis.stride}"
+    if axis.padding_mode.startswith("same"):
+        lowest = f"{terms_} + 1"
+    else:
+        total = axis.pad_before + axis.pad_after
+        lowest = f"{terms_} + {axis.effective_filter}" + (f" - {total}" if total else "")
+    if first < 1:
+        return (
+            f". Stride {axis.stride} rounds {axis.stride} sizes to this output size, starting at "
+            f"{lowest} = {first}, but sizes below 1 are impossible"
+        )
+    return (
+        f". Stride {axis.stride} allows {axis.stride} sizes, starting at {lowest} = {first}; "
+        + (
+            f"{axis.input} is {axis.input - first} more than the smallest size"
+            if axis.input > first
+            else f"{axis.input} is the smallest size"
+        )
+    )
+
+
+def _trailing(axis: ConvAxis) -> str:
+    last = axis.input - 1 - axis.unread_after
+    rows = f"{axis.name} = {last + 1}" + (f" to {axis.input - 1}" if axis.unread_after > 1 else "")
+    beyond = "the input and its padding" if axis.pad_after else "the input"
+    which = "the only window" if axis.output == 1 else f"the last of the {axis.output} windows"
+    return (
+        f"{which} ends at {axis.name} = {last}, and the next would end at {last + axis.stride}, "
+        f"beyond {beyond}, so no window covers {rows}"
+    )
+
+
+def _adjoint_rows(
+    problem: ConvProblem, axes: tuple[AdjointAxis, ...], say: Any
+) -> Iterator[tuple[str, str, str]]:
+    """Yield the rows of a table; axes with equal rows share them."""
+    parts: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for axis, adjoint in zip(problem.axes, axes, strict=True):
+        parts.setdefault(say(axis, adjoint), []).append(axis.name)
+    for rows, names in parts.items():
+        for number, (label, text) in enumerate(rows):
+            yield shapes.listed(names) if number == 0 else "", label, text
+
+
+def _crops(axes: tuple[AdjointAxis, ...]) -> list[Paragraph]:
+    if min(min(axis.padding) for axis in axes) >= 0:
+        return []
+    return [Paragraph("Negative padding crops. The cropped elements do not affect the result.")]
+
+
+def _because(axis: ConvAxis) -> str:
+    """Return the reason for an output size, in brackets."""
+    if axis.padding_mode.startswith("same"):
+        word = axis.padding_mode.upper()
+        every = f"{axis.stride} inputs" if axis.stride > 1 else "input"
+        return f"({word}: one output for every {every})"
+    word = "VALID" if axis.padding_mode == "valid" else "explicit padding"
+    size = axis.effective_filter
+    taps = ""
+    if axis.dilation > 1:
+        spans = "spans" if axis.filter == 1 else "span"
+        taps = f"; {counted(axis.filter, 'tap')} with dilation {axis.dilation} {spans} {size}"
+    return (
+        f"({word}: the number of windows of size {size} that fit when they start "
+        f"{counted(axis.stride, 'input')} apart{taps})"
+    )
+
+
+def _depths_text(depths: list[int]) -> str:
+    """Return a sentence on the sorted depths of several products; many depths are summarised."""
+    if depths[0] == depths[-1]:
+        return f"Each has depth {depths[0]}"
+    if len(depths) > 8:
+        return f"Their depths are {depths[0]} to {depths[-1]}"
+    return f"Their depths are {', '.join(map(str, depths[:-1]))} and {depths[-1]}"

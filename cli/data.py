@@ -172,7 +172,7 @@ class ArrayFile:
         except Exception as error:  # parsers of damaged files raise nearly anything
             pickled = "allow_pickle" in str(error)
             raise ConvError(
-                f"{self._option} must be a whole file of plain numbers",
+                f"{self._option} must be a complete, undamaged file of plain numbers",
                 f"{self._path} {'has pickled objects' if pickled else 'is damaged or truncated'} "
                 f"({error})",
                 "Write it again with numpy.save, with a dtype such as float32",

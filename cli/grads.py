@@ -17,7 +17,7 @@ from cupyconv.cli.configuration import Layer
 from cupyconv.cli.shapes import axes_table, layer_reasons, tensors_json, title
 from cupyconv.explaining.values import OPERANDS, draw
 from cupyconv.markup import in_line
-from cupyconv.problem import ITEMSIZE, PASSES, REAL_PART, bytes_text, shape_text
+from cupyconv.problem import ITEMSIZE, PASSES, REAL_PART, bytes_text, counted, shape_text
 
 # --help must work without NumPy: functions import NumPy and the modules that need it.
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def _chunked(
     if device == "gpu" or len(layers) > 1:
         raise ConvError(
             "--dask must be used with one layer, on the CPU",
-            f"got {len(layers)} layers and --device {device}",
+            f"got {counted(len(layers), 'layer')} and --device {device}",
             "Give one layer and --device cpu; in Python, cupyconv.dask takes CuPy chunks, too",
         )
     if layers[0].is_transposed:

@@ -698,7 +698,7 @@ struct FilterWindows {
         count(channel_blocks * static_cast<int>(p.filter[0] * p.filter[1] * p.filter[2])) {}
 
   // Returns the tap and the first channel of a window.  For a window beyond the last window, the channel
-  // does not exist.
+  // is outside the tensor.
   __device__ __forceinline__ Tap<int> at(int window, const ConvParameters& p) const {
     if (window >= count) return {static_cast<int>(p.channels), 0, 0, 0};
     Tap<int> tap = tap_at(window, channel_blocks, p.filter);

@@ -96,7 +96,8 @@ def _require_no_unit(name: str, value: Any, plain: str = "") -> None:
 def declares(value: Any, attribute: str) -> bool:
     """Return whether an object or its class defines an attribute itself.
 
-    Proxies such as pint's quantities also forward every attribute of the array that they wrap.
+    ``hasattr`` does not tell, because proxies such as pint's quantities forward every attribute of
+    the array that they wrap.
     """
     return hasattr(type(value), attribute) or attribute in getattr(value, "__dict__", ())
 
@@ -279,7 +280,7 @@ def _tangent(tensor: Any, torch: Any) -> Any:
 
 
 def _resolve_tensor(name: str, tensor: Any, torch: Any) -> Any:
-    """Run ``resolve`` for a PyTorch tensor; raise unless the tensor is known to be plain."""
+    """Run ``resolve`` for a PyTorch tensor; raise if it may have no values in memory."""
     if torch.nn.parameter.is_lazy(tensor):
         raise ConvTypeError(
             f"{name} is a PyTorch parameter that has no values yet. Run its module once first"

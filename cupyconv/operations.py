@@ -159,14 +159,14 @@ def conv_forward(
         bias: vector of shape (K,) with x's dtype and device.
         stride, padding, dilation, groups, data_format, filter_format: as for ConvProblem.
         activation: None, "relu", "silu" or "gelu" (the exact GELU, with erf).  Complex dtypes
-            support only None.  Gradient functions take no activation; dy is the gradient before
-            the activation.  "silu" is v / (1 + exp(-v)) in the dtype of the sums, as in PyTorch:
-            it is -0 where exp(-v) overflows (v below -88.7 in float32, -709.7 in float64), and NaN
-            at -infinity.
+            support only None.  Gradient functions take no activation: their dy is the gradient
+            with respect to the activation's input.  "silu" is v / (1 + exp(-v)) in the dtype of the
+            sums, as in PyTorch: it is -0 where exp(-v) overflows (v below -88.7 in float32, -709.7
+            in float64), and NaN at -infinity.
         add: array with the shape, dtype and device of y, such as the shortcut of a residual block;
-            it is added before the activation.  It may be ``out`` itself, but must not share part of
-            its memory.  A GPU copies it first if its strides differ from those of the result, and
-            NumPy copies it if it is ``out``.  The gradient with respect to it is dy.
+            it is added before the activation.  It may be ``out`` itself, but must not overlap a
+            part of ``out``.  A GPU copies it first if its strides differ from those of the result,
+            and NumPy copies it if it is ``out``.  The gradient with respect to it is dy.
         precision: "ieee" computes float32 in float32: a value affects only the results that read
             it, subnormals are kept, and errors are at most twice those of a plain sum, whatever
             the magnitudes.  "tf32" permits implementations to round float32 operands to 10 bits of
@@ -183,9 +183,9 @@ def conv_forward(
         passed.  16-bit types are summed in float32 and rounded once.  Nothing is conjugated: a
         complex product is four real products, (a + bi)(c + di) = (ac - bd) + (ad + bc)i, and
         "ieee" holds for each part.  NaN and infinity propagate.  If a complex number has an
-        infinite part, results that read it have parts that are infinite or NaN.  An element of w
-        that is NaN or infinite may also reach outputs in whose windows it meets padding, because it
-        is multiplied by zero there.
+        infinite part, results that read it have parts that are infinite or NaN.  Implementations
+        may multiply padding by w, as zeros: where an element of w that is NaN or infinite lies on
+        padding, the output may be NaN.
         If a window has at most a million values, a NumPy pass takes at most 64 MB of memory besides
         its operands, its result and a copy of an ``add`` that is ``out``.  Each thread keeps this
         memory for its next pass.
@@ -270,9 +270,9 @@ def conv_backprop_input(
         precision, impl, out: as for ``conv_forward``.
 
     Returns:
-        dx, of shape ``input_shape``.  NaN and infinity propagate.  An element of w that is NaN or
-        infinite may also reach elements of dx where it meets padding, or a gap that the stride
-        leaves between two elements of dy, because it is multiplied by zero there.
+        dx, of shape ``input_shape``.  NaN and infinity propagate.  Implementations may multiply
+        padding, and gaps that the stride leaves between elements of dy, by w, as zeros: where an
+        element of w that is NaN or infinite lies on one of these, the element of dx may be NaN.
 
     Raises:
         ConvError: ``dy`` does not fit ``input_shape`` and ``w``; the message has the interval of
@@ -1018,7 +1018,8 @@ def _transpose(
     Args:
         ready: the prepared call.
         tensors: arrays of the call, with the result as "out".
-        unconjugated: whether to pass the conjugate of the filter, because the pass conjugates it.
+        unconjugated: whether the result uses the filter itself.  The pass conjugates its filter,
+            so it then gets the conjugate.
         measured: whether to measure the candidates and use the fastest.
         backend: backend that computes.
     """

@@ -524,7 +524,7 @@ class ConvProblem:
     def valid_input_sizes(self) -> tuple[range, ...]:
         """All input sizes that have this problem's output size, per spatial axis.
 
-        Each range has ``stride`` consecutive integers, without integers below 1.  With a stride
+        Each range has ``stride`` consecutive integers, or fewer if some are below 1.  With a stride
         above 1, the size of dx therefore does not follow from dy and w: it must be passed.
         """
         return tuple(axis.valid_input_sizes for axis in self.axes)
@@ -1400,8 +1400,8 @@ def _require_origin(names: Names, problem: ConvProblem, y_shape: tuple[int, ...]
     if k != problem.K:
         raise ConvError(
             f"{names.y} must have one channel for each filter",
-            f"{names.y} has {k}, {names.w} {shape_text(problem.filter_shape)} "
-            f"({problem.filter_format}) has O = {problem.K}",
+            f"{names.y} has {counted(k, 'channel')}, and {names.w} has O = {problem.K} "
+            f"({shape_text(problem.filter_shape)}, {problem.filter_format})",
             f"Give {names.y} {problem.K} channels" + (f", or {names.w} O = {k}" if k > 0 else ""),
             candidates=(),
         )
@@ -1410,7 +1410,7 @@ def _require_origin(names: Names, problem: ConvProblem, y_shape: tuple[int, ...]
         sizes = axis.input_sizes_for(size)
         if size != axis.output and sizes:
             raise ConvError(
-                f"the convolution of {names.x} must have the size of {names.y}",
+                f"the size of {names.x} must give the size of {names.y}",
                 f"{names.any(names.x)} of {axis.input} gives {axis.formula}, {names.y} has {size}",
                 axis=axis.name,
                 candidates=(),

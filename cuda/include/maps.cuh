@@ -127,7 +127,7 @@ __device__ __forceinline__ Index tap_offset(const Tap<Index>& tap, const long lo
          tap.r * static_cast<Index>(stride[3]) + tap.s * static_cast<Index>(stride[4]);
 }
 
-// Adds the offsets of the two halves; returns whether the element is inside the tensor.
+// Adds the offsets of the pixel and of the tap; returns whether the element is inside the tensor.
 template <class Index>
 __device__ __forceinline__ bool add_places(const Place<Index>& pixel, const Place<Index>& tap,
                                            const long long (&sizes)[3], Index& offset) {

@@ -560,8 +560,8 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[PRODUCTS][COUNT]) {
 // K-major operands: stride_bytes is the distance between groups of eight rows.  leading_bytes is used
 // only without a swizzle: it is the distance between the two 16-byte columns of the instruction's k.
 // MN-major operands with a swizzle: leading_bytes is the distance between spans of SWIZZLE bytes along m
-// or n, and stride_bytes is the distance between groups of eight k.  Without a swizzle, these two
-// distances are exchanged.
+// or n, and stride_bytes is the distance between groups of eight k.  Without a swizzle, stride_bytes is
+// the distance between spans of 16 bytes, and leading_bytes that between groups of eight k.
 template <int SWIZZLE>
 __device__ __forceinline__ unsigned long long wgmma_descriptor(const void* start,
                                                                unsigned leading_bytes,

@@ -263,7 +263,7 @@ def _read(kind: Any, entry: Mapping[str, Any]) -> Any:
 
 
 _DIVISORS = ("microseconds", "low", "high", "flops_per_second", "bytes_per_second")
-_LARGEST = 1e30  # upper limit of any number, so that products of numbers do not overflow (chosen)
+_LARGEST = 1e30  # limit of all numbers, so that their products do not overflow (chosen)
 
 _KINDS = {"load": int | float | None, "threads": int | float, "smi": dict, "layers": list}
 """Types of the optional entries that a report computes with; other entries are only printed."""

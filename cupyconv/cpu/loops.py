@@ -386,7 +386,7 @@ class _Layout:
     length: int
 
     def pixels(self, block: Correlation, scratch: Scratch) -> np.ndarray:
-        """Copy the source to (G, positions of all channels and phases)."""
+        """Copy the source to an array (G, elements), with all channels and phases one by one."""
         phases = prod(map(len, self.firsts))
         shape = (block.groups, block.channels, phases, block.images, *self.extents)
         memory = scratch.array("pixels", shape)

@@ -164,7 +164,7 @@ def plane_sums(
     pixels: Any,
     sums: Any,
 ) -> None:
-    """Correlate the plane of each group and image with one filter, one plane at a time.
+    """Correlate the plane of each group and image with the only filter of the group.
 
     Args:
         source, steps, shape: flat memory, element strides (G, N, H) and extents (G, N, H, W).

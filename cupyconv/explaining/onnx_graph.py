@@ -341,7 +341,7 @@ class Walk:
         for name in self._sizes:
             if name not in self._used_sizes:
                 raise ConvError(
-                    "a shape must be given for an input of the model, or a tensor inside it",
+                    "each given shape must name an input of the model, or a tensor inside it",
                     f"the model has no {name!r}",
                     f"The model's inputs are {', '.join(self.inputs) or 'none'}"
                     f"{self._named_sizes()}",

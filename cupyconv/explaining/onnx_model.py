@@ -527,10 +527,10 @@ def _layer(
         onnx: the package.
         visit: the node, with the facts about its tensors.
         name: the layer's name.
-        inputs: shapes of the model's inputs with unknown sizes, by name.
-        filters: names of layers: the first layer with a filter, keyed (origin, stored values), and
-            the first layer with an origin in any form, keyed (origin, None).  The new layer is
-            added.
+        inputs: shapes, by name, of the inputs of the model that have unknown sizes.
+        filters: a dictionary of layer names, to which this function adds the new layer.  (origin,
+            stored values) is the key of the first layer with exactly this filter, and (origin,
+            None) that of the first layer whose filter has this origin, however it is stored.
 
     Raises:
         ConvError: the convolution is invalid.

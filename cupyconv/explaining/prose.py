@@ -102,10 +102,6 @@ def channels_section(problem: ConvProblem, data: Mapping[str, Any]) -> Section:
     """Return the section that explains how the channels of x and dy give dw."""
     C, K, G = problem.C, problem.K, problem.groups
     channels, filters = C // G, K // G
-    x, dy, taps = (
-        shape_text(sizes)
-        for sizes in (problem.input_sizes, problem.output_sizes, problem.filter_sizes)
-    )
     pairs = K * channels
     title = (
         f"How can x with {counted(C, 'channel')} and dy with {counted(K, 'channel')} be convolved?"
@@ -115,13 +111,12 @@ def channels_section(problem: ConvProblem, data: Mapping[str, Any]) -> Section:
         else "How x and dy give dw"
     )
     notes = []
-    if G > 1:
-        notes.append("where c is the channel's number within the group of k")
     if max(problem.stride) > 1:
         notes.append(f"with dy dilated by the stride {shapes.one(problem.stride)}")
     if problem.N > 1:
         notes.append("summed over the images")
-    source = "conj(x[c])" if problem.is_complex else "x[c]"
+    source = "x[channel c of the group of k]" if G > 1 else "x[c]"
+    source = f"conj({source})" if problem.is_complex else source
     rule = f"dw[k,c] = correlate({source}, dy[k])" + "".join(f",\n  {n}" for n in notes)
     first = (
         "x and dy are not convolved as two stacks of channels. Each channel of x is correlated "
@@ -130,7 +125,7 @@ def channels_section(problem: ConvProblem, data: Mapping[str, Any]) -> Section:
     )
     within = f", each within one of the {G} groups" if G > 1 else ""
     grid: list[Block] = [
-        Verbatim(f"{rule}\n{x} correlated with {dy} gives {taps}"),
+        Verbatim(f"{rule}\n{_correlated(problem)}"),
         Paragraph(
             f"There {'is' if pairs == 1 else 'are'} {K} x {channels} = "
             f"{counted_large(pairs, 'pair')}{within}. {_filled(problem, pairs)} Across channels, "
@@ -150,6 +145,24 @@ def channels_section(problem: ConvProblem, data: Mapping[str, Any]) -> Section:
     return Section(title, (Paragraph(first), *grid))
 
 
+def _correlated(problem: ConvProblem) -> str:
+    """Return the spatial sizes of x, dy and dw, with padding, cropping and dilation."""
+    axes = adjoints.filter_gradient_axes(problem)
+    x, dy = shape_text(problem.input_sizes), shape_text(problem.output_sizes)
+    sides = [side for axis in axes for side in axis.padding]
+    if any(sides):
+        done = {(True, False): "cropped", (False, True): "padded"}.get(
+            (min(sides) < 0, max(sides) > 0), "padded and cropped"
+        )
+        x += f", {done} to {shape_text([axis.rule.padded_input for axis in axes])},"
+    if max(problem.stride) > 1:
+        dy += f", dilated to {shape_text([axis.rule.effective_filter for axis in axes])},"
+    if max(problem.dilation) > 1:
+        dy += f"{'' if dy.endswith(',') else ','} moved by the dilation each time,"
+    break_ = "\n  " if len(x) + len(dy) > 30 else " "
+    return f"{x}{break_}correlated with {dy}{break_}gives {shape_text(problem.filter_sizes)}"
+
+
 def _filled(problem: ConvProblem, pairs: int) -> str:
     """Return sentences that compare the values of all pairs with the shape of w."""
     sizes, shape = problem.filter_sizes, shape_text(problem.filter_shape)
@@ -164,15 +177,16 @@ def _sums(problem: ConvProblem, channels: int, filters: int) -> str:
     where = " of the group" if problem.groups > 1 else ""
     if channels == filters == 1:
         return (
-            f"No tensor sums over channels: y[k] reads only one input channel{where}, "
-            f"and only one filter{where} reads x[c]. That channel receives dy[k] unchanged."
+            f"Nothing is summed over channels: y[k] has one term, from the only channel{where}, "
+            "and this term receives dy[k] unchanged. dx[c] has one term too, from the only "
+            f"filter{where} that reads x[c]."
         )
     forward = (
         f"y[k] is a sum over the {channels} input channels{where}. A sum passes its gradient "
-        "unchanged to each of its terms, so all these channels receive the same dy[k]."
+        "unchanged to each of its terms, so each term receives the same dy[k]."
         if channels > 1
-        else f"Neither does y[k]: it reads only one input channel{where}, which receives dy[k] "
-        "unchanged."
+        else f"Neither does y[k]: it has one term, from the only channel{where}, and this term "
+        "receives dy[k] unchanged."
     )
     backward = (
         f"dx[c] is a sum over the {filters} filters{where}, because all of them read x[c]."
@@ -435,7 +449,8 @@ def _elsewhere(translations: Sequence[Translation], is_transposed: bool) -> Sect
         rows += [("", f"- {flag}") for flag in entry.flags]
     option = "" if is_transposed else "pass --code pytorch on the command line, or "
     text = (
-        "Each entry is the forward pass of a program, with notes on limits of the framework. "
+        "Each entry is the forward pass of a program, with notes on limits of the framework. X and "
+        "W are x and w in the framework's format. "
         f"For the whole program, {option}read explanation.code('pytorch').program in Python."
     )
     return Section(

@@ -216,7 +216,7 @@ def _padding(axis: ConvAxis) -> str:
     if axis.padding_mode == "valid":
         return "none (VALID)"
     if axis.padding_mode == "explicit":
-        return f"{before} before, {after} after (explicit)" if before + after else "none (explicit)"
+        return f"{before} before, {after} after (explicit)" if before + after else "none"
     word = axis.padding_mode.upper()
     span = (axis.output - 1) * axis.stride + axis.effective_filter
     one_ = axis.output == 1

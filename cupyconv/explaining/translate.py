@@ -185,7 +185,7 @@ def _pytorch(problem: ConvProblem) -> Translation:
     if problem.padding_mode.startswith("same"):
         if max(problem.stride) > 1:
             flags.append(
-                "PyTorch supports padding='same' only for stride 1: the program pads explicitly"
+                "PyTorch supports padding='same' only for stride 1: the program states the padding"
             )
         elif problem.padding_mode == "same_lower" and cropped:
             flags.append("PyTorch has no SAME_LOWER: the program pads explicitly")

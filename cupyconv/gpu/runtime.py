@@ -37,8 +37,8 @@ class Runtime(Protocol):
     def kernel(self, launch: Launch) -> Kernel:
         """Return the loaded kernel of a launch, with its limit on dynamic shared memory raised.
 
-        The limit is set even for small sizes.  The default limit includes static shared memory,
-        whose size only the cubin states.
+        The limit is set even for small sizes, because the default limit includes the static shared
+        memory, whose size is known only from the cubin.
         """
         ...
 

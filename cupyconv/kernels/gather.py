@@ -127,7 +127,7 @@ def accesses(pass_: str, problem: ConvProblem, strides: Strides) -> Accesses:
         return Access(False, run)
 
     # Pixels form vectors if adjacent pixels of the matrix are adjacent in memory.  Pixels that are
-    # gathered under taps are adjacent only in pointwise layers.
+    # read at the offsets of taps are adjacent only in pointwise layers.
     unit_stride = set(problem.stride) == {1}
     pointwise = (
         set(problem.filter_sizes) == {1} and unit_stride and not any(map(any, problem.padding))
@@ -470,8 +470,9 @@ def ring(
         return (extent + padding) * k * itemsize
 
     stage = of_operand(m, vectors.a.along_first) + of_operand(n, vectors.b.along_first)
-    # Per operand, the tables have one address half for each position, and one for each k of two
-    # steps.  The loop counters of a step, the 8 integers of the loops and the block's tile follow.
+    # An address is the sum of two halves.  Per operand, the tables have the half of each position,
+    # and that of each k of two steps.  The counters of a step's loops, 8 integers that describe the
+    # loops, and the block's tile follow.
     index_bytes = 4 if index == "int" else 8
     half = _multiple(index_bytes + 4 * words, 8 if words == 1 else index_bytes)
     positions = sum(

@@ -611,7 +611,7 @@ class Operand:
     Attributes:
         role: name of the array that contains the tensor.
         itemsize: bytes per element.
-        strides: strides of the stored tensors.
+        strides: strides of all tensors of the pass, as they are stored.
         offset: bytes from the beginning of the array to the tensor.
         planes: number of planes, stored consecutively; 1 for a plain tensor.
     """

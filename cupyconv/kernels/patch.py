@@ -107,7 +107,7 @@ class Geometry:
         warps_n: warps of a block along words, in backprop_filter; else 0.
         warp_words: groups of 8 words per warp, in backprop_filter; else 0.
         share_words: words per block, in backprop_filter; else 0.
-        shares: number of blocks that divide the words, in backprop_filter; else 1.
+        shares: number of blocks among which the words are divided, in backprop_filter; else 1.
         tiles: number of tiles that cover the output.
         shared_bytes: shared memory per block, in bytes.
         resident: resident blocks per SM.

@@ -422,7 +422,7 @@ def _families(request: Request, impl: str) -> list[Family]:
         taking = [family for family, refusal in refusals.items() if refusal is None]
         if not taking:
             raise ConvError(
-                "an implementation must support the problem",
+                "at least one implementation must support the problem",
                 str(refusals[FAMILIES["cuda-generic"]]),
                 "Compute the layer in parts, or with less padding",
             )

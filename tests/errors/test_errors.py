@@ -1057,7 +1057,7 @@ def test_output_shape_must_fit_the_input():
         lambda: cupyconv.conv_transpose(
             ones(1, 1, 4), ones(1, 1, 3), stride=2, output_shape=(1, 1, 11)
         ),
-        rule="the convolution of the result must have the size of x",
+        rule="the size of the result must give the size of x",
         values="a result of 11 gives floor((11 + 0 + 0 - 3)/2) + 1 = 5, x has 4",
         remedy="Use a result of 9 to 10",
         axis="W",
@@ -1068,7 +1068,7 @@ def test_transpose_needs_one_channel_per_filter():
     refused(
         lambda: cupyconv.conv_transpose(ones(1, 5, 4), ones(4, 2, 3)),
         rule="x must have one channel for each filter",
-        values="x has 5, the filter 4x2x3 (OIW) has O = 4",
+        values="x has 5 channels, and the filter has O = 4 (4x2x3, OIW)",
         remedy="give the filter O = 5, or give x C = 4",
     )
 

@@ -620,7 +620,7 @@ CASES = [
         "ConvTranspose with the weights of Conv",
         "onnx.conv_transpose",
         {"x": (1, 64, 7, 7), "w": (32, 64, 4, 4), "strides": [2, 2]},
-        "x has 64, the filter 32x64x4x4 (OIHW) has O = 32",
+        "x has 64 channels, and the filter has O = 32 (32x64x4x4, OIHW)",
         {"w": (64, 32, 4, 4)},
     ),
     Case(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cupyconv.errors import ConvError
 from cupyconv.explaining import translate
-from cupyconv.explaining.scene import key_of, scene
+from cupyconv.explaining.scene import MOST_CHANNELS, key_of, scene
 from cupyconv.explaining.values import MOST_ELEMENTS, MOST_FLOPS, OPERANDS, Values
 from cupyconv.markup import Document, escape
 from cupyconv.problem import ConvProblem, shape_text
@@ -38,6 +38,12 @@ computes (chosen): 32 million products take 0.8 s in Chromium on a CPU core (mea
 _MOST_RESULTS = 40_000
 """Largest number of characters of the library's results on a page that computes all values; a page
 with more has the results of one pair of channels (chosen)."""
+
+_CHANNELS = (MOST_CHANNELS, 8, 6, 5)
+"""Numbers of channels to draw: the first whose values are few enough, or the last (chosen)."""
+
+_MOST_VALUES = 50_000
+"""Largest number of characters of the values of more than the fewest channels (chosen)."""
 
 # The page can load nothing, even if a title contains HTML.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -141,7 +147,18 @@ def _scene(
     problem: ConvProblem, data: Mapping[str, Any], element: Element | None
 ) -> dict[str, Any]:
     """Return the drawn scene and first settings of the knobs; the page computes the numbers."""
-    drawn = scene(problem, data, element).to_dict()
+    for most_channels in _CHANNELS:
+        drawn = _scene_of(problem, data, element, most_channels)
+        if len(json.dumps([drawn["values"], drawn["exact"]])) <= _MOST_VALUES:
+            break
+    return drawn
+
+
+def _scene_of(
+    problem: ConvProblem, data: Mapping[str, Any], element: Element | None, most_channels: int
+) -> dict[str, Any]:
+    drawn = scene(problem, data, element, most_channels).to_dict()
+    drawn["mostTurned"] = MOST_CHANNELS
     reason = _no_knobs(problem)
     drawn |= {"knobs": None if reason else _knobs(problem, data), "noKnobs": reason}
     drawn["mostNumbers"] = MOST_NUMBERS

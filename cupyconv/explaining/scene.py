@@ -118,6 +118,7 @@ class Scene:
         exact: float64 sums of results whose terms are not all drawn.
         missing: reason for missing values, for each tensor without values.
         source: origin of the values, in words.
+        most_channels: largest number of drawn channels or filters.
     """
 
     problem: ConvProblem
@@ -132,6 +133,7 @@ class Scene:
     exact: Mapping[str, Mapping[str, Any]]
     missing: Mapping[str, str]
     source: str
+    most_channels: int
 
     @property
     def group_filters(self) -> int:
@@ -170,7 +172,7 @@ class Scene:
             "mostPlaces": MOST_PLACES,
             "mostSpan": MOST_SPAN,
             "mostTaps": MOST_TAPS,
-            "mostChannels": MOST_CHANNELS,
+            "mostChannels": self.most_channels,
             "axes": [_rule(axis) for axis in problem.axes],
             "dtype": problem.dtype,
             "letters": [LETTERS[kind][rank] for kind in ("input", "filter", "output")],
@@ -247,13 +249,19 @@ def key_of(tensor: str, k: int, c: int) -> str:
     return str(c if tensor in ("x", "dx") else k)
 
 
-def scene(problem: ConvProblem, data: Mapping[str, Any], element: Element | None = None) -> Scene:
+def scene(
+    problem: ConvProblem,
+    data: Mapping[str, Any],
+    element: Element | None = None,
+    most_channels: int = MOST_CHANNELS,
+) -> Scene:
     """Return the drawing of a layer.
 
     Args:
         problem: the layer.
         data: values of the tensors by name, as far as they are known.
         element: element to mark and to show first.
+        most_channels: largest number of channels or filters to draw.
 
     Raises:
         ConvError: the layer is too large to draw.
@@ -271,8 +279,8 @@ def scene(problem: ConvProblem, data: Mapping[str, Any], element: Element | None
     image, k, c = _channels_of(problem, element)
     chosen = _chosen(problem, element)
     directions = _directions(problem, chosen)
-    filters = _drawn(problem.K, MOST_CHANNELS, _around(k))
-    channels = _drawn(problem.C, MOST_CHANNELS, _around(c))
+    filters = _drawn(problem.K, most_channels, _around(k))
+    channels = _drawn(problem.C, most_channels, _around(c))
     part = _DrawnPart(problem, image, filters, channels, directions)
     missing = {tensor: _reason(problem, data, tensor) for tensor in ("x", "w", "dy", *RESULTS)}
     known = [tensor for tensor, reason in missing.items() if not reason]
@@ -294,6 +302,7 @@ def scene(problem: ConvProblem, data: Mapping[str, Any], element: Element | None
         exact,
         {tensor: reason for tensor, reason in missing.items() if reason},
         getattr(data, "source", "") if known else "",
+        most_channels,
     )
 
 

@@ -234,6 +234,9 @@ def test_page_too_large_for_a_browser_is_rejected():
         ConvProblem((8, 64, 56, 56), (256, 64, 3, 3)),
         ConvProblem((1, 64, 28, 28), (64, 64, 3, 3), padding=1),
         ConvProblem((1, 3, 224, 224), (64, 3, 7, 7), stride=2, padding=3),
+        ConvProblem((8, 64, 56, 56), (128, 64, 3, 3), stride=2, padding="same"),
+        ConvProblem((1, 256, 14, 14), (256, 256, 3, 3), padding=1),
+        ConvProblem((2, 32, 28, 28), (64, 32, 3, 3), dtype="float64"),
     ],
     ids=str,
 )

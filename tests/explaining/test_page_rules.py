@@ -107,6 +107,7 @@ def in_scene(layer: dict[str, Any], values: str, seed: int) -> dict[str, Any]:
     drawn = scene.scene(explanation.problem, explanation.data).to_dict()
     for key in ("values", "exact", "missing", "source"):
         drawn.pop(key)
+    drawn["mostTurned"] = scene.MOST_CHANNELS
     tensors = {
         name: np.asarray(explanation.data[name], "float64")
         .transpose(problem.filter_axes if name[-1] == "w" else problem.data_axes)

@@ -124,7 +124,7 @@ def backwards_parts(layer: Layer, inputs: Backwards, checked: bool = False) -> l
     lines = [head, configuration.summary(problem), answer]
     if checked:
         lines.append(f"the given x {shape_text(layer.arguments['input_shape'])} matches this dy")
-    # A title may describe the layer's own input, so it is printed only if the layer has no name.
+    # A title may state another input size than the sizes that are printed, so a name is preferred.
     name = in_line(layer.name or layer.title or "")
     title = [name] if name else []
     rows = []

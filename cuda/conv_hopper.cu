@@ -432,7 +432,8 @@ __device__ __forceinline__ void store_in_line(Result* row, const Line& line, int
   }
 }
 
-// Adds elements of the addend, in its row `row`, to COUNT sums of adjacent columns of a line.
+// Adds COUNT elements of the addend to the sums of COUNT adjacent columns of a line.  `row` points to the
+// beginning of the addend's row.
 template <int COUNT>
 __device__ __forceinline__ void add_in_line(const Result* row, const Line& line, int column,
                                             long long column_step, float (&sums)[COUNT]) {

@@ -1129,7 +1129,7 @@ def _ready(key: _CallKey) -> _Ready:
         result = tensors[_ROLES[operation].index("out")]
         if tensors.add is not result or result is None:
             return prepare(_fastest(request, impl, backend, prepare, tensors))
-        original = backend.empty(result.shape, problem.dtype)  # every call would add its result
+        original = backend.empty(result.shape, problem.dtype)  # each timed call adds to it
         backend.copy(original, result)
         try:
             return prepare(_fastest(request, impl, backend, prepare, tensors))

@@ -93,7 +93,8 @@ __device__ __forceinline__ void store_16_bytes(void* destination, const unsigned
 // ------------------------------------------------------------------------------------------------
 
 // ldmatrix: loads two or four matrices.  Lanes 8 i to 8 i + 7 pass the addresses of the rows of matrix i:
-// 16 bytes each, 16-aligned.  Register i receives its elements (group, 2 pair) and (group, 2 pair + 1).
+// 16 bytes each, 16-aligned.  Register i of each lane receives the elements (group, 2 pair) and
+// (group, 2 pair + 1) of matrix i.
 __device__ __forceinline__ void ldmatrix_x2(unsigned (&r)[2], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
                : "=r"(r[0]), "=r"(r[1])

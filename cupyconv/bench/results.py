@@ -187,7 +187,7 @@ class Comparison:
 
 
 def best(rows: Iterable[Row]) -> dict[tuple[str, str, str, str], Row]:
-    """Return the fastest row, keyed by (dtype, layer, pass, implementation)."""
+    """Return the fastest row of each (dtype, layer, pass, implementation), with these keys."""
     fastest: dict[tuple[str, str, str, str], Row] = {}
     for row in rows:
         key = (row.dtype, row.layer, row.pass_, row.implementation)

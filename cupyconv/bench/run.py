@@ -30,8 +30,8 @@ CHECKED_BY: dict[str, Impl] = {"cpu": "reference", "gpu": "numpy"}
 SLOWEST_CALL = 10  # s; a layer on which PyTorch takes longer is measured without PyTorch (chosen)
 _TOO_SLOW = f"a call takes more than {SLOWEST_CALL} s"
 
-_SETS_BYTES = 1 << 30  # limit of all operand sets together; larger sets need no grouped calls
-_COPIES = 4  # needed memory in tensors of a layer: operands, two results, and their check
+_SETS_BYTES = 1 << 30  # limit of all copies of a layer's tensors; each call takes another copy
+_COPIES = 4  # memory that a measurement needs, in multiples of a layer's tensors
 _FEWEST_CALLS = 7  # calls to check and time an implementation, however slow it is
 
 

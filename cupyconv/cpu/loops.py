@@ -370,10 +370,10 @@ def _add_planes_with_specials(block: Correlation, scratch: Scratch) -> None:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Memory layout of the planes of pixels of a block, and of their sums.
+    """Memory layout of a block: a plane of pixels per stride phase, and the plane of the sums.
 
     Attributes:
-        extents: extents of a plane of one stride phase, also of the plane of sums.
+        extents: extents of each plane.
         firsts: first pixel of each stride phase, per axis.
         offsets: position in memory of the pixel that each tap of each channel reads for the first
             result.
@@ -397,7 +397,7 @@ class _Layout:
         return memory.reshape(block.groups, -1)
 
     def results(self, sums: np.ndarray, block: Correlation) -> np.ndarray:
-        """Return the results of the sums (G, K, N, *extents), without sums between two rows."""
+        """Return the sums (G, K, N, *extents) that are results; others are between two rows."""
         return sums[(ALL, ALL, ALL, *(slice(0, axis.outputs) for axis in block.axes))]
 
 

@@ -158,7 +158,8 @@ def _correlated(problem: ConvProblem) -> str:
     if max(problem.stride) > 1:
         dy += f", dilated to {shape_text([axis.rule.effective_filter for axis in axes])},"
     if max(problem.dilation) > 1:
-        dy += f"{'' if dy.endswith(',') else ','} moved by the dilation each time,"
+        comma = "" if dy.endswith(",") else ","
+        dy += f"{comma} in steps of the dilation {shapes.one(problem.dilation)},"
     break_ = "\n  " if len(x) + len(dy) > 30 else " "
     return f"{x}{break_}correlated with {dy}{break_}gives {shape_text(problem.filter_sizes)}"
 
@@ -450,7 +451,7 @@ def _elsewhere(translations: Sequence[Translation], is_transposed: bool) -> Sect
     option = "" if is_transposed else "pass --code pytorch on the command line, or "
     text = (
         "Each entry is the forward pass of a program, with notes on limits of the framework. X and "
-        "W are x and w in the framework's format. "
+        "W are x and w in the format of TensorFlow or PyTorch. "
         f"For the whole program, {option}read explanation.code('pytorch').program in Python."
     )
     return Section(
@@ -593,7 +594,8 @@ def _because(axis: ConvAxis) -> str:
         word = axis.padding_mode.upper()
         every = f"{axis.stride} inputs" if axis.stride > 1 else "input"
         return f"({word}: one output for every {every})"
-    word = "VALID" if axis.padding_mode == "valid" else "explicit padding"
+    padded = "explicit padding" if axis.pad_before or axis.pad_after else "without padding"
+    word = "VALID" if axis.padding_mode == "valid" else padded
     size = axis.effective_filter
     taps = ""
     if axis.dilation > 1:

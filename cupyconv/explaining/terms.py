@@ -38,7 +38,10 @@ _NO_PRODUCTS = {
 }
 """Advice for tensors whose elements are not explained, keyed by the name in lower case."""
 
-GROUPED = " In w and dw, c is the channel's number within the group of k."
+GROUPED = (
+    " In w and dw, c is the channel's number within the group of k; x[c] in the same formula is "
+    "that channel."
+)
 """Sentence on the indices of a layer with groups."""
 
 SHOWN_FIRST, SHOWN_LAST = 4, 2

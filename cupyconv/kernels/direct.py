@@ -596,7 +596,7 @@ def _construct(
 def _sectors(
     request: Request, role: str, block: Block, tiles: int, columns: float, of_piece: int
 ) -> float:
-    """Return the sectors of global memory per vector access to x or y, averaged over lanes.
+    """Return the number of sectors of global memory per lane in a warp's access to x or y.
 
     Args:
         request: the pass.

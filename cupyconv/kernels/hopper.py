@@ -321,8 +321,8 @@ def layouts(
     Args:
         problem, pass_: the problem and the pass.
         strides: strides of the tensors in the problem's formats.
-        operands: type of the products as in Request.operands, or "planes" for planes of bfloat16.
-            Planes can be computed from tensors with any strides.
+        operands: type of the operands as in Request.operands, or "planes" if each operand is split
+            into several bfloat16 tensors, for which it can have any strides.
     """
     filter_, channel, *taps = problem.filter_axes
     last = strides.w[filter_] == 1 and strides.w[channel] != 1

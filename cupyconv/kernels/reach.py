@@ -68,7 +68,7 @@ def offset_counts(problem: ConvProblem, strides: Strides) -> Iterator[Count]:
 
 
 def window_count(problem: ConvProblem) -> Count:
-    """Return the span of a tile's windows and taps, which 32-bit macros contain."""
+    """Return the length of the windows and taps of a tile; kernels get it as a 32-bit macro."""
     reach = (
         axis.effective_filter + axis.dilation + _WINDOWS * axis.stride for axis in problem.axes
     )

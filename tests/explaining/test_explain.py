@@ -461,7 +461,7 @@ def test_formulas_of_input_and_output_positions_agree(axis, data):
 def test_channel_indices_count_within_groups():
     grouped = ConvProblem((1, 4, 9), (6, 2, 3), groups=2)
     element = " ".join(str(parse(grouped, "dX[0,3,4]")).split())
-    assert "In w and dw, c is the channel's number within the group of k." in element
+    assert "In w and dw, c is the channel's number within the group of k;" in element
     assert "All 3 filters of its group read this input" in element
     assert "correlate(x[channel c of the group of k], dy[k])" in str(cupyconv.explain(grouped))
     assert "counts within" not in str(parse(SAME, "dX[0,0,0,0]"))

@@ -106,7 +106,7 @@ FAULTS = (
           ("race", "async-before-wait", "async-overwrite", "uninitialised-read")),
     Fault("one row too many is stored", GATHER, "conv_gather.cu",
           "rows = pass.gemm_m - tile.row,", "rows = pass.gemm_m - tile.row + 1,",
-          ("out-of-bounds",), "c + output.lines[line]"),
+          ("out-of-bounds",), "c + offset"),
     Fault("the filter is read before it is staged", DIRECT, "conv_direct.cu",
           "  __syncthreads();  // the filter is staged\n", "\n",
           ("race", "uninitialised-read")),

@@ -56,7 +56,7 @@ def inputs_of(layer: Layer, dy: tuple[int, ...]) -> Backwards:
     words = {key: value for key, value in layer.arguments.items() if key != "input_shape"}
     if "filter_shape" not in words:
         raise ConvError(
-            "--dy must be given with the shape of the filter",
+            "--dy must be accompanied by the shape of the filter",
             "no filter is given",
             "Give, for example, --filter 3x3x3x4",
         )

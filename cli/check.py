@@ -163,7 +163,7 @@ def _implementations(impls: Sequence[str], device: str) -> list[str]:
     if not names:
         raise ConvError(
             "--impl must name an implementation for --device",
-            f"{', '.join(impls)} does not run on the {device}",
+            f"{', '.join(impls)} {'does' if len(impls) == 1 else 'do'} not run on the {device}",
             "Leave out --impl or --device",
         )
     return names

@@ -853,7 +853,7 @@ def shape_text(shape: Iterable[int]) -> str:
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """Return a count with its noun: ``1 image``, ``3 images``, ``2 axes`` with a plural."""
+    """Return a count with its noun: ``1 image``, ``3 images``; ``2 axes`` if ``plural`` is axes."""
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 

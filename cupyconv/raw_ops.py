@@ -1207,7 +1207,7 @@ def _filter_shape(rank: int, filter_sizes: Any, depthwise: bool = False) -> tupl
     sizes = _integers("filter_sizes", filter_sizes)
     if len(sizes) != rank + 2:
         raise ConvError(
-            f"filter_sizes must be the filter's shape of {rank + 2} values",
+            f"filter_sizes must be the filter's shape, which has {rank + 2} values",
             f"got {counted(len(sizes), 'value')}, {shown(list(sizes))}",
             "Pass its height, width, channels and filters per channel"
             if depthwise

@@ -18,7 +18,7 @@ struct Pixel {
   Index n, d, h, w;
 };
 
-// A filter tap, and an input channel of its group (an output channel in backprop-input).
+// A filter tap, and an input channel within the filter's group (an output channel in backprop-input).
 template <class Index>
 struct Tap {
   Index c, t, r, s;

@@ -296,7 +296,7 @@ def _every_phase(axis: ConvAxis, step: int) -> Iterator[Phase]:
 
 
 def _window(axis: ConvAxis, output: int) -> Iterator[Phase]:
-    """Yield the inputs under one window as a phase; nothing if the window is all padding."""
+    """Yield one phase, the inputs under a window; or nothing if the window is all padding."""
     corner = output * axis.stride - axis.pad_before
     first = max(-(corner // axis.dilation), 0)
     last = min((axis.input - 1 - corner) // axis.dilation, axis.filter - 1)

@@ -185,7 +185,7 @@ def filter_by_channels_bytes(problem: ConvProblem) -> int:
 
 
 def has_even_taps(problem: ConvProblem, strides: Strides) -> bool:
-    """Return whether w's tap axes can be merged to the two axes of _tap_extents without a copy."""
+    """Return whether w's tap axes can be merged into those of _tap_extents without a copy."""
     *_, height, width = (0, *problem.filter_axes[2:])
     sizes, apart = problem.filter_shape, strides.w
     if problem.spatial_rank < 3:

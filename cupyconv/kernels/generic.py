@@ -66,7 +66,7 @@ class Generic(Tiled):
     def launches(
         self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN
     ) -> tuple[Launch, ...]:
-        """Return the launch of a pass.
+        """Return the launches of a pass: always one.
 
         Raises:
             ConvError: the launch needs more blocks than a grid can have.

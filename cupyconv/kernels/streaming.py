@@ -40,8 +40,8 @@ class Shares(NamedTuple):
 
     Attributes:
         parts: number of tiles, or of rounds of tiles, to divide among blocks.
-        others: number of blocks that compute the same tiles, for different channels or filter
-            parts.
+        others: number of blocks that compute the same tiles, for different channels or parts of
+            the filter.
     """
 
     parts: int

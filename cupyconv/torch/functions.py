@@ -507,7 +507,7 @@ def _transposed(
 ) -> Tensor:
     if isinstance(padding, str):
         raise ConvError(
-            "the padding of a transposed convolution must be a number",
+            "the padding of a transposed convolution must be one or more integers",
             f"got {shown(padding)}",
             "Pass an integer, or one for each spatial axis",
         )

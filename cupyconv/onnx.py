@@ -295,7 +295,7 @@ def _from_cache(function: Any, *shapes: Any, **attributes: Any) -> Any:
     """
     keys = {}
     for name, value in attributes.items():
-        if type(value) in (list, tuple):
+        if type(value) in (list, tuple) and name not in ("auto_pad", "group"):
             keys[name] = tuple(value)
             types = set(map(type, value)) - {int}
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from numbers import Integral
@@ -834,7 +835,8 @@ class _CallKey(NamedTuple):
         given: shape, strides and dtype of each array, by its name in _ARRAYS.
         out: shape, strides and dtype of the array for the result.
         alignment: alignment of the arrays' addresses in bytes.
-        argument_types: types of the user's numbers, as for ``_argument_types``.
+        argument_types: types of the numbers in shape and options, as for ``_argument_types``.
+        choice_types: types of impl, precision, activation and workspace_limit.
         backend, workspace_limit: the place of the arrays and the limit in bytes.
         prepared_filter: what a filter from ``prepare`` was prepared for.
         conjugates: whether backprop_input conjugates a complex filter.
@@ -848,6 +850,7 @@ class _CallKey(NamedTuple):
     shape: Any
     options: ConvOptions
     argument_types: Any
+    choice_types: tuple[type, ...]
     impl: Impl | Plan
     precision: str
     activation: str | None
@@ -966,7 +969,8 @@ def compute(
         backend.alignment(addressed),
         shape,
         options,
-        _argument_types(shape, options, cupyconv.workspace_limit),
+        _argument_types(shape, options),
+        tuple(map(type, (impl, precision, activation, cupyconv.workspace_limit))),
         impl,
         precision,
         activation,
@@ -1051,13 +1055,13 @@ def _contiguous_layout(shape: tuple[int, ...], strides: Any, dtype: Any) -> tupl
     return shape, tuple(step * dtype.itemsize for step in steps), dtype
 
 
-def _argument_types(shape: Any, options: ConvOptions, workspace_limit: Any) -> Any:
+def _argument_types(shape: Any, options: ConvOptions) -> Any:
     """Return the types of arguments, which distinguish True (rejected) from 1 in a cache key.
 
     Return an empty list, which disables caching, if a value in the tuples is not an integer, a
     string or None: such a value may be mutable, as an array is.
     """
-    types, values = [], [shape, *options, workspace_limit]
+    types, values = [], [shape, *options]
     for value in values:
         if type(value) is tuple:
             values += value
@@ -1071,15 +1075,18 @@ def _argument_types(shape: Any, options: ConvOptions, workspace_limit: Any) -> A
 def _ready_from_lists(key: _CallKey) -> _Ready:
     """Look up a call as if its lists were tuples, which a cache key may contain."""
 
-    def frozen(value: Any) -> Any:
-        return tuple(map(frozen, value)) if isinstance(value, list | tuple) else value
+    def frozen(value: Any, depth: int = 2) -> Any:  # no argument contains more levels of lists
+        if depth and isinstance(value, list | tuple):
+            return tuple(frozen(one, depth - 1) for one in value)
+        return value
 
     shape, options = frozen(key.shape), ConvOptions._make(map(frozen, key.options))
-    types = _argument_types(shape, options, key.workspace_limit)
-    try:
-        return _from_cache(_ready, key._replace(shape=shape, options=options, argument_types=types))
-    except (ConvError, ConvTypeError):
-        return _ready.__wrapped__(key)  # raises an error that shows the lists
+    types = _argument_types(shape, options)
+    if types != []:
+        with suppress(ConvError, ConvTypeError):
+            changed = key._replace(shape=shape, options=options, argument_types=types)
+            return _from_cache(_ready, changed)
+    return _ready.__wrapped__(key)  # errors show the lists
 
 
 @lru_cache(maxsize=4096)
@@ -1283,14 +1290,37 @@ def problem_of(
             require_bias(error_names["bias"], bias_shape, channels, owner)
         return problem
 
+    def require_results(problem: ConvProblem) -> None:
+        result_shape = _result_shape(operation, problem)
+        if "add" in layouts:
+            _require_add(error_names["add"], layouts["add"].shape, result_shape)
+        if "out" in layouts:
+            _require_out(called.out, layouts["out"], result_shape, problem.dtype)
+
+    searching = False
+
+    def require_fitting(**call: Any) -> ConvProblem:
+        """Check a call; while remedies are searched, also that add and out fit its result."""
+        nonlocal searching
+        try:
+            problem = require(**call)
+        except ConvError:
+            searching = True
+            raise
+        if searching:
+            require_results(problem)
+        return problem
+
     sizes = _SIZES[operation] if called.sizes is None else called.sizes
-    problem = offering(require, names, call, sizes)
-    # After the search for remedies, some of which change the shape of the result.
-    result_shape = _result_shape(operation, problem)
-    if "add" in layouts:
-        _require_add(error_names["add"], layouts["add"].shape, result_shape)
-    if "out" in layouts:
-        _require_out(called.out, layouts["out"], result_shape, problem.dtype)
+    try:
+        problem = offering(require_fitting, names, call, sizes)
+    except ConvError as error:
+        if error.fixes or called.out != "out" or not {"add", "out"} & layouts.keys():
+            raise
+        problem = None
+    if problem is None:  # then offer remedies with which other results fit
+        problem = offering(require, names, call, sizes)
+    require_results(problem)
     return problem
 
 

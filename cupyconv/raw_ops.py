@@ -1151,7 +1151,7 @@ def _word(given: Any) -> str:
     """Return an option value, which TensorFlow also accepts as bytes; its case matters."""
     if isinstance(given, bytes):
         return given.decode(errors="replace")
-    return given if isinstance(given, str) else shown(given)
+    return str.__str__(given) if isinstance(given, str) else shown(given)  # no subclass of str
 
 
 def _integers(what: str, given: Any) -> tuple[int, ...]:

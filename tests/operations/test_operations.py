@@ -722,3 +722,57 @@ def test_onnx_refuses_booleans_after_equal_integers(valid, invalid):
 def test_errors_show_lists_as_the_user_passed_them():
     with pytest.raises(cupyconv.ConvTypeError, match=r"got \[1, 1\] of type list"):
         cupyconv.conv_forward(X, W, stride=([1, 1], 1))
+
+
+class Plain(str):
+    __hash__ = None
+
+
+@pytest.mark.parametrize(
+    ("valid", "limit", "invalid", "wrong"),
+    [
+        (lambda: cupyconv.conv_forward(X, W, stride=np.int64(1)), np.int64(0),
+         lambda: cupyconv.conv_forward(X, W, stride=1), "workspace_limit must be a number"),
+        (lambda: cupyconv.onnx.conv(X, W, group=1), 0,
+         lambda: cupyconv.onnx.conv(X, W, group=[1]), r"got \[1\] of type list"),
+        (lambda: None, 0,
+         lambda: cupyconv.conv_backprop_input(iter(X.shape), W, DY, stride=3), "dy must have"),
+        (lambda: None, 0, lambda: cupyconv.conv_forward(X, W, stride=[[[[1]]], 1]), r"\[\[\[1\]\]\]"),
+    ],
+)  # fmt: skip
+def test_calls_are_refused_whatever_preceded(monkeypatch, valid, limit, invalid, wrong):
+    monkeypatch.setattr(cupyconv, "workspace_limit", 0)
+    valid()
+    monkeypatch.setattr(cupyconv, "workspace_limit", limit)
+    with pytest.raises((cupyconv.ConvError, cupyconv.ConvTypeError), match=wrong):
+        invalid()
+
+
+def test_subclasses_of_str_do_not_end_caching(monkeypatch):
+    options = {**TF, "padding": Plain("SAME"), "data_format": np.str_("NHWC")}
+    cupyconv.raw_ops.Conv2D(input=TF_X, filter=TF_W, **options)
+    plain = {**TF, "data_format": "NHWC"}
+    cupyconv.raw_ops.Conv2D(input=TF_X, filter=TF_W, **plain)
+    built = []
+    monkeypatch.setattr(ConvProblem, "_assign", lambda *_: built.append(0))
+    cupyconv.raw_ops.Conv2D(input=TF_X, filter=TF_W, **plain)
+    assert built == []
+
+
+def test_lists_that_contain_themselves_are_refused():
+    endless = []
+    endless.append(endless)
+    with pytest.raises(cupyconv.ConvError, match="got 1 value for 2 spatial axes"):
+        cupyconv.conv_forward(X, W, stride=endless)
+
+
+def test_remedies_fit_the_result_if_they_can():
+    x, w = np.ones((1, 15, 10), "float32"), np.ones((6, 5, 2), "float32")
+    with pytest.raises(cupyconv.ConvError) as caught:
+        cupyconv.cudnn.convolution_forward(
+            x, w, None, np.empty((1, 6, 12), "float32"), (0,), (1,), (1,), 2,
+            auto_tune=False, tensor_core="auto",
+        )  # fmt: skip
+    assert "d_layout" not in str(caught.value)
+    with pytest.raises(cupyconv.ConvError, match="use groups=3"):
+        cupyconv.conv_forward(x, w, groups=2, out=np.empty((1, 7, 9), "float32"))

@@ -500,7 +500,13 @@ class Excerpt:
         )
         shapes = (part.input_shape, part.filter_shape, part.output_shape)
         there = Operands(*(a.reshape(s) for a, s in zip((x, w, dy), shapes, strict=True)))
-        self._expected = pass_function(part, pass_, impl)(there).ravel()
+        compute = pass_function(part, pass_, impl)
+        self._expected = expected = compute(there).ravel()
+        count = max(expected.size, 1)
+        squares = np.vdot(expected, expected).real
+        if expected.size < _FEW:  # their terms may cancel by chance; compare with the terms' norm
+            squares = max(squares, compute(Operands(*(np.abs(a) ** 2 for a in there))).real.sum())
+        self._scale = math.sqrt(squares / count) or 1.0
 
     def _part(self, name: str, array: Any) -> np.ndarray:
         """Return this part of a tensor, in float64 or complex128 on the host."""
@@ -512,11 +518,11 @@ class Excerpt:
         """Compare a result on the device with the expected values.
 
         The relative difference is the norm of the error divided by the norm of the expected values,
-        or 1/_PEAK of the largest error divided by the root mean square, if that is larger.
+        or 1/_PEAK of the largest error divided by the root mean square, if that is larger.  If the
+        part has few elements, the norm of all their terms replaces that of the expected values.
         """
         name, expected = RESULT[self._pass], self._expected
         count = max(expected.size, 1)
-        scale = math.sqrt(np.vdot(expected, expected).real / count) or 1.0
         with np.errstate(all="ignore"):
             error = np.abs(self._part(name, result).ravel() - expected)
             spread = math.sqrt(np.vdot(error, error) / count)
@@ -526,7 +532,7 @@ class Excerpt:
             name,
             f"{self.share:.0%} of the multiply-adds",
             expected.size,
-            float(np.maximum(spread, largest / _PEAK)) / scale,  # NaN if either is NaN
+            float(np.maximum(spread, largest / _PEAK)) / self._scale,  # NaN if either is NaN
             self._bound(precision),
         )
 
@@ -560,6 +566,9 @@ _NOT_SUMMED = {
 """Axes along which a result can be computed in part, keyed by pass."""
 
 _TF32_ROUNDOFF = 2.0**-11
+
+_FEW = 32
+"""Number of elements below which a norm of random values may be small by chance (chosen)."""
 
 _PEAK = 16
 """Allowed ratio of the largest error to the RMS error (chosen; normal errors reach 6)."""

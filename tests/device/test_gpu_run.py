@@ -70,7 +70,8 @@ def test_every_step_runs_on_emulated_devices(tmp_path):
     assert report.machine(records)["gpu"] == "emulated sm_90"
     assert report.main(tmp_path) == 0
     (golden,) = tmp_path.glob("golden-sm_90.npz")
-    assert np.load(golden).files
+    with np.load(golden) as file:
+        assert file.files
 
 
 def test_commands_of_the_guide_are_short():

@@ -305,7 +305,8 @@ def recorded_results() -> list:
 )
 @pytest.mark.parametrize("path", recorded_results(), ids=lambda path: path.stem)
 def test_twin_agrees_with_the_gpu(path) -> None:
-    recorded = np.load(path)
+    with np.load(path) as file:
+        recorded = dict(file)
     mismatches = []
     for case in golden.cases():
         if f"{case.name}/output" not in recorded:

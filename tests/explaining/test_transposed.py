@@ -112,7 +112,7 @@ def test_grads_match_autograd(tmp_path):
     words = (*words, "--output-padding", "1x2", "--dtype", "float64", "--transposed")
     text = invoke("grads", *words, "--save", str(saved))
     assert "0 failed" in text
-    data = np.load(saved)
+    data = loaded(saved)
     x, w, dy = (torch.tensor(data[name], requires_grad=True) for name in ("x", "w", "dy"))
     b = torch.zeros(6, dtype=torch.float64, requires_grad=True)
     y = torch.nn.functional.conv_transpose2d(x, w, b, (2, 3), (1, 0), (1, 2), 2)
@@ -124,8 +124,15 @@ def test_grads_match_autograd(tmp_path):
     files = [word for name in ("x", "w", "dy") for word in (f"--{name}", f"{saved}:{name}")]
     rules = words[words.index("--stride") : words.index("--dtype")]
     invoke("grads", *files, *rules, "--transposed", "--save", str(again), "--no-check")
-    for name in data.files:
-        np.testing.assert_array_equal(np.load(again)[name], data[name])
+    repeated = loaded(again)
+    for name in data:
+        np.testing.assert_array_equal(repeated[name], data[name])
+
+
+def loaded(path):
+    """Return the arrays of an npz file, which is closed."""
+    with np.load(path) as file:
+        return dict(file)
 
 
 def test_json_has_the_layers_own_shapes():

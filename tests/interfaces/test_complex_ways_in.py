@@ -105,7 +105,8 @@ def test_grads_command_checks_complex_gradients(dtype, tmp_path):
     result = run("grads", *LAYER, "--dtype", dtype, "--save", str(target), "--json")
     assert result.exit_code == 0, result.output
     assert dtype in result.stdout
-    saved = dict(np.load(target))
+    with np.load(target) as file:
+        saved = dict(file)
     assert {array.dtype.name for array in saved.values()} == {dtype}
     dx = cupyconv.conv_backprop_input(saved["x"].shape, saved["w"], saved["dy"], **RULES)
     np.testing.assert_array_equal(saved["dx"], dx)

@@ -737,7 +737,8 @@ class Plain(str):
          lambda: cupyconv.onnx.conv(X, W, group=[1]), r"got \[1\] of type list"),
         (lambda: None, 0,
          lambda: cupyconv.conv_backprop_input(iter(X.shape), W, DY, stride=3), "dy must have"),
-        (lambda: None, 0, lambda: cupyconv.conv_forward(X, W, stride=[[[[1]]], 1]), r"\[\[\[1\]\]\]"),
+        (lambda: None, 0,
+         lambda: cupyconv.conv_forward(X, W, stride=[[[[1]]], 1]), r"\[\[\[1\]\]\]"),
     ],
 )  # fmt: skip
 def test_calls_are_refused_whatever_preceded(monkeypatch, valid, limit, invalid, wrong):

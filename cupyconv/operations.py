@@ -961,7 +961,8 @@ def compute(
             tensors["add"] = _take_add(add_name, tensors["add"], called.out, result, home)
         addressed.append(result)
         out_layout = (result.shape, result.strides, result.dtype)
-    key = _CallKey(
+    argument_types = _argument_types(shape, options)
+    key = (  # a _CallKey, without the time to make one
         operation,
         called,
         tuple(layouts),
@@ -969,7 +970,7 @@ def compute(
         backend.alignment(addressed),
         shape,
         options,
-        _argument_types(shape, options),
+        argument_types,
         tuple(map(type, (impl, precision, activation, cupyconv.workspace_limit))),
         impl,
         precision,
@@ -979,7 +980,7 @@ def compute(
         None if prepared_filter is None else prepared_filter.belonging,
         not unconjugated,
     )
-    ready = _ready_from_lists(key) if key.argument_types == [] else _from_cache(_ready, key)
+    ready = _ready_from_lists(key) if argument_types == [] else _from_cache(_ready, key)
     measure = cupyconv.benchmark if measure is None else measure
     measured = measure and backend.device.is_gpu and not isinstance(impl, Plan)
     if measured and ready.measured is None and backend.is_capturing():
@@ -1072,8 +1073,9 @@ def _argument_types(shape: Any, options: ConvOptions) -> Any:
     return tuple(types)
 
 
-def _ready_from_lists(key: _CallKey) -> _Ready:
+def _ready_from_lists(call: tuple[Any, ...]) -> _Ready:
     """Look up a call as if its lists were tuples, which a cache key may contain."""
+    key = _CallKey._make(call)
 
     def frozen(value: Any, depth: int = 2) -> Any:  # no argument contains more levels of lists
         if depth and isinstance(value, list | tuple):
@@ -1090,12 +1092,13 @@ def _ready_from_lists(key: _CallKey) -> _Ready:
 
 
 @lru_cache(maxsize=4096)
-def _ready(key: _CallKey) -> _Ready:
-    """Prepare a call.
+def _ready(call: tuple[Any, ...]) -> _Ready:
+    """Prepare a call, a _CallKey.
 
     Raises:
         ConvError, ConvTypeError: the call is invalid; the devices of its arrays are not checked.
     """
+    key = _CallKey._make(call)
     operation, called, impl, backend = key.operation, key.called, key.impl, key.backend
     require_words(key.activation, key.precision, impl, backend.device)
     layouts = {role: _Layout._make(layout) for role, layout in key.given}

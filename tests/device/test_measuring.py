@@ -14,6 +14,7 @@ from dataclasses import replace
 from itertools import count
 
 import cupy
+import numpy as np
 import pytest
 
 import cupyconv
@@ -214,7 +215,7 @@ def test_repeated_call_is_prepared_once(gpu, monkeypatch):
     for _ in range(2):
         call()
     for _ in range(3):
-        call(stride=[1, 1])  # cannot be hashed
+        call(stride=np.array([1, 1]))  # cannot be hashed
     assert len(gpu.launched) == 6 * launches_per_call
     assert len(prepared) == len(gpu.loaded) == 1 + 3
     for change in ({"activation": "relu"}, {"padding": 1}, {"impl": "cuda-gather"}):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cupyconv.errors import ConvError
 from cupyconv.explaining import translate
-from cupyconv.explaining.scene import MOST_CHANNELS, key_of, scene
+from cupyconv.explaining.scene import DRAWN, Limits, key_of, scene
 from cupyconv.explaining.values import MOST_ELEMENTS, MOST_FLOPS, OPERANDS, Values
 from cupyconv.markup import Document, escape
 from cupyconv.problem import ConvProblem, shape_text
@@ -39,11 +39,15 @@ _MOST_RESULTS = 40_000
 """Largest number of characters of the library's results on a page that computes all values; a page
 with more has the results of one pair of channels (chosen)."""
 
-_CHANNELS = (MOST_CHANNELS, 8, 6, 5)
-"""Numbers of channels to draw: the first whose values are few enough, or the last (chosen)."""
+_LIMITS = (
+    DRAWN,
+    *(Limits(channels) for channels in (8, 6, 5)),
+    *(Limits(5, places, taps) for places, taps in ((12, 9), (10, 7), (8, 5), (6, 3))),
+)
+"""Limits of a page: the first whose values are few enough, or the last (chosen)."""
 
 _MOST_VALUES = 50_000
-"""Largest number of characters of the values of more than the fewest channels (chosen)."""
+"""Largest number of characters of the drawn values, unless even the last limits give more (chosen)."""
 
 # The page can load nothing, even if a title contains HTML.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -147,18 +151,43 @@ def _scene(
     problem: ConvProblem, data: Mapping[str, Any], element: Element | None
 ) -> dict[str, Any]:
     """Return the drawn scene and first settings of the knobs; the page computes the numbers."""
-    for most_channels in _CHANNELS:
-        drawn = _scene_of(problem, data, element, most_channels)
-        if len(json.dumps([drawn["values"], drawn["exact"]])) <= _MOST_VALUES:
+    for limits in _LIMITS:
+        drawn = _scene_of(problem, data, element, limits)
+        if _length(drawn) <= _MOST_VALUES:
+            return drawn
+    for is_kept in (_in_first_sums, _of_first_pair):
+        for name, packed in [*drawn["values"].items(), *drawn["exact"].items()]:
+            first = key_of(name, drawn["k"], drawn["c"])
+            planes = packed["planes"].items()
+            packed["planes"] = {key: plane for key, plane in planes if is_kept(key, first)}
+        if _length(drawn) <= _MOST_VALUES:
             break
     return drawn
 
 
+def _length(drawn: dict[str, Any]) -> int:
+    """Return the number of characters of the drawn values."""
+    return len(json.dumps([drawn["values"], drawn["exact"]], separators=(",", ":")))
+
+
+def _in_first_sums(key: str, first: str) -> bool:
+    """Return whether the plane of a key is in a sum that is shown first.
+
+    All planes of x and dy are, and those planes of w and dw that share a filter or a channel with
+    the plane that is shown first.
+    """
+    return "," not in key or any(map(str.__eq__, key.split(","), first.split(",")))
+
+
+def _of_first_pair(key: str, first: str) -> bool:
+    return key == first
+
+
 def _scene_of(
-    problem: ConvProblem, data: Mapping[str, Any], element: Element | None, most_channels: int
+    problem: ConvProblem, data: Mapping[str, Any], element: Element | None, limits: Limits
 ) -> dict[str, Any]:
-    drawn = scene(problem, data, element, most_channels).to_dict()
-    drawn["mostTurned"] = MOST_CHANNELS
+    drawn = scene(problem, data, element, limits).to_dict()
+    drawn["turned"] = DRAWN._asdict()  # drawn when a knob is turned
     reason = _no_knobs(problem)
     drawn |= {"knobs": None if reason else _knobs(problem, data), "noKnobs": reason}
     drawn["mostNumbers"] = MOST_NUMBERS

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from cupyconv import arrays
 from cupyconv.errors import ConvError
@@ -24,23 +24,11 @@ from cupyconv.explaining.shapes import the
 from cupyconv.explaining.terms import LETTERS, Element
 from cupyconv.problem import ConvAxis, ConvProblem
 
-if TYPE_CHECKING:
-    pass
-
 PAD, ZERO = -1, -2
 """Contents of cells without an element of a tensor: padding, or a zero between dilated elements."""
 
-MOST_PLACES = 14
-"""Largest number of cells of a plane along an axis, so that a finger can touch each (chosen)."""
-
 MOST_SPAN = 24
 """Largest span of a window that is drawn whole (chosen)."""
-
-MOST_TAPS = 11
-"""Largest number of drawn taps along an axis (chosen)."""
-
-MOST_CHANNELS = 10
-"""Largest number of drawn channels or filters (chosen)."""
 
 MOST_DRAWN = 100_000
 """Largest number of positions of an axis that is drawn (chosen)."""
@@ -49,6 +37,24 @@ RESULTS = ("dw", "dx", "y")
 
 Places = tuple[int | None, ...]
 """Cells along an axis: positions of the tensor, PAD, ZERO, or None for a gap."""
+
+
+class Limits(NamedTuple):
+    """Largest drawn part of a layer (chosen).
+
+    Attributes:
+        channels: channels of x, and filters.
+        places: cells of a plane along an axis; a finger can touch each of the default number.
+        taps: taps along an axis.
+    """
+
+    channels: int = 10
+    places: int = 14
+    taps: int = 11
+
+
+DRAWN = Limits()
+"""Limits of pictures, and of pages whose values are few enough."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +124,7 @@ class Scene:
         exact: float64 sums of results whose terms are not all drawn.
         missing: reason for missing values, for each tensor without values.
         source: origin of the values, in words.
-        most_channels: largest number of drawn channels or filters.
+        limits: largest drawn part.
     """
 
     problem: ConvProblem
@@ -133,7 +139,7 @@ class Scene:
     exact: Mapping[str, Mapping[str, Any]]
     missing: Mapping[str, str]
     source: str
-    most_channels: int
+    limits: Limits
 
     @property
     def group_filters(self) -> int:
@@ -169,10 +175,10 @@ class Scene:
             "groups": problem.groups,
             "groupFilters": self.group_filters,
             "groupChannels": self.group_channels,
-            "mostPlaces": MOST_PLACES,
+            "mostPlaces": self.limits.places,
             "mostSpan": MOST_SPAN,
-            "mostTaps": MOST_TAPS,
-            "mostChannels": self.most_channels,
+            "mostTaps": self.limits.taps,
+            "mostChannels": self.limits.channels,
             "axes": [_rule(axis) for axis in problem.axes],
             "dtype": problem.dtype,
             "letters": [LETTERS[kind][rank] for kind in ("input", "filter", "output")],
@@ -253,7 +259,7 @@ def scene(
     problem: ConvProblem,
     data: Mapping[str, Any],
     element: Element | None = None,
-    most_channels: int = MOST_CHANNELS,
+    limits: Limits = DRAWN,
 ) -> Scene:
     """Return the drawing of a layer.
 
@@ -261,7 +267,7 @@ def scene(
         problem: the layer.
         data: values of the tensors by name, as far as they are known.
         element: element to mark and to show first.
-        most_channels: largest number of channels or filters to draw.
+        limits: largest part to draw.
 
     Raises:
         ConvError: the layer is too large to draw.
@@ -278,9 +284,9 @@ def scene(
             )
     image, k, c = _channels_of(problem, element)
     chosen = _chosen(problem, element)
-    directions = _directions(problem, chosen)
-    filters = _drawn(problem.K, most_channels, _around(k))
-    channels = _drawn(problem.C, most_channels, _around(c))
+    directions = _directions(problem, chosen, limits)
+    filters = _drawn(problem.K, limits.channels, _around(k))
+    channels = _drawn(problem.C, limits.channels, _around(c))
     part = _DrawnPart(problem, image, filters, channels, directions)
     missing = {tensor: _reason(problem, data, tensor) for tensor in ("x", "w", "dy", *RESULTS)}
     known = [tensor for tensor, reason in missing.items() if not reason]
@@ -302,7 +308,7 @@ def scene(
         exact,
         {tensor: reason for tensor, reason in missing.items() if reason},
         getattr(data, "source", "") if known else "",
-        most_channels,
+        limits,
     )
 
 
@@ -348,7 +354,7 @@ def _chosen(problem: ConvProblem, element: Element | None) -> dict[str, tuple[in
 
 def _busiest(axis: ConvAxis) -> int:
     """Return the position with the most terms among the first positions of dx."""
-    first = range(min(axis.input, MOST_PLACES // 2))
+    first = range(min(axis.input, DRAWN.places // 2))
     letters = ("h", "r", "p")
     return max(first, key=lambda at: len(terms.input_terms(axis, at, letters).first))
 
@@ -394,14 +400,14 @@ def _window(rule: ConvAxis, at: int) -> range:
     return range(corner, corner + rule.effective_filter, rule.dilation)
 
 
-def _linked(rule: ConvAxis, chosen: int) -> tuple[Places, Places]:
+def _linked(rule: ConvAxis, chosen: int, most: int) -> tuple[Places, Places]:
     """Return the outputs of an axis to draw, and the input positions to draw with their windows.
 
-    The positions always include both ends of the outputs, the input and its padding.  Inputs that a
+    At most about ``most`` input positions are returned.  They always include both ends of the outputs, the input and its padding.  Inputs that a
     negative padding crops are drawn too.
     """
     first, end = min(-rule.pad_before, 0), max(rule.input + rule.pad_after, rule.input)
-    if end - first <= MOST_PLACES and rule.output <= MOST_PLACES:
+    if end - first <= most and rule.output <= most:
         return tuple(range(rule.output)), tuple(range(first, end))
     whole = rule.effective_filter <= MOST_SPAN
     for head, tail in ((4, 4), (4, 3), (3, 3), (3, 2), (2, 2), (2, 1), (1, 1), (1, 0)):
@@ -412,7 +418,7 @@ def _linked(rule: ConvAxis, chosen: int) -> tuple[Places, Places]:
             window = _window(rule, output)
             places |= set(range(window[0], window[-1] + 1)) if whole else {window[0], window[-1]}
         inputs = with_gaps(place for place in places if first <= place < end)
-        if len(inputs) <= MOST_PLACES:
+        if len(inputs) <= most:
             break
     outputs.add(rule.output - 1)  # draw the last output even without its window
     if whole:  # add the outputs whose windows are already drawn
@@ -428,14 +434,19 @@ def _linked(rule: ConvAxis, chosen: int) -> tuple[Places, Places]:
 
 
 def _directions(
-    problem: ConvProblem, chosen: Mapping[str, tuple[int, ...]]
+    problem: ConvProblem, chosen: Mapping[str, tuple[int, ...]], limits: Limits
 ) -> dict[str, Direction]:
     """Return the drawings of dw, dx and y."""
     rules = {tensor: _rules(problem, tensor) for tensor in RESULTS}
-    forward = [_linked(axis, at) for axis, at in zip(problem.axes, chosen["y"], strict=True)]
-    spread = [_linked(rule, at) for rule, at in zip(rules["dx"], chosen["dx"], strict=True)]
+    forward = [
+        _linked(axis, at, limits.places) for axis, at in zip(problem.axes, chosen["y"], strict=True)
+    ]
+    spread = [
+        _linked(rule, at, limits.places)
+        for rule, at in zip(rules["dx"], chosen["dx"], strict=True)
+    ]
     taps = [
-        _drawn(axis.filter, MOST_TAPS, _around(at))
+        _drawn(axis.filter, limits.taps, _around(at))
         for axis, at in zip(problem.axes, chosen["dw"], strict=True)
     ]
     outputs = [places for places, _ in forward]

@@ -111,11 +111,12 @@ const scenes = (() => {
       }
     }
     const exact = Object.fromEntries(["dw", "dx", "y"].filter((name) => data).map((name) => [name, values[name]]));
-    const { mostPlaces, mostSpan, mostTaps, mostTurned: mostChannels, mostTurned, mostElements, mostFlops } = limits;
+    const { mostSpan, turned, mostElements, mostFlops } = limits;
+    const { channels: mostChannels, places: mostPlaces, taps: mostTaps } = turned;
     return {
       opened: plain ? "dw" : "dx", image, k: Math.min(2, filters - 1), c: Math.min(1, channels - 1),
       images: N, filters: K, channels: C, groups, groupFilters: filters, groupChannels: channels,
-      mostPlaces, mostSpan, mostTaps, mostChannels, mostTurned, mostElements, mostFlops, axes: axes.map(sizesOf), dtype: "float32",
+      mostPlaces, mostSpan, mostTaps, mostChannels, turned, mostElements, mostFlops, axes: axes.map(sizesOf), dtype: "float32",
       letters: Object.values(LETTERS).map((letters) => letters[rank]), source: data ? sourceOf(knobs) : "",
       directions: directions(problem, mostPlaces),
       missing: reason ? Object.fromEntries(names.map((name) => [name, reason])) : {},

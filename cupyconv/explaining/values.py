@@ -86,7 +86,7 @@ class Values(Mapping[str, Any]):
     ) -> None:
         self.problem, self.given, self.kind, self.seed = problem, dict(given or {}), kind, seed
         self.large = large
-        self._results: dict[str, Any] = {}
+        self._results: dict[tuple[str, str], Any] = {}
 
     def __getitem__(self, name: str) -> Any:
         if name in self.given:
@@ -95,9 +95,7 @@ class Values(Mapping[str, Any]):
             return self._drawn[name]
         if name not in RESULTS or not self._computable:
             raise KeyError(name)
-        if name not in self._results:
-            self._results[name] = self.compute(name)
-        return self._results[name]
+        return self.compute(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(name for name in (*OPERANDS, *RESULTS) if name in self)
@@ -153,7 +151,7 @@ class Values(Mapping[str, Any]):
         return known and self.problem.N > 0 and fits
 
     def compute(self, name: str, dtype: str = "") -> Any:
-        """Return y, dx or dw as the library computes it.
+        """Return y, dx or dw as the library computes it, once for each dtype.
 
         Args:
             name: "y", "dx" or "dw".
@@ -162,12 +160,18 @@ class Values(Mapping[str, Any]):
         Raises:
             KeyError: an operand has no values.
         """
+        dtype = dtype or self.problem.dtype
+        if (name, dtype) not in self._results:
+            self._results[name, dtype] = self._computed(name, dtype)
+        return self._results[name, dtype]
+
+    def _computed(self, name: str, dtype: str) -> Any:
         import numpy as np
 
         from cupyconv import operations
 
         problem = self.problem
-        kind = arrays.numpy_dtype(dtype or problem.dtype)
+        kind = arrays.numpy_dtype(dtype)
         with np.errstate(over="ignore"):  # overflow to infinity, as a layer of this dtype does
             x, w, dy = (
                 arrays.on_host(self[operand]).astype(kind, copy=False) for operand in OPERANDS

@@ -237,6 +237,12 @@ def test_page_too_large_for_a_browser_is_rejected():
         ConvProblem((8, 64, 56, 56), (128, 64, 3, 3), stride=2, padding="same"),
         ConvProblem((1, 256, 14, 14), (256, 256, 3, 3), padding=1),
         ConvProblem((2, 32, 28, 28), (64, 32, 3, 3), dtype="float64"),
+        ConvProblem((1, 64, 16, 32, 32), (64, 64, 3, 3, 3), padding=1),
+        ConvProblem((2, 3, 16, 112, 112), (64, 3, 3, 7, 7), stride=(1, 2, 2), padding=(1, 3, 3)),
+        ConvProblem((8, 16, 24, 24, 24), (16, 16, 3, 3, 3), stride=2, padding="same"),
+        ConvProblem((1, 32, 20, 20, 20), (32, 32, 5, 5, 5), padding=2, dtype="float16"),
+        ConvProblem((1, 16, 40, 40, 40), (16, 16, 7, 7, 7), padding=3),
+        ConvProblem((1, 64, 24, 24), (64, 64, 11, 11), padding=5, dtype="float16"),
     ],
     ids=str,
 )

@@ -107,7 +107,7 @@ def in_scene(layer: dict[str, Any], values: str, seed: int) -> dict[str, Any]:
     drawn = scene.scene(explanation.problem, explanation.data).to_dict()
     for key in ("values", "exact", "missing", "source"):
         drawn.pop(key)
-    drawn["mostTurned"] = scene.MOST_CHANNELS
+    drawn["turned"] = scene.DRAWN._asdict()
     tensors = {
         name: np.asarray(explanation.data[name], "float64")
         .transpose(problem.filter_axes if name[-1] == "w" else problem.data_axes)
@@ -233,7 +233,7 @@ def test_largest_layers_are_computed_in_little_memory(tmp_path):
         {"input_shape": (16, 380, 1, 1), "filter_shape": (400, 380, 1, 1), "stride": 2},
     ]
     limits = {"mostNumbers": page.MOST_NUMBERS, "mostProducts": page.MOST_PRODUCTS}
-    limits |= {"mostPlaces": scene.MOST_PLACES}
+    limits |= {"turned": scene.DRAWN._asdict()}
     script = f"""
     function result(layer) {{
       const knobs = {{ layer, values: "integers", seed: "0" }};

@@ -21,10 +21,10 @@ from cupyconv.errors import CupyconvError
 from cupyconv.problem import ITEMSIZE, flops_of_product
 
 PRODUCT_SIZE = {"cpu": 1536, "gpu": 8192}
-"""Rows and columns of the square matrices that are multiplied, by place (chosen)."""
+"""Rows, and also columns, of each of the two multiplied matrices, keyed by place (chosen)."""
 
 COPY_BYTES = {"cpu": 256 << 20, "gpu": 2 << 30}
-"""Size of the copied array in bytes, by place (chosen)."""
+"""Size of the copied array in bytes, keyed by place (chosen)."""
 
 
 class NoCeilingError(CupyconvError):
@@ -32,11 +32,11 @@ class NoCeilingError(CupyconvError):
 
 
 def measure(place: Place, dtype: str, torch: PyTorch | None, seconds: float) -> Ceiling:
-    """Measure the ceiling of a dtype.
+    """Measure the roofline of a dtype: the rates of a matrix product and of a copy.
 
     Args:
-        torch: PyTorch inside its ``settings``, which permit or forbid TF32; None without PyTorch.
-        seconds: time to spend on each product and each copy.
+        torch: PyTorch, after its ``settings`` were entered; None to measure without PyTorch.
+        seconds: seconds to spend on the product, and again on the copy, with each library.
 
     Raises:
         NoCeilingError: no library can measure, for example on a GPU without cuBLAS and PyTorch.
@@ -62,7 +62,12 @@ def _fastest(
     make: Callable[[Any, Any], timing.Call],
     seconds: float,
 ) -> tuple[str, float]:
-    """Return the library whose call on two arrays or tensors is fastest, and its time.
+    """Return the name of the fastest library, and the seconds that its call takes.
+
+    Args:
+        shape: shape of each of the two random arrays.
+        make: function that returns the call to time, given the two arrays or tensors.
+        seconds: seconds to spend on each library.
 
     Raises:
         NoCeilingError: every library failed.

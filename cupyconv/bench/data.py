@@ -1,7 +1,8 @@
 """Random tensors of a layer.
 
-A few million normally distributed numbers are drawn once and repeated, which is fast.  The period
-is a prime, so that no tensor axis is a multiple of it.  Processors would run faster on zeros.
+PERIOD normally distributed values are drawn once, and repeated to fill every tensor.  This is
+faster than drawing every element.  The period is prime, so that equally spaced rows of a tensor
+start at different values.  Zeros are not used, because processors can run faster on zeros.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from cupyconv.checking import Operands
 from cupyconv.problem import REAL_PART, ConvProblem, dtype_name
 
 LAYOUTS = (formats.CHANNELS_LAST, formats.CHANNELS_FIRST)
-"""Memory orders to measure."""
+"""Memory orders that a run measures by default."""
 
-PERIOD = 4_194_301  # count of numbers; the largest prime below 2^22
-_STEP = 524_287  # numbers between the starts of consecutive seeds; a prime
+PERIOD = 4_194_301  # values before they repeat; the largest prime below 2^22
+_STEP = 524_287  # values between the starts of consecutive seeds; a prime (chosen)
 
 
 def in_layout(problem: ConvProblem, layout: str, dtype: str) -> ConvProblem:
@@ -45,7 +46,7 @@ def in_layout(problem: ConvProblem, layout: str, dtype: str) -> ConvProblem:
 
 
 def random_sets(problem: ConvProblem, count: int, xp: Any) -> list[Operands]:
-    """Return ``count`` different sets of operands; ``xp`` is numpy or cupy."""
+    """Return ``count`` different sets of random operands x, w and dy; ``xp`` is numpy or cupy."""
     shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
 
     def tensor(seed: int) -> Any:
@@ -56,7 +57,7 @@ def random_sets(problem: ConvProblem, count: int, xp: Any) -> list[Operands]:
 
 
 def random_flat(count: int, dtype: str, seed: int, xp: Any) -> Any:
-    """Return a flat array of ``count`` random numbers."""
+    """Return a flat array of ``count`` random values, which depend on ``dtype`` and ``seed``."""
     numbers = _numbers(dtype, xp)
     flat = xp.empty(count, numbers.dtype)
     start, offset = 0, _STEP * seed % PERIOD  # each seed starts elsewhere in the period
@@ -77,5 +78,5 @@ def _numbers(dtype: str, xp: Any) -> Any:
 
 
 def _ordered(shape: tuple[int, ...], positions: tuple[int, ...]) -> tuple[int, ...]:
-    """Move the size with index i to ``positions[i]``."""
+    """Return the sizes in another order, with ``shape[i]`` at index ``positions[i]``."""
     return tuple(size for _, size in sorted(zip(positions, shape, strict=True)))

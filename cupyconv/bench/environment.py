@@ -34,7 +34,7 @@ VERSIONS = {
     "blas": "BLAS",
     "python": "Python",
 }
-"""Labels of versions, keyed by their name in a description."""
+"""Label of each version in a report, keyed by its name in the result of ``describe``."""
 
 
 def describe(
@@ -76,7 +76,7 @@ def describe(
 
 
 def versions(about: dict[str, Any], *omitted: str) -> list[str]:
-    """Return the known versions of a description, each with its label."""
+    """Return "label version" for each known version in ``about``, without the ``omitted`` keys."""
     return [
         f"{label} {about[key]}"
         for key, label in VERSIONS.items()
@@ -106,7 +106,7 @@ def threads() -> int:
 
 
 def _known(look: Callable[[], Any]) -> Any:
-    """Return the result of a function; None if it fails, because the system does not know it."""
+    """Return the result of a function; None if it raises, for example if a tool is missing."""
     with suppress(Exception):
         return look()
     return None
@@ -125,7 +125,7 @@ def _cpu_name() -> str:
 
 
 def _commit() -> str | None:
-    """Return the measured commit, with "+" if tracked files changed; None outside a checkout."""
+    """Return the commit of cupyconv, with "+" if tracked files changed; None outside a checkout."""
     folder = Path(cupyconv.__file__).parent.parent
     if not (folder / ".git").exists():
         return None

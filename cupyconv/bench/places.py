@@ -1,4 +1,4 @@
-"""Places to run on: the CPU or the current GPU, with arrays, free memory and a clock."""
+"""Places that a benchmark runs on, the CPU or a GPU: their arrays, free memory and clocks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cupyconv.kernels.device import CPU, Device
 
 DEVICES = ("cpu", "gpu")
 
-PAUSE = 0.15  # s before a turn on the CPU, where idle BLAS threads spin for a tenth of a second
+PAUSE = 0.15  # seconds before a turn on the CPU; idle BLAS threads still spin for 0.1 s
 MOST_SWEEPS = 64  # largest number of sweeps before a sample
 
 
@@ -40,30 +40,32 @@ class Place:
         return array
 
     def free_bytes(self) -> int:
-        """Return the bytes of memory available to tensors."""
+        """Return the bytes of memory available to tensors; 4 GiB on a CPU if unknown."""
         return arrays.available_memory() or 4 << 30
 
     def release(self) -> None:
         """Free memory that is cached for later tensors; NumPy caches none."""
 
     def synchronize(self) -> None:
-        """Wait until all calls have finished; NumPy's have finished when they return."""
+        """Wait until all calls have finished; a NumPy call has finished when it returns."""
 
     def settle(self) -> None:
         """Wait until the previous implementation no longer occupies the processor."""
         time.sleep(PAUSE)
 
     def seconds(self, call: Callable[[], Any], count: int) -> float:
-        """Return the mean time of ``count`` consecutive calls."""
+        """Return the mean seconds per call of ``count`` consecutive calls."""
         start = time.perf_counter()
         for _ in range(count):
             call()
         return (time.perf_counter() - start) / count
 
     def sample(self, call: Callable[[], Any], count: int, lead: float = 0.0) -> float:
-        """Return the mean time of ``count`` consecutive calls, from a cold cache.
+        """Sweep the cache, and return the mean seconds per call of ``count`` consecutive calls.
 
-        Sweeps of the cache take at least ``lead`` seconds, the host time of the calls.
+        Args:
+            lead: shortest time of the sweeps in seconds, limited to MOST_SWEEPS sweeps.  On a GPU,
+                the host queues the calls in this time.
         """
         for _ in range(min(max(ceil(lead / self.sweep_seconds), 1), MOST_SWEEPS)):
             self.sweep()
@@ -81,7 +83,7 @@ class Place:
 
     @cached_property
     def sweep_seconds(self) -> float:
-        """Time of one sweep."""
+        """Seconds that one sweep takes."""
         self.sweep()  # the first sweep is slower: the system maps the pages, or CuPy compiles
         return max(self.seconds(self.sweep, 1), 1e-6)
 

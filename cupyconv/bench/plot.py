@@ -1,7 +1,7 @@
-"""SVG picture of a run: the time of every pass, of PyTorch, and of the roofline.
+"""SVG picture of a run: cupyconv's time, PyTorch's time and the roofline of every pass.
 
-Each line is a layer, and each panel is a pass.  The scale is logarithmic, so that equal distances
-are equal ratios.  Lengths are in pixels.
+Each row is a layer, and each panel is a pass.  The time axis is logarithmic, so that equal
+distances are equal ratios.  Lengths are in pixels.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TITLES = {
 
 
 def svg(results: Results) -> str:
-    """Draw a run."""
+    """Return an SVG document that shows the results of a run."""
     canvas, about = Canvas(), results.environment
     _text(canvas, MARGIN, 42, "Convolutions: time of every pass", 22, font_weight="bold")
     subtitle = f"{environment.title(about)}.  {', '.join(environment.versions(about))}"
@@ -46,10 +46,11 @@ def svg(results: Results) -> str:
 
 
 def _dtype(canvas: Canvas, results: Results, dtype: str, top: float) -> float:
-    """Draw the panels of a dtype; return their lower edge."""
+    """Draw the panels of a dtype below ``top``; return the y of their lower edge."""
     rows = [row for row in results.rows if row.dtype == dtype]
-    pairs: dict[tuple[str, str], dict[bool, Row]] = {}  # fastest rows, by whether they are ours
-    limits: dict[tuple[str, str], float] = {}  # roofline times in µs
+    # Fastest rows, keyed by (layer, pass), and then by whether the row is cupyconv's.
+    pairs: dict[tuple[str, str], dict[bool, Row]] = {}
+    limits: dict[tuple[str, str], float] = {}  # roofline times in µs, by (layer, pass)
     for row in sorted(rows, key=lambda row: -row.microseconds):
         key = row.layer, row.pass_
         pairs.setdefault(key, {})[row.implementation != TORCH] = row
@@ -59,7 +60,7 @@ def _dtype(canvas: Canvas, results: Results, dtype: str, top: float) -> float:
     low = floor(log10(min(times)))
     high = max(ceil(log10(max(times))), low + 1)
 
-    lines: list[tuple[str, str]] = []  # kinds and layers
+    lines: list[tuple[str, str]] = []  # (kind, layer); the layer is "" in the heading of a kind
     for kind in KINDS:
         names = dict.fromkeys(row.layer for row in rows if row.kind == kind)
         lines += [(kind, ""), *((kind, name) for name in names)] if names else []
@@ -98,7 +99,7 @@ def _pass(
     right: float,
     y: float,
 ) -> None:
-    """Draw the times of a pass, and PyTorch's time over cupyconv's right of the panel."""
+    """Draw the times of a pass; right of its panel, print PyTorch's time / cupyconv's time."""
     if limit:
         _line(canvas, x(limit), y - 5, x(limit), y + 5, INK, 1.5)
     if len(pair) == 2:

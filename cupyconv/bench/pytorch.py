@@ -1,6 +1,6 @@
-"""PyTorch, with which a run compares cupyconv.
+"""PyTorch's convolutions, with which a run compares cupyconv's.
 
-PyTorch uses as many threads as cupyconv, and may use TF32 only if cupyconv may.  On a GPU,
+PyTorch and cupyconv use the same number of threads and the same precision.  The flag
 ``torch.backends.cudnn.benchmark`` is set, so that cuDNN tries its algorithms on the first call.
 """
 
@@ -46,9 +46,12 @@ class PyTorch:
 
     @contextmanager
     def settings(self, precision: str, threads: int | None = None) -> Iterator[None]:
-        """Enter the settings for measuring PyTorch, and restore them afterwards.
+        """Set PyTorch's flags, threads and stream for measurements; restore them afterwards.
 
-        ``precision`` "tf32" permits tensor cores to round float32 operands.
+        Args:
+            precision: "tf32" permits tensor cores to round float32 operands to TF32; any other
+                value forbids it.
+            threads: number of CPU threads; None to leave it unchanged.
         """
         torch = self._torch
         values = [
@@ -72,7 +75,7 @@ class PyTorch:
             yield
 
     def refuses(self, problem: ConvProblem, pass_: str) -> str | None:
-        """Return why a pass of a problem is unsupported; None if it is supported."""
+        """Return why PyTorch does not support a pass of a problem; None if it does."""
         if any(before != after for before, after in problem.padding):
             return "PyTorch pads both sides equally"
         if problem.is_complex and pass_ != "forward":
@@ -80,10 +83,10 @@ class PyTorch:
         return None
 
     def call(self, problem: ConvProblem, pass_: str, sets: Sequence[Operands]) -> Call:
-        """Return a function that runs a pass on the operand set with a given index.
+        """Return a function that takes the index of an operand set and runs a pass on this set.
 
         Raises:
-            ConvError: the problem is unsupported.
+            ConvError: PyTorch does not support the pass.
         """
         if refusal := self.refuses(problem, pass_):
             raise ConvError("the pass must be one that PyTorch supports", refusal)
@@ -109,13 +112,13 @@ class PyTorch:
         )[operand]  # fmt: skip
 
     def to_array(self, tensor: Any, problem: ConvProblem, pass_: str) -> Any:
-        """Return an array in the problem's axis order that shares a result's memory."""
+        """Return a result of ``call`` as an array in the problem's axis order, without a copy."""
         is_filter = pass_ == "backprop_filter"
         axes = np.argsort(problem.filter_axes if is_filter else problem.data_axes)
         xp = self._place.xp
         if problem.dtype != "bfloat16":
             return xp.from_dlpack(tensor.resolve_conj()).transpose(*axes)
-        # NumPy cannot import bfloat16 through DLPack, so the bits travel as 16-bit integers.
+        # NumPy cannot import bfloat16 through DLPack, so the bits are passed as 16-bit integers.
         array = xp.from_dlpack(tensor.view(self._torch.int16)).view(numpy_dtype(problem.dtype))
         return array.transpose(*axes)
 

@@ -28,20 +28,20 @@ def sections(results: Results) -> list[Section]:
 
 
 def tally(pairs: Iterable[Comparison]) -> tuple[int, int, int]:
-    """Return how many comparisons are faster, even and slower; even: the spreads overlap."""
+    """Count the comparisons that are faster, even (their spreads overlap) and slower."""
     signs = [0 if pair.even else 1 if pair.ratio > 1 else -1 for pair in pairs]
     return signs.count(1), signs.count(0), signs.count(-1)
 
 
 def number(value: float) -> str:
-    """Format three digits without an exponent: 0.0123, 4.56, 78.9, 1,234."""
+    """Format to three significant digits or to an integer: 0.0123, 4.56, 78.9, 1,234."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}" if value >= 0.001 else f"{value:.4f}"
 
 
 def busy(about: dict[str, Any]) -> str | None:
-    """Return a warning if the CPU was loaded before the run with this environment, else None."""
+    """Return a warning if the environment records a loaded CPU before the run, else None."""
     load, threads = about.get("load") or 0, about.get("threads", 1)
     if about.get("device") != "cpu" or load <= threads / 2:
         return None
@@ -71,7 +71,7 @@ def _section(
 
 
 def _groups(pairs: Iterable[Comparison], key: Callable[[Row], Any]) -> dict[Any, list[Comparison]]:
-    """Return comparisons by a key of their rows."""
+    """Group comparisons by a key, which a function computes from their rows."""
     found: dict[Any, list[Comparison]] = {}
     for pair in pairs:
         found.setdefault(key(pair.row), []).append(pair)
@@ -107,7 +107,7 @@ def _measured(results: Results) -> list[Section]:
     )
     if has_torch:
         columns += ("PyTorch/ours",)
-        text += " PyTorch/ours: PyTorch's time over ours; above 1, cupyconv is faster."
+        text += " PyTorch/ours: PyTorch's time over cupyconv's; above 1, cupyconv is faster."
     return [
         _section(f"Every pass in {dtype}", [text], columns, rows, columns[:3])
         for dtype, rows in tables.items()
@@ -131,7 +131,7 @@ def _means(results: Results) -> list[Section]:
         found.append(
             _section(
                 f"Against PyTorch in {dtype}, {implementation}",
-                ["Geometric means of PyTorch's time over ours; even: the spreads overlap."],
+                ["Geometric means of PyTorch's time over cupyconv's; even: the spreads overlap."],
                 ("kind", "layers", *passes, "all", "faster/even/slower"),
                 rows,
                 ("kind",),
@@ -189,7 +189,7 @@ def _conditions(results: Results) -> list[str]:
 def compare(old: Results, new: Results) -> list[Section]:
     """Report what became faster and what became slower between two runs."""
     before, after = (
-        # Layers of one name may differ in their work.
+        # Two versions may give one name to different layers, so the key also has the work.
         {(*key, row.useful_flops, row.bytes, row.precision): row for key, row in best(rows).items()}
         for rows in (old.rows, new.rows)
     )
@@ -234,7 +234,7 @@ def _differences(old: Results, new: Results) -> list[str]:
         was, now = old.environment.get(key), new.environment.get(key)
         if was != now:
             lines.append(f"the runs differ in {label}: {was}, then {now}")
-    was, now = (  # older files have medians
+    was, now = (  # older versions of cupyconv stored medians
         "median" if any(row.low < row.microseconds for row in run.rows) else "minimum"
         for run in (old, new)
     )

@@ -14,11 +14,11 @@ from cupyconv.problem import PASSES
 from cupyconv.records import parse_json, record
 
 SCHEMA = 2
-"""Version of the format; it changes when older files could be misread."""
+"""Version of the JSON format; it is increased when older files would be misread."""
 
 KIND = "cupyconv bench"
 TORCH = "torch"
-"""Implementation of PyTorch's rows; the implementations of all other rows are cupyconv's."""
+"""Name of the implementation in PyTorch's rows; all other names are implementations of cupyconv."""
 
 _OMITTED = ("jax", "tensorflow")
 """Implementations whose rows are not read; earlier versions measured these libraries."""
@@ -64,7 +64,7 @@ class Row:
 
     @property
     def tflops(self) -> float:
-        """TFLOP/s without products with padding, which an implementation may skip."""
+        """TFLOP/s; products with padding do not count, since an implementation may skip them."""
         return self.useful_flops / self.microseconds * 1e-6
 
 
@@ -139,7 +139,7 @@ class Results:
     def to_json(self) -> dict[str, Any]:
         """Return the results as a JSON object, with derived columns in every row.
 
-        The ratio to PyTorch is PyTorch's shortest time over the time of the row.
+        ``ratio_to_torch`` is PyTorch's shortest time divided by the time of the row.
         """
         fastest = best(self.rows)
         rows = []
@@ -170,7 +170,7 @@ class Results:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two measurements of the same pass: a row, and PyTorch's or an earlier one."""
+    """Measurement ``row`` of a pass, and ``other``, PyTorch's or an earlier measurement of it."""
 
     row: Row
     other: Row

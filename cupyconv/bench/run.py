@@ -19,20 +19,20 @@ from cupyconv.errors import ConvError, CupyconvError
 from cupyconv.planning import Impl, Precision, plan_pass
 from cupyconv.problem import PASSES, ConvProblem
 
-SECONDS = {"cpu": 0.3, "gpu": 0.1}  # default time of one measurement, by place (chosen)
+SECONDS = {"cpu": 0.3, "gpu": 0.1}  # default seconds per measurement, by place (chosen)
 
 CHECKED_FLOPS = {"cpu": 50e6, "gpu": 0.5e9}
-"""Number of FLOPs whose results are checked, by place: about a second if depthwise (chosen)."""
+"""FLOPs whose results are checked, by place; about 1 s of work in a depthwise layer (chosen)."""
 
 CHECKED_BY: dict[str, Impl] = {"cpu": "reference", "gpu": "numpy"}
-"""Implementation of the expected values, by place; on the CPU, not the default implementation."""
+"""Implementation that computes the expected values, by place; "auto" never chooses it there."""
 
-SLOWEST_CALL = 10  # s; a layer on which PyTorch takes longer is measured without PyTorch (chosen)
+SLOWEST_CALL = 10  # seconds; if PyTorch takes longer, only cupyconv is measured (chosen)
 _TOO_SLOW = f"a call takes more than {SLOWEST_CALL} s"
 
-_SETS_BYTES = 1 << 30  # limit of all copies of a layer's tensors; each call takes another copy
+_SETS_BYTES = 1 << 30  # limit of all operand sets; consecutive calls use different sets (chosen)
 _COPIES = 4  # memory that a measurement needs, in multiples of a layer's tensors
-_FEWEST_CALLS = 7  # calls to check and time an implementation, however slow it is
+_FEWEST_CALLS = 7  # least number of calls to check and time an implementation
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class _Run:
     # -- one layer --------------------------------------------------------------------------------
 
     def _layer(self, layer: SuiteLayer, dtype: str) -> str | None:
-        """Measure a layer in every memory order; return why that is impossible, or None."""
+        """Measure a layer in every memory order; return None, or why it does not fit."""
         try:
             for layout in self.options.layouts:
                 problem = data.in_layout(layer.problem, layout, dtype)
@@ -158,7 +158,7 @@ class _Run:
                 sets = data.random_sets(problem, max(min(room, most), 1), self.place.xp)
                 for pass_ in self.options.passes:
                     self._pass(layer, problem, layout, pass_, sets)
-                del sets  # before those of the next memory order are created
+                del sets  # free the memory for the operands in the next memory order
         except Exception as error:
             if not _is_memory_error(error):
                 raise
@@ -224,7 +224,7 @@ class _Run:
     def _first_call(
         self, name: str, problem: ConvProblem, pass_: str, sets: list[Operands]
     ) -> tuple[timing.Call, Any, str, int | None]:
-        """Return a function of the set's index, its first result, its kernel and its workspace."""
+        """Return the call to time, its result, its kernel and its workspace in bytes."""
         if name == TORCH and self.torch is not None:
             call = self.torch.call(problem, pass_, sets)
             tries = 1 if self.place.name == "cpu" else 2  # cuDNN's first call tries algorithms

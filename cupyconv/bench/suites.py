@@ -50,7 +50,7 @@ class SuiteLayer:
 
     @property
     def kind(self) -> str:
-        """One of KINDS; the rules are tried in the order below."""
+        """Kind of the layer, one of KINDS: the first kind whose rule holds."""
         problem = self.problem
         rules = {
             "depthwise": 1 < problem.groups == problem.C,

@@ -27,7 +27,7 @@ Call = Callable[[int], Any]
 TURNS = 10  # largest number of turns, over which samples are divided
 FEWEST_SAMPLES, MOST_SAMPLES = 3, 150
 SHORTEST_SAMPLE = 50e-6  # s; shorter calls are grouped, at most one call per operand set
-HOST_CALLS = 20  # consecutive calls; far fewer than the launches that a stream can queue
+HOST_CALLS = 20  # largest number of calls; a stream can queue far more launches
 
 
 class Timing(NamedTuple):
@@ -63,7 +63,11 @@ def measure(
 
 
 def host_seconds(call: Call, sets: int, place: Place, seconds: float) -> float:
-    """Return the median host time of a call while the device's queue has room."""
+    """Return the median seconds until a call returns, while the device's queue has room.
+
+    Args:
+        seconds: time per implementation; a quarter of it is spent here, on 3 to HOST_CALLS calls.
+    """
     start = perf_counter()
     call(0)
     place.synchronize()
@@ -78,7 +82,7 @@ def host_seconds(call: Call, sets: int, place: Place, seconds: float) -> float:
 
 
 class _Series:
-    """Measurement of one implementation in progress; ``best`` has the minimum of each turn."""
+    """Unfinished measurement of an implementation; ``best`` has each turn's minimum in seconds."""
 
     def __init__(self, call: Call, sets: int, place: Place, seconds: float) -> None:
         """Warm up, and choose the calls per sample and the number of samples."""

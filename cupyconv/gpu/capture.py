@@ -22,7 +22,7 @@ def is_active() -> bool:
 
 
 class LastingAllocator:
-    """Adapter from an allocator that keeps captured memory while the graph exists to CuPy.
+    """CuPy allocator that gets memory from another library, which keeps it as long as the graph.
 
     An example is PyTorch's allocator, which has a memory pool for each graph.
     """
@@ -45,9 +45,9 @@ class LastingAllocator:
 def allocate(size: int, cuda: Any) -> Any:
     """Allocate memory for the current stream and return it as CuPy's MemoryPointer.
 
-    Without a capture, CuPy's allocator allocates the memory.  While the stream captures, allocation
-    and release become nodes of the graph, and the host must release the memory before the capture
-    ends.
+    CuPy's allocator is used outside a capture, and also during a capture if it is a
+    LastingAllocator.  Otherwise allocation and release become nodes of the graph, and the host must
+    release the memory before the capture ends.
 
     Args:
         size: number of bytes.

@@ -1,7 +1,7 @@
 """Compilation of kernels to cubin or PTX with NVRTC, and a disk cache; needs CuPy but no GPU.
 
-CuPy's own compilation and cache are not used: the cache's key omits the included headers, and the
-compiler always flushes float32 subnormals to zero.
+CuPy's own compilation and cache are not used: the cache's key omits the included headers, and
+CuPy always passes the option -ftz=true, which flushes float32 subnormals to zero.
 """
 
 from __future__ import annotations
@@ -111,9 +111,10 @@ def cached_cubin(source: KernelSource, defines: Mapping[str, str | int], target:
     """Return the variant's cubin from the cache; compile the variant if the cache lacks it.
 
     An entry consists of two files: the cubin, and a record with the cubin's digest.  The record is
-    written last, and both files appear atomically.  An entry whose digest does not match is
-    compiled again.  The digest of the returned bytes was checked; later changes of the files
-    have no effect.
+    written last, and each file is replaced atomically.  An entry whose digest does not match is
+    compiled again.  The digest is checked on the returned bytes themselves, so later changes of the
+    files have no effect.
+
     If the cache is not writable, or other users may write to it, nothing is read or stored.
     """
     # Compile in another thread: NVRTC up to 12.4 leaves its thread with the C locale, in which
@@ -129,12 +130,12 @@ def compile_missing(
 ) -> list[Future[Compiled]]:
     """Return the cubins of variants; compile in parallel the variants that the cache lacks.
 
-    NVRTC serialises only its front end, which takes a tenth of the compilation time.
+    Compilations run in parallel except in NVRTC's front end, which takes a tenth of their time.
 
     Args:
         variants: variants without duplicates.
         threads: number of threads that compile; by default one per core.
-        done: function that the calling thread calls after each variant.
+        done: function that is called in the calling thread after each variant.
 
     Returns:
         Finished futures in the order of ``variants``, each with a result or an error.  After an
@@ -161,8 +162,8 @@ def compile_missing(
 
 
 _under_way: dict[Variant, threading.Lock] = {}
-"""Locks by variant.  A thread holds the lock while it looks up or compiles the variant; others wait
-for the cache entry."""
+"""Locks by variant.  A thread holds the lock while it looks up or compiles the variant; other
+threads that need the variant wait for the lock, and then read the cache entry."""
 
 if hasattr(os, "register_at_fork"):
     # Threads that hold locks do not exist in a forked child, and would never release the locks.
@@ -230,7 +231,7 @@ def nvrtc_version() -> tuple[int, int]:
 
 
 def fitted(device: Device) -> Device:
-    """Return the GPU with a target that NVRTC supports; the GPU itself if NVRTC is not installed.
+    """Return the device with a target that NVRTC supports; unchanged if NVRTC is not installed.
 
     Raises:
         DeviceError: NVRTC has no target whose code the chip can run.
@@ -264,7 +265,7 @@ def _nvrtc():
     except Exception as error:  # the binding loads the library on first use; errors vary
         raise DeviceError(
             f"NVRTC, CUDA's run-time compiler, could not be loaded ({error}). "
-            f"Install it with: {install_command('cuda13')} (or likewise for CUDA 12)"
+            f"Install it with: {install_command('cuda13')} (or cuda12 for CUDA 12)"
         ) from error
     return nvrtc
 

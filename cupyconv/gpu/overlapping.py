@@ -21,7 +21,7 @@ class Overlapping:
     """
 
     def __init__(self, kernel: Any) -> None:
-        self._kernel = kernel  # a reference, which keeps the module of the function loaded
+        self._kernel = kernel  # this reference keeps the module of the function loaded
         self.ptr: int = kernel.ptr
 
     def __call__(
@@ -51,7 +51,7 @@ class Overlapping:
             if isinstance(argument, np.ndarray):
                 places[number] = argument.ctypes.data
             elif isinstance(argument, np.generic):
-                # The bytes are little-endian: a narrower integer is in the first bytes.
+                # The 8 bytes are little-endian, so a narrower integer is in the first bytes.
                 values[number] = int(argument)
             else:
                 values[number] = argument.data.ptr

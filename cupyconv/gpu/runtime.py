@@ -35,15 +35,16 @@ class Runtime(Protocol):
         ...
 
     def kernel(self, launch: Launch) -> Kernel:
-        """Return the loaded kernel of a launch, with its limit on dynamic shared memory raised.
+        """Return the loaded kernel of a launch.
 
-        The limit is set even for small sizes, because the default limit includes the static shared
-        memory, whose size is known only from the cubin.
+        If the kernel's limit on dynamic shared memory is below the launch's ``shared_bytes``, it is
+        raised.  The default limit is known only after loading, because the static shared memory
+        of the cubin counts toward it.
         """
         ...
 
     def address(self, array: Any) -> int:
-        """Return the address of an array's first element."""
+        """Return the device address of an array's first element."""
         ...
 
     def encode(self, one: TensorMap, address: int) -> bytes:
@@ -66,7 +67,7 @@ class Series:
     ) -> None:
         """
         Args:
-            launches: launches in order.
+            launches: launches in the order in which they run.
             runtime: runtime that loads and runs the launches.
             workspace: function that allocates the workspace of a call; None if the launches need
                 no workspace.
@@ -96,8 +97,8 @@ class Series:
                 kernel(one.grid, one.block, arguments.of(operands), shared_mem=one.shared_bytes)
         except BaseException as error:
             if self._workspace is not None:
-                # The caller may keep the error, and the workspace must be released before a capture
-                # ends.
+                # The frames of the traceback refer to the workspace, which must be released before
+                # a capture ends, even if the caller keeps the error.
                 operands = ()
                 traceback.clear_frames(error.__traceback__)
             raise

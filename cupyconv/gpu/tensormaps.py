@@ -1,7 +1,7 @@
 """Encoding of tensor maps, which TMA reads.
 
-Encoded maps are cached by map and address.  The address alone is no key: a later tensor at the same
-address may need another map.
+Encoded maps are cached by map and address.  The address alone would not be enough, because a later
+tensor at the same address may need another map.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from cupyconv.gpu import bindings
 from cupyconv.launch import TensorMap, TensorMaps, TiledMap
 
 MAP_BYTES = 128
-"""Bytes of an encoded map (CUDA's rule)."""
+"""Bytes of an encoded tensor map (a rule of CUDA)."""
 
 SWIZZLE = 128
-"""Span in bytes of the shared-memory swizzle of all maps (a rule of TMA)."""
+"""Span in bytes of the shared-memory swizzle of all maps (chosen, the widest span of TMA)."""
 
 
 Encode = Callable[[TensorMap, int], bytes]
-"""Function that encodes a map for an address, in MAP_BYTES bytes."""
+"""Function that encodes a tensor map for a device address and returns its MAP_BYTES bytes."""
 
 
 @lru_cache(maxsize=4096)
 def encoded(maps: TensorMaps, addresses: tuple[int, ...], encode: Encode) -> np.ndarray:
-    """Return the encoded maps for arrays at these addresses, as a NumPy array of one struct."""
+    """Return the encoded maps for arrays at these addresses, as a NumPy array with one struct."""
     tensors = zip(maps.maps, addresses, strict=True)
     parts = [encode(one, address + one.offset) for one, address in tensors]
     return np.frombuffer(b"".join(parts), np.dtype([("maps", "u8", len(parts) * MAP_BYTES // 8)]))

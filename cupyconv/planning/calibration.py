@@ -1,7 +1,7 @@
 """Measured corrections of modelled times.
 
-``measured/<architecture>.json`` is the ``calibration.json`` of a GPU run.  It has geometric means
-of measured time / modelled time by kernel family, pass and class of dtypes.
+``measured/<architecture>.json`` is the ``calibration.json`` that tests/gpu writes on a GPU.  It has
+the geometric mean of measured time / modelled time per kernel family, pass and class of dtypes.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def dtype_class(dtype: str, precision: str) -> str:
 
 
 def factor(request: Request, family: str) -> float:
-    """Return measured time / modelled time of a kernel family; 1 without measurements.
+    """Return measured time / modelled time of a kernel family, for a request's pass and dtype.
 
-    A family without measurements gets the geometric mean of the other families, which neither
-    favours nor penalises it.
+    A family that was not measured gets the geometric mean of the measured families, which neither
+    favours nor penalises it.  The factor is 1 if no family was measured.
     """
     class_ = dtype_class(request.problem.dtype, request.precision)
     factors = _factors(request.device.architecture, request.pass_, class_)
@@ -42,7 +42,7 @@ def factor(request: Request, family: str) -> float:
 
 
 def measured_gpu(request: Request) -> str | None:
-    """Return the name of the GPU whose times scale the estimates; None without measurements."""
+    """Return the name of the GPU whose measured times scale a request's estimates, or None."""
     is_measured = factor(request, "") != 1.0
     return str(_measured(request.device.architecture)["gpu"]) if is_measured else None
 

@@ -22,10 +22,10 @@ BF16X6_PRODUCTS = 6
 class Roofline:
     """Lower bound of a pass's time, computed from the data sheet.
 
-    The bound is the time of the arithmetic, or the time to move each tensor once if that is longer.
+    The bound is the longer of the time of the arithmetic and the time to move each tensor once.
 
     Attributes:
-        microseconds: the bound.
+        microseconds: the lower bound in µs.
         bound: limiting resource: "memory", or the arithmetic units, such as "tensor cores".
     """
 
@@ -113,7 +113,7 @@ def _tensor_rates(request: Request) -> list[float]:
 
 
 def _runner_up(request: Request, planned: PassPlan) -> PassPlan | None:
-    """Return the best plan whose implementation, or method on the CPU, is not ``planned``'s."""
+    """Return the best plan with another implementation (on the CPU, another method), or None."""
     for candidate in ranked_candidates(request, AUTO):
         other = plan_of(request, candidate)
         if other.microseconds is not None and other.kernel != planned.kernel:
@@ -124,7 +124,7 @@ def _runner_up(request: Request, planned: PassPlan) -> PassPlan | None:
 def instead(
     problem: ConvProblem, pass_: str, device: Device, precision: str = "ieee"
 ) -> Mapping[str, PassPlan]:
-    """Return plans of a pass that each change one setting, keyed by the setting's name.
+    """Return plans of a pass with one setting changed, keyed by the name of the new setting.
 
     "tf32" and "bf16x6" apply to float32 with precision "ieee" on a GPU, "channels last" to problems
     with channels first, and "float16" to float32 and float64 on a GPU.  Settings that no

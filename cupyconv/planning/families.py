@@ -1,8 +1,8 @@
 """Registry of the implementations.
 
-A kernel family has two files, ``cupyconv/kernels/{name}.py`` and ``cuda/conv_{name}.cu``, and one
-line in FAMILIES.  cuda-generic has a kernel file per pass; cuda-hopper-bf16x6 uses the kernel of
-cuda-hopper.
+A kernel family ``cuda-{name}`` has a line in FAMILIES and two files,
+``cupyconv/kernels/{name}.py`` and ``cuda/conv_{name}.cu``.  cuda-generic has a .cu file per pass;
+cuda-hopper-bf16x6 uses the kernel of cuda-hopper.
 """
 
 from cupyconv.cpu.families import NUMPY, REFERENCE

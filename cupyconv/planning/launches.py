@@ -24,7 +24,7 @@ def prepare(
         problem: configuration of the pass.
         strides: strides of the tensors in the problem's formats.
         device: device that the pass was planned for.
-        epilogue: addition and activation of the results of forward or backprop_input.
+        epilogue: addend and activation, which forward and backprop_input apply after the bias.
     """
     request = Request(problem, pass_plan.pass_, device, strides=strides).reduced
     return pass_plan.family.launches(request, pass_plan, epilogue)

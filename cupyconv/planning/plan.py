@@ -23,7 +23,7 @@ from cupyconv.problem import PASSES, ConvProblem
 AUTO: Impl = "auto"
 
 FAR = 10
-"""Largest estimated time of a plan that autotuning measures, relative to the best (chosen)."""
+"""Longest estimate of a plan that autotuning measures / shortest estimate (chosen)."""
 
 FORMAT = 2
 """Version of a plan's JSON; version 1 had no tilings and no field "format"."""
@@ -35,7 +35,7 @@ class PassPlan(Choices):
 
     Attributes:
         pass_: "forward", "backprop_input" or "backprop_filter".
-        implementation: name of the implementation, as ``impl`` takes it.
+        implementation: name of the implementation, a value of ``impl``.
         reason: reason for the choice.
         precision: permitted precision: "ieee", "tf32" or "bf16x6".
         microseconds: time of the pass: measured if ``reason`` says so, else estimated; None for
@@ -78,9 +78,8 @@ class Plan:
     passes: tuple[PassPlan, ...]
 
     def __hash__(self) -> int:
-        return hash(
-            (self.problem, self.device)
-        )  # a subset, to save time: every call hashes its plan
+        # Every call hashes its plan, so the passes are left out to save time.
+        return hash((self.problem, self.device))
 
     def __getitem__(self, pass_: str) -> PassPlan:
         require_word("pass", pass_, PASSES)
@@ -164,7 +163,7 @@ class Plan:
         """Return the plan that ``to_json`` wrote.
 
         Raises:
-            ConvError: the text is not such JSON, or this version cannot run the plan.
+            ConvError: the text is not the JSON of a plan, or this version cannot run the plan.
 
         >>> plan = cupyconv.plan(cupyconv.ConvProblem((8, 32, 56), (64, 32, 3)), "sm_80")
         >>> cupyconv.Plan.from_json(plan.to_json()) == plan
@@ -198,7 +197,7 @@ class Plan:
         Args:
             pass_: "forward", "backprop_input" or "backprop_filter".
             choices: attributes of ``Choices`` by name.  Blocks and workspace are computed from the
-                other choices; only with a tiling may ``blocks`` be passed.
+                other choices; ``blocks`` may be passed only if the pass has a tiling.
 
         Raises:
             ConvError: the kernel family does not support these choices for the problem.
@@ -214,7 +213,7 @@ class Plan:
         if candidate is None:
             text = ", ".join(f"{name} = {value}" for name, value in choices.items())
             raise ConvError(
-                "the choices of a plan must be ones that the kernel family supports",
+                "the kernel family must support the choices of a plan",
                 f"{planned.implementation} does not compute {pass_} of {self.problem} with {text}",
                 "",
             )
@@ -277,9 +276,9 @@ def plan(
     Args:
         problem: the configuration.
         device: "cpu", an architecture such as "sm_80", or a Device.
-        impl: "auto", or the name of the one implementation to use.
+        impl: "auto", or the name of the implementation to use.
         precision: "tf32" permits rounding float32 operands to TF32, "bf16x6" permits multiplying
-            them as planes of bfloat16; "ieee" permits neither.
+            them as sums of bfloat16 values; "ieee" permits neither.
         workspace_limit: largest number of bytes of device memory that a pass may use besides its
             tensors; None for no limit.
 
@@ -323,11 +322,11 @@ def plan_pass(
 
 
 def contenders(request: Request, impl: str, count: int) -> tuple[PassPlan, ...]:
-    """Return at most ``count`` plans of a pass to measure on a GPU, the planned one first.
+    """Return at most ``count`` plans of a pass to measure on a GPU, the planner's choice first.
 
     Each family contributes its best plan with copies of operands and its best plan without copies,
-    if their estimates are at most FAR times the shortest.  Other plans, fastest estimate first,
-    are added until there are ``count`` plans.
+    if their estimates are at most FAR times the shortest estimate.  Further plans, in the order of
+    their estimates, are added until there are ``count`` plans.
 
     Raises:
         ConvError: as for ``plan``.
@@ -347,7 +346,7 @@ def contenders(request: Request, impl: str, count: int) -> tuple[PassPlan, ...]:
 
 
 def ranked_candidates(request: Request, impl: str) -> list[Candidate]:
-    """Return all candidates of a pass, sorted by estimated time and then by computing time."""
+    """Return all candidates of a pass, sorted by estimated time, and by ``computing`` if equal."""
     request = request.reduced
     candidates = [
         _calibrated(request, candidate)
@@ -486,7 +485,7 @@ def _require_sound(device: Device, passes: tuple[PassPlan, ...]) -> None:
 
 
 def _require_possible(problem: ConvProblem, device: Device, planned: PassPlan) -> None:
-    """Check that a plan from JSON has a supported kernel, and the sizes that its choices determine.
+    """Check that a plan from JSON is supported, with the blocks and workspace of its choices.
 
     Raises:
         ConvError: this version cannot run the plan.
@@ -508,7 +507,7 @@ def _require_possible(problem: ConvProblem, device: Device, planned: PassPlan) -
 
 
 def _same(one: ConvProblem, other: ConvProblem) -> bool:
-    """Return whether two problems are equal; "same" equals explicit padding of the same sizes."""
+    """Return whether two problems are equal; padding "same" equals the same padding in numbers."""
     return one == other or one.replace(padding=one.padding) == other.replace(padding=other.padding)
 
 

@@ -12,17 +12,17 @@ _erfc = np.frompyfunc(math.erfc, 1, 1)  # NumPy has no error function
 BUFFER_ELEMENTS = {"silu": 1 << 14, "gelu": 1 << 11}
 """Elements that ``activate`` processes at once, keyed by activation (chosen).
 
-Small buffers save temporary memory.  gelu's is smallest, since erfc creates a Python object per
-element.
+Small buffers save temporary memory.  The buffer of gelu is the smallest, since erfc creates a
+Python object per element.
 """
 
 
 def activate(values: np.ndarray, activation: str | None) -> np.ndarray:
-    """Apply an activation in place.
+    """Apply an activation in place, and return the array; None leaves it unchanged.
 
-    relu is max(v, 0), silu is v / (1 + exp(-v)), gelu is v (1 + erf(v / sqrt 2)) / 2, None is v.
-    gelu is computed with erfc(-v / sqrt 2), which avoids cancellation.  silu is -0 where exp(-v)
-    overflows, and NaN at -infinity, as in the kernels and in PyTorch.
+    For each value v, relu is max(v, 0), silu is v / (1 + exp(-v)), and gelu is
+    v (1 + erf(v / sqrt(2))) / 2, computed with erfc(-v / sqrt(2)) to avoid cancellation.  silu is
+    -0 where exp(-v) overflows, and NaN at -infinity, as in the kernels and in PyTorch.
     """
     if activation == "relu":
         return np.maximum(values, 0, out=values)

@@ -1,10 +1,10 @@
 """Geometry of the correlations that the CPU computes, axis by axis.
 
-The methods in cupyconv/cpu/ and the cost estimate in cupyconv/cpu/choice.py share this geometry.
-The estimate therefore counts exactly the blocks that a method computes.
+The methods in cupyconv/cpu/ and the cost estimate in cupyconv/cpu/choice.py share this geometry, so
+that the estimate divides a layer as the methods do.
 
-Along an axis, a stride phase is the set of inputs of dx that have the same remainder modulo the
-stride.  All inputs of a phase use the same taps.
+Along an axis, a stride phase is the set of pixels of dx whose positions have the same remainder
+modulo the stride.  All pixels of a phase use the same taps.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Fields(NamedTuple):
 class Axis(_Fields):
     """One spatial axis: output o and tap t read the source at o * stride + t * dilation + offset.
 
-    Axes are tuples, because they are cache keys in every call.
+    Axes are tuples, which hash fast, because they are cache keys in every call.
 
     Attributes:
         outputs, taps, size: extents of the result, of the filter and of the source.
@@ -72,7 +72,7 @@ class Axis(_Fields):
         return Axis(**{**self._asdict(), **changes})
 
     def inside(self, tap: int) -> tuple[slice, slice]:
-        """Return two slices: outputs for which a tap is inside the source, and pixels it reads."""
+        """Return the outputs for which a tap is inside the source, and the pixels that it reads."""
         stride, outputs = self.stride, self.outputs
         first = self.offset + tap * self.dilation
         start = 0 if first >= 0 else -(first // stride)
@@ -102,7 +102,7 @@ class Axis(_Fields):
         return count_pairs(self.outputs, taps, self.stride, self.dilation, low, low + self.size)
 
     def reached(self) -> slice:
-        """Return a range of taps; taps outside it read only padding, in every window."""
+        """Return a slice of taps; all taps outside the slice read only padding, in every window."""
         corner = self.offset + (self.outputs - 1) * self.stride
         return _indices_inside(corner, self.offset, self.size, self.dilation, self.taps)
 
@@ -173,7 +173,7 @@ def _used(axis: Axis) -> tuple[slice, slice, slice]:
 def used_parts(axes: tuple[Axis, ...]) -> tuple[tuple[slice, slice, slice], ...] | None:
     """Return ``Axis.used`` of each axis, or None if all outputs, taps and pixels are used.
 
-    All slices are empty if those of one axis are.
+    If the slices of one axis are empty, the slices of all axes are empty.
     """
     parts_of = [axis.used() for axis in axes]
     if any(outputs.start == outputs.stop for outputs, _, _ in parts_of):
@@ -198,7 +198,8 @@ class Pieces:
     Attributes:
         cuts: slices of the outputs, per axis.
         pairs: number of (output, tap) pairs in all parts.
-        outputs, taps, span: mean numbers of outputs and taps, and mean ``Axis.span``, of a part.
+        outputs, taps, span: mean numbers of outputs and taps of a part, and its mean
+            ``Axis.span``, each multiplied over the axes.
     """
 
     cuts: tuple[tuple[slice, ...], ...]
@@ -238,7 +239,7 @@ def pieces(axes: tuple[Axis, ...], part: float, tap: float) -> Pieces:
     Args:
         axes: axes of a correlation.
         part: cost of starting a part, relative to the cost of one (output, tap) pair.
-        tap: cost of gathering the pixels of one tap separately, relative to the same.
+        tap: cost of gathering the pixels of one tap separately, relative to the cost of one pair.
     """
 
     def cost(division: Pieces) -> float:
@@ -257,9 +258,9 @@ Phase = tuple[Axis, slice, slice, slice]
 
 
 def by_window(axis: ConvAxis) -> bool:
-    """Return whether backprop_input computes dx window by window, because of many stride phases.
+    """Return whether backprop_input computes dx window by window, not by stride phase.
 
-    Windows must not overlap.
+    This is faster for many stride phases and few windows, if no pixel is in two windows.
     """
     step = axis.stride // gcd(axis.stride, axis.dilation)
     is_sparse = step >= axis.filter and MANY_PHASES * axis.output < axis.filter
@@ -269,7 +270,7 @@ def by_window(axis: ConvAxis) -> bool:
 def phases(axis: ConvAxis) -> Iterable[Phase]:
     """Return the stride phases of an axis that have inputs and taps.
 
-    Their slices of the filters reverse the taps.
+    If ``by_window`` holds, each window is a phase.  The slices of the filters reverse the taps.
     """
     step = axis.stride // gcd(axis.stride, axis.dilation)
     if min(step, axis.filter) <= MANY_PHASES:
@@ -317,7 +318,7 @@ def _backwards(taps: range) -> slice:
 
 
 def parts(extent: int, most: int) -> Iterator[slice]:
-    """Yield consecutive slices of at most ``most`` elements of about equal length."""
+    """Yield consecutive slices of about equal length, each with at most ``most`` elements."""
     count = -(-extent // most)
     for number in range(count):
         yield slice(-(-extent * number // count), -(-extent * (number + 1) // count))
@@ -347,11 +348,11 @@ def clamp(value: int, most: int) -> int:
 # -- blocks of loops -------------------------------------------------------------------------------
 
 SHORT_RUN = 32
-"""Channels that are summed in the time that it takes to start a row of channels (chosen)."""
+"""Channels that can be summed in the time to start a row of channels (chosen)."""
 
 
 def step(axis: Axis) -> int:
-    """Return the distance of the pixels of a plane: the stride, or the dilation for one output."""
+    """Return the distance between pixels of a plane: the stride, or the dilation for one output."""
     return axis.dilation if axis.outputs == 1 else axis.stride
 
 
@@ -392,8 +393,8 @@ def loop_blocks(
 ) -> LoopBlocks:
     """Divide a correlation into blocks of limited size that read few inputs twice.
 
-    Blocks that are adjacent in an image both copy the inputs that windows of both read.  With large
-    windows, groups and images are therefore divided instead of outputs.
+    Two adjacent blocks of an image both copy the inputs that windows of both blocks read.  With
+    large windows, groups and images are therefore divided instead of outputs.
 
     Args:
         axes: axes of the planes, rows and columns.
@@ -432,7 +433,7 @@ def loop_blocks(
         return most[0] * most[1] * sum(n * prod(of) for n, of in both)
 
     def work(most: Sequence[int], along: Sequence[tuple[int, int]]) -> float:
-        """Return the number of elements in all blocks, weighted up for short rows."""
+        """Return the number of elements in all blocks, times a factor for short rows."""
         count = prod(-(-n // of) for n, of in zip(extents, most, strict=True))
         return count * elements_of(most, along) * (1 + SHORT_RUN / most[0] if by_pixel else 1)
 

@@ -1,8 +1,8 @@
 """Passes with NumPy, computed block by block with a method chosen by the planner.
 
-cupyconv/cpu/choice.py chooses the method.  If each result sums at most a million
-products, a pass takes at most 64 MB besides its operands and its result.  Arithmetic is in the
-arrays' dtype, including complex dtypes; 16-bit dtypes are converted to float32 block by block.
+cupyconv/cpu/choice.py chooses the method.  A pass needs at most 64 MB besides its operands and its
+result, if each result sums at most a million products.  Arithmetic is in the arrays' dtype,
+including complex dtypes; 16-bit dtypes are converted to float32 block by block.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cupyconv.cpu.views import accumulator_of
 from cupyconv.problem import ConvProblem
 
 UFUNC_BUFFER = 64
-"""Elements of a ufunc buffer; small, because NumPy copies rows shorter than this before adding."""
+"""Elements of a ufunc buffer; few, because NumPy copies shorter rows to the buffer (chosen)."""
 
 METHODS = {"products": products, "windows": windows, "scattered": scattered, "loops": loops}
 """Modules that compute a correlation and, except ``scattered``, the filter gradient."""
@@ -43,7 +43,8 @@ def forward(
 ) -> None:
     """Compute y[n, k, p] = act(sum over c, r of x[n, c, h] w[k, c, r] + bias[k] + add[n, k, p]).
 
-    Here h = p * stride - pad + r * dilation.
+    Here h = p * stride - pad + r * dilation is the input pixel that tap r reads for output pixel p
+    of image n; k is a filter and c a channel of its group.  A term that is None is omitted.
     """
     _compute("correlate", method, correlation(problem, x, w, y, bias, add, activation))
 
@@ -61,8 +62,10 @@ def backprop_input(
 ) -> None:
     """Compute dx[n, c, h] = act(sum of dy[n, k, p] w[k, c, r] + bias[c] + add[n, c, h]).
 
-    The sum is over all terms (k, r, p) with p * stride - pad + r * dilation = h.  Inputs h with the
-    same remainder modulo the stride are computed together.
+    For input pixel h and channel c of image n, the sum is over all filters k, output pixels p and
+    taps r with p * stride - pad + r * dilation = h.  A term that is None is omitted.
+
+    Input pixels h with the same remainder modulo the stride are computed together.
 
     Args:
         conjugates: whether to conjugate a complex w.
@@ -85,14 +88,15 @@ def backprop_input(
 def backprop_filter(
     problem: ConvProblem, method: str, x: np.ndarray, dy: np.ndarray, dw: np.ndarray
 ) -> None:
-    """Compute dw[k, c, r] = sum over n, p of dy[n, k, p] x[n, c, h].
+    """Compute dw[k, c, r] = sum over n, p of dy[n, k, p] conj(x[n, c, h]).
 
-    Here h = p * stride - pad + r * dilation.
+    Here h = p * stride - pad + r * dilation is the input pixel that tap r reads for output pixel p
+    of image n; k is a filter and c a channel of its group.  Only complex dtypes need conj.
     """
     if not problem.N:
         dw[...] = 0
         return
-    # dw = conj(sum of conj(dy) x): conjugating dw is cheaper than conjugating x.
+    # dw = conj(sum of conj(dy) x), because conjugating dw is cheaper than conjugating x.
     whole = replace(correlation(problem, x, dw, dy), conjugate=problem.is_complex)
     _compute("filter_gradient", method, whole)
     if problem.is_complex:

@@ -2,23 +2,24 @@
 
     time = operations / RATE + elements / SPEED + calls * CALL
 
-Here ``operations`` are those of the matrix products, ``elements`` are copied, added or multiplied
-by NumPy's own loops, and ``calls`` are calls of NumPy.  The constants are nominal values for two
-cores with AVX-512 at about 3.5 GHz.  The method therefore depends on whether Numba is installed,
-but on nothing else of the machine, and every number of threads sums the same terms.
+Here ``operations`` is the number of FLOPs of the matrix products, ``elements`` the number of array
+elements that NumPy's own loops copy, add or multiply, and ``calls`` the number of calls of NumPy.
+The constants are nominal values for two cores with AVX-512 at about 3.5 GHz, on every machine.  The
+chosen method therefore depends on the layer and on whether Numba is installed, but not on the
+processor or the number of threads.
 
 Each method has a module in cupyconv/cpu/:
 
-- products: filters times gathered pixels (im2col); every configuration.
-- windows: filters times gathered pixels of a small layer, in one product.
+- products: filters times gathered pixels (im2col); supports every configuration.
+- windows: filters times gathered pixels in a single product, for small layers.
 - scattered: filters times pixels; the products are then added up tap by tap (col2im).
 - patches: input gradients of windows that do not overlap, as one product of pixels and taps.
 - loops: sums over shifted pixels, for layers with few channels per group; without Numba, only for
   depthwise layers.
 
-No method saves products by transforming its operands, as minimal filtering and FFT do.  Such
-transforms add values that a result depends on to values that it does not depend on, so the rounding
-errors of large values would reach neighbouring results.
+No method transforms its operands to save products, as Winograd's minimal filtering and the FFT do.
+A transform adds inputs of different results to each other, so the rounding error of a large input
+would reach results that do not depend on this input.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from cupyconv.problem import ITEMSIZE, ConvAxis, ConvProblem
 from cupyconv.signals import import_whole
 
 RATE = 230e9
-"""Operations per second of a matrix product (nominal)."""
+"""FLOP/s of a matrix product (nominal)."""
 
 SPEED = 6e9
 """Elements that NumPy copies or adds per second on two cores (nominal)."""
@@ -55,13 +56,13 @@ CALL = 4e-6
 """Seconds of overhead per call of NumPy, including the slicing around it (nominal)."""
 
 BLOCK_BYTES = 2 << 20
-"""Bytes of a thread's buffer; a few buffers of this size fit the cache of a core."""
+"""Bytes of a thread's buffer; a few buffers of this size fit the cache of a core (chosen)."""
 
 LEAST_ROWS = 64
-"""Number of filters below which matrix products take longer per operation."""
+"""Rows of a matrix product (filters) below which a FLOP takes longer (nominal)."""
 
 LEAST_PIXELS = 128
-"""Smallest number of columns (pixels) of a matrix product; fewer make it slow."""
+"""Smallest number of columns (pixels) of a fast matrix product (nominal)."""
 
 LOOP_ELEMENTS = 32
 """Elements that NumPy copies in the time that it takes to start a contiguous row."""
@@ -70,40 +71,40 @@ TRANSPOSED = 2.5
 """Factor by which copies between channels first and channels last are slower (measured)."""
 
 TAP_CALLS = 4
-"""Calls of NumPy per tap whose pixels are gathered, or whose products are added, separately."""
+"""Calls of NumPy that gather the pixels of a single tap, or that add up its products (nominal)."""
 
 LEAST_PADDED = 1 << 23
-"""Time of one more part of a correlation, in multiply-adds of a product with many filters."""
+"""Cost of one more part of a correlation, in multiply-adds of a fast matrix product (nominal)."""
 
 GATHERED = RATE / 2 / SPEED
-"""Time of gathering one element, in multiply-adds of a product with many filters."""
+"""Cost of gathering one element, in multiply-adds of a fast matrix product."""
 
 TAP_PRODUCTS = TAP_CALLS * CALL * RATE / 2
-"""Time of the calls that gather one tap, in multiply-adds of a product with many filters."""
+"""Cost of the calls that gather one tap, in multiply-adds of a fast matrix product."""
 
 PART_GROUPS = 128
-"""Number of groups whose matrix products take as long to start as one more part."""
+"""Groups whose matrix products together cost as much to start as LEAST_PADDED (nominal)."""
 
 PLANE_RATE = 65e9
-"""Operations per second of compiled sums over planes, including positions between rows."""
+"""FLOP/s of compiled loops over planes, counting the positions between rows (nominal)."""
 
 LOOP_RATE = 50e9
-"""Operations per second of compiled sums over rows of channels."""
+"""FLOP/s of compiled loops over rows of channels (nominal)."""
 
 FOUR_FILTERS = 2.4
-"""Factor on LOOP_RATE for four or more filters, which share the loaded pixels."""
+"""Factor on LOOP_RATE for four or more filters, which share the loaded pixels (nominal)."""
 
 UNCOMPILED = 0.3
-"""Factor on LOOP_RATE without Numba, for long rows."""
+"""Factor on LOOP_RATE without Numba, for long rows (nominal)."""
 
 LOOP_PARTS = 8
 """Smallest number of parts into which the method ``loops`` divides a large layer."""
 
 MOST_PAIRS = 1 << 10
-"""Channels times filters per group above which matrix products are faster than loops."""
+"""Product of a group's channels and filters above which matrix products beat loops (chosen)."""
 
 SMALL_PLANE = 256
-"""Largest number of output pixels for which rows of channels are faster than planes."""
+"""Output pixels per image up to which loops over channels beat loops over planes (chosen)."""
 
 LEAST_ROW = 8
 """Smallest number of channels per pixel for which a loop over channels is fast."""
@@ -112,7 +113,7 @@ GRADIENT_SHARE = 0.7
 """Factor on LOOP_RATE for filter gradients with Numba and fewer than four filters (measured)."""
 
 LONG_ROW = 1 << 9
-"""Elements that one loop sums: the channels of one pixel, or of several neighbouring pixels."""
+"""Elements that one inner loop sums: the channels of one or several adjacent pixels (chosen)."""
 
 LARGEST_ROWS = 1 << 16
 """Largest number of weights, repeated for the pixels of one loop, that stay in the cache."""
@@ -121,7 +122,7 @@ ROW_BEGINS = 400
 """Elements that a compiled loop computes in the time that it takes to start a row."""
 
 LEAST_PLANE = 1 << 11
-"""Smallest number of output pixels per block; a block has several images if they are smaller."""
+"""Output pixels per block at least; if an image has fewer, a block has several images (chosen)."""
 
 LEAST_FILTERS = 4 * LEAST_PIXELS
 """Largest result of ``least_filters``, in filters per group."""
@@ -137,9 +138,9 @@ class Method:
     Attributes:
         name: name of the method, as ``plan`` prints it.
         summary: short description of the computation.
-        operations: operations of matrix products, weighted up where they are slower.
-        elements: elements that are copied or added.
-        calls: calls of NumPy.
+        operations: FLOPs of the matrix products, multiplied by a factor where they are slower.
+        elements: array elements that are copied or added.
+        calls: number of calls of NumPy.
     """
 
     name: str
@@ -156,7 +157,7 @@ class Method:
 
 @dataclass(frozen=True)
 class _Pass:
-    """Pass as one or several correlations of a source with filters, all of the same size.
+    """Pass as one or several correlations of a source with filters, modelled as equal in size.
 
     Attributes:
         channels, filters: channels and filters per group; exchanged in backprop_input.
@@ -190,19 +191,19 @@ class _Pass:
 
     @property
     def weights(self) -> int:
-        """Elements of the filters of one correlation."""
+        """Weights in the filters of one correlation, in all groups."""
         return self.groups * self.filters * self.channels * self.taps
 
     @property
     def operations(self) -> float:
-        """Operations of one correlation, including products with padding."""
+        """FLOPs of one correlation, including products with padding."""
         return 2.0 * self.pixels * self.filters * self.channels * self.taps
 
 
 def has_numba() -> bool:
     """Return whether Numba is installed and works with this NumPy.
 
-    If NumPy is not imported, Numba is only searched for, so that planning alone stays fast.
+    Before NumPy is imported, Numba is only searched for and not imported, so that planning is fast.
     """
     return _numba_works() if "numpy" in sys.modules else find_spec("numba") is not None
 
@@ -228,7 +229,7 @@ def methods(problem: ConvProblem, pass_: str) -> tuple[Method, ...]:
 
 
 def are_separate(axes: Sequence[ConvAxis]) -> bool:
-    """Return whether no input is in two windows, so that dx needs no sums over windows."""
+    """Return whether no input pixel is in two windows, so that dx needs no sums over windows."""
     return all(axis.output == 1 or axis.stride >= axis.effective_filter for axis in axes)
 
 
@@ -242,7 +243,7 @@ def product_pieces(
 
 
 def least_filters(pixels: int) -> int:
-    """Return the filters that ``products`` counts for a group with fewer, to limit groups per part.
+    """Return the argument ``least_filters`` of ``Correlation.chunks`` for the method ``products``.
 
     Args:
         pixels: output pixels of all images.
@@ -266,7 +267,7 @@ def most_loop_images(axes: Sequence[Axis], by_pixel: bool) -> int:
     """Return the largest number of images of a block of the method ``loops``.
 
     Args:
-        by_pixel: whether the method sums rows of channels, for any number of images.
+        by_pixel: whether the method sums rows of channels; then the number is not limited.
     """
     return sys.maxsize if by_pixel else -(-LEAST_PLANE // prod(axis.outputs for axis in axes))
 
@@ -302,7 +303,7 @@ def _step(axis: ConvAxis) -> int:
 
 
 def used_part(axis: Axis) -> Axis:
-    """Return ``axis.without_unused()``, or one output with one tap if that is empty."""
+    """Return ``axis.without_unused()``; if it is empty, return one output with one tap."""
     used = axis.without_unused()
     return used if used.outputs else Axis()
 
@@ -353,7 +354,7 @@ def _windows(work: _Pass) -> Iterator[Method]:
         operations = work.phases * work.operations * _slower(work.filters)
         moved = padded + gathered * _short_runs(work) + work.pixels * work.filters
         calls = 6 * work.phases
-        # This method runs on one thread, but the rates are for two threads: count everything twice.
+        # This method runs on one thread, but the rates are for two threads: count the work twice.
         how = "filters times all windows"
         yield Method("windows", how, 2 * operations, 2 * work.phases * moved, calls)
 
@@ -444,7 +445,7 @@ def _loops(work: _Pass) -> Iterator[Method]:
     if has_numba() and by_pixel:
         together = min(max(blocks.most[0], min(LARGEST_ROWS // weights, LONG_ROW)), LONG_ROW)
         rate *= (1 + ROW_BEGINS / LONG_ROW) / (1 + ROW_BEGINS / together)
-    if has_numba() and not by_pixel:  # positions between rows are summed too
+    if has_numba() and not by_pixel:  # the loops also sum positions between rows
         rate *= PLANE_RATE / LOOP_RATE
         lengths = (extent(a.part(slice(0, n))) for a, n in zip(axes, blocks.most[2:], strict=True))
         places = blocks.count * blocks.most[0] * blocks.most[1] * prod(lengths)
@@ -460,5 +461,5 @@ def _loops(work: _Pass) -> Iterator[Method]:
 
 
 def _slower(rows: int) -> float:
-    """Return the factor by which a matrix product with few rows is slower per operation."""
+    """Return the factor by which a FLOP takes longer in a matrix product with few rows."""
     return max(LEAST_ROWS / max(rows, 1), 1.0) ** 0.6

@@ -6,8 +6,7 @@ phase of dx; all pixels of a phase use the same taps.  Both compute, in each gro
     result[n, k, o] = sum over c, t of source[n, c, o * stride + t * dilation + offset] * w[k, c, t]
 
 for image n, filter k, output o, channel c and tap t.  Pixels outside the source are zero.
-backprop_filter is the gradient of this sum with respect
-to w, where the result is dy.
+backprop_filter is the gradient of this sum with respect to w, if dy is the gradient of the result.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Correlation:
         accumulator: dtype of the sums.
         bias: array (G, K) added to the result; None for no bias.
         addend: array like the result, added to it; shares no memory with it.  None for no addend.
-        activation: activation applied after both; None for none.
+        activation: activation applied after bias and addend; None for no activation.
         conjugate: whether to conjugate the filters, or for a filter gradient the result array,
             before multiplying.
     """
@@ -117,7 +116,7 @@ class Correlation:
     def without_unused(self) -> Correlation:
         """Trim each axis to the outputs, taps and pixels that contribute to the result.
 
-        If one axis becomes empty, all do.
+        If one axis becomes empty, all axes become empty.
         """
         used = used_parts(self.axes)
         if used is None:

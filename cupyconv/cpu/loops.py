@@ -42,7 +42,7 @@ from cupyconv.signals import import_whole
 
 
 def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
-    """Compute the result."""
+    """Compute ``whole.result`` in blocks with buffers of about ``block_bytes`` bytes."""
     for chunk in _chunks(whole, block_bytes):
         if _is_single_planes(chunk):
             _sum_single_planes(chunk, pool)
@@ -54,7 +54,7 @@ def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
 
 
 def filter_gradient(whole: Correlation, pool: Pool, block_bytes: int) -> None:
-    """Compute the filter gradient."""
+    """Write the filter gradient to ``whole.filters``; ``whole.result`` is dy."""
     for chunk in _chunks(whole, block_bytes):
         _filter_gradient(chunk, pool, block_bytes)
 
@@ -88,7 +88,7 @@ def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
 
 
 def _chunks(whole: Correlation, block_bytes: int) -> Iterator[Correlation]:
-    """Divide a correlation, extended to 3 spatial axes, by at most ``block_bytes`` of weights."""
+    """Extend a correlation to 3 spatial axes, in chunks with at most ``block_bytes`` of weights."""
     missing = 3 - len(whole.axes)
     extra = (ALL, ALL, ALL, *[None] * missing)
     whole = replace(
@@ -231,7 +231,7 @@ def _are_rows(pixels: np.ndarray, block: Correlation) -> bool:
     size, steps = pixels.itemsize, pixels.strides
     if pixels.dtype != block.accumulator or not pixels.flags.aligned:
         return False
-    # Complex numbers may be aligned to half their size, so half an item may remain in a stride.
+    # Complex arrays may be aligned to half an element, and a stride may include half an element.
     return steps[-1] == size and min(steps) >= 0 and not any(step % size for step in steps)
 
 
@@ -245,7 +245,7 @@ def _memory(pixels: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
 def _windows(source: np.ndarray, block: Correlation, several: int) -> np.ndarray:
     """Return the windows (N, planes, rows, columns, *taps, G).
 
-    Each ``several`` neighbouring columns are merged into one, with several * G channels.
+    Every ``several`` neighbouring columns are merged into one column of several * G channels.
     """
     image, *steps, channel = source.strides
     axes = list(zip(block.axes, steps, strict=True))
@@ -386,7 +386,7 @@ class _Layout:
     length: int
 
     def pixels(self, block: Correlation, scratch: Scratch) -> np.ndarray:
-        """Copy the source to an array (G, elements), with all channels and phases one by one."""
+        """Copy the source to an array (G, elements) of the planes of all channels and phases."""
         phases = prod(map(len, self.firsts))
         shape = (block.groups, block.channels, phases, block.images, *self.extents)
         memory = scratch.array("pixels", shape)
@@ -397,7 +397,7 @@ class _Layout:
         return memory.reshape(block.groups, -1)
 
     def results(self, sums: np.ndarray, block: Correlation) -> np.ndarray:
-        """Return the sums (G, K, N, *extents) that are results; others are between two rows."""
+        """Return the view of the sums (G, K, N, *extents) without positions between rows."""
         return sums[(ALL, ALL, ALL, *(slice(0, axis.outputs) for axis in block.axes))]
 
 

@@ -277,10 +277,10 @@ def _products_of_four(
     return taps
 
 
-# The functions below sum rows of channels.  Source and result are flat memory, with ``steps`` and
-# ``places``, the element strides of images, planes, rows and pixels.  ``ends`` has the extents of
-# the result.  ``axes`` has (stride, dilation, offset, taps, size) of planes, rows and columns.
-# If the weights are repeated for several pixels of a row, these pixels are summed at once.
+# The functions below sum rows of channels.  Source and result are flat memory.  ``steps`` (source)
+# and ``places`` (result) are the strides of images, planes, rows and pixels, in elements.  ``ends``
+# has the extents of the result.  ``axes`` has (stride, dilation, offset, taps, size) of planes,
+# rows and columns.  If weights are repeated for several pixels, these pixels are summed at once.
 
 
 @_compile

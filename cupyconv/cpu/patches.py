@@ -1,7 +1,7 @@
 """Input gradients of layers whose windows do not overlap, such as patch embeddings.
 
-Every pixel of dy is multiplied with all taps in one product.  Each product is the gradient of one
-input, so the products are copied to their places and nothing is added up.
+One matrix product multiplies every pixel of dy with all taps.  Each element of the result is the
+gradient of one input, so the elements are copied to dx, and nothing is added up.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def backprop_input(
     pool: Pool,
     block_bytes: int,
 ) -> None:
-    """Compute the gradients of all inputs that are in a window.
+    """Compute dx for all input pixels that are in a window.
 
     Args:
         axes: spatial axes, for which ``choice.are_separate`` holds.
@@ -44,10 +44,10 @@ def backprop_input(
         result: dx as an array (G, C, N, *inputs).
         bias: array (G, C) added to the result; None for no bias.
         addend: array like the result, added to it; None for no addend.
-        activation: activation applied to these sums; None for none.
+        activation: activation applied after bias and addend; None for no activation.
         conjugate: whether to conjugate the filters.
         pool: memory of the pass.
-        block_bytes: bytes of a block's products.
+        block_bytes: approximate bytes of a block's buffers.
     """
     groups, count, channels, *taps = filters.shape
     images, outputs = source.shape[2], source.shape[3:]
@@ -92,7 +92,7 @@ def _compute(
     block: tuple[slice, slice],
     scratch: Scratch,
 ) -> None:
-    """Compute the gradients of the inputs under the windows of a block.
+    """Compute dx for the input pixels under the windows of a block.
 
     Args:
         block: slices of the images, and of the outputs along the first axis.
@@ -131,8 +131,8 @@ def _compute(
 def _pieces(axis: ConvAxis) -> Iterator[tuple[slice, slice, int]]:
     """Yield slices of outputs and taps, and the input under the first tap of the first output.
 
-    The windows that are inside the input are yielded together.  Each other window is yielded
-    separately, with the taps that are inside.
+    The windows without padding are yielded together.  Every window with padding is yielded
+    separately, with the taps that are inside the input.
     """
     stride, pad = axis.stride, axis.pad_before
     first = min(-(-pad // stride), axis.output)
@@ -154,10 +154,16 @@ def _from(firsts: Sequence[int]) -> Iterator[slice]:
 
 
 def _windows(corner: np.ndarray, axes: Sequence[ConvAxis], shape: Sequence[int]) -> np.ndarray:
-    """Return a view (N, *outputs, C, *taps) of inputs (C, N, *inputs) that begin at a window."""
+    """Return a view (N, *outputs, C, *taps) of inputs (C, N, *inputs).
+
+    Args:
+        corner: the inputs; their first spatial element is under the first tap of the first window.
+        shape: shape of the view.
+    """
     channel, image, *steps = corner.strides
     outputs, taps = shape[1 : 1 + len(axes)], shape[2 + len(axes) :]
-    # A huge stride of a single window, or dilation of a single tap, would overflow; it is unused.
+    # The stride of a single window and the dilation of a single tap have no effect.  Zero replaces
+    # them, since a huge value would overflow.
     by_output = [
         axis.stride * step if count > 1 else 0
         for axis, step, count in zip(axes, steps, outputs, strict=True)

@@ -22,11 +22,11 @@ from cupyconv.cpu.threads import each
 from cupyconv.cpu.views import channels_are_last, copy, merged, operand
 
 MANY_IMAGES = 16
-"""Images that must fit a block of channels-first results for it to have more than one (chosen)."""
+"""Images that must fit into a channels-first block for it to have several images (chosen)."""
 
 
 def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
-    """Compute the result."""
+    """Compute ``whole.result`` in blocks with buffers of about ``block_bytes`` bytes."""
     for piece in whole.pieces():
         for chunk in piece.chunks(8 * block_bytes, least_filters(_all_pixels(piece))):
             channels = parts(chunk.channels, _channels_at_once(chunk, block_bytes))
@@ -39,11 +39,10 @@ def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
 def _multiply(
     terms: Sequence[tuple[slice, np.ndarray]], block: Correlation, scratch: Scratch
 ) -> None:
-    """Compute a block's result.
+    """Compute a block's result, the sum of a matrix product per slice of the channels.
 
     Args:
-        terms: slice of the channels and filter matrix of each matrix product; the result is the sum
-            of all products.
+        terms: slice of the channels and filter matrix of each product.
     """
     is_direct = operand(block.result, 2, block.accumulator) is not None
     sums = block.result if is_direct else scratch.like("sums", block.result)
@@ -111,7 +110,7 @@ def _all_pixels(piece: Correlation) -> int:
 
 
 def _channels_at_once(piece: Correlation, block_bytes: int) -> int:
-    """Return the channels per product; windows of LEAST_PIXELS pixels fit 2 * block_bytes."""
+    """Return the channels per matrix product, whose LEAST_PIXELS windows fit 2 * block_bytes."""
     window = piece.groups * prod(axis.taps for axis in piece.axes) * piece.accumulator.itemsize
     return clamp(2 * block_bytes // max(window * LEAST_PIXELS, 1), piece.channels)
 
@@ -125,7 +124,7 @@ def _weights_of_sums(chunk: Correlation, block_bytes: int) -> Iterator[Correlati
 
 
 def _columns(piece: Correlation, block_bytes: int) -> tuple[int, int, int]:
-    """Return the elements of a window and of a result per pixel, and the most pixels of a block."""
+    """Return elements per pixel of the windows and of the result, and the most pixels per block."""
     taps = prod(axis.taps for axis in piece.axes)
     window = piece.groups * _channels_at_once(piece, block_bytes) * taps
     results = piece.groups * piece.filter_count
@@ -140,7 +139,7 @@ def _pixels(piece: Correlation, most: int) -> int:
 
 
 def _blocks(piece: Correlation, block_bytes: int) -> Iterator[Correlation]:
-    """Divide into blocks with enough pixels for a product, and few enough to fit the cache."""
+    """Divide a piece into blocks with enough pixels for a fast product, which fit the cache."""
     extents = [axis.outputs for axis in piece.axes]
     image = prod(extents)
     *_, most = _columns(piece, block_bytes)

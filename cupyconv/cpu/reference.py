@@ -65,7 +65,8 @@ def forward(
 ) -> None:
     """Compute y[n, k, p] = act(sum over c, r of x[n, c, h] w[k, c, r] + bias[k] + add[n, k, p]).
 
-    Here h = p * stride - pad + r * dilation.
+    Here h = p * stride - pad + r * dilation is the input pixel that tap r reads for output pixel p
+    of image n; k is a filter and c a channel of its group.  A term that is None is omitted.
     """
     pixels, weights = by.wide(data_view(problem, x)), by.wide(filter_view(problem, w))
     result = data_view(problem, y)
@@ -89,7 +90,8 @@ def backprop_input(
 ) -> None:
     """Compute dx[n, c, h] = act(sum of dy[n, k, p] w[k, c, r] + bias[c] + add[n, c, h]).
 
-    The sum is over all terms (k, r, p) with p * stride - pad + r * dilation = h.
+    For input pixel h and channel c of image n, the sum is over all filters k, output pixels p and
+    taps r with p * stride - pad + r * dilation = h.  A term that is None is omitted.
 
     Args:
         conjugates: whether to conjugate a complex w.
@@ -108,9 +110,10 @@ def backprop_input(
 def backprop_filter(
     problem: ConvProblem, x: np.ndarray, dy: np.ndarray, dw: np.ndarray, by: Sums = _FLOAT64
 ) -> None:
-    """Compute dw[k, c, r] = sum over n, p of dy[n, k, p] x[n, c, h].
+    """Compute dw[k, c, r] = sum over n, p of dy[n, k, p] conj(x[n, c, h]).
 
-    Here h = p * stride - pad + r * dilation.
+    Here h = p * stride - pad + r * dilation is the input pixel that tap r reads for output pixel p
+    of image n; k is a filter and c a channel of its group.  Only complex dtypes need conj.
     """
     pixels, gradients = by.wide(data_view(problem, x)).conj(), by.wide(data_view(problem, dy))
     result = filter_view(problem, dw)

@@ -1,9 +1,8 @@
 """Matrix products of filters and pixels, scattered to the result (col2im), for few filters.
 
 Every source pixel is multiplied with all taps, and each tap's products are added to the results
-whose windows contain the pixel.  With few filters, this method adds fewer products than im2col
-gathers pixels.  Its matrices have taps * filters rows; the matrices of im2col have one row per
-filter.
+whose windows contain the pixel.  With few filters, this method adds up fewer elements than im2col
+gathers.  Its filter matrix has taps * filters rows, while that of im2col has one row per filter.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from cupyconv.cpu.views import copy
 
 
 def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
-    """Compute the result."""
+    """Compute ``whole.result`` in blocks with buffers of about ``block_bytes`` bytes."""
     for chunk in whole.chunks(8 * block_bytes):
         filters = np.moveaxis(chunk.filters, (1, 2), (-2, -1))  # (G, *taps, K, C)
         matrices = pool.array("shared", filters.shape)
@@ -70,9 +69,9 @@ def _add(
 
 
 def _block_extents(whole: Correlation, block_bytes: int) -> tuple[int, int]:
-    """Return the images and rows of a block.
+    """Return the number of images and of rows of a block.
 
-    Its sums, and its products with one row of taps, fit ``block_bytes``.
+    The sums of the block, and its products with one row of taps, each fit ``block_bytes``.
     """
     row, *others = whole.axes
     sizes, outputs = prod(axis.size for axis in others), prod(axis.outputs for axis in others)

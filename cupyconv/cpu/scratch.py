@@ -1,6 +1,6 @@
 """Scratch memory that is reused by all blocks of a pass, and by the thread's next pass.
 
-Reuse matters: the system zeroes new pages, which takes about as long as computing on them once.
+Reuse saves time: the system zeroes new pages, which takes about as long as using them once.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """Threads of the NumPy path.
 
-One thread computes each part of a pass, with a single-threaded BLAS.  Results are therefore bitwise
-the same for any number of threads, and one thread can copy while another multiplies.  A pass uses
-as many threads as the BLAS, which OMP_NUM_THREADS, threadpoolctl and affinity limit.  These threads
-are the caller and helpers that all passes of the process share.  A helper stops when the user's own
-threads run enough passes.
+A pass is divided into parts, and a single thread with a single-threaded BLAS computes each part.
+Results are therefore bitwise the same for any number of threads, and one thread can copy while
+another multiplies.  A pass uses the BLAS's number of threads, which OMP_NUM_THREADS, threadpoolctl
+and CPU affinity limit.  The calling thread computes parts together with helper threads, which all
+passes of the process share.  A helper stops if running passes and helpers exceed this number.
 
 A signal may arrive between any two instructions, and its handler may raise, compute a pass, or
 fork.  Each change of state is therefore recorded before it is made, and its reversal is retried
 until it completes.  A forked child recomputes the parts that helpers of its parent had begun.
 
 All passes of the process share the number of BLAS threads.  A number that the user sets during a
-pass is kept, except 1, since a pass sets 1 itself.
+pass is kept, except 1, which looks like the number that the pass itself has set.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST_THREADS = 8
 """Largest number of threads of a pass (chosen)."""
 
 FORK_SECONDS = 0.05
-"""Seconds that a pass waits for a helper before it checks whether a fork has lost it (chosen)."""
+"""Seconds that a pass waits for a helper before it checks whether the helper exists (chosen)."""
 
 Part = TypeVar("Part")
 
@@ -77,7 +77,7 @@ class _Process:
             _set_blas_threads(1)
 
     def end(self, pass_: object) -> None:
-        """Unregister a pass, and restore the BLAS threads after the last one.
+        """Unregister a pass; after the last pass, restore the number of BLAS threads.
 
         If each calling thread has its own number of BLAS threads, each pass restores its thread's
         number.
@@ -93,7 +93,7 @@ class _Process:
                 self.taken = False
 
     def ask(self, tasks: list[Callable[[], None]]) -> None:
-        """Queue tasks for helpers, starting daemon threads as needed and as possible."""
+        """Queue tasks for helper threads, after starting missing threads if the system permits."""
         with self.lock:
             count = min(len(self.helpers) + len(tasks), MOST_THREADS - 1)
             with suppress(RuntimeError):  # no more threads can start, or the interpreter shuts down
@@ -173,7 +173,7 @@ def each(
             calls.
 
     Raises:
-        BaseException: raised by a call, after all calls in progress have ended.
+        BaseException: the exception of a call, after all calls in progress have ended.
     """
     remaining = iter(parts)
     first = list(islice(remaining, 2))
@@ -223,7 +223,11 @@ class _Loop:
     def run(
         self, scratch: Scratch, is_wanted: Callable[[], bool], helper: threading.Lock | None = None
     ) -> None:
-        """Compute parts until none is left or ``is_wanted`` returns False."""
+        """Compute parts until no part remains or ``is_wanted`` returns False.
+
+        Args:
+            helper: lock of the helper that calls this function; None for the calling thread.
+        """
         while is_wanted():
             with self.lock:
                 part = None if self._stopped else next(self._parts, None)
@@ -258,8 +262,8 @@ class _Loop:
 
     def _wait_for_helpers(self) -> None:
         while helpers := list(self._helpers):
-            # A helper leaves the set before it releases its lock, which is never used again.  So
-            # this thread keeps the lock.  In a forked child, no helper releases it: time out.
+            # Wait for a helper by acquiring its lock, which it releases after leaving the set.  The
+            # lock is never used again.  A forked child has no helper to release it: time out.
             helpers[0].acquire(timeout=FORK_SECONDS)
 
     def forget_helpers(self) -> None:
@@ -279,7 +283,7 @@ class _Loop:
                 memory = [self._memories.pop()]  # a list, so that pop below leaves no reference
                 self._helpers.add(at_work)
             try:
-                # Release the lock first: a thread that waits for this helper may hold it.
+                # Run without the loop's lock: a thread that waits for this helper may hold it.
                 process.helpers.add(at_work)
                 if _is_by_thread():
                     _set_blas_threads(1)
@@ -315,8 +319,8 @@ def _has_one_thread() -> bool:
 
 def _set_blas_threads(count: int) -> None:
     for library in _blas():
-        # threadpoolctl accepts numbers only from the first thread that sets one, until that thread
-        # is cleared.  Clear it before and after, for this thread and for the user's threads.
+        # threadpoolctl accepts a number only from the first thread that sets one, until that thread
+        # is cleared.  Clear before, so that this thread may set the number, and after, for others.
         release = getattr(library, "clear_controlling_thread", lambda force: None)
         release(force=True)
         library.set_num_threads(count)

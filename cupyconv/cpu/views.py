@@ -24,7 +24,7 @@ MOST_LINES = 256
 
 
 def accumulator_of(dtype: str) -> np.dtype:
-    """Return the dtype in which numbers of this dtype are summed."""
+    """Return the dtype in which values of this dtype are summed."""
     return np.dtype("float32" if dtype in ("float16", "bfloat16") else dtype)
 
 

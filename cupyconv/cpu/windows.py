@@ -18,7 +18,7 @@ from cupyconv.cpu.views import SMALL_BYTES, channels_are_last, operand
 
 
 def correlate(whole: Correlation, pool: Pool, _block_bytes: int) -> None:
-    """Compute the result."""
+    """Compute ``whole.result``."""
     columns, filters = _columns(whole, pool)
     is_small = columns.nbytes <= SMALL_BYTES
     flat = None if is_small else operand(whole.result, 2, whole.accumulator)
@@ -27,7 +27,7 @@ def correlate(whole: Correlation, pool: Pool, _block_bytes: int) -> None:
 
 
 def filter_gradient(whole: Correlation, pool: Pool, _block_bytes: int) -> None:
-    """Compute the filter gradient."""
+    """Write the filter gradient to ``whole.filters``; ``whole.result`` is dy."""
     columns, filters = _columns(whole, pool)
     total = np.matmul(_matrix(whole.result, whole), columns.swapaxes(1, 2))
     if filters.size < whole.filters.size:
@@ -46,8 +46,8 @@ def _matrix(rows: np.ndarray, whole: Correlation) -> np.ndarray:
 def _columns(whole: Correlation, pool: Pool) -> tuple[np.ndarray, np.ndarray]:
     """Return the windows (G, depth, pixels) and a view (G, K, ...) of the filters.
 
-    Depth is the merged axis of channels and taps, in the same order in both.  The view omits taps
-    that read only padding.
+    Depth is the merged axis of channels and taps, which are in the order of the filter view.  Taps
+    that read only padding are omitted.
     """
     are_last = channels_are_last(whole.source)
     taps, extents, order, to, origin, shape, strides = _memory_layout(
@@ -80,9 +80,9 @@ def _memory_layout(
     """Return the memory layout of the padded source and of the windows.
 
     Returns:
-        index that selects the taps which read at least one pixel; extents of the padded array, and
-        its transposition to (G, C, N, *spatial); index of the padded array that receives the copy
-        of the source, and index of the part of the source to copy; shape and strides of the
+        (taps, extents, order, to, origin, shape, strides): index of the taps that read a pixel;
+        extents of the padded array, and its transposition to (G, C, N, *spatial); index to which
+        the source is copied, and index of the copied part of the source; shape and strides of the
         windows in the padded array.
     """
     groups, channels, images = corner

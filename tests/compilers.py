@@ -3,7 +3,7 @@
 ``python -m tests.compilers [RELEASE ...] [--arch A ...] [--every N]``
 
 Downloads NVRTC of each release, such as 12.4 or 13.0.88, and compiles every N-th variant of every
-family's kernels with it; exits with 1 if one does not compile, or spills registers.
+family's kernels with it; exits with 1 if a variant does not compile, or spills registers.
 """
 
 from __future__ import annotations

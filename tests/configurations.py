@@ -1,8 +1,8 @@
-"""Configurations for all tests: curated edge cases, random legal ones, and data with exact sums.
+"""Configurations for all tests: curated edge cases, random legal layers, data with exact sums.
 
-Each of ``CASES`` is named after the edge case that it tests.  ``random_problem`` draws only legal
-configurations, so none has to be rejected; ``random_problems`` yields a seeded series of them, and
-``problems`` is a hypothesis strategy for them.  All three take ``max_macs``, the largest number of
+Each of ``CASES`` is named after the edge case that it tests.  ``random_problem`` draws a legal
+configuration, ``random_problems`` yields a seeded series of random configurations, and
+``problems`` is a hypothesis strategy.  All three take ``max_macs``, the largest number of
 multiply-adds per pass.
 
 ``integer_data`` gives x, w, dy and bias whose sums are exact in the problem's dtype in any order of
@@ -489,7 +489,7 @@ def random_problems(count: int, *, seed: int = 0, **limits: object) -> Iterator[
 
 @st.composite
 def problems(draw: st.DrawFn, **limits: object) -> ConvProblem:
-    """``random_problem`` as a hypothesis strategy; shrinks towards one element."""
+    """Draw a ``random_problem`` with hypothesis, which shrinks it towards a single element."""
     return random_problem(lambda first, last: draw(st.integers(first, last)), **limits)
 
 
@@ -545,7 +545,7 @@ def _integers(
 
 
 def _largest_sum(values: np.ndarray, axis: int) -> int:
-    """Return the largest sum of absolute values in a slice with one index on ``axis``."""
+    """Return the largest sum of absolute values over all axes but ``axis``."""
     others = tuple(a for a in range(values.ndim) if a != axis)
     return int(np.abs(values).sum(axis=others).max(initial=0))
 

@@ -23,7 +23,7 @@ BY_PLANES = {"impl": PLANES.name, "arch": ARCH, "precision": "bf16x6"}
 
 
 def last_axes(problem: ConvProblem) -> list[ConvProblem]:
-    """Return the problem with channels-last data and each channels-last or filters-last filter."""
+    """Return the problem in channels-last formats, once per filter format with C or K last."""
     rank = problem.spatial_rank
     data = formats.data_formats(rank)[1]
     return [in_formats(problem, data, filters) for filters in formats.filter_formats(rank)[1:]]

@@ -24,8 +24,8 @@ class Loop(NamedTuple):
     """A loop of nodes, without nodes that only lead to it or away from it.
 
     Attributes:
-        entries: nodes where the loop can be entered.  A loop of the source code has one, with
-            which each iteration begins.
+        entries: nodes where the loop can be entered.  A loop of the source code has one entry, the
+            first node of each iteration.
         nodes: all nodes of the loop, those of inner loops included.
     """
 

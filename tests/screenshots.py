@@ -3,7 +3,7 @@
     python -m tests.screenshots FOLDER [--jupyter PYTHON] [--docs build/docs]
 
 The pictures show the page of each preset and pass on a phone and on a desktop, in light and in dark
-mode; the dark pages show a step in the middle of a sum.  Other pictures show turned knobs, each
+mode; the dark pages show a step in the middle of a sum.  Other pictures show changed settings, each
 step of each story, and the figures.  With a Python that has JupyterLab, nbconvert and cupyconv,
 they also show notebooks: trusted and untrusted in JupyterLab, and converted to HTML.  With the
 folder of the built documentation, only some of its pages are shown.
@@ -38,7 +38,7 @@ TURNED = {
     "too-large": "input=8x64x56x56&filter=256x64x3x3&padding=1",
     "no-fit": "input=1x3x4x4&filter=4x3x5x5&dilation=2",
 }
-"""Addresses of turned knobs, valid and invalid."""
+"""Query strings of pages with changed settings, valid and invalid, by name of the picture."""
 
 STORIES = {"channels": 8, "size": 8, "number": 8}
 """Number of steps of each story."""

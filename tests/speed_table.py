@@ -78,7 +78,7 @@ def of_results(found: Results) -> str:
 
 
 def _columns(found: Results) -> dict[str, list[Comparison]]:
-    """Return comparisons by heading: each pass, all passes, and each memory order of several."""
+    """Return comparisons by heading: each pass, all passes, and each of several memory orders."""
 
     def of_auto(layout: str | None = None) -> list[Comparison]:
         return [p for p in comparisons(found, layout) if p.row.implementation == _COUNTED]

@@ -52,7 +52,7 @@ class Work:
         return all(work.done for work in self.after)
 
     def run(self) -> None:
-        """Run it; a fault stops its device, whose pending work is dropped."""
+        """Run the operation; a fault stops the device and drops the pending work of the device."""
         self.done = True
         self.after = []
         del pending[self]
@@ -208,7 +208,7 @@ class Stream:
 
     @property
     def blocks(self) -> bool:
-        """Whether it and the legacy stream wait for each other."""
+        """Whether this stream and the legacy stream wait for each other."""
         return not self.flags & CU.STREAM_NON_BLOCKING
 
 

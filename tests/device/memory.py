@@ -1,7 +1,7 @@
 """The driver's functions for memory, on top of the emulator's checked memory.
 
-Freed memory is filled with NaN and kept for a while.  A kernel that still uses it computes NaN, the
-checker reports a checked kernel, and a copy fails.
+Freed memory is filled with NaN and kept for a while.  A kernel that still uses the memory computes
+NaN, and the checker reports the access of a checked kernel.  A copy of freed memory fails.
 """
 
 from __future__ import annotations

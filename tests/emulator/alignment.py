@@ -1,8 +1,8 @@
 """Alignment checks inserted into a kernel's LLVM IR before optimisation.
 
-The optimiser splits vectors and structs, and the sanitizer's hooks see only the parts.  A GPU's
-compiler makes one access of them, which traps if it is misaligned.  The front end's LLVM IR still
-has each access of the source, with the alignment that the compiler may assume.
+The optimiser splits vectors and structs, and the sanitizer's hooks see only the parts.  On a GPU,
+one instruction accesses all parts, and traps if the address is misaligned.  The front end's LLVM
+IR still has each access of the source, with the alignment that the compiler may assume.
 (``-fsanitize=alignment`` does not check copies of structs.)
 """
 

@@ -801,7 +801,7 @@ def bias_in_chunks(shape: tuple[int, ...], layout: str, dtype: str = "float32") 
 
 
 def _bias_of_views() -> None:
-    """Check reversed views, in one chunk and in several."""
+    """Check the bias gradient of reversed views of dy, in one chunk and in several chunks."""
     for shape in ((2, 5, 20, 9), BIAS_SHAPES[0][0]):
         dy = np.random.default_rng(0).integers(-3, 4, shape).astype(np.float32)
         out = np.zeros(dy.shape[1], dy.dtype)[::-1]

@@ -25,7 +25,7 @@ class Settings:
         check: Check every access (a module built with ``checked=False`` has no checks).
         policy: Scheduling order of threads: ``first-in``, ``reverse`` or ``random``.
         timing: When asynchronous copies land: ``late``, ``early`` or at ``any`` time.
-        preempt_period: A thread yields at one access in about this many; 0 for never.
+        preempt_period: Mean number of accesses after which a thread yields; 0 for never.
         seed: Seed of all random choices.
         bank_conflicts: Count the wavefronts of shared-memory accesses.
         blocks: Linear indices of the blocks (clusters, where declared) to run; None for all.

@@ -7,8 +7,8 @@ The model shares no code with the planner's cost model.
 - Counted on the CPU, per launch: PTX instructions of some of its blocks (account.py), their
   wavefronts of shared memory and sectors of global memory.
 - SASS instructions of the main loop around tensor-core products: the PTX count times the ratio of
-  the loop's SASS length to its PTX length.  Likewise waits for global memory, in the loop and
-  outside: executed loads times the cubin's waits per load.
+  the loop's SASS length to its PTX length.  Waits for global memory, in the loop and outside:
+  executed loads times the cubin's waits per load.
 - Computed by NVRTC and NVIDIA's occupancy calculator: resident blocks per SM.
 - Scaled by the grid: the blocks that ran are spread evenly over it, and the other blocks are
   assumed to do the same work on average.

@@ -24,7 +24,7 @@ class Executions:
 
     Attributes:
         by_warp: Executions by the warp.
-        by_lanes: Executions by its threads; 32 times as many without divergence.
+        by_lanes: Executions by its threads; 32 times ``by_warp`` without divergence.
     """
 
     by_warp: int

@@ -47,7 +47,8 @@ class View:
         steps: distance between neighbours in elements, per axis of the array; () without gaps.
         reversed: axes with negative strides.
         repeated: axes with stride 0, which only inputs can have.
-        overlap: an axis and its stride in elements, which is smaller than the axis's items.
+        overlap: an axis and the largest stride that it may have, in elements, so that neighbours
+            along the axis share memory; None for no overlap.
         lead: elements before the array, which change its alignment.
         shift: bytes before the array, which misalign its elements.
         swapped: whether the byte order is swapped.

@@ -98,7 +98,7 @@ def _methods(problem: Any, operation: str) -> list[str]:
 def kernel_cases(seed: object, number: int) -> Iterator[Case]:
     """Yield runs of one layer on the kernels: every operation by "auto" or one family.
 
-    The layer is run several times with other data and views, mostly on kernels that are then built.
+    The layer runs several times with other data and views; most runs then find their kernels built.
     """
     draw = Draw(f"{seed} kernels {number}")
     impl, arch = draw.one((*FAMILIES, "auto", "auto")), draw.one(ARCHITECTURES)
@@ -137,7 +137,7 @@ def kernel_cases(seed: object, number: int) -> Iterator[Case]:
 
 
 def draw_layer(draw: Draw, most_macs: int, family: str = "") -> Case:
-    """Draw a legal layer with few enough products, of a kind that a family mostly supports."""
+    """Draw a legal layer that ``family`` mostly supports; ``most_macs`` limits its products."""
     style = draw.one((*["any"] * 6, "common", "large", *["hostile"] * (0 if family else 2)))
     most = most_macs if style == "any" else max(most_macs, 30_000)
     for _ in range(200):
@@ -428,7 +428,7 @@ def _output_padding(draw: Draw, case: Case, found: Geometry) -> Any:
 
 
 def spoiled(draw: Draw, base: Case) -> Case:
-    """Return a case with a change that mostly makes it illegal, as the oracle decides."""
+    """Return a case with a change that usually makes it illegal; the oracle decides if it is."""
     case = replace(base, operation=draw.one(OPERATIONS))
     if case.operation not in ADDENDS:
         case = replace(case, activation=None, adds=False)

@@ -2,7 +2,7 @@
 
 The error is divided by the sum of the absolute values of a result's terms.  It may be at most twice
 the largest error of plain summation in the same precision, in the order of the terms or largest
-first.  (Largest first, every addition rounds a number of the sum's size.)  A few results may all be
+first.  (Largest first, every addition rounds a value of the sum's size.)  A few results may all be
 nearly exact by chance, so plain summation is credited at least ``LEAST_ERROR`` roundings, or
 ``OF_FEW``.  The result itself is rounded to its dtype once, so it must lie between the rounded
 bounds.

@@ -205,7 +205,7 @@ def _each(value: Any, rank: int) -> tuple[int, ...]:
 
 
 def _sides(padding: Any, rank: int) -> list[Any]:
-    """Return the name of a padding, or (before, after), for each axis."""
+    """Return the padding of each axis: its name, or a pair (before, after)."""
     if isinstance(padding, str):
         word = padding.lower()
         _require(word in ("valid", "same", "same_lower"), "a padding that is known")

@@ -1,8 +1,8 @@
 """Shrink a finding, as long as its kind remains the same.
 
-Each round tries changes that make the case simpler, the boldest first, and keeps one that still
-shows the finding.  hypothesis's shrinker would have to draw every case, which takes longer than
-running most cases.
+Each round tries changes that make the case simpler, the boldest first, and keeps the first change
+that still shows the finding.  hypothesis's shrinker would have to draw every case, which takes
+longer than running most cases.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def shrunk(finding: Finding, seconds: float) -> Finding:
 
 
 def _by_name(finding: Finding) -> Case:
-    """Return the case with the implementation that "auto" selected requested by name."""
+    """Return the case, requesting by name the implementation that "auto" selected."""
     case = finding.case
     if finding.kind[0] != "wrong":
         return case
@@ -109,7 +109,7 @@ def candidates(case: Case) -> Iterator[Case]:
 
 
 def _less(value: int) -> list[int]:
-    """Return smaller numbers, the smallest first."""
+    """Return some smaller integers, the smallest first."""
     return sorted({1, 2, 8, value // 2, value - 1} & set(range(1, value)))
 
 

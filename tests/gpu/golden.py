@@ -394,7 +394,7 @@ class TileLayout:
 
 
 def k_major(extent: int, swizzle: int, k_bytes: int, step: int = 0) -> TileLayout:
-    """Return a tile of ``extent`` rows; ``step`` is the operand's position along k in it."""
+    """Return a tile of ``extent`` rows; ``step`` is the operand's position along k in the tile."""
     rows = -(-extent // 8)
     if swizzle:
         start = step * k_bytes % swizzle

@@ -33,7 +33,7 @@ from tests.device import RUNNING
 from tests.gpu.running import ROOT, Options, Results, Run, Step
 
 ARCHIVE = Path(__file__).with_name("cubins.tar.xz")
-"""Path of the archive, which git must not ignore: ignored files may not be copied to the GPU."""
+"""Path of the archive; git must not ignore it, since ignored files may not reach the GPU."""
 
 CACHE = ROOT / "build" / "cubins"  # compiled kernels, kept for the next archive
 MOST_BYTES = 16 << 20  # largest archive (chosen)

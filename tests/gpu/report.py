@@ -1,7 +1,7 @@
 """Write tables and files of a run's results: ``python -m tests.gpu report DIR``.
 
 The files are report.md (speed compared with cuDNN, the planner's choices, failures with commands
-that repeat them), calibration.json (measured divided by modelled time, for the planner),
+that repeat them), calibration.json (measured time / modelled time, for the planner),
 golden-<chip>.npz, and bench-<chip>.json, from which ``python -m tests.readme`` writes the README's
 table.
 """
@@ -84,7 +84,7 @@ def choices(records: Sequence[Record]) -> list[str]:
 
 
 def calibration(records: Sequence[Record]) -> dict[str, Any]:
-    """Return geometric means of measured/modelled time, by family, pass and class of dtypes.
+    """Return geometric means of measured / modelled time, by family, pass and class of dtypes.
 
     The modelled times come from the current cost model.
     """

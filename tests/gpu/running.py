@@ -225,7 +225,7 @@ class Run:
         self._workers: set[Worker] = set()
 
     def everything(self) -> Counter[str]:
-        """Run cases until none or no time is left; return the number of cases by state."""
+        """Run cases until no case or no time is left; return the number of cases by state."""
         begun, step = time.monotonic(), self.step
         if step.missing:
             self._event("end", f"not run: {step.missing}")

@@ -1,1 +1,1 @@
-"""Studies: one-time measurements about the library, whose results are kept."""
+"""One-time measurements of the library; the repository contains their results."""

@@ -72,7 +72,7 @@ class Counters:
         return self._innermost[self._next]
 
     def executed(self, kind: str) -> int | None:
-        """Add an instruction to the current block; return its counter at the block's first one."""
+        """Add an instruction to the current block; return the counter if it begins the block."""
         begins = self._current is None
         if self._current is None:
             self._current = self._begin()

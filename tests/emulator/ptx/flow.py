@@ -20,7 +20,7 @@ class Flow:
     follows: list[set[int]]
 
     def main_loop(self, is_wanted: Callable[[Statement], bool]) -> list[bool]:
-        """Return for each instruction whether it is in an innermost loop around a wanted one."""
+        """Return, per instruction, whether it is in an innermost loop with a wanted instruction."""
         targets = {
             number for number, statement in enumerate(self.instructions) if is_wanted(statement)
         }

@@ -1,7 +1,7 @@
 """Witnesses: third-party kernels proven on hardware, compiled at test time.
 
-Each file here instantiates kernels of an installed package.  They run correctly on the chip, so a
-model of the chip on which they fail is wrong.
+Each file here instantiates kernels of an installed package.  These kernels run correctly on the
+chip, so a model of the chip on which they fail is wrong.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def loaded_box(axes: int, blocks: int) -> Launcher:
     """Return the load of one of BOXES; two blocks use multicast.
 
     Raises:
-        MissingError: Triton is not installed (also for the functions below).
+        MissingError: Triton is not installed; all functions that return kernels raise it.
     """
     box = BOXES[axes]
     types = [_descriptor(box.box, blocks), "*fp16"]

@@ -121,12 +121,12 @@ class Results:
     finished: bool = False
 
     def skip(self, note: Note) -> None:
-        """Add a skipped measurement, unless the same note exists."""
+        """Add a skipped measurement, unless ``skipped`` already contains an equal note."""
         if note not in self.skipped:
             self.skipped.append(note)
 
     def roofline_share(self, row: Row) -> float | None:
-        """Return the roofline time divided by the measured time; None without a ceiling.
+        """Return the roofline time divided by the measured time; None if the dtype has no ceiling.
 
         The share can exceed 1: cached data is not read from memory, input that a stride skips is
         not read at all, and the ceilings are themselves measurements.

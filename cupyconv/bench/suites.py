@@ -73,7 +73,7 @@ def listed() -> tuple[SuiteLayer, ...]:
 
 
 def suites() -> tuple[str, ...]:
-    """Return the names that ``select`` accepts as suites."""
+    """Return the values that ``select`` accepts as suites: "all", the kinds and the suites."""
     return tuple(dict.fromkeys(("all", *KINDS, *(layer.suite for layer in listed()))))
 
 
@@ -154,7 +154,7 @@ def _count(numbers: Random, least: int, most: int) -> int:
 
 
 def fair_order(layers: Sequence[SuiteLayer]) -> tuple[SuiteLayer, ...]:
-    """Interleave the kinds, so that any prefix has about equally many layers of each."""
+    """Interleave the kinds, so that any prefix has about the same number of layers per kind."""
     kinds = [[layer for layer in layers if layer.kind == kind] for kind in KINDS]
     turns = chain.from_iterable(zip_longest(*kinds))
     return tuple(layer for layer in turns if layer is not None)

@@ -72,7 +72,11 @@ class Axis(_Fields):
         return Axis(**{**self._asdict(), **changes})
 
     def inside(self, tap: int) -> tuple[slice, slice]:
-        """Return the outputs for which a tap is inside the source, and the pixels that it reads."""
+        """Return the outputs for which a tap is inside the source, and the pixels that it reads.
+
+        Returns:
+            (outputs, pixels): two slices of equal length.
+        """
         stride, outputs = self.stride, self.outputs
         first = self.offset + tap * self.dilation
         start = 0 if first >= 0 else -(first // stride)

@@ -65,7 +65,7 @@ LEAST_PIXELS = 128
 """Smallest number of columns (pixels) of a fast matrix product (nominal)."""
 
 LOOP_ELEMENTS = 32
-"""Elements that NumPy copies in the time that it takes to start a contiguous row."""
+"""Elements that NumPy copies in the time that it takes to start a contiguous row (nominal)."""
 
 TRANSPOSED = 2.5
 """Factor by which copies between channels first and channels last are slower (measured)."""
@@ -98,7 +98,7 @@ UNCOMPILED = 0.3
 """Factor on LOOP_RATE without Numba, for long rows (nominal)."""
 
 LOOP_PARTS = 8
-"""Smallest number of parts into which the method ``loops`` divides a large layer."""
+"""Smallest number of parts into which the method ``loops`` divides a large layer (chosen)."""
 
 MOST_PAIRS = 1 << 10
 """Product of a group's channels and filters above which matrix products beat loops (chosen)."""
@@ -107,7 +107,7 @@ SMALL_PLANE = 256
 """Output pixels per image up to which loops over channels beat loops over planes (chosen)."""
 
 LEAST_ROW = 8
-"""Smallest number of channels per pixel for which a loop over channels is fast."""
+"""Smallest number of channels per pixel for which a loop over channels is fast (chosen)."""
 
 GRADIENT_SHARE = 0.7
 """Factor on LOOP_RATE for filter gradients with Numba and fewer than four filters (measured)."""
@@ -119,10 +119,10 @@ LARGEST_ROWS = 1 << 16
 """Largest number of weights, repeated for the pixels of one loop, that stay in the cache."""
 
 ROW_BEGINS = 400
-"""Elements that a compiled loop computes in the time that it takes to start a row."""
+"""Elements that a compiled loop computes in the time that it takes to start a row (nominal)."""
 
 LEAST_PLANE = 1 << 11
-"""Output pixels per block at least; if an image has fewer, a block has several images (chosen)."""
+"""Smallest number of output pixels per block; smaller images share a block (chosen)."""
 
 LEAST_FILTERS = 4 * LEAST_PIXELS
 """Largest result of ``least_filters``, in filters per group."""

@@ -145,7 +145,8 @@ class Correlation:
         """Divide groups and filters into parts whose weights take at most ``most_bytes``.
 
         Args:
-            least_filters: a group with fewer filters is counted as if it had this many.
+            least_filters: number of filters that a group with fewer filters counts as, so that a
+                part has fewer groups.
         """
         window = max(prod(self.filters.shape[2:]), 1) * self.accumulator.itemsize
         filters = clamp(most_bytes // window, self.filter_count)

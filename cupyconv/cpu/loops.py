@@ -1,6 +1,7 @@
 """Loops over taps, compiled by Numba, for layers with few channels per group.
 
-Depthwise layers with channels last are summed in place, in rows of channels.
+Depthwise layers with channels last or small planes are summed in rows of channels: the inner loop
+runs over the channels of one or several pixels.  With channels last, no copy is needed.
 
 For other layers, each channel is copied to zero-padded planes of pixels, one per stride phase.  In
 a plane, the pixels that tap t reads for all results are contiguous and begin at offsets[t]:
@@ -42,7 +43,7 @@ from cupyconv.signals import import_whole
 
 
 def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
-    """Compute ``whole.result`` in blocks with buffers of about ``block_bytes`` bytes."""
+    """Compute ``whole.result`` in blocks, whose size is proportional to ``block_bytes``."""
     for chunk in _chunks(whole, block_bytes):
         if _is_single_planes(chunk):
             _sum_single_planes(chunk, pool)

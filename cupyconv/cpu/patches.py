@@ -47,7 +47,7 @@ def backprop_input(
         activation: activation applied after bias and addend; None for no activation.
         conjugate: whether to conjugate the filters.
         pool: memory of the pass.
-        block_bytes: approximate bytes of a block's buffers.
+        block_bytes: number of bytes to which the size of a block is proportional.
     """
     groups, count, channels, *taps = filters.shape
     images, outputs = source.shape[2], source.shape[3:]

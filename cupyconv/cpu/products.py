@@ -26,7 +26,7 @@ MANY_IMAGES = 16
 
 
 def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
-    """Compute ``whole.result`` in blocks with buffers of about ``block_bytes`` bytes."""
+    """Compute ``whole.result`` in blocks, whose size is proportional to ``block_bytes``."""
     for piece in whole.pieces():
         for chunk in piece.chunks(8 * block_bytes, least_filters(_all_pixels(piece))):
             channels = parts(chunk.channels, _channels_at_once(chunk, block_bytes))

@@ -20,7 +20,7 @@ from cupyconv.cpu.views import copy
 
 
 def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
-    """Compute ``whole.result`` in blocks with buffers of about ``block_bytes`` bytes."""
+    """Compute ``whole.result`` in blocks, whose size is proportional to ``block_bytes``."""
     for chunk in whole.chunks(8 * block_bytes):
         filters = np.moveaxis(chunk.filters, (1, 2), (-2, -1))  # (G, *taps, K, C)
         matrices = pool.array("shared", filters.shape)

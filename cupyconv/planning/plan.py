@@ -23,7 +23,7 @@ from cupyconv.problem import PASSES, ConvProblem
 AUTO: Impl = "auto"
 
 FAR = 10
-"""Longest estimate of a plan that autotuning measures / shortest estimate (chosen)."""
+"""Estimate / shortest estimate up to which autotuning prefers a family's best plans (chosen)."""
 
 FORMAT = 2
 """Version of a plan's JSON; version 1 had no tilings and no field "format"."""
@@ -99,7 +99,7 @@ class Plan:
 
     @property
     def place(self) -> str:
-        """Name and architecture of the device, and the compiler's target if it differs."""
+        """Name and architecture of the device, and the compiler's target if that is different."""
         architecture, name = self.device.architecture or "", markup.in_line(self.device.name)
         if architecture.removesuffix("a") == name.removesuffix("a"):
             name = ""

@@ -19,7 +19,7 @@ def run(prog_name: str | None = None) -> NoReturn:
 
         before = signal.getsignal(signal.SIGINT)
         is_usual = before is signal.default_int_handler
-        if is_usual:  # there are no open files to close yet
+        if is_usual:  # os._exit is safe, because no file is open yet
             signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
         from cupyconv.cli.main import main
 

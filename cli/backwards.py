@@ -25,6 +25,7 @@ MOST_SWEPT = 1000
 _SWEPT = {"input": "input_shape", "filter": "filter_shape", "stride": "stride"} | {
     word: word for word in ("padding", "dilation")
 }
+"""Argument of ConvProblem that each option of --sweep sets."""
 
 
 # -- input sizes of an output ----------------------------------------------------------------------
@@ -32,11 +33,11 @@ _SWEPT = {"input": "input_shape", "filter": "filter_shape", "stride": "stride"} 
 
 @dataclass(frozen=True)
 class Backwards:
-    """The input sizes that give a certain output.
+    """The input sizes whose output has a certain shape.
 
     Attributes:
-        problem: the layer with the largest of these inputs.
-        sizes: input sizes that give the output, per spatial axis.
+        problem: the layer with the largest of these input sizes.
+        sizes: valid input sizes of each spatial axis, in the order D, H, W.
     """
 
     problem: ConvProblem
@@ -68,7 +69,7 @@ def inputs_of(layer: Layer, dy: tuple[int, ...]) -> Backwards:
 def _largest_input(
     output_shape: tuple[int, ...], filter_shape: tuple[int, ...], **words: Any
 ) -> ConvProblem:
-    """Return the layer with the largest input that has this output."""
+    """Return the problem with the largest input whose output has this shape."""
     dy = output_shape
     layout, filter_layout = _layouts(words, len(dy))
     k, o = dy[layout[1]] if len(dy) == len(filter_shape) else 0, filter_shape[filter_layout[0]]
@@ -82,7 +83,7 @@ def _largest_input(
         )
     stride = words.get("stride", 1)
     above = [s - 1 for s in stride] if isinstance(stride, (tuple, list)) else stride - 1
-    # This is the largest input: the smallest may have sizes below 1.
+    # An output_padding of stride - 1 gives the largest input; the smallest may have sizes below 1.
     try:
         return ConvProblem.from_output(dy, filter_shape, output_padding=above, **words)
     except ConvError as error:
@@ -96,7 +97,11 @@ def _largest_input(
 
 
 def _layouts(words: Mapping[str, Any], axes: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the axes (n, c, spatial) of x and y, and (o, i, spatial) of w."""
+    """Return the positions of N, C and space in x and y, and of O, I and space in w.
+
+    Args:
+        axes: number of axes of each tensor.
+    """
     rank = min(max(axes - 2, 1), 3)
     layout = formats.resolve_data_format(words.get("data_format"), rank)
     filters = formats.resolve_filter_format(words.get("filter_format"), rank, layout)
@@ -107,16 +112,19 @@ def backwards_parts(layer: Layer, inputs: Backwards, checked: bool = False) -> l
     """Return the input sizes as headings and a table to print.
 
     Args:
-        checked: whether the layer's own input gives this output.
+        checked: whether the layer has an input shape that gives this output.
     """
     problem = inputs.problem
     head = f"dy {shape_text(problem.output_shape)}, w {shape_text(problem.filter_shape)}"
     count = 1
     for sizes in inputs.sizes:
         count *= len(sizes)
-    every = " by ".join(_choice(sizes) for sizes in inputs.sizes)
+    every = ", ".join(
+        f"{axis.name} {_choice(sizes)}"
+        for axis, sizes in zip(inputs.axes, inputs.sizes, strict=True)
+    )
     images = f"{counted(problem.N, 'image')} of {counted(problem.C, 'channel')}"
-    answer = f"x and dx: {images}, of size {every}; "
+    answer = f"x and dx: {images}, {every}; "
     if count == 1:
         answer += "no other size fits this dy and w"
     else:
@@ -124,7 +132,7 @@ def backwards_parts(layer: Layer, inputs: Backwards, checked: bool = False) -> l
     lines = [head, configuration.summary(problem), answer]
     if checked:
         lines.append(f"the given x {shape_text(layer.arguments['input_shape'])} matches this dy")
-    # A title may state another input size than the sizes that are printed, so a name is preferred.
+    # The title may state an input size that is not printed here, so prefer the name.
     name = in_line(layer.name or layer.title or "")
     title = [name] if name else []
     rows = []
@@ -243,7 +251,11 @@ def read_sweep(text: str) -> Sweep:
 
 
 def swept(layer: Layer, sweep: Sweep) -> list[tuple[int, ConvProblem | ConvError]]:
-    """Return the problem of each value, or the error if the value is invalid."""
+    """Return each value with its problem, or with the error if the value is invalid.
+
+    Raises:
+        ConvError: every value is invalid.
+    """
     arguments = dict(layer.arguments)
     if sweep.word == "input" and "filter_shape" in arguments and "input_shape" not in arguments:
         arguments["input_shape"] = _any_input(arguments)
@@ -271,7 +283,7 @@ def _any_input(arguments: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _with(arguments: Mapping[str, Any], word: str, value: int) -> dict[str, Any]:
-    """Return the argument that the sweep changes, with this value on every spatial axis."""
+    """Return the argument that the sweep sets, with this value on every spatial axis."""
     key = _SWEPT[word]
     if not key.endswith("shape"):
         return {key: value}

@@ -19,10 +19,10 @@ from cupyconv.problem import ITEMSIZE, PASSES, counted, shape_text
 if TYPE_CHECKING:
     from cupyconv.bench.suites import SuiteLayer
 
-QUICK_MINUTES = 2.0
+QUICK_MINUTES = 2.0  # longest quick run, in minutes (chosen)
 QUICK_SECONDS = 0.1  # s per measurement of a quick run (chosen)
-QUICK_CPU_BATCH = 1
-QUICK_CPU_FLOPS = 11e9  # largest FLOP per pass of a quick run: a fraction of a second
+QUICK_CPU_BATCH = 1  # batch size of a quick run on the CPU (chosen)
+QUICK_CPU_FLOPS = 11e9  # most FLOP per pass of a quick run on the CPU: under a second (chosen)
 
 
 def _layouts() -> tuple[str, ...]:
@@ -96,23 +96,31 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
     "layouts",
     metavar="A,B",
     callback=configuration.words("layout", _layouts),
-    help="Use channels_last or channels_first.  [default: both, and the faster counts]",
+    help="Measure in this memory order: channels_last or channels_first.  [default: both; the "
+    "report shows the faster]",
 )
 @click.option(
     "--precision",
     metavar="ieee|tf32|bf16x6",
     default="ieee",
     show_default=True,
-    help="Permit rounding float32 operands (tf32) or splitting them (bf16x6).",
+    help="Permit rounding float32 operands to tf32, or splitting them into bfloat16 (bf16x6).",
 )
 @click.option(
     "--device",
     metavar="cpu|gpu",
     help="Run on the CPU or on the GPU.  [default: the GPU if there is one]",
 )
-@click.option("--quick", is_flag=True, help="Benchmark a few chosen layers, within 2 minutes.")
-@click.option("--seconds", type=float, callback=_positive, help="Measure each pass for this long.")
-@click.option("--minutes", type=float, callback=_positive, help="Stop after this long and report.")
+@click.option("--quick", is_flag=True, help="Benchmark a few layers, for at most 2 minutes.")
+@click.option(
+    "--seconds", type=float, callback=_positive, help="Measure each pass for this many seconds."
+)
+@click.option(
+    "--minutes",
+    type=float,
+    callback=_positive,
+    help="Stop after this many minutes, and report the results so far.",
+)
 @click.option(
     "--peers",
     type=click.Choice(["torch", "none"]),
@@ -163,10 +171,10 @@ def command(
       --json new.json --plot new.svg
     cupyconv bench --compare old.json new.json
 
-    The report shows how close each pass comes to the best speed of the processor, and the mean
-    ratio to PyTorch.  Every result is checked before it is timed; of a large result, only a part is
-    checked.  Ctrl-C ends the run with a report of the results so far.  The JSON file is written
-    after each layer.
+    The report shows the time of each pass, the roofline's time as a percentage of it, and the mean
+    ratio of PyTorch's time to cupyconv's.  Every pass is checked before it is timed; of a large
+    result, only a part is checked.  Ctrl-C ends the run with a report of the results so far.  The
+    JSON file is written after each layer.
     """
     from cupyconv.bench import suites as bench
 
@@ -249,7 +257,7 @@ def _measure(
         if path is not None:
             paths.require_writable(option, Path(path))
     json_file = None if json_path in (None, paths.STANDARD) else Path(json_path)
-    # A device or a pipe gets the results once, at the end.
+    # A file is rewritten after each layer; a device or a pipe gets the results once, at the end.
     is_replaced = json_file is not None and files.is_replaced(json_file)
     results = Results()
     try:
@@ -258,7 +266,7 @@ def _measure(
 
             def keep() -> None:
                 if json_file is not None and is_replaced:
-                    with suppress(OSError):  # raised by the last save, after the report
+                    with suppress(OSError):  # the save after the report raises it again
                         results.save(json_file)
                 advance()
 
@@ -270,7 +278,7 @@ def _measure(
     if json_path == paths.STANDARD:
         output.write_json(results.to_json())
     elif plot_path != paths.STANDARD:
-        title = f"Measured: {about}" if results.rows else f"Nothing was measured of {about}"
+        title = f"Measured: {about}" if results.rows else f"Nothing was measured: {about}"
         output.draw(output.heading(title), *report.sections(results))
     if results.rows or results.failed or results.finished:  # else keep the files of an earlier run
         if json_file is not None:
@@ -348,11 +356,11 @@ def _require_impls(impls: tuple[str, ...], place: str) -> None:
 def _compare(old: Path, new: Path, json_path: str | None) -> int:
     from cupyconv.bench import report, results
 
-    found = report.compare(results.load(old), results.load(new))
+    sections = report.compare(results.load(old), results.load(new))
     if json_path is not None:
-        paths.write_json(json_path, {section.title: _plain(section) for section in found})
+        paths.write_json(json_path, {section.title: _plain(section) for section in sections})
     else:
-        output.draw(*found)
+        output.draw(*sections)
     return 0
 
 

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 BUILT_IN = Path(__file__).with_name("checks.toml")
 
 SHOWN_FAILURES = 40
+"""Largest number of failures in the table (chosen)."""
+
 SHOWN_COMMANDS = 3
+"""Largest number of printed commands that reproduce a failure (chosen)."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Failure:
 
     Attributes:
         data: kind of data: "integer", with exact comparison, or "random".
-        tensor: name of the wrong result, or of the failed check if that concerns several results.
+        tensor: name of the wrong result; "adjoint identity" or "all" if it concerns several.
         reason: description of the fault.
     """
 
@@ -56,7 +59,7 @@ class Tally:
     Attributes:
         comparisons: number of comparisons, by implementation and dtype.
         failed: number of failed comparisons, by implementation and dtype.
-        worst: largest used fraction of the rounding bound, by implementation and dtype.
+        worst: largest ratio of a difference to its rounding bound, by implementation and dtype.
         refused: number of problems for which the implementation supports no pass, by
             implementation.
     """
@@ -100,7 +103,7 @@ class Tally:
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Check N random configurations as well.",
+    help="Check N random configurations in addition.",
 )
 @click.option(
     "--seed",
@@ -119,13 +122,13 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Compare every implementation with the reference.
+    """Compare every implementation with the float64 reference.
 
-    For CI: exits with 1 if a comparison fails.
+    The exit code is 1 if a comparison fails, for use in CI.
 
-    Without a configuration, checks a built-in list of edge cases.  With integer data, the results
-    and the adjoint identity must be exact.  With random data, the error must be at most twice that
-    of plain summation in the same precision.
+    Without a configuration, the command checks a built-in list of edge cases.  With integer data,
+    the results and the adjoint identity must be exact.  With random data, the error must be at most
+    twice that of plain summation in the same precision.
     """
     from cupyconv.cli.data import Processor
 
@@ -280,9 +283,10 @@ def _check(
 def _compare(
     truth: Truth, name: str, place: Processor, passes: tuple[str, ...], *, exactly: bool
 ) -> Iterator[tuple[str, str | None, float]]:
-    """Yield (tensor, fault or None, used fraction of the bound) for each comparison.
+    """Yield (tensor, fault or None, difference / bound) for each comparison.
 
-    The results of unsupported passes are only compared by the adjoint identity.
+    The planner computes the passes that the implementation does not support.  Only the adjoint
+    identity uses their results.
     """
     import numpy as np
 
@@ -311,7 +315,7 @@ def _compare(
             continue
         expected = getattr(truth.results, tensor)
         different = int(np.count_nonzero(actual.astype(expected.dtype) != expected))
-        wrong = f"{different} of {actual.size} numbers differ"
+        wrong = f"{different} of {actual.size} elements differ"
         yield tensor, wrong if different else None, 0.0
     products = truth.inner_products(results)
     wrong = ", ".join(f"{pair} = {value:.17g}" for pair, value in products.items())
@@ -343,7 +347,7 @@ def _tables(tally: Tally, not_checked: dict[str, str], seed: int) -> list[Any]:
     if tally.failures:
         parts += [_failure_table(tally.failures), _again(tally.failures, seed)]
     notes = [
-        f"{name} does not support {count} of the configurations and dtypes"
+        f"{name} does not support {counted(count, 'combination')} of configuration and dtype"
         for name, count in tally.refused.items()
     ]
     for reason in dict.fromkeys(not_checked.values()):

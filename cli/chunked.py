@@ -18,16 +18,15 @@ from cupyconv.cli import data, output, paths
 THREADS = 2
 """Chunks computed at the same time (chosen); NumPy's BLAS uses several threads for each chunk."""
 
-
 _SLACK = 64
-"""Largest difference of inner products, in units of ROUNDOFF times the norms (chosen)."""
+"""Largest difference of inner products, in units of ROUNDOFF times their norms (chosen)."""
 
 
 def open_array(option: str, place: str) -> Any:
     """Return a lazy Dask array over a .npy file or a Zarr folder.
 
     Raises:
-        ConvError: the path is not a .npy file or Zarr folder, is damaged, or is not numeric.
+        ConvError: the path is no .npy file or Zarr folder, or its array is damaged or not numeric.
         OSError: the file cannot be opened.
     """
     import dask.array as da

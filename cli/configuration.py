@@ -1,6 +1,6 @@
-"""Layers of a command, read from options, a TOML file, a model or the presets.
+"""Layers of a command, read from options, a TOML file, an ONNX model or the presets.
 
-Options and TOML keys have the same names; options override a file or preset.
+Options and TOML keys have the same names; an option overrides the value of a file or preset.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _DIGITS = 19
 
 @dataclass(frozen=True)
 class Layer:
-    """A requested configuration, before its rules are checked.
+    """A requested configuration, which is not checked yet.
 
     Attributes:
         name: name of the layer, or None.
@@ -68,7 +68,7 @@ class Layer:
 
     @property
     def is_transposed(self) -> bool:
-        """Whether the layer's forward pass is the input gradient of its problem."""
+        """Whether the layer is a transposed convolution, the input gradient of its problem."""
         return bool(self.arguments.get("transposed"))
 
     @property
@@ -121,7 +121,7 @@ class Layer:
         """Check that the layer's output has the shape of dy.
 
         Raises:
-            ConvError: it has another shape; the message has the arguments that would fit.
+            ConvError: the output has another shape; the message suggests arguments that fit.
         """
         if not self.is_transposed:
             offering(self._require_output, Names(), {**self.arguments, "output_shape": dy})
@@ -187,10 +187,10 @@ def _reversed_problem(
 
 
 def _require_below_stride(output_padding: Any, stride: Any, dilation: Any) -> None:
-    """Reject an output padding between the stride and the dilation.
+    """Reject an output padding that is at least the stride but less than the dilation.
 
-    The library accepts such a value, for which it extends x by zeros.  ConvProblem rejects larger
-    values.
+    ``cupyconv.conv_transpose`` accepts such a value and appends zeros to x.  ConvProblem rejects
+    larger values.
     """
     values = [v if isinstance(v, tuple) else (v or 0,) for v in (output_padding, stride, dilation)]
     count = max(map(len, values))
@@ -267,7 +267,7 @@ def _integer(what: str, value: Any) -> int:
 
 
 def _padding(what: str, value: Any) -> Any:
-    rule = "a padding mode, an integer, or an integer or before:after for each spatial axis"
+    rule = "a padding mode, one integer, or one entry per spatial axis (an integer or before:after)"
     example = "same, valid, same_lower, 1, 1,2 or 1:2,0:1"
     if isinstance(value, str) and re.fullmatch(r"\s*[A-Za-z][A-Za-z_-]*\s*", value):
         return value.strip().replace("-", "_")
@@ -380,7 +380,7 @@ def separated(
     Raises:
         ConvError: the option is present but has no values.
     """
-    # Each value once.
+    # Remove duplicates, and keep the order.
     words = tuple(dict.fromkeys(filter(None, map(str.strip, (value or "").split(",")))))
     if value is not None and not words:
         raise ConvError(
@@ -413,13 +413,18 @@ _OPTIONS = (
     click.option(
         "--input",
         metavar="SHAPE",
-        help="Set the shape of x, such as 1x5x5x3, if the argument INPUT is not given.",
+        help="Set the shape of x, such as 1x5x5x3; the same as the argument INPUT.",
     ),
-    click.option("--filter", metavar="SHAPE", help="Set the shape of w, such as 3x3x3x4."),
+    click.option(
+        "--filter",
+        metavar="SHAPE",
+        help="Set the shape of w, such as 3x3x3x4; the same as the argument FILTER.",
+    ),
     click.option(
         "--stride",
         metavar="N|NxN",
-        help="Set the stride of all axes, or of each axis.  [default: 1]",
+        help="Set the stride: one number for all spatial axes, or one per axis, such as 2x1.  "
+        "[default: 1]",
     ),
     click.option(
         "--padding",
@@ -432,7 +437,8 @@ _OPTIONS = (
     click.option(
         "--dilation",
         metavar="N|NxN",
-        help="Set the dilation of all axes, or of each axis.  [default: 1]",
+        help="Set the dilation: one number for all spatial axes, or one per axis, such as 2x1.  "
+        "[default: 1]",
     ),
     click.option(
         "--groups",
@@ -453,24 +459,24 @@ _OPTIONS = (
     click.option(
         "--transposed",
         is_flag=True,
-        help="Explain or compute the transposed convolution (deconvolution) of INPUT.",
+        help="Use a transposed convolution (deconvolution), whose input has the shape INPUT.",
     ),
     click.option(
         "--output-padding",
         metavar="N|NxN",
-        help="Set the size that a transposed layer adds to its result; at most stride - 1.  "
-        "[default: 0]",
+        help="Set the pixels that a transposed layer adds at the end of each axis of its result; "
+        "at most stride - 1.  [default: 0]",
     ),
     click.option(
         "--output-shape",
         metavar="SHAPE",
-        help="Set the shape of the result of a transposed layer, instead of --output-padding.",
+        help="Set the shape of a transposed layer's result, instead of --output-padding.",
     ),
     click.option(
         "--config",
         type=paths.FILE,
         metavar="FILE",
-        help="Read layers from a TOML file with these options as keys.",
+        help="Read layers from a TOML file, whose keys are the names of these options.",
     ),
     click.option(
         "--model",
@@ -478,12 +484,14 @@ _OPTIONS = (
         metavar="FILE.onnx",
         help="Read the convolutions of an ONNX model; --input NAME=SHAPE sets its unknown sizes.",
     ),
-    click.option("--layer", metavar="NAME", help="Use only the layer with this name."),
+    click.option(
+        "--layer", metavar="NAME", help="Use only the layer of this name from --config or --model."
+    ),
     click.option(
         "--preset",
         metavar="NAME",
         type=Words(lambda: (str(layer.name) for layer in read_file(PRESETS))),
-        help="Use a built-in layer.",
+        help="Use the built-in layer with this name.",
     ),
     click.option(
         "--list-presets",
@@ -525,7 +533,7 @@ precision_option = click.option(
     type=Words(lambda: PRECISIONS),
     default="ieee",
     show_default=True,
-    help="Set the permitted precision: ieee, tf32 or bf16x6.",
+    help="Permit rounding float32 operands to tf32, or splitting them into bfloat16 (bf16x6).",
 )
 
 impl_option = click.option(
@@ -552,14 +560,17 @@ values_option = click.option(
     "--values",
     metavar="WORD",
     type=Words(lambda: KINDS),
-    help="Set the kind of random data: normal, or small integers.  [default: normal]",
+    help="Draw random data of this kind: normal, or integers (from -3 to 3).  [default: normal]",
 )
 
 
 def data_options(command: Callable) -> Callable:
     """Add --x, --w, --dy, --seed and --values, which say where a layer's tensors come from."""
     files = "Read %s from .npy or .npz (FILE.npz:NAME).  [default: random]"
-    shape = "Read dy from a file as well, or check that dy has this shape.  [default: random]"
+    shape = (
+        "Read dy from .npy or .npz (FILE.npz:NAME), or check that it has this shape.  "
+        "[default: random]"
+    )
     options = (
         click.option("--x", type=paths.FILE, metavar="FILE", help=files % "x"),
         click.option("--w", type=paths.FILE, metavar="FILE", help=files % "w"),
@@ -770,7 +781,7 @@ def _named(layers: list[Layer], name: str, where: str) -> Layer:
 
 
 def _changed(layer: Layer, given: Mapping[str, Any], values: str | None) -> Layer:
-    """Return the layer with the options applied; drop its title if the layer changes."""
+    """Return the layer with the options applied, without its title if they change the layer."""
     other = any(layer.arguments.get(key, value) != value for key, value in given.items())
     new = any(key not in layer.arguments and key != "dtype" for key in given)
     title = None if layer.arguments and (other or new) else layer.title
@@ -786,7 +797,7 @@ def _toml_fault(error: Exception) -> str:
     """Return the reason why a file is not TOML."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    if type(error) is ValueError:  # Python's message advises programmers
+    if type(error) is ValueError:  # Python's message names sys.set_int_max_str_digits
         return f"it has an integer of more than {sys.get_int_max_str_digits():,} digits"
     return str(error)
 
@@ -907,8 +918,8 @@ def summary(problem: ConvProblem, other: Mapping[str, str] | None = None) -> str
     """Return the configuration without its shapes, in one line.
 
     Args:
-        other: texts by option name, which replace those of stride, padding and dilation; texts of
-            other options follow.
+        other: texts by option name.  They replace the texts of stride, padding and dilation, or
+            are added after them.
     """
     padding = problem.padding_mode
     if padding == "explicit":

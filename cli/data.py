@@ -1,4 +1,4 @@
-"""Data of a command: array files, the device that computes, and checks of shapes and memory."""
+"""Data of a command: array files, the device for computations, and checks of shapes and memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NPY, _ZIP = b"\x93NUMPY", b"PK"
 
 
 class Processor:
-    """The device that computes a command: the CPU with NumPy, or the current GPU."""
+    """The device on which a command computes: the CPU with NumPy, or the current GPU."""
 
     def __init__(self, *, on_gpu: bool) -> None:
         self.on_gpu = on_gpu
@@ -43,7 +43,10 @@ class Processor:
 
     @staticmethod
     def of(device: str, impl: str = "auto") -> Processor:
-        """Return the device for --device; "auto" takes a device that the implementation runs on.
+        """Return the device for a value of --device and of --impl.
+
+        "auto" is the device of the implementation.  If both values are "auto", it is the GPU if
+        there is one.
 
         Raises:
             DeviceError: a GPU is needed and there is none.
@@ -70,7 +73,7 @@ class Processor:
         return array if self._cupy is None else self._cupy.asnumpy(array)
 
     def available_memory(self) -> int | None:
-        """Return bytes that can still be allocated on the GPU; None on the CPU."""
+        """Return the bytes of free GPU memory; None on the CPU."""
         return None if self._cupy is None else int(self._cupy.cuda.runtime.memGetInfo()[0])
 
 
@@ -91,16 +94,16 @@ class ArrayFile:
     Only its header is read until ``read`` is called.
 
     Args:
-        option: the option that names the file, such as "--dy".  In a .npz file, the array of the
-            same name is read.
+        option: the option that names the file, such as "--dy".
         place: path of the file.  For a .npz file, a colon and the name of an array may follow.
+            Without them, the array named like the option is read, or else the only array.
 
     Attributes:
         shape: the shape of the array.
         dtype: the dtype of the array, in native byte order.
 
     Raises:
-        ConvError: the file is damaged, pickled, ambiguous or not numeric.
+        ConvError: the file is damaged, pickled or not numeric, or ``place`` selects no array.
         OSError: the file cannot be opened.
     """
 
@@ -181,7 +184,7 @@ class ArrayFile:
     def _read_header(self, file: IO[bytes], size: int) -> None:
         """Set ``shape`` and ``dtype`` from the header of a .npy file of ``size`` bytes."""
         version = np.lib.format.read_magic(file)  # type: ignore[arg-type]  # NumPy only reads
-        # Version 3 headers are version 2 headers in UTF-8. Only field names need UTF-8.
+        # A version 3 header is a version 2 header in UTF-8, which only field names need.
         read = np.lib.format.read_array_header_2_0
         if version == (1, 0):
             read = np.lib.format.read_array_header_1_0
@@ -189,7 +192,7 @@ class ArrayFile:
             raise ValueError(f"its format has version {version}")
         self.shape, _, dtype = read(file)  # type: ignore[arg-type]
         if dtype.hasobject:
-            raise ValueError("objects are read with allow_pickle only, which is never used")
+            raise ValueError("objects need allow_pickle, which is never used")
         self.dtype = _native(np.empty(0, dtype)).dtype
         needed = prod(self.shape) * dtype.itemsize
         if needed > size - file.tell():
@@ -223,7 +226,7 @@ def array_text(shape: tuple[int, ...]) -> str:
 
 
 def dtype_for(names: Iterable[str]) -> str:
-    """Return the supported dtype that arrays of these dtypes are best converted to."""
+    """Return the dtype to suggest for arrays of these dtypes: float32, complex64 or complex128."""
     names = set(names)
     if not any(name.startswith("complex") for name in names):
         return "float32"
@@ -261,7 +264,7 @@ def _member(option: str, path: Path, members: list[str], name: str | None) -> st
 
 
 def _native(array: np.ndarray) -> np.ndarray:
-    """Return the array in native byte order; NumPy saves bfloat16 as two bytes without a dtype."""
+    """Return the array in native byte order; V2 becomes bfloat16, because NumPy saves it as V2."""
     if array.dtype == np.dtype("V2"):
         return array.view(arrays.numpy_dtype("bfloat16"))
     return array.astype(array.dtype.newbyteorder("="), copy=False)
@@ -291,7 +294,7 @@ def require_memory(problem: ConvProblem) -> None:
     Raises:
         ConvError: the tensors do not fit.
     """
-    # x, w, dy and the three results, a float64 copy of each, and one intermediate copy.
+    # x, w, dy and the three results, float64 copies of these six, and float64 copies of three.
     elements = problem.bytes // ITEMSIZE[problem.dtype]
     needed, available = 2 * problem.bytes + 3 * 8 * elements, available_memory()
     if available is not None and needed > available:

@@ -62,7 +62,7 @@ def command(require_gpu: bool, as_json: bool) -> None:
     """Show installed packages and devices, and what is missing."""
     missing: list[Missing] = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the report covers CuPy's warnings at import
+        warnings.simplefilter("ignore")  # the report shows what CuPy warns of at import
         report = {
             "cupyconv": cupyconv.__version__,
             "python": {"version": platform.python_version(), "platform": platform.platform()},
@@ -114,7 +114,7 @@ def _driver(missing: list[Missing]) -> dict[str, Any] | None:
     version = _try(lambda: int(arrays.cupy().cuda.runtime.driverGetVersion()))
     if version:  # 13010 is CUDA 13.1
         return {"cuda": f"{version // 1000}.{version % 1000 // 10}"}
-    if shutil.which("nvidia-smi") is None:  # otherwise only CuPy may be missing
+    if shutil.which("nvidia-smi") is None:  # it comes with the driver
         missing.append(Missing("NVIDIA's driver", INSTALL_DRIVER))
     return None
 
@@ -122,7 +122,7 @@ def _driver(missing: list[Missing]) -> dict[str, Any] | None:
 def _gpus(missing: list[Missing]) -> list[dict[str, Any]]:
     gpus = [_gpu(number) for number in range(arrays.device_count())]
     if not gpus:
-        missing.append(Missing("a GPU that CuPy can use", "none; NumPy arrays need no GPU"))
+        missing.append(Missing("a GPU that CuPy can use", "no command; NumPy arrays need no GPU"))
     return gpus
 
 
@@ -157,7 +157,7 @@ def _bindings(missing: list[Missing]) -> dict[str, Any] | None:
 
 
 def _optional(name: str, missing: list[Missing]) -> dict[str, Any] | None:
-    """Return the version of an optional package, without importing it, which is slow."""
+    """Return the version of an optional package, without a slow import."""
     label, use, command = OPTIONAL[name]
     try:
         version = importlib.metadata.version(name)
@@ -199,7 +199,7 @@ def _target_text(gpu: dict[str, Any]) -> str:
     """Return the compiler's target for a GPU, or the reason why the GPU is unusable."""
     architecture, target = gpu["architecture"], gpu["target"]
     if architecture is None:
-        return "too old: capability 7.5 is needed"
+        return "too old: capability 7.5 or later is needed"
     if target is None:
         return f"{architecture}: {gpu['reason']}"
     if target == architecture:
@@ -211,7 +211,7 @@ def _try(look: Callable[[], Any]) -> Any:
     """Return the result of ``look``, or None if it raises an exception."""
     try:
         return look()
-    except Exception:  # no failure of a driver or its bindings may stop the report
+    except Exception:  # a broken driver or CuPy must not stop the report
         return None
 
 

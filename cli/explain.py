@@ -32,7 +32,8 @@ from cupyconv.markup import Document, Paragraph, Section, Verbatim, in_line
     "elements",
     metavar="NAME",
     multiple=True,
-    help="List the terms of 'dF[k,c,r,s]' (or dw), 'dX[n,c,h,w]' or 'O[n,k,p,q]'.  Repeatable.",
+    help="List the terms that an element sums: 'dw[k,c,r,s]', 'dx[n,c,h,w]' or 'y[n,k,p,q]', "
+    "with numbers as indices; dF, dX and O are accepted too.  Repeatable.",
 )
 @click.option(
     "--all", "everything", is_flag=True, help="List all terms instead of the first and last ones."
@@ -50,7 +51,7 @@ from cupyconv.markup import Document, Paragraph, Section, Verbatim, in_line
     "--code",
     metavar="FRAMEWORK",
     type=configuration.Words(lambda: translate.FRAMEWORKS),
-    help="Print code of the layer for tensorflow, pytorch, jax or onnx.",
+    help="Print a program that computes the layer with tensorflow, pytorch, jax or onnx.",
 )
 @click.option(
     "--svg",
@@ -61,7 +62,7 @@ from cupyconv.markup import Document, Paragraph, Section, Verbatim, in_line
 @click.option(
     "--html", type=paths.FILE, metavar="FILE", help="Write an interactive page; needs no network."
 )
-@click.option("--open", "opened", is_flag=True, help="Open the page in a browser.")
+@click.option("--open", "opened", is_flag=True, help="Open an interactive page in a browser.")
 @output.json_option
 def command(
     elements: tuple[str, ...],
@@ -87,8 +88,8 @@ def command(
     cupyconv explain --preset valid-stride --code pytorch > layer.py
     cupyconv explain --preset same-stride --html layer.html
 
-    Indices are in the order (n, c, h, w) in every data format.  Values are read from
-    files or random; `cupyconv grads` with the same seed uses the same random values.  Output
+    Indices of x and dx are in the order (n, c, h, w) in every data format.  Values are read
+    from files or random; `cupyconv grads` with the same seed uses the same random values.  Output
     longer than the terminal is shown with $PAGER.
     """
     layers = configuration.read_layers(options)
@@ -103,7 +104,7 @@ def command(
     if len(layers) > 1 and (read or saved or code or opened):
         raise ConvError(
             "--x, --w, --dy, --code, --svg, --html and --open must be used with a single layer",
-            f"the configuration has {len(layers)}",
+            f"the configuration has {len(layers)} layers",
             "Choose one with --layer NAME",
         )
     if code and any(layer.is_transposed for layer in layers):
@@ -113,14 +114,14 @@ def command(
             "Leave out --code",
         )
     whole = not (elements or mapped or code or saved or opened)
-    told = []
+    explained = []
     for layer in layers:
         problem, explanation, source = _explanation(layer, read, dy_shape, seed, large)
         chosen = [explanation.element(name) for name in elements]
         counted = explanation.map(mapped) if mapped is not None else None
         translated = explanation.code(code) if code is not None else None
-        told.append((layer, problem, explanation, source, chosen, counted, translated))
-    explanation, counted = told[0][2], told[0][5]
+        explained.append((layer, problem, explanation, source, chosen, counted, translated))
+    explanation, counted = explained[0][2], explained[0][5]
     if svg:
         picture = counted.svg() if counted else explanation.svg(*elements[:1])
         paths.write(Path(svg), picture.encode())
@@ -131,12 +132,12 @@ def command(
     if paths.STANDARD in saved:
         return
     if as_json:
-        entries = [_as_json(*entry, everything=everything) for entry in told]
+        entries = [_as_json(*entry, everything=everything) for entry in explained]
         output.write_json({"layers": entries, "saved": saved})
         return
     width = _width()
     parts = []
-    for _, _, explanation, source, chosen, counted, translated in told:
+    for _, _, explanation, source, chosen, counted, translated in explained:
         if whole:
             parts.append(explanation.document.text(width, _strong))
         elif translated and not (chosen or counted or saved):
@@ -168,15 +169,15 @@ def command(
 
 
 _NAMES_NOTE = (
-    "Names are those of the convolution that the layer reverses: its dx is the layer's y, its "
-    "dy the layer's x, its x the layer's dy, and its y the layer's dx."
+    "The names are those of the convolution that the layer reverses. The convolution's dx is the "
+    "layer's y, its dy is the layer's x, its x is the layer's dy, and its y is the layer's dx."
 )
 
 
 def _explanation(
     layer: Layer, read: Mapping[str, str], dy_shape: tuple[int, ...] | None, seed: int, large: bool
 ) -> tuple[ConvProblem, Explanation, str]:
-    """Return a layer's problem, its explanation and a sentence on the source of its values.
+    """Return a layer's problem, its explanation and a sentence on the origin of its values.
 
     Raises:
         ConvError: the files do not match the layer, or the values do not fit into memory.
@@ -253,7 +254,7 @@ def _width() -> int:
 
 
 def _height() -> int:
-    """Return how many lines of a map fit the terminal together with its title and text."""
+    """Return how many lines of a map fit on the terminal, below its title and above its text."""
     return max(shutil.get_terminal_size((output.PIPED_WIDTH, 24)).lines - 8, 8)
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cupyconv.cli.data import Processor
 
 STEPS = 6
-"""Progress steps of a layer's checks: three for the float64 results, three finite differences."""
+"""Progress steps of a layer's checks: three for float64 results, three for finite differences."""
 
 
 @click.command()
@@ -40,7 +40,7 @@ STEPS = 6
     type=click.Choice(["auto", "cpu", "gpu"]),
     default="auto",
     show_default=True,
-    help="Compute on this device; auto is the GPU if there is one.",
+    help="Compute on this device; auto is the device of --impl, or else the GPU if there is one.",
 )
 @configuration.impl_option
 @click.option(
@@ -74,9 +74,9 @@ def command(
 ) -> int:
     """Compute, explain and check the gradients of a layer.
 
-    The data is random, or read from files and converted to --dtype.  The checks compare the
-    gradients with central finite differences and with a reference in float64, and with each other
-    by the adjoint identity.
+    The data is random, or read from files and converted to --dtype if given.  The checks compare
+    the gradients with central finite differences, with a float64 reference, and with each other by
+    the adjoint identity.
     """
     from cupyconv.checking import compute
     from cupyconv.cli import data
@@ -90,7 +90,7 @@ def command(
     if len(layers) > 1 and (files or save):
         raise ConvError(
             "--x, --w, --dy and --save must be used with a single layer",
-            f"the configuration has {len(layers)}",
+            f"the configuration has {len(layers)} layers",
             "Choose one with --layer NAME",
         )
     paths.require_one_output(save, as_json=as_json)
@@ -277,21 +277,28 @@ class _Report:
     def _reading(self) -> Any:
         return output.heading(
             "how to read this",
-            f"The loss is {'the real part of ' * self.problem.is_complex}<y,dy>. It is linear in "
-            "x, in w and in the bias, so central differences in float64 are exact apart "
-            "from rounding.",
+            f"The loss is {'the real part of ' * self.problem.is_complex}the inner product <y,dy>. "
+            "It is linear in x, in w and in the bias, so central differences in float64 are exact "
+            "apart from rounding.",
             f"Inner products: {self._products()}.",
-            "Each difference is relative to the sum of the absolute values of the element's terms. "
-            "Each bound comes from the error of plain summation, in the same precision and on "
-            "this data.",
+            "Each difference is divided by the sum of the absolute values of the terms that the "
+            "compared value sums. Each bound comes from the error of plain summation on this data, "
+            f"{self._summation}.",
         )
+
+    @property
+    def _summation(self) -> str:
+        """The precision in which plain summation gives the bounds of the checks."""
+        if REAL_PART.get(self.problem.dtype, self.problem.dtype) == "float64":
+            return "in float32 and scaled to float64"
+        return "in the same precision"
 
     def _reading_of_chunks(self) -> Any:
         return output.heading(
             "how to read this",
             f"Inner products: {self._products()}.",
-            "The difference of two inner products is relative to the norms: |<a,b>| is at most "
-            "|a| |b|.",
+            "Their difference is divided by the largest product of norms, such as |y| |dy|, "
+            "because |<y,dy>| is at most |y| |dy|.",
         )
 
     def _ran(self) -> str:
@@ -309,9 +316,9 @@ class _Report:
         if self.agreements is None:
             return f"{line}\nnot checked"
         verdicts = [agreement.passed for agreement in self.agreements]
-        verdict = f"{len(verdicts)} checks, {verdicts.count(False)} failed"
+        verdict = f"{counted(len(verdicts), 'check')}, {verdicts.count(False)} failed"
         if None in verdicts:
-            verdict += f", {verdicts.count(None)} undecided, as numbers are not finite"
+            verdict += f", {verdicts.count(None)} undecided, because values are not finite"
         return f"{line}\n{verdict}"
 
     def as_json(self) -> dict[str, Any]:
@@ -379,7 +386,9 @@ def _problem(layer: Layer, loaded: Mapping[str, Any], options: Mapping[str, Any]
         given = ", ".join(f"{name} is {word}" for name, word in names.items())
         if not set(names.values()) <= set(ITEMSIZE):
             known = ", ".join(ITEMSIZE)
-            raise ConvTypeError(f"{given}, not one of {known}. Convert with --dtype {common}")
+            raise ConvTypeError(
+                f"dtypes must be among {known}: {given}. Convert the arrays with --dtype {common}"
+            )
         if len(set(names.values())) > 1:
             raise ConvTypeError(
                 f"all arrays must have one dtype: {given}. Convert them with --dtype {common}"
@@ -421,8 +430,9 @@ def _require_memory(problem: ConvProblem, place: Processor, *, check: bool) -> N
     """Check that the layer's tensors fit into memory, before anything is allocated."""
     from cupyconv.cli import data
 
-    # Bytes per element, measured. Drawing random numbers and summing 16-bit types makes float32
-    # copies, and NumPy adds blocks. The checks keep operands, results and magnitudes in float64.
+    # The bytes per element are measured. Drawing random numbers and summing 16-bit types makes
+    # float32 copies, and the NumPy path allocates blocks. The checks keep operands, results and
+    # magnitudes in float64.
     elements = problem.bytes // ITEMSIZE[problem.dtype]
     tensors = 2 * problem.bytes  # x, w and dy, and the three results of their shapes
     computing = tensors + 10 * elements + (8 << 20)

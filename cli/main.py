@@ -21,7 +21,7 @@ from cupyconv.errors import ConvError, CupyconvError, DeviceError, KernelCompile
 from cupyconv.signals import interrupts
 
 COMMANDS = ("shapes", "grads", "explain", "plan", "model", "check", "bench", "warm", "env")
-"""Commands; each is the object ``command`` of the module with the same name."""
+"""Names of the commands; each command is the object ``command`` of the module with its name."""
 
 GOOD, CHECK_FAILED, WRONG_USAGE, NO_GPU, DOES_NOT_COMPILE = range(5)
 """Exit codes."""
@@ -29,6 +29,7 @@ GOOD, CHECK_FAILED, WRONG_USAGE, NO_GPU, DOES_NOT_COMPILE = range(5)
 BUG = 70  # EX_SOFTWARE of sysexits.h
 
 TRACEBACK_VARIABLE = "CUPYCONV_TRACEBACK"
+"""Environment variable; if it is not empty, errors end with a traceback."""
 
 
 class Program(click.Group):
@@ -86,9 +87,9 @@ def _ending_by_signal() -> Iterator[None]:
     def end(number: int, _frame: FrameType | None) -> NoReturn:
         for other in numbers:
             signal.signal(other, signal.SIG_IGN)  # a second signal would stop the cleanup
-        raise SystemExit(128 + number)  # as a shell reports it
+        raise SystemExit(128 + number)  # the exit code that shells report for this signal
 
-    if threading.current_thread() is threading.main_thread():  # only it may set handlers
+    if threading.current_thread() is threading.main_thread():  # others cannot set handlers
         for name in ("SIGTERM", "SIGHUP"):
             number = getattr(signal, name, None)  # Windows has no SIGHUP
             if number is not None and signal.getsignal(number) is signal.SIG_DFL:
@@ -155,8 +156,8 @@ def main(ctx: click.Context) -> None:
       --padding same --data-format NHWC
 
     Exit codes: 0 success, 1 a check failed or nothing was measured, 2 wrong usage or invalid
-    configuration, 3 no GPU, 4 a kernel did not compile, 70 a bug in cupyconv, 130 interrupted (128
-    plus the number of the signal).
+    configuration, 3 no usable GPU, 4 a kernel did not compile, 70 a bug in cupyconv, 130
+    interrupted (128 plus the number of the signal).
 
     In bash, Tab completes commands, options, presets and values after
     eval "$(_CUPYCONV_COMPLETE=bash_source cupyconv)"; in zsh and fish, use zsh_source and

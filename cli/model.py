@@ -50,7 +50,9 @@ class _Described(click.Argument):
     help="Sort by flops, parameters, bytes or name.  [default: the order of the model]",
 )
 @click.option("--top", metavar="N", type=click.IntRange(1), help="List only the first N layers.")
-@click.option("--csv", type=paths.FILE, metavar="FILE", help="Write one line per layer.")
+@click.option(
+    "--csv", type=paths.FILE, metavar="FILE", help="Write a CSV file, one line per layer."
+)
 @click.option(
     "--html", type=paths.FILE, metavar="FILE", help="Write a page that explains every layer."
 )
@@ -73,8 +75,8 @@ def command(
     cupyconv model net.onnx --sort flops --top 10
     cupyconv explain --model net.onnx --layer /features/3
 
-    Needs the onnx package (pip install onnx), but no GPU and no weights.  The gradients dx, dw and
-    dy have the shapes of x, w and y.  Unknown sizes are shown by name, or as "?".
+    The command needs the onnx package (pip install onnx), but no GPU and no weights.  The gradients
+    dx, dw and dy have the shapes of x, w and y.  Unknown sizes are shown by name, or as "?".
     """
     if sort is not None and sort not in _ORDERS:
         raise unknown_word("--sort", sort, _ORDERS)
@@ -147,7 +149,7 @@ def command(
         known = lines[1:] if model.layers else []
         lines[1:] = [f"{line}, without layers of unknown size" for line in known]
     if any(layer.same_filter_as or layer.same_values_as for layer in model.layers):
-        lines.append("a filter that several layers share is counted once in these totals")
+        lines.append("weights and biases that several layers share are counted once")
     if any(layer.inside for layer in model.layers):
         lines.append(
             "a layer inside another operator is counted as if it ran once: Loop and Scan run it in "
@@ -182,7 +184,7 @@ _ORDERS: Mapping[str, Callable[[ModelLayer], Any]] = {
 
 
 _MOST_NAMED = 3
-"""Largest number of layers that a line names if they are left out for one reason (chosen)."""
+"""Most layers left out for one reason that get a line each; more share a line (chosen)."""
 
 
 def _left_out(model: Model) -> list[str]:
@@ -265,7 +267,7 @@ def _input(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def _settings(layer: ModelLayer) -> str:
-    """Return the settings of a layer that are not the defaults, and its dtype, as text."""
+    """Return the settings of a layer that differ from the defaults, and its dtype, as text."""
     problem = layer.problem
     words = [layer.operator] if layer.is_transposed else []
     if max(problem.stride) > 1:

@@ -1,4 +1,4 @@
-"""Output of commands: tables and JSON to standard output, everything else to standard error.
+"""Output of commands: results to standard output, errors and progress to standard error.
 
 Control characters are escaped in every text.  ``markup.in_line`` keeps names from files on one
 line, so that they cannot look like output of the program.
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PIPED_WIDTH = 100
+"""Characters per line of output that does not go to a terminal (chosen)."""
 
 LONGEST_ERROR = 2000
-"""Largest number of characters of an error message; a longer message is shortened in the middle."""
+"""Most characters of an error message; a longer message is shortened in the middle (chosen)."""
 
 # This option is eager, because the callback of --list-presets must know whether to print JSON.
 json_option = click.option(
@@ -66,7 +67,7 @@ def json_text(content: dict[str, Any]) -> str:
 
 
 def _deliver(text: str) -> None:
-    """Write text to standard output; a reader that stops early (``| head``) is no error."""
+    """Write text to standard output; it is no error if the reader stops early, as in ``| head``."""
     stream = standard_output()
     try:
         with _discard_if_closed(stream):
@@ -242,7 +243,7 @@ def error(message: str, below: str = "") -> None:
 
 
 PATIENCE = 2.0
-"""Seconds before a command shows a progress bar."""
+"""Seconds before a command shows a progress bar (chosen)."""
 
 
 @contextmanager

@@ -33,10 +33,10 @@ FILE = _File()
 
 
 def require_suffix(option: str, path: Path, *suffixes: str) -> None:
-    """Check that the suffix of a file, if any, fits the written format.
+    """Check that the suffix of an output file, if any, is one of ``suffixes``.
 
     Raises:
-        ConvError: the suffix does not fit, such as ``picture.png`` for SVG.
+        ConvError: the file has another suffix, such as ``picture.png`` for SVG.
     """
     if str(path) != STANDARD and path.suffix and path.suffix.lower() not in suffixes:
         raise ConvError(
@@ -64,7 +64,7 @@ STANDARD = "-"
 
 
 def require_one_output(*written: str | None, as_json: bool) -> None:
-    """Check that at most one output goes to standard output, and none to the file of another.
+    """Check that at most one output goes to standard output, and that no two go to one file.
 
     Raises:
         ConvError: several files, or a file and --json, go to standard output or to one file.
@@ -83,6 +83,7 @@ def require_one_output(*written: str | None, as_json: bool) -> None:
 
 
 _READ = "cupyconv.standard_input"
+"""Key in click's context: whether this command has read standard input."""
 
 
 def read(path: Path) -> bytes:

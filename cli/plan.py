@@ -28,7 +28,7 @@ SLOWEST = 10
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """A layer with its plan for a device, and the numbers shown with each pass."""
+    """A layer with its plan for a device, and the estimates that are shown with each pass."""
 
     layer: Layer
     plan: Plan
@@ -39,7 +39,7 @@ class LayerPlan:
 
     @property
     def microseconds(self) -> float:
-        """Time of the three passes."""
+        """Total time of the three passes, in microseconds."""
         return sum(planned.microseconds or 0.0 for planned in self.plan)
 
     @property
@@ -87,9 +87,10 @@ def command(
     cupyconv plan --model net.onnx --dtype float16 --device sm_89
 
     The plan is for contiguous tensors.  Times are modelled unless --measure is given.  The roofline
-    is the least time of a pass by the data sheet: the time of all arithmetic or the time to move
-    each tensor once, whichever is longer.  The command needs no data, and
-    it needs a GPU only with --measure.
+    is the shortest possible time of a pass by the data sheet: the time of all arithmetic or the
+    time to move each tensor once, whichever is longer.  The column "roofline" has this time as a
+    percentage of the pass's time.  The command needs no data, and it needs a GPU only with
+    --measure.
     """
     notes: list[str] = []
     layers = [(layer, layer.problem()) for layer in configuration.read_layers(options, notes)]
@@ -147,7 +148,7 @@ def _in_full(entry: LayerPlan) -> list[Any]:
 
 
 def _instead_table(entry: LayerPlan) -> Table:
-    """Return a table of the estimated times of the second-best kernel and of other settings."""
+    """Return a table of each pass's time with the second-best kernel and with other settings."""
     others = entry.instead
     settings = list(dict.fromkeys(name for plans in others.values() for name in plans))
     rows = []

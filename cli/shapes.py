@@ -17,7 +17,7 @@ from cupyconv.planning import Plan, plan
 from cupyconv.problem import PASSES, RESULT, GemmView, bytes_text, shape_text
 
 _MOST_BESIDE = 2
-"""Largest number of devices that get a column each; more devices get a line each."""
+"""Most devices that get a column each; more devices get a line each (chosen)."""
 
 TRANSPOSED_GRADIENTS = {"forward": "dx", "backprop_input": "y", "backprop_filter": "dw"}
 """Tensor of a transposed layer that each pass of the convolution computes."""
@@ -33,12 +33,14 @@ TRANSPOSED_GRADIENTS = {"forward": "dx", "backprop_input": "y", "backprop_filter
 @click.option(
     "--dy",
     metavar="SHAPE",
-    help="List the input sizes that give an output of this shape; check that --input fits.",
+    help="List the input sizes that give an output of this shape; if --input is given, check that "
+    "it is among them.",
 )
 @click.option(
     "--sweep",
     metavar="NAME=FIRST:LAST",
-    help="Sweep input, filter, stride, dilation or padding on all axes: one line per value.",
+    help="Sweep input, filter, stride, dilation or padding on all spatial axes; one line per "
+    "value.",
 )
 @output.json_option
 def command(
@@ -52,7 +54,7 @@ def command(
       --padding same --data-format NHWC
     cupyconv shapes --filter 1x1x3 --stride 2 --padding same --sweep input=3:10
 
-    Needs no data and no GPU.
+    The command needs no data and no GPU.
     """
     notes: list[str] = []
     layers = configuration.read_layers(options, notes)
@@ -97,7 +99,7 @@ def _backwards(layers: list[Layer], dy: str, options: Mapping[str, Any], as_json
 
 
 def _sweep(layers: list[Layer], text: str, as_json: bool) -> None:
-    """Print a table per layer, with a line per value of the varied option."""
+    """Print a table per layer, with a line per value of the swept option."""
     sweep = backwards.read_sweep(text)
     sweeps = [(layer, backwards.swept(layer, sweep)) for layer in layers]
     if as_json:
@@ -162,7 +164,7 @@ def _tables(layer: Layer, problem: ConvProblem, plans: list[Plan]) -> list[Any]:
     tensors = output.table("tensor", "shape", "why")
     for tensor, shape, reason in layer_reasons(layer, problem):
         tensors.add_row(tensor, shape_text(shape), reason)
-    # A few devices get a column each. Columns of many devices would be wider than a page.
+    # A few devices get a column each. Columns for many devices would make the table too wide.
     beside = plans if len(plans) <= _MOST_BESIDE else []
     headings = [device_plan.device.name for device_plan in beside]
     passes = output.table("pass", "gives", "GEMM m x n x k", *headings)
@@ -246,7 +248,7 @@ def _as_json(layer: Layer, problem: ConvProblem, plans: list[Plan]) -> dict[str,
 def tensors_json(layer: Layer, problem: ConvProblem) -> dict[str, Any]:
     """Return the shapes, the reasons for the shapes and the spatial axes, for ``--json``.
 
-    The axes are the axes of the problem: their output is a transposed layer's input.
+    The axes are those of the problem, so their "output" is the size of a transposed layer's input.
     """
     explained = layer_reasons(layer, problem)
     return {

@@ -41,9 +41,11 @@ if TYPE_CHECKING:
     "--activation",
     metavar="WORD",
     type=configuration.Words(lambda: filter(None, ACTIVATIONS)),
-    help="Apply this activation in the forward pass: relu, silu or gelu.  [default: none]",
+    help="Compile the forward pass with this activation: relu, silu or gelu.  [default: none]",
 )
-@click.option("--add", is_flag=True, help="Compile the forward pass for calls with add=.")
+@click.option(
+    "--add", is_flag=True, help="Compile the forward pass for calls with the argument add."
+)
 @configuration.impl_option
 @click.option(
     "--measure", is_flag=True, help="Compile all kernels that cupyconv.benchmark = True would time."
@@ -75,7 +77,7 @@ def command(
       --padding same --dtype bfloat16
 
     The command compiles, in parallel, the kernels that calls of these layers load, and keeps
-    them in the cache ($CUPYCONV_CACHE_DIR).  Needs CuPy, and a GPU only without --device.
+    them in the cache ($CUPYCONV_CACHE_DIR).  It needs CuPy, and a GPU only without --device.
     """
     from cupyconv.warming import Ahead
 

@@ -465,7 +465,7 @@ def test_bench_reports_that_nothing_was_measured(config):
     assert "cuda-gather cannot run on the cpu" in outcome.stderr
     outcome = cupyconv(*plain, "--minutes", "1e-9")
     assert outcome.exit_code == 1
-    assert "Nothing was measured of 2 layers" in outcome.stdout
+    assert "Nothing was measured: 2 layers" in outcome.stdout
     assert "no time left" in outcome.stdout
 
 

@@ -75,14 +75,14 @@ def test_inputs_of_an_output_are_complete(problem):
 def test_dy_prints_sizes_paddings_and_the_reason():
     options = ("--filter", "3x3x3x4", "--stride", "2", "--data-format", "NHWC")
     text = said("--dy", "1x3x3x4", *options, "--padding", "same")
-    assert "1 image of 3 channels, of size 5 or 6 by 5 or 6; 4 different sizes" in text
+    assert "1 image of 3 channels, H 5 or 6, W 5 or 6; 4 different sizes" in text
     assert "ceil(6/2) = 3" in text
     assert "H and W: with SAME padding the smallest input is (3 - 1)*2 + 1 = 5" in text
     text = said("--dy", "1x3x3x4", *options, "--padding", "valid")
-    assert "7 or 8 by 7 or 8" in text
+    assert "H 7 or 8, W 7 or 8" in text
     assert "the last input gets no gradient" in " ".join(text.split())
     one = said("--dy", "1x2x7", "--filter", "2x5x3", "--padding", "1")
-    assert "1 image of 5 channels, of size 7; no other size fits this dy" in one
+    assert "1 image of 5 channels, W 7; no other size fits this dy" in one
     (layer,) = json.loads(said("--dy", "1x3x3x4", *options, "--json"))["layers"]
     assert layer["axes"][1]["input_sizes"] == {"first": 7, "last": 8}
 
@@ -102,7 +102,7 @@ def test_dy_is_compared_with_the_given_input():
 
 def test_dy_overrides_a_preset():
     text = said("--preset", "valid-stride", "--dy", "1x2x2x4")
-    assert "5 or 6 by 5 or 6" in text
+    assert "H 5 or 6, W 5 or 6" in text
 
 
 @pytest.mark.parametrize(

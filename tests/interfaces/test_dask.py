@@ -453,7 +453,7 @@ def test_grads_dask_computes_files_in_chunks(tmp_path, monkeypatch, dtype):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-3)
         assert report["norms"][name] == pytest.approx(np.linalg.norm(expected.ravel()), rel=1e-5)
     text = run(*files, *window)
-    assert "1 checks, 0 failed" in text.stdout
+    assert "1 check, 0 failed" in text.stdout
     assert "adjoint identity" in text.stdout
     again = run(*files, *window, "--save", str(tmp_path / "out"))
     assert again.exit_code == 2

@@ -12,9 +12,10 @@
     print(report)
 
 CPU tensors are computed by the NumPy path, CUDA tensors by the kernels on PyTorch's current stream.
-Tensors are not copied.  The functions call three custom operators, ``torch.ops.cupyconv.forward``,
-``.backprop_input`` and ``.backprop_filter``.  The gradients of each operator are computed by the
-other two operators, so the functions can be differentiated any number of times::
+Tensors are passed without copies.  The functions call three custom operators,
+``torch.ops.cupyconv.forward``, ``.backprop_input`` and ``.backprop_filter``.  The gradients of each
+operator are computed by the other two operators, so the functions can be differentiated any number
+of times.  Here, ddx and ddw are the gradients with respect to dx and dw::
 
     y  = forward(x, w)            has the gradients  backprop_input(w, dy), backprop_filter(x, dy)
     dx = backprop_input(w, dy)    has the gradients  backprop_filter(ddx, dy), forward(ddx, w)

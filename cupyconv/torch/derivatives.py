@@ -3,8 +3,8 @@
 A custom operator only supports reverse mode, so these classes replace the operators while a
 transform is active.  Each operator is linear in every operand.  The tangent of its result is
 therefore a sum with one term per operand: the result with this operand replaced by its tangent.
-vmap computes all examples in one call: as more images if the filters are shared, otherwise as more
-groups.
+vmap computes all examples in one call: as more images if the examples share the filters, otherwise
+as more groups.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def _without_examples(
     """Return the empty result of vmap over no examples.
 
     The operator is called with each argument's sum over the examples, and its result is expanded to
-    length 0.  The sums are zeros that depend on the arguments, so that every argument has a
+    no examples.  The sums are zeros that depend on the arguments, so that every argument has a
     gradient.
     """
     sums = [
@@ -239,7 +239,7 @@ def _without_examples(
 
 
 def _as_images(tensor: Tensor, dim: int) -> Tensor:
-    """Reshape (examples, N, C, ...) to (examples * N, C, ...)."""
+    """Reshape (examples, N, C, ...) to (examples * N, C, ...); the examples are on axis ``dim``."""
     return tensor.movedim(dim, 0).flatten(0, 1)
 
 
@@ -254,5 +254,5 @@ def _as_filters(tensor: Tensor, dim: int | None, batch: int) -> Tensor:
 
 
 def _first(tensor: Tensor, dim: int | None, batch: int) -> Tensor:
-    """Move the examples to the first axis; repeat a tensor that all examples share."""
+    """Move the examples from axis ``dim`` to the first; if ``dim`` is None, repeat the tensor."""
     return tensor.expand(batch, *tensor.shape) if dim is None else tensor.movedim(dim, 0)

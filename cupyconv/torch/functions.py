@@ -87,7 +87,8 @@ def conv1d(
 
     Raises:
         ConvError: the convolution is invalid.
-        ConvTypeError: a tensor's dtype, device or kind is unsupported, or differs from another's.
+        ConvTypeError: a tensor's dtype, device or layout is unsupported, or tensors differ in dtype
+            or device.
         DeviceError: a tensor is on a CUDA device, and CuPy is not installed.
 
     >>> x, w = torch.ones(1, 2, 4), torch.ones(3, 2, 3, requires_grad=True)
@@ -253,7 +254,9 @@ def conv1d_input(
         A tensor of shape ``input_size``, which is differentiable.
 
     Raises:
-        ConvError: ``grad_output`` does not match this input; others as for ``conv1d``.
+        ConvError: the convolution is invalid, or its output does not have the shape of
+            ``grad_output``.
+        ConvTypeError, DeviceError: as for ``conv1d``.
 
     >>> w, dy = torch.ones(3, 2, 3), torch.ones(1, 3, 2)
     >>> ct.conv1d_input((1, 2, 4), w, dy).shape
@@ -328,7 +331,9 @@ def conv1d_weight(
         A tensor of shape ``weight_size``, which is differentiable.
 
     Raises:
-        ConvError: ``grad_output`` does not match this input; others as for ``conv1d``.
+        ConvError: the convolution is invalid, or its output does not have the shape of
+            ``grad_output``.
+        ConvTypeError, DeviceError: as for ``conv1d``.
 
     >>> x, dy = torch.ones(1, 2, 4), torch.ones(1, 3, 2)
     >>> ct.conv1d_weight(x, (3, 2, 3), dy).shape
@@ -521,7 +526,7 @@ def _transposed(
         size, taps, before = x.shape[2 + i], w.shape[2 + i], pads[2 * i]
         axis = ConvAxis("", 0, taps, strides[i], dilations[i], before, before, "explicit")
         sizes.append(axis.first_input_size_for(size) + extra[i])
-        # With output_padding >= stride the result has more windows than x has pixels; add zeros.
+        # With output_padding >= stride, the result has more windows than x has pixels: pad x.
         missing.append(extra[i] // strides[i])
     if any(missing):
         x = torch.nn.functional.pad(x, [n for last in reversed(missing) for n in (0, last)])
@@ -706,7 +711,7 @@ def _without_channels(
     pads: list[int],
     dilations: list[int],
 ) -> Tensor:
-    """Return PyTorch's result for no input channels: it has no channels, and gradients are zero."""
+    """Return PyTorch's result for no input channels: no output channels, and zero gradients."""
     shape = [x.shape[0], 0]
     for i, size in enumerate(x.shape[2:]):
         before, after = pads[2 * i : 2 * i + 2]
@@ -843,7 +848,7 @@ def _window(
         return strides, [0] * (2 * rank), dilations
     if padding != "same":
         raise ConvError(
-            "padding must be a number, 'same' or 'valid'",
+            "padding must be 'same', 'valid', or one or more integers",
             f"got {shown(padding)}",
             "Use one of them",
         )
@@ -851,7 +856,7 @@ def _window(
         raise ConvError(
             "the stride must be 1 with PyTorch's padding='same'",
             f"got a stride of {strides}",
-            "Pass the padding as numbers; cupyconv.conv_forward has TensorFlow's 'same'",
+            "Pass integers, or call cupyconv.conv_forward, which has TensorFlow's 'same'",
         )
     totals = [(taps[i] - 1) * dilations[i] for i in range(rank)]
     return strides, [p for t in totals for p in (t // 2, t - t // 2)], dilations

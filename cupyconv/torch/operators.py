@@ -1,4 +1,4 @@
-"""Passes as custom operators of PyTorch, with kernels, fake kernels and gradients."""
+"""The passes as custom operators of PyTorch, with kernels, fake kernels and gradients."""
 
 from __future__ import annotations
 
@@ -176,8 +176,8 @@ def _checked_layer(
 def _memory(tensor: Tensor) -> Any:
     """Return a NumPy or CuPy array over the memory of a tensor that PyTorch dispatched to a kernel.
 
-    The dispatcher excludes all tensors that ``arrays.take`` would reject, except dual tensors in
-    direct calls of the operator.
+    A kernel gets no tensor that ``arrays.take`` would reject, except dual tensors in direct calls
+    of the operator.
 
     Raises:
         ConvTypeError: the tensor is dual.
@@ -210,7 +210,7 @@ class _Stream(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _stream(pointer: int, ordinal: int) -> Any:
-    """Return a stream of the current device as a CuPy stream."""
+    """Return a stream of the current device, whose number is ``ordinal``, as a CuPy stream."""
     return arrays.cupy().cuda.Stream.from_external(_Stream(pointer))
 
 
@@ -249,8 +249,9 @@ def _empty(shape: Sequence[int], *operands: Tensor) -> Tensor:
 def _is_channels_last(tensor: Tensor) -> bool:
     """Return whether a tensor's strides are channels last, by PyTorch's rules.
 
-    A tensor with one channel or one pixel may match both orders; then its strides
-    decide.  If channels and pixels have equal strides, the tensor counts as contiguous.
+    A tensor with one channel or one pixel may match both orders; then the strides of its axes of
+    size 1 decide.  If the channel and all spatial axes have equal strides, the tensor counts as
+    contiguous.
     """
     if tensor.stride(1) == 0 or 0 in tensor.shape:
         return False
@@ -302,7 +303,7 @@ def _is_symbolic(*shapes: Sequence[int]) -> bool:
 
 
 def sum_pixels(dy: Tensor) -> Tensor:
-    """Return the gradient of a bias."""
+    """Return the gradient of a bias: dy, summed over all axes but the channels."""
     return dy.sum([0, *range(2, dy.dim())])
 
 
@@ -390,7 +391,7 @@ def _backprop_filter_flops(x, _shape, dy, *_, out_val, **__):
 
 
 def _flops(x_shape, w_shape, y_shape, operand, transposed=False):
-    """Return the FLOPs of a convolution as PyTorch counts them: tripled if complex."""
+    """Return the FLOPs as PyTorch counts them; a complex convolution is three real convolutions."""
     count = flop_counter.conv_flop_count(x_shape, w_shape, y_shape, transposed=transposed)
     return 3 * count if operand.is_complex() else count
 

@@ -70,12 +70,12 @@ class PatchReport:
 
     @property
     def taken(self) -> tuple[str, ...]:
-        """Names of the layers that ran through cupyconv."""
+        """Names of the layers with a call that cupyconv computed."""
         return tuple(dict.fromkeys(layer for layer, _, why in self.calls if why is None))
 
     @property
     def left(self) -> dict[str, str]:
-        """Reasons why PyTorch computed layers, by layer name."""
+        """Reason why PyTorch computed a call, by layer name; the last reason of each layer."""
         return {layer: why for layer, _, why in self.calls if why is not None}
 
     def __str__(self) -> str:
@@ -186,7 +186,7 @@ class _Patch(TorchFunctionMode):
                 )
 
     def report(self, function: str, reason: str | None, *called: Module) -> None:
-        """Count a call of ``function`` for the innermost running module, or else for ``called``."""
+        """Count a call of ``function`` for ``called``, or else for the innermost running module."""
         key = (self._layer_name(*called), function, reason)
         self._report.calls[key] = self._report.calls.get(key, 0) + 1
 

@@ -11,16 +11,17 @@ The results are Dask arrays, which are computed lazily::
 
 * Arrays may be chunked anywhere over the batch, the channels and space, including inside a stride
   or a group.  No tensor is gathered into one chunk.
-* A chunk of the result reads only its halo from neighbouring chunks; only these pieces move between
-  workers.
+* The task of a result's chunk reads only a halo from neighbouring chunks.  The halo is cut on the
+  worker that has the chunk, so that only the halo moves between workers.
 * Contributions of several chunks are added in the order of the chunks, so that results are bitwise
   the same for any scheduler and number of workers.  16-bit dtypes are added in float32 and rounded
   once.
-* The graph has few tasks per chunk: for n chunked axes, at most 3**n tasks that cut pieces, one
-  that joins the pieces, and one that computes.
+* The graph has few tasks per chunk.  If n axes are chunked and halos are shorter than chunks, these
+  are at most 3**n tasks that cut pieces, and one that joins the pieces and computes.  Sums over
+  several chunks need further tasks.
 * If a worker dies, the cluster recomputes its tasks on another worker.  If that fails repeatedly,
-  ``compute`` and ``to_zarr`` raise an error with the cause; Dask's own ``.compute()`` raises
-  KilledWorker.
+  ``compute`` and ``to_zarr`` raise a WorkerError that names the task; Dask's own ``.compute()``
+  raises KilledWorker.
 
 This package needs the dask extra: pip install '.[dask]' in a checkout.  Examples also assume
 ``import numpy as np`` and ``import dask.array``.

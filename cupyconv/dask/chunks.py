@@ -47,7 +47,7 @@ def suggest_chunks(problem: ConvProblem, memory_limit: int) -> tuple[tuple[int, 
         shorter = ceil(lengths[axis] / 2 / strides[axis]) * strides[axis]
         if shorter >= lengths[axis]:
             raise ConvError(
-                "a window of pixels, the filter and their products must fit into a quarter of the "
+                "a window of pixels, the filter and the output must fit into a quarter of the "
                 "memory limit",
                 f"they need {needed:,} bytes, the limit is {memory_limit:,}",
                 f"Use a limit of at least {4 * needed:,} bytes, or fewer channels",
@@ -68,8 +68,11 @@ def _axis_to_halve(problem: ConvProblem, lengths: Sequence[int]) -> int:
     """Return the outermost spatial axis whose halves are long compared with their halo.
 
     Chunks that are divided along one axis have 2 neighbours; along two or three axes, they have 8
-    or 26, and each neighbour needs a task.  If all axes are short already, return the longest axis,
-    because its halo is relatively smallest.
+    or 26.  Each neighbour needs a task, so few axes are divided.  If all axes are short already,
+    return the longest axis, because its halo is relatively smallest.
+
+    Args:
+        lengths: chunk lengths of the batch and of each spatial axis.
     """
     for number, axis in enumerate(problem.axes, 1):
         if lengths[number] >= 2 * _LENGTH_OF_HALO * max(axis.effective_filter - 1, 1):
@@ -82,6 +85,9 @@ def task_bytes(problem: ConvProblem, lengths: Sequence[int]) -> int:
 
     The factor 2 is needed because joining pieces copies them.  16-bit dtypes are computed in
     float32 and count as float32.
+
+    Args:
+        lengths: lengths of the chunk along the batch and each spatial axis.
     """
     batch, *sizes = lengths
     axes = problem.axes

@@ -1,4 +1,4 @@
-"""Task graph of a pass: cut pieces from chunks, join them, compute parts, add them up."""
+"""Task graph of a pass: cut pieces from chunks, join the pieces, compute parts, add the parts."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ a larger number takes more memory (chosen)."""
 
 
 class Graph:
-    """Tasks of one pass, in one layer of the graph.
+    """Tasks of one pass, which become one layer of a Dask graph.
 
     Args:
         pass_: "forward", "backprop_input" or "backprop_filter".
-        like: operand that determines the result's dtype and kind of chunks.
+        like: operand that determines the result's dtype, and whether its chunks are NumPy or CuPy.
         operands: other arrays that the tasks depend on.
 
     Attributes:
@@ -59,7 +59,7 @@ class Graph:
         self.wide = False
 
     def sums(self, several: bool) -> None:
-        """Set ``wide``.
+        """Set ``wide``: True for a 16-bit dtype if elements are sums of several parts.
 
         Args:
             several: whether an element of the result is the sum of several parts.
@@ -67,16 +67,18 @@ class Graph:
         self.wide = several and ITEMSIZE[self._problem.dtype] < 4
 
     def data(self, n: Any, channel: Any, *spatial: Any) -> list[Any]:
-        """Return one value per axis as a list in the order of the axes of x and y."""
+        """Return the values, one per axis, as a list in the order of the axes of x and y."""
         ordered: list[Any] = [None] * (2 + len(spatial))
         for axis, value in zip(self._problem.data_axes, (n, channel, *spatial), strict=True):
             ordered[axis] = value
         return ordered
 
     def filters(self, out: Any, into: Any, taps: Any = None) -> list[Any]:
-        """Return one value per axis as a list in the order of the axes of w.
+        """Return the values, one per axis, as a list in the order of the axes of w.
 
-        The value of every spatial axis is ``taps``; by default, the range of the whole axis.
+        Args:
+            out, into: values of the axes O and I.
+            taps: value of every spatial axis; None for the range of the whole axis.
         """
         sizes = self._problem.filter_sizes
         inner = [(0, size) if taps is None else taps for size in sizes]
@@ -91,6 +93,10 @@ class Graph:
         Each piece is a separate task that runs on the worker with its chunk, so that only pieces
         move between workers.  The join is nested in the task that uses the region, so that the
         region itself is neither stored nor moved.
+
+        Args:
+            name: name of the operand, for errors.
+            ranges: the region's range on each axis.
         """
         pieces = [_pieces(sizes, *span) for sizes, span in zip(array.chunks, ranges, strict=True)]
         keys, places = [], []
@@ -125,7 +131,7 @@ class Graph:
         Args:
             pads: (before, after) padding per spatial axis.
             groups: number of groups of the part.
-            shape: shape of the chunk.
+            shape: shape of the chunk of the result.
             arguments: operands, as returned by ``gather``.
             into: ranges of the chunk to compute, for backprop_input; the remainder is zero.
         """

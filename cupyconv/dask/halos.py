@@ -43,10 +43,12 @@ def window_of(axis: ConvAxis, start: int, stop: int) -> tuple[Range, Range]:
 
 
 def reach_of(axis: ConvAxis, start: int, stop: int) -> tuple[Range, Range, Range]:
-    """Return the outputs that read a range of inputs, these inputs, and padding.
+    """Return the outputs that read a range of inputs, the inputs that they read, and padding.
 
-    Inputs of the range before the first window and after the last window are left out.  The padding
-    is the part of the first window before the inputs, and of the last window after them.
+    Returns:
+        The range of outputs; the range of inputs, without inputs before the first window and after
+        the last window; and the padding.  The padding is the width of the first window before these
+        inputs, and the width of the last window after them.
     """
     stride, dilation, before = axis.stride, axis.dilation, axis.pad_before
 

@@ -54,8 +54,8 @@ def conv_forward(
             ``cupyconv.conv_forward``.
 
     Returns:
-        y.  Over the batch and space, it has one chunk per chunk of x: the outputs whose windows are
-        centred in that chunk.
+        y.  Over the batch and space, a chunk of y has the outputs whose windows are centred in one
+        chunk of x.
 
     Raises:
         ConvError: the convolution is invalid, or a chunk's size is unknown (nan); during
@@ -126,7 +126,7 @@ def conv_backprop_input(
             ``cupyconv.conv_backprop_input``.
 
     Returns:
-        dx.  Over the batch and space, it has one chunk per chunk of dy.
+        dx.  Over the batch and space, a chunk of dx covers the window centres of one chunk of dy.
 
     Raises:
         ConvError, ConvTypeError: as for ``conv_forward``.

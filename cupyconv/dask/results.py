@@ -1,4 +1,4 @@
-"""Functions that compute Dask arrays or write them to Zarr, with clear errors if workers die."""
+"""Functions that compute Dask arrays and read or write Zarr folders, with clear errors."""
 
 from __future__ import annotations
 
@@ -113,7 +113,8 @@ def to_zarr(array: da.Array, path: str | os.PathLike[str]) -> Path:
     are written.  A full disk or a dying worker therefore leaves no partial result.
 
     Args:
-        array: any Dask array; chunks of different sizes are rechunked to the largest.
+        array: any Dask array; if the chunks along an axis differ in size, they are rechunked to the
+            largest.
         path: the folder to create, on a file system that all workers share.
 
     Returns:

@@ -60,6 +60,7 @@ def cut(chunk: Any, declared: Declared, where: tuple[slice, ...]) -> Any:
 
 
 def join(shape: tuple[int, ...], places: Sequence[tuple[slice, ...]], pieces: Sequence[Any]) -> Any:
+    """Return a new array with each piece copied to its place."""
     joined = np.empty_like(pieces[0], shape=shape)
     for place, piece in zip(places, pieces, strict=True):
         joined[place] = piece

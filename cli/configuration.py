@@ -238,7 +238,7 @@ def _integers(
         too_large = False
     if too_large or any(abs(number) > LARGEST for number in numbers):
         raise ConvError(
-            f"{what} must be numbers that fit a 64-bit index",
+            f"{what} must be integers that fit a 64-bit index",
             f"got {shown(value)}",
             f"Use at most {LARGEST}",
         )

@@ -152,14 +152,16 @@ def command(
         lines.append("weights and biases that several layers share are counted once")
     if any(layer.inside for layer in model.layers):
         lines.append(
-            "a layer inside another operator is counted as if it ran once: Loop and Scan run it in "
-            "each iteration, If in one branch"
+            "a layer inside another operator counts once, although Loop and Scan run it in each "
+            "iteration, and If runs only one branch"
         )
     if len(shown) < len(nodes):
         lines.append(f"{len(nodes) - len(shown)} more are not shown")
     if model.unknown:
         head = f"{counted(len(model.unknown), 'layer')} of unknown size"
-        lines.append(in_line(f"{head}: {model.unknown[0].reason.partition('. ')[0]}. {model.hint}"))
+        reason = model.unknown[0].reason.partition(". ")[0]
+        first = "; the first" if len(model.unknown) > 1 else ""
+        lines.append(in_line(f"{head}{first}: {reason}. {model.hint}"))
     lines += _left_out(model)
     if saved:
         lines.append(f"saved to {in_line(' and '.join(saved))}")
@@ -168,7 +170,7 @@ def command(
         for name, shape in model.inputs.items()
     )
     output.draw(
-        output.heading(in_line(file), in_line(f"inputs {named}")),
+        output.heading(in_line(file), in_line(f"inputs: {named}")),
         table,
         output.heading("total", *lines),
     )

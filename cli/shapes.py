@@ -40,7 +40,7 @@ TRANSPOSED_GRADIENTS = {"forward": "dx", "backprop_input": "y", "backprop_filter
     "--sweep",
     metavar="NAME=FIRST:LAST",
     help="Sweep input, filter, stride, dilation or padding on all spatial axes; one line per "
-    "value.",
+    "value.  FIRST:LAST:STEP is accepted too.",
 )
 @output.json_option
 def command(

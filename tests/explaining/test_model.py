@@ -110,7 +110,7 @@ def test_text_and_json_report_layers_and_totals(saved):
     result = run(path)
     assert result.exit_code == 0, result.output
     text = result.stdout
-    assert "inputs data 1x3x32x32" in text
+    assert "inputs: data 1x3x32x32" in text
     assert "1x3x32x32 * 8x3x3x3" in text
     assert "ConvTranspose, stride 2x2" in text
     assert "4 convolutions" in text
@@ -187,7 +187,7 @@ def test_missing_input_sizes_are_requested_and_accepted(saved):
     line = listed(path)
     assert "N x 3 x H x W * 8x3x3x3" in line
     assert "-> N x 8 x ? x ?" in line
-    assert "4 layers of unknown size: stem reads data of N x 3 x H x W" in line
+    assert "4 layers of unknown size; the first: stem reads data of N x 3 x H x W" in line
     assert "for example --input data=1x3x224x224" in line
     refusal = CliRunner().invoke(main, ["shapes", "--model", path])
     assert refusal.exit_code == 2
@@ -585,7 +585,7 @@ def test_example_is_a_size_that_the_whole_model_accepts(saved):
 def test_one_named_size_is_suggested_by_its_name(saved):
     net = small_net(("batch", 3, 32, 32))
     assert "for example --input batch=1" in listed(saved(net))
-    assert "inputs data batch x 3 x 32 x 32" in listed(saved(net))
+    assert "inputs: data batch x 3 x 32 x 32" in listed(saved(net))
 
 
 def test_size_named_inside_the_model_can_be_set(saved):

@@ -103,7 +103,7 @@ def task_bytes(problem: ConvProblem, lengths: Sequence[int]) -> int:
 
 
 def as_chunked(name: str, value: Any) -> da.Array:
-    """Return a Dask array with known chunk sizes; another array becomes one chunk."""
+    """Return a Dask array with known chunk sizes; any other array becomes one chunk."""
     if not isinstance(value, da.Array):
         array, _ = arrays.take(name, value)
         return da.from_array(array, chunks=-1, asarray=False)

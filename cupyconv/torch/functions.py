@@ -46,7 +46,7 @@ _GRADIENT = _CONVOLUTION._replace(y="grad_output", x_shape="input_size", w_shape
 def _overridable(function: _Function) -> _Function:
     """Make a function follow the ``__torch_function__`` protocol, as PyTorch's functions do.
 
-    A tensor subclass may replace the function, and ``torch.fx.symbolic_trace`` records it.
+    A tensor subclass may replace the function, and ``torch.fx.symbolic_trace`` records its calls.
     """
 
     @wraps(function)

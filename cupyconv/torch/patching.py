@@ -49,9 +49,9 @@ class PatchReport:
     Attributes:
         calls: number of calls, keyed by (layer, function, reason).  The reason says why PyTorch
             computed the call; it is None if cupyconv computed the call.  The layer is the name that
-            the innermost called module has in the outermost called module's ``named_modules``.  It
-            is "" for a call outside of any module, and COMPILED in a graph of ``torch.compile`` or
-            ``torch.export``.
+            the innermost called module has in the outermost called module's ``named_modules``, or
+            its class name if both are the same module.  The layer is "" for a call outside of any
+            module, and COMPILED in a graph of ``torch.compile`` or ``torch.export``.
 
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.ReLU())
     >>> with ct.patch() as report:

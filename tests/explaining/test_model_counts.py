@@ -573,7 +573,9 @@ def test_layer_in_a_loop_is_listed_and_its_size_accepted(saved):
     found = json.loads(run(path, "--input", "state=1x4x16x16", "--json").stdout)
     assert found["layers"][0]["shapes"]["y"] == [1, 4, 16, 16]
     assert found["layers"][0]["inside"] == ["Loop"]
-    assert "counts once, although" in " ".join(run(path, "--input", "state=1x4x16x16").stdout.split())
+    assert "counts once, although" in " ".join(
+        run(path, "--input", "state=1x4x16x16").stdout.split()
+    )
 
 
 def test_branch_chosen_by_a_constant_gives_its_shape(saved):

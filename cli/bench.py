@@ -104,7 +104,7 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
     metavar="ieee|tf32|bf16x6",
     default="ieee",
     show_default=True,
-    help="Permit rounding float32 operands to tf32, or splitting them into bfloat16 (bf16x6).",
+    help="Permit rounding float32 operands (tf32), or splitting them into bfloat16 (bf16x6).",
 )
 @click.option(
     "--device",
@@ -171,10 +171,10 @@ def command(
       --json new.json --plot new.svg
     cupyconv bench --compare old.json new.json
 
-    The report shows the time of each pass, the roofline's time as a percentage of it, and the mean
-    ratio of PyTorch's time to cupyconv's.  Every pass is checked before it is timed; of a large
-    result, only a part is checked.  Ctrl-C ends the run with a report of the results so far.  The
-    JSON file is written after each layer.
+    The report shows the time of each pass, the roofline (the shortest possible time) as a
+    percentage of it, and the mean ratio of PyTorch's time to cupyconv's.  Every pass is checked
+    before it is timed; of a large result, only a part is checked.  Ctrl-C ends the run with a
+    report of the results so far.  The JSON file is written after each layer.
     """
     from cupyconv.bench import suites as bench
 

@@ -533,7 +533,7 @@ precision_option = click.option(
     type=Words(lambda: PRECISIONS),
     default="ieee",
     show_default=True,
-    help="Permit rounding float32 operands to tf32, or splitting them into bfloat16 (bf16x6).",
+    help="Permit rounding float32 operands (tf32), or splitting them into bfloat16 (bf16x6).",
 )
 
 impl_option = click.option(

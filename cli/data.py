@@ -296,7 +296,8 @@ def require_memory(problem: ConvProblem) -> None:
     """
     # x, w, dy and the three results, float64 copies of these six, and float64 copies of three.
     elements = problem.bytes // ITEMSIZE[problem.dtype]
-    needed, available = 2 * problem.bytes + 3 * 8 * elements, available_memory()
+    itemsize = 16 if problem.is_complex else 8  # copies of complex numbers are complex128
+    needed, available = 2 * problem.bytes + 3 * itemsize * elements, available_memory()
     if available is not None and needed > available:
         raise ConvError(
             "all values of the layer must fit into main memory for --large",

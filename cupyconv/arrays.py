@@ -84,7 +84,7 @@ def cupy() -> ModuleType:
     except ImportError as error:
         raise DeviceError(
             f"CuPy could not be imported ({error}). "
-            f"Install it with: {install_command('cuda13')} (or likewise for CUDA 12)"
+            f"Install it with: {install_command('cuda13')} (or cuda12 for CUDA 12)"
         ) from error
     _cupy = module
     return module

@@ -1,4 +1,4 @@
-"""Pictures that answer the two questions about gradients, drawn from layers.
+"""Pictures of the channels that give each slice of dw, and of the inputs that windows read.
 
 All sizes, windows and paddings come from a ConvProblem, so a picture follows the library's rules.
 """
@@ -47,14 +47,16 @@ def _sizes(shape: Sequence[int]) -> str:
 # -- channels --------------------------------------------------------------------------------------
 
 _ROWS = 4
-"""Channels of dy that are drawn; the others are replaced by dots (chosen)."""
+"""Largest number of channels of dy that are drawn; dots replace the others (chosen)."""
 
 
 def pairs(problem: ConvProblem, k: int = 1, c: int = 2) -> str:
     """Draw which channels of x and dy give each slice of dw, and mark the slice ``dw[k,c]``.
 
     Args:
-        problem: a layer with one group, channels first.
+        problem: a layer with one group and two spatial axes, channels first.
+        k: channel of dy of the marked slice.
+        c: channel of x of the marked slice.
     """
     filters, channels = problem.filter_shape[:2]
     taps, pixels, outputs = (
@@ -91,8 +93,8 @@ def pairs(problem: ConvProblem, k: int = 1, c: int = 2) -> str:
     canvas.text(
         8,
         y + 44,
-        f"{filters} x {channels} pairs fill dw, {_sizes(problem.filter_shape)}. No slice depends "
-        "on another channel.",
+        f"{filters} x {channels} pairs give dw, {_sizes(problem.filter_shape)}. Each slice "
+        "depends on one pair only.",
     )
     label = (
         f"Each channel of x is correlated with each channel of dy: {filters} x {channels} slices"
@@ -101,7 +103,7 @@ def pairs(problem: ConvProblem, k: int = 1, c: int = 2) -> str:
 
 
 def _slice(canvas: Canvas, x: float, y: float, taps: Sequence[int], marked: bool) -> None:
-    """Draw the numbers of a slice as squares in an area of 40 by 40."""
+    """Draw a slice of dw, one square per element, in an area of 40 by 40 pixels."""
     rows, columns = taps
     size = 40 / max(taps)
     for row in range(rows):
@@ -113,11 +115,11 @@ def _slice(canvas: Canvas, x: float, y: float, taps: Sequence[int], marked: bool
 # -- sizes -----------------------------------------------------------------------------------------
 
 _CELL = 30.0
-"""Width of an input in pixels (chosen)."""
+"""Width of the cell of one input, in pixels (chosen)."""
 
 
 def windows(problems: Sequence[ConvProblem]) -> str:
-    """Draw the windows of each layer along one axis, for its input size and the next size."""
+    """Draw the windows of each layer along its first axis, for its input size and for one more."""
     canvas = Canvas()
     y = 18.0
     for problem in problems:
@@ -135,21 +137,21 @@ def windows(problems: Sequence[ConvProblem]) -> str:
 
 
 def _axis(canvas: Canvas, left: float, top: float, axis: ConvAxis) -> float:
-    """Draw the inputs of an axis, and the taps of each window below; return the lowest y."""
+    """Draw the inputs of an axis, and below them the taps of each window; return the lower end."""
     taps = [
         [output * axis.stride - axis.pad_before + tap * axis.dilation for tap in range(axis.filter)]
         for output in range(axis.output)
     ]
     read = {place for window in taps for place in window}
     y = top + 30
-    noun = "number" if axis.output == 1 else "numbers"
+    noun = "value" if axis.output == 1 else "values"
     canvas.text(left, y - 8, f"input size {axis.input}: dy has {axis.output} {noun}")
     first = left + _CELL * axis.pad_before
     for place in range(-axis.pad_before, axis.input + axis.pad_after):
         inside = 0 <= place < axis.input
         kind = ("x" if place in read else "unread") if inside else "pad"
         canvas.rect(first + place * _CELL, y, _CELL, 24, kind)
-        if kind == "unread":  # visible without colours
+        if kind == "unread":  # a cross, so that the cell stands out without colours
             canvas.line(first + place * _CELL, y + 24, first + (place + 1) * _CELL, y, "cross")
         canvas.text(
             first + (place + 0.5) * _CELL, y + 16, str(place) if inside else "0", "small in"

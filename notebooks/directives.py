@@ -1,7 +1,7 @@
 """Sphinx directives that run commands and draw kernels and layers.
 
-Each build runs them again, so the pages match the code.  A command with an unexpected exit code
-fails the build, as every warning does.
+Each build runs the commands and draws the pictures again, so the pages match the code.  A command
+with an unexpected exit code fails the build, as every warning does.
 """
 
 from __future__ import annotations
@@ -31,14 +31,19 @@ from cupyconv.cli.configuration import PRESETS, Layer, read_file
 logger = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent
-"""Folder in which the commands run, which contains the model of a tutorial."""
+"""Folder in which the commands run; it contains net.onnx, the model of a tutorial."""
 
 WIDTH, NARROW = 84, 52
-"""Columns of printed output, which fit the width of a page on a desktop and a phone (chosen)."""
+"""Columns of printed output that fit the width of a page, on a desktop and on a phone (chosen)."""
 
 
 def run(arguments: str, columns: int) -> tuple[int, str]:
-    """Return the exit code of a cupyconv command and its output, standard error included."""
+    """Return the exit code of a cupyconv command, and its output including standard error.
+
+    Args:
+        arguments: the command line after ``cupyconv``.
+        columns: width of the terminal in characters.
+    """
     done = subprocess.run(
         [sys.executable, "-P", "-m", "cupyconv.cli", *shlex.split(arguments)],
         stdout=subprocess.PIPE,
@@ -59,7 +64,7 @@ class Run(SphinxDirective):
     Options:
         exit: expected exit code; default: 0.
         paragraphs: number of paragraphs to show; default: all.
-        scroll: show the output for a desktop on a phone too, where it is scrolled.
+        scroll: show the output for a desktop on a phone too, where the reader scrolls it sideways.
     """
 
     required_arguments = 1
@@ -103,18 +108,18 @@ class Kernel(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        found: list[nodes.Node] = []
+        children: list[nodes.Node] = []
         for example in pictures.EXAMPLES[self.arguments[0]]:
             drawn = pictures.launched(self.arguments[0], example)
             caption = f"<figcaption>{pictures.escape(drawn.caption)}</figcaption>"
             figure = f'<figure class="picture">{drawn.svg}{caption}</figure>'
-            found.append(nodes.raw("", figure, format="html"))
+            children.append(nodes.raw("", figure, format="html"))
             text = "\n".join(
                 textwrap.fill(f"{name:16}{fact}", WIDTH, subsequent_indent=" " * 16)
                 for name, fact in drawn.facts.items()
             )
-            found.append(nodes.literal_block(text, text, language="text"))
-        return found
+            children.append(nodes.literal_block(text, text, language="text"))
+        return children
 
 
 class LayerPicture(SphinxDirective):
@@ -130,7 +135,7 @@ class LayerPicture(SphinxDirective):
 
 
 class Pairs(SphinxDirective):
-    """Draw which channels give each slice of the filter gradient: ``{pairs} multi-channel``."""
+    """Draw which channels of x and dy give each slice of dw: ``{pairs} multi-channel``."""
 
     required_arguments = 1
 
@@ -200,7 +205,7 @@ def link_names(
 
 
 class Bridge(SphinxDirective):
-    """Document a module that needs an optional package: ``{bridge} torch``.
+    """Document the module of cupyconv for an optional package: ``{bridge} torch``.
 
     If the package is not installed, the page says so instead.
     """
@@ -226,7 +231,7 @@ def preset(name: str) -> Layer:
 
 
 def explained(name: str) -> tuple[cupyconv.Explanation, str]:
-    """Return the explanation and the heading of a preset."""
+    """Return the explanation of a preset's layer, and the layer's heading."""
     layer = preset(name)
     made = cupyconv.explain(layer.problem(), title=layer.heading, values=layer.values)
     return made, layer.heading

@@ -20,7 +20,7 @@ import cupyconv
 
 _FIELD = re.compile(r"\s*(?::\w[^:]*:|\.\. .*::)\s?")
 _ARTICLE = r"(?:an?|as for) (?:Plan|Device|Explanation)"
-"""Names that are also English words, which are links only in these phrases."""
+"""Class names that are also English words; they become links only in these phrases."""
 
 
 def modules() -> Iterator[str]:
@@ -31,7 +31,7 @@ def modules() -> Iterator[str]:
 
 @cache
 def targets() -> dict[str, str]:
-    """Return the full name of everything that the reference describes, keyed by its names."""
+    """Return the full name of everything that the reference describes, keyed by each short name."""
     settings = ("benchmark", "workspace_limit")
     names = {f"cupyconv.{name}": f"cupyconv.{name}" for name in settings}
     for module in modules():
@@ -52,7 +52,12 @@ def targets() -> dict[str, str]:
 
 
 def target(word: str, owner: str) -> str | None:
-    """Return the full name of a word in the docstring of ``owner``; None without a description."""
+    """Return the full name that a word means in the docstring of ``owner``; None if there is none.
+
+    Args:
+        word: a name, possibly with its class or module, such as "Plan.to_json".
+        owner: full name of the documented object.
+    """
     prefixes = [owner]
     while "." in prefixes[-1]:
         prefixes.append(prefixes[-1].rpartition(".")[0])
@@ -111,7 +116,11 @@ def linked(lines: list[str], owner: str) -> list[str]:
 
 
 def described(page: str) -> list[str]:
-    """Return the full names of what a page describes with autodoc's directives, in their order."""
+    """Return the full names that a page describes with autodoc's directives, in the page's order.
+
+    Args:
+        page: the Markdown text of the page.
+    """
     names: list[str] = []
     pattern = (
         r"^```\{bridge\} (?P<bridge>\w+)$"

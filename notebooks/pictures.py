@@ -70,12 +70,12 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         Example(_layer((32, 56, 56, 96), (96, 7, 7, 1), "float16", padding=3, groups=96)),
     ),
 }
-"""Examples on the page of each GPU kernel family."""
+"""Examples that the page of a GPU kernel family shows, keyed by family."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A picture with its caption, and facts about the launch by name."""
+    """A picture of a launch with its caption, and facts about the launch, keyed by their labels."""
 
     svg: str
     caption: str
@@ -83,7 +83,7 @@ class Drawn:
 
 
 def launched(family: str, example: Example) -> Drawn:
-    """Draw a family's launch for an example."""
+    """Draw the kernel launch with which a family computes an example."""
     problem, device = example.problem, Device.of(example.device)
     planned = plan_pass(problem, example.pass_, device, family, example.precision)
     strides = Strides.contiguous(problem)
@@ -159,7 +159,14 @@ def _box(
 def _product(
     canvas: Canvas, m: int, n: int, k: int, stages: int, words: tuple[str, str, str]
 ) -> tuple[float, float, float]:
-    """Draw tiles of A, B and C; return the left and top of C and the pixels per element."""
+    """Draw the tiles of A, B and C = A B; return the left and top of C, and pixels per element.
+
+    Args:
+        canvas: the picture to draw on.
+        m, n, k: extents of the block's tile: A is m x k, B is k x n, C is m x n.
+        stages: number of stages of the ring that holds the tiles of A and B.
+        words: descriptions of A, B and C.
+    """
     scale = _SIDE / max(m, n)
     wide, high = n * scale, m * scale
     deep = max(k * scale, 22)
@@ -181,6 +188,7 @@ _WORDS = {
     1: ("gradient of the output", "filter", "gradient of the input"),
     2: ("gradient of the output", "input under the windows", "gradient of the filter"),
 }
+"""Descriptions of A, B and C, keyed by the macro PASS: forward, backprop_input, backprop_filter."""
 
 
 def _generic(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:

@@ -373,7 +373,7 @@ def test_diagram_of_pairs_matches_the_layer():
     assert (shapes["x"], shapes["dy"], shapes["dw"]) == (1, 1, 5 * 5)
     assert shapes["cell"] == 4 + 3 + (4 * 5 - 1) * 25  # four channels of dy are drawn
     assert "100x100 correlated with 96x96 gives 5x5" in svg
-    assert "10 x 5 pairs fill dw, 10x5x5x5" in svg
+    assert "10 x 5 pairs give dw, 10x5x5x5" in svg
 
 
 @pytest.mark.parametrize("name", ["same-stride", "valid-stride", "valid-dilation"])

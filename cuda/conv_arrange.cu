@@ -70,8 +70,8 @@ struct Tile {
     return threadIdx.x / TILE + i * (THREADS / TILE);
   }
 
-  // Calls use(pixel, channel, offset) for this thread's vectors of the copy; the last vector of a pixel
-  // may exceed the channels.
+  // Calls use(pixel, channel, offset) for each vector that this thread stores, with the offset in the
+  // copy.  The last vector of a pixel may extend past the last channel.
   template <class Use>
   __device__ __forceinline__ void for_each_piece(const ArrangeShape& shape, Use use) const {
     const long long pitch = (shape.channels + VECTOR - 1) / VECTOR * VECTOR;

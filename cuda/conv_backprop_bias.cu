@@ -1,10 +1,11 @@
 // Gradient with respect to the bias: db[k] = sum over n, p, q of dy[n, k, p, q].
 //
 // dy is read once, in vectors of VECTOR contiguous channels (CHANNELS_LAST) or pixels.  A block sums a
-// chunk of the pixels for CHANNEL_LANES vectors of channels, or for one channel.  Its threads walk over
-// the chunk together, PIXEL_LANES vectors at a time.  They advance the digits of pixel numbers without
-// divisions (maps.cuh), and reduce their sums in a fixed tree.  If there are several chunks,
-// conv_backprop_bias_reduce adds them in order, so that every run returns the same bits.
+// chunk of the pixels: with CHANNELS_LAST for CHANNEL_LANES vectors of channels, else for one channel.  In
+// each step, every thread loads one vector; PIXEL_LANES threads share a channel or vector of channels.
+// Threads advance the digits of pixel numbers without divisions (maps.cuh), and reduce their sums in a
+// fixed tree.  If there are several chunks, conv_backprop_bias_reduce adds their sums in order, so that
+// every run returns the same bits.
 //
 // A variant is chosen with -D: STORAGE, INDEX, VECTOR, CHANNELS_LAST, CHANNEL_LANES (a power of two,
 // 1 without CHANNELS_LAST).
@@ -25,7 +26,8 @@ static_assert((PIXEL_LANES & (PIXEL_LANES - 1)) == 0, "the tree halves the lanes
 static_assert(PIXEL_LANES * CHANNEL_LANES == THREADS, "no thread is left over");
 static_assert(CHANNELS_LAST || CHANNEL_LANES == 1, "lanes along pixels only");
 
-// partial is (chunk, channel), or null if there is only one chunk.  chunk_pixels is a multiple of STEP.
+// partial is indexed (chunk, channel), or null if there is only one chunk.  chunk_pixels is a multiple
+// of STEP.
 extern "C" __global__ void __launch_bounds__(THREADS)
     conv_backprop_bias(const Storage* __restrict__ dy, Storage* __restrict__ db,
                        Accumulator* __restrict__ partial, const long long chunk_pixels,
@@ -63,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   for (int i = 0; i < VECTOR; ++i) sums[threadIdx.x][i] = sum[i];
 
   for (int half = PIXEL_LANES / 2; half > 0; half /= 2) {
-    __syncthreads();  // the level above is complete
+    __syncthreads();  // the previous level is complete
     if (pixel_lane < half)
 #pragma unroll
       for (int i = 0; i < VECTOR; ++i)
@@ -83,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 }
 
-// One thread per channel.
+// Adds the chunks' sums in order, one thread per channel.
 extern "C" __global__ void __launch_bounds__(ADDING_THREADS, 1)
     conv_backprop_bias_reduce(const Accumulator* __restrict__ partial, Storage* __restrict__ db,
                               const int chunks, const __grid_constant__ ConvParameters p) {

@@ -2,14 +2,14 @@
 //
 //   dw[k, c, r, s] = sum over n, p, q of dy[n, k, p, q] * x[n, c, p * stride - pad + r * dilation, ...]
 //
-// Each pair of an output channel k and an input channel c has a separate sum: the result is an outer
-// product over channels, without broadcasts or averages.  Each group is one implicit GEMM:
+// Each pair of an output channel k and an input channel c has a separate sum over all output pixels.
+// Each group is one implicit GEMM, with the conjugate of a complex x:
 //
 //   gemm_m = K / G            filters of the group        A = dy
 //   gemm_n = T * R * S * C/G  taps, channel fastest       B = x gathered under the windows
 //   gemm_k = N * Z * P * Q    output pixels               C = dw
 //
-// One block sums all pixels of its tile in order, so that every run returns the same bits.  Faster
+// A block sums over all output pixels in order, so that every run returns the same bits.  Faster
 // families split gemm_k over blocks.
 #include "maps.cuh"
 #include "tile.cuh"

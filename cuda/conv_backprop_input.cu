@@ -12,9 +12,9 @@
 //   gemm_n = C / G            channels of the group       B = w
 //   gemm_k = T * R * S * K/G  taps, filter fastest        C = dx
 //
-// Every element of dx is stored; an element that no window reaches has a sum of zero.  With a stride,
-// most gathered elements are zeros here.  Faster families avoid these zeros by splitting the pixels
-// into stride phases.
+// Every element of dx is stored; an element that no window reaches has a sum of zero.  With strides
+// above 1, many gathered elements are zeros here.  Faster families avoid these zeros by splitting the
+// pixels into stride phases.
 #include "epilogue.cuh"
 #include "maps.cuh"
 #include "tile.cuh"

@@ -6,10 +6,10 @@
 //   forward          z[n, h, w][k, r, s] = sum over c of x[n, c, h, w] * w[k, c, r, s]
 //   backprop_input   z[n, p, q][c, r, s] = sum over k of dy[n, k, p, q] * w[k, c, r, s]
 //
-// Each group has its own matrix of pixels and columns.  If the product is split along c or k, z has one
-// such matrix per split and group.
+// Each group has its own matrix of pixels and columns.  If the sum over c or k is split, z has one matrix
+// per split and group.
 //
-// This kernel then adds, for each element of the result, the columns that contribute to it:
+// This kernel then adds, for each element of the result, the elements of z that contribute to it:
 //
 //   forward          y[n, k, p, q] = act(bias[k] + sum over r, s of
 //                                        z[n, p * stride - pad + r * dilation, ...][k, r, s])
@@ -17,9 +17,9 @@
 //                                        z[n, p, q][c, (h + pad - p * stride) / dilation, ...])
 //
 // where the sums run over the pixels that exist and the taps for which the division is exact.  The
-// product has as many columns as taps times channels, so it fills the tiles of conv_gather.cu even if
-// the result has few channels.  No product is wasted on zeros between the pixels of dy, however large the
-// stride is.
+// number of columns is the number of taps times the channels of the result, so the product fills the tiles
+// of conv_gather.cu even if the result has few channels.  No multiplication is wasted on zeros between the
+// pixels of dy, however large the stride is.
 //
 // A variant is chosen with -D: PASS (0 forward, 1 backprop_input), STORAGE, INDEX, ACTIVATION, ADD
 // (epilogue.cuh), TAPS_FASTEST (whether the columns are numbered with taps fastest, else with channels
@@ -46,13 +46,13 @@ struct Terms {
     const Index taps = narrowed(p.filter[axis]), pad = narrowed(p.pad[axis]);
     if (PASS == 0) {
       start = position * stride - pad;
-      const Index end = narrowed(p.input[axis]) - 1 - start;  // from tap 0 to the last source position
+      const Index end = narrowed(p.input[axis]) - 1 - start;  // tap 0 to last source position
       first = start < 0 ? (dilation - 1 - start) / dilation : 0;
       last = end < 0 ? -1 : end / dilation;
       if (last >= taps) last = taps - 1;
     } else {
       start = position + pad;
-      const Index beyond = start - (taps - 1) * dilation;  // source position under the last tap * stride
+      const Index beyond = start - (taps - 1) * dilation;  // stride * source position under last tap
       first = beyond > 0 ? (beyond + stride - 1) / stride : 0;
       last = start / stride;
       if (last >= narrowed(p.output[axis])) last = narrowed(p.output[axis]) - 1;
@@ -73,7 +73,7 @@ struct Terms {
   }
 };
 
-// A thread computes CHANNELS adjacent channels of one pixel, so that they share the pixel's terms.
+// A thread computes CHANNELS adjacent channels of one pixel, which have the same terms.
 // result is y or dx; bias may be null.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     conv_columns(const Accumulator* __restrict__ z, const Storage* __restrict__ bias,

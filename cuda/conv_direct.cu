@@ -4,19 +4,21 @@
 //   backprop-input   dx[n, h, w, c] = sum over j, r, s of dy[n, p, q, j of c's group] * w[j, c, r, s]
 //   backprop-filter  dw[k, j, r, s] = sum over n, p, q of dy[n, p, q, k] * x[n, h, w, j of k's group]
 //
+// where h = p * stride - pad + r * dilation, similarly for w, and j numbers the channels of a group.
+//
 // A GEMM tile would be nearly empty here: a group has few results (OUTS) and few sources (INS) per
-// pixel, and groups share no data.  The kernel therefore moves each byte once and executes few
+// pixel, and groups share no data.  This kernel instead loads each source row under a tile once, with few
 // instructions besides the products.  A thread computes TILE_ROWS x TILE_COLUMNS adjacent pixels for
-// VECTOR channels.  It walks down the source rows under the tile, loads each row once and uses the row
-// for all rows of the tile.  The compiler determines which taps meet which columns.  Blocks are
+// VECTOR channels.  It walks down the source rows under the tile, and uses each row for all rows of the
+// tile.  The compiler determines which taps meet which columns.  Blocks are
 // persistent: they stage the filter of their channels in shared memory once and then compute many tiles.
 //
 // In a depthwise layer (OUTS = INS = 1), each of a thread's VECTOR channels is a group with its own
 // source.  In other layers, all channels of a thread belong to one group and share its INS sources.
 //
 // The filter gradient is summed in a fixed order: per thread, then per block in a tree, then over the
-// chunks of pixels (gridDim.x) by conv_direct_reduce.  A thread sums all taps or, if there are too many,
-// TAP_ROWS rows of the filter and SHARE sources.
+// chunks of pixels (gridDim.x) by conv_direct_reduce.  A thread sums all taps or, if its registers do not
+// hold all these sums, TAP_ROWS rows of the filter and SHARE sources.
 //
 // A variant is chosen with -D: PASS (0 forward, 1 backprop-input, 2 backprop-filter), STORAGE, INDEX,
 // OUTS, INS, VECTOR, TILE_ROWS, TILE_COLUMNS, LANES (threads along channels), STRIPS (threads along
@@ -50,7 +52,7 @@ static_assert(INS % SHARE == 0, "whole shares of sources");
 
 // -- source positions that a tile's pixels read, along one axis ---------------------------------------
 
-// A pixel i of a tile reads one position of the source under each tap t.  The first pixel of the tile
+// A pixel i of a tile reads at most one source position under each tap t.  The first pixel of the tile
 // reads position 0 under tap 0.  In backprop-input, tap 0 may skip that pixel; then position 0 belongs
 // to the last earlier pixel that tap 0 meets.
 template <int EXTENT, int TAPS, int STRIDE, int DILATION, int PHASE>
@@ -177,8 +179,8 @@ __device__ __forceinline__ Offset place_in_tile(int row, int column, int channel
          channel * static_cast<Offset>(stride[1]);
 }
 
-// Computes the source slice under tap t of a slice of y, dx or dy; returns whether the source slice
-// exists.
+// Computes d, the depth of the source slice under tap t of a slice of y, dx or dy; returns whether this
+// source slice exists.
 __device__ __forceinline__ bool slice_under(const ConvParameters& p, Index slice, int t, Index& d) {
   const Index pad = narrowed(p.pad[0]);
   const Index step = t * narrowed(p.dilation[0]);
@@ -194,7 +196,7 @@ __device__ __forceinline__ bool slice_under(const ConvParameters& p, Index slice
 
 // -- sources ----------------------------------------------------------------------------------------
 
-// Returns the first source of a result's group.
+// Returns the first source channel of a result channel's group.
 __device__ __forceinline__ Index first_source(Index result) { return result / OUTS * INS; }
 
 // One source row of a thread.  Each position has one value per channel in a depthwise layer, else the
@@ -247,7 +249,7 @@ struct Filter {
   static constexpr int AT_ONCE = USED * sizeof(Accumulator) <= 256 ? FILTER_S : 1;
   static constexpr int TURNS = FILTER_S / AT_ONCE;  // turns per row; each turn loads AT_ONCE taps
 
-  // The threads of a lane (one per strip) divide the staging of the lane's taps.
+  // Stages the filter.  The threads of a lane, one per strip, divide the lane's taps among themselves.
   __device__ __forceinline__ void stage(const Storage* w, const Thread& thread,
                                         const ConvParameters& p) {
     if (!thread.exists) return;

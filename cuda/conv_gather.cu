@@ -11,9 +11,9 @@
 //   backprop_input   input pixels    channels          taps * filters  dy         w
 //   backprop_filter  filters         taps * channels   output pixels   dy         im2col(x)
 //
-// Taps are numbered with channels fastest or, if w is stored in this order, with channels slowest
-// (TAPS_FASTEST).  Operands are copied as vectors of A_VECTOR or B_VECTOR elements that are contiguous in
-// memory, along k (A_ALONG_K, B_ALONG_K) or along m and n.
+// Taps are numbered with channels fastest or, for a w whose taps are closest in memory, with channels
+// slowest (TAPS_FASTEST).  Operands are copied as vectors of A_VECTOR or B_VECTOR elements that are
+// contiguous in memory, along k (A_ALONG_K, B_ALONG_K) or else along m or n.
 //
 // The address of a vector is the sum of two halves (gather.cuh): one half depends on the position (m or
 // n), the other on k.  A block computes the halves of its positions once.  One warp computes the halves
@@ -22,20 +22,21 @@
 // addition, and a bit test for whether it is inside the tensor.  In large 16-bit tiles, threads keep
 // the halves of their positions in registers and save the load.
 //
-// In NCHW, vectors consist of contiguous pixels: of the stored result, of dy where gemm_k runs over its
-// pixels, and of x under a 1 x 1 filter with stride 1 and no padding.  A layer with such a filter is a
-// plain matrix product with 16-byte copies in both memory orders.  Other NCHW operands are copied
-// element by element, or are first copied with channels last (conv_arrange.cu) if the layer is large
-// enough.
+// In NCHW, vectors consist of contiguous pixels.  They are possible for results, for dy in
+// backprop_filter, and for all operands of pointwise layers (1 x 1 filter, stride 1, no padding).  A
+// pointwise layer is a plain matrix product with vectors of up to 16 bytes in both memory orders.  Other
+// NCHW operands are copied element by element, or are first copied with channels last (conv_arrange.cu) if
+// the layer is large enough.
 //
-// The input of a first layer with 3 channels is copied element by element.  A row of the filter reads
-// S * C contiguous elements, but their start (q * stride - pad) * C is often odd, and cp.async can omit
-// the end of a vector, not its beginning.  conv_patch.cu is faster for such layers of 16-bit types.
+// The input of a first layer with 3 channels is copied element by element in both memory orders.  With
+// channels last, a row of the filter reads S * C contiguous elements.  But their start,
+// (q * stride - pad) * C, is often odd, and cp.async can omit the end of a vector, not its beginning.
+// conv_patch.cu is faster for such layers of 16-bit types.
 //
 // In backprop_input, each stride phase (gather.cuh) is a dense problem with its own pixels and taps; one
-// launch computes the tiles of all phases.  With SPLIT, blockIdx.y divides gemm_k.  Each split writes
-// its sums to a workspace, and conv_gather_reduce adds them in order, so that results do not depend on
-// scheduling.
+// launch computes the tiles of PHASES phases.  With SPLIT, gemm_k is divided among the blocks along
+// blockIdx.y.  Each split writes its sums to a workspace, and conv_gather_reduce adds them in order, so
+// that results do not depend on scheduling.
 //
 // A variant is chosen with -D: PASS (0, 1, 2 as in the table), STORAGE, INDEX, BLOCK_M, BLOCK_N,
 // BLOCK_K, WARPS_M, WARPS_N, RESIDENT (resident blocks per SM), STAGES, TENSOR_CORES, A_ALONG_K,
@@ -61,7 +62,7 @@ static_assert(BLOCK_K <= 32, "one warp computes the steps");
 
 // -- passes: sizes, and the halves of every address in A, B and C -----------------------------------
 
-// Loops over taps and channels (in backprop_input, filters).
+// Returns the loops over taps and channels (in backprop_input, filters).
 __device__ __forceinline__ Loops<Index> tap_loops(Index channels, Index t, Index r, Index s) {
   return TAPS_FASTEST ? Loops<Index>(s, r, t, channels) : Loops<Index>(channels, s, r, t);
 }
@@ -74,7 +75,7 @@ __device__ __forceinline__ Pixel<Index> pixel_of(const Digits<Index>& at) {
   return {at.digit[3], at.digit[2], at.digit[1], at.digit[0]};
 }
 
-// x under the windows of output pixels.
+// Address halves of x under the windows of output pixels.
 struct Windows {
   const ConvParameters& p;
 
@@ -115,7 +116,7 @@ struct Pass {
   const ConvParameters& p;
   Windows windows;
   Index gemm_m, gemm_n, gemm_k;
-  Index group_a, group_b, group_c;  // stride of a group, in elements
+  Index group_a, group_b, group_c;  // distance of adjacent groups, in elements
 
   __device__ __forceinline__ Pass(const ConvParameters& parameters, const StridePhases<PHASES>&, int)
       : p(parameters),
@@ -259,7 +260,7 @@ struct Pass {
 
 #endif
 
-// -- which tile -------------------------------------------------------------------------------------
+// -- block tile -------------------------------------------------------------------------------------
 
 // The tile of this block.  Blocks are numbered by group, stride phase, row and column; columns vary
 // fastest.
@@ -289,7 +290,7 @@ template <int VECTOR>
 constexpr int COPIES_AT_ONCE = VECTOR * sizeof(Storage) < 4 ? 16 : 8;
 
 // Whether threads keep the halves of their positions in registers, for 16-byte vectors.  This pays in
-// large 16-bit tiles, where the tensor cores are nearly as fast as shared memory.
+// large 16-bit tiles, where loads from shared memory take nearly as long as the products.
 constexpr bool KEEPS_POSITIONS = TENSOR_CORES && sizeof(Storage) == 2 &&
                                  BLOCK_M * BLOCK_N >= 128 * 128 && sizeof(AddressHalf) == 8;
 
@@ -300,7 +301,8 @@ struct Operand {
   using Tile =
       RingTile<Storage, ALONG_K ? EXTENT : BLOCK_K, ALONG_K ? BLOCK_K : EXTENT, ALONG_K>;
   static constexpr int PIECES = Tile::LINE / VECTOR;
-  static constexpr int APART = THREADS / PIECES, COUNT = Tile::LINES / APART;  // lines per thread
+  // A thread copies one vector in each of COUNT lines, which are APART lines apart.
+  static constexpr int APART = THREADS / PIECES, COUNT = Tile::LINES / APART;
   static constexpr int POSITIONS = ALONG_K ? EXTENT : EXTENT / VECTOR;  // table entries
   static_assert(THREADS % PIECES == 0 && Tile::LINES % (THREADS / PIECES) == 0, "equal shares");
 
@@ -339,7 +341,7 @@ struct Operand {
                                        const Own& own) const {
     constexpr bool KEPT = KEEPS_POSITIONS && ASYNC_COPY && VECTOR * sizeof(Storage) == 16;
     const int first = threadIdx.x / PIECES, piece = threadIdx.x % PIECES;
-    // Half that all vectors of this thread have in common.
+    // The half that all vectors of this thread have in common.
     const AddressHalf same = ALONG_K ? steps[parity][piece * VECTOR]
                              : KEPT  ? own.position[0]
                                      : positions[piece];
@@ -396,7 +398,8 @@ struct OutputTile {
   alignas(16) Storage element[STAGED ? LINES : 1][STAGED ? LINE + 8 : 1];
   Index lines[LINES], places[LINE];
 
-  // Calls use(element, offset) for each vector of the tile whose elements exist in C, of rows x columns.
+  // Calls use(element, offset) for each vector of the tile inside C, which ends `rows` rows and `columns`
+  // columns after the tile's first element.
   template <class Use>
   __device__ __forceinline__ void for_each_piece(Index rows, Index columns, Use use) {
     constexpr int PIECES = LINE / C_VECTOR;
@@ -418,8 +421,9 @@ extern __shared__ __align__(128) unsigned char shared_memory[];
 
 // -- the product ------------------------------------------------------------------------------------
 
-// A thread's sums: ROWS x COLUMNS of its warp's tile.  Adjacent rows or columns form runs: one row and
-// two columns as in tensor-core fragments (ring.cuh), or a chunk if lines run along m or n.
+// A thread's sums: ROWS x COLUMNS of its warp's tile.  A run consists of ROW_RUN adjacent rows or of
+// COLUMN_RUN adjacent columns.  These are 1 and 2, as in tensor-core fragments (ring.cuh).  Without tensor
+// cores, a run along m or n is a chunk if the operand's lines run along m or n.
 struct Sums {
   static constexpr int ROWS = WARP_M / 8, COLUMNS = WARP_N / 4;
   static constexpr int CHUNK = 16 / sizeof(Storage);
@@ -451,9 +455,9 @@ struct Sums {
     return threadIdx.x / 32 % WARPS_N * WARP_N;
   }
   // Return the i-th row and column of this thread.  There are 8 lanes along rows and 4 along columns.
-  // With tensor cores, lanes have the order of fragments.  Otherwise, each lane shares columns with the
-  // next lane, and rows with the lane after that; lanes with a common address halve the wavefronts of
-  // 16-byte loads.
+  // With tensor cores, lanes have the order of fragments.  Otherwise, lanes 2 i and 2 i + 1 have the same
+  // columns, and among 8 lanes, all even lanes have the same rows, as have all odd lanes.  Lanes with a
+  // common address halve the wavefronts of 16-byte loads.
   static __device__ __forceinline__ int row_of(int i) {
     const int number = threadIdx.x % 32;
     const int lane = TENSOR_CORES ? number / 4 : number / 8 * 2 + number % 2;
@@ -551,7 +555,7 @@ struct Sums {
   }
 };
 
-// Stores the elements of a run that exist, in the widest vectors that C allows; place_of(i) is the
+// Stores the first `existing` elements of a run, in the widest vectors that C allows; place_of(i) is the
 // address of the i-th element.
 template <class Element, int RUN, class PlaceOf>
 __device__ __forceinline__ void store_run(const Accumulator (&run)[RUN], Index existing,

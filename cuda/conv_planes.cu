@@ -5,15 +5,16 @@
 //
 // A float32 has 24 significant bits and a bfloat16 has eight.  With rounding to nearest, the sum is exact
 // as long as the parts are normal numbers (|x| above about 2^-110).  The product of two such sums has
-// nine products; conv_hopper computes the six that are not below 2^-24 of the whole product.
+// nine products.  conv_hopper.cu omits the three smallest, which are below 2^-24 of the whole product.
 //
 // Values at the ends of the range are exceptions.  If rounding up would overflow, high is truncated.
 // Tiny elements lose bits below 2^-133.  An infinity has zero middle and low planes, but its product with
 // the other operand's middle and low planes can be NaN where IEEE arithmetic returns infinity.  NaN
 // remains NaN.  Therefore these products require precision="bf16x6".
 //
-// The last axis of a tensor is contiguous.  The planes of a tensor are stored consecutively, in the same
-// order of axes, and rows begin at multiples of 16 bytes.  A thread splits VECTOR adjacent elements.
+// The last axis of a tensor is contiguous.  The planes of a tensor are stored consecutively, with the
+// tensor's order of axes, and rows begin at multiples of 16 bytes.  A thread splits VECTOR adjacent
+// elements.
 #include "numeric.cuh"
 #include "vector.cuh"
 
@@ -21,7 +22,7 @@ constexpr int THREADS = 256;
 constexpr int VECTOR = 8, HALF = 4;
 constexpr int PLANES = 3;
 
-// A tensor with four axes, outermost first, of rows with `inner` contiguous elements.
+// A tensor whose rows have `inner` contiguous elements, and its four outer axes, outermost first.
 struct PlaneShape {
   long long extent[4];
   long long stride[4];  // strides in elements

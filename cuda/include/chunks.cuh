@@ -7,8 +7,8 @@
 #include "numeric.cuh"
 #include "parts.cuh"
 
-// Computes dw, with one thread per element.  partial is [chunk][tap][filter] with FILTERS_LAST, else
-// [chunk][filter][tap]; a tap is (t, r, s, c) here.
+// Computes dw, one element per thread.  partial is indexed [chunk][tap][filter] with FILTERS_LAST, else
+// [chunk][filter][tap].  Here, a tap is (t, r, s, c).
 template <bool FILTERS_LAST, class Index, class Accumulator, class Storage>
 __device__ __forceinline__ void add_chunks(const Accumulator* __restrict__ partial,
                                            Storage* __restrict__ dw, int chunks,

@@ -6,12 +6,12 @@
 #include "vector.cuh"
 
 // With -DADD=1, the addend, a tensor with the result's shape and strides, is added before the activation.
-// It may be the result itself; therefore kernels declare neither pointer __restrict__.
+// The addend may be the result itself; therefore kernels do not declare these two pointers __restrict__.
 #ifndef ADD
 #define ADD 0
 #endif
 
-// Adds LENGTH contiguous elements of the addend, the first at `addend`, to the sums.
+// With ADD, adds LENGTH contiguous elements of the addend, the first at `addend`, to the sums.
 template <int LENGTH, class Storage, class Accumulator>
 __device__ __forceinline__ void add_addend(Accumulator (&sum)[LENGTH], const Storage* addend) {
   if constexpr (ADD != 0) {
@@ -27,7 +27,7 @@ enum Activation { ACTIVATION_NONE = 0, ACTIVATION_RELU = 1, ACTIVATION_SILU = 2,
 
 // v / d for d >= 1, rounded to nearest except in one of about 200,000 cases.  This is the compiler's
 // division without the branch for rare operands.  The factor 0.25 keeps the reciprocal of a large d from
-// underflowing.  If the quotient is infinite, its correction is NaN, and the quotient is returned as is.
+// underflowing.  If the approximation `close` is infinite, its correction is NaN, and `close` is returned.
 __device__ __forceinline__ float quotient(float v, float d) {
   const float inverse = 0.25f * ptx::rcp_approx(0.25f * d);
   const float close = v * inverse;
@@ -46,7 +46,7 @@ __device__ __forceinline__ double silu(double v) { return v / (1. + exp(-v)); }
 
 // v (1 + erf(v / sqrt 2)) / 2, as max(v, 0) - |v| erfc(|v| / sqrt 2) / 2.  Errors are at most 1.3 (3.5)
 // ulp if v is positive, 2.3 (4.4) ulp if v >= -1, 22 (23) ulp if v >= -3, and 136 (139) ulp if v >= -6.
-// At -6, 1 + erf(v / sqrt 2) would have no correct bit.  erfc(a / sqrt 2) is 2 to the power of a
+// At -6, 1 + erf(v / sqrt 2) in float would have no correct bit.  erfc(a / sqrt 2) is 2 to the power of a
 // polynomial in a, which is fitted on [0, 6] and decreases beyond 6.
 __device__ __forceinline__ float gelu(float v) {
   const float a = fabsf(v);
@@ -60,14 +60,14 @@ __device__ __forceinline__ float gelu(float v) {
   power = fmaf(power, a, -5.24471e-02f);
   power = fmaf(power, a, -4.592186e-01f);
   power = fmaf(power, a, -1.1511045f);
-  const float largest = 3.4028235e38f;  // infinity times 0 is NaN, which is correct only for -infinity
+  const float largest = 3.4028235e38f;  // infinity * 0 is NaN: right for v = -infinity only
   return fmaf(-fabsf(0.5f * fminf(v, largest)), ptx::ex2_approx(a * power), v < 0 ? 0.f : v);
 }
 __device__ __forceinline__ double gelu(double v) {
   return 0.5 * v * (1. + erf(0.70710678118654752440 * v));
 }
 
-// Applies relu (max(v, 0)), silu or gelu.  All three return NaN for NaN.
+// Applies the activation: none, relu (max(v, 0)), silu or gelu.  All return NaN for NaN.
 template <int ACTIVATION_, class Accumulator>
 __device__ __forceinline__ Accumulator activate(Accumulator value) {
   if constexpr (ACTIVATION_ == ACTIVATION_RELU) return value < 0 ? Accumulator(0) : value;

@@ -4,8 +4,7 @@
 // (pixel, tap) is the sum of two offsets, one for the pixel and one for the tap:
 //
 //   forward, backprop-filter   h = (p * stride - pad) + r * dilation      read x at h
-//   backprop-input             p = (i + shift) - j * spacing              read dy at p, within a
-//                                                                         stride phase
+//   backprop-input             p = (i + shift) - j * spacing              read dy at p (StridePhase)
 //
 // Whether the element is inside the tensor depends on the pixel and the tap, separately on each axis.
 // Therefore each tap sets one bit per axis, for its position along the axis.  Each pixel sets the bits
@@ -38,9 +37,9 @@ struct TapBits {
 };
 
 // Half of an element's address: an offset, and the bits that decide whether the element is inside the
-// tensor.  A half beyond the end of the matrix has all bits.  Every other half has at least one bit:
-// pixels have the spare bit, taps have their own bits.  Therefore no element beyond the end counts as
-// inside.  A plain matrix is treated as pixels under a single tap.
+// tensor.  A half beyond the end of the matrix has all bits set.  Every other half has at least one bit
+// set: pixels the spare bit, taps the bits of their positions.  Therefore no element beyond the end counts
+// as inside.  A plain matrix is treated as pixels under a single tap.
 template <class Index>
 struct alignas(TAP_WORDS == 1 ? 8 : sizeof(Index)) Half {
   Index offset;
@@ -73,8 +72,8 @@ struct alignas(TAP_WORDS == 1 ? 8 : sizeof(Index)) Half {
     return half;
   }
 
-  // Sets the bits of an axis's taps that are outside the tensor.  The bits of the axis begin at bit
-  // `first`, and tap i reads coordinate + i * step.
+  // Sets the bits of the taps along one axis that read outside the tensor.  The bits of the axis begin at
+  // bit `first`; tap i reads coordinate + i * step, and the axis has `size` elements.
   __device__ __forceinline__ void mark_outside(int first, int taps, Index coordinate, Index step,
                                                Index size) {
     for (int tap = 0; tap < taps; ++tap, coordinate += step)
@@ -88,12 +87,15 @@ struct alignas(TAP_WORDS == 1 ? 8 : sizeof(Index)) Half {
 // pixels, the gradient is a dense convolution with stride 1: with h = first_pixel + i * stride and
 // r = first_tap + j * step,
 //
-//   p = (h + pad - r * dilation) / stride = i + shift - j * spacing.
+//   p = (h + pad - r * dilation) / stride = i + shift - j * spacing,
+//
+// where shift = (first_pixel + pad - first_tap * dilation) / stride
+// and spacing = step * dilation / stride.
 struct StridePhase {
   int first_pixel[3], pixels[3];
   int first_tap[3], taps[3];
   int shift[3];
-  int end;  // number of tiles of a group in all phases up to this phase
+  int end;  // tiles of a group in this phase and all phases before it
 };
 
 template <int COUNT>

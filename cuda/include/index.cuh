@@ -1,4 +1,5 @@
-// INDEX, the type of indices and offsets: int if 32 bits are enough, else long long.
+// Index, the type of all indices and offsets.  The macro INDEX is int if 32 bits are enough, else
+// long long.
 #ifndef CUPYCONV_INDEX_CUH
 #define CUPYCONV_INDEX_CUH
 

@@ -24,8 +24,8 @@ struct Tap {
   Index c, t, r, s;
 };
 
-// Half of an element's position: an offset in elements, and three coordinates.  The sum of the two halves
-// is the element's offset and its pixel.
+// Half of an element's position: an offset in elements, and three coordinates.  The gathers below compute
+// the element's offset from the sum of two halves.
 template <class Index>
 struct Place {
   Index offset, d, h, w;
@@ -81,8 +81,8 @@ struct Loops {
   __device__ __forceinline__ Loops(Index fastest, Index second, Index third, Index last)
       : size{at_least_1(fastest), at_least_1(second), at_least_1(third), last} {}
 
-  // Returns the digits of a number.  The last digit is unbounded: the loops end when the digit reaches
-  // its size.
+  // Returns the digits of a number.  The last digit is unbounded: the loops end when the last digit
+  // reaches the size of its loop.
   __device__ __forceinline__ Digits<Index> digits(Index number) const {
     Digits<Index> found;
 #pragma unroll

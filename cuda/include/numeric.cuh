@@ -103,7 +103,7 @@ __device__ __forceinline__ void multiply_add(Complex<Real>& sum, Complex<Real> a
   sum.im += a.im * b.re;
 }
 
-// Complex conjugate, which is a factor in gradients; real numbers are unchanged.
+// Returns the complex conjugate, by which gradients multiply; real numbers are unchanged.
 template <class Accumulator>
 __device__ __forceinline__ Accumulator conjugated(Accumulator value) {
   return value;

@@ -1,17 +1,18 @@
 // Adds partial sums from a workspace in order, so that results do not depend on scheduling.
 //
-// Few threads add many parts.  Small blocks distribute these threads over the chip.  Each thread hides
-// latency by many loads in flight; launch bounds of one resident block leave it enough registers.
+// Few threads add many partial sums (parts).  Small blocks distribute these threads over the chip.  Each
+// thread hides latency by many loads in flight; launch bounds of one resident block per SM allow it the
+// registers for these loads.
 #ifndef CUPYCONV_PARTS_CUH
 #define CUPYCONV_PARTS_CUH
 
 #include "vector.cuh"
 
-constexpr int ADDING_THREADS = 64;
-constexpr int PARTS_AT_ONCE = 16;
+constexpr int ADDING_THREADS = 64;  // threads per block
+constexpr int PARTS_AT_ONCE = 16;   // loads in flight per thread
 
-// Adds the parts of LENGTH adjacent sums.  `source` is the first part, and `apart` is the stride of the
-// parts in elements.
+// Adds up the parts of LENGTH adjacent sums.  `source` points to the first part; the parts of a sum are
+// `apart` elements apart.
 template <int LENGTH, class Accumulator>
 __device__ __forceinline__ void add_parts(Accumulator (&sum)[LENGTH], const Accumulator* source,
                                           int parts, long long apart) {

@@ -18,14 +18,14 @@ constexpr int THREADS = THREADS_M * THREADS_N;
 static_assert(BLOCK_M % THREAD_M == 0 && BLOCK_N % THREAD_N == 0, "whole fragments only");
 static_assert(THREADS >= BLOCK_K && THREADS % 32 == 0, "whole warps, one thread per tile column");
 
-// A tile with k outermost.  Rows are padded by 4 elements, so that adjacent k are in different banks and
-// fragments stay 16-byte aligned.
+// A tile of A or B with k outermost.  Each row is padded by 4 elements, so that elements of adjacent k are
+// in different banks and rows remain 16-byte aligned.
 template <int EXTENT>
 struct SharedTile {
   alignas(16) Accumulator element[BLOCK_K][EXTENT + 4];
 
-  // Fills the tile with fetch(position, k).  Adjacent threads fetch adjacent k or adjacent positions,
-  // whichever is contiguous in memory.
+  // Fills the tile with fetch(position, k), where position is a row of A or a column of B.  Adjacent
+  // threads fetch adjacent k or adjacent positions, whichever is contiguous in memory.
   template <class Fetch>
   __device__ __forceinline__ void fill(bool along_k, Fetch fetch) {
 #pragma unroll 4

@@ -11,7 +11,8 @@ struct alignas(LENGTH == 1 ? alignof(Storage) : LENGTH * sizeof(Storage)) Piece 
   Storage element[LENGTH];
 };
 
-// Loads LENGTH elements, aligned as a Piece, into `value`; sets zeros unless `inside`.
+// Loads LENGTH elements, aligned as a Piece, into `value`.  If `inside` is false, sets zeros and reads
+// nothing.
 template <int LENGTH, class Storage, class Accumulator>
 __device__ __forceinline__ void load_piece(Accumulator (&value)[LENGTH], const Storage* source,
                                            bool inside) {

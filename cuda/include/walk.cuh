@@ -1,8 +1,8 @@
-// Walks: how TMA's im2col mode visits the pixels of a tensor under the taps of a filter.
+// Walks: how TMA visits the pixels of a tensor under the taps of a filter.
 //
-// An im2col load reads a column of base pixels, shifted by one tap.  Forward and backprop-filter read x
-// at the first pixel of the window plus the tap.  Each stride phase of backprop-input is the same walk
-// over dy with reversed taps (StridePhase in gather.cuh):
+// A load reads successive base pixels, all shifted by the offset of one tap.  In forward and
+// backprop-filter, the base pixel is the first pixel of the window in x.  Each stride phase of
+// backprop-input is the same walk over dy with reversed taps (StridePhase in gather.cuh):
 //
 //   p = i + shift - j * spacing = (i + shift - (taps - 1) * spacing) + (taps - 1 - j) * spacing,
 //
@@ -12,9 +12,9 @@
 
 // One dense problem: a whole pass, or a stride phase of backprop-input.  Axes are D, H, W.
 struct WalkPhase {
-  int pixels[3];        // base pixels of one image
+  int pixels[3];        // number of base pixels of one image
   int base[3];          // coordinate of the first base pixel
-  int taps[3];          // taps that contribute
+  int taps[3];          // number of taps that contribute
   int filter_first[3];  // coordinate of the first contributing tap in the filter
   int place_first[3];   // coordinate of the first pixel in the tensor that the pass writes
   int tile_rows;        // rows of tiles of C; with clusters, pairs of rows

@@ -9,15 +9,16 @@
 //
 // backprop_filter swaps A and B (WINDOW_ROWS) if filters are the last axis of w, so that C is contiguous
 // along n; with SPLIT, the order with fewer tiles is used.  The im2col matrix exists only in shared
-// memory: a TMA load in im2col mode copies BLOCK_M pixels of LINE channels under one tap, with zeros
-// where the window is outside the tensor.
+// memory: a TMA load in im2col mode copies BLOCK_M pixels (LINE pixels in backprop_filter) of LINE
+// channels under one tap, with zeros where the window is outside the tensor.
 //
 // Images with channels first (PLANAR) are loaded as lines of LINE pixels of a row, for LINE channels;
 // the lines remain lines of pixels in shared memory.  A tap shifts the whole line; pixels outside are
-// zero.  The last line of a row is padded, so that the product has more rows than there are pixels.  The
-// additional rows are dropped; in backprop_filter, they are multiplied with zeros of dy.  A NaN of x must
-// not meet these zeros.  Therefore each tap along the row has a tensor map in which x ends at the element
-// that the last pixel reads (MAPS), so that x is zero in the additional rows.
+// zero.  The last line of a row is padded, so that the product computes more pixels than exist.  The
+// results of the additional pixels are dropped.  In backprop_filter, the additional pixels of x are
+// multiplied with zeros of dy.  A NaN of x must not meet these zeros.  Therefore each tap along the row
+// has a tensor map in which x ends at the element that the last pixel reads (MAPS): all further elements
+// are loaded as zeros.
 //
 // Compared with conv_gather.cu, this kernel has products of a whole warpgroup, with both operands in
 // shared memory; loads issued by one thread, without address arithmetic in the consumers; and persistent
@@ -30,12 +31,12 @@
 //
 // A warpgroup computes 64 rows, or a multiple of 64, with its sums in registers.  The producer's
 // warpgroup gives up most of its registers for these sums (setmaxnreg).  With CLUSTER = 2, two blocks
-// compute vertically adjacent tiles and share B: each block loads half of B for both.  Tiles are
-// computed in bands of BAND rows, so that concurrent blocks share operands in L2.
+// compute vertically adjacent tiles and share B: each block loads half of B for both blocks.  Tiles are
+// computed in bands of BAND rows of tiles, so that concurrent blocks share operands in L2.
 //
 // The launches of this kernel and of conv_hopper_reduce may begin before the previous launch has ended.
-// They begin as soon as all blocks of a preceding conv_arrange have started, or when the blocks of
-// another kernel end.  Every thread waits for the previous launches before it accesses global memory.
+// After conv_arrange, they begin as soon as all of its blocks have started; after another kernel, when
+// its blocks end.  Every thread waits for the previous launches before it accesses global memory.
 // Pointers are not __restrict__, since the compiler may move accesses through __restrict__ pointers
 // across the wait.
 //
@@ -45,14 +46,15 @@
 // Operands are 16-bit types, or float as TF32.  wgmma supports TF32 only with lines along k: in the
 // forward pass with channels last in w, and in backprop_input with filters last.  With PLANES = 3,
 // operands are float32 tensors that conv_planes.cu has split into three bfloat16 planes, high to low.  A
-// product then consists of the six products of planes that reach 24 bits.  Every PROMOTION steps, sums
-// are moved from the tensor core's accumulator, which drops bits, to float registers.
+// product then consists of six products of planes; the three others are too small to matter.  Every
+// PROMOTION steps, the tensor core's sums are added to float registers, since the tensor core drops bits.
 //
 // A variant is chosen with -D: PASS (0, 1, 2 as in the table), STORAGE (of operands), RESULT (of C and
-// the bias), PLANES, BLOCK_M, BLOCK_N, STAGES, CLUSTER, SPATIAL (axes), PHASES (stride phases of
-// backprop_input, else 1), MAPS (of the gathered tensor), POINTWISE (1 x 1, stride 1, no padding, not
-// PLANAR: x is a plain matrix), PLANAR (x and dy are channels first), FILTERS_LAST (of w), WINDOW_ROWS
-// (of backprop_filter: A is x, not dy), STORE and RUN (how C is stored), SPLIT, ACTIVATION and ADD
+// the bias), PLANES, BLOCK_M, BLOCK_N, STAGES, CLUSTER, SPATIAL (number of spatial axes), PHASES (stride
+// phases of backprop_input, else 1), MAPS (tensor maps of the gathered operand), POINTWISE (1 x 1, stride
+// 1, no padding, not PLANAR: the gathered operand is a plain matrix), PLANAR (x and dy have channels
+// first), FILTERS_LAST (the last axis of w is filters, else channels), WINDOW_ROWS (in backprop_filter,
+// A is x, not dy), STORE and RUN (how C is stored), SPLIT, ACTIVATION and ADD
 // (epilogue.cuh; forward and backprop_input only; not with STORE_BOXES), SHARED_BYTES.
 #include "epilogue.cuh"
 #include "maps.cuh"
@@ -165,7 +167,8 @@ struct Tile {
   }
 };
 
-// The tiles of a block.  Clusters take tiles in turn.
+// The tiles of a block: those with the numbers first, first + step, first + 2 * step and so on.  Both
+// blocks of a cluster have the same numbers.
 struct Schedule {
   int rank, first, step;
 
@@ -233,7 +236,7 @@ struct Turn {
   __device__ __forceinline__ void pass_on() { release(&barriers[1 - warpgroup]); }
 };
 
-// Signals the producers of all blocks that share the stage.
+// Signals the producers of all blocks of the cluster that the calling warp has read a stage.
 __device__ __forceinline__ void release_in_cluster(unsigned long long* empty) {
 #if CLUSTER > 1
   if (threadIdx.x % 32 != 0) return;
@@ -309,8 +312,8 @@ struct FilterLoader {
     const int s = here.filter_first[2] + tap.s * walk.filter_step[2];
     return (t * static_cast<int>(p.filter[1]) + r) * static_cast<int>(p.filter[2]) + s;
   }
-  // The map has the dimensions of w in memory, (filter, channel, tap) or (channel, tap, filter), followed
-  // by planes.
+  // The map has the dimensions of w in memory, innermost first: (filter, channel, tap) or
+  // (channel, tap, filter).  The last dimension of the map is the plane.
   __device__ __forceinline__ void load_box(Storage* to, unsigned long long* full, int inner,
                                            int outer, int tap, int plane, bool to_both) const {
     const int second = FILTERS_LAST ? outer : tap, third = FILTERS_LAST ? tap : outer;
@@ -366,7 +369,8 @@ __device__ __forceinline__ void multiply(float (&sums)[BLOCK_N / 2], unsigned lo
 // A thread's sums of a tile: for each of PRODUCTS products, its part of 64 rows by BLOCK_N columns.
 using Sums = float[PRODUCTS][BLOCK_N / 2];
 
-// Starts the products of a step, BLOCK_K along k, for this warpgroup's rows of A.
+// Starts the products of a step, BLOCK_K along k, for this warpgroup's rows of A.  If `keep` is false,
+// the sums start from zero.
 __device__ __forceinline__ void start_products(Sums& sums, OperandA a, OperandB b, bool keep) {
   ptx::wgmma_fence(sums);
 #pragma unroll
@@ -393,7 +397,7 @@ __device__ __forceinline__ unsigned packed(float low, float high, half_t) {
 __device__ __forceinline__ unsigned packed(float low, float high, bfloat16_t) {
   return ptx::bf16x2_from_f32(low, high);
 }
-// Returns the number whose bits are the lower half of a word.
+// Returns the value of the 16-bit element in the lower half of a word.
 template <class Element>
 __device__ __forceinline__ float unpacked(unsigned word, Element element) {
   element.bits = static_cast<unsigned short>(word);
@@ -405,13 +409,14 @@ __device__ __forceinline__ long long result_channels(const ConvParameters& p) {
   return PASS == 0 ? p.filters : p.channels;
 }
 
-// Returns the bias of a channel of y or dx; without a bias -0, which changes no sum.
+// Returns the bias of a channel of y or dx; -0 without a bias, because adding -0 changes no sum.
 __device__ __forceinline__ float bias_of(int channel, const ConvParameters& p, const Result* bias) {
   if (PASS == 2 || bias == nullptr || channel >= p.groups * result_channels(p)) return -0.0f;
   return Numeric<Result>::widen(bias[channel * p.bias_stride]);
 }
 
-// Columns of C whose elements in a row have a constant stride; `offset` is that of the first column.
+// `count` columns of C, from `column` on, whose elements in a row have a constant stride.  `offset` is the
+// offset of the first column.
 struct Line {
   int column, count;
   long long offset;
@@ -449,7 +454,7 @@ __device__ __forceinline__ void add_in_line(const Result* row, const Line& line,
 
 // Epilogue of one warpgroup for its rows of a tile.  Output computes the offsets of C's elements:
 //
-//   row_offset(row, phase)                          offset of a row; BEYOND if it does not exist
+//   row_offset(row, phase)                          offset of a row; BEYOND for a row outside C
 //   line(column)                                    up to LINE columns from this column on
 //   columns()                                       columns of C per group
 //   column_step()                                   distance of adjacent columns in a line
@@ -465,8 +470,8 @@ struct Epilogue {
   int next_buffer = 0;
 
   static constexpr int BIASES = (BLOCK_N + WARPGROUP - 1) / WARPGROUP;  // biases per thread
-  // Whether a bias of -0 is added if there is no bias.  For a branch instead, the compiler would
-  // duplicate the code of a long activation.
+  // Whether -0 is added if there is no bias.  With a branch instead, the compiler would duplicate the code
+  // of a long activation.
   static constexpr bool ALWAYS_BIASED = ACTIVATION == ACTIVATION_SILU || ACTIVATION == ACTIVATION_GELU;
 
   __device__ __forceinline__ bool is_biased() const {
@@ -497,8 +502,9 @@ struct Epilogue {
   }
 
 #if STORE != STORE_FLOAT
-  // Rounds 64 x 64 sums and writes them to a buffer of 64 lines (rows or columns of C), with the swizzle
-  // of C's tensor map.  With ADD, the buffer contains the addend.
+  // Adds the bias, applies the activation, rounds 64 x 64 sums and writes them to a buffer of 64 lines
+  // (rows or columns of C), with the swizzle of C's tensor map.  With ADD, the buffer contains the addend,
+  // which is added before the activation.
   __device__ __forceinline__ void stage_out(Result* buffer, const float (&sums)[BLOCK_N / 2],
                                             int chunk) {
     const int lane = threadIdx.x % 32, warp = thread() / 32;
@@ -535,9 +541,9 @@ struct Epilogue {
     }
   }
 
-  // Number of lines of a buffer that a thread stores, and of its runs (vectors of RUN elements) per line.
-  // Adjacent threads store adjacent runs.  If runs are short, a warp stores a single line at a time,
-  // because the address of each line takes divisions.
+  // Threads that store a line of a buffer, lines per thread, and runs (vectors of RUN elements) per thread
+  // and line.  Adjacent threads store adjacent runs.  If runs are short, a warp stores a single line at a
+  // time, because the address of each line takes divisions.
   static constexpr int THREADS_OF_LINE = STORE == STORE_ROWS || RUN == 8 ? 8 : RUN == 4 ? 16 : 32;
   static constexpr int LINES_OF_THREAD = 64 * THREADS_OF_LINE / WARPGROUP;
   static constexpr int RUNS_OF_THREAD = 64 / (THREADS_OF_LINE * RUN);
@@ -575,7 +581,7 @@ struct Epilogue {
   }
 #endif
 
-  // Stores the rows of C, 64 x 64 at a time through two alternating buffers.
+  // Stores this warpgroup's rows of C, 64 x 64 elements at a time through two alternating buffers.
   __device__ __forceinline__ void store(const Sums& sums, const Tile& tile, const Output& output,
                                         const ptx::TensorMap& map, Result* c) {
     const int columns = output.columns() - tile.column;
@@ -612,7 +618,8 @@ struct Epilogue {
           ptx::tma_store_commit();
         }
 #else
-        ptx::named_barrier_sync(1 + number, WARPGROUP);  // buffer complete; the other has been read
+        // This buffer is complete, and the other buffer has been read.
+        ptx::named_barrier_sync(1 + number, WARPGROUP);
         for_each_run(buffer, output, offsets, tile.column + chunk * 64,
                      [&](const Run* element, long long offset, bool exists) {
                        if (exists) *reinterpret_cast<Run*>(c + offset) = *element;
@@ -622,7 +629,7 @@ struct Epilogue {
     }
   }
 #else
-  // Stores the rows of C in float from registers; four lanes fill a sector.
+  // Stores this warpgroup's rows of C in float from registers; four lanes fill a sector.
   __device__ __forceinline__ void store(const Sums& sums, const Tile& tile, const Output& output,
                                         const ptx::TensorMap&, float* c) const {
     const auto offset_of = [&](int row) { return output.row_offset(row, tile.phase); };
@@ -640,8 +647,9 @@ struct Epilogue {
 #endif
 
   // Calls use(of_row(row), of_line(column), place, pair) for each pair of this thread's sums.  The sums
-  // of a pair are in adjacent columns of C; place is the pair's place in LINE columns.  Calls for the
-  // same column are consecutive; of_row and of_line are called once per row and line.
+  // of a pair are in adjacent columns of C: column + place and the next.  Here, column is a multiple of
+  // LINE, and place is less than LINE.  Calls for the same pair of columns are consecutive; of_row and
+  // of_line are called once per row and line.
   template <class OfRow, class OfLine, class Use>
   __device__ __forceinline__ void for_each_pair(const Sums& sums, const Tile& tile, OfRow of_row,
                                                 OfLine of_line, Use use) const {
@@ -913,7 +921,7 @@ struct Producer {
 #endif
 
  private:
-  // Returns the coordinates of a pixel, before a tap is added.
+  // Returns the coordinates of a base pixel, to which a load adds the offset of a tap.
   __device__ __forceinline__ Pixel<int> base_of(const Pixel<int>& pixel,
                                                 const WalkPhase& here) const {
     return {pixel.n, here.base[0] + pixel.d * walk.stride[0],
@@ -948,8 +956,8 @@ struct Producer {
 #endif
   }
 
-  // Loads PIXELS pixels of a walk under a tap, beginning at a pixel's number, with LINE channels from
-  // tap.c on.  In im2col mode, planes count as additional images.
+  // Loads PIXELS pixels of a walk under a tap, with LINE channels from tap.c on.  The first is `pixel`,
+  // which has this number in the walk.  In im2col mode, planes count as additional images.
   template <int PIXELS>
   __device__ __forceinline__ void load_gathered(Storage* to, int phase, const Tap<int>& tap,
                                                 const Pixel<int>& pixel, int number, int plane,
@@ -1106,7 +1114,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
     for (auto& barrier : shared.turn) ptx::mbarrier_init(&barrier, WARPGROUP / 32);
     ptx::fence_mbarrier_init();
   }
-  synchronise_cluster();  // no block loads into another block before its barriers are ready
+  synchronise_cluster();  // no block loads into another block whose barriers are not ready
   ptx::griddepcontrol_wait();  // no thread reads or writes global memory before this wait
 
   const Schedule schedule;
@@ -1153,7 +1161,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
     epilogue.finish();
   }
 #if CLUSTER > 1
-  synchronise_cluster();  // no block leaves while another may still reach its shared memory
+  synchronise_cluster();  // no block ends while the other block may still access its shared memory
 #endif
 }
 

@@ -8,12 +8,12 @@
 // layer does not need, has too few columns for these tiles.
 //
 // A row of the filter reads contiguous elements: S * C with channels last, S per channel with channels
-// first.  These elements may begin anywhere.  Therefore conv_gather.cu copies the input of such a layer
+// first.  These may begin at any element.  Therefore conv_gather.cu copies the input of such a layer
 // element by element, and copies each element once per overlapping window.  This kernel copies the input
 // under a tile of TILE_P x TILE_Q outputs of an image, including padding, to shared memory once: the
 // patch.  gemm_k runs over flattened filter rows, each rounded up to whole words instead of vectors.  A
-// 16-bit layer with 7 x 7 taps and 3 channels has a gemm_k of 154, which is 160 in whole steps.  If
-// windows were padded to 4 channels and 8 columns, gemm_k would be 224.
+// 16-bit layer with 7 x 7 taps and 3 channels has a gemm_k of 7 * 22 = 154, which is 160 in whole steps.
+// If windows were padded to 4 channels and 8 columns, gemm_k would be 7 * 8 * 4 = 224.
 //
 //   pass             gemm_m          gemm_n            gemm_k          A          B
 //   forward          output pixels   filters           flattened rows  patch      w
@@ -21,8 +21,8 @@
 //
 // A word is one register of a fragment: two adjacent 16-bit elements of the patch, or one wider element.
 // The address of a word is the sum of the pixel's offset and the word's offset within the window.  16-bit
-// words begin only at even elements.  If windows begin at even and at odd elements (stride times channels
-// is odd), the pixels of a tile form two CLASSES.  The odd class has a separate filter, shifted by one
+// words begin only at even elements.  If WINDOW_STEP is odd, windows begin at even and at odd elements,
+// and the pixels of a tile form two CLASSES.  The odd class has a separate filter, shifted by one
 // element, and its pixels are numbered separately, so that fragments do not mix classes.  A word may
 // contain elements outside the filter row, and there may be words beyond the last row.  All such elements
 // are masked, since zeros of the filter must not meet NaN or infinity from outside the window.
@@ -31,8 +31,8 @@
 // of a step are adjacent in a filter row, so that most loads are in different banks.  LINE_PITCH, the
 // elements per line, is chosen to separate the remaining loads.
 //
-// In backprop_filter, a word contains two columns of gemm_n; the halves of two words of adjacent pixels
-// are exchanged to form the fragments of both columns.
+// In backprop_filter, a 16-bit word contains two columns of gemm_n; the halves of two words of adjacent
+// pixels are exchanged to form the fragments of both columns.
 //
 // Blocks are persistent: a block keeps the filter, or the sums of its gradient, and computes many tiles.
 // While it multiplies one tile, the patch (and dy) of the next tile is copied.  In backprop_filter, a
@@ -105,7 +105,8 @@ static_assert(LINE_PITCH >= LINE && LINE_PITCH % UNIT == 0, "aligned lines that 
 static_assert(SHIFT < X_VECTOR && TILE_Q * WINDOW_STEP % X_VECTOR == 0, "tiles begin alike");
 
 // Row and column of the pixel with a given number in the tile.  The second class is numbered after the
-// first.  Row, column and offset in the patch are sums over the bits of the number.
+// first.  Row, column and offset in the patch are sums over the bits of the number: window_of(a + b) is
+// window_of(a) + window_of(b) if a and b have no bit in common.
 static_assert((TILE_P & (TILE_P - 1)) == 0 && (TILE_Q & (TILE_Q - 1)) == 0, "powers of two");
 static_assert(TILE_Q >= 8 * CLASSES, "eight neighbours of a class");
 constexpr int CLASS_PIXELS = PIXELS / CLASSES;
@@ -121,7 +122,7 @@ __device__ constexpr int window_of(int number) {  // elements from pixel 0's win
 // A word of the flattened rows.
 struct FlatWord {
   int t, r, s, c;  // first tap of the word's run
-  int first;       // index, in the run, of the word's first element; -1 if the run begins later
+  int first;       // index, in the run, of the word's first element; -1 if the run begins at its second
   bool exists;
 
   __device__ __forceinline__ FlatWord(int pixel_class, int number) {
@@ -138,7 +139,7 @@ struct FlatWord {
     return exists && first + element >= 0 && first + element < RUN;
   }
 
-  // Returns the tap of an element of the word, which must be in the window.
+  // Returns the tap of an element of the word.  The element must be in the window.
   __device__ __forceinline__ Tap<Index> tap(int element) const {
     const int place = first + element;
     return {c + place % STEP, t, r, s + place / STEP};
@@ -151,9 +152,9 @@ struct FlatWord {
   }
 };
 
-// Place of a word in a window: the elements from the window's first element to the word, and a mask of the
-// word's bits in the window.  A word without such bits is replaced by the previous word, which other lanes
-// load as well.
+// Place of a word in a window: its offset from the window's first element, and a mask of the word's bits
+// that are in the window.  A word with no bit in the window is replaced by the previous word, which other
+// lanes load as well.
 struct alignas(8) WordPlace {
   int offset;
   unsigned mask;
@@ -258,7 +259,7 @@ struct OutputTile {
 };
 
 // The filter in the order of B fragments: the four registers of a lane for 16 filters and one step are 16
-// contiguous bytes.
+// contiguous bytes (for float64, twice 16 bytes).
 struct FilterTile {
   static constexpr int VECTOR = 16 / sizeof(Word);
   alignas(16) Word word[CLASSES][STEPS][BLOCK_N / 16][4 / VECTOR][32][VECTOR];
@@ -279,7 +280,8 @@ struct SharedMemory {
 };
 static_assert(sizeof(SharedMemory) == SHARED_BYTES, "the launch asks for as much");
 
-// Fills the filter, with zeros for missing taps and filters, eight filters of a word at a time.
+// Fills the filter, with zeros for missing taps and filters.  A thread fills one word of eight filters at
+// a time.
 __device__ __forceinline__ void load_filter(FilterTile& tile, const Storage* w,
                                             const ConvParameters& p, Index first_filter) {
   for (int i = threadIdx.x; i < CLASSES * WORDS * (BLOCK_N / 8); i += THREADS) {
@@ -347,7 +349,8 @@ struct Sums {
     }
   }
 
-  // Rounds the sums into the tile of y; with ADD, the tile contains the addend.
+  // Writes the results to the tile of y: sum plus bias, with ADD plus the addend that the tile contains,
+  // then the activation.
   __device__ __forceinline__ void finish(SharedMemory& shared) const {
     const int first = threadIdx.x / 32 * WARP_M, lane = threadIdx.x % 32;
 #pragma unroll
@@ -475,8 +478,7 @@ struct Stage {
 };
 
 // Sums of all warps along pixels, which add them up after the last tile: one sum per filter and element
-// of the share's words.  It depends on the class of the pixels which word of the share contains an
-// element.
+// of the share's words.  In the two classes, an element may be in different words of the share.
 struct Exchange {
   static constexpr int PLACES = SHARE_WORDS * WORD + WORD - 1;
   // Padded, so that four words of eight filters are in different banks.
@@ -562,7 +564,8 @@ struct Sums {
                   WordPlace(pixel_class, share + first_word + j * 8 + lane / 4).offset;
   }
 
-  // Adds the products of this warp's pixels; only rows x columns of the tile exist.
+  // Adds the products of this warp's pixels.  `rows` and `columns` are the extents of the existing part of
+  // the tile.
   __device__ __forceinline__ void multiply(Stage& stage, Index rows, Index columns) {
     // Existing rows and columns, counted from this lane's first pixel.
     const int own = first_pixel + threadIdx.x % 4 * WORD;
@@ -600,7 +603,7 @@ struct Sums {
     }
   }
 
-  // Adds this warp's sums to those of the warps before it; the last warp writes to the chunk's workspace.
+  // Adds this warp's sums to those of previous turns; the last turn writes to the chunk's workspace.
   __device__ __forceinline__ void add(Exchange& exchange, int turn, Accumulator* partial,
                                       const ConvParameters& p, Index first_filter) const {
     const int lane = threadIdx.x % 32;

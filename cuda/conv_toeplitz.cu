@@ -6,16 +6,17 @@
 //
 // conv_direct.cu executes one instruction per product, and more instructions to load sources and convert
 // them to float32.  This kernel multiplies the rows of a channel by the filter's rows as matrices, with
-// 2,048 products per warp instruction.  The rows (n, p) of all images are gemm_m.  For each row r of the
-// filter, a strip of 8 outputs of a row is
+// 2,048 products per warp instruction (1,024 on 7.5).  The rows (n, p) of all images are gemm_m.  For
+// each row r of the filter, a strip of 8 outputs of a row is
 //
 //   Y[m, i] += sum over j of X[m + r, j] * T_r[j, i],   T_r[j, i] = w[r, j - i]
 //
-// a product with a Toeplitz matrix whose band has FILTER_S of FILTER_S + 7 columns j.  The number of
-// columns is rounded up to products of 16: for 3 taps, the band has 3 of 16 columns; for 31 taps, 31 of
-// 48.  The matrix is the same for all strips, so that its fragments are built once per row of the
+// where i numbers the columns of the strip, and j the source columns under the strip.  T_r is a Toeplitz
+// matrix: for each i, FILTER_S of its FILTER_S + 7 elements along j are taps, and the others are zeros.
+// The extent of j is rounded up to a multiple of 16: for 3 taps, 3 of 16 elements are taps; for 31 taps,
+// 31 of 48.  The matrix is the same for all strips, so that its fragments are built once per row of the
 // filter.  A fragment of X is loaded once for all strips whose windows contain it.  The filter gradient
-// is the transpose: with m as gemm_k,
+// multiplies with the transpose of X, with m as gemm_k:
 //
 //   D_r[j, i] = sum over m and strips of X[m + r, j] * dY[m, i]
 //   dw[r, s]  = sum over i of D_r[i + s, i]
@@ -23,8 +24,8 @@
 // where D_r remains in registers for all strips and rows of a block.  Each block sums a chunk of the
 // pixels into a workspace; conv_toeplitz_reduce adds the chunks in order.
 //
-// Zeros of T_r are multiplied with numbers outside the window.  If such a number is NaN or infinite, the
-// block falls back to plain sums from the same shared memory.
+// Zeros of T_r are multiplied with elements outside the window.  Therefore, if any source element of a
+// block is NaN or infinite, the block falls back to plain sums from the same shared memory.
 //
 // A block computes CHANNELS channels, one per warp, 16 * ROW_TILES rows and 8 * STRIPS columns.  For any
 // memory order, the source is stored in shared memory channel by channel, with zeros as padding.  Lines
@@ -100,7 +101,7 @@ struct Patch {
     const Index images = row / g.image_rows - first_row / g.image_rows;
     return static_cast<int>(row - first_row + images * (TAP_ROWS - 1));
   }
-  // Computes the source row of a line; returns whether it exists.
+  // Computes image n and row h of a source line; returns whether this source row exists.
   __device__ __forceinline__ bool source_row(int line, Index& n, Index& h) const {
     const Index lines_of_image = g.image_rows + TAP_ROWS - 1;
     const Index from_image = first_row % g.image_rows + line;
@@ -195,8 +196,8 @@ __device__ __forceinline__ void transpose(Eight (&row)[8]) {
   for (int c = 0; c < 8; ++c) row[c] = column[c];
 }
 
-// Returns words in which the sign bits are set exactly for elements that are NaN or infinite: their
-// exponent consists of ones, so that the addition overflows.
+// Returns a word whose two sign bits are set exactly for elements that are NaN or infinite: their exponent
+// consists of ones, so that adding 1 to the exponent overflows into the sign bit.
 __device__ __forceinline__ unsigned overrun(unsigned word, half_t) {
   return (word & 0x7fff7fffu) + 0x04000400u;
 }
@@ -245,8 +246,8 @@ struct Window {
       : rows(rows_), first_column(first_column_), width(width_), channels(channels_),
         channel_stride(narrowed(stride[1])), column_stride(narrowed(stride[4])) {}
 
-  // Computes the offset of a column from the line's first column; returns whether the column and the
-  // channel of the block exist.
+  // Computes the offset of a channel and a column of the block from the beginning of a line; returns
+  // whether both exist.
   __device__ __forceinline__ bool locate(int channel, int column, Index& offset) const {
     const Index position = first_column + column;
     const bool inside = channel < channels && is_within(position, width);
@@ -383,8 +384,8 @@ __device__ __forceinline__ void empty(const Plane<COUNT, BLOCKS_>* planes, Stora
 }
 
 // Loads blocks of 16 rows by 8 columns as fragments.  `line` is the line of the plane that this lane
-// addresses, which is row (lane % 16) of the block.  Elements beyond the plane are zeros.  Registers hold
-// rows 0-7 and 8-15.
+// addresses, which is row (lane % 16) of the block.  Blocks beyond the plane are zeros.  The two registers
+// of a block contain rows 0-7 and rows 8-15.
 template <bool TRANSPOSED, int COUNT, int BLOCKS_, int WANTED>
 __device__ __forceinline__ void load_blocks(unsigned (&block)[WANTED][2],
                                             const Plane<COUNT, BLOCKS_>& plane, int line) {
@@ -464,7 +465,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   const Index channels = g.channels - first_channel;
   bring_filter(shared.weights[warp], w + (first_channel + warp) * narrowed(p.w_stride[0]),
                p.w_stride, warp < channels);
-  __syncthreads();  // the lines are known
+  __syncthreads();  // the offsets of the lines are written
   const bool finite = fill<SOURCE_LINES, BLOCKS, SOURCE_LAST, SOURCE_VECTOR, SOURCE_SHIFT>(
       shared.source, source,
       Window(shared.lines.source, source_stride, patch.first_column - g.pad_w, g.source_width,
@@ -586,7 +587,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     const Patch patch = {g, number / g.column_blocks() * ROWS,
                          number % g.column_blocks() * (8 * STRIPS), first_tap};
     held.lines.find(patch, p.x_stride, p.y_stride);
-    __syncthreads();  // the lines are known, and the previous patch is no longer read
+    __syncthreads();  // the lines' offsets are written; the previous patch is no longer read
     const Index channels = g.channels - static_cast<Index>(blockIdx.y) * CHANNELS;
     const bool finite = fill<SOURCE_LINES, BLOCKS, SOURCE_LAST, SOURCE_VECTOR, SOURCE_SHIFT>(
         held.source, x,

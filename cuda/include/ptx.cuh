@@ -92,9 +92,9 @@ __device__ __forceinline__ void store_16_bytes(void* destination, const unsigned
 // Copies of 8 x 8 matrices of 16-bit elements between shared memory and registers
 // ------------------------------------------------------------------------------------------------
 
-// ldmatrix: loads two or four matrices.  Lanes 8 i to 8 i + 7 pass the addresses of the rows of matrix i:
-// 16 bytes each, 16-aligned.  Register i of each lane receives the elements (group, 2 pair) and
-// (group, 2 pair + 1) of matrix i.
+// ldmatrix: loads two or four matrices.  Lanes 8 i to 8 i + 7 pass the addresses of the rows of matrix i.
+// A row has 16 bytes, and its address is a multiple of 16.  Register i of each lane receives the elements
+// (group, 2 pair) and (group, 2 pair + 1) of matrix i.
 __device__ __forceinline__ void ldmatrix_x2(unsigned (&r)[2], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
                : "=r"(r[0]), "=r"(r[1])
@@ -140,12 +140,12 @@ __device__ __forceinline__ void stmatrix_x4_trans(void* row, const unsigned (&r)
 
 // ------------------------------------------------------------------------------------------------
 // mma.sync: one warp computes d += a * b on the tensor cores, with sums in float (double for f64).
-// Elements of d (16 x 8): d[0], d[1] in row group, columns 2 pair and 2 pair + 1; d[2], d[3] eight rows
-// below them.
+// Elements of d (16 x 8): d[0], d[1]: (group, 2 pair) and (group, 2 pair + 1); d[2], d[3]: eight rows
+// below.
 // ------------------------------------------------------------------------------------------------
 
-// float16, 16 x 8 x 8.  a[0]: row group, columns 2 pair and 2 pair + 1; a[1]: eight rows below.
-// b0: rows 2 pair and 2 pair + 1, column group.
+// float16, 16 x 8 x 8.  a[0]: (group, 2 pair) and (group, 2 pair + 1); a[1]: eight rows below.
+// b0: (2 pair, group) and (2 pair + 1, group).
 __device__ __forceinline__ void mma_m16n8k8_f16(float (&d)[4], const unsigned (&a)[2],
                                                 unsigned b0) {
   asm volatile(
@@ -196,7 +196,7 @@ __device__ __forceinline__ void mma_m8n8k4_f64(double (&d)[2], double a, double 
 
 // ------------------------------------------------------------------------------------------------
 // cp.async: one thread copies 4, 8 or 16 bytes from global to shared memory, asynchronously.  The first
-// source_bytes are read; the other bytes become zero.  Both addresses are multiples of the size.
+// source_bytes bytes are read; the other bytes become zero.  Both addresses are multiples of the size.
 // ------------------------------------------------------------------------------------------------
 __device__ __forceinline__ void cp_async_4(void* destination, const void* source,
                                            int source_bytes) {
@@ -238,7 +238,7 @@ __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
 
 #if __CUDA_ARCH__ >= 900
 // ------------------------------------------------------------------------------------------------
-// mbarriers.  A phase ends when `count` threads have arrived and all expected bytes have been copied.
+// mbarriers.  A phase ends after `count` arrivals, when all expected bytes have been copied as well.
 // ------------------------------------------------------------------------------------------------
 
 // Initialises a barrier with `count` arrivals per phase.
@@ -300,7 +300,7 @@ __device__ __forceinline__ void prefetch_tensor_map(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Tiled loads: copy the box of the map whose corner has these coordinates.  Only tests use 2 dimensions.
+// Tiled loads: copy the box of the map whose corner has these coordinates.  Only tests load 2 dimensions.
 __device__ __forceinline__ void tma_load_2d(void* destination, const TensorMap* map,
                                             unsigned long long* barrier, int c0, int c1) {
   asm volatile(
@@ -442,7 +442,7 @@ template <int GROUPS_LEFT>
 __device__ __forceinline__ void tma_store_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(GROUPS_LEFT) : "memory");
 }
-// Waits until at most the newest GROUPS_LEFT groups still read shared memory.  The memory of the other
+// Waits until at most the newest GROUPS_LEFT groups still read shared memory.  The memory of all older
 // groups may then be overwritten.
 template <int GROUPS_LEFT>
 __device__ __forceinline__ void tma_store_wait_read() {
@@ -515,8 +515,8 @@ __device__ __forceinline__ bool elect_one() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // ------------------------------------------------------------------------------------------------
 // wgmma: a warpgroup (four warps) computes d (64 x N) = a * b + (scale_d ? d : 0), asynchronously.
-// Warp w has rows 16 w to 16 w + 15 of d.  d[4 j], d[4 j + 1]: row group, columns 8 j + 2 pair and
-// 8 j + 2 pair + 1.  d[4 j + 2], d[4 j + 3]: eight rows below.
+// Warp w has rows 16 w to 16 w + 15 of d.  Within these rows, d[4 j], d[4 j + 1]: (group, 8 j + 2 pair)
+// and (group, 8 j + 2 pair + 1); d[4 j + 2], d[4 j + 3]: eight rows below.
 // ------------------------------------------------------------------------------------------------
 
 // setmaxnreg: sets the registers per thread of the warpgroup, a multiple of 8 from 24 to 256.  dec

@@ -1,5 +1,5 @@
 // A ring of shared-memory stages.  Tiles are swizzled so that neither copies nor loads of fragments or
-// chunks have bank conflicts.
+// chunks have bank conflicts, with the exception that load_chunk states.
 #ifndef CUPYCONV_RING_CUH
 #define CUPYCONV_RING_CUH
 
@@ -9,7 +9,7 @@
 // A warp's product of fragments is 16 x 8 x DEPTH for all types; a thread holds four registers of A,
 // two of B, and four sums:
 //
-//   16 bits            m16n8k16, on 7.5 as two halves; a register holds two k
+//   16 bits            m16n8k16, on 7.5 two m16n8k8; a register holds two elements along k
 //   float, as TF32     m16n8k8
 //   double             four m8n8k4, two along m times two along k
 //
@@ -34,9 +34,9 @@ struct Fragments<double> {
 //
 // Elements that a warp reads together are in different banks.  Lines consist of 16-byte chunks, and the
 // order of the chunks depends on the line's number (the swizzle).  ldmatrix reads one chunk of eight
-// successive lines; doubles along k are read from two chunks of four lines.  Elements along positions
-// are read one by one from four lines.  These lines have no swizzle but 32 bytes of padding each;
-// addresses then differ by constants, which saves registers.
+// successive lines; doubles along k are read from two chunks of four lines.  Floats and doubles in lines
+// along m or n are read one by one from four lines.  These lines have no swizzle but 32 bytes of padding
+// each; addresses then differ by constants, which saves registers.
 template <class Storage, int LINES_, int LINE_, bool K_CONTIGUOUS_>
 struct RingTile {
   using Element = Storage;
@@ -161,11 +161,11 @@ __device__ __forceinline__ void load_fragments(Register (&registers)[4], Tile& t
 #endif
 }
 
-// Returns a chunk, for products without tensor cores: the chunk `positions` positions and `k` elements of
-// k after `place`, which tile.at() returned.  The function ignores the swizzle.  If lines run along k,
-// callers therefore pass k = 0 and the distance to a line with the same swizzle: a multiple of PERIOD, or
-// the distance to the other line of a pair that shares 128 bytes.  (Loads of B have bank conflicts for
-// doubles along k, but the products of doubles take much longer than these loads.)
+// Returns the chunk that is `positions` positions and `k` elements along k after `place`, for products
+// without tensor cores; tile.at() returned `place`.  The function ignores the swizzle.  If lines run
+// along k, callers therefore pass k = 0 and the distance to a line with the same swizzle: a multiple of
+// PERIOD, or the distance to the other line of a pair that shares 128 bytes.  (Loads of B have bank
+// conflicts for doubles along k, but the products of doubles take much longer than these loads.)
 template <class Tile>
 __device__ __forceinline__ Piece<typename Tile::Element, Tile::CHUNK> load_chunk(
     const typename Tile::Element* place, int positions, int k) {

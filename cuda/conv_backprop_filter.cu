@@ -19,9 +19,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                          Storage* __restrict__ dw, const ConvParameters p) {
   __shared__ SharedTile<BLOCK_M> a;
   __shared__ SharedTile<BLOCK_N> b;
-  __shared__ Place<Index> taps[BLOCK_N];     // half address in x: tap of each column of the tile
-  __shared__ Place<Index> pixels[BLOCK_K];   // half address in x: window of each pixel of this step
-  __shared__ Index pixel_outputs[BLOCK_K];   // offset in dy of each pixel of this step
+  __shared__ Place<Index> taps[BLOCK_N];     // address halves in x of the taps, per column of B
+  __shared__ Place<Index> pixels[BLOCK_K];   // address halves in x of the windows, per row of B
+  __shared__ Index pixel_outputs[BLOCK_K];   // offsets in dy of the pixels of this step
 
   const Index channels = static_cast<Index>(p.channels);
   const Index gemm_m = static_cast<Index>(p.filters);

@@ -25,9 +25,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                         const ConvParameters p) {
   __shared__ SharedTile<BLOCK_M> a;
   __shared__ SharedTile<BLOCK_N> b;
-  __shared__ Place<Index> pixels[BLOCK_M];  // half address in dy: input pixel of each row of the tile
-  __shared__ Place<Index> taps[BLOCK_K];    // half address in dy: tap and filter of each column of A
-  __shared__ Index tap_weights[BLOCK_K];    // offset in w: tap and filter of each column of A
+  __shared__ Place<Index> pixels[BLOCK_M];  // address halves in dy of the input pixels, per row of A
+  __shared__ Place<Index> taps[BLOCK_K];    // address halves in dy of taps and filters, per column of A
+  __shared__ Index tap_weights[BLOCK_K];    // offsets in w of taps and filters, per column of A
 
   const Index filters = static_cast<Index>(p.filters);
   const Index gemm_m = static_cast<Index>(p.batch * p.input[0] * p.input[1] * p.input[2]);

@@ -23,9 +23,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                  const ConvParameters p) {
   __shared__ SharedTile<BLOCK_M> a;
   __shared__ SharedTile<BLOCK_N> b;
-  __shared__ Place<Index> pixels[BLOCK_M];  // half address in x: window of each row of the tile
-  __shared__ Place<Index> taps[BLOCK_K];    // half address in x: tap of each column of A
-  __shared__ Index tap_weights[BLOCK_K];    // offset in w: tap of each column of A
+  __shared__ Place<Index> pixels[BLOCK_M];  // address halves in x of the windows, per row of A
+  __shared__ Place<Index> taps[BLOCK_K];    // address halves in x of the taps, per column of A
+  __shared__ Index tap_weights[BLOCK_K];    // offsets in w of the taps, per column of A
 
   const Index channels = static_cast<Index>(p.channels);
   const Index gemm_m = static_cast<Index>(p.batch * p.output[0] * p.output[1] * p.output[2]);

@@ -456,7 +456,7 @@ struct Sums {
   }
   // Return the i-th row and column of this thread.  There are 8 lanes along rows and 4 along columns.
   // With tensor cores, lanes have the order of fragments.  Otherwise, lanes 2 i and 2 i + 1 have the same
-  // columns, and among 8 lanes, all even lanes have the same rows, as have all odd lanes.  Lanes with a
+  // columns.  Of each 8 lanes, the even lanes have the same rows, and so have the odd lanes.  Lanes with a
   // common address halve the wavefronts of 16-byte loads.
   static __device__ __forceinline__ int row_of(int i) {
     const int number = threadIdx.x % 32;

@@ -1,1 +1,1 @@
-"""Kernel families: each family's refusals, choices, modelled times and launches."""
+"""Kernel families: their unsupported layers, configurations, modelled times and launches."""

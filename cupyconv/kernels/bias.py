@@ -16,6 +16,7 @@ from cupyconv.launch import STORAGE, Launch
 from cupyconv.problem import ITEMSIZE, ConvProblem
 
 THREADS = 256
+"""Threads per block."""
 
 _LEAST_VECTORS = 16
 """Smallest number of vectors per thread in a chunk; smaller chunks do not pay (chosen)."""
@@ -24,8 +25,8 @@ _MOST_CHUNKS = 1024
 """Largest number of chunks (chosen)."""
 
 _BLOCKS_PER_SM = 4
-"""Number of blocks per SM that the number of chunks aims at (chosen).  These are 32 warps, whose
-threads each have four 16-byte loads in flight."""
+"""Number of blocks per SM that the choice of chunks aims at (chosen).  Four blocks have 32 warps,
+and each thread has four vector loads in flight."""
 
 
 def prepare_bias(
@@ -33,7 +34,11 @@ def prepare_bias(
 ) -> tuple[tuple[Launch, ...], int]:
     """Return the launches that sum dy into the bias gradient, and the bytes of their workspace.
 
-    The strides of dy are ``strides.y``; the stride of the bias gradient is ``strides.bias``.
+    Args:
+        problem: the configuration.
+        strides: strides of dy as ``y``, and the stride of the bias gradient as ``bias``.
+        device: device of the tensors.
+        workspace_limit: largest number of bytes of the workspace; None for no limit.
 
     Raises:
         ConvError: dy has more channels than the blocks of a grid can sum.
@@ -59,7 +64,8 @@ def prepare_bias(
     if blocks > MOST_BLOCKS:
         raise ConvError(
             "dy must not have more channels than the blocks of a launch can sum",
-            f"dy has {problem.K:,}, a block sums {channels}, a launch has up to {MOST_BLOCKS:,}",
+            f"dy has {problem.K:,} channels, a block sums {channels}, and a launch has up to "
+            f"{MOST_BLOCKS:,} blocks",
             "Sum dy in parts",
         )
     pixels = problem.N * prod(problem.output_sizes)

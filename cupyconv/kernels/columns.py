@@ -1,4 +1,4 @@
-"""cuda-columns (cuda/conv_columns.cu): one product of pixels with taps, and then a sum."""
+"""cuda-columns (cuda/conv_columns.cu): one product of all pixels with all taps, and then sums."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ _RESIDENT = 2
 
 _PIXEL_INSTRUCTIONS, _TERM_INSTRUCTIONS = 450, 80
 """Instructions of the sum kernel per thread: a constant, and the number per term in backprop_input
-(counted in SASS for 8.0).  A term of forward takes 51 instructions."""
+(counted in SASS for 8.0).  The model uses this number in forward too, where a term takes 51."""
 
 
 @dataclass(frozen=True)
 class Columns:
     """The matrix product of a pass, as the forward pass of a pointwise convolution.
 
-    Rows are the pixels of the source.  Each column is a tap and a channel of the result.
+    Each row belongs to a pixel of the source, and each column to a tap and a channel of the result.
 
     Attributes:
         problem: the pointwise convolution.
@@ -66,7 +66,7 @@ class Columns:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the columns in the workspace."""
+        """Workspace bytes of the columns, per split of the product."""
         return prod(self.problem.output_shape) * accumulator_bytes(self.problem)
 
     def request(self, request: Request) -> Request:
@@ -199,7 +199,7 @@ class ColumnSums(Family):
         return refusal or self._refuses_workspace(request, product[0], product[1])
 
     def _refuses_workspace(self, request: Request, columns: Columns, is_copied: bool) -> str | None:
-        """Return why the columns are too large; None if they are not."""
+        """Return why the columns need too much workspace; None if they do not."""
         size = columns.bytes
         most = min(max(MOST_TIMES * request.problem.bytes, SMALL_BYTES), MOST_BYTES)
         if size > most:

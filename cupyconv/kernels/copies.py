@@ -22,24 +22,25 @@ if TYPE_CHECKING:
     import numpy as np
 
 PIECE_BYTES = 16
-"""Bytes per vector.  Rows of copies, and addresses and strides for TMA, are aligned to it (CUDA's
-rule)."""
+"""Bytes per vector.  Rows of copies begin at multiples of this size, as TMA requires of addresses
+and strides (CUDA's rule)."""
 
 ROLES_OF = {
     "forward": ("x", "w", "y"),
     "backprop_input": ("y", "w", "x"),
     "backprop_filter": ("x", "y", "w"),
 }
-"""Names of the tensors by pass: (operand gathered under the taps, other operand, result)."""
+"""Names of the tensors by pass: (operand gathered under the taps, other operand, result).  A
+gradient has the name of its tensor: "y" is dy in backprop_input."""
 
 
 def copy_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """Return the strides of a copy: C-contiguous, with rows padded to ``pitch``."""
+    """Return the strides of a copy in elements: C-contiguous, with rows padded to ``pitch``."""
     return contiguous_strides((*shape[:-1], pitch(shape[-1], itemsize)))
 
 
 def pitch(extent: int, itemsize: int) -> int:
-    """Return the elements per row of a copy, rounded up to a multiple of 16 bytes."""
+    """Return the elements per row of a copy: ``extent``, rounded up to a multiple of 16 bytes."""
     piece = PIECE_BYTES // itemsize
     return -(-extent // piece) * piece
 
@@ -97,7 +98,13 @@ def arranged(
 def reordered(
     problem: ConvProblem, strides: Strides, data_order: Sequence[int], filter_order: Sequence[int]
 ) -> tuple[ConvProblem, dict[str, tuple[int, ...]]]:
-    """Return the problem and its strides with the tensors' axes in the given orders."""
+    """Return the problem with its axes in another order, and the strides of x, w and y by name.
+
+    Args:
+        problem: the problem.
+        strides: strides of the tensors.
+        data_order, filter_order: axes of x and y, and of w, in the new order.
+    """
     rank = problem.spatial_rank
     data, filters = formats.data_formats(rank), formats.filter_formats(rank)
     target = problem.replace(
@@ -139,7 +146,7 @@ Copies = Sequence[tuple[str, int]]
 
 
 def arrange(source: ConvProblem, target: ConvProblem, strides: Strides, copies: Copies) -> Launch:
-    """Return the launch that copies tensors in the formats of ``source`` to those of ``target``."""
+    """Return the launch that copies tensors from ``source`` formats to ``target`` formats."""
     shapes = _pair_of(ARRANGE_SHAPE)
     for record, (role, _) in zip(shapes["of"][0], copies, strict=False):
         shape, steps = _write_extents(record, source, target, role, strides)
@@ -185,7 +192,7 @@ def filter_by_channels_bytes(problem: ConvProblem) -> int:
 
 
 def has_even_taps(problem: ConvProblem, strides: Strides) -> bool:
-    """Return whether w's tap axes can be merged into those of _tap_extents without a copy."""
+    """Return whether w's tap axes can be merged, without a copy, into two (``_tap_extents``)."""
     *_, height, width = (0, *problem.filter_axes[2:])
     sizes, apart = problem.filter_shape, strides.w
     if problem.spatial_rank < 3:
@@ -217,7 +224,7 @@ def split(source: ConvProblem, target: ConvProblem, strides: Strides, copies: Co
 
 
 def _pair_of(fields: Sequence[tuple[Any, ...]]) -> np.ndarray:
-    """Return an array of one struct, which has two records with these fields, filled with zeros."""
+    """Return an array of one struct; its field ``of`` has two zero records with these fields."""
     import numpy as np
 
     return np.zeros(1, [("of", np.dtype(list(fields)), 2)])
@@ -252,7 +259,7 @@ def _copy_launch(
     """Return the launch of a kernel that copies one or two tensors."""
     import numpy as np
 
-    pairs = [one for role, offset in copies for one in (role, Part("workspace", offset))]
+    pairs = [array for role, offset in copies for array in (role, Part("workspace", offset))]
     nothing = [np.uint64(0)] * (4 - len(pairs))
     return Launch(
         source=f"{entry}.cu",

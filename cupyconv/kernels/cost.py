@@ -5,12 +5,14 @@
 
 The busiest multiprocessor computes ``most = ceil(blocks / multiprocessors)`` blocks, and
 ``together`` blocks are resident at a time.  ``busy`` is the number of cycles of a block's busiest
-unit: the multipliers, L1 with shared memory, or the schedulers.  Warps run while other warps wait:
+unit: the multipliers, L1 with shared memory, or the schedulers.  ``waits`` is the number of
+consecutive waits of a block for device memory, after its first.  Warps run while other warps wait:
 ``slower = 1 + HALF_RATE_WARPS / warps``, where ``warps`` counts the warps of all resident blocks.
 Bytes count each tensor once.  Copies of operands and sums of splits are separate launches.
 
 Rates are taken from data sheets.  LATENCY and HALF_RATE_WARPS fit the times of an H200 in
-tests/gpu/results; ``planning/measured`` scales the estimates of each family in addition.
+tests/gpu/results.  The planner also multiplies an estimate by the measured factor of the
+family in ``planning/measured``, if any.
 
 The estimates that choose plans depend on the nominal chip of an architecture, never on the card.
 Therefore every card of an architecture runs the same kernels and returns the same bits.
@@ -70,7 +72,7 @@ class Work:
         wavefronts: accesses of up to 128 bytes to L1 or shared memory, one per cycle.
         instructions: instructions of all warps; 0 for kernels that are never limited by instruction
             issue.
-        waits: number of consecutive waits for loads from device memory.
+        waits: number of consecutive waits for loads from device memory, after the first wait.
     """
 
     multiplying: float
@@ -129,7 +131,7 @@ class Kernel:
         return cycles / (chip.clock * 1e3)
 
     def microseconds(self, chip: Chip, moved: float) -> float:
-        """Return the time of a launch that moves ``moved`` bytes from and to device memory."""
+        """Return the time in microseconds of a launch that reads and writes ``moved`` bytes."""
         return max(self.computing(chip), moving(chip, moved)) + LAUNCH_OVERHEAD
 
 
@@ -154,12 +156,12 @@ def moving(chip: Chip, size: float) -> float:
 
 
 def of_copy(chip: Chip, moved: float) -> float:
-    """Return the time of a launch that copies tensors, in microseconds."""
+    """Return the time in microseconds of a launch that reads and writes ``moved`` bytes."""
     return moving(chip, moved) + LAUNCH_OVERHEAD
 
 
 def of_reduction(chip: Chip, parts: int, moved: float) -> float:
-    """Return the time of a launch that adds up ``parts`` partial sums per result, in microseconds.
+    """Return the time of a launch that adds up partial sums, in microseconds.
 
     Args:
         chip: the chip.
@@ -176,7 +178,7 @@ def wavefronts(size: float, apart: float = 0) -> float:
     Args:
         size: bytes per lane.
         apart: bytes between the starts of adjacent lanes' vectors; 0 if the vectors are adjacent.
-            Vectors that are far apart take one sector of 32 bytes each.
+            Vectors at least 32 bytes apart take separate sectors of 32 bytes.
     """
     return max(32 * max(size, min(apart, 32)) / WAVEFRONT_BYTES, 1)
 
@@ -196,5 +198,5 @@ def plain_rate(request: Request) -> float:
 
 
 def per_cycle(chip: Chip, rate: float) -> float:
-    """Return a multiprocessor's operations per cycle if the chip's rate is ``rate`` TFLOP/s."""
+    """Return the flops per cycle of a multiprocessor if the chip's rate is ``rate`` TFLOP/s."""
     return rate * 1e3 / chip.clock / chip.multiprocessors

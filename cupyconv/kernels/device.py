@@ -29,7 +29,7 @@ CAPABILITIES = (
 """Compute capabilities of the known chips; newer chips are supported too."""
 
 DEVICES = ("cpu", *(f"sm_{major}{minor}" for major, minor in CAPABILITIES))
-"""Names of the known devices."""
+"""Names of the CPU and of the known architectures; cards are in CARDS."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Card(NamedTuple):
 
     @property
     def chip(self) -> Chip:
-        """Values of the nominal chip, scaled to the card's multiprocessors and clock."""
+        """The nominal chip with the card's bandwidth, scaled to its multiprocessors and clock."""
         nominal = CHIPS[self.capability]
         scale = self.multiprocessors * self.clock / (nominal.multiprocessors * nominal.clock)
         tensor = scale * self.tensor_share / _TENSOR_SHARES.get(self.capability, 1.0)

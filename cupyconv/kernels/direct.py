@@ -31,10 +31,10 @@ MAX_UNROLLED = 64
 (chosen)."""
 
 MAX_COLUMNS = 96
-"""Largest number of input columns under a pixel; the loop over them is unrolled (chosen)."""
+"""Largest number of source columns that a pixel's taps span; the loop is unrolled (chosen)."""
 
 MOST_PASSED = 1 << 16
-"""Largest number of input rows that the loop of a tile steps over, including rows without a tap
+"""Largest number of source rows that the loop of a tile steps over, including rows without a tap
 (chosen)."""
 
 LARGEST_EDGE = 8
@@ -70,7 +70,7 @@ _ALLOCATED_REGISTERS = {False: (18, 0.9), True: (30, 0.85)}
 """Allocated registers per thread, as (constant, factor per live register), keyed by whether the
 pass is backprop_filter (counted)."""
 
-_BALANCE = 1.1  # largest accepted time of the busiest SM, relative to the shortest (chosen)
+_BALANCE = 1.1  # largest accepted time of the busiest SM, relative to the best case (chosen)
 _STAGING = 0.25  # time to stage the filter, relative to a round of tiles (modelled)
 
 _SECTOR = 32  # bytes per sector of global memory (hardware)
@@ -297,7 +297,7 @@ def _geometries(
 ) -> tuple[tuple[Tiling, Geometry], ...]:
     request = Request(problem, pass_, CPU, strides=memory)
     widest = _widest_vectors(request)
-    constructed = ((one, _construct(request, widest, one)) for one in _tilings(request))
+    constructed = ((tiling, _construct(request, widest, tiling)) for tiling in _tilings(request))
     return tuple((tiling, found) for tiling, found in constructed if found is not None)
 
 
@@ -381,7 +381,7 @@ def _lane_counts(request: Request, vector: int) -> Iterator[int]:
     fewest = -(-pieces // -(-pieces // most))
 
     def occupied(lanes: int) -> float:
-        """Return the number of all lanes, divided by the number of lanes with channels."""
+        """Return the threads of all warps, divided by the threads that have channels."""
         block = _block(problem, pass_, vector, lanes)
         return 32 * block.warps * block.number / (pieces * block.strips)
 
@@ -480,7 +480,7 @@ def _neighbours(request: Request, role: str, number: int, extent: int) -> int:
 
 
 def _widest_vectors(request: Request) -> dict[str, tuple[int, int]]:
-    """Return the elements of the widest vectors of x and y: (along channels, along columns)."""
+    """Return the widest vectors of x and y, in elements: (along channels, along columns)."""
     problem = request.problem
     sizes = {"x": problem.input_sizes, "y": problem.output_sizes}
     return {
@@ -657,12 +657,12 @@ class Direct(Streaming[Tiling]):
             )
         if taps * ins > MAX_UNROLLED:
             return (
-                f"cuda-direct unrolls up to {MAX_UNROLLED} taps of a filter row times source "
-                f"channels, not {taps} x {ins}"
+                f"cuda-direct unrolls up to {MAX_UNROLLED} products of a filter row, not {taps} "
+                f"taps x {ins} source channels"
             )
         columns = axis(problem, pass_, 2, stride[-1] if pass_ == "backprop_input" else 1, taps).span
         if columns > MAX_COLUMNS:
-            return f"cuda-direct takes up to {MAX_COLUMNS} columns under a pixel, not {columns}"
+            return f"cuda-direct takes up to {MAX_COLUMNS} source columns per pixel, not {columns}"
         if prod(problem.filter_sizes[:-1]) * ins >= 2**16 or problem.groups * outs >= 2**16:
             return "the filter's rows or the channels need more blocks than a launch can have"
         staged = filter_bytes(problem, pass_, 1)

@@ -65,8 +65,8 @@ class Choices:
         tile: block tile of a GEMM kernel, else None.
         tiling: instance of the family's ``tiling`` class; None in a family with block tiles.
         blocks: thread blocks per split.  In a family with block tiles, the tile determines the
-            number.  In a family with tilings, the blocks of forward and backprop_input divide the
-            tiles among themselves, and the number is 0 in backprop_filter, which has ``splits``.
+            number.  In a family with tilings, it is the number of blocks that divide the tiles in
+            forward and backprop_input, and 0 in backprop_filter, where ``splits`` divide them.
         splits: number of parts of gemm_k or of the pixels.  Each part has its own partial sums,
             which a second launch adds up in a fixed order.
         workspace_bytes: device memory in addition to the tensors.
@@ -155,7 +155,7 @@ class Family(ABC):
         """Return the launches that compute a pass, in order, as plain data.
 
         Args:
-            request: a reduced request that the family supports.
+            request: a request that the family supports, as ``Request.reduced`` returns it.
             choices: legal choices, such as those of a plan.
             epilogue: addition and activation of the results of forward or backprop_input.
         """

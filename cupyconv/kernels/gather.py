@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     import numpy as np
 
 MAX_PHASES = 32
-"""Largest number of stride phases per launch; they are parameters of the kernel."""
+"""Largest number of stride phases per launch, whose parameters contain all its phases (chosen)."""
 
 MOST_PHASES = 8 * MAX_PHASES
 """Largest number of stride phases of a pass (chosen)."""
 
 MOST_TAP_BITS = 255
-"""Largest sum T + R + S of a filter's extents, the number of bits in a mask of taps (TapBits)."""
+"""Largest sum T + R + S of a filter's extents: with a spare bit, 8 words of tap bits (chosen)."""
 
 MOST_SPLITS = (1 << 16) - 1
 """Largest number of splits, which are blocks along the second axis of the grid (CUDA's rule)."""
@@ -100,8 +100,8 @@ class Accesses:
 
     Attributes:
         a, b, c: access to each matrix.
-        taps_fastest: whether taps are the fastest index of k, else channels (filters in
-            backprop_input).
+        taps_fastest: whether taps are the fastest index of k (of n in backprop_filter), else
+            channels (filters in backprop_input).
     """
 
     a: Access
@@ -224,7 +224,7 @@ class Gather(Tiled):
             phases = prod(problem.stride)
             return f"cuda-gather takes up to {MOST_PHASES} stride phases, not {phases}"
         if (bits := tap_bits(problem)) > MOST_TAP_BITS:
-            return f"cuda-gather takes filter sizes that add up to {MOST_TAP_BITS}, not {bits}"
+            return f"cuda-gather takes filter sizes with a sum of up to {MOST_TAP_BITS}, not {bits}"
         return None
 
     def counts(self, request: Request) -> Iterator[Count]:
@@ -268,8 +268,8 @@ class Gather(Tiled):
     def splits(self, request: Request, tile: Tile) -> list[int]:
         """Return 1 and the numbers of splits that balance the multiprocessors.
 
-        In backprop_filter, numbers above 1 that do not fill the chip are left out.  If no number
-        fills the chip, the largest is returned.
+        In backprop_filter, numbers above 1 that do not fill the chip are left out, except the
+        largest if no number fills the chip.
         """
         gemm = request.problem.gemm(request.pass_)
         steps = -(-gemm.gemm_k // tile.block_k)
@@ -496,7 +496,7 @@ def _multiple(size: int, of: int) -> int:
 
 
 def resident(request: Request, tile: Tile) -> int:
-    """Return the resident blocks per SM."""
+    """Return the resident blocks per SM that shared memory and registers allow."""
     problem, device = request.problem, request.device
     found = accesses(request.pass_, problem, request.memory)
     block_ring = ring(tile, found, ITEMSIZE[problem.dtype], device, tap_words(problem))
@@ -560,7 +560,7 @@ def product_launch(
         pass_: the pass.
         problem, strides: problem and strides of the product, whose operands may be copies.
         choices: tile, blocks and splits.
-        operands: locations of A and B.
+        operands: names of the arrays that contain A and B, or their parts of the workspace.
         epilogue: addition and activation of the results of forward or backprop_input.
         partial: write the sums to the workspace, in the accumulator's type; the order is (split,
             group, gemm_m, gemm_n), with the last two axes swapped if C is contiguous along m.

@@ -32,6 +32,7 @@ _ARGUMENTS = {
     "backprop_input": ("y", "w", "bias", "add", "x"),
     "backprop_filter": ("x", "y", "w"),
 }
+"""Names of the kernels' arrays by pass.  A gradient has the name of its tensor."""
 
 
 class Generic(Tiled):

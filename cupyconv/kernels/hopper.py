@@ -57,7 +57,7 @@ WARPGROUP = 128
 """Threads per warpgroup (hardware)."""
 
 CONSUMERS = 2
-"""Warpgroups per block that multiply, each with a barrier for its turn; one more loads (chosen)."""
+"""Warpgroups per block that multiply; one more warpgroup loads the operands (chosen)."""
 
 MOST_STAGES = 8
 """Largest number of stages of the ring (chosen)."""
@@ -67,8 +67,8 @@ MAX_MAPS = 16
 into the 4 KB of kernel parameters."""
 
 _MOST_TILE_ROWS = 512
-"""Largest number of rows of a cluster's tiles.  The last tiles may extend beyond the matrix by
-almost as many rows."""
+"""Largest number of rows of a cluster's tiles.  The last tiles of a matrix extend beyond its end by
+fewer rows than this."""
 
 _MOST_FILLED = 1.25
 """Largest number of computed pixels per result pixel, if rows are padded to lines (chosen)."""
@@ -77,8 +77,8 @@ _MOST_FILLED = 1.25
 # base pixels, and largest offset of a tap.
 _CORNERS = {1: (-32768, 32767), 2: (-128, 127), 3: (-16, 15)}
 _LARGEST_OFFSET = {1: 2**16 - 1, 2: 2**8 - 1, 3: 2**5 - 1}
-_LARGEST_ELEMENT_STRIDE = 8
-_LARGEST_STRIDE_BYTES = 2**40
+_LARGEST_ELEMENT_STRIDE = 8  # largest step between base pixels (CUDA's rule)
+_LARGEST_STRIDE_BYTES = 2**40  # strides of a tensor map must be smaller (CUDA's rule)
 
 PLANES = 3
 """Number of bfloat16 planes that a float32 tensor is split into."""
@@ -95,7 +95,7 @@ class AxisWalk:
     """A walk along one spatial axis.
 
     Attributes:
-        extent: size of the source tensor.
+        extent: size of the source tensor along the axis.
         pixels: number of pixels that the walk visits.
         base: source coordinate that the first pixel reads under the first tap: TMA's base pixel.
         stride: step between the base pixels of adjacent pixels.
@@ -221,7 +221,7 @@ def _pixels(problem: ConvProblem, sizes: Sequence[int], line: int) -> int:
 
 
 def split_elements(problem: ConvProblem, pass_: str, tile: Tile) -> int:
-    """Return the number of sums per split: the elements of C, with columns padded to SUMS_PIECE."""
+    """Return the number of sums per split: the elements of C, with columns padded (SUMS_PIECE)."""
     ((rows, columns, _),) = matrices(problem, pass_, tile, 1)
     return rows * -(-columns // SUMS_PIECE) * SUMS_PIECE * problem.groups
 
@@ -322,7 +322,7 @@ def layouts(
         problem, pass_: the problem and the pass.
         strides: strides of the tensors in the problem's formats.
         operands: type of the operands as in Request.operands, or "planes" if each operand is split
-            into several bfloat16 tensors, for which it can have any strides.
+            into planes of bfloat16, so that TMA does not read the operand itself.
     """
     filter_, channel, *taps = problem.filter_axes
     last = strides.w[filter_] == 1 and strides.w[channel] != 1
@@ -531,17 +531,18 @@ def _refuse_walks(problem: ConvProblem, pass_: str) -> str | None:
     """Return why TMA's im2col mode does not support a pass; None if the mode supports it."""
     phases = prod(problem.stride) if pass_ == "backprop_input" else 1
     if phases > MAX_MAPS:
-        return f"TMA takes up to {MAX_MAPS} stride phases, not {phases}"
+        return f"the kernel takes up to {MAX_MAPS} stride phases, not {phases}"
     if is_pointwise(problem):
         return None
     if not any(map(has_taps, walks(problem, pass_))):
-        return "no tap of the filter meets the input"
+        return "no tap of the filter reads the input"
     low, high = _CORNERS[problem.spatial_rank]
     for axis in (axis for walk in walks(problem, pass_) if has_taps(walk) for axis in walk):
         if axis.stride > _LARGEST_ELEMENT_STRIDE:
             return f"TMA supports strides up to {_LARGEST_ELEMENT_STRIDE}, not {axis.stride}"
         if not low <= axis.base <= high or not low <= axis.upper <= high:
-            return f"TMA supports corners in [{low}, {high}], not {axis.base} and {axis.upper}"
+            corners = f"{axis.base} and {axis.upper}"
+            return f"TMA supports corners of base pixels in [{low}, {high}], not {corners}"
         offset = (axis.taps - 1) * axis.spacing
         if offset > _LARGEST_OFFSET[problem.spatial_rank]:
             most = _LARGEST_OFFSET[problem.spatial_rank]
@@ -575,7 +576,14 @@ def ring_stages(block_m: int, block_n: int, itemsize: int) -> int:
 
 
 def tile_of(block_m: int, block_n: int, itemsize: int, operand_bytes: int, **macros: int) -> Tile:
-    """Return a tile of a kernel with CONSUMERS consumer warpgroups and one producer warpgroup."""
+    """Return a tile of a kernel with CONSUMERS consumer warpgroups and one producer warpgroup.
+
+    Args:
+        block_m, block_n: extents of the tile.
+        itemsize: bytes per element of C.
+        operand_bytes: bytes per element of A and B as the kernel multiplies them.
+        macros: all other macros of the tile.
+    """
     line, threads = LINE_BYTES // operand_bytes, (CONSUMERS + 1) * WARPGROUP
     return Tile(block_m, block_n, line, threads, tuple(macros.items()), (9, 0), itemsize)
 
@@ -736,7 +744,7 @@ def _store(
     # A box must not extend into the next group.
     is_matrix &= problem.groups == 1 or of_group % _BOX == 0
     has_map = mappable(steps, shape, itemsize) and alignment == PIECE_BYTES
-    has_map &= not epilogue.adds  # TMA stores boxes, but the addend is loaded without it
+    has_map &= not epilogue.adds  # the kernel loads addends only for stores without TMA
     return STORE_BOXES if is_matrix and has_map else STORE_ROWS, run
 
 
@@ -780,10 +788,11 @@ def pack_walk(
     parts: Sequence[tuple[int, int, int]],
     splits: int,
 ) -> np.ndarray:
-    """Pack all walks of a pass and their tiles into one record of ``walk_type``.
+    """Return all walks of a pass and their tiles as a 1-element array of ``walk_type``.
 
-    Returns:
-        an array of one element.
+    Args:
+        problem, pass_, tile, splits: as in ``matrices``.
+        parts: result of ``matrices``.
     """
     import numpy as np
 
@@ -862,7 +871,10 @@ def _pixel_matrix(
     pixels: int,
     with_planes: bool = True,
 ) -> TiledMap:
-    """Return the map of x or y as a matrix; a box has ``line`` channels of ``pixels`` pixels."""
+    """Return the map of x or y as a matrix; a box has ``line`` channels of ``pixels`` pixels.
+
+    ``with_planes`` adds planes as the outermost dimension.
+    """
     shape, steps = shape_of(problem, role), getattr(operand.strides, role)
     batch, channel, *spatial = problem.data_axes
     count, step = _merged_axis(shape, steps, (*reversed(spatial), batch))
@@ -895,8 +907,8 @@ def _merged_axis(
 def _outer_strides(inner: int, axes: Sequence[tuple[int, int]], itemsize: int) -> tuple[int, ...]:
     """Return the strides of axes in bytes, from the second innermost axis outwards.
 
-    Each stride is a multiple of the previous stride.  An axis of one element therefore gets the
-    stride of the next outer axis with several elements, if any.
+    Each stride must be a multiple of the previous stride.  Therefore an axis of one element gets
+    the stride of the next outer axis with several elements, if any.
 
     Args:
         inner: extent of the innermost axis.
@@ -975,11 +987,12 @@ def pixel_dimensions(
 
 
 def filter_map(problem: ConvProblem, pass_: str, tile: Tile, operand: Operand) -> TiledMap:
-    """Return the map of w, whose axes are (filters, channels, taps) or (channels, taps, filters).
+    """Return the map of w with its axes in memory order.
 
-    The map has the axes in memory order, innermost first.  A box has a line of the contiguous axis.
-    If k is contiguous, the box has the block's share of the tile's columns along the other axis.
-    If k is the other axis, the box has a line of k there.
+    The axes, from the innermost, are (filters, channels, taps) or (channels, taps, filters), then
+    planes.  A box has a line of the innermost axis and a single tap.  If the innermost axis is k,
+    the box has the block's share of the tile's columns along the other channel axis; otherwise, it
+    has a line of k there.
     """
     shape, steps = problem.filter_shape, operand.strides.w
     filter_, channel, *spatial = problem.filter_axes
@@ -1057,7 +1070,7 @@ class Persistent(Family):
         return sorted({1, *(-(-steps // -(-steps // splits)) for splits in found if splits > 1)})
 
     def _most_splits(self, request: Request, tile: Tile) -> int:
-        """Return how many splits the steps, the tile counters and the workspace limit allow."""
+        """Return the most splits that the steps, tile counter and workspace limit allow."""
         found = _matrices(request, tile, 1)
         if len(found) > 1:
             return 1

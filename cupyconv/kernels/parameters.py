@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 SPATIAL = 3
+"""Spatial axes of the parameters; problems with fewer axes get leading axes of one element."""
 
 
 @cache

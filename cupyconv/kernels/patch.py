@@ -32,6 +32,7 @@ _FILTERS = (128, 96, 64, 32, 16)  # possible numbers of filters per block (chose
 _ROW_TILES = (4, 2)  # fragments of 16 filters per block in backprop_filter (chosen)
 _SUMS = 144  # most registers per thread for sums and offsets in backprop_filter (chosen)
 _BANKS = 32  # banks of shared memory (hardware)
+# Largest shared memory per block of all chips, in bytes.
 _LARGEST_SHARED = max(chip.block_shared for chip in CHIPS.values()) << 10
 
 _THREADS = 32 * WARPS
@@ -44,7 +45,7 @@ class Access:
     Attributes:
         x_last: whether a line of the patch contains all channels; else one channel.
         x_vector: elements per vector of x.
-        shift: elements from the last aligned address to the first window of a tile.
+        shift: elements from the last aligned address before a tile's first window to this window.
         y_last: whether channels are contiguous in y.
         y_vector: elements per vector of y.
     """
@@ -466,7 +467,7 @@ def _filter_work(
 
 
 def _resident(request: Request, shared_bytes: int, sums: int) -> int:
-    """Return the resident blocks per SM that shared memory and registers for sums allow."""
+    """Return the resident blocks per SM that shared memory and ``sums`` registers allow."""
     room = request.chip.shared << 10
     by_registers = 4 if sums <= 32 else 3 if sums <= 64 else 2
     return max(min(room // (shared_bytes + RESERVED_SHARED), by_registers), 1)

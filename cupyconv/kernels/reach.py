@@ -11,7 +11,7 @@ from cupyconv.kernels.strides import Strides
 from cupyconv.problem import ITEMSIZE, LARGEST, ConvProblem
 
 LONGEST_REACH = 1 << 30
-"""Largest extent in elements; the sum of two such extents fits into 32 bits."""
+"""Largest extent in elements; the sum of two indices below it fits into a signed 32-bit integer."""
 
 MOST_BLOCKS = 2**31 - 1
 """Largest number of thread blocks along the first axis of a grid (CUDA's rule)."""
@@ -20,7 +20,7 @@ _WINDOWS = 8
 """Upper bound of a tile's extent along an axis, as a multiple of the layer's stride (chosen)."""
 
 MARGIN = 2**16
-"""Number of elements added to every index range; no tile has as many elements (chosen)."""
+"""Number of elements added to every index range, more than any tile has (chosen)."""
 
 
 class Count(NamedTuple):
@@ -64,15 +64,15 @@ def offset_counts(problem: ConvProblem, strides: Strides) -> Iterator[Count]:
     # Larger tensors cannot exist; their allocation fails with an error.
     if max(map(prod, shapes)) * ITEMSIZE[problem.dtype] <= LARGEST:
         index = largest_index(problem, strides)
-        yield Count("elements that windows and padding reach over", index, LARGEST)
+        yield Count("elements that windows and padding span", index, LARGEST)
 
 
 def window_count(problem: ConvProblem) -> Count:
-    """Return the length of the windows and taps of a tile; kernels get it as a 32-bit macro."""
+    """Return the rows or columns that a tile's windows span; kernels count them in 32 bits."""
     reach = (
         axis.effective_filter + axis.dilation + _WINDOWS * axis.stride for axis in problem.axes
     )
-    what = f"rows or columns under a filter, a dilation and {_WINDOWS} strides"
+    what = f"rows or columns of a filter plus a dilation plus {_WINDOWS} strides"
     return Count(what, max(reach), LONGEST_REACH)
 
 

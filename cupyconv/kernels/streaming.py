@@ -19,6 +19,7 @@ from cupyconv.launch import Launch
 from cupyconv.problem import ITEMSIZE, ConvProblem
 
 MOST_CHUNKS = 256
+"""Largest number of chunks (chosen)."""
 
 BLOCKS = (0.25, 0.5, 1, 2, 3, 4, 6, 8)
 """Numbers of blocks per SM that the choice of chunks aims at (chosen).  More blocks hide latency;

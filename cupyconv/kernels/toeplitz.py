@@ -29,7 +29,7 @@ _LARGEST_STRIPS = 8
 """Largest number of strips of 8 columns per block (chosen)."""
 
 _MOST_SHARED = 99
-"""Largest shared memory per block in KiB, so that two blocks fit on an SM (chosen)."""
+"""Largest shared memory per block in KiB (chosen).  Two such blocks fit on an SM with 228 KiB."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def ranked_tilings(request: Request) -> tuple[Tiling, ...]:
     whole = (Access(False, CHANNELS, width), Access(False, CHANNELS, width))
 
     def order(geom: Geometry) -> tuple[bool, float]:
-        # An SM with a single resident block does not multiply while the block copies.
+        # With a single resident block, an SM does not multiply while this block copies.
         blocks = geom.patches * geom.shares * -(-problem.groups // CHANNELS)
         resident, work = _resident(request, geom), _work(request, geom, whole)
         return resident == 1, cost.Kernel(blocks, resident, CHANNELS, work).computing(chip)
@@ -212,7 +212,7 @@ def _work(request: Request, geom: Geometry, accesses: tuple[Access, Access]) -> 
     rows, blocks = 16 * tiling.row_tiles, tiling.strips + window(taps) - 1
     passed = CHANNELS * geom.tap_rows * tiling.row_tiles
     multiplied = passed * tiling.strips * products(taps)  # products of 16 x 8 x 16
-    # ``loads`` counts 8 x 8 matrices.  The filter's are loaded once for all rows of the patch.
+    # ``loads`` counts 8 x 8 matrices.  Matrices of the filter are loaded once per patch.
     loads = passed * 2 * blocks + CHANNELS * geom.tap_rows * 2 * window(taps)
     moved = CHANNELS * 8 * (geom.lines * blocks + rows * tiling.strips) / 32
     copied = wavefronts = 0.0

@@ -683,7 +683,7 @@ def test_bias_gradient_of_a_huge_tensor_raises_memory_error():
 def test_bias_gradient_has_at_most_one_grid_of_channels():
     (product,), _ = bias_launches((1, 2**31 - 1, 2), None, "float16")
     assert product.grid == (2**31 - 1, 1)
-    with pytest.raises(ConvError, match="dy has 2,147,483,648, a block sums 1"):
+    with pytest.raises(ConvError, match="dy has 2,147,483,648 channels, a block sums 1"):
         bias_launches((1, 2**31, 2), None, "float16")
 
 

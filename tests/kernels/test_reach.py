@@ -166,13 +166,13 @@ EDGES = [
     ("cuda-gather", "forward", padded, 2**30,
      "counts up to 1,073,741,824 elements of padding, not 1,073,741,825"),
     ("cuda-gather", "forward", lambda n: apart(DENSE, n), 2**29 - 5,
-     "counts up to 1,073,741,824 rows or columns under a filter, a dilation and 8 strides, not "
+     "counts up to 1,073,741,824 rows or columns of a filter plus a dilation plus 8 strides, not "
      "1,073,741,825"),
     ("cuda-direct", "backprop_input", lambda n: apart(DEPTHWISE, n), 2**29 - 5,
-     "counts up to 1,073,741,824 rows or columns under a filter, a dilation and 8 strides, not "
+     "counts up to 1,073,741,824 rows or columns of a filter plus a dilation plus 8 strides, not "
      "1,073,741,825"),
     ("cuda-direct", "forward", lambda n: striding(DEPTHWISE, n), 2**27 - 1,
-     "counts up to 1,073,741,824 rows or columns under a filter, a dilation and 8 strides, not "
+     "counts up to 1,073,741,824 rows or columns of a filter plus a dilation plus 8 strides, not "
      "1,073,741,826"),
     ("cuda-toeplitz", "forward", tall, 2**31 - 1,
      "counts up to 2,147,483,647 blocks, not 2,147,483,648"),
@@ -191,7 +191,7 @@ EDGES = [
     ("cuda-hopper-bf16x6", "forward", lambda n: images(1).replace(input_shape=(1, n, 1)),
      2**30 - 1, "counts up to 1,073,741,823 pixels, not 1,073,741,824"),
     ("cuda-generic", "forward", lambda n: apart(DEPTHWISE, n), 2**60 - 8228,
-     "elements that windows and padding reach over, not 9,223,372,036,854,775,814"),
+     "elements that windows and padding span, not 9,223,372,036,854,775,814"),
 ]  # fmt: skip
 
 
@@ -213,7 +213,7 @@ def test_what_no_family_takes_is_an_error(impl):
     with pytest.raises(ConvError) as error:
         plan_pass(apart(DEPTHWISE, 2**61), "forward", Device.of("sm_80"), impl)
     assert error.value.rule == "at least one implementation must support the problem"
-    assert "elements that windows and padding reach over" in error.value.values
+    assert "elements that windows and padding span" in error.value.values
     assert error.value.remedy == "Compute the layer in parts, or with less padding"
 
 

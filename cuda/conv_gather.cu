@@ -640,7 +640,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   set_steps(0);
 #pragma unroll 1
   for (int step = 0; step < STAGES - 1; ++step) {
-    __syncthreads();  // the halves of this step are written, and those of the previous step are free
+    __syncthreads();  // the halves of this step are written; the halves of the previous step are free
     if (step < steps) copy_step(step, step % 2);
     commit_copies();
     set_steps((step + 1) % 2);

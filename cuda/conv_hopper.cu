@@ -219,8 +219,8 @@ __device__ __forceinline__ void release(unsigned long long* empty) {
 
 // The two warpgroups multiply in turns.  A barrier's parity distinguishes only two successive rounds of
 // the ring.  A warpgroup that skips a tile does not wait for the tile's stages, and could mistake an
-// older round for a full stage.  Therefore it waits until the other warpgroup, which waits for these
-// stages, passes on the turn.
+// older round for a full stage.  Therefore the skipping warpgroup waits until the other warpgroup, which
+// waits for these stages, passes on the turn.
 struct Turn {
   unsigned long long (&barriers)[CONSUMERS];
   int warpgroup;
@@ -813,8 +813,9 @@ struct Steps {
 
 // -- producer ---------------------------------------------------------------------------------------
 
-// Starts all loads.  One thread with few registers runs this code.  To save registers, it keeps only the
-// boxes of its own block, and counts steps down in backprop_filter, which needs the most registers.
+// Starts all loads.  One thread with few registers runs this code.  To save registers, the thread keeps
+// only the boxes of its own block, and counts steps down in backprop_filter, which needs the most
+// registers.
 struct Producer {
   SharedMemory& shared;
   const TensorMaps& maps;

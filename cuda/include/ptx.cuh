@@ -1,4 +1,4 @@
-// All assembly instructions of the kernels, one per wrapper.  Wrappers for tests only are marked as such.
+// All assembly instructions of the kernels, one per wrapper.  Comments mark wrappers that only tests use.
 //
 // Kernels contain no other assembly, so only this file has to be compared with the PTX manual.
 //
@@ -562,7 +562,7 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[PRODUCTS][COUNT]) {
 // only without a swizzle: it is the distance between the two 16-byte columns of the instruction's k.
 // MN-major operands with a swizzle: leading_bytes is the distance between spans of SWIZZLE bytes along m
 // or n, and stride_bytes is the distance between groups of eight k.  Without a swizzle, stride_bytes is
-// the distance between spans of 16 bytes, and leading_bytes that between groups of eight k.
+// the distance between spans of 16 bytes, and leading_bytes the distance between groups of eight k.
 template <int SWIZZLE>
 __device__ __forceinline__ unsigned long long wgmma_descriptor(const void* start,
                                                                unsigned leading_bytes,

@@ -561,7 +561,7 @@ def _construct(
     of_filter = 0  # 16-byte loads from shared memory
     if not is_filter:
         of_filter = -(-of_taps * accumulator_bytes(problem) // 16)
-    # A load takes half as many wavefronts if adjacent lanes load the same filter.
+    # Loads of the filter, which take 2 instead of 4 wavefronts if a block has 1 or 2 lanes.
     from_shared = slices * down.pairs * of_filter
     accessed = slices * down.passed * of_source + down.extent * of_result
     unpacked = unpacking * (slices * down.passed * across.met * loaded + tile)

@@ -470,9 +470,9 @@ def ring(
         return (extent + padding) * k * itemsize
 
     stage = of_operand(m, vectors.a.along_first) + of_operand(n, vectors.b.along_first)
-    # An address is the sum of two halves.  Per operand, the tables have the half of each position,
-    # and that of each k of two steps.  The counters of a step's loops, 8 integers that describe the
-    # loops, and the block's tile follow.
+    # An address is the sum of two halves.  Per operand, the tables have one half per position, and
+    # one half per k of two steps.  After them come the loop counters of a step, 8 integers that
+    # describe the loops, and the block's tile.
     index_bytes = 4 if index == "int" else 8
     half = _multiple(index_bytes + 4 * words, 8 if words == 1 else index_bytes)
     positions = sum(
@@ -659,7 +659,7 @@ def phase_launches(problem: ConvProblem, pass_: str) -> int:
 
 
 def _phases(problem: ConvProblem, pass_: str, choices: Choices, number: int = 0) -> np.ndarray:
-    """Return the stride phases of a launch as StridePhases, those with the most taps first.
+    """Return the stride phases of a launch as StridePhases, phases with the most taps first.
 
     In backprop_input, empty phases are appended until their number is a power of two.  Other passes
     have a single phase.

@@ -554,12 +554,12 @@ def _refuse_walks(problem: ConvProblem, pass_: str) -> str | None:
 
 
 def bias_bytes(block_n: int) -> int:
-    """Return the shared memory for the biases of each consumer warpgroup, in bytes."""
+    """Return the shared memory for the biases of all consumer warpgroups, in bytes."""
     return CONSUMERS * block_n * 4
 
 
 def output_bytes(itemsize: int) -> int:
-    """Return the bytes of two output buffers per warpgroup; float32 needs no buffers."""
+    """Return the bytes of the output buffers, two per consumer warpgroup; float32 needs none."""
     return CONSUMERS * 2 * 64 * LINE_BYTES if itemsize == 2 else 0
 
 

@@ -121,7 +121,7 @@ class Request:
 
     @property
     def memory(self) -> Strides:
-        """Strides of the tensors; those of contiguous tensors if ``strides`` is None."""
+        """Strides of the tensors; strides of contiguous tensors if ``strides`` is None."""
         return self.strides or Strides.contiguous(self.problem)
 
     @property

@@ -1,4 +1,4 @@
-"""Base class of kernel families whose blocks compute many small tiles each, in sequence.
+"""Base class of kernel families whose tilings divide a pass into many small tiles.
 
 The filter gradient splits the tiles into chunks, and a second launch adds up the partial sums of
 the chunks (cuda/include/chunks.cuh).

@@ -21,7 +21,7 @@ class Tiled(Family):
             request: the pass.
             tile: tile of each block.
             depth: extent of a tile along k, summed over all tiles.
-            blocks: launched blocks, including those of all splits.
+            blocks: number of launched blocks, in all splits together.
         """
 
     def gemms(self, request: Request) -> tuple[GemmView, ...]:

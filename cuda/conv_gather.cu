@@ -11,7 +11,7 @@
 //   backprop_input   input pixels    channels          taps * filters  dy         w
 //   backprop_filter  filters         taps * channels   output pixels   dy         im2col(x)
 //
-// Taps are numbered with channels fastest or, for a w whose taps are closest in memory, with channels
+// Taps are numbered with channels fastest or, if taps have the smallest strides in w, with channels
 // slowest (TAPS_FASTEST).  Operands are copied as vectors of A_VECTOR or B_VECTOR elements that are
 // contiguous in memory, along k (A_ALONG_K, B_ALONG_K) or else along m or n.
 //

@@ -35,8 +35,9 @@
 // computed in bands of BAND rows of tiles, so that concurrent blocks share operands in L2.
 //
 // The launches of this kernel and of conv_hopper_reduce may begin before the previous launch has ended.
-// After conv_arrange, they begin as soon as all of its blocks have started; after another kernel, when
-// its blocks end.  Every thread waits for the previous launches before it accesses global memory.
+// After conv_arrange, they begin as soon as all blocks of conv_arrange have started; after another kernel,
+// as blocks of that kernel end.  Every thread waits for the previous launches before it accesses global
+// memory.
 // Pointers are not __restrict__, since the compiler may move accesses through __restrict__ pointers
 // across the wait.
 //

@@ -6,11 +6,11 @@ Examples assume ``import cupyconv`` and ``import numpy as np``.
 
 Attributes:
     benchmark: whether the first call of each pass of a problem on a GPU times the most promising
-        kernels.  The fastest kernel is stored for this chip, driver and problem, so that later
-        processes use it, too.  The same kernel gives the same bits on every run; another kernel may
-        round differently.
+        kernels; False by default.  The fastest kernel is stored for this chip, driver and problem,
+        so that later processes with ``benchmark`` use it, too.  The same kernel gives the same bits
+        on every run; another kernel may round differently.
     workspace_limit: largest number of bytes of GPU memory that a pass or the bias gradient may use
-        besides its tensors; 0 permits no workspace, and None sets no limit.
+        besides its tensors; 0 permits no workspace, and None, the default, sets no limit.
 """
 
 from importlib import import_module
@@ -55,12 +55,13 @@ _MODULES = {
 """Defining module of each public name; empty if the name is itself a module."""
 
 _OPTIONAL_MODULES = ("dask", "torch")
-"""Modules that need other packages; __all__ omits them, because the packages may be missing."""
+"""Public modules that import optional packages; __all__ omits them, because ``from cupyconv import
+*`` would fail if a package is missing."""
 
 __all__ = [*_MODULES, "__version__"]
 
 
-if TYPE_CHECKING:  # exactly the names above
+if TYPE_CHECKING:  # the names in _MODULES and _OPTIONAL_MODULES
     from cupyconv import (
         cudnn as cudnn,
         dask as dask,

@@ -1,8 +1,8 @@
 """Arrays of NumPy, CuPy and other libraries; the only module that imports CuPy.
 
-Convolutions of NumPy arrays run on the CPU, convolutions of CuPy arrays on the GPU.  Objects of
-other libraries are exchanged without a copy through DLPack or ``__cuda_array_interface__``;
-``as_kind_of`` returns results as arrays of such a library.
+Convolutions of NumPy arrays run on the CPU, and convolutions of CuPy arrays run on the GPU.
+Arrays of other libraries are read without a copy through DLPack or ``__cuda_array_interface__``.
+``as_kind_of`` converts results to arrays of those libraries.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         def __cuda_array_interface__(self) -> Any: ...
 
     Exporter = _DLPack | _CudaArray
-    """Object of another library that exports its memory without a copy."""
+    """Array of another library, which exports its memory through one of the two protocols."""
 
 _Kind = TypeVar("_Kind")
 
@@ -53,7 +53,7 @@ _DLPACK_CUDA = (2, 13)  # device, managed
 # Type codes of the DLPack specification, dlpack.h.
 _DLPACK_UINT = 1
 _DLPACK_BFLOAT = 4
-# Bit of DLManagedTensorVersioned.flags; version, context and deleter take 24 bytes before flags.
+# Bit of DLManagedTensorVersioned.flags in dlpack.h.
 _DLPACK_READ_ONLY = 1
 
 
@@ -65,7 +65,10 @@ class Home(Enum):
 
 
 HOMES: dict[type, Home] = {}
-"""Device kind of each array type seen so far, looked up by every call."""
+"""Kind of device, keyed by array type; ``take`` adds numpy.ndarray and cupy.ndarray.
+
+Every call looks up its arrays' types here first, which is faster than ``take``.
+"""
 
 _cupy: ModuleType | None = None  # the CuPy package, once imported
 
@@ -98,7 +101,7 @@ def _import() -> ModuleType:
 
 @cache
 def device_count() -> int:
-    """Return the number of GPUs that CuPy can use; 0 without CuPy or without a driver."""
+    """Return the number of GPUs that CuPy can use; 0 if CuPy or a usable driver is missing."""
     try:
         return int(cupy().cuda.runtime.getDeviceCount())
     except DeviceError:
@@ -123,9 +126,9 @@ def require_gpu() -> ModuleType:
 
 
 def take(name: str, value: Any) -> tuple[Any, Home]:
-    """Return ``value`` as a NumPy or CuPy array, and its device.
+    """Return ``value`` as a NumPy or CuPy array, and the kind of device that holds it.
 
-    The array shares the memory of ``value``, unless ``foreign.resolve`` must copy.
+    The array shares the memory of ``value``, unless ``foreign.resolve`` returns a copy.
 
     Args:
         name: name of the argument, for messages.
@@ -134,8 +137,8 @@ def take(name: str, value: Any) -> tuple[Any, Home]:
             returned as a plain array.
 
     Raises:
-        ConvTypeError: ``value`` has another type, or its values are not just the numbers in its
-            memory; see ``foreign.require_plain`` and ``foreign.resolve``.
+        ConvTypeError: ``value`` has another type, or its memory alone does not determine its
+            values; see ``foreign.require_plain`` and ``foreign.resolve``.
         DeviceError: the memory is on a GPU and CuPy is not installed.
     """
     import numpy as np
@@ -160,14 +163,15 @@ def take(name: str, value: Any) -> tuple[Any, Home]:
 
 
 def _take_exported(name: str, value: Any) -> tuple[Any, Home]:
-    """Run ``take`` for objects of other libraries; torch.compile must not trace it."""
+    """Run ``take`` for an object of another library; torch.compile must not trace this function."""
     try:
         value = foreign.resolve(name, value)
         torch = foreign.torch_of(value)
         is_usual = torch is not None and type(value).__dlpack__ is torch.Tensor.__dlpack__
         if is_usual and value.device.type == "cpu":
             return tensor_memory(value), Home.CPU
-        # Try DLPack first: it orders the streams of the two libraries, the other protocol does not.
+        # DLPack comes first because it always orders the streams of the two libraries.  With
+        # __cuda_array_interface__, CuPy waits only if the exporter names its stream.
         if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
             device_type = int(value.__dlpack_device__()[0])
             if device_type in _DLPACK_CPU:
@@ -210,12 +214,12 @@ _EXPLANATORY = (BufferError, RuntimeError, TypeError, ValueError)
 
 
 def take_out(name: str, value: Any) -> tuple[Any, Home]:
-    """Return an array for a result as ``take`` does, after checking that it is writable.
+    """Run ``take`` for an array that will hold a result, and check that its memory is writable.
 
     Raises:
         ConvError: the memory is read-only.
-        ConvTypeError: as for ``take``; or writing to the memory would not set the values of
-            ``value``.
+        ConvTypeError: as for ``take``; or writing to the memory would not change the values of
+            ``value``, for example because PyTorch negates the tensor lazily.
         DeviceError: as for ``take``.
     """
     if HOMES.get(type(value)) is Home.GPU:
@@ -232,9 +236,9 @@ def _is_read_only(value: Any, array: Any, home: Home) -> bool:
     """Return whether memory is read-only.
 
     Args:
-        value: exporter of the memory.  On a GPU, only the exporter has the read-only flag, because
-            CuPy drops the flag.
-        array: array over the memory.
+        value: object that exports the memory.  On a GPU, the read-only flag is read from this
+            object, because CuPy arrays have no such flag.
+        array: NumPy or CuPy array over the same memory.
         home: kind of device of the array.
     """
     if home is Home.CPU:
@@ -247,13 +251,14 @@ def _is_read_only(value: Any, array: Any, home: Home) -> bool:
         except TypeError:  # the exporter uses a DLPack version without the flag
             return False
         address = _capsule_address(capsule, b"dltensor_versioned")
+        # version, context and deleter take 24 bytes before flags.
         flags = 0 if address is None else ctypes.c_uint64.from_address(address + 24).value
         return bool(flags & _DLPACK_READ_ONLY)
     return bool(value.__cuda_array_interface__["data"][1])
 
 
 def as_kind_of(array: Any, like: _Kind) -> _Kind:
-    """Return a result as an array of the library of ``like``, in the same memory.
+    """Return a result as an array of the library of ``like``, without a copy where possible.
 
     Args:
         array: a NumPy or CuPy array, such as the result of any function of cupyconv.
@@ -261,13 +266,13 @@ def as_kind_of(array: Any, like: _Kind) -> _Kind:
             array API standard's ``from_dlpack``.
 
     Returns:
-        ``array`` itself if it already has that kind.  The result is a copy if the library rejects
-        the memory of ``array``: read-only memory, memory with negative strides, and for JAX memory
-        that is not aligned to 64 bytes.
+        ``array`` itself if it is already an array of that library.  Otherwise the result shares the
+        memory of ``array``, or is a copy if that memory is read-only or has negative strides.  JAX
+        also copies memory that is not aligned to 64 bytes.
 
     Raises:
         ConvTypeError: the library does not support DLPack, rejects the array, or changes its dtype.
-        DeviceError: CuPy is needed and missing.
+        DeviceError: ``array`` is on a GPU and CuPy is not installed.
 
     >>> y = cupyconv.conv_forward(np.ones((1, 1, 3)), np.ones((1, 1, 2)))
     >>> cupyconv.as_kind_of(y, like=np.empty(0)) is y
@@ -302,17 +307,20 @@ def as_kind_of(array: Any, like: _Kind) -> _Kind:
 
 
 def on_host(array: Any) -> Any:
-    """Return an array as a NumPy array; a CuPy array is copied after the current stream's work."""
+    """Return an array as a NumPy array.
+
+    A CuPy array is copied once the work queued on the current stream is done.
+    """
     return array.get() if hasattr(array, "get") else array
 
 
 def _from_dlpack_of(like: Any) -> Any:
-    """Return the function of the library of ``like`` that imports objects that export DLPack."""
+    """Return the ``from_dlpack`` function of the library of ``like``."""
     if hasattr(like, "__array_namespace__"):
         return like.__array_namespace__().from_dlpack
     library = type(like).__module__.split(".")[0]
     module: Any = sys.modules.get(library)
-    if library == "tensorflow":  # takes the capsule, not the object that exports it
+    if library == "tensorflow":  # its from_dlpack takes a capsule, not the object that exports it
         take_capsule = module.experimental.dlpack.from_dlpack
         return lambda exported: take_capsule(exported.__dlpack__())
     if hasattr(module, "from_dlpack"):
@@ -326,7 +334,7 @@ def _from_dlpack_of(like: Any) -> Any:
 def tensor_memory(tensor: Any) -> np.ndarray:
     """Return a NumPy array over the memory of a plain CPU tensor of PyTorch.
 
-    ``Tensor.numpy`` takes a tenth of the time of DLPack.
+    The function uses ``Tensor.numpy``, which takes a tenth of the time of DLPack.
     """
     torch = sys.modules["torch"]
     if tensor.dtype is torch.bfloat16:  # NumPy has no bfloat16
@@ -340,12 +348,12 @@ def _numpy_from_dlpack(value: Any) -> np.ndarray:
 
     if "bfloat16" not in str(getattr(value, "dtype", "")):
         return np.from_dlpack(value)
-    # NumPy exchanges only its built-in dtypes; bfloat16 is not one.
+    # NumPy's from_dlpack rejects bfloat16, which is not a built-in dtype of NumPy.
     return np.from_dlpack(_Relabelled(value, _DLPACK_UINT)).view(numpy_dtype("bfloat16"))
 
 
 class _Relabelled:
-    """Exporter of another object's memory that changes the type code in its DLPack capsule."""
+    """DLPack exporter of another object's memory, with another type code (DLDataType.code)."""
 
     def __init__(self, owner: Any, code: int) -> None:
         self._owner, self._code = owner, code
@@ -355,9 +363,9 @@ class _Relabelled:
 
     def __dlpack__(self, **keywords: Any) -> Any:
         capsule = self._owner.__dlpack__(**keywords)
-        # Offsets of DLDataType.code in dlpack.h.  DLTensor has the code after data, device and
-        # ndim.  DLManagedTensor begins with the DLTensor; DLManagedTensorVersioned has 32 bytes
-        # before the DLTensor.
+        # Offsets of DLDataType.code in bytes (dlpack.h).  In a DLTensor, the code follows data,
+        # device and ndim.  DLManagedTensor begins with its DLTensor; DLManagedTensorVersioned has
+        # 32 bytes before its DLTensor.
         for capsule_name, offset in ((b"dltensor", 20), (b"dltensor_versioned", 52)):
             address = _capsule_address(capsule, capsule_name)
             if address is not None:
@@ -367,7 +375,7 @@ class _Relabelled:
 
 
 def _capsule_address(capsule: Any, name: bytes) -> int | None:
-    """Return the address in a DLPack capsule; None if the capsule has another name."""
+    """Return the address that a capsule holds; None if the capsule's name is not ``name``."""
     api = ctypes.pythonapi
     api.PyCapsule_IsValid.argtypes = (ctypes.py_object, ctypes.c_char_p)
     api.PyCapsule_GetPointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
@@ -389,15 +397,18 @@ def numpy_dtype(name: str) -> np.dtype:
     return np.dtype(name)
 
 
-_MOST_WORK: Any = (
-    10_000  # largest number of steps of NumPy's overlap solver (chosen); Any because of its stub
-)
+_MOST_WORK: Any = 10_000
+"""Largest number of steps of NumPy's overlap solver (chosen); NumPy's stub rejects the type int."""
 
 
 def overlaps_itself(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
     """Return whether two elements of an array with this layout share a byte.
 
     The result is exact, except that it is also True if the check would take too long.
+
+    Args:
+        shape, strides: sizes of the axes, and their strides in bytes.
+        itemsize: bytes per element.
     """
     axes = sorted((abs(stride), size) for stride, size in zip(strides, shape, strict=True))
     reach = itemsize  # bytes that the axes with smaller strides span
@@ -411,11 +422,10 @@ def overlaps_itself(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: 
 
 
 def _solver_finds_overlap(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
-    """Return whether elements share a byte, using NumPy's solver.
+    """Return whether two elements share a byte, using NumPy's solver.
 
-    If elements i and j share a byte, elements i + d and j + d share a byte, too.  It is therefore
-    enough to compare, for each axis, the elements with index 0 and the elements with larger
-    indices.
+    Whether two elements share a byte depends only on the difference of their indices.  For each
+    axis, it is therefore enough to compare the elements with index 0 with all other elements.
     """
     import numpy as np
 
@@ -440,10 +450,10 @@ def _solver_finds_overlap(shape: tuple[int, ...], strides: tuple[int, ...], item
 
 
 def overlap(a: Any, b: Any, home: Home) -> bool:
-    """Return whether two arrays on one device share an element of memory.
+    """Return whether two arrays on one device share a byte of memory.
 
-    The result is exact for NumPy unless the check takes too long.  Otherwise, and on a GPU, arrays
-    with overlapping address ranges count as overlapping.
+    For NumPy arrays, the result is exact unless the check takes too long.  In that case, and on a
+    GPU, arrays count as overlapping if their address ranges overlap.
     """
     import numpy as np
 
@@ -462,7 +472,7 @@ def have_same_steps(a: Any, b: Any) -> bool:
 
 
 def are_same(a: Any, b: Any, home: Home) -> bool:
-    """Return whether two arrays of one dtype on one device have the same elements of memory."""
+    """Return whether two arrays of one dtype on one device have the same address and layout."""
     if a.shape != b.shape or not have_same_steps(a, b):
         return False
     if home is Home.GPU:
@@ -471,7 +481,10 @@ def are_same(a: Any, b: Any, home: Home) -> bool:
 
 
 def available_memory() -> int | None:
-    """Return the bytes of main memory that can be allocated; None if the system does not say."""
+    """Return the bytes of main memory that can be allocated; None if no limit is known.
+
+    The result is the smallest of the available memory, the cgroup's limit and the process's limit.
+    """
     limits = [_meminfo(), _cgroup(), _address_space()]
     known = [limit for limit in limits if limit is not None]
     return min(known, default=None)

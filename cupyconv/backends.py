@@ -1,4 +1,4 @@
-"""Backends that run planned passes: NumPy on the CPU, kernels on a GPU."""
+"""Backends that run planned passes, with NumPy on the CPU and with kernels on a GPU."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ from cupyconv.problem import ITEMSIZE, LARGEST, ConvProblem, bytes_text, shape_t
 
 
 class Tensors(NamedTuple):
-    """Arrays of a pass by role; the pass writes one of x, w and y.
+    """Arrays of a pass by role; None for roles that the pass does not use.
 
-    In backprop_input ``x`` is dx and ``y`` is dy; in backprop_filter ``w`` is dw and ``y`` is dy.
+    The forward pass reads x and w and writes y.  In backprop_input, ``x`` is dx and ``y`` is dy; in
+    backprop_filter, ``w`` is dw and ``y`` is dy.  The sum for the bias gradient reads dy as ``y``
+    and writes db as ``bias``.
     """
 
     x: Any
@@ -52,7 +54,7 @@ class Backend(Protocol):
     device: Device
 
     ordinal: int | None
-    """CuPy's index of the device that arrays must be on; None for the CPU."""
+    """CuPy's index of the device that arrays must be on; None if arrays need not be on a GPU."""
 
     def is_capturing(self) -> bool:
         """Return whether the current stream is capturing a CUDA graph."""
@@ -63,22 +65,23 @@ class Backend(Protocol):
         ...
 
     def alignment(self, tensors: Iterable[Any]) -> int:
-        """Return the largest alignment, up to 16 bytes, that the addresses of all arrays have."""
+        """Return the largest power of two, up to 16, that divides the addresses of all arrays."""
         ...
 
     def conjugate(self, array: Any) -> Any | None:
         """Return a contiguous conjugated copy of a complex array.
 
-        Return None if no copy is needed, because ``prepare`` supports ``conjugates=False``.
+        Return None if the backend's ``prepare`` supports ``conjugates=False``, which makes the copy
+        unnecessary.
         """
         ...
 
     def extended(self, array: Any, shape: tuple[int, ...]) -> Any:
-        """Return a contiguous copy, extended to ``shape`` by zeros at the end of each axis."""
+        """Return a contiguous copy that has ``shape``, with zeros added at the end of each axis."""
         ...
 
     def copy(self, target: Any, source: Any) -> None:
-        """Copy an array to another of the same shape and dtype."""
+        """Copy the elements of ``source`` to ``target``, which has the same shape and dtype."""
         ...
 
     def addend(self, add: Any, result: Any) -> Any:
@@ -99,21 +102,22 @@ class Backend(Protocol):
         form: FilterForm | None = None,
         conjugates: bool = True,
     ) -> Run:
-        """Prepare a planned pass for tensors with these strides.
+        """Return a function that runs a planned pass on tensors with these strides.
 
         Args:
-            epilogue: addition and activation of the results of forward or backprop_input.
-            form: memory order of the w that the run gets, a result of ``filter_form``; None for w
-                in the problem's format.
-            conjugates: whether backprop_input conjugates a complex w; a backend whose ``conjugate``
-                returns a copy ignores it.
+            strides: strides of the tensors; ignored on the CPU.
+            epilogue: addition and activation that forward or backprop_input apply to their results.
+            form: memory order of the w that the function will get, from ``filter_form``; None for
+                w in the problem's format.
+            conjugates: whether backprop_input conjugates a complex w.  A backend whose
+                ``conjugate`` returns a copy always conjugates.
         """
         ...
 
     def filter_form(
         self, pass_plan: PassPlan, problem: ConvProblem, strides: Strides | None
     ) -> FilterForm | None:
-        """Return the memory order to which a pass copies w; None if it reads w directly."""
+        """Return the memory order to which a pass copies w; None if the pass reads w itself."""
         ...
 
     def arrange(self, form: FilterForm, w: Any) -> Any:
@@ -123,18 +127,18 @@ class Backend(Protocol):
     def prepare_bias(
         self, problem: ConvProblem, strides: Strides | None, workspace_limit: int | None
     ) -> Run:
-        """Prepare the sum of dy over the batch and the spatial axes.
+        """Return a function that sums dy over the batch and the spatial axes.
 
-        The run reads y and writes the bias of its tensors.
+        The function reads ``y`` of its tensors, which is dy, and writes ``bias``, which is db.
 
         Args:
-            strides: strides of y and the bias; ignored on the CPU.
-            workspace_limit: limit of the workspace in bytes; ignored on the CPU.
+            strides: strides of dy and db; ignored on the CPU.
+            workspace_limit: largest workspace in bytes, or None; ignored on the CPU.
         """
         ...
 
     def load(self, runs: Iterable[Run]) -> None:
-        """Load the kernels of all runs together, ahead of their first calls.
+        """Load the kernels of all runs at once, before the runs are called.
 
         Raises:
             KernelCompileError: a kernel does not compile.
@@ -164,7 +168,7 @@ class CpuBackend:
             raise MemoryError(memory_text(shape, dtype)) from None
 
     def alignment(self, tensors: Iterable[Any]) -> int:
-        return ALIGNMENT  # NumPy accepts any alignment
+        return ALIGNMENT  # constant, because NumPy accepts any alignment
 
     def conjugate(self, array: np.ndarray) -> None:
         return None
@@ -257,7 +261,10 @@ class GpuBackend:
         return array
 
     def scratch(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """Return a temporary array; in a captured call, its memory lives while the graph exists."""
+        """Return an uninitialised temporary array.
+
+        If the call is captured in a CUDA graph, the array's memory lives as long as the graph.
+        """
         kind = arrays.numpy_dtype(dtype)
         memory = capture.allocate(prod(shape) * kind.itemsize, self._cupy.cuda)
         return self._cupy.ndarray(shape, kind, memory)
@@ -280,7 +287,7 @@ class GpuBackend:
         return copied
 
     def copy(self, target: Any, source: Any) -> None:
-        # CuPy supports bfloat16 only with NumPy 2.1.2 and later.
+        # Copying bits as integers avoids bfloat16, which CuPy supports only from NumPy 2.1.2 on.
         bits = f"u{source.itemsize}" if source.itemsize < 8 else source.dtype
         with capture.relaxed():  # CuPy loads a kernel
             target.view(bits)[...] = source.view(bits)
@@ -293,7 +300,7 @@ class GpuBackend:
         return copied
 
     def _like(self, array: Any) -> Any:
-        """Return a temporary array with the strides of a non-empty array, and its alignment."""
+        """Return a temporary array with the shape, strides and alignment of a non-empty array."""
         spans = [(n - 1) * step for n, step in zip(array.shape, array.strides, strict=True)]
         before = -sum(span for span in spans if span < 0)
         after = sum(span for span in spans if span > 0) + array.itemsize
@@ -379,13 +386,13 @@ def _gpu(ordinal: int) -> GpuBackend:
 
 
 def _require_memory(problem: ConvProblem) -> None:
-    """Raise MemoryError if a tensor's size in bytes exceeds LARGEST."""
+    """Raise MemoryError if x, w or y has more than LARGEST bytes."""
     for shape in (problem.input_shape, problem.filter_shape, problem.output_shape):
         if prod(shape) * ITEMSIZE[problem.dtype] > LARGEST:
             raise MemoryError(memory_text(shape, problem.dtype))
 
 
 def memory_text(shape: tuple[int, ...], dtype: str) -> str:
-    """Return the error message for an array that takes more memory than is available."""
+    """Return the message of a MemoryError: the array's shape, dtype and size in bytes."""
     size = bytes_text(prod(shape) * ITEMSIZE[dtype])
     return f"an array of {shape_text(shape)} {dtype} takes {size}, more than is available"

@@ -29,9 +29,10 @@ def cache_directory() -> Path | None:
 
 
 def trusted_directory(name: str = "") -> Path | None:
-    """Return the cache folder, or a folder in it, if no other user can write it.
+    """Return the cache folder, or its subfolder ``name``, if no other user can write it.
 
-    Otherwise warn once, with a command that solves the problem, and return None.
+    Otherwise warn once, with a command that solves the problem, and return None.  Also return None
+    for a user without a home folder.
     """
     base = cache_directory()
     folder = base and base / name
@@ -43,7 +44,10 @@ def trusted_directory(name: str = "") -> Path | None:
 
 
 def distrust(folder: Path) -> tuple[str, str] | None:
-    """Return why another user can write a cache folder, and a remedy; None if no other user can."""
+    """Return the reason why other users can write a cache folder, and a remedy.
+
+    Return None if no other user can write it.
+    """
     distrusted = files.distrusted(folder)
     if distrusted is None:
         return None
@@ -52,13 +56,13 @@ def distrust(folder: Path) -> tuple[str, str] | None:
     name = shlex.quote(str(place))
     if place.lstat().st_uid == os.geteuid():
         remedy = f"chmod go-w {name}, or {remedy}"
-    elif str(place) == os.path.realpath(folder):  # parents may rightly belong to another user
+    elif str(place) == os.path.realpath(folder):  # a parent may rightly belong to another user
         remedy = f"sudo chown -R {os.geteuid()} {name}, or {remedy}"
     return f"{place}, which leads to the cache {folder}, {reason}", remedy
 
 
 def unwritable(folder: Path) -> str | None:
-    """Return why a cache folder cannot be written or created; None if it can."""
+    """Return the reason why a cache folder cannot be written or created; None if it can be."""
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if not nearest.is_dir():
         return f"{nearest} is not a folder"
@@ -67,7 +71,7 @@ def unwritable(folder: Path) -> str | None:
 
 @cache
 def _warn(text: str) -> None:
-    """Warn once in a process."""
+    """Warn, at most once per process for each text."""
     warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
@@ -79,7 +83,7 @@ def keep(path: Path, content: bytes) -> None:
     """
     files.make_private(path.parent)
     if problem := distrust(path.parent):
-        raise PermissionError(problem[0])  # another user created it first
+        raise PermissionError(problem[0])  # for example, if another user created the folder first
     if path.is_symlink():
-        path.unlink()  # cache files are neither read nor written through a link
+        path.unlink()  # a link could lead to a file outside the cache
     files.put(path, content, mode=0o600)

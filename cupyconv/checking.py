@@ -1,11 +1,12 @@
 """Comparison of results with a reference, within a bound for rounding.
 
 ``Truth`` compares every element of every result.  Every difference is divided by the sum of the
-absolute values of the result's terms.  Thus a wrong result is found and a right result is accepted,
-even where the terms cancel.  The bound is twice the error of plain summation in the same precision
-on the same data, plus one unit in the last place.
+absolute values of the element's terms, because rounding errors grow with the terms even where the
+terms cancel.  The bound is twice the error of plain summation in the same precision on the same
+data, plus one unit in the last place.
 
-``Excerpt`` compares a part of one pass of a large layer on random data, by its norm.
+``Excerpt`` compares a part of one result of a large layer on random data.  It compares norms
+instead of elements.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from cupyconv.planning import Impl, Precision
 from cupyconv.problem import PASSES, REAL_PART, RESULT, ConvProblem, DtypeName
 
 LARGE = 1e9
-"""FLOPs of a pass above which the planned implementation, not the slow reference, computes
+"""FLOPs of a pass above which the planned implementation instead of the slow reference computes
 magnitudes and the losses of finite differences (chosen)."""
 
 ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
@@ -35,17 +36,20 @@ ROUNDOFF |= {name: ROUNDOFF[part] for name, part in REAL_PART.items()}
 """Largest relative error of rounding to nearest, by dtype: half a unit in the last place."""
 
 EXACT_UP_TO = {dtype: round(1 / roundoff) for dtype, roundoff in ROUNDOFF.items()}
-"""Largest integer up to which integers, and so their sums, are exact, keyed by dtype."""
+"""Largest n for which the dtype represents all integers from -n to n exactly, keyed by dtype."""
 
 SINGLE_ELEMENTS = 3
 """Elements per tensor that finite differences change one at a time (chosen)."""
 
-# A sum with random signs exceeds 6 standard deviations once in 500 million draws.
 _DEVIATIONS = 6
+"""Standard deviations that a sum of errors with random signs may reach (chosen).
+
+A normal distribution exceeds 6 standard deviations once in 500 million draws.
+"""
 
 
 class Memory(Protocol):
-    """Memory of a device, to and from which NumPy arrays are copied."""
+    """Interface that copies arrays between NumPy and the memory of a device."""
 
     def put(self, array: np.ndarray) -> Any:
         """Return a NumPy array as an array on this device."""
@@ -57,7 +61,7 @@ class Memory(Protocol):
 
 
 class HostMemory:
-    """Host memory, where NumPy's arrays are."""
+    """Memory of NumPy arrays, which need no copy."""
 
     def put(self, array: np.ndarray) -> np.ndarray:
         return array
@@ -70,7 +74,7 @@ HOST = HostMemory()
 
 
 class Operands(NamedTuple):
-    """Operands of the passes: arrays of NumPy or of CuPy."""
+    """Operands of the passes, as NumPy or CuPy arrays."""
 
     x: Any
     w: Any
@@ -78,7 +82,7 @@ class Operands(NamedTuple):
 
 
 class Results(NamedTuple):
-    """Results of the passes."""
+    """Results of the three passes and the bias gradient, on the host."""
 
     y: np.ndarray
     dx: np.ndarray
@@ -88,15 +92,15 @@ class Results(NamedTuple):
 
 @dataclass(frozen=True)
 class Agreement:
-    """One comparison of a result with its expected value.
+    """Outcome of one check of a result.
 
     Attributes:
-        check: name of the method that gives the expected value.
-        tensor: name of the result.
-        compared: description of the elements that were compared.
-        count: number of compared elements.
-        difference: worst relative difference; None if the data does not permit a comparison.
-        bound: largest difference that rounding explains.
+        check: name of the check, such as "finite differences".
+        tensor: name of the result, or of several results.
+        compared: description of the compared values.
+        count: number of compared values.
+        difference: largest relative difference; None if infinities or NaN prevent the comparison.
+        bound: largest relative difference that rounding explains.
     """
 
     check: str
@@ -108,6 +112,7 @@ class Agreement:
 
     @property
     def passed(self) -> bool | None:
+        """Whether the difference is at most the bound; None if there is no difference."""
         return None if self.difference is None else self.difference <= self.bound
 
 
@@ -136,7 +141,9 @@ def compute(
 
     Args:
         memory: device on which ``impl`` computes.
-        impl: implementation that computes ``passes``; the planner chooses one for other passes.
+        impl: implementation that computes the passes in ``passes``.  The planner chooses the
+            implementation of the other passes.
+        passes: names of passes.
     """
     there = Operands(*map(memory.put, operands))
     by: dict[str, Impl] = {pass_: impl if pass_ in passes else "auto" for pass_ in PASSES}
@@ -148,14 +155,20 @@ def compute(
 
 
 class Truth:
-    """Expected results of a problem on given data, and the permitted differences."""
+    """Expected results of a problem on certain operands, and the permitted differences.
+
+    Args:
+        problem: the layer.
+        operands: operands as NumPy arrays.
+        forward: implementation that computes the losses of finite differences; None chooses it.
+    """
 
     def __init__(
         self, problem: ConvProblem, operands: Operands, forward: Impl | None = None
     ) -> None:
         self.problem = problem
         self.operands = operands
-        self._given = forward
+        self._forward_impl = forward
 
     @cached_property
     def operands64(self) -> Operands:
@@ -163,19 +176,20 @@ class Truth:
 
     @property
     def _wide(self) -> type[np.inexact]:
-        """Return float64, or complex128 for complex problems."""
+        """The dtype of expected results: float64, or complex128 for complex problems."""
         return np.complex128 if self.problem.is_complex else np.float64
 
     @cached_property
     def results(self) -> Results:
-        """Results of the reference implementation, in float64."""
+        """Results of the reference implementation, in float64 or complex128."""
         return compute(self.problem, self.operands64, HOST, "reference")
 
     @cached_property
     def magnitudes(self) -> Results:
-        """Sums of the absolute values of each result's terms.
+        """Sum of the absolute values of the terms, for each element of each result.
 
-        The sums have no cancellation, so every float64 implementation is accurate enough for them.
+        All terms of these sums are positive and cannot cancel, so every float64 implementation is
+        accurate enough.
         """
         impl: Impl = "auto" if self._is_large else "reference"
         return compute(self.problem, Operands(*map(np.abs, self.operands64)), HOST, impl)
@@ -188,11 +202,11 @@ class Truth:
     def _forward(self) -> Impl:
         """Implementation that computes the losses of finite differences.
 
-        Small layers use the reference.  Large layers use the planned float64 implementation,
-        provided that its y agrees with the reference up to float64 rounding.
+        Small layers use the reference.  Large layers use the planned float64 implementation if its
+        y agrees with the reference up to float64 rounding, and else the reference, too.
         """
-        if self._given or not self._is_large:
-            return self._given or "reference"
+        if self._forward_impl or not self._is_large:
+            return self._forward_impl or "reference"
         x, w, _ = self.operands64
         y = operations.conv_forward(x, w, **self.problem.keywords)
         with np.errstate(all="ignore"):
@@ -205,7 +219,7 @@ class Truth:
         """Largest relative difference that rounding can cause, keyed by the result's name."""
         if self.problem.dtype in _NARROWER:
             return self._bounds64
-        # Plain summation of a few terms may be exact by chance.
+        # Plain summation of a few terms may be exact by chance, so the error is at least roundoff.
         roundoff = ROUNDOFF[self.problem.dtype]
         return {
             name: 2 * max(self.difference(name, getattr(self._plain, name)), roundoff)
@@ -220,10 +234,11 @@ class Truth:
 
     @property
     def _bounds64(self) -> Mapping[str, float]:
-        """Bounds for float64: as many units in the last place as for float32 (assumed).
+        """Bounds for float64 and complex128.
 
-        Measured bounds would need a reference that is more precise than float64.  The bounds for
-        complex128 come from complex64 in the same way.
+        Measured bounds would need a reference that is more precise than float64.  The bounds of
+        float32 or complex64 are therefore used, and assumed to be the same number of units in the
+        last place.
         """
         narrower = _NARROWER[self.problem.dtype]
         with np.errstate(all="ignore"):
@@ -233,7 +248,10 @@ class Truth:
         return {name: scale * bound for name, bound in less.bounds.items()}
 
     def prepared(self) -> Iterator[None]:
-        """Compute the values that comparisons need; yield after each part, to show progress."""
+        """Compute the values that the comparisons need, and yield after each of three parts.
+
+        The caller can thus show progress.
+        """
         with ThreadPoolExecutor(1) as beside:
             if self._is_large and self.problem.dtype != "float64":
                 beside.submit(lambda: self._plain)  # on another core; the property caches it
@@ -242,9 +260,15 @@ class Truth:
                 yield
 
     def difference(self, name: str, actual: np.ndarray) -> float:
-        """Return the worst relative difference of a result.
+        """Return the largest relative difference of a result's elements.
 
-        The difference is infinite if a value is not finite and differs from the expected value.
+        The relative difference is the distance from the expected value, divided by the sum of the
+        absolute values of the terms.  It is infinite for an element that is not finite, or should
+        not be, unless the element is as expected.
+
+        Args:
+            name: name of the result: "y", "dx", "dw" or "db".
+            actual: the result.
         """
         expected, magnitude = getattr(self.results, name), getattr(self.magnitudes, name)
         with np.errstate(all="ignore"):
@@ -253,14 +277,14 @@ class Truth:
             same = (values == rounded) | (np.isnan(values) & np.isnan(rounded))
             finite = np.isfinite(values) & np.isfinite(rounded)
             differences = np.where(finite, np.abs(values - expected), np.where(same, 0.0, np.inf))
-            # Near zero, numbers are rounded to multiples of the dtype's smallest positive number.
+            # Values near zero are rounded to multiples of the dtype's smallest positive value.
             smallest = _smallest(self.problem.dtype)
             differences = np.where(differences <= smallest, 0.0, differences)
             ratios = np.where(differences == 0, 0.0, differences / magnitude)
         return float(np.max(ratios, initial=0.0))
 
     def against_reference(self, results: Results) -> list[Agreement]:
-        """Return each result compared with the reference, element by element."""
+        """Compare each result with the reference, element by element."""
         return [
             Agreement(
                 "float64 reference",
@@ -276,11 +300,11 @@ class Truth:
     # -- finite differences ---------------------------------------------------------------------
 
     def against_finite_differences(self, results: Results, seed: int) -> Iterator[Agreement]:
-        """Yield dx, dw and db compared with central differences of the loss, in float64.
+        """Compare dx, dw and db with central differences of the loss <y, dy>, in float64.
 
-        The loss <y, dy> is linear in each of x, w and the bias, so central differences are exact
-        up to rounding for any step.  One step changes all elements together, with random signs.
-        Further steps change a few elements one at a time.
+        The loss is linear in x, in w and in the bias, so central differences of any step size are
+        exact up to rounding.  One step changes all elements together, with random signs.  Further
+        steps change SINGLE_ELEMENTS elements of dx or dw, one at a time.
         """
         generator = np.random.default_rng(seed)
         # Rounding error of the loss, a float64 sum of all terms.
@@ -305,9 +329,10 @@ class Truth:
     def _worst_slope(
         self, name: str, gradient: np.ndarray, singles: int, generator: np.random.Generator
     ) -> float | None:
-        """Return the worst difference between the slopes of the gradient and of finite differences.
+        """Return the largest relative difference between expected and measured slopes of the loss.
 
-        Return None if a value is not finite.
+        The gradient gives the expected slope of each step, and a central difference the measured
+        one.  Return None if a value is not finite.
         """
         magnitude = getattr(self.magnitudes, name)
         signs = generator.choice((-1.0, 1.0), size=gradient.shape)
@@ -331,10 +356,14 @@ class Truth:
         return max(_ratio(expected - slope, scale) for expected, slope, scale in slopes)
 
     def _around(self, name: str, index: tuple[int, ...]) -> tuple[Truth, tuple[int, ...]]:
-        """Return the part of a large layer that an element affects, and its index in that part.
+        """Return the part of a large layer that an element affects, and the element's index there.
 
         An element of x affects only the outputs of its image, and an element of w only the outputs
-        of its filter.
+        of its output channel.  A small layer, and a w with groups, are returned whole.
+
+        Args:
+            name: "dx" for an element of x, "dw" for an element of w.
+            index: index of the element.
         """
         problem, (x, w, dy) = self.problem, self.operands64
         n, k = problem.data_axes[:2]
@@ -358,13 +387,13 @@ class Truth:
         power of two is exact.
 
         Args:
-            name: name of the gradient.
+            name: name of the gradient: "dx", "dw" or "db".
             size: sum of the absolute values of the slope's terms.
         """
-        # The bias is zero, so its step takes the scale of y, to which the bias is added.
+        # The bias is zero and has no scale, so its step follows y, to which the bias is added.
         operand = {"dx": self.operands64.x, "dw": self.operands64.w, "db": self.results.y}[name]
         largest = float(np.max(np.abs(operand), initial=0.0))
-        if size > 0:  # one huge number may make the loss's rounding larger than the slope
+        if size > 0:  # a single huge term may make the loss's rounding error exceed the slope
             largest = max(largest, self._loss_magnitude / size / 2**_STEP)
         if not 0 < largest < math.inf:
             return 1.0
@@ -377,9 +406,10 @@ class Truth:
             return float(np.sum(self.magnitudes.y * np.abs(self.operands64.dy)))
 
     def _slope(self, name: str, direction: np.ndarray, step: float) -> float:
-        """Return (loss(t + h * d) - loss(t - h * d)) / 2h, where h is ``step`` and d ``direction``.
+        """Return the central difference (loss(t + h * d) - loss(t - h * d)) / 2h.
 
-        t is x, w or a zero bias, for ``name`` "dx", "dw" or "db".
+        h is ``step``, and d is ``direction``.  t is x, w or a bias of zeros, for ``name`` "dx",
+        "dw" or "db".
         """
         x, w, dy = self.operands64
         bias = np.zeros(self.problem.bias_shape, self._wide)
@@ -397,9 +427,11 @@ class Truth:
     # -- the adjoint identity -------------------------------------------------------------------
 
     def inner_products(self, results: Results) -> dict[str, float]:
-        """Return <y, dy>, <x, dx> and <w, dw>, each of which is the sum of all terms of the loss.
+        """Return <y, dy>, <x, dx> and <w, dw>, keyed by these texts.
 
-        For complex dtypes, each is the real part of a sum of products with conjugates.
+        <a, b> is the sum of a * b over all elements, and for complex dtypes the real part of the
+        sum of conj(a) * b.  In exact arithmetic, the three values are equal: each is the sum of all
+        terms of the loss.
         """
         x, w, dy = self.operands64
         pairs = {"y,dy": (results.y, dy), "x,dx": (x, results.dx), "w,dw": (w, results.dw)}
@@ -410,7 +442,7 @@ class Truth:
             }
 
     def against_adjoint(self, results: Results) -> Agreement:
-        """Compare <conv(x, w), dy>, <x, dx> and <w, dw>, computed from the results alone."""
+        """Compare <y, dy>, <x, dx> and <w, dw> with each other, without expected results."""
         products = list(self.inner_products(results).values())
         difference = None
         if self._finite and all(map(math.isfinite, products)):
@@ -422,7 +454,7 @@ class Truth:
 
     @cached_property
     def _finite(self) -> bool:
-        """Whether all operands and results are finite, so that sums over them are meaningful."""
+        """Whether all operands and expected results are finite, so that their sums are, too."""
         tensors = (*self.operands64, *self.results)
         return all(bool(np.isfinite(array).all()) for array in tensors)
 
@@ -430,16 +462,16 @@ class Truth:
 _MOVED = ("dx", "dw", "db")
 
 _STEP = 16
-"""Log2 of the ratio of a finite difference's step to the largest changed value (chosen)."""
+"""Log2 of a finite difference's step, relative to the largest value that it changes (chosen)."""
 
 _NARROWER: dict[str, DtypeName] = {"float64": "float32", "complex128": "complex64"}
-"""Dtype whose bounds are scaled to the dtype's, keyed by the dtypes with the most precision."""
+"""Single-precision dtype whose bounds are scaled, keyed by double-precision dtype."""
 
 
 class Excerpt:
     """The last images, groups and channels of a pass's result, compared by their norm.
 
-    An index that overflows corrupts these elements first.
+    These elements have the largest offsets, so an offset that overflows corrupts them first.
 
     Attributes:
         share: fraction of the pass's multiply-adds that compute this part; 1 is the whole result.
@@ -454,14 +486,14 @@ class Excerpt:
         impl: Impl,
         most_flops: float,
     ) -> None:
-        """Compute the expected values.
+        """Choose the part and compute its expected values.
 
         Args:
             operands: random operands on a device.
-            get: function that returns an array on this device as a NumPy array.
-            impl: CPU implementation that computes the expected values in float64.
-            most_flops: number of FLOPs to spend. The excerpt is made smaller until they suffice,
-                but each of its elements sums all terms, so that a single element may need more.
+            get: function that returns an array on that device as a NumPy array.
+            impl: CPU implementation that computes the expected values in float64 or complex128.
+            most_flops: largest number of FLOPs to spend.  The part shrinks to this limit, but to no
+                less than one index per axis, which may exceed the limit.
         """
         self._problem, self._pass, self._get = problem, pass_, get
         extents = {
@@ -485,7 +517,7 @@ class Excerpt:
             "dx": (images, groups, channels),
             "dw": (groups, filters, channels),
         }
-        # Row-major copies with the groups and channels in one axis.
+        # Row-major copies with separate axes for groups and for the channels of a group.
         x, w, dy = (
             self._part(name, array) for name, array in zip(("dx", "dw", "y"), operands, strict=True)
         )
@@ -504,7 +536,7 @@ class Excerpt:
         self._expected = expected = compute(there).ravel()
         count = max(expected.size, 1)
         squares = np.vdot(expected, expected).real
-        if expected.size < _FEW:  # their terms may cancel by chance; compare with the terms' norm
+        if expected.size < _FEW:  # the terms of a few elements may cancel by chance
             squares = max(squares, compute(Operands(*(np.abs(a) ** 2 for a in there))).real.sum())
         self._scale = math.sqrt(squares / count) or 1.0
 
@@ -517,9 +549,10 @@ class Excerpt:
     def judge(self, result: Any, precision: Precision = "ieee") -> Agreement:
         """Compare a result on the device with the expected values.
 
-        The relative difference is the norm of the error divided by the norm of the expected values,
-        or 1/_PEAK of the largest error divided by the root mean square, if that is larger.  If the
-        part has few elements, the norm of all their terms replaces that of the expected values.
+        The relative difference is the RMS of the errors, or the largest error divided by _PEAK if
+        that is larger, divided by the RMS of the expected values.  If the part has fewer than _FEW
+        elements, the divisor is at least the RMS that the elements would have if their terms did
+        not cancel: the root of the mean sum of squared terms.
         """
         name, expected = RESULT[self._pass], self._expected
         count = max(expected.size, 1)
@@ -537,13 +570,17 @@ class Excerpt:
         )
 
     def _bound(self, precision: Precision) -> float:
-        """Return the largest allowed difference: twice the expected error.
+        """Return the largest allowed relative difference: twice the expected error.
 
-        The operands are exact, and the result is rounded once.  A sum rounds at every addition, in
-        float32 for 16-bit dtypes; on random data this error grows as the square root of the number
-        of terms.  Tensor cores truncate every 16 terms instead of rounding; this error grows with
-        the number of terms.  It is allowed, up to 1 %, if tensor cores may be used.  The real and
-        the imaginary part of a complex sum each have two real products per complex product.
+        The expected error is the sum of these parts:
+
+        * The result is rounded once to its dtype.
+        * A sum is rounded at every addition, in float32 for 16-bit dtypes.  On random data this
+          error grows with the square root of the number of terms.  A complex product adds two
+          real products to the real part and two to the imaginary part.
+        * With "tf32", both float32 operands are rounded to TF32.
+        * Tensor cores truncate their sums every 16 terms.  This error grows with the number of
+          terms, and is limited to 0.5 %.  It applies to 16-bit dtypes and to "tf32".
         """
         problem = self._problem
         terms = problem.gemm(self._pass).gemm_k * (2 if problem.is_complex else 1)
@@ -563,15 +600,19 @@ _NOT_SUMMED = {
     "backprop_input": ("images", "groups", "channels"),
     "backprop_filter": ("groups", "filters", "channels"),
 }
-"""Axes along which a result can be computed in part, keyed by pass."""
+"""Axes of each result, over which its pass does not sum, keyed by pass."""
 
 _TF32_ROUNDOFF = 2.0**-11
+"""Largest relative error of rounding to TF32, which has 10 bits of mantissa."""
 
 _FEW = 32
-"""Number of elements below which a norm of random values may be small by chance (chosen)."""
+"""Number of elements below which the norm of random sums may be small by chance (chosen)."""
 
 _PEAK = 16
-"""Allowed ratio of the largest error to the RMS error (chosen; normal errors reach 6)."""
+"""Allowed ratio of the largest error to the RMS of the errors (chosen).
+
+The ratio reaches about 6 for normally distributed errors.
+"""
 
 
 def integer_operands(problem: ConvProblem, generator: np.random.Generator) -> Operands:
@@ -592,7 +633,7 @@ def integer_operands(problem: ConvProblem, generator: np.random.Generator) -> Op
         sums = [np.max(m, initial=0.0) for m in Truth(problem, operands).magnitudes]
         if max(sums) <= EXACT_UP_TO[problem.dtype]:
             return operands
-        # First use smaller numbers.  If numbers up to 1 still have too large a sum, use more zeros.
+        # First use smaller values.  If values of at most 1 still have too large sums, add zeros.
         largest, density = (largest // 2, density) if largest > 1 else (1, density / 2)
 
 
@@ -613,7 +654,7 @@ def _naive(problem: ConvProblem, operands: Operands) -> Results:
 
 
 def _to_unit(array: np.ndarray) -> np.ndarray:
-    """Return the array times the power of two that brings its largest element near 1."""
+    """Return the array times the power of two that scales its largest magnitude to about 1."""
     largest = float(np.max(np.abs(array), initial=0.0))
     if largest == 0 or not math.isfinite(largest):
         return array
@@ -624,12 +665,12 @@ def _to_unit(array: np.ndarray) -> np.ndarray:
 
 
 def _inner(a: np.ndarray, b: np.ndarray) -> float:
-    """Return <a, b>; for complex numbers its real part."""
+    """Return the sum of conj(a) * b over all elements; for complex arrays its real part."""
     return float(np.sum(a.conj() * b).real)
 
 
 def _ratio(difference: Any, scale: Any) -> float:
-    """Return |difference| / scale, where 0 / 0 is 0."""
+    """Return |difference| / scale; 0 for a difference of 0, and infinity for a scale of 0."""
     size = abs(float(difference))
     if size == 0 or math.isnan(size):
         return size

@@ -1,6 +1,6 @@
 """The convolutions of CuPy 13's ``cupy.cudnn``, which CuPy 14 no longer has.
 
-To keep a program that calls them, change one import::
+A program that calls these functions needs only one changed import::
 
     from cupyconv import cudnn
 
@@ -8,22 +8,22 @@ To keep a program that calls them, change one import::
                               auto_tune=True, tensor_core="auto")
 
 Functions and arguments have the names and meanings of ``cupy.cudnn`` (later ``cupyx.cudnn``).
-Results are written into the given array, which keeps its memory.  Differences:
+Each function writes its result into an array that the caller passes.  Differences:
 
 * Convolutions of NumPy arrays run on the CPU.  Operands and results may have 1 to 3 spatial axes
   and any strides in memory.  Asymmetric padding, bfloat16 and complex numbers are supported.
   ``pad``, ``stride`` and ``dilation`` may have any form that ``cupyconv.conv_forward`` accepts.
-* ``tensor_core`` decides whether float32 may be rounded to TF32: "always" permits it, "auto" and
-  "never" do not.  16-bit types and float64 use tensor cores wherever the plan does, because only
-  the rounding changes.
+* ``tensor_core`` decides whether float32 may be rounded to TF32: "always" permits rounding, "auto"
+  and "never" do not.  For 16-bit types and float64, ``tensor_core`` has no effect: the planner
+  decides whether tensor cores compute them, and only the rounding of their sums differs.
 * ``auto_tune`` times the most promising kernels at the first call of a problem on a GPU.  With
-  ``deterministic``, the kernel is instead chosen by its estimate, and every process chooses the
-  same kernel.  The same kernel always gives the same bits, with or without ``deterministic``.
-* The maximal workspace is ``cupyconv.workspace_limit``, which applies to the whole library.  By
-  default there is no limit.  No call fails for lack of workspace.
-* A 16-bit result is rounded once, together with its bias.
+  ``deterministic``, the kernel is instead chosen by its estimated time, so every process chooses
+  the same kernel.  A kernel always gives the same bits, with or without ``deterministic``.
+* The largest workspace is ``cupyconv.workspace_limit``, which applies to the whole library.  By
+  default there is no limit.  No call fails because the limit is too small.
+* A 16-bit result is rounded once, after its bias is added.
 * Gradients of complex arrays, which cuDNN did not support, conjugate W or x, as in PyTorch.
-* Wrong arguments raise ``cupyconv.ConvError`` (a ValueError) or ``ConvTypeError`` (a TypeError).
+* Invalid arguments raise ``cupyconv.ConvError`` (a ValueError) or ``ConvTypeError`` (a TypeError).
 
 Examples assume the import above, ``import cupyconv`` and ``import numpy as np``.
 """
@@ -56,16 +56,24 @@ def __dir__() -> list[str]:
 
 
 CUDNN_TENSOR_NCHW: Literal[0] = 0
-"""Layout of channels-first arrays, and of filters (K, C, ...)."""
+"""Layout code of channels-first arrays (N, C, ...), and of filters (K, C, ...)."""
 
 CUDNN_TENSOR_NHWC: Literal[1] = 1
-"""Layout of channels-last arrays, and of filters (K, ..., C)."""
+"""Layout code of channels-last arrays (N, ..., C), and of filters (K, ..., C)."""
 
 TensorCore = Literal["always", "auto", "never"]
 
 
 def _layout(key: str, word: str) -> Any:
-    """Return the cuDNN layout of a format; None for a filter format that cuDNN does not support."""
+    """Return the value of an argument as error messages show it to a caller of this module.
+
+    Args:
+        key: name of the argument in ConvProblem.
+        word: its value.
+
+    Returns:
+        A format's layout code, or None for a filter format without one; other values unchanged.
+    """
     if key == "data_format":
         return CUDNN_TENSOR_NHWC if word.endswith("C") else CUDNN_TENSOR_NCHW
     if key == "filter_format":
@@ -91,7 +99,7 @@ _PRECISIONS = {"always": "tf32", "auto": "ieee", "never": "ieee"}
 def get_max_workspace_size() -> int:
     """Return the largest number of bytes of GPU memory that a pass may use besides its arrays.
 
-    The result is ``cupyconv.workspace_limit``, or 2^63 - 1 if the limit is None.
+    The result is ``cupyconv.workspace_limit``, or 2**63 - 1 if there is no limit (None).
 
     >>> cudnn.set_max_workspace_size(64 * 2**20)
     >>> cudnn.get_max_workspace_size()
@@ -102,10 +110,10 @@ def get_max_workspace_size() -> int:
 
 
 def set_max_workspace_size(size: int) -> None:
-    """Set ``cupyconv.workspace_limit``.
+    """Set ``cupyconv.workspace_limit`` to a number of bytes.
 
     Raises:
-        ConvError: ``size`` is not a number of bytes.
+        ConvError: ``size`` is not an integer from 0 to 2**63 - 1.
 
     >>> cudnn.set_max_workspace_size(0)
     >>> cupyconv.workspace_limit
@@ -136,15 +144,15 @@ def convolution_forward(
     d_layout: int = CUDNN_TENSOR_NCHW,
     w_layout: int = CUDNN_TENSOR_NCHW,
 ) -> None:
-    """Compute y = b + the correlation of x with W, as ``cupyconv.conv_forward`` does.
+    """Compute y = (x correlated with W) + b, as ``cupyconv.conv_forward`` does.
 
     Args:
         x: input, (N, C, [[D,] H,] W); channels last with ``CUDNN_TENSOR_NHWC``.
         W: filter, (K, C / groups, ...); (K, ..., C / groups) with ``CUDNN_TENSOR_NHWC``.
-        b: K values in an array of any shape, or None.
-        y: array for the result.
+        b: bias, an array of any shape with K values; None for no bias.
+        y: array for the result, (N, K, [[Z,] P,] Q); channels last with ``CUDNN_TENSOR_NHWC``.
         pad, stride: one integer per spatial axis.
-        dilation: one integer per spatial axis; None is 1.
+        dilation: one integer per spatial axis; None means 1.
         groups: number of independent convolutions into which C and K are divided.
         auto_tune: whether the first call of a problem on a GPU times the most promising kernels.
         tensor_core: "always" permits rounding float32 to TF32; "auto" and "never" do not.
@@ -152,7 +160,7 @@ def convolution_forward(
         w_layout: layout of W.
 
     Raises:
-        ConvError: the convolution is invalid, or y does not fit its result.
+        ConvError: the convolution is invalid, or y has another shape than the result.
         ConvTypeError, DeviceError: as for ``cupyconv.conv_forward``.
 
     >>> x, W, y = np.ones((1, 2, 4, 4)), np.ones((3, 2, 3, 3)), np.empty((1, 3, 2, 2))
@@ -193,9 +201,9 @@ def convolution_backward_filter(
 
     Args:
         x, pad, stride, dilation, groups, d_layout, w_layout: as for ``convolution_forward``.
-        gy: gradient with respect to the output.
+        gy: gradient with respect to the output, with the output's shape.
         gW: array for the result, with the shape of W.
-        deterministic: whether to choose the kernel by its estimate, even with ``auto_tune``.
+        deterministic: whether to choose the kernel by its estimated time, even with ``auto_tune``.
         auto_tune, tensor_core: as for ``convolution_forward``.
 
     Raises:
@@ -236,18 +244,18 @@ def convolution_backward_data(
     d_layout: int = CUDNN_TENSOR_NCHW,
     w_layout: int = CUDNN_TENSOR_NCHW,
 ) -> None:
-    """Compute y = b + the gradient with respect to the convolution's input.
+    """Compute the gradient with respect to the convolution's input, plus a bias.
 
-    Without a bias, the result is that of ``cupyconv.conv_backprop_input``; with a bias and real
-    numbers, it is that of ``cupyconv.conv_transpose``.
+    Without a bias, the result is that of ``cupyconv.conv_backprop_input``.  With a bias, the result
+    is that of ``cupyconv.conv_transpose`` for real dtypes; a complex W is conjugated.
 
     Args:
         W, pad, stride, dilation, groups, d_layout, w_layout: parameters of the convolution, as for
             ``convolution_forward``.
         x: gradient with respect to the convolution's output, (N, K, ...).
-        b: C values in an array of any shape, or None.
-        y: array for the result, (N, C, ...).  With a stride above 1, convolutions of several input
-            sizes have an output of x's sizes; y's sizes select one of these input sizes.
+        b: bias, an array of any shape with C values; None for no bias.
+        y: array for the result, (N, C, ...).  With a stride above 1, several input sizes of the
+            convolution have the same output size; the shape of y selects one of them.
         deterministic, auto_tune, tensor_core: as for ``convolution_backward_filter``.
 
     Raises:
@@ -279,7 +287,7 @@ def convolution_backward_data(
 def _options(
     data: Any, pad: Any, stride: Any, dilation: Any, groups: int, d_layout: int, w_layout: int
 ) -> ConvOptions:
-    """Check the layouts of a call, and return its options."""
+    """Check the layout codes of a call, and return its options in cupyconv's form."""
     for what, layout in (("d_layout", d_layout), ("w_layout", w_layout)):
         is_number = isinstance(layout, Integral) and not isinstance(layout, bool)
         if not is_number or layout not in _LAYOUTS:

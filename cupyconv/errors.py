@@ -13,10 +13,10 @@ from typing import Any
 
 
 class CupyconvError(Exception):
-    """Base of every error that cupyconv raises on purpose.
+    """Base class of all errors that cupyconv raises on purpose.
 
     Copies and pickles keep the class, ``args`` and all attributes.  Copying does not call
-    ``__init__``, so a subclass may define its arguments freely.
+    ``__init__``, so the ``__init__`` of a subclass may have any parameters.
 
     >>> try:
     ...     cupyconv.ConvProblem((1, 3, 4), (8, 3, 5))
@@ -30,11 +30,11 @@ class CupyconvError(Exception):
 
 
 Phrase = str | tuple[str, Any]
-"""A part of a suggested fix: a text, or the name of an argument and its new value."""
+"""Part of a suggested fix: a text, or a pair of an argument's name and its new value."""
 
 
 class ConvError(CupyconvError, ValueError):
-    """An invalid configuration.
+    """An invalid configuration or option value.
 
     Attributes:
         rule: the rule that was broken.
@@ -43,8 +43,8 @@ class ConvError(CupyconvError, ValueError):
         axis: spatial axis on which the rule was broken, ``"D"``, ``"H"`` or ``"W"``; None if the
             rule is not about one axis.
         fixes: suggested fixes that change arguments, each as a tuple of phrases.
-        candidates: further fixes for ``cupyconv.remedies.offering`` to try, besides those that it
-            derives from the call; with None, it tries no fixes.
+        candidates: fixes that ``cupyconv.remedies.offering`` tries in addition to the fixes that it
+            derives from the call; None if it should try no fixes at all.
 
     >>> try:
     ...     cupyconv.ConvProblem((1, 3, 4), (8, 3, 5))
@@ -68,7 +68,7 @@ class ConvError(CupyconvError, ValueError):
         super().__init__(self._text(remedy))
 
     def offer(self, fixes: Iterable[tuple[Phrase, ...]]) -> None:
-        """Set the suggested fixes; ``remedy`` states them with arguments in Python's notation.
+        """Set ``fixes``, and describe them in ``remedy`` and the message in Python's notation.
 
         >>> error = cupyconv.ConvError("the sizes must fit", "9 and 10")
         >>> error.offer([(("stride", 2),), (("padding", "same"),)])
@@ -80,10 +80,11 @@ class ConvError(CupyconvError, ValueError):
         self.args = (self._text(self.remedy),)
 
     def told(self, argument: Callable[[str, Any], str]) -> str:
-        """Return the message with arguments in another notation.
+        """Return the message, with the arguments in its suggested fixes in another notation.
 
         Args:
-            argument: function that takes an argument's name and value, and returns its text.
+            argument: function that takes an argument's name and its new value, and returns the
+                text for both.
 
         >>> error = cupyconv.ConvError("the sizes must fit", "9 and 10")
         >>> error.offer([(("stride", 2),)])
@@ -102,19 +103,24 @@ class ConvError(CupyconvError, ValueError):
 
 
 def python_argument(name: str, value: Any) -> str:
-    """Return an argument in Python's notation: ``data_format="NHWC"``."""
+    """Return a keyword argument in Python's notation, such as ``data_format="NHWC"``."""
     return f'{name}="{value}"' if isinstance(value, str) else f"{name}={value!r}"
 
 
 def _way_out(phrases: Sequence[Phrase], argument: Callable[[str, Any], str]) -> str:
-    """Return a suggested fix as text: "use" and all arguments to change, then the other phrases."""
+    """Return a suggested fix as text: "use" with all changed arguments, then the other phrases.
+
+    Args:
+        phrases: the phrases of the fix.
+        argument: as for ``ConvError.told``.
+    """
     used = [argument(*phrase) for phrase in phrases if not isinstance(phrase, str)]
     texts = [phrase for phrase in phrases if isinstance(phrase, str)]
     return " and ".join([f"use {' and '.join(used)}", *texts] if used else texts)
 
 
 class ConvTypeError(CupyconvError, TypeError):
-    """An unsupported array or argument: its dtype, its device, or its type is not supported.
+    """An array or argument with an unsupported dtype, device or type.
 
     >>> x, w = np.ones((1, 1, 3), "int32"), np.ones((1, 1, 2), "int32")
     >>> try:
@@ -135,7 +141,7 @@ class DeviceError(CupyconvError, RuntimeError):
 
 
 class WorkerError(CupyconvError, RuntimeError):
-    """Workers of a Dask cluster died during a computation, more often than the cluster retries.
+    """Workers of a Dask cluster died repeatedly, and the cluster gave up the computation.
 
     >>> error = cupyconv.WorkerError("a worker died 4 times")
     >>> isinstance(error, RuntimeError), str(error)
@@ -144,7 +150,7 @@ class WorkerError(CupyconvError, RuntimeError):
 
 
 class KernelCompileError(CupyconvError, RuntimeError):
-    """A kernel did not compile; ``log`` is the compiler's own output.
+    """A kernel did not compile; the attribute ``log`` is the compiler's output.
 
     >>> error = cupyconv.KernelCompileError("conv.cu did not compile", "line 3: ; expected")
     >>> print(error)
@@ -160,7 +166,7 @@ class KernelCompileError(CupyconvError, RuntimeError):
 
 
 def shown(value: object) -> str:
-    """Return a value as text for a message: its repr, shortened if it is long."""
+    """Return the repr of a value for a message, shortened to _LONGEST characters."""
     try:
         text = repr(value)
     except Exception:  # repr fails for huge integers, deep lists, and faulty classes
@@ -173,7 +179,13 @@ _LONGEST = 120
 
 
 def unknown_word(what: str, given: object, known: Iterable[str]) -> ConvError:
-    """Return the error for an unknown option value, which suggests the nearest known value."""
+    """Return the error for an unknown option value; it suggests the most similar known value.
+
+    Args:
+        what: name of the option.
+        given: the unknown value.
+        known: valid values.
+    """
     words, text = list(known), shown(given)
     word = given if isinstance(given, str) and len(given) <= _LONGEST else text
     matches = get_close_matches(word.lower(), [word.lower() for word in words], n=1, cutoff=0.55)
@@ -185,8 +197,13 @@ def unknown_word(what: str, given: object, known: Iterable[str]) -> ConvError:
 def require_word(what: str, given: object, known: Iterable[str | None]) -> None:
     """Check that an option value is one of ``known``, which may include None.
 
+    Args:
+        what: name of the option, for messages.
+        given: the value.
+        known: valid values.
+
     Raises:
-        ConvError: the value is unknown, or is not a string.
+        ConvError: the value is not one of them.
     """
     words = tuple(known)
     # Other types are not compared, because arrays compare element by element.
@@ -195,7 +212,7 @@ def require_word(what: str, given: object, known: Iterable[str | None]) -> None:
 
 
 def words_of(argument: str, what: str, given: object, known: Sequence[str]) -> tuple[str, ...]:
-    """Return the option values of an argument that takes one value or several, without duplicates.
+    """Return the values of an argument that is a string or several strings, without duplicates.
 
     Args:
         argument: name of the argument.
@@ -220,9 +237,10 @@ def words_of(argument: str, what: str, given: object, known: Sequence[str]) -> t
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs the packages of an extra of cupyconv.
+    """Return the command that installs the packages of an extra of cupyconv, such as "cuda13".
 
-    The command names the packages, not the extra: a checkout is not on a package index.
+    The command names the packages instead of the extra, because cupyconv itself may come from a
+    checkout instead of a package index.
     """
     import re
     import shlex
@@ -248,7 +266,7 @@ def reinstall_command() -> str:
 
     source = "cupyconv"
     try:
-        # In a checkout, this yields the installed package and the checkout, which has no origin.
+        # In a checkout, this loop also visits the checkout itself, which has no direct_url.json.
         for distribution in metadata.distributions(name="cupyconv"):
             if origin := distribution.read_text("direct_url.json"):
                 source = json.loads(origin)["url"].removeprefix("file://")
@@ -258,7 +276,7 @@ def reinstall_command() -> str:
 
 
 def one_of(repairs: Sequence[str]) -> str:
-    """Return alternative fixes as one sentence: ``Pad by 1, or use an input of 5``."""
+    """Return alternative fixes as one sentence, such as ``Pad by 1, or use an input of 5``."""
     *others, last = repairs
     text = f"{', '.join(others)}, or {last}" if others else last
     return text[0].upper() + text[1:]

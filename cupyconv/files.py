@@ -1,4 +1,4 @@
-"""Atomic writes of files, and folders that only the user can write."""
+"""Functions that write files atomically, and check that only the user can write a folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 _LINKS = 40
-"""Largest number of symbolic links on a path (Linux's limit)."""
+"""Largest number of symbolic links that the resolution of a path may follow (Linux's limit)."""
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -21,16 +21,16 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 @contextmanager
 def replacing(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
-    """Yield a file to write, which replaces ``path`` when it is complete.
+    """Yield a temporary file to write, which replaces ``path`` when the block ends.
 
-    If writing ends early, ``path`` does not change, and no temporary file is left.  If ``path`` is
-    a symbolic link, its target is replaced.  A device, a pipe or one of this process's streams
-    under ``/dev`` is written to directly.
+    If the block raises an exception, ``path`` does not change, and the temporary file is deleted.
+    If ``path`` is a symbolic link, its target is replaced.  Devices, pipes and streams of this
+    process, such as ``/dev/stdout``, are not replaced but written to directly.
 
     Args:
         path: file to create or to replace.
-        mode: permissions of the file; by default, a replaced file keeps its permissions, and a new
-            file has the user's usual permissions.
+        mode: permissions of the file, such as 0o600.  By default, an existing file keeps its
+            permissions, and a new file gets those that the user's umask leaves.
 
     Raises:
         OSError: the file cannot be written; the error's ``filename`` is ``path``.
@@ -53,7 +53,7 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _whole(target: Path, mode: int | None) -> Iterator[BinaryIO]:
-    # The target's name may have the greatest length, so the temporary name must not contain it.
+    # The temporary name does not contain the target's name, which may have the maximal length.
     temporary = target.with_name(f".cupyconv-{secrets.token_hex(8)}")
     if mode is None and target.exists():
         mode = stat.S_IMODE(target.stat().st_mode)
@@ -74,13 +74,16 @@ _BINARY = getattr(os, "O_BINARY", 0)  # a flag of Windows
 
 
 def put(path: Path, content: bytes, mode: int | None = None) -> None:
-    """Write a file completely or not at all, like ``replacing``."""
+    """Write a file completely or not at all; the arguments are those of ``replacing``."""
     with replacing(path, mode) as file:
         file.write(content)
 
 
 def is_replaced(path: Path) -> bool:
-    """Return whether ``replacing`` creates a file, instead of writing to a device or pipe."""
+    """Return whether ``replacing`` creates or replaces a file at ``path``.
+
+    The result is False for a folder, and for a device, pipe or stream, which is written directly.
+    """
     _, stream = _destination(path)
     return stream is None and (path.is_file() or not path.exists())
 
@@ -98,7 +101,11 @@ def unwritable(path: Path) -> str | None:
 
 
 def _destination(path: Path) -> tuple[Path, int | None]:
-    """Return the target of symbolic links, and its descriptor if it is a stream of this process."""
+    """Return the file that ``path`` leads to through symbolic links, and its file descriptor.
+
+    The descriptor is None unless the file is an open stream of this process, such as
+    ``/dev/stdout``.
+    """
     streams = Path(f"/proc/{os.getpid()}/fd")
     target = Path(os.path.abspath(path))
     for _ in range(_LINKS):
@@ -121,16 +128,19 @@ def expanded(text: str) -> Path | None:
 
 
 def make_private(folder: Path) -> None:
-    """Create a folder and its missing parents, accessible to the user only."""
+    """Create a folder and its missing parents with permissions for the user only (0o700)."""
     for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
 
 
 def read_private(path: Path) -> bytes:
-    """Return the content of a file in a folder that ``distrusted`` accepts.
+    """Return the content of a file that only this user and the administrator can write.
+
+    The caller has checked the folder with ``distrusted``.
 
     Raises:
-        OSError: the file cannot be read, or another user owns it or may write it.
+        OSError: the file cannot be read, is not a regular file, or another user owns it or may
+            write it.
     """
     if _has_owners():
         status = path.lstat()
@@ -140,14 +150,14 @@ def read_private(path: Path) -> bytes:
 
 
 def distrusted(folder: Path) -> tuple[Path, str] | None:
-    """Return why another user could replace the content of a folder; None if no other user could.
+    """Return why another user could replace the content of a folder.
 
-    A user who owns, or may write, a folder or symbolic link on the path could replace the content.
-    The folder itself need not exist yet.  A parent folder may be writable by all users if it is
-    sticky, like /tmp.  The system's administrator is trusted.
+    A user who owns or may write a folder or symbolic link on the path could replace the content.
+    The folder itself need not exist yet.  A parent folder that all users may write is trusted if it
+    is sticky, as /tmp is.  The system's administrator is trusted.
 
     Returns:
-        The untrusted path and the reason, or None.
+        The untrusted path and the reason; None if no other user could replace the content.
     """
     if not _has_owners():
         return None
@@ -176,7 +186,7 @@ def distrusted(folder: Path) -> tuple[Path, str] | None:
 
 
 def _has_owners() -> bool:
-    return hasattr(os, "geteuid")  # not on Windows, where users' folders are private
+    return hasattr(os, "geteuid")  # missing on Windows, where users' folders are private
 
 
 def _foreign(status: os.stat_result) -> bool:

@@ -1,8 +1,8 @@
-"""Objects of other libraries whose meaning is more than the numbers in their memory.
+"""Checks of arrays whose values are not just the numbers in their memory.
 
-A pass reads only the memory of an array.  A unit, a mask, a sign that PyTorch applies later, or a
-derivative would be lost, so such objects are converted to plain numbers or rejected with an error.
-Other libraries are used only if the program has imported them.
+A pass reads only the memory of an array.  It would ignore a unit, a mask, a derivative, or a sign
+that PyTorch applies later.  Arrays with one of these are therefore converted to plain arrays or
+rejected with an error.  Other libraries are used only if the program has imported them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ARITHMETIC = (
     "__neg__",
     *(f"__{side}{operator}__" for operator in _OPERATORS for side in ("", "r")),
 )
-"""Attributes that a derived array class may replace to change the meaning of its arrays."""
+"""Methods that a derived array class may replace to give its elements another meaning."""
 
 _IN_A_TRANSFORMATION = (
     "Inside jax.jit and jax.grad arrays have no values yet: call cupyconv outside of them"
@@ -41,7 +41,7 @@ def require_plain(name: str, value: Any, base: type) -> None:
     """Check that the values of an array of a derived class are the numbers in its memory.
 
     The class may add attributes and wrap results (``__array_finalize__``, ``__array_wrap__``), as
-    numpy.memmap does.  It must not have a unit or replace arithmetic.
+    numpy.memmap does.  Its arrays must have no unit, and it must not replace arithmetic methods.
 
     Args:
         name: name of the argument, for messages.
@@ -81,7 +81,17 @@ def require_plain(name: str, value: Any, base: type) -> None:
 
 
 def _require_no_unit(name: str, value: Any, plain: str = "") -> None:
-    """Check that an object has no unit; ``plain`` is an expression for its plain numbers."""
+    """Check that an object has no unit.
+
+    Args:
+        name: name of the argument, for messages.
+        value: the object.
+        plain: expression that the message suggests to get the values without the unit, if
+            ``value`` has no attribute for this.
+
+    Raises:
+        ConvTypeError: the object has a unit.
+    """
     unit = next((word for word in ("units", "unit") if declares(value, word)), None)
     if unit is None or getattr(value, unit) is None:
         return
@@ -96,8 +106,8 @@ def _require_no_unit(name: str, value: Any, plain: str = "") -> None:
 def declares(value: Any, attribute: str) -> bool:
     """Return whether an object or its class defines an attribute itself.
 
-    ``hasattr`` does not tell, because proxies such as pint's quantities forward every attribute of
-    the array that they wrap.
+    ``hasattr`` is not used, because it is also true for attributes that a proxy, such as pint's
+    quantities, forwards from the array that it wraps.
     """
     return hasattr(type(value), attribute) or attribute in getattr(value, "__dict__", ())
 
@@ -109,11 +119,12 @@ def resolve(name: str, value: Any) -> Any:
     """Return an object whose exported memory has the values of ``value``.
 
     Returns:
-        ``value`` itself, or a copy of a tensor that PyTorch negates or conjugates lazily or stores
-        as zeros without memory.
+        ``value`` itself, or a copy if it is a PyTorch tensor that is lazily negated, lazily
+        conjugated or zero without memory.
 
     Raises:
-        ConvTypeError: plain memory would lose a part of ``value``, such as a unit or a gradient.
+        ConvTypeError: the memory lacks a part of the meaning of ``value``, such as a unit or a
+            gradient.
     """
     torch = torch_of(value)
     if torch is not None:
@@ -144,7 +155,7 @@ def resolve(name: str, value: Any) -> Any:
 
 
 def require_own_memory(name: str, value: Any) -> None:
-    """Check that writing to the memory of an object sets the object's values.
+    """Check that writing to the memory of an object changes the object's values.
 
     Args:
         name: name of the argument, for messages.
@@ -176,9 +187,9 @@ def require_own_memory(name: str, value: Any) -> None:
 
 
 def record_write(value: Any) -> None:
-    """Tell the library of an array that its memory was written.
+    """Tell PyTorch that the memory of a tensor was written; do nothing for other arrays.
 
-    PyTorch then raises for a gradient that needs the values from before the write.
+    PyTorch then raises an error if a gradient needs the overwritten values.
     """
     torch = torch_of(value)
     if torch is not None:
@@ -280,7 +291,7 @@ def _tangent(tensor: Any, torch: Any) -> Any:
 
 
 def _resolve_tensor(name: str, tensor: Any, torch: Any) -> Any:
-    """Run ``resolve`` for a PyTorch tensor; raise if it may have no values in memory."""
+    """Run ``resolve`` for a PyTorch tensor."""
     if torch.nn.parameter.is_lazy(tensor):
         raise ConvTypeError(
             f"{name} is a PyTorch parameter that has no values yet. Run its module once first"
@@ -308,10 +319,10 @@ def _resolve_tensor(name: str, tensor: Any, torch: Any) -> Any:
 
 
 def _require_untransformed(name: str, tensor: Any, torch: Any) -> None:
-    """Check that PyTorch computes directly on a tensor's memory and records no operations.
+    """Check that PyTorch computes directly on a tensor's memory and is not tracing.
 
     Raises:
-        ConvTypeError: the tensor belongs to a function transform or to a class with its own
+        ConvTypeError: a function transform wraps the tensor, the tensor's class has its own
             dispatch, or PyTorch is tracing.
     """
     beyond = torch._C._dispatch_keys(tensor) - _plain_keys(torch)
@@ -327,7 +338,14 @@ def _require_untransformed(name: str, tensor: Any, torch: Any) -> None:
 
 
 def _dispatched(name: str, tensor: Any, key: str, by_class: bool) -> ConvTypeError:
-    """Return the error for a tensor with an unusual PyTorch dispatch key."""
+    """Return the error for a tensor with an unsupported PyTorch dispatch key.
+
+    Args:
+        name: name of the argument.
+        tensor: the tensor.
+        key: name of the unsupported key with the highest priority.
+        by_class: whether the tensor's class has its own ``__torch_dispatch__``.
+    """
     if by_class:
         text = (
             f"{name} of type {type_name(tensor)} has its own __torch_dispatch__, and may have no "
@@ -379,18 +397,18 @@ _CONVERSIONS = {
     "sparse": ("todense",),
     "tensorflow": ("to_tensor", "numpy"),
 }
-"""Methods that convert objects without exported memory to arrays, by library."""
+"""Methods that convert a library's objects without exported memory to arrays, keyed by library."""
 
 
 def way_in(name: str, value: Any) -> str:
-    """Return the last sentence of the error for an object that exports no memory."""
+    """Return the suggested fix for an object that exports no memory: the error's last sentence."""
     library = type(value).__module__.split(".")[0]
     if library == "dask":
         return "Call the functions of cupyconv.dask, which take Dask arrays"
     if type(value).__name__ == "ConvProblem":
         return "A ConvProblem has no values: pass an array of its shape"
     if library == "cupyconv":
-        return f"Functions of cupyconv itself accept prepared filters; pass {name}.array here"
+        return f"A prepared filter is accepted only as w of cupyconv; pass {name}.array here"
     if library == "xarray":
         return f"Pass {name}.data"
     if type(value).__name__ == "ShapeDtypeStruct":

@@ -1,7 +1,8 @@
-"""Names of memory orders: data formats of x and y, filter formats of w.
+"""Names of memory orders: data formats of x and y, and filter formats of w.
 
-A data format consists of N (batch), C (channels) and the spatial axes D, H, W.  A filter format
-consists of O (output channels), I (input channels of one group) and the same spatial letters.
+A data format has the letters N (batch), C (channels) and the spatial axes D, H and W.  A filter
+format has the letters O (output channels), I (input channels of one group) and the same spatial
+axes.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ FilterFormat = Literal["OIW", "WIO", "OWI", "OIHW", "HWIO", "OHWI", "OIDHW", "DH
 
 
 def data_formats(spatial_rank: int) -> tuple[DataFormat, DataFormat]:
-    """Return the channels-first and channels-last data format: ``("NCHW", "NHWC")``."""
+    """Return the channels-first and channels-last data format, such as ``("NCHW", "NHWC")``."""
     axes = SPATIAL_AXES[spatial_rank]
     return cast(tuple[DataFormat, DataFormat], (f"NC{axes}", f"N{axes}C"))
 
 
 def filter_formats(spatial_rank: int) -> tuple[FilterFormat, FilterFormat, FilterFormat]:
-    """Return the filter formats for a number of spatial axes: ``("OIHW", "HWIO", "OHWI")``."""
+    """Return the filter formats for a number of spatial axes: for 2, OIHW, HWIO and OHWI."""
     axes = SPATIAL_AXES[spatial_rank]
     words = f"OI{axes}", f"{axes}IO", f"O{axes}I"
     return cast(tuple[FilterFormat, FilterFormat, FilterFormat], words)
@@ -55,7 +56,7 @@ def resolve_data_format(word: str | None, spatial_rank: int) -> DataFormat:
 
 
 def resolve_filter_format(word: str | None, spatial_rank: int, data_format: str) -> FilterFormat:
-    """Return the filter format with this name; for None, the default for ``data_format``.
+    """Return the filter format with this name; for None, the default that ``data_format`` implies.
 
     Raises:
         ConvError: the name is unknown, or is for another number of spatial axes.
@@ -83,7 +84,7 @@ def _resolve(
     Args:
         what: name of the argument, for messages.
         word: the argument itself, for messages.
-        normalized: name of the format in upper case.
+        normalized: name of the format in upper case, with aliases replaced.
         formats: function that returns the formats for a number of spatial axes.
         aliases: other valid names, for messages.
     """
@@ -107,12 +108,12 @@ def _resolve(
 
 
 def data_axes(data_format: str) -> tuple[int, ...]:
-    """Return the positions of N, C and the spatial axes in an array of this format."""
+    """Return the positions of N, C and the spatial axes D, H, W in an array of this format."""
     return tuple(data_format.index(letter) for letter in "NC" + _spatial(data_format))
 
 
 def filter_axes(filter_format: str) -> tuple[int, ...]:
-    """Return the positions of O, I and the spatial axes in a filter of this format."""
+    """Return the positions of O, I and the spatial axes D, H, W in a filter of this format."""
     return tuple(filter_format.index(letter) for letter in "OI" + _spatial(filter_format))
 
 

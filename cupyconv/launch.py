@@ -1,4 +1,4 @@
-"""Kernel launches as plain data: the kernels and the memory that they use.
+"""Kernel launches as plain data: kernel, grid, block, shared memory and arguments.
 
 Kernel families compute launches without a GPU; ``gpu.runtime`` loads the kernels and runs them.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-# Element types in cuda/include/numeric.cuh.
+# Element types in cuda/include/numeric.cuh, keyed by dtype.
 STORAGE = {
     "float16": "half_t",
     "bfloat16": "bfloat16_t",
@@ -18,20 +18,22 @@ STORAGE = {
     "complex128": "complex128_t",
 }
 ROLES = ("x", "w", "y", "bias", "add", "workspace")
-"""Names of the arrays of launches.  A gradient has the name of its tensor: dx is "x"."""
+"""Roles of the arrays that launches use.  A gradient has the role of its tensor: dx is "x"."""
 
 
 @dataclass(frozen=True)
 class TiledMap:
-    """Tensor map for boxes of a tensor; its first dimension is the innermost and contiguous.
+    """Tensor map for the TMA unit, which copies boxes of a tensor.
+
+    The dimensions begin with the innermost, which is contiguous.
 
     Attributes:
-        role: name of the tensor, as in a Launch's arguments.
+        role: role of the tensor's array, one of ROLES.
         itemsize: bytes per element.
         extents: elements along each dimension.
         strides: bytes per step along each dimension except the first.
         box: elements of a box along each dimension.
-        offset: bytes from the beginning of the role's array to the tensor.
+        offset: bytes from the beginning of the array to the tensor.
     """
 
     role: str
@@ -44,14 +46,14 @@ class TiledMap:
 
 @dataclass(frozen=True)
 class Im2colMap:
-    """Tensor map for columns of pixels of a channels-last tensor.
+    """Tensor map for the TMA unit, which copies columns of pixels of a channels-last tensor.
 
-    The dimensions, from the innermost, are C, W, (H, (D,)) N.
+    The dimensions, from the innermost, are C, W, [H, [D,]] N.
 
     Attributes:
         role, itemsize, extents, strides, offset: as in TiledMap.
-        lower, upper: corners of the box of base pixels, W first; ``upper`` is relative to the
-            tensor's last pixel.
+        lower, upper: first and last corner of the box of base pixels, W first.  ``lower`` is
+            relative to the tensor's first pixel, and ``upper`` to its last pixel.
         element_strides: steps between base pixels, W first.
         channels: channels per pixel.
         pixels: pixels per column.
@@ -76,8 +78,8 @@ TensorMap = TiledMap | Im2colMap
 class TensorMaps:
     """Tensor maps that a kernel takes as one struct by value.
 
-    Instances are compared by identity, because the cache of encoded maps hashes them in every call:
-    hashing the maps themselves would take a third of a call's time.
+    Instances are compared and hashed by identity.  The cache of encoded maps hashes an instance in
+    every call, and hashing all fields of the maps would take a third of a call's time.
     """
 
     maps: tuple[TensorMap, ...]
@@ -93,14 +95,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel launch, complete except for addresses.
+    """A kernel launch, complete except for the arrays' addresses.
 
     Attributes:
-        source: kernel file in cuda/.
+        source: name of the kernel's file in cuda/.
         entry: name of the kernel.
-        defines: macros of the variant.
-        grid, block: launch dimensions; an empty grid launches nothing.
-        shared_bytes: dynamic shared memory per block.
+        defines: names and values of the macros with which the file is compiled.
+        grid, block: launch dimensions; a grid with a dimension of 0 launches nothing.
+        shared_bytes: bytes of dynamic shared memory per block.
         arguments: the kernel's arguments in order.  A str is the role of an array, and a Part is a
             part of the array of a role.  TensorMaps are encoded for the arrays of their roles.
             All other values are passed unchanged.
@@ -123,8 +125,8 @@ class FilterForm:
     """Copy of w that a pass reads instead of w.
 
     Attributes:
-        name: name of the memory order; passes with equal names read the same copy.
-        bytes: size of the copy.
+        name: name of the memory order, such as "OHWI"; passes with equal names read the same copy.
+        bytes: size of the copy in bytes.
         launch: launch that copies w to the beginning of the workspace.
     """
 

@@ -16,9 +16,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 WIDTH = 100
+"""Default width of text in characters (chosen)."""
 
 UNBOUND = 1 << 30
-"""Width of unwrapped text."""
+"""Width in characters that keeps text unwrapped."""
 
 STYLE = """
 .cupyconv{font:14px/1.5 system-ui,sans-serif;max-width:60rem}
@@ -34,9 +35,10 @@ border-bottom:1px solid rgba(128,128,128,.35)}
 font:.92em/1.4 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace!important;
 border-left:3px solid rgba(128,128,128,.35);background:transparent;color:inherit}
 """.strip()
-"""CSS of a document.  Its colours are those of the page, so that it is legible in a dark page, too.
+"""CSS of a document.
 
-``!important`` overrides the styles of notebooks.
+The text has the page's own colours, so it is legible on dark pages, too.  ``!important`` overrides
+the styles of notebooks.
 """
 
 
@@ -70,7 +72,7 @@ def _is_written_out(character: str) -> bool:
 
 
 def in_line(text: str) -> str:
-    """Return an external name with control characters and newlines made visible."""
+    """Return a text as one line, with control characters, newlines and tabs written as escapes."""
     return visible(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
@@ -131,8 +133,8 @@ class Verbatim(_Element):
     """Lines that are not wrapped: formulas, drawings, programs.
 
     Attributes:
-        coloured: whether the lines contain terminal colour codes; they must then contain no
-            external text.
+        coloured: whether the lines contain terminal colour codes.  Their control characters are
+            then not escaped, so they must not contain text from files or users.
         indent: number of spaces before each line of the text output.
     """
 
@@ -172,8 +174,8 @@ class Table(_Element):
 
         Args:
             strong: function that formats a heading.
-            paint: function that formats a cell; its argument is the cell's text with the spaces
-                that fill the column.
+            paint: function that formats a cell; its argument is a line of the cell's text, padded
+                with spaces to the width of the column.
         """
         named = any(self.columns)
         every = [self.columns, *self.rows] if named else list(self.rows)
@@ -197,9 +199,10 @@ class Table(_Element):
                 yield "─" * (sum(room) + gutter * (len(room) - 1))
 
     def _widths(self, rows: list[tuple[str, ...]], width: int) -> tuple[list[int], int]:
-        """Return the widths of the columns, and the number of spaces between them.
+        """Return the widths of the columns, and the number of spaces between columns.
 
-        Words are not broken if the width permits, so that numbers remain whole.
+        If ``width`` suffices, columns are wide enough for whole words, so that numbers are not
+        broken.
         """
         columns = list(zip(*rows, strict=True))
         whole = [
@@ -242,20 +245,25 @@ class Table(_Element):
 
 
 _GUTTER = 3
-"""Number of spaces between columns; 1 if the table is too wide otherwise."""
+"""Number of spaces between columns; 1 is used if the table would otherwise be too wide."""
 
 _NARROWEST = 24
-"""Smallest width of the last column in characters, if it fits; half this for other columns."""
+"""Width in characters to which the last column is narrowed, and half of it for other columns.
+
+Columns are narrowed further only if the table would otherwise be too wide.
+"""
 
 
 def _narrowed(whole: list[int], least: list[int], room: int) -> list[int]:
-    """Reduce column widths until their sum is at most ``room`` characters, if possible.
+    """Return column widths whose sum is at most ``room`` characters, if possible.
+
+    The last column is narrowed first, then the widest column, and the first column after all
+    others.
 
     Args:
         whole: widths of the columns without wrapping.
-        least: smallest widths to which columns may be reduced.
-
-    The last column is narrowed first, then the widest, and the first column after all others.
+        least: smallest permitted widths.
+        room: number of characters for all columns together.
     """
     widths = list(whole)
     widths[-1] = max(min(least[-1], widths[-1]), widths[-1] - max(sum(widths) - room, 0))

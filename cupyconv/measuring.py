@@ -32,7 +32,7 @@ CONTENDERS = 8  # largest number of candidates that are measured (chosen)
 ROUNDS = 3  # samples of each candidate (chosen)
 SAMPLE_SECONDS = 1e-3  # shortest sample in s; samples of MOST_CALLS calls may be shorter (chosen)
 MOST_CALLS = 50  # largest number of calls per sample (chosen)
-CLEARLY_FASTER = 0.97  # largest time of a replacement, relative to the plan's choice (chosen)
+CLEARLY_FASTER = 0.97  # largest time ratio at which a candidate replaces the planned one (chosen)
 
 _FORMAT = 2  # version of the file format
 
@@ -42,12 +42,12 @@ Run = Callable[[PassPlan], None]
 Load = Callable[[Sequence[PassPlan]], None]
 """Function that loads the kernels of several candidates."""
 
-_remembered: dict[tuple[Request, str], PassPlan] = {}
+_remembered: dict[tuple[Request, str], PassPlan] = {}  # fastest candidates, by request and impl
 _measuring = RLock()  # reentrant: a signal handler may compute a pass during a measurement
 
 
 def fastest(request: Request, impl: str, run: Run, load: Load) -> PassPlan:
-    """Return the fastest candidate for a pass, measuring the candidates on first use.
+    """Return the fastest candidate for a pass; measure the candidates at the first call.
 
     Args:
         request: the pass to compute on the current GPU.
@@ -56,7 +56,8 @@ def fastest(request: Request, impl: str, run: Run, load: Load) -> PassPlan:
         load: function that loads the kernels of candidates before they run.
 
     Raises:
-        ConvError: as for ``plan``; or a graph is being captured, which forbids measurements.
+        ConvError: as for ``plan``; or the candidates are not measured yet, and a graph is being
+            captured, which forbids measurements.
     """
     key = (replace(request, strides=request.memory), impl)
     choice = _remembered.get(key)
@@ -73,10 +74,10 @@ def forget() -> None:
 
 
 def candidates_of(request: Request, impl: str) -> tuple[PassPlan, ...]:
-    """Return the candidates to measure.
+    """Return the candidates to measure, at most CONTENDERS, the planned one first.
 
-    If no generic kernel is among the first CONTENDERS, one follows.  It is measured only if all
-    others fail.
+    With impl "auto", a generic kernel is added if there is none among them.  It is measured only if
+    all others fail.
     """
     candidates = contenders(request, impl, CONTENDERS)
     if impl == AUTO and all(entry.implementation != CUDA_GENERIC.name for entry in candidates):
@@ -104,7 +105,7 @@ def _look_up(request: Request, impl: str, run: Run, load: Load) -> PassPlan:
 
 
 def _name(candidate: PassPlan) -> str:
-    """Return a short name of a candidate."""
+    """Return a candidate's implementation, tile, splits and method as text."""
     tile = f" {candidate.tile}" if candidate.tile else ""
     splits = f" x {candidate.splits}" if candidate.splits > 1 else ""
     method = f" ({candidate.method})" if candidate.method else ""
@@ -119,7 +120,8 @@ class _Measurements:
         fastest: index of the candidate to use.
         seconds: time per call of each candidate that ran.
         left_out: error of each candidate that failed.
-        lasts: whether the choice may be stored: every failure would occur again in a later process.
+        lasts: whether the choice may be stored for later processes, because every failure would
+            occur there, too.
     """
 
     fastest: int
@@ -132,7 +134,7 @@ class _Measurements:
 
 
 def _measure(candidates: Sequence[PassPlan], run: Run, load: Load) -> _Measurements:
-    """Time candidates in turns, leaving out those that fail.
+    """Time the candidates in turns; leave out candidates that fail.
 
     Raises:
         ConvError: a graph is being captured.
@@ -191,13 +193,16 @@ def _measure(candidates: Sequence[PassPlan], run: Run, load: Load) -> _Measureme
 
 
 def _first_line(error: Exception) -> str:
-    """Return the type and the first line of an error, safe to print."""
+    """Return the type and the first line of an error, with control characters escaped."""
     text = markup.in_line(str(error).partition("\n")[0]).strip()
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _is_reproducible(error: Exception) -> bool:
-    """Return whether an error is due to the kernel, and not, for example, to a lack of memory."""
+    """Return whether an error is due to the kernel itself and would occur again.
+
+    Other errors, such as a lack of memory, may not occur again.
+    """
     refused = ("CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES")
     return isinstance(error, KernelCompileError) or any(word in str(error) for word in refused)
 
@@ -212,7 +217,7 @@ def lost() -> bool:
 
 
 def seconds(call: Callable[[], None], count: int) -> float:
-    """Return the mean time of ``count`` consecutive calls on the current stream."""
+    """Return the mean time in seconds of ``count`` consecutive calls on the current stream."""
     cuda = arrays.cupy().cuda
     start, stop = cuda.Event(), cuda.Event()
     start.record()
@@ -227,7 +232,7 @@ def seconds(call: Callable[[], None], count: int) -> float:
 
 
 def driver_version() -> int:
-    """Return the CUDA version of the GPU's driver, such as 13010."""
+    """Return the CUDA version that the GPU's driver supports, such as 13010 for CUDA 13.1."""
     return int(arrays.cupy().cuda.runtime.driverGetVersion())
 
 

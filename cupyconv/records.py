@@ -1,4 +1,4 @@
-"""Functions that read JSON and dataclasses from JSON, and check the types of the values."""
+"""Functions that parse JSON and convert JSON objects to dataclasses, with checks of all types."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: the text is not JSON, or is nested too deeply.
+        ValueError: the text is not valid JSON, or its lists and objects are nested too deeply.
     """
     try:
         return json.loads(text)
@@ -27,8 +27,13 @@ def parse_json(text: str | bytes) -> Any:
 def record(kind: type[Kind], entry: Any) -> Kind:
     """Return an instance of a dataclass from a JSON object; lists become tuples in tuple fields.
 
+    Args:
+        kind: the dataclass.
+        entry: parsed JSON object, with the names of the dataclass's fields as keys.
+
     Raises:
-        ValueError: a field is missing, unknown, or of another type.
+        ValueError: ``entry`` is not an object, lacks a field without a default, has an unknown
+            field, or has a value of the wrong type.
     """
     if not isinstance(entry, dict):
         raise ValueError(f"a {kind.__name__} must be an object, got {shown(entry)}")
@@ -45,12 +50,12 @@ def record(kind: type[Kind], entry: Any) -> Kind:
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
-    """Return a JSON value as a value of a field's type; ``where`` is the field's name."""
+    """Convert a JSON value to the type ``hint``; ``where`` names the field in error messages."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         if value is None and type(None) in inner:
             return None
-        (hint,) = (one for one in inner if one is not type(None))
+        (hint,) = (option for option in inner if option is not type(None))
         return _value(hint, value, where)
     if origin is Literal:  # checks the type only; the code that uses the value checks the value
         return _value(type(inner[0]), value, where)
@@ -59,7 +64,8 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if origin is tuple and isinstance(value, list):
         hints = (inner[0],) * len(value) if inner[-1] is Ellipsis else inner
         if len(hints) == len(value):
-            return tuple(_value(one, v, where) for one, v in zip(hints, value, strict=True))
+            return tuple(_value(item, v, where) for item, v in zip(hints, value, strict=True))
     elif hint is Any or type(value) is (origin or hint) or (hint, type(value)) == (float, int):
         return value
-    raise ValueError(f"{where} must be {getattr(hint, '__name__', hint)}, got {shown(value)}")
+    name = hint.__name__ if isinstance(hint, type) else hint
+    raise ValueError(f"{where} must be {name}, got {shown(value)}")

@@ -19,8 +19,8 @@ def uninterrupted(compute: Callable[[], Value]) -> Value:
     """Return the result of ``compute``, which signal handlers do not interrupt.
 
     Signal handlers run in the main thread only.  In the main thread, this function therefore runs
-    ``compute`` in another thread and waits.  If a handler raises an exception meanwhile, it is
-    raised after ``compute`` has ended.
+    ``compute`` in another thread and waits.  If a handler raises an exception meanwhile, this
+    function raises that exception after ``compute`` has ended.
 
     Raises:
         BaseException: the exception of ``compute`` or of a handler.
@@ -36,7 +36,7 @@ def uninterrupted(compute: Callable[[], Value]) -> Value:
     def run() -> None:
         try:
             task = tasks.pop()
-        except IndexError:  # another thread runs it
+        except IndexError:  # another thread runs ``compute``
             return
         try:
             values.append(task())
@@ -78,14 +78,14 @@ def import_whole(name: str) -> ModuleType:
 
 
 _PAUSE = 0.02
-"""Seconds after which an interrupt that came during an import is sent again (chosen)."""
+"""Seconds to wait before an interrupt that came during an import is sent again (chosen)."""
 
 
 class _Note:
-    """Handler of SIGINT that raises KeyboardInterrupt, and records in ``came`` that it was called.
+    """Handler of SIGINT that records the interrupt in ``came`` and calls the handler ``before``.
 
-    An interrupt during an import is raised after the import, because compiled modules print a
-    traceback when an interrupt stops their import.
+    During an import, it sends the interrupt again later instead of calling ``before``, because
+    compiled modules print a traceback when an interrupt stops their import.
     """
 
     def __init__(self, before: Callable[[int, FrameType | None], object]) -> None:
@@ -116,11 +116,11 @@ _IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
 
 @contextmanager
 def interrupts() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether an interrupt has come.
+    """Yield a function that returns whether an interrupt (SIGINT) has come since the block began.
 
-    Some libraries suppress a KeyboardInterrupt during their import, or raise another error instead.
-    If the program has a SIGINT handler other than Python's default, that handler is not replaced,
-    and its interrupts are not recorded.
+    The function is needed because some libraries suppress a KeyboardInterrupt during their import,
+    or raise another error instead.  If the program has a SIGINT handler other than Python's
+    default, that handler is not replaced, and no interrupts are recorded.
     """
     before = signal.getsignal(signal.SIGINT)
     is_usual = before is signal.default_int_handler or isinstance(before, _Note)

@@ -20,10 +20,14 @@ def themed(name: str, light: str, dark: str) -> str:
 
 
 Attributes = dict[str, str | float]
-"""Attributes of an element, with underscores for dashes; empty values are omitted."""
+"""Attributes of an SVG element, keyed by name.
+
+Names have underscores instead of dashes, and ``kind`` is the attribute ``class``.  Attributes whose
+value is an empty string are not written.
+"""
 
 _TITLE_SIZE, _HEAD_SIZE, _SIZE = 9.6, 7.8, 6.3
-"""Largest width of a character in pixels, by kind of text."""
+"""Largest width of a character in pixels: in texts of the class "title", of "head", and others."""
 
 
 @dataclass
@@ -39,7 +43,7 @@ class Canvas:
         self.width, self.height = max(self.width, x), max(self.height, y)
 
     def shape(self, name: str, title: str = "", /, **attributes: str | float) -> None:
-        """Draw an element without text; ``kind`` is its class, and ``title`` is its tooltip."""
+        """Draw the SVG element ``name`` with these attributes; ``title`` is its tooltip."""
         self.parts.append(
             _element(name, f"<title>{escape(title)}</title>" if title else "", attributes)
         )
@@ -47,7 +51,17 @@ class Canvas:
     def text(
         self, x: float, y: float, text: str, kind: str = "", **attributes: str | float
     ) -> None:
-        """Draw a line of text; the canvas grows unless the text ends or is centred at ``x``."""
+        """Draw a line of text.
+
+        The canvas grows to include a text that begins at ``x``.  It does not grow if ``kind``
+        contains "in" (centred at ``x``) or "end" (ends at ``x``), or with ``text_anchor``.
+
+        Args:
+            x, y: position of the text on its baseline.
+            text: the text.
+            kind: classes of the element, separated by spaces.
+            attributes: further attributes of the element.
+        """
         text = visible(text)  # escapes change the drawn length
         place: Attributes = {"x": x, "y": y, "kind": kind}
         self.parts.append(_element("text", escape(text), place | attributes))
@@ -97,10 +111,10 @@ class Canvas:
 
         Args:
             label: description of the picture, for readers who cannot see it.
-            margin: space right of and below the drawn elements.
+            margin: space to the right of the drawn elements and below them.
             size: width and height; by default, the extent of the elements plus the margin.
             style: CSS of the document.
-            defs: elements to insert before the background.
+            defs: SVG elements as text, to insert before the background.
             attributes: further attributes of the root element.
         """
         wide, high = size or (self.width + margin, self.height + margin)

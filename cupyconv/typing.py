@@ -2,12 +2,15 @@
 
 Use them in functions that pass their arguments on to cupyconv::
 
-    from cupyconv.typing import Padding, Size
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from cupyconv.typing import Padding
 
     def halve(x: NDArray[np.float32], padding: Padding = "same") -> NDArray[np.float32]: ...
 
-Option values are literals, so a type checker finds unknown values.  The functions also check option
-values at run time; they accept padding modes and formats in upper or lower case.
+Option values are literal types, so a type checker reports unknown values.  The functions also check
+option values at run time, where padding modes and formats may be in upper or lower case.
 """
 
 from cupyconv.formats import DataFormat, FilterFormat

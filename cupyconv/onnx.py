@@ -8,18 +8,22 @@ equivalent ConvProblem.  The onnx package is not needed.  Examples assume
 The formulas are those of https://onnx.ai/onnx/operators/onnx__Conv.html and
 onnx__ConvTranspose.html, with these clarifications:
 
-* ``pads`` has the beginnings of all spatial axes, followed by their ends.  It is only used with
-  ``auto_pad="NOTSET"``.
-* SAME_UPPER puts the odd pixel of padding at the end, SAME_LOWER at the beginning.
-* The size of a ConvTranspose's result is ``output_shape`` if that is passed.  Otherwise, SAME gives
-  the input size times the strides; without SAME, the size follows from the other attributes.  With
-  ``output_shape`` or SAME, pixels beyond the size are cropped on both sides.  An odd pixel is
-  cropped at the end with SAME_UPPER and otherwise at the beginning.  Pixels that no window reaches
-  have the value of the bias, or zero without a bias.
+* ``pads`` has the padding at the beginning of every spatial axis, then the padding at the end of
+  every axis.  It is only used with ``auto_pad="NOTSET"``.
+* If the total padding of an axis is odd, SAME_UPPER adds the larger half at the end, and SAME_LOWER
+  adds it at the beginning.
+* The spatial sizes of a ConvTranspose's result are ``output_shape`` if that is passed.  Otherwise,
+  with SAME_UPPER and SAME_LOWER they are the input's sizes times the strides, and without these
+  they follow from the other attributes.
+* With ``output_shape``, SAME_UPPER or SAME_LOWER, pixels beyond the result's size are cropped on
+  both sides.  If their number is odd, SAME_UPPER crops the larger half at the end; otherwise it is
+  cropped at the beginning.
+* Pixels of a ConvTranspose's result that no window reaches have the value of the bias, or zero
+  without a bias.
 * An ``output_shape`` that exceeds the reach of the windows by a stride or more is rejected.  A Conv
   with an input of this size would need negative padding to return ``x``'s size, which the
   specification does not define.  ONNX's reference evaluator and ONNX Runtime (in its pull request
-  29446) reject such shapes, too, except with SAME.
+  29446) reject such shapes, too, except with SAME_UPPER and SAME_LOWER.
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ from cupyconv.problem import (
     Padding,
     PaddingWord,
     count_text,
+    counted,
     integers,
     named_problem,
     shape_text,
@@ -144,7 +149,7 @@ def conv(
     Args:
         x: input, (N, C, [[D,] H,] W).
         w: filter, (M, C / group, spatial), or a filter from ``cupyconv.prepare``.
-        b: bias, (M,).
+        b: bias, (M,); None for no bias.
         auto_pad: "NOTSET", "SAME_UPPER", "SAME_LOWER" or "VALID".
         dilations, strides: one integer per spatial axis; 1 by default.
         group: number of independent convolutions into which C and M are divided.
@@ -222,11 +227,11 @@ def conv_transpose(
     Args:
         x: input, (N, C, spatial).
         w: filter, (C, M / group, spatial), or a filter from ``cupyconv.prepare``.
-        b: bias, (M,).
-        output_padding: pixels added at the end of each spatial axis; each number must be less than
-            the stride or less than the dilation.
-        output_shape: spatial sizes of the result, which determine the padding.  They may exceed the
-            reach of the windows by at most stride - 1.
+        b: bias, (M,); None for no bias.
+        output_padding: pixels added at the end of each spatial axis, less than the stride or less
+            than the dilation of the axis; 0 by default.
+        output_shape: spatial sizes of the result, which determine the padding.  A size may exceed
+            the reach of the windows by at most stride - 1.
         auto_pad, dilations, group, kernel_shape, pads, strides: as for ``conv``.
 
     Returns:
@@ -265,7 +270,7 @@ def conv_transpose(
 
 @lru_cache(maxsize=4096)
 def _conv_options(*shapes: Any, **attributes: Any) -> ConvOptions:
-    """Return the options of the convolution that Conv computes, after checking the call.
+    """Check a call of ``conv``, and return its options in cupyconv's form; the result is cached.
 
     Args:
         shapes, attributes: as for ``_conv_problem``.
@@ -277,7 +282,10 @@ def _conv_options(*shapes: Any, **attributes: Any) -> ConvOptions:
 def _conv_transpose_options(
     x_shape: tuple[int, ...], *shapes: Any, **attributes: Any
 ) -> tuple[ConvOptions, tuple[int, ...]]:
-    """Return the options and the output_padding with which ``conv_transpose`` computes the call.
+    """Check a call of ``conv_transpose``, and return its options and output_padding.
+
+    The options have cupyconv's form.  The output_padding gives the size of the result.  The return
+    value is cached.
 
     Args:
         x_shape, shapes, attributes: as for ``_conv_transpose_problem``.
@@ -289,9 +297,10 @@ def _conv_transpose_options(
 
 
 def _from_cache(function: Any, *shapes: Any, **attributes: Any) -> Any:
-    """Call a cached function; without its cache if equal keys could mean different attributes.
+    """Call a cached function; without its cache if an attribute is not a safe key of a cache.
 
-    True equals 1, but attributes must not be booleans; arrays can change.
+    Keys are safe if they consist of integers, strings, None and lists of integers.  An array can
+    change, and True equals 1 as a key but is invalid as an attribute.
     """
     keys = {}
     for name, value in attributes.items():
@@ -363,10 +372,10 @@ def _conv_problem(
     dtype: Dtype = "float32",
     sizes: tuple[str, ...] = (),
 ) -> ConvProblem:
-    """Return the result of ``conv_problem``, after checking the shape of a bias, too.
+    """Return the result of ``conv_problem``; check the shape of a bias, too, if there is one.
 
     Args:
-        sizes: tensors that the caller passes as sizes, as for ``remedies.offering``.
+        sizes: tensors that the caller passes as shapes, not arrays; as for ``remedies.offering``.
     """
     mode = _auto_pad(auto_pad)
     _require_lists(dilations=dilations, kernel_shape=kernel_shape, pads=pads, strides=strides)
@@ -464,10 +473,11 @@ def _conv_transpose_problem(
     tensors_as_sizes: tuple[str, ...] = (),
     **attributes: Any,
 ) -> ConvProblem:
-    """Return the result of ``conv_transpose_problem``, after checking the shape of a bias, too.
+    """Return the result of ``conv_transpose_problem``; check the shape of a bias, too, if any.
 
     Args:
-        tensors_as_sizes: tensors that the caller passes as sizes, as for ``remedies.offering``.
+        tensors_as_sizes: tensors that the caller passes as shapes, not arrays; as for
+            ``remedies.offering``.
     """
 
     def require(output_shape: Any, filter_shape: Any, bias_shape: Any, **layer: Any) -> ConvProblem:
@@ -520,7 +530,7 @@ def _transposed(
         pads=pads,
         strides=strides,
     )
-    names = _CONV_TRANSPOSE._replace(x="x")  # only x and w are known here
+    names = _CONV_TRANSPOSE._replace(x="x")  # here, the first shape is that of the operator's x
     rank = spatial_rank(names, integers("x_shape", x_shape), integers("w_shape", w_shape))
     _require_kernel_shape(kernel_shape, w_shape)
     stride = _per_axis("strides", strides, rank)
@@ -544,7 +554,7 @@ def _transposed(
     if output_shape is None:
         sizes = [n * s for n, s in zip(x_shape[2:], stride, strict=True)]
     else:
-        sizes = list(output_shape)[-rank:]  # older models include batch and channels
+        sizes = list(output_shape)[-rank:]  # in older models, it includes batch and channels
         if len(sizes) != rank:
             raise _wrong_count("output_shape", len(sizes), rank)
     full = uncropped.input_sizes
@@ -572,11 +582,11 @@ ATTRIBUTES = {
     operator: tuple(name for name in list(signature(function).parameters)[2:] if name != "dtype")
     for operator, function in (("Conv", conv_problem), ("ConvTranspose", conv_transpose_problem))
 }
-"""Attributes of each operator, which are the same in all opsets."""
+"""Names of the attributes, keyed by operator; they are the same in all opsets."""
 
 
 def require_attributes(operator: str, names: Iterable[str]) -> None:
-    """Check that an operator has attributes with these names, and that no name is repeated.
+    """Check that an operator has attributes with these names, and that no name occurs twice.
 
     Raises:
         ConvError: a name is unknown or repeated.
@@ -604,9 +614,10 @@ def _require_lists(**attributes: Any) -> None:
                 len(values)
                 integers(what, values)
         except TypeError:
+            count = "two integers" if what == "pads" else "one integer"
             raise ConvTypeError(
                 f"{what} must be a list of integers: got {shown(values)}. "
-                "Pass one integer for each spatial axis, or two for pads"
+                f"Pass {count} for each spatial axis"
             ) from None
 
 
@@ -633,9 +644,9 @@ def _pairs(pads: Ints, rank: int) -> tuple[tuple[int, int], ...]:
         return ((0, 0),) * rank
     if len(pads) != 2 * rank:
         raise ConvError(
-            "pads must have the beginnings of all spatial axes, followed by their ends",
+            "pads must have two integers for each spatial axis",
             count_text(len(pads), rank),
-            f"Pass {2 * rank} integers",
+            f"Pass {2 * rank} integers: the padding at the beginning of each axis, then at the end",
         )
     numbers = tuple(pads)
     return tuple(zip(numbers[:rank], numbers[rank:], strict=True))
@@ -644,7 +655,7 @@ def _pairs(pads: Ints, rank: int) -> tuple[tuple[int, int], ...]:
 def _wrong_count(what: str, count: int, rank: int) -> ConvError:
     return ConvError(
         f"{what} must have one integer for each spatial axis",
-        f"got {count} for {rank} spatial axes",
-        f"Pass {rank}",
+        count_text(count, rank),
+        f"Pass {counted(rank, 'integer')}",
         candidates=(),
     )

@@ -1,4 +1,4 @@
-"""The public functions, which validate their arguments, plan the passes and run them."""
+"""The public functions: they validate their arguments, plan the passes and run them."""
 
 from __future__ import annotations
 
@@ -85,6 +85,11 @@ _Array = TypeVar("_Array")
 class ConvGradients(NamedTuple, Generic[_G]):
     """Gradients of a layer; None for gradients that were not requested.
 
+    Attributes:
+        dx: gradient with respect to the input, with the shape of x.
+        dw: gradient with respect to the filter, with the shape of w.
+        db: gradient with respect to the bias, of shape (K,).
+
     >>> x, w, dy = np.ones((1, 2, 4)), np.ones((3, 2, 3)), np.ones((1, 3, 2))
     >>> gradients = cupyconv.conv_backward(x, w, dy, needs=("filter", "bias"))
     >>> gradients.dw.shape, gradients.db.tolist(), gradients.dx
@@ -96,8 +101,8 @@ class ConvGradients(NamedTuple, Generic[_G]):
     db: _G
 
 
-# The overloads below tell type checkers that NumPy arrays give a NumPy array of the same dtype, and
-# CuPy arrays a CuPy array.  Objects that export their memory by a protocol give either.
+# The overloads below tell type checkers the type of the result: a NumPy array of the same dtype for
+# NumPy arrays, and a CuPy array for CuPy arrays.  For other arrays, the result may be either.
 
 
 @overload
@@ -147,10 +152,10 @@ def conv_forward(
     impl: Impl | Plan = "auto",
     out: Any = None,
 ) -> Any:
-    """Compute y = activation(x correlated with w + bias + add).
+    """Compute y = activation(t + bias + add), where t is the cross-correlation of x and w.
 
-    y[n, k, p, q] = sum over c, r, s of x[n, c, h, w] * w[k, c, r, s], where
-    h = p * stride - pad + r * dilation, and the index w follows from q and s in the same way.
+    In 2-D with one group, t[n, k, p, q] = sum over c, r, s of x[n, c, i, j] * w[k, c, r, s], where
+    i = p * stride - pad + r * dilation, and j follows from q and s in the same way.
 
     Args:
         x: input, (N, C, [[D,] H,] W) in ``data_format`` order; a NumPy or CuPy array, or an object
@@ -161,19 +166,20 @@ def conv_forward(
         stride, padding, dilation, groups, data_format, filter_format: as for ConvProblem.
         activation: None, "relu", "silu" or "gelu" (the exact GELU, with erf).  Complex dtypes
             support only None.  Gradient functions take no activation: their dy is the gradient
-            with respect to the activation's input.  "silu" is v / (1 + exp(-v)) in the dtype of the
-            sums, as in PyTorch: it is -0 where exp(-v) overflows (v below -88.7 in float32, -709.7
-            in float64), and NaN at -infinity.
+            with respect to the activation's input.  "silu" of v is v / (1 + exp(-v)) in the dtype
+            of the sums, as in PyTorch: it is -0 where exp(-v) overflows (v below -88.7 in float32,
+            -709.7 in float64), and NaN at -infinity.
         add: array with the shape, dtype and device of y, such as the shortcut of a residual block;
-            it is added before the activation.  It may be ``out`` itself, but must not overlap a
-            part of ``out``.  A GPU copies it first if its strides differ from those of the result,
-            and NumPy copies it if it is ``out``.  The gradient with respect to it is dy.
-        precision: "ieee" computes float32 in float32: a value affects only the results that read
+            it is added before the activation.  It may be ``out`` itself, but must not overlap
+            ``out`` in another way.  On a GPU, ``add`` is copied first if its strides differ from
+            those of the result.  On the CPU, it is copied first if it is ``out``.  The gradient
+            with respect to ``add`` is dy.
+        precision: "ieee" computes float32 in float32: an element affects only the results that read
             it, subnormals are kept, and errors are at most twice those of a plain sum, whatever
             the magnitudes.  "tf32" permits implementations to round float32 operands to 10 bits of
-            mantissa for the tensor cores.  "bf16x6" permits them to multiply the operands as
-            planes of bfloat16, which loses bits of numbers below 2^-110 and may turn infinity into
-            NaN.
+            mantissa for the tensor cores.  "bf16x6" permits implementations to split each float32
+            operand into three bfloat16 planes for the tensor cores.  This loses bits of values
+            below 2^-110 and may turn infinity into NaN.
         impl: "auto", the name of an implementation as ``cupyconv.plan`` prints it, or a Plan of
             this problem.
         out: array for the result, with the result's shape and dtype; it must not share memory with
@@ -182,14 +188,17 @@ def conv_forward(
     Returns:
         y, (N, K, [[Z,] P,] Q) in ``data_format`` order, with x's dtype and device; or ``out``, if
         passed.  16-bit types are summed in float32 and rounded once.  Nothing is conjugated: a
-        complex product is four real products, (a + bi)(c + di) = (ac - bd) + (ad + bc)i, and
-        "ieee" holds for each part.  NaN and infinity propagate.  If a complex number has an
-        infinite part, results that read it have parts that are infinite or NaN.  Implementations
-        may multiply padding by w, as zeros: where an element of w that is NaN or infinite lies on
-        padding, the output may be NaN.
-        If a window has at most a million values, a NumPy pass takes at most 64 MB of memory besides
-        its operands, its result and a copy of an ``add`` that is ``out``.  Each thread keeps this
-        memory for its next pass.
+        complex product is four real products, (a + bi)(c + di) = (ac - bd) + (ad + bc)i, and the
+        guarantees of "ieee" hold for the real and the imaginary part.
+
+        NaN and infinity propagate.  If an element of a complex operand has an infinite part,
+        results that read it have parts that are infinite or NaN.  Implementations may multiply
+        elements of w by the zeros of the padding.  Where an infinite or NaN element of w meets
+        padding, y may therefore be NaN.
+
+        If a window has at most a million elements, a NumPy pass takes at most 64 MB of memory
+        besides its operands, its result and a copy of an ``add`` that is ``out``.  Each thread
+        keeps this memory for its next pass.
 
     Raises:
         ConvError: the arguments describe no valid convolution, or ``out`` does not fit the result.
@@ -254,10 +263,11 @@ def conv_backprop_input(
 ) -> Any:
     """Compute dx, the gradient with respect to the input, from the output gradient dy.
 
-    dx[n, c, h, w] = sum over k, r, s of dy[n, k, p, q] * w[k, c, r, s], where
-    p = (h + pad - r * dilation) / stride, and q follows from the index w and s in the same way.
-    Only the taps for which p and q are whole numbers, and indices of the output, are summed.
-    A complex w is conjugated, as in PyTorch's gradients: for a real loss L, dy is
+    In 2-D with one group, dx[n, c, i, j] = sum over k, r, s of dy[n, k, p, q] * w[k, c, r, s],
+    where p = (i + pad - r * dilation) / stride, and q follows from j and s in the same way.  Terms
+    whose p or q is not an integer, or is outside the output, are left out.
+
+    A complex w is conjugated, as in PyTorch's gradients.  For a real loss L, dy is
     dL/d(re y) + i dL/d(im y), and dx is dL/d(re x) + i dL/d(im x).  JAX's gradients are the
     conjugates of these: jax.vjp gives conj(dx) for conj(dy).
 
@@ -271,13 +281,14 @@ def conv_backprop_input(
         precision, impl, out: as for ``conv_forward``.
 
     Returns:
-        dx, of shape ``input_shape``.  NaN and infinity propagate.  Implementations may multiply
-        padding, and gaps that the stride leaves between elements of dy, by w, as zeros: where an
-        element of w that is NaN or infinite lies on one of these, the element of dx may be NaN.
+        dx, of shape ``input_shape``.  NaN and infinity propagate.  Implementations may extend dy by
+        zeros, at its borders and in the gaps that the stride leaves between its elements, and
+        multiply elements of w by these zeros.  Where an infinite or NaN element of w meets such a
+        zero, dx may therefore be NaN.
 
     Raises:
-        ConvError: ``dy`` does not fit ``input_shape`` and ``w``; the message has the interval of
-            input sizes that fit.
+        ConvError: ``dy`` does not fit ``input_shape`` and ``w``; the message states which input
+            sizes fit.
         ConvTypeError, DeviceError: as for ``conv_forward``.
 
     >>> w, dy = np.ones((1, 1, 2)), np.array([[[1.0, 2.0]]])
@@ -334,8 +345,8 @@ def conv_backprop_filter(
 ) -> Any:
     """Compute dw, the gradient with respect to the filter, from the output gradient dy.
 
-    dw[k, c, r, s] = sum over n, p, q of dy[n, k, p, q] * x[n, c, h, w], where
-    h = p * stride - pad + r * dilation, and the index w follows from q and s in the same way.
+    In 2-D with one group, dw[k, c, r, s] = sum over n, p, q of dy[n, k, p, q] * x[n, c, i, j],
+    where i = p * stride - pad + r * dilation, and j follows from q and s in the same way.
     A complex x is conjugated, as in PyTorch's gradients; see ``conv_backprop_input``.
 
     Args:
@@ -347,9 +358,9 @@ def conv_backprop_filter(
         precision, impl, out: as for ``conv_forward``.
 
     Returns:
-        dw, of shape ``filter_shape``.  NaN and infinity propagate.  An element of dy that is NaN or
-        infinite may also reach taps that meet padding in its window, because it is multiplied by
-        zero there.
+        dw, of shape ``filter_shape``.  NaN and infinity propagate.  Implementations may multiply
+        elements of dy by the zeros of the padding.  An infinite or NaN element of dy may therefore
+        also make dw NaN at taps that meet padding in its window.
 
     Raises:
         ConvError: ``dy`` does not fit ``x`` and ``filter_shape``.
@@ -385,10 +396,11 @@ def conv_backprop_bias(dy: Any, *, data_format: DataFormat | None = None, out: A
 
     Args:
         dy: output gradient, (N, K, [[Z,] P,] Q) in ``data_format`` order.
-        out: as for ``conv_forward``.
+        data_format: as for ConvProblem.
+        out: array for the result, of shape (K,), as for ``conv_forward``.
 
     Returns:
-        db, of shape (K,).
+        db, of shape (K,), with dy's dtype and device; or ``out``, if passed.
 
     Raises:
         ConvError, ConvTypeError, DeviceError: as for ``conv_forward``.
@@ -456,12 +468,12 @@ def conv_backward(
     precision: Precision = "ieee",
     impl: Impl | Plan = "auto",
 ) -> ConvGradients[Any]:
-    """Compute several gradients of a layer; ``needs`` selects which.
+    """Compute several gradients of a layer: those in ``needs``, by default all.
 
     Args:
         x, w: input and filter, as for ``conv_forward``.
         dy: output gradient, as for ``conv_backprop_input``.
-        needs: any of "input", "filter" and "bias".
+        needs: the gradients to compute: one or several of "input", "filter" and "bias".
         stride, padding, dilation, groups, data_format, filter_format, precision, impl: as for
             ``conv_forward``.
 
@@ -560,10 +572,15 @@ def conv_transpose(
     impl: Impl | Plan = "auto",
     out: Any = None,
 ) -> Any:
-    """Compute the transposed convolution: activation(conv_backprop_input of x + bias + add).
+    """Compute activation(t + bias + add), where t is the transposed convolution of x with w.
+
+    The underlying convolution maps arrays of the result's shape to arrays of x's shape.  t is the
+    gradient with respect to its input if x is the gradient with respect to its output, as from
+    ``conv_backprop_input``.  Unlike there, a complex w is not conjugated.
 
     Args:
-        x: array with the shape of the underlying convolution's output, (N, K, [[Z,] P,] Q).
+        x: array with the shape of the underlying convolution's output, (N, K, [[Z,] P,] Q) in
+            ``data_format`` order.
         w: filter of the underlying convolution, or a filter from ``prepare``.  Its O axis has x's
             channels, and its I axis has the result's channels.  The order "OIHW" is PyTorch's
             (in_channels, out_channels / groups, ...), and "HWIO" is Keras's
@@ -572,20 +589,21 @@ def conv_transpose(
             device.
         output_shape: shape of the result.
         output_padding: alternative to ``output_shape``: size of the result minus the smallest size
-            that fits x, on each axis; with a stride above 1, several sizes fit.  The default is 0,
-            as in PyTorch.  With padding "same" or "same_lower" the default is
-            stride - 1, which makes the result ``stride`` times as large as x, as in Keras and JAX.
-            output_padding must be less than the stride; with other padding, any value less than the
-            dilation is valid, too.  If it is at least the stride, x is copied and extended by
-            zeros.  With padding "valid" and a filter smaller than the stride, JAX and Keras return
-            ``stride`` times x's size; pass the stride minus the filter's size to get this result.
+            that fits x, per spatial axis.  With a stride above 1, several sizes fit.  The default
+            is 0, as in PyTorch.  With padding "same" or "same_lower", the default is stride - 1,
+            which makes the result ``stride`` times as large as x, as in Keras and JAX.
+            output_padding must be less than the stride.  With other padding than "same" and
+            "same_lower", it may instead be less than the dilation.  If it is at least the stride, x
+            is copied and extended by zeros.  With padding "valid" and a filter smaller than the
+            stride, JAX and Keras return ``stride`` times x's size; to get this size, pass the
+            stride minus the filter's size.
         stride, padding, dilation, groups, data_format, filter_format: parameters of the underlying
             convolution.
         activation, add, precision, impl, out: as for ``conv_forward``.
 
     Returns:
-        The result, (N, C, [[D,] H,] W) in ``data_format`` order.  16-bit types are rounded once,
-        after bias, ``add`` and activation.
+        The result, (N, C, [[D,] H,] W) in ``data_format`` order; or ``out``, if passed.  Results of
+        16-bit types are rounded once, after bias, ``add`` and activation.
 
     Raises:
         ConvError, ConvTypeError, DeviceError: as for ``conv_backprop_input``.
@@ -613,18 +631,18 @@ def prepare(
     """Copy a filter once to the memory order that GPU kernels read, for use in many calls.
 
     Some kernels read w with its channels last, or as planes of bfloat16.  Without ``prepare``, they
-    copy w at every call.  A filter with its spatial axes last is copied with its channels last:
-    always on compute capability 9.0, and in large layers on other GPUs.  The calls run the same
-    kernels as without ``prepare`` and return the same bits.
+    copy w at every call.  GPUs of compute capability 9.0 always copy a filter with its spatial axes
+    last, such as OIHW; other GPUs do so in large layers.  The calls run the same kernels as without
+    ``prepare`` and return the same bits.
 
     Args:
-        w: filter in the problem's format, as for ``conv_forward``.  The result refers to it: do
-            not change w while the result is in use, and call ``prepare`` again after a change.
-            Keep the result while any CUDA graph that captured calls with it exists.
-        problem: the layer.  The calls may have inputs of other sizes and batches; if other kernels
+        w: filter in the problem's format, as for ``conv_forward``.  The PreparedFilter refers to w:
+            do not change w while the PreparedFilter is in use, and call ``prepare`` again after a
+            change.  Keep the PreparedFilter as long as a CUDA graph exists that captured a call
+            with it.
+        problem: the layer.  The calls may have inputs of other sizes and batches.  If other kernels
             are planned for these inputs, they may copy w at every call.
-        passes: "forward", "backprop_input" or both; a transposed convolution is a
-            "backprop_input".
+        passes: "forward", "backprop_input" or both; ``conv_transpose`` uses "backprop_input".
         precision, impl: arguments of the calls, as for ``conv_forward``.
 
     Returns:
@@ -632,8 +650,8 @@ def prepare(
         accept as w.  A NumPy array is not copied.
 
     Raises:
-        ConvError: w is not the problem's filter; an option value is unknown; a graph is being
-            captured; or as for ``plan``.
+        ConvError: w has not the shape and dtype of the problem's filter; an option value is
+            unknown; a graph is being captured; or as for ``plan``.
         ConvTypeError, DeviceError: as for ``conv_forward``.
 
     >>> problem = cupyconv.ConvProblem((1, 2, 4, 4), (3, 2, 3, 3))
@@ -692,11 +710,11 @@ def plan(
             or the CPU if there is no GPU.
         impl: "auto", or the name of the implementation to use for all three passes.
         precision: permitted precision: "ieee", "tf32" or "bf16x6", as for ``conv_forward``.
-        workspace_limit: bytes of device memory that a pass may use besides its tensors; by default
-            ``cupyconv.workspace_limit``.
+        workspace_limit: largest number of bytes of device memory that a pass may use besides its
+            tensors; by default ``cupyconv.workspace_limit``.
         measure: whether to time the most promising kernels on the current GPU and choose the
-            fastest, instead of the kernels with the shortest estimates.  Remembered measurements
-            are not repeated.
+            fastest, instead of the kernel with the shortest estimated time.  Stored measurements
+            are reused.
 
     Raises:
         ConvError: the device or implementation is unknown; the implementation does not support the
@@ -758,7 +776,7 @@ def _measured_plan(
 
 # -- running ---------------------------------------------------------------------------------------
 
-# Arrays that each operation passes as x, w and y of its pass.
+# Arrays that each operation passes as x, w and y to its pass; "out" is the result.
 _ROLES = {
     "forward": ("x", "w", "out"),
     "backprop_input": ("out", "w", "dy"),
@@ -778,13 +796,13 @@ _OPTIONAL = ("bias", "add")
 
 
 class Called(NamedTuple):
-    """Names of an operation's arrays in errors.
+    """Names that errors use for an operation's arrays.
 
     Attributes:
         given: names of the arrays, in the order of _ARRAYS.
         out: name of the array for the result.
-        tensors: names of the problem's tensors.
-        sizes: tensors that the caller passes as shapes instead of arrays; by default as in _SIZES.
+        tensors: names of the problem's tensors and arguments.
+        sizes: tensors that the caller passes as shapes instead of arrays; None for those in _SIZES.
     """
 
     given: tuple[str, ...]
@@ -808,7 +826,10 @@ _SIZES = {
 """Tensors that each operation takes as shapes, not arrays, by their names in ConvProblem."""
 
 _PLAIN = frozenset((int, str, type(None)))
-"""Types that a cache key omits, because their values equal no value of another type here."""
+"""Types of arguments that a cache key omits.
+
+The types of other values are in the key: True equals 1, but is not valid where 1 is.
+"""
 
 
 class _Layout(NamedTuple):
@@ -828,17 +849,18 @@ class _Layout(NamedTuple):
 
 
 class _CallKey(NamedTuple):
-    """Everything that a prepared call depends on; the addresses of its arrays are not part of it.
+    """Everything that a prepared call depends on, which excludes the addresses of its arrays.
 
     Attributes:
         operation, called, shape, options, impl, precision, activation: as for ``compute``.
         given: shape, strides and dtype of each array, by its name in _ARRAYS.
         out: shape, strides and dtype of the array for the result.
         alignment: alignment of the arrays' addresses in bytes.
-        argument_types: types of the numbers in shape and options, as for ``_argument_types``.
+        argument_types: types of the values in shape and options, from ``_argument_types``.
         choice_types: types of impl, precision, activation and workspace_limit.
-        backend, workspace_limit: the place of the arrays and the limit in bytes.
-        prepared_filter: what a filter from ``prepare`` was prepared for.
+        backend: backend of the arrays' device.
+        workspace_limit: largest workspace in bytes; None for no limit.
+        prepared_filter: calls that the filter from ``prepare`` supports; None for a plain filter.
         conjugates: whether backprop_input conjugates a complex filter.
     """
 
@@ -861,7 +883,7 @@ class _CallKey(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """Prepared call of an operation; ``run(tensors)`` computes it."""
+    """Prepared call of an operation; ``run(tensors)`` computes ``result``."""
 
     run: Run
     tensors: Tensors
@@ -870,13 +892,14 @@ class _Call(NamedTuple):
 
 @dataclass
 class _Ready:
-    """A prepared call, shared by all calls that differ only in addresses.
+    """A prepared call, shared by all calls that differ only in the addresses of their arrays.
 
     Attributes:
         problem: the configuration.
         shape: shape of the result.
         run: function that computes the planned pass.
-        measure: function that measures the candidates on tensors and prepares the fastest one.
+        measure: function that times the candidates on tensors and returns a function that runs the
+            fastest.
         measured: function that runs the fastest candidate; None before the measurement.
     """
 
@@ -887,7 +910,7 @@ class _Ready:
     measured: Run | None = None
 
     def fastest(self, tensors: Tensors) -> Run:
-        """Return the run of the fastest candidate, after measuring the candidates if needed."""
+        """Return the function that runs the fastest candidate, after the measurement if needed."""
         if self.measured is None:
             self.measured = self.measure(tensors)
         return self.measured
@@ -909,21 +932,21 @@ def compute(
 ) -> Any:
     """Run an operation, for the functions above and for other interfaces such as ``raw_ops``.
 
-    Most calls repeat an earlier call, and their Python code should take no longer than the launch.
-    So prepared calls are cached by everything they depend on, and all slow steps are in ``_ready``.
+    Most calls repeat an earlier call with other data.  To keep the Python code of such a call as
+    fast as the kernel launch, all slow steps are in ``_ready``, and its results are cached.
 
     Args:
         operation: name of the operation, a key of _ARRAYS.
         given: arrays of the operation, in the order of _ARRAYS; None for a missing optional array.
-        shape: shape of the tensor that is not passed as an array; for "transpose", the pair of
-            output_shape and output_padding.
+        shape: shape of the tensor that is not passed as an array, such as ``input_shape`` of
+            ``conv_backprop_input``; for "transpose", the pair of output_shape and output_padding.
         options: stride, padding, dilation, groups and formats, as the user passed them.
         out, impl, precision, activation: as for ``conv_forward``.
         measure: whether to time the candidates on a GPU and use the fastest; by default
             ``cupyconv.benchmark``.
         conjugates: whether a transposed convolution conjugates its filter, as a gradient does.
         called: names of the arrays in errors; by default those in _ARRAYS, and ``out``.
-        deferred: whether to return a _Call instead of the result.
+        deferred: whether to return a _Call that the caller runs, instead of the result.
     """
     called = called or _CALLED[operation]
     prepared_filter = None
@@ -940,8 +963,8 @@ def compute(
         passed.append(array)
     taken, home, backend = _take(names, tuple(passed))
     tensors = dict(zip(roles, taken, strict=True))
-    # A transposed convolution does not conjugate its filter, but its pass does.  So the pass gets
-    # the conjugate of w, a new array.
+    # A transposed convolution does not conjugate its filter, but backprop_input does.  The pass
+    # therefore gets the conjugate of w, a new array.
     unconjugated = operation == "transpose" and tensors["w"].dtype.kind == "c" and not conjugates
     layouts, addressed = [], []
     for role, array in tensors.items():
@@ -962,7 +985,7 @@ def compute(
         addressed.append(result)
         out_layout = (result.shape, result.strides, result.dtype)
     argument_types = _argument_types(shape, options)
-    key = (  # a _CallKey, without the time to make one
+    key = (  # the fields of a _CallKey; a plain tuple is faster to construct
         operation,
         called,
         tuple(layouts),
@@ -984,7 +1007,7 @@ def compute(
     measure = cupyconv.benchmark if measure is None else measure
     measured = measure and backend.device.is_gpu and not isinstance(impl, Plan)
     if measured and ready.measured is None and backend.is_capturing():
-        ready.fastest(Tensors(None, None, None))  # raises unless a choice was measured before
+        ready.fastest(Tensors(None, None, None))  # raises an error if no measurement is stored
     if result is None:
         result = backend.empty(ready.shape, ready.problem.dtype)
     if "add" in tensors:
@@ -1006,7 +1029,7 @@ def compute(
 
 
 def _operands(operation: str, tensors: Mapping[str, Any]) -> Tensors:
-    """Return the operands and the result of an operation as x, w, y, bias and add of its pass."""
+    """Return an operation's arrays, keyed by name, in the roles that they have in its pass."""
     x, w, y = _ROLES[operation]
     return Tensors(tensors[x], tensors[w], tensors[y], tensors.get("bias"), tensors.get("add"))
 
@@ -1023,8 +1046,8 @@ def _transpose(
     Args:
         ready: the prepared call.
         tensors: arrays of the call, with the result as "out".
-        unconjugated: whether the result uses the filter itself.  The pass conjugates its filter,
-            so it then gets the conjugate.
+        unconjugated: whether to pass the conjugate of the filter to the pass, which conjugates it
+            again.
         measured: whether to measure the candidates and use the fastest.
         backend: backend that computes.
     """
@@ -1035,7 +1058,7 @@ def _transpose(
             conjugate = backend.conjugate(w)
             w = w if conjugate is None else conjugate
         if x.shape != ready.problem.output_shape:
-            # output_padding adds windows for which x has no values; zeros are used instead.
+            # output_padding adds windows that have no element of x; they get zeros.
             x = backend.extended(x, ready.problem.output_shape)
         operands = _operands("transpose", {**tensors, "w": w, "x": x})
         run = ready.fastest(operands) if measured else ready.run
@@ -1044,8 +1067,8 @@ def _transpose(
     try:
         compute_from_copies()
     except BaseException as error:
-        # The frames of a kept error would keep the copies, and copies made during a capture must be
-        # freed before the capture ends.
+        # If the caller keeps the error, its frames keep the copies.  Copies made during a capture
+        # must be freed before the capture ends.
         traceback.clear_frames(error.__traceback__)
         raise
 
@@ -1057,10 +1080,13 @@ def _contiguous_layout(shape: tuple[int, ...], strides: Any, dtype: Any) -> tupl
 
 
 def _argument_types(shape: Any, options: ConvOptions) -> Any:
-    """Return the types of arguments, which distinguish True (rejected) from 1 in a cache key.
+    """Return the types of integers other than int, such as bool, in the arguments of a call.
 
-    Return an empty list, which disables caching, if a value in the tuples is not an integer, a
-    string or None: such a value may be mutable, as an array is.
+    In a cache key, these types distinguish True, which is rejected, from 1, which equals it.
+
+    Returns:
+        A tuple of types; or an empty list if an argument, or an item of a tuple, is not an integer,
+        a string or None.  It may be mutable, as an array is, and must not be part of a key.
     """
     types, values = [], [shape, *options]
     for value in values:
@@ -1074,12 +1100,12 @@ def _argument_types(shape: Any, options: ConvOptions) -> Any:
 
 
 def _ready_from_lists(call: tuple[Any, ...]) -> _Ready:
-    """Look up a call as if its lists were tuples, which a cache key may contain."""
+    """Look up a call in the cache with its lists replaced by tuples, which are hashable."""
     key = _CallKey._make(call)
 
     def frozen(value: Any, depth: int = 2) -> Any:  # no argument contains more levels of lists
         if depth and isinstance(value, list | tuple):
-            return tuple(frozen(one, depth - 1) for one in value)
+            return tuple(frozen(item, depth - 1) for item in value)
         return value
 
     shape, options = frozen(key.shape), ConvOptions._make(map(frozen, key.options))
@@ -1088,15 +1114,18 @@ def _ready_from_lists(call: tuple[Any, ...]) -> _Ready:
         with suppress(ConvError, ConvTypeError):
             changed = key._replace(shape=shape, options=options, argument_types=types)
             return _from_cache(_ready, changed)
-    return _ready.__wrapped__(key)  # errors show the lists
+    return _ready.__wrapped__(key)  # errors then show the lists, as the caller wrote them
 
 
 @lru_cache(maxsize=4096)
 def _ready(call: tuple[Any, ...]) -> _Ready:
-    """Prepare a call, a _CallKey.
+    """Validate and prepare a call; the result is cached.
+
+    Args:
+        call: fields of a _CallKey.
 
     Raises:
-        ConvError, ConvTypeError: the call is invalid; the devices of its arrays are not checked.
+        ConvError, ConvTypeError: the call is invalid.  The caller has checked the arrays' devices.
     """
     key = _CallKey._make(call)
     operation, called, impl, backend = key.operation, key.called, key.impl, key.backend
@@ -1109,7 +1138,7 @@ def _ready(call: tuple[Any, ...]) -> _Ready:
     pass_ = "backprop_input" if operation == "transpose" else operation
     result_shape = _result_shape(operation, problem)
     if operation == "transpose" and layouts["x"].shape != problem.output_shape:
-        # The pass reads a copy of x that is extended by zeros for the missing windows.
+        # The pass reads a copy of x, extended by zeros for the windows that output_padding adds.
         x_layout = _contiguous_layout(problem.output_shape, None, layouts["x"].dtype)
         layouts["x"] = _Layout._make(x_layout)
     strides = None
@@ -1129,7 +1158,7 @@ def _ready(call: tuple[Any, ...]) -> _Ready:
             return backend.prepare(planned, problem, strides, epilogue, None, key.conjugates)
         form = backend.filter_form(planned, problem, strides)
         if form is not None and form.name not in prepared_filter.forms:
-            form = None  # kernels copy w at each call, as without ``prepare``
+            form = None  # the pass copies w at each call, as without ``prepare``
         name = None if form is None else form.name
         run = backend.prepare(planned, problem, strides, epilogue, form, key.conjugates)
         return lambda tensors: run(tensors._replace(w=_filter_to_read(name, tensors.w)))
@@ -1139,7 +1168,7 @@ def _ready(call: tuple[Any, ...]) -> _Ready:
         result = tensors[_ROLES[operation].index("out")]
         if tensors.add is not result or result is None:
             return prepare(_fastest(request, impl, backend, prepare, tensors))
-        original = backend.empty(result.shape, problem.dtype)  # each timed call adds to it
+        original = backend.empty(result.shape, problem.dtype)  # timed calls change add, the result
         backend.copy(original, result)
         try:
             return prepare(_fastest(request, impl, backend, prepare, tensors))
@@ -1165,7 +1194,7 @@ def chosen(request: Request, impl: str | Plan) -> PassPlan:
 
 
 def _filter_to_read(form: str | None, w: Any) -> Any:
-    """Return w, or for a prepared filter its copy with the name ``form``."""
+    """Return w itself, or the copy named ``form`` if w is a prepared filter."""
     return w.read_as(form) if type(w) is PreparedFilter else w
 
 
@@ -1189,12 +1218,12 @@ def _fastest(
 def sum_bias(
     dy: Any, data_format: str | None, out: Any, called: str = "dy", deferred: bool = False
 ) -> Any:
-    """Run ``conv_backprop_bias``, also for other interfaces such as ``raw_ops``.
+    """Compute ``conv_backprop_bias``, also for other interfaces such as ``raw_ops``.
 
     Args:
         dy, data_format, out: as for ``conv_backprop_bias``.
         called: name of dy in errors.
-        deferred: whether to return a _Call instead of the result.
+        deferred: whether to return a _Call that the caller runs, instead of the result.
     """
     (dy,), home, backend = _take((called,), (dy,))
     result = None if out is None else _take_out("out", out, {called: dy}, home, backend)
@@ -1235,7 +1264,7 @@ def _ready_bias(
 
 
 def _from_cache(function: Any, *arguments: Any) -> Any:
-    """Call a cached function, or the function without its cache if an argument is a list."""
+    """Call a cached function; without its cache if an argument is not hashable, such as a list."""
     try:
         return function(*arguments)
     except ConvTypeError:
@@ -1260,8 +1289,8 @@ def problem_of(
 
     Args:
         operation, shape, options, called: as for ``compute``.
-        layouts: arrays or other objects with shape and dtype, by their names in _ARRAYS, and
-            ``out``.
+        layouts: arrays, or other objects with shape and dtype, keyed by their names in _ARRAYS; and
+            the array for the result as ``out``.
     """
     called = called or _CALLED[operation]
     error_names, names = _error_names(operation, called), called.tensors
@@ -1303,7 +1332,7 @@ def problem_of(
     searching = False
 
     def require_fitting(**call: Any) -> ConvProblem:
-        """Check a call; while remedies are searched, also that add and out fit its result."""
+        """Check a call; after an error, while fixes are tried, also check its add and out."""
         nonlocal searching
         try:
             problem = require(**call)
@@ -1321,7 +1350,7 @@ def problem_of(
         if error.fixes or called.out != "out" or not {"add", "out"} & layouts.keys():
             raise
         problem = None
-    if problem is None:  # then offer remedies with which other results fit
+    if problem is None:  # no fix fits add and out, so offer fixes that require another add or out
         problem = offering(require, names, call, sizes)
     require_results(problem)
     return problem
@@ -1342,7 +1371,7 @@ def _strides(
     alignment: int,
     error_names: Mapping[str, str],
 ) -> Strides:
-    """Return the strides of a pass's tensors; a new result is contiguous."""
+    """Return the strides of a pass's tensors; a result without ``out`` is contiguous."""
     shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
     x, w, y = (
         _elements(error_names[name], layouts[name])
@@ -1364,7 +1393,10 @@ def _elements(name: str, layout: _Layout) -> tuple[int, ...]:
 def bias_problem(
     called: str, dy_shape: tuple[int, ...], data_format: DataFormat | None, dtype: Any
 ) -> ConvProblem:
-    """Return a 1x1 depthwise layer with this output; db does not depend on the layer otherwise."""
+    """Return a 1x1 depthwise layer whose output has the shape of dy.
+
+    Every layer with this output has the same db.
+    """
     rank = len(dy_shape) - 2
     layout = data_format
     if rank in formats.SPATIAL_AXES:
@@ -1378,7 +1410,7 @@ def bias_problem(
                     f"Give positive sizes: {called} {shape_text(dy_shape)} was read as {layout}",
                 )
     else:
-        channels = 1  # the problem reports the rank
+        channels = 1  # named_problem raises an error for this number of axes
     return named_problem(
         Names(x=called),
         dy_shape,
@@ -1399,7 +1431,7 @@ def bias_problem(
 def require_words(
     activation: str | None, precision: str, impl: str | Plan, device: Device | None = None
 ) -> None:
-    """Check that activation and precision are known, and that ``impl`` is a string or a Plan.
+    """Check that activation and precision are valid, and that ``impl`` is a string or a Plan.
 
     Args:
         activation, precision, impl: as for ``conv_forward``.
@@ -1413,7 +1445,7 @@ def require_words(
 
 
 def require_activation(activation: str | None, problem: ConvProblem) -> None:
-    """Check that a problem with complex numbers has no activation."""
+    """Check that a problem with a complex dtype has no activation."""
     if problem.is_complex and activation is not None:
         raise ConvError(
             "an activation must be applied to real numbers",
@@ -1425,7 +1457,12 @@ def require_activation(activation: str | None, problem: ConvProblem) -> None:
 def _take(
     names: Sequence[str], given: tuple[Any, ...]
 ) -> tuple[tuple[Any, ...], arrays.Home, Backend]:
-    """Return arguments as arrays, with device kind and backend; reject arrays of other GPUs."""
+    """Return the arguments as arrays, their kind of device, and its backend.
+
+    Raises:
+        ConvTypeError: an argument is not an array, or is on another device than the first argument
+            or the current GPU.
+    """
     kind = type(given[0])
     home = arrays.HOMES.get(kind)
     for value in given:
@@ -1440,12 +1477,12 @@ def _take(
 
 
 def take_filter(w: Any) -> Any:
-    """Return a filter as an array, or a prepared filter unchanged; both have shape and dtype."""
+    """Return a filter as an array; a prepared filter, which also has shape and dtype, unchanged."""
     return w if isinstance(w, PreparedFilter) else arrays.take("w", w)[0]
 
 
 def _take_all(names: Sequence[str], given: tuple[Any, ...]) -> tuple[tuple[Any, ...], arrays.Home]:
-    """Return objects of any supported type as arrays, and the device that they share."""
+    """Return objects of any supported type as arrays, and their common kind of device."""
     converted = [arrays.take(name, value) for name, value in zip(names, given, strict=False)]
     homes = [home for _, home in converted]
     if homes.count(homes[0]) < len(homes):
@@ -1471,8 +1508,10 @@ def require_bias(name: str, shape: tuple[int, ...], channels: int, owner: str) -
     """Check the shape of a bias.
 
     Args:
-        name: what errors call the bias.
-        channels, owner: number of values, and the name of the tensor with this many channels.
+        name: name of the bias in errors.
+        shape: shape of the bias.
+        channels: number of output channels, which the bias must have.
+        owner: name of the tensor that determines ``channels``, in errors.
 
     Raises:
         ConvError: the bias has another shape.
@@ -1480,7 +1519,7 @@ def require_bias(name: str, shape: tuple[int, ...], channels: int, owner: str) -
     if shape != (channels,):
         raise ConvError(
             "the bias must have one value for each output channel",
-            f"{name} is {shape_text(shape) or 'a scalar'}, {owner} has {channels} output channels",
+            f"{name} has shape {shape}, {owner} has {channels} output channels",
             f"Pass a bias of shape ({channels},)",
             candidates=[Fix({"bias_shape": (channels,)}, (f"pass a bias of shape ({channels},)",))],
         )
@@ -1496,13 +1535,17 @@ def _require_add(name: str, shape: tuple[int, ...], result: tuple[int, ...]) -> 
 
 
 def _take_add(name: str, add: Any, called: str, out: Any, home: arrays.Home) -> Any:
-    """Return ``out`` if the addend is the same array; else the addend, which must be apart."""
+    """Return ``out`` if the addend is the same array, else the addend.
+
+    Raises:
+        ConvError: the addend is another array, but shares memory with ``out``.
+    """
     if arrays.are_same(add, out, home):
         return out
     if arrays.overlap(add, out, home):
         raise ConvError(
             f"{name} must be {called} itself or share no memory with it",
-            f"{name} overlaps {called} and is another array",
+            f"{name} shares memory with {called}, but has another address, shape or strides",
             f"Pass a copy of {name}",
         )
     return add
@@ -1526,7 +1569,7 @@ def _take_out(
     home: arrays.Home,
     backend: Backend,
 ) -> Any:
-    """Return ``out`` as an array over its memory, after checking that it may be written.
+    """Return ``out`` as a NumPy or CuPy array, after checking that the result may be written to it.
 
     Args:
         inputs: arrays that must not share memory with ``out``, by their names in errors.
@@ -1544,29 +1587,28 @@ def _take_out(
             raise ConvError(
                 f"{called} must not share memory with an input",
                 f"{called} overlaps {name}",
-                f"Pass a new array, or a copy of {name}",
+                f"Pass a new array as {called}, or a copy of {name}",
             )
     return array
 
 
 def _written_to(out: Any) -> Any:
-    """Report the write to the library of ``out``, and return ``out``."""
+    """Report to PyTorch that ``out`` was written, if it is a tensor, and return ``out``."""
     foreign.record_write(out)
     return out
 
 
 def _require_out(name: str, out: _Layout, shape: tuple[int, ...], dtype: str) -> None:
-    replacement = f"an {name}" if name == "out" else f"a {name}"
     if out.dtype != arrays.numpy_dtype(dtype):
         raise ConvTypeError(
             f"{name} must have the inputs' dtype: {name} is {out.dtype}, the inputs are {dtype}. "
-            f"Pass {replacement} of dtype {dtype}"
+            f"Pass an array of dtype {dtype}"
         )
     if out.shape != shape:
         raise ConvError(
             f"{name} must have the result's shape",
             f"{name} is {shape_text(out.shape) or 'a scalar'}, the result is {shape_text(shape)}",
-            f"Pass {replacement} of shape {shape}",
+            f"Pass an array of shape {shape}",
         )
     if arrays.overlaps_itself(out.shape, out.strides, out.itemsize):
         raise ConvError(

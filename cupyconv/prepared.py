@@ -1,4 +1,4 @@
-"""Filters that are copied to the memory order of their kernels once instead of at every call."""
+"""Filters that are copied once, instead of at every call, to the memory order that kernels read."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ _Array_co = TypeVar("_Array_co", covariant=True)
 
 
 class Belonging(NamedTuple):
-    """The calls that a prepared filter supports, and the names of its copies, without arrays.
+    """The calls that a prepared filter supports, and the names of its copies.
+
+    It contains no arrays, so it can be part of a cache key.
 
     Attributes:
         problem: the layer; the calls may have inputs of other sizes.
         device: device of the filter.
         passes: names of the supported passes.
-        precision: precision of the calls.
+        precision: argument ``precision`` of the calls.
         forms: names of the copies of w.
     """
 
@@ -63,14 +65,14 @@ class Belonging(NamedTuple):
 
 
 class PreparedFilter(Generic[_Array_co]):
-    """A filter with the copies of it that kernels read.
+    """A filter w, with copies of w in the memory orders that kernels read.
 
-    Functions accept it as w. ``cupyconv.prepare`` creates it.
+    ``cupyconv.prepare`` creates it, and functions such as ``cupyconv.conv_forward`` accept it as w.
 
     Attributes:
         array: w itself.
-        forms: copies of w that kernels read, by name, such as "OHWI" for a copy with the channels
-            last; empty if kernels read w itself, as NumPy does.
+        forms: copies of w, keyed by name, such as "OHWI" for a copy with the channels last; empty
+            if kernels read w itself, and for NumPy arrays.
         problem, passes, precision: arguments of ``prepare``.
         device: device of the filter.
 
@@ -144,17 +146,20 @@ def _place(device: Device) -> str:
 
 
 def _differences(prepared: ConvProblem, called: ConvProblem) -> tuple[str, str] | None:
-    """Return the differing arguments of two layers as texts; None if at most input sizes differ."""
+    """Return the arguments that differ between two layers, as a text for each layer.
+
+    Return None if all arguments except the input's shape are equal.
+    """
     mine, theirs = (
-        {**one.keywords, "dtype": one.dtype, "filter_shape": one.filter_shape}
-        for one in (prepared, called)
+        {**layer.keywords, "dtype": layer.dtype, "filter_shape": layer.filter_shape}
+        for layer in (prepared, called)
     )
     words = [word for word in mine if mine[word] != theirs[word]]
     if prepared.padding == called.padding:
-        words = [
-            word for word in words if word != "padding"
-        ]  # the same padding, spelled differently
+        # The arguments may differ, such as "same" and 1, but mean the same padding.
+        words = [word for word in words if word != "padding"]
     if not words:
         return None
-    one, other = (", ".join(f"{word} {rules[word]}" for word in words) for rules in (mine, theirs))
-    return one, other
+    texts = (", ".join(f"{word} {rules[word]}" for word in words) for rules in (mine, theirs))
+    first, second = texts
+    return first, second

@@ -1,8 +1,9 @@
 """Configuration of a convolution, and all rules about its shapes, sizes and channels.
 
-Letters, as in the literature: N is the batch size, C the input channels, K the output channels and
-G the groups.  The spatial axes are D, H, W for the input, T, R, S for the filter and Z, P, Q for
-the output.  All convolutions are cross-correlations (no filter flip), as in every framework.
+Letters, as in the literature: N is the batch size, C the number of input channels, K the number of
+output channels and G the number of groups.  The spatial axes are D, H, W for the input, T, R, S for
+the filter and Z, P, Q for the output.  All convolutions are cross-correlations (no filter flip), as
+in every framework.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PASSES = ("forward", "backprop_input", "backprop_filter")
 """The three passes of a convolutional layer."""
 
 RESULT = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw"}
-"""Name of the result, keyed by pass."""
+"""Name of the tensor that a pass computes, keyed by pass."""
 
 DtypeName = Literal["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
 """Names of the supported dtypes, for type checkers."""
@@ -33,18 +34,18 @@ REAL_PART: Mapping[str, DtypeName] = {"complex64": "float32", "complex128": "flo
 """Dtype of the real and imaginary parts, keyed by complex dtype."""
 
 REAL_ITEMSIZE: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-"""Bytes per number, keyed by real dtype."""
+"""Bytes per element, keyed by real dtype."""
 
 ITEMSIZE: Mapping[str, int] = {**REAL_ITEMSIZE, "complex64": 8, "complex128": 16}
-"""Bytes per number, keyed by supported dtype."""
+"""Bytes per element, keyed by supported dtype."""
 
 PADDING_WORDS = ("valid", "same", "same_lower")
 
 LARGEST = 2**63 - 1
-"""Largest absolute value of a number in a configuration: the largest 64-bit integer."""
+"""Largest absolute value of an integer in a configuration: the largest signed 64-bit integer."""
 
 MOST_PHASES = 1 << 16
-"""Largest number of stride phases that are listed one by one (chosen)."""
+"""Largest number of stride phases in a list of all phases (chosen)."""
 
 PaddingWord = Literal["valid", "same", "same_lower", "VALID", "SAME", "SAME_LOWER"]
 """Names of padding modes, for type checkers; at run time, case does not matter."""
@@ -84,7 +85,7 @@ class _Changes(Rules, total=False):
 class ConvOptions(NamedTuple):
     """Stride, padding, dilation, groups and formats of a layer.
 
-    The values are as the user passed them, or checked, with one entry per spatial axis.
+    The values have the form in which the user passed them, or that of ConvProblem's attributes.
     """
 
     stride: Any = 1
@@ -96,7 +97,7 @@ class ConvOptions(NamedTuple):
 
 
 class GemmView(NamedTuple):
-    """One pass as ``groups`` matrix products of (gemm_m, gemm_k) by (gemm_k, gemm_n)."""
+    """One pass as matrix products, one per group: (gemm_m, gemm_k) by (gemm_k, gemm_n) each."""
 
     gemm_m: int
     gemm_n: int
@@ -112,8 +113,15 @@ TRANSPOSED = Names(x="the result", y="x", x_shape="output_shape")
 class ConvAxis:
     """One spatial axis of a convolution: its sizes, stride, dilation and padding.
 
-    Output o reads input ``o * stride - pad_before + r * dilation`` for tap r; at positions outside
-    the input, it reads zero.
+    Output o reads input ``o * stride - pad_before + r * dilation`` for tap r, or zero if that
+    position is outside the input.
+
+    Attributes:
+        name: "D", "H" or "W".
+        input, filter: number of inputs and of taps.
+        stride, dilation: inputs from one window to the next, and from one tap to the next.
+        pad_before, pad_after: zeros before and after the input.
+        padding_mode: "same", "same_lower", "valid" or "explicit".
 
     >>> problem = cupyconv.ConvProblem((1, 2, 7, 7), (4, 2, 3, 3), stride=2)
     >>> axis = problem.axes[0]
@@ -151,7 +159,7 @@ class ConvAxis:
 
     @property
     def formula(self) -> str:
-        """The formula of the output size as text, with this axis's numbers and the result."""
+        """The formula of the output size as text, with this axis's values and the result."""
         if self.padding_mode.startswith("same"):
             return f"ceil({self.input}/{self.stride}) = {self.output}"
         numbers = f"{self.input} + {self.pad_before} + {self.pad_after} - {self.effective_filter}"
@@ -160,9 +168,9 @@ class ConvAxis:
     def input_sizes_for(self, output: int) -> range:
         """Return the input sizes whose output size is ``output``: ``stride`` consecutive integers.
 
-        They start at (output - 1) * stride + 1 for SAME, else at (output - 1) * stride +
-        effective_filter - padding.  Sizes below 1 are left out.  The range is empty if ``output``
-        is below 1.
+        The smallest is (output - 1) * stride + 1 for SAME, else (output - 1) * stride +
+        effective_filter - pad_before - pad_after.  Sizes below 1 are left out.  The range is empty
+        if ``output`` is below 1.
 
         >>> problem = cupyconv.ConvProblem((1, 2, 7, 7), (4, 2, 3, 3), stride=2)
         >>> problem.axes[0].input_sizes_for(3)
@@ -174,7 +182,9 @@ class ConvAxis:
         return range(max(first, 1), max(first + self.stride, 1))
 
     def first_input_size_for(self, output: int) -> int:
-        """Return the smallest input size with this output size; below 1 if padding alone suffices.
+        """Return the smallest input size with this output size.
+
+        The result is below 1 if the padding alone is long enough for all windows.
 
         >>> problem = cupyconv.ConvProblem((1, 2, 7, 7), (4, 2, 3, 3), stride=2)
         >>> problem.axes[0].first_input_size_for(3)
@@ -211,7 +221,7 @@ class ConvAxis:
 
     @property
     def pairs(self) -> int:
-        """Number of pairs (output, tap) that read an input, not padding."""
+        """Number of pairs of an output and a tap that read an input instead of padding."""
         low = self.pad_before
         return count_pairs(
             self.output, self.filter, self.stride, self.dilation, low, low + self.input
@@ -220,9 +230,10 @@ class ConvAxis:
     @cached_property
     def unread_inputs(self) -> int:
         """Number of inputs that no tap reads: between taps, between windows or at the end."""
-        # The pairs (output o, tap r) and (o + across, r - along) read the same input.  Of all pairs
-        # that read one input, all but one have such a neighbour.  Subtracting the pairs with a
-        # neighbour therefore counts each input once.
+        # The pairs (output o, tap r) and (o + across, r - along) read the same input; the second is
+        # the neighbour of the first.  Of all pairs that read an input, exactly one has no
+        # neighbour.  The pairs without a neighbour are therefore as many as the inputs that are
+        # read.
         common = gcd(self.stride, self.dilation)
         across, along = self.dilation // common, self.stride // common
         low = self.pad_before - along * self.dilation
@@ -279,7 +290,7 @@ class ConvAxis:
 
         Output (h + pad_before - r * dilation) / stride reads input h with tap r.  From one tap of
         the phase to the next, this output decreases by a constant distance.  From one input of the
-        phase to the next, it increases by 1.
+        phase to the next, this output increases by 1.
 
         Args:
             inputs, taps: inputs and taps of the phase.
@@ -309,7 +320,7 @@ class ConvAxis:
         return range(first, max(last + 1, first))
 
     def inputs_of_tap(self, tap: int) -> range:
-        """Return the inputs that tap number ``tap`` reads, one per ``outputs_of_tap(tap)``.
+        """Return the inputs that tap number ``tap`` reads, one per output of ``outputs_of_tap``.
 
         >>> problem = cupyconv.ConvProblem((1, 2, 5), (4, 2, 3), padding=1)
         >>> [list(problem.axes[0].inputs_of_tap(tap)) for tap in range(3)]
@@ -343,7 +354,7 @@ class ConvProblem:
             NumPy dtype of that name.
 
     Attributes:
-        padding: (before, after) per spatial axis, whichever form the argument has.
+        padding: (before, after) per spatial axis, for every form of the argument.
         padding_mode: "same", "same_lower", "valid" or "explicit".
 
     Raises:
@@ -525,7 +536,7 @@ class ConvProblem:
         """All input sizes that have this problem's output size, per spatial axis.
 
         Each range has ``stride`` consecutive integers, or fewer if some are below 1.  With a stride
-        above 1, the size of dx therefore does not follow from dy and w: it must be passed.
+        above 1, dy and w therefore do not determine the size of dx, and the caller must pass it.
         """
         return tuple(axis.valid_input_sizes for axis in self.axes)
 
@@ -573,14 +584,15 @@ class ConvProblem:
 
     @property
     def flops_of_product(self) -> int:
-        """Floating-point operations to multiply two numbers and add the product to a sum."""
+        """Floating-point operations that multiply two elements and add the product to a sum."""
         return flops_of_product(self.dtype)
 
     @cached_property
     def bytes(self) -> int:
-        """Bytes of x, w and y together: those that a pass moves if it moves each tensor once.
+        """Bytes of x, w and y together, which a pass moves if it moves each tensor once.
 
-        A pass may move fewer bytes, since inputs between windows need not be read, or more.
+        A pass may move fewer bytes, because inputs between windows need not be read.  It moves more
+        if it reads elements repeatedly.
         """
         tensors = (self.input_shape, self.filter_shape, self.output_shape)
         return ITEMSIZE[self.dtype] * sum(map(prod, tensors))
@@ -589,7 +601,7 @@ class ConvProblem:
     def arithmetic_intensity(self) -> float:
         """FLOPs of a pass per byte that it moves, if it moves each tensor once.
 
-        A pass is memory-bound on a device with a higher ratio of FLOP/s to bytes/s.
+        The pass is memory-bound on a device whose ratio of FLOP/s to bytes/s is higher.
         """
         return self.flops / self.bytes
 
@@ -602,8 +614,8 @@ class ConvProblem:
     def gemm(self, pass_: str) -> GemmView:
         """Return a pass as matrix products, one per group (implicit GEMM).
 
-        The formulas are those of CUTLASS's implicit_gemm_convolution.md.  For backprop_input, one
-        product covers all stride phases.
+        The formulas are those of CUTLASS's implicit_gemm_convolution.md.  For backprop_input, the
+        product covers all stride phases and includes zeros; ``phase_gemms`` has no such zeros.
 
         >>> problem = cupyconv.ConvProblem((1, 2, 7, 7), (4, 2, 3, 3), stride=2)
         >>> problem.gemm("backprop_filter")
@@ -625,11 +637,11 @@ class ConvProblem:
 
     @cached_property
     def phase_gemms(self) -> tuple[GemmView, ...]:
-        """Matrix products of backprop_input, one per stride phase; the last axis varies fastest.
+        """Matrix products of backprop_input, one per stride phase.
 
-        Together the products have the rows of ``gemm("backprop_input")``.  Each product contains
-        only the taps that contribute to its rows.  A phase without taps has gemm_k = 0, and its
-        gradient is zero.
+        The phase of the last spatial axis varies fastest.  Together the products have the rows of
+        ``gemm("backprop_input")``.  Each product contains only the taps that contribute to its
+        rows.  A phase without taps has gemm_k = 0, and its gradient is zero.
 
         Raises:
             ConvError: there are more than MOST_PHASES stride phases.
@@ -672,18 +684,18 @@ class ConvProblem:
 
         Args:
             output_shape: shape of the convolution's output.
-            input_shape: shape of the convolution's input, if known.
-            output_padding: if ``input_shape`` is not passed, input size minus the smallest input
-                size that has this output, per spatial axis.  The default is 0, as in PyTorch.  For
-                "same" and "same_lower" padding the default is stride - 1, so that the input size is
-                stride times the output size, as in Keras and JAX.  output_padding must be less than
-                the stride; for other padding, any value less than the dilation is valid, too.  If
-                it is at least the stride, the input has more windows, and the output is larger than
-                ``output_shape``.
+            input_shape: shape of the convolution's input; None to use ``output_padding``.
+            output_padding: alternative to ``input_shape``: input size minus the smallest input size
+                with this output size, per spatial axis.  The default is 0, as in PyTorch.  With
+                padding "same" or "same_lower", the default is stride - 1, which makes the input
+                size ``stride`` times the output size, as in Keras and JAX.  output_padding must be
+                less than the stride.  With other padding, it may instead be less than the dilation.
+                If it is at least the stride, the input has more windows, and the output is larger
+                than ``output_shape``.
 
         Raises:
-            ConvError: no such convolution exists; if ``input_shape`` has another output, the
-                message states the valid input sizes.
+            ConvError: no such convolution exists.  If ``input_shape`` gives another output shape,
+                the message states the valid input sizes.
 
         >>> problem = cupyconv.ConvProblem.from_output((1, 4, 3), (4, 2, 3), stride=2)
         >>> problem.input_shape
@@ -722,7 +734,7 @@ class ConvProblem:
 
     @property
     def options(self) -> ConvOptions:
-        """The layer without its shapes and dtype."""
+        """Stride, padding, dilation, groups and formats of the layer."""
         padding = self.padding if self.padding_mode == "explicit" else self.padding_mode
         return ConvOptions(
             self.stride,
@@ -735,14 +747,14 @@ class ConvProblem:
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """Keyword arguments that pass this layer to functions, from stride to filter_format."""
+        """Stride, padding, dilation, groups and formats, as keyword arguments of functions."""
         return self.options._asdict()
 
     def require_output_gradient(self, shape: Iterable[int]) -> None:
         """Check that an array of this shape can be dy.
 
         Raises:
-            ConvError: the shape is not ``output_shape``; the message states the sizes, paddings and
+            ConvError: the shape is not ``output_shape``; the message suggests sizes, paddings and
                 strides that would fit.
 
         >>> problem = cupyconv.ConvProblem((1, 2, 7, 7), (4, 2, 3, 3), stride=2)
@@ -805,11 +817,11 @@ class ConvProblem:
 def count_pairs(outputs: int, taps: int, stride: int, dilation: int, low: int, high: int) -> int:
     """Count pairs of an output o and a tap r with low <= o * stride + r * dilation < high.
 
-    The count uses a formula, not a loop.
+    The count takes logarithmic time, because no loop visits the pairs.
 
     Args:
         outputs, taps: numbers of outputs and taps; a negative number counts as 0.
-        stride, dilation: input positions between outputs and between taps.
+        stride, dilation: distance in positions between neighbouring outputs, and between taps.
         low, high: bounds of the positions.
     """
     sizes = outputs, taps, stride, dilation
@@ -819,11 +831,13 @@ def count_pairs(outputs: int, taps: int, stride: int, dilation: int, low: int, h
 def _pairs_below(outputs: int, taps: int, stride: int, dilation: int, bound: int) -> int:
     if min(outputs, taps, bound) <= 0:
         return 0
-    # Number of taps that are below the bound for every output, and for at least one output.
+    # Taps whose positions are below the bound for all outputs (always), or for the first output and
+    # thus for at least one output (sometimes).
     always = (bound - 1 - (outputs - 1) * stride) // dilation + 1
     always = min(max(always, 0), taps)
     sometimes = min((bound - 1) // dilation + 1, taps)
-    # Distance of the last of these taps from the bound; it grows by a dilation per earlier tap.
+    # Distance from the last of these taps to the last position below the bound, for the first
+    # output.  The distance grows by a dilation per earlier tap.
     distance = bound - 1 - (sometimes - 1) * dilation
     count = sometimes - always
     return always * outputs + count + _sum_of_quotients(count, distance, dilation, stride)
@@ -843,7 +857,7 @@ def _sum_of_quotients(count: int, start: int, step: int, divisor: int) -> int:
 
 
 _MOST_SIZES = 12
-"""Largest number of sizes of a shape in a text; further sizes are replaced by dots (chosen)."""
+"""Largest number of axes in the text of a shape; "..." replaces the others (chosen)."""
 
 
 def shape_text(shape: Iterable[int]) -> str:
@@ -853,12 +867,24 @@ def shape_text(shape: Iterable[int]) -> str:
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """Return a count with its noun: ``1 image``, ``3 images``; ``2 axes`` if ``plural`` is axes."""
+    """Return a count with its noun, such as ``1 image`` or ``3 images``.
+
+    Args:
+        number: the count.
+        noun: singular of the noun.
+        plural: plural of the noun; by default, the singular with an s.
+    """
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 def count_text(number: int, rank: int, noun: str = "value", plural: str = "") -> str:
-    """Return a wrong number of values in words: ``got 1 value for 2 spatial axes``."""
+    """Return a wrong number of values as text, such as ``got 1 value for 2 spatial axes``.
+
+    Args:
+        number: number of values.
+        rank: number of spatial axes.
+        noun, plural: what the values are called, as for ``counted``.
+    """
     axes = counted(rank, "spatial axis", "spatial axes")
     return f"got {counted(number, noun, plural)} for {axes}"
 
@@ -877,7 +903,7 @@ def bytes_text(size: float) -> str:
 
 
 def flops_of_product(dtype: str) -> int:
-    """Return the floating-point operations to multiply two numbers and add the product to a sum."""
+    """Return the floating-point operations that multiply two elements and add the product."""
     return 8 if dtype in REAL_PART else 2
 
 
@@ -916,8 +942,8 @@ def shared_dtype(
 
     Args:
         dtypes: dtype of each array, keyed by the array's name.
-        convert: function that takes the names of an array and of a dtype, and returns the code that
-            converts the array to the dtype.
+        convert: function that takes an array's name and a dtype's name, and returns Python code for
+            error messages that converts the array to the dtype.
 
     Raises:
         ConvTypeError: a dtype is unsupported, or the dtypes differ.
@@ -947,7 +973,7 @@ def shared_dtype(
 
 
 def _view_of_bytes(name: str, dtype: Any) -> str:
-    """Return the suggested fix for a structured dtype or raw bytes; empty for other dtypes."""
+    """Return the suggested fix for a structured dtype or raw bytes; "" for other dtypes."""
     if getattr(dtype, "names", None):
         return f"Pass one of its fields, for example {name}[{dtype.names[0]!r}]"
     if getattr(dtype, "kind", "") != "V" or not hasattr(dtype, "itemsize"):
@@ -971,7 +997,7 @@ def named_problem(
     dtype: Any,
     **options: Any,
 ) -> ConvProblem:
-    """Return a ConvProblem; error messages use these names."""
+    """Return a ConvProblem with these shapes, dtype and options; error messages use ``names``."""
     problem = object.__new__(ConvProblem)
     problem._assign(names, input_shape, filter_shape, ConvOptions(**options), dtype)
     return problem
@@ -987,7 +1013,7 @@ def transposed_problem(
     dtype: Any,
     **options: Any,
 ) -> ConvProblem:
-    """Return the result of ``ConvProblem.from_output``; error messages use these names."""
+    """Return the result of ``ConvProblem.from_output``; error messages use ``names``."""
     y_shape = integers(names.y_shape, output_shape)
     w_shape = integers(names.w_shape, filter_shape)
     rank = spatial_rank(names._replace(x=names.y), y_shape, w_shape)
@@ -1024,7 +1050,7 @@ def require_problem(function: str, given: object) -> None:
 
 
 def require_output(names: Names, problem: ConvProblem, shape: Iterable[int]) -> None:
-    """Check the shape of dy; error messages use these names.
+    """Check the shape of dy; error messages use ``names``.
 
     Raises:
         ConvError: as for ``ConvProblem.require_output_gradient``.
@@ -1088,7 +1114,7 @@ def integer(what: str, value: object) -> int:
     if abs(number) > LARGEST:
         raise ConvError(
             f"{what} must be made of 64-bit integers",
-            f"got an integer of {number.bit_length()} bits and a sign",
+            f"got an integer whose absolute value has {number.bit_length()} bits",
             "Use at most 2^63 - 1",
         )
     return number
@@ -1134,7 +1160,10 @@ def spatial_rank(names: Names, input_shape: tuple[int, ...], filter_shape: tuple
 
 
 def is_sequence(value: object) -> bool:
-    """Return whether a value is an ordered sequence; text, bytes and 0-d arrays are not."""
+    """Return whether a value is an ordered sequence other than a text or bytes.
+
+    Arrays with at least one axis are sequences.
+    """
     unordered = isinstance(value, (str, bytes, bytearray, Mapping, Set))
     return hasattr(value, "__iter__") and not unordered and getattr(value, "ndim", 1) != 0
 
@@ -1170,7 +1199,7 @@ def _shapes_for(
     options: ConvOptions,
     output_padding: Size | None,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the input and output shape of ``from_output`` for a given output_padding."""
+    """Return the input and output shape that ``from_output`` uses with an output_padding."""
     rank = len(y_shape) - 2
     n_axis, c_axis, *spatial_axes = formats.data_axes(options.data_format)
     _, i_axis, *filter_axes = formats.filter_axes(options.filter_format)
@@ -1236,7 +1265,9 @@ def _shapes_for(
 def _output_padding_fixes(
     names: Names, extra: Sequence[int], strides: Sequence[int], most: Sequence[int]
 ) -> list[Fix]:
-    """Return fixes of an invalid output_padding: the nearest valid one; for stride 1 also a stride.
+    """Return fixes of an invalid output_padding: its nearest valid value, or a larger stride.
+
+    The larger stride is only suggested if all strides are 1.
 
     Args:
         extra, strides: output_padding and stride per spatial axis.
@@ -1266,7 +1297,7 @@ def _positive(what: str, value: object, axis: str | None = None) -> int:
 
 
 def _padding(what: str, padding: Padding, rank: int) -> tuple[str, tuple[tuple[int, int], ...]]:
-    """Return the padding's mode and (before, after) pairs; SAME pairs are computed later."""
+    """Return the padding's mode and its (before, after) pairs; the pairs of SAME are zeros."""
     if isinstance(padding, str):
         mode = padding.lower()
         if mode in _NUMPY_MODES:
@@ -1311,7 +1342,8 @@ _NUMPY_MODES = {
     "replicate": "edge",
     "edge": "edge",
 }
-"""Mode of numpy.pad, keyed by other libraries' names for padding with values of the input."""
+"""Modes of numpy.pad, keyed by the names that libraries have for padding with the input's values.
+"""
 
 
 def _pair(what: str, side: object) -> tuple[int, int]:
@@ -1329,7 +1361,7 @@ def _pair(what: str, side: object) -> tuple[int, int]:
 
 
 def _same_padding(mode: str, size: int, taps: int, stride: int, dilation: int) -> tuple[int, int]:
-    """Return the (before, after) padding with which ceil(size / stride) windows just fit."""
+    """Return the least (before, after) padding with which ceil(size / stride) windows fit."""
     output = -(-size // stride)
     total = max((output - 1) * stride + (taps - 1) * dilation + 1 - size, 0)
     smaller, larger = total // 2, total - total // 2
@@ -1388,7 +1420,10 @@ def _require_channels(names: Names, problem: ConvProblem) -> None:
 
 
 def _require_origin(names: Names, problem: ConvProblem, y_shape: tuple[int, ...]) -> None:
-    """Check a problem's output shape; errors name tensors of its transposed convolution."""
+    """Check that a problem has the output shape ``y_shape``.
+
+    Error messages are about the transposed convolution, which maps y to x.
+    """
     n, k = (y_shape[axis] for axis in problem.data_axes[:2])
     if n != problem.N:
         raise ConvError(
@@ -1423,7 +1458,7 @@ def _require_countable(names: Names, axis: ConvAxis) -> None:
             f"the padded {names.bare(names.x)} must have at most 2^63 - 1 positions",
             f"{names.x} of {axis.input} with padding ({axis.pad_before}, {axis.pad_after}) has "
             f"{axis.padded_input}",
-            f"Use less {names.padding}"
+            f"Use smaller {names.padding}"
             if axis.padding_mode == "explicit"
             else "Use fewer taps, or a smaller dilation",
             axis=axis.name,

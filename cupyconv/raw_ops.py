@@ -12,14 +12,16 @@ Details that TensorFlow's documentation leaves out:
   filter is (height, width, channels, multiplier), and its output channel ``c * multiplier + m``
   reads input channel c.
 * ``strides`` and ``dilations`` follow ``data_format``; their batch and channel entries must be 1.
-* ``padding`` is "SAME", "VALID", or in two dimensions "EXPLICIT".  ``explicit_paddings`` is then a
-  flat list with a (before, after) pair for every axis of ``data_format``.
+* ``padding`` is "SAME", "VALID", or in two dimensions "EXPLICIT".  With "EXPLICIT",
+  ``explicit_paddings`` is a flat list with the padding before and after each axis of
+  ``data_format``.
 * The number of groups is the number of input channels divided by the filter's in_channels.
-* ``input_sizes`` is the whole shape of the input, or only its spatial sizes.  In the latter case
-  the input has the batch size of ``out_backprop`` and the filter's in_channels.
+* ``input_sizes`` is the whole shape of the input, or only its spatial sizes.  With spatial sizes
+  alone, the input has the batch size of ``out_backprop`` and the filter's in_channels.
 * Sizes may be lists, tuples or integer arrays.  To read an array in GPU memory, the host waits for
   the GPU; a list avoids this wait.
-* If ``data_format`` or ``dilations`` is None, its default is used.  Option values may be bytes.
+* ``data_format=None`` and ``dilations=None`` select the defaults.  Strings such as ``padding`` may
+  be bytes.
 * ``use_cudnn_on_gpu`` and ``name`` have no effect.
 
 Examples assume the import above and ``import numpy as np``.
@@ -152,8 +154,8 @@ def Conv2D(
         strides: four integers in ``data_format`` order; 1 for the batch and the channels.
         padding: "SAME", "VALID" or "EXPLICIT".
         use_cudnn_on_gpu: ignored.
-        explicit_paddings: eight integers with "EXPLICIT", the padding before and after each axis of
-            ``data_format``; else empty.
+        explicit_paddings: with "EXPLICIT", eight integers: the padding before and after each axis
+            of ``data_format``; otherwise empty.
         data_format: "NHWC" or "NCHW"; None is "NHWC".
         dilations: four integers in ``data_format`` order; 1 for the batch and the channels; None is
             1 for all axes.
@@ -225,8 +227,8 @@ def Conv2DBackpropInput(
         strides: four integers in ``data_format`` order; 1 for the batch and the channels.
         padding: "SAME", "VALID" or "EXPLICIT".
         use_cudnn_on_gpu: ignored.
-        explicit_paddings: eight integers with "EXPLICIT", the padding before and after each axis of
-            ``data_format``; else empty.
+        explicit_paddings: with "EXPLICIT", eight integers: the padding before and after each axis
+            of ``data_format``; otherwise empty.
         data_format: "NHWC" or "NCHW"; None is "NHWC".
         dilations: four integers in ``data_format`` order; 1 for the batch and the channels; None is
             1 for all axes.
@@ -299,8 +301,8 @@ def Conv2DBackpropFilter(
         strides: four integers in ``data_format`` order; 1 for the batch and the channels.
         padding: "SAME", "VALID" or "EXPLICIT".
         use_cudnn_on_gpu: ignored.
-        explicit_paddings: eight integers with "EXPLICIT", the padding before and after each axis of
-            ``data_format``; else empty.
+        explicit_paddings: with "EXPLICIT", eight integers: the padding before and after each axis
+            of ``data_format``; otherwise empty.
         data_format: "NHWC" or "NCHW"; None is "NHWC".
         dilations: four integers in ``data_format`` order; 1 for the batch and the channels; None is
             1 for all axes.
@@ -355,7 +357,7 @@ def Conv2DBackpropInputV2(
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
-    """Compute the gradient of ``Conv2D`` with respect to its input; ``input`` passes its shape.
+    """Compute the gradient of ``Conv2D`` with respect to its input, whose shape ``input`` has.
 
     The number of groups is the number of input channels divided by the size of the filter's third
     axis.  A complex filter is conjugated, as in ``cupyconv.conv_backprop_input``.
@@ -373,8 +375,8 @@ def Conv2DBackpropInputV2(
         strides: four integers in ``data_format`` order; 1 for the batch and the channels.
         padding: "SAME", "VALID" or "EXPLICIT".
         use_cudnn_on_gpu: ignored.
-        explicit_paddings: eight integers with "EXPLICIT", the padding before and after each axis of
-            ``data_format``; else empty.
+        explicit_paddings: with "EXPLICIT", eight integers: the padding before and after each axis
+            of ``data_format``; otherwise empty.
         data_format: "NHWC" or "NCHW"; None is "NHWC".
         dilations: four integers in ``data_format`` order; 1 for the batch and the channels; None is
             1 for all axes.
@@ -430,7 +432,7 @@ def Conv2DBackpropFilterV2(
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
-    """Compute the gradient of ``Conv2D`` with respect to its filter; ``filter`` passes its shape.
+    """Compute the gradient of ``Conv2D`` with respect to its filter, whose shape ``filter`` has.
 
     The number of groups is the number of input channels divided by the size of the filter's third
     axis.  A complex input is conjugated, as in ``cupyconv.conv_backprop_filter``.
@@ -448,8 +450,8 @@ def Conv2DBackpropFilterV2(
         strides: four integers in ``data_format`` order; 1 for the batch and the channels.
         padding: "SAME", "VALID" or "EXPLICIT".
         use_cudnn_on_gpu: ignored.
-        explicit_paddings: eight integers with "EXPLICIT", the padding before and after each axis of
-            ``data_format``; else empty.
+        explicit_paddings: with "EXPLICIT", eight integers: the padding before and after each axis
+            of ``data_format``; otherwise empty.
         data_format: "NHWC" or "NCHW"; None is "NHWC".
         dilations: four integers in ``data_format`` order; 1 for the batch and the channels; None is
             1 for all axes.
@@ -695,10 +697,9 @@ def DepthwiseConv2dNative(
     dilations: Sequence[int] | None = _ONES_4,
     name: str | None = None,
 ) -> Any:
-    """Compute the output of a depthwise 2-D convolution: each channel has its own filters.
+    """Compute the output of a depthwise 2-D convolution: each input channel has its own filters.
 
-    Output channel ``c * multiplier + m`` is the sum over the window of input channel c times
-    filter[..., c, m].
+    Output channel ``c * multiplier + m`` is input channel c correlated with filter[..., c, m].
 
     Differences from TensorFlow: complex64 and complex128 are supported.  Invalid arguments raise
     ConvError, not InvalidArgumentError.
@@ -710,8 +711,8 @@ def DepthwiseConv2dNative(
             device.
         strides: four integers in ``data_format`` order; 1 for the batch and the channels.
         padding: "SAME", "VALID" or "EXPLICIT".
-        explicit_paddings: eight integers with "EXPLICIT", the padding before and after each axis of
-            ``data_format``; else empty.
+        explicit_paddings: with "EXPLICIT", eight integers: the padding before and after each axis
+            of ``data_format``; otherwise empty.
         data_format: "NHWC" or "NCHW"; None is "NHWC".
         dilations: four integers in ``data_format`` order; 1 for the batch and the channels; None is
             1 for all axes.
@@ -781,8 +782,8 @@ def DepthwiseConv2dNativeBackpropInput(
             in_channels * multiplier) in ``data_format`` order, with the dtype and device of filter.
         strides: four integers in ``data_format`` order; 1 for the batch and the channels.
         padding: "SAME", "VALID" or "EXPLICIT".
-        explicit_paddings: eight integers with "EXPLICIT", the padding before and after each axis of
-            ``data_format``; else empty.
+        explicit_paddings: with "EXPLICIT", eight integers: the padding before and after each axis
+            of ``data_format``; otherwise empty.
         data_format: "NHWC" or "NCHW"; None is "NHWC".
         dilations: four integers in ``data_format`` order; 1 for the batch and the channels; None is
             1 for all axes.
@@ -852,8 +853,8 @@ def DepthwiseConv2dNativeBackpropFilter(
             in_channels * multiplier) in ``data_format`` order, with the dtype and device of input.
         strides: four integers in ``data_format`` order; 1 for the batch and the channels.
         padding: "SAME", "VALID" or "EXPLICIT".
-        explicit_paddings: eight integers with "EXPLICIT", the padding before and after each axis of
-            ``data_format``; else empty.
+        explicit_paddings: with "EXPLICIT", eight integers: the padding before and after each axis
+            of ``data_format``; otherwise empty.
         data_format: "NHWC" or "NCHW"; None is "NHWC".
         dilations: four integers in ``data_format`` order; 1 for the batch and the channels; None is
             1 for all axes.
@@ -894,7 +895,7 @@ def BiasAddGrad(
 def BiasAddGrad(
     *, out_backprop: Any, data_format: Format2D | None = "NHWC", name: str | None = None
 ) -> Any:
-    """Compute the gradient of a bias: the sum over all axes but the channels.
+    """Compute the gradient of a bias: the sum of out_backprop over all axes except the channels.
 
     The result is that of ``cupyconv.conv_backprop_bias``.
 
@@ -904,12 +905,12 @@ def BiasAddGrad(
     Args:
         out_backprop: gradient with respect to the output, with 3 to 5 axes; float16, bfloat16,
             float32, float64, complex64 or complex128.
-        data_format: selects the channel axis, for any number of axes: "NHWC" selects the last axis,
-            "NCHW" the second; None is "NHWC".
+        data_format: channel axis, for any number of axes: "NHWC" selects the last axis, and "NCHW"
+            selects the second; None is "NHWC".
         name: ignored.
 
     Returns:
-        (channels,), with the dtype and device of out_backprop.
+        Array of shape (channels,), with the dtype and device of out_backprop.
 
     Raises:
         ConvError: the arguments describe no valid convolution.
@@ -989,12 +990,17 @@ def _checked(
     sizes: tuple[str, ...],
     depthwise: bool,
 ) -> ConvOptions:
-    """Check the arguments of a call, and return its options.
+    """Check the arguments of a call, and return its options in cupyconv's form.
 
     Args:
-        shapes: shapes of the input, of the filter in TensorFlow's format and of out_backprop.
+        operation: "forward", "backprop_input" or "backprop_filter".
+        rank: number of spatial axes.
+        shapes: shapes of the input, of the filter in TensorFlow's format and of out_backprop, which
+            is None in the forward pass.
+        window: arguments that describe the windows.
         sizes: names of the shapes that the op takes instead of arrays, as for
             ``remedies.offering``.
+        depthwise: whether the filter is depthwise, (height, width, channels, multiplier).
     """
     names = _CALLED[operation].tensors
 
@@ -1035,7 +1041,11 @@ def _compute(operation: str, given: tuple[Any, ...], shape: Any, options: ConvOp
 
 
 class _Window(NamedTuple):
-    """Arguments that describe the windows, with TensorFlow's values; also keys of fixes."""
+    """Arguments that describe the windows, in TensorFlow's form.
+
+    The field names are the keys that ``remedies.offering`` uses for these arguments.  ``sides`` is
+    the argument explicit_paddings.
+    """
 
     data_format: str
     filter_format: str
@@ -1053,10 +1063,13 @@ def _window(
     padding: str,
     explicit_paddings: Sequence[int] | None = None,
 ) -> _Window:
-    """Check the arguments that describe the windows.
+    """Check the types and names of the arguments that describe the windows, and return them.
 
     Args:
+        rank: number of spatial axes.
         explicit_paddings: None if the op has no such argument.
+
+    The other arguments are those of the op.
     """
     first, last = formats.data_formats(rank)
     word = last if data_format is None else _word(data_format)
@@ -1081,7 +1094,7 @@ def _window(
 
 
 def _options(window: _Window) -> ConvOptions:
-    """Return cupyconv's options, with one group."""
+    """Return the options in cupyconv's form, with groups=1."""
     layout = window.data_format
     stride = _of_spatial_axes("strides", window.stride, layout)
     dilation = _of_spatial_axes("dilations", window.dilation, layout)
@@ -1123,7 +1136,7 @@ def _padding(word: str, sides: tuple[int, ...], layout: str) -> str | tuple[tupl
         few = len(sides) == 2 * len(spatial)
         raise ConvError(
             f"explicit_paddings must have two values for each axis of {layout}",
-            f"got {len(sides)}",
+            f"got {counted(len(sides), 'value')}",
             f"Pass {2 * len(layout)} integers: the padding before and after each axis",
             candidates=[_paddings(pairs, layout)] if few else (),
         )
@@ -1141,21 +1154,30 @@ def _padding(word: str, sides: tuple[int, ...], layout: str) -> str | tuple[tupl
 
 
 def _paddings(pairs: Sequence[tuple[int, int]], layout: str) -> Fix:
-    """Return the fix that passes the spatial axes' padding as explicit_paddings."""
+    """Return the fix that passes the padding of the spatial axes as explicit_paddings.
+
+    Args:
+        pairs: (before, after) per spatial axis.
+        layout: data format.
+    """
     axes = dict(zip(formats.data_axes(layout)[2:], pairs, strict=True))
     sides = [side for axis in range(len(layout)) for side in axes.get(axis, (0, 0))]
     return Fix({"sides": sides}, (("explicit_paddings", sides),))
 
 
 def _word(given: Any) -> str:
-    """Return an option value, which TensorFlow also accepts as bytes; its case matters."""
+    """Return an option value as a str, without a change of case; TensorFlow also accepts bytes.
+
+    A value of another type is returned as the text that error messages show.
+    """
     if isinstance(given, bytes):
         return given.decode(errors="replace")
-    return str.__str__(given) if isinstance(given, str) else shown(given)  # no subclass of str
+    # str.__str__ converts subclasses of str, whose methods may be replaced.
+    return str.__str__(given) if isinstance(given, str) else shown(given)
 
 
 def _integers(what: str, given: Any) -> tuple[int, ...]:
-    """Return integers from a sequence or array; GPU arrays are copied to the host."""
+    """Return a sequence or array as a tuple of integers; GPU arrays are copied to the host."""
     try:
         return integers(what, given.tolist() if hasattr(given, "tolist") else given)
     except (ConvTypeError, NotImplementedError):  # the latter for PyTorch's device "meta"
@@ -1226,7 +1248,7 @@ def _grouped_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _channels_text(channels: int, filter_shape: tuple[int, ...]) -> str:
-    """Return the beginning of an error text, to which the filter's number of channels is added."""
+    """Return the first part of an error text; the caller appends the filter's channels."""
     return (
         f"the input has {counted(channels, 'channel')}, the filter {shape_text(filter_shape)} has "
     )
@@ -1265,7 +1287,7 @@ def _require_depth(channels: int, filter_shape: tuple[int, ...]) -> None:
 
 
 def _grouped(w: Any) -> Any:
-    """Return a depthwise filter as a grouped filter with one input channel per group."""
+    """Return a depthwise filter as the filter of a grouped convolution, a group per channel."""
     return w.reshape(_grouped_shape(w.shape))
 
 

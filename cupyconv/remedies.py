@@ -1,8 +1,8 @@
 """Suggested fixes of an invalid configuration: changes of arguments that make it valid.
 
 A fix consists of the changed arguments with their new values, and of phrases that describe the
-change.  ``offering`` tries each fix together with all other arguments of the call, and an error
-offers only fixes that work.
+change.  ``offering`` tries each fix together with the unchanged arguments of the call, and adds
+only fixes that work to an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_RULES = 2
 """Largest number of changes of padding or stride that an error offers (chosen)."""
 
 MOST_OTHERS = 4
-"""Largest number of single changes, except of the memory order, in an error (chosen)."""
+"""Largest number of changes other than of the memory order that an error offers (chosen)."""
 
 MOST_PAIRS = 2
 """Largest number of pairs of changes that an error offers if no single change works (chosen)."""
@@ -34,12 +34,17 @@ _T = TypeVar("_T")
 _Axis = tuple[str, int, int, int, int | None]
 """Name, input size, filter span, stride and total padding (None for SAME) of an axis."""
 _DATA_SHAPES = {"input_shape", "output_shape"}
-"""Arguments of ConvProblem for tensors in the data format."""
+"""Shape arguments of tensors in the data format."""
 _OWNERS = {"input_shape": "x", "filter_shape": "w", "output_shape": "y"}
+"""Tensors, keyed by their shape arguments."""
 
 
 def any_padding(value: str | tuple[int, ...]) -> tuple[str, Any]:
-    """Return the padding argument of cupyconv's own functions, which accept every padding."""
+    """Return the name and value of the padding argument of cupyconv's own functions.
+
+    Args:
+        value: "same", "valid", or the padding on both sides of each spatial axis.
+    """
     return "padding", value if isinstance(value, str) or len(set(value)) > 1 else value[0]
 
 
@@ -57,8 +62,9 @@ class Names(NamedTuple):
             axis of the data format.
         spell: function that takes an argument's name and value, and returns the value as messages
             show it; None if the caller's function has no such value.
-        pad: function that takes "same", "valid" or a number per axis, and returns the name and
-            value of the padding argument; None if the caller's function has no such padding.
+        pad: function that takes "same", "valid" or the padding on both sides of each spatial axis,
+            and returns the name and value of the padding argument; None if the caller's function
+            does not support this padding.
     """
 
     x: str = "the input"
@@ -80,7 +86,7 @@ class Names(NamedTuple):
 
     @staticmethod
     def of(name: str) -> str:
-        """Return a name as it precedes ``channels``: ``the input channels``, ``x's channels``."""
+        """Return a name as a text has it before "channels": "the input", or "x's" for "x"."""
         return name if name.startswith("the ") else f"{name}'s"
 
     @staticmethod
@@ -90,12 +96,12 @@ class Names(NamedTuple):
 
     @staticmethod
     def any(name: str) -> str:
-        """Return ``an input`` for ``the input``; a name without an article does not change."""
+        """Return "an input" for "the input"; return a name without an article unchanged."""
         return Names.one(name) if name.startswith("the ") else name
 
     @staticmethod
     def one(name: str) -> str:
-        """Return a name with an indefinite article: ``an input``, ``a dy``."""
+        """Return a name with an indefinite article, such as "an input" or "a dy"."""
         bare = Names.bare(name)
         return f"{'an' if bare[0] in 'aeio' else 'a'} {bare}"
 
@@ -106,7 +112,12 @@ class Names(NamedTuple):
 
 
 class Fix(NamedTuple):
-    """A suggested fix: the changed arguments, and the phrases that describe the change."""
+    """A suggested fix.
+
+    Attributes:
+        changes: new values of the changed arguments, keyed by their names in ConvProblem.
+        phrases: phrases of the error message that describe the change.
+    """
 
     changes: Mapping[str, Any]
     phrases: tuple[Phrase, ...]
@@ -119,8 +130,8 @@ class Call:
         names: names that messages use.
         given: arguments of the call, keyed by their names in ConvProblem; ``output_shape`` is the
             shape of dy, or of a transposed convolution's x.
-        sizes: keys of the tensors that the function takes as shapes and not as arrays.
-        axis: spatial axis that the error names, if any.
+        sizes: keys of the shapes that the function takes as arguments, instead of arrays.
+        axis: spatial axis that the error names; None if it names none.
     """
 
     def __init__(
@@ -151,7 +162,7 @@ class Call:
         return Call(self.names, {**self.given, **fix.changes}, self.sizes)
 
     def others(self) -> Iterator[Fix]:
-        """Yield fixes other than a change of the memory order."""
+        """Yield fixes that do not change the memory order."""
         if not self.layout:
             yield from self._axes_of_w()
             yield from self._formats()
@@ -202,7 +213,11 @@ class Call:
         return Fix({key: changed}, (phrase,))
 
     def _sizes_text(self, sizes: Mapping[str, Any]) -> str:
-        """Return sizes as text: ``5`` for one axis, ``5 by 6`` for all, or ``H = 5, W = 6``."""
+        """Return sizes, keyed by axis, as text.
+
+        The text is "5 by 6" for all spatial axes, "5" for the axis that the error names, and
+        otherwise "H = 5 and W = 6".
+        """
         if len(sizes) == self.rank:
             return " by ".join(map(str, sizes.values()))
         if self.axis is not None and list(sizes) == [self.axis]:
@@ -220,7 +235,10 @@ class Call:
     # -- candidates --------------------------------------------------------------------------
 
     def _axes_of_w(self) -> Iterator[Fix]:
-        """Yield fixes that add a batch or channel axis, or remove an axis of size 1."""
+        """Yield fixes that give x and y the number of axes of w.
+
+        They add a batch or channel axis, or remove an axis of size 1.
+        """
         if self.w is None:
             return
         axes = len(self.w)
@@ -253,14 +271,20 @@ class Call:
                     yield self._reshaped(key, changed, "remove the axis of size 1")
 
     def _reshaped(self, key: str, shape: tuple[int, ...], what: str) -> Fix:
-        """Return the fix that adds or removes axes of size 1."""
+        """Return the fix that gives a tensor a shape with axes of size 1 added or removed.
+
+        Args:
+            key: the tensor's shape argument.
+            shape: the new shape.
+            what: phrase that describes the change of an array.
+        """
         phrase: Phrase = f"{what}: {_shape_text(shape)}"
         if key in self.sizes:
             phrase = self.names.argument(key), shape
         return Fix({key: shape}, (phrase,))
 
     def _formats(self) -> Iterator[Fix]:
-        """Yield fixes that set a format with the tensors' number of axes."""
+        """Yield fixes that replace a format by one for the tensors' number of axes."""
         if self.rank in formats.SPATIAL_AXES:
             words: dict[str, tuple[str, ...]] = {
                 "data_format": formats.data_formats(self.rank),
@@ -306,7 +330,7 @@ class Call:
         yield fix if "filter_shape" in self.sizes else Fix(fix.changes, (phrase,))
 
     def _unlikeliness(self, fix: Fix) -> tuple[bool, float, int, int]:
-        """Return the sort key of a fix; likelier fixes have smaller keys."""
+        """Return a sort key, by which the likeliest fixes of the memory order come first."""
         is_data = bool(_DATA_SHAPES & fix.changes.keys())
         return is_data, *self.after(fix).filter_score(), len(fix.changes)
 
@@ -315,9 +339,10 @@ class Call:
         return dict(zip(self.filter_layout, self.w or (), strict=False))
 
     def filter_score(self) -> tuple[float, int]:
-        """Return how unlikely the filter's shape is, to compare memory orders.
+        """Return a score that grows with the unlikeliness of the filter's shape.
 
-        The score is the ratio of the longest to the shortest spatial size, then the longest size.
+        The score compares memory orders.  It consists of the ratio of the longest to the shortest
+        spatial size, and of the longest size.
         """
         if not self.layout:
             return 1.0, 1
@@ -325,7 +350,7 @@ class Call:
         return max(sizes) / max(min(sizes), 1), max(sizes)
 
     def _lists(self) -> Iterator[Fix]:
-        """Yield fixes that write stride or dilation in the form that the function takes."""
+        """Yield fixes that pass stride or dilation with the number of entries of the function."""
         for key in ("stride", "dilation"):
             value = self.given.get(key)
             values = _integers(value if _is_list(value) else [value])
@@ -339,7 +364,7 @@ class Call:
                     yield fix
 
     def _spatial_entries(self, values: tuple[int, ...]) -> Iterator[tuple[int, ...] | None]:
-        """Yield the entries of the spatial axes, for each way to read a list of entries.
+        """Yield the entries of the spatial axes, for each interpretation of a list of entries.
 
         A list may have one entry, an entry per spatial axis, or an entry per axis of the tensor.
         """
@@ -426,7 +451,7 @@ class Call:
             paddings.insert(1, self._padded("valid"))
         yield from filter(None, paddings)
         if any(step > 1 for *_, step, _ in axes):
-            return  # the caller passed a stride above 1, and so did not forget it
+            return  # the caller passed a stride, so a forgotten stride is not the cause
         if stride := self._assigned("stride", self._strides_for(axes)):
             yield stride
         taps = self._spatial_sizes("filter_shape")
@@ -438,7 +463,7 @@ class Call:
                     yield _combined(stride, padding)
 
     def steps(self) -> Iterator[Fix]:
-        """Yield the fix that replaces a stride above 1 so that the input has the given output."""
+        """Yield the fix that replaces a stride above 1 so that the input gives the output."""
         if not self.layout or self.x is None or self.y is None or min(*self.x, *self.y) < 1:
             return
         axes = list(self._axes())
@@ -454,22 +479,33 @@ class Call:
             yield from filter(None, [self._assigned("groups", channels)])
 
     def _padded(self, value: str | tuple[int, ...] | None) -> Fix | None:
-        """Return the fix that sets a padding; None if the function has no such padding."""
+        """Return the fix that sets a padding; None if the function does not support the padding.
+
+        Args:
+            value: "same", "valid", or the padding on both sides of each spatial axis; None if no
+                padding gives the output.
+        """
         phrase = None if value is None else self.names.pad(value)
         pairs = value if isinstance(value, str) or value is None else tuple((p, p) for p in value)
         return phrase and Fix({"padding": pairs}, (phrase,))
 
     def _pads_for(self, axes: list[_Axis]) -> tuple[int, ...] | None:
-        """Return the least positive padding, equal on both sides, that gives the output."""
+        """Return the least padding, equal on both sides, with which the input gives the output.
+
+        Return None if the padding would be zero on all axes, or not less than the filter's span.
+        """
         pads = []
         for axis, size, span, stride, _ in axes:
             missing = (self._size("output_shape", axis) - 1) * stride + span - size
             pads.append(max(-(-missing // 2), 0))
         fits = all(pad < span for pad, (_, _, span, *_) in zip(pads, axes, strict=True))
-        return tuple(pads) if fits and any(pads) else None  # zeros are the fix "valid"
+        return tuple(pads) if fits and any(pads) else None  # another fix offers zeros, as "valid"
 
     def _strides_for(self, axes: list[_Axis]) -> Any:
-        """Return the least stride that gives the output, equal on all axes if possible."""
+        """Return the least stride with which the input gives the output; None if there is none.
+
+        The stride is equal on all axes if possible, and has the form that the function takes.
+        """
         ranges = []
         for axis, size, span, _, total in axes:
             output = self._size("output_shape", axis)
@@ -480,13 +516,15 @@ class Call:
                 ranges.append(range(room // output + 1, min(room // (output - 1), MOST_STRIDE) + 1))
         if len(ranges) != len(axes) or not all(ranges):
             return None
-        least = max(one.start for one in ranges)
-        equal = all(least in one for one in ranges)
+        least = max(strides.start for strides in ranges)
+        equal = all(least in strides for strides in ranges)
         if equal:
             return self._entries((least,) * len(ranges))
         steps = [step for *_, step, _ in axes]
         pairs = zip(ranges, steps, strict=True)
-        return self._entries(tuple(step if step in one else one.start for one, step in pairs))
+        return self._entries(
+            tuple(step if step in strides else strides.start for strides, step in pairs)
+        )
 
     def _spatial_sizes(self, key: str) -> list[int]:
         return [self._size(key, axis) for axis in formats.SPATIAL_AXES[self.rank]]
@@ -504,9 +542,9 @@ class Call:
                 yield self._resized("output_shape", {"C": filters})
 
     def _fitting_inputs(self) -> dict[str, tuple[int, range]]:
-        """Return the nearest fitting input size and all fitting sizes, keyed by axis.
+        """Return the input sizes that give the output, for axes whose input size does not.
 
-        Axes whose input size fits the output are left out.
+        The result has the nearest such size and the range of all such sizes, keyed by axis.
         """
         fitting = {}
         for axis, size, span, stride, pads in self._axes():
@@ -518,7 +556,7 @@ class Call:
         return fitting
 
     def _axes(self) -> Iterator[_Axis]:
-        """Yield an _Axis per spatial axis; nothing if the arguments are not valid."""
+        """Yield an _Axis per spatial axis; yield nothing if an argument is not valid."""
         strides, dilations, pads = self._spatial("stride"), self._spatial("dilation"), self._pads()
         if strides is None or dilations is None or self.x is None:
             return
@@ -555,7 +593,7 @@ class Call:
         return [(pair[0], pair[1]) for pair in values if pair]
 
     def _dilated(self) -> Iterator[Fix]:
-        """Yield the padding with which a dilated filter keeps the size of the input."""
+        """Yield the fix that sets the padding with which the output has the size of the input."""
         axes = list(self._axes())
         if all(step == 1 and span % 2 for _, _, span, step, _ in axes):
             sides = tuple((span - 1) // 2 for _, _, span, *_ in axes)
@@ -612,10 +650,12 @@ def offering(
     given: Mapping[str, Any],
     sizes: Iterable[str] = _OWNERS,
 ) -> _T:
-    """Call ``require(**given)``; if that raises an error, add the fixes that ``require`` accepts.
+    """Return ``require(**given)``; if it raises an error, add suggested fixes to the error.
+
+    The fixes are changes of ``given`` that ``require`` accepts.
 
     Args:
-        require: function that takes arguments of ConvProblem by name and raises an error if they
+        require: function that takes arguments of ConvProblem by name and raises ConvError if they
             are invalid.
         names, given, sizes: as for ``Call``.
 
@@ -676,7 +716,7 @@ def _working(require: Callable[..., Any], call: Call, candidates: Sequence[Fix])
 
 
 def _second_fixes(call: Call, first: Fix) -> Iterator[Fix]:
-    """Yield the fixes of the call that ``first`` has changed, to try both fixes together."""
+    """Yield fixes to try together with ``first``: those of the call that ``first`` changes."""
     after = call.after(first)
     limit = call.filter_score()
     if call.layout:
@@ -689,7 +729,7 @@ def _second_fixes(call: Call, first: Fix) -> Iterator[Fix]:
 
 
 def _distinct(fixes: Iterable[Fix], most: int) -> list[Fix]:
-    """Return the first ``most`` fixes, without fixes that contain all changes of an earlier fix."""
+    """Return the first ``most`` fixes; skip fixes that include all changes of an earlier fix."""
     distinct: list[Fix] = []
     for fix in fixes:
         entries = fix.changes.items()
@@ -727,7 +767,10 @@ def _entries(values: Sequence[int], order: str, letters: str) -> tuple[int, ...]
 
 
 def _ends(word: Any) -> tuple[bool, str]:
-    """Return whether a format begins with O, and its last letter: they identify its axis order."""
+    """Return whether a format begins with O, and its last letter.
+
+    Together they identify its axis order for any number of spatial axes.
+    """
     text = word.upper() if isinstance(word, str) else ""
     return text.startswith("O"), text[-1:]
 

@@ -1,4 +1,4 @@
-"""Compilation of kernels ahead of time: in parallel, and without a GPU."""
+"""Compilation of kernels ahead of time, in parallel and without a GPU."""
 
 from __future__ import annotations
 
@@ -30,14 +30,20 @@ from cupyconv.planning import (
 from cupyconv.problem import PASSES, ConvProblem, require_problem
 
 LAYOUTS = (CHANNELS_FIRST, CHANNELS_LAST)
-"""Memory orders that ``warm`` accepts for all tensors of a layer."""
+"""Values of the argument ``layout`` of ``warm``, besides None."""
 
 BIAS_GRADIENT = "backprop_bias"
-"""Name of the bias gradient among passes."""
+"""Name of the bias gradient where passes are listed."""
 
 
 class Use(NamedTuple):
-    """A pass that loads a kernel: of a problem, or of its transposed convolution."""
+    """A pass of a layer that loads a kernel.
+
+    Attributes:
+        problem: the layer, or the convolution that underlies a transposed convolution.
+        pass_: name of the pass.
+        transposed: whether the layer is the transposed convolution of ``problem``.
+    """
 
     problem: ConvProblem
     pass_: str
@@ -64,7 +70,7 @@ class WarmKernel:
 
     @property
     def passes(self) -> tuple[str, ...]:
-        """Names of the passes that load the variant, without duplicates."""
+        """Names of the passes that load the variant, each once."""
         return tuple(dict.fromkeys(use.pass_ for use in self.uses))
 
     @property
@@ -74,7 +80,7 @@ class WarmKernel:
 
     @property
     def tile(self) -> str:
-        """Block tile, or an empty string."""
+        """Block tile in elements (M x N x K), such as "128x64x32"; empty if the kernel has none."""
         sizes = [self.macros.get(f"BLOCK_{axis}") for axis in "MNK"]
         return "x".join(str(size) for size in sizes if size is not None)
 
@@ -84,11 +90,11 @@ class Warmed:
     """Kernels that were compiled ahead of time; prints as a table.
 
     Attributes:
-        device: device that the kernels are for.
-        folder: cache folder with the kernels.
+        device: GPU for which the kernels are compiled.
+        folder: cache folder that contains the kernels.
         kernels: all kernels that the layers load.
-        seconds: total wall time.
-        threads: number of compiling threads.
+        seconds: wall time of all compilations together.
+        threads: number of threads that compiled kernels.
     """
 
     device: Device
@@ -99,7 +105,7 @@ class Warmed:
 
     @property
     def compiled(self) -> tuple[WarmKernel, ...]:
-        """Kernels that were not in the cache before."""
+        """Kernels that were compiled because the cache lacked them."""
         return tuple(kernel for kernel in self.kernels if kernel.seconds is not None)
 
     @property
@@ -164,11 +170,11 @@ def warm(
     measure: bool | None = None,
     threads: int | None = None,
 ) -> Warmed:
-    """Compile every kernel that the passes of some layers will load, and store them in the cache.
+    """Compile the kernels that the passes of some layers will load, and store them in the cache.
 
-    Kernels that are missing in the cache are compiled in parallel.  This needs CuPy, but no GPU.
-    Calls with other arguments, or with arrays that are not contiguous and aligned, may load other
-    kernels.
+    Only kernels that the cache lacks are compiled, in parallel.  The function needs CuPy, but no
+    GPU.  Calls with other arguments, or with arrays that are not contiguous and aligned, may load
+    other kernels.
 
     Args:
         problems: the layers, with their dtype and formats.
@@ -178,14 +184,14 @@ def warm(
         transposed: whether the layers are transposed convolutions of these problems, so that
             ``conv_transpose`` is their forward pass.
         activation: activation of the forward pass.
-        add: whether the forward pass has the argument ``add``.
-        layout: "channels_first" or "channels_last", the memory order of all tensors regardless of
-            their formats, as in PyTorch; by default the order of the formats.
+        add: whether the forward pass is called with the argument ``add``.
+        layout: memory order of all tensors, "channels_first" or "channels_last", if it differs from
+            the axis order of the formats, as in PyTorch; by default the order of the formats.
         precision, impl: as for ``conv_forward``.
         workspace_limit: as for ``plan``.
-        measure: whether to compile all candidates that autotuning would measure, instead of only
-            the planned one; by default ``cupyconv.benchmark``.
-        threads: number of compiling threads; by default one per core.
+        measure: whether to compile all kernels that autotuning would measure, instead of only the
+            planned one; by default ``cupyconv.benchmark``.
+        threads: number of threads that compile; by default one per core.
 
     Returns:
         The kernels, each with its compile time and the passes that load it.
@@ -196,7 +202,7 @@ def warm(
             support a problem, or the cache cannot store the kernels.
         DeviceError: CuPy or its compiler is missing; or there is no GPU and ``device`` is None.
         KernelCompileError: a kernel does not compile; the other kernels are in the cache.
-        MemoryError: a tensor's size in bytes exceeds 63 bits.
+        MemoryError: a tensor has more than 2^63 - 1 bytes.
 
     >>> problem = cupyconv.ConvProblem((1, 8, 8, 8), (8, 8, 3, 3))
     >>> warmed = cupyconv.warm(problem, "sm_80", passes="forward", impl="cuda-generic")
@@ -253,7 +259,7 @@ class Ahead:
         add: bool = False,
         layout: str | None = None,
     ) -> None:
-        """Add the kernels that some passes of a layer will load."""
+        """Add the kernels that some passes of a layer will load; arguments are as for ``warm``."""
         require_problem("warm", problem)
         operations.require_words(activation, self._precision, self._impl, self.device)
         operations.require_activation(activation, problem)
@@ -274,11 +280,12 @@ class Ahead:
     def compile(
         self, threads: int | None = None, done: Callable[[], None] = lambda: None
     ) -> Warmed:
-        """Compile the kernels that are missing in the cache.
+        """Compile the kernels that the cache lacks.
 
         Args:
             threads: as for ``warm``.
-            done: function that is called after each kernel, whether compiled or cached.
+            done: function that is called once per kernel, when it is compiled or found in the
+                cache.
 
         Raises:
             ConvError, DeviceError, KernelCompileError: as for ``warm``.
@@ -337,7 +344,12 @@ class Ahead:
 
 
 def _gpu(device: str | Device | None) -> Device:
-    """Return the GPU to compile for."""
+    """Return the GPU to compile for; None selects the current GPU.
+
+    Raises:
+        DeviceError: ``device`` is None, and there is no GPU.
+        ConvError: ``device`` is unknown or not a GPU.
+    """
     chosen = backends.current_device() if device is None else Device.of(device)
     if chosen.is_gpu:
         return chosen
@@ -354,7 +366,11 @@ def _gpu(device: str | Device | None) -> Device:
 
 
 def _cache() -> Path:
-    """Return the cache folder if it is usable."""
+    """Return the cache folder.
+
+    Raises:
+        ConvError: the folder is unknown, cannot be written, or other users may write it.
+    """
     folder = cache_folder.cache_directory()
     if folder is None:
         raise _unusable_cache("this user has no home folder for the cache")
@@ -371,7 +387,7 @@ def _unusable_cache(values: str, remedy: str = "") -> ConvError:
     return ConvError(
         "the cache for kernels that are compiled ahead of time must be usable",
         values,
-        f"Repair it: {remedy}"
+        f"To fix this: {remedy}"
         if remedy
         else f"Set {cache_folder.CACHE_VARIABLE} to a folder that you own",
     )

@@ -825,7 +825,7 @@ def test_out_must_have_the_results_shape(which):
         calls_with_out(out)[which],
         rule="out must have the result's shape",
         values="out is 1x1x4, the result is 1x1x3",
-        remedy="Pass an out of shape (1, 1, 3)",
+        remedy="Pass an array of shape (1, 1, 3)",
     )
     assert np.all(out == 7)
 
@@ -867,7 +867,7 @@ def test_out_must_not_overlap_an_input(name):
         lambda: cupyconv.conv_forward(**given_arrays, out=memory[:3].reshape(1, 1, 3)),
         rule="out must not share memory with an input",
         values=f"out overlaps {name}",
-        remedy=f"Pass a new array, or a copy of {name}",
+        remedy=f"Pass a new array as out, or a copy of {name}",
     )
     np.testing.assert_array_equal(memory, before)
 

@@ -317,7 +317,7 @@ def test_wrong_arguments_are_told_and_nothing_is_written():
         (lambda: forward(*given, y[:, :1]), ConvError, "^y must have the result's shape"),
         (lambda: forward(*given, y.astype("float64")), ConvTypeError, "^y must have the inputs'"),
         (lambda: forward(*given, None), ConvTypeError, "y must be the array for the result"),
-        (lambda: forward(*given[:2], layer.b[:1], y), ConvError, "b is 1, W has 2"),
+        (lambda: forward(*given[:2], layer.b[:1], y), ConvError, r"b has shape \(1,\), W has 2"),
         (lambda: forward(*given, y, tensor_core="on"), ConvError, "unknown tensor_core.*'always'"),
         (lambda: forward(*given, y, d_layout=2), ConvError, "d_layout must be CUDNN_TENSOR_NCHW"),
         (lambda: forward(*given, y, w_layout="NHWC"), ConvError, "w_layout must be CUDNN_TENSOR"),

@@ -230,7 +230,7 @@ def test_tensors_of_other_libraries_are_taken():
         ({"auto_pad": "SAME"}, "unknown auto_pad: 'SAME'. Did you mean 'SAME_"),
         ({"pads": [1, 1]}, "2 values for 2 spatial axes. Pass 4"),
         ({"strides": [2]}, "strides must have one integer for each spatial axis"),
-        ({"dilations": [1, 1, 1]}, "got 3 for 2 spatial axes"),
+        ({"dilations": [1, 1, 1]}, "got 3 values for 2 spatial axes"),
         ({"kernel_shape": [3, 2]}, "got 3x2, the filter is 4x4x3x3. Leave it out, or pass [3, 3]"),
         ({"group": 3}, "group must divide"),
         ({"pads": [0, -1, 0, 0]}, "pads must not be negative"),

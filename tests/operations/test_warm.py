@@ -231,7 +231,7 @@ def test_warm_without_a_gpu_asks_for_a_device(monkeypatch):
 def test_warm_rejects_a_cache_writable_by_others(folder, compilations):
     folder.mkdir()
     folder.chmod(0o777)
-    with pytest.raises(ConvError, match=r"must be usable: .* Repair it: chmod go-w"):
+    with pytest.raises(ConvError, match=r"must be usable: .* To fix this: chmod go-w"):
         cupyconv.warm(SMALL, "sm_80")
     assert compilations == []
 

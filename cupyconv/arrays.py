@@ -425,7 +425,8 @@ def _solver_finds_overlap(shape: tuple[int, ...], strides: tuple[int, ...], item
     """Return whether two elements share a byte, using NumPy's solver.
 
     Whether two elements share a byte depends only on the difference of their indices.  For each
-    axis, it is therefore enough to compare the elements with index 0 with all other elements.
+    axis, it is therefore enough to compare the elements with index 0 on the axis with the elements
+    with larger indices on the axis.
     """
     import numpy as np
 

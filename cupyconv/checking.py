@@ -42,9 +42,10 @@ SINGLE_ELEMENTS = 3
 """Elements per tensor that finite differences change one at a time (chosen)."""
 
 _DEVIATIONS = 6
-"""Standard deviations that a sum of errors with random signs may reach (chosen).
+"""Ratio of the permitted difference of a slope to the bound of an element's difference (chosen).
 
-A normal distribution exceeds 6 standard deviations once in 500 million draws.
+A slope sums errors with random signs.  Such a sum exceeds 6 standard deviations once in 500 million
+draws.
 """
 
 
@@ -176,7 +177,7 @@ class Truth:
 
     @property
     def _wide(self) -> type[np.inexact]:
-        """The dtype of expected results: float64, or complex128 for complex problems."""
+        """Dtype of expected results: float64, or complex128 for complex problems."""
         return np.complex128 if self.problem.is_complex else np.float64
 
     @cached_property
@@ -254,7 +255,7 @@ class Truth:
         """
         with ThreadPoolExecutor(1) as beside:
             if self._is_large and self.problem.dtype != "float64":
-                beside.submit(lambda: self._plain)  # on another core; the property caches it
+                beside.submit(lambda: self._plain)  # computes and caches the property in parallel
             for part in ("results", "magnitudes", "bounds"):
                 getattr(self, part)
                 yield
@@ -263,8 +264,8 @@ class Truth:
         """Return the largest relative difference of a result's elements.
 
         The relative difference is the distance from the expected value, divided by the sum of the
-        absolute values of the terms.  It is infinite for an element that is not finite, or should
-        not be, unless the element is as expected.
+        absolute values of the terms.  If the element or its expected value is not finite, it is
+        zero if both are equal or NaN, else infinite.
 
         Args:
             name: name of the result: "y", "dx", "dw" or "db".

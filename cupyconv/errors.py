@@ -166,7 +166,7 @@ class KernelCompileError(CupyconvError, RuntimeError):
 
 
 def shown(value: object) -> str:
-    """Return the repr of a value for a message, shortened to _LONGEST characters."""
+    """Return the repr of a value for a message, shortened if it has more than 120 characters."""
     try:
         text = repr(value)
     except Exception:  # repr fails for huge integers, deep lists, and faulty classes

@@ -29,7 +29,7 @@ _ARITHMETIC = (
 """Methods that a derived array class may replace to give its elements another meaning."""
 
 _IN_A_TRANSFORMATION = (
-    "Inside jax.jit and jax.grad arrays have no values yet: call cupyconv outside of them"
+    "Inside jax.jit and jax.grad, arrays have no values yet: call cupyconv outside of them"
 )
 _TORCH_OPERATORS = "cupyconv.torch.conv2d or another function of cupyconv.torch"
 
@@ -415,7 +415,7 @@ def way_in(name: str, value: Any) -> str:
         return "It has a shape but no values: cupyconv.ConvProblem takes shapes"
     if type(value).__name__ == "SymbolicTensor":
         return (
-            "Inside tf.function tensors have no values yet: call cupyconv outside, or through "
+            "Inside tf.function, tensors have no values yet: call cupyconv outside, or through "
             "tf.numpy_function"
         )
     if type(value).__name__ == "KerasTensor":

@@ -23,7 +23,7 @@ ROLES = ("x", "w", "y", "bias", "add", "workspace")
 
 @dataclass(frozen=True)
 class TiledMap:
-    """Tensor map for the TMA unit, which copies boxes of a tensor.
+    """Tensor map that lets the TMA unit copy boxes of a tensor.
 
     The dimensions begin with the innermost, which is contiguous.
 
@@ -46,7 +46,7 @@ class TiledMap:
 
 @dataclass(frozen=True)
 class Im2colMap:
-    """Tensor map for the TMA unit, which copies columns of pixels of a channels-last tensor.
+    """Tensor map that lets the TMA unit copy columns of pixels of a channels-last tensor.
 
     The dimensions, from the innermost, are C, W, [H, [D,]] N.
 

@@ -2,8 +2,8 @@
 
 ``conv`` and ``conv_transpose`` take the attributes of the operators Conv and ConvTranspose
 (opset 11 and later) under ONNX's names.  ``conv_problem`` and ``conv_transpose_problem`` return the
-equivalent ConvProblem.  The onnx package is not needed.  Examples assume
-``from cupyconv import onnx`` and ``import numpy as np``.
+equivalent ConvProblem.  The onnx package is not needed.  In shapes, "..." stands for the spatial
+sizes.  Examples assume ``from cupyconv import onnx`` and ``import numpy as np``.
 
 The formulas are those of https://onnx.ai/onnx/operators/onnx__Conv.html and
 onnx__ConvTranspose.html, with these clarifications:
@@ -148,7 +148,7 @@ def conv(
 
     Args:
         x: input, (N, C, [[D,] H,] W).
-        w: filter, (M, C / group, spatial), or a filter from ``cupyconv.prepare``.
+        w: filter, (M, C / group, ...), or a filter from ``cupyconv.prepare``.
         b: bias, (M,); None for no bias.
         auto_pad: "NOTSET", "SAME_UPPER", "SAME_LOWER" or "VALID".
         dilations, strides: one integer per spatial axis; 1 by default.
@@ -157,7 +157,7 @@ def conv(
         pads: padding at the beginning of each spatial axis, then at the end of each; 0 by default.
 
     Returns:
-        y, (N, M, spatial), with x's dtype and device.
+        y, (N, M, ...), with x's dtype and device.
 
     Raises:
         ConvError: the convolution is invalid.
@@ -225,8 +225,8 @@ def conv_transpose(
     """Compute the operator ConvTranspose.
 
     Args:
-        x: input, (N, C, spatial).
-        w: filter, (C, M / group, spatial), or a filter from ``cupyconv.prepare``.
+        x: input, (N, C, ...).
+        w: filter, (C, M / group, ...), or a filter from ``cupyconv.prepare``.
         b: bias, (M,); None for no bias.
         output_padding: pixels added at the end of each spatial axis, less than the stride or less
             than the dilation of the axis; 0 by default.
@@ -235,7 +235,7 @@ def conv_transpose(
         auto_pad, dilations, group, kernel_shape, pads, strides: as for ``conv``.
 
     Returns:
-        y, (N, M, spatial), with x's dtype and device.
+        y, (N, M, ...), with x's dtype and device.
 
     Raises:
         ConvError, ConvTypeError, DeviceError: as for ``conv``.
@@ -331,7 +331,7 @@ def conv_problem(
 
     Args:
         x_shape: shape of the input, (N, C, [[D,] H,] W).
-        w_shape: shape of the filter, (M, C / group, spatial).
+        w_shape: shape of the filter, (M, C / group, ...).
         auto_pad, dilations, group, kernel_shape, pads, strides: as for ``conv``.
         dtype: as for ConvProblem.
 
@@ -434,8 +434,8 @@ def conv_transpose_problem(
     ``x_shape``, or a larger shape if an output_padding is at least the stride.
 
     Args:
-        x_shape: shape of the operator's input, (N, C, spatial).
-        w_shape: shape of the filter, (C, M / group, spatial).
+        x_shape: shape of the operator's input, (N, C, ...).
+        w_shape: shape of the filter, (C, M / group, ...).
         output_padding, output_shape: as for ``conv_transpose``.
         auto_pad, dilations, group, kernel_shape, pads, strides: as for ``conv``.
         dtype: as for ConvProblem.

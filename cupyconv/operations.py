@@ -183,7 +183,7 @@ def conv_forward(
         impl: "auto", the name of an implementation as ``cupyconv.plan`` prints it, or a Plan of
             this problem.
         out: array for the result, with the result's shape and dtype; it must not share memory with
-            the inputs.
+            the inputs, except as described for ``add``.
 
     Returns:
         y, (N, K, [[Z,] P,] Q) in ``data_format`` order, with x's dtype and device; or ``out``, if
@@ -359,8 +359,8 @@ def conv_backprop_filter(
 
     Returns:
         dw, of shape ``filter_shape``.  NaN and infinity propagate.  Implementations may multiply
-        elements of dy by the zeros of the padding.  An infinite or NaN element of dy may therefore
-        also make dw NaN at taps that meet padding in its window.
+        elements of dy by the zeros of the padding.  Where a tap meets padding in the window of an
+        infinite or NaN element of dy, dw may therefore be NaN.
 
     Raises:
         ConvError: ``dy`` does not fit ``x`` and ``filter_shape``.
@@ -495,7 +495,7 @@ def conv_backward(
         ("x", "w", "dy"), (x, w if prepared_filter is None else prepared_filter.array, dy)
     )
     if needed in ((), ("bias",)) or not x.dtype == w.dtype == dy.dtype:
-        # No pass below checks the whole layer.
+        # The calls below do not check that x, w and dy fit together.
         require_words(None, precision, impl, backend.device)
         layouts = {"x": _Layout.of(x), "w": _Layout.of(w), "dy": _Layout.of(dy)}
         problem_of("backprop_filter", layouts, None, options, _BACKWARD["backprop_filter"])
@@ -574,9 +574,9 @@ def conv_transpose(
 ) -> Any:
     """Compute activation(t + bias + add), where t is the transposed convolution of x with w.
 
-    The underlying convolution maps arrays of the result's shape to arrays of x's shape.  t is the
-    gradient with respect to its input if x is the gradient with respect to its output, as from
-    ``conv_backprop_input``.  Unlike there, a complex w is not conjugated.
+    The underlying convolution maps arrays of the result's shape to arrays of x's shape.  t is what
+    ``conv_backprop_input`` returns for this convolution and dy = x, except that a complex w is not
+    conjugated.
 
     Args:
         x: array with the shape of the underlying convolution's output, (N, K, [[Z,] P,] Q) in
@@ -592,11 +592,11 @@ def conv_transpose(
             that fits x, per spatial axis.  With a stride above 1, several sizes fit.  The default
             is 0, as in PyTorch.  With padding "same" or "same_lower", the default is stride - 1,
             which makes the result ``stride`` times as large as x, as in Keras and JAX.
-            output_padding must be less than the stride.  With other padding than "same" and
-            "same_lower", it may instead be less than the dilation.  If it is at least the stride, x
-            is copied and extended by zeros.  With padding "valid" and a filter smaller than the
-            stride, JAX and Keras return ``stride`` times x's size; to get this size, pass the
-            stride minus the filter's size.
+            output_padding must be less than the stride.  With any other padding, it may instead be
+            less than the dilation.  If output_padding is at least the stride, x is copied and
+            extended by zeros.  With padding "valid" and a filter smaller than the stride, JAX and
+            Keras return ``stride`` times x's size; to get this size, pass the stride minus the
+            filter's size.
         stride, padding, dilation, groups, data_format, filter_format: parameters of the underlying
             convolution.
         activation, add, precision, impl, out: as for ``conv_forward``.
@@ -650,7 +650,7 @@ def prepare(
         accept as w.  A NumPy array is not copied.
 
     Raises:
-        ConvError: w has not the shape and dtype of the problem's filter; an option value is
+        ConvError: w does not have the shape and dtype of the problem's filter; an option value is
             unknown; a graph is being captured; or as for ``plan``.
         ConvTypeError, DeviceError: as for ``conv_forward``.
 

@@ -607,7 +607,7 @@ class ConvProblem:
 
     @property
     def needs_64bit_indexing(self) -> bool:
-        """Whether x, w or y has more elements than a 32-bit offset can count."""
+        """Whether x, w or y has more elements than a signed 32-bit integer can count."""
         tensors = (self.input_shape, self.filter_shape, self.output_shape)
         return any(prod(shape) > 2**31 - 1 for shape in tensors)
 
@@ -689,9 +689,9 @@ class ConvProblem:
                 with this output size, per spatial axis.  The default is 0, as in PyTorch.  With
                 padding "same" or "same_lower", the default is stride - 1, which makes the input
                 size ``stride`` times the output size, as in Keras and JAX.  output_padding must be
-                less than the stride.  With other padding, it may instead be less than the dilation.
-                If it is at least the stride, the input has more windows, and the output is larger
-                than ``output_shape``.
+                less than the stride.  With any other padding, it may instead be less than the
+                dilation.  If output_padding is at least the stride, the input has more windows, and
+                the output is larger than ``output_shape``.
 
         Raises:
             ConvError: no such convolution exists.  If ``input_shape`` gives another output shape,

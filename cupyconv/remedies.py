@@ -668,7 +668,7 @@ def offering(
         if error.candidates is not None:
             call = Call(names, given, frozenset(sizes), error.axis)
             fixes = _working(require, call, error.candidates)
-            if fixes or error.fixes:  # replace fixes that were found without all arguments
+            if fixes or error.fixes:  # replaces fixes of an inner ``offering`` with fewer arguments
                 error.offer([fix.phrases for fix in fixes])
         raise
 

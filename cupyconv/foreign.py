@@ -408,7 +408,7 @@ def way_in(name: str, value: Any) -> str:
     if type(value).__name__ == "ConvProblem":
         return "A ConvProblem has no values: pass an array of its shape"
     if library == "cupyconv":
-        return f"A prepared filter is accepted only as w of cupyconv; pass {name}.array here"
+        return f"Only functions that read w accept a prepared filter, as w; pass {name}.array here"
     if library == "xarray":
         return f"Pass {name}.data"
     if type(value).__name__ == "ShapeDtypeStruct":

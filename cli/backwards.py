@@ -78,7 +78,7 @@ def _largest_input(
             "dy must have one channel for each filter",
             f"dy {shape_text(dy)} has {counted(k, 'channel')}, w {shape_text(filter_shape)} has "
             f"{counted(o, 'filter')}",
-            f"Give dy {counted(o, 'channel')}, or set the order of its axes with --data-format",
+            f"Use dy with {counted(o, 'channel')}, or set the order of its axes with --data-format",
             candidates=(),
         )
     stride = words.get("stride", 1)

@@ -402,7 +402,7 @@ def _problem(layer: Layer, loaded: Mapping[str, Any], options: Mapping[str, Any]
             raise ConvError(
                 f"--{name} must have the shape of the layer's {key}",
                 f"the file has {data.array_text(shape)}, the {key} is {options[key]}",
-                f"Give the {key} as {shape_text(shape)}, or another file"
+                f"Pass the {key} as {shape_text(shape)}, or another file"
                 if len(shape) > 2
                 else "Give another file",
             )

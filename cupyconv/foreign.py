@@ -407,7 +407,7 @@ def way_in(name: str, value: Any) -> str:
         return "Call the functions of cupyconv.dask, which take Dask arrays"
     if type(value).__name__ == "ConvProblem":
         return "A ConvProblem has no values: pass an array of its shape"
-    if library == "cupyconv":
+    if type(value).__name__ == "PreparedFilter":
         return f"Only functions that read w accept a prepared filter, as w; pass {name}.array here"
     if library == "xarray":
         return f"Pass {name}.data"

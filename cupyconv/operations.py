@@ -1407,7 +1407,7 @@ def bias_problem(
                 raise ConvError(
                     "every size but the batch must be at least 1",
                     f"{called} has {letter} = {size}",
-                    f"Give positive sizes: {called} {shape_text(dy_shape)} was read as {layout}",
+                    f"Use positive sizes: {called} {shape_text(dy_shape)} was read as {layout}",
                 )
     else:
         channels = 1  # named_problem raises an error for this number of axes

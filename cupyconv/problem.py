@@ -1388,7 +1388,7 @@ def _require_sizes(names: Names, problem: ConvProblem) -> None:
             raise ConvError(
                 "every size but the batch must be at least 1",
                 f"{owner} has {letter} = {size}",
-                f"Give positive sizes: {names.bare(names.x)} {shape_text(problem.input_shape)} was "
+                f"Use positive sizes: {names.bare(names.x)} {shape_text(problem.input_shape)} was "
                 f"read as {problem.data_format}, {names.bare(names.w)} "
                 f"{shape_text(problem.filter_shape)} as {problem.filter_format}",
             )
@@ -1437,7 +1437,8 @@ def _require_origin(names: Names, problem: ConvProblem, y_shape: tuple[int, ...]
             f"{names.y} must have one channel for each filter",
             f"{names.y} has {counted(k, 'channel')}, and {names.w} has O = {problem.K} "
             f"({shape_text(problem.filter_shape)}, {problem.filter_format})",
-            f"Give {names.y} {problem.K} channels" + (f", or {names.w} O = {k}" if k > 0 else ""),
+            f"Use {names.y} with {problem.K} channels"
+            + (f", or {names.w} with O = {k}" if k > 0 else ""),
             candidates=(),
         )
     for axis, position in zip(problem.axes, problem.data_axes[2:], strict=True):

@@ -201,7 +201,7 @@ class Call:
         for letter, size in sizes.items():
             shape[order.index(letter)] = size
         text = " and ".join(f"{letter} = {size}" for letter, size in sizes.items())
-        return Fix({key: tuple(shape)}, (phrase or f"give {self._owner(key)} {text}",))
+        return Fix({key: tuple(shape)}, (phrase or f"use {text} for {self._owner(key)}",))
 
     def _reordered(self, key: str, source: str) -> Fix:
         """Return the fix that transposes a tensor from the order ``source`` to the call's order."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from cupyconv import formats
 
-VERBS = "use|give|transpose|exchange|pad|pass|add|remove"
+VERBS = "use|transpose|exchange|pad|pass|add|remove"
 
 ARGUMENT = r'(\w+)=("[^"]*"|\[[^\]]*\]|\((?:[^()]|\([^()]*\))*\)|-?\d+)'
 
@@ -96,8 +96,8 @@ def _apply(
             shape[order.index(letter)] = size
         after[name] = tuple(shape)
 
-    if match := re.fullmatch(r"give (.+?) ((?:[A-Z] = \d+(?: and )?)+)", part):
-        resize(argument(match[1]), _letters(match[2]))
+    if match := re.fullmatch(r"use ((?:[A-Z] = \d+(?: and )?)+) for (.+)", part):
+        resize(argument(match[2]), _letters(match[1]))
     elif match := re.fullmatch(r"transpose (.+) from (\w+) to (\w+)", part):
         name, source, target = argument(match[1]), match[2], match[3]
         assert target == layout.order(name), part

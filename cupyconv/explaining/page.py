@@ -47,7 +47,7 @@ _LIMITS = (
 """Limits of a page: the first whose values are few enough, or the last (chosen)."""
 
 _MOST_VALUES = 50_000
-"""Largest number of characters of the drawn values, unless even the last limits give more (chosen)."""
+"""Largest number of characters of the drawn values, if the last limits permit (chosen)."""
 
 # The page can load nothing, even if a title contains HTML.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"

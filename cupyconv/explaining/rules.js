@@ -143,7 +143,7 @@ const rules = (() => {
     for (const [letter, owner, size] of sizes)
       if (size < 1)
         throw new ConvError("every size but the batch must be at least 1", `the ${owner} has ${letter} = ${size}`,
-          `Give positive sizes: input ${shapeText(x)} was read as ${dataFormat}, filter ` +
+          `Use positive sizes: input ${shapeText(x)} was read as ${dataFormat}, filter ` +
           `${shapeText(w)} as ${filterFormat}`);
     const order = `${shapeText(w)} (${filterFormat})`;
     for (const [owner, count, read] of [["the input", C, ""], ["the output", K, `; filter ${order} has O = ${K}`]])
@@ -301,7 +301,7 @@ const rules = (() => {
       for (const [letter, size] of Object.entries(sizes)) shape[this.order(key).indexOf(letter)] = size;
       const text = Object.entries(sizes).map(([letter, size]) => `${letter} = ${size}`).join(" and ");
       const owner = key === "input_shape" ? "the input" : "the filter";
-      return { changes: { [key]: shape }, phrases: [phrase || `give ${owner} ${text}`] };
+      return { changes: { [key]: shape }, phrases: [phrase || `use ${text} for ${owner}`] };
     }
 
     reordered(key, source) {

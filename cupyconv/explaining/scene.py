@@ -403,8 +403,8 @@ def _window(rule: ConvAxis, at: int) -> range:
 def _linked(rule: ConvAxis, chosen: int, most: int) -> tuple[Places, Places]:
     """Return the outputs of an axis to draw, and the input positions to draw with their windows.
 
-    At most about ``most`` input positions are returned.  They always include both ends of the outputs, the input and its padding.  Inputs that a
-    negative padding crops are drawn too.
+    At most about ``most`` input positions are returned.  The positions always include both ends of
+    the outputs, the input and its padding.  Inputs that a negative padding crops are drawn too.
     """
     first, end = min(-rule.pad_before, 0), max(rule.input + rule.pad_after, rule.input)
     if end - first <= most and rule.output <= most:
@@ -442,8 +442,7 @@ def _directions(
         _linked(axis, at, limits.places) for axis, at in zip(problem.axes, chosen["y"], strict=True)
     ]
     spread = [
-        _linked(rule, at, limits.places)
-        for rule, at in zip(rules["dx"], chosen["dx"], strict=True)
+        _linked(rule, at, limits.places) for rule, at in zip(rules["dx"], chosen["dx"], strict=True)
     ]
     taps = [
         _drawn(axis.filter, limits.taps, _around(at))

@@ -35,8 +35,6 @@ _BANKS = 32  # banks of shared memory (hardware)
 # Largest shared memory per block of all chips, in bytes.
 _LARGEST_SHARED = max(chip.block_shared for chip in CHIPS.values()) << 10
 
-_THREADS = 32 * WARPS
-
 
 @dataclass(frozen=True)
 class Access:

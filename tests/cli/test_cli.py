@@ -693,7 +693,7 @@ def test_inconsistent_data_is_rejected(tmp_path):
     line = refused("grads", "--x", x, "--filter", "4x3x3x3", "--dy", dy)
     assert "input size 7 would give 5" in line
     line = refused("grads", "--x", x, "--input", "1x3x8x9", "--filter", "4x3x3x3")
-    assert "Give the input as 1x3x8x8" in line
+    assert "Pass the input as 1x3x8x8" in line
 
 
 # -- as a process ----------------------------------------------------------------------------------

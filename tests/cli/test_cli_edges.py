@@ -603,7 +603,7 @@ def test_suggested_dtype_is_accepted(tmp_path, x, w, dtype):
 @pytest.mark.parametrize(
     ("shape", "said"),
     [
-        ((1, 2, 6, 6), "the file has 1x2x6x6, the input is 1x2x5x5. Give the input as 1x2x6x6, or"),
+        ((1, 2, 6, 6), "the file has 1x2x6x6, the input is 1x2x5x5. Pass the input as 1x2x6x6, or"),
         ((), "the file has a scalar, the input is 1x2x5x5. Give another file"),
     ],
 )

@@ -87,7 +87,7 @@ def test_input_channels_must_match_the_filter():
         lambda: cupyconv.conv_forward(ones(1, 6, 5, 5), ones(4, 4, 3, 3)),
         rule="input channels must be the input's channels divided by groups",
         values="C = 6, groups=1, so 6 for each filter; filter 4x4x3x3 (OIHW) has I = 4",
-        remedy="Give the filter I = 6, or give the input C = 4",
+        remedy="Use I = 6 for the filter, or use C = 4 for the input",
     )
     assert "1x6x5x5 (NCHW)" in str(error)
     ConvProblem((1, 6, 5, 5), (4, 6, 3, 3))
@@ -99,7 +99,7 @@ def test_channels_that_fit_other_groups_suggest_them():
         lambda: cupyconv.conv_forward(ones(1, 6, 5, 5), ones(4, 3, 3, 3)),
         rule="divided by groups",
         values="has I = 3",
-        remedy="Use groups=2, give the filter I = 6, or give the input C = 3",
+        remedy="Use groups=2, use I = 6 for the filter, or use C = 3 for the input",
     )
     ConvProblem((1, 6, 5, 5), (4, 3, 3, 3), groups=2)
 
@@ -147,7 +147,7 @@ def test_groups_must_divide_the_output_channels():
         lambda: ConvProblem((1, 6, 9), (4, 2, 3), groups=3),
         rule="groups must divide the output channels",
         values="the output has 4, groups=3",
-        remedy="Use groups=1 and give the filter I = 6, give the filter O = 3, give the filter O",
+        remedy="Use groups=1 and use I = 6 for the filter, use O = 3 for the filter, use O = 6",
     )
     ConvProblem((1, 6, 9), (4, 6, 3), groups=1)
     ConvProblem((1, 6, 9), (6, 2, 3), groups=3)
@@ -346,7 +346,7 @@ def test_sizes_must_be_at_least_1(input_shape, filter_shape, values):
         lambda: ConvProblem(input_shape, filter_shape),
         rule="every size but the batch must be at least 1",
         values=values,
-        remedy="Give positive sizes",
+        remedy="Use positive sizes",
     )
     assert "was read as NC" in error.remedy
 
@@ -1069,7 +1069,7 @@ def test_transpose_needs_one_channel_per_filter():
         lambda: cupyconv.conv_transpose(ones(1, 5, 4), ones(4, 2, 3)),
         rule="x must have one channel for each filter",
         values="x has 5 channels, and the filter has O = 4 (4x2x3, OIW)",
-        remedy="give the filter O = 5, or give x C = 4",
+        remedy="use O = 5 for the filter, or use C = 4 for x",
     )
 
 
@@ -1078,7 +1078,7 @@ def test_transpose_keeps_the_batch_size():
         lambda: cupyconv.conv_transpose(ones(3, 4, 4), ones(4, 2, 3), output_shape=(2, 2, 6)),
         rule="a transposed convolution must keep the batch size",
         values="x has 3, the result has 2",
-        remedy="Give the result N = 3",
+        remedy="Use N = 3 for the result",
     )
 
 
@@ -1212,3 +1212,9 @@ def test_sizes_of_wrong_type_get_no_example():
             strides=[1] * 4,
             padding="VALID",
         )
+
+
+def test_plan_as_an_array_is_not_taken_for_a_prepared_filter():
+    plan = cupyconv.plan(cupyconv.ConvProblem((1, 1, 4, 4), (1, 1, 3, 3)), "sm_80")
+    with pytest.raises(ConvTypeError, match=r"Pass a NumPy or CuPy array$"):
+        cupyconv.conv_forward(plan, np.ones((1, 1, 3, 3), "float32"))

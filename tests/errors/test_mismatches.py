@@ -711,7 +711,7 @@ COMMANDS = [
         "dy of one image more",
         "explain --input 1x3x8x8 --filter 4x3x3x3 --dy 8x4x6x6",
         "dy has 8, the input has 1",
-        "give the input N = 8",
+        "use N = 8 for the input",
         {"--input": "8x3x8x8"},
     ),
     Command(

@@ -631,7 +631,7 @@ def test_remedies_work_on_the_command_line():
         assert '="' not in result.stderr, "the message has a Python argument"
         axis = re.search(r"\(axis ([DHW])\)", result.stderr)
         remedy = result.stderr.strip().rpartition(". ")[2]
-        if not re.match(r"(Use|Give|Pad|Add|Pass|Exchange) ", remedy) or "integer" in remedy:
+        if not re.match(r"(Use|Pad|Add|Pass|Exchange) ", remedy) or "integer" in remedy:
             continue
         offered += 1
         for way_out in alternatives(remedy):
@@ -654,7 +654,7 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any], str]] = {
     "wrong channels": (
         "Conv2DBackpropInput",
         {**GRADIENT, "input_sizes": [1, 5, 5, 7], "strides": [1, 2, 2, 1]},
-        "Give the input C = 6, ",
+        "Use C = 6 for the input, ",
     ),
     "sizes of NCHW": (
         "Conv2DBackpropInput",
@@ -712,7 +712,7 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any], str]] = {
     "bias that fixes the channels": (
         "conv_forward",
         {"x": (1, 6, 9), "w": (4, 2, 3), "bias": (4,), "groups": 3},
-        "Use groups=1 and give the filter I = 6",
+        "Use groups=1 and use I = 6 for the filter",
     ),
     "TensorFlow's stride": (
         "ConvProblem",

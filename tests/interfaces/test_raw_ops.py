@@ -628,7 +628,7 @@ def conv2d(**changes: Any) -> np.ndarray:
             {"filter": integers(3, 3, 3, 6)},
             "the input's channels must be a multiple of the filter's input channels",
             "the input has 4 channels, the filter 3x3x3x6 has 3 input channels",
-            "Give the input C = 3, give the filter I = 4, or give the input C = 6",
+            "Use C = 3 for the input, use I = 4 for the filter, or use C = 6 for the input",
             {"input": integers(1, 5, 5, 6)},
         ),
         (
@@ -642,14 +642,14 @@ def conv2d(**changes: Any) -> np.ndarray:
             {"filter": integers(0, 3, 4, 6)},
             "every size but the batch must be at least 1",
             "the filter has H = 0",
-            "Give positive sizes",
+            "Use positive sizes",
             {"filter": integers(1, 3, 4, 6)},
         ),
         (
             {"input": integers(1, 5, 5, 0)},
             "every size but the batch must be at least 1",
             "the input has C = 0",
-            "Give positive sizes",
+            "Use positive sizes",
             {"input": integers(1, 5, 5, 4)},
         ),
     ],
@@ -742,7 +742,7 @@ def test_depthwise_filter_needs_the_inputs_channels():
         )
     assert "a depthwise filter must have as many channels as the input" in caught.value.rule
     assert "the input has 4 channels, the filter 3x3x3x2 has 3" in caught.value.values
-    assert caught.value.remedy == "Give the input C = 3, or give the filter I = 4"
+    assert caught.value.remedy == "Use C = 3 for the input, or use I = 4 for the filter"
     raw_ops.DepthwiseConv2dNative(
         input=integers(1, 5, 5, 4), filter=integers(3, 3, 4, 2), **arguments
     )

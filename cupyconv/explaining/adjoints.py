@@ -12,13 +12,13 @@ class AdjointAxis:
     """A spatial axis of the convolution that computes a gradient.
 
     Attributes:
-        rule: sizes of this convolution as a ConvAxis: the input is the first operand, dilated with
-            zeros; the filter is the second operand; the output is the gradient.  Negative padding
-            crops.
-        spread: distance between the elements of the dilated first operand.
+        rule: sizes of this convolution as a ConvAxis.  Its input is the first operand after
+            dilation with zeros, its filter is the second operand, and its output is the gradient.
+            Negative padding crops.
+        spread: distance between elements of the first operand after dilation; 1 without dilation.
         size: size of the first operand before dilation.
-        formulas: formula of the padding before and formula of the padding after, as text with the
-            layer's numbers.
+        formulas: formulas of the padding before and of the padding after, as text with the layer's
+            sizes.
     """
 
     rule: ConvAxis
@@ -28,11 +28,12 @@ class AdjointAxis:
 
     @property
     def padding(self) -> tuple[int, int]:
+        """Padding before and after the first operand."""
         return self.rule.pad_before, self.rule.pad_after
 
 
 def input_gradient_axis(axis: ConvAxis) -> AdjointAxis:
-    """Return the convolution of dilated dy with the flipped, dilated filter, along one axis."""
+    """Return the convolution along an axis that computes dx: dilated dy with the flipped filter."""
     spread = (axis.output - 1) * axis.stride + 1
     span = axis.effective_filter
     before = span - 1 - axis.pad_before
@@ -46,10 +47,11 @@ def input_gradient_axis(axis: ConvAxis) -> AdjointAxis:
 
 
 def filter_gradient_axis(axis: ConvAxis) -> AdjointAxis:
-    """Return the convolution of x with dy for dw along an axis; stride and dilation swap roles.
+    """Return the convolution along an axis that computes dw: x with dy as the filter.
 
-    The padding after x is smaller than in the forward pass by the number of positions after the
-    last window. A negative padding crops inputs that no window reads.
+    Its stride is the layer's dilation, and its dilation is the layer's stride. The padding after x
+    is smaller than in the forward pass by the number of positions after the last window. Negative
+    padding crops inputs that no window reads.
     """
     span = (axis.output - 1) * axis.stride + 1
     reach = axis.effective_filter - 1 + span

@@ -1,4 +1,4 @@
-"""Numbers of terms along one axis, and the positions to draw of a long axis."""
+"""Count terms along an axis, and choose the positions to draw of a long axis."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ MAPPED = ("dx", "dw", "y")
 def input_counts(axis: ConvAxis) -> list[int]:
     """Return, for each input, the number of (output, tap) pairs that read it."""
     starts, lengths, step = _runs(axis, of_taps=axis.filter <= axis.output)
-    # Add 1 where a run begins, and subtract 1 after its end. Running sums with the
-    # runs' step are the counts.
+    # Add 1 where a run begins, and subtract 1 one step after its end. The counts are then running
+    # sums over every step-th input.
     counts = [0] * axis.input
     for start, length in zip(starts, lengths, strict=True):
         if length:
@@ -38,14 +38,15 @@ def output_counts(axis: ConvAxis) -> list[int]:
 
 
 def _runs(axis: ConvAxis, of_taps: bool) -> tuple[list[int], list[int], int]:
-    """Return runs of equally spaced inputs: one for each tap, or one for each output.
+    """Return the inputs that each tap, or each output, reads, as runs of equally spaced inputs.
 
     Args:
         axis: the axis.
         of_taps: True for one run per tap, False for one run per output.
 
     Returns:
-        the first input of each run, the number of inputs of each run, and the step.
+        the first input of each run, the number of inputs in each run without padding, and the
+        distance between neighbouring inputs, which is the same in all runs.
     """
     outputs, taps = (axis.output, axis.stride), (axis.filter, axis.dilation)
     (count, distance), (length, step) = (taps, outputs) if of_taps else (outputs, taps)
@@ -61,12 +62,12 @@ def _runs(axis: ConvAxis, of_taps: bool) -> tuple[list[int], list[int], int]:
 
 
 def visible(size: int, room: int, needed: int = 0) -> list[int | None]:
-    """Return the positions to draw of a long axis: both ends, and None for the gap between them.
+    """Return the positions of an axis to draw: all, or both ends with None for the gap.
 
     Args:
         size: number of positions of the axis.
         room: number of cells in the drawing, the gap included.
-        needed: number of first positions that are drawn even if there is less room.
+        needed: number of positions at the beginning that are drawn even if ``room`` is smaller.
     """
     head, tail = max(room // 2, needed), room - room // 2 - 1
     if size <= max(room, head + tail + 1):

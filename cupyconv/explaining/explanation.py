@@ -70,8 +70,8 @@ def explain(
         and ``svg()`` and ``page()`` draw the layer.
 
     Raises:
-        ConvTypeError: ``problem`` is not a ConvProblem, an array has an unsupported type, or the
-            title is not a string.
+        ConvTypeError: ``problem`` is not a ConvProblem, an array has an unsupported type, the title
+            is not a string, or the seed is not an integer.
         ConvError: the shape of an array differs from the problem's, ``values`` is unknown, or the
             seed is negative.
 
@@ -305,7 +305,8 @@ class Explanation:
             figure = self.svg()
         except ConvError:  # the layer is too large to draw
             return self.document.html()
-        # Use an image: in untrusted notebooks, the sanitizer removes an <svg> but keeps its text.
+        # Use an image: in untrusted notebooks, the sanitizer removes the tags of an <svg>, but
+        # shows the words inside it.
         encoded = base64.b64encode(figure.encode()).decode()
         image = (
             f'<img src="data:image/svg+xml;base64,{encoded}" style="max-width:100%" '

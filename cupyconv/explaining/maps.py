@@ -25,7 +25,7 @@ from cupyconv.explaining.terms import LETTERS
 from cupyconv.problem import ConvProblem, counted
 
 MOST_POSITIONS = 1_000_000
-"""Largest number of positions of an axis for which a map is computed (chosen)."""
+"""Largest size of an axis for which a map is computed, in positions (chosen)."""
 
 SHADES = " ░▒▓█"
 """Characters of a heat map, from no terms to the most terms."""
@@ -102,7 +102,7 @@ class TermMap:
 
     @property
     def verdict(self) -> str:
-        """Summary of the map in one sentence."""
+        """Summary of the map in one clause, without a full stop."""
         total = prod(self.shape)
         if self.smallest == self.largest:
             return f"every position has {_terms(self.largest)}"
@@ -126,9 +126,11 @@ class TermMap:
     # -- as text -----------------------------------------------------------------------------------
 
     def lines(self, columns: int = 100, rows: int = 24, colour: bool = False) -> Iterator[str]:
-        """Yield a heat map as text: for each element, its number of terms, on a matching shade.
+        """Yield a heat map as text: a count for each position, with a matching shade.
 
-        Only both ends of a long axis are drawn; they show the border and the pattern.
+        A count is the number of terms for one filter (dx), image (dw) or channel (y), as
+        ``legend`` says. Of a 3-D map, only the middle slice is drawn. Of a long axis, only both
+        ends are drawn; they show the border and the pattern.
 
         Args:
             columns, rows: largest width in characters and largest height in lines.
@@ -234,7 +236,8 @@ def _why(tensor: str, problem: ConvProblem, axes: Axes) -> str:
         return _TOWARDS_PADDING[tensor]
     strided, dilated = [], []
     for axis, (name, counts) in zip(problem.axes, axes, strict=True):
-        # Away from the border, the inputs of a stride phase have one term per tap of the phase.
+        # Away from the border, an input has one term for each tap of its phase, the padded
+        # position modulo the stride.
         uneven = gcd(axis.stride, axis.dilation) > 1 or axis.filter % axis.stride > 0
         if uneven and min(axis.stride, axis.output) > 1 and min(counts) < max(counts):
             strided.append((name, axis))

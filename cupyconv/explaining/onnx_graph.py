@@ -40,7 +40,7 @@ MOST_VALUES_OF_A_MODEL = 4_000_000
 """Largest number of elements of all evaluated constants of a model (chosen)."""
 
 _MOST_INDEXED = 1 << 62
-"""Number of elements from which NumPy cannot index a tensor: NumPy's limit, rounded down."""
+"""NumPy indexes only tensors with fewer elements than this (NumPy's limit, rounded down)."""
 
 LONGEST_SIZE_NAME = 100
 """Largest number of characters in the name of an unknown size (chosen).
@@ -93,7 +93,8 @@ class Stored:
 
     Attributes:
         size: number of stored values.
-        origin: stored values before an operator changed their form.
+        origin: the Stored object before operators changed the form of the values; the object itself
+            if none did.
     """
 
     def __init__(self, size: int, origin: Stored | None = None) -> None:
@@ -174,7 +175,7 @@ def _has_rank(kind: Any) -> bool:
 
 
 def _named(size: str) -> str:
-    """Return the name of an unknown size; "?" if it has none, or one from shape inference."""
+    """Return the name of an unknown size; "?" for no name and for names from shape inference."""
     return "?" if not size or size.startswith("unk__") else size
 
 
@@ -462,7 +463,10 @@ class Walk:
     def _branch_types(
         self, node: Any, scope: Scope, returned: Mapping[str, list[Any]]
     ) -> list[Any]:
-        """Return the output types of an If; if the branch is unknown, what both branches share."""
+        """Return the output types of the branch that an If takes.
+
+        If the branch is unknown, the types contain only what both branches have in common.
+        """
         branches = [returned.get(name, []) for name in ("then_branch", "else_branch")]
         condition = scope.values.get(node.input[0]) if node.input else None
         if condition is not None and condition.size == 1:

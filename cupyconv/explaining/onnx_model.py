@@ -35,7 +35,7 @@ from cupyconv.problem import ITEMSIZE, ConvProblem, DtypeName, counted, shape_te
 OPERATORS = ("Conv", "ConvTranspose")
 
 _CONVOLUTION = re.compile(r"Conv(olution)?(?![a-z])")
-"""Pattern that the names of all operators that convolve contain."""
+"""Pattern that matches a part of the name of every operator that convolves."""
 
 _LIKELY_SIZES: Mapping[int, tuple[tuple[int, ...], ...]] = {
     1: ((16_000,),),
@@ -60,9 +60,10 @@ class ModelLayer:
         has_bias: whether the node adds a bias.
         filter: stored values of the filter; None if the file does not store them.
         bias: stored values of the bias; None without a bias, or if the file does not store them.
-        same_filter_as: first layer of the model with the same filter; None for this first layer.
-        same_values_as: first layer with the same stored values in the filter, possibly in another
-            form; None for this first layer.
+        same_filter_as: first layer of the model with the same filter; None for the first layer
+            itself, and for a filter that the file does not store.
+        same_values_as: first layer whose filter has the same stored values, possibly in another
+            form; None as for ``same_filter_as``.
         inside: operators whose inner graphs contain the layer, such as ("Loop",).
     """
 
@@ -528,9 +529,10 @@ def _layer(
         visit: the node, with the facts about its tensors.
         name: the layer's name.
         inputs: shapes, by name, of the inputs of the model that have unknown sizes.
-        filters: a dictionary of layer names, to which this function adds the new layer.  (origin,
-            stored values) is the key of the first layer with exactly this filter, and (origin,
-            None) that of the first layer whose filter has this origin, however it is stored.
+        filters: names of layers, keyed by the stored values of their filters; this function adds
+            the new layer.  The key (origin, stored) leads to the first layer with exactly this
+            filter.  The key (origin, None) leads to the first layer with the same stored values,
+            in any form.
 
     Raises:
         ConvError: the convolution is invalid.

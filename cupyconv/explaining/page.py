@@ -29,27 +29,30 @@ _SCRIPTS = ("rules.js", "tensors.js", "scenes.js", "page.js", "knobs.js", "stori
 """Scripts of the page, in the order in which they run."""
 
 _MOST_PAIRS = 200_000
-"""Largest number of pairs of an output and a tap of an axis of a page with knobs (chosen)."""
+"""Largest number of (output, tap) pairs on an axis for which a page has knobs (chosen)."""
 
 MOST_NUMBERS, MOST_PRODUCTS = 200_000, 40_000_000
-"""Largest number of elements of x, w and dy, and of products in a pass, that the page's own script
-computes (chosen): 32 million products take 0.8 s in Chromium on a CPU core (measured)."""
+"""Largest number of elements of x, w and dy together, and of products in a pass, for which the
+page's script computes all values (chosen): 32 million products take 0.8 s in Chromium on a CPU core
+(measured)."""
 
 _MOST_RESULTS = 40_000
-"""Largest number of characters of the library's results on a page that computes all values; a page
-with more has the results of one pair of channels (chosen)."""
+"""Largest number of characters of the library's results on a page whose script computes all values
+(chosen).  If there are more, the page contains only the results of the chosen pair of channels."""
 
 _LIMITS = (
     DRAWN,
     *(Limits(channels) for channels in (8, 6, 5)),
     *(Limits(5, places, taps) for places, taps in ((12, 9), (10, 7), (8, 5), (6, 3))),
 )
-"""Limits of a page: the first whose values are few enough, or the last (chosen)."""
+"""Limits of a page, tried in this order (chosen).
+
+The page has the first limits whose values take at most _MOST_VALUES characters, or the last."""
 
 _MOST_VALUES = 50_000
 """Largest number of characters of the drawn values, if the last limits permit (chosen)."""
 
-# The page can load nothing, even if a title contains HTML.
+# The policy forbids the page to load anything, even if a title contains HTML.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
@@ -150,7 +153,7 @@ def open_in_browser(content: str, path: str | Path | None = None) -> None:
 def _scene(
     problem: ConvProblem, data: Mapping[str, Any], element: Element | None
 ) -> dict[str, Any]:
-    """Return the drawn scene and first settings of the knobs; the page computes the numbers."""
+    """Return the scene and the first settings of the knobs; choose the limits of the drawn part."""
     for limits in _LIMITS:
         drawn = _scene_of(problem, data, element, limits)
         if _length(drawn) <= _MOST_VALUES:
@@ -219,7 +222,8 @@ def _no_knobs(problem: ConvProblem) -> str:
         if axis.filter * axis.output > _MOST_PAIRS:
             return (
                 f"This page has no knobs: axis {axis.name} has {axis.filter:,} taps and "
-                f"{axis.output:,} outputs. The knobs support at most {_MOST_PAIRS:,} pairs of them."
+                f"{axis.output:,} outputs. The knobs support at most {_MOST_PAIRS:,} pairs of a "
+                "tap and an output."
             )
         if max(axis.stride, axis.dilation) > _MOST_COUNTED:
             return (

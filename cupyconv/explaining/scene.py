@@ -1,12 +1,12 @@
-"""Scene: the drawn positions of a layer, their numbers, and the pairs that are multiplied.
+"""Scene: the drawn positions of a layer, their values, and the pairs that are multiplied.
 
-The picture and the page both draw a Scene.  The picture shows one element of each result.  The page
-begins with the same positions; page.js follows the same rules when the user moves to other
-positions.
+The picture and the page draw the same Scene.  The picture shows one element of each result.  The
+page begins with the same elements; when the user chooses another element, page.js chooses the drawn
+positions by the same rules.
 
-The results y, dx and dw are drawn in the same way: a window of the first operand is multiplied with
-the second operand, and gives an element of the result.  A long axis is drawn in part:
-both ends and the surroundings of the chosen element, with None for each gap.
+The results y, dx and dw are drawn in the same way: the products of a window of the first operand
+with the second operand add up to an element of the result.  A long axis is drawn in part: both ends
+and the surroundings of the chosen element, with None for each gap.
 """
 
 from __future__ import annotations
@@ -154,7 +154,13 @@ class Scene:
         return k // self.group_filters == c // self.group_channels
 
     def number(self, tensor: str, k: int, c: int, at: Sequence[int]) -> float | None:
-        """Return the value of an element of the plane of a pair of channels; None if unknown."""
+        """Return the value of a tensor at a drawn position; None if the tensor has no values.
+
+        Args:
+            tensor: name of the tensor.
+            k, c: channel of dy and channel of x, counted over all groups.
+            at: spatial position.
+        """
         values = self.values.get(tensor)
         if values is None:
             return None
@@ -249,7 +255,10 @@ def cuts(problem: ConvProblem, tensor: str, plane: Sequence[Places]) -> list[str
 
 
 def key_of(tensor: str, k: int, c: int) -> str:
-    """Return the key of a tensor's plane for a pair of channels."""
+    """Return the key of a tensor's plane for channel k of dy and channel c of x.
+
+    In the keys of a Scene, both channels count over all groups, for w and dw too.
+    """
     if tensor in ("w", "dw"):
         return f"{k},{c}"
     return str(c if tensor in ("x", "dx") else k)
@@ -341,7 +350,10 @@ def _channels_of(problem: ConvProblem, element: Element | None) -> tuple[int, in
 
 
 def _chosen(problem: ConvProblem, element: Element | None) -> dict[str, tuple[int, ...]]:
-    """Return the position to show first in each result: the element's or one near the border."""
+    """Return the position to show first in each result: the element's position, or a default.
+
+    The default is the middle tap of dw, and a position near the border of dx and of y.
+    """
     chosen = {
         "dw": tuple(axis.filter // 2 for axis in problem.axes),
         "dx": tuple(map(_busiest, problem.axes)),
@@ -353,7 +365,7 @@ def _chosen(problem: ConvProblem, element: Element | None) -> dict[str, tuple[in
 
 
 def _busiest(axis: ConvAxis) -> int:
-    """Return the position with the most terms among the first positions of dx."""
+    """Return the position with the most terms among the first positions of dx along an axis."""
     first = range(min(axis.input, DRAWN.places // 2))
     letters = ("h", "r", "p")
     return max(first, key=lambda at: len(terms.input_terms(axis, at, letters).first))
@@ -473,7 +485,7 @@ def _directions(
             filters,
             "dx: each channel of x sums over the filters that read it",
             f"dx[{{c}}] is the sum of its column, over {the(filters, 'channel')} of dy{where}: "
-            "dy[{k}] enters the sum unchanged, through w[{k},{own}].",
+            "dy[{k}] enters the sum through w[{k},{own}].",
             "dy is dilated by the stride: its zeros are hatched, its padding is dashed. The "
             "flipped filter slides over it with stride 1."
             if steps

@@ -1,4 +1,4 @@
-"""Values that an explanation shows: the tensors that were passed, and random operands."""
+"""Values that an explanation shows: passed tensors, random operands and computed results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,14 @@ def require_kind(what: str, kind: str) -> str:
 
 
 def random(generator: Any, shape: tuple[int, ...], dtype: str, kind: str = "normal") -> Any:
-    """Return a NumPy array of random numbers."""
+    """Return a NumPy array of random numbers from a NumPy generator.
+
+    Args:
+        generator: a ``numpy.random.Generator``, which advances.
+        shape: shape of the array.
+        dtype: name of the array's dtype.
+        kind: one of KINDS.
+    """
     import numpy as np
 
     if dtype in REAL_PART:
@@ -51,7 +58,10 @@ def random(generator: Any, shape: tuple[int, ...], dtype: str, kind: str = "norm
 
 
 def draw(problem: ConvProblem, seed: int = 0, kind: str = "normal") -> dict[str, Any]:
-    """Generate random x, w and dy; always all three, so that each depends only on the seed."""
+    """Return random x, w and dy by name.
+
+    All three are drawn from one generator, so a tensor that the caller does not need is drawn too.
+    """
     import numpy as np
 
     generator = np.random.default_rng(seed)

@@ -1,5 +1,5 @@
-// Knobs: a layer whose sizes, stride, padding and values can be turned.  Each turn makes a new scene
-// by scenes.js, or shows the broken rule and its fixes.  The address of the page holds the layer.
+// Knobs: controls for the sizes, stride, padding and values of a layer.  Each turn makes a new scene
+// with scenes.js, or shows the broken rule and its fixes.  The address of the page contains the layer.
 const MOST = { images: 16, channels: 512, filters: 512, groups: 512,
   input: 1000, filter: 64, stride: 64, dilation: 64, before: 64, after: 64 };
 const ROWS = { input: "input", filter: "filter", stride: "stride", dilation: "dilation",
@@ -9,18 +9,18 @@ const MODES = { valid: "valid", same: "same", same_lower: "same_lower" };
 const VALUES = { normal: "random", integers: "integers", x: "x one hot", w: "w one hot", dy: "dy one hot" };
 const LOSSES = { dot: "sum(dy · y)", sum: "sum(y)", squares: "sum(y²) / 2" };
 const isSeed = (text) => /^\d{1,19}$/.test(text) && BigInt(text) < 2n ** 63n;
-const MOST_CELLS = 40; // positions of an axis in its picture
-const MOST_WINDOWS = 8; // windows in its picture
+const MOST_CELLS = 40; // largest number of positions in the picture of an axis
+const MOST_WINDOWS = 8; // largest number of windows in the picture of an axis
 
 let knobs = {}; // the state of the knobs
 let wrong = null; // the error of the state
-let built = ""; // the form of the knobs that are built
-let plain = null; // the first layer, as the knobs write it
+let built = ""; // number of axes and padding mode for which the knobs are built
+let plain = null; // the first layer and its values, in the notation of the knobs
 let pictured = null; // the scene whose layer is shown
 
 const isTurned = () => Boolean(original.knobs) && scene.knobs !== original.knobs;
 
-// Returns the state of knobs for a layer, whose arguments are valid or not.
+// Returns the state of the knobs for a layer, whose arguments may be invalid.
 function knobsOf({ layer, values, seed, loss = "dot", edits = {} }) {
   const rank = layer.input_shape.length - 2;
   const letters = rules.LETTERS[rank];
@@ -63,8 +63,9 @@ function turn(state) {
     const fits = (name) => tensors.isElement(problem, name) && (loss === "dot" || !name.startsWith("dy"));
     for (const one of Object.entries(edits)) (fits(one[0]) ? set : gone).push(one);
     asked.edits = knobs.edits = Object.fromEntries(set);
-    if (gone.length) notify(`The layer does not have${loss === "dot" ? "" : ", or the loss determines,"} ` +
-      `${gone.map(([name]) => name).join(", ")}, so no number is set there.`);
+    if (gone.length) notify(`Not set: ${gone.map(([name]) => name).join(", ")}. ` +
+      `The layer does not have ${gone.length === 1 ? "this element" : "these elements"}` +
+      `${loss === "dot" ? "." : ", or the loss determines dy."}`);
     load(rules.same(asked, plain) ? sceneOf(original.knobs, original.image) : sceneOf(asked, 0));
   } catch (error) {
     if (!(error instanceof rules.ConvError)) throw error;
@@ -222,9 +223,9 @@ function seedField() {
   return box;
 }
 
-// -- numbers by hand -------------------------------------------------------------------------------
+// -- values by hand -------------------------------------------------------------------------------
 
-// Sets an element of x, w or dy that is written in the fields.
+// Sets the element of x, w or dy whose name and value are in the fields.
 function setByHand() {
   quiet();
   const [name, value] = [$("hand-name").value.replaceAll(/\s/g, ""), $("hand-value").valueAsNumber];
@@ -252,15 +253,15 @@ function buildHand() {
 function factsOf(axis) {
   const { inputs, unread, before, after, mode, stride, outputPadding } = axis;
   const pads = mode.startsWith("same")
-    ? `SAME pads by ${before} and ${after}`
-    : `the padding is ${before} and ${after}`;
+    ? `SAME pads by ${before} before and ${after} after`
+    : `the padding is ${before} before and ${after} after`;
   const others = inputs[0] === inputs[1]
-    ? `no other input has an output of ${axis.output}`
-    : inputs[1] - inputs[0] === 1 ? `inputs of ${inputs.join(" and ")} both have an output of ${axis.output}`
-    : `inputs of ${inputs.join(" to ")} all have an output of ${axis.output}`;
+    ? `no other input size gives output size ${axis.output}`
+    : inputs[1] - inputs[0] === 1 ? `input sizes ${inputs.join(" and ")} both give output size ${axis.output}`
+    : `input sizes ${inputs.join(" to ")} all give output size ${axis.output}`;
   const stepped = stride === 1 ? ""
-    : before === after ? `; in PyTorch, dx has output_padding=${outputPadding}`
-    : `; in PyTorch, dx has padding=0 and output_padding=${outputPadding}, and is cropped by ${before} and ${after}`;
+    : before === after ? `; PyTorch computes dx with output_padding=${outputPadding}`
+    : `; PyTorch computes dx with padding=0 and output_padding=${outputPadding}, cropped by ${before} and ${after}`;
   const skipped = unread.length
     ? ` No window reads ${unread.length === 1 ? "input" : "inputs"} ${runsOf(unread)}: ` +
       `${unread.length === 1 ? "its" : "their"} gradient is 0.` : "";
@@ -271,7 +272,7 @@ function factsOf(axis) {
 const runsOf = (numbers) => numbers.length <= 8 ? numbers.join(", ")
   : `${numbers.slice(0, 4).join(", ")}, … ${numbers.at(-1)} (${numbers.length} in all)`;
 
-// Returns axes that have the same text or picture together.
+// Returns the axes in groups; the axes of a group differ only in name.
 function alike(axes) {
   const found = new Map();
   for (const axis of axes) {
@@ -302,7 +303,7 @@ function showLayer() {
   }));
 }
 
-// Shows the title of turned knobs, or of the first layer with its text and programs.
+// Shows the title of turned knobs; if it is empty, the title, text and programs of the first layer.
 function showTitle(turned) {
   document.querySelector("h1").textContent = turned || originalTitle;
   for (const part of document.querySelectorAll(".made")) part.hidden = Boolean(turned);
@@ -412,7 +413,7 @@ function showKnobs() {
 
 // -- the address -----------------------------------------------------------------------------------
 
-// Returns the layer as it is written in the address: the options of the command line.
+// Returns the layer in the notation of the address, which resembles the options of the command line.
 function layerAddress() {
   const { input_shape: input, filter_shape: filter, stride, padding, dilation } = layerOf(knobs);
   const words = [`input=${input.join("x")}`, `filter=${filter.join("x")}`];

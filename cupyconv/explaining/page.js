@@ -1,7 +1,7 @@
 // Draws a scene in two linked views: a grid of channel pairs, and the planes of one pair.  Long axes
 // are drawn in part: the drawn part follows the chosen element, by the rules of scene.py.  The first
-// scene is from scene.py and may have numbers only around the element that the page was written for;
-// scenes.js makes the scenes of turned knobs, with all numbers.
+// scene is from scene.py; it may have values only around the element that the page was written for.
+// scenes.js makes the scenes of turned knobs, with all values.
 const original = JSON.parse(document.getElementById("scene").textContent);
 let scene = original;
 const $ = (id) => document.getElementById(id);
@@ -34,12 +34,13 @@ function sizesOf(tensor) {
 
 const nameOf = (tensor, k, c, at) => `${tensor}[${indexOf(tensor, k, c, at).join(",")}]`;
 
-// Functions that return the number of a tensor at a position, for values and for exact sums.
+// Functions that return the value of a tensor at a position: stores.values, stores.exact for the
+// float64 sums, and stores.library for results of the library.
 let stores = {};
 
-// Returns the scene of a layer.  The first layer's results are the library's as far as the page has
-// them; x, w and dy of small layers are drawn by the page.  A scene of another image of the current
-// layer keeps its numbers.
+// Returns the scene of a state of the knobs.  In the scene of the first layer, results are the
+// library's where the page contains them; the page itself generates x, w and dy of small layers.  A
+// scene of another image of the current layer reuses the computed tensors.
 function sceneOf(knobs, image) {
   if (knobs === original.knobs && !original.computes) return original;
   const made = scenes.of(knobs, original, image, scene.knobs === knobs ? scene.data : null);
@@ -80,7 +81,7 @@ function short(value) {
   return NARROW ? text.replace(/^(-?)0\./, "$1.") : text;
 }
 
-const long = (value) => // with the digits of a float32 sum
+const long = (value) => // six significant digits, as many as a float32 sum has
   value === undefined ? "?" : Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(6)));
 
 // -- the chosen element ----------------------------------------------------------------------------
@@ -95,7 +96,7 @@ let timer = null;
 const direction = () => scene.directions[chosen.tensor];
 const at = () => chosen.at[chosen.tensor];
 
-// Makes a scene the drawn one; the chosen element stays chosen as far as it exists.
+// Sets the scene to draw.  The chosen element stays chosen; indices that do not exist become the last.
 function load(next) {
   const isNew = scene.axes.length !== next.axes.length || !Object.keys(chosen.at).length;
   scene = next;
@@ -127,7 +128,7 @@ function withGaps(positions) {
   const places = [];
   for (const at of [...new Set(positions)].sort((a, b) => a - b)) {
     const before = places.at(-1) ?? at;
-    if (at - before === 2) places.push(before + 1); // as short as the sign for a gap
+    if (at - before === 2) places.push(before + 1); // takes no more room than the sign for a gap
     else if (at - before > 2) places.push(null);
     places.push(at);
   }
@@ -238,7 +239,7 @@ function meetings(tensor, axis, position) {
     .filter(([p]) => Number.isInteger(p) && 0 <= p && p < output);
 }
 
-// Returns whether the old layout shows the chosen element as well as the next layout would.
+// Returns whether the old layout shows at least as many terms of the chosen element as the next one.
 function holds(old, next) {
   const shows = (plane, position) => position.every((one, i) => plane[i].includes(one));
   return old?.tensor === next.tensor && old.filters.includes(chosen.k) &&
@@ -258,7 +259,7 @@ function cutText(letter, places, size) {
   return `${letter} ${runs.join(", ")} of ${count} (${hidden} hidden)`;
 }
 
-// Returns the drawn pairs of channels that the chosen number sums over.
+// Returns the drawn pairs of channels that the sum of the chosen element runs over.
 function contracted() {
   const { over } = direction();
   if (over === "image") return [[chosen.k, chosen.c]];
@@ -394,7 +395,7 @@ function thumbnailTitle(tensor) {
   return cuts.length ? `Drawn in part: ${cuts.join("; ")}` : "";
 }
 
-// Returns the largest number of a tensor, for the colors of its thumbnails.
+// Largest absolute value of a tensor on the page, for the colors of its thumbnails.
 const largest = new WeakMap();
 function largestOf(packed) {
   if (!largest.has(packed)) {
@@ -406,7 +407,7 @@ function largestOf(packed) {
   return largest.get(packed);
 }
 
-// Paints a small plane: blue for positive and red for negative numbers, deeper for larger ones.
+// Paints a small plane: blue for positive and red for negative values, deeper for larger ones.
 function paint(canvas, tensor, k, c) {
   const packed = scene.values[tensor];
   const [columns, rows = 1] = painted(packed).map((places) => places.length).reverse();
@@ -608,7 +609,7 @@ class Panel {
     if (found >= 0) stepTo(found + 1);
   }
 
-  // Draws the surroundings of a position; a position of the result is chosen.
+  // Chooses a position of the result, or draws the surroundings of a position of an operand.
   reach(position) {
     if (this.index === 2) choose(position);
     else {
@@ -639,8 +640,8 @@ class Panel {
     entry.cell.focus();
   }
 
-  // Writes the numbers or counts of a pair of channels into the cells; a 3-D plane shows the slice
-  // of a position.
+  // Writes the values or counts of a pair of channels into the cells; a 3-D plane shows the slice
+  // that contains the position.
   fill(k, c, position) {
     this.slice = this.slice.map((place, i) =>
       this.places[i].indexOf(position[i] ?? this.places[i].find((one) => one >= 0 && one !== null)));
@@ -691,7 +692,7 @@ class Panel {
     this.slices.replaceChildren(`${this.letters[0]} = `, ...buttons);
   }
 
-  // Marks the chosen number of the result, or the operands of its terms and of the current product.
+  // Marks the chosen element of the result, or the factors of its terms and of the current product.
   mark(position, now) {
     const here = position.map((one, i) => drawn.meeting(i, one));
     const inner = here.slice(-2);
@@ -722,9 +723,9 @@ const now = () => products[chosen.step - 1] ?? null;
 const whole = () => chosen.step === steps();
 const shown = () => (whole() ? null : now()) ?? { k: chosen.k, c: chosen.c };
 
-let unknown = new Set(); // tensors with drawn cells without a number
+let unknown = new Set(); // tensors with drawn cells without a value
 
-// Returns why cells of a tensor have no numbers, and the option that adds the numbers.
+// Returns why cells of a tensor have no values, and the option that adds the values.
 function reasonFor(tensor) {
   if (scene.missing[tensor]) return scene.missing[tensor];
   const { k, c } = chosen;
@@ -889,7 +890,7 @@ function choose(position) {
   show();
 }
 
-// Marks the terms of the result's number that is under the mouse.
+// Marks the terms of the element of the result that is under the mouse.
 function preview(position) {
   if (timer) return;
   panels.forEach((panel) => panel.mark(position ?? at(), whole() || position ? null : now()));
@@ -939,8 +940,8 @@ function turnTo(tensor, looked = {}) {
   show();
 }
 
-// Shows what the address says, whatever the page showed before: #dw=2,1,0,0 chooses a number of a
-// result, #x=0,1,2,3 shows a number of an operand.
+// Shows what the address says, whatever the page showed before: #dw=2,1,0,0 chooses an element of a
+// result, #x=0,1,2,3 shows an element of an operand.
 function fromAddress() {
   const { hash } = location;
   quiet();
@@ -1026,8 +1027,9 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") { stop(); stepTo(steps()); }
 });
 addEventListener("hashchange", fromAddress);
-// A notice vanishes at the next action.  A click whose pointer ends the change of a field keeps the
-// notice of the change, and so does the change of a field that Enter has read.
+// A notice vanishes at the next action: a changed field, or a pressed button.  The click event of a
+// pointer does not hide the notice: between pointerdown and click, a field may have lost the focus and
+// shown a notice on its change.  A change in #hand does not hide it: Enter has read the field already.
 addEventListener("change", (event) => event.target.closest("#hand") || quiet(), true);
 addEventListener("pointerdown", (event) => event.target.closest("button") && quiet(), true);
 addEventListener("click", (event) => !event.detail && event.target.closest("button") && quiet(), true);

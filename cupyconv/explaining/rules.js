@@ -78,7 +78,7 @@ const rules = (() => {
       return [Math.max(this.firstInput, 1), this.firstInput + this.stride - 1];
     }
 
-    // All input, tap, output, one after the other, of which the tap of the output reads the input.
+    // All triples (input, tap, output) in which the tap reads the input for the output, as a flat array.
     get triples() {
       const { input, filter, output, stride, dilation, before } = this;
       const found = new Int32Array(3 * filter * output);
@@ -123,7 +123,7 @@ const rules = (() => {
 
   const ordered = (shape, format, letters) => [...letters].map((letter) => shape[format.indexOf(letter)]);
 
-  // Returns the layer with all that follows from it.
+  // Returns a layer with its sizes, formats and axes.  Throws a ConvError without fixes.
   function checked(layer) {
     const { input_shape: x, filter_shape: w, groups = 1, padding = 0 } = layer;
     const rank = x.length - 2;
@@ -180,7 +180,7 @@ const rules = (() => {
       outputShape: [...dataFormat].map((letter) => places[letter]) };
   }
 
-  // Returns the layer with all that follows from it; an error has the fixes that work.
+  // Returns a layer with its sizes, formats and axes.  Throws a ConvError with the fixes that work.
   function problem(layer) {
     try {
       return checked(layer);
@@ -191,7 +191,8 @@ const rules = (() => {
   }
 
   // -- fixes -----------------------------------------------------------------------------------------
-  // A fix has the changed arguments, and phrases: a text, or an argument's name with its new value.
+  // A fix is { changes, phrases }: the changed arguments, and phrases that describe them.  A phrase is
+  // a text, or a pair of an argument's name and its new value.
 
   const MOST_ORDERS = 2, MOST_OTHERS = 4, MOST_PAIRS = 2;
 
@@ -247,7 +248,7 @@ const rules = (() => {
     return distinct(pairs, MOST_PAIRS);
   }
 
-  // Returns the first fixes, without fixes that contain all changes of an earlier fix.
+  // Returns the first fixes, at most `most`, without those that contain all changes of an earlier one.
   function distinct(fixes, most) {
     const found = [];
     for (const fix of fixes) {
@@ -265,7 +266,7 @@ const rules = (() => {
     return { changes: { ...first.changes, ...second.changes }, phrases: [...kept, ...second.phrases] };
   }
 
-  // Compares lists of numbers, first by their first numbers.
+  // Compares lists of numbers in lexicographic order; the result is positive if a comes after b.
   function more(a, b) {
     const i = a.findIndex((one, place) => one !== b[place]);
     return i < 0 ? 0 : a[i] - b[i];

@@ -1,5 +1,5 @@
-// Scenes of turned knobs, in the format of cupyconv/explaining/scene.py, and the lines of other
-// programs, as in cupyconv/explaining/translate.py.
+// Scenes of turned knobs, in the format of cupyconv/explaining/scene.py, and the programs to copy;
+// the lines of other frameworks are those of cupyconv/explaining/translate.py.
 const scenes = (() => {
   const LETTERS = {
     input: { 1: "w", 2: "hw", 3: "dhw" },
@@ -52,7 +52,7 @@ const scenes = (() => {
         at: axes.map((axis) => axis.filter >> 1) },
       dx: { operands: ["dy", "w"], title: "dx: each channel of x sums over the filters that read it",
         pair: `dx[{c}] is the sum of its column, over ${the(filters, "channel")} of dy${where}: dy[{k}] ` +
-          "enters the sum unchanged, through w[{k},{own}].",
+          "enters the sum through w[{k},{own}].",
         first: spread, flipped: true, rules: axes.map(inputRule), over: "filter", terms: filters,
         function: "conv_backprop_input", rule: `dx[n,c,${h}] = sum over k, ${comma(r)} of ${dy} * ${w}`,
         at: axes.map((axis) => busiest(axis, mostPlaces)) },
@@ -71,11 +71,12 @@ const scenes = (() => {
     if (!problem.N) return "The batch is empty, so there is nothing to compute.";
     if (numbers <= mostNumbers && products <= mostProducts) return "";
     const [a, b, c, d] = [numbers, products, mostNumbers, mostProducts].map((one) => one.toLocaleString("en"));
-    return `x, w and dy have ${a} numbers and a pass has ${b} products; the knobs compute at most ${c} ` +
-      `numbers and ${d} products. Turn the sizes down, or run the Python program that you can copy above.`;
+    return `x, w and dy have ${a} elements and a pass has ${b} products; the page computes values for at ` +
+      `most ${c} elements and ${d} products. Turn the sizes down, or run the Python program that you can copy above.`;
   }
 
-  // Returns the planes of an image of a tensor, in the format of scene.py: c counts over all groups.
+  // Returns the planes of an image of a tensor, or of all filters, in the format of scene.py.  In the
+  // keys, c counts over all groups.
   function packed({ C, K, groups }, array, size, image, isFilter) {
     const [first, second, ...inner] = size;
     const length = tensors.product(inner);
@@ -92,8 +93,9 @@ const scenes = (() => {
   // Returns the scene of a layer.
   //
   // knobs: { layer, values, seed, loss, edits }: ConvProblem's arguments, a kind of values, a seed, a
-  // loss, and numbers set by hand, as in tensors.all.
+  // loss, and values set by hand, as in tensors.all.
   // limits: the first scene, whose limits apply to all scenes.
+  // image: the image to draw.
   // known: all tensors of the layer, if they are already computed.
   function of(knobs, limits, image = 0, known = null) {
     const problem = rules.problem(knobs.layer);
@@ -185,7 +187,7 @@ const scenes = (() => {
       `'${dataFormat}'), feature_group_count=${groups}, precision='highest')`;
   }
 
-  // Returns the changed arguments of ConvProblem as Python writes them.
+  // Returns ConvProblem's arguments that differ from their defaults, in Python's notation.
   function keywords(problem) {
     const { layer, stride, dilation, axes, mode, groups, dataFormat, filterFormat, rank } = problem;
     const first = rules.formatsOf({}, rank);
@@ -249,7 +251,7 @@ const scenes = (() => {
     const lines = Object.entries(shapes).map(([name, shape]) => `${name} = ` +
       (values === "normal" ? `rng.standard_normal(${rules.python(shape)}, dtype="${kind}")${rounded}`
         : `rng.integers(-3, 4, ${rules.python(shape)}).astype("${dtype === "bfloat16" ? kind : dtype}")`) +
-      (given.includes(name) ? "  # put the array that you passed in its place" : ""));
+      (given.includes(name) ? "  # replace it by the array that you passed" : ""));
     if (loss === "sum") lines.push("dy[:] = 1  # the loss is sum(y)");
     if (!isDrawn(values)) lines.push(`${values}[:] = 0`, `${values}[${place(values, tensors.middle(size[values]))}] = 1`);
     for (const [element, value] of Object.entries(edits)) {
@@ -259,7 +261,7 @@ const scenes = (() => {
     return [`rng = np.random.default_rng(${seed})`, ...lines];
   }
 
-  // Returns the programs of a scene: a name, its text, and why it is left out, if it is.
+  // Returns the programs of a scene: for each, its name, its text, and a reason if it is left out.
   function programs(scene, element = "") {
     const { problem, knobs: { layer, values, seed, loss, given = [], dtype = "float32", edits = {} } } = scene;
     const { rank, dataFormat, filterFormat } = problem;

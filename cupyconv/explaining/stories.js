@@ -79,8 +79,8 @@ function numberSteps() {
   ];
 }
 
-// Returns how the loss changes if the operand's number at the chosen element grows by 1; empty for
-// elements of y and for layers with many products.
+// Returns sentences on the change of the loss when 1 is added to x or w at the index of the chosen
+// element of dx or dw; empty for elements of y and for layers with many products.
 function differenceText() {
   const { data, problem } = scene;
   if (!data || chosen.tensor === "y" || tensors.cost(problem).products > MOST_CHECKED) return "";
@@ -96,7 +96,7 @@ function differenceText() {
   return `Add 1 to ${name} and run the forward pass again: the loss, ${LOSSES[loss]}, goes from ${long(before)} to ` +
     `${long(more)}. The difference, ${long(more - before)}, is ${result}.`;
 }
-const MOST_CHECKED = 300_000; // products of a pass that is run again
+const MOST_CHECKED = 300_000; // largest number of products of a forward pass that is run again
 
 // Shows a step of a story.
 function openStep(name, place) {

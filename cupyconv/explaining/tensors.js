@@ -1,5 +1,5 @@
-// Random numbers and small convolutions.  The numbers of a seed are those of cupyconv/explaining/
-// values.py, which NumPy draws: generator PCG64, normal numbers of float32 by the ziggurat method.
+// Random numbers and small convolutions.  A seed gives the same numbers as NumPy in cupyconv/explaining/
+// values.py: the generator is PCG64, and float32 normal numbers come from the ziggurat method.
 const tensors = (() => {
   const MASK = (1n << 64n) - 1n;
   const MASKS = (1n << 128n) - 1n;
@@ -138,11 +138,11 @@ const tensors = (() => {
     };
   }
 
-  // Returns x, w and dy in the order of their indices.
+  // Returns random x, w and dy, with their axes in the order of their indices.
   //
   // kind: "normal"; "integers"; or the name of the tensor that is 1 in its middle and 0 elsewhere,
   // while the others have integers.
-  // edits: numbers that are set by hand, keyed by names such as "x[0,1,2,3]".
+  // edits: values that are set by hand, keyed by names such as "x[0,1,2,3]".
   function draw(problem, seed, kind, edits = {}) {
     const next = generator(seed);
     const number = kind === "normal" ? normal(next) : integers(next);
@@ -181,12 +181,12 @@ const tensors = (() => {
     return Boolean(size) && index.length === size.length && index.every((one, i) => one < size[i]);
   }
 
-  const isNumber = (value) => Number.isFinite(Math.fround(value)); // of float32
+  const isNumber = (value) => Number.isFinite(Math.fround(value)); // finite as a float32
 
-  // Returns the index of a tensor's middle; of the first image.
+  // Returns the index of the middle element of the first image, or of the first filter.
   const middle = (size) => size.map((one, i) => (i || size.length < 3 ? one >> 1 : 0));
 
-  // Adds y, dx, dw and db to x, w and dy.
+  // Returns x, w and dy together with y, dx, dw and db, which it computes.
   function run(problem, { x, w, dy }) {
     const { N, C, K, groups, axes } = problem;
     const [y, dx, dw, db] = [dy, x, w, { length: K }].map(({ length }) => new Float64Array(length));
@@ -218,7 +218,7 @@ const tensors = (() => {
     return { x, w, dy, y, dx, dw, db };
   }
 
-  // Returns all tensors of a state of the knobs.  dy is the gradient of its loss with respect to y.
+  // Returns all tensors of a state of the knobs.  dy is the gradient of the chosen loss.
   function all(problem, { seed, values, loss, edits }) {
     const data = draw(problem, seed, values, edits);
     if (loss === "sum") data.dy.fill(1);
@@ -226,7 +226,7 @@ const tensors = (() => {
     return run(problem, data);
   }
 
-  // Returns the loss after each of some numbers is added to an element of x or w.
+  // Returns a list: for each number in `added`, the loss with this number added to an element of x or w.
   function losses(problem, data, loss, name, index, added) {
     const place = placeOf(sizes(problem)[name], index);
     const sum = (y) => y.reduce((total, value, i) => total + value * (loss === "squares" ? value / 2 : data.dy[i]), 0);
@@ -234,7 +234,8 @@ const tensors = (() => {
       [name]: data[name].map((value, i) => (i === place ? value + step : value)) }).y));
   }
 
-  // Returns the count of numbers in x, w and dy, and of the products of a pass with padding.
+  // Returns the number of elements of x, w and dy, and the number of products of a pass, in which
+  // products with padding count too.
   function cost(problem) {
     const { N, C, K, groups, axes } = problem;
     const numbers = Object.values(sizes(problem)).reduce((n, size) => n + product(size), 0);

@@ -64,8 +64,8 @@ def test_turned_knobs_show_shapes_and_values(browse):
     data = cupyconv.explain(problem, values="integers").data
     assert log[0] == "1x2x5x5 * 4x2x3x3 -> 1x4x3x5"
     assert log[1] == "y, dy 1x4x3x5 NCHWx, dx 1x2x5x5 NCHWw, dw 4x2x3x3 OIHWdb 4"
-    assert "H: output ceil(5/2) = 3; SAME pads by 1 and 1; inputs of 5 and 6 both have" in log[2]
-    assert "an output of 3; in PyTorch, dx has output_padding=0." in log[2]
+    assert "H: output ceil(5/2) = 3; SAME pads by 1 before and 1 after; input sizes 5 and" in log[2]
+    assert "6 both give output size 3; PyTorch computes dx with output_padding=0." in log[2]
     assert log[3] == "true"
     for place, (tensor, index) in enumerate({"dw": (2, 1), "dx": (0, 1), "y": (0, 2)}.items()):
         expected = [f"{number:.0f}" for number in data[tensor][index].ravel()]
@@ -103,7 +103,7 @@ def test_large_seeds_keep_all_digits(browse, seed):
     ("problem", "said"),
     [
         (ConvProblem((1, 1, 2000), (1, 1, 400)),
-         "axis W has 400 taps and 1,601 outputs. The knobs support at most 200,000 pairs of them."),
+         "axis W has 400 taps and 1,601 outputs. The knobs support at most 200,000 pairs of a tap"),
         (ConvProblem((1, 1, 5), (1, 1, 3), stride=2**60),
          "axis W has stride 1152921504606846976 and dilation 1. A browser counts exactly up to"),
         (ConvProblem((1, 1, 5, 5), (1, 1, 3, 1), dilation=(1, 2**53 + 2)),
@@ -152,7 +152,7 @@ def test_changed_values_are_announced_until_the_next_action(browse):
         'The knob "padding before H" goes down to -64. -64',
         'The knob "filters" goes up to 512. 512', "false", whole.format("filters"), "false",
         "The images are 0 to 2.", "false", "false",
-        "The layer does not have x[2,1,4,4], so no number is set there.",
+        "Not set: x[2,1,4,4]. The layer does not have this element.",
         "false Values: random data of seed 0. Image 0 of 3.", "Set an element",
         'The knob "filters" goes up to 512.', "false",
     ]  # fmt: skip
@@ -193,7 +193,7 @@ def test_output_padding_is_that_of_pytorch(browse):
         problem = ConvProblem((1, 2, 6, 5), (3, 2, taps, 3), stride=(2, 1), padding=padding)
         axis = problem.axes[0]
         extra, crop = re.search(r"output_padding=(\d+)(.*?)\.", text).groups()
-        cut = re.fullmatch(r", and is cropped by (\d+) and (\d+)", crop)
+        cut = re.fullmatch(r", cropped by (\d+) and (\d+)", crop)
         assert bool(cut) == (axis.pad_before != axis.pad_after)
         crops = map(int, cut.groups()) if cut else (axis.pad_before, axis.pad_after)
         size = (axis.output - 1) * 2 + axis.effective_filter + int(extra) - sum(crops)
@@ -663,7 +663,7 @@ def test_layers_too_large_to_compute_say_so(browse):
       log(text('notice'));
     """
     log = turned(browse, script)
-    assert "numbers and 40,000,000 products. Turn the sizes down" in log[0]
+    assert "elements and 40,000,000 products. Turn the sizes down" in log[0]
     assert log[1].startswith("H and W: output floor((1000")
     assert log[3:] == ["1000", 'The knob "input H" goes up to 1,000.']
 
@@ -733,5 +733,5 @@ def test_programs_name_the_passed_arrays(browse, monkeypatch):
     shell, python, *_ = programs(browse, SMALL)
     assert shell.startswith("The values are arrays that were passed.")
     assert "~x = rng.standard_normal((1, 2, 5, 5), dtype=" in python
-    assert "# put the array that you passed in its place~explanation" in python
+    assert "# replace it by the array that you passed~explanation" in python
     assert "explain(problem, x=x)" in python

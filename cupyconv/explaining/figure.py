@@ -1,9 +1,9 @@
 """SVG picture of a layer: the grid of its channels, and one element of each result as a sum.
 
 The picture draws the same scene as the page.  Layers with one or three spatial axes also get a
-strip for each axis, with a line for every product.  Where part of an axis is left out, the sign
-LEFT_OUT stands for it, and a line of text gives the drawn positions and the size.  Lengths are in
-pixels.
+strip for each axis, whose lines connect the inputs of each window to its output.  The sign LEFT_OUT
+replaces positions that are not drawn, and a line of text gives the drawn positions and the size of
+the axis.  Lengths are in pixels.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ MOST_IN_STRIP = 30
 """Largest number of cells in a strip; only both ends of a longer axis are drawn (chosen)."""
 
 MOST_FOR_WINDOW = 48
-"""Largest number of cells of a window that is drawn whole at the beginning of a strip (chosen)."""
+"""Largest number of cells from the start of a strip to the end of the window that is drawn whole
+there (chosen)."""
 
 PROSE = 128
 """Largest number of characters in a line of text (chosen)."""
 
 _INK, _SOFT, _PAPER = ("#1f2933", "#e8ecf1"), ("#52606d", "#b3bec9"), ("#fff", "#14181d")
 _EDGE, _FIRST, _SECOND = ("#9aa5b1", "#66717e"), ("#9a5710", "#fbd38d"), ("#0f766e", "#7fd6c6")
-"""Colours in the light and in the dark scheme."""
+"""Colours as (light scheme, dark scheme)."""
 
 _RULES = {
     ".paper": themed("fill", *_PAPER),
@@ -158,7 +159,7 @@ def svg(
 
 
 def _values(drawn: Scene) -> list[str]:
-    """Return sentences on the source of the values, and on why some values are missing."""
+    """Return sentences on the origin of the values, the drawn image, and any missing values."""
     sentences = [f"Values: {drawn.source}."] if drawn.source else []
     if drawn.problem.N > 1:
         sentences.append(f"The figure shows image {drawn.image} of {drawn.problem.N:,}.")
@@ -171,7 +172,10 @@ def _values(drawn: Scene) -> list[str]:
 
 
 def map_svg(drawn: TermMap) -> str:
-    """Return a picture of the number of terms per position; a 3-D map shows its middle slice."""
+    """Return a picture of a map: the number of terms per position, without the map's factor.
+
+    Of a 3-D map, the picture shows the middle slice.
+    """
     *outer, last = [counts for _, counts in drawn.axes]
     share = prod(counts[len(counts) // 2] for counts in outer[:-1])
     above = outer[-1] if outer else (1,)
@@ -216,7 +220,12 @@ def _document(canvas: Canvas, label: str) -> str:
 
 
 def _shade(count: int, most: int) -> str:
-    """Return a fill colour that is deeper for larger counts; no other mark has this colour."""
+    """Return the fill colour of a cell: a purple that is deeper for larger counts.
+
+    Args:
+        count: number in the cell.
+        most: largest number in the picture.
+    """
     share = count / most if most else 0
     red, green, blue = (round(245 + (to - 245) * share) for to in (172, 152, 214))
     return f"fill:rgb({red},{green},{blue})"
@@ -408,18 +417,20 @@ def _plane(
 def _channels(canvas: Canvas, drawn: Scene, top: float) -> float:
     """Draw dw as an outer product of the channels of x and dy; return the bottom edge."""
     problem, k, c = drawn.problem, drawn.k, drawn.c
-    canvas.text(MARGIN, top, "Channels: one of x and one of dy give each slice of dw", "ink head")
+    title = "Channels: each slice of dw comes from one channel of x and one of dy"
+    canvas.text(MARGIN, top, title, "ink head")
     own = c % drawn.group_channels
     filters, channels = drawn.group_filters, drawn.group_channels
     values = shapes.sized(problem.filter_sizes, "value")
     pairs = problem.K * channels
+    where = " in its group" if problem.groups > 1 else ""
     text = (
         f"dw[{k},{own}] has {values}, which come only from channel {c} of x and channel {k} of dy. "
         f"{counted(problem.K, 'channel')} of dy times {counted(channels, 'channel')} of x "
-        f"give {terms.counted_large(pairs, 'such slice')}: nothing is tiled, broadcast or "
-        "averaged. In the forward pass, y[k] sums along its row, over "
-        f"{the(channels, 'channel')} of x. In the backward pass, dx[c] sums down its column, over "
-        f"{the(filters, 'filter')}."
+        f"give {terms.counted_large(pairs, 'slice')}: nothing is tiled, broadcast or averaged. In "
+        f"the forward pass, y[k] sums along its row, over {the(channels, 'channel')} of x{where}. "
+        "In the backward pass, dx[c] sums down its column, over "
+        f"{the(filters, 'filter')}{where}."
     )
     if problem.groups > 1:
         text += f" The {problem.groups} groups are separate blocks of the grid."
@@ -526,7 +537,7 @@ def _strips(canvas: Canvas, axis: ConvAxis, letters: tuple[str, str, str], top: 
                 canvas.line(center, x_top + CELL, middle + CELL / 2, y_top, kind)
                 canvas.line(middle + CELL / 2, y_top + CELL, center, dx_top, kind)
         _cell(canvas, middle, y_top, ("a" if output == chosen else "cell", str(output), ""))
-    text = f"dx has {counted(axis.input, 'element')}, like x; a cell counts the lines that reach it"
+    text = f"dx has {counted(axis.input, 'element')}, like x; a cell shows how many lines reach it"
     if not all(read):
         text += ". No window reads the hatched cells, so their gradient is zero"
     cuts = [cut_text(h, places, axis.input), cut_text(p, [*whole], axis.output) if whole else ""]

@@ -18,9 +18,10 @@ from cupyconv.markup import Block, Paragraph, Section, Table, Verbatim
 from cupyconv.problem import PASSES, RESULT, ConvAxis, ConvProblem, counted, shape_text
 
 _DRAWN_CHANNELS = 6
+"""Largest number of rows and of columns in the grid of channel pairs, gaps included (chosen)."""
 
 MOST_PRINTED = 300
-"""Largest count of numbers in all tensors together for which all are printed (chosen)."""
+"""Largest number of elements of all six tensors together for which all are printed (chosen)."""
 
 
 def sections(
@@ -66,15 +67,17 @@ def _head(problem: ConvProblem, is_transposed: bool) -> Section:
     x, w, y = (f"{t}[{','.join(terms.names(problem, t))}]" for t in ("x", "w", "y"))
     indices = f"{x}, {w} and {y}"
     grouped = terms.GROUPED if problem.groups > 1 else ""
+    last = problem.axes[-1].name
     return Section(
         "The convolution that the transposed layer reverses" if is_transposed else "",
         (
             Paragraph(head),
             Paragraph(shapes.settings(problem)),
             Paragraph(
-                f"Indices are written {indices}, whatever the memory order.{grouped} dy, dx "
-                "and dw are the gradients of the loss with respect to y, x and w (dE/dO, dE/dX "
-                "and dE/dF)."
+                f"Indices are written {indices}, whatever the memory order: n is the image, c the "
+                "input channel and k the filter or output channel. The index w is a position on "
+                f"axis {last}, not the filter w.{grouped} dy, dx and dw are the gradients of the "
+                "loss with respect to y, x and w (dE/dO, dE/dX and dE/dF)."
             ),
         ),
     )
@@ -118,9 +121,10 @@ def channels_section(problem: ConvProblem, data: Mapping[str, Any]) -> Section:
     source = "x[channel c of the group of k]" if G > 1 else "x[c]"
     source = f"conj({source})" if problem.is_complex else source
     rule = f"dw[k,c] = correlate({source}, dy[k])" + "".join(f",\n  {n}" for n in notes)
+    group = " of the same group" if G > 1 else ""
     first = (
         "x and dy are not convolved as two stacks of channels. Each channel of x is correlated "
-        "with each channel of dy, one pair at a time: slide without a flip, multiply, add. "
+        f"with each channel of dy{group}, one pair at a time: slide without a flip, multiply, add. "
         "(Frameworks call this a convolution.) Each pair fills its own slice of dw:"
     )
     within = f", each within one of the {G} groups" if G > 1 else ""
@@ -128,15 +132,15 @@ def channels_section(problem: ConvProblem, data: Mapping[str, Any]) -> Section:
         Verbatim(f"{rule}\n{_correlated(problem)}"),
         Paragraph(
             f"There {'is' if pairs == 1 else 'are'} {K} x {channels} = "
-            f"{counted_large(pairs, 'pair')}{within}. {_filled(problem, pairs)} Across channels, "
-            "dw is an outer product:"
+            f"{counted_large(pairs, 'pair')}{within}. {_filled(problem, pairs)} Across "
+            f"{'the channels of a group' if G > 1 else 'channels'}, dw is an outer product:"
         ),
         Verbatim(_grid(problem)),
         Paragraph(
-            "Nothing is tiled, broadcast or averaged over channels, and no information is "
-            "lost. The forward pass uses w[k,c] in one place only: it adds correlate(x[c], "
-            "w[k,c]) to y[k]. Therefore the gradient of w[k,c] depends on no other channel of "
-            "x and on no other channel of dy."
+            "Nothing is tiled, broadcast or averaged over channels, and no two pairs share a "
+            "slice. The forward pass uses w[k,c] in one place only: it adds correlate(x[c], "
+            "w[k,c]) to y[k]. Therefore the gradient of w[k,c] depends on no other channel of x "
+            "and on no other channel of dy."
         ),
         Paragraph(_sums(problem, channels, filters)),
     ]
@@ -159,7 +163,7 @@ def _correlated(problem: ConvProblem) -> str:
         dy += f", dilated to {shape_text([axis.rule.effective_filter for axis in axes])},"
     if max(problem.dilation) > 1:
         comma = "" if dy.endswith(",") else ","
-        dy += f"{comma} in steps of the dilation {shapes.one(problem.dilation)},"
+        dy += f"{comma} moved in steps of the dilation {shapes.one(problem.dilation)},"
     break_ = "\n  " if len(x) + len(dy) > 30 else " "
     return f"{x}{break_}correlated with {dy}{break_}gives {shape_text(problem.filter_sizes)}"
 
@@ -167,7 +171,8 @@ def _correlated(problem: ConvProblem) -> str:
 def _filled(problem: ConvProblem, pairs: int) -> str:
     """Return sentences that compare the values of all pairs with the shape of w."""
     sizes, shape = problem.filter_sizes, shape_text(problem.filter_shape)
-    values, count = shapes.sized(sizes, "value"), pairs * prod(sizes)
+    count = pairs * prod(sizes)
+    values = shapes.sized(sizes, "value") if prod(sizes) > 1 else "1 value"
     fill = f"which {'fills' if count == 1 else 'fill'} the shape of w, {shape}, exactly"
     if pairs == 1:
         return f"It gives {values}, {fill}."
@@ -179,20 +184,20 @@ def _sums(problem: ConvProblem, channels: int, filters: int) -> str:
     if channels == filters == 1:
         return (
             f"Nothing is summed over channels: y[k] has one term, from the only channel{where}, "
-            "and this term receives dy[k] unchanged. dx[c] has one term too, from the only "
-            f"filter{where} that reads x[c]."
+            "and the gradient of this term is dy[k]. dx[c] has one term too, from the only "
+            f"filter{where}, which reads x[c]."
         )
     forward = (
-        f"y[k] is a sum over the {channels} input channels{where}. A sum passes its gradient "
-        "unchanged to each of its terms, so each term receives the same dy[k]."
+        f"y[k] is a sum over the {channels} input channels{where}. In the backward pass, a sum "
+        "passes its gradient unchanged to each of its terms, so each term receives the same dy[k]."
         if channels > 1
-        else f"Neither does y[k]: it has one term, from the only channel{where}, and this term "
-        "receives dy[k] unchanged."
+        else f"Neither does y[k]: it has one term, from the only channel{where}, and the gradient "
+        "of this term is dy[k]."
     )
     backward = (
         f"dx[c] is a sum over the {filters} filters{where}, because all of them read x[c]."
         if filters > 1
-        else f"dx[c] involves no such sum, because only one filter{where} reads x[c]."
+        else f"dx[c] is not a sum over filters, because only one filter{where} reads x[c]."
     )
     return f"dw involves no sum over channels. {forward} {backward}"
 
@@ -263,15 +268,15 @@ def sizes_section(problem: ConvProblem) -> Section:
             Paragraph(
                 f"dy and w do not determine the size of dx: {several}. A stride above 1 rounds "
                 "several input sizes to the same output size. This is why Conv2DBackpropInput "
-                f"and similar functions take input_sizes. They return dx of that size, here "
-                f"{x}, and reject sizes that do not give this dy."
+                f"and similar functions take the size of dx, here {x}, as their argument "
+                "input_sizes. They reject sizes that do not give this dy."
             )
         )
         if moved := _clauses(problem, _moved):
             paragraphs.append(
                 Paragraph(
                     "Under SAME, the input size also decides the padding, and so where the "
-                    f"windows start: {moved}. Therefore dx for another input size is not this "
+                    f"windows start: {moved}. Therefore dx for the other input size is not this "
                     "dx padded or cropped: its values differ."
                 )
             )
@@ -286,7 +291,8 @@ def sizes_section(problem: ConvProblem) -> Section:
             Paragraph(
                 f"{only}, so dy and w determine the size of dx: {x}. Conv2DBackpropInput and "
                 "similar functions take input_sizes nevertheless, because with "
-                f"{'less padding' if strided else 'a larger stride'} several sizes would fit."
+                f"{'less padding' if strided else 'a larger stride'} several sizes of dx would fit "
+                "the same dy."
             )
         )
     dead = [axis for axis in problem.axes if axis.unread_after]
@@ -342,7 +348,8 @@ def _input_gradient(problem: ConvProblem) -> Section:
     names = "".join(axis.name for axis in problem.axes)
     spread = f"dy with {_zeros(problem)} between neighbours" if max(problem.stride) > 1 else "dy"
     filters = "conj(w)" if problem.is_complex else "w"
-    flip = f"{filters} flipped along {shapes.listed(names)}, with its channel axes swapped"
+    within = " in each group" if problem.groups > 1 else ""
+    flip = f"{filters} flipped along {shapes.listed(names)}, with its channel axes swapped{within}"
     dilation = f", dilation {shapes.one(problem.dilation)}" if max(problem.dilation) > 1 else ""
     lines = [
         "dx = correlate(",
@@ -378,9 +385,9 @@ def _filter_gradient(problem: ConvProblem) -> Section:
         f"padding {shapes.pairs([axis.padding for axis in axes])})",
     ]
     roles = (
-        "Stride and dilation swap roles. From one element of dw to the next, the window on x "
-        f"moves by the dilation, {shapes.one(problem.dilation)}. From one element of dy to the "
-        f"next, the element of x that it multiplies moves by the stride, "
+        "Stride and dilation swap roles. For the next element of dw, the window on x moves by the "
+        f"dilation, {shapes.one(problem.dilation)}. Within a window, neighbouring elements of dy "
+        "multiply elements of x whose distance is the stride, "
         f"{shapes.one(problem.stride)}."
     )
     if problem.N > 1:
@@ -425,7 +432,7 @@ def _products(problem: ConvProblem) -> Section:
         blocks.append(
             Paragraph(
                 "In backprop_input, only some taps contribute to each row. Grouped by position "
-                f"modulo the stride, the rows form {phases} smaller products. {listed}, "
+                f"modulo the stride, the rows form {phases} smaller matrix products. {listed}, "
                 f"instead of {problem.gemm('backprop_input').gemm_k}."
             )
         )
@@ -450,8 +457,8 @@ def _elsewhere(translations: Sequence[Translation], is_transposed: bool) -> Sect
         rows += [("", f"- {flag}") for flag in entry.flags]
     option = "" if is_transposed else "pass --code pytorch on the command line, or "
     text = (
-        "Each entry is the forward pass of a program, with notes on limits of the framework. X and "
-        "W are x and w in the format of TensorFlow or PyTorch. "
+        "Each entry is the line of a program that computes the forward pass, with notes on limits "
+        "of the framework. X and W are x and w in the axis order of the framework. "
         f"For the whole program, {option}read explanation.code('pytorch').program in Python."
     )
     return Section(
@@ -502,7 +509,9 @@ def _moved(axis: ConvAxis) -> str:
     for size in (axis.valid_input_sizes[0], axis.valid_input_sizes[-1]):
         other = axis.of_input(size)
         if other.pad_before != axis.pad_before:
-            pads, other_pads = ((each.pad_before, each.pad_after) for each in (axis, other))
+            pads, other_pads = (
+                f"{each.pad_before} before and {each.pad_after} after" for each in (axis, other)
+            )
             return (
                 f"an input of size {axis.input} is padded by {pads}, an input of size {size} by "
                 f"{other_pads}"

@@ -229,7 +229,7 @@ def _padding(axis: ConvAxis) -> str:
     odd = ""
     if before != after:
         side = "before" if before > after else "after"
-        odd = f"; the total is odd, and {word} puts one more {side}"
+        odd = f"; the total is odd, and {word} puts the extra position {side}"
     return (
         f"{before} before, {after} after: for {word}, {windows}, {span - axis.input} more than "
         f"x has{odd}"
@@ -270,7 +270,7 @@ def _unread(axis: ConvAxis) -> str:
 
 
 def one(values: tuple[int, ...]) -> str:
-    """Return per-axis values in short form: a single number if all axes have the same."""
+    """Return per-axis values in short form: ``2`` if all axes have the same value, else ``2x1``."""
     return str(values[0]) if len(set(values)) == 1 else shape_text(values)
 
 

@@ -1,7 +1,7 @@
 """Terms of one element of y, dx or dw, and the pairs of positions along each axis that give them.
 
 Indices have the same order for every memory order: (n, c, h, w) for x and dx, (n, k, p, q) for y
-and dy, (k, c, r, s) for w and dw. In w and dw, c is the channel's number within the group.
+and dy, (k, c, r, s) for w and dw. In w and dw, c counts channels within the group of filter k.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LETTERS = {
 """Letters of the spatial indices of x, w and y, by the number of spatial axes."""
 
 ALIASES = {"y": "y", "o": "y", "dx": "dx", "dw": "dw", "df": "dw"}
-"""Tensor that each name of an element stands for, keyed by the name in lower case."""
+"""Tensor of each name that ``parse`` accepts, keyed by the name in lower case."""
 
 _NO_PRODUCTS = {
     "db": "db[k] has no products: it is the sum of all dy[n,k,...]",
@@ -39,8 +39,8 @@ _NO_PRODUCTS = {
 """Advice for tensors whose elements are not explained, keyed by the name in lower case."""
 
 GROUPED = (
-    " In w and dw, c is the channel's number within the group of k; x[c] in the same formula is "
-    "that channel."
+    " In w and dw, c counts only the channels of the group of filter k. In a formula with w or dw, "
+    "x[c] and dx[c] are channel c of this group."
 )
 """Sentence on the indices of a layer with groups."""
 
@@ -113,7 +113,7 @@ def position_text(axis: ConvAxis, h: str, r: str, p: str) -> str:
 def output_text(axis: ConvAxis, h: str, r: str, p: str) -> str:
     """Return the formula of the output that reads input h with tap r: ``p = (h + 1 - r)/2``.
 
-    ``h`` and ``r`` may be numbers; then the formula has the tap's number times the dilation.
+    ``h`` and ``r`` may be digits; then the formula contains the product of ``r`` and the dilation.
     """
     pad = f" + {axis.pad_before}" if axis.pad_before else ""
     if r.isdigit():
@@ -125,7 +125,7 @@ def output_text(axis: ConvAxis, h: str, r: str, p: str) -> str:
 
 
 def tap_terms(axis: ConvAxis, tap: int, letters: tuple[str, str, str]) -> AxisTerms:
-    """Return the pairs of an output and an input that a filter tap multiplies, for dw."""
+    """Return the pairs of an output and the input that a tap reads for this output, for dw."""
     h, _, p = letters
     outputs, inputs = axis.outputs_of_tap(tap), axis.inputs_of_tap(tap)
     shift = tap * axis.dilation - axis.pad_before
@@ -134,7 +134,7 @@ def tap_terms(axis: ConvAxis, tap: int, letters: tuple[str, str, str]) -> AxisTe
     if not outputs:
         return AxisTerms(outputs, inputs, (f"{h} = {moved} is padding for every {p}",))
     count, rest = counted(axis.output, "output"), axis.output - len(outputs)
-    every = "the only output" if axis.output == 1 else f"all {count}"
+    every = {1: "the only output", 2: "both outputs"}.get(axis.output, f"all {count}")
     where = f"{p} = {_span(outputs)}" + (f" ({len(outputs)} of {count})" if rest else f", {every}")
     if rest:
         other = "output" if rest == 1 else f"{rest} outputs"
@@ -295,11 +295,11 @@ class Element:
         are conjugated.
 
         Raises:
-            ConvError: the element has too many terms for the memory.
+            ConvError: the element has more than MOST_VALUES terms.
         """
         if self.count > MOST_VALUES:
             raise ConvError(
-                "the terms of an element must fit into memory",
+                f"an element must have at most {MOST_VALUES:,} terms for their values to be shown",
                 f"{self.name} has {self.count:,} terms",
                 "To list the terms without values, omit --large on the command line, or call "
                 "explain() without large=True and without arrays",
@@ -307,7 +307,7 @@ class Element:
         return self._values(0), self._values(1)
 
     def _values(self, which: int) -> Any:
-        """Return the first or second factor of every term; slices work in NumPy and CuPy."""
+        """Return the first (0) or second (1) factor of every term, with slices of the tensor."""
         import numpy as np
 
         if not self.count:
@@ -331,7 +331,7 @@ class Element:
 
     @cached_property
     def sum(self) -> float | complex:
-        """Exact sum of the products, rounded once to float64 (each part of a complex sum)."""
+        """Sum of the float64 products, rounded once to float64 (each part of a complex sum)."""
         first, second = self.values
         products = first * second
         if not self.problem.is_complex:
@@ -377,7 +377,7 @@ class Element:
 
     @property
     def conclusion(self) -> str:
-        """Conclusion from the list of terms, in words."""
+        """Sentences on the channels, filters and images that the terms come from."""
         problem = self.problem
         a, b = self.index[:2]
         if self.count == 0:
@@ -396,8 +396,8 @@ class Element:
             return f"{text}{images}."
         if self.tensor == "dx":
             read = (
-                f"All {filters} filters{where} read this input, so each window with a tap on it "
-                "gives one term per filter"
+                f"Each of the {filters} filters{where} reads this input, so each window with a tap "
+                "on it gives one term per filter"
                 if filters > 1
                 else f"One filter{where} reads this input, so each window with a tap on it gives "
                 "one term"
@@ -406,7 +406,7 @@ class Element:
         if channels == 1:
             return f"The sum runs over one input channel{where}, with the taps of filter {b}."
         return (
-            f"The sum runs over all {channels} input channels{where}, each with its own taps of "
+            f"The sum runs over the {channels} input channels{where}, each with its own taps of "
             f"filter {b}."
         )
 
@@ -473,7 +473,8 @@ class Element:
         sizes = [counted(len(self.contracted), over)]
         along = zip(self.problem.axes, self.axes, strict=True)
         sizes += [f"{counted(len(terms.first), what)} along {axis.name}" for axis, terms in along]
-        return f"{counted_large(self.count, 'term')} = {' * '.join(sizes)}:"
+        end = ":" if self.count else "."
+        return f"{counted_large(self.count, 'term')} = {' * '.join(sizes)}{end}"
 
     def lines(self, everything: bool = False) -> Iterator[str]:
         """Yield one line per term, and a line with the sum if the values are known."""
@@ -500,11 +501,13 @@ class Element:
             if self.problem.is_complex:
                 return (*texts, f"  = ({_whole(a)}) * ({_whole(b)}) = {_whole(a * b)}")
             return (*texts, f"  = {a:2.0f} * {b:2.0f} = {a * b + 0:3.0f}")
+        if self.problem.is_complex:
+            return (*texts, f"  = ({a:.6f}) * ({b:.6f}) = {a * b:.6f}")
         return (*texts, f"  = {a: .6f} * {b: .6f} = {a * b: .6f}")
 
     @cached_property
     def _integral(self) -> bool:
-        """Whether all factors are integers below 100 in size, in both parts if they are complex."""
+        """Whether all factors are integers from -99 to 99 (both parts of complex factors)."""
         parts = [part for each in self.values for part in _parts(each)]
         return all(bool((abs(each) < 100).all() and (each % 1 == 0).all()) for each in parts)
 

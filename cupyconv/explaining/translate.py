@@ -185,7 +185,7 @@ def _pytorch(problem: ConvProblem) -> Translation:
     if problem.padding_mode.startswith("same"):
         if max(problem.stride) > 1:
             flags.append(
-                "PyTorch supports padding='same' only for stride 1: the program states the padding"
+                "PyTorch supports padding='same' only for stride 1: the program passes numbers"
             )
         elif problem.padding_mode == "same_lower" and cropped:
             flags.append("PyTorch has no SAME_LOWER: the program pads explicitly")
@@ -384,6 +384,7 @@ def _jax(problem: ConvProblem) -> Translation:
     padding = f'"{mode.upper()}"' if mode != "explicit" else str(list(problem.padding))
     numbers = (problem.data_format, problem.filter_format, problem.data_format)
     backwards = input_gradient_axes(problem)
+    within = " in each group" if problem.groups > 1 else ""
     imports = ["import jax", "from jax import lax"]
     if REAL_PART.get(problem.dtype, problem.dtype) == "float64":
         imports += ["", 'jax.config.update("jax_enable_x64", True)']
@@ -425,7 +426,8 @@ def _jax(problem: ConvProblem) -> Translation:
         lines[-1] = 'y, dx, dw = (np.asarray(a.astype("float32")) for a in (Y, DX, DW))'
     size = (
         f"jax.vjp takes the size from x; without vjp, lax.conv_general_dilated takes lhs_dilation="
-        f"{problem.stride}, padding={[axis.padding for axis in backwards]} and a flipped filter"
+        f"{problem.stride}, padding={[axis.padding for axis in backwards]} and w flipped, with its "
+        f"channel axes swapped{within}"
     )
     return _translation(problem, "JAX", call, imports, lines, size, flags)
 
@@ -507,7 +509,7 @@ def _onnx(problem: ConvProblem) -> Translation:
 
 
 def _onnx_output_shape(problem: ConvProblem) -> str:
-    """Return ConvTranspose's output_shape if it implies the same padding; else empty."""
+    """Return a clause on ConvTranspose's output_shape if it implies this padding; else empty."""
     befores = [before for before, _ in problem.padding]
     totals = [
         (axis.output - 1) * axis.stride + axis.effective_filter - axis.input

@@ -36,7 +36,7 @@ class TransposedAxis(NamedTuple):
         padding: what the padding removes from the full result.
         output: formula of the output size, with the layer's numbers.
         output_padding: the possible values of ``output_padding``, and why there are no others.
-        frameworks: sentence on other frameworks' output size; "" if it is the same.
+        frameworks: clause on the output size in JAX and Keras; "" if it is the same there.
         unreached: outputs that no input reaches.
     """
 
@@ -49,7 +49,7 @@ class TransposedAxis(NamedTuple):
 
 
 def output_padding(axis: ConvAxis) -> int:
-    """Return a transposed layer's output size minus the smallest possible output size."""
+    """Return a transposed layer's output size minus the smallest one for the same input size."""
     return axis.input - axis.first_input_size_for(axis.output)
 
 
@@ -235,7 +235,7 @@ def _output_padding(axis: ConvAxis) -> str:
 
 
 def _frameworks(axis: ConvAxis) -> str:
-    """Compare the output size with JAX and Keras, to which no output size can be passed."""
+    """Return a clause on the default output size of JAX and Keras, if this layer's size differs."""
     if axis.padding_mode == "explicit" and axis.pad_before + axis.pad_after:
         return ""
     if axis.padding_mode.startswith("same"):
@@ -253,9 +253,12 @@ def _unreached(axis: ConvAxis) -> str:
     unread, last = axis.unread_inputs, axis.unread_after
     if not unread:
         return ""
-    where = "between the copies of the filter"
+    where = "between the filter's copies or taps"
+    at_end = "the last one" if last == 1 else f"the last {last}"
     if unread == last:
-        where = "the last one" if last == 1 else f"the last {last}"
+        where = at_end
+    elif last:
+        where = f"{at_end} and those {where}"
     which = f"of the {axis.input} outputs, {where}"
     if axis.input == 1:
         which = "output, the only one"

@@ -61,7 +61,7 @@ def test_equal_axes_are_described_together():
 def test_padding_reason_gives_numbers():
     (same,) = _axes((6,), (3,), stride=2, padding="same")
     assert same.padding.startswith("0 before, 1 after: for SAME, 3 windows span (3 - 1)*2 + 3 = 7")
-    assert "SAME puts one more after" in same.padding
+    assert "SAME puts the extra position after" in same.padding
     (lower,) = _axes((6,), (3,), stride=2, padding="same_lower")
     assert lower.padding.startswith("1 before, 0 after: for SAME_LOWER")
     (none,) = _axes((4,), (1,), stride=2, padding="same")

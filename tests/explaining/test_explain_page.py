@@ -119,7 +119,7 @@ def test_channels_are_drawn_as_an_outer_product():
     assert (
         "dw[2,1] has 5x5 values, which come only from channel 1 of x and channel 2 of dy." in text
     )
-    assert "10 channels of dy times 5 channels of x give 50 such slices" in text
+    assert "10 channels of dy times 5 channels of x give 50 slices" in text
     cells = [e.text for e in drawing(LARGE).iter(f"{SVG}text") if "," in (e.text or "")]
     assert {f"{k},{c}" for k in range(10) for c in range(5)} <= set(cells)
     assert "Channels:" not in words(drawing(ConvProblem((1, 1, 9), (1, 1, 3))))

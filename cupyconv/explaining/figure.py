@@ -43,8 +43,8 @@ MOST_IN_STRIP = 30
 """Largest number of cells in a strip; only both ends of a longer axis are drawn (chosen)."""
 
 MOST_FOR_WINDOW = 48
-"""Largest number of cells from the start of a strip to the end of the window that is drawn whole
-there (chosen)."""
+"""Largest number of cells, from the start of a strip to the end of its marked window, that are
+drawn without a gap (chosen)."""
 
 PROSE = 128
 """Largest number of characters in a line of text (chosen)."""
@@ -172,7 +172,7 @@ def _values(drawn: Scene) -> list[str]:
 
 
 def map_svg(drawn: TermMap) -> str:
-    """Return a picture of a map: the number of terms per position, without the map's factor.
+    """Return a picture of a map, with the same counts as ``TermMap.lines``.
 
     Of a 3-D map, the picture shows the middle slice.
     """
@@ -474,7 +474,7 @@ def _channels(canvas: Canvas, drawn: Scene, top: float) -> float:
 
 
 def _strips(canvas: Canvas, axis: ConvAxis, letters: tuple[str, str, str], top: float) -> None:
-    """Draw strips of x, y and dx along an axis, with a line for each product.
+    """Draw strips of x, y and dx along an axis, with a line for each product of a drawn window.
 
     A line from x to y is a product of the forward pass. A line from y to dx is the same product in
     the backward pass.

@@ -94,7 +94,7 @@ function showWrong() {
     });
     return button;
   });
-  const remedy = ways.length ? "Ways out:" : wrong.remedy ? `${wrong.remedy}.` : "";
+  const remedy = ways.length ? "Fixes:" : wrong.remedy ? `${wrong.remedy}.` : "";
   $("wrong").replaceChildren(told, element("p", "", remedy), ...ways);
 }
 
@@ -146,7 +146,8 @@ function choice(label, words, read, write) {
 const withAxis = (i, change) =>
   ({ ...knobs, axes: knobs.axes.map((axis, place) => (place === i ? { ...axis, ...change } : axis)) });
 
-// Returns the state with another number of axes; the first axes are copied or dropped.
+// Returns the state with another number of axes; the first axis is repeated, or the first
+// axes are dropped.
 function withRank(rank) {
   const axes = rules.span(rank).map((i) => ({ ...knobs.axes[Math.max(i - rank + knobs.rank, 0)] }));
   const isLast = knobs.data.endsWith("C");
@@ -395,7 +396,7 @@ async function copy(code, button) {
   setTimeout(() => (button.textContent = "Copy"), 2000);
 }
 
-// Shows what follows from the drawn scene and the chosen element.
+// Shows the layer, the bias gradient, the check and the programs of the scene and the chosen element.
 function showKnobs() {
   const { k } = chosen;
   $("bias").textContent = scene.data

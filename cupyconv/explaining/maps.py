@@ -25,7 +25,7 @@ from cupyconv.explaining.terms import LETTERS
 from cupyconv.problem import ConvProblem, counted
 
 MOST_POSITIONS = 1_000_000
-"""Largest size of an axis for which a map is computed, in positions (chosen)."""
+"""Largest input, output or filter size of an axis for which a map is computed (chosen)."""
 
 SHADES = " ░▒▓█"
 """Characters of a heat map, from no terms to the most terms."""

@@ -164,7 +164,7 @@ class Model:
     Attributes:
         inputs: shapes of the model's inputs, by name.
         nodes: all nodes that convolve.
-        hint: option that gives the unknown sizes; "" if all sizes are known.
+        hint: advice with the option that sets the unknown sizes; "" if all sizes are known.
     """
 
     inputs: Mapping[str, Shape]

@@ -67,7 +67,6 @@ def _head(problem: ConvProblem, is_transposed: bool) -> Section:
     x, w, y = (f"{t}[{','.join(terms.names(problem, t))}]" for t in ("x", "w", "y"))
     indices = f"{x}, {w} and {y}"
     grouped = terms.GROUPED if problem.groups > 1 else ""
-    last = problem.axes[-1].name
     return Section(
         "The convolution that the transposed layer reverses" if is_transposed else "",
         (
@@ -75,16 +74,16 @@ def _head(problem: ConvProblem, is_transposed: bool) -> Section:
             Paragraph(shapes.settings(problem)),
             Paragraph(
                 f"Indices are written {indices}, whatever the memory order: n is the image, c the "
-                "input channel and k the filter or output channel. The index w is a position on "
-                f"axis {last}, not the filter w.{grouped} dy, dx and dw are the gradients of the "
-                "loss with respect to y, x and w (dE/dO, dE/dX and dE/dF)."
+                f"input channel and k the filter or output channel.{terms.INDEX_W}{grouped} dy, dx "
+                "and dw are the gradients of the loss with respect to y, x and w (dE/dO, dE/dX "
+                "and dE/dF)."
             ),
         ),
     )
 
 
 def _is_small(problem: ConvProblem, data: Mapping[str, Any]) -> bool:
-    """Return whether all tensors are small enough to print, and to check the sums by hand."""
+    """Return whether all results are known and all tensors are small enough to print."""
     sizes = (terms.extents(problem, tensor) for tensor in RESULTS)
     count = 2 * sum(map(prod, sizes))
     return 0 < count <= MOST_PRINTED and all(name in data for name in RESULTS)

@@ -38,6 +38,9 @@ _NO_PRODUCTS = {
 }
 """Advice for tensors whose elements are not explained, keyed by the name in lower case."""
 
+INDEX_W = " The index w is a position on axis W, not the filter w."
+"""Sentence on the letter w, which names the filter and the last spatial index of x."""
+
 GROUPED = (
     " In w and dw, c counts only the channels of the group of filter k. In a formula with w or dw, "
     "x[c] and dx[c] are channel c of this group."
@@ -437,7 +440,8 @@ class Element:
             Paragraph(
                 f"{self._place(prod(sizes))}. Its indices are "
                 f"({', '.join(names(problem, self.tensor))}), with sizes {shape_text(sizes)}, "
-                f"whatever the memory order (here {order}).{GROUPED if problem.groups > 1 else ''}"
+                f"whatever the memory order (here {order}).{INDEX_W}"
+                f"{GROUPED if problem.groups > 1 else ''}"
             ),
             Verbatim(f"{self.rule}\nwith {self.places}{solved}"),
         ]

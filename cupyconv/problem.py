@@ -217,7 +217,7 @@ class ConvAxis:
     def unread_after(self) -> int:
         """Number of inputs after the last window; their gradient is zero."""
         last_read = (self.output - 1) * self.stride + self.effective_filter - 1 - self.pad_before
-        return max(self.input - 1 - last_read, 0)
+        return min(max(self.input - 1 - last_read, 0), self.input)
 
     @property
     def pairs(self) -> int:

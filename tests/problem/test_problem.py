@@ -293,7 +293,7 @@ def test_phases_of_the_input_gradient_make_up_the_whole(problem):
 def test_unread_inputs_are_those_after_the_last_window(problem):
     for axis in problem.axes:
         last = (axis.output - 1) * axis.stride - axis.pad_before + axis.effective_filter - 1
-        assert axis.unread_after == len(range(last + 1, axis.input))
+        assert axis.unread_after == len(range(max(last + 1, 0), axis.input))
         assert axis.effective_filter == len(range((axis.filter - 1) * axis.dilation + 1))
 
 

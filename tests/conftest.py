@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -146,8 +147,9 @@ def browse(tmp_path_factory):
         dark: bool = False,
         values: str | None = "normal",
         element: str = "",
+        **arrays: Any,
     ) -> str:
-        page = cupyconv.explain(problem, values=values).page(element)
+        page = cupyconv.explain(problem, values=values, **arrays).page(element)
         path = folder / "page.html"
         path.write_text(page.replace("</body>", f"<script>{script}</script></body>"))
         run = browser.run(f"{path.as_uri()}{place}", "--dump-dom", width=width, dark=dark)

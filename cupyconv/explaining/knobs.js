@@ -66,7 +66,12 @@ function turn(state) {
     if (gone.length) notify(`Not set: ${gone.map(([name]) => name).join(", ")}. ` +
       `The layer does not have ${gone.length === 1 ? "this element" : "these elements"}` +
       `${loss === "dot" ? "." : ", or the loss determines dy."}`);
-    load(rules.same(asked, plain) ? sceneOf(original.knobs, original.image) : sceneOf(asked, 0));
+    const isFirst = rules.same(asked, plain);
+    const image = Math.max(0, Math.min(chosen.image, problem.N - 1));
+    if (!isFirst && !isTurned() && original.knobs.given.length)
+      notify(`The values of ${original.knobs.given.join(", ")} that were passed belong to the first layer. ` +
+        "The knobs use the values that they name.");
+    load(isFirst ? sceneOf(original.knobs, original.computes ? image : original.image) : sceneOf(asked, image));
   } catch (error) {
     if (!(error instanceof rules.ConvError)) throw error;
     wrong = error;
@@ -137,7 +142,14 @@ function choice(label, words, read, write) {
     option.value = word;
     select.append(option);
   }
-  select.addEventListener("change", () => turn(write(select.value)));
+  select.addEventListener("change", () => {
+    const before = knobs;
+    turn(write(select.value));
+    if (label === "values" && knobs.loss !== before.loss)
+      notify(`The loss is ${LOSSES.dot} again, because the other losses determine dy.`);
+    if (label === "loss" && knobs.values !== before.values)
+      notify("The values are integers, because the loss determines dy.");
+  });
   box.append(element("span", "", label), select);
   box.refresh = () => (select.value = read());
   return box;
@@ -497,8 +509,10 @@ function readLayer(take) {
     data_format: read("data_format", null, format(rules.dataFormats(rank))),
     filter_format: read("filter_format", null, format(rules.filterFormats(rank))) };
   const loss = read("loss", "dot", word(Object.keys(LOSSES)));
-  const kinds = Object.keys(VALUES).filter((kind) => loss === "dot" || kind !== "dy");
-  return { layer, loss, values: read("values", "normal", word(kinds)),
+  const values = read("values", "normal", word(Object.keys(VALUES)));
+  if (values === "dy" && loss !== "dot")
+    throw `"values=dy" and "loss=${loss}" in the address exclude each other, because this loss determines dy.`;
+  return { layer, loss, values,
     seed: read("seed", "0", (text) => (isSeed(text) ? String(BigInt(text)) : undefined)), edits: read("set", {}, edits) };
 }
 

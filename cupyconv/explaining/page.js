@@ -49,14 +49,25 @@ function sceneOf(knobs, image) {
   return { ...made, opened, directions, source, library: image === original.image ? original.values : {} };
 }
 
-function readers(packed) {
+// Returns a function that returns the number of a dtype whose shortest decimal form is passed.
+function restoring(dtype) {
+  if (dtype === "float32") return Math.fround;
+  const [bits, least] = { float16: [10, -14], bfloat16: [7, -126] }[dtype] ?? [];
+  return (value) => {
+    if (!bits || !value || !Number.isFinite(value)) return value;
+    const step = 2 ** (Math.max(Math.floor(Math.log2(Math.abs(value))), least) - bits);
+    return Math.round(value / step) * step;
+  };
+}
+
+function readers(packed, restored = Number) {
   const found = {};
   for (const [tensor, { at, planes }] of Object.entries(packed)) {
     const places = at.map((drawn_) => new Map(drawn_.map((one, i) => [one, i])));
     found[tensor] = (k, c, position) => {
       const value = planes[keyOf(tensor, k, c)]?.[
         position.reduce((place, one, i) => place * at[i].length + places[i].get(one), 0)];
-      return value === undefined ? undefined : Number(value);
+      return value === undefined ? undefined : restored(Number(value));
     };
   }
   return found;
@@ -102,8 +113,9 @@ function load(next) {
   scene = next;
   drawn = null;
   look = {};
-  stores = { values: readers(scene.values), exact: readers(scene.exact),
-    library: readers(scene.library ?? (scene.data ? {} : scene.values)) };
+  const restored = restoring(original.dtype);
+  stores = { values: readers(scene.values, scene.data ? Number : restored), exact: readers(scene.exact),
+    library: readers(scene.library ?? (scene.data ? {} : scene.values), restored) };
   chosen.image = scene.image;
   chosen.k = Math.min(chosen.k, scene.filters - 1);
   chosen.c = Math.min(chosen.c, scene.channels - 1);
@@ -737,8 +749,8 @@ function reasonFor(tensor) {
   else if (look.x || look.dy)
     name = nameOf("y", k, c, scene.axes.map((axis, i) => look.dy?.[i] ??
       near(Math.floor((look.x[i] + axis.before) / axis.stride), axis.output)));
-  return `This page has only the values around the element that it was made for. For a page with ` +
-    `these values, pass --element '${name}' to cupyconv explain, or '${name}' to page() in Python.`;
+  return `This page has only a part of the values. For the terms of ${name}, pass --element '${name}' ` +
+    `to cupyconv explain, or '${name}' to element() of the explanation in Python.`;
 }
 
 function tell() {

@@ -43,14 +43,13 @@ _MOST_RESULTS = 40_000
 _LIMITS = (
     DRAWN,
     *(Limits(channels) for channels in (8, 6, 5)),
-    *(Limits(5, places, taps) for places, taps in ((12, 9), (10, 7), (8, 5), (6, 3))),
+    *(Limits(5, *rest) for rest in ((12, 9, 24), (10, 7, 12), (8, 5, 8), (6, 3, 5))),
 )
-"""Limits of a page, tried in this order (chosen).
+"""Limits of a page, tried in this order (chosen)."""
 
-The page has the first limits whose values take at most _MOST_VALUES characters, or the last."""
-
-_MOST_VALUES = 50_000
-"""Largest number of characters of the drawn values, if the last limits permit (chosen)."""
+_MOST_BYTES = 199_000
+"""Largest size of a page, in bytes (chosen).  If the last limits give a larger page, it has fewer
+planes."""
 
 # The policy forbids the page to load anything, even if a title contains HTML.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -89,17 +88,17 @@ def html(
         f"<pre>{escape(entry.program)}</pre></details>"
         for entry in translate.translations(problem)
     )
-    drawn = json.dumps(_scene(problem, data, element), separators=(",", ":"))
     content = {
         "title": escape(document.title or head),
         "policy": escape(_POLICY),
         "style": _asset("page.css"),
         "script": "".join(map(_script, _SCRIPTS)),
-        # Escape "<": in a script, "</" and "<!--" change how a browser reads the rest.
-        "scene": drawn.replace("<", "\\u003c"),
         "explanation": _text(document),
         "programs": programs,
     }
+    filled = (*content.values(), _asset("page.html"))
+    left = _MOST_BYTES - sum(len(text.encode()) for text in filled)
+    content["scene"] = _scene(problem, data, element, left)
     # Fill all places in one pass, so that filled-in text is never filled again.
     return re.sub(r"\{\{(\w+)\}\}", lambda place: content[place[1]], _asset("page.html"))
 
@@ -151,38 +150,47 @@ def open_in_browser(content: str, path: str | Path | None = None) -> None:
 
 
 def _scene(
-    problem: ConvProblem, data: Mapping[str, Any], element: Element | None
-) -> dict[str, Any]:
-    """Return the scene and the first settings of the knobs; choose the limits of the drawn part."""
+    problem: ConvProblem, data: Mapping[str, Any], element: Element | None, most_bytes: int
+) -> str:
+    """Return the scene and the first settings of the knobs as JSON.
+
+    The drawn part is chosen so that the text has at most ``most_bytes`` bytes, if possible.
+    """
     for limits in _LIMITS:
         drawn = _scene_of(problem, data, element, limits)
-        if _length(drawn) <= _MOST_VALUES:
-            return drawn
+        if len(text := _json(drawn)) <= most_bytes:
+            return text
     for is_kept in (_in_first_sums, _of_first_pair):
         for name, packed in [*drawn["values"].items(), *drawn["exact"].items()]:
             first = key_of(name, drawn["k"], drawn["c"])
             planes = packed["planes"].items()
             packed["planes"] = {key: plane for key, plane in planes if is_kept(key, first)}
-        if _length(drawn) <= _MOST_VALUES:
+        if len(text := _json(drawn)) <= most_bytes:
             break
-    return drawn
+    return text
 
 
-def _length(drawn: dict[str, Any]) -> int:
-    """Return the number of characters of the drawn values."""
-    return len(json.dumps([drawn["values"], drawn["exact"]], separators=(",", ":")))
+def _json(drawn: dict[str, Any]) -> str:
+    """Return data as JSON in ASCII, for a script of the page."""
+    # Escape "<": in a script, "</" and "<!--" change how a browser reads the rest.
+    return json.dumps(drawn, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _in_first_sums(key: str, first: str) -> bool:
-    """Return whether the plane of a key is in a sum that is shown first.
+    """Return whether the sums that the page shows first read a plane.
 
-    All planes of x and dy are, and those planes of w and dw that share a filter or a channel with
-    the plane that is shown first.
+    They read all planes of x and dy.  Of w and dw, they read the planes that have the filter or the
+    channel of the plane that is shown first.
+
+    Args:
+        key: key of the plane.
+        first: key of the tensor's plane that is shown first.
     """
     return "," not in key or any(map(str.__eq__, key.split(","), first.split(",")))
 
 
 def _of_first_pair(key: str, first: str) -> bool:
+    """Return whether a plane is the one that is shown first."""
     return key == first
 
 

@@ -22,13 +22,11 @@ from cupyconv.explaining import adjoints, shapes, terms
 from cupyconv.explaining.counts import visible
 from cupyconv.explaining.shapes import the
 from cupyconv.explaining.terms import LETTERS, Element
+from cupyconv.explaining.values import OPERANDS
 from cupyconv.problem import ConvAxis, ConvProblem
 
 PAD, ZERO = -1, -2
 """Contents of cells without an element of a tensor: padding, or a zero between dilated elements."""
-
-MOST_SPAN = 24
-"""Largest span of a window that is drawn whole (chosen)."""
 
 MOST_DRAWN = 100_000
 """Largest number of positions of an axis that is drawn (chosen)."""
@@ -46,11 +44,13 @@ class Limits(NamedTuple):
         channels: channels of x, and filters.
         places: cells of a plane along an axis; a finger can touch each of the default number.
         taps: taps along an axis.
+        span: span of a window that is drawn whole.
     """
 
     channels: int = 10
     places: int = 14
     taps: int = 11
+    span: int = 24
 
 
 DRAWN = Limits()
@@ -182,7 +182,7 @@ class Scene:
             "groupFilters": self.group_filters,
             "groupChannels": self.group_channels,
             "mostPlaces": self.limits.places,
-            "mostSpan": MOST_SPAN,
+            "mostSpan": self.limits.span,
             "mostTaps": self.limits.taps,
             "mostChannels": self.limits.channels,
             "axes": [_rule(axis) for axis in problem.axes],
@@ -206,8 +206,11 @@ class Scene:
                 for tensor, direction in self.directions.items()
             },
             "missing": self.missing,
-            "values": {name: _packed(planes) for name, planes in self.values.items()},
-            "exact": {name: _packed(planes) for name, planes in self.exact.items()},
+            "values": {
+                name: _packed(planes, 17 if name in OPERANDS else 10)
+                for name, planes in self.values.items()
+            },
+            "exact": {name: _packed(planes, 10) for name, planes in self.exact.items()},
         }
 
 
@@ -412,16 +415,16 @@ def _window(rule: ConvAxis, at: int) -> range:
     return range(corner, corner + rule.effective_filter, rule.dilation)
 
 
-def _linked(rule: ConvAxis, chosen: int, most: int) -> tuple[Places, Places]:
+def _linked(rule: ConvAxis, chosen: int, limits: Limits) -> tuple[Places, Places]:
     """Return the outputs of an axis to draw, and the input positions to draw with their windows.
 
-    At most about ``most`` input positions are returned.  The positions always include both ends of
-    the outputs, the input and its padding.  Inputs that a negative padding crops are drawn too.
+    The limits may be exceeded, since the positions always include both ends of the outputs, the
+    input and its padding.  Inputs that a negative padding crops are drawn too.
     """
     first, end = min(-rule.pad_before, 0), max(rule.input + rule.pad_after, rule.input)
-    if end - first <= most and rule.output <= most:
+    if end - first <= limits.places and rule.output <= limits.places:
         return tuple(range(rule.output)), tuple(range(first, end))
-    whole = rule.effective_filter <= MOST_SPAN
+    whole = rule.effective_filter <= limits.span
     for head, tail in ((4, 4), (4, 3), (3, 3), (3, 2), (2, 2), (2, 1), (1, 1), (1, 0)):
         last = range(max(rule.output - tail, 0), rule.output)
         outputs = {*range(min(head, rule.output)), *last, chosen}
@@ -430,7 +433,7 @@ def _linked(rule: ConvAxis, chosen: int, most: int) -> tuple[Places, Places]:
             window = _window(rule, output)
             places |= set(range(window[0], window[-1] + 1)) if whole else {window[0], window[-1]}
         inputs = with_gaps(place for place in places if first <= place < end)
-        if len(inputs) <= most:
+        if len(inputs) <= limits.places:
             break
     outputs.add(rule.output - 1)  # draw the last output even without its window
     if whole:  # add the outputs whose windows are already drawn
@@ -451,11 +454,9 @@ def _directions(
     """Return the drawings of dw, dx and y."""
     rules = {tensor: _rules(problem, tensor) for tensor in RESULTS}
     forward = [
-        _linked(axis, at, limits.places) for axis, at in zip(problem.axes, chosen["y"], strict=True)
+        _linked(axis, at, limits) for axis, at in zip(problem.axes, chosen["y"], strict=True)
     ]
-    spread = [
-        _linked(rule, at, limits.places) for rule, at in zip(rules["dx"], chosen["dx"], strict=True)
-    ]
+    spread = [_linked(rule, at, limits) for rule, at in zip(rules["dx"], chosen["dx"], strict=True)]
     taps = [
         _drawn(axis.filter, limits.taps, _around(at))
         for axis, at in zip(problem.axes, chosen["dw"], strict=True)
@@ -569,7 +570,7 @@ def _meetings(
         a, b, _ = along(axis, at, ("h", "r", "p"))
         if tensor == "dw":  # the drawing has x before dy
             a, b = b, a
-        if len(a) <= MOST_SPAN:
+        if len(a) <= DRAWN.span:
             candidates = zip(a, b, strict=True)
         else:
             near = sorted(i for i in ({*_within(a, firsts)} & {*_within(b, seconds)}))
@@ -652,21 +653,23 @@ def _plain(number: Any) -> float:
     return float(str(number))
 
 
-def _packed(planes: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """Return planes for JSON: the positions of each axis once, and a list of numbers per plane."""
+def _packed(planes: Mapping[str, Mapping[str, float]], digits: int) -> dict[str, Any]:
+    """Return values for JSON: the positions of each axis once, and a list of numbers per plane."""
     names = next(iter(planes.values()), {})
     axes = zip(*(map(int, name.split(",")) for name in names), strict=True)
     return {
         "at": [sorted(set(positions)) for positions in axes],
-        "planes": {key: [_number(value) for value in p.values()] for key, p in planes.items()},
+        "planes": {
+            key: [_number(value, digits) for value in p.values()] for key, p in planes.items()
+        },
     }
 
 
-def _number(value: float) -> float | int | str:
-    """Return a number for JSON with ten digits; NaN and the infinities become strings."""
+def _number(value: float, digits: int) -> float | int | str:
+    """Return a number for JSON with some significant digits; NaN and infinities become strings."""
     if value != value:
         return "NaN"
     if value in (float("inf"), float("-inf")):
         return "Infinity" if value > 0 else "-Infinity"
     whole = value == int(value) and abs(value) < 2**53
-    return int(value) if whole else float(f"{value:.10g}")
+    return int(value) if whole else float(f"{value:.{digits}g}")

@@ -113,8 +113,8 @@ const scenes = (() => {
       }
     }
     const exact = Object.fromEntries(["dw", "dx", "y"].filter((name) => data).map((name) => [name, values[name]]));
-    const { mostSpan, turned, mostElements, mostFlops } = limits;
-    const { channels: mostChannels, places: mostPlaces, taps: mostTaps } = turned;
+    const { turned, mostElements, mostFlops } = limits;
+    const { channels: mostChannels, places: mostPlaces, taps: mostTaps, span: mostSpan } = turned;
     return {
       opened: plain ? "dw" : "dx", image, k: Math.min(2, filters - 1), c: Math.min(1, channels - 1),
       images: N, filters: K, channels: C, groups, groupFilters: filters, groupChannels: channels,
@@ -130,8 +130,8 @@ const scenes = (() => {
 
   function sourceOf({ values, seed, loss, edits = {} }) {
     const drawn = `random ${values === "normal" ? "data" : "integers"} of seed ${seed}`;
-    const first = isDrawn(values) ? ""
-      : `${values} is 1 in its middle and 0 elsewhere, the others are `;
+    const others = loss === "dot" ? "the others are" : `${values === "x" ? "w" : "x"} is`;
+    const first = isDrawn(values) ? "" : `${values} is 1 in its middle and 0 elsewhere, ${others} `;
     const set = Object.entries(edits).map(([element, value]) => `, ${element} = ${value}`);
     const fixed = { sum: "; dy is 1 everywhere", squares: "; dy is y" }[loss] ?? "";
     return `${first}${drawn}${set.join("")}${fixed}`;
@@ -303,7 +303,9 @@ const scenes = (() => {
         : "The command line has no option for these values." },
       { name: "Python", text: python.join("\n"), why: "" },
       { name: "PyTorch", why: complex, text: program(["import torch", "import torch.nn.functional as F"], [
+        // PyTorch raises an error for the gradient of some permuted filters.
         ...converted(0, (name, axes) => `torch.from_numpy(${name})${short}${axes && `.permute${axes}`}` +
+          `${axes && name === "w" ? ".contiguous()" : ""}` +
           `${name === "dy" ? "" : ".requires_grad_()"}`),
         `Y = ${pytorch(problem)}`, `DX, DW = torch.autograd.grad(Y, (X, W), ${dy("DY", "Y.detach()")}`]) },
       { name: "TensorFlow", why: complex && "TensorFlow has no complex convolution.", text: program(["import tensorflow as tf"], [

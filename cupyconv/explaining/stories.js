@@ -90,11 +90,18 @@ function differenceText() {
   const [before, more, less] = tensors.losses(problem, data, loss, operand, index,
     loss === "squares" ? [0, 1, -1] : [0, 1]);
   const [name, result] = [operand, chosen.tensor].map((tensor) => `${tensor}[${index.join()}]`);
+  const gradient = number(chosen.tensor, chosen.k, chosen.c, at());
+  // Returns whether the change is the gradient, up to rounding of the loss in float64.
+  const compared = (change) => long(change) === long(gradient) ? `${long(change)}, is ${result}.`
+    : Math.abs(change - gradient) <= 1e-4 * Math.abs(gradient)
+      ? `${long(change)}, is ${result} up to rounding: ${long(gradient)}.`
+      : `${long(change)}, is not ${result}, which is ${long(gradient)}: values of such different sizes ` +
+        "lose too many digits in this check.";
   if (loss === "squares")
     return `The loss, ${LOSSES[loss]}, is ${long(before)}. Add 1 to ${name}, and it becomes ${long(more)}; subtract 1 ` +
-      `instead, and it becomes ${long(less)}. Half the difference, ${long((more - less) / 2)}, is ${result}.`;
+      `instead, and it becomes ${long(less)}. Half the difference, ${compared((more - less) / 2)}`;
   return `Add 1 to ${name} and run the forward pass again: the loss, ${LOSSES[loss]}, goes from ${long(before)} to ` +
-    `${long(more)}. The difference, ${long(more - before)}, is ${result}.`;
+    `${long(more)}. The difference, ${compared(more - before)}`;
 }
 const MOST_CHECKED = 300_000; // largest number of products of a forward pass that is run again
 

@@ -198,7 +198,10 @@ def _pytorch(problem: ConvProblem) -> Translation:
         text = f"torch.from_numpy({name})"
         if bf16:
             text += ".bfloat16()"
-        return text + (f".permute{order}" if order else "")
+        if order:
+            text += f".permute{order}"
+        # PyTorch raises an error for the gradient of some permuted filters.
+        return text + (".contiguous()" if order and name == "w" else "")
 
     def array(name: str, order: str | None) -> str:
         text = name + (f".permute{order}" if order else "")

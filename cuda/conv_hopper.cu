@@ -26,8 +26,9 @@
 //
 //   producer     one thread: waits for an empty stage, sets the expected bytes, and starts the loads of
 //                both operands; the stage is full when all bytes have arrived
-//   consumers    two warpgroups: wait for a full stage, multiply, release the stage.  Each computes
-//                half of a tile's rows or, for narrow tiles (TURNS), every other tile
+//   consumers    two warpgroups, or three for tiles of 192 rows: wait for a full stage, multiply, release
+//                the stage.  Each computes an equal share of a tile's rows or, for narrow tiles (TURNS),
+//                every other tile
 //
 // A warpgroup computes 64 rows, or a multiple of 64, with its sums in registers.  The producer's
 // warpgroup gives up most of its registers for these sums (setmaxnreg).  With CLUSTER = 2, two blocks
@@ -76,11 +77,12 @@ using Result = RESULT;
 #define STORE_COLUMNS 3
 
 constexpr int WARPGROUP = 128;
-constexpr int CONSUMERS = 2;
+constexpr int CONSUMERS = BLOCK_M % 128 == 0 ? 2 : 3;
 constexpr int THREADS = WARPGROUP * (CONSUMERS + 1);
 // Whether warpgroups compute whole tiles in turn, so that one warpgroup multiplies while the other
 // stores.  This pays if a tile has few products per stored element.
 constexpr bool TURNS = BLOCK_N == 64 && PLANES == 1;
+static_assert(!TURNS || CONSUMERS == 2, "turns alternate");
 constexpr int CONSUMERS_OF_TILE = TURNS ? 1 : CONSUMERS;
 constexpr int CONSUMER_ROWS = BLOCK_M / CONSUMERS_OF_TILE;
 constexpr int PRODUCTS = CONSUMER_ROWS / 64;
@@ -698,8 +700,8 @@ constexpr int PROMOTION = 2;  // steps (of all terms) per addition to the float 
 
 // -- the shape of C ---------------------------------------------------------------------------------
 
-// The side of C that runs over taps * channels in backprop_filter.  It consists of windows; a window is
-// LINE channels under a tap.
+// The side of C that runs over taps * channels in backprop_filter.  It is divided into windows; a window is
+// a tap with LINE channels.
 struct FilterWindows {
   int channel_blocks, count;
 
@@ -1132,7 +1134,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
       }
     }
   } else {
-    ptx::setmaxnreg_inc<232>();
+    ptx::setmaxnreg_inc<CONSUMERS == 2 ? 232 : 152>();
     const int first_row = TURNS ? 0 : warpgroup * CONSUMER_ROWS;
     Consumer consumer(shared, first_row);
     Epilogue<Output> epilogue = {shared, bias, addend, p, warpgroup, first_row};

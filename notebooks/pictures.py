@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from cupyconv.kernels.hopper import CONSUMERS, takes_turns
+from cupyconv.kernels.hopper import consumers, takes_turns
 from cupyconv.kernels.strides import Strides
 from cupyconv.launch import Launch
 from cupyconv.markup import escape
@@ -233,7 +233,7 @@ def _hopper(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
     cluster, stages = _number(macros, "CLUSTER"), _number(macros, "STAGES")
     pass_ = _number(macros, "PASS")
     left, top, scale = _product(canvas, m, n, k, stages, _WORDS[pass_])
-    groups = 1 if takes_turns(tile) else CONSUMERS
+    groups = 1 if takes_turns(tile) else consumers(tile.block_m)
     for group in range(groups):
         rows = m // groups
         _grid(
@@ -247,13 +247,14 @@ def _hopper(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
             "in",
             text_anchor="middle",
         )
-    if groups > 1:
-        canvas.line(left, top + m * scale / 2, left + n * scale, top + m * scale / 2, _MARK)
+    for group in range(1, groups):
+        edge = top + m * scale * group / groups
+        canvas.line(left, edge, left + n * scale, edge, _MARK)
     below = top + m * scale + 5 * stages + 36
     canvas.text(
         left,
         below,
-        f"{launch.block[0]} threads: {CONSUMERS} warpgroups multiply"
+        f"{launch.block[0]} threads: {consumers(tile.block_m)} warpgroups multiply"
         f"{', whole tiles in turn' if groups == 1 else ''}; one loads by TMA",
     )
     if cluster > 1:

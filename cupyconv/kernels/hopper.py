@@ -56,9 +56,6 @@ BARRIER_BYTES = 8
 WARPGROUP = 128
 """Threads per warpgroup (hardware)."""
 
-CONSUMERS = 2
-"""Warpgroups per block that multiply; one more warpgroup loads the operands (chosen)."""
-
 MOST_STAGES = 8
 """Largest number of stages of the ring (chosen)."""
 
@@ -483,7 +480,8 @@ def tma_counts(request: Request, operand_bytes: int, planes: int = 1) -> Iterato
     """Yield the quantities that TMA's coordinates and the kernels count."""
     problem, line = request.problem, LINE_BYTES // operand_bytes
     yield from reach_counts(problem)
-    # The limit leaves room for the pixels that pad rows to lines, at most a quarter more.
+    # Rows of pixels are padded to whole lines, which adds at most a quarter (_MOST_FILLED).  With
+    # this limit, the padded pixels too can be counted in 32 bits.
     pixels = problem.N * max(prod(problem.input_sizes), prod(problem.output_sizes))
     yield Count("pixels", pixels, 2**30 - 1)
     yield Count("images", problem.N, (2**31 - 1) // planes)
@@ -553,14 +551,20 @@ def _refuse_walks(problem: ConvProblem, pass_: str) -> str | None:
 # -- tiles -----------------------------------------------------------------------------------------
 
 
-def bias_bytes(block_n: int) -> int:
-    """Return the shared memory for the biases of all consumer warpgroups, in bytes."""
-    return CONSUMERS * block_n * 4
+def consumers(block_m: int) -> int:
+    """Return the warpgroups per block that multiply; one more warpgroup loads the operands.
+
+    Each has 64 rows of a tile, or a multiple of 64.
+    """
+    return 2 if block_m % 128 == 0 else 3
 
 
-def output_bytes(itemsize: int) -> int:
-    """Return the bytes of the output buffers, two per consumer warpgroup; float32 needs none."""
-    return CONSUMERS * 2 * 64 * LINE_BYTES if itemsize == 2 else 0
+def _consumer_bytes(block_n: int, itemsize: int) -> int:
+    """Return the bytes of a consumer warpgroup's biases, output buffers and barrier.
+
+    The two output buffers have 64 x 64 elements each; float32 needs none.
+    """
+    return block_n * 4 + (2 * 64 * LINE_BYTES if itemsize == 2 else 0) + BARRIER_BYTES
 
 
 def ring_stages(block_m: int, block_n: int, itemsize: int) -> int:
@@ -570,13 +574,13 @@ def ring_stages(block_m: int, block_n: int, itemsize: int) -> int:
         block_m, block_n: extents of the tile.
         itemsize: bytes per element of C.
     """
-    fixed = output_bytes(itemsize) + bias_bytes(block_n) + CONSUMERS * BARRIER_BYTES
+    fixed = consumers(block_m) * _consumer_bytes(block_n, itemsize)
     room = (CHIPS[9, 0].block_shared << 10) - fixed
     return min(room // ((block_m + block_n) * LINE_BYTES + 2 * BARRIER_BYTES), MOST_STAGES)
 
 
 def tile_of(block_m: int, block_n: int, itemsize: int, operand_bytes: int, **macros: int) -> Tile:
-    """Return a tile of a kernel with CONSUMERS consumer warpgroups and one producer warpgroup.
+    """Return a tile of a kernel with ``consumers`` consumer warpgroups and one producer warpgroup.
 
     Args:
         block_m, block_n: extents of the tile.
@@ -584,7 +588,7 @@ def tile_of(block_m: int, block_n: int, itemsize: int, operand_bytes: int, **mac
         operand_bytes: bytes per element of A and B as the kernel multiplies them.
         macros: all other macros of the tile.
     """
-    line, threads = LINE_BYTES // operand_bytes, (CONSUMERS + 1) * WARPGROUP
+    line, threads = LINE_BYTES // operand_bytes, (consumers(block_m) + 1) * WARPGROUP
     return Tile(block_m, block_n, line, threads, tuple(macros.items()), (9, 0), itemsize)
 
 
@@ -753,8 +757,8 @@ def shared_bytes(tile: Tile) -> int:
     assert tile.itemsize is not None
     stages = tile.defines["STAGES"]
     ring = stages * (tile.block_m + tile.block_n) * LINE_BYTES
-    barriers = (2 * stages + CONSUMERS) * BARRIER_BYTES
-    others = output_bytes(tile.itemsize) + bias_bytes(tile.block_n) + barriers
+    barriers = 2 * stages * BARRIER_BYTES
+    others = consumers(tile.block_m) * _consumer_bytes(tile.block_n, tile.itemsize) + barriers
     return -(-(ring + others) // _SHARED_ALIGNMENT) * _SHARED_ALIGNMENT
 
 
@@ -788,7 +792,7 @@ def pack_walk(
     parts: Sequence[tuple[int, int, int]],
     splits: int,
 ) -> np.ndarray:
-    """Return all walks of a pass and their tiles as a 1-element array of ``walk_type``.
+    """Return the kernels' argument of type ``Walk``: the walks of all phases, and their tiles.
 
     Args:
         problem, pass_, tile, splits: as in ``matrices``.
@@ -1214,6 +1218,7 @@ class Hopper(Persistent):
             (128, 256, 1),
             (256, 128, 2),
             (128, 192, 1),
+            (192, 128, 2),
             (128, 128, 2),
             (256, 64, 1),
             (128, 64, 1),

@@ -6,13 +6,18 @@ import pytest
 
 from cupyconv import ConvProblem
 from cupyconv.gpu import compiler, sources
-from cupyconv.kernels.hopper import CONSUMERS, takes_turns
+from cupyconv.kernels.hopper import consumers, takes_turns
 from cupyconv.kernels.strides import Strides
 from cupyconv.planning import Device, PassPlan
 from cupyconv.planning.launches import prepare
 from tests.configurations import in_formats
 from tests.cubins import disassemble, instructions, no_spills
 from tests.hopper import ARCH, PLANAR, PLANES, SINGLE, WIDE
+
+
+def with_three_consumers(tiles):
+    (tile,) = (tile for tile in tiles if consumers(tile.block_m) == 3)
+    return tile
 
 
 def variants():
@@ -43,6 +48,15 @@ def variants():
         (layer, "backprop_filter", widest, 1),
         (layer, "backprop_filter", WIDE[2], 3),
         (filters_last, "backprop_filter", widest, 3),
+        *(
+            (problem, pass_, with_three_consumers(tiles), splits)
+            for problem, tiles, pass_, splits in (
+                (layer, WIDE, "backprop_filter", 1),
+                (filters_last, WIDE, "backprop_filter", 3),
+                (volume, WIDE, "backprop_input", 1),
+                (rows_last, PLANAR, "backprop_filter", 1),
+            )
+        ),
         (rows, "backprop_filter", PLANAR[0], 1),
         (rows, "backprop_filter", PLANAR[2], 3),
         (rows_last, "backprop_filter", PLANAR[2], 1),
@@ -68,7 +82,7 @@ def test_kernels_compile_to_wgmma_without_spills(problem, pass_, tile, splits):
     found = instructions(listing)
     assert ("MULTICAST" in listing) == (defines["CLUSTER"] > 1)
     # The code has all products of a step and three waits; a wait per product would be more.
-    rows = tile.block_m // (1 if takes_turns(tile) else CONSUMERS)
+    rows = tile.block_m // (1 if takes_turns(tile) else consumers(tile.block_m))
     assert found["HGMMA"] == rows // 64 * 4
     assert found["WARPGROUP"] == 3
     assert found["USETMAXREG"] == 2

@@ -21,7 +21,6 @@ CONSTANTS = [
     ("include/parts.cuh", "ADDING_THREADS", cost.ADDING_THREADS),
     ("include/parts.cuh", "PARTS_AT_ONCE", cost.PARTS_AT_ONCE),
     ("conv_hopper.cu", "WARPGROUP", hopper.WARPGROUP),
-    ("conv_hopper.cu", "CONSUMERS", hopper.CONSUMERS),
     ("conv_hopper.cu", "STORE_ROWS", hopper.STORE_ROWS),
     ("conv_hopper.cu", "STORE_BOXES", hopper.STORE_BOXES),
     ("conv_hopper.cu", "STORE_FLOAT", hopper.STORE_FLOAT),

@@ -69,7 +69,7 @@ class Program(click.Group):
 
 @contextmanager
 def _without_numerical_warnings() -> Iterator[None]:
-    """Silence warnings of NumPy and Dask about infinity and NaN, which the report shows."""
+    """Silence NumPy's and Dask's warnings of infinity and NaN; the report shows such values."""
     with warnings.catch_warnings():
         what = "overflow|underflow|invalid value|divide by zero"
         warnings.filterwarnings("ignore", f"({what}) encountered", RuntimeWarning)

@@ -204,7 +204,7 @@ class Truth:
         """Implementation that computes the losses of finite differences.
 
         Small layers use the reference.  Large layers use the planned float64 implementation if its
-        y agrees with the reference up to float64 rounding, and else the reference, too.
+        y agrees with the reference up to float64 rounding; otherwise, they use the reference.
         """
         if self._forward_impl or not self._is_large:
             return self._forward_impl or "reference"

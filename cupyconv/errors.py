@@ -278,5 +278,6 @@ def reinstall_command() -> str:
 def one_of(repairs: Sequence[str]) -> str:
     """Return alternative fixes as one sentence, such as ``Pad by 1, or use an input of 5``."""
     *others, last = repairs
-    text = f"{', '.join(others)}, or {last}" if others else last
+    comma = ";" if len(others) > 1 and any(" and " in repair for repair in repairs) else ","
+    text = f"{comma} ".join([*others, f"or {last}"]) if others else last
     return text[0].upper() + text[1:]

@@ -79,7 +79,7 @@ def in_line(text: str) -> str:
 def spreadsheet_cell(text: str) -> str:
     """Return a text as one line for a CSV cell that spreadsheets do not interpret as a formula.
 
-    Leading spaces are skipped in the check, because some spreadsheets drop them.
+    A text is taken for a formula also after spaces, because some spreadsheets drop them.
     """
     line = in_line(text)
     return f"'{line}" if line.lstrip().startswith(_FORMULAS) else line

@@ -297,7 +297,7 @@ def _conv_transpose_options(
 
 
 def _from_cache(function: Any, *shapes: Any, **attributes: Any) -> Any:
-    """Call a cached function; without its cache if an attribute is not a safe key of a cache.
+    """Call a cached function; bypass the cache if an attribute is not a safe key.
 
     Keys are safe if they consist of integers, strings, None and lists of integers.  An array can
     change, and True equals 1 as a key but is invalid as an attribute.

@@ -1264,7 +1264,7 @@ def _ready_bias(
 
 
 def _from_cache(function: Any, *arguments: Any) -> Any:
-    """Call a cached function; without its cache if an argument is not hashable, such as a list."""
+    """Call a cached function; bypass the cache if an argument is not hashable, such as a list."""
     try:
         return function(*arguments)
     except ConvTypeError:

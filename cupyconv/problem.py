@@ -231,9 +231,8 @@ class ConvAxis:
     def unread_inputs(self) -> int:
         """Number of inputs that no tap reads: between taps, between windows or at the end."""
         # The pairs (output o, tap r) and (o + across, r - along) read the same input; the second is
-        # the neighbour of the first.  Of all pairs that read an input, exactly one has no
-        # neighbour.  The pairs without a neighbour are therefore as many as the inputs that are
-        # read.
+        # the neighbour of the first.  Of the pairs that read the same input, exactly one has no
+        # neighbour.  So there are as many pairs without a neighbour as inputs that are read.
         common = gcd(self.stride, self.dilation)
         across, along = self.dilation // common, self.stride // common
         low = self.pad_before - along * self.dilation
@@ -836,8 +835,8 @@ def _pairs_below(outputs: int, taps: int, stride: int, dilation: int, bound: int
     always = (bound - 1 - (outputs - 1) * stride) // dilation + 1
     always = min(max(always, 0), taps)
     sometimes = min((bound - 1) // dilation + 1, taps)
-    # Distance from the last of these taps to the last position below the bound, for the first
-    # output.  The distance grows by a dilation per earlier tap.
+    # For the first output, the distance from the tap ``sometimes - 1`` to the last position below
+    # the bound.  For each earlier tap, the distance is larger by one dilation.
     distance = bound - 1 - (sometimes - 1) * dilation
     count = sometimes - always
     return always * outputs + count + _sum_of_quotients(count, distance, dilation, stride)
@@ -1079,7 +1078,7 @@ def require_output(names: Names, problem: ConvProblem, shape: Iterable[int]) -> 
     if k != problem.K:
         raise ConvError(
             f"{y} must have one channel for each filter",
-            f"{y} has {k}, {w} gives {problem.K}",
+            f"{y} has {counted(k, 'channel')}, {w} has O = {problem.K}",
             remedy,
             candidates=[fix],
         )

@@ -1280,7 +1280,7 @@ def _groups(channels: int, filter_shape: tuple[int, ...]) -> int:
 def _require_depth(channels: int, filter_shape: tuple[int, ...]) -> None:
     if filter_shape[2] != channels:
         raise ConvError(
-            "a depthwise filter must have as many channels as the input",
+            "a depthwise filter, (height, width, channels, multiplier), needs the input's channels",
             f"{_channels_text(channels, filter_shape)}{filter_shape[2]}",
             candidates=(),
         )

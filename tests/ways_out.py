@@ -40,7 +40,7 @@ class Layout(NamedTuple):
 def alternatives(remedy: str) -> list[str]:
     """Split a remedy into alternative repairs, each beginning in lower case."""
     text = remedy[:1].lower() + remedy[1:]
-    return re.split(rf", (?:or )?(?=(?:{VERBS})\b(?!=))", text)
+    return re.split(rf"[,;] (?:or )?(?=(?:{VERBS})\b(?!=))", text)
 
 
 def default_layout(given: Mapping[str, Any]) -> Layout:

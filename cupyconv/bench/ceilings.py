@@ -35,7 +35,7 @@ def measure(place: Place, dtype: str, torch: PyTorch | None, seconds: float) -> 
     """Measure the roofline of a dtype: the rates of a matrix product and of a copy.
 
     Args:
-        torch: PyTorch, after its ``settings`` were entered; None to measure without PyTorch.
+        torch: PyTorch inside the context of ``Torch.settings``; None to measure without PyTorch.
         seconds: seconds to spend on the product, and again on the copy, with each library.
 
     Raises:

@@ -170,7 +170,7 @@ class Results:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Measurement ``row`` of a pass, and ``other``, PyTorch's or an earlier measurement of it."""
+    """Measurement ``row``, and ``other``, PyTorch's or an earlier measurement of the same pass."""
 
     row: Row
     other: Row

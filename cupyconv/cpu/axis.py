@@ -23,8 +23,8 @@ ALL = slice(None)
 MANY_PHASES = 64
 """Number of stride phases above which backprop_input may compute dx window by window (chosen)."""
 
-PADDED_SHARE = 0.85
-"""Fraction of products that read pixels, not padding, below which an axis is divided (chosen)."""
+READ_SHARE = 0.85
+"""An axis is divided if a smaller share of its products reads pixels, not padding (chosen)."""
 
 MOST_CUTS = (8, 64)
 """Values of ``most`` in ``Axis.cuts`` that ``pieces`` tries, besides an undivided axis (chosen)."""
@@ -101,7 +101,7 @@ class Axis(_Fields):
         return (self.outputs - 1) * self.stride + max(self.taps - 1, 0) * self.dilation + 1
 
     def pairs(self, taps: int) -> int:
-        """Count the (output, tap) pairs of the first ``taps`` taps that read no padding."""
+        """Return how many pairs of an output and one of the first ``taps`` taps read a pixel."""
         low = -self.offset
         return count_pairs(self.outputs, taps, self.stride, self.dilation, low, low + self.size)
 
@@ -143,7 +143,7 @@ class Axis(_Fields):
             most: half the largest number of slices.
         """
         edges = {0, self.outputs}
-        if self.pairs(self.taps) < PADDED_SHARE * self.outputs * self.taps:
+        if self.pairs(self.taps) < READ_SHARE * self.outputs * self.taps:
             taps = range(self.taps)[self.reached()]
             for tap in (*taps[:: len(taps) // most + 1], *taps[-1:]):
                 inside, _ = self.inside(tap)

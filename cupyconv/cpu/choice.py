@@ -101,7 +101,7 @@ LOOP_PARTS = 8
 """Smallest number of parts into which the method ``loops`` divides a large layer (chosen)."""
 
 MOST_PAIRS = 1 << 10
-"""Product of a group's channels and filters above which matrix products beat loops (chosen)."""
+"""Channels times filters of a group above which matrix products beat loops (chosen)."""
 
 SMALL_PLANE = 256
 """Output pixels per image up to which loops over channels beat loops over planes (chosen)."""

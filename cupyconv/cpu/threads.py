@@ -262,8 +262,9 @@ class _Loop:
 
     def _wait_for_helpers(self) -> None:
         while helpers := list(self._helpers):
-            # Wait for a helper by acquiring its lock, which it releases after leaving the set.  The
-            # lock is never used again.  A forked child has no helper to release it: time out.
+            # Wait for a helper by acquiring its lock, which it releases after it has left
+            # ``_helpers``.  The lock is never used again.  A forked child has no helper to release
+            # it: time out.
             helpers[0].acquire(timeout=FORK_SECONDS)
 
     def forget_helpers(self) -> None:

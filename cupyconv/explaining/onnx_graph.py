@@ -248,7 +248,7 @@ def _constants(nodes: Any, stored: Any) -> Iterator[Any]:
 
 
 def open_unusable_sizes(graph: Any) -> None:
-    """Replace negative sizes, which some exporters write, by unknown ones; drop very long names."""
+    """Make negative sizes unknown, which some exporters write, and sizes with very long names."""
     for entry in (*graph.input, *graph.output, *graph.value_info):
         for dim in entry.type.tensor_type.shape.dim:
             if dim.HasField("dim_value") and dim.dim_value < 0:

@@ -234,7 +234,7 @@ def _example(problem: ConvProblem, data: Mapping[str, Any]) -> list[Block]:
     operands = f"x[{channel}] and dy[{element.index[0]}]"
     terms_ = counted_large(element.count, "product")
     return [
-        Paragraph(f"For example, {element.name} uses {operands} only. It sums {terms_}:"),
+        Paragraph(f"For example, {element.name} uses only {operands}. It sums {terms_}:"),
         Verbatim("\n".join(element.lines())),
         *element.beside(),
     ]

@@ -29,7 +29,7 @@ PAD, ZERO = -1, -2
 """Contents of cells without an element of a tensor: padding, or a zero between dilated elements."""
 
 MOST_DRAWN = 100_000
-"""Largest number of positions of an axis that is drawn (chosen)."""
+"""Largest size of an axis, with padding, of a layer that is drawn (chosen)."""
 
 RESULTS = ("dw", "dx", "y")
 
@@ -42,7 +42,7 @@ class Limits(NamedTuple):
 
     Attributes:
         channels: channels of x, and filters.
-        places: cells of a plane along an axis; a finger can touch each of the default number.
+        places: cells of a plane along an axis; with the default, a finger can touch each cell.
         taps: taps along an axis.
         span: span of a window that is drawn whole.
     """

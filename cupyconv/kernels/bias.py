@@ -19,7 +19,7 @@ THREADS = 256
 """Threads per block."""
 
 _LEAST_VECTORS = 16
-"""Smallest number of vectors per thread in a chunk; smaller chunks do not pay (chosen)."""
+"""Smallest number of vectors per thread in a chunk; smaller chunks are too costly (chosen)."""
 
 _MOST_CHUNKS = 1024
 """Largest number of chunks (chosen)."""

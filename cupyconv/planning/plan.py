@@ -485,7 +485,7 @@ def _require_sound(device: Device, passes: tuple[PassPlan, ...]) -> None:
 
 
 def _require_possible(problem: ConvProblem, device: Device, planned: PassPlan) -> None:
-    """Check that a plan from JSON is supported, with the blocks and workspace of its choices.
+    """Check that a plan from JSON is supported, and that its blocks and workspace fit its choices.
 
     Raises:
         ConvError: this version cannot run the plan.

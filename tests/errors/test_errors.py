@@ -147,7 +147,7 @@ def test_groups_must_divide_the_output_channels():
         lambda: ConvProblem((1, 6, 9), (4, 2, 3), groups=3),
         rule="groups must divide the output channels",
         values="the output has 4, groups=3",
-        remedy="Use groups=1 and use I = 6 for the filter, use O = 3 for the filter, use O = 6",
+        remedy="Use groups=1 and use I = 6 for the filter; use O = 3 for the filter; use O = 6",
     )
     ConvProblem((1, 6, 9), (4, 6, 3), groups=1)
     ConvProblem((1, 6, 9), (6, 2, 3), groups=3)
@@ -229,7 +229,7 @@ def test_input_sizes_in_the_message_are_correct(size, stride, taps, wrong, data)
     ("shape", "rule", "values"),
     [
         ((2, 4, 3, 3), "the same batch size", "dy has 2, the input has 1"),
-        ((1, 5, 3, 3), "one channel for each filter", "dy has 5, the filter gives 4"),
+        ((1, 5, 3, 3), "one channel for each filter", "dy has 5 channels, the filter has O = 4"),
         ((1, 4, 3), "as many axes as the input", "dy is 1x4x3, the input is 1x3x5x5"),
         ((1, 4, 3, 0), "the output size that follows", "dy has 0; no input size would give 0"),
     ],
@@ -1069,7 +1069,7 @@ def test_transpose_needs_one_channel_per_filter():
         lambda: cupyconv.conv_transpose(ones(1, 5, 4), ones(4, 2, 3)),
         rule="x must have one channel for each filter",
         values="x has 5 channels, and the filter has O = 4 (4x2x3, OIW)",
-        remedy="use O = 5 for the filter, or use C = 4 for x",
+        remedy="use O = 5 for the filter; or use C = 4 for x",
     )
 
 

@@ -363,7 +363,7 @@ CASES = [
             "strides": ONE,
             "padding": "SAME",
         },
-        "out_backprop has 32, the filter gives 64",
+        "out_backprop has 32 channels, the filter has O = 64",
         {"out_backprop": (1, 28, 28, 64)},
     ),
     # -- PyTorch -----------------------------------------------------------------------------------
@@ -533,7 +533,7 @@ CASES = [
         "dy of a channels-last framework",
         "conv_backward",
         {"x": (1, 3, 32, 32), "w": (16, 3, 3, 3), "dy": (1, 32, 32, 16), "padding": 1},
-        "dy has 32, the filter gives 16",
+        "dy has 32 channels, the filter has O = 16",
         {"dy": (1, 16, 32, 32)},
     ),
     Case(
@@ -717,7 +717,7 @@ COMMANDS = [
     Command(
         "dy in NHWC",
         "grads --no-check --input 1x3x8x8 --filter 16x3x3x3 --padding 1 --dy 1x8x8x16",
-        "dy has 8, the filter gives 16",
+        "dy has 8 channels, the filter has O = 16",
         "use --dy 1x16x8x8",
         {"--dy": "1x16x8x8"},
     ),

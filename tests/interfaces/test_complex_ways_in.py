@@ -115,7 +115,7 @@ def test_grads_command_checks_complex_gradients(dtype, tmp_path):
     assert again.exit_code == 0, again.output
     assert dtype in again.stdout
     assert "8 checks, 0 failed" in again.stdout
-    assert "the real part of <y,dy>" in " ".join(again.stdout.split())
+    assert "the real part of the inner product <y,dy>" in " ".join(again.stdout.split())
     refused = run("grads", *files, *LAYER[4:], "--dtype", "float32")
     assert refused.exit_code == 2
     assert "and float32 has no imaginary part" in refused.stderr

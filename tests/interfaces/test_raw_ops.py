@@ -740,7 +740,7 @@ def test_depthwise_filter_needs_the_inputs_channels():
         raw_ops.DepthwiseConv2dNative(
             input=integers(1, 5, 5, 4), filter=integers(3, 3, 3, 2), **arguments
         )
-    assert "a depthwise filter must have as many channels as the input" in caught.value.rule
+    assert "multiplier), needs the input's channels" in caught.value.rule
     assert "the input has 4 channels, the filter 3x3x3x2 has 3" in caught.value.values
     assert caught.value.remedy == "Use C = 3 for the input, or use I = 4 for the filter"
     raw_ops.DepthwiseConv2dNative(

@@ -621,8 +621,7 @@ struct Epilogue {
           ptx::tma_store_commit();
         }
 #else
-        // This buffer is complete, and the other buffer has been read.
-        ptx::named_barrier_sync(1 + number, WARPGROUP);
+        ptx::named_barrier_sync(1 + number, WARPGROUP);  // buffer complete; the other has been read
         for_each_run(buffer, output, offsets, tile.column + chunk * 64,
                      [&](const Run* element, long long offset, bool exists) {
                        if (exists) *reinterpret_cast<Run*>(c + offset) = *element;

@@ -20,7 +20,7 @@ settings.register_profile(
 )
 settings.load_profile("cupyconv")
 
-CASES_OF_A_SAMPLE = 3
+CASES_OF_A_SAMPLE = 2
 """Most cases per test in the sample, evenly spread (chosen)."""
 
 CASES_OF_A_QUICK_TEST = 60

@@ -848,6 +848,7 @@ def test_arrays_that_never_change_are_refused_as_results():
     require_unchanged(jax.numpy.zeros(OUT.shape), r"(out|y) must be writeable.*are immutable")
 
 
+@pytest.mark.thorough
 def test_tensorflow_tensors_are_refused_as_results():
     tensorflow = pytest.importorskip("tensorflow", reason="tensorflow is not installed")
     require_unchanged(tensorflow.zeros(OUT.shape), r"(out|y) must be writeable.*are immutable")

@@ -216,6 +216,7 @@ def test_shapes_given_twice_are_rejected(command, option):
     assert f"Leave out {option}, or the two shapes" in text
 
 
+@pytest.mark.thorough
 def test_bench_accepts_two_shapes():
     options = ("--device", "cpu", "--peers", "none", "--seconds", "0.01", "--pass", "forward")
     found = json.loads(said("bench", "1x3x8x8", "4x3x3x3", *options, "--json"))

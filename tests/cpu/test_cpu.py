@@ -607,6 +607,7 @@ def test_calls_stay_within_their_announced_memory(seed, limited_scratch):
     assert computed == {"products", "windows", "loops", "scattered", "patches"}
 
 
+@pytest.mark.thorough
 @pytest.mark.costly
 @pytest.mark.parametrize("seed", range(2))
 def test_loops_stay_within_their_announced_memory(seed, limited_scratch, monkeypatch):

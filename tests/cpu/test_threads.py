@@ -106,6 +106,7 @@ def test_results_are_bitwise_equal_for_any_thread_count(layer, allowed):
             np.testing.assert_array_equal(together, alone, err_msg=f"{pass_} by {method}")
 
 
+@pytest.mark.thorough
 def test_results_are_bitwise_equal_for_any_omp_num_threads():
     script = (
         "import sys; from tests.cpu import test_threads, test_cpu; "

@@ -459,6 +459,7 @@ def test_gather_executes_mostly_plain_products(order: str, pass_: str, layer: st
     assert gather_account.wavefronts <= 2.3 * kinds["load shared"].by_warp
 
 
+@pytest.mark.thorough
 # A layer with 128 channels and 3 x 3 filters.  CUTLASS's kernel for 8.0 with this tile executes 4.4
 # instructions per product, 3.5 in its main loop (counted).
 def test_gather_instructions_per_product_are_bounded() -> None:
@@ -550,6 +551,7 @@ def test_direct_instructions_per_product_are_bounded(layer, dtype, order, pass_,
     assert by_lanes >= 0.9 * 32 * executed
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("layer", "order"), DIRECT_TILINGS)
 def test_planned_direct_tilings_count_as_fast_as_others(layer, order):
     """A count that shares no code with the planner's model prefers no tiling by more than 1 %."""
@@ -603,6 +605,7 @@ STAGED = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("layer", "dtype", "order", "pass_"), STAGED)
 def test_direct_stages_filter_within_quarter_of_loop(layer, dtype, order, pass_):
     """The shortened kernel returns at the first barrier, so its instructions stage the filter."""
@@ -694,6 +697,7 @@ def test_bias_gradient_reads_dy_once(shape, layout, most, dtype):
     assert requested <= most * operands["y"].nbytes
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("layer", "order", "pass_", "most"),
     [

@@ -126,6 +126,7 @@ def test_cases_with_unchanged_kernels_are_skipped() -> None:
     assert set(unchanged.cases) == {"generic", "bias"}
 
 
+@pytest.mark.thorough
 def test_endless_mutant_is_killed() -> None:
     mutant = mutant_of_bias_kernel("> -> >=")  # half > 0, halved
     (verdict,) = trials.judge([mutant], bias_cases)

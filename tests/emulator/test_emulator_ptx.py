@@ -485,6 +485,7 @@ def test_reports_name_source_line(generic_ptx: str) -> None:
         assert file.startswith("cuda/")
 
 
+@pytest.mark.thorough
 def test_reports_name_ptx_line_without_line_table(generic_ptx: str) -> None:
     text = re.sub(r"^\s*\.loc[^\n]*", "", generic_ptx, flags=re.M)
     lines = text.splitlines()

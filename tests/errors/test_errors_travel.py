@@ -140,6 +140,7 @@ def test_error_of_a_problem_survives_a_copy(way):
     assert WAYS[way](error).axis == "W"
 
 
+@pytest.mark.thorough
 @pytest.mark.costly
 @pytest.mark.parametrize("pool", ["Pool", "ProcessPoolExecutor"])
 def test_errors_return_from_other_processes(pool):

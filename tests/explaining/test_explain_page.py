@@ -23,6 +23,8 @@ from cupyconv.explaining.terms import LETTERS
 from tests.browser import acted, logged
 from tests.configurations import random_problems
 
+pytestmark = pytest.mark.costly  # each case starts a browser
+
 SAME = ConvProblem((1, 5, 5, 3), (3, 3, 3, 4), stride=2, padding="same", data_format="NHWC")
 UNREAD = ConvProblem((1, 6, 6, 3), (3, 3, 3, 4), stride=2, data_format="NHWC")
 SIGNAL = ConvProblem((2, 2, 12), (2, 2, 3), stride=3, padding=1)
@@ -772,6 +774,7 @@ def test_partial_planes_of_a_figure_have_gaps_and_ranges(problem):
                     assert (drawn, size) in [runs(note)[letter] for note in noted]
 
 
+@pytest.mark.thorough
 def test_channels_around_the_chosen_pair_are_drawn(browse):
     """The page and the figure draw the neighbours of the pair, and say what they hide."""
     problem = ConvProblem((1, 64, 4, 4), (256, 64, 3, 3))
@@ -788,6 +791,7 @@ def test_channels_around_the_chosen_pair_are_drawn(browse):
     assert "k 0–1, 99–101, 254–255 of 256 (249 hidden)" in words(figure)
 
 
+@pytest.mark.thorough
 def test_link_to_an_invalid_element_is_reported(browse):
     for place, said in (
         ("#dx=0,1,100,50", "dx[0,1,100,50] is not an element: dx is 1x5x100x100"),
@@ -800,6 +804,7 @@ def test_link_to_an_invalid_element_is_reported(browse):
         assert seen["direction"] == "dw"
 
 
+@pytest.mark.thorough
 def test_arrow_keys_reach_every_element(browse):
     """Arrow keys move to the end of partly drawn axes, in every plane and in the channel grid."""
     problem = ConvProblem((1, 5, 40, 30), (40, 5, 5, 5), padding=1)

@@ -19,6 +19,8 @@ from cupyconv.formats import data_formats, filter_formats
 from tests.browser import acted, logged
 from tests.explaining.test_page_rules import valid_layer
 
+pytestmark = pytest.mark.costly  # each case starts a browser
+
 SMALL = ConvProblem((1, 2, 5, 5), (3, 2, 3, 3))
 
 LAST = {
@@ -316,6 +318,7 @@ def test_address_keeps_numbers_set_by_hand(browse, number):
     assert log[2] == ""
 
 
+@pytest.mark.thorough
 def test_empty_batch_shows_no_elements(browse):
     """A page of no images shows shapes and programs, but no drawing of elements."""
     parts = "['empty', 'drawing', 'answer', 'turn', 'copies']"

@@ -225,6 +225,7 @@ def test_scenes_of_knobs_equal_the_library(tmp_path, batch):
             assert found["tensors"][name] == same, (name, case)
 
 
+@pytest.mark.thorough
 def test_largest_layers_are_computed_in_little_memory(tmp_path):
     """A pass of 32 million products fits into a heap of 64 MB: no list holds the products."""
     layers = [

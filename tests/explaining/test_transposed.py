@@ -221,4 +221,4 @@ def test_option_replaces_the_size_of_a_file(tmp_path):
 
 def test_element_of_a_transposed_layer_names_the_convolution():
     text = " ".join(invoke("explain", *LAYER, "--element", "dX[0,0,1,1]").split())
-    assert "its dx is the layer's y" in text
+    assert "The convolution's dx is the layer's y" in text

@@ -173,6 +173,7 @@ sys.imported = True
 """
 
 
+@pytest.mark.thorough
 def test_interrupt_of_an_import_is_raised_after_it(tmp_path, monkeypatch):
     (tmp_path / "swallowing.py").write_text(SWALLOWING)
     monkeypatch.syspath_prepend(tmp_path)

@@ -240,6 +240,7 @@ def is_legal(case: Case) -> bool:
     return True
 
 
+@pytest.mark.thorough
 def test_interrupted_attack_prints_its_summary():
     command = [sys.executable, "-m", "tests.fuzz", "--only", "numpy", "--jobs", "1", "--seed", "d"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as attacker:

@@ -183,6 +183,7 @@ def test_terms_of_integers_are_printed_as_integers():
     assert "1.500000" in str(halves.element("O[0,0,0,0]"))
 
 
+@pytest.mark.thorough
 @pytest.mark.costly
 @pytest.mark.parametrize("framework", ["pytorch", "jax"])
 @pytest.mark.parametrize("dtype", DTYPES)

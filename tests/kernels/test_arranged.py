@@ -61,6 +61,7 @@ RUNS = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", range(len(RUNS)), ids=[f"{run[0]}-{run[1]}" for run in RUNS])
 def test_copies_of_one_or_both_operands_are_exact(number):
     """Each case is run in two of six formats; sums of splits precede copies in the workspace."""
@@ -308,6 +309,7 @@ def test_plans_with_copies_are_replayed_on_other_strides():
             planned_.replay(short)
 
 
+@pytest.mark.thorough
 def test_kernels_follow_a_plan_with_copies():
     problem = PROBLEMS["pieces_of_8"].replace(dtype="float16")
     planned = plan_with(problem, "cuda-gather", SM_80, splits=2, method=BOTH)

@@ -80,6 +80,7 @@ def test_passes_are_exact_on_gaussian_integers(impl, dtype):
         require_exact(cupyconv, problem.replace(dtype=dtype), impl)
 
 
+@pytest.mark.thorough
 @pytest.mark.costly
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_strides_may_be_odd_multiples_of_half_a_number(dtype):

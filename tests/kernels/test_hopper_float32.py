@@ -41,6 +41,7 @@ def test_tf32_is_exact_on_integers(number, problem, tile):
     assert passes == ("forward", "backprop_input")
 
 
+@pytest.mark.thorough
 @float_cases(PLANES.tiles)
 def test_planes_are_exact_on_edge_cases(number, problem, tile):
     problem, splits = last_axes(problem)[number % 2], 1 + 2 * (number % 2)

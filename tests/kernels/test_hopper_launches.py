@@ -325,6 +325,7 @@ def require_box(one: tensormaps.TiledMap, problem: ConvProblem, pass_: str, tile
     assert one.box == ((line, others, 1, 1) if filters_inner else (line, 1, others, 1))
 
 
+@pytest.mark.thorough
 def test_planned_tensor_maps_are_valid():
     """The emulator's encoders check every map against the driver's documented rules."""
     device = Device.of(ARCH)

@@ -52,6 +52,7 @@ def test_tensors_with_gaps_between_pixels_are_exact():
     assert not y[..., problem.output_shape[-1] :].any()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("data_format", ["NHWC", "NCHW"])
 @pytest.mark.parametrize("offset", [2, 4, 8])
 def test_results_may_begin_at_any_address(data_format, offset):
@@ -87,6 +88,7 @@ IN_OTHER_ORDERS = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", IN_OTHER_ORDERS)
 def test_other_memory_orders_are_exact(name):
     """Operands are copied or read in place, and results are stored in the given order."""
@@ -204,6 +206,7 @@ def test_channels_first_rows_are_read_in_place():
     assert [planar(beyond, pass_) for pass_ in PASSES] == [True, True, False]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("of_result", ["inside", "transposed"])
 def test_rows_of_larger_images_are_read_in_place(of_result):
     """Memory around the rows is not read, and the result is written in place."""

@@ -78,6 +78,7 @@ def in_turn(variants, architecture, every):
     return list(variants)[first::every]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("source", KERNELS)
 @pytest.mark.parametrize(("architecture", "every"), BY_TURNS)
 def test_generic_kernels_compile_without_spills(architecture, every, source):
@@ -101,6 +102,7 @@ def test_generic_kernels_compile_without_spills(architecture, every, source):
             assert found["LDL"] + found["STL"] == 0, "an array must not be in local memory"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("architecture", "every"), BY_TURNS)
 def test_bias_kernel_compiles_without_spills(architecture, every):
     variants = product(STORAGE, ("int", "long long"), (0, 1))

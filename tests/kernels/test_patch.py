@@ -316,6 +316,7 @@ def test_filter_gradient_needs_workspace_for_one_chunk():
         plan_pass(problem, "backprop_filter", device, IMPL, workspace_limit=chunk - 1)
 
 
+@pytest.mark.thorough
 def test_tilings_cover_the_layer_and_fit_shared_memory():
     for seed in range(100):
         problem = random_layer(seed)

@@ -180,6 +180,7 @@ def drawn(rng):
     return problem, Strides(*(stepped(rng, shape) for shape in shapes))
 
 
+@pytest.mark.thorough
 def test_gather_vectors_are_aligned_and_in_matrix_order():
     rng = random.Random(1)
     found = 0

@@ -181,6 +181,7 @@ FENCE = r"MEMBAR\S*\.(GPU|SYS)|ERRBAR"
 """Fences for the whole GPU or the system, which no loop needs."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", FORMS)
 def test_loops_have_no_gpu_wide_fence(form):
     # One variant for each way to load and store, since other tiles differ little.
@@ -208,6 +209,7 @@ def activated(form: str, activation: str) -> list[Launch]:
     return [one for _, one in sorted(found, key=lambda pair: pair[0])]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("form", [form for form in FORMS if "hopper" in form])
@@ -306,6 +308,7 @@ def test_cuda_gather_main_loop_is_short_without_divisions():
     assert len(loop) <= 4 * names["HMMA"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", ["cuda-gather", "cuda-gather float32", "cuda-gather tf32"])
 def test_cuda_gather_loops_have_no_divisions(form):
     """The largest tile of every pass has no division in a loop."""

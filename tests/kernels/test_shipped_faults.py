@@ -205,6 +205,7 @@ def line_of(report: emulator.Report, folder: Path) -> str:
     return path.read_text().split("\n")[report.line - 1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "_"))
 def test_fault_is_reported(fault, changed, tmp_path):
     changed(fault)

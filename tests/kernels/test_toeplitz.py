@@ -51,6 +51,7 @@ def test_every_format_is_exact(dtype):
                 require_exact(problem)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("taps", [1, 2, 9, 10, 17, 18, 64])
 def test_band_widths_are_exact(taps):
     """The widths need one more block of columns or product per strip; the last is the maximum."""
@@ -194,6 +195,7 @@ def test_unsupported_layers_are_refused_with_a_reason(changes, reason):
     assert reason in refusal
 
 
+@pytest.mark.thorough
 def test_tilings_cover_the_layer_and_fit_shared_memory():
     numbers = np.random.default_rng(1)
     for _ in range(300):

@@ -78,6 +78,7 @@ def test_printable_text_is_unchanged(text):
     assert markup.in_line(text) == text
 
 
+@pytest.mark.thorough
 def test_visible_escapes_every_invisible_character():
     every = "".join(map(chr, range(sys.maxunicode + 1)))
     require_harmless(markup.visible(every).replace("\t", ""))
@@ -96,6 +97,7 @@ def test_documents_escape_their_texts():
     ET.fromstring(document.html())
 
 
+@pytest.mark.thorough
 def test_html_module_is_imported_in_one_place():
     for path in [*(ROOT / "cupyconv").rglob("*.py"), *(ROOT / "cli").rglob("*.py")]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -319,6 +321,7 @@ def test_closed_standard_output_is_reported(command):
     assert result.stderr == "cupyconv: error: standard output: Bad file descriptor\n"
 
 
+@pytest.mark.thorough
 @posix
 def test_closed_standard_error_keeps_exit_codes():
     assert shell(f"cupyconv shapes {' '.join(SMALL)} 2>&-").returncode == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ WORD = st.text("0123456789x", min_size=1, max_size=16)
 ROW = st.tuples(*[st.lists(WORD, max_size=8).map(" ".join)] * 4)
 
 
+@pytest.mark.thorough
 @given(st.tuples(*[WORD] * 4), st.lists(ROW, min_size=1, max_size=5), st.integers(20, 120))
 def test_table_does_not_split_words_that_fit(head, rows, width):
     lines = list(Table(head, tuple(rows)).lines(width))

@@ -107,6 +107,7 @@ def test_random_configurations_agree_exactly_in_float64():
             assert_exact(problem, integer_data(problem))
 
 
+@pytest.mark.thorough
 def test_random_configurations_agree_closely_in_float64():
     import jax
 

@@ -13,6 +13,7 @@ from cupyconv.problem import PASSES
 from tests.studies import ecosystem
 
 
+@pytest.mark.thorough
 def test_pytorch_calls_are_timed_with_and_without_cupyconv():
     pytest.importorskip("torch", reason="PyTorch is not installed")
     found = ecosystem.torch_calls(ecosystem.TINY, seconds=0)

@@ -542,6 +542,7 @@ def test_import_error_names_pytorch(monkeypatch):
         importlib.import_module("cupyconv.torch")
 
 
+@pytest.mark.thorough
 def test_cupyconv_imports_pytorch_lazily():
     script = (
         "import sys, numpy, cupyconv\n"

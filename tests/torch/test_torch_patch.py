@@ -495,6 +495,7 @@ def test_flop_counts_match_pytorch(rank, rules, transposed, dtype):
         assert counts[0] == counts[1] > 0
 
 
+@pytest.mark.thorough
 def test_flop_counter_may_be_missing():
     script = (
         "import sys, torch\n"

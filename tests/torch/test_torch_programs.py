@@ -397,6 +397,7 @@ def test_complex_layers_and_gradients_match_pytorch(name, x, w, b, rules, dtype)
         assert torch.equal(got, expected)
 
 
+@pytest.mark.thorough
 def test_complex_layers_pass_gradient_checks():
     x, w = complex_integers(2, 2, 5, 4), complex_integers(3, 2, 2, 2, seed=1)
     t = complex_integers(3, seed=2)

@@ -561,8 +561,9 @@ struct Epilogue {
   }
 
 #if STORE != STORE_BOXES
-  // Calls use(element, offset, exists) for each run of this thread in a buffer; exists is whether the run
-  // is inside C.  row_offsets are the offsets of this thread's rows; first is the buffer's first column.
+  // Calls use(element, offset, exists) for each run (RUN adjacent elements) of this thread in a buffer: the
+  // run in the buffer, its offset in C, and whether it is inside C.  row_offsets are the offsets of this
+  // thread's rows; first is the buffer's first column.
   template <int ROWS, class Use>
   __device__ __forceinline__ void for_each_run(Result* buffer, const Output& output,
                                                const long long (&row_offsets)[ROWS],

@@ -82,7 +82,7 @@ constexpr int RUNS = FILTER_T * FILTER_R * LINE_CHANNELS * RUNS_OF_LINE;
 
 constexpr int CLASSES = WORD == 2 && WINDOW_STEP % 2 ? 2 : 1;
 
-// Returns the number of elements before a run in its first word.
+// Returns the number of elements before a run of RUN pixels within its first word.
 __device__ constexpr int lead(int pixel_class, int s) {
   return (SHIFT + pixel_class * WINDOW_STEP + s * DILATION_W * STEP) % WORD;
 }

@@ -1613,6 +1613,6 @@ def _require_out(name: str, out: _Layout, shape: tuple[int, ...], dtype: str) ->
     if arrays.overlaps_itself(out.shape, out.strides, out.itemsize):
         raise ConvError(
             f"the elements of {name} must not overlap in memory",
-            f"{name} is {shape_text(out.shape)} with strides of {out.strides} bytes",
+            f"{name} has shape {out.shape} and strides of {out.strides} bytes",
             "Pass a new array, and copy the result from it",
         )

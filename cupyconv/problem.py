@@ -1113,8 +1113,8 @@ def integer(what: str, value: object) -> int:
     if abs(number) > LARGEST:
         raise ConvError(
             f"{what} must be made of 64-bit integers",
-            f"got an integer whose absolute value has {number.bit_length()} bits",
-            "Use at most 2^63 - 1",
+            "got a larger integer" if number > 0 else "got a smaller integer",
+            "Use integers from -(2^63 - 1) to 2^63 - 1",
         )
     return number
 
@@ -1251,9 +1251,9 @@ def _shapes_for(
         if shape[axis] < 1 <= min(y_shape[axis], rule.filter) and (before + after) > 0:
             most = before + after - (1 - shape[axis])
             raise ConvError(
-                f"{names.x} must have a size of at least 1",
-                f"{names.y} of {y_shape[axis]} gives {shape[axis]} with {names.padding} "
-                f"{(before, after)}",
+                f"{names.x} of a transposed convolution must have a size of at least 1",
+                f"{names.y} of {y_shape[axis]} gives {shape[axis] + before + after}, and "
+                f"{names.padding} {(before, after)} removes {before + after}",
                 f"Pad by at most {most} in total" if most >= 0 else "",
                 axis=name,
             )
@@ -1445,8 +1445,8 @@ def _require_origin(names: Names, problem: ConvProblem, y_shape: tuple[int, ...]
         sizes = axis.input_sizes_for(size)
         if size != axis.output and sizes:
             raise ConvError(
-                f"the size of {names.x} must give the size of {names.y}",
-                f"{names.any(names.x)} of {axis.input} gives {axis.formula}, {names.y} has {size}",
+                f"the convolution of {names.x} must have the size of {names.y}",
+                f"{names.any(names.x)} of {axis.input} has {axis.formula}, {names.y} has {size}",
                 axis=axis.name,
                 candidates=(),
             )

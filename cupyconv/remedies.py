@@ -86,7 +86,7 @@ class Names(NamedTuple):
 
     @staticmethod
     def of(name: str) -> str:
-        """Return a name as a text has it before "channels": "the input", or "x's" for "x"."""
+        """Return a name's form before "channels": "the input" is unchanged, "x" becomes "x's"."""
         return name if name.startswith("the ") else f"{name}'s"
 
     @staticmethod

@@ -76,7 +76,7 @@ def describe(
 
 
 def versions(about: dict[str, Any], *omitted: str) -> list[str]:
-    """Return "label version" for each known version in ``about``, without the ``omitted`` keys."""
+    """Return "label version" for each version in ``about``, except those with ``omitted`` keys."""
     return [
         f"{label} {about[key]}"
         for key, label in VERSIONS.items()

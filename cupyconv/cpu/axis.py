@@ -376,7 +376,7 @@ class LoopBlocks:
 
     Attributes:
         most: largest numbers of groups, images and outputs per axis in a block.
-        places: elements of source and result in a block, with padding and positions between rows.
+        places: elements that a block copies of the source and the result, padding included.
         count: number of blocks.
     """
 

@@ -255,7 +255,7 @@ def _why(tensor: str, problem: ConvProblem, axes: Axes) -> str:
         axis = dilated[0][1]
         reasons.append(
             f"uneven along {names}, because taps are {axis.dilation} apart and "
-            f"{counted(axis.output, 'output')} cannot fill the positions between them"
+            f"{counted(axis.output, 'window')} cannot read all positions equally often"
         )
     return "; ".join(reasons) or _TOWARDS_PADDING[tensor]
 

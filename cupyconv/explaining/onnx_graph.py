@@ -602,7 +602,7 @@ class Walk:
         return self._kept(arrays)
 
     def _graph_of(self, node: Any, inputs: Iterable[str]) -> Any:
-        """Return a graph of one node; onnx ignores the operator versions of a single node."""
+        """Return a graph of one node, since onnx ignores the operator versions of a bare node."""
         helper, copy = self._onnx.helper, self._onnx.NodeProto()
         copy.CopyFrom(node)
         copy.domain = ""  # the evaluator does not know the other name of the standard domain

@@ -182,9 +182,9 @@ def _sums(problem: ConvProblem, channels: int, filters: int) -> str:
     where = " of the group" if problem.groups > 1 else ""
     if channels == filters == 1:
         return (
-            f"Nothing is summed over channels: y[k] has one term, from the only channel{where}, "
-            "and the gradient of this term is dy[k]. dx[c] has one term too, from the only "
-            f"filter{where}, which reads x[c]."
+            f"Nothing is summed over channels: only one channel{where} contributes to y[k], and "
+            f"the gradient of its contribution is dy[k]. Only one filter{where} reads x[c], so "
+            "it alone contributes to dx[c]."
         )
     forward = (
         f"y[k] is a sum over the {channels} input channels{where}. In the backward pass, a sum "
@@ -233,8 +233,12 @@ def _example(problem: ConvProblem, data: Mapping[str, Any]) -> list[Block]:
         return [Paragraph(f"For example, {element.name}: {element.conclusion}")]
     operands = f"x[{channel}] and dy[{element.index[0]}]"
     terms_ = counted_large(element.count, "product")
+    group = ""
+    if problem.groups > 1:
+        here, first = divmod(channel, problem.C // problem.groups)
+        group = f" (channel {channel} of x is channel {first} of group {here})"
     return [
-        Paragraph(f"For example, {element.name} uses only {operands}. It sums {terms_}:"),
+        Paragraph(f"For example, {element.name} uses only {operands}{group}. It sums {terms_}:"),
         Verbatim("\n".join(element.lines())),
         *element.beside(),
     ]
@@ -297,9 +301,11 @@ def sizes_section(problem: ConvProblem) -> Section:
     dead = [axis for axis in problem.axes if axis.unread_after]
     if dead:
         rows = "; ".join(_trailing(axis) for axis in dead)
+        between = any(axis.unread_inputs > axis.unread_after for axis in problem.axes)
+        more = "; inputs between windows or taps are not read either" if between else ""
         paragraphs.append(
             Paragraph(
-                f"Part of x is never read: {rows}. These inputs do not affect y, so their "
+                f"Part of x is never read: {rows}{more}. These inputs do not affect y, so their "
                 "gradient is exactly zero. dx contains these zeros."
             )
         )

@@ -116,7 +116,8 @@ def position_text(axis: ConvAxis, h: str, r: str, p: str) -> str:
 def output_text(axis: ConvAxis, h: str, r: str, p: str) -> str:
     """Return the formula of the output that reads input h with tap r: ``p = (h + 1 - r)/2``.
 
-    ``h`` and ``r`` may be digits; then the formula contains the product of ``r`` and the dilation.
+    ``h`` and ``r`` may be letters or numbers; of a number ``r``, the product with the dilation is
+    printed.
     """
     pad = f" + {axis.pad_before}" if axis.pad_before else ""
     if r.isdigit():

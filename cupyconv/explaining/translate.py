@@ -524,7 +524,10 @@ def _onnx_output_shape(problem: ConvProblem) -> str:
     }
     for word, half in halves.items():
         if min(totals) >= 0 and half == befores:
-            return f', or output_shape={list(problem.input_sizes)} with auto_pad="{word}"'
+            return (
+                f', or output_shape={list(problem.input_sizes)} with auto_pad="{word}", which pads '
+                "in the same way here"
+            )
     return ""
 
 

@@ -105,7 +105,7 @@ def columns_of(problem: ConvProblem, strides: Strides, pass_: str) -> Columns | 
 
 
 def copied_columns(problem: ConvProblem, strides: Strides, pass_: str) -> Columns | None:
-    """Return the product of a pass that reads a copy of w; None if w cannot be copied."""
+    """Return the matrix product of a pass with a rearranged copy of w; None if there is none."""
     copied = replace(strides, copied=("w",))
     if pass_ == "forward":
         copied_problem, copied_strides = arranged(problem, strides, ("w",))

@@ -100,8 +100,8 @@ class Accesses:
 
     Attributes:
         a, b, c: access to each matrix.
-        taps_fastest: whether taps are the fastest index of k (of n in backprop_filter), else
-            channels (filters in backprop_input).
+        taps_fastest: whether the tap varies fastest along gemm_k (in backprop_filter, along
+            gemm_n).  If false, the channel varies fastest (in backprop_input, the filter).
     """
 
     a: Access

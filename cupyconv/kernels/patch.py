@@ -287,7 +287,7 @@ def _kernel(request: Request, geom: Geometry, blocks: int) -> cost.Kernel:
 
 
 def _others(request: Request, geom: Geometry) -> int:
-    """Return the number of blocks that read the same tile, for different filters or words."""
+    """Return how many blocks read the same tile: those of other filters or other pixel classes."""
     return -(-request.problem.K // geom.tiling.filters) * geom.shares
 
 

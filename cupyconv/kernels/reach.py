@@ -59,7 +59,7 @@ def largest_index(problem: ConvProblem, strides: Strides) -> int:
 
 
 def offset_counts(problem: ConvProblem, strides: Strides) -> Iterator[Count]:
-    """Yield the largest offset, which kernels store in 64 bits if 32 bits are too few."""
+    """Yield the largest offset of an element; kernels use 64-bit offsets if it exceeds 32 bits."""
     shapes = problem.input_shape, problem.filter_shape, problem.output_shape
     # Larger tensors cannot exist; their allocation fails with an error.
     if max(map(prod, shapes)) * ITEMSIZE[problem.dtype] <= LARGEST:

@@ -185,7 +185,7 @@ def _taps(problem: ConvProblem) -> tuple[int, int]:
 
 
 def window(taps: int) -> int:
-    """Return the number of blocks of 8 source columns under a strip of 8 columns."""
+    """Return how many blocks of 8 source columns a strip of 8 result columns reads."""
     return (taps + 14) // 8
 
 

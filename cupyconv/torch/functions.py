@@ -715,7 +715,7 @@ def _without_channels(
     shape = [x.shape[0], 0]
     for i, size in enumerate(x.shape[2:]):
         before, after = pads[2 * i : 2 * i + 2]
-        # A problem with one channel raises the usual errors for invalid sizes.
+        # Build a problem of one channel and this axis, to raise the usual errors for invalid sizes.
         axis = ConvProblem(
             (1, 1, size),
             (1, 1, w.shape[2 + i]),

@@ -933,7 +933,7 @@ def test_out_with_overlapping_elements_is_rejected(which, how):
         refused(
             calls_with_out(out)[which],
             rule="the elements of out must not overlap in memory",
-            values="out is 1x1x3 with strides of",
+            values="out has shape (1, 1, 3) and strides of",
             remedy="Pass a new array, and copy the result from it",
         )
     assert np.all(memory == 7)
@@ -1057,8 +1057,8 @@ def test_output_shape_must_fit_the_input():
         lambda: cupyconv.conv_transpose(
             ones(1, 1, 4), ones(1, 1, 3), stride=2, output_shape=(1, 1, 11)
         ),
-        rule="the size of the result must give the size of x",
-        values="a result of 11 gives floor((11 + 0 + 0 - 3)/2) + 1 = 5, x has 4",
+        rule="the convolution of the result must have the size of x",
+        values="a result of 11 has floor((11 + 0 + 0 - 3)/2) + 1 = 5, x has 4",
         remedy="Use a result of 9 to 10",
         axis="W",
     )

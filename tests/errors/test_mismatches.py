@@ -577,14 +577,14 @@ CASES = [
             "stride": 2,
             "padding": 1,
         },
-        "a result of 64 gives floor((64 + 1 + 1 - 4)/2) + 1 = 32, x has 16",
+        "a result of 64 has floor((64 + 1 + 1 - 4)/2) + 1 = 32, x has 16",
         {"output_shape": (1, 8, 32, 32)},
     ),
     Case(
         "upsampling 7 to 14 with a 5x5 kernel (PaddlePaddle/Paddle#12292)",
         "conv_transpose",
         {"output_shape": (1, 1, 14, 14), "x": (1, 25, 7, 7), "w": (25, 1, 5, 5), "stride": 2},
-        "a result of 14 gives floor((14 + 0 + 0 - 5)/2) + 1 = 5, x has 7",
+        "a result of 14 has floor((14 + 0 + 0 - 5)/2) + 1 = 5, x has 7",
         {"padding": 2},
     ),
     Case(
@@ -627,7 +627,7 @@ CASES = [
         "ConvTranspose with an output_shape beyond the windows",
         "onnx.conv_transpose",
         {"x": (1, 64, 7, 7), "w": (64, 32, 4, 4), "strides": [2, 2], "output_shape": [20, 20]},
-        "a result of 20 gives floor((20 + 0 + 0 - 4)/2) + 1 = 9, x has 7",
+        "a result of 20 has floor((20 + 0 + 0 - 4)/2) + 1 = 9, x has 7",
         {"output_shape": [17, 17]},
     ),
 ]
@@ -746,7 +746,7 @@ COMMANDS = [
         "requested an output size of 64, but valid sizes range from 32 to 33",
         "shapes --input 1x16x16x16 --filter 16x8x4x4 --transposed --stride 2 --padding 1 "
         "--output-shape 1x8x64x64",
-        "a result of 64 gives floor((64 + 1 + 1 - 4)/2) + 1 = 32, the input has 16",
+        "a result of 64 has floor((64 + 1 + 1 - 4)/2) + 1 = 32, the input has 16",
         "use a result of 32 to 33 by 32 to 33",
         {"--output-shape": "1x8x32x32"},
     ),

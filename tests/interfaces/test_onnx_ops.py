@@ -145,7 +145,7 @@ def test_conv_transpose_is_onnxs_text(rank, auto_pad):
             span = (taps - 1) * attributes["dilations"][0] + 1
             reached = span - attributes["strides"][0] + attributes["output_padding"][0]
             if more >= span and more > reached:  # a stride or more beyond the windows
-                with pytest.raises(ConvError, match=r"the size of .* must give the size of"):
+                with pytest.raises(ConvError, match=r"the convolution of .* must have the size of"):
                     co.conv_transpose(x, w, b, **given)
                 continue
             expected = transposed_by_the_text(x, w, given) + shift
@@ -248,7 +248,7 @@ def test_attributes_that_cannot_be(function, given, said):
     [
         ({"output_shape": [9]}, "output_shape must have one integer for each spatial axis"),
         ({"output_padding": [1, 1]}, "output_padding must be at least 0 and less than the stride"),
-        ({"strides": [2, 2], "output_shape": [99, 9]}, "a result of 99 gives"),
+        ({"strides": [2, 2], "output_shape": [99, 9]}, "a result of 99 has"),
     ],
 )
 def test_transposed_attributes_that_cannot_be(given, said):

@@ -255,9 +255,9 @@ def test_phases_too_many_to_list_are_still_told_one_by_one():
     [
         (
             {"input_shape": (1, 1, 2**63)},
-            "input_shape must be made of 64-bit integers: got an",
+            "input_shape must be made of 64-bit integers: got a",
         ),
-        ({"input_shape": (10**5000, 1, 9)}, "got an integer whose .* has 16610 bits"),
+        ({"input_shape": (10**5000, 1, 9)}, "got a larger integer"),
         ({"filter_shape": (1, 1, -(10**5000))}, "filter_shape must be made of 64-bit integers"),
         ({"stride": 2**63}, "stride must be"),
         ({"dilation": 2**70}, "dilation must be"),

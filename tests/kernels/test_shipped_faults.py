@@ -56,6 +56,8 @@ PATCH_FILTER = Run(
 )
 # Tiles of 128 x 256 in clusters of two blocks; two tiles for two of the emulator's four SMs.
 HOPPER = Run("cuda-hopper", _layer((4, 16, 15, 128), (256, 1, 2, 128)), arch="sm_90")
+# Tiles of 192 x 128, which three warpgroups multiply.
+THREE = Run(HOPPER.impl, HOPPER.problem, tile=4, arch="sm_90")
 PHASES = Run("cuda-hopper", _layer((2, 9, 8, 64), (64, 3, 3, 64), stride=2), "backprop_input",
              tile=1, arch="sm_90")  # fmt: skip
 
@@ -162,6 +164,8 @@ FAULTS = (
     Fault("vectors are stored before all threads have written them", PHASES, "conv_hopper.cu",
           "        ptx::named_barrier_sync(1 + number, WARPGROUP);  // buffer complete",
           "        // buffer complete", ("race", "uninitialised-read")),
+    Fault("three warpgroups take the registers of two", THREE, "conv_hopper.cu",
+          "CONSUMERS == 2 ? 232 : 152", "232", ("wgmma",), "setmaxnreg"),
     Fault("a missing window begins within a vector", ONE_CHANNEL, "conv_hopper.cu",
           ": lines(p.groups * p.channels) * LINE;", ": static_cast<int>(p.groups * p.channels);",
           ("misaligned",)),
@@ -218,7 +222,7 @@ def test_fault_is_reported(fault, changed, tmp_path):
 
 @pytest.mark.parametrize(
     "run",
-    [GENERIC, GATHER, DIRECT, DIRECT_FILTER, PATCH, PATCH_FILTER, HOPPER, PHASES],
+    [GENERIC, GATHER, DIRECT, DIRECT_FILTER, PATCH, PATCH_FILTER, HOPPER, THREE, PHASES],
     ids=lambda run: run.impl,
 )
 def test_unchanged_kernels_have_no_reports(run):

@@ -153,6 +153,7 @@ struct PendingMma {
 };
 struct Warpgroup {
   bool fenced = false;
+  int registers = 0;  // per thread, as setmaxnreg set them; 0 before
   std::vector<PendingMma> open;
   std::deque<std::vector<PendingMma>> groups;
 };

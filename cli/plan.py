@@ -281,7 +281,7 @@ def _layer_json(plans: Sequence[LayerPlan]) -> dict[str, Any]:
 
 
 def _plan_json(entry: LayerPlan) -> dict[str, Any]:
-    """Return the JSON that ``Plan.from_json`` reads, the origin of the times, and the estimates."""
+    """Return JSON for ``Plan.from_json``, with the origin of the times and the estimates added."""
     others = entry.instead
     figures = [
         {

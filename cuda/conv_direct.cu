@@ -237,7 +237,8 @@ struct SourceRow {
 
 #if PASS != 2
 
-// The filter of a block's channels, indexed by row, lane, tap, source and channel of the lane.  Each lane
+// The filter of a block's channels, indexed by filter row, lane, tap, source channel and channel of the lane
+// (a lane is a thread along the channels, with VECTOR channels).  Each lane
 // has an odd number of 16-byte chunks per row, so that lanes read without bank conflicts.
 struct Filter {
   static constexpr int CHUNK = 16 / sizeof(Accumulator);

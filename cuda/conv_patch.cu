@@ -478,14 +478,14 @@ struct Stage {
 };
 
 // Sums of all warps along pixels, which add them up after the last tile: one sum per filter and element
-// of the share's words.  In the two classes, an element may be in different words of the share.
+// of the words that the block reads of a patch.  In the two classes, an element may be in different words.
 struct Exchange {
   static constexpr int PLACES = SHARE_WORDS * WORD + WORD - 1;
   // Padded, so that four words of eight filters are in different banks.
   static constexpr int PITCH = BLOCK_M + 4 / WORD;
   Accumulator sum[WARPS_K > 1 ? PLACES : 1][PITCH];
 
-  // Returns the index of an element's sums, from the number of its word in the share.
+  // Returns the index in `sum` of an element of a word, for a class of pixels and a tap s of the row.
   static __device__ __forceinline__ int place(int pixel_class, int number, int s, int element) {
     return number * WORD + element + WORD - 1 - lead(pixel_class, s);
   }

@@ -304,8 +304,8 @@ class Truth:
         """Compare dx, dw and db with central differences of the loss <y, dy>, in float64.
 
         The loss is linear in x, in w and in the bias, so central differences of any step size are
-        exact up to rounding.  One step changes all elements together, with random signs.  Further
-        steps change SINGLE_ELEMENTS elements of dx or dw, one at a time.
+        exact up to rounding.  For each of them, one step changes all elements together, with random
+        signs.  Further steps change single elements of x and of w, SINGLE_ELEMENTS each.
         """
         generator = np.random.default_rng(seed)
         # Rounding error of the loss, a float64 sum of all terms.

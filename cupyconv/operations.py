@@ -826,9 +826,10 @@ _SIZES = {
 """Tensors that each operation takes as shapes, not arrays, by their names in ConvProblem."""
 
 _PLAIN = frozenset((int, str, type(None)))
-"""Types of arguments that a cache key omits.
+"""Types that a cache key does not record.
 
-The types of other values are in the key: True equals 1, but is not valid where 1 is.
+The key has all values, and the types of values of other types: True equals 1, but is not valid
+wherever 1 is.
 """
 
 

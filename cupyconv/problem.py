@@ -1184,7 +1184,7 @@ def _per_axis(what: str, value: Size, rank: int) -> tuple[int, ...]:
         raise ConvError(
             f"{what} must be one integer, or one for each spatial axis",
             count_text(len(values), rank),
-            f"Pass one integer, or {rank}",
+            f"Pass one integer, or a sequence of {rank}",
             candidates=(),
         )
     names = formats.SPATIAL_AXES[rank]
@@ -1214,7 +1214,7 @@ def _shapes_for(
         raise ConvError(
             "output_padding must be one integer, or one for each spatial axis",
             count_text(len(extra), rank),
-            f"Pass one integer, or {rank}",
+            f"Pass one integer, or a sequence of {rank}",
         )
     dilations = _per_axis(names.dilation, options.dilation, rank)
     steps = strides if mode.startswith("same") else map(max, strides, dilations)

@@ -274,7 +274,7 @@ def by_window(axis: ConvAxis) -> bool:
 def phases(axis: ConvAxis) -> Iterable[Phase]:
     """Return the stride phases of an axis that have inputs and taps.
 
-    If ``by_window`` holds, each window is a phase.  The slices of the filters reverse the taps.
+    If ``by_window(axis)`` holds, each window is a phase.  Phases have their taps in reverse order.
     """
     step = axis.stride // gcd(axis.stride, axis.dilation)
     if min(step, axis.filter) <= MANY_PHASES:

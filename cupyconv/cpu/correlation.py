@@ -41,6 +41,8 @@ LEAST_PRODUCTS = 1 << 22
 class Correlation:
     """Correlation of array views.
 
+    A filter gradient reads ``source`` and ``result``, and writes ``filters``.
+
     Attributes:
         axes: spatial axes, with sizes, stride, dilation and offset.
         source: array (G, C, N, *sizes).
@@ -50,8 +52,8 @@ class Correlation:
         bias: array (G, K) added to the result; None for no bias.
         addend: array like the result, added to it; shares no memory with it.  None for no addend.
         activation: activation applied after bias and addend; None for no activation.
-        conjugate: whether to conjugate the filters, or for a filter gradient the result array,
-            before multiplying.
+        conjugate: whether to multiply with conjugates: of ``filters``, or for a filter gradient of
+            ``result``.
     """
 
     axes: tuple[Axis, ...]

@@ -280,7 +280,7 @@ def _products_of_four(
 # The functions below sum rows of channels.  Source and result are flat memory.  ``steps`` (source)
 # and ``places`` (result) are the strides of images, planes, rows and pixels, in elements.  ``ends``
 # has the extents of the result.  ``axes`` has (stride, dilation, offset, taps, size) of planes,
-# rows and columns.  If weights are repeated for several pixels, these pixels are summed at once.
+# rows and columns.  If weights are repeated for several pixels, one loop computes all of them.
 
 
 @_compile

@@ -53,7 +53,7 @@ def _running_sum(terms: np.ndarray) -> np.ndarray:
     """Sum over the middle axis sequentially.
 
     NumPy's sum is pairwise only along the contiguous axis; along other axes it adds row to row,
-    which is sequential and fast for several channels.
+    which is sequential, and fast if the contiguous axis is long.
     """
     if terms.shape[2] >= _MANY_CHANNELS:
         return terms.sum(axis=1)

@@ -47,7 +47,7 @@ def backprop_input(
         activation: activation applied after bias and addend; None for no activation.
         conjugate: whether to conjugate the filters.
         pool: memory of the pass.
-        block_bytes: number of bytes to which the size of a block is proportional.
+        block_bytes: bytes of a thread's buffer, from which the size of blocks follows.
     """
     groups, count, channels, *taps = filters.shape
     images, outputs = source.shape[2], source.shape[3:]

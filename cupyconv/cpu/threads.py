@@ -238,7 +238,7 @@ class _Loop:
             self._work(part, scratch.rest())
 
     def wait(self) -> bool:
-        """Wait for all helpers; return whether parts remain, as in a forked child."""
+        """Wait for all helpers; return whether parts remain, as in a forked child (no helpers)."""
         self._wait_for_helpers()
         with self.lock:
             if self._stopped:

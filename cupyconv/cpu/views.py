@@ -165,7 +165,7 @@ def _slice(indices: range) -> slice:
 
 
 def are_finite(*operands: np.ndarray) -> bool:
-    """Return whether all elements are finite, without temporary arrays of the operands' size."""
+    """Return whether all elements of arrays are finite, without temporary arrays of their size."""
     return all(
         bool(np.isfinite(part.min()) and np.isfinite(part.max()))
         for operand in operands

@@ -8,7 +8,7 @@ from itertools import accumulate, product
 from cupyconv.problem import ConvAxis
 
 MAPPED = ("dx", "dw", "y")
-"""Tensors whose terms are counted."""
+"""Tensors with maps of the number of products that each element sums."""
 
 
 def input_counts(axis: ConvAxis) -> list[int]:

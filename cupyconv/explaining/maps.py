@@ -254,8 +254,8 @@ def _why(tensor: str, problem: ConvProblem, axes: Axes) -> str:
         names = listed([name for name, _ in dilated])
         axis = dilated[0][1]
         reasons.append(
-            f"uneven along {names}, because taps are {axis.dilation} apart and "
-            f"{counted(axis.output, 'window')} cannot read all positions equally often"
+            f"uneven along {names}, because the taps of a window are {axis.dilation} apart, and "
+            f"{'one window leaves' if axis.output == 1 else f'{axis.output:,} windows leave'} gaps"
         )
     return "; ".join(reasons) or _TOWARDS_PADDING[tensor]
 

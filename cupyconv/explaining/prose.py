@@ -182,9 +182,9 @@ def _sums(problem: ConvProblem, channels: int, filters: int) -> str:
     where = " of the group" if problem.groups > 1 else ""
     if channels == filters == 1:
         return (
-            f"Nothing is summed over channels: only one channel{where} contributes to y[k], and "
-            f"the gradient of its contribution is dy[k]. Only one filter{where} reads x[c], so "
-            "it alone contributes to dx[c]."
+            f"Nothing is summed over channels: the only channel{where} contributes to y[k], and "
+            "the gradient of its contribution is dy[k]. The only filter"
+            f"{where} contributes to dx[c]."
         )
     forward = (
         f"y[k] is a sum over the {channels} input channels{where}. In the backward pass, a sum "

@@ -165,7 +165,7 @@ def to_dict(problem: ConvProblem) -> dict[str, Any]:
 
 
 def rows(entry: TransposedAxis) -> list[tuple[str, str, str]]:
-    """Return the rows of a table: axes, rule and text."""
+    """Return the rows of a table with the columns axes, rule and text."""
     texts = {
         "padding": entry.padding,
         "output size": entry.output,

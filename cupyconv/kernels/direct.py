@@ -145,8 +145,8 @@ class Tiling:
         vector: channels per thread.
         lanes: threads of a block along the channels.
         rows, columns: pixels of a thread's tile along the last two axes.
-        tap_rows: filter rows that a block sums in backprop_filter; all rows in other passes.
-        sources: source channels that a block sums in backprop_filter; all in other passes.
+        tap_rows: filter rows of dw that a block computes; all rows in other passes.
+        sources: source channels of dw that a block computes; all in other passes.
     """
 
     vector: int

@@ -126,8 +126,8 @@ def accesses(pass_: str, problem: ConvProblem, strides: Strides) -> Accesses:
         run = followers(apart, pixels, sizes, alignment, itemsize) if pixels_follow else 1
         return Access(False, run)
 
-    # Pixels form vectors if adjacent pixels of the matrix are adjacent in memory.  Pixels that are
-    # read at the offsets of taps are adjacent only in pointwise layers.
+    # Pixels form vectors if adjacent pixels of the matrix are adjacent in memory, also across the
+    # ends of rows.  Of pixels that are read at offsets of taps, this holds in pointwise layers.
     unit_stride = set(problem.stride) == {1}
     pointwise = (
         set(problem.filter_sizes) == {1} and unit_stride and not any(map(any, problem.padding))
@@ -382,7 +382,7 @@ def aligned(size: int) -> int:
 
 
 def _product_request(request: Request, method: str) -> Request:
-    """Return the request for a method's product; its workspace limit excludes the copies."""
+    """Return the request for a method's product, with the workspace limit less the copied bytes."""
     if not method:
         return request
     problem, strides = product_of(request.pass_, method, request.problem, request.memory)

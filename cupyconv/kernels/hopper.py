@@ -477,7 +477,7 @@ def tma_refuses(request: Request, operand_bytes: int) -> str | None:
 
 
 def tma_counts(request: Request, operand_bytes: int, planes: int = 1) -> Iterator[Count]:
-    """Yield the quantities that TMA's coordinates and the kernels count."""
+    """Yield the quantities that must fit into TMA's coordinates and the kernels' counters."""
     problem, line = request.problem, LINE_BYTES // operand_bytes
     yield from reach_counts(problem)
     # Rows of pixels are padded to whole lines, which adds at most a quarter (_MOST_FILLED).  With
@@ -495,7 +495,7 @@ def tma_counts(request: Request, operand_bytes: int, planes: int = 1) -> Iterato
 
 def most_tiles(request: Request) -> int:
     """Return the largest number of tiles that the 32-bit tile counter of a block supports."""
-    # The last step of the counter ends beyond the last tile.
+    # A block's counter ends beyond the last tile, by at most the number of resident blocks.
     return 2**31 - 1 - request.device.resident_blocks
 
 

@@ -207,7 +207,7 @@ def _conflicts(
         return total
 
     period = _BANKS * 4 // itemsize
-    # ``apart`` is a multiple of 128 bytes, and so long that lines of the patch do not overlap.
+    # ``apart``, the distance of two lines, is a multiple of 128 bytes; the lines do not overlap.
     apart = period * (1 + max(column for _, column in words) + pixels * of_pixel)
     unit = max(access.x_vector, rows.word, period // 8)
     found = {residue: wavefronts(apart + residue) for residue in range(0, period, unit)}
@@ -287,7 +287,7 @@ def _kernel(request: Request, geom: Geometry, blocks: int) -> cost.Kernel:
 
 
 def _others(request: Request, geom: Geometry) -> int:
-    """Return how many blocks read the same tile: those of other filters or other pixel classes."""
+    """Return how many blocks read the same tile; each has other filters or words of the patch."""
     return -(-request.problem.K // geom.tiling.filters) * geom.shares
 
 

@@ -792,7 +792,8 @@ def _cast(*named: Any) -> list[Tensor]:
             f"Move them, for example {names[0]}.cpu()"
         )
     if device.type != "meta" and torch.is_autocast_enabled(device.type):
-        # As for PyTorch's convolutions, autocast converts all floating-point dtypes but float64.
+        # As for PyTorch's own convolutions, autocast converts all floating-point dtypes but
+        # float64.
         dtype = torch.get_autocast_dtype(device.type)
         tensors = [
             t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t

@@ -1037,7 +1037,7 @@ def test_output_padding_of_wrong_length_is_rejected():
         ),
         rule="output_padding must be one integer, or one for each spatial axis",
         values="got 1 value for 2 spatial axes",
-        remedy="Pass one integer, or 2",
+        remedy="Pass one integer, or a sequence of 2",
     )
 
 

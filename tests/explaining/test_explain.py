@@ -590,7 +590,7 @@ def test_gaps_of_a_dilated_filter_are_not_called_a_border():
     assert holes.array()[0].tolist() == [4, 0, 4, 0, 4]
     assert holes.verdict == (
         "9 of 25 positions have 4 terms; the other 16, which no tap reads, have none: uneven along "
-        "H and W, because taps are 2 apart and 1 window cannot read all positions equally often"
+        "H and W, because the taps of a window are 2 apart, and one window leaves gaps"
     )
     enough = maps.term_map(ConvProblem((1, 1, 9), (1, 1, 3), dilation=2), "dx")
     assert "fewer towards the border" in enough.verdict

@@ -150,7 +150,10 @@ def test_errors_name_x_and_the_result():
         ((x, w, {"output_shape": (1, 3, 7)}), "must be the result's channels divided by groups"),
         ((x, w, {"output_shape": (1, 2)}), "the result must have a batch axis"),
         ((x, w, {"output_shape": (1, 2, 1)}), "must fit into the padded result"),
-        ((x[..., :1], w, {"padding": 2}), "the result must have a size of at least 1.*gives -1"),
+        (
+            (x[..., :1], w, {"padding": 2}),
+            "the result of a transposed convolution must have a size of at least 1.*removes 4",
+        ),
     ):
         for transpose in (cupyconv.conv_transpose, emulator.conv_transpose):
             with pytest.raises(ConvError) as caught:

@@ -52,7 +52,8 @@ def explain(
 
     Args:
         problem: the layer.
-        x, w, dy: NumPy or CuPy arrays in the problem's formats; random arrays by default.
+        x, w, dy: NumPy or CuPy arrays in the problem's formats, which are converted to its dtype;
+            random arrays by default.
         y, dx, dw: results to show next to the sums of their terms; computed by default.
         title: first line of the explanation.
         values: kind of random numbers, "normal" or "integers", for operands that are not passed;
@@ -107,6 +108,10 @@ def _checked_arrays(problem: ConvProblem, tensors: Mapping[str, Any]) -> dict[st
         "dy": problem.output_shape,
     }
     passed = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    if not passed:
+        return {}
+    import numpy as np
+
     data = {name: arrays.take(name, tensor)[0] for name, tensor in passed.items()}
     for name, array in data.items():
         shape = tuple(array.shape)
@@ -121,6 +126,10 @@ def _checked_arrays(problem: ConvProblem, tensors: Mapping[str, Any]) -> dict[st
                 f"{name} is complex ({array.dtype}), but the problem is {problem.dtype}. "
                 f"Make the problem with dtype={str(array.dtype)!r}"
             )
+        kind = arrays.numpy_dtype(problem.dtype)
+        if name in numbers.OPERANDS and array.dtype != kind:
+            with np.errstate(over="ignore"):  # overflow to infinity, as a layer of this dtype does
+                data[name] = arrays.on_host(array).astype(kind)
     return data
 
 

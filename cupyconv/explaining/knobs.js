@@ -63,15 +63,16 @@ function turn(state) {
     const fits = (name) => tensors.isElement(problem, name) && (loss === "dot" || !name.startsWith("dy"));
     for (const one of Object.entries(edits)) (fits(one[0]) ? set : gone).push(one);
     asked.edits = knobs.edits = Object.fromEntries(set);
-    if (gone.length) notify(`Not set: ${gone.map(([name]) => name).join(", ")}. ` +
-      `The layer does not have ${gone.length === 1 ? "this element" : "these elements"}` +
-      `${loss === "dot" ? "." : ", or the loss determines dy."}`);
+    const isFixed = loss !== "dot" && gone.some(([name]) => tensors.isElement(problem, name));
+    if (gone.length) notify(`Not set: ${gone.map(([name]) => name).join(", ")}. ` + (isFixed
+      ? "The loss determines dy." : `The layer does not have ${gone.length === 1 ? "this element" : "these elements"}.`));
     const isFirst = rules.same(asked, plain);
     const image = Math.max(0, Math.min(chosen.image, problem.N - 1));
     if (!isFirst && !isTurned() && original.knobs.given.length)
       notify(`The values of ${original.knobs.given.join(", ")} that were passed belong to the first layer. ` +
         "The knobs use the values that they name.");
     load(isFirst ? sceneOf(original.knobs, original.computes ? image : original.image) : sceneOf(asked, image));
+    chosen.image = image;
   } catch (error) {
     if (!(error instanceof rules.ConvError)) throw error;
     wrong = error;

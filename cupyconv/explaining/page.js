@@ -49,17 +49,6 @@ function sceneOf(knobs, image) {
   return { ...made, opened, directions, source, library: image === original.image ? original.values : {} };
 }
 
-// Returns a function that returns the number of a dtype whose shortest decimal form is passed.
-function restoring(dtype) {
-  if (dtype === "float32") return Math.fround;
-  const [bits, least] = { float16: [10, -14], bfloat16: [7, -126] }[dtype] ?? [];
-  return (value) => {
-    if (!bits || !value || !Number.isFinite(value)) return value;
-    const step = 2 ** (Math.max(Math.floor(Math.log2(Math.abs(value))), least) - bits);
-    return Math.round(value / step) * step;
-  };
-}
-
 function readers(packed, restored = Number) {
   const found = {};
   for (const [tensor, { at, planes }] of Object.entries(packed)) {
@@ -113,7 +102,8 @@ function load(next) {
   scene = next;
   drawn = null;
   look = {};
-  const restored = restoring(original.dtype);
+  // A float32 is written with the fewest digits that determine it.
+  const restored = original.dtype === "float32" ? Math.fround : Number;
   stores = { values: readers(scene.values, scene.data ? Number : restored), exact: readers(scene.exact),
     library: readers(scene.library ?? (scene.data ? {} : scene.values), restored) };
   chosen.image = scene.image;
@@ -743,7 +733,7 @@ function reasonFor(tensor) {
   const { k, c } = chosen;
   const near = (one, size) => Math.max(0, Math.min(one, size - 1));
   let name = nameOf(chosen.tensor, k, c, at());
-  if (look.w) name = nameOf("dw", k, c, look.w);
+  if (look.w) name = nameOf("y", k, c, scene.axes.map((axis) => axis.output >> 1));
   else if (look.dy && chosen.tensor === "dx")
     name = nameOf("dx", k, c, scene.axes.map((axis, i) => near(corner(axis, look.dy[i]), axis.input)));
   else if (look.x || look.dy)

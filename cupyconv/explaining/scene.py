@@ -210,7 +210,7 @@ class Scene:
                 name: _packed(planes, 17 if name in OPERANDS else 10)
                 for name, planes in self.values.items()
             },
-            "exact": {name: _packed(planes, 10) for name, planes in self.exact.items()},
+            "exact": {name: _packed(planes, 17) for name, planes in self.exact.items()},
         }
 
 
@@ -649,8 +649,11 @@ class _DrawnPart:
 
 
 def _plain(number: Any) -> float:
-    """Return the float64 with the shortest decimal form that rounds to ``number`` in its dtype."""
-    return float(str(number))
+    """Return a number as float64; for a float32, the one with the shortest decimal form.
+
+    Rounding to float32, as the page does, returns the number itself.
+    """
+    return float(str(number) if number.dtype == "float32" else number)
 
 
 def _packed(planes: Mapping[str, Mapping[str, float]], digits: int) -> dict[str, Any]:

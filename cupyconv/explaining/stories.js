@@ -90,13 +90,13 @@ function differenceText() {
   const [before, more, less] = tensors.losses(problem, data, loss, operand, index,
     loss === "squares" ? [0, 1, -1] : [0, 1]);
   const [name, result] = [operand, chosen.tensor].map((tensor) => `${tensor}[${index.join()}]`);
-  const gradient = number(chosen.tensor, chosen.k, chosen.c, at());
-  // Returns whether the change is the gradient, up to rounding of the loss in float64.
+  const gradient = exactly(chosen.tensor, chosen.k, chosen.c, at()) ?? number(chosen.tensor, chosen.k, chosen.c, at());
+  const size = products.reduce((sum, { product }) => sum + Math.abs(product ?? 0), Math.abs(gradient));
   const compared = (change) => long(change) === long(gradient) ? `${long(change)}, is ${result}.`
-    : Math.abs(change - gradient) <= 1e-4 * Math.abs(gradient)
-      ? `${long(change)}, is ${result} up to rounding: ${long(gradient)}.`
-      : `${long(change)}, is not ${result}, which is ${long(gradient)}: values of such different sizes ` +
-        "lose too many digits in this check.";
+    : !Number.isFinite(gradient) ? `${long(change)}, is not ${result}, which overflows: ${long(gradient)}.`
+    : Math.abs(change - gradient) <= 1e-6 * size ? `${long(change)}, is ${result} up to rounding: ${long(gradient)}.`
+    : `${long(change)}, is not ${result}, which is ${long(gradient)}: the loss is so large that ` +
+      "rounding hides its change.";
   if (loss === "squares")
     return `The loss, ${LOSSES[loss]}, is ${long(before)}. Add 1 to ${name}, and it becomes ${long(more)}; subtract 1 ` +
       `instead, and it becomes ${long(less)}. Half the difference, ${compared((more - less) / 2)}`;

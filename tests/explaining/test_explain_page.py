@@ -256,6 +256,11 @@ def test_pages_of_common_layers_are_small(problem):
     assert len(cupyconv.explain(problem).page().encode()) < 200_000
 
 
+def test_boolean_arrays_are_drawn():
+    x = np.eye(6, dtype=bool)[None, None]
+    assert "page" in cupyconv.explain(ConvProblem((1, 1, 6, 6), (1, 1, 2, 2)), x=x).page()
+
+
 def test_pages_of_the_presets_are_small():
     for layer in read_file(PRESETS):
         page = cupyconv.explain(layer.problem(), title=layer.heading, values=layer.values).page()

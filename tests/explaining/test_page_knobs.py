@@ -600,7 +600,7 @@ def test_difference_that_loses_its_digits_is_no_gradient(browse):
     """
     check, told = turned(browse, script, place="#dw=0,0,1,1")
     assert "The difference, 0, is not dw[0,0,1,1], which is " in check
-    assert re.search(r"which is (\S+): values", check)[1] == re.search(r": (\S+)\.$", told)[1]
+    assert re.search(r"which is (\S+): the loss", check)[1] == re.search(r": (\S+)\.$", told)[1]
 
 
 def test_loss_and_values_that_change_each_other_are_announced(browse):
@@ -657,6 +657,59 @@ def test_terms_of_passed_float64_arrays_are_exact(browse):
     log = turned(browse, "log(text('told'))", problem, "#y=0,0,3", x=x, w=w)
     total = x[0, 0, 3] - x[0, 0, 4]
     assert log == [f"y[0,0,3] is the sum of 2 products: {total:.6g}."]
+
+
+def test_float16_operands_are_exact(browse):
+    """4128 and 4130 are the same float16, and NumPy writes it as 4130."""
+    x = np.array([[[4128, -4152, 4128, 1]]], "float16")
+    w, dy = np.array([[[1, -1]]], "float16"), np.ones((1, 1, 3), "float16")
+    problem = ConvProblem((1, 1, 4), (1, 1, 2), dtype="float16")
+    script = "log(text('told')); log($$('.panel')[0].querySelector('.c').ariaLabel);"
+    told, first = turned(browse, script, problem, "#y=0,0,2", x=x, w=w, dy=dy)
+    assert told == "y[0,0,2] is the sum of 2 products: 4127."
+    assert first == "x[0,0,0] = 4128"
+
+
+def test_passed_arrays_are_converted_to_the_dtype(browse):
+    x = 1e6 + np.random.default_rng(3).normal(size=(1, 1, 12))
+    problem, w = ConvProblem((1, 1, 12), (1, 1, 2)), np.array([[[1.0, -1.0]]])
+    log = turned(browse, "log(text('told'))", problem, "#y=0,0,3", x=x, w=w)
+    total = cupyconv.explain(problem, x=x, w=w).element("y[0,0,3]").sum
+    assert total == np.float32(x[0, 0, 3]) - np.float32(x[0, 0, 4])
+    assert log == [f"y[0,0,3] is the sum of 2 products: {total:.6g}."]
+
+
+def test_difference_is_compared_with_the_exact_gradient(browse):
+    """The float32 result of the library differs from the exact sum in the fifth digit."""
+    problem = ConvProblem((1, 16, 14, 14), (8, 16, 3, 3))
+    (check,) = turned(browse, "log(text('check'));", problem, "#dx=0,14,12,8")
+    assert check.endswith("The difference, 0.0000880273, is dx[0,14,12,8].")
+
+
+def test_hidden_products_are_exact_where_sums_cancel(browse):
+    x = np.random.default_rng(0).standard_normal((1, 40, 4, 4))
+    x[:, :3] *= 1e9
+    problem = ConvProblem((1, 40, 4, 4), (3, 40, 2, 2), dtype="float64")
+    script = "log($$('#ledger tr').at(-1).children[2].textContent); log($$('#ledger tr').length);"
+    hidden, count = turned(browse, script, problem, "#y=0,1,1,1", x=x)
+    element = cupyconv.explain(problem, x=x).element("y[0,1,1,1]")
+    drawn = {*range(5), *range(36, 40)}
+    assert int(count) == 2 + 4 * len(drawn)
+    w, window = np.asarray(element.data["w"])[1], x[0, :, 1:3, 1:3]
+    others = [c for c in range(40) if c not in drawn]
+    assert float(hidden) == pytest.approx((w[others] * window[others]).sum(), rel=1e-4)
+
+
+def test_turned_back_loss_keeps_the_image(browse):
+    script = """
+      const field_ = document.getElementById('image');
+      field_.value = 1; field_.dispatchEvent(new Event('change'));
+      pick('loss', 'sum'); pick('loss', 'dot'); log(location.hash); log(text('missing'));
+    """
+    problem = ConvProblem((3, 2, 4, 4), (3, 2, 2, 2), dtype="float16")
+    place, missing = turned(browse, script, problem, "#dx=0,1,1,1")
+    assert "dx=1,1,1,1" in place
+    assert missing.startswith("? marks an omitted value.")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"], ids=["computed", "in part"])

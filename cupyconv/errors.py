@@ -94,7 +94,9 @@ class ConvError(CupyconvError, ValueError):
         return self._text(self._alternatives(argument) if self.fixes else self.remedy)
 
     def _alternatives(self, argument: Callable[[str, Any], str]) -> str:
-        return one_of([_way_out(phrases, argument) for phrases in self.fixes])
+        # Separate fixes of several phrases, which contain "and", by semicolons.
+        comma = ";" if len(self.fixes) > 2 and max(map(len, self.fixes)) > 1 else ","
+        return one_of([_way_out(phrases, argument) for phrases in self.fixes], comma)
 
     def _text(self, remedy: str) -> str:
         where = f" (axis {self.axis})" if self.axis else ""
@@ -275,9 +277,8 @@ def reinstall_command() -> str:
     return f"pip install --force-reinstall {shlex.quote(source)}"
 
 
-def one_of(repairs: Sequence[str]) -> str:
+def one_of(repairs: Sequence[str], comma: str = ",") -> str:
     """Return alternative fixes as one sentence, such as ``Pad by 1, or use an input of 5``."""
     *others, last = repairs
-    comma = ";" if len(others) > 1 and any(" and " in repair for repair in repairs) else ","
     text = f"{comma} ".join([*others, f"or {last}"]) if others else last
     return text[0].upper() + text[1:]

@@ -202,7 +202,7 @@ const rules = (() => {
     error.fixes = found.map((fix) => ({ changes: fix.changes, text: wayOut(fix.phrases) }));
     const texts = error.fixes.map((fix) => fix.text);
     const last = texts.pop();
-    const comma = texts.length > 1 && [...texts, last].some((one) => one.includes(" and ")) ? ";" : ",";
+    const comma = texts.length > 1 && found.some(({ phrases }) => phrases.length > 1) ? ";" : ",";
     const text = texts.length ? [...texts, `or ${last}`].join(`${comma} `) : last;
     error.remedy = text[0].toUpperCase() + text.slice(1);
   }

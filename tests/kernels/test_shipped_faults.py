@@ -146,7 +146,7 @@ FAULTS = (
           "  synchronise_cluster();  // no block loads", "  __syncthreads();  // no block loads",
           ("race", "mbarrier", "cluster")),
     Fault("a block exits while another accesses it", HOPPER, "conv_hopper.cu",
-          "  synchronise_cluster();  // no block leaves", "  // no block leaves",
+          "  synchronise_cluster();  // no block ends", "  // no block ends",
           ("cluster",)),
     Fault("C is stored without a proxy fence", HOPPER, "conv_hopper.cu",
           "        ptx::fence_proxy_async();\n", "\n", ("missing-proxy-fence",), "tma_store_2d"),

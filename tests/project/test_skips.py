@@ -29,6 +29,7 @@ NO_GPU = "Skipped: no usable GPU: the CuPy path was not run"
         ),
         ("Skipped: no second GPU", {RUNNING: "1"}, False),
         ("Skipped: no second GPU", {}, False),
+        ("Skipped: no tests/gpu/results/golden-*.npz: run `python -m tests.gpu golden`", {}, False),
         ("Skipped: PyTorch is not installed", {}, False),
         ("Skipped: PyTorch is not installed", {"CUPYCONV_CI_LACKS": "torch"}, True),
         ("Skipped: JAX is not installed", {"CUPYCONV_CI_LACKS": "torch"}, False),

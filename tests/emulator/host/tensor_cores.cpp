@@ -470,18 +470,18 @@ static void release_operands(const PendingMma& pending, Fiber* const* readers, u
     });
 }
 
-struct WaitArgument {
+struct CountArgument {
   Fiber* fiber;
-  int groups_left;
+  int count;  // groups that may remain, or registers
   uint32_t pc;
 };
 
 static void finish_groups(void** arguments, unsigned) {
-  auto* const* threads = reinterpret_cast<WaitArgument* const*>(arguments);
+  auto* const* threads = reinterpret_cast<CountArgument* const*>(arguments);
   Warpgroup& warpgroup = warpgroup_of_current();
   Fiber* readers[kReadersKept];  // one thread per warp
   for (int warp = 0; warp < kReadersKept; warp++) readers[warp] = threads[warp * 32]->fiber;
-  while (static_cast<int>(warpgroup.groups.size()) > threads[0]->groups_left) {
+  while (static_cast<int>(warpgroup.groups.size()) > threads[0]->count) {
     const std::vector<PendingMma> finished = std::move(warpgroup.groups.front());
     warpgroup.groups.pop_front();
     for (size_t i = 0; i < finished.size(); i++) {
@@ -501,20 +501,14 @@ static void finish_groups(void** arguments, unsigned) {
 }
 
 void warpgroup_wait(int groups_left) {
-  WaitArgument argument = {current, groups_left, EMULATOR_CALLER};
+  CountArgument argument = {current, groups_left, EMULATOR_CALLER};
   warpgroup_meet(kWait, &argument, finish_groups, argument.pc);
 }
-
-struct RegistersArgument {
-  Fiber* fiber;
-  int count;
-  uint32_t pc;
-};
 
 // Sets a warpgroup's registers.  All warpgroups together have those that the block was launched with: all
 // registers of the SM in equal shares, in multiples of 8.
 static void set_registers(void** arguments, unsigned) {
-  auto* const* threads = reinterpret_cast<RegistersArgument* const*>(arguments);
+  auto* const* threads = reinterpret_cast<CountArgument* const*>(arguments);
   warpgroup_of_current().registers = threads[0]->count;
   const std::vector<Warpgroup>& warpgroups = current->block->warpgroups;
   const int count = static_cast<int>(warpgroups.size()), launched = 65536 / (count * 128) / 8 * 8;
@@ -535,7 +529,7 @@ void set_max_registers(int count, bool increase) {
   if (count < 24 || count > 256 || count % 8)
     report_fatal(ReportKind::kWarpgroupMma, pc, 0,
                  "setmaxnreg of %d registers: a multiple of 8 from 24 to 256", count);
-  RegistersArgument argument = {current, count, pc};
+  CountArgument argument = {current, count, pc};
   warpgroup_meet(kSetRegisters + 100000 * increase + 100 * count, &argument, set_registers, pc);
 }
 

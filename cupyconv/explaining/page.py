@@ -43,7 +43,7 @@ _MOST_RESULTS = 40_000
 _LIMITS = (
     DRAWN,
     *(Limits(channels) for channels in (8, 6, 5)),
-    *(Limits(5, *rest) for rest in ((12, 9, 24), (10, 7, 12), (8, 5, 8), (6, 3, 5))),
+    *(Limits(5, *sizes) for sizes in ((12, 9, 24), (10, 7, 12), (8, 5, 8), (6, 3, 5))),
 )
 """Limits of a page, tried in this order (chosen)."""
 

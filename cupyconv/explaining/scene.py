@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cupyconv import arrays
 from cupyconv.errors import ConvError
@@ -24,6 +24,9 @@ from cupyconv.explaining.shapes import the
 from cupyconv.explaining.terms import LETTERS, Element
 from cupyconv.explaining.values import OPERANDS
 from cupyconv.problem import ConvAxis, ConvProblem
+
+if TYPE_CHECKING:
+    import numpy as np
 
 PAD, ZERO = -1, -2
 """Contents of cells without an element of a tensor: padding, or a zero between dilated elements."""
@@ -644,16 +647,18 @@ class _DrawnPart:
         planes = {}
         for k, c, index in keys:
             numbers = arrays.on_host(logical[index])[np.ix_(*where)].ravel()
-            planes[key_of(tensor, k, c)] = dict(zip(names, map(_plain, numbers), strict=True))
+            planes[key_of(tensor, k, c)] = dict(zip(names, _plain(numbers), strict=True))
         return planes
 
 
-def _plain(number: Any) -> float:
-    """Return a number as float64; for a float32, the one with the shortest decimal form.
+def _plain(numbers: np.ndarray) -> list[float]:
+    """Return an array's numbers as float64; for float32, those with the shortest decimal forms.
 
-    Rounding to float32, as the page does, returns the number itself.
+    Rounding to float32, as the page does, returns the numbers of the array.
     """
-    return float(str(number) if number.dtype == "float32" else number)
+    if numbers.dtype == "float32":
+        return [float(str(number)) for number in numbers]
+    return numbers.astype("float64").tolist()
 
 
 def _packed(planes: Mapping[str, Mapping[str, float]], digits: int) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class Values(Mapping[str, Any]):
 
     Args:
         problem: the layer.
-        given: passed tensors by name, in the problem's formats.
+        given: passed tensors by name, in the problem's formats; x, w and dy in its dtype.
         kind: kind of random numbers for operands that were not passed; None for no values.
         seed: seed of the random numbers.
         large: compute the values whatever the size of the layer.
@@ -176,16 +176,10 @@ class Values(Mapping[str, Any]):
         return self._results[name, dtype]
 
     def _computed(self, name: str, dtype: str) -> Any:
-        import numpy as np
-
         from cupyconv import operations
 
-        problem = self.problem
-        kind = arrays.numpy_dtype(dtype)
-        with np.errstate(over="ignore"):  # overflow to infinity, as a layer of this dtype does
-            x, w, dy = (
-                arrays.on_host(self[operand]).astype(kind, copy=False) for operand in OPERANDS
-            )
+        problem, kind = self.problem, arrays.numpy_dtype(dtype)
+        x, w, dy = (arrays.on_host(self[name]).astype(kind, copy=False) for name in OPERANDS)
         if name == "y":
             return operations.conv_forward(x, w, **problem.keywords)
         if name == "dx":

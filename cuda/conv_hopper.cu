@@ -551,6 +551,8 @@ struct Epilogue {
   static constexpr int LINES_OF_THREAD = 64 * THREADS_OF_LINE / WARPGROUP;
   static constexpr int RUNS_OF_THREAD = 64 / (THREADS_OF_LINE * RUN);
   using Run = Piece<Result, RUN>;
+  // Unrolled runs of a line.  The addresses of many short runs would need more registers than there are.
+  static constexpr int RUNS_AT_ONCE = ADD && STORE == STORE_ROWS && RUN < 4 ? 2 : RUNS_OF_THREAD;
 
   __device__ __forceinline__ int line_of(int number) const {
     return thread() / THREADS_OF_LINE + number * (WARPGROUP / THREADS_OF_LINE);
@@ -571,7 +573,7 @@ struct Epilogue {
     const Line line = output.line(first);
 #pragma unroll 4
     for (int j = 0; j < LINES_OF_THREAD; ++j)
-#pragma unroll
+#pragma unroll RUNS_AT_ONCE
       for (int k = 0; k < RUNS_OF_THREAD; ++k) {
         const long long row_offset = row_offsets[STORE == STORE_ROWS ? j : k];
         const int column = STORE == STORE_ROWS ? run_of(k) : line_of(j);

@@ -7,6 +7,7 @@ import pytest
 from cupyconv import ConvProblem
 from cupyconv.gpu import compiler, sources
 from cupyconv.kernels.hopper import consumers, takes_turns
+from cupyconv.kernels.request import Epilogue
 from cupyconv.kernels.strides import Strides
 from cupyconv.planning import Device, PassPlan
 from cupyconv.planning.launches import prepare
@@ -90,6 +91,29 @@ def test_kernels_compile_to_wgmma_without_spills(problem, pass_, tile, splits):
     assert bool(found["UTMASTG"]) == (defines["STORE"] == 1)
     assert bool(found["STSM"]) == (not defines["SPLIT"] and defines["STORE"] != 2)
     assert found["LDL"] + found["STL"] == 0, "an array is in local memory"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+@pytest.mark.parametrize("filters", [255, 254])
+@pytest.mark.parametrize("tile", WIDE, ids=str)
+def test_addends_of_odd_channels_do_not_spill(tile, filters, activation):
+    """Vectors of one or two elements take more registers for addresses."""
+    pytest.importorskip("cupy", reason="compiling needs CuPy: pip install 'cupyconv[test]'")
+    layer = ConvProblem(
+        (4, 56, 56, 64), (filters, 3, 3, 64), padding=1, data_format="NHWC", filter_format="OHWI",
+        dtype="float16",
+    )  # fmt: skip
+    planned = PassPlan(
+        "forward", "cuda-hopper", "", tile=tile, blocks=1, splits=1, workspace_bytes=1
+    )
+    epilogue = Epilogue(activation, adds=True)
+    strides = Strides.contiguous(layer)
+    launches = prepare(planned, layer, strides, Device.of(ARCH), epilogue)
+    (prepared,) = (launch for launch in launches if launch.entry == "conv_hopper")
+    source = sources.load(prepared.source)
+    _, log = compiler.compile_cubin(source, dict(prepared.defines), "sm_90a")
+    assert no_spills(log), log
 
 
 def test_planes_compile_without_spills():

@@ -164,6 +164,8 @@ FAULTS = (
     Fault("vectors are stored before all threads have written them", PHASES, "conv_hopper.cu",
           "        ptx::named_barrier_sync(1 + number, WARPGROUP);  // buffer complete",
           "        // buffer complete", ("race", "uninitialised-read")),
+    Fault("the producer keeps its registers", HOPPER, "conv_hopper.cu",
+          "    ptx::setmaxnreg_dec<40>();\n", "\n", ("wgmma",), "setmaxnreg"),
     Fault("three warpgroups take the registers of two", THREE, "conv_hopper.cu",
           "CONSUMERS == 2 ? 232 : 152", "232", ("wgmma",), "setmaxnreg"),
     Fault("a missing window begins within a vector", ONE_CHANNEL, "conv_hopper.cu",

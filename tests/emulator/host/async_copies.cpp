@@ -629,6 +629,23 @@ void check_state_at_exit(Fiber* fiber) {
       if (!store.performed) store.perform();
 }
 
+// Reports a block whose warpgroups hold more registers than it was launched with: on a GPU, one of them
+// waits for ever.  A block is launched with all registers of the SM in equal shares, in multiples of 8.
+// Only the last numbers count, since a warpgroup may wait until another gives registers away.
+static void check_registers(const Block& block) {
+  const int count = static_cast<int>(block.warpgroups.size()), launched = 65536 / (count * 128) / 8 * 8;
+  int sum = 0;
+  uint32_t pc = 0;
+  for (const Warpgroup& one : block.warpgroups) {
+    sum += one.registers ? one.registers : launched;
+    if (one.registers > launched) pc = one.registers_pc;
+  }
+  if (sum > count * launched)
+    report(ReportKind::kWarpgroupMma, pc, 0,
+           "setmaxnreg: the %d warpgroups of a block launched with %d registers per thread hold %d",
+           count, launched, sum);
+}
+
 void check_async_state_at_group_end() {
   for (const AsyncOperation& operation : group.async_operations) {
     current = operation.issuer;
@@ -643,15 +660,17 @@ void check_async_state_at_group_end() {
              "the block ends with an mbarrier that lacks %ld bytes",
              static_cast<long>(barrier.bytes));
     }
-  for (Block* block : group.blocks)
+  for (Block* block : group.blocks) {
+    current = block->fibers[0];
+    check_registers(*block);
     for (const Warpgroup& warpgroup : block->warpgroups) {
       const std::vector<PendingMma>& pending =
           warpgroup.groups.empty() ? warpgroup.open : warpgroup.groups.front();
-      current = block->fibers[0];
       if (!pending.empty())
         report(ReportKind::kWarpgroupMma, pending[0].pc, 0,
                "the block ends with a wgmma not waited for");
     }
+  }
   current = nullptr;
 }
 

@@ -153,7 +153,8 @@ struct PendingMma {
 };
 struct Warpgroup {
   bool fenced = false;
-  int registers = 0;  // per thread, as setmaxnreg set them; 0 before
+  int registers = 0;  // per thread, as setmaxnreg set them last; 0 before
+  uint32_t registers_pc = 0;
   std::vector<PendingMma> open;
   std::deque<std::vector<PendingMma>> groups;
 };

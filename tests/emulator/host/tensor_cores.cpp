@@ -505,23 +505,10 @@ void warpgroup_wait(int groups_left) {
   warpgroup_meet(kWait, &argument, finish_groups, argument.pc);
 }
 
-// Sets a warpgroup's registers.  All warpgroups together have those that the block was launched with: all
-// registers of the SM in equal shares, in multiples of 8.
 static void set_registers(void** arguments, unsigned) {
   auto* const* threads = reinterpret_cast<CountArgument* const*>(arguments);
   warpgroup_of_current().registers = threads[0]->count;
-  const std::vector<Warpgroup>& warpgroups = current->block->warpgroups;
-  const int count = static_cast<int>(warpgroups.size()), launched = 65536 / (count * 128) / 8 * 8;
-  int sum = 0;
-  for (const Warpgroup& one : warpgroups) {
-    if (!one.registers) return;  // it has its share still, or will set another number
-    sum += one.registers;
-  }
-  if (sum > count * launched)
-    report_fatal(ReportKind::kWarpgroupMma, threads[0]->pc, 0,
-                 "setmaxnreg: %d warpgroups of a block launched with %d registers per thread ask for a "
-                 "sum of %d, and wait for ever",
-                 count, launched, sum);
+  warpgroup_of_current().registers_pc = threads[0]->pc;
 }
 
 void set_max_registers(int count, bool increase) {

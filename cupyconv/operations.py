@@ -1326,7 +1326,7 @@ def problem_of(
     def require_results(problem: ConvProblem) -> None:
         result_shape = _result_shape(operation, problem)
         if "add" in layouts:
-            _require_add(error_names["add"], layouts["add"].shape, result_shape)
+            require_add(error_names["add"], layouts["add"].shape, result_shape)
         if "out" in layouts:
             _require_out(called.out, layouts["out"], result_shape, problem.dtype)
 
@@ -1526,7 +1526,12 @@ def require_bias(name: str, shape: tuple[int, ...], channels: int, owner: str) -
         )
 
 
-def _require_add(name: str, shape: tuple[int, ...], result: tuple[int, ...]) -> None:
+def require_add(name: str, shape: tuple[int, ...], result: tuple[int, ...]) -> None:
+    """Check that an addend, called ``name`` in errors, has the shape of the result.
+
+    Raises:
+        ConvError: the addend has another shape.
+    """
     if shape != result:
         raise ConvError(
             f"{name} must have the result's shape",

@@ -23,6 +23,7 @@ of times.  Here, ddx and ddw are the gradients with respect to dx and dw::
 
 Differences from PyTorch:
 
+* ``conv1d`` to ``conv3d`` also take ``add=``, a tensor that the same kernel adds to the result.
 * Only floating-point dtypes, complex64 and complex128 are supported.
 * float32 is computed in float32, regardless of ``torch.backends.cudnn.allow_tf32``.
 * A convolution with no input channels is rejected in a compiled graph.

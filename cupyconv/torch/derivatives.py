@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from cupyconv.errors import ConvTypeError
+from cupyconv.operations import require_add
 from cupyconv.torch import operators
 
 _LAYER = (None, None, None, None)  # gradients of stride, padding, dilation and groups
@@ -160,11 +161,20 @@ class _BackpropFilter(torch.autograd.Function):
         return dw.unflatten(0, (batch, filters)), 0
 
 
-def forward(x: Tensor, w: Tensor, bias: Tensor | None, *layer: Any) -> Tensor:
-    """Compute ``operators.forward``, differentiable in every mode."""
+def forward(
+    x: Tensor, w: Tensor, bias: Tensor | None, *layer: Any, add: Tensor | None = None
+) -> Tensor:
+    """Compute ``operators.forward``, differentiable in every mode.
+
+    Under a transform, ``add`` is added to the rounded result.
+    """
     if transforms_active():
-        return _apply(_Forward, x, w, bias, *layer)
-    return operators.forward(x, w, bias, *layer)
+        y = _apply(_Forward, x, w, bias, *layer)
+        if add is None:
+            return y
+        require_add("add", tuple(add.shape), tuple(y.shape))
+        return y + add
+    return operators.forward(x, w, bias, *layer, add)
 
 
 def backprop_input(

@@ -12,6 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from cupyconv import foreign, formats
 from cupyconv.errors import ConvError, ConvTypeError, shown
+from cupyconv.operations import require_bias
 from cupyconv.problem import (
     ITEMSIZE,
     ConvAxis,
@@ -71,8 +72,10 @@ def conv1d(
     padding: Padding = 0,
     dilation: IntOrInts = 1,
     groups: int = 1,
+    *,
+    add: Tensor | None = None,
 ) -> Tensor:
-    """Compute ``torch.nn.functional.conv1d``.
+    """Compute ``torch.nn.functional.conv1d``, plus ``add``.
 
     Args:
         input: (N, C, W), or (C, W) without a batch.
@@ -81,12 +84,15 @@ def conv1d(
         stride, dilation: an int, or one per spatial axis.
         padding: an int, one per spatial axis, "valid", or "same" with a stride of 1.
         groups: number of independent convolutions into which C and K are divided.
+        add: tensor of the result's shape that the same kernel adds to the result, such as the
+            shortcut of a residual block; PyTorch's function has no such argument.  Its gradient is
+            that of the result.
 
     Returns:
         (N, K, Q), or (K, Q).
 
     Raises:
-        ConvError: the convolution is invalid.
+        ConvError: the convolution is invalid, or ``add`` has another shape than the result.
         ConvTypeError: a tensor's dtype, device or layout is unsupported, or tensors differ in dtype
             or device.
         DeviceError: a tensor is on a CUDA device, and CuPy is not installed.
@@ -96,7 +102,7 @@ def conv1d(
     >>> w.grad.shape, w.grad.sum().item()
     (torch.Size([3, 2, 3]), 36.0)
     """
-    return _convolution(1, input, weight, bias, stride, padding, dilation, groups)
+    return _convolution(1, input, weight, bias, stride, padding, dilation, groups, add)
 
 
 @_overridable
@@ -108,8 +114,10 @@ def conv2d(
     padding: Padding = 0,
     dilation: IntOrInts = 1,
     groups: int = 1,
+    *,
+    add: Tensor | None = None,
 ) -> Tensor:
-    """Compute ``torch.nn.functional.conv2d``.
+    """Compute ``torch.nn.functional.conv2d``, plus ``add``.
 
     The arguments are those of ``conv1d``; input, weight and result have the spatial sizes (H, W),
     (R, S) and (P, Q).  The result is channels_last in memory if the input or the weight is.
@@ -120,7 +128,7 @@ def conv2d(
     >>> y.shape, w.grad.shape
     (torch.Size([1, 3, 2, 2]), torch.Size([3, 2, 3, 3]))
     """
-    return _convolution(2, input, weight, bias, stride, padding, dilation, groups)
+    return _convolution(2, input, weight, bias, stride, padding, dilation, groups, add)
 
 
 @_overridable
@@ -132,8 +140,10 @@ def conv3d(
     padding: Padding = 0,
     dilation: IntOrInts = 1,
     groups: int = 1,
+    *,
+    add: Tensor | None = None,
 ) -> Tensor:
-    """Compute ``torch.nn.functional.conv3d``.
+    """Compute ``torch.nn.functional.conv3d``, plus ``add``.
 
     The arguments are those of ``conv1d``; input, weight and result have the spatial sizes
     (D, H, W), (T, R, S) and (Z, P, Q).  The result is channels_last_3d in memory if the input or
@@ -144,7 +154,7 @@ def conv3d(
     >>> w.grad.shape, w.grad.sum().item()
     (torch.Size([3, 2, 3, 3, 3]), 1296.0)
     """
-    return _convolution(3, input, weight, bias, stride, padding, dilation, groups)
+    return _convolution(3, input, weight, bias, stride, padding, dilation, groups, add)
 
 
 @_overridable
@@ -485,16 +495,22 @@ def _convolution(
     padding: Padding,
     dilation: IntOrInts,
     groups: int,
+    add: Tensor | None = None,
 ) -> Tensor:
     (x, w, b), batched = _operands(rank, "input", input, weight, bias)
+    if add is not None:
+        _, add = _cast("input", x, "add", add)
+        add = add if batched else add.unsqueeze(0)
     strides, pads, dilations = _window(rank, w.shape[2:], stride, padding, dilation)
     groups = _groups(groups)
     if _has_no_channels(x, w):
         y = _without_channels(x, w, b, strides, pads, dilations)
+        y = y if add is None else y + add
     else:
-        _require_bias(b, w.shape[0], "the weight")
+        if b is not None:
+            require_bias("bias", tuple(b.shape), w.shape[0], "the weight")
         arguments = (x, w, b, strides, pads, dilations, groups)
-        y = _compute("forward", arguments, _CONVOLUTION, (x.shape, w.shape, None), batched)
+        y = _compute("forward", arguments, _CONVOLUTION, (x.shape, w.shape, None), batched, add)
     return y if batched else y.squeeze(0)
 
 
@@ -531,7 +547,8 @@ def _transposed(
     if any(missing):
         x = torch.nn.functional.pad(x, [n for last in reversed(missing) for n in (0, last)])
     shape = [x.shape[0], w.shape[1] * groups, *sizes]
-    _require_bias(b, shape[1], "the result")
+    if b is not None:
+        require_bias("bias", tuple(b.shape), shape[1], "the result")
     if w.is_complex():
         # The operator conjugates w, so pass the conjugate; forward mode rejects a lazy conjugate.
         w = torch.conj_physical(w)
@@ -622,6 +639,7 @@ def _compute(
     names: Names,
     shapes: tuple[Any, ...],
     batched: bool = True,
+    add: Tensor | None = None,
 ) -> Any:
     """Compute an operator, using the caller's tensor names in errors.
 
@@ -631,11 +649,13 @@ def _compute(
         names: the caller's names of the layer's tensors.
         shapes: shapes of x, w and y.
         batched: whether the caller's x has the batch axis.
+        add: tensor that "forward" adds to its result.
     """
+    optional = {} if add is None else {"add": add}
     if torch.compiler.is_dynamo_compiling():
-        return getattr(derivatives, operator)(*arguments)
+        return getattr(derivatives, operator)(*arguments, **optional)
     try:
-        return getattr(derivatives, operator)(*arguments)
+        return getattr(derivatives, operator)(*arguments, **optional)
     except (ConvError, RuntimeError):  # PyTorch raises RuntimeError for sizes that overflow
         is_size = {
             "input_shape": operator == "backprop_input" and names is _GRADIENT,
@@ -688,15 +708,6 @@ def _require_output_padding(
         "dtype": "float32",
     }
     offering(partial(transposed_problem, _TRANSPOSED), _TRANSPOSED, given)
-
-
-def _require_bias(bias: Tensor | None, channels: int, owner: str) -> None:
-    if bias is not None and bias.shape != (channels,):
-        raise ConvError(
-            "the bias must have one value for each output channel",
-            f"bias is {_shape_text(bias)}, {owner} has {channels} output channels",
-            f"Pass a bias of shape ({channels},)",
-        )
 
 
 def _has_no_channels(x: Tensor, w: Tensor) -> bool:

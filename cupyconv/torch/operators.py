@@ -34,14 +34,14 @@ DTYPES: dict[torch.dtype, str] = {getattr(torch, name): name for name in ITEMSIZ
 
 _LAYER = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
 _SCHEMAS = (
-    f"forward(Tensor x, Tensor w, Tensor? bias, {_LAYER}) -> Tensor",
+    f"forward(Tensor x, Tensor w, Tensor? bias, {_LAYER}, Tensor? add=None) -> Tensor",
     f"backprop_input(SymInt[] input_shape, Tensor w, Tensor dy, Tensor? bias, {_LAYER}) -> Tensor",
     f"backprop_filter(Tensor x, SymInt[] filter_shape, Tensor dy, {_LAYER}) -> Tensor",
 )
 """Schemas of the operators.
 
-``padding`` has two entries per spatial axis: before and after.  With a bias, ``backprop_input`` is
-a transposed convolution.
+``padding`` has two entries per spatial axis: before and after.  ``add`` has the result's shape and
+is added to it.  With a bias, ``backprop_input`` is a transposed convolution.
 """
 
 _library = torch.library.Library("cupyconv", "DEF")
@@ -54,12 +54,12 @@ backprop_input = torch.ops.cupyconv.backprop_input.default
 backprop_filter = torch.ops.cupyconv.backprop_filter.default
 
 
-def _run_forward(x, w, bias, stride, padding, dilation, groups):
+def _run_forward(x, w, bias, stride, padding, dilation, groups, add=None):
     problem, layer = _layer((x.shape, w.shape, None), x.dtype, (stride, padding, dilation, groups))
     y = _empty(problem.output_shape, x, w)
     with _place(x.device):
-        b = None if bias is None else _memory(bias)
-        operations.conv_forward(_memory(x), _memory(w), b, out=_memory(y), **layer)
+        b, a = (None if tensor is None else _memory(tensor) for tensor in (bias, add))
+        operations.conv_forward(_memory(x), _memory(w), b, add=a, out=_memory(y), **layer)
     return y
 
 
@@ -267,9 +267,11 @@ def _is_channels_last(tensor: Tensor) -> bool:
 # -- fake kernels: shapes without data -------------------------------------------------------------
 
 
-def _forward_shape(x, w, bias, stride, padding, dilation, groups):
+def _forward_shape(x, w, bias, stride, padding, dilation, groups, add=None):
     if not _is_symbolic(x.shape, w.shape, stride, padding, dilation, (groups,)):
         problem, _ = _layer((x.shape, w.shape, None), x.dtype, (stride, padding, dilation, groups))
+        if add is not None and not _is_symbolic(add.shape):
+            operations.require_add("add", tuple(add.shape), problem.output_shape)
         return _empty(problem.output_shape, x, w)
     sizes = [
         ConvAxis("", size, taps, s, d, before, after, "explicit").output
@@ -308,17 +310,17 @@ def sum_pixels(dy: Tensor) -> Tensor:
 
 
 def _forward_setup(ctx, inputs, output):
-    x, w, _bias, *ctx.layer = inputs
+    x, w, _bias, *ctx.layer, _add = inputs
     ctx.save_for_backward(x, w)
 
 
 def _forward_backward(ctx, dy):
     x, w = ctx.saved_tensors
-    needs_x, needs_w, needs_bias, *_ = ctx.needs_input_grad
+    needs_x, needs_w, needs_bias, *_, needs_add = ctx.needs_input_grad
     dx = backprop_input(x.shape, w, dy, None, *ctx.layer) if needs_x else None
     dw = backprop_filter(x, w.shape, dy, *ctx.layer) if needs_w else None
     db = sum_pixels(dy) if needs_bias else None
-    return dx, dw, db, None, None, None, None
+    return dx, dw, db, None, None, None, None, dy if needs_add else None
 
 
 def _backprop_input_setup(ctx, inputs, output):

@@ -100,6 +100,41 @@ def test_convolutions_and_gradients_match_pytorch(rank, name, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rank", RANKS)
+def test_addend_and_its_gradient_match_a_separate_sum(rank, dtype):
+    rules = {"stride": 2, "padding": 1}
+    x, w, b = (t.requires_grad_() for t in operands(rank, rules, dtype))
+    ours, theirs = getattr(ct, f"conv{rank}d"), getattr(F, f"conv{rank}d")
+    y = theirs(x, w, b, **rules)
+    add = integers(*y.shape, dtype=dtype, seed=5).transpose(0, 1).clone().transpose(0, 1)
+    leaves = (x, w, b, add.requires_grad_())
+    assert_same(ours(*leaves[:3], **rules, add=add), y + add)
+    assert_same(ours(x[0], w, b, **rules, add=add[0]), (y + add)[0])
+    dy = integers(*y.shape, dtype=dtype, seed=3)
+    gradients = torch.autograd.grad(ours(x, w, b, **rules, add=add), leaves, dy)
+    expected = torch.autograd.grad(theirs(x, w, b, **rules) + add, leaves, dy)
+    for gradient, reference in zip(gradients, expected, strict=True):
+        assert_same(gradient, reference)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from forward mode
+def test_addend_is_differentiable_in_every_mode():
+    x, w, b, add = doubles((2, 4, 6, 5), (6, 2, 3, 2), (6,), (2, 6, 3, 3))
+
+    def residual(x, w, b, add):
+        return ct.conv2d(x, w, b, 2, 1, 1, 2, add=add)
+
+    assert torch.autograd.gradcheck(residual, (x, w, b, add), check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(residual, (x, w, b, add))
+    expected = F.conv2d(x, w, b, 2, 1, 1, 2) + add
+    compiled = torch.compile(residual, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, w, b, add), expected)
+    shared = torch.func.vmap(residual, (0, None, None, 0))
+    pair = shared(torch.stack([x, x]), w, b, torch.stack([add, -add]))
+    torch.testing.assert_close(pair, torch.stack([expected, expected - 2 * add]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", TRANSPOSED)
 @pytest.mark.parametrize("rank", RANKS)
 def test_transposed_convolutions_and_gradients_match_pytorch(rank, name, dtype):
@@ -285,6 +320,8 @@ def test_operators_pass_opcheck(order):
     window = [2, 1], [1, 0, 2, 1], [1, 2], 2
     operators = torch.ops.cupyconv
     torch.library.opcheck(operators.forward, (x, w, b, *window))
+    add = torch.ones_like(operators.forward(x, w, b, *window)).requires_grad_()
+    torch.library.opcheck(operators.forward, (x, w, b, *window), {"add": add})
     dy = operators.forward(x, w, b, *window).detach().requires_grad_()
     torch.library.opcheck(operators.backprop_input, (list(x.shape), w, dy, None, *window))
     shift = torch.ones(x.shape[1], dtype=x.dtype, requires_grad=True)
@@ -500,10 +537,25 @@ def test_unsupported_tensors_are_rejected(change, said):
         ct.conv2d(*change(*operands(2, {})))
 
 
+def test_addend_of_another_dtype_is_rejected():
+    x, w, _ = operands(2, {})
+    with pytest.raises(ConvTypeError, match=r"input is torch\.float32, add is torch\.float64"):
+        ct.conv2d(x, w, add=ct.conv2d(x, w).double())
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
         (lambda x, w, b: ct.conv2d(x, w, b[:3]), r"one value for each output channel"),
+        (lambda x, w, b: ct.conv2d(x, w, add=x), r"add must have the result's shape"),
+        (
+            lambda x, w, b: torch.vmap(lambda x: ct.conv2d(x, w, add=x))(x[None]),
+            r"add must have the result's shape",
+        ),
+        (
+            lambda x, w, b: ct.conv2d(x.to("meta"), w.to("meta"), add=x.to("meta")),
+            r"add must have the result's shape",
+        ),
         (
             lambda x, w, b: ct.conv1d(x, w, b),
             r"1-D convolution must have 3 axes.*for 2 spatial axes",

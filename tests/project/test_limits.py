@@ -9,7 +9,9 @@ import pytest
 
 from cupyconv import ConvProblem
 from cupyconv.bench import places, pytorch
+from cupyconv.bench.data import random_sets
 from cupyconv.bench.suites import SuiteLayer
+from cupyconv.checking import pass_function
 from cupyconv.problem import PASSES
 from tests.studies import limits
 
@@ -51,6 +53,20 @@ def test_matmul_and_einsum_operations_are_counted():
         np.einsum("ab,b->a", np.ones((7, 8)), np.ones(8))
         assert meter.operations == 2 * 3 * 4 * 5 * 6 + 2 * 7 * 8
     assert meter.seconds > 0
+
+
+@pytest.mark.parametrize("data_format", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize("size", [8, 40])
+def test_compiled_loops_are_counted(size, pass_, data_format):
+    pytest.importorskip("numba", reason="Numba is not installed")
+    shape = (2, size, size, 16) if data_format == "NHWC" else (2, 16, size, size)
+    layer = {"padding": 1, "groups": 16, "data_format": data_format, "filter_format": "OIHW"}
+    problem = ConvProblem(shape, (16, 1, 3, 3), **layer)
+    [operands] = random_sets(problem, 1, np)
+    with limits._metered(meter := limits._Meter()):
+        pass_function(problem, pass_, "numpy")(operands)
+    assert meter.operations >= problem.useful_flops
 
 
 def test_results_are_printed_and_saved_with_their_command(peer, monkeypatch, tmp_path, capsys):

@@ -98,6 +98,7 @@ def _metered(meter: _Meter) -> Iterator[None]:
         compiled = import_module("cupyconv.cpu.loops_numba")
         counts += [
             (compiled, "planar_sums", lambda x, at, w, y, length, _: w.size * length),
+            (compiled, "plane_sums", _of_planes),
             (compiled, "planar_products", lambda x, at, dy, dw, length, _: dw.size * length),
             (compiled, "pixel_sums", _of_pixels),
             (compiled, "pixel_products", _of_pixels),
@@ -127,6 +128,11 @@ def _of_pixels(
     x: Any, steps: Any, weights: Any, sums: Any, places: Any, outputs: Any, *_: Any
 ) -> float:
     return prod(outputs) * prod(weights.shape[:3])
+
+
+def _of_planes(_source: Any, _steps: Any, shape: Any, weights: Any, *more: Any) -> float:
+    _first_row, _first_column, rows, columns, _lines, pitch = more[3]
+    return prod(shape[:2]) * weights.shape[-1] * ((rows - 1) * pitch + columns)
 
 
 def measure(

@@ -21,6 +21,8 @@ for name, array in {"y": y, "dx": dx, "dw": dw}.items():
     print(f"{name}: shape {array.shape}, norm {norm:.5g}")  # as in `cupyconv grads`"""
 """Last lines of every program."""
 
+_THROUGH_FLOAT32 = "NumPy has no bfloat16: the program converts through float32"
+
 
 @dataclass(frozen=True)
 class Translation:
@@ -102,42 +104,24 @@ def _setup(problem: ConvProblem) -> str:
     return "\n".join(lines)
 
 
-def _translation(
-    problem: ConvProblem,
-    framework: str,
-    call: str,
-    imports: Sequence[str],
-    code: Sequence[str],
-    size: str,
-    flags: Sequence[str],
-) -> Translation:
-    modules = "\n".join(["import numpy as np", *imports])
-    setup, lines = _setup(problem), "\n".join(code)
-    return Translation(framework, call, modules, setup, lines, size, tuple(flags))
+def _permutations(
+    problem: ConvProblem, channels_last: bool, method: str = "transpose"
+) -> tuple[str, str, str, str]:
+    """Return calls such as ``.transpose(0, 2, 3, 1)``, empty where the memory orders are the same.
 
+    They permute data and filters to a framework's memory order, and back to the problem's.
+    """
 
-def _order(problem: ConvProblem, channels_last: bool) -> tuple[Any, Any, Any, Any]:
-    """Return permutations of data and filters to a framework's memory order, and their inverses."""
+    def call(source: str, target: str) -> str:
+        order = tuple(source.index(letter) for letter in target)
+        return f".{method}{order}" if source != target else ""
+
     rank = problem.spatial_rank
     data = formats.data_formats(rank)[channels_last]
     filters = formats.filter_formats(rank)[channels_last]
-    there = _between(problem.data_format, data), _between(problem.filter_format, filters)
-    back = _between(data, problem.data_format), _between(filters, problem.filter_format)
+    there = call(problem.data_format, data), call(problem.filter_format, filters)
+    back = call(data, problem.data_format), call(filters, problem.filter_format)
     return *there, *back
-
-
-def _between(source: str, target: str) -> str | None:
-    """Return the permutation between two memory orders; None if they are the same."""
-    order = tuple(source.index(letter) for letter in target)
-    return None if order == tuple(range(len(order))) else str(order)
-
-
-def _asymmetric(problem: ConvProblem) -> bool:
-    return any(before != after for before, after in problem.padding)
-
-
-def _padded(problem: ConvProblem) -> bool:
-    return any(before or after for before, after in problem.padding)
 
 
 def _output_padding(problem: ConvProblem) -> tuple[int, ...]:
@@ -153,10 +137,6 @@ def _inside(problem: ConvProblem) -> str:
     return ", ".join(f"{axis.pad_before}:{axis.pad_before + axis.input}" for axis in problem.axes)
 
 
-def _cropped(problem: ConvProblem) -> str:
-    return f"cropped to [{_inside(problem)}]"
-
-
 def _torch_tuple(values: Sequence[int]) -> str:
     return str(values[0]) if len(set(values)) == 1 else str(tuple(values))
 
@@ -166,7 +146,7 @@ def _torch_tuple(values: Sequence[int]) -> str:
 
 def _pytorch(problem: ConvProblem) -> Translation:
     rank = problem.spatial_rank
-    data, filters, data_back, filters_back = _order(problem, channels_last=False)
+    data, filters, data_back, filters_back = _permutations(problem, False, "permute")
     flags = []
     if data or filters:
         flags.append(
@@ -175,13 +155,13 @@ def _pytorch(problem: ConvProblem) -> Translation:
         )
     stride, dilation = _torch_tuple(problem.stride), _torch_tuple(problem.dilation)
     rest = f"stride={stride}, dilation={dilation}, groups={problem.groups}"
-    cropped = _asymmetric(problem)
-    befores = tuple(before for before, _ in problem.padding)
-    source, padding = "X", f"padding={_torch_tuple(befores)}"
+    cropped = any(before != after for before, after in problem.padding)
+    source, padding = "X", f"padding={_torch_tuple([before for before, _ in problem.padding])}"
     if cropped:
         sides = [side for pair in reversed(problem.padding) for side in pair]
         source, padding = f"F.pad(X, {tuple(sides)})", "padding=0"
         flags.append("PyTorch's convolution pads both sides of an axis equally: F.pad pads instead")
+    explicit = padding
     if problem.padding_mode.startswith("same"):
         if max(problem.stride) > 1:
             flags.append(
@@ -192,40 +172,27 @@ def _pytorch(problem: ConvProblem) -> Translation:
         elif not cropped:
             padding = "padding='same'"
     call = f"F.conv{rank}d({source}, W, {padding}, {rest})"
-    bf16 = problem.dtype == "bfloat16"
-
-    def tensor(name: str, order: str | None) -> str:
-        text = f"torch.from_numpy({name})"
-        if bf16:
-            text += ".bfloat16()"
-        if order:
-            text += f".permute{order}"
-        # PyTorch raises an error for the gradient of some permuted filters.
-        return text + (".contiguous()" if order and name == "w" else "")
-
-    def array(name: str, order: str | None) -> str:
-        text = name + (f".permute{order}" if order else "")
-        return text + (".float().numpy()" if bf16 else ".numpy()")
-
-    if bf16:
-        flags.append("NumPy has no bfloat16: the program converts through float32")
-    extra = _output_padding(problem)
-    plain = f"padding={_torch_tuple(befores)}" if not cropped else "padding=0"
-    option = f"output_padding={_torch_tuple(extra)}"
+    rounded, numpy = "", ".numpy()"
+    if problem.dtype == "bfloat16":
+        rounded, numpy = ".bfloat16()", ".float().numpy()"
+        flags.append(_THROUGH_FLOAT32)
+    # PyTorch raises an error for the gradient of some permuted filters.
+    contiguous = ".contiguous()" if filters else ""
+    option = f"output_padding={_torch_tuple(_output_padding(problem))}"
     weights = "W.detach().conj()" if problem.is_complex else "W.detach()"
     lines = [
-        f"X = {tensor('x', data)}.requires_grad_()",
-        f"W = {tensor('w', filters)}.requires_grad_()",
-        f"DY = {tensor('dy', data)}",
+        f"X = torch.from_numpy(x){rounded}{data}.requires_grad_()",
+        f"W = torch.from_numpy(w){rounded}{filters}{contiguous}.requires_grad_()",
+        f"DY = torch.from_numpy(dy){rounded}{data}",
         f"Y = {call}",
         "DX, DW = torch.autograd.grad(Y, (X, W), DY)",
         "# dx without autograd; output_padding selects one of the possible sizes.",
         f"DX_direct = F.conv_transpose{rank}d(",
-        f"    DY, {weights}, stride={stride}, {plain},",
+        f"    DY, {weights}, stride={stride}, {explicit},",
         f"    {option}, groups={problem.groups}, dilation={dilation},",
         ")",
     ]
-    size = f"conv_transpose{rank}d(..., {plain}, {option})"
+    size = f"conv_transpose{rank}d(..., {explicit}, {option})"
     if problem.is_complex:
         size += " applied to conj(w)"
     else:
@@ -233,15 +200,17 @@ def _pytorch(problem: ConvProblem) -> Translation:
         size += f", or torch.nn.grad.conv{rank}d_input(input_size, ...) with {whose}"
     if cropped:
         lines.append(f"DX_direct = DX_direct[:, :, {_inside(problem)}]")
-        size += f"; the result is {_cropped(problem)}"
+        size += f"; the result is cropped to [{_inside(problem)}]"
     lines += [
-        f"y = {array('Y.detach()', data_back)}",
-        f"dx = {array('DX', data_back)}",
-        f"dw = {array('DW', filters_back)}",
-        f"dx_direct = {array('DX_direct', data_back)}",
+        f"y = Y.detach(){data_back}{numpy}",
+        f"dx = DX{data_back}{numpy}",
+        f"dw = DW{filters_back}{numpy}",
+        f"dx_direct = DX_direct{data_back}{numpy}",
     ]
-    imports = ("import torch", "import torch.nn.functional as F")
-    return _translation(problem, "PyTorch", call, imports, lines, size, flags)
+    imports = "import numpy as np\nimport torch\nimport torch.nn.functional as F"
+    return Translation(
+        "PyTorch", call, imports, _setup(problem), "\n".join(lines), size, tuple(flags)
+    )
 
 
 # -- TensorFlow ------------------------------------------------------------------------------------
@@ -249,7 +218,7 @@ def _pytorch(problem: ConvProblem) -> Translation:
 
 def _tensorflow(problem: ConvProblem) -> Translation:
     rank, groups = problem.spatial_rank, problem.groups
-    data, filters, data_back, filters_back = _order(problem, channels_last=True)
+    data, filters, data_back, filters_back = _permutations(problem, channels_last=True)
     flags = []
     if data:
         flags.append(
@@ -263,19 +232,17 @@ def _tensorflow(problem: ConvProblem) -> Translation:
         )
     mode = problem.padding_mode
     dilated = max(problem.dilation) > 1
-    source, padding = "X", f'"{mode.upper()}"'
+    in_numbers = mode in ("same_lower", "explicit") and any(map(any, problem.padding))
+    pairs = [[0, 0], *map(list, problem.padding), [0, 0]]
+    source, padding = "X", '"SAME"' if mode == "same" else '"VALID"'
     if mode == "same_lower":
         flags.append("TensorFlow has no SAME_LOWER: the program pads explicitly")
-    if mode in ("same_lower", "explicit"):
-        pairs = [[0, 0], *map(list, problem.padding), [0, 0]]
-        if not _padded(problem):
-            padding = '"VALID"'
-        elif rank == 2 and not dilated:
-            padding = str(pairs)
-        else:
-            source, padding = f"tf.pad(X, {pairs})", '"VALID"'
-            only = "With dilation, " if rank == 2 else ""
-            flags.append(f"{only}conv{rank}d supports only SAME and VALID: tf.pad adds the padding")
+    if in_numbers and rank == 2 and not dilated:
+        padding = str(pairs)
+    elif in_numbers:
+        source = f"tf.pad(X, {pairs})"
+        only = "With dilation, " if rank == 2 else ""
+        flags.append(f"{only}conv{rank}d supports only SAME and VALID: tf.pad adds the padding")
     single = max(problem.filter_sizes) == 1 and any(_output_padding(problem))
     if single:
         left = zip(problem.axes, _output_padding(problem), strict=True)
@@ -297,56 +264,44 @@ def _tensorflow(problem: ConvProblem) -> Translation:
                 "Keras layers and tf.nn.convolution reject stride together with dilation; "
                 f"tf.nn.conv{rank}d supports both"
             )
-    if mode not in ("same", "valid") and _padded(problem):
+    if in_numbers:
         flags.append(
             "Keras layers support only 'same' and 'valid': put a ZeroPadding layer before them"
         )
 
-    def call(x: str, w: str) -> str:
-        if rank == 1:
-            numbers = f"stride={problem.stride[0]}, padding={padding}"
-            return f"tf.nn.conv1d({x}, {w}, {numbers}, dilations={problem.dilation[0]})"
-        if rank == 2:
-            numbers = f"strides={list(problem.stride)}, padding={padding}"
-            return f"tf.nn.conv2d({x}, {w}, {numbers}, dilations={list(problem.dilation)})"
-        strides, dilations = [1, *problem.stride, 1], [1, *problem.dilation, 1]
-        numbers = f"strides={strides}, padding={padding}, dilations={dilations}"
-        return f"tf.nn.conv3d({x}, {w}, {numbers})"
-
+    strides, dilations = list(problem.stride), list(problem.dilation)
+    numbers = {
+        1: f"stride={strides[0]}, padding={padding}, dilations={dilations[0]}",
+        2: f"strides={strides}, padding={padding}, dilations={dilations}",
+        3: f"strides={[1, *strides, 1]}, padding={padding}, dilations={[1, *dilations, 1]}",
+    }[rank]
     if groups == 1:
-        forward = call(source, "W")
+        forward = f"tf.nn.conv{rank}d({source}, W, {numbers})"
     else:
         flags.append(
             "Many CPU builds of TensorFlow cannot compute gradients of grouped layers: the program "
             f"computes the {groups} groups one by one"
         )
         forward = (
-            f"tf.concat([{call('a', 'b')} for a, b in "
+            f"tf.concat([tf.nn.conv{rank}d(a, b, {numbers}) for a, b in "
             f"zip(tf.split({source}, {groups}, -1), tf.split(W, {groups}, -1))], -1)"
         )
-    dtype = problem.dtype
-
-    def tensor(name: str, order: str | None) -> str:
-        text = name + (f".transpose{order}" if order else "")
-        return f"tf.constant({text}, tf.{dtype})"
-
-    def array(name: str, order: str | None) -> str:
-        text = f"tf.cast({name}, tf.float32)" if dtype == "bfloat16" else name
-        return f"{text}.numpy()" + (f".transpose{order}" if order else "")
-
-    if dtype == "bfloat16":
-        flags.append("NumPy has no bfloat16: the program converts through float32")
+    results = ["Y", "DX", "DW", "DX_direct"]
+    if problem.dtype == "bfloat16":
+        results = [f"tf.cast({name}, tf.float32)" for name in results]
+        flags.append(_THROUGH_FLOAT32)
+    y, dx, dw, dx_direct = results
     lines = [
-        f"X = {tensor('x', data)}",
-        f"W = {tensor('w', filters)}",
-        f"DY = {tensor('dy', data)}",
+        f"X = tf.constant(x{data}, tf.{problem.dtype})",
+        f"W = tf.constant(w{filters}, tf.{problem.dtype})",
+        f"DY = tf.constant(dy{data}, tf.{problem.dtype})",
         "with tf.GradientTape() as tape:",
         "    tape.watch([X, W])",
         f"    Y = {forward}",
         "DX, DW = tape.gradient(Y, [X, W], DY)",
-        f"y = {array('Y', data_back)}",
-        f"dx = {array('DX', data_back)}",
-        f"dw = {array('DW', filters_back)}",
+        f"y = {y}.numpy(){data_back}",
+        f"dx = {dx}.numpy(){data_back}",
+        f"dw = {dw}.numpy(){filters_back}",
     ]
     sizes = [problem.N, *problem.input_sizes, problem.C]
     if rank == 2 and groups == 1 and not dilated and not single:
@@ -361,8 +316,7 @@ def _tensorflow(problem: ConvProblem) -> Translation:
         if explicit:
             flat = [side for pair in ((0, 0), *problem.padding, (0, 0)) for side in pair]
             lines.append(f"    explicit_paddings={flat},")
-        lines += [")", f"dx_direct = {array('DX_direct', data_back)}"]
-    in_numbers = mode in ("same_lower", "explicit") and _padded(problem)
+        lines += [")", f"dx_direct = {dx_direct}.numpy(){data_back}"]
     if rank == 2:
         size = f"Conv2DBackpropInput(input_sizes={sizes}) or conv2d_transpose(output_shape={sizes})"
         size += ", each with explicit padding" if in_numbers else ""
@@ -370,12 +324,14 @@ def _tensorflow(problem: ConvProblem) -> Translation:
         padded = [problem.N, *(axis.padded_input for axis in problem.axes), problem.C]
         size = (
             f'conv{rank}d_transpose(output_shape={padded}, padding="VALID"); the result is '
-            f"{_cropped(problem)}"
+            f"cropped to [{_inside(problem)}]"
         )
     else:
         size = f"conv{rank}d_transpose(output_shape={sizes})"
-    imports = ("import tensorflow as tf",)
-    return _translation(problem, "TensorFlow", forward, imports, lines, size, flags)
+    imports = "import numpy as np\nimport tensorflow as tf"
+    return Translation(
+        "TensorFlow", forward, imports, _setup(problem), "\n".join(lines), size, tuple(flags)
+    )
 
 
 # -- JAX -------------------------------------------------------------------------------------------
@@ -388,51 +344,50 @@ def _jax(problem: ConvProblem) -> Translation:
     numbers = (problem.data_format, problem.filter_format, problem.data_format)
     backwards = input_gradient_axes(problem)
     within = " in each group" if problem.groups > 1 else ""
-    imports = ["import jax", "from jax import lax"]
+    imports = "import numpy as np\nimport jax\nfrom jax import lax"
     if REAL_PART.get(problem.dtype, problem.dtype) == "float64":
-        imports += ["", 'jax.config.update("jax_enable_x64", True)']
+        imports += '\n\njax.config.update("jax_enable_x64", True)'
         flags.append("JAX rounds to float32 unless jax_enable_x64 is set before the first array")
     if problem.dtype == "float32":
         flags.append(
             "On a GPU or TPU, JAX may round float32 operands; precision='highest' prevents this"
         )
-    operands = "x, w"
+    operands, cotangent = "x, w", "jax.numpy.asarray(dy, Y.dtype)"
+    results = "np.asarray(Y), np.asarray(DX), np.asarray(DW)"
     if problem.dtype == "bfloat16":
         operands = "x.astype(jax.numpy.bfloat16), w.astype(jax.numpy.bfloat16)"
-    call = (
-        f"lax.conv_general_dilated(x, w, {problem.stride}, {padding}, "
-        f"rhs_dilation={problem.dilation}, dimension_numbers={numbers}, "
-        f"feature_group_count={problem.groups}, precision='highest')"
-    )
-    lines = [
-        "",
-        "def layer(x, w):",
-        "    return lax.conv_general_dilated(",
-        f"        x, w, {problem.stride}, {padding}, rhs_dilation={problem.dilation},",
-        f"        dimension_numbers={numbers},",
-        f"        feature_group_count={problem.groups}, precision='highest',",
-        "    )",
-        "",
-        "",
-        f"Y, backward = jax.vjp(layer, {operands})  # keeps the sizes of x and w",
-        "DX, DW = backward(jax.numpy.asarray(dy, Y.dtype))",
-        "y, dx, dw = np.asarray(Y), np.asarray(DX), np.asarray(DW)",
-    ]
+        results = '(np.asarray(a.astype("float32")) for a in (Y, DX, DW))'
     if problem.is_complex:
         flags.append(
             "JAX's gradients are the complex conjugates of cupyconv's and PyTorch's: the program "
             "conjugates dy, dx and dw"
         )
-        lines[-2] = "DX, DW = backward(jax.numpy.asarray(dy, Y.dtype).conj())"
-        lines[-1] = "y, dx, dw = np.asarray(Y), np.conj(DX), np.conj(DW)"
-    if problem.dtype == "bfloat16":
-        lines[-1] = 'y, dx, dw = (np.asarray(a.astype("float32")) for a in (Y, DX, DW))'
+        cotangent += ".conj()"
+        results = "np.asarray(Y), np.conj(DX), np.conj(DW)"
+    arguments = [
+        f"x, w, {problem.stride}, {padding}, rhs_dilation={problem.dilation},",
+        f"dimension_numbers={numbers},",
+        f"feature_group_count={problem.groups}, precision='highest',",
+    ]
+    call = f"lax.conv_general_dilated({' '.join(arguments).rstrip(',')})"
+    lines = [
+        "",
+        "def layer(x, w):",
+        "    return lax.conv_general_dilated(",
+        *(f"        {line}" for line in arguments),
+        "    )",
+        "",
+        "",
+        f"Y, backward = jax.vjp(layer, {operands})  # keeps the sizes of x and w",
+        f"DX, DW = backward({cotangent})",
+        f"y, dx, dw = {results}",
+    ]
     size = (
         f"jax.vjp takes the size from x; without vjp, lax.conv_general_dilated takes lhs_dilation="
         f"{problem.stride}, padding={[axis.padding for axis in backwards]} and w flipped, with its "
         f"channel axes swapped{within}"
     )
-    return _translation(problem, "JAX", call, imports, lines, size, flags)
+    return Translation("JAX", call, imports, _setup(problem), "\n".join(lines), size, tuple(flags))
 
 
 # -- ONNX ------------------------------------------------------------------------------------------
@@ -440,7 +395,7 @@ def _jax(problem: ConvProblem) -> Translation:
 
 def _onnx(problem: ConvProblem) -> Translation:
     rank, groups = problem.spatial_rank, problem.groups
-    data, filters, data_back, filters_back = _order(problem, channels_last=False)
+    data, filters, data_back, filters_back = _permutations(problem, channels_last=False)
     flags = []
     if data or filters:
         flags.append(
@@ -468,18 +423,14 @@ def _onnx(problem: ConvProblem) -> Translation:
     weights = filter_gradient_axes(problem)
     grad_pads = [a.padding[0] for a in weights] + [max(a.padding[1], 0) for a in weights]
     used = ", ".join(f":{a.size + min(a.padding[1], 0)}" for a in weights)
-    dtype = "float32" if problem.dtype == "bfloat16" else problem.dtype
+    kind = {"float16": "FLOAT16", "float64": "DOUBLE"}.get(problem.dtype, "FLOAT")
     if problem.dtype == "bfloat16":
         flags.append("NumPy has no bfloat16: the program runs in float32")
     swap = str((1, 0, *range(2, rank + 2)))
-
-    def transposed(name: str, order: str | None) -> str:
-        return name + (f".transpose{order}" if order else "")
-
     lines = [
         "",
         "def run(operator, a, b, **attributes):",
-        f"    kind = TensorProto.{_ONNX_TYPES[dtype]}",
+        f"    kind = TensorProto.{kind}",
         "    node = helper.make_node(operator, ['a', 'b'], ['c'], **attributes)",
         "    describe = helper.make_tensor_value_info",
         "    tensors = [describe('a', kind, a.shape), describe('b', kind, b.shape)]",
@@ -489,9 +440,9 @@ def _onnx(problem: ConvProblem) -> Translation:
         "    return ReferenceEvaluator(model).run(None, {'a': a, 'b': b})[0]",
         "",
         "",
-        f"X = {transposed('x', data)}",
-        f"W = {transposed('w', filters)}",
-        f"DY = {transposed('dy', data)}",
+        f"X = x{data}",
+        f"W = w{filters}",
+        f"DY = dy{data}",
         f"same = dict(strides={strides}, dilations={dilations})",
         f"Y = run('Conv', X, W, {padding}, group={groups}, **same)",
         *_onnx_dx(groups, f"pads={pads}, output_padding={extra}, **same"),
@@ -499,16 +450,16 @@ def _onnx(problem: ConvProblem) -> Translation:
         "# which no window reads, are cropped.",
         f"X_read = X[:, :, {used}].transpose{swap}",
         *_onnx_dw(groups, f"pads={grad_pads}, strides={dilations}, dilations={strides}", swap),
-        f"y = {transposed('Y', data_back)}",
-        f"dx = {transposed('DX', data_back)}",
-        f"dw = {transposed('DW', filters_back)}",
+        f"y = Y{data_back}",
+        f"dx = DX{data_back}",
+        f"dw = DW{filters_back}",
     ]
     size = f"ConvTranspose(pads={pads}, output_padding={extra})" + _onnx_output_shape(problem)
     imports = (
-        "from onnx import TensorProto, helper",
-        "from onnx.reference import ReferenceEvaluator",
+        "import numpy as np\nfrom onnx import TensorProto, helper\n"
+        "from onnx.reference import ReferenceEvaluator"
     )
-    return _translation(problem, "ONNX", call, imports, lines, size, flags)
+    return Translation("ONNX", call, imports, _setup(problem), "\n".join(lines), size, tuple(flags))
 
 
 def _onnx_output_shape(problem: ConvProblem) -> str:
@@ -552,8 +503,6 @@ def _onnx_dw(groups: int, rest: str, swap: str) -> list[str]:
         f"], 1).transpose{swap}",
     ]
 
-
-_ONNX_TYPES = {"float16": "FLOAT16", "float32": "FLOAT", "float64": "DOUBLE"}
 
 FRAMEWORKS: dict[str, Callable[[ConvProblem], Translation]] = {
     "tensorflow": _tensorflow,

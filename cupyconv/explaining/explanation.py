@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -179,12 +179,11 @@ class Explanation:
         sum of 2 products = 3
         """
         changed = _checked_arrays(self.problem, {"x": x, "w": w, "dy": dy})
-        element = terms.parse(self.problem, name)
         data = self.data
         if changed:
             # Drop the results, which belong to the previous operands.
             data = {**{key: data[key] for key in OPERANDS if key in data}, **changed}
-        return Element(self.problem, element.tensor, element.index, element.asked, data)
+        return replace(terms.parse(self.problem, name), data=data)
 
     def map(self, tensor: str = "dx") -> maps.TermMap:
         """Return the number of terms of each element of dx, dw or y.
@@ -277,7 +276,7 @@ class Explanation:
     @cached_property
     def middle(self) -> str:
         """Name of the example element of dw, whose indices are in the middle of every axis."""
-        return prose.middle(self.problem)
+        return prose.middle(self.problem, self.data).name
 
     @property
     def question(self) -> str:

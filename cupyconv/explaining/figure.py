@@ -17,7 +17,7 @@ from cupyconv.explaining import scene, shapes, terms
 from cupyconv.explaining.counts import input_counts, visible
 from cupyconv.explaining.scene import PAD, Direction, Scene, cut_text
 from cupyconv.explaining.shapes import the
-from cupyconv.explaining.terms import LETTERS, Element
+from cupyconv.explaining.terms import Element
 from cupyconv.explaining.values import short
 from cupyconv.problem import ConvAxis, ConvProblem, counted, shape_text
 from cupyconv.svg import Canvas, themed
@@ -150,10 +150,8 @@ def svg(
             )
             canvas.text(MARGIN, top, text, "ink")
             top += 30
-        rank = problem.spatial_rank
-        letters = zip(*(LETTERS[kind][rank] for kind in ("input", "filter", "output")), strict=True)
-        for axis, three in zip(problem.axes, letters, strict=True):
-            _strips(canvas, axis, three, top)
+        for axis in problem.axes:
+            _strips(canvas, axis, top)
             top = canvas.height + 34
     return _document(canvas, f"The convolution {head}, and its gradients")
 
@@ -473,13 +471,13 @@ def _channels(canvas: Canvas, drawn: Scene, top: float) -> float:
 # -- one axis --------------------------------------------------------------------------------------
 
 
-def _strips(canvas: Canvas, axis: ConvAxis, letters: tuple[str, str, str], top: float) -> None:
+def _strips(canvas: Canvas, axis: ConvAxis, top: float) -> None:
     """Draw strips of x, y and dx along an axis, with a line for each product of a drawn window.
 
     A line from x to y is a product of the forward pass. A line from y to dx is the same product in
     the backward pass.
     """
-    h, r, p = letters
+    h, _, p = terms.letters(axis)
     chosen = min(1, axis.output - 1)  # an output near the border
     window = chosen * axis.stride + axis.effective_filter
     needed = window if window <= MOST_FOR_WINDOW else 0
@@ -494,7 +492,7 @@ def _strips(canvas: Canvas, axis: ConvAxis, letters: tuple[str, str, str], top: 
         MARGIN,
         top,
         f"Axis {axis.name}: {axis.input} inputs, {counted(axis.filter, 'tap')}, "
-        f"{counted(axis.output, 'output')}; {terms.position_text(axis, h, r, p)}",
+        f"{counted(axis.output, 'output')}; {terms.position_text(axis)}",
         "ink head",
     )
     x_top, y_top, dx_top = top + 20, top + 20 + 4 * CELL, top + 20 + 8 * CELL

@@ -11,7 +11,7 @@ from cupyconv.explaining import adjoints, maps, shapes, terms, translate, transp
 from cupyconv.explaining import values as numbers
 from cupyconv.explaining.adjoints import AdjointAxis
 from cupyconv.explaining.counts import MAPPED, visible
-from cupyconv.explaining.terms import LETTERS, Element, counted_large
+from cupyconv.explaining.terms import Element, counted_large
 from cupyconv.explaining.translate import Translation
 from cupyconv.explaining.values import OPERANDS, RESULTS, Values
 from cupyconv.markup import Block, Paragraph, Section, Table, Verbatim
@@ -53,10 +53,10 @@ def sections(
     return tuple(made)
 
 
-def middle(problem: ConvProblem) -> str:
-    """Return the name of the element of dw whose indices are in the middle of every axis."""
-    sizes = terms.extents(problem, "dw")
-    return f"dw[{','.join(str(size // 2) for size in sizes)}]"
+def middle(problem: ConvProblem, data: Mapping[str, Any]) -> Element:
+    """Return the element of dw whose indices are in the middle of every axis."""
+    index = tuple(size // 2 for size in terms.extents(problem, "dw"))
+    return Element(problem, "dw", index, data=data)
 
 
 def _head(problem: ConvProblem, is_transposed: bool) -> Section:
@@ -64,7 +64,7 @@ def _head(problem: ConvProblem, is_transposed: bool) -> Section:
         f"x {shape_text(problem.input_shape)} * w {shape_text(problem.filter_shape)} -> "
         f"y {shape_text(problem.output_shape)}"
     )
-    x, w, y = (f"{t}[{','.join(terms.names(problem, t))}]" for t in ("x", "w", "y"))
+    x, w, y = (terms.indexed(t, terms.names(problem, t)) for t in ("x", "w", "y"))
     indices = f"{x}, {w} and {y}"
     grouped = terms.GROUPED if problem.groups > 1 else ""
     return Section(
@@ -225,12 +225,10 @@ def _grid(problem: ConvProblem) -> str:
 
 def _example(problem: ConvProblem, data: Mapping[str, Any]) -> list[Block]:
     """Return the example element of dw with its terms."""
-    parsed = terms.parse(problem, middle(problem))
-    element = Element(problem, parsed.tensor, parsed.index, parsed.asked, data)
-    _, own = element.term(0) if element.count else (None, (0, 0))
-    channel = own[1]
+    element = middle(problem, data)
     if not element.count:
         return [Paragraph(f"For example, {element.name}: {element.conclusion}")]
+    channel = element.term(0).second[1]
     operands = f"x[{channel}] and dy[{element.index[0]}]"
     terms_ = counted_large(element.count, "product")
     group = ""
@@ -321,13 +319,13 @@ def _tensors(problem: ConvProblem) -> Section:
 
 def _axes(problem: ConvProblem) -> list[Section]:
     sections = []
-    for entry, axis in zip(
-        shapes.axis_reasons(problem), _representative_axes(problem), strict=True
-    ):
+    by_name = {axis.name: axis for axis in problem.axes}
+    for entry in shapes.axis_reasons(problem):
+        axis = by_name[entry.axes[0]]
         rows = (
             ("padding", entry.padding),
             ("output size", entry.output),
-            ("window", _window(problem, axis)),
+            ("window", _window(axis)),
             ("input sizes", f"{entry.input_sizes}{_interval(axis)}"),
             ("unread inputs", entry.unread),
         )
@@ -416,8 +414,7 @@ def _dw_rows(axis: ConvAxis, adjoint: AdjointAxis) -> tuple[tuple[str, str], ...
 
 
 def _products(problem: ConvProblem) -> Section:
-    rank = problem.spatial_rank
-    h, r, p = (",".join(LETTERS[kind][rank]) for kind in ("input", "filter", "output"))
+    h, r, p = (",".join(terms.names(problem, tensor)[2:]) for tensor in ("x", "w", "y"))
     meaning = {
         "forward": f"({'n,' + p}) x k x ({'c,' + r})",
         "backprop_input": f"({'n,' + h}) x c x ({'k,' + r})",
@@ -490,13 +487,6 @@ def _zeros(problem: ConvProblem) -> str:
     return f"zeros ({', '.join(parts)})"
 
 
-def _representative_axes(problem: ConvProblem) -> list[ConvAxis]:
-    """Return the first axis of each entry of ``axis_reasons``, to represent the entry."""
-    firsts = [entry.axes[0] for entry in shapes.axis_reasons(problem)]
-    by_name = {axis.name: axis for axis in problem.axes}
-    return [by_name[name] for name in firsts]
-
-
 def _clauses(problem: ConvProblem, say: Callable[[ConvAxis], str]) -> str:
     """Join the clauses of all axes; equal clauses are merged, and empty clauses are omitted."""
     parts: dict[str, list[str]] = {}
@@ -524,10 +514,8 @@ def _moved(axis: ConvAxis) -> str:
     return ""
 
 
-def _window(problem: ConvProblem, axis: ConvAxis) -> str:
-    rank = problem.spatial_rank
-    place = [a.name for a in problem.axes].index(axis.name)
-    h, r, p = (LETTERS[kind][rank][place] for kind in ("input", "filter", "output"))
+def _window(axis: ConvAxis) -> str:
+    _, r, p = terms.letters(axis)
     last = (axis.output - 1) * axis.stride - axis.pad_before
     taps = "the tap" if axis.filter == 1 else "the taps"
     first_, last_ = (
@@ -539,7 +527,7 @@ def _window(problem: ConvProblem, axis: ConvAxis) -> str:
         else f"the first window covers {first_}, the last window covers {last_}"
     )
     return (
-        f"output {p} reads input {terms.position_text(axis, h, r, p)} for {taps} "
+        f"output {p} reads input {terms.position_text(axis)} for {taps} "
         f"{r} = {_ends(0, axis.filter - 1)}: {covers}"
     )
 

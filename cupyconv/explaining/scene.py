@@ -373,8 +373,7 @@ def _chosen(problem: ConvProblem, element: Element | None) -> dict[str, tuple[in
 def _busiest(axis: ConvAxis) -> int:
     """Return the position with the most terms among the first positions of dx along an axis."""
     first = range(min(axis.input, DRAWN.places // 2))
-    letters = ("h", "r", "p")
-    return max(first, key=lambda at: len(terms.input_terms(axis, at, letters).first))
+    return max(first, key=lambda at: len(terms.input_terms(axis, at).first))
 
 
 # -- positions -------------------------------------------------------------------------------------
@@ -570,7 +569,7 @@ def _meetings(
     for at in result:
         if at is None:
             continue
-        a, b, _ = along(axis, at, ("h", "r", "p"))
+        a, b, _ = along(axis, at)
         if tensor == "dw":  # the drawing has x before dy
             a, b = b, a
         if len(a) <= DRAWN.span:

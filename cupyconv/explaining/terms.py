@@ -7,7 +7,7 @@ and dy, (k, c, r, s) for w and dw. In w and dw, c counts channels within the gro
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import fsum, prod
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from cupyconv import arrays
 from cupyconv.errors import ConvError, shown, unknown_word
-from cupyconv.markup import Paragraph, Section, Verbatim
+from cupyconv.markup import Document, Paragraph, Section, Verbatim
 from cupyconv.problem import ConvAxis, ConvProblem, counted, shape_text
 
 LETTERS = {
@@ -102,35 +102,49 @@ def extents(problem: ConvProblem, tensor: str) -> tuple[int, ...]:
     return tuple(problem.filter_shape[axis] for axis in problem.filter_axes)
 
 
+def indexed(tensor: str, index: Iterable[object]) -> str:
+    """Return a tensor with its indices: ``dw[5,2,0,0]``."""
+    return f"{tensor}[{','.join(map(str, index))}]"
+
+
 # -- along one axis ------------------------------------------------------------------------------
 
 
-def position_text(axis: ConvAxis, h: str, r: str, p: str) -> str:
-    """Return the formula of the input that output p reads with tap r: ``h = 2*p - 1 + r``."""
+def letters(axis: ConvAxis) -> tuple[str, str, str]:
+    """Return the letters of the input, the tap and the output along an axis, such as h, r and p."""
+    place = "DHW".index(axis.name)
+    h, r, p = (LETTERS[kind][3][place] for kind in ("input", "filter", "output"))
+    return h, r, p
+
+
+def position_text(axis: ConvAxis) -> str:
+    """Return the formula of the input that an output reads with a tap: ``h = 2*p - 1 + r``."""
+    h, r, p = letters(axis)
     output = f"{axis.stride}*{p}" if axis.stride > 1 else p
     tap = f"{axis.dilation}*{r}" if axis.dilation > 1 else r
     pad = f" - {axis.pad_before}" if axis.pad_before else ""
     return f"{h} = {output}{pad} + {tap}"
 
 
-def output_text(axis: ConvAxis, h: str, r: str, p: str) -> str:
-    """Return the formula of the output that reads input h with tap r: ``p = (h + 1 - r)/2``.
+def output_text(axis: ConvAxis, position: int | None = None, tap: int | None = None) -> str:
+    """Return the formula of the output that reads an input with a tap: ``p = (h + 1 - r)/2``.
 
-    ``h`` and ``r`` may be letters or numbers; of a number ``r``, the product with the dilation is
+    A given position replaces h. A given tap replaces r, and its product with the dilation is
     printed.
     """
+    h, r, p = letters(axis)
+    read = h if position is None else str(position)
     pad = f" + {axis.pad_before}" if axis.pad_before else ""
-    if r.isdigit():
-        tap = str(int(r) * axis.dilation)
-    else:
-        tap = f"{axis.dilation}*{r}" if axis.dilation > 1 else r
-    sum_ = f"{h}{pad} - {tap}"
+    moved = f"{axis.dilation}*{r}" if axis.dilation > 1 else r
+    if tap is not None:
+        moved = str(tap * axis.dilation)
+    sum_ = f"{read}{pad} - {moved}"
     return f"{p} = ({sum_})/{axis.stride}" if axis.stride > 1 else f"{p} = {sum_}"
 
 
-def tap_terms(axis: ConvAxis, tap: int, letters: tuple[str, str, str]) -> AxisTerms:
+def tap_terms(axis: ConvAxis, tap: int) -> AxisTerms:
     """Return the pairs of an output and the input that a tap reads for this output, for dw."""
-    h, _, p = letters
+    h, _, p = letters(axis)
     outputs, inputs = axis.outputs_of_tap(tap), axis.inputs_of_tap(tap)
     shift = tap * axis.dilation - axis.pad_before
     moved = f"{axis.stride}*{p}" if axis.stride > 1 else p
@@ -146,9 +160,9 @@ def tap_terms(axis: ConvAxis, tap: int, letters: tuple[str, str, str]) -> AxisTe
     return AxisTerms(outputs, inputs, (f"{h} = {moved}, for {where}",))
 
 
-def input_terms(axis: ConvAxis, position: int, letters: tuple[str, str, str]) -> AxisTerms:
+def input_terms(axis: ConvAxis, position: int) -> AxisTerms:
     """Return the pairs of an output and a tap that read an input, for dx."""
-    _, r, p = letters
+    _, r, p = letters(axis)
     shifted = position + axis.pad_before
     # Only taps of the input's stride phase read the input; these taps are a fixed step apart.
     fitting = axis.taps_of_phase(shifted % axis.stride)
@@ -162,12 +176,11 @@ def input_terms(axis: ConvAxis, position: int, letters: tuple[str, str, str]) ->
     outputs = range(from_first, from_first - len(taps) * stride, -stride) if taps else range(0)
     if axis.filter > _LISTED_TAPS:
         where = f"{r} = {_span(taps)}, where {p} = {_span(outputs)}" if taps else "no tap"
-        rule = output_text(axis, str(position), r, p)
+        rule = output_text(axis, position)
         return AxisTerms(outputs, taps, (f"{rule} is the index of an output for {where}",))
     why = []
     for tap in range(axis.filter):
-        moved = shifted - tap * axis.dilation
-        output, rest = divmod(moved, axis.stride)
+        output, rest = divmod(shifted - tap * axis.dilation, axis.stride)
         if rest:
             verdict = "is not an integer: the stride skips this tap"
         elif output < 0:
@@ -176,13 +189,13 @@ def input_terms(axis: ConvAxis, position: int, letters: tuple[str, str, str]) ->
             verdict = f"= {output}: beyond the last output, {axis.output - 1}"
         else:
             verdict = f"= {output}"
-        why.append(f"{r} = {tap}: {output_text(axis, str(position), str(tap), p)} {verdict}")
+        why.append(f"{r} = {tap}: {output_text(axis, position, tap)} {verdict}")
     return AxisTerms(outputs, taps, tuple(why))
 
 
-def output_terms(axis: ConvAxis, position: int, letters: tuple[str, str, str]) -> AxisTerms:
+def output_terms(axis: ConvAxis, position: int) -> AxisTerms:
     """Return the pairs of an input and a tap in the window of an output, for y."""
-    h = letters[0]
+    h, _, _ = letters(axis)
     corner = position * axis.stride - axis.pad_before
     first = max(-(corner // axis.dilation), 0)
     last = min((axis.input - 1 - corner) // axis.dilation, axis.filter - 1)
@@ -224,7 +237,7 @@ class Element:
     @property
     def name(self) -> str:
         """Name of the element, such as ``dw[5,2,0,0]``."""
-        return _indexed(self.tensor, self.index)
+        return indexed(self.tensor, self.index)
 
     @property
     def factors(self) -> tuple[str, str]:
@@ -247,14 +260,7 @@ class Element:
     def axes(self) -> tuple[AxisTerms, ...]:
         """Pairs of positions along each axis."""
         along = {"y": output_terms, "dx": input_terms, "dw": tap_terms}[self.tensor]
-        rank = self.problem.spatial_rank
-        letters = zip(*(LETTERS[kind][rank] for kind in ("input", "filter", "output")), strict=True)
-        return tuple(
-            along(axis, position, three)
-            for axis, position, three in zip(
-                self.problem.axes, self.index[2:], letters, strict=True
-            )
-        )
+        return tuple(map(along, self.problem.axes, self.index[2:]))
 
     @cached_property
     def count(self) -> int:
@@ -268,13 +274,7 @@ class Element:
             number, here = divmod(number, len(axis.first))
             positions.append((axis.first[here], axis.second[here]))
         first, second = zip(*reversed(positions), strict=True)
-        return self._term(self.contracted[number], first, second)
-
-    def terms(self) -> Iterator[Term]:
-        """Yield all terms in order."""
-        return map(self.term, range(self.count))
-
-    def _term(self, over: int, first: tuple[int, ...], second: tuple[int, ...]) -> Term:
+        over = self.contracted[number]
         channels = self.problem.C // self.problem.groups
         filters = self.problem.K // self.problem.groups
         a, b = self.index[:2]
@@ -283,6 +283,10 @@ class Element:
         if self.tensor == "dx":
             return Term((a, over, *first), (over, b % channels, *second))
         return Term((a, b // filters * channels + over, *first), (b, over, *second))
+
+    def terms(self) -> Iterator[Term]:
+        """Yield all terms in order."""
+        return map(self.term, range(self.count))
 
     # -- values ------------------------------------------------------------------------------------
 
@@ -356,28 +360,20 @@ class Element:
     @property
     def rule(self) -> str:
         """Formula of the sum, with letters for the indices."""
-        rank = self.problem.spatial_rank
-        h, r, p = (LETTERS[kind][rank] for kind in ("input", "filter", "output"))
-        x, w, dy = (f"{t}[{','.join(names(self.problem, t))}]" for t in ("x", "w", "dy"))
+        problem = self.problem
+        result, first, second = (
+            indexed(tensor, names(problem, tensor)) for tensor in (self.tensor, *self.factors)
+        )
         if self.conjugates:
-            x, w = f"conj({x})", f"conj({w})"
-        if self.tensor == "y":
-            return f"y[n,k,{','.join(p)}] = sum over c, {', '.join(r)} of {x} * {w}"
-        if self.tensor == "dx":
-            return f"dx[n,c,{','.join(h)}] = sum over k, {', '.join(r)} of {dy} * {w}"
-        return f"dw[k,c,{','.join(r)}] = sum over n, {', '.join(p)} of {dy} * {x}"
+            second = f"conj({second})"
+        over = {"y": "c", "dx": "k", "dw": "n"}[self.tensor]
+        places = names(problem, "dy" if self.tensor == "dw" else "w")[2:]
+        return f"{result} = sum over {', '.join((over, *places))} of {first} * {second}"
 
     @property
     def places(self) -> str:
         """Formulas that connect the positions of x, w and y along each axis."""
-        return self._along(position_text)
-
-    def _along(self, say: Callable[[ConvAxis, str, str, str], str]) -> str:
-        """Join the texts that ``say`` returns for each axis and the axis's letters."""
-        rank = self.problem.spatial_rank
-        letters = zip(*(LETTERS[kind][rank] for kind in ("input", "filter", "output")), strict=True)
-        axes = zip(self.problem.axes, letters, strict=True)
-        return ", ".join(say(axis, *three) for axis, three in axes)
+        return ", ".join(map(position_text, self.problem.axes))
 
     @property
     def conclusion(self) -> str:
@@ -436,10 +432,14 @@ class Element:
         order = problem.filter_format if self.tensor == "dw" else problem.data_format
         asked = "" if self.asked in ("", self.name) else f", here called {self.name}"
         sizes = extents(problem, self.tensor)
-        solved = f"\nso   {self._along(output_text)}" if self.tensor == "dx" else ""
+        elements = prod(sizes)
+        place = "The only element" if elements == 1 else f"One of the {elements:,} elements"
+        solved = ""
+        if self.tensor == "dx":
+            solved = f"\nso   {', '.join(map(output_text, problem.axes))}"
         blocks: list[Paragraph | Verbatim] = [
             Paragraph(
-                f"{self._place(prod(sizes))}. Its indices are "
+                f"{place} of {self.tensor}. Its indices are "
                 f"({', '.join(names(problem, self.tensor))}), with sizes {shape_text(sizes)}, "
                 f"whatever the memory order (here {order}).{INDEX_W}"
                 f"{GROUPED if problem.groups > 1 else ''}"
@@ -455,11 +455,6 @@ class Element:
         blocks += self.beside()
         blocks.append(Paragraph(self.conclusion))
         return Section(f"{self.asked or self.name}{asked}", tuple(blocks))
-
-    def _place(self, elements: int) -> str:
-        if elements == 1:
-            return f"The only element of {self.tensor}"
-        return f"One of the {elements:,} elements of {self.tensor}"
 
     def beside(self) -> list[Paragraph]:
         """Return a line with the value that the library computes, or why it is missing."""
@@ -496,7 +491,7 @@ class Element:
     def _product(self, number: int) -> tuple[str, str, str]:
         term = self.term(number)
         first, second = self.factors
-        texts = _indexed(first, term.first), _indexed(second, term.second)
+        texts = indexed(first, term.first), indexed(second, term.second)
         if self.conjugates:
             texts = texts[0], f"conj({texts[1]})"
         if not self.has_values:
@@ -551,8 +546,6 @@ class Element:
         return "\n".join(self.section().lines(100))
 
     def _repr_html_(self) -> str:
-        from cupyconv.markup import Document
-
         return Document("", (self.section(),)).html()
 
 
@@ -640,10 +633,6 @@ def _slice(positions: range) -> slice:
     if positions.step < 0 and positions.stop < 0:
         stop = None
     return slice(positions.start, stop, positions.step)
-
-
-def _indexed(tensor: str, index: Sequence[int]) -> str:
-    return f"{tensor}[{','.join(map(str, index))}]"
 
 
 def _span(positions: range) -> str:

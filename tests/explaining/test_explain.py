@@ -344,7 +344,6 @@ def test_terms_of_an_element_sum_to_it(problem):
 
 @given(AXES, st.data())
 def test_terms_along_an_axis_match_the_definition(axis, data):
-    letters = ("h", "r", "p")
     triples = {
         (o, r, o * axis.stride - axis.pad_before + r * axis.dilation)
         for o in range(axis.output)
@@ -352,17 +351,17 @@ def test_terms_along_an_axis_match_the_definition(axis, data):
     }
     inside = {triple for triple in triples if 0 <= triple[2] < axis.input}
     h = data.draw(st.integers(0, axis.input - 1))
-    found = terms.input_terms(axis, h, letters)
+    found = terms.input_terms(axis, h)
     assert set(zip(found.first, found.second, strict=True)) == {
         (o, r) for o, r, i in inside if i == h
     }
     p = data.draw(st.integers(0, axis.output - 1))
-    found = terms.output_terms(axis, p, letters)
+    found = terms.output_terms(axis, p)
     assert set(zip(found.first, found.second, strict=True)) == {
         (i, r) for o, r, i in inside if o == p
     }
     r = data.draw(st.integers(0, axis.filter - 1))
-    found = terms.tap_terms(axis, r, letters)
+    found = terms.tap_terms(axis, r)
     assert set(zip(found.first, found.second, strict=True)) == {
         (o, i) for o, tap, i in inside if tap == r
     }
@@ -453,9 +452,9 @@ def test_taps_skipped_by_the_stride_are_named():
 @given(AXES, st.data())
 def test_formulas_of_input_and_output_positions_agree(axis, data):
     p, r = data.draw(st.integers(0, 9)), data.draw(st.integers(0, 9))
-    h = eval(terms.position_text(axis, "h", "r", "p").removeprefix("h = "), {"p": p, "r": r})
-    assert eval(terms.output_text(axis, "h", "r", "p").removeprefix("p = "), {"h": h, "r": r}) == p
-    assert eval(terms.output_text(axis, str(h), str(r), "p").removeprefix("p = ")) == p
+    h = eval(terms.position_text(axis).removeprefix("h = "), {"p": p, "r": r})
+    assert eval(terms.output_text(axis).removeprefix("p = "), {"h": h, "r": r}) == p
+    assert eval(terms.output_text(axis, h, r).removeprefix("p = ")) == p
 
 
 def test_channel_indices_count_within_groups():

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, product
+from itertools import accumulate
 
 from cupyconv.problem import ConvAxis
 
@@ -73,8 +72,3 @@ def visible(size: int, room: int, needed: int = 0) -> list[int | None]:
     if size <= max(room, head + tail + 1):
         return list(range(size))
     return [*range(head), None, *range(size - tail, size)]
-
-
-def positions(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Return all positions of a spatial shape; the last index varies fastest."""
-    return product(*map(range, shape))

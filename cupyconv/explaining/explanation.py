@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cupyconv import arrays, files
 from cupyconv.errors import ConvError, ConvTypeError, shown
@@ -15,22 +15,13 @@ from cupyconv.explaining import adjoints, figure, maps, page, prose, shapes, ter
 from cupyconv.explaining import transposed as transposed_layer
 from cupyconv.explaining import values as numbers
 from cupyconv.explaining.adjoints import AdjointAxis
+from cupyconv.explaining.page import Page
 from cupyconv.explaining.shapes import interval_dict
 from cupyconv.explaining.terms import Element
 from cupyconv.explaining.translate import Translation
 from cupyconv.explaining.values import OPERANDS, Kind, Values
 from cupyconv.markup import Document, Section, Table
-from cupyconv.problem import (
-    PASSES,
-    RESULT,
-    ConvProblem,
-    integer,
-    require_problem,
-    shape_text,
-)
-
-if TYPE_CHECKING:
-    from cupyconv.explaining.page import Page
+from cupyconv.problem import PASSES, RESULT, ConvProblem, integer, require_problem, shape_text
 
 
 def explain(
@@ -99,14 +90,7 @@ def _checked_arrays(problem: ConvProblem, tensors: Mapping[str, Any]) -> dict[st
     Raises:
         ConvError, ConvTypeError: an array is invalid, as in ``explain``.
     """
-    expected = {
-        "x": problem.input_shape,
-        "dx": problem.input_gradient_shape,
-        "w": problem.filter_shape,
-        "dw": problem.filter_gradient_shape,
-        "y": problem.output_shape,
-        "dy": problem.output_shape,
-    }
+    shapes_of = {"x": problem.input_shape, "w": problem.filter_shape, "y": problem.output_shape}
     passed = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     if not passed:
         return {}
@@ -114,12 +98,12 @@ def _checked_arrays(problem: ConvProblem, tensors: Mapping[str, Any]) -> dict[st
 
     data = {name: arrays.take(name, tensor)[0] for name, tensor in passed.items()}
     for name, array in data.items():
-        shape = tuple(array.shape)
-        if shape != expected[name]:
+        expected = shapes_of[name[-1]]  # a gradient has the shape of its tensor
+        if tuple(array.shape) != expected:
             raise ConvError(
                 f"{name} must have the shape of the problem's {name}",
-                f"got {shape_text(shape)}, the problem has {shape_text(expected[name])}",
-                f"Pass an array of {shape_text(expected[name])}, or make a problem for this array",
+                f"got {shape_text(array.shape)}, the problem has {shape_text(expected)}",
+                f"Pass an array of {shape_text(expected)}, or make a problem for this array",
             )
         if array.dtype.kind == "c" and not problem.is_complex:
             raise ConvTypeError(
@@ -246,7 +230,7 @@ class Explanation:
         content = self.page(element)
         if not page.in_notebook():
             page.open_in_browser(content)
-        return page.Page(content)
+        return Page(content)
 
     def save(self, path: str | Path, element: str = "") -> None:
         """Write ``svg()`` or ``page()`` to a .svg or .html file.

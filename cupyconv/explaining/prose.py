@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 from cupyconv.errors import ConvError
 from cupyconv.explaining import adjoints, maps, shapes, terms, translate, transposed
@@ -24,6 +24,9 @@ MOST_PRINTED = 300
 """Largest number of elements of all six tensors together for which all are printed (chosen)."""
 
 
+_Text = TypeVar("_Text")
+
+
 def sections(
     problem: ConvProblem, data: Mapping[str, Any], is_transposed: bool
 ) -> tuple[Section, ...]:
@@ -36,10 +39,10 @@ def sections(
     """
     channels, sizes = channels_section(problem, data), sizes_section(problem)
     translations = translate.translations(problem)
-    made = [
+    return (
         *([transposed.section(problem)] if is_transposed else []),
         _head(problem, is_transposed),
-        *([_numbers(problem, data)] if _is_small(problem, data) else []),
+        *_numbers(problem, data),
         *((channels, sizes) if shapes.question(problem) == "dw" else (sizes, channels)),
         _tensors(problem),
         *_axes(problem),
@@ -49,8 +52,7 @@ def sections(
         _products(problem),
         _counts(problem),
         _elsewhere(translations, is_transposed),
-    ]
-    return tuple(made)
+    )
 
 
 def middle(problem: ConvProblem, data: Mapping[str, Any]) -> Element:
@@ -65,7 +67,6 @@ def _head(problem: ConvProblem, is_transposed: bool) -> Section:
         f"y {shape_text(problem.output_shape)}"
     )
     x, w, y = (terms.indexed(t, terms.names(problem, t)) for t in ("x", "w", "y"))
-    indices = f"{x}, {w} and {y}"
     grouped = terms.GROUPED if problem.groups > 1 else ""
     return Section(
         "The convolution that the transposed layer reverses" if is_transposed else "",
@@ -73,31 +74,27 @@ def _head(problem: ConvProblem, is_transposed: bool) -> Section:
             Paragraph(head),
             Paragraph(shapes.settings(problem)),
             Paragraph(
-                f"Indices are written {indices}, whatever the memory order: n is the image, c the "
-                f"input channel and k the filter or output channel.{terms.INDEX_W}{grouped} dy, dx "
-                "and dw are the gradients of the loss with respect to y, x and w (dE/dO, dE/dX "
-                "and dE/dF)."
+                f"Indices are written {x}, {w} and {y}, whatever the memory order: n is the image, "
+                f"c the input channel and k the filter or output channel.{terms.INDEX_W}{grouped} "
+                "dy, dx and dw are the gradients of the loss with respect to y, x and w (dE/dO, "
+                "dE/dX and dE/dF)."
             ),
         ),
     )
 
 
-def _is_small(problem: ConvProblem, data: Mapping[str, Any]) -> bool:
-    """Return whether all results are known and all tensors are small enough to print."""
-    sizes = (terms.extents(problem, tensor) for tensor in RESULTS)
-    count = 2 * sum(map(prod, sizes))
-    return 0 < count <= MOST_PRINTED and all(name in data for name in RESULTS)
-
-
-def _numbers(problem: ConvProblem, data: Mapping[str, Any]) -> Section:
-    """Return all values of all tensors, plane by plane."""
+def _numbers(problem: ConvProblem, data: Mapping[str, Any]) -> list[Section]:
+    """Return a section with all values, plane by plane, if all results are known and small."""
+    count = 2 * sum(prod(terms.extents(problem, tensor)) for tensor in RESULTS)
+    if not 0 < count <= MOST_PRINTED or not all(name in data for name in RESULTS):
+        return []
     blocks = [
         Verbatim("\n".join(numbers.planes(problem, tensor, data[tensor])))
         for tensor in (*OPERANDS, *RESULTS)
     ]
     drawn = f" ({data.source})" if isinstance(data, Values) else ""
     text = f"Values of x, w and dy{drawn}, and of the results that the library computes."
-    return Section("All values", (Paragraph(text), *blocks))
+    return [Section("All values", (Paragraph(text), *blocks))]
 
 
 def channels_section(problem: ConvProblem, data: Mapping[str, Any]) -> Section:
@@ -112,22 +109,21 @@ def channels_section(problem: ConvProblem, data: Mapping[str, Any]) -> Section:
         if C > 1
         else "How x and dy give dw"
     )
-    notes = []
-    if max(problem.stride) > 1:
-        notes.append(f"with dy dilated by the stride {shapes.one(problem.stride)}")
-    if problem.N > 1:
-        notes.append("summed over the images")
     source = "x[channel c of the group of k]" if G > 1 else "x[c]"
     source = f"conj({source})" if problem.is_complex else source
-    rule = f"dw[k,c] = correlate({source}, dy[k])" + "".join(f",\n  {n}" for n in notes)
+    rule = f"dw[k,c] = correlate({source}, dy[k])"
+    if max(problem.stride) > 1:
+        rule += f",\n  with dy dilated by the stride {shapes.one(problem.stride)}"
+    if problem.N > 1:
+        rule += ",\n  summed over the images"
     group = " of the same group" if G > 1 else ""
-    first = (
-        "x and dy are not convolved as two stacks of channels. Each channel of x is correlated "
-        f"with each channel of dy{group}, one pair at a time: slide without a flip, multiply, add. "
-        "(Frameworks call this a convolution.) Each pair fills its own slice of dw:"
-    )
     within = f", each within one of the {G} groups" if G > 1 else ""
-    grid: list[Block] = [
+    blocks: tuple[Block, ...] = (
+        Paragraph(
+            "x and dy are not convolved as two stacks of channels. Each channel of x is correlated "
+            f"with each channel of dy{group}, one pair at a time: slide without a flip, multiply, "
+            "add. (Frameworks call this a convolution.) Each pair fills its own slice of dw:"
+        ),
         Verbatim(f"{rule}\n{_correlated(problem)}"),
         Paragraph(
             f"There {'is' if pairs == 1 else 'are'} {K} x {channels} = "
@@ -142,10 +138,9 @@ def channels_section(problem: ConvProblem, data: Mapping[str, Any]) -> Section:
             "and on no other channel of dy."
         ),
         Paragraph(_sums(problem, channels, filters)),
-    ]
-    if problem.N:
-        grid += _example(problem, data)
-    return Section(title, (Paragraph(first), *grid))
+        *_example(problem, data),
+    )
+    return Section(title, blocks)
 
 
 def _correlated(problem: ConvProblem) -> str:
@@ -154,10 +149,8 @@ def _correlated(problem: ConvProblem) -> str:
     x, dy = shape_text(problem.input_sizes), shape_text(problem.output_sizes)
     sides = [side for axis in axes for side in axis.padding]
     if any(sides):
-        done = {(True, False): "cropped", (False, True): "padded"}.get(
-            (min(sides) < 0, max(sides) > 0), "padded and cropped"
-        )
-        x += f", {done} to {shape_text([axis.rule.padded_input for axis in axes])},"
+        done = ["padded"] * (max(sides) > 0) + ["cropped"] * (min(sides) < 0)
+        x += f", {' and '.join(done)} to {shape_text([axis.rule.padded_input for axis in axes])},"
     if max(problem.stride) > 1:
         dy += f", dilated to {shape_text([axis.rule.effective_filter for axis in axes])},"
     if max(problem.dilation) > 1:
@@ -224,19 +217,21 @@ def _grid(problem: ConvProblem) -> str:
 
 
 def _example(problem: ConvProblem, data: Mapping[str, Any]) -> list[Block]:
-    """Return the example element of dw with its terms."""
+    """Return the example element of dw with its terms; nothing for an empty batch."""
+    if not problem.N:
+        return []
     element = middle(problem, data)
     if not element.count:
         return [Paragraph(f"For example, {element.name}: {element.conclusion}")]
     channel = element.term(0).second[1]
     operands = f"x[{channel}] and dy[{element.index[0]}]"
-    terms_ = counted_large(element.count, "product")
     group = ""
     if problem.groups > 1:
         here, first = divmod(channel, problem.C // problem.groups)
         group = f" (channel {channel} of x is channel {first} of group {here})"
+    uses = f"For example, {element.name} uses only {operands}{group}"
     return [
-        Paragraph(f"For example, {element.name} uses only {operands}{group}. It sums {terms_}:"),
+        Paragraph(f"{uses}. It sums {counted_large(element.count, 'product')}:"),
         Verbatim("\n".join(element.lines())),
         *element.beside(),
     ]
@@ -246,40 +241,30 @@ def sizes_section(problem: ConvProblem) -> Section:
     """Return the section that explains the size of dx."""
     dy, x = shape_text(problem.output_sizes), shape_text(problem.input_sizes)
     title = f"Why is dx {x} when dy is {dy}?" if dy != x else f"Why dx is {x}"
-    paragraphs = [
-        Paragraph(
-            f"dx has one value for each element of x, so it has the shape of x, "
-            f"{shape_text(problem.input_shape)}, for any stride, padding and dilation. "
-            "(Likewise, dw has the shape of w.)"
-        )
-    ]
     forward = _clauses(problem, lambda axis: f"{axis.formula} {_because(axis)}")
-    paragraphs.append(
-        Paragraph(
-            f"The forward pass turns {shapes.sized(problem.input_sizes, 'input')} into "
-            f"{shapes.sized(problem.output_sizes, 'output')}: {forward}."
-        )
-    )
+    texts = [
+        f"dx has one value for each element of x, so it has the shape of x, "
+        f"{shape_text(problem.input_shape)}, for any stride, padding and dilation. "
+        "(Likewise, dw has the shape of w.)",
+        f"The forward pass turns {shapes.sized(problem.input_sizes, 'input')} into "
+        f"{shapes.sized(problem.output_sizes, 'output')}: {forward}.",
+    ]
     wide = [axis for axis in problem.axes if len(axis.valid_input_sizes) > 1]
     if wide:
         several = _clauses(
             problem, lambda axis: shapes.sizes_that_give(axis.valid_input_sizes, axis.output)
         )
-        paragraphs.append(
-            Paragraph(
-                f"dy and w do not determine the size of dx: {several}. A stride above 1 rounds "
-                "several input sizes to the same output size. This is why Conv2DBackpropInput "
-                f"and similar functions take the size of dx, here {x}, as their argument "
-                "input_sizes. They reject sizes that do not give this dy."
-            )
+        texts.append(
+            f"dy and w do not determine the size of dx: {several}. A stride above 1 rounds "
+            "several input sizes to the same output size. This is why Conv2DBackpropInput "
+            f"and similar functions take the size of dx, here {x}, as their argument "
+            "input_sizes. They reject sizes that do not give this dy."
         )
         if moved := _clauses(problem, _moved):
-            paragraphs.append(
-                Paragraph(
-                    "Under SAME, the input size also decides the padding, and so where the "
-                    f"windows start: {moved}. Therefore dx for the other input size is not this "
-                    "dx padded or cropped: its values differ."
-                )
+            texts.append(
+                "Under SAME, the input size also decides the padding, and so where the "
+                f"windows start: {moved}. Therefore dx for the other input size is not this "
+                "dx padded or cropped: its values differ."
             )
     else:
         strided = [axis for axis in problem.axes if axis.stride > 1]
@@ -288,26 +273,22 @@ def sizes_section(problem: ConvProblem) -> Section:
             if strided
             else "With stride 1, each output size belongs to one input size only"
         )
-        paragraphs.append(
-            Paragraph(
-                f"{only}, so dy and w determine the size of dx: {x}. Conv2DBackpropInput and "
-                "similar functions take input_sizes nevertheless, because with "
-                f"{'less padding' if strided else 'a larger stride'} several sizes of dx would fit "
-                "the same dy."
-            )
+        texts.append(
+            f"{only}, so dy and w determine the size of dx: {x}. Conv2DBackpropInput and "
+            "similar functions take input_sizes nevertheless, because with "
+            f"{'less padding' if strided else 'a larger stride'} several sizes of dx would fit "
+            "the same dy."
         )
     dead = [axis for axis in problem.axes if axis.unread_after]
     if dead:
         rows = "; ".join(_trailing(axis) for axis in dead)
         between = any(axis.unread_inputs > axis.unread_after for axis in problem.axes)
         more = "; inputs between windows or taps are not read either" if between else ""
-        paragraphs.append(
-            Paragraph(
-                f"Part of x is never read: {rows}{more}. These inputs do not affect y, so their "
-                "gradient is exactly zero. dx contains these zeros."
-            )
+        texts.append(
+            f"Part of x is never read: {rows}{more}. These inputs do not affect y, so their "
+            "gradient is exactly zero. dx contains these zeros."
         )
-    return Section(title, tuple(paragraphs))
+    return Section(title, tuple(map(Paragraph, texts)))
 
 
 def _tensors(problem: ConvProblem) -> Section:
@@ -335,13 +316,8 @@ def _axes(problem: ConvProblem) -> list[Section]:
 
 
 def _size_options(problem: ConvProblem, translations: Sequence[Translation]) -> Section:
-    rows = [
-        (
-            "cupyconv",
-            f"conv_backprop_input({problem.input_shape}, w, dy, ...)",
-        ),
-        *((entry.framework, entry.size) for entry in translations),
-    ]
+    rows = [("cupyconv", f"conv_backprop_input({problem.input_shape}, w, dy, ...)")]
+    rows += [(entry.framework, entry.size) for entry in translations]
     title = "How other frameworks specify the size of dx"
     return Section(title, (Table(("", ""), tuple(rows)),))
 
@@ -360,18 +336,18 @@ def _input_gradient(problem: ConvProblem) -> Section:
         f"  {flip},",
         f"  stride 1{dilation}, padding {shapes.pairs([axis.padding for axis in axes])})",
     ]
-    table = Table(("", "", ""), tuple(_adjoint_rows(problem, axes, _dx_rows)))
+    table = _table_of_axes(problem, _dx_rows)
     return Section("dx as a convolution", (Verbatim("\n".join(lines)), *_crops(axes), table))
 
 
-def _dx_rows(axis: ConvAxis, adjoint: AdjointAxis) -> tuple[tuple[str, str], ...]:
-    rule = adjoint.rule
+def _dx_rows(axis: ConvAxis) -> tuple[tuple[str, str], ...]:
+    adjoint = adjoints.input_gradient_axis(axis)
     before, after = adjoint.formulas
     return (
-        ("input", _dy_text(axis, rule.input)),
+        ("input", _dy_text(axis, adjoint.rule.input)),
         ("pad before", f"span of w - 1 - forward pad before = {before}"),
         ("pad after", f"size of x + span of w - 1 - span of dy - pad before = {after}"),
-        ("output", f"{rule.formula}, the size of x"),
+        ("output", f"{adjoint.rule.formula}, the size of x"),
     )
 
 
@@ -395,18 +371,20 @@ def _filter_gradient(problem: ConvProblem) -> Section:
     )
     if problem.N > 1:
         roles += f" Images play the role of channels: the sum is over the {problem.N} images."
-    table = Table(("", "", ""), tuple(_adjoint_rows(problem, axes, _dw_rows)))
-    return Section(
-        "dw as a convolution",
-        (Verbatim("\n".join(lines)), Paragraph(roles), *_crops(axes), table),
+    blocks: tuple[Block, ...] = (
+        Verbatim("\n".join(lines)),
+        Paragraph(roles),
+        *_crops(axes),
+        _table_of_axes(problem, _dw_rows),
     )
+    return Section("dw as a convolution", blocks)
 
 
-def _dw_rows(axis: ConvAxis, adjoint: AdjointAxis) -> tuple[tuple[str, str], ...]:
-    span = adjoint.rule.effective_filter
+def _dw_rows(axis: ConvAxis) -> tuple[tuple[str, str], ...]:
+    adjoint = adjoints.filter_gradient_axis(axis)
     before, after = adjoint.formulas
     return (
-        ("filter", _dy_text(axis, span)),
+        ("filter", _dy_text(axis, adjoint.rule.effective_filter)),
         ("pad before", before),
         ("pad after", f"span of w - 1 + span of dy - size of x - pad before = {after}"),
         ("output", f"{adjoint.rule.formula}, the size of w"),
@@ -429,12 +407,11 @@ def _products(problem: ConvProblem) -> Section:
     blocks: list[Block] = [Table(("pass", "result", "rows x columns x depth", "axes"), tuple(rows))]
     phases = prod(problem.stride)
     if 1 < phases <= 64:
-        depths = sorted(view.gemm_k for view in problem.phase_gemms)
-        listed = _depths_text(depths)
+        depths = _depths_text(sorted(view.gemm_k for view in problem.phase_gemms))
         blocks.append(
             Paragraph(
                 "In backprop_input, only some taps contribute to each row. Grouped by position "
-                f"modulo the stride, the rows form {phases} smaller matrix products. {listed}, "
+                f"modulo the stride, the rows form {phases} smaller matrix products. {depths}, "
                 f"instead of {problem.gemm('backprop_input').gemm_k}."
             )
         )
@@ -489,14 +466,20 @@ def _zeros(problem: ConvProblem) -> str:
 
 def _clauses(problem: ConvProblem, say: Callable[[ConvAxis], str]) -> str:
     """Join the clauses of all axes; equal clauses are merged, and empty clauses are omitted."""
-    parts: dict[str, list[str]] = {}
-    for axis in problem.axes:
-        parts.setdefault(say(axis), []).append(axis.name)
+    parts = _by_text(problem, say)
     if len(parts) == 1:
         return next(iter(parts))
     return "; ".join(
         f"along {shapes.listed(names)}, {text}" for text, names in parts.items() if text
     )
+
+
+def _by_text(problem: ConvProblem, say: Callable[[ConvAxis], _Text]) -> dict[_Text, list[str]]:
+    """Return the names of the axes with each text, keyed by the text."""
+    parts: dict[_Text, list[str]] = {}
+    for axis in problem.axes:
+        parts.setdefault(say(axis), []).append(axis.name)
+    return parts
 
 
 def _moved(axis: ConvAxis) -> str:
@@ -540,24 +523,16 @@ def _interval(axis: ConvAxis) -> str:
     if axis.stride == 1:
         return ""
     first = axis.first_input_size_for(axis.output)
-    terms_ = f"({axis.output} - 1)*{axis.stride}"
-    if axis.padding_mode.startswith("same"):
-        lowest = f"{terms_} + 1"
-    else:
-        total = axis.pad_before + axis.pad_after
-        lowest = f"{terms_} + {axis.effective_filter}" + (f" - {total}" if total else "")
+    start = f"starting at {shapes.smallest_input_text(axis)} = {first}"
     if first < 1:
         return (
-            f". Stride {axis.stride} rounds {axis.stride} sizes to this output size, starting at "
-            f"{lowest} = {first}, but sizes below 1 are impossible"
+            f". Stride {axis.stride} rounds {axis.stride} sizes to this output size, {start}, but "
+            "sizes below 1 are impossible"
         )
+    more = f"{axis.input - first} more than " if axis.input > first else ""
     return (
-        f". Stride {axis.stride} allows {axis.stride} sizes, starting at {lowest} = {first}; "
-        + (
-            f"{axis.input} is {axis.input - first} more than the smallest size"
-            if axis.input > first
-            else f"{axis.input} is the smallest size"
-        )
+        f". Stride {axis.stride} allows {axis.stride} sizes, {start}; {axis.input} is {more}the "
+        "smallest size"
     )
 
 
@@ -572,16 +547,15 @@ def _trailing(axis: ConvAxis) -> str:
     )
 
 
-def _adjoint_rows(
-    problem: ConvProblem, axes: tuple[AdjointAxis, ...], say: Any
-) -> Iterator[tuple[str, str, str]]:
-    """Yield the rows of a table; axes with equal rows share them."""
-    parts: dict[tuple[tuple[str, str], ...], list[str]] = {}
-    for axis, adjoint in zip(problem.axes, axes, strict=True):
-        parts.setdefault(say(axis, adjoint), []).append(axis.name)
-    for rows, names in parts.items():
-        for number, (label, text) in enumerate(rows):
-            yield shapes.listed(names) if number == 0 else "", label, text
+def _table_of_axes(
+    problem: ConvProblem, say: Callable[[ConvAxis], tuple[tuple[str, str], ...]]
+) -> Table:
+    """Return a table with the rows of each axis; axes with equal rows share them."""
+    rows = []
+    for parts, names in _by_text(problem, say).items():
+        for number, (label, text) in enumerate(parts):
+            rows.append((shapes.listed(names) if number == 0 else "", label, text))
+    return Table(("", "", ""), tuple(rows))
 
 
 def _crops(axes: tuple[AdjointAxis, ...]) -> list[Paragraph]:

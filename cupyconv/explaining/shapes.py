@@ -5,7 +5,7 @@ Indices in the sentences: n image, k filter (output channel), c input channel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -44,7 +44,7 @@ class AxisReasons(NamedTuple):
 def reasons(problem: ConvProblem) -> tuple[Reason, ...]:
     """Return the shape of x, w, y, dy, dx, dw and db, and the reason for each."""
     return (
-        Reason("x", problem.input_shape, _input(problem)),
+        Reason("x", problem.input_shape, batch_text(problem, problem.C, problem.input_sizes)),
         Reason("w", problem.filter_shape, _filter(problem)),
         Reason("y", problem.output_shape, _output(problem)),
         Reason(
@@ -54,17 +54,26 @@ def reasons(problem: ConvProblem) -> tuple[Reason, ...]:
         ),
         Reason("dx", problem.input_gradient_shape, _input_gradient(problem)),
         Reason("dw", problem.filter_gradient_shape, _filter_gradient(problem)),
-        Reason("db", problem.bias_shape, _bias_gradient(problem)),
+        Reason(
+            "db",
+            problem.bias_shape,
+            f"one value for each filter: dy[k]{over_batch(problem, problem.output_sizes)}",
+        ),
     )
 
 
 def axis_reasons(problem: ConvProblem) -> tuple[AxisReasons, ...]:
     """Return the rules of each spatial axis; adjacent axes with the same rules share an entry."""
-    described = [(axis.name, _axis(axis)) for axis in problem.axes]
-    return tuple(
-        AxisReasons(tuple(name for name, _ in group), *texts)
-        for texts, group in groupby(described, key=lambda entry: entry[1])
-    )
+    return tuple(AxisReasons(names, *texts) for names, texts in merged(problem, _axis))
+
+
+def merged(
+    problem: ConvProblem, say: Callable[[ConvAxis], tuple[str, ...]]
+) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Yield the texts of each spatial axis after its name; adjacent axes share equal texts."""
+    described = [(axis.name, say(axis)) for axis in problem.axes]
+    for texts, group in groupby(described, key=lambda entry: entry[1]):
+        yield tuple(name for name, _ in group), texts
 
 
 def the(number: int, noun: str) -> str:
@@ -87,6 +96,23 @@ def sized(sizes: Sequence[int], noun: str) -> str:
     return counted(sizes[0], noun) if len(sizes) == 1 else f"{shape_text(sizes)} {noun}s"
 
 
+def batch_text(problem: ConvProblem, channels: int, sizes: Sequence[int]) -> str:
+    """Return the contents of x, with its number of channels and its spatial sizes."""
+    image, pixel = WORDS[problem.spatial_rank]
+    return (
+        f"{counted(problem.N, image)} of {counted(channels, 'channel')}, "
+        f"{sized(sizes, pixel)}{'' if channels == 1 else ' each'}"
+    )
+
+
+def over_batch(problem: ConvProblem, sizes: Sequence[int]) -> str:
+    """Return the part of a sentence on db that names the summed elements of a channel of dy."""
+    image, pixel = WORDS[problem.spatial_rank]
+    if not problem.N:
+        return over_images(problem)
+    return f" summed over {counted(problem.N, image)} of {sized(sizes, pixel)}"
+
+
 def over_images(problem: ConvProblem) -> str:
     """Return the part of a sentence that names the images of a sum; "" for one image."""
     image, _ = WORDS[problem.spatial_rank]
@@ -104,20 +130,25 @@ def sizes_that_give(sizes: range, output: int) -> str:
     return f"input sizes {interval_text(sizes)} all give output size {output}"
 
 
+def span_text(axis: ConvAxis) -> str:
+    """Return the formula of the number of inputs from the first to the last window's end."""
+    return f"({axis.output} - 1)*{axis.stride} + {axis.effective_filter}"
+
+
+def smallest_input_text(axis: ConvAxis) -> str:
+    """Return the formula of the smallest input size that gives an axis's output size."""
+    if axis.padding_mode.startswith("same"):
+        return f"({axis.output} - 1)*{axis.stride} + 1"
+    padding = axis.pad_before + axis.pad_after
+    return span_text(axis) + (f" - {padding}" if padding else "")
+
+
 def interval_dict(sizes: range) -> dict[str, int] | None:
     """Return the first and last of consecutive sizes for JSON; None for an empty range."""
     return {"first": sizes[0], "last": sizes[-1]} if sizes else None
 
 
 # -- tensors ---------------------------------------------------------------------------------------
-
-
-def _input(problem: ConvProblem) -> str:
-    image, pixel = WORDS[problem.spatial_rank]
-    return (
-        f"{counted(problem.N, image)} of {counted(problem.C, 'channel')}, "
-        f"{sized(problem.input_sizes, pixel)}{'' if problem.C == 1 else ' each'}"
-    )
 
 
 def _filter(problem: ConvProblem) -> str:
@@ -186,16 +217,6 @@ def _filter_gradient(problem: ConvProblem) -> str:
     return f"{head}within each of the {problem.groups} groups, {operands} form an outer product"
 
 
-def _bias_gradient(problem: ConvProblem) -> str:
-    image, pixel = WORDS[problem.spatial_rank]
-    if not problem.N:
-        return f"one value for each filter: dy[k]{over_images(problem)}"
-    return (
-        f"one value for each filter: dy[k] summed over {counted(problem.N, image)} of "
-        f"{sized(problem.output_sizes, pixel)}"
-    )
-
-
 def _is_depthwise(problem: ConvProblem) -> bool:
     return problem.groups == problem.C > 1
 
@@ -219,10 +240,9 @@ def _padding(axis: ConvAxis) -> str:
         return f"{before} before, {after} after (explicit)" if before + after else "none"
     word = axis.padding_mode.upper()
     span = (axis.output - 1) * axis.stride + axis.effective_filter
-    one_ = axis.output == 1
     windows = (
-        f"{counted(axis.output, 'window')} {'spans' if one_ else 'span'} "
-        f"({axis.output} - 1)*{axis.stride} + {axis.effective_filter} = {counted(span, 'input')}"
+        f"{counted(axis.output, 'window')} {'spans' if axis.output == 1 else 'span'} "
+        f"{span_text(axis)} = {counted(span, 'input')}"
     )
     if before + after == 0:
         return f"none: for {word}, {windows}, and x has {axis.input}"
@@ -295,11 +315,7 @@ def pairs(paddings: Sequence[tuple[int, int]]) -> str:
 
 
 def question(problem: ConvProblem) -> str:
-    """Return the name of the gradient that is explained first: "dw" or "dx".
-
-    For a layer without stride, dilation and padding, the channels of dw are harder to understand
-    than the size of dx. For other layers, the size of dx is harder.
-    """
+    """Return the name of the gradient that is explained first, as in ``Explanation.question``."""
     plain = all(
         axis.stride == axis.dilation == 1 and not axis.pad_before and not axis.pad_after
         for axis in problem.axes

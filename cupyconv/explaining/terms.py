@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from cupyconv import arrays
 from cupyconv.errors import ConvError, shown, unknown_word
-from cupyconv.markup import Document, Paragraph, Section, Verbatim
+from cupyconv.markup import Block, Document, Paragraph, Section, Verbatim
 from cupyconv.problem import ConvAxis, ConvProblem, counted, shape_text
 
 LETTERS = {
@@ -80,7 +80,7 @@ class AxisTerms(NamedTuple):
 
     first: range
     second: range
-    why: tuple[str, ...]
+    why: str
 
 
 def names(problem: ConvProblem, tensor: str) -> tuple[str, ...]:
@@ -150,14 +150,14 @@ def tap_terms(axis: ConvAxis, tap: int) -> AxisTerms:
     moved = f"{axis.stride}*{p}" if axis.stride > 1 else p
     moved += f" + {shift}" if shift > 0 else f" - {-shift}" if shift < 0 else ""
     if not outputs:
-        return AxisTerms(outputs, inputs, (f"{h} = {moved} is padding for every {p}",))
+        return AxisTerms(outputs, inputs, f"{h} = {moved} is padding for every {p}")
     count, rest = counted(axis.output, "output"), axis.output - len(outputs)
     every = {1: "the only output", 2: "both outputs"}.get(axis.output, f"all {count}")
     where = f"{p} = {_span(outputs)}" + (f" ({len(outputs)} of {count})" if rest else f", {every}")
     if rest:
         other = "output" if rest == 1 else f"{rest} outputs"
         where += f"; for the other {other}, the tap reads padding"
-    return AxisTerms(outputs, inputs, (f"{h} = {moved}, for {where}",))
+    return AxisTerms(outputs, inputs, f"{h} = {moved}, for {where}")
 
 
 def input_terms(axis: ConvAxis, position: int) -> AxisTerms:
@@ -177,7 +177,7 @@ def input_terms(axis: ConvAxis, position: int) -> AxisTerms:
     if axis.filter > _LISTED_TAPS:
         where = f"{r} = {_span(taps)}, where {p} = {_span(outputs)}" if taps else "no tap"
         rule = output_text(axis, position)
-        return AxisTerms(outputs, taps, (f"{rule} is the index of an output for {where}",))
+        return AxisTerms(outputs, taps, f"{rule} is the index of an output for {where}")
     why = []
     for tap in range(axis.filter):
         output, rest = divmod(shifted - tap * axis.dilation, axis.stride)
@@ -190,7 +190,7 @@ def input_terms(axis: ConvAxis, position: int) -> AxisTerms:
         else:
             verdict = f"= {output}"
         why.append(f"{r} = {tap}: {output_text(axis, position, tap)} {verdict}")
-    return AxisTerms(outputs, taps, tuple(why))
+    return AxisTerms(outputs, taps, "\n".join(why))
 
 
 def output_terms(axis: ConvAxis, position: int) -> AxisTerms:
@@ -209,7 +209,7 @@ def output_terms(axis: ConvAxis, position: int) -> AxisTerms:
     if outside:
         read = "reads" if outside == 1 else "read"
         window += f"; {outside} of {counted(axis.filter, 'tap')} {read} padding, which is zero"
-    return AxisTerms(inputs, taps, (window,))
+    return AxisTerms(inputs, taps, window)
 
 
 # -- one element -----------------------------------------------------------------------------------
@@ -326,10 +326,9 @@ class Element:
         # One of the first two indices runs over ``contracted``; the other is constant.
         parts = [slice(begin[i], end[i] + 1) for i in range(2)]
         parts += [_slice((axis.first, axis.second)[which]) for axis in self.axes]
-        host = arrays.on_host(self.data[tensor].transpose(order)[tuple(parts)])
-        if not self.problem.is_complex:
-            return np.asarray(host).astype(np.float64).ravel()
-        values = np.asarray(host).astype(np.complex128).ravel()
+        host = np.asarray(arrays.on_host(self.data[tensor].transpose(order)[tuple(parts)]))
+        kind = np.complex128 if self.problem.is_complex else np.float64
+        values = host.astype(kind).ravel()
         return values.conj() if self.conjugates and which == 1 else values
 
     @property
@@ -430,14 +429,17 @@ class Element:
         """Return the text of the element; ``everything`` lists all terms."""
         problem = self.problem
         order = problem.filter_format if self.tensor == "dw" else problem.data_format
-        asked = "" if self.asked in ("", self.name) else f", here called {self.name}"
+        title = self.asked or self.name
+        if title != self.name:
+            title += f", here called {self.name}"
         sizes = extents(problem, self.tensor)
         elements = prod(sizes)
         place = "The only element" if elements == 1 else f"One of the {elements:,} elements"
         solved = ""
         if self.tensor == "dx":
             solved = f"\nso   {', '.join(map(output_text, problem.axes))}"
-        blocks: list[Paragraph | Verbatim] = [
+        lines = [Verbatim("\n".join(self.lines(everything)))] if self.count else []
+        blocks: tuple[Block, ...] = (
             Paragraph(
                 f"{place} of {self.tensor}. Its indices are "
                 f"({', '.join(names(problem, self.tensor))}), with sizes {shape_text(sizes)}, "
@@ -445,16 +447,13 @@ class Element:
                 f"{GROUPED if problem.groups > 1 else ''}"
             ),
             Verbatim(f"{self.rule}\nwith {self.places}{solved}"),
-        ]
-        lines = [line for axis in self.axes for line in axis.why]
-        if lines:
-            blocks.append(Verbatim("\n".join(lines)))
-        blocks.append(Paragraph(self._counted()))
-        if self.count:
-            blocks.append(Verbatim("\n".join(self.lines(everything))))
-        blocks += self.beside()
-        blocks.append(Paragraph(self.conclusion))
-        return Section(f"{self.asked or self.name}{asked}", tuple(blocks))
+            Verbatim("\n".join(axis.why for axis in self.axes)),
+            Paragraph(self._counted()),
+            *lines,
+            *self.beside(),
+            Paragraph(self.conclusion),
+        )
+        return Section(title, blocks)
 
     def beside(self) -> list[Paragraph]:
         """Return a line with the value that the library computes, or why it is missing."""
@@ -463,9 +462,8 @@ class Element:
             is_needed = reason and self.count
             return [Paragraph(f"Not computed by the library: {reason}")] if is_needed else []
         name = {"y": "conv_forward", "dx": "conv_backprop_input", "dw": "conv_backprop_filter"}
-        dtype = self.problem.dtype
-        text = f"cupyconv.{name[self.tensor]} gives {self.computed:.9g} in {dtype}."
-        return [Paragraph(text)]
+        gives = f"cupyconv.{name[self.tensor]} gives {self.computed:.9g}"
+        return [Paragraph(f"{gives} in {self.problem.dtype}.")]
 
     def _counted(self) -> str:
         over = {"dw": "image", "dx": "filter", "y": "channel"}[self.tensor]
@@ -497,18 +495,22 @@ class Element:
         if not self.has_values:
             return (*texts, "")
         a, b = (values[number].item() for values in self.values)
-        if self._integral:
-            if self.problem.is_complex:
-                return (*texts, f"  = ({_whole(a)}) * ({_whole(b)}) = {_whole(a * b)}")
-            return (*texts, f"  = {a:2.0f} * {b:2.0f} = {a * b + 0:3.0f}")
-        if self.problem.is_complex:
-            return (*texts, f"  = ({a:.6f}) * ({b:.6f}) = {a * b:.6f}")
-        return (*texts, f"  = {a: .6f} * {b: .6f} = {a * b: .6f}")
+        if self._integral and self.problem.is_complex:
+            numbers = f"({_whole(a)}) * ({_whole(b)}) = {_whole(a * b)}"
+        elif self._integral:
+            numbers = f"{a:2.0f} * {b:2.0f} = {a * b + 0:3.0f}"
+        elif self.problem.is_complex:
+            numbers = f"({a:.6f}) * ({b:.6f}) = {a * b:.6f}"
+        else:
+            numbers = f"{a: .6f} * {b: .6f} = {a * b: .6f}"
+        return (*texts, f"  = {numbers}")
 
     @cached_property
     def _integral(self) -> bool:
         """Whether all factors are integers from -99 to 99 (both parts of complex factors)."""
-        parts = [part for each in self.values for part in _parts(each)]
+        parts = [each.real for each in self.values]
+        if self.problem.is_complex:
+            parts += [each.imag for each in self.values]
         return all(bool((abs(each) < 100).all() and (each % 1 == 0).all()) for each in parts)
 
     def to_dict(self, everything: bool = False) -> dict[str, Any]:
@@ -605,11 +607,6 @@ def _exact_sum(numbers: list[float]) -> float:
         return fsum(numbers)
     except (OverflowError, ValueError):  # infinities of both signs, or a sum beyond float64
         return float(sum(numbers))
-
-
-def _parts(values: Any) -> tuple[Any, ...]:
-    """Return the real and imaginary parts of complex numbers, or real numbers as they are."""
-    return (values.real, values.imag) if values.dtype.kind == "c" else (values,)
 
 
 def _whole(value: complex) -> str:

@@ -3,22 +3,26 @@
 A transposed layer computes the input gradient of a convolution as its forward pass.  The sentences
 here use the transposed layer's names: its x has the shape of the convolution's y, and its y has the
 shape of the convolution's x.  Indices: n image, k input channel (a filter of the convolution), c
-output channel.
+output channel.  A ``problem`` or ``axis`` is that of the convolution.
 """
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import Any, NamedTuple
 
 from cupyconv.explaining.shapes import (
     WORDS,
     Reason,
+    batch_text,
     every,
     listed,
+    merged,
     one,
+    over_batch,
     over_images,
     sized,
+    smallest_input_text,
+    span_text,
     the,
 )
 from cupyconv.markup import Paragraph, Section, Table
@@ -54,26 +58,16 @@ def output_padding(axis: ConvAxis) -> int:
 
 
 def reasons(problem: ConvProblem) -> tuple[Reason, ...]:
-    """Return the shapes of a transposed layer's x, w, y, dy, dx, dw and db, with reasons.
-
-    Args:
-        problem: the convolution that the layer reverses.
-    """
+    """Return the shapes of a transposed layer's x, w, y, dy, dx, dw and db, with reasons."""
     outputs = problem.input_sizes
     filters, channels = problem.K // problem.groups, problem.C // problem.groups
     grouped = " of its group" if problem.groups > 1 else ""
     step = f"{one(problem.stride)} apart" if max(problem.stride) > 1 else "next to each other"
     copies = f"copies of w[k,c], {step}, each multiplied by one element of x[k]"
     correlated = "dy[c] correlated with w[k,c]"
-    image, pixel = WORDS[problem.spatial_rank]
-    images = f"summed over {counted(problem.N, image)} of {sized(outputs, pixel)}"
+    _, pixel = WORDS[problem.spatial_rank]
     return (
-        Reason(
-            "x",
-            problem.output_shape,
-            f"{counted(problem.N, image)} of {counted(problem.K, 'channel')}, "
-            f"{sized(problem.output_sizes, pixel)}{'' if problem.K == 1 else ' each'}",
-        ),
+        Reason("x", problem.output_shape, batch_text(problem, problem.K, problem.output_sizes)),
         Reason(
             "w",
             problem.filter_shape,
@@ -107,31 +101,18 @@ def reasons(problem: ConvProblem) -> tuple[Reason, ...]:
         Reason(
             "db",
             (problem.C,),
-            f"one value for each output channel: dy[c]"
-            f"{f' {images}' if problem.N else over_images(problem)}",
+            f"one value for each output channel: dy[c]{over_batch(problem, outputs)}",
         ),
     )
 
 
 def axis_reasons(problem: ConvProblem) -> tuple[TransposedAxis, ...]:
-    """Return the rules of each spatial axis; adjacent equal axes share an entry.
-
-    Args:
-        problem: the convolution that the layer reverses.
-    """
-    described = [(axis.name, _axis(axis)) for axis in problem.axes]
-    return tuple(
-        TransposedAxis(tuple(name for name, _ in equal), *texts)
-        for texts, equal in groupby(described, key=lambda entry: entry[1])
-    )
+    """Return the rules of each spatial axis; adjacent equal axes share an entry."""
+    return tuple(TransposedAxis(names, *texts) for names, texts in merged(problem, _axis))
 
 
 def section(problem: ConvProblem) -> Section:
-    """Return the part of an explanation that describes the transposed layer.
-
-    Args:
-        problem: the convolution that the layer reverses.
-    """
+    """Return the part of an explanation that describes the transposed layer."""
     shapes = {entry.tensor: shape_text(entry.shape) for entry in reasons(problem)}
     names = [
         (tensor, shapes[tensor], convolution) for tensor, convolution in CONVOLUTION_NAMES.items()
@@ -191,28 +172,18 @@ def _axis(axis: ConvAxis) -> tuple[str, str, str, str, str]:
     )
 
 
-def _full(axis: ConvAxis) -> str:
-    return f"({axis.output} - 1)*{axis.stride} + {axis.effective_filter}"
-
-
 def _padding(axis: ConvAxis) -> str:
     before, after = axis.pad_before, axis.pad_after
     if not before + after:
         return "none: nothing is cropped"
     return (
         f"{before} before, {after} after: cropped from the full result, whose size is "
-        f"{_full(axis)} = {(axis.output - 1) * axis.stride + axis.effective_filter}"
+        f"{span_text(axis)} = {(axis.output - 1) * axis.stride + axis.effective_filter}"
     )
 
 
 def _output_size(axis: ConvAxis) -> str:
-    extra = output_padding(axis)
-    if axis.padding_mode.startswith("same"):
-        size = f"({axis.output} - 1)*{axis.stride} + 1"
-    else:
-        pads = axis.pad_before + axis.pad_after
-        size = _full(axis) + (f" - {pads}" if pads else "")
-    return f"{size} + output_padding {extra} = {axis.input}"
+    return f"{smallest_input_text(axis)} + output_padding {output_padding(axis)} = {axis.input}"
 
 
 def _output_padding(axis: ConvAxis) -> str:

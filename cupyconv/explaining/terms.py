@@ -167,13 +167,13 @@ def input_terms(axis: ConvAxis, position: int) -> AxisTerms:
     # Only taps of the input's stride phase read the input; these taps are a fixed step apart.
     fitting = axis.taps_of_phase(shifted % axis.stride)
     step = fitting.step
-    first = max(-(-(shifted - (axis.output - 1) * axis.stride) // axis.dilation), 0)
+    first = -(-(shifted - (axis.output - 1) * axis.stride) // axis.dilation)
     last = min(shifted // axis.dilation, axis.filter - 1)
-    start = fitting.start + max(-((fitting.start - first) // step), 0) * step
-    taps = range(start, max(last + 1, start), step)
-    from_first = (shifted - start * axis.dilation) // axis.stride
-    stride = step * axis.dilation // axis.stride
-    outputs = range(from_first, from_first - len(taps) * stride, -stride) if taps else range(0)
+    start = max(first + (fitting.start - first) % step, fitting.start)
+    taps = range(start, last + 1, step)
+    output = (shifted - start * axis.dilation) // axis.stride
+    distance = step * axis.dilation // axis.stride
+    outputs = range(output, output - len(taps) * distance, -distance)
     if axis.filter > _LISTED_TAPS:
         where = f"{r} = {_span(taps)}, where {p} = {_span(outputs)}" if taps else "no tap"
         rule = output_text(axis, position)
@@ -199,7 +199,7 @@ def output_terms(axis: ConvAxis, position: int) -> AxisTerms:
     corner = position * axis.stride - axis.pad_before
     first = max(-(corner // axis.dilation), 0)
     last = min((axis.input - 1 - corner) // axis.dilation, axis.filter - 1)
-    taps = range(first, max(last + 1, first))
+    taps = range(first, last + 1)
     start = corner + first * axis.dilation
     inputs = range(start, start + len(taps) * axis.dilation, axis.dilation)
     end = corner + axis.effective_filter - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import isfinite, prod
 from typing import Any, Literal, get_args
@@ -24,6 +25,9 @@ MOST_ELEMENTS = 20_000_000
 
 MOST_FLOPS = 5e9
 """Largest number of floating-point operations of a pass that is computed by default (chosen)."""
+
+PLANES_WIDTH = 92
+"""Largest width of the planes of a tensor in characters (chosen)."""
 
 
 def require_kind(what: str, kind: str) -> str:
@@ -72,13 +76,14 @@ def draw(problem: ConvProblem, seed: int = 0, kind: str = "normal") -> dict[str,
     }
 
 
+@dataclass(eq=False, repr=False)
 class Values(Mapping[str, Any]):
     """The tensors x, w, dy, y, dx and dw of a layer by name, computed when they are first read.
 
     Operands that are too large to generate and results that take long to compute have no key;
     ``missing`` returns the reason.  Results are computed on the host.
 
-    Args:
+    Attributes:
         problem: the layer.
         given: passed tensors by name, in the problem's formats; x, w and dy in its dtype.
         kind: kind of random numbers for operands that were not passed; None for no values.
@@ -86,17 +91,12 @@ class Values(Mapping[str, Any]):
         large: compute the values whatever the size of the layer.
     """
 
-    def __init__(
-        self,
-        problem: ConvProblem,
-        given: Mapping[str, Any] | None = None,
-        kind: str | None = "normal",
-        seed: int = 0,
-        large: bool = False,
-    ) -> None:
-        self.problem, self.given, self.kind, self.seed = problem, dict(given or {}), kind, seed
-        self.large = large
-        self._results: dict[tuple[str, str], Any] = {}
+    problem: ConvProblem
+    given: Mapping[str, Any]
+    kind: str | None
+    seed: int
+    large: bool
+    _results: dict[tuple[str, str], Any] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Any:
         if name in self.given:
@@ -197,7 +197,7 @@ class Values(Mapping[str, Any]):
         return ", ".join(parts)
 
 
-def planes(problem: ConvProblem, tensor: str, array: Any, width: int = 92) -> Iterator[str]:
+def planes(problem: ConvProblem, tensor: str, array: Any) -> Iterator[str]:
     """Yield lines of text with a tensor's values: planes of channels, side by side."""
     import numpy as np
 
@@ -213,7 +213,7 @@ def planes(problem: ConvProblem, tensor: str, array: Any, width: int = 92) -> It
         rows = ["  ".join(text.rjust(cell) for text in row) for row in plane]
         blocks.append((f"{tensor}[{','.join(map(str, place))}]", rows))
     wide = max(max(len(name), len(rows[0])) for name, rows in blocks) + 4
-    beside = max(width // wide, 1)
+    beside = max(PLANES_WIDTH // wide, 1)
     if tensor in ("w", "dw"):  # start a new row of planes for each filter
         beside = min(beside, texts.shape[1])
     for first in range(0, len(blocks), beside):

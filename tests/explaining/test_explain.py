@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -17,7 +18,7 @@ from cupyconv import ConvError, ConvProblem, ConvTypeError
 from cupyconv.explaining import adjoints, maps, terms
 from cupyconv.explaining.terms import Element, parse
 from cupyconv.problem import ConvAxis
-from tests.configurations import integer_data, problems, random_problems
+from tests.configurations import integer_data, problems, random_problems, three_passes
 
 MULTI_CHANNEL = ConvProblem((1, 5, 100, 100), (10, 5, 5, 5))
 SAME = ConvProblem((1, 5, 5, 3), (3, 3, 3, 4), stride=2, padding="same", data_format="NHWC")
@@ -28,12 +29,8 @@ RANDOM = list(random_problems(40, seed=7, max_macs=2000, dtypes=("float64",)))
 
 
 def results(problem: ConvProblem, data) -> dict[str, np.ndarray]:
-    rest = problem.keywords
-    return {
-        "y": cupyconv.conv_forward(data.x, data.w, **rest),
-        "dx": cupyconv.conv_backprop_input(problem.input_shape, data.w, data.dy, **rest),
-        "dw": cupyconv.conv_backprop_filter(data.x, problem.filter_shape, data.dy, **rest),
-    }
+    """Return y without bias, dx and dw."""
+    return three_passes(problem, replace(data, bias=None))
 
 
 def in_order(problem: ConvProblem, tensor: str, array: np.ndarray) -> np.ndarray:
@@ -77,50 +74,10 @@ def test_text_does_not_import_numpy():
 # -- the two questions -----------------------------------------------------------------------------
 
 
-def test_text_answers_the_channel_question():
-    text = " ".join(str(cupyconv.explain(MULTI_CHANNEL)).split())
-    assert "How can x with 5 channels and dy with 10 channels be convolved?" in text
-    assert "dw[k,c] = correlate(x[c], dy[k]) 100x100 correlated with 96x96 gives 5x5" in text
-    assert (
-        "There are 10 x 5 = 50 pairs. Each pair gives 5x5 values. Together they give 1,250" in text
-    )
-    assert "outer product" in text
-    assert "slide without a flip, multiply, add" in text
-    assert "Nothing is tiled, broadcast or averaged over channels" in text
-    assert "no two pairs share a slice" in text
-    assert "It sums 9,216 products" in text
-
-
-def test_most_relevant_question_comes_first():
-    def order(problem):
-        text = str(cupyconv.explain(problem))
-        return text.index("be convolved?") < text.index("Why is dx ")
-
-    assert order(MULTI_CHANNEL)
-    assert not order(SAME)
-
-
-@pytest.mark.parametrize(
-    ("problem", "said"),
-    [
-        (
-            SAME,
-            [
-                "Why is dx 5x5 when dy is 3x3?",
-                "ceil(5/2) = 3",
-                "input sizes 5 and 6 both give output size 3",
-            ],
-        ),
-        (VALID, ["Why is dx 5x5 when dy is 2x2?", "floor((5 + 0 + 0 - 3)/2) + 1 = 2", "5 and 6"]),
-        (DILATED, ["Why is dx 5x5 when dy is 1x1?", "only input size 5 gives output size 1"]),
-        (VALID.replace(input_shape=(1, 6, 6, 3)), ["no window covers H = 5", "exactly zero"]),
-    ],
-)
-def test_text_answers_the_size_question(problem, said):
-    text = " ".join(str(cupyconv.explain(problem)).split())
-    for part in said:
-        assert part in text
-    assert "input_sizes" in text
+def test_text_explains_unread_inputs():
+    text = " ".join(str(cupyconv.explain(VALID.replace(input_shape=(1, 6, 6, 3)))).split())
+    assert "no window covers H = 5" in text
+    assert "exactly zero" in text
 
 
 @pytest.mark.parametrize(
@@ -196,11 +153,6 @@ def test_random_layers_have_text_html_and_json(problem):
     assert explanation.to_dict()["shapes"]["dx"] == list(problem.input_shape)
 
 
-def test_enormous_layer_is_explained_quickly():
-    text = str(cupyconv.explain(ConvProblem((1, 1, 10**12), (1, 1, 3), stride=2)))
-    assert "too many positions to count" in text
-
-
 @pytest.mark.parametrize("place", range(5))
 @pytest.mark.parametrize("huge", [2**62, 2**62 - 1, 2**63 - 1])
 def test_enormous_layers_have_text_in_every_format(place, huge):
@@ -209,6 +161,7 @@ def test_enormous_layers_have_text_in_every_format(place, huge):
     problem = ConvProblem((n, c, max(size, taps), 9), (k, c, taps, 3), stride=(1, 2))
     explanation = cupyconv.explain(problem)
     assert "pass --large" in str(explanation)
+    assert ("too many positions to count" in str(explanation)) == (place >= 3)
     assert str(huge) in explanation._repr_html_()
     element = explanation.element(explanation.middle)
     assert element.name in str(element)
@@ -235,25 +188,21 @@ def test_explain_rejects_other_types_and_shapes():
 # -- gradients as convolutions ---------------------------------------------------------------------
 
 
-def spread(array: np.ndarray, axes: list[int], steps: list[int]) -> np.ndarray:
-    """Return an array with zeros inserted between its elements."""
-    shape = list(array.shape)
-    for axis, step in zip(axes, steps, strict=True):
-        shape[axis] = (shape[axis] - 1) * step + 1
-    result = np.zeros(shape, array.dtype)
-    index: list = [slice(None)] * array.ndim
-    for axis, step in zip(axes, steps, strict=True):
-        index[axis] = slice(None, None, step)
-    result[tuple(index)] = array
+def spread(array: np.ndarray, steps: list[int]) -> np.ndarray:
+    """Return an array with zeros inserted between its elements, along its spatial axes."""
+    sizes = [(size - 1) * step + 1 for size, step in zip(array.shape[2:], steps, strict=True)]
+    result = np.zeros((*array.shape[:2], *sizes), array.dtype)
+    result[(..., *(slice(None, None, step) for step in steps))] = array
     return result
 
 
-def cropped(array: np.ndarray, axes, paddings):
+def cropped(array: np.ndarray, paddings):
     """Return the array cropped by negative paddings, and the remaining paddings."""
-    index: list = [slice(None)] * array.ndim
-    for axis, (before, after) in zip(axes, paddings, strict=True):
-        index[axis] = slice(max(-before, 0), array.shape[axis] - max(-after, 0))
-    return array[tuple(index)], [(max(before, 0), max(after, 0)) for before, after in paddings]
+    index = [
+        slice(max(-before, 0), size - max(-after, 0))
+        for size, (before, after) in zip(array.shape[2:], paddings, strict=True)
+    ]
+    return array[(..., *index)], [(max(before, 0), max(after, 0)) for before, after in paddings]
 
 
 @pytest.mark.parametrize("problem", [p for p in RANDOM if p.N], ids=str)
@@ -262,12 +211,11 @@ def test_dx_equals_the_described_convolution(problem):
     dy = in_order(problem, "dy", data.dy)
     w = in_order(problem, "w", data.w)
     told = adjoints.input_gradient_axes(problem)
-    axes = list(range(2, dy.ndim))
-    dy = spread(dy, axes, [axis.spread for axis in told])
+    dy = spread(dy, [axis.spread for axis in told])
     assert dy.shape[2:] == tuple(axis.rule.input for axis in told)
-    dy, padding = cropped(dy, axes, [axis.padding for axis in told])
+    dy, padding = cropped(dy, [axis.padding for axis in told])
     swapped = [np.swapaxes(part, 0, 1) for part in np.split(w, problem.groups)]
-    flipped = np.flip(np.concatenate(swapped), axes)
+    flipped = np.flip(np.concatenate(swapped), range(2, dy.ndim))
     dx = cupyconv.conv_forward(
         dy, flipped, padding=padding, dilation=problem.dilation, groups=problem.groups
     )
@@ -279,7 +227,7 @@ def test_dw_equals_the_described_convolution(problem):
     data = integer_data(problem)
     x, dy = in_order(problem, "x", data.x), in_order(problem, "dy", data.dy)
     told = adjoints.filter_gradient_axes(problem)
-    x, padding = cropped(x, range(2, x.ndim), [axis.padding for axis in told])
+    x, padding = cropped(x, [axis.padding for axis in told])
     parts = [
         cupyconv.conv_forward(
             np.swapaxes(a, 0, 1),
@@ -365,24 +313,6 @@ def test_terms_along_an_axis_match_the_definition(axis, data):
     assert set(zip(found.first, found.second, strict=True)) == {
         (o, i) for o, tap, i in inside if tap == r
     }
-
-
-def test_terms_of_dw_use_two_channels():
-    element = parse(MULTI_CHANNEL, "dF[7,2,1,3]")
-    assert element.count == 96 * 96
-    assert {(term.first[1], term.second[1]) for term in element.terms()} == {(7, 2)}
-    assert "The sum uses only channel 2 of x and channel 7 of dy" in element.conclusion
-
-
-def test_other_channels_do_not_affect_an_element_of_dw():
-    data = integer_data(MULTI_CHANNEL)
-    alone = np.zeros_like(data.x), np.zeros_like(data.dy)
-    alone[0][:, 2], alone[1][:, 7] = data.x[:, 2], data.dy[:, 7]
-    whole = cupyconv.conv_backprop_filter(data.x, (10, 5, 5, 5), data.dy)
-    part = cupyconv.conv_backprop_filter(alone[0], (10, 5, 5, 5), alone[1])
-    np.testing.assert_array_equal(part[7, 2], whole[7, 2])
-    part[7, 2] = 0
-    assert not part.any()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import pytest
 import cupyconv
 from cupyconv import ConvError, ConvProblem
 from cupyconv.explaining.translate import Translation, translation, translations
-from tests.configurations import integer_data, random_problems
+from tests.configurations import integer_data, random_problems, three_passes
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
@@ -109,12 +110,7 @@ def run(problem: ConvProblem, told: Translation) -> dict:
 def held_to_ours(problem: ConvProblem, framework: str) -> None:
     told = translation(problem, framework)
     names = run(problem, told)
-    data, rest = integer_data(problem), problem.keywords
-    ours = {
-        "y": cupyconv.conv_forward(data.x, data.w, **rest),
-        "dx": cupyconv.conv_backprop_input(problem.input_shape, data.w, data.dy, **rest),
-        "dw": cupyconv.conv_backprop_filter(data.x, problem.filter_shape, data.dy, **rest),
-    }
+    ours = three_passes(problem, replace(integer_data(problem), bias=None))
     ours["dx_direct"] = ours["dx"]
     for name, array in ours.items():
         if name in names:

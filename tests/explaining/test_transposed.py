@@ -154,6 +154,9 @@ def test_toml_describes_transposed_layers(tmp_path):
         'output_shape = "1x3x16x16"\n'
     )
     assert "1x8x4x4 * 8x3x2x2 -> 1x3x16x16" in invoke("shapes", "--config", str(file))
+    # The option replaces the size of the file.
+    words = ("shapes", "--config", str(file), "--output-padding", "1")
+    assert "1x8x4x4 * 8x3x2x2 -> 1x3x15x15" in invoke(*words)
     file.write_text('input = "1x8x4x4"\nfilter = "8x3x2x2"\ntransposed = "yes"\n')
     assert "must be true or false" in error_of("shapes", "--config", str(file))
 
@@ -207,16 +210,6 @@ def test_dy_shape_is_checked():
 )
 def test_unsupported_options_are_rejected(words, text):
     assert text in error_of("explain", *LAYER, *words)
-
-
-def test_option_replaces_the_size_of_a_file(tmp_path):
-    file = tmp_path / "up.toml"
-    file.write_text(
-        'input = "1x8x4x4"\nfilter = "8x3x2x2"\nstride = 4\ntransposed = true\n'
-        'output_shape = "1x3x16x16"\n'
-    )
-    words = ("shapes", "--config", str(file), "--output-padding", "1")
-    assert "1x8x4x4 * 8x3x2x2 -> 1x3x15x15" in invoke(*words)
 
 
 def test_element_of_a_transposed_layer_names_the_convolution():

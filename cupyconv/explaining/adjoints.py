@@ -15,15 +15,11 @@ class AdjointAxis:
         rule: sizes of this convolution as a ConvAxis.  Its input is the first operand after
             dilation with zeros, its filter is the second operand, and its output is the gradient.
             Negative padding crops.
-        spread: distance between elements of the first operand after dilation; 1 without dilation.
-        size: size of the first operand before dilation.
         formulas: formulas of the padding before and of the padding after, as text with the layer's
             sizes.
     """
 
     rule: ConvAxis
-    spread: int
-    size: int
     formulas: tuple[str, str]
 
     @property
@@ -43,7 +39,7 @@ def input_gradient_axis(axis: ConvAxis) -> AdjointAxis:
         f"{axis.input} + {span} - 1 - {spread} - {_bracket(before)} = {after}",
     )
     rule = ConvAxis(axis.name, spread, axis.filter, 1, axis.dilation, before, after, "explicit")
-    return AdjointAxis(rule, axis.stride, axis.output, formulas)
+    return AdjointAxis(rule, formulas)
 
 
 def filter_gradient_axis(axis: ConvAxis) -> AdjointAxis:
@@ -63,7 +59,7 @@ def filter_gradient_axis(axis: ConvAxis) -> AdjointAxis:
     rule = ConvAxis(
         axis.name, axis.input, axis.output, axis.dilation, axis.stride, before, after, "explicit"
     )
-    return AdjointAxis(rule, 1, axis.input, formulas)
+    return AdjointAxis(rule, formulas)
 
 
 def input_gradient_axes(problem: ConvProblem) -> tuple[AdjointAxis, ...]:

@@ -347,8 +347,8 @@ class Explanation:
                     "above_smallest": axis.input - axis.first_input_size_for(axis.output),
                     "unread_inputs": axis.unread_inputs,
                     "unread_after": axis.unread_after,
-                    "input_gradient": _adjoint_dict(dx),
-                    "filter_gradient": _adjoint_dict(dw),
+                    "input_gradient": _adjoint_dict(dx, axis.output, axis.stride),
+                    "filter_gradient": _adjoint_dict(dw, axis.input, 1),
                 }
                 for axis, dx, dw in zip(problem.axes, backward, weights, strict=True)
             ],
@@ -361,11 +361,12 @@ class Explanation:
         }
 
 
-def _adjoint_dict(adjoint: AdjointAxis) -> dict[str, Any]:
+def _adjoint_dict(adjoint: AdjointAxis, size: int, spread: int) -> dict[str, Any]:
+    """Return a gradient's axis for JSON; dilation spreads the ``size`` first operands."""
     rule = adjoint.rule
     return {
-        "first_operand": adjoint.size,
-        "spread": adjoint.spread,
+        "first_operand": size,
+        "spread": spread,
         "spread_size": rule.input,
         "second_operand": rule.filter,
         "stride": rule.stride,

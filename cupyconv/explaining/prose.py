@@ -149,8 +149,9 @@ def _correlated(problem: ConvProblem) -> str:
     x, dy = shape_text(problem.input_sizes), shape_text(problem.output_sizes)
     sides = [side for axis in axes for side in axis.padding]
     if any(sides):
-        done = ["padded"] * (max(sides) > 0) + ["cropped"] * (min(sides) < 0)
-        x += f", {' and '.join(done)} to {shape_text([axis.rule.padded_input for axis in axes])},"
+        changes = {"padded": max(sides) > 0, "cropped": min(sides) < 0}
+        done = " and ".join(word for word, happens in changes.items() if happens)
+        x += f", {done} to {shape_text([axis.rule.padded_input for axis in axes])},"
     if max(problem.stride) > 1:
         dy += f", dilated to {shape_text([axis.rule.effective_filter for axis in axes])},"
     if max(problem.dilation) > 1:
@@ -353,21 +354,18 @@ def _dx_rows(axis: ConvAxis) -> tuple[tuple[str, str], ...]:
 
 def _filter_gradient(problem: ConvProblem) -> Section:
     axes = adjoints.filter_gradient_axes(problem)
-    second = (
-        f"dy[k], dilated by {shapes.one(problem.stride)}," if max(problem.stride) > 1 else "dy[k]"
-    )
+    stride, dilation = shapes.one(problem.stride), shapes.one(problem.dilation)
+    second = f"dy[k], dilated by {stride}," if max(problem.stride) > 1 else "dy[k]"
     lines = [
         "dw[k,c] = correlate(",
         "  conj(x[c])," if problem.is_complex else "  x[c],",
         f"  {second} as the filter,",
-        f"  stride {shapes.one(problem.dilation)}, "
-        f"padding {shapes.pairs([axis.padding for axis in axes])})",
+        f"  stride {dilation}, padding {shapes.pairs([axis.padding for axis in axes])})",
     ]
     roles = (
         "Stride and dilation swap roles. For the next element of dw, the window on x moves by the "
-        f"dilation, {shapes.one(problem.dilation)}. Within a window, neighbouring elements of dy "
-        "multiply elements of x whose distance is the stride, "
-        f"{shapes.one(problem.stride)}."
+        f"dilation, {dilation}. Within a window, neighbouring elements of dy multiply elements of "
+        f"x whose distance is the stride, {stride}."
     )
     if problem.N > 1:
         roles += f" Images play the role of channels: the sum is over the {problem.N} images."
@@ -394,9 +392,9 @@ def _dw_rows(axis: ConvAxis) -> tuple[tuple[str, str], ...]:
 def _products(problem: ConvProblem) -> Section:
     h, r, p = (",".join(terms.names(problem, tensor)[2:]) for tensor in ("x", "w", "y"))
     meaning = {
-        "forward": f"({'n,' + p}) x k x ({'c,' + r})",
-        "backprop_input": f"({'n,' + h}) x c x ({'k,' + r})",
-        "backprop_filter": f"k x ({'c,' + r}) x ({'n,' + p})",
+        "forward": f"(n,{p}) x k x (c,{r})",
+        "backprop_input": f"(n,{h}) x c x (k,{r})",
+        "backprop_filter": f"k x (c,{r}) x (n,{p})",
     }
     rows = []
     for pass_ in PASSES:
@@ -589,4 +587,4 @@ def _depths_text(depths: list[int]) -> str:
         return f"Each has depth {depths[0]}"
     if len(depths) > 8:
         return f"Their depths are {depths[0]} to {depths[-1]}"
-    return f"Their depths are {', '.join(map(str, depths[:-1]))} and {depths[-1]}"
+    return f"Their depths are {shapes.listed(list(map(str, depths)))}"

@@ -576,27 +576,27 @@ def parse(problem: ConvProblem, text: str) -> Element:
     if word not in ALIASES:
         raise unknown_word("tensor", match[1], ("dF", "dw", "dX", "dx", "O", "y"))
     tensor = ALIASES[word]
-    letters, sizes = names(problem, tensor), extents(problem, tensor)
+    labels, sizes = names(problem, tensor), extents(problem, tensor)
     ranges = ", ".join(
-        f"{letter} from 0 to {size - 1}" if size else f"no {letter}, because the batch is empty"
-        for letter, size in zip(letters, sizes, strict=True)
+        f"{label} from 0 to {size - 1}" if size else f"no {label}, because the batch is empty"
+        for label, size in zip(labels, sizes, strict=True)
     )
     example = f"{match[1]}[{','.join(str(max(size - 1, 0) // 2) for size in sizes)}]"
     parts = [part.strip() for part in match[2].split(",")]
     if len(parts) != len(sizes) or not all(re.fullmatch(r"[-+]?[0-9]+", p) for p in parts):
         raise ConvError(
-            f"an element of {tensor} must have the {len(sizes)} indices {', '.join(letters)}",
+            f"an element of {tensor} must have the {len(sizes)} indices {', '.join(labels)}",
             f"got {text.strip()!r}",
             f"Write, for example, '{example}', with {ranges}",
         )
     # An index of 30 digits is outside every tensor; int() rejects more than 4300 digits.
     index = tuple(int(part) if len(part) < 30 else -1 for part in parts)
-    for letter, part, value, size in zip(letters, parts, index, sizes, strict=True):
+    for label, part, value, size in zip(labels, parts, index, sizes, strict=True):
         if not 0 <= value < size:
             raise ConvError(
                 f"the indices of an element must be inside its tensor, {tensor} of "
                 f"{shape_text(sizes)}",
-                f"{text.strip()} has {letter} = {part}",
+                f"{text.strip()} has {label} = {part}",
                 f"Use {ranges}",
             )
     return Element(problem, tensor, index, text.strip())

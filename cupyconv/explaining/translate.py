@@ -422,7 +422,7 @@ def _onnx(problem: ConvProblem) -> Translation:
     extra = list(_output_padding(problem))
     weights = filter_gradient_axes(problem)
     grad_pads = [a.padding[0] for a in weights] + [max(a.padding[1], 0) for a in weights]
-    used = ", ".join(f":{a.size + min(a.padding[1], 0)}" for a in weights)
+    used = ", ".join(f":{a.rule.input + min(a.padding[1], 0)}" for a in weights)
     kind = {"float16": "FLOAT16", "float64": "DOUBLE"}.get(problem.dtype, "FLOAT")
     if problem.dtype == "bfloat16":
         flags.append("NumPy has no bfloat16: the program runs in float32")

@@ -163,11 +163,12 @@ class Explanation:
         sum of 2 products = 3
         """
         changed = _checked_arrays(self.problem, {"x": x, "w": w, "dy": dy})
+        element = terms.parse(self.problem, name)
         data = self.data
         if changed:
             # Drop the results, which belong to the previous operands.
             data = {**{key: data[key] for key in OPERANDS if key in data}, **changed}
-        return replace(terms.parse(self.problem, name), data=data)
+        return replace(element, data=data)
 
     def map(self, tensor: str = "dx") -> maps.TermMap:
         """Return the number of terms of each element of dx, dw or y.
@@ -362,7 +363,7 @@ class Explanation:
 
 
 def _adjoint_dict(adjoint: AdjointAxis, size: int, spread: int) -> dict[str, Any]:
-    """Return a gradient's axis for JSON; dilation spreads the ``size`` first operands."""
+    """Return a gradient's axis for JSON; dilation by ``spread`` applies to ``size`` elements."""
     rule = adjoint.rule
     return {
         "first_operand": size,

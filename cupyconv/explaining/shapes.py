@@ -70,7 +70,7 @@ def axis_reasons(problem: ConvProblem) -> tuple[AxisReasons, ...]:
 def merged(
     problem: ConvProblem, say: Callable[[ConvAxis], tuple[str, ...]]
 ) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Yield the texts of each spatial axis after its name; adjacent axes share equal texts."""
+    """Yield names of axes and their texts; adjacent axes with equal texts share an entry."""
     described = [(axis.name, say(axis)) for axis in problem.axes]
     for texts, group in groupby(described, key=lambda entry: entry[1]):
         yield tuple(name for name, _ in group), texts
@@ -131,7 +131,7 @@ def sizes_that_give(sizes: range, output: int) -> str:
 
 
 def span_text(axis: ConvAxis) -> str:
-    """Return the formula of the number of inputs from the first to the last window's end."""
+    """Return the formula of the number of inputs that all windows together span."""
     return f"({axis.output} - 1)*{axis.stride} + {axis.effective_filter}"
 
 

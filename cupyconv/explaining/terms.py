@@ -566,12 +566,10 @@ def parse(problem: ConvProblem, text: str) -> Element:
             f"got {shown(text)}",
             "Write, for example, 'dF[0,0,0,0]', 'dX[0,0,0,0]' or 'O[0,0,0,0]', between quotes",
         )
-    word = match[1].lower()
+    word, asked = match[1].lower(), text.strip()
     if word in _NO_PRODUCTS:
         raise ConvError(
-            "an element must belong to y, dx or dw",
-            f"got {text.strip()!r}",
-            _NO_PRODUCTS[word],
+            "an element must belong to y, dx or dw", f"got {asked!r}", _NO_PRODUCTS[word]
         )
     if word not in ALIASES:
         raise unknown_word("tensor", match[1], ("dF", "dw", "dX", "dx", "O", "y"))
@@ -581,12 +579,12 @@ def parse(problem: ConvProblem, text: str) -> Element:
         f"{label} from 0 to {size - 1}" if size else f"no {label}, because the batch is empty"
         for label, size in zip(labels, sizes, strict=True)
     )
-    example = f"{match[1]}[{','.join(str(max(size - 1, 0) // 2) for size in sizes)}]"
+    example = indexed(match[1], (max(size - 1, 0) // 2 for size in sizes))
     parts = [part.strip() for part in match[2].split(",")]
     if len(parts) != len(sizes) or not all(re.fullmatch(r"[-+]?[0-9]+", p) for p in parts):
         raise ConvError(
             f"an element of {tensor} must have the {len(sizes)} indices {', '.join(labels)}",
-            f"got {text.strip()!r}",
+            f"got {asked!r}",
             f"Write, for example, '{example}', with {ranges}",
         )
     # An index of 30 digits is outside every tensor; int() rejects more than 4300 digits.
@@ -596,10 +594,10 @@ def parse(problem: ConvProblem, text: str) -> Element:
             raise ConvError(
                 f"the indices of an element must be inside its tensor, {tensor} of "
                 f"{shape_text(sizes)}",
-                f"{text.strip()} has {label} = {part}",
+                f"{asked} has {label} = {part}",
                 f"Use {ranges}",
             )
-    return Element(problem, tensor, index, text.strip())
+    return Element(problem, tensor, index, asked)
 
 
 def _exact_sum(numbers: list[float]) -> float:

@@ -322,7 +322,7 @@ class Explanation:
         [1, 1, 3]
         """
         problem = self.problem
-        explained = shapes.reasons(problem)
+        explained = shapes.reasons_with_addend(problem)
         backward = adjoints.input_gradient_axes(problem)
         weights = adjoints.filter_gradient_axes(problem)
         return {

@@ -294,7 +294,8 @@ def sizes_section(problem: ConvProblem) -> Section:
 
 def _tensors(problem: ConvProblem) -> Section:
     rows = tuple(
-        (entry.tensor, shape_text(entry.shape), entry.reason) for entry in shapes.reasons(problem)
+        (entry.tensor, shape_text(entry.shape), entry.reason)
+        for entry in shapes.reasons_with_addend(problem)
     )
     return Section("Each tensor", (Table(("tensor", "shape", "why"), rows),))
 

@@ -62,6 +62,15 @@ def reasons(problem: ConvProblem) -> tuple[Reason, ...]:
     )
 
 
+def reasons_with_addend(problem: ConvProblem) -> tuple[Reason, ...]:
+    """Return ``reasons``, and the reason for the gradient of the argument ``add``."""
+    dadd = (
+        "for y = conv(x, w) + add, as in a residual block, the gradient of add is dy: a sum passes "
+        "its gradient unchanged to each of its terms"
+    )
+    return (*reasons(problem), Reason("dadd", problem.output_shape, dadd))
+
+
 def axis_reasons(problem: ConvProblem) -> tuple[AxisReasons, ...]:
     """Return the rules of each spatial axis; adjacent axes with the same rules share an entry."""
     return tuple(AxisReasons(names, *texts) for names, texts in merged(problem, _axis))

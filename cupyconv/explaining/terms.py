@@ -30,6 +30,7 @@ ALIASES = {"y": "y", "o": "y", "dx": "dx", "dw": "dw", "df": "dw"}
 
 _NO_PRODUCTS = {
     "db": "db[k] has no products: it is the sum of all dy[n,k,...]",
+    "dadd": "dadd has no products: it is equal to dy",
     "x": "x is an operand; use dX[n,c,...] for its gradient",
     "w": "w is an operand; use dF[k,c,...] for its gradient",
     "f": "w is an operand; use dF[k,c,...] for its gradient",

@@ -294,7 +294,7 @@ def _compare(
 
     others = {RESULT[pass_] for pass_ in RESULT if pass_ not in passes}
     try:
-        results = compute(truth.problem, truth.operands, place, name, passes)
+        results = compute(truth.problem, truth.operands, name, passes, xp=place.xp)
     except (CupyconvError, MemoryError):
         raise
     except Exception as error:

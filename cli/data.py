@@ -5,23 +5,14 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import prod
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from cupyconv import (
-    ConvError,
-    ConvProblem,
-    ConvTypeError,
-    Device,
-    Plan,
-    arrays,
-    files,
-    plan,
-)
+from cupyconv import ConvError, ConvProblem, ConvTypeError, Device, Plan, arrays, files, plan
 from cupyconv.arrays import available_memory
 from cupyconv.backends import current_device
 from cupyconv.cli import configuration, output, paths
@@ -29,17 +20,20 @@ from cupyconv.planning import plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import ITEMSIZE, PASSES, bytes_text, shape_text
 
-DEVICES = ("auto", "cpu", "gpu")
-
 _NPY, _ZIP = b"\x93NUMPY", b"PK"
 
 
 class Processor:
-    """The device on which a command computes: the CPU with NumPy, or the current GPU."""
+    """The device on which a command computes: the CPU, or the current GPU.
+
+    Attributes:
+        xp: numpy or cupy.
+        device: the device, for plans.
+    """
 
     def __init__(self, *, on_gpu: bool) -> None:
-        self.on_gpu = on_gpu
-        self._cupy = arrays.require_gpu() if on_gpu else None
+        self.xp: Any = arrays.require_gpu() if on_gpu else np
+        self.device = current_device() if on_gpu else Device.of("cpu")
 
     @staticmethod
     def of(device: str, impl: str = "auto") -> Processor:
@@ -57,32 +51,20 @@ class Processor:
 
     def plan(self, problem: ConvProblem, impl: str = "auto") -> Plan:
         """Return the plan of a problem on this device."""
-        return plan(problem, None if self.on_gpu else Device.of("cpu"), impl)
+        return plan(problem, self.device, impl)
 
     def passes(self, problem: ConvProblem, impl: str) -> tuple[str, ...]:
         """Return the passes of a problem that an implementation supports on this device."""
-        device = current_device() if self.on_gpu else Device.of("cpu")
-        return tuple(pass_ for pass_ in PASSES if _takes(problem, pass_, device, impl))
-
-    def put(self, array: np.ndarray) -> Any:
-        """Return a NumPy array as an array in the memory of this device."""
-        return array if self._cupy is None else self._cupy.asarray(array)
-
-    def get(self, array: Any) -> np.ndarray:
-        """Return an array of this device as a NumPy array."""
-        return array if self._cupy is None else self._cupy.asnumpy(array)
+        supported = []
+        for pass_ in PASSES:
+            with suppress(ConvError):
+                plan_pass(problem, pass_, self.device, impl)
+                supported.append(pass_)
+        return tuple(supported)
 
     def available_memory(self) -> int | None:
         """Return the bytes of free GPU memory; None on the CPU."""
-        return None if self._cupy is None else int(self._cupy.cuda.runtime.memGetInfo()[0])
-
-
-def _takes(problem: ConvProblem, pass_: str, device: Device, impl: str) -> bool:
-    try:
-        plan_pass(problem, pass_, device, impl)
-    except ConvError:
-        return False
-    return True
+        return int(self.xp.cuda.runtime.memGetInfo()[0]) if self.device.is_gpu else None
 
 
 # -- files -----------------------------------------------------------------------------------------

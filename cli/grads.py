@@ -111,7 +111,7 @@ def command(
         loaded = {layer.problem_names[name]: file.read() for name, file in opened.items()}
         operands = _operands(problem, loaded, seed, layer.values)
         with output.progress("computing and checking", 1 if no_check else 1 + STEPS) as advance:
-            results = compute(problem, operands, place, impl)
+            results = compute(problem, operands, impl, xp=place.xp)
             advance()
             tensors = _tensors(layer, problem, operands, results)
             report = _Report(layer, problem, planned, files, seed, _norms(tensors))

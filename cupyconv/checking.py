@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -47,31 +47,6 @@ _DEVIATIONS = 6
 A slope sums errors with random signs.  Such a sum exceeds 6 standard deviations once in 500 million
 draws.
 """
-
-
-class Memory(Protocol):
-    """Interface that copies arrays between NumPy and the memory of a device."""
-
-    def put(self, array: np.ndarray) -> Any:
-        """Return a NumPy array as an array on this device."""
-        ...
-
-    def get(self, array: Any) -> np.ndarray:
-        """Return an array on this device as a NumPy array."""
-        ...
-
-
-class HostMemory:
-    """Memory of NumPy arrays, which need no copy."""
-
-    def put(self, array: np.ndarray) -> np.ndarray:
-        return array
-
-    def get(self, array: np.ndarray) -> np.ndarray:
-        return array
-
-
-HOST = HostMemory()
 
 
 class Operands(NamedTuple):
@@ -134,25 +109,27 @@ def pass_function(
 def compute(
     problem: ConvProblem,
     operands: Operands,
-    memory: Memory,
     impl: Impl,
     passes: Sequence[str] = PASSES,
+    *,
+    xp: Any = np,
 ) -> Results:
     """Compute the three passes and the bias gradient with the public functions.
 
     Args:
-        memory: device on which ``impl`` computes.
+        operands: operands as NumPy arrays.
         impl: implementation that computes the passes in ``passes``.  The planner chooses the
             implementation of the other passes.
         passes: names of passes.
+        xp: numpy to compute on the CPU, or cupy to compute on the current GPU.
     """
-    there = Operands(*map(memory.put, operands))
+    there = Operands(*map(xp.asarray, operands))
     by: dict[str, Impl] = {pass_: impl if pass_ in passes else "auto" for pass_ in PASSES}
     results = (
         *(pass_function(problem, pass_, by[pass_])(there) for pass_ in PASSES),
         operations.conv_backprop_bias(there.dy, data_format=problem.data_format),
     )
-    return Results(*map(memory.get, results))
+    return Results(*map(arrays.on_host, results))
 
 
 class Truth:
@@ -183,7 +160,7 @@ class Truth:
     @cached_property
     def results(self) -> Results:
         """Results of the reference implementation, in float64 or complex128."""
-        return compute(self.problem, self.operands64, HOST, "reference")
+        return compute(self.problem, self.operands64, "reference")
 
     @cached_property
     def magnitudes(self) -> Results:
@@ -193,7 +170,7 @@ class Truth:
         accurate enough.
         """
         impl: Impl = "auto" if self._is_large else "reference"
-        return compute(self.problem, Operands(*map(np.abs, self.operands64)), HOST, impl)
+        return compute(self.problem, Operands(*map(np.abs, self.operands64)), impl)
 
     @property
     def _is_large(self) -> bool:
@@ -483,20 +460,18 @@ class Excerpt:
         problem: ConvProblem,
         pass_: str,
         operands: Operands,
-        get: Callable[[Any], np.ndarray],
         impl: Impl,
         most_flops: float,
     ) -> None:
         """Choose the part and compute its expected values.
 
         Args:
-            operands: random operands on a device.
-            get: function that returns an array on that device as a NumPy array.
+            operands: random operands, as NumPy or CuPy arrays.
             impl: CPU implementation that computes the expected values in float64 or complex128.
             most_flops: largest number of FLOPs to spend.  The part shrinks to this limit, but to no
                 less than one index per axis, which may exceed the limit.
         """
-        self._problem, self._pass, self._get = problem, pass_, get
+        self._problem, self._pass = problem, pass_
         extents = {
             "images": max(problem.N, 1),
             "groups": problem.groups,
@@ -544,11 +519,11 @@ class Excerpt:
     def _part(self, name: str, array: Any) -> np.ndarray:
         """Return this part of a tensor, in float64 or complex128 on the host."""
         view = filter_view if name == "dw" else data_view
-        part = self._get(view(self._problem, array)[self._slices[name]])
+        part = arrays.on_host(view(self._problem, array)[self._slices[name]])
         return part.astype(np.complex128 if self._problem.is_complex else np.float64, order="C")
 
     def judge(self, result: Any, precision: Precision = "ieee") -> Agreement:
-        """Compare a result on the device with the expected values.
+        """Compare a result, as a NumPy or CuPy array, with the expected values.
 
         The relative difference is the RMS of the errors, or the largest error divided by _PEAK if
         that is larger, divided by the RMS of the expected values.  If the part has fewer than _FEW

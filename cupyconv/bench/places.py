@@ -35,10 +35,6 @@ class Place:
     most_sets = 4
     sweep_bytes = 128 << 20
 
-    def get(self, array: Any) -> np.ndarray:
-        """Return an array of this place as a NumPy array."""
-        return array
-
     def free_bytes(self) -> int:
         """Return the bytes of memory available to tensors; 4 GiB on a CPU if unknown."""
         return arrays.available_memory() or 4 << 30
@@ -102,9 +98,6 @@ class GpuPlace(Place):
     def __init__(self) -> None:
         self.xp = arrays.require_gpu()
         self.device = backends.current_device()
-
-    def get(self, array: Any) -> np.ndarray:
-        return self.xp.asnumpy(array)
 
     def free_bytes(self) -> int:
         self.release()

@@ -180,7 +180,7 @@ class _Run:
         """Check every implementation of a pass, and time the correct implementations."""
         place, options, results = self.place, self.options, self.results
         checked_by, flops = CHECKED_BY[place.name], CHECKED_FLOPS[place.name]
-        excerpt = Excerpt(problem, pass_, sets[0], place.get, checked_by, flops)
+        excerpt = Excerpt(problem, pass_, sets[0], checked_by, flops)
         note = partial(Note, layer.name, problem.dtype)
         good = {}
         for name in (*options.impls, *([TORCH] if self.torch else [])):

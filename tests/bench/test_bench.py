@@ -11,7 +11,7 @@ import pytest
 from cupyconv import ConvError, ConvProblem
 from cupyconv.arrays import numpy_dtype
 from cupyconv.bench import data, places, pytorch, suites, timing
-from cupyconv.checking import HOST, Excerpt
+from cupyconv.checking import Excerpt
 from cupyconv.problem import ITEMSIZE, PASSES
 
 # -- suites ----------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ def test_torch_peer_computes_each_pass(torch_peer, rank, layout, dtype):
         for pass_ in PASSES:
             if torch_peer.refuses(problem, pass_):
                 continue
-            excerpt = Excerpt(problem, pass_, tensors, HOST.get, "reference", 1e9)
+            excerpt = Excerpt(problem, pass_, tensors, "reference", 1e9)
             result = torch_peer.call(problem, pass_, [tensors])(0)
             assert excerpt.judge(torch_peer.to_array(result, problem, pass_)).passed
 

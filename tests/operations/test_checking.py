@@ -9,7 +9,6 @@ from cupyconv import ConvProblem, arrays, checking, operations
 from cupyconv.bench.data import in_layout
 from cupyconv.checking import (
     EXACT_UP_TO,
-    HOST,
     Agreement,
     Excerpt,
     Operands,
@@ -40,7 +39,7 @@ def _operands(problem: ConvProblem, seed: int = 0) -> Operands:
 def test_plain_summation_equals_the_reference_on_integers(layer):
     problem = layer.problem(dtype="float32")
     operands = integer_operands(problem, np.random.default_rng(0))
-    expected = compute(problem, operands, HOST, "reference")
+    expected = compute(problem, operands, "reference")
     for got, wanted in zip(_naive(problem, operands), expected, strict=True):
         assert np.array_equal(got, wanted)
 
@@ -69,7 +68,7 @@ def test_error_just_above_the_bound_fails(dtype):
     problem = ConvProblem((1, 3, 8, 8), (4, 3, 3, 3), dtype=dtype)
     operands = _operands(problem)
     truth = Truth(problem, operands)
-    results = compute(problem, operands, HOST, "numpy")
+    results = compute(problem, operands, "numpy")
     for name in Results._fields:
         array = getattr(results, name).copy()
         assert truth.difference(name, array) <= truth.bounds[name]
@@ -82,7 +81,7 @@ def test_nonzero_gradient_of_an_unread_input_fails():
     problem = ConvProblem((1, 1, 6), (1, 1, 3), stride=2)  # no window reads the last input
     operands = _operands(problem)
     truth = Truth(problem, operands)
-    results = compute(problem, operands, HOST, "numpy")
+    results = compute(problem, operands, "numpy")
     results.dx[0, 0, 5] = 1e-6
     assert truth.difference("dx", results.dx) == np.inf
     verdicts = {
@@ -108,7 +107,7 @@ def test_comparisons_do_not_depend_on_scale():
     for scale in (1e-120, 1e100):
         scaled = Operands(operands.x * scale, *operands[1:])
         truth = Truth(problem, scaled)
-        results = compute(problem, scaled, HOST, "numpy")
+        results = compute(problem, scaled, "numpy")
         agreements = [
             *truth.against_reference(results),
             *truth.against_finite_differences(results, 0),
@@ -124,7 +123,7 @@ def test_finite_differences_tolerate_one_huge_number(size, dtype, operand):
     problem = ConvProblem((1, 2, 5, 5), (3, 2, 3, 3), dtype=dtype)
     operands = _operands(problem)
     operands[operand].flat[-1] = size
-    results = compute(problem, operands, HOST, "auto")
+    results = compute(problem, operands, "auto")
     truth = Truth(problem, operands)
     assert all(one.passed for one in truth.against_finite_differences(results, 0))
     wrong = results._replace(dw=results.dw + (1e-4 * truth.magnitudes.dw).astype(dtype))
@@ -134,7 +133,7 @@ def test_finite_differences_tolerate_one_huge_number(size, dtype, operand):
 @pytest.mark.parametrize("problem", list(random_problems(12, seed=5)), ids=str)
 def test_large_layers_are_compared_like_small_layers(problem, monkeypatch):
     operands = _operands(problem)
-    results = compute(problem, operands, HOST, "numpy")
+    results = compute(problem, operands, "numpy")
     small = list(Truth(problem, operands).against_finite_differences(results, 0))
     monkeypatch.setattr(checking, "LARGE", -1)
     truth = Truth(problem, operands)
@@ -155,7 +154,7 @@ def test_large_layers_are_compared_like_small_layers(problem, monkeypatch):
 def test_wrong_fast_forward_pass_is_not_used(monkeypatch):
     problem = ConvProblem((2, 3, 8, 8), (4, 3, 3, 3))
     operands = _operands(problem)
-    results = compute(problem, operands, HOST, "numpy")
+    results = compute(problem, operands, "numpy")
     monkeypatch.setattr(checking, "LARGE", -1)
     forward = operations.conv_forward
 
@@ -193,7 +192,7 @@ LONG = ConvProblem((2, 64, 12, 12), (32, 64, 3, 3), padding=1)
 
 
 def excerpt(problem, pass_, operands, most_flops=1e9):
-    return Excerpt(problem, pass_, operands, HOST.get, "reference", most_flops)
+    return Excerpt(problem, pass_, operands, "reference", most_flops)
 
 
 @pytest.mark.parametrize("layout", [CHANNELS_FIRST, CHANNELS_LAST])

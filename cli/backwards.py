@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from cupyconv import ConvAxis, ConvError, ConvProblem, formats
@@ -31,25 +32,10 @@ _SWEPT = {"input": "input_shape", "filter": "filter_shape", "stride": "stride"} 
 # -- input sizes of an output ----------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Backwards:
-    """The input sizes whose output has a certain shape.
+def largest_input(layer: Layer, dy: tuple[int, ...]) -> ConvProblem:
+    """Return the layer with the largest input whose output has the shape of dy.
 
-    Attributes:
-        problem: the layer with the largest of these input sizes.
-        sizes: valid input sizes of each spatial axis, in the order D, H, W.
-    """
-
-    problem: ConvProblem
-    sizes: tuple[range, ...]
-
-    @property
-    def axes(self) -> tuple[ConvAxis, ...]:
-        return self.problem.axes
-
-
-def inputs_of(layer: Layer, dy: tuple[int, ...]) -> Backwards:
-    """Return the input sizes whose output has the shape of dy.
+    The problem's ``valid_input_sizes`` are all sizes with this output.
 
     Raises:
         ConvError: no input gives this output.
@@ -62,14 +48,12 @@ def inputs_of(layer: Layer, dy: tuple[int, ...]) -> Backwards:
             "Give, for example, --filter 3x3x3x4",
         )
     given = {"groups": 1, **words, "output_shape": dy}
-    problem = offering(_largest_input, Names(), given)
-    return Backwards(problem, problem.valid_input_sizes)
+    return offering(_largest_input, Names(), given)
 
 
 def _largest_input(
     output_shape: tuple[int, ...], filter_shape: tuple[int, ...], **words: Any
 ) -> ConvProblem:
-    """Return the problem with the largest input whose output has this shape."""
     dy = output_shape
     layout, filter_layout = _layouts(words, len(dy))
     k, o = dy[layout[1]] if len(dy) == len(filter_shape) else 0, filter_shape[filter_layout[0]]
@@ -108,21 +92,16 @@ def _layouts(words: Mapping[str, Any], axes: int) -> tuple[tuple[int, ...], tupl
     return formats.data_axes(layout), formats.filter_axes(filters)
 
 
-def backwards_parts(layer: Layer, inputs: Backwards, checked: bool = False) -> list[Any]:
+def backwards_parts(layer: Layer, problem: ConvProblem, checked: bool = False) -> list[Any]:
     """Return the input sizes as headings and a table to print.
 
     Args:
+        problem: result of ``largest_input`` for the layer.
         checked: whether the layer has an input shape that gives this output.
     """
-    problem = inputs.problem
     head = f"dy {shape_text(problem.output_shape)}, w {shape_text(problem.filter_shape)}"
-    count = 1
-    for sizes in inputs.sizes:
-        count *= len(sizes)
-    every = ", ".join(
-        f"{axis.name} {_choice(sizes)}"
-        for axis, sizes in zip(inputs.axes, inputs.sizes, strict=True)
-    )
+    count = prod(map(len, problem.valid_input_sizes))
+    every = ", ".join(f"{axis.name} {_choice(axis.valid_input_sizes)}" for axis in problem.axes)
     images = f"{counted(problem.N, 'image')} of {counted(problem.C, 'channel')}"
     answer = f"x and dx: {images}, {every}; "
     if count == 1:
@@ -136,7 +115,8 @@ def backwards_parts(layer: Layer, inputs: Backwards, checked: bool = False) -> l
     name = in_line(layer.name or layer.title or "")
     title = [name] if name else []
     rows = []
-    for axis, sizes in zip(inputs.axes, inputs.sizes, strict=True):
+    for axis in problem.axes:
+        sizes = axis.valid_input_sizes
         for number, size in enumerate(sizes[:MOST_SIZES]):
             of_size = axis.of_input(size)
             rows.append(
@@ -152,7 +132,7 @@ def backwards_parts(layer: Layer, inputs: Backwards, checked: bool = False) -> l
             rows.append(("", "...", "", "", f"and so on, to {sizes[-1]}"))
     columns = ("axis", "input", "padding", "output_padding", "because")
     why: dict[str, list[str]] = {}
-    for axis in inputs.axes:
+    for axis in problem.axes:
         why.setdefault(_why(axis), []).append(axis.name)
     return [
         output.heading(*[*title, *lines]),
@@ -190,9 +170,8 @@ def _why(axis: ConvAxis) -> str:
     )
 
 
-def backwards_json(layer: Layer, inputs: Backwards) -> dict[str, Any]:
-    """Return the input sizes for --json."""
-    problem = inputs.problem
+def backwards_json(layer: Layer, problem: ConvProblem) -> dict[str, Any]:
+    """Return the input sizes for --json; the arguments are those of ``backwards_parts``."""
     return {
         "name": layer.name,
         "output": list(problem.output_shape),
@@ -202,10 +181,10 @@ def backwards_json(layer: Layer, inputs: Backwards) -> dict[str, Any]:
             {
                 "name": axis.name,
                 "output": axis.output,
-                "input_sizes": interval_dict(sizes),
+                "input_sizes": interval_dict(axis.valid_input_sizes),
                 "why": _why(axis),
             }
-            for axis, sizes in zip(inputs.axes, inputs.sizes, strict=True)
+            for axis in problem.axes
         ],
     }
 

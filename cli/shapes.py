@@ -90,7 +90,7 @@ def _backwards(layers: list[Layer], dy: str, options: Mapping[str, Any], as_json
     if options.get("input"):
         for layer in layers:
             layer.require_output(shape)
-    entries = [(layer, backwards.inputs_of(layer, shape)) for layer in layers]
+    entries = [(layer, backwards.largest_input(layer, shape)) for layer in layers]
     if as_json:
         output.write_json({"layers": [backwards.backwards_json(*entry) for entry in entries]})
         return

@@ -20,6 +20,7 @@ from cupyconv import ConvError, ConvProblem
 from cupyconv.cli import output, paths
 from cupyconv.errors import shown, unknown_word
 from cupyconv.explaining import transposed
+from cupyconv.explaining.shapes import one
 from cupyconv.explaining.values import KINDS, require_kind
 from cupyconv.formats import SPATIAL_AXES, data_formats
 from cupyconv.kernels.device import CARDS, DEVICES
@@ -31,6 +32,7 @@ from cupyconv.problem import (
     LARGEST,
     PADDING_WORDS,
     PASSES,
+    ConvOptions,
     count_text,
     counted,
     require_output,
@@ -43,9 +45,6 @@ if TYPE_CHECKING:
     from cupyconv.explaining.onnx_model import ModelLayer
 
 PRESETS = Path(__file__).with_name("presets.toml")
-
-_DIGITS = 19
-"""Number of decimal digits of LARGEST."""
 
 
 @dataclass(frozen=True)
@@ -180,8 +179,14 @@ def _reversed_problem(
         )
     rules = (arguments.get(key, 1) for key in ("stride", "dilation"))
     _require_below_stride(output_padding, *rules)
-    given = {**_DEFAULTS, **arguments, "output_shape": arguments["input_shape"]}
-    given |= {"input_shape": output_shape, "output_padding": output_padding}
+    given = {
+        **ConvOptions()._asdict(),
+        "dtype": "float32",
+        **arguments,
+        "input_shape": output_shape,
+        "output_shape": arguments["input_shape"],
+        "output_padding": output_padding,
+    }
     make = partial(transposed_problem, _TRANSPOSED_NAMES)
     return offering(make, _TRANSPOSED_NAMES, given)
 
@@ -203,40 +208,32 @@ def _require_below_stride(output_padding: Any, stride: Any, dilation: Any) -> No
             )
 
 
-_DEFAULTS: Mapping[str, Any] = {
-    "stride": 1,
-    "padding": 0,
-    "dilation": 1,
-    "groups": 1,
-    "data_format": None,
-    "filter_format": None,
-    "dtype": "float32",
-}
-"""Defaults of ConvProblem's arguments, except the shapes."""
-
-
 # -- values ----------------------------------------------------------------------------------------
+
+
+def _wrong(what: str, value: Any, rule: str, example: str) -> ConvError:
+    return ConvError(
+        f"{what} must be {rule}", f"got {shown(value)}", f"Write, for example, {example}"
+    )
 
 
 def _integers(
     what: str, value: Any, rule: str, example: str, separators: str = "[x,]"
 ) -> list[int]:
     """Parse integers such as ``2x1``, ``2,1``, ``2`` or, in TOML, ``[2, 1]``."""
-    error = ConvError(
-        f"{what} must be {rule}", f"got {shown(value)}", f"Write, for example, {example}"
-    )
     if isinstance(value, str):
         parts = re.split(separators, value.strip().lower())
         if not all(re.fullmatch(r"\s*[-+]?[0-9]+\s*", part) for part in parts):
-            raise error
-        too_large = any(len(part.strip().lstrip("+-0")) > _DIGITS for part in parts)
-        numbers = [] if too_large else [int(part) for part in parts]
+            raise _wrong(what, value, rule, example)
+        try:
+            numbers = [int(part) for part in parts]
+        except ValueError:  # Python converts at most 4,300 digits
+            numbers = [LARGEST + 1]
     else:
         numbers = value if isinstance(value, list) else [value]
         if not numbers or not all(type(number) is int for number in numbers):
-            raise error
-        too_large = False
-    if too_large or any(abs(number) > LARGEST for number in numbers):
+            raise _wrong(what, value, rule, example)
+    if any(abs(number) > LARGEST for number in numbers):
         raise ConvError(
             f"{what} must be integers that fit a 64-bit index",
             f"got {shown(value)}",
@@ -260,9 +257,7 @@ def _integer(what: str, value: Any) -> int:
     rule, example = "one integer", "2"
     numbers = _integers(what, value, rule, example)
     if len(numbers) > 1:
-        raise ConvError(
-            f"{what} must be {rule}", f"got {shown(value)}", f"Write, for example, {example}"
-        )
+        raise _wrong(what, value, rule, example)
     return numbers[0]
 
 
@@ -281,9 +276,7 @@ def _padding(what: str, value: Any) -> Any:
         amounts = _integers(what, value, rule, example)
         return amounts if isinstance(value, list) else _single(amounts)
     if max(map(len, entries)) > 2:
-        raise ConvError(
-            f"{what} must be {rule}", f"got {shown(value)}", f"Write, for example, {example}"
-        )
+        raise _wrong(what, value, rule, example)
     return [_single(numbers) for numbers in entries]
 
 
@@ -367,7 +360,7 @@ def words(what: str, known: Callable[[], Iterable[str]]) -> Callable:
         for word in words:
             if word not in known():
                 raise unknown_word(what, word, known())
-        return tuple(dict.fromkeys(words))
+        return words
 
     return read
 
@@ -459,6 +452,7 @@ _OPTIONS = (
     click.option(
         "--transposed",
         is_flag=True,
+        default=None,
         help="Use a transposed convolution (deconvolution), whose input has the shape INPUT.",
     ),
     click.option(
@@ -632,7 +626,6 @@ def configuration_options(command: Callable) -> Callable:
                     f"Leave out --{key}, or the two shapes",
                 )
             options[key] = value
-        options["transposed"] = options["transposed"] or None
         return command(**options)
 
     for option in (*reversed(_OPTIONS), short_form):
@@ -651,42 +644,47 @@ def read_layers(options: Mapping[str, Any], notes: list[str] | None = None) -> l
         ConvError: a value, key, preset or file is invalid.
         OSError: the file cannot be read.
     """
-    config, preset = options.get("config"), options.get("preset")
-    model, name = options.get("model"), options.get("layer")
+    config, preset, model, name = map(options.get, ("config", "preset", "model", "layer"))
     if name is not None and config is None and model is None:
         raise ConvError(
             "--layer must be given with a file of layers",
             "there is no --config and no --model",
             "Give --config or --model",
         )
-    if model is not None:
-        if config is not None or preset is not None:
-            raise ConvError(
-                "--model cannot be combined with --config or --preset",
-                "got more than one",
-                "Give one of them",
-            )
-        options = dict(options)
-        sizes = options.get("input") or ""
-        if "=" in sizes:
-            options["input"] = None
-        layers = _of_model(model, sizes if "=" in sizes else None, [] if notes is None else notes)
-        if name is not None:
-            layers = [_named(layers, name, model)]
-        return _with_options(layers, options)
+    if model is not None and (config is not None or preset is not None):
+        raise ConvError(
+            "--model cannot be combined with --config or --preset",
+            "got more than one",
+            "Give one of them",
+        )
     if config is not None and preset is not None:
         raise ConvError("--config and --preset cannot be combined", "got both", "Give one of them")
     layers = [Layer(None, None, {})]
-    if config is not None:
+    if model is not None:
+        input_shapes = {}
+        if "=" in (options.get("input") or ""):
+            input_name, _, shape = options["input"].rpartition("=")
+            input_shapes[input_name.strip()] = read_shape("--input", shape)
+            options = {**options, "input": None}
+        layers = _of_model(model, input_shapes, [] if notes is None else notes)
+    elif config is not None:
         layers = read_file(Path(config))
-        if options.get("layer") is not None:
-            layers = [_named(layers, options["layer"], config)]
     elif preset is not None:
         known = {str(layer.name): layer for layer in read_file(PRESETS)}
         if preset not in known:
             raise unknown_word("preset", preset, known)
         layers = [known[preset]]
-    return _with_options(layers, options)
+    if name is not None:
+        layers = [_named(layers, name, model or config)]
+    arguments = {
+        argument: read(f"--{key.replace('_', '-')}", options[key])
+        for key, (argument, read) in _READERS.items()
+        if options.get(key) is not None
+    }
+    values = options.get("values")
+    if values is not None:
+        require_kind("--values", values)
+    return [_changed(layer, arguments, values) for layer in layers]
 
 
 def left_out(notes: list[str]) -> list[Any]:
@@ -697,17 +695,10 @@ def left_out(notes: list[str]) -> list[Any]:
     return [output.heading(head, *map(in_line, notes))]
 
 
-def _of_model(path: str, sizes: str | None, notes: list[str]) -> list[Layer]:
-    """Return the convolutions of an ONNX model as layers.
-
-    A transposed convolution becomes the convolution whose input gradient it computes.
-    """
+def _of_model(path: str, input_shapes: dict[str, tuple[int, ...]], notes: list[str]) -> list[Layer]:
+    """Return the convolutions of an ONNX model as layers, and extend ``notes`` by the others."""
     from cupyconv.explaining.onnx_model import read
 
-    input_shapes = {}
-    if sizes is not None:
-        name, _, shape = sizes.rpartition("=")
-        input_shapes[name.strip()] = read_shape("--input", shape)
     model = read(path, input_shapes, paths.read(Path(path)))
     if not model.layers:
         raise ConvError(
@@ -715,7 +706,7 @@ def _of_model(path: str, sizes: str | None, notes: list[str]) -> list[Layer]:
             f"{path} {model.without_layers}",
             "Use another model, or --preset",
         )
-    notes += [f"{one.name}: {one.reason}" for one in (*model.unknown, *model.left_out)]
+    notes += [f"{node.name}: {node.reason}" for node in (*model.unknown, *model.left_out)]
     return [
         Layer(layer.name, f"{layer.operator} of {Path(path).name}", _model_arguments(layer))
         for layer in model.layers
@@ -723,42 +714,16 @@ def _of_model(path: str, sizes: str | None, notes: list[str]) -> list[Layer]:
 
 
 def _model_arguments(layer: ModelLayer) -> dict[str, Any]:
-    arguments = _arguments(layer.problem)
-    if layer.is_transposed:
-        shapes = {
-            "input_shape": layer.problem.output_shape,
-            "output_shape": layer.problem.input_shape,
-        }
-        arguments |= {**shapes, "transposed": True}
-    return arguments
-
-
-def _arguments(problem: ConvProblem) -> dict[str, Any]:
-    explicit = problem.padding_mode == "explicit"
-    return {
-        "input_shape": problem.input_shape,
+    problem = layer.problem
+    arguments = {
+        "input_shape": layer.input_shape,
         "filter_shape": problem.filter_shape,
-        "stride": problem.stride,
-        "padding": problem.padding if explicit else problem.padding_mode,
-        "dilation": problem.dilation,
-        "groups": problem.groups,
-        "data_format": problem.data_format,
-        "filter_format": problem.filter_format,
+        **problem.keywords,
         "dtype": problem.dtype,
     }
-
-
-def _with_options(layers: list[Layer], options: Mapping[str, Any]) -> list[Layer]:
-    """Return the layers with the options applied."""
-    arguments = {
-        argument: read(f"--{key.replace('_', '-')}", options[key])
-        for key, (argument, read) in _READERS.items()
-        if isinstance(options.get(key), str) or options.get(key) is True
-    }
-    values = options.get("values")
-    if values is not None:
-        require_kind("--values", values)
-    return [_changed(layer, arguments, values) for layer in layers]
+    if layer.is_transposed:
+        arguments |= {"output_shape": layer.output_shape, "transposed": True}
+    return arguments
 
 
 def _named(layers: list[Layer], name: str, where: str) -> Layer:
@@ -870,35 +835,23 @@ def _layer(where: str, table: Mapping[str, Any]) -> Layer:
 
 def as_json(layer: Layer, problem: ConvProblem) -> dict[str, Any]:
     """Return the configuration for ``--json``."""
-    return {
-        "name": layer.name,
-        "title": layer.title,
-        "configuration": {
-            "input": list(problem.input_shape),
-            "filter": list(problem.filter_shape),
-            "stride": list(problem.stride),
-            "padding": [list(pair) for pair in problem.padding],
-            "padding_mode": problem.padding_mode,
-            "dilation": list(problem.dilation),
-            "groups": problem.groups,
-            "data_format": problem.data_format,
-            "filter_format": problem.filter_format,
-            "dtype": problem.dtype,
-            "transposed": layer.is_transposed,
-            **_transposed_json(layer, problem),
-        },
+    entries = {
+        "input": list(layer.shapes(problem)["x"]),
+        "filter": list(problem.filter_shape),
+        "stride": list(problem.stride),
+        "padding": [list(pair) for pair in problem.padding],
+        "padding_mode": problem.padding_mode,
+        "dilation": list(problem.dilation),
+        "groups": problem.groups,
+        "data_format": problem.data_format,
+        "filter_format": problem.filter_format,
+        "dtype": problem.dtype,
+        "transposed": layer.is_transposed,
     }
-
-
-def _transposed_json(layer: Layer, problem: ConvProblem) -> dict[str, Any]:
-    """Return the entries of a transposed layer's configuration that differ from its problem's."""
-    if not layer.is_transposed:
-        return {}
-    return {
-        "input": list(problem.output_shape),
-        "output_shape": list(problem.input_shape),
-        "output_padding": list(layer.output_padding(problem)),
-    }
+    if layer.is_transposed:
+        entries["output_shape"] = list(problem.input_shape)
+        entries["output_padding"] = list(layer.output_padding(problem))
+    return {"name": layer.name, "title": layer.title, "configuration": entries}
 
 
 def as_options(problem: ConvProblem) -> str:
@@ -926,9 +879,9 @@ def summary(problem: ConvProblem, other: Mapping[str, str] | None = None) -> str
         sides = [str(b) if b == a else f"{b}:{a}" for b, a in problem.padding]
         padding = sides[0] if len(set(sides)) == 1 else ",".join(sides)
     words = {
-        "stride": _short(problem.stride),
+        "stride": one(problem.stride),
         "padding": padding,
-        "dilation": _short(problem.dilation),
+        "dilation": one(problem.dilation),
         **(other or {}),
     }
     return ", ".join(
@@ -939,7 +892,3 @@ def summary(problem: ConvProblem, other: Mapping[str, str] | None = None) -> str
             problem.dtype,
         ]
     )
-
-
-def _short(values: tuple[int, ...]) -> str:
-    return str(values[0]) if len(set(values)) == 1 else shape_text(values)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -135,28 +133,28 @@ def command(
         entries = [_as_json(*entry, everything=everything) for entry in explained]
         output.write_json({"layers": entries, "saved": saved})
         return
-    width = _width()
+    width = output.width()
     parts = []
     for _, _, explanation, source, chosen, counted, translated in explained:
         if whole:
-            parts.append(explanation.document.text(width, _strong))
+            parts.append(explanation.document.text(width, output.strong))
         elif translated and not (chosen or counted or saved):
             parts.append(translated.program.rstrip("\n"))
             continue
         elif explanation.title and (chosen or counted):
-            parts.append(_strong(in_line(explanation.title)))
+            parts.append(output.strong(in_line(explanation.title)))
         if explanation.is_transposed and not whole:
             parts.append("\n".join(Paragraph(_NAMES_NOTE).lines(width)))
         sections = [element.section(everything) for element in chosen]
         if counted:
-            lines = counted.lines(width - 4, _height(), colour=_colour())
+            lines = counted.lines(width - 4, _height(), colour=output.coloured())
             blocks = (
                 Verbatim("\n".join(lines), coloured=True),
                 Paragraph(f"{_capital(counted.verdict)}."),
             )
             sections.append(Section(counted.legend, blocks))
         if sections:
-            parts.append(Document("", tuple(sections)).text(width, _strong))
+            parts.append(Document("", tuple(sections)).text(width, output.strong))
         if translated:
             parts.append(translated.program.rstrip("\n"))
         if source and (whole or chosen):
@@ -249,21 +247,9 @@ def _as_json(
     return entry
 
 
-def _width() -> int:
-    return max(shutil.get_terminal_size((output.PIPED_WIDTH, 24)).columns, 40)
-
-
 def _height() -> int:
     """Return how many lines of a map fit on the terminal, below its title and above its text."""
-    return max(shutil.get_terminal_size((output.PIPED_WIDTH, 24)).lines - 8, 8)
-
-
-def _colour() -> bool:
-    return output.is_terminal(sys.stdout) and not os.environ.get("NO_COLOR")
-
-
-def _strong(text: str) -> str:
-    return click.style(text, bold=True) if _colour() else text
+    return max(shutil.get_terminal_size().lines - 8, 8)
 
 
 def _capital(text: str) -> str:

@@ -18,14 +18,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import click
 
 from cupyconv.markup import Block, Paragraph, Section, Table, Verbatim, visible
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 PIPED_WIDTH = 100
 """Characters per line of output that does not go to a terminal (chosen)."""
@@ -147,40 +144,39 @@ def _finite(value: Any) -> Any:
 
 def draw(*parts: Table | Section | Rows | str) -> None:
     """Write tables and lines to standard output, with an empty line between parts."""
-    stream = standard_output()
-    strong: Callable[[str], str]
-    paint: Callable[[str], str]
-    strong, paint = (_strong, _painted) if _coloured(stream) else (str, str)
-    width = max(_width(stream), 40)
-    texts = []
+    standard_output()  # raises if it is closed
+    columns, texts = width(), []
     for part in parts:
         if isinstance(part, Rows):
             part = part.table
         if isinstance(part, str):
             part = heading("", *part.split("\n"))
         if isinstance(part, Table):
-            texts.append("\n".join(part.lines(width, strong, paint)))
+            texts.append("\n".join(part.lines(columns, strong, _painted)))
         else:
-            texts.append("\n".join(part.lines(width, strong)))
+            texts.append("\n".join(part.lines(columns, strong)))
     _deliver("\n\n".join(texts) + "\n")
 
 
-def _coloured(stream: TextIO) -> bool:
-    return is_terminal(stream) and not os.environ.get("NO_COLOR")
+def coloured() -> bool:
+    """Return whether text on standard output may have colours."""
+    return is_terminal(sys.stdout) and not os.environ.get("NO_COLOR")
 
 
-def _width(stream: TextIO) -> int:
-    fixed = stream.isatty() or os.environ.get("COLUMNS", "").isdigit()
-    return shutil.get_terminal_size().columns if fixed else PIPED_WIDTH
+def width() -> int:
+    """Return the number of characters per line of standard output, at least 40."""
+    fixed = is_terminal(sys.stdout) or os.environ.get("COLUMNS", "").isdigit()
+    return max(shutil.get_terminal_size().columns if fixed else PIPED_WIDTH, 40)
 
 
-def _strong(text: str) -> str:
-    return click.style(text, bold=True)
+def strong(text: str) -> str:
+    """Return a text in bold if standard output is coloured."""
+    return click.style(text, bold=True) if coloured() else text
 
 
 def _painted(cell: str) -> str:
     colour = {"pass": "green", "FAIL": "red"}.get(cell.strip())
-    return click.style(cell, fg=colour, bold=colour == "red") if colour else cell
+    return click.style(cell, fg=colour, bold=colour == "red") if colour and coloured() else cell
 
 
 class Rows:
@@ -255,21 +251,11 @@ def progress(text: str, total: int) -> Iterator[Callable[[], None]]:
     if not is_terminal(sys.stderr):
         yield lambda: None
         return
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.console import Console
+    from rich.progress import Progress
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-    )
-    bar = Progress(*columns, console=_console(sys.stderr), transient=True)
+    console = Console(file=sys.stderr, markup=False, highlight=False, emoji=False)
+    bar = Progress(console=console, transient=True)
     task = bar.add_task(text, total=total)
     begin = threading.Timer(PATIENCE, bar.start)
     begin.daemon = True
@@ -294,10 +280,3 @@ def scaled(number: float, unit: str) -> str:
 def is_terminal(stream: TextIO | None) -> bool:
     """Return whether a stream is a terminal; a closed stream is None."""
     return stream is not None and stream.isatty()
-
-
-def _console(stream: TextIO) -> Console:
-    from rich.console import Console
-
-    fixed = None if stream.isatty() or os.environ.get("COLUMNS") else PIPED_WIDTH
-    return Console(file=stream, width=fixed, markup=False, highlight=False, emoji=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -167,8 +167,7 @@ def _chunked(
     data.require_parts(problem, opened)
     planned = data.Processor.of("cpu", impl).plan(problem, impl)
     norms, products = chunked.compute(problem, opened, seed, layers[0].values, impl, target)
-    report = _Report(layers[0], problem, planned, files, seed, norms)
-    report.chunked = True
+    report = _Report(layers[0], problem, planned, files, seed, norms, is_chunked=True)
     if not no_check:
         report.products = products
         report.agreements = [chunked.adjoint(problem, norms, products)]
@@ -188,23 +187,19 @@ def _tell(reports: list[_Report], target: Path | None, as_json: bool) -> int:
     return 0 if all(report.passed for report in reports) else 1
 
 
+@dataclass
 class _Report:
-    """The results of one layer, as tables and as JSON."""
+    """The results of one layer, as tables and as JSON; no agreements if nothing was checked."""
 
-    def __init__(
-        self,
-        layer: Layer,
-        problem: ConvProblem,
-        planned: Plan,
-        files: dict[str, str],
-        seed: int,
-        norms: dict[str, float],
-    ) -> None:
-        self.layer, self.problem, self.planned = layer, problem, planned
-        self.files, self.seed, self.norms = files, seed, norms
-        self.agreements: list[Agreement] | None = None
-        self.products: dict[str, float] = {}
-        self.chunked = False
+    layer: Layer
+    problem: ConvProblem
+    planned: Plan
+    files: Mapping[str, str]
+    seed: int
+    norms: Mapping[str, float]
+    agreements: list[Agreement] | None = None
+    products: Mapping[str, float] = field(default_factory=dict)
+    is_chunked: bool = False
 
     def check(self, operands: Operands, results: Results, advance: Callable[[], None]) -> None:
         """Check the results; call ``advance`` after each of the STEPS."""
@@ -249,56 +244,28 @@ class _Report:
             tensors.add_row(tensor, shape_text(shape), f"{self.norms[tensor]:.5g}", reason)
         parts = [title(self.layer, self.problem), tensors, axes_table(self.layer, self.problem)]
         if self.agreements is not None:
-            reading = self._reading_of_chunks() if self.chunked else self._reading()
-            parts += [self._agreement_table(self.agreements), reading]
+            parts += [_agreement_table(self.agreements), self._reading()]
         return [*parts, self._ran()]
 
-    def _agreement_table(self, agreements: list[Agreement]) -> Any:
-        table = output.table(
-            "compared with", "tensor", "elements", "difference", "bound", "", right=("difference",)
-        )
-        previous = None
-        for agreement in agreements:
-            difference = agreement.difference
-            table.add_row(
-                "" if agreement.check == previous else agreement.check,
-                agreement.tensor,
-                agreement.compared,
-                "not finite" if difference is None else f"{difference:.1e}",
-                f"{agreement.bound:.1e}",
-                output.verdict(agreement.passed),
-            )
-            previous = agreement.check
-        return table
-
-    def _products(self) -> str:
-        return ", ".join(f"{name} = {value:.7g}" for name, value in self.products.items())
-
     def _reading(self) -> Any:
+        products = ", ".join(f"{name} = {value:.7g}" for name, value in self.products.items())
+        if self.is_chunked:
+            return output.heading(
+                "how to read this",
+                f"Inner products: {products}.",
+                "Their difference is divided by the largest product of norms, such as |y| |dy|, "
+                "because |<y,dy>| is at most |y| |dy|.",
+            )
+        in_double = REAL_PART.get(self.problem.dtype, self.problem.dtype) == "float64"
         return output.heading(
             "how to read this",
             f"The loss is {'the real part of ' * self.problem.is_complex}the inner product <y,dy>. "
             "It is linear in x, in w and in the bias, so central differences in float64 are exact "
             "apart from rounding.",
-            f"Inner products: {self._products()}.",
+            f"Inner products: {products}.",
             "Each difference is divided by the sum of the absolute values of the terms that the "
             "compared value sums. Each bound comes from the error of plain summation on this data, "
-            f"{self._summation}.",
-        )
-
-    @property
-    def _summation(self) -> str:
-        """The precision in which plain summation gives the bounds of the checks."""
-        if REAL_PART.get(self.problem.dtype, self.problem.dtype) == "float64":
-            return "in float32 and scaled to float64"
-        return "in the same precision"
-
-    def _reading_of_chunks(self) -> Any:
-        return output.heading(
-            "how to read this",
-            f"Inner products: {self._products()}.",
-            "Their difference is divided by the largest product of norms, such as |y| |dy|, "
-            "because |<y,dy>| is at most |y| |dy|.",
+            f"in {'float32 and scaled to float64' if in_double else 'the same precision'}.",
         )
 
     def _ran(self) -> str:
@@ -349,6 +316,25 @@ class _Report:
         }
 
 
+def _agreement_table(agreements: list[Agreement]) -> Any:
+    table = output.table(
+        "compared with", "tensor", "elements", "difference", "bound", "", right=("difference",)
+    )
+    previous = None
+    for agreement in agreements:
+        difference = agreement.difference
+        table.add_row(
+            "" if agreement.check == previous else agreement.check,
+            agreement.tensor,
+            agreement.compared,
+            "not finite" if difference is None else f"{difference:.1e}",
+            f"{agreement.bound:.1e}",
+            output.verdict(agreement.passed),
+        )
+        previous = agreement.check
+    return table
+
+
 def _tensors(
     layer: Layer, problem: ConvProblem, operands: Operands, results: Results
 ) -> dict[str, np.ndarray]:
@@ -367,12 +353,9 @@ def _norms(tensors: Mapping[str, np.ndarray]) -> dict[str, float]:
 
     with np.errstate(all="ignore"):
         return {
-            tensor: float(np.linalg.norm(_wide(array).ravel())) for tensor, array in tensors.items()
+            tensor: float(np.linalg.norm(array.astype(np.result_type(array, "f8")).ravel()))
+            for tensor, array in tensors.items()
         }
-
-
-def _wide(array: np.ndarray) -> np.ndarray:
-    return array.astype("complex128" if array.dtype.kind == "c" else "float64")
 
 
 def _problem(layer: Layer, loaded: Mapping[str, Any], options: Mapping[str, Any]) -> ConvProblem:

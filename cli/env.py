@@ -71,7 +71,9 @@ def command(require_gpu: bool, as_json: bool) -> None:
             "nvrtc": _nvrtc(missing),
             "driver": _driver(missing),
             "gpus": _gpus(missing),
-            "bindings": _bindings(missing),
+            "bindings": _package(
+                "cuda-bindings", "NVIDIA's bindings, for TMA on Hopper", _install_cupy(), missing
+            ),
             **{name: _optional(name, missing) for name in OPTIONAL},
             "sources": _sources(missing),
             "cache": _cache(missing),
@@ -148,23 +150,19 @@ def _gpu(number: int) -> dict[str, Any]:
     }
 
 
-def _bindings(missing: list[Missing]) -> dict[str, Any] | None:
+def _package(name: str, what: str, command: str, missing: list[Missing]) -> dict[str, Any] | None:
+    """Return the version of an installed package, without a slow import."""
     try:
-        return {"version": importlib.metadata.version("cuda-bindings")}
+        return {"version": importlib.metadata.version(name)}
     except importlib.metadata.PackageNotFoundError:
-        missing.append(Missing("NVIDIA's bindings, for TMA on Hopper", _install_cupy()))
+        missing.append(Missing(what, command))
         return None
 
 
 def _optional(name: str, missing: list[Missing]) -> dict[str, Any] | None:
-    """Return the version of an optional package, without a slow import."""
     label, use, command = OPTIONAL[name]
-    try:
-        version = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        missing.append(Missing(f"{label}, which {use} (optional)", command()))
-        return None
-    return {"version": version, "used": has_numba()} if name == "numba" else {"version": version}
+    found = _package(name, f"{label}, which {use} (optional)", command(), missing)
+    return {**found, "used": has_numba()} if found and name == "numba" else found
 
 
 def _sources(missing: list[Missing]) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,18 +175,21 @@ def _overview(plans: Sequence[LayerPlan]) -> list[Any]:
             share = _share(one.microseconds, total)
             listing.add_row(_name(one), _time(y), _time(dx), _time(dw), share, kernels)
         parts.append(listing)
-    slowest = sorted(plans, key=lambda one: one.microseconds, reverse=True)[:SLOWEST]
-    parts += [_slowest_table(slowest, total), _totals_table(plans), plans[0].plan.origin.text]
+    parts += [_slowest_table(plans, total), _totals_table(plans), plans[0].plan.origin.text]
     return parts
 
 
-def _slowest_table(slowest: Sequence[LayerPlan], total: float) -> Any:
+def _slowest(plans: Sequence[LayerPlan]) -> list[LayerPlan]:
+    return sorted(plans, key=lambda one: one.microseconds, reverse=True)[:SLOWEST]
+
+
+def _slowest_table(plans: Sequence[LayerPlan], total: float) -> Any:
     """Return the slowest layers with what limits them, and the best other setting of each."""
     table = output.table(
         *("slowest layers", "time", "share", "roofline", "bound by", "best other setting"),
         right=("time", "share", "roofline"),
     )
-    for one in slowest:
+    for one in _slowest(plans):
         estimates = one.estimates
         least = sum(figures.roofline.microseconds for figures in estimates if figures.roofline)
         bounds = dict.fromkeys(figures.bound for figures in estimates if figures.bound)
@@ -316,7 +319,6 @@ def _choice_json(planned: PassPlan) -> dict[str, Any]:
 
 
 def _totals_json(plans: Sequence[LayerPlan]) -> dict[str, Any]:
-    slowest: Iterable[LayerPlan] = sorted(plans, key=lambda one: one.microseconds, reverse=True)
     return {
         "device": plans[0].plan.device.name,
         "tensors": _totals(plans),
@@ -326,6 +328,6 @@ def _totals_json(plans: Sequence[LayerPlan]) -> dict[str, Any]:
                 "microseconds": one.microseconds,
                 "instead": _setting_totals(one),
             }
-            for one in list(slowest)[:SLOWEST]
+            for one in _slowest(plans)
         ],
     }

@@ -11,7 +11,7 @@ from typing import Any
 from cupyconv import ConvAxis, ConvError, ConvProblem, formats
 from cupyconv.cli import configuration, output
 from cupyconv.cli.configuration import Layer
-from cupyconv.errors import unknown_word
+from cupyconv.errors import require_word
 from cupyconv.explaining.shapes import interval_dict, listed
 from cupyconv.markup import Table, in_line
 from cupyconv.problem import counted, interval_text, shape_text
@@ -220,8 +220,7 @@ def read_sweep(text: str) -> Sweep:
             "--sweep must be an option with its first and last value", f"got {text!r}", example
         )
     word, first, last, step = match[1].lower(), int(match[2]), int(match[3]), int(match[4] or 1)
-    if word not in _SWEPT:
-        raise unknown_word("--sweep", word, _SWEPT)
+    require_word("--sweep", word, _SWEPT)
     if step < 1 or last < first or (last - first) // step >= MOST_SWEPT:
         raise ConvError(
             f"--sweep must count up, over at most {MOST_SWEPT:,} values", f"got {text!r}", example

@@ -12,7 +12,7 @@ import click
 
 from cupyconv import files
 from cupyconv.cli import INTERRUPTED, configuration, output, paths
-from cupyconv.errors import ConvError, unknown_word
+from cupyconv.errors import ConvError, require_word
 from cupyconv.markup import Paragraph, Section, Table, in_line
 from cupyconv.problem import ITEMSIZE, PASSES, counted, shape_text
 
@@ -229,8 +229,7 @@ def _measure(
     from cupyconv.bench.run import Options, run
     from cupyconv.operations import PRECISIONS
 
-    if precision not in PRECISIONS:
-        raise unknown_word("precision", precision, PRECISIONS)
+    require_word("precision", precision, PRECISIONS)
     place = places.of(device)
     _require_impls(impls, place.name)
     about = counted(len(layers), "layer")
@@ -343,8 +342,7 @@ def _require_impls(impls: tuple[str, ...], place: str) -> None:
     from cupyconv.planning.plan import AUTO
 
     for impl in impls:
-        if impl not in (AUTO, *FAMILIES):
-            raise unknown_word("impl", impl, (AUTO, *FAMILIES))
+        require_word("impl", impl, (AUTO, *FAMILIES))
     if not any(impl == AUTO or FAMILIES[impl].on_gpu == (place == "gpu") for impl in impls):
         raise ConvError(
             "--impl must name an implementation that runs on the device",

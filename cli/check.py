@@ -14,7 +14,7 @@ import click
 from cupyconv import ConvError, ConvProblem, CupyconvError
 from cupyconv.cli import configuration, output
 from cupyconv.cli.configuration import Layer
-from cupyconv.errors import unknown_word
+from cupyconv.errors import require_word
 from cupyconv.formats import data_formats, filter_formats
 from cupyconv.markup import in_line
 from cupyconv.planning.families import FAMILIES
@@ -133,10 +133,9 @@ def command(
     from cupyconv.cli.data import Processor
 
     for dtype in dtypes:
-        if dtype not in ITEMSIZE:
-            raise unknown_word("--dtype", dtype, ITEMSIZE)
+        require_word("--dtype", dtype, ITEMSIZE)
     names = _implementations(impls, device)
-    here, not_checked = _available(names, device, required=bool(impls) or device == "gpu")
+    here, not_checked = _available(names, required=bool(impls) or device == "gpu")
     places = {name: Processor(on_gpu=FAMILIES[name].on_gpu) for name in here}
     layers = _layers(options, count, seed)
     problems = [
@@ -159,8 +158,7 @@ def command(
 
 def _implementations(impls: Sequence[str], device: str) -> list[str]:
     for name in impls:
-        if name not in FAMILIES:
-            raise unknown_word("--impl", name, FAMILIES)
+        require_word("--impl", name, FAMILIES)
     places = {"auto": (False, True), "cpu": (False,), "gpu": (True,)}[device]
     names = [n for n in impls or FAMILIES if FAMILIES[n].on_gpu in places]
     if not names:
@@ -172,24 +170,22 @@ def _implementations(impls: Sequence[str], device: str) -> list[str]:
     return names
 
 
-def _available(
-    names: list[str], device: str, *, required: bool
-) -> tuple[list[str], dict[str, str]]:
-    """Return the implementations that can run, and the reasons why the others cannot run."""
+def _available(names: list[str], *, required: bool) -> tuple[list[str], dict[str, str]]:
+    """Return the implementations that can run, and the reason why each other one cannot.
+
+    Raises:
+        DeviceError: ``required`` is true, and a GPU implementation cannot run.
+    """
     from cupyconv import DeviceError, arrays
 
-    if not any(FAMILIES[name].on_gpu for name in names):
-        return names, {}
+    on_gpu = [name for name in names if FAMILIES[name].on_gpu]
     try:
-        arrays.require_gpu()
+        if on_gpu:
+            arrays.require_gpu()
     except DeviceError as error:
         if required:
             raise
-        reason = str(error)
-        return (
-            [name for name in names if not FAMILIES[name].on_gpu],
-            {name: reason for name in names if FAMILIES[name].on_gpu},
-        )
+        return [name for name in names if name not in on_gpu], dict.fromkeys(on_gpu, str(error))
     return names, {}
 
 
@@ -334,12 +330,10 @@ def _tables(tally: Tally, not_checked: dict[str, str], seed: int) -> list[Any]:
         "worst / bound",
         right=("comparisons", "failures", "worst / bound"),
     )
-    for name, dtype in tally.comparisons:
-        key = name, dtype
+    for key, comparisons in tally.comparisons.items():
         counts.add_row(
-            name,
-            dtype,
-            str(tally.comparisons[key]),
+            *key,
+            str(comparisons),
             str(tally.failed[key]),
             f"{tally.worst[key]:.0%}" if tally.worst[key] <= 1 else "over 100%",
         )
@@ -350,9 +344,9 @@ def _tables(tally: Tally, not_checked: dict[str, str], seed: int) -> list[Any]:
         f"{name} does not support {counted(count, 'combination')} of configuration and dtype"
         for name, count in tally.refused.items()
     ]
-    for reason in dict.fromkeys(not_checked.values()):
-        names = ", ".join(name for name, why in not_checked.items() if why == reason)
-        notes.append(f"GPU implementations were not checked ({names}): {reason}")
+    if not_checked:
+        reason = next(iter(not_checked.values()))  # a missing GPU, which is the same for all
+        notes.append(f"GPU implementations were not checked ({', '.join(not_checked)}): {reason}")
     counted_up = (
         (tally.configurations, "configuration"),
         (tally.comparisons.total(), "comparison"),

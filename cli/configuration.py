@@ -18,7 +18,7 @@ from click.shell_completion import CompletionItem
 
 from cupyconv import ConvError, ConvProblem
 from cupyconv.cli import output, paths
-from cupyconv.errors import shown, unknown_word
+from cupyconv.errors import require_word, shown, unknown_word
 from cupyconv.explaining import transposed
 from cupyconv.explaining.shapes import one
 from cupyconv.explaining.values import KINDS, require_kind
@@ -305,8 +305,7 @@ def _text(what: str, value: Any) -> str:
 
 
 def _dtype(what: str, value: Any) -> str:
-    if not isinstance(value, str) or value not in ITEMSIZE:
-        raise unknown_word(what, value, ITEMSIZE)
+    require_word(what, value, ITEMSIZE)
     return value
 
 
@@ -358,8 +357,7 @@ def words(what: str, known: Callable[[], Iterable[str]]) -> Callable:
     def read(context: click.Context, option: click.Parameter, value: str | None) -> Any:
         words = separated(context, option, value)
         for word in words:
-            if word not in known():
-                raise unknown_word(what, word, known())
+            require_word(what, word, known())
         return words
 
     return read
@@ -671,8 +669,7 @@ def read_layers(options: Mapping[str, Any], notes: list[str] | None = None) -> l
         layers = read_file(Path(config))
     elif preset is not None:
         known = {str(layer.name): layer for layer in read_file(PRESETS)}
-        if preset not in known:
-            raise unknown_word("preset", preset, known)
+        require_word("preset", preset, known)
         layers = [known[preset]]
     if name is not None:
         layers = [_named(layers, name, model or config)]
@@ -818,8 +815,7 @@ def _layer(where: str, table: Mapping[str, Any]) -> Layer:
             'Write lines such as input = "1x5x5x3" and filter = "3x3x3x4"',
         )
     for key in table:
-        if key not in _READERS and key not in _LABELS:
-            raise unknown_word(f"key in {where}", key, (*_READERS, *_LABELS))
+        require_word(f"key in {where}", key, (*_READERS, *_LABELS))
     labels = {key: _text(f"{key} in {where}", table[key]) for key in _LABELS if key in table}
     arguments = {
         argument: read(f"{key} in {where}", table[key])

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cupyconv import arrays, backends, measuring
-from cupyconv.errors import unknown_word
+from cupyconv.errors import require_word
 from cupyconv.kernels.device import CPU, Device
 
 DEVICES = ("cpu", "gpu")
@@ -125,6 +125,5 @@ def of(word: str | None) -> Place:
     """
     if word is None:
         word = "gpu" if arrays.device_count() else "cpu"
-    if word not in DEVICES:
-        raise unknown_word("device", word, DEVICES)
+    require_word("device", word, DEVICES)
     return Place() if word == "cpu" else GpuPlace()

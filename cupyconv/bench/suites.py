@@ -11,7 +11,7 @@ from math import log2
 from pathlib import Path
 from random import Random
 
-from cupyconv.errors import unknown_word
+from cupyconv.errors import require_word
 from cupyconv.problem import ConvProblem
 
 KINDS = ("dense", "pointwise", "dilated", "stem", "grouped", "depthwise", "conv1d", "conv3d")
@@ -84,11 +84,10 @@ def select(suite_words: Iterable[str] = (), names: Iterable[str] = ()) -> tuple[
         ConvError: a suite or a name is unknown; the message suggests the closest name.
     """
     wanted_suites, wanted_names = set(suite_words), set(names)
-    for word in wanted_suites - set(suites()):
-        raise unknown_word("suite", word, suites())
-    known = [layer.name for layer in listed()]
-    for word in wanted_names - set(known):
-        raise unknown_word("layer", word, known)
+    for word in wanted_suites:
+        require_word("suite", word, suites())
+    for word in wanted_names:
+        require_word("layer", word, [layer.name for layer in listed()])
     if not wanted_suites and not wanted_names:
         return listed()
     return tuple(

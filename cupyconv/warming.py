@@ -19,15 +19,8 @@ from cupyconv.gpu.compiler import Variant
 from cupyconv.kernels.device import DEVICES
 from cupyconv.kernels.request import PLAIN, Epilogue
 from cupyconv.kernels.strides import Strides
-from cupyconv.planning import (
-    Activation,
-    Device,
-    PassPlan,
-    Plan,
-    Precision,
-    Request,
-)
-from cupyconv.problem import PASSES, ConvProblem, require_problem
+from cupyconv.planning import Activation, Device, PassPlan, Plan, Precision, Request
+from cupyconv.problem import PASSES, ConvProblem, counted, require_problem
 
 LAYOUTS = (CHANNELS_FIRST, CHANNELS_LAST)
 """Values of the argument ``layout`` of ``warm``, besides None."""
@@ -135,14 +128,14 @@ class Warmed:
         """One-line summary: number of kernels, target, time and folder."""
         count, new = len(self.kernels), len(self.compiled)
         chip = ", compiled as ".join(filter(None, (self.device.architecture, self.device.fallback)))
-        what = f"{count} kernel{'' if count == 1 else 's'} for {chip}"
+        what = f"{counted(count, 'kernel')} for {chip}"
         if not count:
             return f"no kernels for {chip}: these layers load no kernels"
         if not new:
             return f"{what}: all cached, in {self.folder}"
         return (
-            f"{what}: {new} compiled in {self.seconds:.1f} s on {self.threads} "
-            f"thread{'' if self.threads == 1 else 's'} ({self.cpu_seconds:.1f} s of CPU time), "
+            f"{what}: {new} compiled in {self.seconds:.1f} s on {counted(self.threads, 'thread')} "
+            f"({self.cpu_seconds:.1f} s of CPU time), "
             f"{count - new} already cached, in {self.folder}"
         )
 
@@ -210,11 +203,7 @@ def warm(
     [('conv_forward.cu', ('forward',))]
     """
     ahead = Ahead(
-        device,
-        precision=precision,
-        impl=impl,
-        workspace_limit=workspace_limit,
-        measure=measure,
+        device, precision=precision, impl=impl, workspace_limit=workspace_limit, measure=measure
     )
     for problem in problems if isinstance(problems, Iterable) else (problems,):
         ahead.add(
@@ -374,20 +363,14 @@ def _cache() -> Path:
     folder = cache_folder.cache_directory()
     if folder is None:
         raise _unusable_cache("this user has no home folder for the cache")
-    distrust = cache_folder.distrust(folder)
-    if distrust is not None:
+    if distrust := cache_folder.distrust(folder):
         raise _unusable_cache(*distrust)
-    reason = cache_folder.unwritable(folder)
-    if reason is not None:
+    if reason := cache_folder.unwritable(folder):
         raise _unusable_cache(reason)
     return folder
 
 
 def _unusable_cache(values: str, remedy: str = "") -> ConvError:
-    return ConvError(
-        "the cache for kernels that are compiled ahead of time must be usable",
-        values,
-        f"To fix this: {remedy}"
-        if remedy
-        else f"Set {cache_folder.CACHE_VARIABLE} to a folder that you own",
-    )
+    rule = "the cache for kernels that are compiled ahead of time must be usable"
+    other = f"Set {cache_folder.CACHE_VARIABLE} to a folder that you own"
+    return ConvError(rule, values, f"To fix this: {remedy}" if remedy else other)

@@ -20,9 +20,6 @@ KIND = "cupyconv bench"
 TORCH = "torch"
 """Name of the implementation in PyTorch's rows; all other names are implementations of cupyconv."""
 
-_OMITTED = ("jax", "tensorflow")
-"""Implementations whose rows are not read; earlier versions measured these libraries."""
-
 
 @dataclass(frozen=True)
 class Row:
@@ -233,12 +230,11 @@ def load(path: Path) -> Results:
             "Write new results with: cupyconv bench --quick --json new.json",
         )
     try:
-        rows = [_read(Row, entry) for entry in content["rows"]]
         return Results(
             environment=_mapping(content["environment"]),
             options=_mapping(content["options"]),
             ceilings={key: _read(Ceiling, entry) for key, entry in content["ceilings"].items()},
-            rows=[row for row in rows if row.implementation not in _OMITTED],
+            rows=[_read(Row, entry) for entry in content["rows"]],
             skipped=[_read(Note, entry) for entry in content["skipped"]],
             failed=[_read(Note, entry) for entry in content["failed"]],
             finished=bool(content["finished"]),

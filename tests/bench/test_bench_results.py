@@ -245,16 +245,6 @@ def test_json_file_round_trips(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_files_of_earlier_versions_are_read(tmp_path):
-    """They have rows of other libraries, times of first calls and other ratios."""
-    path, content = tmp_path / "a.json", suite().to_json()
-    content["rows"] = [entry | {"ratio_to_jax": 1.5} for entry in content["rows"]]
-    content["rows"] += [entry | {"implementation": "jax"} for entry in content["rows"]]
-    content["first_calls"] = [{"implementation": "auto", "milliseconds": 900.0}]
-    path.write_text(json.dumps(content))
-    assert results.load(path) == suite()
-
-
 def test_load_rejects_another_version(tmp_path):
     path = tmp_path / "a.json"
     path.write_text(json.dumps(suite().to_json() | {"schema": 7}))

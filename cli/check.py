@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,23 +53,33 @@ class Failure:
 
 
 @dataclass
+class Count:
+    """Comparisons and failures, and the largest ratio of a difference to its rounding bound."""
+
+    comparisons: int = 0
+    failures: int = 0
+    worst_share_of_bound: float = 0.0
+
+
+@dataclass
 class Tally:
-    """Counts of the comparisons so far.
+    """Results of the comparisons so far.
 
     Attributes:
-        comparisons: number of comparisons, by implementation and dtype.
-        failed: number of failed comparisons, by implementation and dtype.
-        worst: largest ratio of a difference to its rounding bound, by implementation and dtype.
+        counts: counts by implementation and dtype.
         refused: number of problems for which the implementation supports no pass, by
             implementation.
     """
 
     configurations: int = 0
-    comparisons: Counter[tuple[str, str]] = field(default_factory=Counter)
-    failed: Counter[tuple[str, str]] = field(default_factory=Counter)
-    worst: dict[tuple[str, str], float] = field(default_factory=dict)
+    counts: defaultdict[tuple[str, str], Count] = field(default_factory=lambda: defaultdict(Count))
     refused: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
+
+    @property
+    def comparisons(self) -> int:
+        """Number of all comparisons."""
+        return sum(count.comparisons for count in self.counts.values())
 
 
 @click.command()
@@ -266,13 +276,13 @@ def _check(
             tally.refused[name] += 1
             continue
         for kind, truth in truths.items():
-            comparisons = list(_compare(truth, name, place, passes, exactly=kind == "integer"))
-            key = name, problem.dtype
+            comparisons = _compare(truth, name, place, passes, exactly=kind == "integer")
+            count = tally.counts[name, problem.dtype]
             for tensor, wrong, share in comparisons:
-                tally.comparisons[key] += 1
-                tally.worst[key] = max(tally.worst.get(key, 0.0), share)
+                count.comparisons += 1
+                count.worst_share_of_bound = max(count.worst_share_of_bound, share)
                 if wrong is not None:
-                    tally.failed[key] += 1
+                    count.failures += 1
                     tally.failures.append(Failure(layer, problem, name, kind, tensor, wrong))
 
 
@@ -322,22 +332,13 @@ def _compare(
 
 
 def _tables(tally: Tally, not_checked: dict[str, str], seed: int) -> list[Any]:
-    counts = output.table(
-        "implementation",
-        "dtype",
-        "comparisons",
-        "failures",
-        "worst / bound",
-        right=("comparisons", "failures", "worst / bound"),
-    )
-    for key, comparisons in tally.comparisons.items():
-        counts.add_row(
-            *key,
-            str(comparisons),
-            str(tally.failed[key]),
-            f"{tally.worst[key]:.0%}" if tally.worst[key] <= 1 else "over 100%",
-        )
-    parts = [counts]
+    numbers = ("comparisons", "failures", "worst / bound")
+    table = output.table("implementation", "dtype", *numbers, right=numbers)
+    for key, count in tally.counts.items():
+        worst = count.worst_share_of_bound
+        share = f"{worst:.0%}" if worst <= 1 else "over 100%"
+        table.add_row(*key, str(count.comparisons), str(count.failures), share)
+    parts = [table]
     if tally.failures:
         parts += [_failure_table(tally.failures), _again(tally.failures, seed)]
     notes = [
@@ -349,7 +350,7 @@ def _tables(tally: Tally, not_checked: dict[str, str], seed: int) -> list[Any]:
         notes.append(f"GPU implementations were not checked ({', '.join(not_checked)}): {reason}")
     counted_up = (
         (tally.configurations, "configuration"),
-        (tally.comparisons.total(), "comparison"),
+        (tally.comparisons, "comparison"),
         (len(tally.failures), "failure"),
     )
     notes.append(", ".join(counted(number, noun) for number, noun in counted_up))
@@ -383,16 +384,10 @@ def _as_json(
 ) -> dict[str, Any]:
     return {
         "configurations": tally.configurations,
-        "comparisons": tally.comparisons.total(),
+        "comparisons": tally.comparisons,
         "implementations": [
-            {
-                "implementation": name,
-                "dtype": dtype,
-                "comparisons": comparisons,
-                "failures": tally.failed[name, dtype],
-                "worst_share_of_bound": tally.worst[name, dtype],
-            }
-            for (name, dtype), comparisons in tally.comparisons.items()
+            {"implementation": name, "dtype": dtype, **asdict(count)}
+            for (name, dtype), count in tally.counts.items()
         ],
         "refused": {name: tally.refused[name] for name in here},
         "not_checked": not_checked,

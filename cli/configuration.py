@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -852,15 +853,8 @@ def as_json(layer: Layer, problem: ConvProblem) -> dict[str, Any]:
 
 def as_options(problem: ConvProblem) -> str:
     """Return the command-line options of a problem, except --dtype."""
-    padding = problem.padding_mode
-    if padding == "explicit":
-        padding = ",".join(f"{before}:{after}" for before, after in problem.padding)
-    return (
-        f"--input {shape_text(problem.input_shape)} --filter {shape_text(problem.filter_shape)} "
-        f"--stride {shape_text(problem.stride)} --padding {padding} "
-        f"--dilation {shape_text(problem.dilation)} --groups {problem.groups} "
-        f"--data-format {problem.data_format} --filter-format {problem.filter_format}"
-    )
+    shapes = {"input_shape": problem.input_shape, "filter_shape": problem.filter_shape}
+    return " ".join(starmap(output.option, {**shapes, **problem.keywords}.items()))
 
 
 def summary(problem: ConvProblem, other: Mapping[str, str] | None = None) -> str:

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import json
+from functools import partial
 
 import pytest
-from click.testing import CliRunner
 
 from cupyconv import ConvError, ConvProblem
 from cupyconv.cli import backwards
 from cupyconv.cli.configuration import Layer
-from cupyconv.cli.main import main
 from cupyconv.problem import shape_text
+from tests import command
 from tests.configurations import random_problems
 
-
-def run(*args: str):
-    return CliRunner().invoke(main, ["shapes", *args], env={"COLUMNS": None})
-
-
-def said(*args: str) -> str:
-    result = run(*args)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def refused(*args: str) -> str:
-    result = run(*args)
-    assert (result.exit_code, result.stdout) == (2, ""), result.output
-    assert result.stderr.count("\n") == 1
-    return result.stderr
+said, parsed, refused = (
+    partial(function, "shapes") for function in (command.said, command.parsed, command.refused)
+)
 
 
 def test_several_layers_are_labelled_by_name(tmp_path):
@@ -71,7 +57,7 @@ def test_dy_prints_sizes_paddings_and_the_reason():
     assert "the last input gets no gradient" in " ".join(text.split())
     one = said("--dy", "1x2x7", "--filter", "2x5x3", "--padding", "1")
     assert "1 image of 5 channels, W 7; no other size fits this dy" in one
-    (layer,) = json.loads(said("--dy", "1x3x3x4", *options, "--json"))["layers"]
+    (layer,) = parsed("--dy", "1x3x3x4", *options)["layers"]
     assert layer["axes"][1]["input_sizes"] == {"first": 7, "last": 8}
 
 
@@ -125,7 +111,7 @@ def test_sweep_prints_a_table_of_outputs(word):
     assert [list(map(int, line.split()[:2])) for line in lines] == [
         [size, output] for size, output in zip(range(3, 11), outputs, strict=True)
     ]
-    (layer,) = json.loads(said(*options, "--json"))["layers"]
+    (layer,) = parsed(*options)["layers"]
     assert [value["output"][-1] for value in layer["values"]] == outputs
 
 
@@ -144,7 +130,7 @@ def test_sweep_heading_names_the_swept_option():
 )
 def test_swept_values_apply_to_every_spatial_axis(sweep, key):
     options = ("--input", "2x9x8x3", "--filter", "3x3x3x4", "--data-format", "NHWC")
-    (layer,) = json.loads(said(*options, "--sweep", sweep, "--json"))["layers"]
+    (layer,) = parsed(*options, "--sweep", sweep)["layers"]
     for value in layer["values"]:
         changed = value["value"]
         arguments = {"input_shape": (2, 9, 8, 3), "filter_shape": (3, 3, 3, 4)}

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from cupyconv import arrays
 from cupyconv.cli.main import main
 
 FOLDER = Path(__file__).with_name("golden")
@@ -37,11 +36,6 @@ CASES = {
 }
 
 TERMINAL = {"COLUMNS": None, "FORCE_COLOR": None, "TTY_COMPATIBLE": None}
-
-
-@pytest.fixture(autouse=True)
-def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrays, "device_count", lambda: 0)
 
 
 def _stable(text: str) -> str:

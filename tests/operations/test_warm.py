@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -10,7 +9,6 @@ import time
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import cupyconv
 from cupyconv import (
@@ -22,10 +20,10 @@ from cupyconv import (
     cache_folder,
     warming,
 )
-from cupyconv.cli.main import main
 from cupyconv.errors import KernelCompileError
 from cupyconv.gpu import compiler
 from cupyconv.problem import PASSES
+from tests.command import parsed, refused, run
 
 pytest.importorskip("cupy", reason="compiling kernels needs CuPy: pip install 'cupyconv[test]'")
 
@@ -259,10 +257,6 @@ def test_warm_reports_kernels_that_could_not_be_written(folder, compilations, mo
 COMMAND = ("warm", "--input", "1x2x5x5", "--filter", "3x2x3x3", "--dtype", "float64")
 
 
-def run(*arguments):
-    return CliRunner().invoke(main, arguments)
-
-
 def test_warm_command_compiles_once(folder, compilations):
     first = run(*COMMAND, "--device", "sm_80")
     assert first.exit_code == 0, first.output
@@ -277,7 +271,7 @@ def test_warm_command_compiles_once(folder, compilations):
 
 def test_warm_command_prints_json(folder, compilations):
     options = ("--device", "sm_80", "--device", "sm_90a", "--pass", "forward", "--threads", "1")
-    output = json.loads(run(*COMMAND, *options, "--json").stdout)
+    output = parsed(*COMMAND, *options)
     assert output["left_out"] == []
     assert [device["architecture"] for device in output["devices"]] == ["sm_80", "sm_90a"]
     for device in output["devices"]:
@@ -320,7 +314,7 @@ def test_warm_command_compiles_the_layers_of_a_model(folder, compilations, tmp_p
     model = save_model(nodes, values, results, filters, tmp_path)
     command = ("warm", "--model", model, "--device", "sm_90a")
     options = ("--dtype", "float16", "--layout", "channels_last", "--pass", "forward")
-    output = json.loads(run(*command, *options, "--activation", "relu", "--json").stdout)
+    output = parsed(*command, *options, "--activation", "relu")
     (device,) = output["devices"]
     uses = [use for kernel in device["kernels"] for use in kernel["uses"]]
     assert {(use["layer"], use["pass"]) for use in uses} == {
@@ -345,8 +339,8 @@ def test_warm_command_distinguishes_layers_of_one_problem(folder, compilations, 
     values = [helper.make_tensor_value_info("x", kind, [2, 64, 16, 16])]
     results = [helper.make_tensor_value_info("y", kind, None)]
     model = save_model(nodes, values, results, [filters], tmp_path)
-    command = ("warm", "--model", model, "--device", "sm_80", "--json")
-    (device,) = json.loads(run(*command, "--pass", "forward").stdout)["devices"]
+    command = ("warm", "--model", model, "--device", "sm_80")
+    (device,) = parsed(*command, "--pass", "forward")["devices"]
     uses = [use for kernel in device["kernels"] for use in kernel["uses"]]
     assert sorted((use["layer"], use["pass"]) for use in uses) == [
         ("down", "forward"),
@@ -362,20 +356,11 @@ def test_warm_rejects_tensors_larger_than_63_bits(folder, compilations):
     with pytest.raises(MemoryError, match="an array of 1073741824x2x65536x32768 float16 takes"):
         cupyconv.warm(elements, "sm_80")
     sizes = ("--input", "1099511627776x2x2147483648x2147483648", "--filter", "3x2x3x3")
-    result = run("warm", *sizes, "--device", "sm_80")
-    assert result.exit_code == 2
-    assert result.stderr.startswith("cupyconv: error: not enough memory: an array of 10995116")
+    line = refused("warm", *sizes, "--device", "sm_80")
+    assert line.startswith("cupyconv: error: not enough memory: an array of 10995116")
 
 
 def test_layers_with_an_empty_batch_load_no_kernels(folder, compilations):
     warmed = cupyconv.warm(SMALL.replace(input_shape=(0, 2, 5, 5)), "sm_80", passes="forward")
     assert warmed.kernels == ()
     assert str(warmed).endswith("no kernels for sm_80: these layers load no kernels")
-
-
-def test_warm_command_without_a_gpu_exits_with_3(monkeypatch):
-    monkeypatch.setattr(arrays, "device_count", lambda: 0)
-    result = run(*COMMAND)
-    assert result.exit_code == 3
-    assert result.stderr.startswith("cupyconv: error: kernels are compiled for the current GPU")
-    assert result.stderr.count("\n") == 1

@@ -1,0 +1,41 @@
+"""Functions that run the command line inside the process of a test."""
+
+from __future__ import annotations
+
+import json
+
+from click.testing import CliRunner, Result
+
+from cupyconv.cli.main import main
+
+
+def run(*args: object, given: bytes = b"", **env: str | None) -> Result:
+    """Run a command line.
+
+    Args:
+        given: content of standard input.
+        env: changes of the environment.
+    """
+    words = [str(arg) for arg in args]
+    return CliRunner().invoke(main, words, input=given, env={"COLUMNS": None, **env})
+
+
+def said(*args: object, given: bytes = b"") -> str:
+    """Return what a command line prints; it must succeed and report no error."""
+    result = run(*args, given=given)
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    return result.stdout
+
+
+def parsed(*args: object) -> dict:
+    """Return the JSON object that a command line prints."""
+    return json.loads(said(*args, "--json"))
+
+
+def refused(*args: object, code: int = 2) -> str:
+    """Return the error of a rejected command line, which must print one line and nothing else."""
+    result = run(*args)
+    assert (result.exit_code, result.stdout) == (code, ""), result.output
+    assert result.stderr.startswith("cupyconv: error: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr

@@ -5,30 +5,21 @@ For runs on a GPU see tests/device/test_bench.py.
 
 from __future__ import annotations
 
-import json
 import xml.etree.ElementTree as ET
+from functools import partial
 
 import pytest
-from click.testing import CliRunner
 
 from cupyconv import ConvProblem, KernelCompileError, arrays
-from cupyconv.bench import (
-    ceilings,
-    data,
-    places,
-    pytorch,
-    report,
-    results,
-    suites,
-    timing,
-)
+from cupyconv.bench import ceilings, data, places, pytorch, report, results, suites, timing
 from cupyconv.bench import run as bench_run
 from cupyconv.bench.results import Results
 from cupyconv.bench.run import Options, run
 from cupyconv.bench.suites import SuiteLayer
-from cupyconv.cli.main import main
 from cupyconv.problem import PASSES
 from tests.bench.test_bench_results import row
+from tests.command import parsed, refused, said
+from tests.command import run as run_command
 
 DENSE = SuiteLayer("tiny-dense", ConvProblem((2, 6, 8, 8), (4, 6, 3, 3), padding=1), "test")
 DEPTHWISE = SuiteLayer("tiny-depthwise", ConvProblem((2, 6, 9), (6, 1, 3), groups=6), "test")
@@ -274,26 +265,23 @@ def test_failed_run_keeps_its_results(monkeypatch):
 # -- the command -----------------------------------------------------------------------------------
 
 
-def cupyconv(*arguments):
-    return CliRunner().invoke(main, ["bench", *arguments])
+bench = partial(run_command, "bench")
 
 
 @pytest.fixture
 def config(tmp_path):
+    """Return options that measure two small layers quickly, without PyTorch."""
     path = tmp_path / "net.toml"
     path.write_text(
         '[[layer]]\nname = "first"\ninput = "2x3x9x9"\nfilter = "4x3x3x3"\nstride = 2\n'
         '[[layer]]\ninput = "2x16x4"\nfilter = "8x16x3"\npadding = "same"\n'
     )
-    return path
+    return ("--config", path, "--device", "cpu", "--seconds", "0.002", "--peers", "none")
 
 
 def test_bench_config_writes_json_and_svg(tmp_path, config):
     files = [tmp_path / name for name in ("new.json", "new.svg")]
-    outcome = cupyconv(
-        *("--config", str(config), "--device", "cpu", "--seconds", "0.002"),
-        *("--json", str(files[0]), "--plot", str(files[1])),
-    )
+    outcome = bench(*config, "--peers", "torch", "--json", files[0], "--plot", files[1])
     assert outcome.exit_code == 0, outcome.output
     assert "Measured: 2 layers" in outcome.stdout
     assert "first" in outcome.stdout
@@ -301,20 +289,14 @@ def test_bench_config_writes_json_and_svg(tmp_path, config):
     assert {row.layer for row in loaded.rows} == {"first", "net-2"}
     assert loaded.finished
     ET.parse(files[1])
-    outcome = cupyconv("--compare", str(files[0]), str(files[0]))
-    assert outcome.exit_code == 0
-    assert "No change beyond the spread" in outcome.stdout
-    outcome = cupyconv("--compare", str(files[0]), str(files[0]), "--json", "-")
-    assert "Together" in json.loads(outcome.stdout)
+    compare = ("bench", "--compare", files[0], files[0])
+    assert "No change beyond the spread" in said(*compare)
+    assert "Together" in parsed(*compare)
 
 
 def test_bench_json_on_standard_output(config):
-    outcome = cupyconv(
-        *("--config", str(config), "--device", "cpu", "--seconds", "0.002", "--peers", "none"),
-        *("--pass", "forward,forward", "--layout", "channels_first", "--json", "-"),
-    )
-    assert outcome.exit_code == 0, outcome.output
-    content = json.loads(outcome.stdout)
+    options = ("--pass", "forward,forward", "--layout", "channels_first")
+    content = parsed("bench", *config, *options)
     assert [row["pass_"] for row in content["rows"]] == ["forward", "forward"]
     assert content["rows"][0]["ratio_to_torch"] is None
 
@@ -327,7 +309,7 @@ def test_quick_run_reports_its_options(monkeypatch):
         results.finished = True
 
     monkeypatch.setattr(bench_run, "run", take)
-    outcome = cupyconv("--quick", "--device", "cpu")
+    outcome = bench("--quick", "--device", "cpu")
     assert outcome.exit_code == 1, outcome.output  # nothing was measured
     (options,) = runs
     assert 10 < len(options.layers) <= len(suites.QUICK)
@@ -358,39 +340,18 @@ def test_quick_run_reports_its_options(monkeypatch):
     ],
 )
 def test_bench_usage_error_is_one_line(arguments, message):
-    outcome = cupyconv(*arguments)
-    assert outcome.exit_code == 2
-    assert message in outcome.stderr
-    assert len(outcome.stderr.splitlines()) == 1
+    assert message in refused("bench", *arguments)
 
 
 def test_bench_rejects_duplicate_layer_names(tmp_path):
     path = tmp_path / "net.toml"
     path.write_text('[[layer]]\nname = "a"\ninput = "1x1x1"\nfilter = "1x1x1"\n' * 2)
-    outcome = cupyconv("--config", str(path))
-    assert outcome.exit_code == 2
-    assert "'a' occurs more than once" in outcome.stderr
-
-
-def test_unwritable_output_file_is_reported_before_the_run(tmp_path, config):
-    outcome = cupyconv("--config", str(config), "--plot", str(tmp_path / "no" / "such.svg"))
-    assert outcome.exit_code == 2
-    assert "such.svg" in outcome.stderr
-
-
-def test_bench_compare_rejects_another_version(tmp_path):
-    path = tmp_path / "old.json"
-    path.write_text(json.dumps({"is": results.KIND, "schema": 0}))
-    outcome = cupyconv("--compare", str(path), str(path))
-    assert outcome.exit_code == 2
-    assert "has version 0" in outcome.stderr
+    assert "'a' occurs more than once" in refused("bench", "--config", path)
 
 
 @pytest.mark.skipif(arrays.device_count() > 0, reason="there is a GPU")
 def test_bench_exits_with_3_without_a_gpu():
-    outcome = cupyconv("--device", "gpu")
-    assert outcome.exit_code == 3
-    assert len(outcome.stderr.splitlines()) == 1
+    refused("bench", "--device", "gpu", code=3)
 
 
 def test_bench_exits_with_1_after_a_wrong_result(monkeypatch, config):
@@ -401,9 +362,7 @@ def test_bench_exits_with_1_after_a_wrong_result(monkeypatch, config):
         return lambda operands: compute(operands) + 1
 
     monkeypatch.setattr(bench_run, "pass_function", wrong)
-    outcome = cupyconv(
-        "--config", str(config), "--device", "cpu", "--peers", "none", "--pass", "forward"
-    )
+    outcome = bench(*config, "--pass", "forward")
     assert outcome.exit_code == 1
     assert "Wrong results and failures, not timed" in outcome.stdout
 
@@ -411,10 +370,7 @@ def test_bench_exits_with_1_after_a_wrong_result(monkeypatch, config):
 def test_interrupted_bench_reports_its_results(monkeypatch, config, tmp_path):
     interrupt_after(2, monkeypatch)
     path = tmp_path / "new.json"
-    outcome = cupyconv(
-        *("--config", str(config), "--device", "cpu", "--peers", "none", "--seconds", "0.002"),
-        *("--json", str(path)),
-    )
+    outcome = bench(*config, "--json", path)
     assert outcome.exit_code == 130
     assert "remaining layers: interrupted" in outcome.stdout
     assert "stopped early" in outcome.stdout
@@ -431,11 +387,7 @@ def test_bench_writes_the_json_file_after_each_layer(monkeypatch, config, tmp_pa
         return original(calls, *rest)
 
     monkeypatch.setattr(timing, "measure", measure)
-    outcome = cupyconv(
-        *("--config", str(config), "--device", "cpu", "--peers", "none", "--seconds", "0.002"),
-        *("--pass", "forward", "--layout", "channels_last", "--json", str(path)),
-    )
-    assert outcome.exit_code == 0, outcome.output
+    said("bench", *config, "--pass", "forward", "--layout", "channels_last", "--json", path)
     assert kept[-2:] == [0, 1]  # the first measurement is of the roofline
 
 
@@ -448,22 +400,19 @@ def test_bench_writes_files_after_an_error(monkeypatch, config, tmp_path):
 
     monkeypatch.setattr(bench_run, "run", broken)
     path = tmp_path / "new.json"
-    words = ("--config", str(config), "--device", "cpu", "--json", str(path))
     path.write_text("an earlier run")
-    assert cupyconv(*words).exit_code != 0
+    assert bench(*config, "--json", path).exit_code != 0
     assert path.read_text() == "an earlier run"  # nothing was measured
     measured.append(row())
-    assert cupyconv(*words).exit_code != 0
+    assert bench(*config, "--json", path).exit_code != 0
     assert not results.load(path).finished
     assert results.load(path).rows == measured
 
 
 def test_bench_reports_that_nothing_was_measured(config):
-    plain = ("--config", str(config), "--device", "cpu", "--peers", "none")
-    outcome = cupyconv(*plain, "--impl", "cuda-gather")
-    assert outcome.exit_code == 2
-    assert "cuda-gather cannot run on the cpu" in outcome.stderr
-    outcome = cupyconv(*plain, "--minutes", "1e-9")
+    line = refused("bench", *config, "--impl", "cuda-gather")
+    assert "cuda-gather cannot run on the cpu" in line
+    outcome = bench(*config, "--minutes", "1e-9")
     assert outcome.exit_code == 1
     assert "Nothing was measured: 2 layers" in outcome.stdout
     assert "no time left" in outcome.stdout
@@ -471,21 +420,16 @@ def test_bench_reports_that_nothing_was_measured(config):
 
 def test_bench_drawn_layers_depend_on_the_seed():
     def drawn(*options):
-        outcome = cupyconv("--drawn", "8", *options, "--list", "--json", "-")
-        return json.loads(outcome.stdout)["layers"]
+        return parsed("bench", "--drawn", "8", *options, "--list")["layers"]
 
     assert drawn("--seed", "3") == drawn("--seed", "3")
     assert drawn() != drawn()
-    outcome = cupyconv("--drawn", "2", "--suite", "vgg16", "--list")
-    assert outcome.exit_code == 2
-    assert "a run must take its layers from one source" in outcome.output
-    assert cupyconv("--drawn", "0", "--list").exit_code == 2
+    line = refused("bench", "--drawn", "2", "--suite", "vgg16", "--list")
+    assert "a run must take its layers from one source" in line
 
 
 def test_bench_list_prints_layers():
-    outcome = cupyconv("--list", "--suite", "vgg16")
-    assert outcome.exit_code == 0
-    assert "16x64x112x112 * 128x64x3x3" in outcome.stdout
-    content = json.loads(cupyconv("--list", "--json", "-").stdout)
+    assert "16x64x112x112 * 128x64x3x3" in said("bench", "--list", "--suite", "vgg16")
+    content = parsed("bench", "--list")
     assert len(content["layers"]) == 78
     assert "depthwise" in content["suites"]

@@ -13,6 +13,7 @@ import click
 from cupyconv import files
 from cupyconv.cli import INTERRUPTED, configuration, output, paths
 from cupyconv.errors import ConvError, require_word
+from cupyconv.formats import CHANNELS_FIRST, CHANNELS_LAST
 from cupyconv.markup import Paragraph, Section, Table, in_line
 from cupyconv.problem import ITEMSIZE, PASSES, counted, shape_text
 
@@ -23,12 +24,6 @@ QUICK_MINUTES = 2.0  # longest quick run, in minutes (chosen)
 QUICK_SECONDS = 0.1  # s per measurement of a quick run (chosen)
 QUICK_CPU_BATCH = 1  # batch size of a quick run on the CPU (chosen)
 QUICK_CPU_FLOPS = 11e9  # most FLOP per pass of a quick run on the CPU: under a second (chosen)
-
-
-def _layouts() -> tuple[str, ...]:
-    from cupyconv.bench.data import LAYOUTS
-
-    return LAYOUTS
 
 
 MOST_DRAWN = 100_000
@@ -95,7 +90,7 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
     "--layout",
     "layouts",
     metavar="A,B",
-    callback=configuration.words("layout", _layouts),
+    callback=configuration.words("layout", lambda: (CHANNELS_LAST, CHANNELS_FIRST)),
     help="Measure in this memory order: channels_last or channels_first.  [default: both; the "
     "report shows the faster]",
 )

@@ -148,10 +148,8 @@ def command(
         sections = [element.section(everything) for element in chosen]
         if counted:
             lines = counted.lines(width - 4, _height(), colour=output.coloured())
-            blocks = (
-                Verbatim("\n".join(lines), coloured=True),
-                Paragraph(f"{_capital(counted.verdict)}."),
-            )
+            verdict = f"{counted.verdict[0].upper()}{counted.verdict[1:]}."
+            blocks = (Verbatim("\n".join(lines), coloured=True), Paragraph(verdict))
             sections.append(Section(counted.legend, blocks))
         if sections:
             parts.append(Document("", tuple(sections)).text(width, output.strong))
@@ -250,7 +248,3 @@ def _as_json(
 def _height() -> int:
     """Return how many lines of a map fit on the terminal, below its title and above its text."""
     return max(shutil.get_terminal_size().lines - 8, 8)
-
-
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]

@@ -256,7 +256,8 @@ class Truth:
             finite = np.isfinite(values) & np.isfinite(rounded)
             differences = np.where(finite, np.abs(values - expected), np.where(same, 0.0, np.inf))
             # Values near zero are rounded to multiples of the dtype's smallest positive value.
-            smallest = _smallest(self.problem.dtype)
+            dtype = arrays.numpy_dtype(REAL_PART.get(self.problem.dtype, self.problem.dtype))
+            smallest = float(ml_dtypes.finfo(dtype).smallest_subnormal)
             differences = np.where(differences <= smallest, 0.0, differences)
             ratios = np.where(differences == 0, 0.0, differences / magnitude)
         return float(np.max(ratios, initial=0.0))
@@ -287,7 +288,7 @@ class Truth:
         generator = np.random.default_rng(seed)
         # Rounding error of the loss, a float64 sum of all terms.
         floor = 8 * ROUNDOFF["float64"] * math.sqrt(max(self.problem.flops, 1))
-        for name in _MOVED:
+        for name in ("dx", "dw", "db"):
             yield self._finite_difference(name, getattr(results, name), generator, floor)
 
     def _finite_difference(
@@ -436,8 +437,6 @@ class Truth:
         tensors = (*self.operands64, *self.results)
         return all(bool(np.isfinite(array).all()) for array in tensors)
 
-
-_MOVED = ("dx", "dw", "db")
 
 _STEP = 16
 """Log2 of a finite difference's step, relative to the largest value that it changes (chosen)."""
@@ -651,8 +650,3 @@ def _ratio(difference: Any, scale: Any) -> float:
     if size == 0 or math.isnan(size):
         return size
     return size / float(scale) if scale else math.inf
-
-
-def _smallest(dtype: str) -> float:
-    part = REAL_PART.get(dtype, dtype)
-    return float(ml_dtypes.finfo(arrays.numpy_dtype(part)).smallest_subnormal)

@@ -110,12 +110,10 @@ def _report(error: Exception) -> int:
         message, _, _ = str(error).partition("\n")
         output.error(message, below=error.log)
         return DOES_NOT_COMPILE
-    if isinstance(error, click.UsageError):
-        where = f" (see {error.ctx.command_path} --help)" if error.ctx else ""
-        output.error(error.format_message() + where)
-        return WRONG_USAGE
     if isinstance(error, click.ClickException):
-        output.error(error.format_message())
+        context = getattr(error, "ctx", None)  # only usage errors have one
+        where = f" (see {context.command_path} --help)" if context else ""
+        output.error(error.format_message() + where)
         return WRONG_USAGE
     if isinstance(error, CupyconvError):
         output.error(error.told(output.option) if isinstance(error, ConvError) else str(error))

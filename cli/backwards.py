@@ -113,7 +113,6 @@ def backwards_parts(layer: Layer, problem: ConvProblem, checked: bool = False) -
         lines.append(f"the given x {shape_text(layer.arguments['input_shape'])} matches this dy")
     # The title may state an input size that is not printed here, so prefer the name.
     name = in_line(layer.name or layer.title or "")
-    title = [name] if name else []
     rows = []
     for axis in problem.axes:
         sizes = axis.valid_input_sizes
@@ -135,7 +134,7 @@ def backwards_parts(layer: Layer, problem: ConvProblem, checked: bool = False) -
     for axis in problem.axes:
         why.setdefault(_why(axis), []).append(axis.name)
     return [
-        output.heading(*[*title, *lines]),
+        output.heading(*filter(None, [name, *lines])),
         Table(columns, tuple(rows), ("input", "output_padding")),
         output.heading("why", *(f"{listed(names)}: {text}" for text, names in why.items())),
     ]

@@ -114,7 +114,7 @@ def _sweep(layers: list[Layer], text: str, as_json: bool) -> None:
         line = configuration.summary(problem, {sweep.word: sweep.text})
         # The title describes the layer before the change, so only its name is printed.
         name = replace(layer, title=None).heading
-        parts.append(output.heading(*([name, line] if name else [line])))
+        parts.append(output.heading(*filter(None, [name, line])))
         parts.append(backwards.sweep_table(sweep, steps))
     output.draw(*parts)
 
@@ -127,7 +127,7 @@ def title(layer: Layer, problem: ConvProblem) -> Any:
     if layer.is_transposed:
         settings["output_padding"] = one(layer.output_padding(problem))
     lines = [f"{kind}{x} * {w} -> {y}", configuration.summary(problem, settings)]
-    return output.heading(*([layer.heading, *lines] if layer.heading else lines))
+    return output.heading(*filter(None, [layer.heading, *lines]))
 
 
 def layer_reasons(layer: Layer, problem: ConvProblem) -> tuple[Reason, ...]:

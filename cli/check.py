@@ -95,7 +95,7 @@ class Tally:
     "--impl",
     "impls",
     metavar="NAME",
-    type=configuration.Words(lambda: FAMILIES),
+    shell_complete=configuration.completing(lambda: FAMILIES),
     multiple=True,
     help="Check this implementation.  Repeatable.  [default: all]",
 )

@@ -10,12 +10,11 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
-from itertools import starmap
+from itertools import chain, starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from cupyconv import ConvError, ConvProblem
 from cupyconv.cli import output, paths
@@ -338,18 +337,9 @@ _LABELS = ("name", "title", "values")
 """TOML keys of a layer that are not arguments of ConvProblem."""
 
 
-class Words(click.ParamType):
-    """Option type whose values a shell completes; the command itself checks them."""
-
-    name = "word"
-
-    def __init__(self, words: Callable[[], Iterable[str]]) -> None:
-        self._words = words
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        return [CompletionItem(word) for word in self._words() if word.startswith(incomplete)]
+def completing(words: Callable[[], Iterable[str]]) -> Callable[..., list[str]]:
+    """Return a shell completion of an option's values; the command itself checks the values."""
+    return lambda _context, _option, start: [word for word in words() if word.startswith(start)]
 
 
 def words(what: str, known: Callable[[], Iterable[str]]) -> Callable:
@@ -420,7 +410,7 @@ _OPTIONS = (
     ),
     click.option(
         "--padding",
-        type=Words(lambda: PADDING_WORDS),
+        shell_complete=completing(lambda: PADDING_WORDS),
         metavar="PADDING",
         help="Set the padding: same, valid, same_lower, 1, 1,2 (per axis) or 1:2,0:1 "
         "(before:after).  "
@@ -440,7 +430,7 @@ _OPTIONS = (
     click.option(
         "--data-format",
         metavar="WORD",
-        type=Words(lambda: (word for rank in SPATIAL_AXES for word in data_formats(rank))),
+        shell_complete=completing(lambda: chain.from_iterable(map(data_formats, SPATIAL_AXES))),
         help="Set the axis order of x and y, such as NHWC.  [default: NCHW]",
     ),
     click.option(
@@ -483,7 +473,7 @@ _OPTIONS = (
     click.option(
         "--preset",
         metavar="NAME",
-        type=Words(lambda: (str(layer.name) for layer in read_file(PRESETS))),
+        shell_complete=completing(lambda: (str(layer.name) for layer in read_file(PRESETS))),
         help="Use the built-in layer with this name.",
     ),
     click.option(
@@ -498,7 +488,7 @@ _OPTIONS = (
 dtype_option = click.option(
     "--dtype",
     metavar="DTYPE",
-    type=Words(lambda: ITEMSIZE),
+    shell_complete=completing(lambda: ITEMSIZE),
     help=f"Set the dtype: {', '.join(list(ITEMSIZE)[:-1])} or {list(ITEMSIZE)[-1]}.  "
     "[default: float32]",
 )
@@ -513,7 +503,7 @@ def devices_option(
         "--device",
         "devices",
         metavar="DEVICE",
-        type=Words(lambda: known),
+        shell_complete=completing(lambda: known),
         multiple=True,
         default=default,
         help=help + shown_default,
@@ -523,7 +513,7 @@ def devices_option(
 precision_option = click.option(
     "--precision",
     metavar="WORD",
-    type=Words(lambda: PRECISIONS),
+    shell_complete=completing(lambda: PRECISIONS),
     default="ieee",
     show_default=True,
     help="Permit rounding float32 operands (tf32), or splitting them into bfloat16 (bf16x6).",
@@ -532,7 +522,7 @@ precision_option = click.option(
 impl_option = click.option(
     "--impl",
     metavar="NAME",
-    type=Words(lambda: ("auto", *FAMILIES)),
+    shell_complete=completing(lambda: ("auto", *FAMILIES)),
     default="auto",
     show_default=True,
     help="Use this implementation; auto lets the planner choose.",
@@ -552,7 +542,7 @@ SEED = click.IntRange(0, LARGEST)
 values_option = click.option(
     "--values",
     metavar="WORD",
-    type=Words(lambda: KINDS),
+    shell_complete=completing(lambda: KINDS),
     help="Draw random data of this kind: normal, or integers (from -3 to 3).  [default: normal]",
 )
 

@@ -42,13 +42,13 @@ from cupyconv.markup import Document, Paragraph, Section, Verbatim, in_line
     "--map",
     "mapped",
     metavar="dx|dw|y",
-    type=configuration.Words(lambda: MAPPED),
+    shell_complete=configuration.completing(lambda: MAPPED),
     help="Draw a map of the number of terms that each position sums.",
 )
 @click.option(
     "--code",
     metavar="FRAMEWORK",
-    type=configuration.Words(lambda: translate.FRAMEWORKS),
+    shell_complete=configuration.completing(lambda: translate.FRAMEWORKS),
     help="Print a program that computes the layer with tensorflow, pytorch, jax or onnx.",
 )
 @click.option(

@@ -46,7 +46,7 @@ class _Described(click.Argument):
 @click.option(
     "--sort",
     metavar="WORD",
-    type=configuration.Words(lambda: _ORDERS),
+    shell_complete=configuration.completing(lambda: _ORDERS),
     help="Sort by flops, parameters, bytes or name.  [default: the order of the model]",
 )
 @click.option("--top", metavar="N", type=click.IntRange(1), help="List only the first N layers.")

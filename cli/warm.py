@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.option(
     "--layout",
     metavar="WORD",
-    type=configuration.Words(lambda: ("channels_first", "channels_last")),
+    shell_complete=configuration.completing(lambda: ("channels_first", "channels_last")),
     help="Set the memory order of all tensors, channels_first or channels_last.  "
     "[default: the order of their formats]",
 )
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @click.option(
     "--activation",
     metavar="WORD",
-    type=configuration.Words(lambda: filter(None, ACTIVATIONS)),
+    shell_complete=configuration.completing(lambda: filter(None, ACTIVATIONS)),
     help="Compile the forward pass with this activation: relu, silu or gelu.  [default: none]",
 )
 @click.option(

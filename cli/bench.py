@@ -245,11 +245,8 @@ def _measure(
         arguments=tuple(sys.argv[2:]),
     )
     paths.require_one_output(json_path, plot_path, as_json=False)
-    if plot_path is not None:
-        paths.require_suffix("--plot", Path(plot_path), ".svg")
-    for option, path in (("--json", json_path), ("--plot", plot_path)):
-        if path is not None:
-            paths.require_writable(option, Path(path))
+    paths.require_writable("--json", json_path)
+    paths.require_writable("--plot", plot_path, ".svg")
     json_file = None if json_path in (None, paths.STANDARD) else Path(json_path)
     # A file is rewritten after each layer; a device or a pipe gets the results once, at the end.
     is_replaced = json_file is not None and files.is_replaced(json_file)

@@ -95,10 +95,8 @@ def command(
     read = {name: path for name, path in zip(OPERANDS, (x, w, dy), strict=True) if path}
     saved = [path for path in (svg, html) if path]
     paths.require_one_output(*saved, as_json=as_json)
-    for option, path, suffixes in (("--svg", svg, (".svg",)), ("--html", html, (".html", ".htm"))):
-        if path:
-            paths.require_suffix(option, Path(path), *suffixes)
-            paths.require_writable(option, Path(path))
+    paths.require_writable("--svg", svg, ".svg")
+    paths.require_writable("--html", html, ".html", ".htm")
     if len(layers) > 1 and (read or saved or code or opened):
         raise ConvError(
             "--x, --w, --dy, --code, --svg, --html and --open must be used with a single layer",

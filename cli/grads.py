@@ -98,8 +98,7 @@ def command(
     if chunked:
         report = _chunked(layers, files, target, seed, device, impl, no_check, options)
         return _tell([report], target, as_json)
-    if target:
-        paths.require_writable("--save", target)
+    paths.require_writable("--save", save)
     place = data.Processor.of(device, impl)
     reports = []
     for layer in layers:

@@ -46,16 +46,22 @@ def require_suffix(option: str, path: Path, *suffixes: str) -> None:
         )
 
 
-def require_writable(option: str, path: Path) -> None:
-    """Check, before anything is computed, that a file can be written.
+def require_writable(option: str, path: str | Path | None, *suffixes: str) -> None:
+    """Check, before anything is computed, that an output file can be written.
+
+    Args:
+        path: path of the file; None if the option is absent.
+        suffixes: permitted suffixes, as for ``require_suffix``; without them, all are permitted.
 
     Raises:
-        ConvError: the path is a folder, or its folder does not exist or is not writable.
+        ConvError: the file has another suffix, the path is a folder, or its folder does not exist
+            or is not writable.
     """
-    if str(path) == STANDARD:
+    if path is None or str(path) == STANDARD:
         return
-    wrong = files.unwritable(path)
-    if wrong:
+    if suffixes:
+        require_suffix(option, Path(path), *suffixes)
+    if wrong := files.unwritable(Path(path)):
         raise ConvError(f"{option} must be a file that can be written", wrong, "Choose another")
 
 

@@ -6,16 +6,17 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 import cupyconv
-from cupyconv import ConvError, ConvProblem, Explanation
+from cupyconv import ConvError, Explanation
 from cupyconv.cli import configuration, output, paths
 from cupyconv.cli.configuration import Layer
 from cupyconv.explaining import translate
 from cupyconv.explaining.counts import MAPPED
+from cupyconv.explaining.maps import TermMap
 from cupyconv.explaining.page import open_in_browser
 from cupyconv.explaining.terms import Element
 from cupyconv.explaining.values import OPERANDS
@@ -112,28 +113,28 @@ def command(
     whole = not (elements or mapped or code or saved or opened)
     explained = []
     for layer in layers:
-        problem, explanation, source = _explanation(layer, read, dy_shape, seed, large)
+        explanation, source = _explanation(layer, read, dy_shape, seed, large)
         chosen = [explanation.element(name) for name in elements]
         counted = explanation.map(mapped) if mapped is not None else None
         translated = explanation.code(code) if code is not None else None
-        explained.append((layer, problem, explanation, source, chosen, counted, translated))
-    explanation, counted = explained[0][2], explained[0][5]
+        explained.append(_Explained(layer, explanation, source, chosen, counted, translated))
+    first = explained[0]
     if svg:
-        picture = counted.svg() if counted else explanation.svg(*elements[:1])
+        picture = first.counted.svg() if first.counted else first.explanation.svg(*elements[:1])
         paths.write(Path(svg), picture.encode())
     if html:
-        paths.write(Path(html), explanation.page(*elements[:1]).encode())
+        paths.write(Path(html), first.explanation.page(*elements[:1]).encode())
     if opened:
-        open_in_browser(explanation.page(*elements[:1]), html)
+        open_in_browser(first.explanation.page(*elements[:1]), html)
     if paths.STANDARD in saved:
         return
     if as_json:
-        entries = [_as_json(*entry, everything=everything) for entry in explained]
+        entries = [_as_json(entry, everything) for entry in explained]
         output.write_json({"layers": entries, "saved": saved})
         return
     width = output.width()
     parts = []
-    for _, _, explanation, source, chosen, counted, translated in explained:
+    for _, explanation, source, chosen, counted, translated in explained:
         if whole:
             parts.append(explanation.document.text(width, output.strong))
         elif translated and not (chosen or counted or saved):
@@ -156,7 +157,7 @@ def command(
         if source and (whole or chosen):
             parts.append("\n".join(Paragraph(source).lines(width)))
     if saved:
-        volume = problem.spatial_rank == 3 and (html or not mapped)
+        volume = first.explanation.problem.spatial_rank == 3 and (html or not mapped)
         how = ", with a separate drawing of each spatial axis" if volume else ""
         parts.append(f"saved to {in_line(' and '.join(saved))}{how}")
     output.write_paged("\n\n".join(parts) + "\n")
@@ -168,10 +169,21 @@ _NAMES_NOTE = (
 )
 
 
+class _Explained(NamedTuple):
+    """A layer, its explanation, the origin of its values, and the requested parts."""
+
+    layer: Layer
+    explanation: Explanation
+    source: str
+    chosen: list[Element]
+    counted: TermMap | None
+    translated: translate.Translation | None
+
+
 def _explanation(
     layer: Layer, read: Mapping[str, str], dy_shape: tuple[int, ...] | None, seed: int, large: bool
-) -> tuple[ConvProblem, Explanation, str]:
-    """Return a layer's problem, its explanation and a sentence on the origin of its values.
+) -> tuple[Explanation, str]:
+    """Return a layer's explanation and a sentence on the origin of its values.
 
     Raises:
         ConvError: the files do not match the layer, or the values do not fit into memory.
@@ -210,25 +222,17 @@ def _explanation(
     )
     known = explanation.data
     if known.too_many and len(loaded) < len(OPERANDS):
-        return problem, explanation, f"Values are left out: {known.missing('dw')}"
+        return explanation, f"Values are left out: {known.missing('dw')}"
     where = [f"{name} from {path}" for name, path in read.items()]
     if len(read) < len(OPERANDS):
         what = "integers" if layer.values == "integers" else "data"
         where.append(f"random {what} from seed {seed}, the same as in `cupyconv grads`")
-    return problem, explanation, f"Values: {', '.join(where)}."
+    return explanation, f"Values: {', '.join(where)}."
 
 
-def _as_json(
-    layer: Layer,
-    problem: ConvProblem,
-    explanation: Explanation,
-    source: str,
-    chosen: list[Element],
-    counted: Any,
-    translated: Any,
-    *,
-    everything: bool,
-) -> dict[str, Any]:
+def _as_json(explained: _Explained, everything: bool) -> dict[str, Any]:
+    layer, explanation, source, chosen, counted, translated = explained
+    problem = explanation.problem
     # An element with too many terms raises an error here, before values are computed.
     elements = [element.to_dict(everything) for element in chosen]
     example = explanation.element(explanation.middle).to_dict() if problem.N else None

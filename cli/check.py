@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,13 +18,14 @@ from cupyconv.cli.configuration import Layer
 from cupyconv.errors import require_word
 from cupyconv.formats import data_formats, filter_formats
 from cupyconv.markup import in_line
+from cupyconv.planning import plan_pass
 from cupyconv.planning.families import FAMILIES
-from cupyconv.problem import ITEMSIZE, PADDING_WORDS, REAL_ITEMSIZE, RESULT, counted
+from cupyconv.problem import ITEMSIZE, PADDING_WORDS, PASSES, REAL_ITEMSIZE, RESULT, counted
 
 # --help must work without NumPy: functions import NumPy and the modules that need it.
 if TYPE_CHECKING:
+    from cupyconv.bench.places import Place
     from cupyconv.checking import Truth
-    from cupyconv.cli.data import Processor
 
 BUILT_IN = Path(__file__).with_name("checks.toml")
 
@@ -140,13 +142,13 @@ def command(
     the results and the adjoint identity must be exact.  With random data, the error must be at most
     twice that of plain summation in the same precision.
     """
-    from cupyconv.cli.data import Processor
+    from cupyconv.cli.data import place_of
 
     for dtype in dtypes:
         require_word("--dtype", dtype, ITEMSIZE)
     names = _implementations(impls, device)
     here, not_checked = _available(names, required=bool(impls) or device == "gpu")
-    places = {name: Processor(on_gpu=FAMILIES[name].on_gpu) for name in here}
+    places = {name: place_of("auto", name) for name in here}
     layers = _layers(options, count, seed)
     problems = [
         (layer, layer.problem(dtype=dtype)) for layer in layers for dtype in _dtypes(layer, dtypes)
@@ -255,7 +257,7 @@ def _random_layers(count: int, seed: int) -> Iterator[Layer]:
 
 
 def _check(
-    layer: Layer, problem: ConvProblem, places: dict[str, Processor], seed: int, tally: Tally
+    layer: Layer, problem: ConvProblem, places: dict[str, Place], seed: int, tally: Tally
 ) -> None:
     """Check all implementations on one problem, with integer and with random data."""
     import numpy as np
@@ -271,7 +273,7 @@ def _check(
         "random": Truth(problem, drawn),
     }
     for name, place in places.items():
-        passes = place.passes(problem, name)
+        passes = _supported(problem, place, name)
         if not passes:
             tally.refused[name] += 1
             continue
@@ -286,8 +288,18 @@ def _check(
                     tally.failures.append(Failure(layer, problem, name, kind, tensor, wrong))
 
 
+def _supported(problem: ConvProblem, place: Place, name: str) -> tuple[str, ...]:
+    """Return the passes of a problem that an implementation supports."""
+    passes = []
+    for pass_ in PASSES:
+        with suppress(ConvError):
+            plan_pass(problem, pass_, place.device, name)
+            passes.append(pass_)
+    return tuple(passes)
+
+
 def _compare(
-    truth: Truth, name: str, place: Processor, passes: tuple[str, ...], *, exactly: bool
+    truth: Truth, name: str, place: Place, passes: tuple[str, ...], *, exactly: bool
 ) -> Iterator[tuple[str, str | None, float]]:
     """Yield (tensor, fault or None, difference / bound) for each comparison.
 

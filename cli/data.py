@@ -5,66 +5,36 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
-from cupyconv import ConvError, ConvProblem, ConvTypeError, Device, Plan, arrays, files, plan
+from cupyconv import ConvError, ConvProblem, ConvTypeError, arrays, files
 from cupyconv.arrays import available_memory
-from cupyconv.backends import current_device
+from cupyconv.bench import places
+from cupyconv.bench.places import Place
 from cupyconv.cli import configuration, output, paths
-from cupyconv.planning import plan_pass
 from cupyconv.planning.families import FAMILIES
-from cupyconv.problem import ITEMSIZE, PASSES, bytes_text, shape_text
+from cupyconv.problem import ITEMSIZE, bytes_text, shape_text
 
 _NPY, _ZIP = b"\x93NUMPY", b"PK"
 
 
-class Processor:
-    """The device on which a command computes: the CPU, or the current GPU.
+def place_of(device: str, impl: str = "auto") -> Place:
+    """Return the CPU or the current GPU, for a value of --device and of --impl.
 
-    Attributes:
-        xp: numpy or cupy.
-        device: the device, for plans.
+    "auto" is the device of the implementation.  If both values are "auto", it is the GPU if there
+    is one.
+
+    Raises:
+        DeviceError: a GPU is needed and there is none.
     """
-
-    def __init__(self, *, on_gpu: bool) -> None:
-        self.xp: Any = arrays.require_gpu() if on_gpu else np
-        self.device = current_device() if on_gpu else Device.of("cpu")
-
-    @staticmethod
-    def of(device: str, impl: str = "auto") -> Processor:
-        """Return the device for a value of --device and of --impl.
-
-        "auto" is the device of the implementation.  If both values are "auto", it is the GPU if
-        there is one.
-
-        Raises:
-            DeviceError: a GPU is needed and there is none.
-        """
-        if device == "auto" and impl in FAMILIES:
-            return Processor(on_gpu=FAMILIES[impl].on_gpu)
-        return Processor(on_gpu=device == "gpu" or (device == "auto" and arrays.device_count() > 0))
-
-    def plan(self, problem: ConvProblem, impl: str = "auto") -> Plan:
-        """Return the plan of a problem on this device."""
-        return plan(problem, self.device, impl)
-
-    def passes(self, problem: ConvProblem, impl: str) -> tuple[str, ...]:
-        """Return the passes of a problem that an implementation supports on this device."""
-        supported = []
-        for pass_ in PASSES:
-            with suppress(ConvError):
-                plan_pass(problem, pass_, self.device, impl)
-                supported.append(pass_)
-        return tuple(supported)
-
-    def available_memory(self) -> int | None:
-        """Return the bytes of free GPU memory; None on the CPU."""
-        return int(self.xp.cuda.runtime.memGetInfo()[0]) if self.device.is_gpu else None
+    if device == "auto" and impl in FAMILIES:
+        device = "gpu" if FAMILIES[impl].on_gpu else "cpu"
+    return places.of(None if device == "auto" else device)
 
 
 # -- files -----------------------------------------------------------------------------------------

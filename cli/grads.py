@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from cupyconv import Plan
+    from cupyconv.bench.places import Place
     from cupyconv.checking import Agreement, Operands, Results
-    from cupyconv.cli.data import Processor
 
 STEPS = 6
 """Progress steps of a layer's checks: three for float64 results, three for finite differences."""
@@ -99,13 +99,13 @@ def command(
         report = _chunked(layers, files, target, seed, device, impl, no_check, options)
         return _tell([report], target, as_json)
     paths.require_writable("--save", save)
-    place = data.Processor.of(device, impl)
+    place = data.place_of(device, impl)
     reports = []
     for layer in layers:
         opened = {name: data.ArrayFile(f"--{name}", path) for name, path in files.items()}
         problem = _problem(layer, opened, options)
         data.require_parts(problem, opened)
-        planned = place.plan(problem, impl)
+        planned = cupyconv.plan(problem, place.device, impl)
         _require_memory(problem, place, check=not no_check)
         loaded = {layer.problem_names[name]: file.read() for name, file in opened.items()}
         operands = _operands(problem, loaded, seed, layer.values)
@@ -164,7 +164,7 @@ def _chunked(
     opened = {name: chunked.open_array(f"--{name}", path) for name, path in files.items()}
     problem = _problem(layers[0], opened, options)
     data.require_parts(problem, opened)
-    planned = data.Processor.of("cpu", impl).plan(problem, impl)
+    planned = cupyconv.plan(problem, "cpu", impl)
     norms, products = chunked.compute(problem, opened, seed, layers[0].values, impl, target)
     report = _Report(layers[0], problem, planned, files, seed, norms, is_chunked=True)
     if not no_check:
@@ -408,7 +408,7 @@ def _operands(
     return Operands(**{**drawn, **converted})
 
 
-def _require_memory(problem: ConvProblem, place: Processor, *, check: bool) -> None:
+def _require_memory(problem: ConvProblem, place: Place, *, check: bool) -> None:
     """Check that the layer's tensors fit into memory, before anything is allocated."""
     from cupyconv.cli import data
 
@@ -422,7 +422,7 @@ def _require_memory(problem: ConvProblem, place: Processor, *, check: bool) -> N
     checking = computing + problem.bytes + (1 + problem.is_complex) * each * elements
     needed = checking if check else computing
     for where, need, available in (
-        ("GPU", tensors, place.available_memory()),
+        ("GPU", tensors, place.free_bytes() if place.device.is_gpu else None),
         ("main", needed, data.available_memory()),
     ):
         if available is not None and need > available:

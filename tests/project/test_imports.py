@@ -144,7 +144,6 @@ RUNS_PASSES = ("launch", "kernels", "cpu", "gpu", "backends", "measuring", "prep
 """Modules that plan, prepare and run passes, which the command line leaves to the library."""
 
 NOT_RUNNING = {
-    "backends.current_device": "the device of the computed examples",
     "cpu.choice.has_numba": "shown by env",
     "gpu.compiler": "shown by env",
     "gpu.sources": "shown by env",

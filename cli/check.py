@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cupyconv import ConvError, ConvProblem, CupyconvError
+from cupyconv import ConvError, ConvProblem, CupyconvError, DeviceError
 from cupyconv.cli import configuration, output
 from cupyconv.cli.configuration import Layer
 from cupyconv.errors import require_word
@@ -146,9 +146,15 @@ def command(
 
     for dtype in dtypes:
         require_word("--dtype", dtype, ITEMSIZE)
-    names = _implementations(impls, device)
-    here, not_checked = _available(names, required=bool(impls) or device == "gpu")
-    places = {name: place_of("auto", name) for name in here}
+    places: dict[str, Place] = {}
+    not_checked: dict[str, str] = {}
+    for name in _implementations(impls, device):
+        try:
+            places[name] = place_of("auto", name)
+        except DeviceError as error:
+            if impls or device == "gpu":
+                raise
+            not_checked[name] = str(error)
     layers = _layers(options, count, seed)
     problems = [
         (layer, layer.problem(dtype=dtype)) for layer in layers for dtype in _dtypes(layer, dtypes)
@@ -159,7 +165,7 @@ def command(
             _check(layer, problem, places, seed, tally)
             advance()
     if as_json:
-        output.write_json(_as_json(tally, here, not_checked, seed))
+        output.write_json(_as_json(tally, places, not_checked, seed))
     else:
         output.draw(*_tables(tally, not_checked, seed))
     return 1 if tally.failures else 0
@@ -180,25 +186,6 @@ def _implementations(impls: Sequence[str], device: str) -> list[str]:
             "Leave out --impl or --device",
         )
     return names
-
-
-def _available(names: list[str], *, required: bool) -> tuple[list[str], dict[str, str]]:
-    """Return the implementations that can run, and the reason why each other one cannot.
-
-    Raises:
-        DeviceError: ``required`` is true, and a GPU implementation cannot run.
-    """
-    from cupyconv import DeviceError, arrays
-
-    on_gpu = [name for name in names if FAMILIES[name].on_gpu]
-    try:
-        if on_gpu:
-            arrays.require_gpu()
-    except DeviceError as error:
-        if required:
-            raise
-        return [name for name in names if name not in on_gpu], dict.fromkeys(on_gpu, str(error))
-    return names, {}
 
 
 def _layers(options: dict[str, Any], count: int, seed: int) -> list[Layer]:
@@ -392,7 +379,7 @@ def _again(failures: list[Failure], seed: int) -> Any:
 
 
 def _as_json(
-    tally: Tally, here: list[str], not_checked: dict[str, str], seed: int
+    tally: Tally, places: Iterable[str], not_checked: dict[str, str], seed: int
 ) -> dict[str, Any]:
     return {
         "configurations": tally.configurations,
@@ -401,7 +388,7 @@ def _as_json(
             {"implementation": name, "dtype": dtype, **asdict(count)}
             for (name, dtype), count in tally.counts.items()
         ],
-        "refused": {name: tally.refused[name] for name in here},
+        "refused": {name: tally.refused[name] for name in places},
         "not_checked": not_checked,
         "failures": [
             {

@@ -96,7 +96,7 @@ def test_config_with_one_layer(tmp_path):
         'name = "mine"\ninput = [2, 9, 9, 4]\nfilter = "3x3x2x6"\nstride = "2x1"\n'
         'padding = [[0, 1], 2]\ndilation = 1\ngroups = 2\ndata_format = "NHWC"\ndtype = "float64"\n'
     )
-    (layer,) = parsed("shapes", "--config", str(path))["layers"]
+    (layer,) = parsed("shapes", "--config", path)["layers"]
     assert layer["name"] == "mine"
     assert layer["configuration"] == {
         "input": [2, 9, 9, 4],
@@ -119,10 +119,10 @@ def test_config_with_several_layers_and_a_common_option(tmp_path):
         '[[layer]]\ninput = "1x3x8x8"\nfilter = "4x3x3x3"\n[[layer]]\ninput = "1x1x9"\n'
         'filter = "2x1x3"\n'
     )
-    layers = parsed("shapes", "--config", str(path), "--padding", "same")["layers"]
+    layers = parsed("shapes", "--config", path, "--padding", "same")["layers"]
     assert [layer["shapes"]["y"] for layer in layers] == [[1, 4, 8, 8], [1, 2, 9]]
-    assert len(parsed("grads", "--config", str(path))["layers"]) == 2
-    assert "a single layer" in refused("grads", "--config", str(path), "--save", "x.npz")
+    assert len(parsed("grads", "--config", path)["layers"]) == 2
+    assert "a single layer" in refused("grads", "--config", path, "--save", "x.npz")
 
 
 # -- invalid input ---------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def test_invalid_configurations_get_one_line(command, mistake):
 def test_invalid_config_files_get_one_line(tmp_path, content, words):
     path = tmp_path / "layer.toml"
     path.write_bytes(content)
-    line = refused("shapes", "--config", str(path))
+    line = refused("shapes", "--config", path)
     assert all(word in line for word in words), line
 
 
@@ -495,14 +495,14 @@ def test_random_configurations_depend_only_on_the_seed():
 
 def test_save_round_trip(tmp_path):
     path = tmp_path / "out.npz"
-    report = parsed("grads", *SMALL, "--save", str(path))
+    report = parsed("grads", *SMALL, "--save", path)
     assert report["saved"] == str(path)
     with np.load(path) as saved:
         first = {name: saved[name] for name in saved.files}
     assert set(first) == {"x", "w", "dy", "y", "dx", "dw", "db"}
     assert os.listdir(tmp_path) == ["out.npz"]
     again = tmp_path / "again.npz"
-    files = [part for name in ("x", "w", "dy") for part in (f"--{name}", str(path))]
+    files = [part for name in ("x", "w", "dy") for part in (f"--{name}", path)]
     (layer,) = parsed("grads", *files, "--save", str(again))["layers"]
     assert layer["data"] == {"x": str(path), "w": str(path), "dy": str(path)}
     with np.load(again) as saved:
@@ -511,11 +511,11 @@ def test_save_round_trip(tmp_path):
 
 def test_save_round_trip_of_bfloat16(tmp_path):
     path = tmp_path / "out.npz"
-    parsed("grads", *SMALL, "--dtype", "bfloat16", "--save", str(path))
+    parsed("grads", *SMALL, "--dtype", "bfloat16", "--save", path)
     with np.load(path) as saved:
         assert saved["dw"].dtype == np.float32
-    files = ("--x", str(path), "--w", str(path), "--dy", str(path), "--dtype", "bfloat16")
-    parsed("grads", *files, "--save", str(tmp_path / "again.npz"))
+    files = ("--x", path, "--w", path, "--dy", path, "--dtype", "bfloat16")
+    parsed("grads", *files, "--save", tmp_path / "again.npz")
     with np.load(path) as one, np.load(tmp_path / "again.npz") as two:
         assert all(np.array_equal(one[name], two[name]) for name in one.files)
 
@@ -529,7 +529,7 @@ def test_failed_save_keeps_the_existing_file(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np, "savez", full)
-    assert "No space left" in refused("grads", *SMALL, "--save", str(path))
+    assert "No space left" in refused("grads", *SMALL, "--save", path)
     assert path.read_text() == "precious"
     assert os.listdir(tmp_path) == ["out.npz"]
 
@@ -581,7 +581,7 @@ def test_constant_data_passes_the_checks(tmp_path):
 def test_npz_array_is_chosen_by_name(tmp_path):
     path = tmp_path / "many.npz"
     np.savez(path, a=np.ones((1, 3, 8, 8), np.float32), b=np.ones(2))
-    assert "has a, b" in refused("grads", "--x", str(path), "--filter", "4x3x3x3")
+    assert "has a, b" in refused("grads", "--x", path, "--filter", "4x3x3x3")
     assert "'c'" in refused("grads", "--x", f"{path}:c", "--filter", "4x3x3x3")
     parsed("grads", "--x", f"{path}:a", "--filter", "4x3x3x3")
 
@@ -615,7 +615,7 @@ def _bad_files(folder: Path) -> dict[str, tuple[str, str]]:
 
 def test_invalid_data_files_get_one_line(tmp_path):
     for name, words in _bad_files(tmp_path).items():
-        line = refused("grads", "--x", str(tmp_path / name), "--filter", "4x3x3x3")
+        line = refused("grads", "--x", tmp_path / name, "--filter", "4x3x3x3")
         assert all(word in line for word in words), line
 
 

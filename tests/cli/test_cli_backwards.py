@@ -23,7 +23,7 @@ def test_several_layers_are_labelled_by_name(tmp_path):
     table = '[[layer]]\n{}filter = "{}x3x3x3"\n'
     labels = ('name = "one"\ntitle = "the first"\n', 'title = "the second"\n', 'name = "three"\n')
     path.write_text("".join(table.format(label, 4) for label in labels))
-    text = said("--dy", "1x4x6x6", "--config", str(path))
+    text = said("--dy", "1x4x6x6", "--config", path)
     heads = [line for line in text.splitlines() if line in ("one", "the second", "three")]
     assert heads == ["one", "the second", "three"]
 

@@ -66,14 +66,14 @@ def test_seeds_have_the_same_limits_in_every_command(command):
 
 def test_two_outputs_to_one_file_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    text = refused("bench", "--quick", "--json", "a.svg", "--plot", str(tmp_path / "a.svg"))
+    text = refused("bench", "--quick", "--json", "a.svg", "--plot", tmp_path / "a.svg")
     assert "different files" in text
     assert not list(tmp_path.iterdir())
 
 
 def test_bench_lists_layers_in_a_json_file(tmp_path):
     path = tmp_path / "layers.json"
-    said("bench", "--quick", "--list", "--json", str(path))
+    said("bench", "--quick", "--list", "--json", path)
     assert path.read_text() == said("bench", "--quick", "--list", "--json", "-")
 
 
@@ -95,16 +95,16 @@ def test_one_dimensional_layers_have_samples():
 
 def test_output_files_must_have_the_right_suffix(tmp_path):
     path = tmp_path / "x.png"
-    text = refused("explain", *SMALL, "--svg", str(path))
+    text = refused("explain", *SMALL, "--svg", path)
     assert "--svg must be the path of a .svg file" in text
     assert f"Call it {tmp_path / 'x.svg'}" in text
     assert "--html must be the path of a .html or .htm file" in refused(
-        "explain", *SMALL, "--html", str(path)
+        "explain", *SMALL, "--html", path
     )
     bench = ("bench", "--layer", "seed-5x100x100", "--device", "cpu")
-    assert "--plot must be the path of a .svg file" in refused(*bench, "--plot", str(path))
+    assert "--plot must be the path of a .svg file" in refused(*bench, "--plot", path)
     assert not path.exists()
-    said("explain", *SMALL, "--svg", str(tmp_path / "picture"))
+    said("explain", *SMALL, "--svg", tmp_path / "picture")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has other pipes")
@@ -227,12 +227,12 @@ def test_layer_option_chooses_a_layer_of_a_file(tmp_path, word):
     assert [layer["name"] for layer in both] == ["one", "two"]
     (two,) = parsed("shapes", "--config", path, "--layer", "two")["layers"]
     assert two == both[1]
-    assert "Did you mean 'two'?" in refused("shapes", "--config", str(path), "--layer", "tow")
+    assert "Did you mean 'two'?" in refused("shapes", "--config", path, "--layer", "tow")
     assert "there is no --config" in refused("shapes", *SMALL, "--layer", "two")
-    said("explain", "--config", str(path), "--layer", "two", "--svg", str(tmp_path / "two.svg"))
-    assert "--layer NAME" in refused("explain", "--config", str(path), "--svg", "a.svg")
+    said("explain", "--config", path, "--layer", "two", "--svg", tmp_path / "two.svg")
+    assert "--layer NAME" in refused("explain", "--config", path, "--svg", "a.svg")
     path.write_text(table.format("layer", "a", 8) + table.format("layers", "b", 8))
-    assert "one name for its tables" in refused("shapes", "--config", str(path))
+    assert "one name for its tables" in refused("shapes", "--config", path)
 
 
 def test_dash_is_standard_input_or_output(tmp_path):
@@ -270,7 +270,7 @@ def test_plot_goes_to_standard_output(tmp_path, monkeypatch):
     monkeypatch.setattr(places.Place, "sweep_bytes", 1 << 16)
     path = tmp_path / "one.toml"
     path.write_text('input = "1x1x4"\nfilter = "1x1x2"\n')
-    words = ("bench", "--config", str(path), "--seconds", "0.001", "--device", "cpu")
+    words = ("bench", "--config", path, "--seconds", "0.001", "--device", "cpu")
     words += ("--pass", "forward", "--layout", "channels_last", "--peers", "none")
     assert said(*words, "--plot", "-").startswith("<svg")
     assert "only one result can go to standard output" in refused(
@@ -315,15 +315,15 @@ def test_layer_option_rejects_duplicate_and_missing_names(tmp_path):
     path = tmp_path / "net.toml"
     table = '[[layer]]\n{}input = "1x3x8x{}"\nfilter = "4x3x3x3"\n'
     path.write_text("".join(table.format('name = "one"\n', size) for size in (8, 9)))
-    text = refused("shapes", "--config", str(path), "--layer", "one")
+    text = refused("shapes", "--config", path, "--layer", "one")
     assert "--layer must name one layer: 2 layers in" in text
     assert "are named 'one'. Rename all but one" in text
     path.write_text("".join(table.format("", size) for size in (8, 9)))
-    text = refused("shapes", "--config", str(path), "--layer", "one")
+    text = refused("shapes", "--config", path, "--layer", "one")
     assert "must choose a layer by its name: the layers of" in text
     assert 'Give each layer a name, such as name = "first"' in text
     path.write_text(table.format('name = "two"\n', 8) + table.format("", 9))
-    assert "1x3x8x8" in said("shapes", "--config", str(path), "--layer", "two")
+    assert "1x3x8x8" in said("shapes", "--config", path, "--layer", "two")
 
 
 HUGE = [
@@ -343,10 +343,10 @@ def test_data_beyond_the_dtype_becomes_infinite_silently(tmp_path, words):
     x = np.full((1, 1, 4, 4), 1e300)
     x[0, 0, 0, 0] = 1
     np.save(tmp_path / "x.npy", x)
-    given = ("--x", str(tmp_path / "x.npy"), "--filter", "2x1x2x2", *words)
+    given = ("--x", tmp_path / "x.npy", "--filter", "2x1x2x2", *words)
     assert run("grads", *given).stderr == ""
     if "--dask" not in words:
-        for more in (("--element", "dF[0,0,0,0]"), ("--html", str(tmp_path / "page.html"))):
+        for more in (("--element", "dF[0,0,0,0]"), ("--html", tmp_path / "page.html")):
             said("explain", *given, *more)
     problem = cupyconv.ConvProblem(x.shape, (2, 1, 2, 2))
     assert "conv_forward gives nan" in str(cupyconv.explain(problem, x=x).element("O[0,0,0,1]"))

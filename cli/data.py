@@ -23,7 +23,7 @@ from cupyconv.problem import ITEMSIZE, bytes_text, shape_text
 _NPY, _ZIP = b"\x93NUMPY", b"PK"
 
 
-def place_of(device: str, impl: str = "auto") -> Place:
+def place_of(device: str, impl: str) -> Place:
     """Return the CPU or the current GPU, for a value of --device and of --impl.
 
     "auto" is the device of the implementation.  If both values are "auto", it is the GPU if there

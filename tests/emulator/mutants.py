@@ -31,11 +31,12 @@ KILLERS = ("report", "numbers", "crash", "timeout", "error")
 
 def equivalent_mutants() -> dict[tuple[str, str, str], str]:
     """Return the reasons of argued mutants, by file, line text and change."""
-    entries = tomllib.loads(EQUIVALENT.read_text()).get("mutant", [])
     return {
-        (entry["file"], entry["source"], change): entry["reason"]
-        for entry in entries
-        for change in entry["changes"]
+        (file, source, change): reason
+        for file, lines in tomllib.loads(EQUIVALENT.read_text()).items()
+        for source, reasons in lines.items()
+        for changes, reason in reasons.items()
+        for change in changes.split("; ")
     }
 
 

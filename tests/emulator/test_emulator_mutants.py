@@ -161,8 +161,7 @@ def test_survivor_is_printed_unless_argued(monkeypatch, tmp_path, capsys) -> Non
     assert mutants.survivors([mutant], no_cases) == [mutant]
     assert f"survived   conv_backprop_bias.cu:{mutant.line}" in capsys.readouterr().out
     (tmp_path / "list.toml").write_text(
-        f"[[mutant]]\nfile = '{mutant.file}'\nsource = '{mutant.source}'\n"
-        f"changes = ['{mutant.change}']\nreason = 'a test'\n"
+        f"['{mutant.file}'.'{mutant.source}']\n'other; {mutant.change}' = 'a test'\n"
     )
     assert mutants.survivors([mutant], no_cases) == []
 

@@ -49,7 +49,7 @@ test-slow: .venv/installed-test
 witnesses: .venv/installed-witnesses
 	CI=true $(PYTEST) -m slow tests/emulator/test_emulator_witnesses.py tests/emulator/test_emulator_beliefs.py
 
-# Writes to confirmed.toml which third-party kernels confirm the emulator's model of the chip.
+# Writes to confirmed.json which third-party kernels confirm the emulator's model of the chip.
 beliefs: .venv/installed-witnesses
 	$(BIN)/python -m tests.emulator.beliefs --jobs $(TEST_JOBS)
 

@@ -5,7 +5,7 @@
 ``beliefs.toml`` lists what each wrapper of ptx.cuh encodes and, for each such field, changes of the
 emulator that contradict it.  Each change is tried on the witnesses (``witnesses/cases.py``) that
 contain the wrapper's instruction.  A field is confirmed if some witness fails under every change.
-The results are written to ``confirmed.toml``; unconfirmed fields also to the table of
+The results are written to ``results/confirmed.json``; unconfirmed fields also to the table of
 ``tests/gpu/README.md``.
 """
 
@@ -28,7 +28,7 @@ from pathlib import Path
 from unittest import mock
 
 HERE = Path(__file__).resolve().parent
-CONFIRMED = HERE / "confirmed.toml"
+CONFIRMED = HERE / "results" / "confirmed.json"
 REPOSITORY = HERE.parents[1]
 SURVIVED = "survived"
 AND = ", "
@@ -127,9 +127,10 @@ def beliefs() -> list[Belief]:
 
 
 def _rows(kind: str) -> dict[tuple[str, str], str]:
-    results = tomllib.loads(CONFIRMED.read_text())
-    key = {"confirmed": "witness", "unconfirmed": "why"}[kind]
-    return {(row["wrapper"], row["field"]): row[key] for row in results.get(kind, ())}
+    fields = json.loads(CONFIRMED.read_text())[kind]
+    return {
+        (wrapper, field): value for field, row in fields.items() for wrapper, value in row.items()
+    }
 
 
 def confirmed() -> dict[tuple[str, str], str]:
@@ -327,21 +328,20 @@ def _why_not(belief: Belief, wrapper: str, texts: Mapping[str, str]) -> str:
 
 
 def write(found: Mapping[tuple[str, str], str], whys: Mapping[tuple[str, str], str]) -> None:
-    """Write confirmed.toml and the table of unconfirmed fields.
+    """Write CONFIRMED and the table of unconfirmed fields.
 
     Args:
         found: confirming witnesses by wrapper and field.
         whys: reasons for the unconfirmed fields.
     """
-    lines = ["# Written by `python -m tests.emulator.beliefs`.\n"]
+    results: dict[str, dict[str, dict[str, str]]] = {"confirmed": {}, "unconfirmed": {}}
     for belief in beliefs():
         for wrapper in belief.wrappers:
-            witness = found.get((wrapper, belief.field))
-            kind, key = ("confirmed", "witness") if witness else ("unconfirmed", "why")
-            value = witness or whys.get((wrapper, belief.field), "not tried")
-            entries = (("wrapper", wrapper), ("field", belief.field), (key, value))
-            lines.append(f"[[{kind}]]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in entries))
-    CONFIRMED.write_text("\n".join(lines))
+            key = wrapper, belief.field
+            kind = "confirmed" if key in found else "unconfirmed"
+            value = found.get(key) or whys.get(key, "not tried")
+            results[kind].setdefault(belief.field, {})[wrapper] = value
+    CONFIRMED.write_text(json.dumps(results, indent=1) + "\n")
     head, _, remainder = LISTING.read_text().partition(BEGIN)
     _, _, tail = remainder.partition(END)
     LISTING.write_text("\n".join([head + BEGIN, *unconfirmed_table(), END + tail]))

@@ -71,7 +71,7 @@ def test_readme_lists_unconfirmed_fields() -> None:
 
 def copied(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[Path]:
     """Redirect the files that the tool writes to copies."""
-    files = [folder / "confirmed.toml", folder / "README.md"]
+    files = [folder / "confirmed.json", folder / "README.md"]
     for name, file in zip(("CONFIRMED", "LISTING"), files, strict=True):
         file.write_text(getattr(beliefs, name).read_text())
         monkeypatch.setattr(beliefs, name, file)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from itertools import product
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -20,7 +22,7 @@ from cupyconv.kernels import parameters
 from cupyconv.kernels.family import Tile
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES, REAL_ITEMSIZE, REAL_PART, shape_text
-from tests import agreement
+from tests import agreement, emulator, views
 from tests.activations import ACTIVATIONS
 from tests.agreement import fits, plan_with, plan_with_tiling, plan_without_copies
 from tests.configurations import (
@@ -317,6 +319,12 @@ _CASES = {
     "cuda-hopper-bf16x6": _PLANES,
 }
 
+
+def _layer(name: str, data_format: str, filter_format: str, dtype: str) -> ConvProblem:
+    """Return the layer with this name in these formats and dtype."""
+    return in_formats(_PROBLEMS[name], data_format, filter_format).replace(dtype=dtype)
+
+
 _PRECISION = {
     "cuda-gather": "tf32",
     "cuda-patch": "tf32",
@@ -379,14 +387,15 @@ def mutation_cases(file: str) -> list[tuple[str, Callable[[], None]]]:
     others = [user for user in users if "hopper" not in user[1]]
     selection = others if others and file.endswith(".cuh") else users
     if file == "conv_arrange.cu":
-        conflicts = ("bank conflicts", _bank_conflicts_of_copies)
+        test = "test_hopper_layouts.test_copies_of_16_bit_types_have_no_bank_conflicts"
+        conflicts = ("bank conflicts", partial(_run_test, test))
         return [*_layers("cuda-hopper", _ARRANGED, None), *_views("cuda-hopper", None), conflicts]
     return [case for _, impl, pass_ in selection for case in _cases_of(impl, pass_)]
 
 
 def _layers(impl: str, layers: Sequence[tuple[str, str, str, str]], only: str | None):
-    for number, (name, data_format, filter_format, dtype) in enumerate(layers):
-        problem = in_formats(_PROBLEMS[name], data_format, filter_format).replace(dtype=dtype)
+    for number, (name, *formats, dtype) in enumerate(layers):
+        problem = _layer(name, *formats, dtype)
         precision = _PRECISION.get(impl, "ieee")
         schedule, arch = SCHEDULES[number % 3], _ARCH[impl]
         run = partial(_exact, problem, impl, schedule=schedule, arch=arch, precision=precision)
@@ -410,8 +419,8 @@ def with_addend():
 
 
 def _with_addend(impl: str, only: str | None):
-    for number, (name, data_format, filter_format, dtype) in enumerate(_WITH_ADDEND[impl]):
-        problem = in_formats(_PROBLEMS[name], data_format, filter_format).replace(dtype=dtype)
+    for number, (name, *formats, dtype) in enumerate(_WITH_ADDEND[impl]):
+        problem = _layer(name, *formats, dtype)
         precision = _PRECISION.get(impl, "ieee")
         run = partial(_exact_with_addend, problem, impl, precision, number)
         for pass_ in fits(problem, impl, _ARCH[impl], precision):
@@ -422,7 +431,7 @@ def _with_addend(impl: str, only: str | None):
 def every_dtype(impl: str):
     """Yield the name and check of each dtype that a family supports, without the pass."""
     for dtype in (*REAL_ITEMSIZE, *REAL_PART):
-        problem = in_formats(_PROBLEMS[_SMALL[impl]], "NHWC", "OHWI").replace(dtype=dtype)
+        problem = _layer(_SMALL[impl], "NHWC", "OHWI", dtype)
         precision = _PRECISION.get(impl, "ieee")
         passes = fits(problem, impl, _ARCH[impl], precision)
         run = partial(_exact, problem, impl, arch=_ARCH[impl], precision=precision)
@@ -435,7 +444,7 @@ def every_tile(impl: str):
     for tile in FAMILIES[impl].tiles:
         formats = ("NCHW", "OIHW") if tile.defines.get("PLANAR") else ("NHWC", "OHWI")
         dtype = _DTYPE[tile.itemsize or 4]
-        problem = in_formats(_PROBLEMS[_SMALL[impl]], *formats).replace(dtype=dtype)
+        problem = _layer(_SMALL[impl], *formats, dtype)
         is_plain = tile.defines.get("TENSOR_CORES") == 0
         arch = "sm_86" if is_plain and dtype == "float64" else _ARCH[impl]
         precision = "ieee" if is_plain else _PRECISION.get(impl, "tf32")
@@ -452,8 +461,8 @@ def _choices(impl: str, only: str | None):
 
 
 def _views(impl: str, only: str | None):
-    for number, (name, data_format, filter_format, dtype, kind) in enumerate(_VIEWS[impl]):
-        problem = in_formats(_PROBLEMS[name], data_format, filter_format).replace(dtype=dtype)
+    for number, (name, *formats, dtype, kind) in enumerate(_VIEWS[impl]):
+        problem = _layer(name, *formats, dtype)
         for pass_ in fits(problem, impl, _ARCH[impl], _PRECISION.get(impl, "ieee")):
             if only in (None, pass_):
                 run = partial(_exact_on_views, problem, impl, pass_, kind, SCHEDULES[number % 3])
@@ -475,60 +484,71 @@ def _cases_of(impl: str, only: str | None):
     yield from _with_addend(impl, only)
     yield from _choices(impl, only)
     if impl == "cuda-hopper":
-        yield "tiles are taken in bands", _bands
-        yield "pixels that fill up a line", _filled_lines
+        test = "test_hopper.test_tiles_are_visited_in_bands"
+        yield "tiles are taken in bands", partial(_run_test, test)
+        test = "test_hopper_layouts.test_padding_pixels_of_a_line_do_not_contribute"
+        yield "pixels that fill up a line", partial(_run_test, test, "rows_of_two_lines")
     if impl == "cuda-hopper-bf16x6":
-        yield "all bits of float32", _bits_of_float32
-        yield "ends of the range of float32", _range_of_float32
+        test = "test_hopper_float32.test_planes_keep_all_bits_of_float32"
+        yield "all bits of float32", partial(_run_test, test)
+        test = "test_hopper_float32.test_planes_handle_extreme_values"
+        yield "ends of the range of float32", partial(_run_test, test)
     if impl == "cuda-gather":
         for splits, name, *in_memory in _SPLIT:
-            problem = in_formats(_PROBLEMS[name], *in_memory).replace(dtype="float16")
+            problem = _layer(name, *in_memory, "float16")
             for pass_ in fits(problem, impl, "sm_80"):
                 run = partial(_exact, problem, impl, pass_=pass_, schedule=SCHEDULES[2])
                 run = partial(run, tile=2, splits=splits)
                 yield f"cuda-gather {pass_} split {name} {in_memory[0]}", run
         for number, name in enumerate(("pieces_of_8_everything_differs", "ring_wraps")):
-            problem = in_formats(_PROBLEMS[name], "NHWC", "OHWI").replace(dtype="float16")
+            problem = _layer(name, "NHWC", "OHWI", "float16")
             for pass_ in fits(problem, impl, "sm_80"):  # tiles whose threads keep positions
                 run = partial(_exact, problem, impl, pass_=pass_, schedule=SCHEDULES[1 + number])
                 yield f"cuda-gather {pass_} large {name}", partial(run, tile=number)
         for number, (name, *in_memory) in enumerate(_PLAIN):
-            problem = in_formats(_PROBLEMS[name], *in_memory).replace(dtype="float32")
+            problem = _layer(name, *in_memory, "float32")
             for pass_ in fits(problem, impl, "sm_80"):
                 run = partial(_exact, problem, impl, pass_=pass_, schedule=SCHEDULES[number % 3])
                 run = partial(run, tile=number, splits=1 + 2 * (number % 2))
                 yield f"cuda-gather {pass_} plain {name} {in_memory[0]}", run
-        yield "cuda-gather rounds to tf32", _rounds_to_tf32
+        test = "test_kernels.test_float32_is_rounded_to_tf32_only_where_permitted"
+        yield "cuda-gather rounds to tf32", partial(_run_test, test)
         problem = _PROBLEMS["pieces_of_8"].replace(dtype="float16")
         run = partial(_exact, problem, impl, pass_="forward", schedule=SCHEDULES[0], arch="sm_75")
         yield "cuda-gather 7.5", run
+        test = "test_kernels.test_cuda_gather_ring_has_no_bank_conflicts"
         for dtype, precision in product(("float16", "float32", "float64"), ("ieee", "tf32")):
             for formats in (("NHWC", "OHWI"), ("NCHW", "OIHW")):
-                run = partial(_bank_conflicts, dtype, precision, formats)
+                run = partial(_run_test, test, dtype, precision, formats)
                 if dtype == "float32" or precision == "ieee":
                     yield f"cuda-gather bank conflicts {dtype} {precision} {formats[0]}", run
     if impl == "cuda-direct":
-        problem = in_formats(_PROBLEMS["sixteen_sources"], "NDHWC", "DHWIO")
+        problem = _layer("sixteen_sources", "NDHWC", "DHWIO", "float32")
         yield "cuda-direct not a number", partial(_not_a_number, impl, problem)
         problem = _PROBLEMS["ragged_tiles"]
         run = partial(_exact, problem, impl, pass_="forward", schedule=SCHEDULES[0])
         yield "cuda-direct 64 bits", partial(_in_64_bits, partial(run, tiling=0))
-        problem = in_formats(_PROBLEMS["single_rows_of_the_filter"], "NHWC", "OHWI")
+        problem = _layer("single_rows_of_the_filter", "NHWC", "OHWI", "float32")
         run = partial(_exact, problem, impl, pass_="backprop_filter", schedule=SCHEDULES[1])
         yield "cuda-direct single_rows_of_the_filter", run
-        problem = in_formats(_PROBLEMS["taps_staged_one_by_one"], "NHWC", "OHWI")
+        problem = _layer("taps_staged_one_by_one", "NHWC", "OHWI", "float32")
         run = partial(_exact, problem, impl, pass_="forward", schedule=SCHEDULES[2])
         yield "cuda-direct taps_staged_one_by_one", partial(run, tiling=5)
+        test = "test_kernels.test_nan_in_the_last_pixel_reaches_only_the_last_tap"
         for data_format in ("NCHW", "NHWC"):
-            yield f"cuda-direct last pixel {data_format}", partial(_last_pixel, data_format)
+            run = partial(_run_test, test, impl, data_format)
+            yield f"cuda-direct last pixel {data_format}", run
     if impl == "cuda-toeplitz":
+        test = "test_toeplitz.test_nan_reaches_only_the_windows_that_read_it"
         for layer, pass_ in product(_PLAIN_LAYERS, PASSES):
-            run = partial(_stays_where_it_belongs, layer, pass_)
+            run = partial(_run_test, test, layer, np.nan, pass_)
             yield f"cuda-toeplitz {pass_} not a number {layer}", run
+        test = "test_toeplitz.test_nan_is_propagated_from_every_column_of_a_vector"
         for formats, column in product((("NCHW", "OIHW"), ("NHWC", "OHWI")), (8, 15)):
-            run = partial(_is_seen_in_its_column, formats, column)
+            run = partial(_run_test, test, formats, column)
             yield f"cuda-toeplitz not a number {formats[0]} {column}", run
     if impl == "cuda-patch":
+        test = "test_patch.test_nan_reaches_only_the_windows_that_read_it"
         for pass_, *layer in (
             ("forward", "odd_run", "float16"),
             ("forward", "odd_runs_of_a_whole_step", "float16"),
@@ -537,11 +557,15 @@ def _cases_of(impl: str, only: str | None):
             ("backprop_filter", "two_classes", "float16"),
             ("backprop_filter", "two_classes", "float32"),
         ):
-            run = partial(_stays_in_its_windows, pass_, *layer)
+            run = partial(_run_test, test, pass_, *layer)
             yield f"cuda-patch {pass_} not a number {' '.join(layer)}", run
-        yield "cuda-patch conflicts", _conflicts_as_planned
-        yield "cuda-patch rounds to tf32", _patch_rounds_to_tf32
-        yield "cuda-patch all bits", _all_bits_of_x
+        for pass_ in ("forward", "backprop_filter"):
+            test = "test_patch.test_patch_loads_have_the_planned_bank_conflicts"
+            yield f"cuda-patch {pass_} conflicts", partial(_run_test, test, pass_)
+        test = "test_patch.test_float32_is_rounded_to_tf32"
+        yield "cuda-patch rounds to tf32", partial(_run_test, test)
+        test = "test_patch.test_all_bits_of_x_reach_the_filter_gradient"
+        yield "cuda-patch all bits", partial(_run_test, test)
     if only in (None, "forward"):
         yield f"{impl} activation", partial(require_activations, impl)
     if only in (None, "backprop_input") and impl != "cuda-patch":
@@ -582,7 +606,6 @@ def require_planned(
     problem: ConvProblem, plan: Plan, pass_: str, arch: str, precision: str
 ) -> None:
     """Require exact results of a planned pass."""
-    from tests import emulator
     from tests.kernels import test_complex
 
     require = test_complex.require_exact if problem.is_complex else agreement.require_exact
@@ -597,8 +620,6 @@ def _exact_with_addend(
     Every other case has splits, or the largest tiling of a family with tilings.  In every third
     case the addend is the result's own array.
     """
-    from tests import emulator
-
     chip, arch = device(_ARCH[impl]), _ARCH[impl]
     how = {"passes": (pass_,), "precision": precision}
     if impl in agreement.TILED and number % 2:
@@ -638,8 +659,6 @@ def _exact_on_views(
     tiling: int | None = None,
 ) -> None:
     """Check a pass on views, with a tiling by number if it is given."""
-    from tests import emulator, views
-
     kinds, chip = views.named(problem, pass_, kind), device(_ARCH[impl])
     precision = _PRECISION.get(impl, "ieee")
     how = {"passes": (pass_,), "strides": views.strides_of(problem, pass_, kinds)}
@@ -659,94 +678,18 @@ def _exact_on_views(
         )
 
 
+def _run_test(name: str, *arguments: Any) -> None:
+    """Run a test of tests/kernels by name, such as "test_patch.test_a".
+
+    Its file is imported now, because some of these files import this one.
+    """
+    file, _, function = name.partition(".")
+    getattr(import_module(f"tests.kernels.{file}"), function)(*arguments)
+
+
 def _in_64_bits(run: Callable[[], None]) -> None:
     with mock.patch.object(parameters, "index_type", return_value="long long"):
         run()
-
-
-def _bank_conflicts(dtype: str, precision: str, formats: tuple[str, str]) -> None:
-    from tests.kernels import test_kernels
-
-    test_kernels.test_cuda_gather_ring_has_no_bank_conflicts(dtype, precision, formats)
-
-
-def _bands() -> None:
-    from tests.kernels import test_hopper
-
-    test_hopper.test_tiles_are_visited_in_bands()
-
-
-def _rounds_to_tf32() -> None:
-    from tests.kernels import test_kernels
-
-    test_kernels.test_float32_is_rounded_to_tf32_only_where_permitted()
-
-
-def _stays_where_it_belongs(layer: str, pass_: str) -> None:
-    from tests.kernels import test_toeplitz
-
-    test_toeplitz.test_nan_reaches_only_the_windows_that_read_it(layer, np.nan, pass_)
-
-
-def _is_seen_in_its_column(formats: tuple[str, str], column: int) -> None:
-    from tests.kernels import test_toeplitz
-
-    test_toeplitz.test_nan_is_propagated_from_every_column_of_a_vector(formats, column)
-
-
-def _stays_in_its_windows(pass_: str, layer: str, dtype: str) -> None:
-    from tests.kernels import test_patch
-
-    test_patch.test_nan_reaches_only_the_windows_that_read_it(pass_, layer, dtype)
-
-
-def _conflicts_as_planned() -> None:
-    from tests.kernels import test_patch
-
-    for pass_ in test_patch.TAKEN:
-        test_patch.test_patch_loads_have_the_planned_bank_conflicts(pass_)
-
-
-def _all_bits_of_x() -> None:
-    from tests.kernels import test_patch
-
-    test_patch.test_all_bits_of_x_reach_the_filter_gradient()
-
-
-def _patch_rounds_to_tf32() -> None:
-    from tests.kernels import test_patch
-
-    test_patch.test_float32_is_rounded_to_tf32()
-
-
-def _bank_conflicts_of_copies() -> None:
-    from tests.kernels import test_hopper_layouts
-
-    test_hopper_layouts.test_copies_of_16_bit_types_have_no_bank_conflicts()
-
-
-def _last_pixel(data_format: str) -> None:
-    from tests.kernels import test_kernels
-
-    test_kernels.test_nan_in_the_last_pixel_reaches_only_the_last_tap("cuda-direct", data_format)
-
-
-def _filled_lines() -> None:
-    from tests.kernels import test_hopper_layouts
-
-    test_hopper_layouts.test_padding_pixels_of_a_line_do_not_contribute("rows_of_two_lines")
-
-
-def _bits_of_float32() -> None:
-    from tests.kernels import test_hopper_float32
-
-    test_hopper_float32.test_planes_keep_all_bits_of_float32()
-
-
-def _range_of_float32() -> None:
-    from tests.kernels import test_hopper_float32
-
-    test_hopper_float32.test_planes_handle_extreme_values()
 
 
 def _rounding(impl: str, dtype: str) -> None:
@@ -763,8 +706,6 @@ def _rounding(impl: str, dtype: str) -> None:
 
 def _not_a_number(impl: str, problem: ConvProblem) -> None:
     """Check that NaN in the input's last slice reaches exactly the windows that contain it."""
-    import cupyconv
-
     data = integer_data(problem)
     data.x[0, -1] = np.nan
     arguments = problem.keywords
@@ -830,7 +771,7 @@ def _with_epilogue(impl: str) -> tuple[ConvProblem, dict[str, str]]:
     problem = _PROBLEMS["depthwise_pieces"].replace(dtype="float16")
     if "hopper" in impl:
         dtype = "float32" if impl == "cuda-hopper-bf16x6" else "float16"
-        problem = in_formats(_PROBLEMS["few_channels"], "NHWC", "OHWI").replace(dtype=dtype)
+        problem = _layer("few_channels", "NHWC", "OHWI", dtype)
     if impl in ("cuda-patch", "cuda-columns"):
         problem = _PROBLEMS["gaps_of_odd_length"].replace(dtype="float16")
     precision = _PRECISION.get(impl, "ieee")
@@ -839,8 +780,6 @@ def _with_epilogue(impl: str) -> tuple[ConvProblem, dict[str, str]]:
 
 def _transposed(impl: str) -> None:
     """Check a transposed convolution with bias and activation, and with activation only."""
-    import cupyconv
-
     problem, options = _with_epilogue(impl)
     data = random_data(problem)
     bias = np.linspace(-3, 3, problem.C).astype(data.w.dtype)
@@ -856,8 +795,6 @@ def _transposed(impl: str) -> None:
 
 def require_activations(impl: str) -> None:
     """Require every activation to match NumPy's, with and without bias, on data of both signs."""
-    import cupyconv
-
     problem, options = _with_epilogue(impl)
     data = random_data(problem)
     for number, activation in enumerate(ACTIVATIONS):

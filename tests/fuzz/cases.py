@@ -6,7 +6,7 @@ by meaning (channels, taps); ``x``, ``w`` and ``dy`` are the shapes in the libra
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -27,12 +27,14 @@ DATA_FORMATS = {1: ("NCW", "NWC"), 2: ("NCHW", "NHWC"), 3: ("NCDHW", "NDHWC")}
 FILTER_FORMATS = {1: ("OIW", "WIO", "OWI"), 2: ("OIHW", "HWIO", "OHWI")}
 FILTER_FORMATS[3] = ("OIDHW", "DHWIO", "ODHWI")
 
-VALUES = {
-    "integers": "rng.integers(-{size}, {size} + 1, {count})",
-    "normal": "rng.standard_normal({count})",
-    "decades": "rng.choice((-1, 1), {count}) * 10.0 ** rng.uniform({size} - 8, {size}, {count})",
+VALUES: dict[str, Callable[[np.random.Generator, int, int], np.ndarray]] = {
+    "integers": lambda rng, size, count: rng.integers(-size, size + 1, count),
+    "normal": lambda rng, size, count: rng.standard_normal(count),
+    "decades": lambda rng, size, count: (
+        rng.choice((-1, 1), count) * 10.0 ** rng.uniform(size - 8, size, count)
+    ),
 }
-"""Python expressions that make values; "decades" spans eight decades up to 10**size."""
+"""Functions that make values; "decades" spans eight decades up to 10**size."""
 
 PART = {"complex64": "float32", "complex128": "float64"}
 """Dtype of the real and imaginary parts, keyed by complex dtype."""
@@ -326,29 +328,15 @@ SEEDS = {"x": 0, "w": 1, "dy": 2, "bias": 3, "out": 4, "shift": 5, "add": 6, "ad
 
 def flat_values(case: Case, name: str, count: int) -> np.ndarray:
     """Return the values in the memory of an operand."""
-    namespace = {"rng": np.random.default_rng((case.seed, SEEDS[name]))}
-    # The values come from text, so that the printed program makes the same values.
-    flat = eval(_compiled(values_text(case, count)), namespace)
+    rng = np.random.default_rng((case.seed, SEEDS[name]))
+    make = VALUES[case.values]
+    flat = make(rng, case.size, count)
+    if case.dtype in PART:
+        flat = flat + 1j * make(rng, case.size, count)
     if case.poke is not None and case.poke[0] == name:
         flat = flat.astype(complex if case.dtype in PART else float)
-        flat[poked(case, count)] = case.poke[2]
+        flat[int(case.poke[1] * count)] = case.poke[2]
     return flat
-
-
-def poked(case: Case, count: int) -> int:
-    """Return the index of the element in memory that the case's poke changes."""
-    assert case.poke is not None
-    return int(case.poke[1] * count)
-
-
-def values_text(case: Case, count: int) -> str:
-    """Return the expression that makes the values in a block of memory."""
-    text = VALUES[case.values].format(size=case.size, count=count)
-    return f"{text} + 1j * {text}" if case.dtype in PART else text
-
-
-def _compiled(text: str) -> Any:
-    return compile(text, "<values>", "eval")
 
 
 def places_of(case: Case, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Buffer]:

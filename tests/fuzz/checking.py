@@ -57,15 +57,11 @@ class Finding:
         case: the case.
         kind: key that findings with one cause share.
         text: expected and actual result.
-        index, low, high: index of the first wrong element, and its bounds.
     """
 
     case: Case
     kind: tuple[str, ...]
     text: str
-    index: tuple[int, ...] | None = None
-    low: float = 0.0
-    high: float = 0.0
 
     @property
     def is_illegal(self) -> bool:
@@ -356,7 +352,7 @@ def _check_result(
         value = float(parts[index])
         wanted = repr(low) if low == high or low != low else f"{low!r} to {high!r}"
         text = f"{wrong.sum()} of {parts.size} wrong, the first at {index}: {value!r}, not {wanted}"
-        return Finding(case, ("wrong", *kind), text, index, low, high)
+        return Finding(case, ("wrong", *kind), text)
     if out is not None and not _untouched(out):
         return Finding(case, ("outside", *kind), "wrote between or beside the elements of out")
     return None

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -164,20 +165,24 @@ def first_finding(stream: str, kind: str) -> str:
 
 
 def program_of(report: str) -> str:
-    return report[report.index("import numpy") :]
+    return report[report.index("from math") :]
+
+
+def most_elements(program: str) -> int:
+    """Return the size of the largest array of a program's case; the program must pass."""
+    namespace: dict[str, Any] = {}
+    exec(program, namespace)
+    return max(prod(shape) for shape in namespace["case"].operands.values())
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_faults_are_found_and_shrunk(fault, monkeypatch):
     with monkeypatch.context() as patch:
         put_in(patch, cupyconv, fault)
-        report = first_finding("numpy", FAULTS[fault])
-        program = program_of(report)
-        with pytest.raises((AssertionError, ZeroDivisionError, cupyconv.ConvError)):
+        program = program_of(first_finding("numpy", FAULTS[fault]))
+        with pytest.raises(AssertionError):
             exec(program, {})
-    exec(program, {})  # the program passes without the fault
-    sizes = re.findall(r"flat\[: (\d+)\]", program)
-    assert max(map(int, sizes), default=0) <= 20, program
+    assert most_elements(program) <= 20, program
 
 
 def test_faults_of_kernels_are_found_and_shrunk(monkeypatch):
@@ -197,7 +202,7 @@ def test_faults_of_kernels_are_found_and_shrunk(monkeypatch):
         with pytest.raises(AssertionError):
             exec(program, {})
     assert "arch='sm_89'" in program
-    assert "flat[: 1]" in program
+    assert most_elements(program) <= 20, program
 
 
 # -- no faults -------------------------------------------------------------------------------------

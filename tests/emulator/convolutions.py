@@ -6,7 +6,8 @@ replaced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -140,144 +141,44 @@ def backend(arch: str = "sm_80", checked: bool = True) -> EmulatorBackend:
     return EmulatorBackend(emulated, EmulatorRuntime(emulated.architecture, checked))
 
 
-def conv_forward(
-    x: Any,
-    w: Any,
-    bias: Any = None,
-    *,
-    add: Any = None,
-    arch: str = "sm_80",
-    checked: bool = True,
-    out: Any = None,
-    **rules: Any,
-) -> np.ndarray:
-    """``cupyconv.conv_forward`` on the emulator.
+def _emulated(function: Callable[..., Any]) -> Callable[..., np.ndarray]:
+    """Return a function of the library on the emulator.
 
-    Args:
-        x, w, bias, add, out, rules: As for the library's function; ``impl`` names the kernel family
-            or is a plan for ``device(arch)``.
-        arch: The chip to emulate.
-        checked: Run under the checker; False is faster.
-
-    Returns:
-        y as an ordinary NumPy array (``out`` if given).
-
-    Raises:
-        CheckerError: The checker reports something, including unwritten elements.
-        ConvError: As the library's function.
+    It takes ordinary NumPy arrays and returns an ordinary NumPy array (``out`` if given).  The
+    additional argument ``arch`` names the chip to emulate; ``impl`` names a kernel family, or is a
+    plan for ``device(arch)``.  In addition to the library's errors it raises CheckerError if the
+    checker reports something, including unwritten elements.
     """
+    signature = inspect.signature(function)
 
-    def call(result: Any) -> Any:
-        inputs = {**_inputs(x=x, w=w, bias=bias), "add": _addend(add, out, result)}
-        return operations.conv_forward(**inputs, out=result, **rules)
-
-    return _run(call, out, arch, checked, is_read=add is out)
-
-
-def conv_backprop_input(
-    input_shape: Iterable[int],
-    w: Any,
-    dy: Any,
-    *,
-    arch: str = "sm_80",
-    checked: bool = True,
-    out: Any = None,
-    **rules: Any,
-) -> np.ndarray:
-    """``cupyconv.conv_backprop_input`` on the emulator; arguments as for ``conv_forward``."""
-
-    def call(result: Any) -> Any:
-        inputs = _inputs(w=w, dy=dy)
-        return operations.conv_backprop_input(input_shape, **inputs, out=result, **rules)
-
-    return _run(call, out, arch, checked)
-
-
-def conv_backprop_filter(
-    x: Any,
-    filter_shape: Iterable[int],
-    dy: Any,
-    *,
-    arch: str = "sm_80",
-    checked: bool = True,
-    out: Any = None,
-    **rules: Any,
-) -> np.ndarray:
-    """``cupyconv.conv_backprop_filter`` on the emulator; arguments as for ``conv_forward``."""
-
-    def call(result: Any) -> Any:
-        inputs = _inputs(x=x, dy=dy)
-        return operations.conv_backprop_filter(
-            inputs["x"], filter_shape, inputs["dy"], out=result, **rules
-        )
-
-    return _run(call, out, arch, checked)
-
-
-def conv_backprop_bias(
-    dy: Any, *, arch: str = "sm_80", checked: bool = True, out: Any = None, **rules: Any
-) -> np.ndarray:
-    """``cupyconv.conv_backprop_bias`` on the emulator; arguments as for ``conv_forward``."""
-
-    def call(result: Any) -> Any:
-        return operations.conv_backprop_bias(_inputs(dy=dy)["dy"], out=result, **rules)
-
-    return _run(call, out, arch, checked)
-
-
-def conv_transpose(
-    x: Any,
-    w: Any,
-    bias: Any = None,
-    *,
-    add: Any = None,
-    arch: str = "sm_80",
-    checked: bool = True,
-    out: Any = None,
-    **rules: Any,
-) -> np.ndarray:
-    """``cupyconv.conv_transpose`` on the emulator; arguments as for ``conv_forward``."""
-
-    def call(result: Any) -> Any:
-        inputs = {**_inputs(x=x, w=w, bias=bias), "add": _addend(add, out, result)}
-        return operations.conv_transpose(**inputs, out=result, **rules)
-
-    return _run(call, out, arch, checked, is_read=add is out)
-
-
-def _inputs(**operands: Any) -> dict[str, np.ndarray | None]:
-    """Return copies in emulator memory, with the same strides, that kernels may not write."""
-    return {
-        name: None if value is None else memory.like(np.asarray(value), name)
-        for name, value in operands.items()
-    }
-
-
-def _addend(add: Any, out: Any, emulated_out: Any) -> Any:
-    """Return ``add`` in emulator memory: the emulated ``out`` if it is ``out`` itself."""
-    return emulated_out if add is out else _inputs(add=add)["add"]
-
-
-def _run(
-    call: Callable[[Any], np.ndarray], out: Any, arch: str, checked: bool, is_read: bool = False
-) -> np.ndarray:
-    """Return the result of a call, which gets ``out`` in emulator memory.
-
-    Args:
-        is_read: whether the call reads ``out`` before it writes it.
-    """
-    emulated_out = None
-    if out is not None:
-        emulated_out = memory.empty_like(out, "out")
-        if is_read:
-            memory.write(emulated_out, out)
-        emulated_out.flags.writeable = out.flags.writeable
-    target = backend(arch, checked)
-    with mock.patch.object(backends, "of", return_value=target):
-        result = call(emulated_out)
-    if checked:
+    def call(*given: Any, arch: str = "sm_80", **keywords: Any) -> np.ndarray:
+        arguments = signature.bind(*given, **keywords).arguments
+        out, add = arguments.pop("out", None), arguments.get("add")
+        for name in OPERANDS:
+            if arguments.get(name) is not None:
+                arguments[name] = memory.like(np.asarray(arguments[name]), name)
+        if out is not None:
+            arguments["out"] = memory.empty_like(out, "out")
+            if add is out:
+                memory.write(arguments["out"], out)
+                arguments["add"] = arguments["out"]
+            arguments["out"].flags.writeable = out.flags.writeable
+        with mock.patch.object(backends, "of", return_value=backend(arch)):
+            result = function(**arguments)
         memory.check_written(result)
-    if out is None:
-        return np.array(result)
-    out[...] = result
-    return out
+        if out is None:
+            return np.array(result)
+        out[...] = result
+        return out
+
+    return call
+
+
+OPERANDS = ("x", "w", "dy", "bias", "add")
+"""Arrays that are copied to emulator memory with their strides, and that kernels may not write."""
+
+conv_forward = _emulated(operations.conv_forward)
+conv_backprop_input = _emulated(operations.conv_backprop_input)
+conv_backprop_filter = _emulated(operations.conv_backprop_filter)
+conv_backprop_bias = _emulated(operations.conv_backprop_bias)
+conv_transpose = _emulated(operations.conv_transpose)

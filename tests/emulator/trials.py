@@ -12,14 +12,17 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from . import build
@@ -63,17 +66,8 @@ class Measured:
     sources: Mapping[Variant, str]
 
 
-@dataclass(frozen=True)
-class Unchanged:
-    """The cases of a file on the original kernels.
-
-    Attributes:
-        failure: The first failing case and the reason; empty if all pass.
-        cases: Measurements by name, in the order of the cases.
-    """
-
-    failure: str
-    cases: Mapping[str, Measured]
+Unchanged = Mapping[str, Measured]
+"""The cases of a file on the original kernels, by name, in the order of the cases."""
 
 
 @dataclass(frozen=True)
@@ -109,11 +103,11 @@ def _cache_at(folder: Path) -> Iterator[None]:
 class _Builds:
     """Replacement of build_kernel that records builds and rebuilds only changed kernels."""
 
-    def __init__(self, folder: Path, unchanged: Unchanged | None = None) -> None:
+    def __init__(self, folder: Path, unchanged: Unchanged) -> None:
         self._folder = folder
         self._known = {
             variant: digest
-            for measured in (unchanged.cases.values() if unchanged else ())
+            for measured in unchanged.values()
             for variant, digest in measured.sources.items()
         }
         self._changed: dict[Variant, bool] = {}
@@ -163,15 +157,14 @@ def _silence_stderr() -> None:
 
 
 def _measure(file: str, cases_of: CasesOf, folder: Path, answer: connection.Connection) -> None:
-    """Child process: run the cases on the original kernels and send an Unchanged."""
+    """Child process: run the cases on the original kernels; send an Unchanged, or the failure."""
     from . import convolutions, module
 
     _silence_stderr()
     cases: dict[str, Measured] = {}
-    failure = ""
     for name, run in cases_of(file):
         convolutions._module.cache_clear()  # so each case builds what it uses
-        builds = _Builds(folder)
+        builds = _Builds(folder, {})
         started = time.process_time()
         with (
             mock.patch.object(build, "CHECKED_FLAGS", UNOPTIMISED),
@@ -180,9 +173,9 @@ def _measure(file: str, cases_of: CasesOf, folder: Path, answer: connection.Conn
             outcome, detail = _fate(run)
         cases[name] = Measured(time.process_time() - started, builds.digests)
         if outcome != "survived":
-            failure = f"{name}: {detail}"
-            break
-    answer.send(Unchanged(failure, cases))
+            answer.send(f"{name}: {detail}")
+            return
+    answer.send(cases)
 
 
 def _try(
@@ -213,7 +206,7 @@ def _try(
         mock.patch.object(module, "build_kernel", builds),
     ):
         for name in order:
-            measured = unchanged.cases[name]
+            measured = unchanged[name]
             if not any(map(builds.changed, measured.sources)):
                 continue
             answer.send(name)
@@ -226,72 +219,63 @@ def _try(
     answer.send((outcome, detail))
 
 
-def _context() -> multiprocessing.context.ForkServerContext:
+@contextmanager
+def _child(target: Callable[..., None], *arguments: object) -> Iterator[tuple[Any, Any]]:
+    """Run a function in a new process; yield the receiving end of its pipe, and the process."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.emulator.cases"])
-    return context
-
-
-class _Trial:
-    """A child process that judges one mutant."""
-
-    def __init__(
-        self, mutant: Mutant, order: Sequence[str], cases_of: CasesOf, unchanged: Unchanged
-    ) -> None:
-        context = _context()
-        self.mutant = mutant
-        self.case = ""
-        self._folder = tempfile.TemporaryDirectory(prefix="mutant-")
-        self.receiver, sender = context.Pipe(duplex=False)
-        arguments = (mutant, order, cases_of, unchanged, Path(self._folder.name), sender)
-        self._child = context.Process(target=_try, args=arguments)
-        self._child.start()
-        sender.close()
-
-    def listen(self) -> Verdict | None:
-        """Return the verdict once the child has sent it; call when the receiver is ready."""
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=target, args=(*arguments, sender))
+    process.start()
+    sender.close()
+    with receiver:
         try:
-            message = self.receiver.recv()
-        except EOFError:
-            return self._end(*self._death())
-        if isinstance(message, str):
-            self.case = message
-            return None
-        return self._end(*message)
-
-    def _death(self) -> tuple[str, str]:
-        self._child.join()
-        code = self._child.exitcode or 0
-        if code >= 0:  # not caused by the mutant: failing cases still answer
-            self._folder.cleanup()
-            raise RuntimeError(f"the trial of {self.mutant} ended with {code}")
-        name = signal.Signals(-code).name
-        return ("timeout" if name == "SIGPROF" else "crash"), name
-
-    def _end(self, outcome: str, detail: str) -> Verdict:
-        self._child.join()
-        self.receiver.close()
-        self._folder.cleanup()
-        case = "" if outcome == "survived" else self.case
-        return Verdict(self.mutant, outcome, case, detail)
+            yield receiver, process
+        finally:
+            process.join()
 
 
 def judge_unchanged(file: str, cases_of: CasesOf) -> Unchanged:
-    """Run the cases on the original kernels."""
-    context = _context()
-    receiver, sender = context.Pipe(duplex=False)
-    with tempfile.TemporaryDirectory(prefix="unchanged-") as folder:
-        child = context.Process(target=_measure, args=(file, cases_of, Path(folder), sender))
-        child.start()
-        sender.close()
+    """Run the cases on the original kernels.
+
+    Raises:
+        RuntimeError: A case fails, or the child process exits by itself.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="unchanged-") as folder,
+        _child(_measure, file, cases_of, Path(folder)) as (receiver, process),
+    ):
         try:
-            return receiver.recv()
+            answer = receiver.recv()
         except EOFError:
-            child.join()
-            raise RuntimeError(f"the cases of {file} ended with {child.exitcode}") from None
-        finally:
-            child.join()
-            receiver.close()
+            process.join()
+            raise RuntimeError(f"the cases of {file} ended with {process.exitcode}") from None
+    if isinstance(answer, str):
+        raise RuntimeError(f"the cases of {file} fail on the original kernels: {answer}")
+    return answer
+
+
+def _judge_mutant(
+    mutant: Mutant, order: Sequence[str], cases_of: CasesOf, unchanged: Unchanged
+) -> Verdict:
+    """Run the cases on a mutant in a child process."""
+    case = ""
+    with (
+        tempfile.TemporaryDirectory(prefix="mutant-") as folder,
+        _child(_try, mutant, order, cases_of, unchanged, Path(folder)) as (receiver, process),
+    ):
+        try:
+            while isinstance(message := receiver.recv(), str):
+                case = message
+            outcome, detail = message
+        except EOFError:
+            process.join()
+            code = process.exitcode or 0
+            if code >= 0:  # not caused by the mutant: failing cases still answer
+                raise RuntimeError(f"the trial of {mutant} ended with {code}") from None
+            detail = signal.Signals(-code).name
+            outcome = "timeout" if detail == "SIGPROF" else "crash"
+    return Verdict(mutant, outcome, "" if outcome == "survived" else case, detail)
 
 
 @dataclass
@@ -314,33 +298,27 @@ class _Kills:
 
 
 def judge(mutants: Iterable[Mutant], cases_of: CasesOf, jobs: int = 1) -> Iterator[Verdict]:
-    """Run the cases on each mutant in a child process; yield verdicts as they are reached.
+    """Run the cases on each mutant in a child process; yield the verdicts in order.
 
     Raises:
         RuntimeError: A case fails on the original kernels, or a child process exits by itself.
     """
-    remaining = iter(mutants)
-    running: list[_Trial] = []
     unchanged: dict[str, Unchanged] = {}
     kills = _Kills()
-    while True:
-        while len(running) < jobs and (mutant := next(remaining, None)) is not None:
-            file = mutant.file
-            if file not in unchanged:
-                unchanged[file] = judge_unchanged(file, cases_of)
-                if unchanged[file].failure:
-                    raise RuntimeError(
-                        f"the cases of {file} fail on the original kernels:"
-                        f" {unchanged[file].failure}"
-                    )
-            order = kills.order(mutant, unchanged[file].cases)
-            running.append(_Trial(mutant, order, cases_of, unchanged[file]))
-        if not running:
-            return
-        ready = connection.wait([trial.receiver for trial in running])
-        for trial in [trial for trial in running if trial.receiver in ready]:
-            verdict = trial.listen()
-            if verdict is not None:
-                running.remove(trial)
-                kills.add(verdict)
-                yield verdict
+    lock = threading.Lock()
+
+    def verdict_of(mutant: Mutant) -> Verdict:
+        with lock:
+            if mutant.file not in unchanged:
+                unchanged[mutant.file] = judge_unchanged(mutant.file, cases_of)
+            order = kills.order(mutant, unchanged[mutant.file])
+        verdict = _judge_mutant(mutant, order, cases_of, unchanged[mutant.file])
+        with lock:
+            kills.add(verdict)
+        return verdict
+
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        yield from pool.map(verdict_of, mutants)
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -12,6 +12,7 @@ The results are written to ``results/confirmed.json``; unconfirmed fields also t
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import functools
 import json
 import re
@@ -110,12 +111,17 @@ def instructions() -> dict[str, re.Pattern[str]]:
     return {name: re.compile(pattern) for name, pattern in _read()["instructions"].items()}
 
 
+def _wrappers(patterns: Sequence[str]) -> tuple[str, ...]:
+    """Return the wrappers whose names match patterns such as "tma_load_*"."""
+    return tuple(name for pattern in patterns for name in fnmatch.filter(instructions(), pattern))
+
+
 def beliefs() -> list[Belief]:
     """Return all beliefs in order."""
     return [
         Belief(
             entry["field"],
-            tuple(entry["wrappers"]),
+            _wrappers(entry["wrappers"]),
             tuple(
                 Change(**{**change, "only": tuple(change.get("only", ()))})
                 for change in entry.get("mutants", ())

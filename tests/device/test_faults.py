@@ -1,7 +1,6 @@
 """Faults put into the host code one at a time; the tests of this folder detect each.
 
-mutants.py changes every line; these are the mistakes that host code invites: a wrong stream, device
-or address, or a missing wait.
+The faults are mistakes that host code invites: a wrong stream, device or address, or no wait.
 """
 
 from __future__ import annotations

@@ -485,24 +485,6 @@ def test_generic_kernel_is_the_last_resort(gpu, monkeypatch):
     assert cupyconv.plan(PROBLEM, measure=True)["backprop_input"].implementation == "cuda-gather"
 
 
-def test_measuring_call_is_refused_in_capture(gpu, monkeypatch):
-    monkeypatch.setattr(cupyconv, "benchmark", True)
-    x, w, out = (
-        cupy.ones(shape, PROBLEM.dtype)
-        for shape in (PROBLEM.input_shape, PROBLEM.filter_shape, PROBLEM.output_shape)
-    )
-    with cupy.cuda.Stream(non_blocking=True) as stream:
-        stream.begin_capture()
-        with pytest.raises(ConvError, match="while a graph is captured"):
-            cupyconv.conv_forward(x, w, out=out)
-        stream.end_capture()
-        assert gpu.launched == []
-        cupyconv.conv_forward(x, w, out=out)
-        stream.begin_capture()
-        cupyconv.conv_forward(x, w, out=out)  # uses the measured plan
-        stream.end_capture()
-
-
 def test_measurement_respects_workspace_limit(gpu, monkeypatch):
     monkeypatch.setattr(cupyconv, "workspace_limit", 0)
     for planned in cupyconv.plan(PROBLEM, measure=True):

@@ -342,17 +342,6 @@ def test_a_measured_call_adds_the_result_once(monkeypatch, tmp_path):
     assert (out == expected).all()
 
 
-def test_dlpack_and_cuda_array_interface_come_in_without_a_copy():
-    x, _, _, _ = layer()
-
-    class Exporter:
-        __cuda_array_interface__ = x.__cuda_array_interface__
-
-    taken, home = arrays.take("x", Exporter())
-    assert home is arrays.Home.GPU
-    assert taken.data.ptr == x.data.ptr
-
-
 def test_tensors_come_in_without_a_copy(torch_with_cuda):
     _, w, _, _ = layer()
     tensor = torch_with_cuda.ones(X, device="cuda")

@@ -78,25 +78,3 @@ def test_results_are_printed_and_saved_with_their_command(peer, monkeypatch, tmp
     kept = json.loads((tmp_path / "new" / "limits.json").read_text())
     assert kept["environment"]["command"].endswith("-m tests.studies.limits --json limits.json")
     assert [share["pass_"] for share in kept["shares"]] == list(PASSES)
-
-
-def test_random_layers_are_those_of_the_benchmark(peer, monkeypatch, capsys):
-    drawn = []
-    monkeypatch.setattr(limits, "drawn", lambda *given: drawn.append(given) or (DENSE,))
-    limits.main(["--drawn", "3", "--seed", "5"])
-    assert drawn == [(5, 3)]
-    assert "dense-1" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        (["--drawn", "0"], "--drawn must be at least 1, not 0"),
-        (["--drawn", "-2"], "--drawn must be at least 1, not -2"),
-        (["--drawn", "2", "--layer", "dense-1"], "leave out --layer or --drawn"),
-    ],
-)
-def test_invalid_layer_options_are_rejected(options, why, capsys):
-    with pytest.raises(SystemExit):
-        limits.main(options)
-    assert why in capsys.readouterr().err

@@ -2,12 +2,12 @@
 
     python -m tests.studies.limits --json tests/cpu/results/limits.json
 
-The program times each pass of the layers of ``--quick``, or of random layers, in turns with
-PyTorch, as `cupyconv bench` does.  It also measures the time of computation: matrix products
-(BLAS), and for layers with few channels per group the loops compiled by Numba, or einsum without
-Numba.  The remaining time is copying (gathering, padding, transposing, adding up) and, for small
-layers, Python calls.  The column "at most" gives PyTorch's time over cupyconv's if the remaining
-work took no time.  For a dense layer, no method that multiplies with BLAS can exceed this ratio.
+The program times each pass of the layers of `cupyconv bench --quick` in turns with PyTorch, as this
+command does.  It also measures the time of computation: matrix products (BLAS), and for layers with
+few channels per group the loops compiled by Numba, or einsum without Numba.  The remaining time is
+copying (gathering, padding, transposing, adding up) and, for small layers, Python calls.  The
+column "at most" gives PyTorch's time over cupyconv's if the remaining work took no time.  For a
+dense layer, no method that multiplies with BLAS can exceed this ratio.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from threadpoolctl import threadpool_limits
 
 from cupyconv import files
 from cupyconv.bench import data, environment, places, pytorch, timing
-from cupyconv.bench.suites import KINDS, QUICK, SuiteLayer, drawn, select, with_batch
+from cupyconv.bench.suites import KINDS, QUICK, SuiteLayer, select, with_batch
 from cupyconv.checking import pass_function
 from cupyconv.cpu.choice import has_numba
 from cupyconv.markup import UNBOUND, Section, Table
@@ -230,32 +230,21 @@ def section(shares: Sequence[Share], about: dict[str, Any]) -> Section:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.studies.limits", description=__doc__)
-    parser.add_argument("--layer", help="names, separated by commas (layers of --quick)")
-    parser.add_argument("--drawn", type=int, metavar="COUNT", help="measure COUNT random layers")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the random layers")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE")
-    given = parser.parse_args(arguments)
-    if given.drawn is not None and given.layer is not None:
-        parser.error("layers are named or drawn: leave out --layer or --drawn")
-    if given.drawn is not None and given.drawn < 1:
-        parser.error(f"--drawn must be at least 1, not {given.drawn}; without it, --quick is timed")
+    path = parser.parse_args(arguments).json
     place = places.of("cpu")
     peer, why_not = pytorch.find(place)
     if peer is None:
         sys.exit(f"the shares are measured beside PyTorch: {why_not}")
-    options = sys.argv[1:] if arguments is None else arguments
+    options = ["--json", str(path)] if path else []
     about = environment.describe(place, ["-m", "tests.studies.limits", *options], "python")
-    if given.drawn is not None:
-        layers = drawn(given.seed, given.drawn)
-    else:
-        layers = select((), given.layer.split(",") if given.layer else QUICK)
     with peer.settings("ieee", environment.threads()):
-        shares = measure(layers, place, peer)
+        shares = measure(select((), QUICK), place, peer)
     print("\n".join(section(shares, about).lines(UNBOUND)))
-    if given.json is not None:
+    if path is not None:
         content = {"environment": about, "shares": [asdict(share) for share in shares]}
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        files.put(given.json, f"{json.dumps(content, indent=1)}\n".encode())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.put(path, f"{json.dumps(content, indent=1)}\n".encode())
 
 
 if __name__ == "__main__":

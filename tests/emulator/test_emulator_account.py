@@ -27,13 +27,28 @@ HEADER = ".version 8.8\n.target sm_80\n.address_size 64\n"
 REGISTERS = ".reg .pred %p<9>; .reg .b32 %r<9>; .reg .b64 %rd<9>;"
 TRIPS, THREADS, BLOCKS = 5, 64, 3
 
-COUNTED = f"""{HEADER}
-.visible .entry kernel(.param .u64 in, .param .u64 out, .param .u32 trips)
-{{
-{REGISTERS}
+
+def kernel_text(body: str, parameters: str = ".param .u64 in, .param .u64 out") -> str:
+    """Return the PTX of a kernel with these instructions."""
+    return f"{HEADER}.visible .entry kernel({parameters})\n{{\n{REGISTERS}\n{body}\nret;\n}}\n"
+
+
+OPERANDS = """
 mov.u32 %r1, %tid.x;
 ld.param.u64 %rd1, [in];
 ld.param.u64 %rd2, [out];
+"""
+"""Instructions that load a thread's number and the addresses of both arrays."""
+
+STORE = """
+mul.wide.u32 %rd5, %r1, 4;
+add.s64 %rd6, %rd2, %rd5;
+st.global.u32 [%rd6], %r8;
+"""
+"""Instructions that store each thread's result."""
+
+COUNTED = kernel_text(
+    f"""{OPERANDS}
 ld.param.u32 %r2, [trips];
 mov.u32 %r3, 0;
 $LOOP:
@@ -53,9 +68,9 @@ add.s32 %r3, %r3, %r4;
 add.s64 %rd5, %rd2, %rd3;
 bar.sync 0;
 st.global.u32 [%rd5], %r3;
-ret;
-}}
-"""
+""",
+    ".param .u64 in, .param .u64 out, .param .u32 trips",
+)
 
 
 def counted(text: str, arguments: tuple, **launch: int) -> Outcome:
@@ -97,10 +112,9 @@ def test_instructions_by_kind_and_warp() -> None:
     assert outcome.work.for_a_product() is None
 
 
-NESTED = f"""{HEADER}
-.visible .entry kernel(.param .u32 trips)
-{{
-{REGISTERS} .reg .b32 %f<9>;
+NESTED = kernel_text(
+    """
+.reg .b32 %f<9>;
 ld.param.u32 %r1, [trips];
 mov.u32 %r2, 0;
 $OUTER:
@@ -110,14 +124,14 @@ setp.eq.u32 %p2, %r3, 1;
 @%p2 bra $ASIDE;
 $BACK:
 @%p2 add.s32 %r4, %r4, 1;
-{{
+{
 .reg .pred p;
 $WAIT:
 setp.ne.u32 p, %r3, %r3;
 @p bra $WAIT;
-}}
-mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {{%f1, %f2, %f3, %f4}}, {{%r4, %r4}}, {{%r4}},
-  {{%f1, %f2, %f3, %f4}};
+}
+mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%f1, %f2, %f3, %f4}, {%r4, %r4}, {%r4},
+  {%f1, %f2, %f3, %f4};
 add.s32 %r3, %r3, 1;
 setp.lt.u32 %p1, %r3, %r1;
 @%p1 bra $INNER;
@@ -128,8 +142,9 @@ ret;
 $ASIDE:
 sub.s32 %r4, %r4, %r4;
 bra $BACK;
-}}
-"""
+""",
+    ".param .u32 trips",
+)
 
 
 def test_main_loop_is_innermost_around_products() -> None:
@@ -161,24 +176,13 @@ PATTERNS = [(4, 0, 4), (4, 4, 5), (8, 0, 8), (16, 0, 16), (32, 0, 32), (128, 0, 
 
 @pytest.mark.parametrize(("step", "start", "sectors"), PATTERNS)
 def test_sectors_of_a_warp(step: int, start: int, sectors: int) -> None:
-    text = f"""{HEADER}
-.visible .entry kernel(.param .u64 in, .param .u64 out)
-{{
-{REGISTERS}
-mov.u32 %r1, %tid.x;
-ld.param.u64 %rd1, [in];
-ld.param.u64 %rd2, [out];
+    text = kernel_text(f"""{OPERANDS}
 mul.wide.u32 %rd3, %r1, {step};
 add.s64 %rd4, %rd1, %rd3;
 ld.global.u32 %r2, [%rd4+{start}];
 ld.global.u32 %r3, [%rd4+{start}];
-add.s32 %r4, %r2, %r3;
-mul.wide.u32 %rd5, %r1, 4;
-add.s64 %rd6, %rd2, %rd5;
-st.global.u32 [%rd6], %r4;
-ret;
-}}
-"""
+add.s32 %r8, %r2, %r3;
+{STORE}""")
     x = memory.array(np.ones(2048, np.uint32), "x")
     y = memory.empty((32,), np.uint32, "y")
     traffic = {(row.tensor, row.is_write): row for row in counted(text, (x, y)).work.sectors}
@@ -244,21 +248,7 @@ LOADS_OF_LANES = {ALTERNATING: 64, NESTED_LOOPS: 96, ENTERED_AT_ITS_TEST: 128}
 @pytest.mark.parametrize("loops", LOADS_OF_LANES)
 def test_divergent_lanes_share_loop_iterations(loops: str) -> None:
     """Each iteration requests one sector, whichever lanes take part."""
-    text = f"""{HEADER}
-.visible .entry kernel(.param .u64 in, .param .u64 out)
-{{
-{REGISTERS}
-mov.u32 %r1, %tid.x;
-mov.u32 %r8, 0;
-ld.param.u64 %rd1, [in];
-ld.param.u64 %rd2, [out];
-{loops}
-mul.wide.u32 %rd5, %r1, 4;
-add.s64 %rd6, %rd2, %rd5;
-st.global.u32 [%rd6], %r8;
-ret;
-}}
-"""
+    text = kernel_text(f"{OPERANDS} mov.u32 %r8, 0; {loops} {STORE}")
     x = memory.array(np.ones(128, np.uint32), "x")
     y = memory.empty((32,), np.uint32, "y")
     work = counted(text, (x, y)).work
@@ -270,10 +260,7 @@ ret;
 
 def test_loop_with_several_entries_is_refused() -> None:
     """The iterations of such a loop cannot be identified."""
-    text = f"""{HEADER}
-.visible .entry kernel()
-{{
-{REGISTERS}
+    text = """
 mov.u32 %r1, %tid.x;
 setp.lt.u32 %p1, %r1, 16;
 @%p1 bra $INSIDE;
@@ -283,28 +270,21 @@ $INSIDE:
 add.s32 %r1, %r1, 2;
 setp.lt.u32 %p1, %r1, 99;
 @%p1 bra $LOOP;
-ret;
-}}
 """
     with pytest.raises(ValueError, match="kernel has a loop with several entries"):
-        counted(text, ())
+        counted(kernel_text(text, ""), ())
 
 
 @pytest.mark.parametrize(("words", "wavefronts"), [(1, 1), (2, 2), (8, 8), (32, 32), (33, 1)])
 def test_wavefronts_of_shared_memory(words: int, wavefronts: int) -> None:
-    text = f"""{HEADER}
-.visible .entry kernel()
-{{
-{REGISTERS}
+    text = f"""
 .shared .align 16 .b8 tile[8192];
 mov.u32 %r1, %tid.x;
 mov.u32 %r2, tile;
 mad.lo.s32 %r3, %r1, {4 * words}, %r2;
 st.shared.u32 [%r3], %r1;
-ret;
-}}
 """
-    (record,) = counted(text, ()).bank_conflicts
+    (record,) = counted(kernel_text(text, ""), ()).bank_conflicts
     assert (record.requests, record.ideal, record.wavefronts) == (1, 1, wavefronts)
 
 
@@ -342,10 +322,7 @@ def test_wavefronts_of_wide_loads(case: str) -> None:
     registers = ", ".join(f"%r{4 + number}" for number in range(words))
     kind = {1: "u32", 2: "v2.u32", 4: "v4.u32"}[words]
     operands = ["{" + registers + "}" if words > 1 else registers, "[%r3]"]
-    text = f"""{HEADER}
-.visible .entry kernel(.param .u64 in)
-{{
-{REGISTERS}
+    text = f"""
 .shared .align 128 .b8 tile[8192];
 mov.u32 %r1, %tid.x;
 mov.u32 %r2, tile;
@@ -356,12 +333,11 @@ ld.global.u32 %r3, [%rd3];
 setp.lt.s32 %p1, %r3, 0;
 add.s32 %r3, %r2, %r3;
 @!%p1 {access}.shared.{kind} {", ".join(operands if access == "ld" else operands[::-1])};
-ret;
-}}
 """
     offsets = [offset_of(lane) for lane in range(32)]
     values = np.array([-1 if offset is None else offset for offset in offsets], np.int32)
-    (record,) = counted(text, (memory.array(values, "x"),)).bank_conflicts
+    arguments = (memory.array(values, "x"),)
+    (record,) = counted(kernel_text(text, ".param .u64 in"), arguments).bank_conflicts
     assert record.wavefronts == wavefronts
 
 

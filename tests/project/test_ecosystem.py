@@ -1,4 +1,4 @@
-"""tests.studies.ecosystem, which measures interfaces to other libraries, on small layers."""
+"""tests.studies.ecosystem, which measures Dask, on small layers."""
 
 from __future__ import annotations
 
@@ -13,40 +13,17 @@ from cupyconv.problem import PASSES
 from tests.studies import ecosystem
 
 
-@pytest.mark.thorough
-def test_pytorch_calls_are_timed_with_and_without_cupyconv():
-    pytest.importorskip("torch", reason="PyTorch is not installed")
-    found = ecosystem.torch_calls(ecosystem.TINY, seconds=0)
-    for times in (found.forward, found.gradients):
-        assert list(times) == ["numpy", "cupyconv.torch", "idle", "torch"]
-        assert all(0 < microseconds < 1e6 for microseconds in times.values())
-    assert found.layer == str(ecosystem.TINY)
-
-
-def test_idle_operator_has_the_shapes_of_a_convolution():
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    problem = ecosystem.TINY
-    x, w = torch.ones(problem.input_shape), torch.ones(problem.filter_shape)
-    leaves = [t.requires_grad_() for t in (x, w)]
-    y = ecosystem._idle_operator(problem.output_shape)(x, w, stride=(1, 1), padding=1)
-    assert y.shape == problem.output_shape
-    shapes = [g.shape for g in torch.autograd.grad(y, leaves, torch.ones_like(y))]
-    assert shapes == [problem.input_shape, problem.filter_shape]
-
-
 def test_results_are_printed_and_saved_with_their_command(monkeypatch, tmp_path, capsys):
-    calls = ecosystem.TorchCalls("a layer", {"torch": 5.0}, {"torch": 40.0})
     once = dict.fromkeys(PASSES, 1.0)
     fits = ecosystem.DaskTime("a layer", (1, 2, 3), 2, once, once, dict.fromkeys(PASSES, 0.0))
     large = ecosystem.DaskMemory("a layer", (1, 2, 3), 2, 9, 8, (1, 1), (4, 5), 2.5)
-    for name, value in (("torch_calls", calls), ("dask_time", fits), ("dask_memory", large)):
+    for name, value in (("dask_time", fits), ("dask_memory", large)):
         monkeypatch.setattr(ecosystem, name, lambda *_, value=value: value)
     path = tmp_path / "new" / "figures.json"
     ecosystem.main(["--json", str(path)])
     kept = json.loads(path.read_text())
     assert kept == json.loads(capsys.readouterr().out)
     assert kept["environment"]["command"].startswith("python -m tests.studies.ecosystem --json")
-    assert kept["torch"] == asdict(calls)
     assert kept["dask"] == [json.loads(json.dumps(asdict(fits)))] * len(ecosystem.FITS)
     assert kept["dask_memory"]["peaks"] == [4, 5]
 

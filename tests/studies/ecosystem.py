@@ -1,11 +1,10 @@
-"""Cost of the interfaces to other libraries on the CPU: PyTorch's operators and Dask's tasks.
+"""Time and memory of layers on a Dask cluster.
 
     python -m tests.studies.ecosystem --json tests/cpu/results/ecosystem.json
 
-It measures the time of a call through ``cupyconv.torch`` on a layer so small that only overhead
-counts, and PyTorch's own share of it; how much longer a layer that fits into memory takes on a Dask
-cluster than in one process on the same cores; and the peak memory of a worker for a layer that does
-not fit into memory.  Needs Linux, PyTorch, Dask with distributed, and Zarr.
+It measures how much longer a layer that fits into memory takes on a Dask cluster than in one
+process on the same cores, and the peak memory of a worker for a layer that does not fit into
+memory.  Needs Linux, Dask with distributed, and Zarr.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from statistics import median
@@ -33,7 +32,6 @@ from cupyconv.bench import environment, places
 
 ROUNDS = 7  # turns per call; the median counts
 
-TINY = ConvProblem((1, 4, 8, 8), (4, 4, 3, 3), padding=1)
 # Two layers that fit into memory: the tasks of the first are so short that Dask's overhead of a few
 # milliseconds per task shows; the tasks of the second are so long that it should not show.
 FITS = (
@@ -58,7 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     versions = {name: metadata.version(name) for name in ("dask", "distributed", "zarr")}
     found = {
         "environment": about | versions,
-        "torch": asdict(torch_calls(TINY)),
         "dask": [asdict(dask_time(*layer, workers)) for layer in FITS],
         "dask_memory": asdict(dask_memory(TOO_LARGE, worker_limit())),
     }
@@ -69,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         files.put(path, f"{text}\n".encode())
 
 
-def _medians(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
+def _medians(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
     """Return the median seconds of each call; the calls take turns.
 
     There is a pause before each turn, because BLAS threads keep running for a while after a call.
@@ -80,128 +77,10 @@ def _medians(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str
     for _ in range(ROUNDS):
         for name, call in calls.items():
             sleep(places.PAUSE)
-            count, start = 0, perf_counter()
-            while count == 0 or perf_counter() - start < seconds:
-                call()
-                count += 1
-            turns[name].append((perf_counter() - start) / count)
+            start = perf_counter()
+            call()
+            turns[name].append(perf_counter() - start)
     return {name: median(times) for name, times in turns.items()}
-
-
-# -- PyTorch ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class TorchCalls:
-    """Microseconds of a call on one thread, by function.
-
-    Attributes:
-        layer: the layer.
-        forward: "numpy" is ``cupyconv.conv_forward`` on the same values; "idle" is a custom
-            operator that is registered like ours but computes nothing, so it has PyTorch's
-            overhead of any operator written in Python; "torch" is PyTorch's own function.
-        gradients: the same for the forward pass and both gradients.
-    """
-
-    layer: str
-    forward: dict[str, float]
-    gradients: dict[str, float]
-
-
-def torch_calls(problem: ConvProblem, seconds: float = 0.1) -> TorchCalls:
-    """Time calls on a 2-D layer.
-
-    Args:
-        problem: the layer.
-        seconds: least duration of a turn.
-    """
-    import torch
-
-    import cupyconv.torch as ct
-
-    numbers = torch.Generator().manual_seed(0)
-    x, w, dy = (
-        torch.randn(shape, generator=numbers)
-        for shape in (problem.input_shape, problem.filter_shape, problem.output_shape)
-    )
-    leaves = x.clone().requires_grad_(), w.clone().requires_grad_()
-    arrays = [tensor.numpy() for tensor in (x, w, dy)]
-    padding = problem.padding[0][0]
-    rules: dict[str, Any] = {"stride": problem.stride, "padding": padding}
-    convs: dict[str, Callable[..., Any]] = {
-        "cupyconv.torch": ct.conv2d,
-        "idle": _idle_operator(problem.output_shape),
-        "torch": torch.nn.functional.conv2d,
-    }
-
-    def gradients(conv: Callable[..., Any]) -> Callable[[], Any]:
-        return lambda: torch.autograd.grad(conv(*leaves, **rules), leaves, dy)
-
-    def numpy_gradients() -> None:
-        cupyconv.conv_forward(*arrays[:2], **rules)
-        cupyconv.conv_backward(*arrays, needs=("input", "filter"), **rules)
-
-    forward: dict[str, Callable[[], Any]] = {
-        "numpy": lambda: cupyconv.conv_forward(*arrays[:2], **rules),
-        **{name: partial(conv, x, w, **rules) for name, conv in convs.items()},
-    }
-    both = {"numpy": numpy_gradients, **{name: gradients(conv) for name, conv in convs.items()}}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        found = [_medians(calls, seconds) for calls in (forward, both)]
-    finally:
-        torch.set_num_threads(threads)
-    return TorchCalls(
-        str(problem), *({name: s * 1e6 for name, s in times.items()} for times in found)
-    )
-
-
-@cache
-def _idle_library() -> Any:
-    """Return operators with the signatures of ours that allocate results but compute nothing."""
-    import torch
-
-    library = torch.library.Library("cupyconv_idle", "DEF")
-    for name in ("forward", "backprop_input", "backprop_filter"):
-        shape = "SymInt[] output_shape" if name == "forward" else "SymInt[] shape"
-        library.define(
-            f"{name}({shape}, Tensor first, Tensor second, SymInt[] stride, SymInt[] padding, "
-            "SymInt[] dilation, SymInt groups) -> Tensor"
-        )
-        library.impl(name, lambda shape, *_: torch.empty(shape), "CPU")
-    ours = torch.ops.cupyconv_idle
-
-    def setup(ctx: Any, inputs: Any, output: Any) -> None:
-        _, x, w, *ctx.layer = inputs
-        ctx.save_for_backward(x, w)
-
-    def backward(ctx: Any, dy: Any) -> tuple[Any, ...]:
-        x, w = ctx.saved_tensors
-        dx = ours.backprop_input.default(x.shape, w, dy, *ctx.layer)
-        dw = ours.backprop_filter.default(w.shape, x, dy, *ctx.layer)
-        return None, dx, dw, None, None, None, None
-
-    for name in ("forward", "backprop_input", "backprop_filter"):
-        torch.library.register_autograd(
-            f"cupyconv_idle::{name}", backward, setup_context=setup, lib=library
-        )
-    return library
-
-
-def _idle_operator(output_shape: Sequence[int]) -> Callable[..., Any]:
-    import torch
-
-    _idle_library()
-    operator, shape = torch.ops.cupyconv_idle.forward.default, list(output_shape)
-
-    def conv(x: Any, w: Any, stride: Sequence[int], padding: int) -> Any:
-        return operator(shape, x, w, list(stride), [padding] * 4, [1, 1], 1)
-
-    return conv
-
-
-# -- Dask ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -260,7 +139,7 @@ def dask_time(problem: ConvProblem, chunks: tuple[int, ...], workers: int) -> Da
             return call
 
         times = _medians(
-            alone | {f"{name} on workers": on_workers(make) for name, make in lazy.items()}, 0
+            alone | {f"{name} on workers": on_workers(make) for name, make in lazy.items()}
         )
     one = {name: times[name] for name in alone}
     cluster = {name: times[f"{name} on workers"] for name in alone}

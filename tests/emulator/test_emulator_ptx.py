@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -224,65 +223,6 @@ def test_bfloat16_rounding_without_instruction_agrees(architecture: str) -> None
     is_nan = np.isnan(bits.view(np.float32))
     assert (np.array(out)[~is_nan] == expected_bits[~is_nan]).all()
     assert (np.array(out)[is_nan] & 0x7FFF > 0x7F80).all()
-
-
-# --------------------------------------------------------------------------------------------------
-# CuPy's elementwise kernel, whose headers only NVRTC compiles
-# --------------------------------------------------------------------------------------------------
-def elementwise_ptx(kernel: Any, dtype: str) -> str:
-    """Return the PTX of CuPy's generated text for contiguous arrays of one type."""
-    cupy = pytest.importorskip("cupy")
-    from cupy._core import _carray, _kernel
-
-    array, indexer = 1, 2  # CuPy's kinds of arguments
-    number = np.dtype(dtype).type
-    infos = [
-        _kernel._ArgInfo(array, cupy.ndarray, number, 1, True, True) for _ in kernel.params[:-1]
-    ]
-    infos.append(_kernel._ArgInfo(indexer, _carray.Indexer, None, 1, None, True))
-    types = _kernel._TypeMap((("T", number),))
-    code = _kernel._get_elementwise_kernel_code(
-        tuple(infos), types, tuple(kernel.params), kernel.operation, "mixed", ""
-    )
-    headers = "".join(f"#include <cupy/{name}>\n" for name in ("carray.cuh", "atomics.cuh"))
-    folders = (
-        Path(cupy.__file__).parent / "_core" / "include",
-        Path(sysconfig.get_paths()["purelib"], "nvidia", "cu13", "include"),
-    )
-    flags = ["-arch=compute_80", "-std=c++17", "-DCUPY_USE_JITIFY=0", "-ftz=true"]
-    flags += [f"-I{folder}" for folder in folders]
-    return compile_ptx(headers + "#include <math_constants.h>\n" + code, "mixed.cu", {}, flags)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "error"),
-    [
-        ("float32", 2**-20),
-        pytest.param("float64", 2**-50, marks=pytest.mark.slow),
-        pytest.param("float16", 2**-10, marks=pytest.mark.slow),
-    ],
-)
-def test_cupy_elementwise_kernel(dtype: str, error: float) -> None:
-    cupy = pytest.importorskip("cupy")
-    text = elementwise_ptx(
-        cupy.ElementwiseKernel("T x, T y", "T z", "z = x > y ? x * y + T(1) : exp(x - y)", "mixed"),
-        dtype,
-    )
-    kernel = EmulatedModule.from_ptx(text, "mixed").get_function("mixed")
-    count = 1000
-    a, b = np.random.default_rng(1).normal(size=(2, count)).astype(dtype)
-    z = memory.empty((count,), dtype, "z")
-
-    def by_value(*fields: int) -> np.ndarray:
-        return np.array([fields], np.dtype([(f"f{i}", np.int64) for i in range(len(fields))]))
-
-    operands = [memory.array(a, "x"), memory.array(b, "y"), z]
-    arrays = [by_value(array.ctypes.data, count, count, array.itemsize) for array in operands]
-    kernel((4,), (128,), (*arrays, by_value(count, count, 0)))
-    memory.check_written(z)
-    x, y = a.astype(np.float64), b.astype(np.float64)
-    expected_values = np.where(x > y, x * y + 1, np.exp(x - y))
-    np.testing.assert_allclose(z, expected_values, rtol=error, atol=error)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -1,24 +1,22 @@
 """PyTorch's own tests of its convolutions, run on cupyconv.
 
-    python -m tests.studies.pytorch_suite test_convolution.py
+    PYTORCH_TEST_CONVOLUTION=test_convolution.py pytest -m slow tests/torch/test_pytorch_suite.py
 
 The file is test/nn/test_convolution.py of PyTorch's sources at the tag of the installed release;
 PyTorch's packages do not contain it.  It runs twice on the CPU: unchanged, and with each test
-inside ``ct.patch()``.  A test must have the same outcome inside as outside.  The program prints how
-many tests passed, how many convolutions cupyconv computed, and which ones were left to PyTorch.
-Needs PyTorch, pytest and the requirements of PyTorch's own tests, expecttest and hypothesis.
+inside ``ct.patch()``.  A test must have the same outcome inside as outside.  Needs PyTorch and the
+requirements of PyTorch's own tests, expecttest and hypothesis.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,23 +37,20 @@ class Run:
     Attributes:
         outcomes: "passed", "failed" or "skipped", by test.
         taken: convolution calls that cupyconv computed.
-        refused: calls that PyTorch refuses as well.
         left: calls that PyTorch computed, by function and operands.
     """
 
     outcomes: dict[str, str] = field(default_factory=dict)
     taken: int = 0
-    refused: int = 0
     left: Counter[str] = field(default_factory=Counter)
 
 
-def run(file: Path, *, patched: bool, chosen: str = "") -> Run:
+def run(file: Path, *, patched: bool) -> Run:
     """Run a file's tests in a separate process.
 
     Args:
         file: the test file.
         patched: whether each test runs inside ``ct.patch()``.
-        chosen: an expression for pytest's -k.
 
     Raises:
         RuntimeError: the run did not finish; the message has the end of its output.
@@ -65,15 +60,7 @@ def run(file: Path, *, patched: bool, chosen: str = "") -> Run:
         environment = {**os.environ, REPORT: str(report), PATCHED: str(int(patched))}
         environment["PYTHONPATH"] = str(ROOT)
         command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.studies.pytorch_suite"]
-        command += [
-            "-p",
-            "no:cacheprovider",
-            "-k",
-            chosen,
-            "--rootdir",
-            str(file.parent),
-            str(file),
-        ]
+        command += ["-p", "no:cacheprovider", "--rootdir", str(file.parent), str(file)]
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=LIMIT, cwd=folder
         )
@@ -81,36 +68,6 @@ def run(file: Path, *, patched: bool, chosen: str = "") -> Run:
             raise RuntimeError(f"{file}: {(done.stdout + done.stderr)[-2000:]}")
         found = json.loads(report.read_text())
     return Run(**{**found, "left": Counter(found["left"])})
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return 1 if a test's outcome differs inside the patch."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.studies.pytorch_suite", description=__doc__
-    )
-    parser.add_argument("file", type=Path, help="PyTorch's test/nn/test_convolution.py")
-    parser.add_argument("-k", dest="chosen", default="", help="run only matching tests")
-    given = parser.parse_args(arguments)
-    outside, inside = (
-        run(given.file.resolve(), patched=patched, chosen=given.chosen) for patched in (False, True)
-    )
-    print(f"outside: {summary(outside)}", f"inside:  {summary(inside)}", sep="\n")
-    print(
-        f"calls by cupyconv {inside.taken:,}, refused by both {inside.refused:,}, "
-        f"left to PyTorch {inside.left.total():,}"
-    )
-    for call, count in inside.left.most_common():
-        print(f"  {count:,}: {call}")
-    other = different(outside, inside)
-    for test in other:
-        print(f"{test}: {outside.outcomes.get(test)} outside, {inside.outcomes.get(test)} inside")
-    return 1 if other else 0
-
-
-def summary(one: Run) -> str:
-    """Return the numbers of passed, failed and skipped tests."""
-    counts = Counter(one.outcomes.values())
-    return ", ".join(f"{counts[word]} {word}" for word in ("passed", "failed", "skipped"))
 
 
 def different(outside: Run, inside: Run) -> list[str]:
@@ -138,7 +95,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 def _left_calls() -> Any:
-    """Return a PyTorch mode that counts the convolutions that reach PyTorch, and its refusals."""
+    """Return a PyTorch mode that counts the convolutions that PyTorch computes."""
     from torch import Tensor
     from torch.overrides import TorchFunctionMode
 
@@ -146,19 +103,14 @@ def _left_calls() -> Any:
 
     class Left(TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
-            if func not in REPLACED:
-                return func(*args, **(kwargs or {}))
-            try:
-                result = func(*args, **(kwargs or {}))
-            except Exception:
-                _found.refused += 1
-                raise
-            given = [
-                f"{one.dtype} {tuple(one.shape)} {str(one.layout).removeprefix('torch.')}"
-                for one in args
-                if isinstance(one, Tensor)
-            ]
-            _found.left[f"{REPLACED[func].__name__}: {', '.join(given)}"] += 1
+            result = func(*args, **(kwargs or {}))
+            if func in REPLACED:
+                given = [
+                    f"{one.dtype} {tuple(one.shape)} {str(one.layout).removeprefix('torch.')}"
+                    for one in args
+                    if isinstance(one, Tensor)
+                ]
+                _found.left[f"{REPLACED[func].__name__}: {', '.join(given)}"] += 1
             return result
 
     return Left()
@@ -172,7 +124,3 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_unconfigure() -> None:
     if REPORT in os.environ:
         Path(os.environ[REPORT]).write_text(json.dumps(vars(_found)))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -79,10 +79,6 @@ class Account:
     ideal_wavefronts: int
     sass_main_loop: dict[str, int]
 
-    def as_json(self) -> dict[str, Any]:
-        """Return all figures as plain values."""
-        return asdict(self)
-
     def table(self) -> Iterator[str]:
         """Yield the lines of a table."""
         yield (
@@ -182,30 +178,6 @@ def account_of(
     )
 
 
-class _CountingKernel:
-    """A kernel that records an account of each launch."""
-
-    def __init__(self, kernel: EmulatedKernel, accounts: list[Account]) -> None:
-        self._kernel, self._accounts = kernel, accounts
-
-    def __call__(
-        self, grid: Sequence[int], block: Sequence[int], arguments: Any, shared_mem: int
-    ) -> None:
-        outcome = self._kernel(grid, block, arguments, shared_mem=shared_mem)
-        self._accounts.append(account_of(self._kernel, outcome, grid, block, shared_mem))
-
-
-class _CountingRuntime(EmulatorRuntime):
-    """Runtime whose kernels record an account of each launch."""
-
-    def __init__(self, architecture: str) -> None:
-        super().__init__(architecture)
-        self.accounts: list[Account] = []
-
-    def kernel(self, launch: Launch) -> Any:
-        return _CountingKernel(super().kernel(launch), self.accounts)
-
-
 def accounts_of_pass(
     problem: ConvProblem,
     pass_: str,
@@ -237,12 +209,18 @@ def accounts_of_pass(
     if planned.workspace_bytes:
         operands.append(memory.lazy((planned.workspace_bytes // 4,), np.float32, "workspace"))
     assert device.architecture is not None
-    runtime = _CountingRuntime(device.architecture)
+    runtime = EmulatorRuntime(device.architecture)
+    accounts: list[Account] = []
     for launch in launches.prepare(planned, problem, strides, device):
         chosen = None if blocks is None else range(min(blocks, _clusters(launch, runtime)))
-        with settings(source="ptx", work=True, compiled=True, raise_reports=False, blocks=chosen):
+        outcomes: list[Outcome] = []
+        rules = {"source": "ptx", "compiled": True, "work": True, "raise_reports": False}
+        with settings(**rules, blocks=chosen, on_outcome=outcomes.append):
+            kernel = runtime.kernel(launch)
             Series([launch], runtime)(operands)
-    return runtime.accounts
+        shape = (launch.grid, launch.block, launch.shared_bytes)
+        accounts += [account_of(kernel, outcome, *shape) for outcome in outcomes]
+    return accounts
 
 
 def tiling_text(planned: PassPlan) -> str:
@@ -359,7 +337,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ConvError, MissingError, pytest.skip.Exception) as error:  # skip: a tool is missing
         parser.error(str(error))
     if options.json:
-        print(json.dumps([account.as_json() for account in accounts], indent=1))
+        print(json.dumps([asdict(account) for account in accounts], indent=1))
     else:
         print("\n".join(line for account in accounts for line in account.table()))
     return 0

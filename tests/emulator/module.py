@@ -158,7 +158,6 @@ class EmulatedKernel(Function):
         super().__init__(f"{name} {module.variant}".rstrip(), module.chip, resources)
         self.name = name
         self.resources = resources
-        self.last_outcome: Outcome | None = None
         self.may_overlap = False
         self._module = module
         self._entry = entry
@@ -263,10 +262,10 @@ class EmulatedKernel(Function):
             len(blocks),
             may_overlap,
         )
-        self.last_outcome = self._outcome(options)
+        outcome = self._outcome(options)
         if options.on_outcome is not None:
-            options.on_outcome(self.last_outcome)
-        return self.last_outcome
+            options.on_outcome(outcome)
+        return outcome
 
     def _convert(self, args: Sequence[Any]) -> list[np.ndarray]:
         count = self._entry.parameter_count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from math import ceil
 
 import numpy as np
@@ -385,7 +386,7 @@ def test_account_prints_and_is_json(gather: tuple[ConvProblem, list[account.Acco
     text = "\n".join(first.table())
     assert "tensor core" in text
     assert "x, read" in text
-    plain = json.loads(json.dumps(first.as_json()))
+    plain = json.loads(json.dumps(asdict(first)))
     assert plain["work"]["instructions"]["0"]["tensor core"]["by_warp"] > 0
 
 

@@ -20,45 +20,35 @@ PAGES = README.parent / "notebooks"
 COUNTED = PAGES / "contributing" / "counted.md"
 SPEED = PAGES / "explanation" / "speed.md"
 
-COMMANDS = {
-    "picture": (["explain", "--preset", "multi-channel"], "    dw[k,c] = ", "Nothing is tiled"),
-}
-"""Commands whose output is shown: arguments, start of the first line, start of the line after."""
+PICTURE = ["explain", "--preset", "multi-channel"]
+"""Command whose output is shown, from the line beginning with FIRST to before that of BEYOND."""
+
+FIRST, BEYOND = "    dw[k,c] = ", "Nothing is tiled"
 
 
-def output(arguments: list[str], first: str = "", beyond: str = "") -> str:
-    """Return what `cupyconv ARGUMENTS` prints to a pipe, errors included.
-
-    Args:
-        first: start of the first line to show; empty for the first line of the output.
-        beyond: start of the first line after the excerpt; empty for the end.
-    """
+def picture() -> str:
+    """Return the part of the command's output that is shown."""
     # The output is the same as after `make demo`, which installs no extras.
     environment = {**os.environ, "COLUMNS": "100", "NUMBA_DISABLE_JIT": "1"}
     run = subprocess.run(
-        [sys.executable, "-m", "cupyconv.cli", *arguments],
+        [sys.executable, "-m", "cupyconv.cli", *PICTURE],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         env=environment,
     )
     lines = [line.rstrip() for line in run.stdout.splitlines()]
-    if first:
-        lines = ["...", *lines[_place(lines, first) :]]
-    if beyond:
-        lines = [*"\n".join(lines[: _place(lines, beyond)]).rstrip().splitlines(), "..."]
-    return "\n".join([f"$ cupyconv {' '.join(arguments)}", *lines])
-
-
-def _place(lines: list[str], words: str) -> int:
-    """Return the index of the first line that begins with these words."""
-    return next(place for place, line in enumerate(lines) if line.startswith(words))
+    first, beyond = (
+        next(place for place, line in enumerate(lines) if line.startswith(words))
+        for words in (FIRST, BEYOND)
+    )
+    shown = "\n".join(lines[first:beyond]).rstrip()
+    return "\n".join([f"$ cupyconv {' '.join(PICTURE)}", "...", shown, "..."])
 
 
 def filled(text: str) -> str:
     """Return the README's text with every marked block replaced by real output."""
-    for name, (arguments, first, beyond) in COMMANDS.items():
-        text = put_into(text, name, f"```console\n{output(arguments, first, beyond)}\n```")
+    text = put_into(text, "picture", f"```console\n{picture()}\n```")
     return put_into(text, "speed, gpu", speed_table.table(README.parent / "tests", "gpu"))
 
 

@@ -1,6 +1,6 @@
 """Check the emulator's model of the chip against witnesses: kernels proven on hardware.
 
-``python -m tests.emulator.beliefs [--field WORDS] [--unconfirmed] [--jobs N]``
+``python -m tests.emulator.beliefs [--field WORDS] [--jobs N]``
 
 ``beliefs.toml`` lists what each wrapper of ptx.cuh encodes and, for each such field, changes of the
 emulator that contradict it.  Each change is tried on the witnesses (``witnesses/cases.py``) that
@@ -22,9 +22,9 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from unittest import mock
 
@@ -86,11 +86,6 @@ class Belief:
     wrappers: tuple[str, ...]
     changes: tuple[Change, ...]
     unconfirmed: str = ""
-
-    def of(self, is_wanted: Callable[[tuple[str, str]], bool]) -> Belief:
-        """Return the belief restricted to wrappers whose (wrapper, field) passes the filter."""
-        wrappers = (name for name in self.wrappers if is_wanted((name, self.field)))
-        return replace(self, wrappers=tuple(wrappers))
 
     def changes_of(self, wrapper: str) -> list[Change]:
         """Return the changes that apply to a wrapper and are not argued."""
@@ -358,9 +353,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--field", default="", help="Try only fields whose description contains this text."
     )
-    parser.add_argument(
-        "--unconfirmed", action="store_true", help="Try only fields that are unconfirmed so far."
-    )
     parser.add_argument("--jobs", type=int, default=2, help="Number of parallel processes.")
     parser.add_argument("--trial", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -369,9 +361,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     known = confirmed()
     selection = [belief for belief in beliefs() if options.field in belief.field]
-    if options.unconfirmed:
-        selection = [belief.of(lambda key: key not in known) for belief in selection]
-        selection = [belief for belief in selection if belief.wrappers]
     texts: dict[str, str] = {}
     if any(belief.changes for belief in selection):
         from .witnesses import MissingError

@@ -45,10 +45,8 @@ def is_argued(mutant: Mutant) -> bool:
     return (mutant.file, mutant.source, mutant.change) in equivalent_mutants()
 
 
-def survivors(
-    mutants: Iterable[Mutant], cases_of: CasesOf, jobs: int = 2, verbose: bool = False
-) -> list[Mutant]:
-    """Return the mutants that no case kills and that are not argued; print verdicts."""
+def survivors(mutants: Iterable[Mutant], cases_of: CasesOf, jobs: int = 2) -> list[Mutant]:
+    """Return and print the mutants that no case kills and that are not argued."""
     counts: Counter[str] = Counter()
     alive: list[Mutant] = []
     started = time.monotonic()
@@ -59,10 +57,7 @@ def survivors(
         counts[outcome] += 1
         if outcome == "survived":
             alive.append(mutant)
-        if outcome == "survived" or verbose:
             print(f"{outcome:10s} {mutant}", flush=True)
-        if verdict.case and verbose:
-            print(f"{'':10s} by {verdict.case}: {verdict.detail}".splitlines()[0], flush=True)
     compiled = sum(counts.values()) - counts["uncompiled"]
     killed = compiled - counts["survived"] - counts["equivalent"]
     print(
@@ -101,8 +96,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=int, help="Judge a random sample of this size.")
     parser.add_argument("--seed", type=int, default=1, help="Seed of the sample.")
     parser.add_argument("--jobs", type=int, default=2, help="Number of parallel processes.")
-    parser.add_argument("--list", action="store_true", help="Print the mutants and exit.")
-    parser.add_argument("--verbose", action="store_true", help="Print every verdict.")
     parser.add_argument(
         "--unargued", action="store_true", help="Leave out mutants argued to be equivalent."
     )
@@ -115,13 +108,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         mutants = random.Random(options.seed).sample(mutants, options.limit)
     if options.unargued:
         mutants = [mutant for mutant in mutants if not is_argued(mutant)]
-    if options.list:
-        print(*mutants, sep="\n")
-        return 0
 
     from .cases import mutation_cases  # cases_of(file) -> [(name, run), ...]
 
-    return 1 if survivors(mutants, mutation_cases, options.jobs, options.verbose) else 0
+    return 1 if survivors(mutants, mutation_cases, options.jobs) else 0
 
 
 if __name__ == "__main__":

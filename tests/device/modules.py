@@ -250,20 +250,15 @@ def cuLaunchKernelEx(config, kernel, parameters, extra):
 
 
 # -- tensor maps -----------------------------------------------------------------------------------
-_ELEMENT_SIZES = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2, 10: 4, 11: 4}
-_TF32 = 11
-_SWIZZLES = {0: 0, 1: 32, 2: 64, 3: 128}
-
-
 def _numbers(kind: Any, address: int | None, count: int) -> list[int]:
     return list((kind * count).from_address(address)) if address and count > 0 else []
 
 
 def _tensor(kind: int, rank: int, address: int, extents: int, strides: int) -> tuple[Any, ...]:
-    require(kind in _ELEMENT_SIZES, f"data type {kind}", CU.ERROR_NOT_SUPPORTED)
+    require(kind in tensormap.ELEMENT_BYTES, f"data type {kind}", CU.ERROR_NOT_SUPPORTED)
     return (
         address or 0,
-        _ELEMENT_SIZES[kind],
+        tensormap.ELEMENT_BYTES[kind],
         _numbers(ctypes.c_uint64, extents, rank),
         _numbers(ctypes.c_uint64, strides, rank - 1),
     )
@@ -273,9 +268,10 @@ def _encode(
     result: int, interleave: int, swizzle: int, encoder: Any, *arguments: Any, **rules: Any
 ):
     require(interleave == 0, "interleaved layouts", CU.ERROR_NOT_SUPPORTED)
-    require(swizzle in _SWIZZLES, f"swizzle {swizzle}", CU.ERROR_NOT_SUPPORTED)
+    known = 0 <= swizzle < len(tensormap.SWIZZLES)
+    require(known, f"swizzle {swizzle}", CU.ERROR_NOT_SUPPORTED)
     try:
-        encoded = encoder(*arguments, swizzle=_SWIZZLES[swizzle], **rules)
+        encoded = encoder(*arguments, swizzle=tensormap.SWIZZLES[swizzle], **rules)
     except ValueError as error:
         raise Refused(CU.ERROR_INVALID_VALUE, str(error)) from None
     ctypes.memmove(result, encoded.tobytes(), tensormap.MAP_BYTES)
@@ -290,7 +286,7 @@ def cuTensorMapEncodeTiled(
         *_tensor(kind, rank, address, extents, strides),
         _numbers(ctypes.c_uint32, box, rank),
         element_strides=_numbers(ctypes.c_uint32, steps, rank),
-        to_tf32=kind == _TF32,
+        to_tf32=kind == tensormap.TF32,
     )
 
 
@@ -320,5 +316,5 @@ def cuTensorMapEncodeIm2col(
         channels,
         pixels,
         element_strides=_numbers(ctypes.c_uint32, steps, rank),
-        to_tf32=kind == _TF32,
+        to_tf32=kind == tensormap.TF32,
     )

@@ -13,6 +13,13 @@ MAP_BYTES = 128
 _MAGIC = 0x70616D5F726F736E
 _MAX_RANK = 5
 SWIZZLES = (0, 32, 64, 128)
+"""Spans in bytes, by the number of the driver's enumerator."""
+
+ELEMENT_BYTES = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2, 10: 4, 11: 4}
+"""Element size in bytes, by CUtensorMapDataType."""
+
+TF32 = 11
+"""CU_TENSOR_MAP_DATA_TYPE_TFLOAT32."""
 
 # The same fields as in host/tensor_map.h.
 _RECORD = np.dtype(

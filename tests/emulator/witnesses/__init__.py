@@ -29,6 +29,11 @@ PACKAGES = ("nvidia-cutlass", "nvidia-cuda-nvcc", "nvidia-cuda-cccl", "nvidia-nv
 class MissingError(RuntimeError):
     """A package or program for compiling the witnesses is not installed."""
 
+    @classmethod
+    def of(cls, name: str | None) -> MissingError:
+        """Return the error for a package or a program of a package."""
+        return cls(f"{name} is missing: pip install 'cupyconv[test,witnesses]'")
+
 
 @cache
 def compiled(name: str, architecture: str, defines: tuple[tuple[str, str], ...] = ()) -> str:
@@ -121,7 +126,7 @@ def _site(*parts: str) -> Path:
 def _tool(name: str) -> str:
     path = _site("nvidia", "cu13", "bin", name)
     if not path.exists():
-        raise MissingError(f"{name} is missing: pip install 'cupyconv[test,witnesses]'")
+        raise MissingError.of(name)
     return str(path)
 
 
@@ -129,9 +134,7 @@ def _versions() -> list[str]:
     try:
         return [version(name) for name in PACKAGES]
     except PackageNotFoundError as error:
-        raise MissingError(
-            f"{error.name} is missing: pip install 'cupyconv[test,witnesses]'"
-        ) from None
+        raise MissingError.of(error.name) from None
 
 
 def _run(command: list[str]) -> str:

@@ -26,10 +26,6 @@ _ELEMENTS = {
 _MOST_PARAMETER_BYTES = 4096
 _PARAMETER_ALIGNMENT = 64
 
-# Element size in bytes by CUtensorMapDataType.
-_ELEMENT_BYTES = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2, 10: 4, 11: 4}
-_TF32 = 11  # CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
-
 _INT, _UNSIGNED = ctypes.c_int, ctypes.c_uint
 _POINTER = ctypes.c_void_p
 _LONGS = ctypes.POINTER(ctypes.c_uint64)
@@ -223,14 +219,14 @@ def kernel_of(
 def _tiled(type_, rank, address, extents, strides, box, steps, swizzle) -> bytes:
     return tensormap.encode_tiled(
         address or 0,
-        _ELEMENT_BYTES[type_],
+        tensormap.ELEMENT_BYTES[type_],
         extents[:rank],
         strides[: rank - 1],
         box[:rank],
         steps[:rank],
         tensormap.SWIZZLES[swizzle],
         nested=False,
-        to_tf32=type_ == _TF32,
+        to_tf32=type_ == tensormap.TF32,
     ).tobytes()
 
 
@@ -239,7 +235,7 @@ def _im2col(
 ) -> bytes:
     return tensormap.encode_im2col(
         address or 0,
-        _ELEMENT_BYTES[type_],
+        tensormap.ELEMENT_BYTES[type_],
         extents[:rank],
         strides[: rank - 1],
         lower[: rank - 2],
@@ -249,7 +245,7 @@ def _im2col(
         steps[:rank],
         tensormap.SWIZZLES[swizzle],
         nested=False,
-        to_tf32=type_ == _TF32,
+        to_tf32=type_ == tensormap.TF32,
     ).tobytes()
 
 

@@ -79,9 +79,7 @@ def _gluon() -> Any:
     try:
         from triton.experimental.gluon import language
     except ImportError as error:
-        raise MissingError(
-            f"{error.name} is missing: pip install 'cupyconv[test,witnesses]'"
-        ) from None
+        raise MissingError.of(error.name) from None
     return language
 
 

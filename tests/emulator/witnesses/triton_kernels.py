@@ -106,9 +106,7 @@ class Specialised:
             from triton.compiler import ASTSource
             from triton.experimental.gluon._runtime import GluonASTSource
         except ImportError as error:
-            raise MissingError(
-                f"{error.name} is missing: pip install 'cupyconv[test,witnesses]'"
-            ) from None
+            raise MissingError.of(error.name) from None
         file, name = self.source
         function = getattr(import_module(f".{file}", __package__), name)
         types = [*self.types, *["constexpr"] * len(self.constants)]

@@ -53,17 +53,21 @@ def main(folder: Path) -> None:
         for tensor in ("dw", "dx", "y"):
             zeros = ",".join("0" * (2 + explanation.problem.spatial_rank))
             page = explanation.page("" if tensor == "dw" else f"{tensor}[{zeros}]")
-            for name, (width, height) in SIZES.items():
-                for dark in (False, True):
-                    target = folder / f"{layer.name}-{tensor}-{name}-{'dark' if dark else 'light'}"
-                    shown = page.replace("</body>", _STEPPED) if dark else page
-                    photograph(
-                        shown, target.with_suffix(".png"), width=width, height=height, dark=dark
-                    )
+            stepped = page.replace("</body>", _STEPPED)
+            _pictures(folder, f"{layer.name}-{tensor}", page, stepped)
         figure = f'<body style="margin:0">{explanation.svg()}'
         for dark in (False, True):
             target = folder / f"{layer.name}-figure-{'dark' if dark else 'light'}.png"
             photograph(figure, target, width=1280, height=1800, dark=dark)
+
+
+def _pictures(folder: Path, name: str, light: str, dark: str, place: str = "") -> None:
+    """Write pictures of a page for each size, in light and in dark mode."""
+    for size, (width, height) in SIZES.items():
+        for mode, page in (("light", light), ("dark", dark)):
+            target = folder / f"{name}-{size}-{mode}.png"
+            is_dark = mode == "dark"
+            photograph(page, target, width=width, height=height, dark=is_dark, place=place)
 
 
 def _knobs_and_stories(folder: Path) -> None:
@@ -73,10 +77,7 @@ def _knobs_and_stories(folder: Path) -> None:
     problem = cupyconv.ConvProblem((1, 2, 4, 4), (3, 2, 2, 2))
     page = cupyconv.explain(problem, values="integers").page().replace("</body>", _OPENED)
     for name, place in places.items():
-        for size, (width, height) in SIZES.items():
-            for dark in (False, True):
-                target = folder / f"{name}-{size}-{'dark' if dark else 'light'}.png"
-                photograph(page, target, width=width, height=height, dark=dark, place=f"#{place}")
+        _pictures(folder, name, page, page, f"#{place}")
 
 
 _CELLS = (

@@ -141,7 +141,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=9, help="time of all steps (default 9)")
     parser.add_argument("--only", default="", help="run only cases with this text in their name")
     parser.add_argument("--sample", type=int, default=0, help="at most this many cases of a step")
-    parser.add_argument("--workers", type=int, default=0, help="at most this many processes")
     parser.add_argument("--done", type=Path, help="skip the passed cases of this results.jsonl")
     parser.add_argument("--chips", default="sm_90a", help="pack: architectures, with commas")
     parser.add_argument("--nvrtc", type=Path, help="pack: folder of the compiler's libraries")
@@ -161,8 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the workers too
     with checkout() as environ, tempfile.TemporaryDirectory() as profiles:
         environ = {**environ, "PROFILES": profiles}
-        options = Options(chosen.out, chosen.only, chosen.sample, chosen.workers,
-                          passed(chosen.done), environ)  # fmt: skip
+        options = Options(chosen.out, chosen.only, chosen.sample, passed(chosen.done), environ)
         if chosen.step == "pack":
             return pack.main(options, chosen.chips.split(","), chosen.nvrtc)
         if not is_running():

@@ -80,7 +80,6 @@ class Options:
         out: folder of the results.
         only: run the cases whose name contains this text.
         sample: run at most this many cases of a step, evenly spread; 0 for all.
-        workers: maximum number of worker processes of a step; 0 for the step's own number.
         done: names of cases to leave out, by step.
         environ: variables set in the workers.
         most_failures: failed cases that end a step.
@@ -89,7 +88,6 @@ class Options:
     out: Path
     only: str = ""
     sample: int = 0
-    workers: int = 0
     done: Mapping[str, set[str]] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=dict)
     most_failures: int = MOST_FAILURES
@@ -218,7 +216,6 @@ class Run:
     def __init__(self, step: Step, options: Options, results: Results, seconds: float) -> None:
         self.step, self.options, self.results = step, options, results
         self._until = time.monotonic() + seconds
-        self._count = min(step.workers, options.workers or step.workers)
         self._cases: deque[Record] | None = None
         self._states: Counter[str] = Counter()
         self._listing = threading.Lock()
@@ -233,7 +230,7 @@ class Run:
         if step.fresh:  # list without the tool, which would report on it too
             self._serve(replace(step, tool=()), only_list=True)
         serve = partial(threading.Thread, target=self._serve, args=(step,), daemon=True)
-        threads = [serve() for _ in range(self._count)]
+        threads = [serve() for _ in range(self.step.workers)]
         try:
             for thread in threads:
                 thread.start()
@@ -262,7 +259,7 @@ class Run:
         """List the cases, and run them in a worker; replace the worker when it fails."""
         wanted, starts = True, MOST_STARTS
         while wanted and starts and self._left() > 0:
-            worker = Worker(step, self.options, self._count)
+            worker = Worker(step, self.options, self.step.workers)
             self._workers.add(worker)
             try:
                 worker.connect(min(START_SECONDS, self._left() + GRACE_SECONDS))

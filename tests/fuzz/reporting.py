@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
+from .cases import defaults
 from .checking import Finding
 
 
@@ -75,11 +76,10 @@ assert finding is None, finding.text
 
 def _arguments(made: Any) -> Iterator[str]:
     """Yield the arguments of a dataclass's object that differ from their defaults."""
-    for one in fields(made):
-        value = getattr(made, one.name)
-        usual = one.default if one.default_factory is MISSING else one.default_factory()
-        if value != usual:
-            yield f"{one.name}={_code(value)}"
+    usual = defaults(made)
+    for name, value in vars(made).items():
+        if name not in usual or value != usual[name]:
+            yield f"{name}={_code(value)}"
 
 
 def _code(value: Any) -> str:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from .cases import DATA_FORMATS, FILTER_FORMATS, PLAIN, Case, NumpyRun, View
+from .cases import DATA_FORMATS, FILTER_FORMATS, Case, NumpyRun, View, defaults
 from .checking import Finding, check
 from .kernels import NotTakenError
 from .oracle import IllegalError, can_overlap, geometry, result_shape
@@ -95,22 +95,38 @@ def candidates(case: Case) -> Iterator[Case]:
         step = 1 if name == "batch" else max(case.groups, 1)
         for less in _less(getattr(case, name) // step):
             yield replace(case, **{name: less * step})
+    yield from _with_defaults(case)
     yield from _of_axes(case)
-    if case.views:
-        yield replace(case, views={})
     for name, view in case.views.items():
         others = {other: kept for other, kept in case.views.items() if other != name}
         if name != "out" or not case.bad_out:
             yield replace(case, views=others)
-        for simpler in _simpler_views(view):
+        for simpler in _with_defaults(view):
             yield replace(case, views={**others, name: simpler})
-    yield from _of_values(case)
-    yield from _of_run(case)
+    for run in _with_defaults(case.run):
+        yield replace(case, run=run)
+    if case.poke is not None and case.poke[1]:
+        yield replace(case, poke=(case.poke[0], 0.0, case.poke[2]))
+    if case.values == "decades":
+        yield replace(case, values="normal")
+    if case.size > 1:
+        yield replace(case, size=1)
 
 
-def _less(value: int) -> list[int]:
+KEPT = ("dy", "size", "run", "impl", "arch", "method")
+"""Fields whose default values are not simpler, or that other fields determine."""
+
+
+def _with_defaults(made: Any) -> Iterator[Any]:
+    """Yield a case, or a part of it, with one field at a time set to its default value."""
+    for name, usual in defaults(made).items():
+        if name not in KEPT and getattr(made, name) != usual:
+            yield replace(made, **{name: usual})
+
+
+def _less(value: int, least: int = 1) -> list[int]:
     """Return some smaller integers, the smallest first."""
-    return sorted({1, 2, 8, value // 2, value - 1} & set(range(1, value)))
+    return sorted({least, 2, 8, value // 2, value - 1} & set(range(least, value)))
 
 
 def _of_gradient(case: Case) -> Iterator[Case]:
@@ -120,29 +136,20 @@ def _of_gradient(case: Case) -> Iterator[Case]:
 
 
 def _of_axes(case: Case) -> Iterator[Case]:
-    for name in ("stride", "dilation"):
-        if getattr(case, name) != 1:
-            yield replace(case, **{name: 1})
-    if case.padding not in (0, "valid"):
-        yield replace(case, padding=0)
     for name in SPATIAL:
         value = getattr(case, name)
-        if isinstance(value, str):
-            continue
         if isinstance(value, int):
-            least = 0 if name == "padding" else 1
-            for less in sorted({least, value // 2, value - 1} & set(range(least, value))):
-                yield replace(case, **{name: less})
-            continue
-        for axis, old in enumerate(value):
-            for new in _simpler_entries(name, old):
-                yield replace(case, **{name: (*value[:axis], new, *value[axis + 1 :])})
+            for new in _simpler_entries(name, value):
+                yield replace(case, **{name: new})
+        elif isinstance(value, tuple):
+            for axis, old in enumerate(value):
+                for new in _simpler_entries(name, old):
+                    yield replace(case, **{name: (*value[:axis], new, *value[axis + 1 :])})
 
 
 def _simpler_entries(name: str, old: Any) -> list[Any]:
     if isinstance(old, int):
-        least = 0 if name == "padding" else 1
-        return sorted({least, old // 2, old - 1} & set(range(least, old)))
+        return _less(old, 0 if name == "padding" else 1)
     if len(old) != 2:
         return []
     before, after = old
@@ -178,64 +185,3 @@ def _view_without_axis(view: View, axis: int) -> View:
         repeated=kept(view.repeated),
         overlap=None if view.overlap and view.overlap[0] == axis else view.overlap,
     )
-
-
-def _simpler_views(view: View) -> Iterator[View]:
-    names = ("lazy", "order", "steps", "reversed", "repeated", "overlap", "lead", "shift")
-    for name in (*names, "swapped"):
-        plain = getattr(PLAIN, name)
-        if getattr(view, name) != plain:
-            yield replace(view, **{name: plain})
-    if view.read_only:
-        yield replace(view, read_only=False)
-    for name in ("reversed", "repeated"):
-        axes = getattr(view, name)
-        if len(axes) > 1:
-            for axis in axes:
-                yield replace(view, **{name: tuple(one for one in axes if one != axis)})
-    for at, step in enumerate(view.steps):
-        if step > 1:
-            yield replace(view, steps=(*view.steps[:at], 1, *view.steps[at + 1 :]))
-    if view.lead > 1:
-        yield replace(view, lead=1)
-
-
-def _of_values(case: Case) -> Iterator[Case]:
-    if case.output_padding != "shape":
-        yield replace(case, output_padding="shape")
-    if case.bias is not None:
-        yield replace(case, bias=None)
-    if case.shift is not None:
-        yield replace(case, shift=None)
-    if case.adds:
-        yield replace(case, adds=False)
-    if case.activation is not None:
-        yield replace(case, activation=None)
-    if case.poke is not None:
-        yield replace(case, poke=None)
-        yield replace(case, poke=(case.poke[0], 0.0, case.poke[2]))
-    if case.values != "integers":
-        yield replace(case, values="integers", size=3)
-        if case.values != "normal":
-            yield replace(case, values="normal")
-    elif case.size > 1:
-        yield replace(case, size=1)
-    if case.seed:
-        yield replace(case, seed=0)
-    for name in ("data_format", "filter_format"):
-        if getattr(case, name) is not None:
-            yield replace(case, **{name: None})
-
-
-def _of_run(case: Case) -> Iterator[Case]:
-    run = case.run
-    if isinstance(run, NumpyRun):
-        if run.block_bytes is not None:
-            yield replace(case, run=replace(run, block_bytes=None))
-        return
-    if run.tile is not None:
-        yield replace(case, run=replace(run, tile=None))
-    if run.settings:
-        yield replace(case, run=replace(run, settings={}))
-    if run.precision != "ieee":
-        yield replace(case, run=replace(run, precision="ieee"))

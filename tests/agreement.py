@@ -73,41 +73,29 @@ def plan_with(
     tile: int | Tile = 0,
     splits: int = 1,
     method: int = 0,
-    passes: Sequence[str] | None = None,
-    precision: str = "ieee",
-    strides: Strides | None = None,
+    **how: Any,
 ) -> Plan:
     """Return a plan whose passes a kernel family computes with these choices.
 
     Args:
-        problem, device, precision: as for ``cupyconv.plan``.
+        problem, device: as for ``cupyconv.plan``.
         impl, tile, splits, method: as for ``candidate_with``.
-        passes: passes to plan with these choices, which the family must support; None for all
-            supported passes.  The other passes are planned with "auto".
-        strides: strides of the tensors; None for contiguous tensors.
+        how: ``passes``, ``precision`` and ``strides``, as for ``plan_by``.
     """
 
     def choose(request: Request) -> Candidate:
         return candidate_with(request, impl, tile, splits, method)
 
-    return _plan_by(choose, problem, impl, device, passes, precision, strides)
+    return plan_by(choose, problem, impl, device, **how)
 
 
 def plan_with_tiling(
-    problem: ConvProblem,
-    impl: str,
-    number: int,
-    device: str | Device,
-    *,
-    passes: Sequence[str] | None = None,
-    precision: str = "ieee",
-    strides: Strides | None = None,
+    problem: ConvProblem, impl: str, number: int, device: str | Device, **how: Any
 ) -> Plan:
     """Return a plan with a tiling of a family in TILED, selected by its rank in size.
 
     Args:
-        problem, device, passes, precision, strides: as for ``plan_with``.
-        impl: the kernel family.
+        problem, impl, device, how: as for ``plan_with``.
         number: index of the tiling, largest tiles first, modulo the number of tilings.
     """
     family: Any = FAMILIES[impl]
@@ -117,7 +105,7 @@ def plan_with_tiling(
         candidates = family.candidates_of(request, made[number % len(made)])
         return min(candidates, key=lambda one: (one.microseconds, one.computing))
 
-    return _plan_by(choose, problem, impl, device, passes, precision, strides)
+    return plan_by(choose, problem, impl, device, **how)
 
 
 TILED: dict[str, Callable[[Request], list[Any]]] = {
@@ -139,7 +127,23 @@ def pixels_of(tiling: direct.Tiling | patch.Tiling | toeplitz.Tiling) -> int:
             return 16 * tiling.row_tiles * 8 * tiling.strips
 
 
-def plan_without_copies(
+def plan_without_copies(problem: ConvProblem, impl: str, device: str | Device, **how: Any) -> Plan:
+    """Return a plan without copies of operands, unless the family cannot do without them.
+
+    Args:
+        problem, device, how: as for ``plan_with``.
+        impl: a kernel family, or "auto".
+    """
+
+    def choose(request: Request) -> Candidate:
+        ranked = ranked_candidates(request, impl)
+        return next((one for one in ranked if not one.method), ranked[0])
+
+    return plan_by(choose, problem, impl, device, **how)
+
+
+def plan_by(
+    choose: Callable[[Request], Candidate],
     problem: ConvProblem,
     impl: str,
     device: str | Device,
@@ -148,30 +152,15 @@ def plan_without_copies(
     precision: str = "ieee",
     strides: Strides | None = None,
 ) -> Plan:
-    """Return a plan without copies of operands, unless the family cannot do without them.
+    """Return a plan with the chosen candidates.
 
     Args:
-        problem, device, passes, precision, strides: as for ``plan_with``.
-        impl: a kernel family, or "auto".
+        choose: function that chooses a pass's candidate.
+        problem, impl, device, precision: as for ``cupyconv.plan``.
+        passes: passes to plan with these candidates, which the family must support; None for all
+            supported passes.  The other passes are planned with "auto".
+        strides: strides of the tensors; None for contiguous tensors.
     """
-
-    def choose(request: Request) -> Candidate:
-        ranked = ranked_candidates(request, impl)
-        return next((one for one in ranked if not one.method), ranked[0])
-
-    return _plan_by(choose, problem, impl, device, passes, precision, strides)
-
-
-def _plan_by(
-    choose: Callable[[Request], Candidate],
-    problem: ConvProblem,
-    impl: str,
-    device: str | Device,
-    passes: Sequence[str] | None,
-    precision: str,
-    strides: Strides | None,
-) -> Plan:
-    """Return a plan with the chosen candidates for the passes that ``impl`` supports."""
     device = Device.of(device)
     taken = PASSES if impl == "auto" else fits(problem, impl, device, precision, strides)
     chosen = taken if passes is None else passes

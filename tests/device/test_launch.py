@@ -15,12 +15,13 @@ from cupyconv.gpu import bindings, sources, tensormaps
 from cupyconv.gpu.overlapping import Overlapping
 from cupyconv.gpu.runtime import CupyRuntime, Series
 from cupyconv.launch import ROLES, Launch, Part
-from tests.agreement import plan_with, require_exact
+from tests.agreement import plan_with
 from tests.configurations import HOPPER_CASES, in_formats, integer_data
 from tests.device import machine
 from tests.device.test_memory import one_by_one
 from tests.device.test_order import split_layer
 from tests.emulator.driver import CHIPS
+from tests.gpu.test_cupy import require_exact
 
 TILED = tensormaps.TiledMap("x", 2, (64, 8), (128,), (64, 8))
 
@@ -97,13 +98,7 @@ def test_dependent_launches_may_overlap(splits, launched):
     problem = HOPPER_CASES[0].problem.replace(dtype="float16")  # channels first, so it is copied
     plan = plan_with(problem, "cuda-hopper", backends.current_device(), splits=splits)
     with cupy.cuda.Stream(non_blocking=True):
-        require_exact(
-            *(cupyconv, problem),
-            to_device=cupy.asarray,
-            to_host=cupy.asnumpy,
-            passes=("backprop_filter",),
-            impl=plan,
-        )
+        require_exact(problem, passes=("backprop_filter",), impl=plan)
     overlap = [item.may_overlap for item, _ in launched]
     assert overlap == [False, True, True][: 2 + (splits > 1)]
 
@@ -181,14 +176,13 @@ def test_call_allocates_only_result_and_workspace():
 def test_planned_tile_is_launched(launched):
     """The tile of a plan is launched although the same call ran with another tile before."""
     problem = in_formats(HOPPER_CASES[0].problem, "NHWC", "OHWI").replace(dtype="float16")
-    options = {"passes": ("forward",), "to_device": cupy.asarray, "to_host": cupy.asnumpy}
     defines = []
     for tile in (0, 2):
         plan = plan_with(problem, "cuda-hopper", backends.current_device(), tile=tile)
-        require_exact(cupyconv, problem, impl=plan, **options)
+        require_exact(problem, impl=plan, passes=("forward",))
         defines.append([item.defines for item, _ in launched])
         launched.clear()
-    require_exact(cupyconv, problem, impl="cuda-hopper", **options)
+    require_exact(problem, impl="cuda-hopper", passes=("forward",))
     defines.append([item.defines for item, _ in launched])
     assert all(defines)
     assert defines[0] != defines[1], "the second call reused the first tile"
@@ -231,7 +225,7 @@ def test_unknown_chip_runs_cubins_of_an_older_one(own_cache, nothing_loaded, mon
     with cupy.cuda.Device(1):
         device = backends.current_device()
         assert (device.architecture, device.target) == ("sm_86", "sm_80")
-        require_exact(cupyconv, split_layer(), to_device=cupy.asarray, to_host=cupy.asnumpy)
+        require_exact(split_layer())
     names = [path.name for path in own_cache.glob("*.cubin")]
     assert names
     assert all("-sm_80-" in name for name in names)

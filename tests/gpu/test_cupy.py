@@ -53,6 +53,11 @@ def layer(dtype="float32"):
     return cupy.asarray(x), cupy.asarray(w), cupy.asarray(dy), problem
 
 
+def require_exact(problem, **how):
+    """Check that the passes of a problem give the same integers as the reference."""
+    agreement.require_exact(cupyconv, problem, to_device=cupy.asarray, to_host=cupy.asnumpy, **how)
+
+
 @pytest.fixture
 def torch_with_cuda():
     if device.is_running():
@@ -70,9 +75,7 @@ def test_kernels_agree_exactly_with_the_reference(case, impl, dtype):
     problem = case.problem.replace(dtype=dtype)
     device = backends.current_device()
     passes = PASSES if impl == "auto" else fits(problem, impl, device)
-    agreement.require_exact(
-        cupyconv, problem, passes=passes, to_device=cupy.asarray, to_host=cupy.asnumpy, impl=impl
-    )
+    require_exact(problem, passes=passes, impl=impl)
 
 
 def as_it_lies(array):
@@ -115,15 +118,8 @@ def test_patch_kernels_agree_exactly_with_the_reference(case, last, dtype):
     rank = case.problem.spatial_rank
     data, filters = data_formats(rank)[last], filter_formats(rank)[last]
     problem = in_formats(case.problem, data, filters).replace(dtype=dtype)
-    agreement.require_exact(
-        cupyconv,
-        problem,
-        passes=fits(problem, "cuda-patch", backends.current_device(), "tf32"),
-        to_device=cupy.asarray,
-        to_host=cupy.asnumpy,
-        impl="cuda-patch",
-        precision="tf32",
-    )
+    passes = fits(problem, "cuda-patch", backends.current_device(), "tf32")
+    require_exact(problem, passes=passes, impl="cuda-patch", precision="tf32")
 
 
 def require_with_tile(impl, case, tile, dtype, precision):
@@ -132,12 +128,9 @@ def require_with_tile(impl, case, tile, dtype, precision):
     data = data_formats(case.problem.spatial_rank)[1]
     problem = in_formats(case.problem, data, filters).replace(dtype=dtype)
     splits = 1 + 2 * (tile % 2)
-    agreement.require_exact(
-        cupyconv,
+    require_exact(
         problem,
         passes=fits(problem, impl, device, precision),
-        to_device=cupy.asarray,
-        to_host=cupy.asnumpy,
         impl=plan_with(problem, impl, device, tile=tile, splits=splits, precision=precision),
         precision=precision,
     )

@@ -18,15 +18,17 @@ import json
 import re
 import resource
 import signal
-import subprocess
 import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from multiprocessing import connection
 from pathlib import Path
 from unittest import mock
+
+from .trials import child
 
 HERE = Path(__file__).resolve().parent
 CONFIRMED = HERE / "results" / "confirmed.json"
@@ -205,35 +207,39 @@ def _install(change: Change, folder: Path, prepared: Path) -> None:
         mock.patch.object(module, "build_runtime", return_value=product).start()
 
 
-def _try(change: Change, groups: Sequence[Sequence[str]], known: dict[str, str]) -> None:
-    """Run witnesses until one of each group has failed; print each before and after it runs."""
+def _trial(
+    change: Change,
+    groups: Sequence[Sequence[str]],
+    known: dict[str, str],
+    prepared: Path,
+    answer: connection.Connection,
+) -> None:
+    """Child process: run witnesses until one of each group has failed; send None at the end.
+
+    Each witness's name is sent before it runs, and its name and outcome afterwards.
+    """
     from .reports import CheckerError
     from .witnesses.cases import WITNESSES
 
-    for group in groups:
-        for name in group:
-            if any(known.get(witness, SURVIVED) != SURVIVED for witness in group):
-                break
-            if name in known:
-                continue
-            print(json.dumps([name]), flush=True)
-            try:
-                WITNESSES[name].testify()
-                known[name] = SURVIVED
-            except AssertionError:
-                known[name] = "numbers"
-            except CheckerError as error:
-                known[name] = error.reports[0].kind
-            print(json.dumps([name, known[name]]), flush=True)
-
-
-def _trial() -> None:
-    """Run the trial that the parent process requests on standard input."""
-    fields, groups, known, prepared = json.load(sys.stdin)
-    change = Change(**fields)
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     with tempfile.TemporaryDirectory(prefix="belief-") as folder:
-        _install(change, Path(folder), Path(prepared))
-        _try(change, groups, known)
+        _install(change, Path(folder), prepared)
+        for group in groups:
+            for name in group:
+                if any(known.get(witness, SURVIVED) != SURVIVED for witness in group):
+                    break
+                if name in known:
+                    continue
+                answer.send((name,))
+                try:
+                    WITNESSES[name].testify()
+                    known[name] = SURVIVED
+                except CheckerError as error:
+                    known[name] = error.reports[0].kind
+                except AssertionError:
+                    known[name] = "numbers"
+                answer.send((name, known[name]))
+    answer.send(None)
 
 
 def fates(change: Change, groups: Sequence[Sequence[str]], prepared: Path) -> dict[str, str]:
@@ -246,32 +252,19 @@ def fates(change: Change, groups: Sequence[Sequence[str]], prepared: Path) -> di
     """
     known: dict[str, str] = {}
     while any(groups):
-        request = json.dumps([asdict(change), groups, known, str(prepared)])
-        process = subprocess.run(
-            [sys.executable, "-m", "tests.emulator.beliefs", "--trial"],
-            input=request,
-            capture_output=True,
-            text=True,
-            cwd=REPOSITORY,
-            preexec_fn=_limit,
-        )
         started = None
-        for line in process.stdout.splitlines():
-            if line.startswith("["):
-                started, *outcome = json.loads(line)
-                known.update((started, result) for result in outcome)
-        if process.returncode == 0:
-            return known
-        if process.returncode > 0 or started is None or started in known:
-            raise RuntimeError(
-                f"the trial of {change} ended with {process.returncode}: {process.stderr}"
-            )
-        known[started] = signal.Signals(-process.returncode).name
+        with child(_trial, change, groups, known, prepared) as (receiver, process):
+            try:
+                while message := receiver.recv():
+                    started, *outcome = message
+                    known.update((started, result) for result in outcome)
+                return known
+            except EOFError:
+                process.join()
+        if process.exitcode >= 0 or started is None or started in known:
+            raise RuntimeError(f"the trial of {change} ended with {process.exitcode}")
+        known[started] = signal.Signals(-process.exitcode).name
     return known
-
-
-def _limit() -> None:
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -354,11 +347,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--field", default="", help="Try only fields whose description contains this text."
     )
     parser.add_argument("--jobs", type=int, default=2, help="Number of parallel processes.")
-    parser.add_argument("--trial", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.trial:
-        _trial()
-        return 0
     known = confirmed()
     selection = [belief for belief in beliefs() if options.field in belief.field]
     texts: dict[str, str] = {}

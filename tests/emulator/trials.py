@@ -220,7 +220,7 @@ def _try(
 
 
 @contextmanager
-def _child(target: Callable[..., None], *arguments: object) -> Iterator[tuple[Any, Any]]:
+def child(target: Callable[..., None], *arguments: object) -> Iterator[tuple[Any, Any]]:
     """Run a function in a new process; yield the receiving end of its pipe, and the process."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.emulator.cases"])
@@ -243,7 +243,7 @@ def judge_unchanged(file: str, cases_of: CasesOf) -> Unchanged:
     """
     with (
         tempfile.TemporaryDirectory(prefix="unchanged-") as folder,
-        _child(_measure, file, cases_of, Path(folder)) as (receiver, process),
+        child(_measure, file, cases_of, Path(folder)) as (receiver, process),
     ):
         try:
             answer = receiver.recv()
@@ -262,7 +262,7 @@ def _judge_mutant(
     case = ""
     with (
         tempfile.TemporaryDirectory(prefix="mutant-") as folder,
-        _child(_try, mutant, order, cases_of, unchanged, Path(folder)) as (receiver, process),
+        child(_try, mutant, order, cases_of, unchanged, Path(folder)) as (receiver, process),
     ):
         try:
             while isinstance(message := receiver.recv(), str):

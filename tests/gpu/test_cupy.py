@@ -122,20 +122,6 @@ def test_patch_kernels_agree_exactly_with_the_reference(case, last, dtype):
     require_exact(problem, passes=passes, impl="cuda-patch", precision="tf32")
 
 
-def require_with_tile(impl, case, tile, dtype, precision):
-    device = backends.current_device()
-    filters = filter_formats(case.problem.spatial_rank)[1 + tile % 2]
-    data = data_formats(case.problem.spatial_rank)[1]
-    problem = in_formats(case.problem, data, filters).replace(dtype=dtype)
-    splits = 1 + 2 * (tile % 2)
-    require_exact(
-        problem,
-        passes=fits(problem, impl, device, precision),
-        impl=plan_with(problem, impl, device, tile=tile, splits=splits, precision=precision),
-        precision=precision,
-    )
-
-
 @pytest.mark.parametrize("case", HOPPER_CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("tile", range(len(FAMILIES["cuda-hopper"].tiles) // 3))
 @pytest.mark.parametrize(
@@ -148,7 +134,17 @@ def require_with_tile(impl, case, tile, dtype, precision):
     ],
 )
 def test_hopper_kernels_with_every_tile(impl, dtype, precision, tile, case):
-    require_with_tile(impl, case, tile, dtype, precision)
+    device = backends.current_device()
+    filters = filter_formats(case.problem.spatial_rank)[1 + tile % 2]
+    data = data_formats(case.problem.spatial_rank)[1]
+    problem = in_formats(case.problem, data, filters).replace(dtype=dtype)
+    splits = 1 + 2 * (tile % 2)
+    require_exact(
+        problem,
+        passes=fits(problem, impl, device, precision),
+        impl=plan_with(problem, impl, device, tile=tile, splits=splits, precision=precision),
+        precision=precision,
+    )
 
 
 @pytest.mark.slow

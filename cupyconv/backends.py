@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from math import prod
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -48,25 +49,29 @@ ALIGNMENT = 16
 """Largest alignment in bytes that kernels use."""
 
 
-class Backend(Protocol):
-    """Interface of the device that computes the operations."""
+class Backend(ABC):
+    """Device that computes the operations; the methods without ``@abstractmethod`` suit NumPy.
+
+    Attributes:
+        device: the device, as the planner knows it.
+        ordinal: CuPy's index of the device that arrays must be on; None if arrays need not be on a
+            GPU.
+    """
 
     device: Device
-
-    ordinal: int | None
-    """CuPy's index of the device that arrays must be on; None if arrays need not be on a GPU."""
+    ordinal: int | None = None
 
     def is_capturing(self) -> bool:
         """Return whether the current stream is capturing a CUDA graph."""
-        ...
+        return False
 
+    @abstractmethod
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
         """Return an uninitialised array."""
-        ...
 
+    @abstractmethod
     def alignment(self, tensors: Iterable[Any]) -> int:
         """Return the largest power of two, up to 16, that divides the addresses of all arrays."""
-        ...
 
     def conjugate(self, array: Any) -> Any | None:
         """Return a contiguous conjugated copy of a complex array.
@@ -74,16 +79,17 @@ class Backend(Protocol):
         Return None if the backend's ``prepare`` supports ``conjugates=False``, which makes the copy
         unnecessary.
         """
-        ...
+        return None
 
+    @abstractmethod
     def extended(self, array: Any, shape: tuple[int, ...]) -> Any:
         """Return a contiguous copy that has ``shape``, with zeros added at the end of each axis."""
-        ...
 
+    @abstractmethod
     def copy(self, target: Any, source: Any) -> None:
         """Copy the elements of ``source`` to ``target``, which has the same shape and dtype."""
-        ...
 
+    @abstractmethod
     def addend(self, add: Any, result: Any) -> Any:
         """Return ``add``, or a copy that a pass can read while it writes ``result``.
 
@@ -91,8 +97,8 @@ class Backend(Protocol):
             add: ``result`` itself, or an array of its shape that shares no memory with it.
             result: array that the pass will write; it is not changed.
         """
-        ...
 
+    @abstractmethod
     def prepare(
         self,
         pass_plan: PassPlan,
@@ -112,18 +118,18 @@ class Backend(Protocol):
             conjugates: whether backprop_input conjugates a complex w.  A backend whose
                 ``conjugate`` returns a copy always conjugates.
         """
-        ...
 
     def filter_form(
         self, pass_plan: PassPlan, problem: ConvProblem, strides: Strides | None
     ) -> FilterForm | None:
         """Return the memory order to which a pass copies w; None if the pass reads w itself."""
-        ...
+        return None
 
     def arrange(self, form: FilterForm, w: Any) -> Any:
-        """Return a copy of w in the memory order ``form``."""
-        ...
+        """Return a copy of w in the memory order ``form``, which ``filter_form`` returned."""
+        raise NotImplementedError
 
+    @abstractmethod
     def prepare_bias(
         self, problem: ConvProblem, strides: Strides | None, workspace_limit: int | None
     ) -> Run:
@@ -135,15 +141,14 @@ class Backend(Protocol):
             strides: strides of dy and db; ignored on the CPU.
             workspace_limit: largest workspace in bytes, or None; ignored on the CPU.
         """
-        ...
 
+    @abstractmethod
     def load(self, runs: Iterable[Run]) -> None:
         """Load the kernels of all runs at once, before the runs are called.
 
         Raises:
             KernelCompileError: a kernel does not compile.
         """
-        ...
 
 
 _CPU_MODULES: dict[str, Any] = {"reference": reference, "numpy": blocked}
@@ -152,14 +157,10 @@ _AS_ON_A_GPU: Any = {"over": "ignore", "under": "ignore", "invalid": "ignore"}
 """NumPy error handling: overflow, underflow and invalid operations are silent, as on a GPU."""
 
 
-class CpuBackend:
+class CpuBackend(Backend):
     """Backend of NumPy arrays."""
 
     device = CPU
-    ordinal: int | None = None
-
-    def is_capturing(self) -> bool:
-        return False
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         try:
@@ -169,9 +170,6 @@ class CpuBackend:
 
     def alignment(self, tensors: Iterable[Any]) -> int:
         return ALIGNMENT  # constant, because NumPy accepts any alignment
-
-    def conjugate(self, array: np.ndarray) -> None:
-        return None
 
     def extended(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         copied = self.empty(shape, array.dtype.name)
@@ -195,14 +193,6 @@ class CpuBackend:
         conjugates: bool = True,
     ) -> Run:
         return lambda tensors: self.run(pass_plan, problem, tensors, epilogue, conjugates)
-
-    def filter_form(
-        self, pass_plan: PassPlan, problem: ConvProblem, strides: Strides | None
-    ) -> FilterForm | None:
-        return None  # NumPy passes copy filters themselves
-
-    def arrange(self, form: FilterForm, w: Any) -> Any:
-        raise NotImplementedError("NumPy passes use no prepared copies of filters")
 
     def run(
         self,
@@ -244,7 +234,7 @@ class CpuBackend:
             db[...] = view.sum(axis=axes, dtype=wide).reshape(problem.bias_shape)
 
 
-class GpuBackend:
+class GpuBackend(Backend):
     """Backend that runs kernels through a runtime: on CuPy's current device or on an emulator."""
 
     def __init__(self, device: Device, runtime: Runtime, ordinal: int | None = None) -> None:

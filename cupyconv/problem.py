@@ -411,15 +411,16 @@ class ConvProblem:
         rank = spatial_rank(names, x_shape, w_shape)
         layout = formats.resolve_data_format(options.data_format, rank)
         filter_layout = formats.resolve_filter_format(options.filter_format, rank, layout)
-        assign = object.__setattr__
-        assign(self, "input_shape", x_shape)
-        assign(self, "filter_shape", w_shape)
-        assign(self, "data_format", layout)
-        assign(self, "filter_format", filter_layout)
-        assign(self, "stride", _per_axis(names.stride, options.stride, rank))
-        assign(self, "dilation", _per_axis(names.dilation, options.dilation, rank))
-        assign(self, "groups", _count(names.groups, options.groups))
-        assign(self, "dtype", dtype_name(dtype, "Pass, for example, dtype='float32'"))
+        vars(self).update(
+            input_shape=x_shape,
+            filter_shape=w_shape,
+            data_format=layout,
+            filter_format=filter_layout,
+            stride=_per_axis(names.stride, options.stride, rank),
+            dilation=_per_axis(names.dilation, options.dilation, rank),
+            groups=_positive(names.groups, options.groups, candidates=()),
+            dtype=dtype_name(dtype, "Pass, for example, dtype='float32'"),
+        )
         _require_sizes(names, self)
         _require_channels(names, self)
         mode, pairs = _padding(names.padding, options.padding, rank)
@@ -430,8 +431,7 @@ class ConvProblem:
                     self.input_sizes, self.filter_sizes, self.stride, self.dilation, strict=True
                 )
             )
-        assign(self, "padding_mode", mode)
-        assign(self, "padding", pairs)
+        vars(self).update(padding_mode=mode, padding=pairs)
         for axis in self.axes:
             _require_countable(names, axis)
             _require_window(names, axis)
@@ -1167,15 +1167,6 @@ def is_sequence(value: object) -> bool:
     return hasattr(value, "__iter__") and not unordered and getattr(value, "ndim", 1) != 0
 
 
-def _count(what: str, value: object) -> int:
-    number = integer(what, value)
-    if number < 1:
-        raise ConvError(
-            f"{what} must be at least 1", f"got {number}", "Use 1 or more", candidates=()
-        )
-    return number
-
-
 def _per_axis(what: str, value: Size, rank: int) -> tuple[int, ...]:
     if not is_sequence(value):
         return (_positive(what, value),) * rank
@@ -1200,12 +1191,13 @@ def _shapes_for(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the input and output shape that ``from_output`` uses with an output_padding."""
     rank = len(y_shape) - 2
-    n_axis, c_axis, *spatial_axes = formats.data_axes(options.data_format)
+    _, c_axis, *spatial_axes = formats.data_axes(options.data_format)
     _, i_axis, *filter_axes = formats.filter_axes(options.filter_format)
     mode, pairs = _padding(names.padding, options.padding, rank)
+    same = mode.startswith("same")
     strides = _per_axis(names.stride, options.stride, rank)
     if output_padding is None:
-        extra = tuple(s - 1 if mode.startswith("same") else 0 for s in strides)
+        extra = tuple(stride - 1 if same else 0 for stride in strides)
     elif is_sequence(output_padding):
         extra = tuple(integer("output_padding", v) for v in output_padding)  # type: ignore[union-attr]
     else:
@@ -1217,11 +1209,10 @@ def _shapes_for(
             f"Pass one integer, or a sequence of {rank}",
         )
     dilations = _per_axis(names.dilation, options.dilation, rank)
-    steps = strides if mode.startswith("same") else map(max, strides, dilations)
-    fixes = _output_padding_fixes(names, extra, strides, tuple(step - 1 for step in steps))
+    limits = [step - 1 for step in (strides if same else map(max, strides, dilations))]
+    fixes = _output_padding_fixes(names, extra, strides, limits)
     shape, outputs = list(y_shape), list(y_shape)
-    shape[n_axis] = y_shape[n_axis]
-    shape[c_axis] = w_shape[i_axis] * _count(names.groups, options.groups)
+    shape[c_axis] = w_shape[i_axis] * _positive(names.groups, options.groups, candidates=())
     rules = zip(
         formats.SPATIAL_AXES[rank],
         spatial_axes,
@@ -1230,12 +1221,11 @@ def _shapes_for(
         dilations,
         pairs,
         extra,
+        limits,
         strict=True,
     )
-    for name, axis, filter_axis, stride, dilation, (before, after), added in rules:
+    for name, axis, filter_axis, stride, dilation, (before, after), added, most in rules:
         rule = ConvAxis(name, 0, w_shape[filter_axis], stride, dilation, before, after, mode)
-        same = mode.startswith("same")
-        most = stride - 1 if same else max(stride, dilation) - 1
         if not 0 <= added <= most:
             raise ConvError(
                 "output_padding must be at least 0 and less than the stride"
@@ -1249,12 +1239,12 @@ def _shapes_for(
             )
         shape[axis] = rule.first_input_size_for(y_shape[axis]) + added
         if shape[axis] < 1 <= min(y_shape[axis], rule.filter) and (before + after) > 0:
-            most = before + after - (1 - shape[axis])
+            largest = before + after - (1 - shape[axis])
             raise ConvError(
                 f"{names.x} of a transposed convolution must have a size of at least 1",
                 f"{names.y} of {y_shape[axis]} gives {shape[axis] + before + after}, and "
                 f"{names.padding} {(before, after)} removes {before + after}",
-                f"Pad by at most {most} in total" if most >= 0 else "",
+                f"Pad by at most {largest} in total" if largest >= 0 else "",
                 axis=name,
             )
         outputs[axis] += added // stride
@@ -1288,10 +1278,16 @@ def _output_padding_fixes(
     return fixes
 
 
-def _positive(what: str, value: object, axis: str | None = None) -> int:
+def _positive(
+    what: str,
+    value: object,
+    axis: str | None = None,
+    candidates: Sequence[Fix] | None = None,
+) -> int:
     number = integer(what, value)
     if number < 1:
-        raise ConvError(f"{what} must be at least 1", f"got {number}", "Use 1 or more", axis=axis)
+        rule, values = f"{what} must be at least 1", f"got {number}"
+        raise ConvError(rule, values, "Use 1 or more", axis=axis, candidates=candidates)
     return number
 
 

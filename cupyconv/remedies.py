@@ -107,8 +107,7 @@ class Names(NamedTuple):
 
     def argument(self, key: str) -> str:
         """Return the name that an argument of ConvProblem has in the caller's function."""
-        shapes = {"input_shape": "x_shape", "filter_shape": "w_shape", "output_shape": "y_shape"}
-        return getattr(self, shapes.get(key, key))
+        return getattr(self, f"{_OWNERS[key]}_shape" if key in _OWNERS else key)
 
 
 class Fix(NamedTuple):
@@ -346,7 +345,7 @@ class Call:
         """
         if not self.layout:
             return 1.0, 1
-        sizes = [self._size("filter_shape", axis) for axis in formats.SPATIAL_AXES[self.rank]]
+        sizes = self._taps()
         return max(sizes) / max(min(sizes), 1), max(sizes)
 
     def _lists(self) -> Iterator[Fix]:
@@ -437,9 +436,7 @@ class Call:
 
     def rules(self) -> Iterator[Fix]:
         """Yield fixes that change padding or stride so that the input gives the output."""
-        if not self.layout or self.x is None or self.y is None or min(*self.x, *self.y) < 1:
-            return
-        axes = list(self._axes())
+        axes = self._axes_with_outputs()
         if not axes:
             return
         is_same = axes[0][-1] is None
@@ -454,19 +451,16 @@ class Call:
             return  # the caller passed a stride, so a forgotten stride is not the cause
         if stride := self._assigned("stride", self._strides_for(axes)):
             yield stride
-        taps = self._spatial_sizes("filter_shape")
         halves = tuple((span - 1) // 2 for _, _, span, *_ in axes)
         for value in (halves, "same"):
-            if any(size > 1 for size in taps) and (padding := self._padded(value)):
+            if max(self._taps()) > 1 and (padding := self._padded(value)):
                 changed = list(self.after(padding)._axes())
                 if changed and (stride := self._assigned("stride", self._strides_for(changed))):
                     yield _combined(stride, padding)
 
     def steps(self) -> Iterator[Fix]:
         """Yield the fix that replaces a stride above 1 so that the input gives the output."""
-        if not self.layout or self.x is None or self.y is None or min(*self.x, *self.y) < 1:
-            return
-        axes = list(self._axes())
+        axes = self._axes_with_outputs()
         if any(step > 1 for *_, step, _ in axes):
             yield from filter(None, [self._assigned("stride", self._strides_for(axes))])
 
@@ -506,7 +500,7 @@ class Call:
 
         The stride is equal on all axes if possible, and has the form that the function takes.
         """
-        ranges = []
+        ranges, steps = [], [step for *_, step, _ in axes]
         for axis, size, span, _, total in axes:
             output = self._size("output_shape", axis)
             room = size - 1 if total is None else size + total - span
@@ -517,17 +511,15 @@ class Call:
         if len(ranges) != len(axes) or not all(ranges):
             return None
         least = max(strides.start for strides in ranges)
-        equal = all(least in strides for strides in ranges)
-        if equal:
+        if all(least in strides for strides in ranges):
             return self._entries((least,) * len(ranges))
-        steps = [step for *_, step, _ in axes]
         pairs = zip(ranges, steps, strict=True)
         return self._entries(
             tuple(step if step in strides else strides.start for strides, step in pairs)
         )
 
-    def _spatial_sizes(self, key: str) -> list[int]:
-        return [self._size(key, axis) for axis in formats.SPATIAL_AXES[self.rank]]
+    def _taps(self) -> list[int]:
+        return [self._size("filter_shape", axis) for axis in formats.SPATIAL_AXES[self.rank]]
 
     def _outputs(self) -> Iterator[Fix]:
         """Yield fixes that fit the filter to the output or bias, or the output to the filter."""
@@ -564,6 +556,12 @@ class Call:
             span = (self._size("filter_shape", axis) - 1) * dilations[place] + 1
             total = None if pads is None else sum(pads[place])
             yield axis, self._size("input_shape", axis), span, strides[place], total
+
+    def _axes_with_outputs(self) -> list[_Axis]:
+        """Return the spatial axes; an empty list unless x and y are known and not empty."""
+        if not self.layout or self.x is None or self.y is None or min(*self.x, *self.y) < 1:
+            return []
+        return list(self._axes())
 
     def _spatial(self, key: str) -> tuple[int, ...] | None:
         """Return stride or dilation per spatial axis; None if it is not valid."""

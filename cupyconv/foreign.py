@@ -326,44 +326,32 @@ def _require_untransformed(name: str, tensor: Any, torch: Any) -> None:
             dispatch, or PyTorch is tracing.
     """
     beyond = torch._C._dispatch_keys(tensor) - _plain_keys(torch)
-    first = beyond.highestPriorityTypeId()
-    if first != torch._C.DispatchKey.Undefined:
-        raise _dispatched(name, tensor, first.name, beyond.has(torch._C.DispatchKey.Python))
+    key = beyond.highestPriorityTypeId()
+    if beyond.has(torch._C.DispatchKey.Python):
+        raise ConvTypeError(
+            f"{name} of type {type_name(tensor)} has its own __torch_dispatch__, and may have no "
+            f"memory. Call {_TORCH_OPERATORS}, which PyTorch dispatches to the class"
+        )
+    if key.name in ("FuncTorchBatched", "FuncTorchGradWrapper"):
+        raise ConvTypeError(
+            f"{name} is a wrapper tensor of a function transform, such as torch.func.vmap, grad or "
+            f"jvp. Call {_TORCH_OPERATORS}, which supports these transforms"
+        )
+    if key.name == "Functionalize":
+        raise ConvTypeError(
+            f"{name} is a wrapper tensor of torch.func.functionalize and has no memory. "
+            "Call cupyconv outside of functionalize"
+        )
+    if key != torch._C.DispatchKey.Undefined:
+        raise ConvTypeError(
+            f"{name} must be a plain tensor: it has PyTorch's dispatch key {key.name}"
+        )
     modes = torch._C._TorchDispatchModeKey.__members__.values()
     if torch.jit.is_tracing() or any(map(torch._C._get_dispatch_mode, modes)):
         raise ConvTypeError(
             f"{name} is a tensor, and PyTorch is tracing: the result would become a constant of "
             f"the graph. Call {_TORCH_OPERATORS}, which torch.export records"
         )
-
-
-def _dispatched(name: str, tensor: Any, key: str, by_class: bool) -> ConvTypeError:
-    """Return the error for a tensor with an unsupported PyTorch dispatch key.
-
-    Args:
-        name: name of the argument.
-        tensor: the tensor.
-        key: name of the unsupported key with the highest priority.
-        by_class: whether the tensor's class has its own ``__torch_dispatch__``.
-    """
-    if by_class:
-        text = (
-            f"{name} of type {type_name(tensor)} has its own __torch_dispatch__, and may have no "
-            f"memory. Call {_TORCH_OPERATORS}, which PyTorch dispatches to the class"
-        )
-    elif key in ("FuncTorchBatched", "FuncTorchGradWrapper"):
-        text = (
-            f"{name} is a wrapper tensor of a function transform, such as torch.func.vmap, grad or "
-            f"jvp. Call {_TORCH_OPERATORS}, which supports these transforms"
-        )
-    elif key == "Functionalize":
-        text = (
-            f"{name} is a wrapper tensor of torch.func.functionalize and has no memory. "
-            "Call cupyconv outside of functionalize"
-        )
-    else:
-        text = f"{name} must be a plain tensor: it has PyTorch's dispatch key {key}"
-    return ConvTypeError(text)
 
 
 @cache
@@ -400,28 +388,27 @@ _CONVERSIONS = {
 """Methods that convert a library's objects without exported memory to arrays, keyed by library."""
 
 
+_WAYS_IN = {
+    "dask": "Call the functions of cupyconv.dask, which take Dask arrays",
+    "xarray": "Pass NAME.data",
+    "ConvProblem": "A ConvProblem has no values: pass an array of its shape",
+    "PreparedFilter": "Only functions that read w accept a prepared filter, as w; pass NAME.array "
+    "here",
+    "ShapeDtypeStruct": "It has a shape but no values: cupyconv.ConvProblem takes shapes",
+    "SymbolicTensor": "Inside tf.function, tensors have no values yet: call cupyconv outside, or "
+    "through tf.numpy_function",
+    "KerasTensor": "A KerasTensor has no values yet: pass arrays, such as inputs of the model",
+    "SparseTensor": "Pass tensorflow.sparse.to_dense(NAME)",
+}
+"""Suggested fixes, keyed by library or type; NAME is the argument's name."""
+
+
 def way_in(name: str, value: Any) -> str:
     """Return the suggested fix for an object that exports no memory: the error's last sentence."""
     library = type(value).__module__.split(".")[0]
-    if library == "dask":
-        return "Call the functions of cupyconv.dask, which take Dask arrays"
-    if type(value).__name__ == "ConvProblem":
-        return "A ConvProblem has no values: pass an array of its shape"
-    if type(value).__name__ == "PreparedFilter":
-        return f"Only functions that read w accept a prepared filter, as w; pass {name}.array here"
-    if library == "xarray":
-        return f"Pass {name}.data"
-    if type(value).__name__ == "ShapeDtypeStruct":
-        return "It has a shape but no values: cupyconv.ConvProblem takes shapes"
-    if type(value).__name__ == "SymbolicTensor":
-        return (
-            "Inside tf.function, tensors have no values yet: call cupyconv outside, or through "
-            "tf.numpy_function"
-        )
-    if type(value).__name__ == "KerasTensor":
-        return "A KerasTensor has no values yet: pass arrays, such as inputs of the model"
-    if type(value).__name__ == "SparseTensor":
-        return f"Pass tensorflow.sparse.to_dense({name})"
+    for key in (library, type(value).__name__):
+        if key in _WAYS_IN:
+            return _WAYS_IN[key].replace("NAME", name)
     for method in _CONVERSIONS.get(library, ()):
         if hasattr(type(value), method):
             return f"Pass {name}.{method}()"

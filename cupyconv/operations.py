@@ -491,29 +491,25 @@ def conv_backward(
     needed = words_of("needs", "gradient in needs", needs, GRADIENTS)
     options = ConvOptions(stride, padding, dilation, groups, data_format, filter_format)
     prepared_filter = w if isinstance(w, PreparedFilter) else None
-    (x, w, dy), _, backend = _take(
-        ("x", "w", "dy"), (x, w if prepared_filter is None else prepared_filter.array, dy)
-    )
+    plain = w if prepared_filter is None else prepared_filter.array
+    (x, w, dy), _, backend = _take(("x", "w", "dy"), (x, plain, dy))
     if needed in ((), ("bias",)) or not x.dtype == w.dtype == dy.dtype:
         # The calls below do not check that x, w and dy fit together.
         require_words(None, precision, impl, backend.device)
         layouts = {"x": _Layout.of(x), "w": _Layout.of(w), "dy": _Layout.of(dy)}
         problem_of("backprop_filter", layouts, None, options, _BACKWARD["backprop_filter"])
-    how = (options, None, impl, precision)
+
+    def gradient(operation: str, given: tuple[Any, Any], shape: tuple[int, ...]) -> _Call:
+        called = _BACKWARD[operation]
+        return compute(
+            operation, given, shape, options, None, impl, precision, called=called, deferred=True
+        )
+
     dx = dw = db = None
     if "input" in needed:
-        called = _BACKWARD["backprop_input"]
-        dx = compute(
-            "backprop_input",
-            (prepared_filter or w, dy),
-            x.shape,
-            *how,
-            called=called,
-            deferred=True,
-        )
+        dx = gradient("backprop_input", (prepared_filter or w, dy), x.shape)
     if "filter" in needed:
-        called = _BACKWARD["backprop_filter"]
-        dw = compute("backprop_filter", (x, dy), w.shape, *how, called=called, deferred=True)
+        dw = gradient("backprop_filter", (x, dy), w.shape)
     if "bias" in needed:
         db = sum_bias(dy, data_format, None, deferred=True)
     calls = [call for call in (dx, dw, db) if call is not None]
@@ -1020,12 +1016,12 @@ def compute(
         unconjugated or tensors["x"].shape != ready.problem.output_shape
     ):
         _transpose(ready, tensors, unconjugated, measured, backend)
-        return result if out is None or type(out) in arrays.HOMES else _written_to(out)
-    operands = _operands(operation, tensors)
-    run = ready.fastest(operands) if measured else ready.run
-    if deferred:
-        return _Call(run, operands, result)
-    run(operands)
+    else:
+        operands = _operands(operation, tensors)
+        run = ready.fastest(operands) if measured else ready.run
+        if deferred:
+            return _Call(run, operands, result)
+        run(operands)
     return result if out is None or type(out) in arrays.HOMES else _written_to(out)
 
 
@@ -1146,8 +1142,7 @@ def _ready(call: tuple[Any, ...]) -> _Ready:
     if backend.device.is_gpu:
         error_names = _error_names(operation, called)
         strides = _strides(operation, problem, layouts, key.alignment, error_names)
-    limits = (key.precision, key.workspace_limit)
-    request = Request(problem, pass_, backend.device, *limits, strides)
+    request = Request(problem, pass_, backend.device, key.precision, key.workspace_limit, strides)
     prepared_filter = key.prepared_filter
     if prepared_filter is not None:
         prepared_filter.require(request)
@@ -1162,7 +1157,12 @@ def _ready(call: tuple[Any, ...]) -> _Ready:
             form = None  # the pass copies w at each call, as without ``prepare``
         name = None if form is None else form.name
         run = backend.prepare(planned, problem, strides, epilogue, form, key.conjugates)
-        return lambda tensors: run(tensors._replace(w=_filter_to_read(name, tensors.w)))
+
+        def run_on_copy(tensors: Tensors) -> None:
+            w = tensors.w.read_as(name) if type(tensors.w) is PreparedFilter else tensors.w
+            run(tensors._replace(w=w))
+
+        return run_on_copy
 
     def measure(tensors: Tensors) -> Run:
         assert isinstance(impl, str)
@@ -1192,11 +1192,6 @@ def chosen(request: Request, impl: str | Plan) -> PassPlan:
         request.workspace_limit,
         request.strides,
     )
-
-
-def _filter_to_read(form: str | None, w: Any) -> Any:
-    """Return w itself, or the copy named ``form`` if w is a prepared filter."""
-    return w.read_as(form) if type(w) is PreparedFilter else w
 
 
 def _fastest(
@@ -1359,10 +1354,8 @@ def problem_of(
 
 def _result_shape(operation: str, problem: ConvProblem) -> tuple[int, ...]:
     """Return the shape of an operation's result."""
-    return {
-        "forward": problem.output_shape,
-        "backprop_filter": problem.filter_gradient_shape,
-    }.get(operation, problem.input_gradient_shape)
+    shapes = problem.input_shape, problem.filter_shape, problem.output_shape
+    return shapes[_ROLES[operation].index("out")]
 
 
 def _strides(
@@ -1399,10 +1392,9 @@ def bias_problem(
     Every layer with this output has the same db.
     """
     rank = len(dy_shape) - 2
-    layout = data_format
-    if rank in formats.SPATIAL_AXES:
+    options = ConvOptions(data_format=data_format)
+    if rank in formats.SPATIAL_AXES:  # else, named_problem raises an error
         layout = formats.resolve_data_format(data_format, rank)
-        channels = dy_shape[formats.data_axes(layout)[1]]
         for letter, size in zip(layout, dy_shape, strict=True):
             if letter != "N" and size < 1:
                 raise ConvError(
@@ -1410,20 +1402,10 @@ def bias_problem(
                     f"{called} has {letter} = {size}",
                     f"Use positive sizes: {called} {shape_text(dy_shape)} was read as {layout}",
                 )
-    else:
-        channels = 1  # named_problem raises an error for this number of axes
-    return named_problem(
-        Names(x=called),
-        dy_shape,
-        (channels, 1, *[1] * rank),
-        stride=1,
-        padding=0,
-        dilation=1,
-        groups=channels,
-        data_format=layout,
-        filter_format=formats.filter_formats(rank)[0] if rank in formats.SPATIAL_AXES else None,
-        dtype=dtype,
-    )
+        channels = dy_shape[formats.data_axes(layout)[1]]
+        options = ConvOptions(1, 0, 1, channels, layout, formats.filter_formats(rank)[0])
+    w_shape = (options.groups, 1, *[1] * rank)
+    return named_problem(Names(x=called), dy_shape, w_shape, dtype=dtype, **options._asdict())
 
 
 # -- checking --------------------------------------------------------------------------------------

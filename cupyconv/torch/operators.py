@@ -63,8 +63,7 @@ def _run_forward(x, w, bias, stride, padding, dilation, groups, add=None):
     return y
 
 
-def _run_backprop_input(input_shape, w, dy, bias, stride, padding, dilation, groups):
-    window = (stride, padding, dilation, groups)
+def _run_backprop_input(input_shape, w, dy, bias, *window):
     _, layer = _layer((input_shape, w.shape, dy.shape), w.dtype, window)
     dx, shape = _empty(input_shape, dy, w), tuple(input_shape)
     with _place(w.device):
@@ -80,8 +79,7 @@ def _run_backprop_input(input_shape, w, dy, bias, stride, padding, dilation, gro
     return dx
 
 
-def _run_backprop_filter(x, filter_shape, dy, stride, padding, dilation, groups):
-    window = (stride, padding, dilation, groups)
+def _run_backprop_filter(x, filter_shape, dy, *window):
     _, layer = _layer((x.shape, filter_shape, dy.shape), x.dtype, window)
     dw = _empty(filter_shape, x, dy)
     with _place(x.device):
@@ -110,9 +108,16 @@ def require_layer(
     Raises:
         ConvError: the convolution is invalid, or its output does not have y's shape.
     """
+    _require(shapes, torch.float32, layer, names, sizes, bias_shape)
+
+
+def _require(
+    shapes: tuple[Any, ...], dtype: torch.dtype, layer: tuple[Any, ...], *rest: Any
+) -> None:
+    """Check a call as ``_layer`` does, unless some sizes are symbolic."""
     *window, groups = layer
     if not _is_symbolic(*(shape or () for shape in shapes), *window, (groups,)):
-        _layer(shapes, torch.float32, layer, names, sizes, bias_shape)
+        _layer(shapes, dtype, layer, *rest)
 
 
 def _layer(
@@ -124,30 +129,27 @@ def _layer(
     bias_shape: tuple[int, ...] | None = None,
 ) -> tuple[ConvProblem, dict[str, Any]]:
     """Check a call; return its problem and the keyword arguments of cupyconv's functions."""
-    x, w, dy = (None if shape is None else tuple(shape) for shape in shapes)
     *window, groups = layer
-    stride, padding, dilation = map(tuple, window)
-    assert x is not None
-    assert w is not None
     return _checked_layer(
-        x, w, dy, dtype, stride, padding, dilation, groups, names, sizes, bias_shape
+        tuple(None if shape is None else tuple(shape) for shape in shapes),
+        dtype,
+        (*map(tuple, window), groups),
+        names,
+        sizes,
+        bias_shape,
     )
 
 
 @lru_cache(maxsize=4096)
 def _checked_layer(
-    x_shape: tuple[int, ...],
-    w_shape: tuple[int, ...],
-    dy_shape: tuple[int, ...] | None,
+    shapes: tuple[tuple[int, ...] | None, ...],
     dtype: torch.dtype,
-    stride: tuple[int, ...],
-    padding: tuple[int, ...],
-    dilation: tuple[int, ...],
-    groups: int,
+    window: tuple[Any, ...],
     names: Names,
     sizes: tuple[str, ...],
     bias_shape: tuple[int, ...] | None,
 ) -> tuple[ConvProblem, dict[str, Any]]:
+    stride, padding, dilation, groups = window
     layer: dict[str, Any] = {
         "stride": stride,
         "padding": tuple(zip(padding[::2], padding[1::2], strict=True)),
@@ -157,7 +159,7 @@ def _checked_layer(
     remedy = "Convert the tensors, for example x.to(torch.float32)"
     name = dtype_name(DTYPES.get(dtype, dtype), remedy)
     plain: dict[str, Any] = {"data_format": None, "filter_format": None, "dtype": name}
-    tensors = {"input_shape": x_shape, "filter_shape": w_shape, "output_shape": dy_shape}
+    tensors = dict(zip(("input_shape", "filter_shape", "output_shape"), shapes, strict=True))
 
     def require(output_shape: tuple[int, ...] | None, **layer: Any) -> ConvProblem:
         problem = named_problem(names, **layer)
@@ -282,17 +284,13 @@ def _forward_shape(x, w, bias, stride, padding, dilation, groups, add=None):
     return _empty((x.shape[0], w.shape[0], *sizes), x, w)
 
 
-def _backprop_input_shape(input_shape, w, dy, bias, stride, padding, dilation, groups):
-    if not _is_symbolic(input_shape, w.shape, dy.shape, stride, padding, dilation, (groups,)):
-        window = (stride, padding, dilation, groups)
-        _layer((input_shape, w.shape, dy.shape), w.dtype, window)
+def _backprop_input_shape(input_shape, w, dy, bias, *window):
+    _require((input_shape, w.shape, dy.shape), w.dtype, window)
     return _empty(input_shape, dy, w)
 
 
-def _backprop_filter_shape(x, filter_shape, dy, stride, padding, dilation, groups):
-    if not _is_symbolic(x.shape, filter_shape, dy.shape, stride, padding, dilation, (groups,)):
-        window = (stride, padding, dilation, groups)
-        _layer((x.shape, filter_shape, dy.shape), x.dtype, window)
+def _backprop_filter_shape(x, filter_shape, dy, *window):
+    _require((x.shape, filter_shape, dy.shape), x.dtype, window)
     return _empty(filter_shape, x, dy)
 
 

@@ -19,16 +19,16 @@ from click.testing import CliRunner
 import cupyconv
 from cupyconv import raw_ops
 from cupyconv.cli.main import main
-from tests.errors import test_remedies as remedies
 from tests.errors.test_remedies import (
     FUNCTIONS,
+    OWN,
+    TF,
+    TORCH,
     Function,
+    function,
     outcome,
     readable,
-    tf_layout,
-    torch_layout,
-    with_arrays,
-    with_tensors,
+    stop_after_checks,
 )
 from tests.ways_out import Layout, alternatives, applied
 
@@ -56,54 +56,31 @@ class Case(NamedTuple):
     repair: dict[str, Any]
 
 
-def made(call: Any, layout: Any, x: str | None, w: str, y: str | None) -> Function:
-    """Return a function to test whose calls are not drawn at random."""
-    return Function(lambda _: {}, call, layout, x, w, y)
-
-
-def unbatched_layout(axes: str) -> Any:
-    """Return a function that gives the layout of PyTorch's arguments, with or without a batch."""
-
-    def layout(given: dict[str, Any]) -> Layout:
-        whole = torch_layout(input="input", weight="weight")(given)
-        return whole._replace(data=axes[len(axes) - len(given["input"]) :])
-
-    return layout
-
-
 CALLED = {
     **FUNCTIONS,
-    "DepthwiseConv2dNativeBackpropInput": made(
-        with_arrays(raw_ops.DepthwiseConv2dNativeBackpropInput, "filter", "out_backprop"),
-        tf_layout(input="input_sizes", filter="filter", out_backprop="out_backprop"),
-        "input_sizes",
-        "filter",
-        "out_backprop",
+    "DepthwiseConv2dNativeBackpropInput": function(
+        raw_ops.DepthwiseConv2dNativeBackpropInput, TF, "input_sizes", "filter", "out_backprop"
     ),
-    "smallest_transpose": made(
-        with_arrays(cupyconv.conv_transpose, "x", "w"),
-        lambda given: Layout({"x": "x", "filter": "w"}, "NCHW", "OIHW", "w"),
-        None,
-        "w",
-        "x",
-    ),
+    "smallest_transpose": function(cupyconv.conv_transpose, OWN, None, "w", "x", transposed=True),
 }
+
+
+def unbatched(call: Any, axes: str) -> Function:
+    """Return a function of PyTorch, whose input may lack the batch axis."""
+    made = function(call, TORCH, "input", "weight")
+
+    def layout(given: dict[str, Any]) -> Layout:
+        return made.layout(given)._replace(data=axes[len(axes) - len(given["input"]) :])
+
+    return made._replace(layout=layout)
+
+
 if find_spec("torch"):
     in_torch = import_module("cupyconv.torch")
-    for name, axes in {"conv1d": "NCW", "conv_transpose2d": "NCHW"}.items():
-        CALLED[f"torch.{name}"] = made(
-            with_tensors(getattr(in_torch, name), "input", "weight"),
-            unbatched_layout(axes),
-            "input",
-            "weight",
-            None,
-        )
-    CALLED["torch.conv2d_weight"] = made(
-        with_tensors(in_torch.conv2d_weight, "input", "grad_output"),
-        torch_layout(input="input", weight="weight_size", grad_output="grad_output"),
-        "input",
-        "weight_size",
-        "grad_output",
+    CALLED["torch.conv1d"] = unbatched(in_torch.conv1d, "NCW")
+    CALLED["torch.conv_transpose2d"] = unbatched(in_torch.conv_transpose2d, "NCHW")
+    CALLED["torch.conv2d_weight"] = function(
+        in_torch.conv2d_weight, TORCH, "input", "weight_size", "grad_output"
     )
 
 ONE, TWO = [1, 1, 1, 1], [1, 2, 2, 1]
@@ -633,17 +610,6 @@ CASES = [
 ]
 
 
-@pytest.fixture
-def _nothing_is_computed(monkeypatch):
-    """Stop each call when its checks have passed."""
-
-    def reached(*_: object, **__: object) -> None:
-        raise remedies.ReachedError
-
-    for name in ("empty", "run", "sum_bias", "conjugate"):
-        monkeypatch.setattr(remedies.backends.CpuBackend, name, reached, raising=False)
-
-
 def plain(value: Any) -> Any:
     """Return a value with lists as tuples, and equal entries of all axes as one integer."""
     if isinstance(value, (list, tuple)):
@@ -652,9 +618,9 @@ def plain(value: Any) -> Any:
     return value
 
 
-@pytest.mark.usefixtures("_nothing_is_computed")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
-def test_mismatch_offers_the_experts_repair(case):
+def test_mismatch_offers_the_experts_repair(case, monkeypatch):
+    stop_after_checks(monkeypatch)
     if case.function.startswith("torch"):
         pytest.importorskip("torch")
     function = CALLED[case.function]

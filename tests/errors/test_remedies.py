@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import random
 import re
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -31,13 +31,40 @@ class ReachedError(Exception):
     """Raised when a call has passed its checks."""
 
 
-@pytest.fixture(autouse=True)
-def _nothing_is_computed(monkeypatch):
+def stop_after_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let calls raise ReachedError, instead of computing, once their arguments are checked."""
+
     def reached(*_: object, **__: object) -> None:
         raise ReachedError
 
     for name in ("empty", "run", "sum_bias", "conjugate"):
         monkeypatch.setattr(backends.CpuBackend, name, reached, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_computed(monkeypatch):
+    stop_after_checks(monkeypatch)
+
+
+class Style(NamedTuple):
+    """How an interface describes a layer.
+
+    Attributes:
+        rules: returns the arguments that describe the layer of a problem.
+        orders: returns the data format and the filter format of arguments, for a number of spatial
+            axes.
+        words: names of x and w in messages; None if messages have the arguments' names.
+        array: makes an array of a shape.
+        padding, dilation, entries: as for Layout.
+    """
+
+    rules: Callable[[ConvProblem], dict[str, Any]]
+    orders: Callable[[dict[str, Any], int], tuple[str, str]]
+    words: tuple[str, str] | None = ("input", "filter")
+    array: Callable[[Any], Any] = lambda shape: np.broadcast_to(np.float32(1), shape)
+    padding: str = "padding"
+    dilation: str = "dilation"
+    entries: str = "any"
 
 
 class Function(NamedTuple):
@@ -48,6 +75,7 @@ class Function(NamedTuple):
         call: calls the function with arrays of the given shapes.
         layout: returns how the arguments are interpreted.
         x, w, y: names of the arguments that are tensors or their sizes.
+        rank: number of spatial axes; 0 for any number.
     """
 
     make: Callable[[ConvProblem], dict[str, Any]]
@@ -57,28 +85,54 @@ class Function(NamedTuple):
     w: str
     y: str | None
     rank: int = 0
-    formats: bool = True
 
 
-def ones(shape: Any) -> np.ndarray:
-    return np.broadcast_to(np.float32(1), shape)
+def function(
+    call: Callable[..., Any],
+    style: Style,
+    x: str | None,
+    w: str,
+    y: str | None = None,
+    bias: str | None = None,
+    *,
+    out: str | None = None,
+    rank: int = 0,
+    transposed: bool = False,
+) -> Function:
+    """Return a Function, from the names of a function's arguments.
 
+    Args:
+        call: the function.
+        style: style of its interface.
+        x, w, y, bias: arguments that are the tensors of a layer, or their sizes; None for tensors
+            that the function does not take.
+        out: argument for the result, if it is not one of these.
+        rank: as for Function.
+        transposed: whether the function is a transposed convolution, which maps y to x.
+    """
+    arguments = {"x": x, "y": y or out, "w": w, "bias": bias}
+    arguments = {tensor: name for tensor, name in arguments.items() if name}
+    x_word, w_word = style.words or (x, w)
+    words = {"x": "result" if transposed else x_word, "w": w_word, "bias": "bias"}
+    owners = {words.get(tensor, name): name for tensor, name in arguments.items()}
 
-def with_arrays(function: Callable[..., Any], *arrays: str) -> Callable[..., Any]:
-    """Wrap a function so that some of its array arguments are given as shapes."""
+    def make(p: ConvProblem) -> dict[str, Any]:
+        channels = p.C if transposed else p.K
+        shapes = {"x": p.input_shape, "y": p.output_shape, "w": p.filter_shape, "bias": (channels,)}
+        given = {name: shapes[tensor] for tensor, name in arguments.items()}
+        given |= {name: list(shape) for name, shape in given.items() if name.endswith("sizes")}
+        return given | style.rules(p)
 
-    def call(**given: Any) -> Any:
-        shaped = {
-            name: ones(value) if name in arrays and value is not None else value
-            for name, value in given.items()
-        }
-        return function(**shaped)
+    def with_arrays(**given: Any) -> Any:
+        arrays = [name for name in arguments.values() if not re.search("_(shape|sizes?)$", name)]
+        made = {name: style.array(given[name]) for name in arrays if given.get(name) is not None}
+        return call(**{**given, **made})
 
-    return call
+    def layout(given: dict[str, Any]) -> Layout:
+        orders = style.orders(given, len(given[w]) - 2)
+        return Layout(owners, *orders, w, style.padding, style.dilation, style.entries)
 
-
-def rules(problem: ConvProblem) -> dict[str, Any]:
-    return dict(problem.keywords)
+    return Function(make, with_arrays, layout, x, w, y, rank)
 
 
 def orders(given: dict[str, Any], rank: int) -> tuple[str, str]:
@@ -86,25 +140,10 @@ def orders(given: dict[str, Any], rank: int) -> tuple[str, str]:
     return data, formats.resolve_filter_format(given.get("filter_format"), rank, data)
 
 
-def own_layout(**owners: str) -> Callable[[dict[str, Any]], Layout]:
-    def layout(given: dict[str, Any]) -> Layout:
-        w = owners["filter"]
-        return Layout(owners, *orders(given, len(given[w]) - 2), w)
-
-    return layout
+OWN = Style(lambda problem: dict(problem.keywords), orders)
 
 
-def tf_layout(**owners: str) -> Callable[[dict[str, Any]], Layout]:
-    def layout(given: dict[str, Any]) -> Layout:
-        rank = len(given[owners["filter"]]) - 2
-        filters = formats.filter_formats(rank)[1]
-        w = owners["filter"]
-        return Layout(owners, given["data_format"], filters, w, "", "dilations", "all")
-
-    return layout
-
-
-def tf_rules(problem: ConvProblem, three: bool = False) -> dict[str, Any]:
+def tf_rules(problem: ConvProblem) -> dict[str, Any]:
     def spread(values: tuple[int, ...]) -> list[int]:
         sizes = dict(zip("DHW"[3 - len(values) :], values, strict=True))
         return [sizes.get(letter, 1) for letter in problem.data_format]
@@ -123,6 +162,15 @@ def tf_rules(problem: ConvProblem, three: bool = False) -> dict[str, Any]:
     return given
 
 
+TF = Style(
+    tf_rules,
+    lambda given, rank: (given["data_format"], formats.filter_formats(rank)[1]),
+    padding="",
+    dilation="dilations",
+    entries="all",
+)
+
+
 def onnx_rules(problem: ConvProblem) -> dict[str, Any]:
     return {
         "strides": list(problem.stride),
@@ -132,13 +180,13 @@ def onnx_rules(problem: ConvProblem) -> dict[str, Any]:
     }
 
 
-def onnx_layout(**owners: str) -> Callable[[dict[str, Any]], Layout]:
-    def layout(given: dict[str, Any]) -> Layout:
-        w = owners["filter"]
-        data, filters = orders({}, len(given[w]) - 2)
-        return Layout(owners, data, filters, w, "pads", "dilations", "spatial")
-
-    return layout
+ONNX = Style(
+    onnx_rules,
+    lambda _, rank: orders({}, rank),
+    padding="pads",
+    dilation="dilations",
+    entries="spatial",
+)
 
 
 def cudnn_rules(problem: ConvProblem) -> dict[str, Any]:
@@ -154,201 +202,14 @@ def cudnn_rules(problem: ConvProblem) -> dict[str, Any]:
     }
 
 
-def cudnn_layout(**owners: str) -> Callable[[dict[str, Any]], Layout]:
-    def layout(given: dict[str, Any]) -> Layout:
-        rank = len(given[owners["W"]]) - 2
-        data = formats.data_formats(rank)[given["d_layout"]]
-        filters = formats.filter_formats(rank)[2 * given["w_layout"]]
-        return Layout(owners, data, filters, owners["W"], "pad")
-
-    return layout
+def cudnn_orders(given: dict[str, Any], rank: int) -> tuple[str, str]:
+    data = formats.data_formats(rank)[given["d_layout"]]
+    return data, formats.filter_formats(rank)[2 * given["w_layout"]]
 
 
-def conv_problem(**given: Any) -> None:
-    dy = given.pop("output_shape", None)
-    problem = ConvProblem(**given)
-    if dy is not None:
-        problem.require_output_gradient(dy)
-
-
-def out_array(call: Callable[..., Any], name: str) -> Callable[..., Any]:
-    def with_out(**given: Any) -> Any:
-        return call(**{**given, name: np.ones(given[name], np.float32)})
-
-    return with_out
-
-
-FUNCTIONS: dict[str, Function] = {
-    "ConvProblem": Function(
-        lambda p: {"input_shape": p.input_shape, "filter_shape": p.filter_shape, **rules(p)},
-        ConvProblem,
-        own_layout(input="input_shape", filter="filter_shape"),
-        "input_shape",
-        "filter_shape",
-        None,
-    ),
-    "conv_forward": Function(
-        lambda p: {"x": p.input_shape, "w": p.filter_shape, "bias": (p.K,), **rules(p)},
-        with_arrays(cupyconv.conv_forward, "x", "w", "bias"),
-        own_layout(input="x", filter="w", bias="bias"),
-        "x",
-        "w",
-        None,
-    ),
-    "conv_backprop_input": Function(
-        lambda p: {
-            "input_shape": p.input_shape,
-            "w": p.filter_shape,
-            "dy": p.output_shape,
-            **rules(p),
-        },
-        with_arrays(cupyconv.conv_backprop_input, "w", "dy"),
-        own_layout(input="input_shape", filter="w", dy="dy"),
-        "input_shape",
-        "w",
-        "dy",
-    ),
-    "conv_backprop_filter": Function(
-        lambda p: {
-            "x": p.input_shape,
-            "filter_shape": p.filter_shape,
-            "dy": p.output_shape,
-            **rules(p),
-        },
-        with_arrays(cupyconv.conv_backprop_filter, "x", "dy"),
-        own_layout(input="x", filter="filter_shape", dy="dy"),
-        "x",
-        "filter_shape",
-        "dy",
-    ),
-    "conv_backward": Function(
-        lambda p: {"x": p.input_shape, "w": p.filter_shape, "dy": p.output_shape, **rules(p)},
-        with_arrays(cupyconv.conv_backward, "x", "w", "dy"),
-        own_layout(input="x", filter="w", dy="dy"),
-        "x",
-        "w",
-        "dy",
-    ),
-    "conv_transpose": Function(
-        lambda p: {
-            "output_shape": p.input_shape,
-            "x": p.output_shape,
-            "w": p.filter_shape,
-            "bias": (p.C,),
-            **rules(p),
-        },
-        with_arrays(cupyconv.conv_transpose, "x", "w", "bias"),
-        own_layout(result="output_shape", x="x", filter="w", bias="bias"),
-        "output_shape",
-        "w",
-        "x",
-    ),
-    "Conv2D": Function(
-        lambda p: {"input": p.input_shape, "filter": p.filter_shape, **tf_rules(p)},
-        with_arrays(raw_ops.Conv2D, "input", "filter"),
-        tf_layout(input="input", filter="filter"),
-        "input",
-        "filter",
-        None,
-        2,
-    ),
-    "Conv2DBackpropInput": Function(
-        lambda p: {
-            "input_sizes": list(p.input_shape),
-            "filter": p.filter_shape,
-            "out_backprop": p.output_shape,
-            **tf_rules(p),
-        },
-        with_arrays(raw_ops.Conv2DBackpropInput, "filter", "out_backprop"),
-        tf_layout(input="input_sizes", filter="filter", out_backprop="out_backprop"),
-        "input_sizes",
-        "filter",
-        "out_backprop",
-        2,
-    ),
-    "Conv2DBackpropFilter": Function(
-        lambda p: {
-            "input": p.input_shape,
-            "filter_sizes": list(p.filter_shape),
-            "out_backprop": p.output_shape,
-            **tf_rules(p),
-        },
-        with_arrays(raw_ops.Conv2DBackpropFilter, "input", "out_backprop"),
-        tf_layout(input="input", filter="filter_sizes", out_backprop="out_backprop"),
-        "input",
-        "filter_sizes",
-        "out_backprop",
-        2,
-    ),
-    "Conv3D": Function(
-        lambda p: {"input": p.input_shape, "filter": p.filter_shape, **tf_rules(p)},
-        with_arrays(raw_ops.Conv3D, "input", "filter"),
-        tf_layout(input="input", filter="filter"),
-        "input",
-        "filter",
-        None,
-        3,
-    ),
-    "DepthwiseConv2dNative": Function(
-        lambda p: {
-            "input": p.input_shape,
-            "filter": (*p.filter_shape[:2], p.C, p.K // p.C or 1),
-            **tf_rules(p),
-        },
-        with_arrays(raw_ops.DepthwiseConv2dNative, "input", "filter"),
-        tf_layout(input="input", filter="filter"),
-        "input",
-        "filter",
-        None,
-        2,
-    ),
-    "onnx.conv": Function(
-        lambda p: {"x": p.input_shape, "w": p.filter_shape, "b": (p.K,), **onnx_rules(p)},
-        with_arrays(onnx.conv, "x", "w", "b"),
-        onnx_layout(input="x", filter="w", bias="b"),
-        "x",
-        "w",
-        None,
-        formats=False,
-    ),
-    "onnx.conv_transpose": Function(
-        lambda p: {"x": p.output_shape, "w": p.filter_shape, "b": (p.C,), **onnx_rules(p)},
-        with_arrays(onnx.conv_transpose, "x", "w", "b"),
-        onnx_layout(x="x", filter="w", bias="b"),
-        None,
-        "w",
-        "x",
-        formats=False,
-    ),
-    "convolution_forward": Function(
-        lambda p: {
-            "x": p.input_shape,
-            "W": p.filter_shape,
-            "b": (p.K,),
-            "y": p.output_shape,
-            **cudnn_rules(p),
-        },
-        out_array(with_arrays(cudnn.convolution_forward, "x", "W", "b"), "y"),
-        cudnn_layout(x="x", W="W", y="y", bias="b"),
-        "x",
-        "W",
-        None,
-    ),
-    "convolution_backward_filter": Function(
-        lambda p: {
-            "x": p.input_shape,
-            "gy": p.output_shape,
-            "gW": p.filter_shape,
-            "deterministic": True,
-            **cudnn_rules(p),
-        },
-        out_array(with_arrays(cudnn.convolution_backward_filter, "x", "gy"), "gW"),
-        cudnn_layout(x="x", W="gW", gW="gW", gy="gy"),
-        "x",
-        "gW",
-        "gy",
-    ),
-}
+CUDNN = Style(
+    cudnn_rules, cudnn_orders, None, lambda shape: np.ones(shape, np.float32), padding="pad"
+)
 
 
 def torch_rules(problem: ConvProblem) -> dict[str, Any]:
@@ -360,69 +221,65 @@ def torch_rules(problem: ConvProblem) -> dict[str, Any]:
     }
 
 
-def torch_layout(**owners: str) -> Callable[[dict[str, Any]], Layout]:
-    def layout(given: dict[str, Any]) -> Layout:
-        w = owners["weight"]
-        data, filters = orders({}, len(given[w]) - 2)
-        return Layout(owners, data, filters, w)
+TORCH = Style(
+    torch_rules,
+    lambda _, rank: orders({}, rank),
+    ("input", "weight"),
+    lambda shape: import_module("torch").ones(shape),
+)
 
-    return layout
-
-
-def with_tensors(function: Callable[..., Any], *tensors: str) -> Callable[..., Any]:
-    def call(**given: Any) -> Any:
-        import torch
-
-        return function(
-            **{
-                name: torch.ones(value) if name in tensors else value
-                for name, value in given.items()
-            }
-        )
-
-    return call
-
-
+FUNCTIONS: dict[str, Function] = {
+    "ConvProblem": function(ConvProblem, OWN, "input_shape", "filter_shape"),
+    "conv_forward": function(cupyconv.conv_forward, OWN, "x", "w", bias="bias"),
+    "conv_backprop_input": function(cupyconv.conv_backprop_input, OWN, "input_shape", "w", "dy"),
+    "conv_backprop_filter": function(cupyconv.conv_backprop_filter, OWN, "x", "filter_shape", "dy"),
+    "conv_backward": function(cupyconv.conv_backward, OWN, "x", "w", "dy"),
+    "conv_transpose": function(
+        cupyconv.conv_transpose, OWN, "output_shape", "w", "x", "bias", transposed=True
+    ),
+    "Conv2D": function(raw_ops.Conv2D, TF, "input", "filter", rank=2),
+    "Conv2DBackpropInput": function(
+        raw_ops.Conv2DBackpropInput, TF, "input_sizes", "filter", "out_backprop", rank=2
+    ),
+    "Conv2DBackpropFilter": function(
+        raw_ops.Conv2DBackpropFilter, TF, "input", "filter_sizes", "out_backprop", rank=2
+    ),
+    "Conv3D": function(raw_ops.Conv3D, TF, "input", "filter", rank=3),
+    "DepthwiseConv2dNative": function(
+        raw_ops.DepthwiseConv2dNative, TF, "input", "filter", rank=2
+    )._replace(
+        make=lambda p: {
+            "input": p.input_shape,
+            "filter": (*p.filter_shape[:2], p.C, p.K // p.C or 1),
+            **tf_rules(p),
+        }
+    ),
+    "onnx.conv": function(onnx.conv, ONNX, "x", "w", bias="b"),
+    "onnx.conv_transpose": function(
+        onnx.conv_transpose, ONNX, None, "w", "x", "b", transposed=True
+    ),
+    "convolution_forward": function(cudnn.convolution_forward, CUDNN, "x", "W", bias="b", out="y"),
+    "convolution_backward_filter": function(
+        partial(cudnn.convolution_backward_filter, deterministic=True), CUDNN, "x", "gW", "gy"
+    ),
+}
 if find_spec("torch"):
     in_torch = import_module("cupyconv.torch")
-    FUNCTIONS["torch.conv2d"] = Function(
-        lambda p: {
-            "input": p.input_shape,
-            "weight": p.filter_shape,
-            "bias": (p.K,),
-            **torch_rules(p),
-        },
-        with_tensors(in_torch.conv2d, "input", "weight", "bias"),
-        torch_layout(input="input", weight="weight", bias="bias"),
-        "input",
-        "weight",
-        None,
-        2,
+    FUNCTIONS["torch.conv2d"] = function(
+        in_torch.conv2d, TORCH, "input", "weight", bias="bias", rank=2
     )
-    FUNCTIONS["torch.conv2d_input"] = Function(
-        lambda p: {
-            "input_size": p.input_shape,
-            "weight": p.filter_shape,
-            "grad_output": p.output_shape,
-            **torch_rules(p),
-        },
-        with_tensors(in_torch.conv2d_input, "weight", "grad_output"),
-        torch_layout(input="input_size", weight="weight", grad_output="grad_output"),
-        "input_size",
-        "weight",
-        "grad_output",
-        2,
+    FUNCTIONS["torch.conv2d_input"] = function(
+        in_torch.conv2d_input, TORCH, "input_size", "weight", "grad_output", rank=2
     )
 if find_spec("dask"):
     on_chunks = import_module("cupyconv.dask")
-    for name in ("conv_forward", "conv_backprop_filter", "conv_transpose"):
-        plain = FUNCTIONS[name]
-        operands = {"x", "w", "bias", "dy"} & set(
-            inspect.signature(getattr(cupyconv, name)).parameters
-        )
-        FUNCTIONS[f"dask.{name}"] = plain._replace(
-            call=with_arrays(getattr(on_chunks, name), *operands)
-        )
+    FUNCTIONS["dask.conv_forward"] = function(on_chunks.conv_forward, OWN, "x", "w", bias="bias")
+    FUNCTIONS["dask.conv_backprop_filter"] = function(
+        on_chunks.conv_backprop_filter, OWN, "x", "filter_shape", "dy"
+    )
+    FUNCTIONS["dask.conv_transpose"] = function(
+        on_chunks.conv_transpose, OWN, "output_shape", "w", "x", "bias", transposed=True
+    )
 
 
 # -- invalid configurations ------------------------------------------------------------------------
@@ -740,7 +597,7 @@ def test_unknown_remedy_is_omitted():
     ("word", "mode"), [("circular", "wrap"), ("reflect", "reflect"), ("replicate", "edge")]
 )
 def test_padding_modes_suggest_numpy_pad(word, mode):
-    x, w = ones((1, 2, 6)), ones((3, 2, 3))
+    x, w = np.ones((1, 2, 6), np.float32), np.ones((3, 2, 3), np.float32)
     with pytest.raises(ConvError, match=rf"numpy.pad\(x, ..., mode='{mode}'\)"):
         cupyconv.conv_forward(x, w, padding=word)
     with pytest.raises(ReachedError):

@@ -621,41 +621,6 @@ def test_mixed_dtypes_are_rejected():
         cupyconv.conv_forward(ones(1, 1, 5), ones(1, 1, 3), np.ones(1))
 
 
-@pytest.mark.parametrize(
-    ("value", "kind", "way_out"),
-    [
-        ([[[1.0]]], "list", "numpy.asarray(x, dtype='float32')"),
-        (3.0, "float", "Pass a NumPy or CuPy array"),
-        (None, "NoneType", "Pass a NumPy or CuPy array"),
-        ("x", "str", "Pass a NumPy or CuPy array"),
-    ],
-)
-def test_other_objects_are_rejected(value, kind, way_out):
-    with pytest.raises(ConvTypeError) as caught:
-        cupyconv.conv_forward(value, ones(1, 1, 3))
-    assert f"x must be a NumPy or CuPy array, or export DLPack: got {kind}" in str(caught.value)
-    assert str(caught.value).endswith(way_out)
-
-
-class Unexportable:
-    """Object with a DLPack device that refuses to export, like a tensor that requires gradients."""
-
-    def __dlpack_device__(self):
-        return (1, 0)
-
-    def __dlpack__(self, **_):
-        raise BufferError("it requires gradients")
-
-
-def test_refused_dlpack_exports_are_reported():
-    with pytest.raises(ConvTypeError) as caught:
-        cupyconv.conv_forward(Unexportable(), ones(1, 1, 3))
-    message = str(caught.value)
-    assert "x of type" in message
-    assert "Unexportable does not export its memory: it requires gradients" in message
-    assert "Pass a NumPy or CuPy array" in message
-
-
 class Exporter:
     """Object whose DLPack device and capsule are given values, or exceptions to raise."""
 
@@ -682,6 +647,7 @@ class Exporter:
         ({"device": ()}, "IndexError"),
         ({"device": None}, "subscriptable"),
         ({"device": ("one", 0)}, "one"),
+        ({"memory": BufferError("it needs grad")}, "memory: it needs grad. Pass a NumPy or CuPy"),
         ({"memory": KeyError("queue")}, "KeyError: 'queue'"),
         ({"memory": AttributeError("no context")}, "AttributeError: no context"),
         ({"memory": OSError("unplugged")}, "OSError: unplugged"),
@@ -718,43 +684,6 @@ def test_exceptions_of_attributes_are_quoted():
 
 
 # -- subclasses of NumPy arrays --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["x", "w", "bias", "dy", "out"])
-def test_masked_arrays_are_rejected(name, computes):
-    def layer(**changed):
-        given = {"x": ones(1, 1, 5), "w": ones(1, 1, 3), "bias": ones(1), "dy": ones(1, 1, 3)}
-        return {**given, **changed}
-
-    shape = layer().get(name, ones(1, 1, 3)).shape
-    masked = np.ma.masked_array(np.ones(shape, F32), mask=np.ones(shape, bool))
-    calls = [
-        lambda g: cupyconv.conv_forward(g["x"], g["w"], g["bias"], out=g.get("out")),
-        lambda g: cupyconv.conv_backward(g["x"], g["w"], g["dy"]),
-        lambda g: cupyconv.conv_backprop_bias(g["dy"]),
-        lambda g: cupyconv.onnx.conv(g["x"], g["w"], g["bias"]),
-    ]
-    uses = {"x": (0, 1, 3), "w": (0, 1, 3), "bias": (0, 3), "dy": (1, 2), "out": (0,)}
-    for number in uses[name]:
-        with pytest.raises(ConvTypeError, match="is a masked array") as caught:
-            calls[number](layer(**{name: masked}))
-        called = "b" if (name, number) == ("bias", 3) else name
-        assert f"{called}.filled(0)" in str(caught.value)
-        assert f"{called}.data" in str(caught.value)
-        calls[number](layer(**{name: masked.filled(0)}))
-    assert masked.mask.all()
-
-
-def test_explain_rejects_masked_arrays():
-    problem = cupyconv.ConvProblem((1, 1, 5), (1, 1, 3))
-    with pytest.raises(ConvTypeError, match="x is a masked array"):
-        cupyconv.explain(problem, x=np.ma.ones((1, 1, 5), F32))
-
-
-@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
-def test_numpy_matrix_is_rejected():
-    with pytest.raises(ConvTypeError, match=r"bias is a numpy\.matrix.*numpy\.asarray\(bias\)"):
-        cupyconv.conv_forward(ones(1, 1, 5), ones(1, 1, 3), np.matrix([[1.0]], dtype=F32))
 
 
 def test_other_subclasses_are_used_as_plain_arrays(tmp_path, computes):
@@ -1083,21 +1012,6 @@ def test_transpose_keeps_the_batch_size():
 
 
 # -- memory ----------------------------------------------------------------------------------------
-
-
-def test_result_larger_than_memory_reports_its_size(computes):
-    x = np.broadcast_to(F32(1), (2**16, 1, 2**16, 2**16))
-    w = np.broadcast_to(F32(1), (2**10, 1, 1, 1))
-    with pytest.raises(MemoryError) as caught:
-        cupyconv.conv_forward(x, w)
-    assert "65536x1024x65536x65536 float32 takes 1,024.0 PiB" in str(caught.value)
-
-
-def test_result_beyond_64_bits_reports_its_size(computes):
-    x = np.broadcast_to(F32(1), (2**20, 1, 2**20))
-    w = np.broadcast_to(F32(1), (2**24, 1, 1))
-    with pytest.raises(MemoryError, match="1048576x16777216x1048576 float32 takes"):
-        cupyconv.conv_forward(x, w)
 
 
 def test_rejecting_input_allocates_no_memory():

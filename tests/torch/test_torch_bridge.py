@@ -7,7 +7,6 @@ import inspect
 import itertools
 import subprocess
 import sys
-import warnings
 from functools import partial
 
 import numpy as np
@@ -400,19 +399,6 @@ def test_autocast_dtypes_match_pytorch():
 # -- bad input -------------------------------------------------------------------------------------
 
 
-def test_plain_functions_reject_tensors_that_require_grad():
-    x, w, _ = operands(2, {})
-    x.requires_grad_()
-    for call in (
-        lambda: cupyconv.conv_forward(x, w),
-        lambda: cupyconv.conv_backprop_filter(x, w.shape, w),
-        lambda: cupyconv.raw_ops.Conv2D(input=x, filter=w, strides=[1] * 4, padding="SAME"),
-    ):
-        with pytest.raises(ConvTypeError, match=r"requires grad.*cupyconv\.torch\.conv2d.*detach"):
-            call()
-    assert cupyconv.conv_forward(x.detach(), w).shape == ct.conv2d(x, w).shape
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from TorchScript
 def test_operators_reject_dual_tensors():
     """Custom operators only support reverse mode; PyTorch would drop a tangent silently."""
@@ -494,27 +480,7 @@ def test_out_may_be_an_inference_tensor():
     assert_same(y, F.conv2d(x, w))
 
 
-def quantised(x):
-    """Quantise to 8 bits, which PyTorch has deprecated."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.quantize_per_tensor(x, 1.0, 0, torch.qint8)
-
-
-def masked(x):
-    """Mask the values that are not positive; masked tensors are a prototype in PyTorch."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.masked.masked_tensor(x, x > 0)
-
-
-def half_complex(x):
-    """Convert to complex32, which is experimental in PyTorch."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return x.to(torch.complex32)
-
-
+@pytest.mark.filterwarnings("ignore")  # some of these kinds are prototypes or deprecated
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -525,10 +491,23 @@ def half_complex(x):
             lambda x, w, b: (x.long(), w.long(), b.long()),
             r"input is torch\.int64.*input\.to\(",
         ),
-        (lambda x, w, b: (half_complex(x), w, None), r"complex32.*input\.to\(torch\.complex64\)"),
+        (
+            lambda x, w, b: (x.to(torch.complex32), w, None),
+            r"complex32.*input\.to\(torch\.complex64\)",
+        ),
         (lambda x, w, b: (x.to_sparse(), w, b), r"dense tensor.*input\.to_dense"),
-        (lambda x, w, b: (quantised(x), w, b), r"quantised\. Pass input\.dequantize\(\)"),
-        (lambda x, w, b: (x, masked(w), b), r"masked tensor.*weight\.to_tensor\(0\)"),
+        (
+            lambda x, w, b: (torch.quantize_per_tensor(x, 1.0, 0, torch.qint8), w, b),
+            r"quantised\. Pass input\.dequantize\(\)",
+        ),
+        (
+            lambda x, w, b: (x, torch.masked.masked_tensor(w, w > 0), b),
+            r"masked tensor.*weight\.to_tensor\(0\)",
+        ),
+        (
+            lambda x, w, b: (torch.nested.nested_tensor([x[0], x[0, :, :5]]), w, b),
+            r"input is a nested tensor.*separately",
+        ),
         (lambda x, w, b: (x.to("meta"), w, b), r"input is on meta, weight on cpu.*weight\.to"),
     ],
 )

@@ -152,13 +152,6 @@ def test_errors_are_runtime_errors():
     assert isinstance(caught.value, ConvTypeError)
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-def test_nested_tensors_are_rejected():
-    nested = torch.nested.nested_tensor([torch.ones(2, 5, 5), torch.ones(2, 6, 6)])
-    with pytest.raises(ConvTypeError, match=r"input is a nested tensor.*separately"):
-        ct.conv2d(nested, torch.ones(3, 2, 3, 3))
-
-
 @pytest.mark.parametrize("batch", [0, 2])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_results_without_input_channels_match_pytorch(batch, has_bias):

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 import cupyconv
-from cupyconv import ConvProblem, ConvTypeError, arrays, cudnn, onnx, raw_ops
+from cupyconv import ConvProblem, ConvTypeError, arrays, cudnn, raw_ops
+from tests.layer_functions import GROUPS, WAYS, Way
 
 PROBLEM = ConvProblem((1, 2, 5, 4), (3, 2, 2, 2))
 SHAPES = {
@@ -25,7 +26,6 @@ SHAPES = {
     "w": PROBLEM.filter_shape,
     "dy": PROBLEM.output_shape,
     "bias": (3,),
-    "shift": (2,),
 }
 DATA = {
     name: np.random.default_rng(number).integers(-3, 4, shape).astype("float32")
@@ -33,102 +33,46 @@ DATA = {
 }
 
 
-# -- interfaces ------------------------------------------------------------------------------------
+# -- functions of the interfaces -------------------------------------------------------------------
+
+LAYER = Way(cupyconv.conv_forward)
+PREPARED = ConvProblem(LAYER.shape("x"), LAYER.shape("w"), stride=2, padding=1, groups=GROUPS)
 
 
-def cudnn_result(function: Callable[..., None], shape: tuple[int, ...], *given: Any) -> Any:
-    """Return the result of a function of cupyconv.cudnn, which writes it into an argument."""
-    y = np.zeros(shape, "float32")
-    backward = function is not cudnn.convolution_forward
-    more = {"deterministic": True} if backward else {}
-    function(*given, y, 0, 1, 1, 1, **more, auto_tune=False, tensor_core="auto")
-    return y
+def prepare(x: Any, w: Any) -> np.ndarray:
+    return cupyconv.conv_forward(x, cupyconv.prepare(w, PREPARED), **PREPARED.keywords)
 
 
-def dask_result(function: str, *given: Any) -> Any:
-    """Return a result of cupyconv.dask, computed here."""
-    cd = pytest.importorskip("cupyconv.dask", reason="dask is not installed")
-    return getattr(cd, function)(*given).compute(scheduler="synchronous")
+def explain(x: Any, w: Any) -> np.ndarray:
+    return np.array(cupyconv.explain(PREPARED).element("y[0,0,1,1]", x=x, w=w).sum)
 
 
-Call = Callable[[dict[str, Any]], Any]
+EACH_ARGUMENT = [
+    pytest.param(way, name, id=f"{way.name}-{name}-{number}")
+    for number, way in enumerate([*WAYS, Way(prepare), Way(explain)])
+    for name in way.parameters
+    if way.is_array(name) and name not in way.outputs and "torch" not in way.name
+]
 
-WAYS: dict[str, tuple[tuple[str, ...], Call]] = {
-    "conv_forward": (
-        ("x", "w", "bias"),
-        lambda a: cupyconv.conv_forward(a["x"], a["w"], a["bias"]),
-    ),
-    "conv_backprop_input": (
-        ("w", "dy"),
-        lambda a: cupyconv.conv_backprop_input(SHAPES["x"], a["w"], a["dy"]),
-    ),
-    "conv_backprop_filter": (
-        ("x", "dy"),
-        lambda a: cupyconv.conv_backprop_filter(a["x"], SHAPES["w"], a["dy"]),
-    ),
-    "conv_backprop_bias": (("dy",), lambda a: cupyconv.conv_backprop_bias(a["dy"])),
-    "conv_backward": (
-        ("x", "w", "dy"),
-        lambda a: np.concatenate(
-            [g.ravel() for g in cupyconv.conv_backward(a["x"], a["w"], a["dy"])]
-        ),
-    ),
-    "conv_transpose": (
-        ("dy", "w", "shift"),
-        lambda a: cupyconv.conv_transpose(a["dy"], a["w"], a["shift"]),
-    ),
-    "prepare": (("w",), lambda a: cupyconv.conv_forward(a["x"], cupyconv.prepare(a["w"], PROBLEM))),
-    "onnx.conv": (("x", "w", "bias"), lambda a: onnx.conv(a["x"], a["w"], a["bias"])),
-    "onnx.conv_transpose": (
-        ("dy", "w", "shift"),
-        lambda a: onnx.conv_transpose(a["dy"], a["w"], a["shift"]),
-    ),
-    "raw_ops.Conv2D": (
-        ("x", "w"),
-        lambda a: raw_ops.Conv2D(
-            input=a["x"], filter=a["w"], strides=[1] * 4, padding="SAME", data_format="NCHW"
-        ),
-    ),
-    "raw_ops.BiasAddGrad": (("dy",), lambda a: raw_ops.BiasAddGrad(out_backprop=a["dy"])),
-    "cudnn.convolution_forward": (
-        ("x", "w", "bias"),
-        lambda a: cudnn_result(cudnn.convolution_forward, SHAPES["dy"], a["x"], a["w"], a["bias"]),
-    ),
-    "cudnn.convolution_backward_filter": (
-        ("x", "dy"),
-        lambda a: cudnn_result(cudnn.convolution_backward_filter, SHAPES["w"], a["x"], a["dy"]),
-    ),
-    "cudnn.convolution_backward_data": (
-        ("w", "dy", "shift"),
-        lambda a: cudnn_result(
-            cudnn.convolution_backward_data, SHAPES["x"], a["w"], a["dy"], a["shift"]
-        ),
-    ),
-    "dask.conv_forward": (
-        ("x", "w", "bias"),
-        lambda a: dask_result("conv_forward", a["x"], a["w"], a["bias"]),
-    ),
-    "dask.conv_backprop_input": (
-        ("w", "dy"),
-        lambda a: dask_result("conv_backprop_input", SHAPES["x"], a["w"], a["dy"]),
-    ),
-    "dask.conv_backprop_filter": (
-        ("x", "dy"),
-        lambda a: dask_result("conv_backprop_filter", a["x"], SHAPES["w"], a["dy"]),
-    ),
-    "dask.conv_backprop_bias": (("dy",), lambda a: dask_result("conv_backprop_bias", a["dy"])),
-    "dask.conv_transpose": (
-        ("dy", "w", "shift"),
-        lambda a: dask_result("conv_transpose", a["dy"], a["w"], a["shift"]),
-    ),
-    "explain": (
-        ("x", "w"),
-        lambda a: np.array(cupyconv.explain(PROBLEM).element("y[0,0,0,0]", x=a["x"], w=a["w"]).sum),
-    ),
-}
-"""Array arguments of each function, and a call of it, keyed by the function's name."""
 
-EACH_ARGUMENT = [(way, name) for way, (names, _) in WAYS.items() for name in names]
+def integers(way: Way, convert: Callable[[np.ndarray], Any] = np.asarray) -> dict[str, Any]:
+    """Return valid arguments of a function, with integers as the values of its arrays."""
+    rng = np.random.default_rng(0)
+    return {
+        name: convert(rng.integers(-3, 4, way.shape(way.tensor(name))).astype("float32"))
+        if way.is_array(name)
+        else value
+        for name, value in way.valid().items()
+    }
+
+
+def computed(way: Way, given: dict[str, Any]) -> np.ndarray:
+    """Return all results of a call, in one vector."""
+    result = way.finish(way.call(**given))
+    if result is None:  # the call writes its result to an argument
+        (result,) = (given[name] for name in way.outputs)
+    several = result if isinstance(result, tuple) else (result,)
+    return np.concatenate([arrays.take("result", one)[0].ravel() for one in several])
 
 
 # -- converted -------------------------------------------------------------------------------------
@@ -154,18 +98,20 @@ def zero(array: np.ndarray) -> Any:
 @pytest.mark.parametrize(("way", "name"), EACH_ARGUMENT)
 def test_lazily_negated_tensors_count_with_their_sign(way, name):
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    call, tensors = WAYS[way][1], {n: torch.from_numpy(a) for n, a in DATA.items()}
-    expected = call(tensors)
-    np.testing.assert_array_equal(call({**tensors, name: negated(DATA[name])}), expected)
+    expected = computed(way, integers(way, torch.from_numpy))
+    tensors = integers(way, torch.from_numpy)
+    tensors[name] = negated(tensors[name].numpy())
+    np.testing.assert_array_equal(computed(way, tensors), expected)
     assert np.any(expected)
 
 
 @pytest.mark.parametrize(("way", "name"), EACH_ARGUMENT)
 def test_zero_tensors_count_as_zeros(way, name):
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    call, tensors = WAYS[way][1], {n: torch.from_numpy(a) for n, a in DATA.items()}
-    expected = call({**tensors, name: torch.zeros(SHAPES[name])})
-    np.testing.assert_array_equal(call({**tensors, name: zero(DATA[name])}), expected)
+    tensors = integers(way, torch.from_numpy)
+    expected = computed(way, {**tensors, name: torch.zeros(tensors[name].shape)})
+    result = computed(way, {**tensors, name: zero(tensors[name])})
+    np.testing.assert_array_equal(result, expected)
 
 
 @pytest.mark.parametrize("operand", ["x", "w", "bias"])
@@ -611,8 +557,9 @@ def test_other_kinds_are_refused_with_a_way_out(kind):
 
 @pytest.mark.parametrize(("way", "name"), EACH_ARGUMENT)
 def test_no_way_in_loses_a_unit(way, name):
+    given = integers(way)
     with pytest.raises(ConvTypeError, match="has a unit, which the result would lose"):
-        WAYS[way][1]({**DATA, name: DATA[name].view(Metres)})
+        computed(way, {**given, name: given[name].view(Metres)})
 
 
 def test_blocks_of_dask_do_not_lose_a_unit():

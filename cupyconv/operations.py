@@ -442,15 +442,11 @@ def conv_backward(
 ) -> ConvGradients[CuPyArray | None]: ...
 @overload
 def conv_backward(
-    x: Exporter, w: Exporter | PreparedFilter[Any], dy: Exporter, **how: Unpack[_How]
-) -> ConvGradients[Any]: ...
-@overload
-def conv_backward(
     x: Exporter,
     w: Exporter | PreparedFilter[Any],
     dy: Exporter,
     *,
-    needs: Gradient | Iterable[Gradient],
+    needs: Gradient | Iterable[Gradient] = ...,
     **how: Unpack[_How],
 ) -> ConvGradients[Any]: ...
 def conv_backward(

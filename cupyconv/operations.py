@@ -489,7 +489,8 @@ def conv_backward(
     prepared_filter = w if isinstance(w, PreparedFilter) else None
     plain = w if prepared_filter is None else prepared_filter.array
     (x, w, dy), _, backend = _take(("x", "w", "dy"), (x, plain, dy))
-    if needed in ((), ("bias",)) or not x.dtype == w.dtype == dy.dtype:
+    is_number = x.dtype.kind in "fcV"  # V is the kind of bfloat16
+    if needed in ((), ("bias",)) or not (is_number and x.dtype == w.dtype == dy.dtype):
         # The calls below do not check that x, w and dy fit together.
         require_words(None, precision, impl, backend.device)
         layouts = {"x": _Layout.of(x), "w": _Layout.of(w), "dy": _Layout.of(dy)}

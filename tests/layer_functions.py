@@ -60,6 +60,9 @@ class Way:
     def name(self) -> str:
         return f"{self.call.__module__.removeprefix('cupyconv.')}.{self.call.__name__}"
 
+    def __str__(self) -> str:
+        return f"{self.name} without {self.without}" if self.without else self.name
+
     @property
     def transposes(self) -> bool:
         """Whether the result's size follows from the arguments, so that any size of x is valid."""

@@ -48,8 +48,8 @@ def explain(x: Any, w: Any) -> np.ndarray:
 
 
 EACH_ARGUMENT = [
-    pytest.param(way, name, id=f"{way.name}-{name}-{number}")
-    for number, way in enumerate([*WAYS, Way(prepare), Way(explain)])
+    pytest.param(way, name, id=f"{way}-{name}")
+    for way in (*WAYS, Way(prepare), Way(explain))
     for name in way.parameters
     if way.is_array(name) and name not in way.outputs and "torch" not in way.name
 ]

@@ -21,6 +21,7 @@ from cupyconv import ConvError, ConvProblem, ConvTypeError, backends, cudnn, for
 from cupyconv.arrays import numpy_dtype
 from cupyconv.cli.main import main
 from tests.configurations import random_problem
+from tests.layer_functions import WAYS
 from tests.ways_out import Layout, alternatives, applied
 
 CONFIGURATIONS = 250
@@ -608,50 +609,25 @@ def test_padding_modes_suggest_numpy_pad(word, mode):
 
 DTYPES = ("float16", "float32", "float64", "complex64", "bfloat16", "uint8", "int32", "bool")
 
-CALLS: dict[str, tuple[Callable[..., Any], dict[str, tuple[int, ...]], dict[str, Any]]] = {
-    "conv_forward": (
-        cupyconv.conv_forward,
-        {"x": (1, 2, 5), "w": (3, 2, 3), "bias": (3,)},
-        {},
-    ),
-    "conv_backprop_input": (
-        cupyconv.conv_backprop_input,
-        {"w": (3, 2, 3), "dy": (1, 3, 3)},
-        {"input_shape": (1, 2, 5)},
-    ),
-    "conv_backward": (
-        cupyconv.conv_backward,
-        {"x": (1, 2, 5), "w": (3, 2, 3), "dy": (1, 3, 3)},
-        {},
-    ),
-    "conv_backprop_bias": (cupyconv.conv_backprop_bias, {"dy": (1, 3, 3)}, {}),
-    "Conv2D": (
-        raw_ops.Conv2D,
-        {"input": (1, 5, 5, 2), "filter": (3, 3, 2, 3)},
-        {"strides": [1, 1, 1, 1], "padding": "SAME"},
-    ),
-    "onnx.conv": (onnx.conv, {"x": (1, 2, 5), "w": (3, 2, 3), "b": (3,)}, {}),
-}
-if find_spec("dask"):
-    CALLS["dask.conv_forward"] = (on_chunks.conv_forward, *CALLS["conv_forward"][1:])
-    CALLS["dask.conv_transpose"] = (
-        on_chunks.conv_transpose,
-        {"x": (1, 3, 3), "w": (3, 2, 3), "bias": (2,)},
-        {},
-    )
+TYPED = [way for way in WAYS if not way.name.startswith(("cudnn", "torch"))]
+"""Functions whose arrays have dtypes of NumPy, and need no array for the result."""
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_remedies_of_wrong_dtypes_work(name):
-    function, shapes, rest = CALLS[name]
-    rng = random.Random(f"dtypes of {name}")
+@pytest.mark.parametrize(
+    "way",
+    [way for way in TYPED if any(map(way.is_array, way.parameters))],
+    ids=str,
+)
+def test_remedies_of_wrong_dtypes_work(way):
+    rng = random.Random(f"dtypes of {way.name}")
     refused = 0
     for _ in range(80):
-        given = {
-            key: np.ones(shape, numpy_dtype(rng.choice(DTYPES))) for key, shape in shapes.items()
-        }
+        given = {name: value for name, value in way.valid().items() if name not in way.outputs}
+        for name in filter(way.is_array, given):
+            dtype = numpy_dtype(rng.choice(DTYPES))
+            given[name] = np.ones(way.shape(way.tensor(name)), dtype)
         try:
-            function(**given, **rest)
+            way.call(**given)
         except ReachedError:
             continue
         except ConvTypeError as error:
@@ -663,7 +639,7 @@ def test_remedies_of_wrong_dtypes_work(name):
                 given[key] = given[key].astype(numpy_dtype(dtype))
             refused += 1
             with suppress(ReachedError):
-                function(**given, **rest)
+                way.call(**given)
     assert refused > 20
 
 

@@ -92,9 +92,8 @@ def test_convolutions_and_gradients_match_pytorch(rank, name, dtype):
     theirs = getattr(F, f"conv{rank}d")(*leaves, **rules)
     assert_same(ours, theirs)
     dy = integers(*theirs.shape, dtype=dtype, seed=3)
-    for gradient, reference in zip(
-        torch.autograd.grad(ours, leaves, dy), torch.autograd.grad(theirs, leaves, dy), strict=True
-    ):
+    results = (torch.autograd.grad(y, leaves, dy) for y in (ours, theirs))
+    for gradient, reference in zip(*results, strict=True):
         assert_same(gradient, reference)
 
 
@@ -143,9 +142,8 @@ def test_transposed_convolutions_and_gradients_match_pytorch(rank, name, dtype):
     theirs = getattr(F, f"conv_transpose{rank}d")(*leaves, **rules)
     assert_same(ours, theirs)
     dy = integers(*theirs.shape, dtype=dtype, seed=3)
-    for gradient, reference in zip(
-        torch.autograd.grad(ours, leaves, dy), torch.autograd.grad(theirs, leaves, dy), strict=True
-    ):
+    results = (torch.autograd.grad(y, leaves, dy) for y in (ours, theirs))
+    for gradient, reference in zip(*results, strict=True):
         assert_same(gradient, reference)
 
 
@@ -251,19 +249,27 @@ def test_third_derivatives_match_pytorch():
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
-def test_backward_computes_only_the_needed_gradients(monkeypatch):
-    passes = []
+@pytest.fixture
+def passes(monkeypatch):
+    """Record the passes that the CPU computes, with the addresses of their tensors."""
+    recorded = []
     run = backends.CpuBackend.run
 
-    def record(self, pass_plan, *rest, **keywords):
-        passes.append(pass_plan.pass_)
-        return run(self, pass_plan, *rest, **keywords)
+    def record(self, pass_plan, problem, tensors, *rest):
+        arrays = (tensors.x, tensors.w, tensors.y, tensors.bias)
+        addresses = [None if array is None else array.ctypes.data for array in arrays]
+        recorded.append((pass_plan.pass_, addresses))
+        return run(self, pass_plan, problem, tensors, *rest)
 
     monkeypatch.setattr(backends.CpuBackend, "run", record)
+    return recorded
+
+
+def test_backward_computes_only_the_needed_gradients(passes):
     x, w, _ = operands(2, {})
     w.requires_grad_()
     ct.conv2d(x, w).sum().backward()
-    assert passes == ["forward", "backprop_filter"]
+    assert [pass_ for pass_, _ in passes] == ["forward", "backprop_filter"]
 
 
 # -- graphs ----------------------------------------------------------------------------------------
@@ -365,18 +371,10 @@ def test_results_keep_channels_last(rank):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_passes_use_the_tensors_memory(monkeypatch, dtype):
-    addresses = []
-    run = backends.CpuBackend.run
-
-    def record(self, pass_plan, problem, tensors, *rest, **keywords):
-        addresses.append([a.ctypes.data for a in (tensors.x, tensors.w, tensors.y, tensors.bias)])
-        return run(self, pass_plan, problem, tensors, *rest, **keywords)
-
-    monkeypatch.setattr(backends.CpuBackend, "run", record)
+def test_passes_use_the_tensors_memory(passes, dtype):
     x, w, b = operands(2, {}, dtype)
     y = ct.conv2d(x, w, b)
-    assert addresses == [[x.data_ptr(), w.data_ptr(), y.data_ptr(), b.data_ptr()]]
+    assert passes == [("forward", [tensor.data_ptr() for tensor in (x, w, y, b)])]
 
 
 # -- autocast --------------------------------------------------------------------------------------
@@ -727,14 +725,7 @@ def test_patch_leaves_errors_to_pytorch():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from PyTorch's compiler
 @pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")  # from the hooks of a patch
-def test_patch_recompiles_a_compiled_model(monkeypatch):
-    passes = []
-    run = backends.CpuBackend.run
-    monkeypatch.setattr(
-        backends.CpuBackend,
-        "run",
-        lambda self, plan, *rest: (passes.append(plan.pass_), run(self, plan, *rest))[1],
-    )
+def test_patch_recompiles_a_compiled_model(passes):
     torch._dynamo.reset()
     model = torch.nn.Sequential(
         torch.nn.Conv2d(4, 6, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(6, 2, 3)
@@ -747,7 +738,7 @@ def test_patch_recompiles_a_compiled_model(monkeypatch):
         passes.clear()
         with ct.patch() as report:
             y = compiled(x)
-        assert passes == ["forward"] * 2
+        assert [pass_ for pass_, _ in passes] == ["forward"] * 2
         assert report.calls == {("in a compiled graph", "conv2d", None): 2}
         assert str(report) == "in a compiled graph: conv2d, 2 calls, by cupyconv"
     torch.testing.assert_close(y, expected)
@@ -757,7 +748,8 @@ def test_patch_recompiles_a_compiled_model(monkeypatch):
         strict=True,
     ):
         torch.testing.assert_close(gradient, reference)
-    assert sorted(passes[2:]) == ["backprop_filter"] * 2 + ["backprop_input"] * 2
+    backward = sorted(pass_ for pass_, _ in passes[2:])
+    assert backward == ["backprop_filter"] * 2 + ["backprop_input"] * 2
     passes.clear()
     torch.testing.assert_close(compiled(x), expected)
     assert passes == []  # outside the patch

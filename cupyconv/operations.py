@@ -1322,23 +1322,9 @@ def problem_of(
         if "out" in layouts:
             _require_out(called.out, layouts["out"], result_shape, problem.dtype)
 
-    searching = False
-
-    def require_fitting(**call: Any) -> ConvProblem:
-        """Check a call; after an error, while fixes are tried, also check its add and out."""
-        nonlocal searching
-        try:
-            problem = require(**call)
-        except ConvError:
-            searching = True
-            raise
-        if searching:
-            require_results(problem)
-        return problem
-
     sizes = _SIZES[operation] if called.sizes is None else called.sizes
     try:
-        problem = offering(require_fitting, names, call, sizes)
+        problem = offering(require, names, call, sizes, require_results)
     except ConvError as error:
         if error.fixes or called.out != "out" or not {"add", "out"} & layouts.keys():
             raise

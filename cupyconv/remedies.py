@@ -647,15 +647,18 @@ def offering(
     names: Names,
     given: Mapping[str, Any],
     sizes: Iterable[str] = _OWNERS,
+    require_result: Callable[[_T], None] = lambda _: None,
 ) -> _T:
     """Return ``require(**given)``; if it raises an error, add suggested fixes to the error.
 
-    The fixes are changes of ``given`` that ``require`` accepts.
+    The fixes are changes of ``given`` that ``require`` and ``require_result`` accept.
 
     Args:
         require: function that takes arguments of ConvProblem by name and raises ConvError if they
             are invalid.
         names, given, sizes: as for ``Call``.
+        require_result: function that takes the result of ``require`` for a possible fix, and raises
+            ConvError or ConvTypeError if the fix does not work.
 
     Raises:
         ConvError: the error of ``require``, with the fixes that work.
@@ -665,22 +668,28 @@ def offering(
     except ConvError as error:
         if error.candidates is not None:
             call = Call(names, given, frozenset(sizes), error.axis)
-            fixes = _working(require, call, error.candidates)
+
+            def check(fix: Fix) -> None:
+                require_result(require(**{**given, **fix.changes}))
+
+            fixes = _working(check, call, error.candidates)
             if fixes or error.fixes:  # replaces fixes of an inner ``offering`` with fewer arguments
                 error.offer([fix.phrases for fix in fixes])
         raise
 
 
-def _working(require: Callable[..., Any], call: Call, candidates: Sequence[Fix]) -> list[Fix]:
-    """Return the fixes that ``require`` accepts, or pairs of fixes if no single fix works.
+def _working(check: Callable[[Fix], None], call: Call, candidates: Sequence[Fix]) -> list[Fix]:
+    """Return the fixes that ``check`` accepts, or pairs of fixes if no single fix works.
 
     Args:
+        check: function that raises ConvError or ConvTypeError for a fix that does not work.
+        call: the invalid call.
         candidates: further fixes to try, from the error.
     """
 
     def works(fix: Fix) -> bool:
         try:
-            require(**{**call.given, **fix.changes})
+            check(fix)
         except (ConvError, ConvTypeError):
             return False
         return True

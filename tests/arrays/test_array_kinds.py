@@ -167,14 +167,22 @@ def test_classes_that_compute_as_numpy_are_taken(tmp_path):
         def __array_wrap__(self, array, context=None, return_scalar=False):
             return array.view(Named)
 
+    class Labelled(np.ndarray):
+        def __getitem__(self, key):
+            raise AssertionError("not a convolution's business")
+
     mapped = np.memmap(tmp_path / "x", "float32", "w+", shape=SHAPES["x"])
     mapped[...] = DATA["x"]
-    for kind in (mapped, DATA["x"].view(Named)):
+    for kind in (mapped, *(DATA["x"].view(base) for base in (Named, Labelled, np.recarray))):
         taken, _ = arrays.take("x", kind)
         assert type(taken) is np.ndarray
         assert np.shares_memory(taken, kind)
         assert np.array_equal(taken, DATA["x"])
         assert type(arrays.take_out("out", kind)[0]) is np.ndarray
+    expected = cupyconv.conv_forward(DATA["x"], DATA["w"])
+    out = np.memmap(tmp_path / "y", "float32", "w+", shape=expected.shape)
+    assert cupyconv.conv_forward(mapped, DATA["w"], out=out) is out
+    np.testing.assert_array_equal(out, expected)
 
 
 # -- rejected --------------------------------------------------------------------------------------

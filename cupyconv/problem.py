@@ -1060,28 +1060,22 @@ def require_output(names: Names, problem: ConvProblem, shape: Iterable[int]) -> 
     expected += f" ({problem.data_format})"
     fix = Fix({"output_shape": problem.output_shape}, (expected,))
     remedy = expected[0].upper() + expected[1:]
+
+    def mismatch(rule: str, values: str, axis: str | None = None) -> ConvError:
+        return ConvError(rule, values, remedy, axis=axis, candidates=[fix])
+
     if len(given) != len(problem.output_shape):
-        raise ConvError(
+        raise mismatch(
             f"{y} must have as many axes as {x}",
             f"{y} is {shape_text(given)}, {x} is {shape_text(problem.input_shape)}",
-            remedy,
-            candidates=[fix],
         )
     n, k, *spatial = (given[axis] for axis in problem.data_axes)
     if n != problem.N:
-        raise ConvError(
-            f"{y} and {x} must have the same batch size",
-            f"{y} has {n}, {x} has {problem.N}",
-            remedy,
-            candidates=[fix],
-        )
+        values = f"{y} has {n}, {x} has {problem.N}"
+        raise mismatch(f"{y} and {x} must have the same batch size", values)
     if k != problem.K:
-        raise ConvError(
-            f"{y} must have one channel for each filter",
-            f"{y} has {counted(k, 'channel')}, {w} has O = {problem.K}",
-            remedy,
-            candidates=[fix],
-        )
+        values = f"{y} has {counted(k, 'channel')}, {w} has O = {problem.K}"
+        raise mismatch(f"{y} must have one channel for each filter", values)
     for axis, size in zip(problem.axes, spatial, strict=True):
         if size == axis.output:
             continue
@@ -1089,13 +1083,11 @@ def require_output(names: Names, problem: ConvProblem, shape: Iterable[int]) -> 
         name = names.bare(x)
         plural = "sizes" if len(sizes) > 1 else "size"
         fitting = f"{name} {plural} {interval_text(sizes)}" if sizes else f"no {name} size"
-        raise ConvError(
+        raise mismatch(
             f"{y} must have the output size that follows from {x}",
             f"{names.any(x)} of {axis.input} gives {axis.formula}, {y} has {size}; "
             f"{fitting} would give {size}",
-            remedy,
-            axis=axis.name,
-            candidates=[fix],
+            axis.name,
         )
 
 

@@ -155,7 +155,7 @@ def pytorch() -> Iterator[Way]:
     module = import_module("cupyconv.torch")
     for name in module.__all__:
         if name.startswith("conv"):
-            unlike = TRANSPOSED if "transpose" in name else {}
+            unlike = TRANSPOSED if "transpose" in name else {"add": "y"}
             rank = int(re.search(r"(\d)d", name)[1])
             yield Way(getattr(module, name), unlike, rank, make=torch.from_numpy)
 

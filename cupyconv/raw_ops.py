@@ -24,6 +24,13 @@ Details that TensorFlow's documentation leaves out:
   be bytes.
 * ``use_cudnn_on_gpu`` and ``name`` have no effect.
 
+Differences from TensorFlow:
+
+* Invalid arguments raise ConvError, not InvalidArgumentError.
+* complex64 and complex128 are supported; integers are not.
+* Conv3D and its gradients support groups, and ``input_sizes`` may be three spatial sizes.
+* BiasAddGrad supports arrays with 3 to 5 axes.
+
 Examples assume the import above and ``import numpy as np``.
 """
 
@@ -143,9 +150,6 @@ def Conv2D(
     The number of groups is the number of input channels divided by the size of the filter's third
     axis.
 
-    Differences from TensorFlow: int32 is not supported; complex64 and complex128 are.  Invalid
-    arguments raise ConvError, not InvalidArgumentError.
-
     Args:
         input: (batch, height, width, in_channels) with "NHWC", (batch, in_channels, height, width)
             with "NCHW"; float16, bfloat16, float32, float64, complex64 or complex128.
@@ -210,11 +214,7 @@ def Conv2DBackpropInput(
 ) -> Any:
     """Compute the gradient of ``Conv2D`` with respect to its input.
 
-    The number of groups is the number of input channels divided by the size of the filter's third
-    axis.  A complex filter is conjugated, as in ``cupyconv.conv_backprop_input``.
-
-    Differences from TensorFlow: int32 is not supported; complex64 and complex128 are.  Invalid
-    arguments raise ConvError, not InvalidArgumentError.
+    A complex filter is conjugated, as in ``cupyconv.conv_backprop_input``.
 
     Args:
         input_sizes: shape of the input in ``data_format`` order, four integers; or its two spatial
@@ -224,24 +224,14 @@ def Conv2DBackpropInput(
             bfloat16, float32, float64, complex64 or complex128.
         out_backprop: gradient with respect to the output, (batch, out_height, out_width,
             out_channels) in ``data_format`` order, with the dtype and device of filter.
-        strides: four integers in ``data_format`` order; 1 for the batch and the channels.
-        padding: "SAME", "VALID" or "EXPLICIT".
-        use_cudnn_on_gpu: ignored.
-        explicit_paddings: with "EXPLICIT", eight integers: the padding before and after each axis
-            of ``data_format``; otherwise empty.
-        data_format: "NHWC" or "NCHW"; None is "NHWC".
-        dilations: four integers in ``data_format`` order; 1 for the batch and the channels; None is
-            1 for all axes.
-        name: ignored.
+        strides, padding, use_cudnn_on_gpu, explicit_paddings, data_format, dilations, name: as for
+            ``Conv2D``.
 
     Returns:
         Array with the shape of the input, with the dtype and device of filter.
 
     Raises:
-        ConvError: the arguments describe no valid convolution.
-        ConvTypeError: an argument has the wrong type, a dtype is unsupported, or the arrays differ
-            in dtype or device.
-        DeviceError: CuPy or a GPU is required and missing.
+        ConvError, ConvTypeError, DeviceError: as for ``Conv2D``.
 
     >>> w, dy = np.ones((3, 3, 2, 5), "float32"), np.ones((1, 2, 2, 5), "float32")
     >>> layer = {"strides": [1, 2, 2, 1], "padding": "SAME"}
@@ -285,11 +275,7 @@ def Conv2DBackpropFilter(
 ) -> Any:
     """Compute the gradient of ``Conv2D`` with respect to its filter.
 
-    The number of groups is the number of input channels divided by the size of the filter's third
-    axis.  A complex input is conjugated, as in ``cupyconv.conv_backprop_filter``.
-
-    Differences from TensorFlow: int32 is not supported; complex64 and complex128 are.  Invalid
-    arguments raise ConvError, not InvalidArgumentError.
+    A complex input is conjugated, as in ``cupyconv.conv_backprop_filter``.
 
     Args:
         input: (batch, height, width, in_channels) with "NHWC", (batch, in_channels, height, width)
@@ -298,24 +284,14 @@ def Conv2DBackpropFilter(
             out_channels): four integers.
         out_backprop: gradient with respect to the output, (batch, out_height, out_width,
             out_channels) in ``data_format`` order, with the dtype and device of input.
-        strides: four integers in ``data_format`` order; 1 for the batch and the channels.
-        padding: "SAME", "VALID" or "EXPLICIT".
-        use_cudnn_on_gpu: ignored.
-        explicit_paddings: with "EXPLICIT", eight integers: the padding before and after each axis
-            of ``data_format``; otherwise empty.
-        data_format: "NHWC" or "NCHW"; None is "NHWC".
-        dilations: four integers in ``data_format`` order; 1 for the batch and the channels; None is
-            1 for all axes.
-        name: ignored.
+        strides, padding, use_cudnn_on_gpu, explicit_paddings, data_format, dilations, name: as for
+            ``Conv2D``.
 
     Returns:
         Array of shape ``filter_sizes``, with the dtype and device of input.
 
     Raises:
-        ConvError: the arguments describe no valid convolution.
-        ConvTypeError: an argument has the wrong type, a dtype is unsupported, or the arrays differ
-            in dtype or device.
-        DeviceError: CuPy or a GPU is required and missing.
+        ConvError, ConvTypeError, DeviceError: as for ``Conv2D``.
 
     >>> x, dy = np.ones((1, 4, 4, 2), "float32"), np.ones((1, 2, 2, 5), "float32")
     >>> layer = {"strides": [1, 2, 2, 1], "padding": "SAME"}
@@ -359,11 +335,7 @@ def Conv2DBackpropInputV2(
 ) -> Any:
     """Compute the gradient of ``Conv2D`` with respect to its input, whose shape ``input`` has.
 
-    The number of groups is the number of input channels divided by the size of the filter's third
-    axis.  A complex filter is conjugated, as in ``cupyconv.conv_backprop_input``.
-
-    Differences from TensorFlow: int32 is not supported; complex64 and complex128 are.  Invalid
-    arguments raise ConvError, not InvalidArgumentError.
+    A complex filter is conjugated, as in ``cupyconv.conv_backprop_input``.
 
     Args:
         input: array with the shape of the convolution's input, (batch, height, width, in_channels)
@@ -372,24 +344,14 @@ def Conv2DBackpropInputV2(
             bfloat16, float32, float64, complex64 or complex128.
         out_backprop: gradient with respect to the output, (batch, out_height, out_width,
             out_channels) in ``data_format`` order, with the dtype and device of filter.
-        strides: four integers in ``data_format`` order; 1 for the batch and the channels.
-        padding: "SAME", "VALID" or "EXPLICIT".
-        use_cudnn_on_gpu: ignored.
-        explicit_paddings: with "EXPLICIT", eight integers: the padding before and after each axis
-            of ``data_format``; otherwise empty.
-        data_format: "NHWC" or "NCHW"; None is "NHWC".
-        dilations: four integers in ``data_format`` order; 1 for the batch and the channels; None is
-            1 for all axes.
-        name: ignored.
+        strides, padding, use_cudnn_on_gpu, explicit_paddings, data_format, dilations, name: as for
+            ``Conv2D``.
 
     Returns:
         Array with the shape of input, with the dtype and device of filter.
 
     Raises:
-        ConvError: the arguments describe no valid convolution.
-        ConvTypeError: an argument has the wrong type, a dtype is unsupported, or the arrays differ
-            in dtype or device.
-        DeviceError: CuPy or a GPU is required and missing.
+        ConvError, ConvTypeError, DeviceError: as for ``Conv2D``.
 
     >>> w, dy = np.ones((3, 3, 2, 5), "float32"), np.ones((1, 2, 2, 5), "float32")
     >>> layer = {"strides": [1, 2, 2, 1], "padding": "SAME"}
@@ -434,11 +396,7 @@ def Conv2DBackpropFilterV2(
 ) -> Any:
     """Compute the gradient of ``Conv2D`` with respect to its filter, whose shape ``filter`` has.
 
-    The number of groups is the number of input channels divided by the size of the filter's third
-    axis.  A complex input is conjugated, as in ``cupyconv.conv_backprop_filter``.
-
-    Differences from TensorFlow: int32 is not supported; complex64 and complex128 are.  Invalid
-    arguments raise ConvError, not InvalidArgumentError.
+    A complex input is conjugated, as in ``cupyconv.conv_backprop_filter``.
 
     Args:
         input: (batch, height, width, in_channels) with "NHWC", (batch, in_channels, height, width)
@@ -447,24 +405,14 @@ def Conv2DBackpropFilterV2(
             groups, out_channels); only the shape is read.
         out_backprop: gradient with respect to the output, (batch, out_height, out_width,
             out_channels) in ``data_format`` order, with the dtype and device of input.
-        strides: four integers in ``data_format`` order; 1 for the batch and the channels.
-        padding: "SAME", "VALID" or "EXPLICIT".
-        use_cudnn_on_gpu: ignored.
-        explicit_paddings: with "EXPLICIT", eight integers: the padding before and after each axis
-            of ``data_format``; otherwise empty.
-        data_format: "NHWC" or "NCHW"; None is "NHWC".
-        dilations: four integers in ``data_format`` order; 1 for the batch and the channels; None is
-            1 for all axes.
-        name: ignored.
+        strides, padding, use_cudnn_on_gpu, explicit_paddings, data_format, dilations, name: as for
+            ``Conv2D``.
 
     Returns:
         Array with the shape of filter, with the dtype and device of input.
 
     Raises:
-        ConvError: the arguments describe no valid convolution.
-        ConvTypeError: an argument has the wrong type, a dtype is unsupported, or the arrays differ
-            in dtype or device.
-        DeviceError: CuPy or a GPU is required and missing.
+        ConvError, ConvTypeError, DeviceError: as for ``Conv2D``.
 
     >>> x, dy = np.ones((1, 4, 4, 2), "float32"), np.ones((1, 2, 2, 5), "float32")
     >>> layer = {"strides": [1, 2, 2, 1], "padding": "SAME"}
@@ -501,9 +449,6 @@ def Conv3D(
     The number of groups is the number of input channels divided by the size of the filter's fourth
     axis.
 
-    Differences from TensorFlow: complex64, complex128 and groups are supported.  Invalid arguments
-    raise ConvError, not InvalidArgumentError.
-
     Args:
         input: (batch, depth, height, width, in_channels) with "NDHWC", (batch, in_channels, depth,
             height, width) with "NCDHW"; float16, bfloat16, float32, float64, complex64 or
@@ -522,10 +467,7 @@ def Conv3D(
         dtype and device of input.
 
     Raises:
-        ConvError: the arguments describe no valid convolution.
-        ConvTypeError: an argument has the wrong type, a dtype is unsupported, or the arrays differ
-            in dtype or device.
-        DeviceError: CuPy or a GPU is required and missing.
+        ConvError, ConvTypeError, DeviceError: as for ``Conv2D``.
 
     >>> x, w = np.ones((1, 3, 4, 4, 2), "float32"), np.ones((2, 2, 2, 2, 5), "float32")
     >>> raw_ops.Conv3D(input=x, filter=w, strides=[1, 1, 2, 2, 1], padding="SAME").shape
@@ -563,11 +505,7 @@ def Conv3DBackpropInputV2(
 ) -> Any:
     """Compute the gradient of ``Conv3D`` with respect to its input.
 
-    The number of groups is the number of input channels divided by the size of the filter's fourth
-    axis.  A complex filter is conjugated, as in ``cupyconv.conv_backprop_input``.
-
-    Differences from TensorFlow: three spatial ``input_sizes`` are permitted; complex64, complex128
-    and groups are supported.  Invalid arguments raise ConvError, not InvalidArgumentError.
+    A complex filter is conjugated, as in ``cupyconv.conv_backprop_input``.
 
     Args:
         input_sizes: shape of the input in ``data_format`` order, five integers; or its three
@@ -577,21 +515,13 @@ def Conv3DBackpropInputV2(
             float16, bfloat16, float32, float64, complex64 or complex128.
         out_backprop: gradient with respect to the output, (batch, out_depth, out_height, out_width,
             out_channels) in ``data_format`` order, with the dtype and device of filter.
-        strides: five integers in ``data_format`` order; 1 for the batch and the channels.
-        padding: "SAME" or "VALID".
-        data_format: "NDHWC" or "NCDHW"; None is "NDHWC".
-        dilations: five integers in ``data_format`` order; 1 for the batch and the channels; None is
-            1 for all axes.
-        name: ignored.
+        strides, padding, data_format, dilations, name: as for ``Conv3D``.
 
     Returns:
         Array with the shape of the input, with the dtype and device of filter.
 
     Raises:
-        ConvError: the arguments describe no valid convolution.
-        ConvTypeError: an argument has the wrong type, a dtype is unsupported, or the arrays differ
-            in dtype or device.
-        DeviceError: CuPy or a GPU is required and missing.
+        ConvError, ConvTypeError, DeviceError: as for ``Conv2D``.
 
     >>> w, dy = np.ones((2, 2, 2, 2, 5), "float32"), np.ones((1, 3, 2, 2, 5), "float32")
     >>> layer = {"strides": [1, 1, 2, 2, 1], "padding": "SAME"}
@@ -633,11 +563,7 @@ def Conv3DBackpropFilterV2(
 ) -> Any:
     """Compute the gradient of ``Conv3D`` with respect to its filter.
 
-    The number of groups is the number of input channels divided by the size of the filter's fourth
-    axis.  A complex input is conjugated, as in ``cupyconv.conv_backprop_filter``.
-
-    Differences from TensorFlow: complex64, complex128 and groups are supported.  Invalid arguments
-    raise ConvError, not InvalidArgumentError.
+    A complex input is conjugated, as in ``cupyconv.conv_backprop_filter``.
 
     Args:
         input: (batch, depth, height, width, in_channels) with "NDHWC", (batch, in_channels, depth,
@@ -647,21 +573,13 @@ def Conv3DBackpropFilterV2(
             groups, out_channels): five integers.
         out_backprop: gradient with respect to the output, (batch, out_depth, out_height, out_width,
             out_channels) in ``data_format`` order, with the dtype and device of input.
-        strides: five integers in ``data_format`` order; 1 for the batch and the channels.
-        padding: "SAME" or "VALID".
-        data_format: "NDHWC" or "NCDHW"; None is "NDHWC".
-        dilations: five integers in ``data_format`` order; 1 for the batch and the channels; None is
-            1 for all axes.
-        name: ignored.
+        strides, padding, data_format, dilations, name: as for ``Conv3D``.
 
     Returns:
         Array of shape ``filter_sizes``, with the dtype and device of input.
 
     Raises:
-        ConvError: the arguments describe no valid convolution.
-        ConvTypeError: an argument has the wrong type, a dtype is unsupported, or the arrays differ
-            in dtype or device.
-        DeviceError: CuPy or a GPU is required and missing.
+        ConvError, ConvTypeError, DeviceError: as for ``Conv2D``.
 
     >>> x, dy = np.ones((1, 3, 4, 4, 2), "float32"), np.ones((1, 3, 2, 2, 5), "float32")
     >>> layer = {"strides": [1, 1, 2, 2, 1], "padding": "SAME"}
@@ -701,32 +619,19 @@ def DepthwiseConv2dNative(
 
     Output channel ``c * multiplier + m`` is input channel c correlated with filter[..., c, m].
 
-    Differences from TensorFlow: complex64 and complex128 are supported.  Invalid arguments raise
-    ConvError, not InvalidArgumentError.
-
     Args:
         input: (batch, height, width, in_channels) with "NHWC", (batch, in_channels, height, width)
             with "NCHW"; float16, bfloat16, float32, float64, complex64 or complex128.
         filter: (filter_height, filter_width, in_channels, multiplier), with input's dtype and
             device.
-        strides: four integers in ``data_format`` order; 1 for the batch and the channels.
-        padding: "SAME", "VALID" or "EXPLICIT".
-        explicit_paddings: with "EXPLICIT", eight integers: the padding before and after each axis
-            of ``data_format``; otherwise empty.
-        data_format: "NHWC" or "NCHW"; None is "NHWC".
-        dilations: four integers in ``data_format`` order; 1 for the batch and the channels; None is
-            1 for all axes.
-        name: ignored.
+        strides, padding, explicit_paddings, data_format, dilations, name: as for ``Conv2D``.
 
     Returns:
         (batch, out_height, out_width, in_channels * multiplier) in ``data_format`` order, with the
         dtype and device of input.
 
     Raises:
-        ConvError: the arguments describe no valid convolution.
-        ConvTypeError: an argument has the wrong type, a dtype is unsupported, or the arrays differ
-            in dtype or device.
-        DeviceError: CuPy or a GPU is required and missing.
+        ConvError, ConvTypeError, DeviceError: as for ``Conv2D``.
 
     >>> x, w = np.ones((1, 4, 4, 3), "float32"), np.ones((3, 3, 3, 2), "float32")
     >>> layer = {"strides": [1, 1, 1, 1], "padding": "VALID"}
@@ -769,9 +674,6 @@ def DepthwiseConv2dNativeBackpropInput(
 
     A complex filter is conjugated, as in ``cupyconv.conv_backprop_input``.
 
-    Differences from TensorFlow: complex64 and complex128 are supported.  Invalid arguments raise
-    ConvError, not InvalidArgumentError.
-
     Args:
         input_sizes: shape of the input in ``data_format`` order, four integers; or its two spatial
             sizes, for an input with the batch size of ``out_backprop`` and the in_channels of the
@@ -780,23 +682,13 @@ def DepthwiseConv2dNativeBackpropInput(
             float64, complex64 or complex128.
         out_backprop: gradient with respect to the output, (batch, out_height, out_width,
             in_channels * multiplier) in ``data_format`` order, with the dtype and device of filter.
-        strides: four integers in ``data_format`` order; 1 for the batch and the channels.
-        padding: "SAME", "VALID" or "EXPLICIT".
-        explicit_paddings: with "EXPLICIT", eight integers: the padding before and after each axis
-            of ``data_format``; otherwise empty.
-        data_format: "NHWC" or "NCHW"; None is "NHWC".
-        dilations: four integers in ``data_format`` order; 1 for the batch and the channels; None is
-            1 for all axes.
-        name: ignored.
+        strides, padding, explicit_paddings, data_format, dilations, name: as for ``Conv2D``.
 
     Returns:
         Array with the shape of the input, with the dtype and device of filter.
 
     Raises:
-        ConvError: the arguments describe no valid convolution.
-        ConvTypeError: an argument has the wrong type, a dtype is unsupported, or the arrays differ
-            in dtype or device.
-        DeviceError: CuPy or a GPU is required and missing.
+        ConvError, ConvTypeError, DeviceError: as for ``Conv2D``.
 
     >>> w, dy = np.ones((3, 3, 3, 2), "float32"), np.ones((1, 2, 2, 6), "float32")
     >>> layer = {"strides": [1, 1, 1, 1], "padding": "VALID"}
@@ -841,9 +733,6 @@ def DepthwiseConv2dNativeBackpropFilter(
 
     A complex input is conjugated, as in ``cupyconv.conv_backprop_filter``.
 
-    Differences from TensorFlow: complex64 and complex128 are supported.  Invalid arguments raise
-    ConvError, not InvalidArgumentError.
-
     Args:
         input: (batch, height, width, in_channels) with "NHWC", (batch, in_channels, height, width)
             with "NCHW"; float16, bfloat16, float32, float64, complex64 or complex128.
@@ -851,23 +740,13 @@ def DepthwiseConv2dNativeBackpropFilter(
             four integers.
         out_backprop: gradient with respect to the output, (batch, out_height, out_width,
             in_channels * multiplier) in ``data_format`` order, with the dtype and device of input.
-        strides: four integers in ``data_format`` order; 1 for the batch and the channels.
-        padding: "SAME", "VALID" or "EXPLICIT".
-        explicit_paddings: with "EXPLICIT", eight integers: the padding before and after each axis
-            of ``data_format``; otherwise empty.
-        data_format: "NHWC" or "NCHW"; None is "NHWC".
-        dilations: four integers in ``data_format`` order; 1 for the batch and the channels; None is
-            1 for all axes.
-        name: ignored.
+        strides, padding, explicit_paddings, data_format, dilations, name: as for ``Conv2D``.
 
     Returns:
         Array of shape ``filter_sizes``, with the dtype and device of input.
 
     Raises:
-        ConvError: the arguments describe no valid convolution.
-        ConvTypeError: an argument has the wrong type, a dtype is unsupported, or the arrays differ
-            in dtype or device.
-        DeviceError: CuPy or a GPU is required and missing.
+        ConvError, ConvTypeError, DeviceError: as for ``Conv2D``.
 
     >>> x, dy = np.ones((1, 4, 4, 3), "float32"), np.ones((1, 2, 2, 6), "float32")
     >>> layer = {"strides": [1, 1, 1, 1], "padding": "VALID"}
@@ -899,9 +778,6 @@ def BiasAddGrad(
 
     The result is that of ``cupyconv.conv_backprop_bias``.
 
-    Differences from TensorFlow: integers, and arrays with 2 axes or more than 5, are not supported.
-    Invalid arguments raise ConvError, not InvalidArgumentError.
-
     Args:
         out_backprop: gradient with respect to the output, with 3 to 5 axes; float16, bfloat16,
             float32, float64, complex64 or complex128.
@@ -913,10 +789,7 @@ def BiasAddGrad(
         Array of shape (channels,), with the dtype and device of out_backprop.
 
     Raises:
-        ConvError: the arguments describe no valid convolution.
-        ConvTypeError: an argument has the wrong type, a dtype is unsupported, or the arrays differ
-            in dtype or device.
-        DeviceError: CuPy or a GPU is required and missing.
+        ConvError, ConvTypeError, DeviceError: as for ``Conv2D``.
 
     >>> raw_ops.BiasAddGrad(out_backprop=np.ones((1, 2, 2, 3), "float32")).tolist()
     [4.0, 4.0, 4.0]

@@ -123,6 +123,12 @@ _CALLED = {
     "backprop_input": Called(("filter", "out_backprop"), tensors=_NAMES),
     "backprop_filter": Called(("input", "out_backprop"), tensors=_NAMES),
 }
+_SIZES: dict[str, tuple[str, ...]] = {
+    "forward": (),
+    "backprop_input": ("input_shape",),
+    "backprop_filter": ("filter_shape",),
+}
+"""Tensors that the caller passes as shapes, as for ``remedies.offering``, keyed by operation."""
 
 
 @overload
@@ -180,7 +186,7 @@ def Conv2D(
     (1, 2, 2, 5)
     """
     window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
-    return _forward(2, input, filter, window)
+    return _forward(input, filter, window)
 
 
 @overload
@@ -241,7 +247,7 @@ def Conv2DBackpropInput(
     (1, 4, 4, 2)
     """
     window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
-    return _backprop_input(2, input_sizes, filter, out_backprop, window)
+    return _backprop_input(input_sizes, filter, out_backprop, window)
 
 
 @overload
@@ -301,7 +307,7 @@ def Conv2DBackpropFilter(
     (3, 3, 2, 5)
     """
     window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
-    return _backprop_filter(2, input, filter_sizes, out_backprop, window)
+    return _backprop_filter(input, filter_sizes, out_backprop, window)
 
 
 @overload
@@ -361,8 +367,8 @@ def Conv2DBackpropInputV2(
     (1, 4, 4, 2)
     """
     window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
-    x = _array(2, "input", input)
-    return _backprop_input(2, x.shape, filter, out_backprop, window)
+    x = _array(window, "input", input)
+    return _backprop_input(x.shape, filter, out_backprop, window)
 
 
 @overload
@@ -422,8 +428,8 @@ def Conv2DBackpropFilterV2(
     (3, 3, 2, 5)
     """
     window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
-    w = _array(2, "filter", filter)
-    return _backprop_filter(2, input, w.shape, out_backprop, window)
+    w = _array(window, "filter", filter)
+    return _backprop_filter(input, w.shape, out_backprop, window)
 
 
 @overload
@@ -473,7 +479,7 @@ def Conv3D(
     >>> raw_ops.Conv3D(input=x, filter=w, strides=[1, 1, 2, 2, 1], padding="SAME").shape
     (1, 3, 2, 2, 5)
     """
-    return _forward(3, input, filter, _window(3, data_format, strides, dilations, padding))
+    return _forward(input, filter, _window(3, data_format, strides, dilations, padding))
 
 
 @overload
@@ -531,7 +537,7 @@ def Conv3DBackpropInputV2(
     (1, 3, 4, 4, 2)
     """
     window = _window(3, data_format, strides, dilations, padding)
-    return _backprop_input(3, input_sizes, filter, out_backprop, window)
+    return _backprop_input(input_sizes, filter, out_backprop, window)
 
 
 @overload
@@ -589,7 +595,7 @@ def Conv3DBackpropFilterV2(
     (2, 2, 2, 2, 5)
     """
     window = _window(3, data_format, strides, dilations, padding)
-    return _backprop_filter(3, input, filter_sizes, out_backprop, window)
+    return _backprop_filter(input, filter_sizes, out_backprop, window)
 
 
 @overload
@@ -639,7 +645,7 @@ def DepthwiseConv2dNative(
     (1, 2, 2, 6)
     """
     window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
-    return _forward(2, input, filter, window, depthwise=True)
+    return _forward(input, filter, window, depthwise=True)
 
 
 @overload
@@ -698,7 +704,7 @@ def DepthwiseConv2dNativeBackpropInput(
     (1, 4, 4, 3)
     """
     window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
-    return _backprop_input(2, input_sizes, filter, out_backprop, window, depthwise=True)
+    return _backprop_input(input_sizes, filter, out_backprop, window, depthwise=True)
 
 
 @overload
@@ -756,7 +762,7 @@ def DepthwiseConv2dNativeBackpropFilter(
     (3, 3, 3, 2)
     """
     window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
-    return _backprop_filter(2, input, filter_sizes, out_backprop, window, depthwise=True)
+    return _backprop_filter(input, filter_sizes, out_backprop, window, depthwise=True)
 
 
 @overload
@@ -810,69 +816,51 @@ def BiasAddGrad(
 # -- the passes, from TensorFlow's arguments -------------------------------------------------------
 
 
-def _forward(
-    rank: int, input: Any, filter: Any, window: _Window, *, depthwise: bool = False
-) -> Any:
-    x, w = arrays.take("input", input)[0], _array(rank, "filter", filter)
-    shapes = (x.shape, w.shape, None)
-    options = _checked("forward", rank, shapes, window, (), depthwise)
-    w = _grouped(w) if depthwise else w
-    return _compute("forward", (x, w), None, options)
+def _forward(input: Any, filter: Any, window: _Window, *, depthwise: bool = False) -> Any:
+    x, w = arrays.take("input", input)[0], _array(window, "filter", filter)
+    options = _checked("forward", (x.shape, w.shape, None), window, depthwise)
+    w = w.reshape(_grouped_shape(w.shape)) if depthwise else w
+    called = _CALLED["forward"]
+    return operations.compute("forward", (x, w), None, options, None, called=called)
 
 
 def _backprop_input(
-    rank: int,
-    input_sizes: Any,
-    filter: Any,
-    out_backprop: Any,
-    window: _Window,
-    *,
-    depthwise: bool = False,
+    input_sizes: Any, filter: Any, out_backprop: Any, window: _Window, *, depthwise: bool = False
 ) -> Any:
-    w, dy = _array(rank, "filter", filter), arrays.take("out_backprop", out_backprop)[0]
-    shape = _input_shape(rank, input_sizes, w, dy, window)
-    shapes, sizes = (shape, w.shape, dy.shape), ("input_shape",)
-    options = _checked("backprop_input", rank, shapes, window, sizes, depthwise)
-    w = _grouped(w) if depthwise else w
-    return _compute("backprop_input", (w, dy), shape, options)
+    w, dy = _array(window, "filter", filter), arrays.take("out_backprop", out_backprop)[0]
+    shape = _input_shape(input_sizes, w, dy, window)
+    options = _checked("backprop_input", (shape, w.shape, dy.shape), window, depthwise)
+    w = w.reshape(_grouped_shape(w.shape)) if depthwise else w
+    called = _CALLED["backprop_input"]
+    return operations.compute("backprop_input", (w, dy), shape, options, None, called=called)
 
 
 def _backprop_filter(
-    rank: int,
-    input: Any,
-    filter_sizes: Any,
-    out_backprop: Any,
-    window: _Window,
-    *,
-    depthwise: bool = False,
+    input: Any, filter_sizes: Any, out_backprop: Any, window: _Window, *, depthwise: bool = False
 ) -> Any:
     x, dy = arrays.take("input", input)[0], arrays.take("out_backprop", out_backprop)[0]
-    shape = _filter_shape(rank, filter_sizes, depthwise)
-    shapes, sizes = (x.shape, shape, dy.shape), ("filter_shape",)
-    options = _checked("backprop_filter", rank, shapes, window, sizes, depthwise)
+    shape = _filter_shape(filter_sizes, window, depthwise)
+    options = _checked("backprop_filter", (x.shape, shape, dy.shape), window, depthwise)
     grouped = _grouped_shape(shape) if depthwise else shape
-    return _compute("backprop_filter", (x, dy), grouped, options).reshape(shape)
+    called = _CALLED["backprop_filter"]
+    dw = operations.compute("backprop_filter", (x, dy), grouped, options, None, called=called)
+    return dw.reshape(shape)
 
 
 @lru_cache(maxsize=4096)
 def _checked(
     operation: str,
-    rank: int,
     shapes: tuple[tuple[int, ...] | None, ...],
     window: _Window,
-    sizes: tuple[str, ...],
     depthwise: bool,
 ) -> ConvOptions:
     """Check the arguments of a call, and return its options in cupyconv's form.
 
     Args:
         operation: "forward", "backprop_input" or "backprop_filter".
-        rank: number of spatial axes.
         shapes: shapes of the input, of the filter in TensorFlow's format and of out_backprop, which
             is None in the forward pass.
         window: arguments that describe the windows.
-        sizes: names of the shapes that the op takes instead of arrays, as for
-            ``remedies.offering``.
         depthwise: whether the filter is depthwise, (height, width, channels, multiplier).
     """
     names = _CALLED[operation].tensors
@@ -882,32 +870,30 @@ def _checked(
     ) -> ConvOptions:
         window = _Window(**changed)
         if output_shape is not None:
-            _require_axes(rank, "out_backprop", output_shape)
-        if "input_shape" in sizes:
-            _require_input_sizes(rank, input_shape, window)
+            _require_axes(window, "out_backprop", output_shape)
+        if operation == "backprop_input":
+            _require_input_sizes(input_shape, window)
         else:
-            _require_axes(rank, "input", input_shape)
+            _require_axes(window, "input", input_shape)
         options = _options(window)
-        channels = _channels(input_shape, window)
+        channels = input_shape[formats.data_axes(window.data_format)[1]]
         if depthwise:
             _require_depth(channels, filter_shape)
-            groups, filter_shape = _at_least_1(channels), _grouped_shape(filter_shape)
+            filter_shape = _grouped_shape(filter_shape)
+            groups = max(channels, 1)  # ConvProblem rejects an input without channels
         else:
             groups = _groups(channels, filter_shape)
         options = options._replace(groups=groups)
-        layer = {**options._asdict(), "dtype": "float32"}
-        problem = named_problem(names, input_shape, filter_shape, **layer)
+        problem = named_problem(
+            names, input_shape, filter_shape, **options._asdict(), dtype="float32"
+        )
         if output_shape is not None:
             require_output(names, problem, output_shape)
         return options
 
     keys = ("input_shape", "filter_shape", "output_shape")
     given = dict(zip(keys, shapes, strict=True)) | window._asdict()
-    return offering(require, names, given, sizes)
-
-
-def _compute(operation: str, given: tuple[Any, ...], shape: Any, options: ConvOptions) -> Any:
-    return operations.compute(operation, given, shape, options, None, called=_CALLED[operation])
+    return offering(require, names, given, _SIZES[operation])
 
 
 # -- reading the arguments -------------------------------------------------------------------------
@@ -1059,60 +1045,56 @@ def _integers(what: str, given: Any) -> tuple[int, ...]:
         ) from None
 
 
-def _array(rank: int, what: str, given: Any) -> Any:
+def _array(window: _Window, what: str, given: Any) -> Any:
     array, _ = arrays.take(what, given)
-    _require_axes(rank, what, array.shape)
+    _require_axes(window, what, array.shape)
     return array
 
 
-def _require_axes(rank: int, what: str, shape: tuple[int, ...]) -> None:
-    if len(shape) != rank + 2:
+def _require_axes(window: _Window, what: str, shape: tuple[int, ...]) -> None:
+    axes = len(window.data_format)
+    if len(shape) != axes:
         raise ConvError(
-            f"{what} must have {rank + 2} axes",
+            f"{what} must have {axes} axes",
             f"got shape {shape_text(shape) or '()'}",
-            f"Reshape it to {rank + 2} axes",
+            f"Reshape it to {axes} axes",
             candidates=(),
         )
 
 
-def _input_shape(rank: int, input_sizes: Any, w: Any, dy: Any, window: _Window) -> tuple[int, ...]:
+def _input_shape(input_sizes: Any, w: Any, dy: Any, window: _Window) -> tuple[int, ...]:
     sizes = _integers("input_sizes", input_sizes)
-    if len(sizes) != rank or dy.ndim != rank + 2:
-        return sizes
     batch, channels, *spatial = formats.data_axes(window.data_format)
-    shape = [0] * (rank + 2)
-    shape[batch], shape[channels] = dy.shape[batch], w.shape[-2]
-    for axis, size in zip(spatial, sizes, strict=True):
-        shape[axis] = size
-    return tuple(shape)
+    if len(sizes) != len(spatial) or dy.ndim != len(window.data_format):
+        return sizes
+    shape = dict(zip(spatial, sizes, strict=True))
+    shape |= {batch: dy.shape[batch], channels: w.shape[-2]}
+    return tuple(shape[axis] for axis in sorted(shape))
 
 
-def _require_input_sizes(rank: int, sizes: tuple[int, ...], window: _Window) -> None:
-    if len(sizes) != rank + 2:
+def _require_input_sizes(sizes: tuple[int, ...], window: _Window) -> None:
+    axes = len(window.data_format)
+    if len(sizes) != axes:
         raise ConvError(
-            f"input_sizes must be the input's shape of {rank + 2} values, or its {rank} spatial "
+            f"input_sizes must be the input's shape of {axes} values, or its {axes - 2} spatial "
             "sizes",
             f"got {counted(len(sizes), 'value')}, {shown(list(sizes))}",
-            f"Pass {rank + 2} values in {window.data_format} order",
+            f"Pass {axes} values in {window.data_format} order",
             candidates=(),
         )
 
 
-def _filter_shape(rank: int, filter_sizes: Any, depthwise: bool = False) -> tuple[int, ...]:
-    sizes = _integers("filter_sizes", filter_sizes)
-    if len(sizes) != rank + 2:
+def _filter_shape(filter_sizes: Any, window: _Window, depthwise: bool) -> tuple[int, ...]:
+    sizes, axes = _integers("filter_sizes", filter_sizes), len(window.data_format)
+    if len(sizes) != axes:
         raise ConvError(
-            f"filter_sizes must be the filter's shape, which has {rank + 2} values",
+            f"filter_sizes must be the filter's shape, which has {axes} values",
             f"got {counted(len(sizes), 'value')}, {shown(list(sizes))}",
             "Pass its height, width, channels and filters per channel"
             if depthwise
             else "Pass its spatial sizes, input channels and output channels",
         )
     return sizes
-
-
-def _channels(input_shape: tuple[int, ...], window: _Window) -> int:
-    return input_shape[formats.data_axes(window.data_format)[1]]
 
 
 def _grouped_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -1157,13 +1139,3 @@ def _require_depth(channels: int, filter_shape: tuple[int, ...]) -> None:
             f"{_channels_text(channels, filter_shape)}{filter_shape[2]}",
             candidates=(),
         )
-
-
-def _grouped(w: Any) -> Any:
-    """Return a depthwise filter as the filter of a grouped convolution, a group per channel."""
-    return w.reshape(_grouped_shape(w.shape))
-
-
-def _at_least_1(groups: int) -> int:
-    """Return ``groups``, or 1 for an input without channels, which ConvProblem rejects later."""
-    return max(groups, 1)

@@ -30,9 +30,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from inspect import signature
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, overload
 
 from cupyconv import arrays, operations
 from cupyconv.errors import ConvError, ConvTypeError, require_word, shown
@@ -85,6 +84,29 @@ if TYPE_CHECKING:
         output_padding: Ints
         output_shape: Ints
 
+
+_Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None]
+"""Shapes of x, w and b; None without a bias."""
+
+
+class _Attributes(NamedTuple):
+    """Attributes of an operator; the last two are only those of ConvTranspose."""
+
+    auto_pad: AutoPad
+    dilations: Ints
+    group: int
+    kernel_shape: Ints
+    pads: Ints
+    strides: Ints
+    output_padding: Ints = None
+    output_shape: Ints = None
+
+
+ATTRIBUTES = {
+    "Conv": tuple(sorted(_Attributes._fields[:-2])),
+    "ConvTranspose": tuple(sorted(_Attributes._fields)),
+}
+"""Names of the attributes, keyed by operator; they are the same in all opsets."""
 
 _PADDING: dict[str, PaddingWord] = {
     "SAME_UPPER": "same",
@@ -171,18 +193,9 @@ def conv(
     """
     x, w = arrays.take("x", x)[0], operations.take_filter(w)
     b = None if b is None else arrays.take("b", b)[0]
-    options = _from_cache(
-        _conv_options,
-        x.shape,
-        w.shape,
-        None if b is None else b.shape,
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
-    )
+    attributes = _Attributes(auto_pad, dilations, group, kernel_shape, pads, strides)
+    shapes = x.shape, w.shape, None if b is None else b.shape
+    options = _from_cache(_conv_options, shapes, attributes)
     operands = (x, w) if b is None else (x, w, b)
     return operations.compute("forward", operands, None, options, None, called=_CONV_CALLED)
 
@@ -248,20 +261,11 @@ def conv_transpose(
     """
     x, w = arrays.take("x", x)[0], operations.take_filter(w)
     b = None if b is None else arrays.take("b", b)[0]
-    options, extra = _from_cache(
-        _conv_transpose_options,
-        x.shape,
-        w.shape,
-        None if b is None else b.shape,
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        output_padding=output_padding,
-        output_shape=output_shape,
-        pads=pads,
-        strides=strides,
+    attributes = _Attributes(
+        auto_pad, dilations, group, kernel_shape, pads, strides, output_padding, output_shape
     )
+    shapes = x.shape, w.shape, None if b is None else b.shape
+    options, extra = _from_cache(_conv_transpose_options, shapes, attributes)
     operands, sizes = (w, x) if b is None else (w, x, b), (None, extra)
     return operations.compute(
         "transpose", operands, sizes, options, None, called=_CONV_TRANSPOSE_CALLED
@@ -269,41 +273,34 @@ def conv_transpose(
 
 
 @lru_cache(maxsize=4096)
-def _conv_options(*shapes: Any, **attributes: Any) -> ConvOptions:
-    """Check a call of ``conv``, and return its options in cupyconv's form; the result is cached.
-
-    Args:
-        shapes, attributes: as for ``_conv_problem``.
-    """
-    return _conv_problem(*shapes, **attributes).options
+def _conv_options(shapes: _Shapes, attributes: _Attributes) -> ConvOptions:
+    """Check a call of ``conv``, and return its options in cupyconv's form; the result is cached."""
+    return _conv_problem(*shapes, attributes).options
 
 
 @lru_cache(maxsize=4096)
 def _conv_transpose_options(
-    x_shape: tuple[int, ...], *shapes: Any, **attributes: Any
+    shapes: _Shapes, attributes: _Attributes
 ) -> tuple[ConvOptions, tuple[int, ...]]:
     """Check a call of ``conv_transpose``, and return its options and output_padding.
 
     The options have cupyconv's form.  The output_padding gives the size of the result.  The return
     value is cached.
-
-    Args:
-        x_shape, shapes, attributes: as for ``_conv_transpose_problem``.
     """
-    problem = _conv_transpose_problem(x_shape, *shapes, **attributes)
-    axes = zip(problem.axes, problem.input_sizes, x_shape[2:], strict=True)
+    problem = _conv_transpose_problem(*shapes, attributes)
+    axes = zip(problem.axes, problem.input_sizes, shapes[0][2:], strict=True)
     extra = (size - axis.first_input_size_for(count) for axis, size, count in axes)
     return problem.options, tuple(extra)
 
 
-def _from_cache(function: Any, *shapes: Any, **attributes: Any) -> Any:
+def _from_cache(function: Any, shapes: _Shapes, attributes: _Attributes) -> Any:
     """Call a cached function; bypass the cache if an attribute is not a safe key.
 
     Keys are safe if they consist of integers, strings, None and lists of integers.  An array can
     change, and True equals 1 as a key but is invalid as an attribute.
     """
-    keys = {}
-    for name, value in attributes.items():
+    keys: dict[str, Any] = {}
+    for name, value in attributes._asdict().items():
         if type(value) in (list, tuple) and name not in ("auto_pad", "group"):
             keys[name] = tuple(value)
             types = set(map(type, value)) - {int}
@@ -311,8 +308,8 @@ def _from_cache(function: Any, *shapes: Any, **attributes: Any) -> Any:
             keys[name] = value
             types = {type(value)} - {int, str, NoneType}
         if types:
-            return function.__wrapped__(*shapes, **attributes)
-    return function(*shapes, **keys)
+            return function.__wrapped__(shapes, attributes)
+    return function(shapes, _Attributes(**keys))
 
 
 def conv_problem(
@@ -343,32 +340,16 @@ def conv_problem(
     >>> problem.output_shape, problem.padding
     ((1, 4, 5, 5), ((1, 1), (1, 1)))
     """
-    return _conv_problem(
-        x_shape,
-        w_shape,
-        None,
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
-        dtype=dtype,
-        sizes=("input_shape", "filter_shape"),
-    )
+    attributes = _Attributes(auto_pad, dilations, group, kernel_shape, pads, strides)
+    sizes = ("input_shape", "filter_shape")
+    return _conv_problem(x_shape, w_shape, None, attributes, dtype, sizes)
 
 
 def _conv_problem(
     x_shape: Sequence[int],
     w_shape: Sequence[int],
     b_shape: tuple[int, ...] | None,
-    *,
-    auto_pad: AutoPad,
-    dilations: Ints,
-    group: int,
-    kernel_shape: Ints,
-    pads: Ints,
-    strides: Ints,
+    attributes: _Attributes,
     dtype: Dtype = "float32",
     sizes: tuple[str, ...] = (),
 ) -> ConvProblem:
@@ -377,10 +358,10 @@ def _conv_problem(
     Args:
         sizes: tensors that the caller passes as shapes, not arrays; as for ``remedies.offering``.
     """
-    mode = _auto_pad(auto_pad)
-    _require_lists(dilations=dilations, kernel_shape=kernel_shape, pads=pads, strides=strides)
+    _require_types(attributes)
+    pads = attributes.pads
     x_shape, w_shape = integers("x_shape", x_shape), integers("w_shape", w_shape)
-    padding: Padding | None = _PADDING.get(mode)
+    padding: Padding | None = _PADDING.get(attributes.auto_pad)
     if padding is None and len(x_shape) == len(w_shape) > 2:
         padding = _pairs(pads, len(x_shape) - 2)
 
@@ -388,7 +369,7 @@ def _conv_problem(
         input_shape: Any, filter_shape: Any, bias_shape: Any, padding: Any, **layer: Any
     ) -> ConvProblem:
         rank = spatial_rank(_CONV, input_shape, filter_shape)
-        _require_kernel_shape(kernel_shape, filter_shape)
+        _require_kernel_shape(attributes.kernel_shape, filter_shape)
         layer |= {
             "stride": _per_axis("strides", layer["stride"], rank),
             "dilation": _per_axis("dilations", layer["dilation"], rank),
@@ -402,16 +383,16 @@ def _conv_problem(
             operations.require_bias("b", bias_shape, problem.K, _CONV.w)
         return problem
 
-    arguments = {
+    given = {
         "input_shape": x_shape,
         "filter_shape": w_shape,
         "bias_shape": b_shape,
-        "stride": strides,
-        "dilation": dilations,
-        "groups": group,
+        "stride": attributes.strides,
+        "dilation": attributes.dilations,
+        "groups": attributes.group,
         "padding": padding,
     }
-    return offering(require, _CONV, arguments, sizes)
+    return offering(require, _CONV, given, sizes)
 
 
 def conv_transpose_problem(
@@ -448,103 +429,73 @@ def conv_transpose_problem(
     >>> problem.input_shape, problem.output_shape
     ((1, 2, 7, 7), (1, 4, 3, 3))
     """
-    return _conv_transpose_problem(
-        x_shape,
-        w_shape,
-        None,
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        output_padding=output_padding,
-        output_shape=output_shape,
-        pads=pads,
-        strides=strides,
-        dtype=dtype,
-        tensors_as_sizes=("output_shape", "filter_shape"),
+    attributes = _Attributes(
+        auto_pad, dilations, group, kernel_shape, pads, strides, output_padding, output_shape
     )
+    sizes = ("output_shape", "filter_shape")
+    return _conv_transpose_problem(x_shape, w_shape, None, attributes, dtype, sizes)
 
 
 def _conv_transpose_problem(
     x_shape: Sequence[int],
     w_shape: Sequence[int],
     b_shape: tuple[int, ...] | None,
-    *,
-    tensors_as_sizes: tuple[str, ...] = (),
-    **attributes: Any,
+    attributes: _Attributes,
+    dtype: Dtype = "float32",
+    sizes: tuple[str, ...] = (),
 ) -> ConvProblem:
     """Return the result of ``conv_transpose_problem``; check the shape of a bias, too, if any.
 
     Args:
-        tensors_as_sizes: tensors that the caller passes as shapes, not arrays; as for
-            ``remedies.offering``.
+        sizes: as for ``_conv_problem``.
     """
 
     def require(output_shape: Any, filter_shape: Any, bias_shape: Any, **layer: Any) -> ConvProblem:
-        keys = {
-            "strides": "stride",
-            "dilations": "dilation",
-            "group": "groups",
-            "output_padding": "output_padding",
-            "output_shape": "sizes",
-        }
-        changes = {attribute: layer[key] for attribute, key in keys.items()}
-        problem = _transposed(output_shape, filter_shape, **{**attributes, **changes})
+        changed = attributes._replace(
+            strides=layer["stride"],
+            dilations=layer["dilation"],
+            group=layer["groups"],
+            output_padding=layer["output_padding"],
+            output_shape=layer["sizes"],
+        )
+        problem = _transposed(output_shape, filter_shape, changed, dtype)
         if bias_shape is not None:
             operations.require_bias("b", bias_shape, problem.C, _CONV_TRANSPOSE.x)
         return problem
 
-    arguments = {
+    given = {
         "output_shape": x_shape,
         "filter_shape": w_shape,
         "bias_shape": b_shape,
-        "stride": attributes["strides"],
-        "dilation": attributes["dilations"],
-        "groups": attributes["group"],
-        "output_padding": attributes["output_padding"],
-        "sizes": attributes["output_shape"],
+        "stride": attributes.strides,
+        "dilation": attributes.dilations,
+        "groups": attributes.group,
+        "output_padding": attributes.output_padding,
+        "sizes": attributes.output_shape,
     }
-    return offering(require, _CONV_TRANSPOSE, arguments, tensors_as_sizes)
+    return offering(require, _CONV_TRANSPOSE, given, sizes)
 
 
 def _transposed(
-    x_shape: Sequence[int],
-    w_shape: Sequence[int],
-    *,
-    auto_pad: AutoPad,
-    dilations: Ints,
-    group: int,
-    kernel_shape: Ints,
-    output_padding: Ints,
-    output_shape: Ints,
-    pads: Ints,
-    strides: Ints,
-    dtype: Dtype = "float32",
+    x_shape: Sequence[int], w_shape: Sequence[int], attributes: _Attributes, dtype: Dtype
 ) -> ConvProblem:
-    mode = _auto_pad(auto_pad)
-    _require_lists(
-        dilations=dilations,
-        kernel_shape=kernel_shape,
-        output_padding=output_padding,
-        output_shape=output_shape,
-        pads=pads,
-        strides=strides,
-    )
+    _require_types(attributes)
+    mode, output_shape = attributes.auto_pad, attributes.output_shape
     names = _CONV_TRANSPOSE._replace(x="x")  # here, the first shape is that of the operator's x
     rank = spatial_rank(names, integers("x_shape", x_shape), integers("w_shape", w_shape))
-    _require_kernel_shape(kernel_shape, w_shape)
-    stride = _per_axis("strides", strides, rank)
+    _require_kernel_shape(attributes.kernel_shape, w_shape)
+    stride = _per_axis("strides", attributes.strides, rank)
     layer: dict[str, Any] = {
         "stride": stride,
-        "dilation": _per_axis("dilations", dilations, rank),
-        "groups": group,
+        "dilation": _per_axis("dilations", attributes.dilations, rank),
+        "groups": attributes.group,
         "data_format": None,
         "filter_format": None,
         "dtype": dtype,
     }
-    extra = _per_axis("output_padding", output_padding, rank, default=0)
+    extra = _per_axis("output_padding", attributes.output_padding, rank, default=0)
     if output_shape is None and not mode.startswith("SAME"):
-        padding: Padding = "valid" if mode == "VALID" else _pairs(pads, rank)
+        padding: Padding = "valid" if mode == "VALID" else _pairs(attributes.pads, rank)
         return transposed_problem(
             _CONV_TRANSPOSE, x_shape, w_shape, None, extra, padding=padding, **layer
         )
@@ -578,13 +529,6 @@ def _transposed(
     return transposed_problem(_CONV_TRANSPOSE, x_shape, w_shape, None, added, **layer)
 
 
-ATTRIBUTES = {
-    operator: tuple(name for name in list(signature(function).parameters)[2:] if name != "dtype")
-    for operator, function in (("Conv", conv_problem), ("ConvTranspose", conv_transpose_problem))
-}
-"""Names of the attributes, keyed by operator; they are the same in all opsets."""
-
-
 def require_attributes(operator: str, names: Iterable[str]) -> None:
     """Check that an operator has attributes with these names, and that no name occurs twice.
 
@@ -602,17 +546,16 @@ def require_attributes(operator: str, names: Iterable[str]) -> None:
             )
 
 
-def _auto_pad(word: str) -> str:
-    require_word("auto_pad", word, _AUTO_PADS)
-    return word
-
-
-def _require_lists(**attributes: Any) -> None:
-    for what, values in attributes.items():
+def _require_types(attributes: _Attributes) -> None:
+    """Check that auto_pad is known, and that attributes with several integers are lists of them."""
+    require_word("auto_pad", attributes.auto_pad, _AUTO_PADS)
+    for what in ATTRIBUTES["ConvTranspose"]:
+        values = getattr(attributes, what)
+        if what in ("auto_pad", "group") or values is None:
+            continue
         try:
-            if values is not None:
-                len(values)
-                integers(what, values)
+            len(values)
+            integers(what, values)
         except TypeError:
             count = "two integers" if what == "pads" else "one integer"
             raise ConvTypeError(

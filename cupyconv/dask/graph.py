@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate, product
+from operator import methodcaller
 from typing import Any, get_args
 
 import dask.array as da
@@ -30,11 +31,10 @@ class Graph:
 
     Args:
         pass_: "forward", "backprop_input" or "backprop_filter".
-        like: operand that determines the result's dtype, and whether its chunks are NumPy or CuPy.
-        operands: other arrays that the tasks depend on.
-
-    Attributes:
-        wide: whether to compute 16-bit dtypes in float32, so that sums are rounded once.
+        operands: arrays by their names in errors.  The first determines the result's dtype, and
+            whether its chunks are NumPy or CuPy.
+        sums: whether elements of the result are sums of several parts.  Parts of 16-bit dtypes are
+            then computed in float32, so that the sums are rounded once.
     """
 
     def __init__(
@@ -43,28 +43,22 @@ class Graph:
         problem: ConvProblem,
         precision: str,
         impl: str,
-        like: da.Array,
-        *operands: Any,
+        operands: Mapping[str, da.Array],
+        *,
+        sums: bool,
     ) -> None:
         require_word("precision", precision, PRECISIONS)
+        self._operands, self._like = operands, next(iter(operands.values()))
         if not isinstance(impl, str) or impl not in get_args(Impl):
-            _, device = arrays.take("x", like._meta)
+            _, device = arrays.take("x", self._like._meta)
             raise unknown_word("impl", impl, implementations(device is arrays.Home.GPU))
-        self._compute, self._problem, self._like = tasks.COMPUTE[pass_], problem, like
-        names = [getattr(operand, "name", None) for operand in (like, *operands)]
+        self._compute, self._problem = tasks.COMPUTE[pass_], problem
+        names = {name: operand.name for name, operand in operands.items()}
         self._token = tokenize(pass_, problem, precision, impl, names)
         self._name = f"conv-{pass_}-{self._token}"
         self._tasks: dict[Any, Any] = {}
         self._how = {"precision": precision, "impl": impl}
-        self.wide = False
-
-    def sums(self, several: bool) -> None:
-        """Set ``wide``: True for a 16-bit dtype if elements are sums of several parts.
-
-        Args:
-            several: whether an element of the result is the sum of several parts.
-        """
-        self.wide = several and ITEMSIZE[self._problem.dtype] < 4
+        self._wide = sums and ITEMSIZE[problem.dtype] < 4
 
     def data(self, n: Any, channel: Any, *spatial: Any) -> list[Any]:
         """Return the values, one per axis, as a list in the order of the axes of x and y."""
@@ -87,7 +81,7 @@ class Graph:
             ordered[axis] = value
         return ordered
 
-    def gather(self, name: str, array: da.Array, ranges: Sequence[Range]) -> Any:
+    def gather(self, name: str, ranges: Sequence[Range]) -> Any:
         """Return a region of an operand: a chunk, or a nested call that joins pieces of chunks.
 
         Each piece is a separate task that runs on the worker with its chunk, so that only pieces
@@ -95,9 +89,10 @@ class Graph:
         region itself is neither stored nor moved.
 
         Args:
-            name: name of the operand, for errors.
+            name: name of the operand.
             ranges: the region's range on each axis.
         """
+        array = self._operands[name]
         pieces = [_pieces(sizes, *span) for sizes, span in zip(array.chunks, ranges, strict=True)]
         keys, places = [], []
         for combined in product(*pieces):
@@ -135,14 +130,8 @@ class Graph:
             arguments: operands, as returned by ``gather``.
             into: ranges of the chunk to compute, for backprop_input; the remainder is zero.
         """
-        problem = self._problem
-        layer = {
-            **problem.keywords,
-            "padding": tuple(pads),
-            "groups": groups,
-            **self._how,
-        }
-        options: dict[str, Any] = {"wide": self.wide}
+        layer = {**self._problem.keywords, "padding": tuple(pads), "groups": groups, **self._how}
+        options: dict[str, Any] = {"wide": self._wide}
         if into is not None:
             options["into"] = tuple(into)
         key = (f"conv-part-{self._token}", len(self._tasks))
@@ -160,10 +149,10 @@ class Graph:
         last = added[0]
         if join is not None and len(added) > 1:
             last = (f"conv-joined-{self._token}", len(self._tasks))
-            self._tasks[last] = (partial(tasks.concatenate, join), added)
+            self._tasks[last] = (partial(np.concatenate, axis=join), added)
         final = (self._name, *place)
-        if self.wide:
-            self._tasks[final] = (partial(tasks.cast, self._like.dtype), last)
+        if self._wide:
+            self._tasks[final] = (methodcaller("astype", self._like.dtype), last)
         else:
             self._tasks[final] = self._tasks.pop(last)
 
@@ -180,9 +169,9 @@ class Graph:
             terms = above
         return terms[0]
 
-    def array(self, chunks: Sequence[tuple[int, ...]], dependencies: Iterable[Any]) -> da.Array:
+    def array(self, chunks: Sequence[tuple[int, ...]]) -> da.Array:
         """Return the result as a Dask array."""
-        used = [array for array in dependencies if array is not None]
+        used = list(self._operands.values())
         graph = HighLevelGraph.from_collections(self._name, self._tasks, dependencies=used)
         meta = np.empty_like(self._like._meta, shape=(0,) * len(chunks), dtype=self._like.dtype)
         return da.Array(graph, self._name, tuple(chunks), meta=meta)

@@ -72,13 +72,13 @@ def conv_forward(
     bias = None if bias is None else as_chunked("bias", bias)
     operands = {"x": x, "w": w} if bias is None else {"x": x, "w": w, "bias": bias}
     problem = operations.problem_of("forward", operands, None, options)
-    graph = Graph("forward", problem, precision, impl, x, w, bias)
     n_axis, c_axis, *spatial = problem.data_axes
     batches = ranges_of(x.chunks[n_axis])
     blocks = channel_blocks(
         problem, bounds_of(x.chunks[c_axis]), bounds_of(w.chunks[problem.filter_axes[0]])
     )
-    graph.sums(any(len(pieces) > 1 for _, pieces in blocks))
+    sums = any(len(pieces) > 1 for _, pieces in blocks)
+    graph = Graph("forward", problem, precision, impl, operands, sums=sums)
     grids = [
         split(output_bounds(axis, bounds_of(x.chunks[position])))
         for axis, position in zip(problem.axes, spatial, strict=True)
@@ -89,16 +89,16 @@ def conv_forward(
         for number, (channels, taken, count) in enumerate(pieces):
             inputs = [window[0] for window in windows]
             arguments = [
-                graph.gather("x", x, graph.data(batch, channels, *inputs)),
-                graph.gather("w", w, graph.filters(filters, taken)),
+                graph.gather("x", graph.data(batch, channels, *inputs)),
+                graph.gather("w", graph.filters(filters, taken)),
             ]
             if bias is not None and number == 0:
-                arguments.append(graph.gather("bias", bias, [filters]))
+                arguments.append(graph.gather("bias", [filters]))
             shape = lengths_of(graph.data(batch, filters, *outputs))
             terms.append(graph.block([pads for _, pads in windows], count, shape, arguments))
         graph.finish(graph.data(*place), terms)
     sizes = (batches, [k for k, _ in blocks], *grids)
-    return graph.array(graph.data(*map(lengths_of, sizes)), [x, w, bias])
+    return graph.array(graph.data(*map(lengths_of, sizes)))
 
 
 def conv_backprop_input(
@@ -155,12 +155,12 @@ def _input_gradient(
     Args:
         name: name of dy in error messages.
     """
-    graph = Graph("backprop_input", problem, precision, impl, dy, w)
     n_axis, k_axis, *spatial = problem.data_axes
     batches = ranges_of(dy.chunks[n_axis])
     bounds = bounds_of(w.chunks[problem.filter_axes[1]]) if problem.groups == 1 else [0, problem.C]
     blocks = channel_blocks(problem, bounds, bounds_of(dy.chunks[k_axis]), of_input=True)
-    graph.sums(any(len(pieces) > 1 for _, pieces in blocks))
+    sums = any(len(pieces) > 1 for _, pieces in blocks)
+    graph = Graph("backprop_input", problem, precision, impl, {name: dy, "w": w}, sums=sums)
     grids = [
         split(input_bounds(axis, bounds_of(dy.chunks[position])))
         for axis, position in zip(problem.axes, spatial, strict=True)
@@ -171,8 +171,8 @@ def _input_gradient(
         for filters, taken, count in pieces:
             outputs = [reach[0] for reach in reaches]
             arguments = [
-                graph.gather("w", w, graph.filters(filters, taken)),
-                graph.gather(name, dy, graph.data(batch, filters, *outputs)),
+                graph.gather("w", graph.filters(filters, taken)),
+                graph.gather(name, graph.data(batch, filters, *outputs)),
             ]
             shape = lengths_of(graph.data(batch, channels, *inputs))
             read = [
@@ -184,7 +184,7 @@ def _input_gradient(
             terms.append(graph.block(pads, count, shape, arguments, into=into))
         graph.finish(graph.data(*place), terms)
     sizes = (batches, [c for c, _ in blocks], *grids)
-    return graph.array(graph.data(*map(lengths_of, sizes)), [w, dy])
+    return graph.array(graph.data(*map(lengths_of, sizes)))
 
 
 def conv_transpose(
@@ -289,12 +289,12 @@ def conv_backprop_filter(
     x, dy = as_chunked("x", x), as_chunked("dy", dy)
     options = ConvOptions(stride, padding, dilation, groups, data_format, filter_format)
     problem = operations.problem_of("backprop_filter", {"x": x, "dy": dy}, filter_shape, options)
-    graph = Graph("backprop_filter", problem, precision, impl, dy, x)
     n_axis, c_axis, *spatial = problem.data_axes
     batches = ranges_of(dy.chunks[n_axis])
     blocks = channel_blocks(problem, bounds_of(x.chunks[c_axis]), bounds_of(dy.chunks[c_axis]))
     grids = [ranges_of(dy.chunks[position]) for position in spatial]
-    graph.sums(len(batches) * prod(map(len, grids)) > 1)
+    sums = len(batches) * prod(map(len, grids)) > 1
+    graph = Graph("backprop_filter", problem, precision, impl, {"dy": dy, "x": x}, sums=sums)
     in_depth = (
         [taken for _, taken, _ in blocks[0][1]] if groups == 1 else [(0, problem.C // groups)]
     )
@@ -308,8 +308,8 @@ def conv_backprop_filter(
                 ]
                 inputs = [window[0] for window in windows]
                 arguments = [
-                    graph.gather("x", x, graph.data(batch, channels, *inputs)),
-                    graph.gather("dy", dy, graph.data(batch, filters, *outputs)),
+                    graph.gather("x", graph.data(batch, channels, *inputs)),
+                    graph.gather("dy", graph.data(batch, filters, *outputs)),
                 ]
                 shape = lengths_of(graph.filters(filters, taken))
                 terms.append(graph.block([pads for _, pads in windows], count, shape, arguments))
@@ -322,7 +322,7 @@ def conv_backprop_filter(
     sizes = graph.filters(lengths_of([k for k, _ in blocks]), lengths_of(in_depth))
     taps = set(problem.filter_axes[2:])
     chunks = [(size[1],) if axis in taps else size for axis, size in enumerate(sizes)]
-    return graph.array(chunks, [x, dy])
+    return graph.array(chunks)
 
 
 def conv_backprop_bias(dy: Any, *, data_format: DataFormat | None = None) -> da.Array:

@@ -67,19 +67,11 @@ def join(shape: tuple[int, ...], places: Sequence[tuple[slice, ...]], pieces: Se
     return joined
 
 
-def concatenate(axis: int, parts: Sequence[Any]) -> Any:
-    return np.concatenate(parts, axis=axis)
-
-
 def add(parts: Sequence[Any]) -> Any:
     total = parts[0] + parts[1]
     for part in parts[2:]:
         total += part
     return total
-
-
-def cast(dtype: np.dtype, array: Any) -> Any:
-    return array.astype(dtype)
 
 
 def _operands(wide: bool, *operands: Any) -> list[Any]:

@@ -111,7 +111,6 @@ def command(
         lines = _left_out(model)
         output.draw(output.heading(in_line(f"{file} {model.without_layers}"), *lines))
         return
-    total = max(sum(layer.problem.flops for layer in model.layers), 1)
     table = output.table(
         *("layer", "x, w -> y", "parameters", "FLOP", "share"),
         *(f"kernels on {device}" for device in devices),
@@ -133,7 +132,7 @@ def command(
             shapes,
             f"{layer.parameters:,}",
             output.scaled(layer.problem.flops, ""),
-            f"{layer.problem.flops / total:.1%}",
+            f"{model.share(layer):.1%}",
             *(_kernels(layer, each) for each in plans),
         )
     totals = _totals(model)
@@ -220,7 +219,7 @@ def _unread_cells(layer: UnreadLayer) -> tuple[str, ...]:
 
 def _counted(model: Model) -> str:
     """Return the number of convolutions that were read, and the reasons for the others, as text."""
-    count, total = len(model.layers), model.convolutions
+    count, total = len(model.layers), len(model.nodes)
     if count == total:
         return counted(total, "convolution")
     reasons = {"of unknown size": model.unknown, "left out": model.left_out}
@@ -241,7 +240,6 @@ def _csv(
     kernels = [f"{tensor} on {device}" for device in devices for tensor in ("y", "dx", "dw")]
     texts = ("layer", "operator", "x", "w", "y", "settings")
     writer.writerow([*texts, *numbers, *kernels, "notes"])
-    total = max(sum(layer.problem.flops for layer in model.layers), 1)
     for layer, plans in planned:
         problem = layer.problem
         shapes = (layer.input_shape, problem.filter_shape, layer.output_shape)
@@ -250,7 +248,7 @@ def _csv(
             [
                 *(spreadsheet_cell(layer.name), layer.operator, *map(shape_text, shapes)),
                 *(_settings(layer), layer.parameters, problem.flops),
-                *(f"{problem.flops / total:.6f}", problem.bytes, *names),
+                *(f"{model.share(layer):.6f}", problem.bytes, *names),
                 spreadsheet_cell("; ".join(layer.notes)),
             ]
         )
@@ -298,14 +296,13 @@ def _kernels(layer: ModelLayer, layer_plan: Plan) -> str:
 
 
 def _totals(model: Model) -> dict[str, int]:
-    flops = sum(layer.problem.flops for layer in model.layers)
     return {
         "layers": len(model.layers),
-        "convolutions": model.convolutions,
+        "convolutions": len(model.nodes),
         "weights": model.weights,
         "parameters": model.parameters,
-        "flops": flops,
-        "flops_of_three_passes": 3 * flops,
+        "flops": model.flops,
+        "flops_of_three_passes": 3 * model.flops,
         "bytes": sum(layer.problem.bytes for layer in model.layers),
         "activation_bytes": sum(layer.activation_bytes for layer in model.layers),
     }
@@ -318,7 +315,6 @@ def _as_json(
     devices: tuple[str, ...],
 ) -> dict[str, Any]:
     layers = []
-    total = max(sum(layer.problem.flops for layer in model.layers), 1)
     for layer, plans in planned:
         problem = layer.problem
         unnamed = configuration.Layer(layer.name, None, {})
@@ -338,7 +334,7 @@ def _as_json(
                 "filter_is_stored": layer.filter is not None,
                 "inside": list(layer.inside),
                 "flops": problem.flops,
-                "share_of_flops": problem.flops / total,
+                "share_of_flops": model.share(layer),
                 "useful_flops": problem.useful_flops,
                 "bytes": problem.bytes,
                 "activation_bytes": layer.activation_bytes,

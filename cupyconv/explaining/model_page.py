@@ -29,15 +29,14 @@ def html(name: str, model: Model, planned: Sequence[tuple[ModelLayer, Sequence[P
         model: the model.
         planned: layers to show, each with its plans for the devices to show.
     """
-    total = max(sum(layer.problem.flops for layer in model.layers), 1)
     unread = tuple(
         (node.name, node.operator, node.reason) for node in (*model.unknown, *model.left_out)
     )
     parts = [
         f"<h1>{escape(name)}</h1>",
-        f"<p>{model.convolutions} convolutions, {model.parameters:,} parameters. Select a layer "
+        f"<p>{len(model.nodes)} convolutions, {model.parameters:,} parameters. Select a layer "
         "for its explanation.</p>",
-        *(_layer(layer, plans, layer.problem.flops / total) for layer, plans in planned),
+        *(_layer(layer, plans, model.share(layer)) for layer, plans in planned),
     ]
     if unread:
         parts += [

@@ -249,15 +249,25 @@ def _constants(nodes: Any, stored: Any) -> Iterator[Any]:
 
 def open_unusable_sizes(graph: Any) -> None:
     """Make negative sizes unknown, which some exporters write, and sizes with very long names."""
+    for dim in _dims_with_inner(graph):
+        if dim.HasField("dim_value") and dim.dim_value < 0:
+            dim.ClearField("dim_value")
+        if len(dim.dim_param) > LONGEST_SIZE_NAME:
+            dim.ClearField("dim_param")
+
+
+def _dims(graph: Any) -> Iterator[Any]:
+    """Yield the sizes of a graph's inputs, outputs and described tensors."""
     for entry in (*graph.input, *graph.output, *graph.value_info):
-        for dim in entry.type.tensor_type.shape.dim:
-            if dim.HasField("dim_value") and dim.dim_value < 0:
-                dim.ClearField("dim_value")
-            if len(dim.dim_param) > LONGEST_SIZE_NAME:
-                dim.ClearField("dim_param")
+        yield from entry.type.tensor_type.shape.dim
+
+
+def _dims_with_inner(graph: Any) -> Iterator[Any]:
+    """Yield the sizes that ``_dims`` yields, of the inner graphs too."""
+    yield from _dims(graph)
     for node in graph.node:
         for inner in inner_graphs(node):
-            open_unusable_sizes(inner)
+            yield from _dims_with_inner(inner)
 
 
 def set_named_sizes(graph: Any, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -274,25 +284,15 @@ def set_named_sizes(graph: Any, sizes: Mapping[str, tuple[int, ...]]) -> dict[st
     """
     named = set(_size_names(graph)) - {entry.name for entry in graph.input}
     numbers = {name: shape[0] for name, shape in sizes.items() if name in named and len(shape) == 1}
-    if numbers:
-        _write_named_sizes(graph, numbers)
+    for dim in _dims_with_inner(graph):
+        if dim.dim_param in numbers:
+            dim.dim_value = numbers[dim.dim_param]
     return {name: shape for name, shape in sizes.items() if name not in numbers}
 
 
-def _size_names(graph: Any) -> Iterator[str]:
-    """Yield the names of the unknown sizes of a graph's inputs, outputs and described tensors."""
-    for entry in (*graph.input, *graph.output, *graph.value_info):
-        yield from (dim.dim_param for dim in entry.type.tensor_type.shape.dim if dim.dim_param)
-
-
-def _write_named_sizes(graph: Any, numbers: Mapping[str, int]) -> None:
-    for entry in (*graph.input, *graph.output, *graph.value_info):
-        for dim in entry.type.tensor_type.shape.dim:
-            if dim.dim_param in numbers:
-                dim.dim_value = numbers[dim.dim_param]
-    for node in graph.node:
-        for inner in inner_graphs(node):
-            _write_named_sizes(inner, numbers)
+def _size_names(graph: Any) -> list[str]:
+    """Return the names of the unknown sizes of a graph, without those of its inner graphs."""
+    return list(dict.fromkeys(dim.dim_param for dim in _dims(graph) if dim.dim_param))
 
 
 # -- the traversal ---------------------------------------------------------------------------------
@@ -349,7 +349,7 @@ class Walk:
                 )
 
     def _named_sizes(self) -> str:
-        names = dict.fromkeys(_size_names(self._model.graph))
+        names = _size_names(self._model.graph)
         return f", and its unknown sizes are {', '.join(names)}" if names else ""
 
     def _graph(
@@ -415,7 +415,10 @@ class Walk:
                     f"{name} is {_text(own)}, got {shape_text(sizes)}",
                     f"Keep {old}",
                 )
-        _write_sizes(kind, sizes)
+        dims = kind.tensor_type.shape.dim
+        del dims[:]
+        for size in sizes:
+            dims.add().dim_value = size
         if not kind.tensor_type.elem_type and not own:
             kind.tensor_type.elem_type = self._onnx.TensorProto.FLOAT
         return kind
@@ -702,13 +705,6 @@ def _copied(message: Any) -> Any:
 
 def _text(shape: Shape) -> str:
     return shape_text(shape)  # type: ignore[arg-type]  # shape_text accepts names
-
-
-def _write_sizes(kind: Any, sizes: tuple[int, ...]) -> None:
-    dims = kind.tensor_type.shape.dim
-    del dims[:]
-    for size in sizes:
-        dims.add().dim_value = size
 
 
 def _is_known(kind: Any) -> bool:

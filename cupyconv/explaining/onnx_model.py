@@ -49,38 +49,47 @@ The examples are a second of sound, an image or a text line, and a volume.
 
 
 @dataclass(frozen=True)
-class ModelLayer:
-    """A Conv or ConvTranspose node of a model.
+class _Node:
+    """A node of a model that convolves.
 
     Attributes:
         name: name of the node; the name of its output if the node has no name.
-        operator: "Conv" or "ConvTranspose".
-        problem: the convolution.  A ConvTranspose is the transpose of this convolution: its forward
-            pass is ``backprop_input``.
-        has_bias: whether the node adds a bias.
+        operator: operator of the node, such as "Conv" or "ConvInteger".
         filter: stored values of the filter; None if the file does not store them.
         bias: stored values of the bias; None without a bias, or if the file does not store them.
-        same_filter_as: first layer of the model with the same filter; None for the first layer
-            itself, and for a filter that the file does not store.
-        same_values_as: first layer whose filter has the same stored values, possibly in another
-            form; None as for ``same_filter_as``.
-        inside: operators whose inner graphs contain the layer, such as ("Loop",).
+        inside: operators whose inner graphs contain the node, such as ("Loop",).
     """
 
     name: str
     operator: str
-    problem: ConvProblem
-    has_bias: bool
-    filter: Stored | None = None
-    bias: Stored | None = None
-    same_filter_as: str | None = None
-    same_values_as: str | None = None
-    inside: tuple[str, ...] = ()
+    filter: Stored | None
+    bias: Stored | None
+    inside: tuple[str, ...]
 
     @property
     def parameters(self) -> int:
         """Number of stored weights and biases, shared ones included."""
         return sum(stored.size for stored in (self.filter, self.bias) if stored)
+
+
+@dataclass(frozen=True)
+class ModelLayer(_Node):
+    """A Conv or ConvTranspose node of a model.
+
+    Attributes:
+        problem: the convolution.  A ConvTranspose is the transpose of this convolution: its forward
+            pass is ``backprop_input``.
+        has_bias: whether the node adds a bias.
+        same_filter_as: first layer of the model with the same filter; None for the first layer
+            itself, and for a filter that the file does not store.
+        same_values_as: first layer whose filter has the same stored values, possibly in another
+            form; None as for ``same_filter_as``.
+    """
+
+    problem: ConvProblem
+    has_bias: bool
+    same_filter_as: str | None
+    same_values_as: str | None
 
     @property
     def is_transposed(self) -> bool:
@@ -126,35 +135,21 @@ class ModelLayer:
 
 
 @dataclass(frozen=True)
-class UnreadLayer:
+class UnreadLayer(_Node):
     """A convolution of a model that cannot be read as a problem, with the known facts about it.
 
     Attributes:
-        name: name of the node; the name of its output if the node has no name.
-        operator: operator of the node, such as "Conv" or "ConvInteger".
         reason: why the node is not read.
         is_open: whether an unknown size is the only reason.
         input_shape, filter_shape, output_shape: sizes, with names or "?" for unknown sizes; () for
             an unknown shape.
-        filter, bias: stored values, as in ``ModelLayer``.
-        inside: operators whose inner graphs contain the node, such as ("Loop",).
     """
 
-    name: str
-    operator: str
     reason: str
-    is_open: bool = False
-    input_shape: Shape = ()
-    filter_shape: Shape = ()
-    output_shape: Shape = ()
-    filter: Stored | None = None
-    bias: Stored | None = None
-    inside: tuple[str, ...] = ()
-
-    @property
-    def parameters(self) -> int:
-        """Number of stored weights and biases, shared ones included."""
-        return sum(stored.size for stored in (self.filter, self.bias) if stored)
+    is_open: bool
+    input_shape: Shape
+    filter_shape: Shape
+    output_shape: Shape
 
 
 @dataclass(frozen=True)
@@ -186,10 +181,14 @@ class Model:
         """Nodes that convolve but are unsupported."""
         return tuple(n for n in self.nodes if isinstance(n, UnreadLayer) and not n.is_open)
 
-    @property
-    def convolutions(self) -> int:
-        """Number of nodes that convolve, including those that are not read."""
-        return len(self.nodes)
+    @cached_property
+    def flops(self) -> int:
+        """FLOP of the forward passes of all layers."""
+        return sum(layer.problem.flops for layer in self.layers)
+
+    def share(self, layer: ModelLayer) -> float:
+        """Return the share of a layer in the model's FLOP."""
+        return layer.problem.flops / max(self.flops, 1)
 
     @property
     def weights(self) -> int:
@@ -325,22 +324,22 @@ def _unread(
         node.input[i] if i < len(node.input) else "" for i in (0, filter_, bias)
     )
     x, w = scope.shape(x_name), scope.shape(w_name)
-    x, y = _open_shapes(node, x, w) if is_open else (x, ())
+    x, y = _open_shapes(node, name, x, w) if is_open else (x, ())
     return UnreadLayer(
-        name,
-        operator or node.op_type,
-        reason,
-        is_open,
-        x,
-        w,
-        y,
-        scope.stored.get(w_name),
-        scope.stored.get(bias_name),
-        visit.inside,
+        name=name,
+        operator=operator or node.op_type,
+        filter=scope.stored.get(w_name),
+        bias=scope.stored.get(bias_name),
+        inside=visit.inside,
+        reason=reason,
+        is_open=is_open,
+        input_shape=x,
+        filter_shape=w,
+        output_shape=y,
     )
 
 
-def _open_shapes(node: Any, x: Shape, w: Shape) -> tuple[Shape, Shape]:
+def _open_shapes(node: Any, name: str, x: Shape, w: Shape) -> tuple[Shape, Shape]:
     """Return the shapes of x and y of a Conv or ConvTranspose, as far as they are known.
 
     Axes are independent of each other, so the known sizes of y are computed with an arbitrary size
@@ -348,11 +347,11 @@ def _open_shapes(node: Any, x: Shape, w: Shape) -> tuple[Shape, Shape]:
     """
     if not _is_numbers(w) or len(w) - 2 not in SPATIAL_AXES:
         return x, ()
-    attributes = {entry.name: _plain(_attribute_value(entry)) for entry in node.attribute}
-    is_transposed, groups = node.op_type == "ConvTranspose", attributes.get("group", 1)
+    attributes, is_transposed = _attributes(name, node), node.op_type == "ConvTranspose"
     x = x or ("?",) * len(w)
-    if not isinstance(x[1], int) and isinstance(groups, int):
-        x = (x[0], w[0] if is_transposed else _times(w[1], groups), *x[2:])
+    channels = _input_channels(node, w, attributes)
+    if isinstance(channels, int):
+        x = (x[0], x[1] if isinstance(x[1], int) else channels, *x[2:])
     filled = tuple(size if isinstance(size, int) else _ANY_SIZE for size in x)
     sizes = tuple(size for size in w if isinstance(size, int))
     meaning = conv_transpose_problem if is_transposed else conv_problem
@@ -370,8 +369,14 @@ _ANY_SIZE = 1 << 12
 """Size in place of an unknown size; larger than the span of an ordinary filter (chosen)."""
 
 
-def _times(size: int | str, groups: int) -> int | str:
-    return size * groups if isinstance(size, int) else size
+def _input_channels(node: Any, w: Shape, attributes: Mapping[str, Any]) -> int | str:
+    """Return the number of input channels that a node's filter implies, or its name or "?"."""
+    groups = attributes.get("group", 1)
+    if node.op_type == "ConvTranspose":
+        return w[0]
+    if isinstance(w[1], int) and isinstance(groups, int) and groups > 0:
+        return w[1] * groups
+    return "?"
 
 
 class _Unsupported(CupyconvError):
@@ -547,7 +552,7 @@ def _layer(
             f"it has {count} of these inputs",
             "Export the model again",
         )
-    attributes = {entry.name: _plain(_value(name, entry)) for entry in node.attribute}
+    attributes = _attributes(name, node)
     try:
         require_attributes(node.op_type, [entry.name for entry in node.attribute])
         x, w = _operand_shapes(node, name, scope, attributes, inputs)
@@ -572,15 +577,15 @@ def _layer(
         same_values = filters.setdefault((stored.origin, None), name)
     bias = node.input[2] if len(node.input) > 2 else ""
     layer = ModelLayer(
-        name,
-        node.op_type,
-        problem,
-        bool(bias),
-        stored,
-        scope.stored.get(bias) if bias else None,
-        None if same_filter == name else same_filter,
-        None if same_values == name else same_values,
-        visit.inside,
+        name=name,
+        operator=node.op_type,
+        filter=stored,
+        bias=scope.stored.get(bias) if bias else None,
+        inside=visit.inside,
+        problem=problem,
+        has_bias=bool(bias),
+        same_filter_as=None if same_filter == name else same_filter,
+        same_values_as=None if same_values == name else same_values,
     )
     _require_bias(layer, scope, bias)
     return layer
@@ -611,14 +616,7 @@ def _operand_shapes(
             likely = ("?", "?", *taps)
         raise _UnknownSize(name, w_name, w or likely, _text(w), inputs)
     if not _is_numbers(x):
-        group = attributes.get("group", 1)
-        whole = isinstance(group, int) and group > 0
-        channels: int | str = "?"
-        if node.op_type == "ConvTranspose":
-            channels = w[0]
-        elif whole and isinstance(w[1], int):
-            channels = w[1] * group
-        likely = ("?", channels, *["?"] * rank)
+        likely = ("?", _input_channels(node, w, attributes), *["?"] * rank)
         shape = tuple(
             size if isinstance(size, int) or size != "?" else guess
             for size, guess in zip(x or likely, likely, strict=False)
@@ -639,24 +637,21 @@ def _require_bias(layer: ModelLayer, scope: Scope, bias: str) -> None:
         )
 
 
-def _plain(value: Any) -> Any:
-    """Return an attribute for ``cupyconv.onnx``, with bytes decoded to a string."""
-    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
-
-
-def _attribute_value(attribute: Any) -> Any:
-    return import_module("onnx.helper").get_attribute_value(attribute)
-
-
-def _value(name: str, attribute: Any) -> Any:
-    try:
-        return _attribute_value(attribute)
-    except ValueError:
-        raise ConvError(
-            f"{name}: an attribute must have a valid ONNX type",
-            f"{attribute.name!r} has type {attribute.type}",
-            "Export the model again",
-        ) from None
+def _attributes(name: str, node: Any) -> dict[str, Any]:
+    """Return the attributes of a node for ``cupyconv.onnx``, with bytes decoded to strings."""
+    values = {}
+    for attribute in node.attribute:
+        try:
+            value = import_module("onnx.helper").get_attribute_value(attribute)
+        except ValueError:
+            raise ConvError(
+                f"{name}: an attribute must have a valid ONNX type",
+                f"{attribute.name!r} has type {attribute.type}",
+                "Export the model again",
+            ) from None
+        is_bytes = isinstance(value, bytes)
+        values[attribute.name] = value.decode(errors="backslashreplace") if is_bytes else value
+    return values
 
 
 def _dtype(onnx: Any, number: int) -> str:

@@ -46,7 +46,7 @@ def three_convs(filters=("w", "w", "w"), before=(), initializers=SHARED, inputs=
     for number, name in enumerate(filters):
         nodes.append(node("Conv", [at, name, bias], f"c{number}"))
         at = f"c{number}_out"
-    return build(nodes, list(inputs), [value(at, None)], list(initializers))
+    return build(nodes, list(inputs), list(initializers))
 
 
 def counts(path: str) -> tuple[int, int, int]:
@@ -132,7 +132,7 @@ def test_filter_computed_twice_counts_once(saved):
 def test_expanded_filter_counts_its_stored_values(saved):
     kernel = [weights("k", (1, 1, 5, 5)), onnx.numpy_helper.from_array(np.array([4, 1, 5, 5]), "s")]
     nodes = [node("Expand", ["k", "s"], "wide"), node("Conv", ["x", "wide_out"], "c", group=4)]
-    assert counts(saved(build(nodes, [X], [value("c_out", None)], kernel))) == (1, 25, 25)
+    assert counts(saved(build(nodes, [X], kernel))) == (1, 25, 25)
 
 
 @pytest.mark.parametrize("operator", ["none", "Abs"])
@@ -201,15 +201,11 @@ def test_bias_of_another_size_is_rejected(saved):
 
 
 def test_transposed_bias_has_the_output_channels(saved):
-    from click.testing import CliRunner
-
-    from cupyconv.cli.main import main
-
     torch = pytest.importorskip("torch")
     module = torch.nn.ConvTranspose2d(4, 6, 3)
     up = node("ConvTranspose", ["x", "w", "b"], "up")
     stored = [weights("w", (4, 6, 3, 3)), weights("b", (6,))]
-    path = saved(build([up], [X], [value("up_out", None)], stored))
+    path = saved(build([up], [X], stored))
     assert counts(path)[2] == sum(one.numel() for one in module.parameters())
     result = CliRunner().invoke(main, ["shapes", "--model", path, "--json"])
     (layer,) = json.loads(result.stdout)["layers"]
@@ -234,7 +230,7 @@ def test_attributes_match_all_opsets_of_onnx():
 )
 def test_unknown_attribute_is_rejected(saved, operator, wrong, right):
     one = node(operator, ["x", "w"], "c", **{wrong: [2, 2]})
-    net = build([one], [X], [value("c_out", None)], [SHARED[0]])
+    net = build([one], [X], [SHARED[0]])
     with pytest.raises(onnx.checker.ValidationError, match=f"Unrecognized attribute: {wrong}"):
         onnx.checker.check_node(one, _context())
     line = refused(saved(net))
@@ -309,7 +305,7 @@ def padded(form: str):
         helper.make_node("Pad", ["x", "pads"], ["p"]),
         helper.make_node("Conv", ["p", "w"], ["y"], name="causal"),
     ]
-    return build(nodes, inputs, [value("y", None)], stored)
+    return build(nodes, inputs, stored)
 
 
 @pytest.mark.parametrize("form", ["stored", "constant", "computed", "from the shape"])
@@ -346,7 +342,7 @@ def test_shapes_match_onnxs_inference(saved):
     ]
     stored = [weights("w", (4, 4, 3, 3)), weights("v", (5, 8, 3, 3))]
     stored += [onnx.numpy_helper.from_array(np.array(v), name) for name, v in ints.items()]
-    net = build(nodes, [value("x", (1, 4, 15, 18))], [value("flat_out", None)], stored)
+    net = build(nodes, [value("x", (1, 4, 15, 18))], stored)
     walk = onnx_graph.Walk(onnx, net, {})
     for visit in walk.visits():
         scope = visit.scope
@@ -397,7 +393,7 @@ def random_net(seed: int):
     for _ in range(rng.randrange(2, 7)):
         at = rng.choice(steps)()
     shape = (1, 4, rng.randrange(9, 20), rng.randrange(9, 20))
-    return build(nodes, [value("x", shape)], [value(at, None)], stored), shape
+    return build(nodes, [value("x", shape)], stored), shape
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -435,7 +431,7 @@ def mixed():
     inputs = [X, value("sizes", (4,), 7), value("q", (1, 2, 9, 9), 2), value("wq", (4, 2, 3, 3), 2)]
     inputs += [value("x6", (1, 2, 5, 5, 5, 5))]
     outputs = [value(f"{name}_out", None) for name in ("open", "quantised", "wide")]
-    return build(nodes, inputs, outputs, [SHARED[0], weights("w6", (2, 2, 3, 3, 3, 3))])
+    return build(nodes, inputs, [SHARED[0], weights("w6", (2, 2, 3, 3, 3, 3))], outputs=outputs)
 
 
 def test_summary_counts_layers_left_out_with_reasons(saved):
@@ -459,12 +455,8 @@ def test_summary_counts_layers_left_out_with_reasons(saved):
     ],
 )
 def test_model_with_only_unsupported_convolutions_names_them(saved, operator, domain):
-    from click.testing import CliRunner
-
-    from cupyconv.cli.main import main
-
     one = onnx.helper.make_node(operator, ["x", "w"], ["y"], name="other", domain=domain)
-    net = build([one], [X], [value("y", None)], [SHARED[0]])
+    net = build([one], [X], [SHARED[0]])
     net.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
     path = saved(net)
     named = f"{operator} of {domain}" if domain else operator
@@ -497,7 +489,7 @@ def test_operator_named_converter_is_no_convolution(saved):
 )
 def test_suggested_input_has_the_filters_rank_and_is_accepted(saved, shape, filter_shape, example):
     one = node("Conv", ["x", "w"], "c")
-    net = build([one], [value("x", shape)], [value("c_out", None)], [weights("w", filter_shape)])
+    net = build([one], [value("x", shape)], [weights("w", filter_shape)])
     path = saved(net)
     hint = listed(path).partition("for example ")[2].split()[:2]
     assert hint == ["--input", example]
@@ -517,12 +509,11 @@ def test_unreliable_input_suggestions_are_omitted(saved, form):
             node("Transpose", ["x"], "t", perm=[0, 3, 1, 2]),
             node("Conv", ["t_out", "w"], "c"),
         ]
-        net = build(nodes, [value("x", ("N", "H", "W", 3))], [value("c_out", None)],
-                    [weights("w", (4, 3, 3, 3))])  # fmt: skip
+        net = build(nodes, [value("x", ("N", "H", "W", 3))], [weights("w", (4, 3, 3, 3))])
         option = "'x=?x?x?x3'"
     else:
-        net = build([node("Conv", ["x", "w"], "c")], [value("x", ("N", 3, "H", 5))],
-                    [value("c_out", None)], [weights("w", (4, 3, 3, 7))])  # fmt: skip
+        nodes = [node("Conv", ["x", "w"], "c")]
+        net = build(nodes, [value("x", ("N", 3, "H", 5))], [weights("w", (4, 3, 3, 7))])
         option = "'x=?x3x?x5'"
     line = listed(saved(net))
     assert "for example" not in line
@@ -540,7 +531,7 @@ def branches(shape=("N", 4, "H", "W")):
     }
     either = helper.make_node("If", ["which"], ["y"], **graphs)
     inputs = [value("x", shape), value("which", (), 9), value("sizes", (4,), 7)]
-    return build([either], inputs, [value("y", None)], [SHARED[0]])
+    return build([either], inputs, [SHARED[0]])
 
 
 def test_layer_in_a_branch_is_listed_and_its_size_accepted(saved):
@@ -566,7 +557,7 @@ def test_layer_in_a_loop_is_listed_and_its_size_accepted(saved):
         [value("on", (), 9), value("step_out", None)],
     )  # fmt: skip
     loop = helper.make_node("Loop", ["count", "", "x"], ["y"], body=body)
-    net = build([loop], [X, value("count", (), 7)], [value("y", None)], [SHARED[0]])
+    net = build([loop], [X, value("count", (), 7)], [SHARED[0]])
     path = saved(net)
     line = listed(path)
     assert "step reads state of unknown" in line
@@ -596,7 +587,7 @@ def test_branch_chosen_by_a_constant_gives_its_shape(saved):
     nodes.append(helper.make_node("If", ["which"], ["y"], **graphs))
     nodes.append(node("Conv", ["y", "w"], "c"))
     stored = [onnx.numpy_helper.from_array(np.array(v), k) for k, v in (("zero", 0), ("one", 1))]
-    net = build(nodes, [X], [value("c_out", None)], [SHARED[0], *stored])
+    net = build(nodes, [X], [SHARED[0], *stored])
     (layer,) = models.read(saved(net)).layers
     evaluator = import_module("onnx.reference").ReferenceEvaluator(net)
     (y,) = evaluator.run(None, {"x": np.zeros((1, 4, 16, 16), np.float32)})
@@ -614,7 +605,7 @@ def test_doubled_concatenations_use_little_memory(saved):
         at = f"d{number}_out"
     nodes += [node("Reshape", ["x", at], "r"), node("Conv", ["r_out", "w"], "c")]
     stored = [SHARED[0], onnx.numpy_helper.from_array(np.array([1, 4, 8, 8]), "s")]
-    path = saved(build(nodes, [X], [value("c_out", None)], stored))
+    path = saved(build(nodes, [X], stored))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     begin = time.perf_counter()
     assert "c reads r_out of unknown" in listed(path)
@@ -666,7 +657,7 @@ def test_long_names_of_unknown_sizes_are_dropped(saved):
         at = f"r{number}_out"
     nodes.append(node("Conv", [at, "w"], "c"))
     shape = ("N" * 100_000, 4, 8, 8)
-    net = build(nodes, [value("x", shape)], [value("c_out", None)], [SHARED[0]])
+    net = build(nodes, [value("x", shape)], [SHARED[0]])
     assert len(listed(saved(net))) < 900
 
 
@@ -706,7 +697,7 @@ def test_layer_with_large_output_padding_is_left_out(saved, command):
         node("Conv", ["x", "w"], "plain"),
     ]
     outputs = [value("up_out", None), value("plain_out", None)]
-    path = saved(build(nodes, [X], outputs, [SHARED[0]]))
+    path = saved(build(nodes, [X], [SHARED[0]], outputs=outputs))
     content = json.loads(run(path, "--json").stdout)
     assert [layer["name"] for layer in content["layers"]] == ["plain"]
     assert [entry["name"] for entry in content["left_out"]] == ["up"]
@@ -721,7 +712,7 @@ def test_layer_of_another_dtype_hides_no_other_layer(saved, kind):
     nodes = [node("Conv", ["x", "w"], "plain"), node("Conv", ["q", "v"], "other")]
     inputs = [X, value("q", (1, 4, 8, 8), number), value("v", (4, 4, 3, 3), number)]
     outputs = [value("plain_out", None), value("other_out", None, number)]
-    read = models.read(saved(build(nodes, inputs, outputs, [SHARED[0]])))
+    read = models.read(saved(build(nodes, inputs, [SHARED[0]], outputs=outputs)))
     assert [layer.name for layer in read.layers] == ["plain"]
     (other,) = read.left_out
     assert (other.name, other.operator) == ("other", "Conv")
@@ -733,7 +724,7 @@ def test_shape_of_an_untyped_tensor_is_accepted(saved):
         onnx.helper.make_node("Odd", ["x"], ["r"], domain="own"),
         node("Conv", ["r", "w"], "c"),
     ]
-    path = saved(build(nodes, [X], [value("c_out", None)], [SHARED[0]]))
+    path = saved(build(nodes, [X], [SHARED[0]]))
     assert "--input" in listed(path)
     (layer,) = models.read(path, {"r": (1, 4, 9, 9)}).layers
     assert (layer.input_shape, layer.output_shape) == ((1, 4, 9, 9), (1, 4, 7, 7))

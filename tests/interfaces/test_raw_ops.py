@@ -78,120 +78,75 @@ class OpCase:
     only_onednn: str | None = None
 
 
+def window(*strides: int, padding: str = "SAME", **more: Any) -> dict[str, Any]:
+    """Return the arguments of a window; strides and dilations are those of the spatial axes."""
+    first = more.get("data_format", "").startswith("NC")
+
+    def whole(values: tuple[int, ...]) -> list[int]:
+        return [1, 1, *values] if first else [1, *values, 1]
+
+    if "dilations" in more:
+        more["dilations"] = whole(more["dilations"])
+    return {"strides": whole(strides), "padding": padding, **more}
+
+
 ONES = [1, 1, 1, 1]
+EXPLICIT = window(1, 1, padding="EXPLICIT", explicit_paddings=[0, 0, 1, 2, 0, 1, 0, 0])
 NO_DILATED_GRADIENT = "the plain CPU kernels have no gradient of a dilated convolution"
 NO_CHANNELS_FIRST = "the plain CPU kernels take channels last only"
 NO_GROUPED_GRADIENT = "the plain CPU kernels have no gradient of a grouped convolution"
 NO_DILATION = "the plain CPU kernels take no dilation"
+NO_UNEQUAL_STRIDES = "the plain CPU kernels take equal strides only"
 
-X, W = (2, 7, 8, 4), (3, 2, 4, 6)
+X, X_FIRST, W, DEPTH_W = (2, 7, 8, 4), (2, 4, 7, 8), (3, 2, 4, 6), (3, 3, 4, 2)
+X_3D, X_3D_FIRST, W_3D = (2, 4, 5, 6, 2), (2, 2, 4, 5, 6), (2, 3, 2, 2, 3)
 CASES = [
-    OpCase("same", CONV2D, X, W, {"strides": [1, 2, 3, 1], "padding": "SAME"}),
-    OpCase("valid", CONV2D, X, W, {"strides": [1, 2, 3, 1], "padding": "VALID"}),
-    OpCase("stride_1", CONV2D, X, W, {"strides": ONES, "padding": "SAME"}),
-    OpCase("one_pixel", CONV2D, X, (1, 1, 4, 5), {"strides": [1, 2, 2, 1], "padding": "VALID"}),
-    OpCase(
-        "explicit",
-        CONV2D,
-        X,
-        W,
-        {
-            "strides": [1, 2, 3, 1],
-            "padding": "EXPLICIT",
-            "explicit_paddings": [0, 0, 1, 2, 0, 1, 0, 0],
-        },
-    ),
-    OpCase(
-        "dilated_same",
-        CONV2D,
-        X,
-        W,
-        {"strides": ONES, "padding": "SAME", "dilations": [1, 2, 3, 1]},
-        NO_DILATED_GRADIENT,
-    ),
+    OpCase("same", CONV2D, X, W, window(2, 3)),
+    OpCase("valid", CONV2D, X, W, window(2, 3, padding="VALID")),
+    OpCase("stride_1", CONV2D, X, W, window(1, 1)),
+    OpCase("one_pixel", CONV2D, X, (1, 1, 4, 5), window(2, 2, padding="VALID")),
+    OpCase("explicit", CONV2D, X, W, EXPLICIT | {"strides": [1, 2, 3, 1]}),
+    OpCase("dilated_same", CONV2D, X, W, window(1, 1, dilations=(2, 3)), NO_DILATED_GRADIENT),
     OpCase(
         "dilated_strided",
         CONV2D,
         X,
         W,
-        {"strides": [1, 2, 2, 1], "padding": "VALID", "dilations": [1, 2, 3, 1]},
+        window(2, 2, padding="VALID", dilations=(2, 3)),
         NO_DILATED_GRADIENT,
     ),
     OpCase(
-        "channels_first",
-        CONV2D,
-        (2, 4, 7, 8),
-        W,
-        {"strides": [1, 1, 2, 3], "padding": "SAME", "data_format": "NCHW"},
-        NO_CHANNELS_FIRST,
+        "channels_first", CONV2D, X_FIRST, W, window(2, 3, data_format="NCHW"), NO_CHANNELS_FIRST
     ),
-    OpCase(
-        "groups_from_the_depth",
-        CONV2D,
-        X,
-        (3, 2, 2, 6),
-        {"strides": ONES, "padding": "SAME"},
-        NO_GROUPED_GRADIENT,
-    ),
-    OpCase("depthwise", DEPTHWISE, X, (3, 3, 4, 2), {"strides": [1, 2, 2, 1], "padding": "SAME"}),
-    OpCase(
-        "depthwise_valid",
-        DEPTHWISE,
-        X,
-        (3, 2, 4, 1),
-        {"strides": [1, 2, 2, 1], "padding": "VALID"},
-    ),
-    OpCase(
-        "depthwise_explicit",
-        DEPTHWISE,
-        X,
-        (3, 3, 4, 2),
-        {"strides": ONES, "padding": "EXPLICIT", "explicit_paddings": [0, 0, 1, 2, 0, 1, 0, 0]},
-    ),
+    OpCase("groups_from_the_depth", CONV2D, X, (3, 2, 2, 6), window(1, 1), NO_GROUPED_GRADIENT),
+    OpCase("depthwise", DEPTHWISE, X, DEPTH_W, window(2, 2)),
+    OpCase("depthwise_valid", DEPTHWISE, X, (3, 2, 4, 1), window(2, 2, padding="VALID")),
+    OpCase("depthwise_explicit", DEPTHWISE, X, DEPTH_W, EXPLICIT),
     OpCase(
         "depthwise_strides_differ",
         DEPTHWISE,
         X,
-        (3, 3, 4, 2),
-        {"strides": [1, 2, 3, 1], "padding": "VALID"},
-        "the plain CPU kernels take equal strides only",
+        DEPTH_W,
+        window(2, 3, padding="VALID"),
+        NO_UNEQUAL_STRIDES,
     ),
     OpCase(
         "depthwise_channels_first",
         DEPTHWISE,
-        (2, 4, 7, 8),
-        (3, 3, 4, 2),
-        {"strides": [1, 1, 2, 2], "padding": "SAME", "data_format": "NCHW"},
+        X_FIRST,
+        DEPTH_W,
+        window(2, 2, data_format="NCHW"),
         NO_CHANNELS_FIRST,
     ),
-    OpCase(
-        "volume_same",
-        CONV3D,
-        (2, 4, 5, 6, 2),
-        (2, 3, 2, 2, 3),
-        {"strides": [1, 1, 2, 3, 1], "padding": "SAME"},
-    ),
-    OpCase(
-        "volume_valid",
-        CONV3D,
-        (2, 4, 5, 6, 2),
-        (2, 3, 2, 2, 3),
-        {"strides": [1, 1, 2, 3, 1], "padding": "VALID"},
-    ),
-    OpCase(
-        "volume_dilated",
-        CONV3D,
-        (2, 4, 5, 6, 2),
-        (2, 3, 2, 2, 3),
-        {"strides": [1] * 5, "padding": "SAME", "dilations": [1, 1, 2, 2, 1]},
-        NO_DILATION,
-    ),
+    OpCase("volume_same", CONV3D, X_3D, W_3D, window(1, 2, 3)),
+    OpCase("volume_valid", CONV3D, X_3D, W_3D, window(1, 2, 3, padding="VALID")),
+    OpCase("volume_dilated", CONV3D, X_3D, W_3D, window(1, 1, 1, dilations=(1, 2, 2)), NO_DILATION),
     OpCase(
         "volume_channels_first",
         CONV3D,
-        (2, 2, 4, 5, 6),
-        (2, 3, 2, 2, 3),
-        {"strides": [1, 1, 1, 2, 3], "padding": "SAME", "data_format": "NCDHW"},
+        X_3D_FIRST,
+        W_3D,
+        window(1, 2, 3, data_format="NCDHW"),
         NO_CHANNELS_FIRST,
     ),
 ]
@@ -239,11 +194,7 @@ def test_values_and_shapes_match_tensorflow(tf, onednn, case, dtype):
 def test_explicit_channels_first_padding_equals_channels_last(tf, family):
     # TensorFlow has no CPU kernel for explicit padding with channels first.
     x, w = integers(2, 7, 8, 4), integers(3, 2, 4, 3, seed=1)
-    last = {
-        "strides": ONES,
-        "padding": "EXPLICIT",
-        "explicit_paddings": [0, 0, 2, 1, 0, 3, 0, 0],
-    }
+    last = {**EXPLICIT, "explicit_paddings": [0, 0, 2, 1, 0, 3, 0, 0]}
     first = {**last, "explicit_paddings": [0, 0, 0, 0, 2, 1, 0, 3], "data_format": "NCHW"}
     y = getattr(raw_ops, family.forward)(input=x, filter=w, **last)
     dy = integers(*y.shape, seed=2)
@@ -262,7 +213,7 @@ def test_dilated_depthwise_gradients_equal_tensorflows_tape(tf, padding):
     # On a CPU, the raw gradient operations silently ignore dilations.  tf.nn.depthwise_conv2d moves
     # the dilation into the batch, so its tape has the right gradients.
     x, w = integers(2, 7, 8, 4), integers(3, 3, 4, 2, seed=1)
-    arguments = {"strides": ONES, "padding": padding, "dilations": [1, 2, 2, 1]}
+    arguments = window(1, 1, padding=padding, dilations=(2, 2))
     y = raw_ops.DepthwiseConv2dNative(input=x, filter=w, **arguments)
     dy = integers(*y.shape, seed=2)
     tensors = [tf.constant(x), tf.constant(w)]
@@ -272,14 +223,8 @@ def test_dilated_depthwise_gradients_equal_tensorflows_tape(tf, padding):
     dx, dw = tape.gradient(theirs, tensors, tf.constant(dy))
     assert_same(y, theirs.numpy(), "float32")
     calls = DEPTHWISE.calls(x, w, dy)
-    ours_dx = raw_ops.DepthwiseConv2dNativeBackpropInput(
-        **calls[DEPTHWISE.backprop_input], **arguments
-    )
-    ours_dw = raw_ops.DepthwiseConv2dNativeBackpropFilter(
-        **calls[DEPTHWISE.backprop_filter], **arguments
-    )
-    assert_same(ours_dx, dx.numpy(), "float32")
-    assert_same(ours_dw, dw.numpy(), "float32")
+    for name, gradient in ((DEPTHWISE.backprop_input, dx), (DEPTHWISE.backprop_filter, dw)):
+        assert_same(getattr(raw_ops, name)(**calls[name], **arguments), gradient.numpy(), "float32")
 
 
 @pytest.mark.parametrize(
@@ -293,7 +238,7 @@ def test_dilated_depthwise_gradients_equal_tensorflows_tape(tf, padding):
 )
 def test_input_sizes_determine_the_input_gradient(tf, x, dy, padding):
     tensors = {"filter": integers(3, 3, 3, 4), "out_backprop": integers(*dy, seed=1)}
-    rest = {"strides": [1, 2, 2, 1], "padding": padding}
+    rest = window(2, 2, padding=padding)
     theirs = tf.raw_ops.Conv2DBackpropInput(input_sizes=x, **tensors, **rest).numpy()
     for sizes in (x, list(x), np.array(x), np.array(x, np.int32), x[1:3], np.array(x[1:3])):
         ours = raw_ops.Conv2DBackpropInput(input_sizes=sizes, **tensors, **rest)
@@ -306,7 +251,7 @@ def test_input_sizes_determine_the_input_gradient(tf, x, dy, padding):
 def test_spatial_input_sizes_take_other_sizes_from_tensors(tf, family):
     w = integers(3, 3, 3, 2, seed=1)
     dy = integers(2, 3, 3, 6 if family is DEPTHWISE else 2)
-    arguments = {"filter": w, "out_backprop": dy, "strides": [1, 2, 2, 1], "padding": "SAME"}
+    arguments = {"filter": w, "out_backprop": dy, **window(2, 2)}
     theirs = getattr(tf.raw_ops, family.backprop_input)(input_sizes=[6, 5], **arguments).numpy()
     ours = getattr(raw_ops, family.backprop_input)(input_sizes=[6, 5], **arguments)
     assert ours.shape == (2, 6, 5, 3)
@@ -316,7 +261,7 @@ def test_spatial_input_sizes_take_other_sizes_from_tensors(tf, family):
 def test_spatial_input_sizes_work_in_three_dimensions():
     # TensorFlow crashes on spatial sizes here, so the result for the whole shape is the reference.
     w, dy = integers(2, 3, 3, 3, 4), integers(1, 2, 3, 3, 4, seed=1)
-    rest = {"filter": w, "out_backprop": dy, "strides": [1, 2, 2, 2, 1], "padding": "SAME"}
+    rest = {"filter": w, "out_backprop": dy, **window(2, 2, 2)}
     whole = raw_ops.Conv3DBackpropInputV2(input_sizes=[1, 4, 5, 5, 3], **rest)
     np.testing.assert_array_equal(
         raw_ops.Conv3DBackpropInputV2(input_sizes=[4, 5, 5], **rest), whole
@@ -398,12 +343,7 @@ def test_operations_are_listed_and_exported():
 
 @pytest.mark.parametrize("use_cudnn_on_gpu", [True, False])
 def test_ignored_arguments_change_nothing(use_cudnn_on_gpu):
-    call = {
-        "input": integers(1, 5, 5, 3),
-        "filter": integers(3, 3, 3, 4),
-        "strides": ONES,
-        "padding": "SAME",
-    }
+    call = {"input": integers(1, 5, 5, 3), "filter": integers(3, 3, 3, 4), **window(1, 1)}
     named = raw_ops.Conv2D(**call, use_cudnn_on_gpu=use_cudnn_on_gpu, name="layer")
     np.testing.assert_array_equal(named, raw_ops.Conv2D(**call))
 
@@ -413,26 +353,18 @@ def test_v2_gradients_take_tensors_instead_of_shapes(data_format):
     # TensorFlow has no CPU kernel for these two operations.
     x = integers(*((2, 6, 5, 3) if data_format == "NHWC" else (2, 3, 6, 5)))
     w = integers(3, 3, 3, 4)
-    strides = [1, 2, 2, 1] if data_format == "NHWC" else [1, 1, 2, 2]
-    rest = {"strides": strides, "padding": "SAME", "data_format": data_format}
+    rest = window(2, 2, data_format=data_format)
     dy = integers(*raw_ops.Conv2D(input=x, filter=w, **rest).shape)
-    dx = raw_ops.Conv2DBackpropInputV2(input=x, filter=w, out_backprop=dy, **rest)
-    dw = raw_ops.Conv2DBackpropFilterV2(input=x, filter=w, out_backprop=dy, **rest)
-    np.testing.assert_array_equal(
-        dx,
-        raw_ops.Conv2DBackpropInput(input_sizes=x.shape, filter=w, out_backprop=dy, **rest),
-    )
-    np.testing.assert_array_equal(
-        dw,
-        raw_ops.Conv2DBackpropFilter(input=x, filter_sizes=w.shape, out_backprop=dy, **rest),
-    )
+    for name in (CONV2D.backprop_input, CONV2D.backprop_filter):
+        expected = getattr(raw_ops, name)(**CONV2D.calls(x, w, dy)[name], **rest)
+        ours = getattr(raw_ops, f"{name}V2")(input=x, filter=w, out_backprop=dy, **rest)
+        np.testing.assert_array_equal(ours, expected)
 
 
 # -- differences that the docstrings state ---------------------------------------------------------
 
 
-SAME = {"strides": ONES, "padding": "SAME"}
-SAME_3D = {"strides": [1] * 5, "padding": "SAME"}
+SAME, SAME_3D = window(1, 1), window(1, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -478,25 +410,26 @@ def test_calls_beyond_tensorflow_are_supported(tf, family, x, w, arguments, dtyp
 @pytest.mark.parametrize(
     ("family", "x", "w", "arguments"),
     [
-        (CONV3D, (2, 4, 5, 6, 6), (2, 3, 2, 2, 9), {"strides": [1] * 5, "padding": "SAME"}),
+        (CONV3D, (2, 4, 5, 6, 6), (2, 3, 2, 2, 9), SAME_3D),
         (
             DEPTHWISE,
             (1, 9, 8, 3),
             (3, 2, 3, 2),
-            {"strides": [1, 2, 1, 1], "padding": "VALID", "dilations": [1, 1, 3, 1]},
+            window(2, 1, padding="VALID", dilations=(1, 3)),
         ),
         (
             DEPTHWISE,
             (1, 3, 9, 8),
             (3, 2, 3, 2),
-            {
-                "strides": [1, 1, 2, 2],
-                "padding": "EXPLICIT",
-                "explicit_paddings": [0, 0, 0, 0, 1, 0, 2, 1],
-                "data_format": "NCHW",
-            },
+            window(
+                2,
+                2,
+                padding="EXPLICIT",
+                explicit_paddings=[0, 0, 0, 0, 1, 0, 2, 1],
+                data_format="NCHW",
+            ),
         ),
-        (CONV2D, (0, 5, 5, 3), (3, 3, 3, 4), {"strides": ONES, "padding": "SAME"}),
+        (CONV2D, (0, 5, 5, 3), (3, 3, 3, 4), SAME),
     ],
     ids=["grouped_volume", "strides_and_dilations_differ", "explicit_channels_first", "empty"],
 )
@@ -517,7 +450,7 @@ def test_depthwise_filter_may_have_any_strides():
     x, w = integers(1, 6, 6, 3), integers(2, 4, 3, 3, seed=1)
     view = w.transpose(3, 2, 0, 1)[:, ::-1, :, ::-1]  # shape (3, 3, 2, 4), not contiguous
     x = x[..., [0, 1]]
-    arguments = {"strides": ONES, "padding": "VALID"}
+    arguments = window(1, 1, padding="VALID")
     np.testing.assert_array_equal(
         raw_ops.DepthwiseConv2dNative(input=x, filter=view, **arguments),
         raw_ops.DepthwiseConv2dNative(input=x, filter=view.copy(), **arguments),
@@ -528,12 +461,7 @@ def test_depthwise_filter_may_have_any_strides():
 
 
 def conv2d(**changes: Any) -> np.ndarray:
-    call = {
-        "input": integers(1, 5, 5, 4),
-        "filter": integers(3, 3, 4, 6),
-        "strides": ONES,
-        "padding": "SAME",
-    }
+    call = {"input": integers(1, 5, 5, 4), "filter": integers(3, 3, 4, 6), **SAME}
     return raw_ops.Conv2D(**{**call, **changes})
 
 
@@ -687,8 +615,7 @@ def test_conv3d_rejects_explicit_padding():
         raw_ops.Conv3D(
             input=integers(1, 3, 3, 3, 2),
             filter=integers(2, 2, 2, 2, 2),
-            strides=[1] * 5,
-            padding="EXPLICIT",
+            **window(1, 1, 1, padding="EXPLICIT"),
         )
 
 
@@ -699,8 +626,7 @@ def test_input_sizes_of_wrong_length_are_rejected(sizes):
             input_sizes=sizes,
             filter=integers(3, 3, 4, 6),
             out_backprop=integers(1, 5, 5, 6),
-            strides=ONES,
-            padding="SAME",
+            **SAME,
         )
     assert "input_sizes must be the input's shape of 4 values, or its 2 spatial" in str(
         caught.value
@@ -717,8 +643,7 @@ def test_filter_sizes_of_wrong_length_are_rejected():
             input=integers(1, 5, 5, 4),
             filter_sizes=[3, 3],
             out_backprop=integers(1, 5, 5, 6),
-            strides=ONES,
-            padding="SAME",
+            **SAME,
         )
 
 
@@ -728,24 +653,19 @@ def test_input_sizes_error_gives_the_valid_interval():
             input_sizes=[1, 7, 5, 3],
             filter=integers(3, 3, 3, 4),
             out_backprop=integers(1, 3, 3, 4),
-            strides=[1, 2, 2, 1],
-            padding="SAME",
+            **window(2, 2),
         )
     assert caught.value.axis == "H"
 
 
 def test_depthwise_filter_needs_the_inputs_channels():
-    arguments = {"strides": ONES, "padding": "SAME"}
+    x = integers(1, 5, 5, 4)
     with pytest.raises(ConvError) as caught:
-        raw_ops.DepthwiseConv2dNative(
-            input=integers(1, 5, 5, 4), filter=integers(3, 3, 3, 2), **arguments
-        )
+        raw_ops.DepthwiseConv2dNative(input=x, filter=integers(3, 3, 3, 2), **SAME)
     assert "multiplier), needs the input's channels" in caught.value.rule
     assert "the input has 4 channels, the filter 3x3x3x2 has 3" in caught.value.values
     assert caught.value.remedy == "Use C = 3 for the input, or use I = 4 for the filter"
-    raw_ops.DepthwiseConv2dNative(
-        input=integers(1, 5, 5, 4), filter=integers(3, 3, 4, 2), **arguments
-    )
+    raw_ops.DepthwiseConv2dNative(input=x, filter=integers(3, 3, 4, 2), **SAME)
 
 
 def test_bias_gradient_rejects_unknown_formats():
@@ -770,8 +690,7 @@ def test_sizes_in_device_memory_are_read_once():
         input_sizes=sizes,
         filter=integers(3, 3, 3, 4),
         out_backprop=integers(1, 3, 3, 4),
-        strides=[1, 2, 2, 1],
-        padding="SAME",
+        **window(2, 2),
     )
     assert dx.shape == (1, 5, 5, 3)
     assert sizes.read == 1
@@ -793,7 +712,7 @@ PLAIN = {"input": np.ones((1, 4, 4, 2), "float32"), "filter": np.ones((3, 3, 2, 
     ids=str,
 )
 def test_spellings_of_defaults_are_accepted(spelled):
-    given = {**PLAIN, "strides": ONES, "padding": "SAME"}
+    given = {**PLAIN, **SAME}
     expected = raw_ops.Conv2D(**given)
     np.testing.assert_array_equal(raw_ops.Conv2D(**{**given, **spelled}), expected)
     tf = pytest.importorskip("tensorflow")
@@ -804,7 +723,7 @@ def test_spellings_of_defaults_are_accepted(spelled):
     ("spelled", "said"), [({"padding": "same"}, "'SAME'"), ({"data_format": "nhwc"}, "'NHWC'")]
 )
 def test_lower_case_values_are_rejected(spelled, said):
-    given = {**PLAIN, "strides": ONES, "padding": "SAME", **spelled}
+    given = {**PLAIN, **SAME, **spelled}
     with pytest.raises(ConvError, match=f"Did you mean {said}"):
         raw_ops.Conv2D(**given)
 

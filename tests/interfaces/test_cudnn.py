@@ -69,6 +69,11 @@ class Layer:
         self.arguments = tuple((self.rule[w],) * ndim for w in ("padding", "stride", "dilation"))
         self.arguments += (groups,)
 
+    def convert(self, function):
+        """Replace each array by ``function(array, name)``."""
+        for name in ("x", "w", "y", "b", "b_of_x"):
+            setattr(self, name, function(getattr(self, name), name))
+
     def expected(self, torch, function, bias):
         """Compute the expected result with PyTorch, in float64."""
         x, w, y, b, b_of_x = (
@@ -144,8 +149,7 @@ def test_what_cudnn_did_not_take(function, layout):
         layer = Layer("float32", rank, 2, 2, layout)
         kind = numpy_dtype(dtype)
         expected = layer.expected(torch, function, function != "backward_filter").astype(kind)
-        for name in ("x", "w", "y", "b", "b_of_x"):
-            setattr(layer, name, getattr(layer, name).astype(kind))
+        layer.convert(lambda array, _, kind=kind: array.astype(kind))
         as_lists = (*map(list, layer.arguments[:3]), 2)
         for arguments in (layer.arguments, as_lists, (2, 2, 2, 2)):
             layer.arguments = arguments
@@ -244,8 +248,7 @@ def test_auto_tune_measures_unless_deterministic_is_asked_for(
     chosen = backend("sm_80", checked=False)
     monkeypatch.setattr(backends, "of", lambda home: chosen)
     monkeypatch.setattr(measuring, "fastest", fastest)
-    for name in ("x", "w", "y", "b", "b_of_x"):
-        setattr(layer, name, emulator.memory.like(getattr(layer, name), name))
+    layer.convert(emulator.memory.like)
     options = {"auto_tune": auto_tune, "tensor_core": "never"}
     if deterministic is not None:
         options["deterministic"] = deterministic
@@ -279,8 +282,7 @@ def test_kernels_compute_it(monkeypatch, function):
         with monkeypatch.context() as patched:
             chosen = backend("sm_80")
             patched.setattr(backends, "of", lambda home, chosen=chosen: chosen)
-            for name in ("x", "w", "y", "b", "b_of_x"):
-                setattr(layer, name, emulator.memory.like(getattr(layer, name), name))
+            layer.convert(emulator.memory.like)
             np.testing.assert_array_equal(run(function, layer, options), expected)
 
 
@@ -335,8 +337,6 @@ def test_errors_have_the_names_of_each_functions_arrays():
     """Messages on shapes, dtypes and devices name the arrays of each function."""
     layer = Layer("float32", 2, 1, 1)
     x, w, y, b, b_of_x = layer.x, layer.w, layer.y, layer.b, layer.b_of_x
-    more = {"auto_tune": False, "tensor_core": "auto"}
-    back = {**more, "deterministic": True}
     names = {
         "forward": ("x", "W", "b", "y"),
         "backward_filter": ("x", "gy", "gW"),
@@ -347,11 +347,10 @@ def test_errors_have_the_names_of_each_functions_arrays():
         "backward_filter": [x, y, w],
         "backward_data": [w, y, b_of_x, x],
     }
-    rules = {"pad": (1, 1), "stride": (2, 2), "dilation": (1, 1), "groups": 1}
     ours = re.compile(r"\b(w|dy|dx|dw|bias|out|input_shape|the (input|filter|output))\b is")
     for function, arrays in right.items():
         call_ = getattr(cudnn, f"convolution_{function}")
-        how = more if function == "forward" else back
+        how = FEWEST if function == "forward" else {**FEWEST, "deterministic": True}
         for place, name in enumerate(names[function]):
             for spoil in (
                 lambda a: a[0],
@@ -363,7 +362,7 @@ def test_errors_have_the_names_of_each_functions_arrays():
                 given = [a.copy() for a in arrays]
                 given[place] = spoil(given[place])
                 with pytest.raises((ConvError, ConvTypeError)) as caught:
-                    call_(*given, *rules.values(), **how)
+                    call_(*given, *layer.arguments, **how)
                 said = str(caught.value)
                 meant = [name] if not hasattr(given[place], "shape") else names[function]
                 assert re.search(rf"\b({'|'.join(meant)})\b", said), (function, name, said)
@@ -372,25 +371,17 @@ def test_errors_have_the_names_of_each_functions_arrays():
 
 def test_result_sizes_select_among_inputs_with_one_output_size():
     w, gy = np.ones((1, 1, 3), "float32"), np.ones((1, 1, 4), "float32")
-    for size in (9, 10):
+    rules = ((0,), (2,), (1,), 1)
+
+    def gradient(size):
         gx = np.empty((1, 1, size), "float32")
-        cudnn.convolution_backward_data(
-            w, gy, None, gx, (0,), (2,), (1,), 1, deterministic=True, **FEWEST
-        )
-        assert gx.sum() == 12
+        cudnn.convolution_backward_data(w, gy, None, gx, *rules, deterministic=True, **FEWEST)
+        return gx
+
+    for size in (9, 10):
+        assert gradient(size).sum() == 12
     with pytest.raises(ConvError, match="9 to 10"):
-        cudnn.convolution_backward_data(
-            w,
-            gy,
-            None,
-            np.empty((1, 1, 11), "f4"),
-            (0,),
-            (2,),
-            (1,),
-            1,
-            deterministic=True,
-            **FEWEST,
-        )
+        gradient(11)
 
 
 def test_a_complex_result_may_not_share_the_filters_memory():
@@ -399,7 +390,7 @@ def test_a_complex_result_may_not_share_the_filters_memory():
     with pytest.raises(ConvError, match=r"^y must not share.* overlaps W"):
         cudnn.convolution_backward_data(
             W, np.ones((1, 3, 1), np.complex64), np.ones(2, np.complex64), y, (0,), (1,), (1,), 1,
-            deterministic=True, auto_tune=False, tensor_core="auto",
+            deterministic=True, **FEWEST,
         )  # fmt: skip
     np.testing.assert_array_equal(W, kept)
 

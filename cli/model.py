@@ -11,7 +11,7 @@ import click
 
 from cupyconv import ConvError
 from cupyconv.cli import configuration, output, paths
-from cupyconv.errors import unknown_word
+from cupyconv.errors import require_word
 from cupyconv.explaining import model_page
 from cupyconv.explaining.onnx_graph import open_shape_text
 from cupyconv.explaining.onnx_model import Model, ModelLayer, UnreadLayer, read
@@ -78,8 +78,7 @@ def command(
     The command needs the onnx package (pip install onnx), but no GPU and no weights.  The gradients
     dx, dw and dy have the shapes of x, w and y.  Unknown sizes are shown by name, or as "?".
     """
-    if sort is not None and sort not in _ORDERS:
-        raise unknown_word("--sort", sort, _ORDERS)
+    require_word("--sort", sort, (None, *_ORDERS))
     saved = [path for path in (csv, html) if path]
     paths.require_one_output(*saved, as_json=as_json)
     for option, path in (("--csv", csv), ("--html", html)):

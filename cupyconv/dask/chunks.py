@@ -53,12 +53,10 @@ def suggest_chunks(problem: ConvProblem, memory_limit: int) -> tuple[tuple[int, 
                 f"Use a limit of at least {4 * needed:,} bytes, or fewer channels",
             )
         lengths[axis] = shorter
-    n, *sizes = lengths
     chunks: list[tuple[int, ...]] = [(problem.C,)] * len(problem.input_shape)
+    n_axis, _, *spatial = problem.data_axes
     totals = (problem.N, *problem.input_sizes)
-    for axis, length, total in zip(
-        (problem.data_axes[0], *problem.data_axes[2:]), (n, *sizes), totals, strict=True
-    ):
+    for axis, length, total in zip((n_axis, *spatial), lengths, totals, strict=True):
         whole, remainder = divmod(total, length)
         chunks[axis] = (length,) * whole + ((remainder,) if remainder or not whole else ())
     return tuple(chunks)

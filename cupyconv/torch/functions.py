@@ -537,7 +537,7 @@ def _transposed(
     extra, groups = _per_axis("output_padding", output_padding, rank), _groups(groups)
     sizes, missing = [], []
     for i in range(rank):
-        if extra[i] < 0 or extra[i] >= max(strides[i], dilations[i]):
+        if strides[i] < 1 or extra[i] < 0 or extra[i] >= max(strides[i], dilations[i]):
             _require_output_padding(x, w, extra, strides, pads, dilations, groups)
         size, taps, before = x.shape[2 + i], w.shape[2 + i], pads[2 * i]
         axis = ConvAxis("", 0, taps, strides[i], dilations[i], before, before, "explicit")

@@ -550,6 +550,10 @@ def test_addend_of_another_dtype_is_rejected():
             r"less than the stride or the dilation.*\(axis H\)|Use 0",
         ),
         (
+            lambda x, w, b: ct.conv_transpose2d(b.new_ones(1, 8, 3, 3), w, stride=(1, 0)),
+            r"stride must be at least 1 \(axis W\): got 0",
+        ),
+        (
             lambda x, w, b: ct.conv_transpose2d(b.new_ones(1, 8, 3, 3), w, padding="same"),
             r"must be one or more integers",
         ),

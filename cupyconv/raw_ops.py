@@ -933,7 +933,8 @@ def _window(
     first, last = formats.data_formats(rank)
     word = last if data_format is None else _word(data_format)
     if word not in (first, last):
-        formats.resolve_data_format(word, rank)
+        if any(word in formats.data_formats(other) for other in formats.SPATIAL_AXES):
+            formats.resolve_data_format(word, rank)  # raises an error that names the other rank
         raise unknown_word("data_format", data_format, (last, first))
     word_of_padding = _word(padding)
     known = ("SAME", "VALID") if explicit_paddings is None else ("SAME", "VALID", "EXPLICIT")

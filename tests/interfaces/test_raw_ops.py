@@ -528,8 +528,7 @@ def conv2d(**changes: Any) -> np.ndarray:
         ),
         (
             {"data_format": "NHCW"},
-            "unknown data_format: 'NHCW'. Did you mean 'NHWC'? Known: 'NCHW', 'NHWC', "
-            "'channels_first', 'channels_last'",
+            "unknown data_format: 'NHCW'. Did you mean 'NHWC'? Known: 'NHWC', 'NCHW'",
             {"data_format": "NHWC"},
         ),
         (

@@ -32,6 +32,10 @@ DEVICES = ("cpu", *(f"sm_{major}{minor}" for major, minor in CAPABILITIES))
 """Names of the CPU and of the known architectures; cards are in CARDS."""
 
 
+RESERVED_SHARED = 1 << 10
+"""Bytes of shared memory that the system reserves per block (CUDA's rule)."""
+
+
 @dataclass(frozen=True)
 class Chip:
     """Data-sheet values of an architecture's nominal chip.
@@ -62,6 +66,14 @@ class Chip:
     block_shared: int
     shared: int
     threads: int
+
+    def blocks_by_shared(self, shared_bytes: int) -> int:
+        """Return how many blocks fit into the shared memory of a multiprocessor.
+
+        Args:
+            shared_bytes: shared memory per block, in bytes.
+        """
+        return (self.shared << 10) // (shared_bytes + RESERVED_SHARED)
 
 
 CHIPS = {
@@ -180,10 +192,6 @@ def card_named(name: str) -> str | None:
     own = {card: frozenset(card.lower().split()) - {"rtx"} for card in CARDS}
     fitting = [card for card in CARDS if own[card] <= words and words - own[card] <= _DECORATION]
     return max(fitting, key=lambda card: len(own[card]), default=None)
-
-
-RESERVED_SHARED = 1 << 10
-"""Bytes of shared memory that the system reserves per block (CUDA's rule)."""
 
 
 _ARCHITECTURE = re.compile(r"sm_([0-9]{1,3})([0-9])a?")

@@ -9,14 +9,12 @@ from itertools import product
 from math import gcd, prod
 from typing import TYPE_CHECKING
 
-from cupyconv.kernels import cost, parameters
-from cupyconv.kernels.device import CPU, RESERVED_SHARED, Chip
-from cupyconv.kernels.family import Choices, accumulator_bytes, spatial
+from cupyconv.kernels import cost, parameters, streaming
+from cupyconv.kernels.family import accumulator_bytes, spatial
 from cupyconv.kernels.reach import Count, window_count
-from cupyconv.kernels.request import PLAIN, Epilogue, Request
-from cupyconv.kernels.streaming import Shares, Streaming, chunk_counts, reduction
-from cupyconv.kernels.strides import Strides, neighbours
-from cupyconv.launch import STORAGE, Launch
+from cupyconv.kernels.request import Epilogue, Request
+from cupyconv.kernels.strides import neighbours
+from cupyconv.launch import STORAGE
 from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
 
 if TYPE_CHECKING:
@@ -157,22 +155,18 @@ class Tiling:
     sources: int
 
 
-@dataclass(frozen=True)
-class Geometry:
-    """Threads and blocks of a tiling for particular tensors, with their work.
+@dataclass(frozen=True, kw_only=True)
+class Geometry(streaming.Geometry):
+    """Thread blocks of a tiling for particular tensors, with their work.
+
+    A part is a round of tiles, in which each strip of a block computes one tile.
 
     Attributes:
         block: threads and channels of a block.
         down, across: a thread's tile along the last two axes.
         pieces: vector accesses.
         tap_rows, sources: filter rows and source channels that a block sums in backprop_filter.
-        resident: resident blocks per SM that the kernel is compiled for.
-        shared_bytes: shared memory per block, in bytes.
-        live: live registers per thread: sums, a source row, its multipliers and offsets.
-        parts: parts of the filter, each summed by separate blocks.
-        rounds: rounds of tiles; in a round, each strip of a block computes one tile.
-        sums: sums per thread in backprop_filter, which the block reduces in a tree; else 0.
-        instructions, products, wavefronts: counts per warp and tile.
+        least_resident: resident blocks per SM that the kernel is compiled for.
     """
 
     block: Block
@@ -181,70 +175,24 @@ class Geometry:
     pieces: Pieces
     tap_rows: int
     sources: int
-    resident: int
-    shared_bytes: int
-    live: int
-    parts: int
-    rounds: int
-    sums: int
-    instructions: float
-    products: float
-    wavefronts: float
+    least_resident: int
 
-    def persistent_blocks(self, chip: Chip, multiprocessors: int) -> int:
+    def blocks(self, multiprocessors: int) -> int:
         """Return the number of persistent blocks along the tiles.
 
         Each block stages the filter once and computes many tiles.  All blocks are resident at once,
         and the busiest SM has nearly the least possible work.
         """
-        shares = (
-            multiprocessors * n // self.block.number
-            for n in range(1, self.resident_blocks(chip) + 1)
-        )
-        each = {max(-(-self.rounds // max(share, 1)), 1) for share in shares}
+        shares = (multiprocessors * n // self.block.number for n in range(1, self.resident + 1))
+        each = {max(-(-self.parts // max(share, 1)), 1) for share in shares}
 
         def busiest(rounds: int) -> float:
-            blocks = -(-self.rounds // rounds) * self.block.number
+            blocks = -(-self.parts // rounds) * self.block.number
             return -(-blocks // multiprocessors) * (rounds + _STAGING)
 
         most = _BALANCE * min(map(busiest, each))
         rounds = min(rounds for rounds in each if busiest(rounds) <= most)
-        return max(-(-self.rounds // rounds), 1)
-
-    def kernel(self, chip: Chip, rate: float, blocks: int) -> cost.Kernel:
-        """Return the work of the product, for the cost model.
-
-        Args:
-            chip: chip that the blocks run on.
-            rate: TFLOP/s of the multiply-add units.
-            blocks: number of blocks, or of chunks in backprop_filter, that divide the tiles.
-        """
-        launched = blocks * self.block.number * self.parts
-        return cost.Kernel(
-            launched, self.resident_blocks(chip), self.block.warps, self.work(chip, rate, blocks)
-        )
-
-    def work(self, chip: Chip, rate: float, blocks: int) -> cost.Work:
-        """Return the work per block if ``blocks`` blocks or chunks divide the tiles."""
-        lanes = cost.per_cycle(chip, rate) / 2
-        of_round = cost.Work(
-            multiplying=32 * self.products / lanes,
-            wavefronts=self.wavefronts,
-            instructions=self.instructions,
-        ).times(self.block.warps)
-        of_round = replace(of_round, waits=self.down.passed)
-        # Each level of the block's reduction tree halves the number of threads with sums.
-        reducing = cost.Work(0, 2 * self.sums, 3 * self.sums).times(self.block.warps)
-        return of_round.times(-(-self.rounds // blocks)) + reducing
-
-    def resident_blocks(self, chip: Chip) -> int:
-        """Return the resident blocks per SM that threads, shared memory and registers allow."""
-        threads = 32 * self.block.warps
-        of_thread, of_live = _ALLOCATED_REGISTERS[self.sums > 0]
-        registers = -(-(of_thread + of_live * self.live) // 8) * 8
-        by_registers = max(int(cost.REGISTERS / (threads * registers)), self.resident)
-        by_shared = (chip.shared << 10) // (self.shared_bytes + RESERVED_SHARED)
-        return max(min(chip.threads // threads, by_registers, by_shared), 1)
+        return max(-(-self.parts // rounds), 1)
 
 
 def channels_of(problem: ConvProblem, pass_: str) -> tuple[int, int]:
@@ -263,15 +211,14 @@ def ranked_tilings(request: Request) -> tuple[Tiling, ...]:
     The result is empty if every tiling needs more registers than a thread has.  If every tiling
     steps over more than MOST_PASSED rows, only the tiling with the fewest rows is returned.
     """
-    chip, rate = request.chip, cost.plain_rate(request)
+    chip = request.chip
 
     def time(tiling: Tiling, geom: Geometry) -> tuple[float, float, int]:
         if request.pass_ == "backprop_filter":
-            others = geom.block.number * geom.parts
-            blocks = chunk_counts(geom.rounds, others, chip.multiprocessors)[-1]
+            blocks = streaming.chunk_counts(geom.parts, prod(geom.others), chip.multiprocessors)[-1]
         else:
-            blocks = geom.persistent_blocks(chip, chip.multiprocessors)
-        kernel = geom.kernel(chip, rate, blocks)
+            blocks = geom.blocks(chip.multiprocessors)
+        kernel = geom.kernel(blocks)
         microseconds = kernel.microseconds(chip, request.problem.bytes)
         return microseconds, kernel.computing(chip), -tiling.vector
 
@@ -281,34 +228,20 @@ def ranked_tilings(request: Request) -> tuple[Tiling, ...]:
     return tuple(tiling for tiling, _ in sorted(few, key=lambda pair: time(*pair)))
 
 
+@lru_cache(maxsize=4096)
 def geometry(request: Request, tiling: Tiling) -> Geometry | None:
     """Return threads and blocks of a tiling; None if the tiling is illegal."""
-    return _geometry(request.problem, request.pass_, request.memory, tiling)
-
-
-def geometries(request: Request) -> tuple[tuple[Tiling, Geometry], ...]:
-    """Return all tilings worth ranking, with their geometries, which do not depend on the chip."""
-    return _geometries(request.problem, request.pass_, request.memory)
+    if not _is_legal(request, tiling):
+        return None
+    return _construct(request, _widest_vectors(request), tiling)
 
 
 @lru_cache(maxsize=1024)
-def _geometries(
-    problem: ConvProblem, pass_: str, memory: Strides
-) -> tuple[tuple[Tiling, Geometry], ...]:
-    request = Request(problem, pass_, CPU, strides=memory)
+def geometries(request: Request) -> tuple[tuple[Tiling, Geometry], ...]:
+    """Return all tilings worth ranking, with their geometries."""
     widest = _widest_vectors(request)
     constructed = ((tiling, _construct(request, widest, tiling)) for tiling in _tilings(request))
-    return tuple((tiling, found) for tiling, found in constructed if found is not None)
-
-
-@lru_cache(maxsize=4096)
-def _geometry(problem: ConvProblem, pass_: str, memory: Strides, tiling: Tiling) -> Geometry | None:
-    request = Request(problem, pass_, CPU, strides=memory)
-    return (
-        _construct(request, _widest_vectors(request), tiling)
-        if _is_legal(request, tiling)
-        else None
-    )
+    return tuple((tiling, geom) for tiling, geom in constructed if geom is not None)
 
 
 def _is_legal(request: Request, tiling: Tiling) -> bool:
@@ -535,8 +468,8 @@ def _construct(
     multipliers = of_taps * tap_rows if is_filter else min(of_taps, _STREAMED)
     offsets = across.met // pieces.source_columns  # the same registers serve all rows
     live = (tile + row + multipliers) * words + offsets
-    resident = next((n for n, most in _REGISTERS.items() if live <= most), 0)
-    if tile * words > _MOST_SUMS or not resident:
+    least_resident = next((n for n, most in _REGISTERS.items() if live <= most), 0)
+    if tile * words > _MOST_SUMS or not least_resident:
         return None
     unpacking = int(ITEMSIZE[problem.dtype] == 2)
     walked = spatial(problem.input_sizes if pass_ == "backprop_input" else problem.output_sizes)
@@ -571,13 +504,6 @@ def _construct(
         + from_shared
         + cost.ACCESS_INSTRUCTIONS * accessed
     )
-    tiles = problem.N * walked[0] * down.tiles * across.tiles
-    rounds, sums = -(-tiles // block.strips), 0
-    shared_bytes = block.lanes * filter_bytes(problem, pass_, vector)
-    if is_filter:
-        sums = tap_rows * of_taps
-        shared_bytes = of_taps * block.lanes * block.strips * accumulator_bytes(problem)
-    multiplied = slices * down.pairs * products
     source, result = ("y", "x") if pass_ == "backprop_input" else ("x", "y")
     step = problem.stride[-1]
     under = across.extent / step if pass_ == "backprop_input" else across.extent * step
@@ -587,10 +513,38 @@ def _construct(
     of_store = _sectors(request, result, block, min(across.tiles, 32), across.extent, of_piece)
     sectors = loaded_slices * down.passed * of_source * of_load + down.extent * of_result * of_store
     wavefronts = from_shared * (2 if block.lanes <= 2 else 4) + 8 * sectors
+
+    chip, warps = request.chip, block.warps
+    lanes = cost.per_cycle(chip, cost.plain_rate(request)) / 2
+    multiplied = slices * down.pairs * products
+    of_round = cost.Work(32 * multiplied / lanes, wavefronts, instructions).times(warps)
+    shared_bytes, reducing = block.lanes * filter_bytes(problem, pass_, vector), streaming.NO_WORK
+    if is_filter:
+        # Each level of the block's reduction tree halves the number of threads with sums.
+        sums = tap_rows * of_taps
+        reducing = cost.Work(0, 2 * sums, 3 * sums).times(warps)
+        shared_bytes = of_taps * block.lanes * block.strips * accumulator_bytes(problem)
+    of_thread, of_live = _ALLOCATED_REGISTERS[is_filter]
+    registers = -(-(of_thread + of_live * live) // 8) * 8
+    by_registers = max(int(cost.REGISTERS / (32 * warps * registers)), least_resident)
+    by_shared = chip.blocks_by_shared(shared_bytes)
+    tiles = problem.N * walked[0] * down.tiles * across.tiles
     return Geometry(
-        block, down, across, pieces, tap_rows, sources, resident, shared_bytes, live, parts, rounds,
-        sums, instructions, multiplied, wavefronts,
-    )  # fmt: skip
+        block=block,
+        down=down,
+        across=across,
+        pieces=pieces,
+        tap_rows=tap_rows,
+        sources=sources,
+        least_resident=least_resident,
+        parts=-(-tiles // block.strips),
+        others=(block.number, parts) if is_filter else (block.number,),
+        threads=block.lanes * block.strips,
+        shared_bytes=0,  # shared memory is static
+        resident=max(min(chip.threads // (32 * warps), by_registers, by_shared), 1),
+        work=replace(of_round, waits=down.passed),
+        fixed_work=reducing,
+    )
 
 
 def _sectors(
@@ -622,22 +576,7 @@ TILE_WALK = (("tiles", "i8", 4), ("step", "i8", 4), ("rounds", "i8"))
 """Fields of the struct ``TileWalk`` in cuda/conv_direct.cu, in NumPy's notation."""
 
 
-def _walk(problem: ConvProblem, pass_: str, geom: Geometry, rounds: int) -> np.ndarray:
-    """Return the struct TileWalk for blocks that compute ``rounds`` rounds each."""
-    import numpy as np
-
-    walked = problem.input_sizes if pass_ == "backprop_input" else problem.output_sizes
-    tiles = (geom.across.tiles, geom.down.tiles, spatial(walked)[0], problem.N)
-    record = np.zeros(1, list(TILE_WALK))
-    rest, step = geom.block.strips, record[0]["step"]
-    for number, size in enumerate(tiles[:-1]):
-        rest, step[number] = divmod(rest, size)
-    step[-1] = rest
-    record[0]["tiles"], record[0]["rounds"] = tiles, rounds
-    return record
-
-
-class Direct(Streaming[Tiling]):
+class Direct(streaming.Streaming[Geometry]):
     name = "cuda-direct"
     summary = "tiles of neighbouring pixels and channels, for groups of few channels"
     tiling = Tiling
@@ -675,41 +614,34 @@ class Direct(Streaming[Tiling]):
             return f"a thread has too few registers for {taps} taps of {problem.dtype}"
         return None
 
-    def counts(self, request: Request) -> Iterator[Count]:
+    def counts_of(self, request: Request, geom: Geometry) -> Iterator[Count]:
         yield window_count(request.problem)
-        geom = self.geometry(request, self.choose(request))
         yield Count("input rows under a tile", geom.down.passed, MOST_PASSED)
 
     def tilings(self, request: Request) -> tuple[Tiling, ...]:
         return ranked_tilings(request)
 
-    def geometry(self, request: Request, tiling: Tiling) -> Geometry:
-        geom = geometry(request, tiling)
-        assert geom is not None
-        return geom
+    def find(self, request: Request, tiling: Tiling) -> Geometry | None:
+        return geometry(request, tiling)
 
-    def is_legal(self, request: Request, tiling: Tiling) -> bool:
-        geom = geometry(request, tiling)
-        return geom is not None and geom.down.passed <= MOST_PASSED
+    def walk(self, request: Request, geom: Geometry, each: int) -> tuple[np.ndarray]:
+        """Return the struct TileWalk for blocks that compute ``each`` rounds of tiles."""
+        import numpy as np
 
-    def shares(self, request: Request, tiling: Tiling) -> Shares:
-        geom = self.geometry(request, tiling)
-        return Shares(geom.rounds, geom.block.number * geom.parts)
+        problem = request.problem
+        is_input = request.pass_ == "backprop_input"
+        walked = problem.input_sizes if is_input else problem.output_sizes
+        tiles = (geom.across.tiles, geom.down.tiles, spatial(walked)[0], problem.N)
+        record = np.zeros(1, list(TILE_WALK))
+        rest, step = geom.block.strips, record[0]["step"]
+        for number, size in enumerate(tiles[:-1]):
+            rest, step[number] = divmod(rest, size)
+        step[-1] = rest
+        record[0]["tiles"], record[0]["rounds"] = tiles, each
+        return (record,)
 
-    def blocks(self, request: Request, tiling: Tiling, multiprocessors: int) -> int:
-        geom = self.geometry(request, tiling)
-        return geom.persistent_blocks(request.chip, multiprocessors)
-
-    def kernel(self, request: Request, tiling: Tiling, blocks: int) -> cost.Kernel:
-        geom = self.geometry(request, tiling)
-        return geom.kernel(request.chip, cost.plain_rate(request), blocks)
-
-    def launches(
-        self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN
-    ) -> tuple[Launch, ...]:
-        """Return the launch of the product and, in backprop_filter, the reduction of its chunks."""
-        problem, strides, pass_ = request.problem, request.memory, request.pass_
-        geom = self.geometry(request, choices.tiling)
+    def defines(self, request: Request, geom: Geometry, epilogue: Epilogue) -> dict[str, str | int]:
+        problem, pass_ = request.problem, request.pass_
         outs, ins = channels_of(problem, pass_)
         depth, height, width = spatial(problem.filter_sizes)
         stride_d, stride_h, stride_w = spatial(problem.stride)
@@ -724,10 +656,10 @@ class Direct(Streaming[Tiling]):
             width_under = problem.output_sizes[-1]
         shift = begin % pieces.source_columns
         last = begin + (across.tiles - 1) * step
-        defines: dict[str, str | int] = {
+        return {
             "PASS": PASSES.index(pass_),
             "STORAGE": STORAGE[problem.dtype],
-            "INDEX": parameters.index_type(problem, strides),
+            "INDEX": parameters.index_type(problem, request.memory),
             "OUTS": outs,
             "INS": ins,
             "VECTOR": block.vector,
@@ -735,7 +667,7 @@ class Direct(Streaming[Tiling]):
             "TILE_COLUMNS": across.extent,
             "LANES": block.lanes,
             "STRIPS": block.strips,
-            "RESIDENT": geom.resident,
+            "RESIDENT": geom.least_resident,
             "RESULT_CHANNELS": pieces.result_channels,
             "RESULT_COLUMNS": pieces.result_columns,
             "SOURCE_CHANNELS": pieces.source_channels,
@@ -758,22 +690,6 @@ class Direct(Streaming[Tiling]):
             "RAGGED": int(down.ragged or across.ragged),
             **epilogue.defines,
         }
-        packed = parameters.pack(problem, strides)
-
-        def launch(grid: tuple[int, ...], *arguments: object) -> Launch:
-            variant, threads = tuple(defines.items()), block.lanes * block.strips
-            return Launch("conv_direct.cu", "conv_direct", variant, grid, (threads,), 0, arguments)
-
-        if pass_ != "backprop_filter":
-            rounds_each = max(-(-geom.rounds // choices.blocks), 1)
-            grid = (-(-geom.rounds // rounds_each), block.number)
-            source, result = ("x", "y") if pass_ == "forward" else ("y", "x")
-            walk = _walk(problem, pass_, geom, rounds_each)
-            return (launch(grid, source, "w", "bias", "add", result, walk, packed),)
-        chunked = (choices.splits, block.number, geom.parts)
-        walk = _walk(problem, pass_, geom, -(-geom.rounds // choices.splits))
-        product = launch(chunked, "x", "y", "workspace", walk, packed)
-        return product, reduction(product, problem, choices.splits)
 
 
 CUDA_DIRECT = Direct()

@@ -9,18 +9,20 @@ from functools import lru_cache
 from itertools import product
 from math import prod
 
-from cupyconv.kernels import cost, parameters
-from cupyconv.kernels.device import CHIPS, RESERVED_SHARED
-from cupyconv.kernels.family import Choices, accumulator_bytes, copies_async, mma_refuses, spatial
+from cupyconv.kernels import cost, parameters, streaming
+from cupyconv.kernels.device import CHIPS
+from cupyconv.kernels.family import accumulator_bytes, copies_async, mma_refuses, spatial
 from cupyconv.kernels.reach import Count
-from cupyconv.kernels.request import PLAIN, Epilogue, Request
-from cupyconv.kernels.streaming import Shares, Streaming, reduction
+from cupyconv.kernels.request import Epilogue, Request
 from cupyconv.kernels.strides import Strides, neighbours
-from cupyconv.launch import STORAGE, Launch
+from cupyconv.launch import STORAGE
 from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
 
 WARPS = 4
 """Warps per block."""
+
+THREADS = 32 * WARPS
+"""Threads per block."""
 
 MAX_CHANNELS = 8
 """Largest number of input channels (chosen).  With more channels, cuda-gather can copy 16-byte
@@ -96,9 +98,9 @@ class Tiling:
     warps_k: int
 
 
-@dataclass(frozen=True)
-class Geometry:
-    """Thread blocks of a tiling for particular tensors, with their work.
+@dataclass(frozen=True, kw_only=True)
+class Geometry(streaming.Geometry):
+    """Thread blocks of a tiling for particular tensors, with their work; a part is a tile.
 
     Attributes:
         tiling: the tiling.
@@ -106,25 +108,13 @@ class Geometry:
         warps_n: warps of a block along words, in backprop_filter; else 0.
         warp_words: groups of 8 words per warp, in backprop_filter; else 0.
         share_words: words per block, in backprop_filter; else 0.
-        shares: number of blocks among which the words are divided, in backprop_filter; else 1.
-        tiles: number of tiles that cover the output.
-        shared_bytes: shared memory per block, in bytes.
-        resident: resident blocks per SM.
-        tile: work per tile.
-        block: work per block in addition to its tiles.
     """
 
     tiling: Tiling
     line_pitch: int
-    warps_n: int
-    warp_words: int
-    share_words: int
-    shares: int
-    tiles: int
-    shared_bytes: int
-    resident: int
-    tile: cost.Work
-    block: cost.Work
+    warps_n: int = 0
+    warp_words: int = 0
+    share_words: int = 0
 
 
 def access_of(request: Request) -> Access:
@@ -233,8 +223,7 @@ def ranked_tilings(request: Request) -> tuple[Tiling, ...]:
     chip = request.chip
 
     def microseconds(geom: Geometry) -> float:
-        blocks = persistent_blocks(request, geom, chip.multiprocessors)
-        return _kernel(request, geom, blocks).computing(chip)
+        return geom.kernel(geom.blocks(chip.multiprocessors)).computing(chip)
 
     geometries = (geometry(request, tiling) for tiling in _tilings(request))
     return tuple(fitting.tiling for fitting in sorted(filter(None, geometries), key=microseconds))
@@ -267,28 +256,6 @@ def geometry(request: Request, tiling: Tiling) -> Geometry | None:
     geom = construct(request, rows, patch, tiling)
     limit = request.chip.block_shared << 10
     return geom if geom is not None and geom.shared_bytes <= limit else None
-
-
-def persistent_blocks(request: Request, geom: Geometry, multiprocessors: int) -> int:
-    """Return the number of blocks along the tiles in the forward pass.
-
-    All blocks are resident at once, and the tiles are balanced among them.
-    """
-    at_once = max(multiprocessors * geom.resident // _others(request, geom), 1)
-    each = max(-(-geom.tiles // at_once), 1)
-    return max(-(-geom.tiles // each), 1)
-
-
-def _kernel(request: Request, geom: Geometry, blocks: int) -> cost.Kernel:
-    """Return the work of the product if ``blocks`` blocks or chunks divide the tiles."""
-    each = max(-(-geom.tiles // blocks), 1)
-    work = geom.tile.times(each) + geom.block
-    return cost.Kernel(blocks * _others(request, geom), geom.resident, WARPS, work)
-
-
-def _others(request: Request, geom: Geometry) -> int:
-    """Return how many blocks read the same tile; each has other filters or words of the patch."""
-    return -(-request.problem.K // geom.tiling.filters) * geom.shares
 
 
 @dataclass(frozen=True)
@@ -356,17 +323,15 @@ def _forward_geometry(
     shared = weights + -(-2 * patch.size // 16) * 16 + output + tables
     tile, block = _forward_work(request, rows, patch, filters)
     return Geometry(
-        tiling,
-        patch.line_pitch,
-        warps_n=0,
-        warp_words=0,
-        share_words=0,
-        shares=1,
-        tiles=patch.tiles,
+        tiling=tiling,
+        line_pitch=patch.line_pitch,
+        parts=patch.tiles,
+        others=(-(-problem.K // filters),),
+        threads=THREADS,
         shared_bytes=-(-shared // 16) * 16,
         resident=_resident(request, shared, patch.pixels * filters * accumulator // 512),
-        tile=tile,
-        block=block,
+        work=tile,
+        fixed_work=block,
     )
 
 
@@ -433,19 +398,18 @@ def _filter_geometry(
     sums = (share_words * rows.word + rows.word - 1) * (filters + 4 // rows.word)
     exchange = sums * accumulator_bytes(problem) if warps_k > 1 else 0
     shared = max(2 * (-(-stage // 128) * 128), -(-exchange // 128) * 128)
-    tile = _filter_work(request, rows, patch, row_tiles, warps_n, warp_words)
     return Geometry(
-        tiling,
-        patch.line_pitch,
-        warps_n,
-        warp_words,
-        share_words,
-        shares,
-        tiles=patch.tiles,
+        tiling=tiling,
+        line_pitch=patch.line_pitch,
+        warps_n=warps_n,
+        warp_words=warp_words,
+        share_words=share_words,
+        parts=patch.tiles,
+        others=(-(-problem.K // filters), shares),
+        threads=THREADS,
         shared_bytes=shared,
         resident=_resident(request, shared, registers * row_tiles * warp_words + rounded),
-        tile=tile,
-        block=cost.Work(0, 0),
+        work=_filter_work(request, rows, patch, row_tiles, warps_n, warp_words),
     )
 
 
@@ -466,16 +430,11 @@ def _filter_work(
 
 def _resident(request: Request, shared_bytes: int, sums: int) -> int:
     """Return the resident blocks per SM that shared memory and ``sums`` registers allow."""
-    room = request.chip.shared << 10
     by_registers = 4 if sums <= 32 else 3 if sums <= 64 else 2
-    return max(min(room // (shared_bytes + RESERVED_SHARED), by_registers), 1)
+    return max(min(request.chip.blocks_by_shared(shared_bytes), by_registers), 1)
 
 
-THREADS = 32 * WARPS
-"""Threads per block."""
-
-
-class Patch(Streaming[Tiling]):
+class Patch(streaming.Streaming[Geometry]):
     name = "cuda-patch"
     summary = (
         "for few channels: copies the input under a tile once and multiplies rows of the filter on "
@@ -499,45 +458,24 @@ class Patch(Streaming[Tiling]):
             return "the input under a tile and the filter do not fit into a thread block"
         return None
 
-    def counts(self, request: Request) -> Iterator[Count]:
-        geom = self.geometry(request, self.choose(request))
-        yield Count("elements between adjacent rows of windows", _reach(request, geom), 2**31 - 1)
+    def counts_of(self, request: Request, geom: Geometry) -> Iterator[Count]:
+        lines = 1 if access_of(request).x_last else request.problem.C
+        reach = spatial(request.problem.stride)[1] * lines * geom.line_pitch
+        yield Count("elements between adjacent rows of windows", reach, 2**31 - 1)
 
     def tilings(self, request: Request) -> tuple[Tiling, ...]:
         return ranked_tilings(request)
 
-    def geometry(self, request: Request, tiling: Tiling) -> Geometry:
-        geom = geometry(request, tiling)
-        assert geom is not None
-        return geom
+    def find(self, request: Request, tiling: Tiling) -> Geometry | None:
+        return geometry(request, tiling)
 
-    def is_legal(self, request: Request, tiling: Tiling) -> bool:
-        geom = geometry(request, tiling)
-        return geom is not None and _reach(request, geom) < 2**31
-
-    def shares(self, request: Request, tiling: Tiling) -> Shares:
-        geom = self.geometry(request, tiling)
-        return Shares(geom.tiles, _others(request, geom))
-
-    def blocks(self, request: Request, tiling: Tiling, multiprocessors: int) -> int:
-        return persistent_blocks(request, self.geometry(request, tiling), multiprocessors)
-
-    def kernel(self, request: Request, tiling: Tiling, blocks: int) -> cost.Kernel:
-        return _kernel(request, self.geometry(request, tiling), blocks)
-
-    def launches(
-        self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN
-    ) -> tuple[Launch, ...]:
-        """Return the launch of the product and, in backprop_filter, the reduction of its chunks."""
-        problem, strides = request.problem, request.memory
-        access, geom = access_of(request), self.geometry(request, choices.tiling)
-        tiling = geom.tiling
-        is_filter = request.pass_ == "backprop_filter"
+    def defines(self, request: Request, geom: Geometry, epilogue: Epilogue) -> dict[str, str | int]:
+        problem, access, tiling = request.problem, access_of(request), geom.tiling
         depth, height, width = spatial(problem.filter_sizes)
         defines: dict[str, str | int] = {
             "PASS": PASSES.index(request.pass_),
             "STORAGE": STORAGE[problem.dtype],
-            "INDEX": parameters.index_type(problem, strides),
+            "INDEX": parameters.index_type(problem, request.memory),
             "CHANNELS": problem.C,
             "X_LAST": int(access.x_last),
             "FILTER_T": depth,
@@ -558,7 +496,7 @@ class Patch(Streaming[Tiling]):
             "RESIDENT": geom.resident,
             "SHARED_BYTES": geom.shared_bytes,
         }
-        if is_filter:
+        if request.pass_ == "backprop_filter":
             defines |= {
                 "ROW_TILES": tiling.filters // 16,
                 "WARPS_N": geom.warps_n,
@@ -568,35 +506,7 @@ class Patch(Streaming[Tiling]):
             }
         else:
             defines |= {"BLOCK_N": tiling.filters, **epilogue.defines}
-        packed = parameters.pack(problem, strides)
-        filter_blocks = -(-problem.K // tiling.filters)
-
-        def launch(grid: tuple[int, ...], *arguments: object) -> Launch:
-            return Launch(
-                source="conv_patch.cu",
-                entry="conv_patch",
-                defines=tuple(defines.items()),
-                grid=grid,
-                block=(THREADS,),
-                shared_bytes=geom.shared_bytes,
-                arguments=arguments,
-            )
-
-        if not is_filter:
-            # All persistent blocks compute nearly the same number of tiles.
-            tiles_each = max(-(-geom.tiles // choices.blocks), 1)
-            grid = (-(-geom.tiles // tiles_each), filter_blocks)
-            return (launch(grid, "x", "w", "bias", "add", "y", packed),)
-        product = launch(
-            (choices.splits, filter_blocks, geom.shares), "x", "y", "workspace", packed
-        )
-        return product, reduction(product, problem, choices.splits)
-
-
-def _reach(request: Request, geom: Geometry) -> int:
-    """Return the distance of vertically adjacent pixels' windows in the patch, in elements."""
-    lines = 1 if access_of(request).x_last else request.problem.C
-    return spatial(request.problem.stride)[1] * lines * geom.line_pitch
+        return defines
 
 
 CUDA_PATCH = Patch()

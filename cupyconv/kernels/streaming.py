@@ -7,14 +7,15 @@ the chunks (cuda/include/chunks.cuh).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import prod
-from typing import ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
-from cupyconv.kernels import cost
+from cupyconv.kernels import cost, parameters
 from cupyconv.kernels.family import Candidate, Choices, Family, accumulator_bytes
-from cupyconv.kernels.request import Request
+from cupyconv.kernels.reach import Count
+from cupyconv.kernels.request import PLAIN, Epilogue, Request
 from cupyconv.launch import Launch
 from cupyconv.problem import ITEMSIZE, ConvProblem
 
@@ -32,24 +33,54 @@ IDLE = 0.95
 """Largest time of a candidate that leaves multiprocessors idle, relative to the best candidate that
 fills the chip (chosen)."""
 
+NO_WORK = cost.Work(0, 0)
 
-AnyTiling = TypeVar("AnyTiling")
 
+@dataclass(frozen=True, kw_only=True)
+class Geometry:
+    """Thread blocks of a tiling for particular tensors and a chip, with their work.
 
-class Shares(NamedTuple):
-    """Division of a pass among thread blocks.
+    Blocks or, in backprop_filter, chunks divide the parts among themselves.
 
     Attributes:
-        parts: number of tiles, or of rounds of tiles, to divide among blocks.
-        others: number of blocks that compute the same tiles, for different channels or parts of
-            the filter.
+        parts: number of tiles, or of rounds of tiles, to divide.
+        others: blocks that compute the same parts, as further axes of the grid: along the channels,
+            and in backprop_filter also along the parts of the filter.
+        threads: threads per block.
+        shared_bytes: dynamic shared memory per block, in bytes.
+        resident: resident blocks per SM.
+        work: work per part.
+        fixed_work: work per block in addition to its parts.
     """
 
     parts: int
-    others: int
+    others: tuple[int, ...]
+    threads: int
+    shared_bytes: int
+    resident: int
+    work: cost.Work
+    fixed_work: cost.Work = NO_WORK
+
+    def blocks(self, multiprocessors: int) -> int:
+        """Return the number of blocks that divide the parts in forward and backprop_input.
+
+        All blocks are resident at once, and the parts are balanced among them.
+        """
+        at_once = max(multiprocessors * self.resident // prod(self.others), 1)
+        each = max(-(-self.parts // at_once), 1)
+        return max(-(-self.parts // each), 1)
+
+    def kernel(self, blocks: int) -> cost.Kernel:
+        """Return the work of the product if ``blocks`` blocks or chunks divide the parts."""
+        work = self.work.times(-(-self.parts // blocks)) + self.fixed_work
+        warps = -(-self.threads // 32)
+        return cost.Kernel(blocks * prod(self.others), self.resident, warps, work)
 
 
-class Streaming(Family, Generic[AnyTiling]):
+AnyGeometry = TypeVar("AnyGeometry", bound=Geometry)
+
+
+class Streaming(Family, Generic[AnyGeometry]):
     """A family with tilings; in backprop_filter, the tiles are divided into chunks.
 
     Attributes:
@@ -62,28 +93,52 @@ class Streaming(Family, Generic[AnyTiling]):
     is_persistent: ClassVar[bool] = True
 
     @abstractmethod
-    def tilings(self, request: Request) -> Sequence[AnyTiling]:
+    def tilings(self, request: Request) -> Sequence[Any]:
         """Return all tilings of a supported layer, the most promising first."""
 
-    def choose(self, request: Request) -> AnyTiling:
+    @abstractmethod
+    def find(self, request: Request, tiling: Any) -> AnyGeometry | None:
+        """Return the thread blocks of a tiling; None if the tiling is illegal."""
+
+    @abstractmethod
+    def counts_of(self, request: Request, geom: AnyGeometry) -> Iterator[Count]:
+        """Yield the quantities of a tiling that must fit into the kernels' 32-bit integers."""
+
+    @abstractmethod
+    def defines(
+        self, request: Request, geom: AnyGeometry, epilogue: Epilogue
+    ) -> dict[str, str | int]:
+        """Return the macros of a launch."""
+
+    def walk(self, request: Request, geom: AnyGeometry, each: int) -> tuple[Any, ...]:
+        """Return the kernel's arguments between the arrays and the parameters.
+
+        Args:
+            request: the pass.
+            geom: thread blocks of the launch.
+            each: largest number of parts per block.
+        """
+        return ()
+
+    def choose(self, request: Request) -> Any:
         """Return the most promising tiling of a supported layer."""
         return self.tilings(request)[0]
 
-    @abstractmethod
-    def is_legal(self, request: Request, tiling: AnyTiling) -> bool:
+    def geometry(self, request: Request, tiling: Any) -> AnyGeometry:
+        """Return the thread blocks of a legal tiling."""
+        geom = self.find(request, tiling)
+        assert geom is not None
+        return geom
+
+    def counts(self, request: Request) -> Iterator[Count]:
+        return self.counts_of(request, self.geometry(request, self.choose(request)))
+
+    def is_legal(self, request: Request, tiling: Any) -> bool:
         """Return whether the kernel supports a tiling of a supported layer on its device."""
-
-    @abstractmethod
-    def shares(self, request: Request, tiling: AnyTiling) -> Shares:
-        """Return how the tiles of a pass are divided among thread blocks."""
-
-    @abstractmethod
-    def blocks(self, request: Request, tiling: AnyTiling, multiprocessors: int) -> int:
-        """Return the number of blocks among which forward or backprop_input divides the tiles."""
-
-    @abstractmethod
-    def kernel(self, request: Request, tiling: AnyTiling, blocks: int) -> cost.Kernel:
-        """Return the work of the product if ``blocks`` blocks or chunks divide the tiles."""
+        geom = self.find(request, tiling)
+        return geom is not None and all(
+            count.value <= count.most for count in self.counts_of(request, geom)
+        )
 
     def refuses(self, request: Request) -> str | None:
         refusal = super().refuses(request)
@@ -107,65 +162,97 @@ class Streaming(Family, Generic[AnyTiling]):
         ]
         return sorted(best, key=lambda candidate: candidate.microseconds)
 
-    def candidates_of(self, request: Request, tiling: AnyTiling) -> list[Candidate]:
+    def candidates_of(self, request: Request, tiling: Any) -> list[Candidate]:
         """Return the candidates with a tiling, one for each number of chunks worth ranking."""
+        geom = self.geometry(request, tiling)
         if request.pass_ != "backprop_filter":
-            blocks = self.blocks(request, tiling, request.device.resident_blocks)
+            blocks = geom.blocks(request.device.resident_blocks)
             return [self._costed(request, tiling, blocks=blocks)]
-        parts, others = self.shares(request, tiling)
-        places, size = request.chip.multiprocessors, chunk_bytes(request.problem)
-        wanted = chunk_counts(parts, others, places)
+        others, places = prod(geom.others), request.chip.multiprocessors
+        size = chunk_bytes(request.problem)
+        wanted = chunk_counts(geom.parts, others, places)
         # A smaller limit must not add candidates: no modelled time may become shorter.
         found = [chunks for chunks in wanted if request.affords(chunks * size)]
-        found = found or [even(parts, max(request.most_within_limit(wanted[0], size), 1))]
+        found = found or [even(geom.parts, max(request.most_within_limit(wanted[0], size), 1))]
         costed = [self._costed(request, tiling, chunks) for chunks in reversed(found)]
         filling = [one for one in costed if one.splits * others >= places] or costed[:1]
         most = IDLE * min(one.microseconds for one in filling)
         return [one for one in costed if one in filling or one.microseconds < most]
 
     def candidate(self, request: Request, choices: Choices) -> Candidate | None:
-        splits, blocks = choices.splits, choices.blocks
+        tiling, splits, blocks = choices.tiling, choices.splits, choices.blocks
         if choices.tile is not None or choices.method:
             return None
-        if not isinstance(choices.tiling, self.tiling):
-            return None
-        tiling: AnyTiling = choices.tiling  # type: ignore[assignment]
-        if not self.is_legal(request, tiling):
+        if not isinstance(tiling, self.tiling) or not self.is_legal(request, tiling):
             return None
         if request.pass_ == "backprop_filter":
             fits = 1 <= splits <= MOST_CHUNKS and blocks == 0
         else:
-            blocks = blocks or self.blocks(request, tiling, request.device.resident_blocks)
-            most = max(self.shares(request, tiling).parts, 1)
+            geom = self.geometry(request, tiling)
+            blocks = blocks or geom.blocks(request.device.resident_blocks)
+            most = max(geom.parts, 1)
             least = 1 if self.is_persistent else most
             fits = splits == 1 and least <= blocks <= most
         return self._costed(request, tiling, splits, blocks) if fits else None
 
-    def _costed(
-        self, request: Request, tiling: AnyTiling, chunks: int = 1, blocks: int = 0
-    ) -> Candidate:
-        chip, problem = request.chip, request.problem
+    def _costed(self, request: Request, tiling: Any, chunks: int = 1, blocks: int = 0) -> Candidate:
+        chip, problem, geom = request.chip, request.problem, self.geometry(request, tiling)
         moved, workspace, adding = problem.bytes, 0, 0.0
         if request.pass_ != "backprop_filter":
             # Use the nominal chip, so that all cards of an architecture have the same plans.
-            nominal = self.blocks(request, tiling, chip.multiprocessors)
-            kernel = self.kernel(request, tiling, nominal)
+            kernel = geom.kernel(geom.blocks(chip.multiprocessors))
         else:
-            kernel = self.kernel(request, tiling, chunks)
-            size, sums = accumulator_bytes(problem), prod(problem.filter_shape)
-            workspace, result = chunks * sums * size, sums * ITEMSIZE[problem.dtype]
+            kernel = geom.kernel(chunks)
+            workspace = chunks * chunk_bytes(problem)
+            result = prod(problem.filter_shape) * ITEMSIZE[problem.dtype]
             moved += workspace - result
             adding = cost.of_reduction(chip, chunks, workspace + result)
-        microseconds = kernel.microseconds(chip, moved) + adding
         return Candidate(
             self,
-            microseconds,
+            kernel.microseconds(chip, moved) + adding,
             blocks=blocks,
             splits=chunks,
             workspace_bytes=workspace,
             tiling=tiling,
             computing=kernel.computing(chip),
         )
+
+    def launches(
+        self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN
+    ) -> tuple[Launch, ...]:
+        """Return the launch of the product and, in backprop_filter, the reduction of its chunks."""
+        import numpy as np
+
+        problem, geom = request.problem, self.geometry(request, choices.tiling)
+        is_filter = request.pass_ == "backprop_filter"
+        blocks = choices.splits if is_filter else choices.blocks
+        each = -(-geom.parts // blocks)
+        if not is_filter:  # all blocks compute nearly the same number of parts
+            blocks = -(-geom.parts // max(each, 1))
+        source, result = ("y", "x") if request.pass_ == "backprop_input" else ("x", "y")
+        arrays = ("x", "y", "workspace") if is_filter else (source, "w", "bias", "add", result)
+        packed = parameters.pack(problem, request.memory)
+        name = self.name.replace("cuda-", "conv_")
+        product = Launch(
+            source=f"{name}.cu",
+            entry=name,
+            defines=tuple(self.defines(request, geom, epilogue).items()),
+            grid=(blocks, *geom.others),
+            block=(geom.threads,),
+            shared_bytes=geom.shared_bytes,
+            arguments=(*arrays, *self.walk(request, geom, each), packed),
+        )
+        if not is_filter:
+            return (product,)
+        reduction = replace(
+            product,
+            entry=f"{name}_reduce",
+            grid=(-(-prod(problem.filter_shape) // cost.ADDING_THREADS),),
+            block=(cost.ADDING_THREADS,),
+            shared_bytes=0,
+            arguments=("workspace", "w", np.int32(choices.splits), packed),
+        )
+        return product, reduction
 
 
 def chunk_bytes(problem: ConvProblem) -> int:
@@ -205,18 +292,3 @@ def chunk_counts(parts: int, others: int, multiprocessors: int) -> list[int]:
         for chunks in (wanted // others, -(-wanted // others)):
             found.add(even(parts, max(min(chunks, most), 1)))
     return sorted(found)
-
-
-def reduction(product: Launch, problem: ConvProblem, chunks: int) -> Launch:
-    """Return the launch that adds up the partial sums of the chunks, which ``product`` computes."""
-    import numpy as np
-
-    packed = product.arguments[-1]
-    return replace(
-        product,
-        entry=f"{product.entry}_reduce",
-        grid=(-(-prod(problem.filter_shape) // cost.ADDING_THREADS),),
-        block=(cost.ADDING_THREADS,),
-        shared_bytes=0,
-        arguments=("workspace", "w", np.int32(chunks), packed),
-    )

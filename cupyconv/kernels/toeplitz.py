@@ -8,18 +8,19 @@ from functools import lru_cache
 from itertools import product
 from math import gcd
 
-from cupyconv.kernels import cost, parameters
-from cupyconv.kernels.device import RESERVED_SHARED
-from cupyconv.kernels.family import Choices, copies_async
+from cupyconv.kernels import cost, parameters, streaming
+from cupyconv.kernels.family import copies_async
 from cupyconv.kernels.reach import MOST_BLOCKS, Count
-from cupyconv.kernels.request import PLAIN, Epilogue, Request
-from cupyconv.kernels.streaming import Shares, Streaming, reduction
+from cupyconv.kernels.request import Epilogue, Request
 from cupyconv.kernels.strides import neighbours
-from cupyconv.launch import STORAGE, Launch
+from cupyconv.launch import STORAGE
 from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
 
 CHANNELS = 8
 """Channels per block, one warp each."""
+
+THREADS = 32 * CHANNELS
+"""Threads per block."""
 
 LARGEST_FILTER = 64
 """Largest number of taps of a filter row (chosen).  With these taps, a strip reads 9 blocks of 8
@@ -50,18 +51,17 @@ class Tiling:
     strips: int
 
 
-@dataclass(frozen=True)
-class Geometry:
+@dataclass(frozen=True, kw_only=True)
+class Geometry(streaming.Geometry):
     """Thread blocks of a tiling for a layer.
+
+    A part is a patch: the rows and columns of the divided tensor that a block computes.
 
     Attributes:
         tiling: the tiling.
         rows: rows of all images of the divided tensor, rounded up as ``aligned`` requires.
         tap_rows: filter rows per block.
         lines: rows of the source tensor that a block reads.
-        shared_bytes: shared memory per block, in bytes.
-        patches: number of patches, each with the rows and columns of a block, that cover the
-            divided tensor.
         shares: number of parts of the filter's rows; each part has its own blocks.
     """
 
@@ -69,9 +69,10 @@ class Geometry:
     rows: int
     tap_rows: int
     lines: int
-    shared_bytes: int
-    patches: int
     shares: int
+
+    def blocks(self, multiprocessors: int) -> int:
+        return max(self.parts, 1)  # each block computes one patch
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,13 @@ class Access:
     width: int
 
 
-def access(request: Request, role: str) -> Access:
+def accesses(request: Request) -> tuple[Access, Access]:
+    """Return the accesses to the source tensor and to the divided tensor."""
+    x, y = _access(request, "x"), _access(request, "y")
+    return (y, x) if request.pass_ == "backprop_input" else (x, y)
+
+
+def _access(request: Request, role: str) -> Access:
     """Return the access to x or y."""
     problem, memory = request.problem, request.memory
     layout = memory.x if role == "x" else memory.y
@@ -115,9 +122,10 @@ def ranked_tilings(request: Request) -> tuple[Tiling, ...]:
 
     def order(geom: Geometry) -> tuple[bool, float]:
         # With a single resident block, an SM does not multiply while this block copies.
-        blocks = geom.patches * geom.shares * -(-problem.groups // CHANNELS)
-        resident, work = _resident(request, geom), _work(request, geom, whole)
-        return resident == 1, cost.Kernel(blocks, resident, CHANNELS, work).computing(chip)
+        blocks = geom.parts * geom.shares * -(-problem.groups // CHANNELS)
+        work = _work(request, geom.tiling, geom.tap_rows, geom.lines, whole)
+        kernel = cost.Kernel(blocks, geom.resident, CHANNELS, work)
+        return geom.resident == 1, kernel.computing(chip)
 
     geometries = (geometry(request, tiling) for tiling in _tilings(request))
     return tuple(fitting.tiling for fitting in sorted(filter(None, geometries), key=order))
@@ -151,8 +159,8 @@ def _construct(request: Request, tiling: Tiling) -> Geometry:
     problem, pass_, strips = request.problem, request.pass_, tiling.strips
     sizes, taps_r, taps = _divided_sizes(request), *_taps(problem)
     height, width = (sizes[0] if len(sizes) == 2 else 1), sizes[-1]
-    shares = 1
-    if pass_ == "backprop_filter":
+    is_filter, shares = pass_ == "backprop_filter", 1
+    if is_filter:
         # ``sums`` is the number of registers per thread for sums.  With long filters, fragments of
         # the source need more registers.
         sums = 40 if request.device.instructions < (8, 0) or products(taps) > 2 else 48
@@ -168,15 +176,29 @@ def _construct(request: Request, tiling: Tiling) -> Geometry:
     source = CHANNELS * lines * _line_bytes(strips + window(taps) - 1)
     walked = CHANNELS * rows * _line_bytes(strips)
     where = 8 * (lines + rows)
-    if pass_ == "backprop_filter":
+    if is_filter:
         plain_sums = CHANNELS * tap_rows * taps * 4
         diagonals = CHANNELS * 16 * products(taps) * 9 * 4
         shared = max(source + walked + plain_sums + where, diagonals)
     else:
         shared = max(source, walked) + CHANNELS * taps_r * (8 * window(taps) + 8) * 2 + where
-    numbered = problem.N * height
-    patches = -(-numbered // rows) * -(-width // (8 * strips))
-    return Geometry(tiling, numbered, tap_rows, lines, -(-shared // 16) * 16, patches, shares)
+    shared = -(-shared // 16) * 16
+    # Resident blocks per SM as registers allow (counted).
+    by_registers = 2 if is_filter or tiling.row_tiles * strips > 8 else 3
+    numbered, channel_blocks = problem.N * height, -(-problem.groups // CHANNELS)
+    return Geometry(
+        tiling=tiling,
+        rows=numbered,
+        tap_rows=tap_rows,
+        lines=lines,
+        shares=shares,
+        parts=-(-numbered // rows) * -(-width // (8 * strips)),
+        others=(channel_blocks, shares) if is_filter else (channel_blocks,),
+        threads=THREADS,
+        shared_bytes=shared,
+        resident=max(min(request.chip.blocks_by_shared(shared), by_registers), 1),
+        work=_work(request, tiling, tap_rows, lines, accesses(request)),
+    )
 
 
 def _taps(problem: ConvProblem) -> tuple[int, int]:
@@ -198,28 +220,20 @@ def _line_bytes(blocks: int) -> int:
     return (blocks | 1) * 16
 
 
-def _resident(request: Request, geom: Geometry) -> int:
-    """Return the resident blocks per SM that shared memory and registers allow (counted)."""
-    is_filter = request.pass_ == "backprop_filter"
-    by_registers = 2 if is_filter or geom.tiling.row_tiles * geom.tiling.strips > 8 else 3
-    each = geom.shared_bytes + RESERVED_SHARED
-    return max(min((request.chip.shared << 10) // each, by_registers), 1)
-
-
-def _work(request: Request, geom: Geometry, accesses: tuple[Access, Access]) -> cost.Work:
+def _work(
+    request: Request, tiling: Tiling, tap_rows: int, lines: int, read: tuple[Access, Access]
+) -> cost.Work:
     """Return the work per block, for one patch and one share of the filter's rows."""
-    chip, taps, tiling = request.chip, request.problem.filter_sizes[-1], geom.tiling
+    chip, taps = request.chip, request.problem.filter_sizes[-1]
     rows, blocks = 16 * tiling.row_tiles, tiling.strips + window(taps) - 1
-    passed = CHANNELS * geom.tap_rows * tiling.row_tiles
+    passed = CHANNELS * tap_rows * tiling.row_tiles
     multiplied = passed * tiling.strips * products(taps)  # products of 16 x 8 x 16
     # ``loads`` counts 8 x 8 matrices.  Matrices of the filter are loaded once per patch.
-    loads = passed * 2 * blocks + CHANNELS * geom.tap_rows * 2 * window(taps)
-    moved = CHANNELS * 8 * (geom.lines * blocks + rows * tiling.strips) / 32
+    loads = passed * 2 * blocks + CHANNELS * tap_rows * 2 * window(taps)
+    moved = CHANNELS * 8 * (lines * blocks + rows * tiling.strips) / 32
     copied = wavefronts = 0.0
-    for access, lines, columns in zip(
-        accesses, (geom.lines, rows), (blocks, tiling.strips), strict=True
-    ):
-        vectors = CHANNELS * 8 * lines * columns / access.vector / 32
+    for access, height, columns in zip(read, (lines, rows), (blocks, tiling.strips), strict=True):
+        vectors = CHANNELS * 8 * height * columns / access.vector / 32
         copied += vectors
         wavefronts += 2 * vectors * cost.wavefronts(2 * access.vector)
     return cost.Work(
@@ -230,11 +244,7 @@ def _work(request: Request, geom: Geometry, accesses: tuple[Access, Access]) -> 
     )
 
 
-THREADS = 32 * CHANNELS
-"""Threads per block."""
-
-
-class Toeplitz(Streaming[Tiling]):
+class Toeplitz(streaming.Streaming[Geometry]):
     name = "cuda-toeplitz"
     summary = "rows of a channel times the filter's rows as Toeplitz matrices, on the tensor cores"
     tiling = Tiling
@@ -261,54 +271,26 @@ class Toeplitz(Streaming[Tiling]):
             return "the rows under a block and the filter do not fit into shared memory"
         return None
 
-    def counts(self, request: Request) -> Iterator[Count]:
-        geom = self.geometry(request, self.choose(request))
-        yield Count("blocks", geom.patches, MOST_BLOCKS)
+    def counts_of(self, request: Request, geom: Geometry) -> Iterator[Count]:
+        yield Count("blocks", geom.parts, MOST_BLOCKS)
         yield Count("parts of the filter's rows", geom.shares, 2**16 - 1)
 
     def tilings(self, request: Request) -> tuple[Tiling, ...]:
         return ranked_tilings(request)
 
-    def geometry(self, request: Request, tiling: Tiling) -> Geometry:
-        geom = geometry(request, tiling)
-        assert geom is not None
-        return geom
+    def find(self, request: Request, tiling: Tiling) -> Geometry | None:
+        return geometry(request, tiling)
 
-    def is_legal(self, request: Request, tiling: Tiling) -> bool:
-        geom = geometry(request, tiling)
-        return geom is not None and geom.patches <= MOST_BLOCKS and geom.shares < 2**16
-
-    def shares(self, request: Request, tiling: Tiling) -> Shares:
-        geom = self.geometry(request, tiling)
-        return Shares(geom.patches, -(-request.problem.groups // CHANNELS) * geom.shares)
-
-    def blocks(self, request: Request, tiling: Tiling, multiprocessors: int) -> int:
-        return max(self.shares(request, tiling).parts, 1)  # each block computes one patch
-
-    def kernel(self, request: Request, tiling: Tiling, blocks: int) -> cost.Kernel:
-        geom = self.geometry(request, tiling)
-        patches, others = self.shares(request, tiling)
-        roles = ("y", "x") if request.pass_ == "backprop_input" else ("x", "y")
-        work = _work(request, geom, (access(request, roles[0]), access(request, roles[1])))
-        work = work.times(-(-patches // blocks))
-        resident = _resident(request, geom)
-        return cost.Kernel(others * blocks, resident, CHANNELS, work)
-
-    def launches(
-        self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN
-    ) -> tuple[Launch, ...]:
-        """Return the launch of the product and, in backprop_filter, the reduction of its chunks."""
-        problem, strides, pass_ = request.problem, request.memory, request.pass_
-        geom = self.geometry(request, choices.tiling)
-        source, walked = ("y", "x") if pass_ == "backprop_input" else ("x", "y")
-        of_source, of_walked = access(request, source), access(request, walked)
+    def defines(self, request: Request, geom: Geometry, epilogue: Epilogue) -> dict[str, str | int]:
+        problem, pass_ = request.problem, request.pass_
+        of_source, of_walked = accesses(request)
         pad = problem.padding[-1][0]
         if pass_ == "backprop_input":
             pad = problem.filter_sizes[-1] - 1 - pad
-        defines: dict[str, str | int] = {
+        return {
             "PASS": PASSES.index(pass_),
             "STORAGE": STORAGE[problem.dtype],
-            "INDEX": parameters.index_type(problem, strides, geom.rows),
+            "INDEX": parameters.index_type(problem, request.memory, geom.rows),
             "FILTER_R": problem.filter_sizes[0] if problem.spatial_rank == 2 else 1,
             "FILTER_S": problem.filter_sizes[-1],
             "TAP_ROWS": geom.tap_rows,
@@ -325,25 +307,6 @@ class Toeplitz(Streaming[Tiling]):
             "SHARED_BYTES": geom.shared_bytes,
             **epilogue.defines,
         }
-        packed = parameters.pack(problem, strides)
-        channel_blocks = -(-problem.groups // CHANNELS)
-        is_filter = pass_ == "backprop_filter"
-        product = Launch(
-            source="conv_toeplitz.cu",
-            entry="conv_toeplitz",
-            defines=tuple(defines.items()),
-            grid=(choices.splits, channel_blocks, geom.shares)
-            if is_filter
-            else (geom.patches, channel_blocks),
-            block=(THREADS,),
-            shared_bytes=geom.shared_bytes,
-            arguments=("x", "y", "workspace", packed)
-            if is_filter
-            else (source, "w", "bias", "add", walked, packed),
-        )
-        if not is_filter:
-            return (product,)
-        return product, reduction(product, problem, choices.splits)
 
 
 CUDA_TOEPLITZ = Toeplitz()

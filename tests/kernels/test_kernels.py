@@ -363,8 +363,8 @@ def test_last_block_of_a_tensor_beyond_32_bits(impl):
     pixels = problem.gemm("forward").gemm_m
     if impl == "cuda-direct":
         made = direct.geometry(Request(problem, "forward", backend.device), pass_plan.tiling)
-        pass_plan = replace(pass_plan, blocks=made.rounds)  # one round per block
-        last = made.rounds - 1
+        pass_plan = replace(pass_plan, blocks=made.parts)  # one round per block
+        last = made.parts - 1
     else:
         last = pass_plan.blocks - 1
         assert last == -(-pixels // pass_plan.tile.block_m) - 1

@@ -15,7 +15,7 @@ import cupyconv
 from cupyconv import ConvError, ConvProblem, operations
 from cupyconv.gpu import compiler, sources
 from cupyconv.gpu.runtime import Series
-from cupyconv.kernels import bias, direct, gather, patch, streaming, toeplitz
+from cupyconv.kernels import bias, direct, gather, patch, toeplitz
 from cupyconv.kernels.device import CHIPS as PLANNED_CHIPS
 from cupyconv.kernels.strides import Strides, contiguous_strides
 from cupyconv.launch import Launch
@@ -307,11 +307,12 @@ def test_kernels_are_allowed_their_dynamic_shared_memory(kernels):
 
 @pytest.mark.parametrize(("filters", "blocks"), [(1, 1), (64, 1), (65, 2), (256, 4)])
 def test_chunk_sums_have_a_thread_per_filter_element(filters, blocks):
-    product = Launch("conv_direct.cu", "product", (), (9,), (64,), 1 << 10, ("x", "parameters"))
-    made = streaming.reduction(product, ConvProblem((1, 1, 1), (filters, 1, 1)), 3)
-    assert (made.entry, made.defines) == ("product_reduce", product.defines)
+    problem, device = ConvProblem((1, 1, 1), (filters, 1, 1)), Device.of("sm_80")
+    planned = plan_pass(problem, "backprop_filter", device, "cuda-direct")
+    product, made = prepare(planned, problem, Strides.contiguous(problem), device)
+    assert (made.entry, made.defines) == ("conv_direct_reduce", product.defines)
     assert (made.grid, made.block, made.shared_bytes) == ((blocks,), (64,), 0)
-    assert made.arguments == ("workspace", "w", 3, "parameters")
+    assert made.arguments == ("workspace", "w", planned.splits, product.arguments[-1])
 
 
 @pytest.mark.parametrize("pass_", PASSES)
@@ -497,13 +498,12 @@ def test_persistent_blocks_have_equal_and_fewest_rounds(impl):
             (launch,) = prepare(planned, problem, strides, device)
             request = Request(problem, pass_, device, strides=strides)
             made = family.geometry(request, planned.tiling)
-            turns = made.rounds if impl == "cuda-direct" else made.tiles
+            turns = made.parts
             if not turns:  # the batch is empty
                 continue
             blocks, beside = launch.grid
             assert launch.shared_bytes == dict(launch.defines).get("SHARED_BYTES", 0)
-            resident = made.resident_blocks(device.chip) if impl == "cuda-direct" else made.resident
-            held = max(multiprocessors * resident // beside, 1)
+            held = max(multiprocessors * made.resident // beside, 1)
             each = -(-turns // blocks)
             assert blocks == -(-turns // each) <= held
             if impl == "cuda-direct":
@@ -546,7 +546,7 @@ def test_filter_gradient_chunks_have_equal_rounds():
         request = Request(problem, "backprop_filter", device, strides=strides)
         made = direct.geometry(request, planned.tiling)
         assert product.grid[0] == planned.splits
-        require_walk(product, "output", made, -(-made.rounds // planned.splits))
+        require_walk(product, "output", made, -(-made.parts // planned.splits))
         seen.add(planned.splits > 1)
     assert seen == {False, True}
 

@@ -237,7 +237,7 @@ def _only_the_last_tile(problem):
     y = emulator.memory.lazy(problem.output_shape, np.float16, "y")
     x[0, 0, -height:, -width:] = values
     made = patch.geometry(Request(problem, "forward", backend.device), pass_plan.tiling)
-    with emulator.settings(blocks=[made.tiles - 1]):
+    with emulator.settings(blocks=[made.parts - 1]):
         tensors = Tensors(x, emulator.memory.array(w, "w"), y)
         backend.prepare(pass_plan, problem, Strides.contiguous(problem))(tensors)
     return y[0, 0, -1, -1] == (values * w[0, 0]).sum()
@@ -327,10 +327,10 @@ def test_tilings_cover_the_layer_and_fit_shared_memory():
                 for tiling in patch.ranked_tilings(request):
                     made = patch.geometry(request, tiling)
                     assert made.shared_bytes <= limit << 10
-                    covered = made.tiles * tiling.tile_p * tiling.tile_q
+                    covered = made.parts * tiling.tile_p * tiling.tile_q
                     assert covered >= problem.N * height * width
                     if pass_ == "backprop_filter":
                         of_block = 8 * made.warps_n * made.warp_words
                         assert made.share_words <= of_block
                         rows = patch.rows_of(request)
-                        assert made.shares * made.share_words >= rows.words - 7
+                        assert made.others[1] * made.share_words >= rows.words - 7

@@ -226,8 +226,9 @@ def test_filter_gradient_chunks_fill_the_chip(architecture, impl):
         request = Request(problem, "backprop_filter", device, "tf32", strides=strides)
         if family.refuses(request):
             continue
-        parts, others = family.shares(request, family.choose(request))
-        least = min(device.chip.multiprocessors, min(parts, streaming.MOST_CHUNKS) * others)
+        geom = family.geometry(request, family.choose(request))
+        others = prod(geom.others)
+        least = min(device.chip.multiprocessors, min(geom.parts, streaming.MOST_CHUNKS) * others)
         found = family.candidates(request)
         filling = [one.microseconds for one in found if one.splits * others >= least]
         for one in found:

@@ -18,7 +18,7 @@ from cupyconv.kernels.copies import (
     has_even_taps,
     pitch,
 )
-from cupyconv.kernels.family import Candidate, Choices, Family, Tile, accumulator_bytes
+from cupyconv.kernels.family import Candidate, Choices, Family, accumulator_bytes
 from cupyconv.kernels.gather import CUDA_GATHER, aligned, product_launch
 from cupyconv.kernels.reach import LONGEST_REACH, MOST_BLOCKS, Count, reach_counts
 from cupyconv.kernels.request import PLAIN, Epilogue, Request
@@ -69,6 +69,11 @@ class Columns:
         """Workspace bytes of the columns, per split of the product."""
         return prod(self.problem.output_shape) * accumulator_bytes(self.problem)
 
+    @property
+    def is_copied(self) -> bool:
+        """Whether the product reads a copy of w in the workspace."""
+        return "w" in self.strides.copied
+
     def request(self, request: Request) -> Request:
         """Return the request for the product; ``request`` is the request for the pass."""
         return Request(
@@ -84,6 +89,23 @@ class Columns:
 
 @lru_cache(maxsize=4096)
 def columns_of(problem: ConvProblem, strides: Strides, pass_: str) -> Columns | None:
+    """Return the product of a pass, which reads w or, if it must, a rearranged copy of w.
+
+    The result is None if the columns have no constant stride in w, nor in a copy of w.
+    """
+    columns = None if strides.w_arranged else _even_columns(problem, strides, pass_)
+    if columns is not None:
+        return columns
+    if pass_ == "forward":
+        return _even_columns(*arranged(problem, strides, ("w",)), pass_)
+    if not has_even_taps(problem, strides):
+        return None
+    count = problem.C // problem.groups * prod(problem.filter_sizes)
+    step = pitch(problem.K // problem.groups, ITEMSIZE[problem.dtype])
+    return _columns(problem, replace(strides, copied=("w",)), pass_, (step, 1), count, True)
+
+
+def _even_columns(problem: ConvProblem, strides: Strides, pass_: str) -> Columns | None:
     """Return the product of a pass; None if its columns have no constant stride in w."""
     filter_, channel, *taps = problem.filter_axes
     shape, groups, forward = problem.filter_shape, problem.groups, pass_ == "forward"
@@ -102,19 +124,6 @@ def columns_of(problem: ConvProblem, strides: Strides, pass_: str) -> Columns | 
     if groups > 1 and per_group * strides.w[filter_] != count * step:
         return None
     return _columns(problem, strides, pass_, (step, strides.w[summed]), count, taps_fastest)
-
-
-def copied_columns(problem: ConvProblem, strides: Strides, pass_: str) -> Columns | None:
-    """Return the matrix product of a pass with a rearranged copy of w; None if there is none."""
-    copied = replace(strides, copied=("w",))
-    if pass_ == "forward":
-        copied_problem, copied_strides = arranged(problem, strides, ("w",))
-        return columns_of(copied_problem, copied_strides, pass_)
-    if not has_even_taps(problem, strides):
-        return None
-    count = problem.C // problem.groups * prod(problem.filter_sizes)
-    step = pitch(problem.K // problem.groups, ITEMSIZE[problem.dtype])
-    return _columns(problem, copied, pass_, (step, 1), count, True)
 
 
 def _columns(
@@ -146,8 +155,8 @@ def _columns(
         dtype=problem.dtype,
     )
     y = Strides.of(product, CHANNELS_LAST).y
-    copied = ("w",) if "w" in strides.copied else ()
     w = (*w_strides, *(1,) * rank)
+    copied = strides.copied
     product_strides = Strides(source_strides, w, y, alignment=strides.alignment, copied=copied)
     return Columns(product, product_strides, taps_fastest)
 
@@ -189,22 +198,22 @@ class ColumnSums(Family):
         if request.pass_ == "forward" and filters > MOST_FILTERS:
             return f"cuda-columns takes up to {MOST_FILTERS} filters per group, not {filters}"
         kept = problem.K if request.pass_ == "forward" else problem.C
-        columns = kept * prod(problem.filter_sizes)
-        if columns > LONGEST_REACH:
-            return f"cuda-columns counts up to {LONGEST_REACH:,} columns, not {columns:,}"
-        product = self._product(request)
-        if product is None:
+        count = kept * prod(problem.filter_sizes)
+        if count > LONGEST_REACH:
+            return f"cuda-columns counts up to {LONGEST_REACH:,} columns, not {count:,}"
+        columns = columns_of(problem, request.memory, request.pass_)
+        if columns is None:
             return "cuda-columns takes filters whose taps and channels are evenly spaced in memory"
-        refusal = CUDA_GATHER.refuses(product[0].request(request))
-        return refusal or self._refuses_workspace(request, product[0], product[1])
+        refusal = CUDA_GATHER.refuses(columns.request(request))
+        return refusal or self._refuses_workspace(request, columns)
 
-    def _refuses_workspace(self, request: Request, columns: Columns, is_copied: bool) -> str | None:
+    def _refuses_workspace(self, request: Request, columns: Columns) -> str | None:
         """Return why the columns need too much workspace; None if they do not."""
         size = columns.bytes
         most = min(max(MOST_TIMES * request.problem.bytes, SMALL_BYTES), MOST_BYTES)
         if size > most:
             return f"cuda-columns takes up to {most} bytes of columns for this layer, not {size}"
-        if is_copied:
+        if columns.is_copied:
             size = aligned(size) + _copied_bytes(request)
         if not request.affords(size):
             limit = request.workspace_limit
@@ -213,40 +222,20 @@ class ColumnSums(Family):
 
     def counts(self, request: Request) -> Iterator[Count]:
         yield from reach_counts(request.problem)
-        product = self._product(request)
-        assert product is not None
-        yield from CUDA_GATHER.counts(product[0].request(request))
+        yield from CUDA_GATHER.counts(self._columns(request).request(request))
         yield Count("blocks", _sum_blocks(request), MOST_BLOCKS)
 
-    def fitting_tiles(self, request: Request) -> list[Tile]:
-        product = self._product(request)
-        return [] if product is None else CUDA_GATHER.fitting_tiles(product[0].request(request))
-
     def candidates(self, request: Request) -> list[Candidate]:
-        return [
-            candidate
-            for tile in self.fitting_tiles(request)
-            for splits in self._splits(request, tile)
-            if request.affords((candidate := self._costed(request, tile, splits)).workspace_bytes)
-        ]
+        products = CUDA_GATHER.products(self._columns(request).request(request))
+        found = (self._with_sums(request, product) for product in products)
+        return [candidate for candidate in found if request.affords(candidate.workspace_bytes)]
 
     def candidate(self, request: Request, choices: Choices) -> Candidate | None:
-        tile, splits = choices.tile, choices.splits
-        if choices.tiling or tile not in self.fitting_tiles(request):
-            return None
-        assert tile is not None
-        product = self._product(request)
-        assert product is not None
-        if not 1 <= splits <= CUDA_GATHER.most_splits(product[0].request(request)):
-            return None
-        found = self._costed(request, tile, splits)
-        return found if choices.method == found.method else None
-
-    def _splits(self, request: Request, tile: Tile) -> list[int]:
-        """Return the numbers of splits of the product that are worth ranking."""
-        product = self._product(request)
-        assert product is not None
-        return CUDA_GATHER.splits(product[0].request(request), tile)
+        product = CUDA_GATHER.candidate(
+            self._columns(request).request(request), replace(choices, method="")
+        )
+        found = product and self._with_sums(request, product)
+        return found if found and choices.method == found.method else None
 
     def launches(
         self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN
@@ -255,25 +244,15 @@ class ColumnSums(Family):
         import numpy as np
 
         problem, strides, pass_ = request.problem, request.memory, request.pass_
-        product = self._product(request)
-        assert product is not None
-        columns, is_copied = product
+        columns = self._columns(request)
         w: str | Part = "w"
         before: tuple[Launch, ...] = ()
-        if is_copied and not strides.w_arranged:
+        if columns.is_copied and not strides.w_arranged:
             offset = aligned(choices.splits * columns.bytes)
             w = Part("workspace", offset)
             before = (_copy_of_w(request, offset),)
         source = "x" if pass_ == "forward" else "y"
-        first = product_launch(
-            request.device,
-            "forward",
-            columns.problem,
-            columns.strides,
-            choices,
-            (source, w),
-            partial=True,
-        )
+        first = product_launch(columns.request(request), choices, (source, w), partial=True)
         result = "y" if pass_ == "forward" else "x"
         layout = strides.y if pass_ == "forward" else strides.x
         numbered = prod(problem.output_shape if pass_ == "forward" else problem.input_shape)
@@ -303,56 +282,40 @@ class ColumnSums(Family):
         """Return the copy of w that the launches begin with; None if they read w itself."""
         if choices.method != COPIED:
             return None
-        problem = request.problem
-        order: str = problem.replace(data_format="channels_last").filter_format
+        order: str = request.problem.replace(data_format="channels_last").filter_format
         if request.pass_ == "backprop_input":
             order = f"I{order[1:-1]}O"
         return FilterForm(order, _copied_bytes(request), _copy_of_w(request, 0))
 
-    def _product(self, request: Request) -> tuple[Columns, bool] | None:
-        """Return the product, and whether it reads a copy of w.
+    def _columns(self, request: Request) -> Columns:
+        """Return the product of a supported pass."""
+        columns = columns_of(request.problem, request.memory, request.pass_)
+        assert columns is not None
+        return columns
 
-        The result is None if the columns have no constant stride in w, nor in a copy of w.
-        """
-        problem, strides = request.problem, request.memory
-        if not strides.w_arranged:
-            columns = columns_of(problem, strides, request.pass_)
-            if columns is not None:
-                return columns, False
-        copied = copied_columns(problem, strides, request.pass_)
-        return None if copied is None else (copied, True)
-
-    def _costed(self, request: Request, tile: Tile, splits: int) -> Candidate:
-        chip, problem = request.chip, request.problem
-        product = self._product(request)
-        assert product is not None
-        columns, is_copied = product
-        product_request = columns.request(request)
-        gemm = columns.problem.gemm("forward")
-        blocks = tile.blocks(gemm.gemm_m, gemm.gemm_n) * gemm.groups
-        depth = blocks * -(-gemm.gemm_k // tile.block_k) * tile.block_k
-        kernel = CUDA_GATHER.kernel(product_request, tile, depth, blocks * splits)
+    def _with_sums(self, request: Request, product: Candidate) -> Candidate:
+        """Return the candidate of a product, extended by the sum and by any copy of w."""
+        chip, problem, columns = request.chip, request.problem, self._columns(request)
         itemsize = ITEMSIZE[problem.dtype]
         operands = (prod(columns.problem.input_shape) + prod(problem.filter_shape)) * itemsize
         forward = request.pass_ == "forward"
         result = prod(problem.output_shape if forward else problem.input_shape) * itemsize
-        adding, workspace = _sum_kernel(request, splits), splits * columns.bytes
-        microseconds = kernel.microseconds(chip, operands + workspace)
+        adding, workspace = _sum_kernel(request, product.splits), product.splits * columns.bytes
+        multiplying = max(product.computing, cost.moving(chip, operands + workspace))
+        microseconds = multiplying + cost.LAUNCH_OVERHEAD
         microseconds += adding.microseconds(chip, workspace + result)
         summary, method = "", ""
-        if is_copied:
+        if columns.is_copied:
             size = _copied_bytes(request)
             microseconds += cost.of_copy(chip, 2 * size)
             workspace = aligned(workspace) + size
             summary, method = "w copied for its columns", COPIED
-        return Candidate(
-            self,
-            microseconds,
-            summary,
-            kernel.computing(chip) + adding.computing(chip),
-            tile=tile,
-            blocks=blocks,
-            splits=splits,
+        return replace(
+            product,
+            family=self,
+            microseconds=microseconds,
+            summary=summary,
+            computing=product.computing + adding.computing(chip),
             workspace_bytes=workspace,
             method=method,
         )

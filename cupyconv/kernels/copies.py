@@ -12,8 +12,6 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from cupyconv import formats
-from cupyconv.kernels import cost
-from cupyconv.kernels.device import Chip
 from cupyconv.kernels.strides import Strides, contiguous_strides
 from cupyconv.launch import STORAGE, Launch, Part
 from cupyconv.problem import ITEMSIZE, ConvProblem
@@ -63,11 +61,6 @@ def operand_names(roles: Sequence[str]) -> str:
 
 TILE = 64
 """Extent, in pixels and in channels, of the tile that a block of cuda/conv_arrange.cu copies."""
-
-
-def copy_time(chip: Chip, shapes: Sequence[tuple[int, ...]], itemsize: int) -> float:
-    """Return the modelled time of channels-last copies of tensors, in microseconds."""
-    return cost.of_copy(chip, 2 * sum(copy_bytes(shape, itemsize) for shape in shapes))
 
 
 def tiles(shape: Sequence[int]) -> int:

@@ -16,7 +16,6 @@ from cupyconv.kernels.copies import (
     arrange,
     arranged,
     copy_bytes,
-    copy_time,
     operand_names,
     shape_of,
 )
@@ -25,7 +24,6 @@ from cupyconv.kernels.family import (
     Candidate,
     Choices,
     Tile,
-    accumulator_bytes,
     copies_async,
     mma_refuses,
 )
@@ -246,8 +244,12 @@ class Gather(Tiled):
         return [
             _with_copies(candidate, request, method)
             for method in worthwhile_methods(request)
-            for candidate in super(Gather, self).candidates(_product_request(request, method))
+            for candidate in self.products(_product_request(request, method))
         ]
+
+    def products(self, request: Request) -> list[Candidate]:
+        """Return the candidates that copy no operands."""
+        return super().candidates(request)
 
     def candidate(self, request: Request, choices: Choices) -> Candidate | None:
         method = choices.method
@@ -302,17 +304,13 @@ class Gather(Tiled):
         """Return the launches: any copy of operands, the product, and any sum of splits."""
         import numpy as np
 
-        pass_ = request.pass_
-        before, operands = _operand_copies(request, choices)
-        problem, strides = product_of(pass_, choices.method, request.problem, request.memory)
-        split = choices.splits > 1
+        pass_, split = request.pass_, choices.splits > 1
+        of_product = _product_request(request, choices.method)
+        offset = aligned(choices.splits * self.split_bytes(request)) if split else 0
+        before, operands = _operand_copies(request, of_product, offset)
         products = [
-            product_launch(
-                *(request.device, pass_, problem, strides, choices, operands, epilogue),
-                partial=split,
-                number=number,
-            )
-            for number in range(phase_launches(problem, pass_))
+            product_launch(of_product, choices, operands, epilogue, partial=split, number=number)
+            for number in range(phase_launches(request.problem, pass_))
         ]
         if not split:
             return (*before, *products)
@@ -323,7 +321,7 @@ class Gather(Tiled):
             source="conv_gather.cu",
             entry="conv_gather_reduce",
             defines=product.defines,
-            grid=(-(-_sums(problem, pass_) // (cost.ADDING_THREADS * vector)),),
+            grid=(-(-self.sums(request) // (cost.ADDING_THREADS * vector)),),
             block=(cost.ADDING_THREADS,),
             shared_bytes=0,
             arguments=(
@@ -335,12 +333,13 @@ class Gather(Tiled):
 
     def filter_form(self, request: Request, choices: Choices) -> FilterForm | None:
         """Return the copy of w that the launches begin with; None if they read w itself."""
-        problem, strides = request.problem, request.memory
-        copied, steps = product_of(request.pass_, choices.method, problem, strides)
-        if "w" not in steps.copied:
+        of_product = _product_request(request, choices.method)
+        if "w" not in of_product.memory.copied:
             return None
+        copied = of_product.problem
         size = copy_bytes(copied.filter_shape, ITEMSIZE[copied.dtype])
-        return FilterForm(copied.filter_format, size, arrange(problem, copied, strides, [("w", 0)]))
+        launch = arrange(request.problem, copied, request.memory, [("w", 0)])
+        return FilterForm(copied.filter_format, size, launch)
 
 
 # -- copies ----------------------------------------------------------------------------------------
@@ -362,18 +361,11 @@ METHODS = {pass_: _methods(operands) for pass_, operands in OPERANDS.items()}
 """Names of the operands to copy with channels last before the product, keyed by pass and method."""
 
 
-def product_of(
-    pass_: str, method: str, problem: ConvProblem, strides: Strides
-) -> tuple[ConvProblem, Strides]:
-    """Return the problem and strides of a method's product, which reads the method's copies."""
-    roles = METHODS[pass_][method]
-    return arranged(problem, strides, roles) if roles else (problem, strides)
-
-
-def copied_bytes(problem: ConvProblem, strides: Strides) -> int:
-    """Return the size of the copies that a product reads, in bytes."""
-    itemsize = ITEMSIZE[problem.dtype]
-    return sum(copy_bytes(shape_of(problem, role), itemsize) for role in strides.copied)
+def copied_bytes(request: Request) -> int:
+    """Return the size of the copies that a product's request reads, in bytes."""
+    itemsize = ITEMSIZE[request.problem.dtype]
+    roles = request.memory.copied
+    return sum(copy_bytes(shape_of(request.problem, role), itemsize) for role in roles)
 
 
 def aligned(size: int) -> int:
@@ -382,47 +374,53 @@ def aligned(size: int) -> int:
 
 
 def _product_request(request: Request, method: str) -> Request:
-    """Return the request for a method's product, with the workspace limit less the copied bytes."""
-    if not method:
+    """Return the request for a method's product, which reads the method's copies.
+
+    The workspace limit is reduced by the size of the copies.
+    """
+    roles = METHODS[request.pass_][method]
+    if not roles:
         return request
-    problem, strides = product_of(request.pass_, method, request.problem, request.memory)
+    problem, strides = arranged(request.problem, request.memory, roles)
+    product = replace(request, problem=problem, strides=strides)
     limit = request.workspace_limit
-    if limit is not None:
-        limit = max(limit - copied_bytes(problem, strides), 0) // PIECE_BYTES * PIECE_BYTES
-    return replace(request, problem=problem, strides=strides, workspace_limit=limit)
+    if limit is None:
+        return product
+    left = max(limit - copied_bytes(product), 0) // PIECE_BYTES * PIECE_BYTES
+    return replace(product, workspace_limit=left)
 
 
 def worthwhile_methods(request: Request) -> Iterator[str]:
     """Yield the methods within the workspace limit; each copy must allow wider vector loads."""
-    methods, operands = METHODS[request.pass_], (request.problem, request.memory)
-    pieces = {}
-    for method, roles in methods.items():
-        found = accesses(request.pass_, *product_of(request.pass_, method, *operands))
-        pieces[roles] = dict(
+    products = {
+        roles: _product_request(request, method) for method, roles in METHODS[request.pass_].items()
+    }
+    vectors = {}
+    for roles, of_product in products.items():
+        found = accesses(of_product.pass_, of_product.problem, of_product.memory)
+        vectors[roles] = dict(
             zip(OPERANDS[request.pass_], (found.a.vector, found.b.vector), strict=True)
         )
-    for method, roles in methods.items():
+    for method, roles in METHODS[request.pass_].items():
         others = {role: tuple(other for other in roles if other != role) for role in roles}
-        size = copied_bytes(*product_of(request.pass_, method, *operands))
-        if request.affords(size) and all(
-            pieces[roles][role] > pieces[others[role]][role] for role in roles
+        if request.affords(copied_bytes(products[roles])) and all(
+            vectors[roles][role] > vectors[others[role]][role] for role in roles
         ):
             yield method
 
 
-def _with_copies(found: Candidate, request: Request, method: str) -> Candidate:
+def _with_copies(candidate: Candidate, request: Request, method: str) -> Candidate:
     """Return the candidate of a product, extended by the launch that copies its operands."""
     if not method:
-        return found
-    problem, strides = product_of(request.pass_, method, request.problem, request.memory)
-    size, itemsize = copied_bytes(problem, strides), ITEMSIZE[problem.dtype]
-    shapes = [shape_of(problem, role) for role in strides.copied]
+        return candidate
+    of_product = _product_request(request, method)
+    size = copied_bytes(of_product)
     return replace(
-        found,
-        microseconds=found.microseconds + copy_time(request.chip, shapes, itemsize),
-        workspace_bytes=aligned(found.workspace_bytes) + size,
+        candidate,
+        microseconds=candidate.microseconds + cost.of_copy(request.chip, 2 * size),
+        workspace_bytes=aligned(candidate.workspace_bytes) + size,
         method=method,
-        summary=f"{operand_names(strides.copied)} copied with channels last",
+        summary=f"{operand_names(of_product.memory.copied)} copied with channels last",
     )
 
 
@@ -450,20 +448,18 @@ class Ring:
     table_bytes: int
 
 
-def ring(
-    tile: Tile, vectors: Accesses, itemsize: int, device: Device, words: int, index: str = "int"
-) -> Ring:
+def ring(tile: Tile, vectors: Accesses, device: Device, words: int, index: str = "int") -> Ring:
     """Return the ring of a tile; shared memory must hold its stages for all resident blocks.
 
     Args:
         tile: tile of the variant.
         vectors: vector accesses of the variant.
-        itemsize: bytes per element.
         device: device that the ring is for.
         words: number of 32-bit words of tap bits (``tap_words``).
         index: C++ type of offsets.
     """
-    m, n, k = tile.block_m, tile.block_n, tile.block_k
+    m, n, k, itemsize = tile.block_m, tile.block_n, tile.block_k, tile.itemsize
+    assert itemsize is not None
 
     def of_operand(extent: int, along_k: bool) -> int:  # bytes of a RingTile, padding included
         padding = 0 if along_k or itemsize == 2 else 32 // itemsize
@@ -499,13 +495,13 @@ def resident(request: Request, tile: Tile) -> int:
     """Return the resident blocks per SM that shared memory and registers allow."""
     problem, device = request.problem, request.device
     found = accesses(request.pass_, problem, request.memory)
-    block_ring = ring(tile, found, ITEMSIZE[problem.dtype], device, tap_words(problem))
-    of_block = block_ring.shared_bytes + block_ring.table_bytes + RESERVED_SHARED
+    block_ring = ring(tile, found, device, tap_words(problem))
+    by_shared = device.chip.blocks_by_shared(block_ring.shared_bytes + block_ring.table_bytes)
     by_registers = tile.defines["RESIDENT"]
     if tile.defines["TENSOR_CORES"]:
         sizes = (tile.block_m, tile.block_n, ITEMSIZE[problem.dtype])
         by_registers = BY_REGISTERS.get(sizes, by_registers)
-    return min((device.chip.shared << 10) // of_block, by_registers)
+    return min(by_shared, by_registers)
 
 
 @lru_cache(maxsize=64)
@@ -542,10 +538,7 @@ def tap_bits(problem: ConvProblem) -> int:
 
 
 def product_launch(
-    device: Device,
-    pass_: str,
-    problem: ConvProblem,
-    strides: Strides,
+    request: Request,
     choices: Choices,
     operands: Sequence[str | Part],
     epilogue: Epilogue = PLAIN,
@@ -556,9 +549,7 @@ def product_launch(
     """Return a launch of the matrix product of a pass.
 
     Args:
-        device: device of the tensors.
-        pass_: the pass.
-        problem, strides: problem and strides of the product, whose operands may be copies.
+        request: request for the product, whose operands may be copies.
         choices: tile, blocks and splits.
         operands: names of the arrays that contain A and B, or their parts of the workspace.
         epilogue: addition and activation of the results of forward or backprop_input.
@@ -566,6 +557,7 @@ def product_launch(
             group, gemm_m, gemm_n), with the last two axes swapped if C is contiguous along m.
         number: index of the launch in a pass with several launches (``phase_launches``).
     """
+    problem, pass_, strides = request.problem, request.pass_, request.memory
     tile = choices.tile
     assert tile is not None
     found = accesses(pass_, problem, strides)
@@ -590,10 +582,10 @@ def product_launch(
         "TAP_WORDS": tap_words(problem),
         "PHASES": len(phases["phase"][0]),
         "SPLIT": int(partial),
-        "ASYNC_COPY": int(copies_async(device)),
+        "ASYNC_COPY": int(copies_async(request.device)),
         **epilogue.defines,
     }
-    block_ring = ring(tile, found, ITEMSIZE[problem.dtype], device, tap_words(problem), index)
+    block_ring = ring(tile, found, request.device, tap_words(problem), index)
     defines["STAGES"], defines["SHARED_BYTES"] = block_ring.stages, block_ring.shared_bytes
     packed = parameters.pack(problem, strides)
     return Launch(
@@ -608,35 +600,27 @@ def product_launch(
 
 
 def _operand_copies(
-    request: Request, choices: Choices
+    request: Request, product: Request, offset: int
 ) -> tuple[tuple[Launch, ...], list[str | Part]]:
     """Return the launch that copies operands, if any, and the locations of A and B.
 
-    In the workspace, the copies follow the partial sums.
+    Args:
+        request: request for the pass.
+        product: request for its product, which reads the copies.
+        offset: bytes from the beginning of the workspace to the copies.
     """
-    problem, strides, pass_ = request.problem, request.memory, request.pass_
-    copied, steps = product_of(pass_, choices.method, problem, strides)
-    offset = 0
-    if choices.splits > 1:
-        size = _sums(problem, pass_) * accumulator_bytes(problem)
-        offset = aligned(choices.splits * size)
+    problem, strides, copied = request.problem, request.memory, product.problem
     operands: list[str | Part] = []
     copies: list[tuple[str, int]] = []
-    for role in OPERANDS[pass_]:
+    for role in OPERANDS[request.pass_]:
         needs_no_copy = (role == "w" and strides.w_arranged) or 0 in shape_of(copied, role)
-        if role not in steps.copied or needs_no_copy:
+        if role not in product.memory.copied or needs_no_copy:
             operands.append(role)
             continue
         operands.append(Part("workspace", offset))
         copies.append((role, offset))
         offset += copy_bytes(shape_of(copied, role), ITEMSIZE[problem.dtype])
     return ((arrange(problem, copied, strides, copies),) if copies else ()), operands
-
-
-def _sums(problem: ConvProblem, pass_: str) -> int:
-    """Return the number of partial sums per split."""
-    gemm = problem.gemm(pass_)
-    return gemm.gemm_m * gemm.gemm_n * gemm.groups
 
 
 # -- stride phases ---------------------------------------------------------------------------------

@@ -51,10 +51,14 @@ class Tiled(Family):
         fits = 1 <= splits <= self.most_splits(request)
         return self._costed(request, tile, splits) if fits else None
 
+    def sums(self, request: Request) -> int:
+        """Return the number of partial sums per split."""
+        gemm = request.problem.gemm(request.pass_)
+        return gemm.gemm_m * gemm.gemm_n * gemm.groups
+
     def split_bytes(self, request: Request) -> int:
         """Return the workspace bytes per split."""
-        gemm = request.problem.gemm(request.pass_)
-        return gemm.gemm_m * gemm.gemm_n * gemm.groups * accumulator_bytes(request.problem)
+        return self.sums(request) * accumulator_bytes(request.problem)
 
     def _costed(self, request: Request, tile: Tile, splits: int) -> Candidate:
         chip, gemms = request.chip, self.gemms(request)
@@ -67,7 +71,7 @@ class Tiled(Family):
         kernel = self.kernel(request, tile, padded, blocks * splits)
         moved, adding = problem.bytes, 0.0
         if splits > 1:  # one launch writes the sums, and the next launch reads them
-            result = workspace // splits // accumulator_bytes(problem) * ITEMSIZE[problem.dtype]
+            result = self.sums(request) * ITEMSIZE[problem.dtype]
             moved += workspace - result
             adding = cost.of_reduction(chip, splits, workspace + result)
         microseconds = kernel.microseconds(chip, moved) + adding

@@ -234,7 +234,7 @@ def test_gather_keeps_sums_in_registers_with_64_bit_indices(storage, every):
             "PHASES": 4 if pass_ == 1 and not split else 1,  # split sums have a single phase
         }
         found = Accesses(*(Access(bool(one), vector) for one in (a, b, pieces)), not pieces)
-        made = ring(tile, found, itemsize, Device.of("sm_80"), words, index="long long")
+        made = ring(tile, found, Device.of("sm_80"), words, index="long long")
         defines |= {"STAGES": made.stages, "SHARED_BYTES": made.shared_bytes}
         cubin, log = compiler.compile_cubin(sources.load("conv_gather.cu"), defines, "sm_80")
         assert no_spills(log), f"{defines}: {log}"

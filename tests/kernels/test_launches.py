@@ -471,7 +471,7 @@ def test_cuda_gather_predicts_the_size_of_its_tables(taps, dtype, architecture):
         launch, *_ = prepare(planned, problem, strides, device)
         compiled = driver.compiled(launch.source, launch.defines, architecture)
         found, words = gather.accesses(pass_, problem, strides), gather.tap_words(problem)
-        made = gather.ring(tile, found, ITEMSIZE[dtype], device, words)
+        made = gather.ring(tile, found, device, words)
         assert compiled["conv_gather"].static_shared == made.table_bytes, launch.defines
 
 

@@ -282,7 +282,7 @@ class ColumnSums(Family):
         """Return the copy of w that the launches begin with; None if they read w itself."""
         if choices.method != COPIED:
             return None
-        order: str = request.problem.replace(data_format="channels_last").filter_format
+        order: str = filter_formats(request.problem.spatial_rank)[2]
         if request.pass_ == "backprop_input":
             order = f"I{order[1:-1]}O"
         return FilterForm(order, _copied_bytes(request), _copy_of_w(request, 0))

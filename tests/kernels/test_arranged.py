@@ -20,7 +20,7 @@ from cupyconv.kernels.strides import Strides, element_strides
 from cupyconv.launch import Part
 from cupyconv.planning import Device, Request, plan, plan_pass
 from cupyconv.planning.families import FAMILIES
-from cupyconv.planning.launches import prepare
+from cupyconv.planning.launches import filter_form, prepare
 from cupyconv.planning.plan import contenders
 from cupyconv.problem import PASSES
 from tests import agreement, emulator, views
@@ -175,17 +175,19 @@ def test_copies_give_the_same_bits_as_channels_last(pass_, dtype, splits):
     assert len(np.unique(got)) > 20
 
 
-def test_prepared_filter_is_not_copied():
+@pytest.mark.parametrize("impl", ["cuda-gather", "cuda-columns"])
+def test_prepared_filter_is_not_copied(impl):
     """Results are bitwise equal with a prepared filter and with a copied filter."""
     problem = PROBLEMS["pieces_of_8"].replace(dtype="float16")
     data, strides = random_data(problem), Strides.contiguous(problem)
     backend = emulator.convolutions.backend("sm_80")
-    for number, method in enumerate(METHODS["forward"]):
+    methods = METHODS["forward"] if impl == "cuda-gather" else ["w arranged"]
+    for number, method in enumerate(methods):
         request = Request(problem, "forward", backend.device, strides=strides)
-        chosen = plan_with(problem, "cuda-gather", backend.device, method=number)["forward"]
+        chosen = plan_with(problem, impl, backend.device, method=number)["forward"]
         assert chosen.method == method
         form = backend.filter_form(chosen, problem, strides)
-        assert (form is not None) == ("w" in METHODS["forward"][method])
+        assert (form.name if form else None) == ("OHWI" if "w" in method else None)
         results = []
         for held in (None, form):
             x, w = (emulator.memory.array(one) for one in (data.x, data.w))
@@ -197,6 +199,15 @@ def test_prepared_filter_is_not_copied():
             results.append(y.tobytes())
         assert results[0] == results[1]
         assert request.affords(chosen.workspace_bytes)
+
+
+@pytest.mark.parametrize("formats", [("NCHW", "OIHW"), ("NHWC", "HWIO"), ("NHWC", "OHWI")])
+def test_cuda_columns_names_copies_of_w_by_their_memory_order(formats):
+    problem = in_formats(ConvProblem((2, 16, 9, 7), (8, 16, 3, 3), padding=1), *formats)
+    strides = replace(Strides.contiguous(problem), w_arranged=True)
+    for pass_, order in (("forward", "OHWI"), ("backprop_input", "IHWO")):
+        planned = plan_pass(problem, pass_, SM_80, "cuda-columns", strides=strides)
+        assert filter_form(planned, problem, strides, SM_80).name == order
 
 
 # -- plans -----------------------------------------------------------------------------------------

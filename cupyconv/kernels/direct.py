@@ -75,26 +75,6 @@ _SECTOR = 32  # bytes per sector of global memory (hardware)
 
 
 @dataclass(frozen=True)
-class Block:
-    """Arrangement of a block's threads, and the number of blocks along the channels.
-
-    Attributes:
-        vector: channels per thread.
-        lanes, strips: threads of a block along the channels, and along the tiles.
-        number: blocks along the channels.
-    """
-
-    vector: int
-    lanes: int
-    strips: int
-    number: int
-
-    @property
-    def warps(self) -> int:
-        return -(-self.lanes * self.strips // 32)
-
-
-@dataclass(frozen=True)
 class Axis:
     """Source positions that a tile's pixels read along an axis (Axis in cuda/conv_direct.cu).
 
@@ -121,21 +101,6 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """Vector accesses to sources and to results (or dy in backprop_filter).
-
-    Attributes:
-        source_channels, source_columns: extents of a source vector, at least one of them 1.
-        result_channels, result_columns: extents of a result vector, at least one of them 1.
-    """
-
-    source_channels: int
-    source_columns: int
-    result_channels: int
-    result_columns: int
-
-
-@dataclass(frozen=True)
 class Tiling:
     """Free choices of a launch of cuda-direct, except the number of chunks or blocks.
 
@@ -154,6 +119,16 @@ class Tiling:
     tap_rows: int
     sources: int
 
+    @property
+    def strips(self) -> int:
+        """Threads of a block along the tiles."""
+        return _THREADS // self.lanes
+
+    @property
+    def warps(self) -> int:
+        """Warps per block."""
+        return -(-self.lanes * self.strips // 32)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry(streaming.Geometry):
@@ -162,19 +137,18 @@ class Geometry(streaming.Geometry):
     A part is a round of tiles, in which each strip of a block computes one tile.
 
     Attributes:
-        block: threads and channels of a block.
+        tiling: the tiling.
         down, across: a thread's tile along the last two axes.
-        pieces: vector accesses.
-        tap_rows, sources: filter rows and source channels that a block sums in backprop_filter.
+        of_source, of_result: vector access to sources and to results (dy in backprop_filter), as
+            (channels, columns); at least one of them is 1.
         least_resident: resident blocks per SM that the kernel is compiled for.
     """
 
-    block: Block
+    tiling: Tiling
     down: Axis
     across: Axis
-    pieces: Pieces
-    tap_rows: int
-    sources: int
+    of_source: tuple[int, int]
+    of_result: tuple[int, int]
     least_resident: int
 
     def blocks(self, multiprocessors: int) -> int:
@@ -183,11 +157,12 @@ class Geometry(streaming.Geometry):
         Each block stages the filter once and computes many tiles.  All blocks are resident at once,
         and the busiest SM has nearly the least possible work.
         """
-        shares = (multiprocessors * n // self.block.number for n in range(1, self.resident + 1))
+        (others,) = self.others
+        shares = (multiprocessors * n // others for n in range(1, self.resident + 1))
         each = {max(-(-self.parts // max(share, 1)), 1) for share in shares}
 
         def busiest(rounds: int) -> float:
-            blocks = -(-self.parts // rounds) * self.block.number
+            blocks = -(-self.parts // rounds) * others
             return -(-blocks // multiprocessors) * (rounds + _STAGING)
 
         most = _BALANCE * min(map(busiest, each))
@@ -231,16 +206,13 @@ def ranked_tilings(request: Request) -> tuple[Tiling, ...]:
 @lru_cache(maxsize=4096)
 def geometry(request: Request, tiling: Tiling) -> Geometry | None:
     """Return threads and blocks of a tiling; None if the tiling is illegal."""
-    if not _is_legal(request, tiling):
-        return None
-    return _construct(request, _widest_vectors(request), tiling)
+    return _construct(request, tiling) if _is_legal(request, tiling) else None
 
 
 @lru_cache(maxsize=1024)
 def geometries(request: Request) -> tuple[tuple[Tiling, Geometry], ...]:
     """Return all tilings worth ranking, with their geometries."""
-    widest = _widest_vectors(request)
-    constructed = ((tiling, _construct(request, widest, tiling)) for tiling in _tilings(request))
+    constructed = ((tiling, _construct(request, tiling)) for tiling in _tilings(request))
     return tuple((tiling, geom) for tiling, geom in constructed if geom is not None)
 
 
@@ -254,11 +226,10 @@ def _is_legal(request: Request, tiling: Tiling) -> bool:
     most_lanes = _MOST_LANES
     if pass_ != "backprop_filter":
         most_lanes = min(most_lanes, _STAGED_BYTES // filter_bytes(problem, pass_, tiling.vector))
-    edges = [{one.extent for one in _axes(problem, pass_, number, 1)} for number in (1, 2)]
     return (
         1 <= tiling.lanes <= most_lanes
-        and tiling.rows in edges[0]
-        and tiling.columns in edges[1]
+        and tiling.rows in _extents(problem, pass_, 1)
+        and tiling.columns in _extents(problem, pass_, 2)
         and (tiling.tap_rows, tiling.sources) in _shares(problem, pass_, tiling.vector)
     )
 
@@ -266,20 +237,11 @@ def _is_legal(request: Request, tiling: Tiling) -> bool:
 def _tilings(request: Request) -> Iterator[Tiling]:
     """Yield the legal tilings worth ranking; some may need more registers than a thread has."""
     problem, pass_ = request.problem, request.pass_
+    edges = list(product(_extents(problem, pass_, 2), _extents(problem, pass_, 1)))
     for vector in _vectors(request):
         shares = _shares(problem, pass_, vector)
-        for lanes, (tap_rows, sources) in product(_lane_counts(request, vector), shares):
-            taps = problem.filter_sizes[-1]
-            for across in _axes(problem, pass_, 2, taps):
-                for down in _axes(problem, pass_, 1, tap_rows):
-                    yield Tiling(vector, lanes, down.extent, across.extent, tap_rows, sources)
-
-
-def _block(problem: ConvProblem, pass_: str, vector: int, lanes: int) -> Block:
-    """Return the threads of a block, and the blocks that cover the channels."""
-    outs, _ = channels_of(problem, pass_)
-    pieces = -(-problem.groups * outs // vector)
-    return Block(vector, lanes, _THREADS // lanes, -(-pieces // lanes))
+        for lanes, share, (columns, rows) in product(_lane_counts(request, vector), shares, edges):
+            yield Tiling(vector, lanes, rows, columns, *share)
 
 
 def _vectors(request: Request) -> list[int]:
@@ -315,8 +277,8 @@ def _lane_counts(request: Request, vector: int) -> Iterator[int]:
 
     def occupied(lanes: int) -> float:
         """Return the threads of all warps, divided by the threads that have channels."""
-        block = _block(problem, pass_, vector, lanes)
-        return 32 * block.warps * block.number / (pieces * block.strips)
+        tiling = Tiling(vector, lanes, 1, 1, 1, 1)
+        return 32 * tiling.warps * -(-pieces // lanes) / (pieces * tiling.strips)
 
     yield fewest
     others = [lanes for lanes in _EVEN_LANES if lanes <= most]
@@ -358,17 +320,14 @@ def _words(problem: ConvProblem) -> int:
     return max(ITEMSIZE[problem.dtype] // 4, 1)
 
 
-def _axes(problem: ConvProblem, pass_: str, number: int, taps: int) -> Iterator[Axis]:
-    """Yield the Axis of each possible extent of a thread's tile along one axis (as in ``axis``)."""
+def _extents(problem: ConvProblem, pass_: str, number: int) -> list[int]:
+    """Return the possible extents of a thread's tile along axis 1 (height) or 2 (width)."""
     is_input = pass_ == "backprop_input"
     unit = spatial(problem.stride)[number] if is_input else 1
     size = spatial(problem.input_sizes if is_input else problem.output_sizes)[number]
-    for extent in range(unit, LARGEST_EDGE + 1, unit):
-        units = extent // unit
-        if units & (units - 1) == 0 or size % extent == 0:
-            yield axis(problem, pass_, number, extent, taps)
-        if extent >= size:
-            return
+    largest = min(LARGEST_EDGE, -(-size // unit) * unit)
+    units = range(1, largest // unit + 1)
+    return [n * unit for n in units if n & (n - 1) == 0 or size % (n * unit) == 0]
 
 
 @lru_cache(maxsize=4096)
@@ -412,44 +371,23 @@ def _neighbours(request: Request, role: str, number: int, extent: int) -> int:
     return neighbours(layout, problem.data_axes[number], extent, memory.alignment, itemsize)
 
 
-def _widest_vectors(request: Request) -> dict[str, tuple[int, int]]:
-    """Return the widest vectors of x and y, in elements: (along channels, along columns)."""
-    problem = request.problem
-    sizes = {"x": problem.input_sizes, "y": problem.output_sizes}
-    return {
-        role: (_neighbours(request, role, 1, 16), _neighbours(request, role, -1, size[-1]))
-        for role, size in sizes.items()
-    }
-
-
-def _pieces(
-    request: Request, widest: dict[str, tuple[int, int]], across: Axis, vector: int, loaded: int
-) -> Pieces:
-    """Return a tile's vector accesses.
+def _vector(request: Request, role: str, channels: int, columns: int) -> tuple[int, int]:
+    """Return the widest vector access to x or y, as (channels, columns); at least one of them is 1.
 
     Args:
         request: the pass.
-        widest: result of ``_widest_vectors``.
-        across: the tile along columns.
-        vector: result channels per thread.
-        loaded: source channels per thread.
+        role: "x" or "y".
+        channels, columns: extents of the accessed elements.
     """
-    step = request.problem.stride[-1]
-
-    def along(role: str, channels: int, columns: int) -> tuple[int, int]:
-        of_channels = gcd(channels, widest[role][0])
-        return (of_channels, 1) if of_channels > 1 else (1, gcd(columns, widest[role][1]))
-
-    if request.pass_ == "backprop_input":
-        return Pieces(
-            *along("y", loaded, across.extent // step), *along("x", vector, across.extent)
-        )
-    return Pieces(*along("x", loaded, across.extent * step), *along("y", vector, across.extent))
+    along_channels = _neighbours(request, role, 1, channels)
+    if along_channels > 1:
+        return along_channels, 1
+    problem = request.problem
+    width = (problem.input_sizes if role == "x" else problem.output_sizes)[-1]
+    return 1, _neighbours(request, role, -1, gcd(columns, width))
 
 
-def _construct(
-    request: Request, widest: dict[str, tuple[int, int]], tiling: Tiling
-) -> Geometry | None:
+def _construct(request: Request, tiling: Tiling) -> Geometry | None:
     """Return the geometry of a legal tiling; None if it needs too many registers."""
     problem, pass_ = request.problem, request.pass_
     outs, ins = channels_of(problem, pass_)
@@ -458,15 +396,19 @@ def _construct(
         _words(problem), tiling.vector, tiling.tap_rows, tiling.sources,
     )  # fmt: skip
     depth, taps_down, taps = spatial(problem.filter_sizes)
-    block = _block(problem, pass_, vector, tiling.lanes)
     across = axis(problem, pass_, 2, tiling.columns, taps)
     down = axis(problem, pass_, 1, tiling.rows, tap_rows)
     loaded = vector if depthwise else sources
-    pieces = _pieces(request, widest, across, vector, loaded)
+    step, extent = problem.stride[-1], across.extent
+    source, result, under = "x", "y", extent * step  # source columns under a tile
+    if pass_ == "backprop_input":
+        source, result, under = "y", "x", extent // step
+    of_source = _vector(request, source, loaded, under)
+    of_result = _vector(request, result, vector, extent)
     of_taps = taps * (1 if depthwise else sources) * vector  # per filter row
     tile, row = down.extent * across.extent * vector, across.met * loaded
     multipliers = of_taps * tap_rows if is_filter else min(of_taps, _STREAMED)
-    offsets = across.met // pieces.source_columns  # the same registers serve all rows
+    offsets = across.met // of_source[1]  # the same registers serve all rows
     live = (tile + row + multipliers) * words + offsets
     least_resident = next((n for n, most in _REGISTERS.items() if live <= most), 0)
     if tile * words > _MOST_SUMS or not least_resident:
@@ -483,20 +425,20 @@ def _construct(
     if problem.spatial_rank > 1:
         rows = min(problem.axes[-2].pairs / (tap_parts * down.tiles * down.pairs), 1)
         loaded_slices *= rows
-        if down.tiles == 1 or block.lanes * across.tiles >= 32:
+        if down.tiles == 1 or tiling.lanes * across.tiles >= 32:
             slices *= rows
 
-    of_source = loaded // pieces.source_channels * across.met
-    if pieces.source_columns > 1:
-        of_source = loaded * (across.span // pieces.source_columns + 1)
-    of_result = across.extent * vector // pieces.result_channels // pieces.result_columns
+    loads = loaded // of_source[0] * across.met  # per source row
+    if of_source[1] > 1:
+        loads = loaded * (across.span // of_source[1] + 1)
+    stores = extent * vector // prod(of_result)  # per result row
     products = across.pairs * (1 if depthwise else sources) * vector
     of_filter = 0  # 16-byte loads from shared memory
     if not is_filter:
         of_filter = -(-of_taps * accumulator_bytes(problem) // 16)
     # Loads of the filter, which take 2 instead of 4 wavefronts if a block has 1 or 2 lanes.
     from_shared = slices * down.pairs * of_filter
-    accessed = slices * down.passed * of_source + down.extent * of_result
+    accessed = slices * down.passed * loads + down.extent * stores
     unpacked = unpacking * (slices * down.passed * across.met * loaded + tile)
     instructions = (
         slices * down.pairs * products
@@ -504,42 +446,39 @@ def _construct(
         + from_shared
         + cost.ACCESS_INSTRUCTIONS * accessed
     )
-    source, result = ("y", "x") if pass_ == "backprop_input" else ("x", "y")
-    step = problem.stride[-1]
-    under = across.extent / step if pass_ == "backprop_input" else across.extent * step
-    of_piece = pieces.source_channels * pieces.source_columns
-    of_load = _sectors(request, source, block, min(across.tiles, 32), under, of_piece)
-    of_piece = pieces.result_channels * pieces.result_columns
-    of_store = _sectors(request, result, block, min(across.tiles, 32), across.extent, of_piece)
-    sectors = loaded_slices * down.passed * of_source * of_load + down.extent * of_result * of_store
-    wavefronts = from_shared * (2 if block.lanes <= 2 else 4) + 8 * sectors
+    channel_vectors = -(-problem.groups * outs // vector)
+    blocks = -(-channel_vectors // tiling.lanes)
+    read = (tiling.lanes, blocks, min(across.tiles, 32))
+    of_load = _sectors(request, source, *read, under, prod(of_source))
+    of_store = _sectors(request, result, *read, extent, prod(of_result))
+    sectors = loaded_slices * down.passed * loads * of_load + down.extent * stores * of_store
+    wavefronts = from_shared * (2 if tiling.lanes <= 2 else 4) + 8 * sectors
 
-    chip, warps = request.chip, block.warps
+    chip, warps = request.chip, tiling.warps
     lanes = cost.per_cycle(chip, cost.plain_rate(request)) / 2
     multiplied = slices * down.pairs * products
     of_round = cost.Work(32 * multiplied / lanes, wavefronts, instructions).times(warps)
-    shared_bytes, reducing = block.lanes * filter_bytes(problem, pass_, vector), streaming.NO_WORK
+    shared_bytes, reducing = tiling.lanes * filter_bytes(problem, pass_, vector), streaming.NO_WORK
     if is_filter:
         # Each level of the block's reduction tree halves the number of threads with sums.
         sums = tap_rows * of_taps
         reducing = cost.Work(0, 2 * sums, 3 * sums).times(warps)
-        shared_bytes = of_taps * block.lanes * block.strips * accumulator_bytes(problem)
+        shared_bytes = of_taps * tiling.lanes * tiling.strips * accumulator_bytes(problem)
     of_thread, of_live = _ALLOCATED_REGISTERS[is_filter]
     registers = -(-(of_thread + of_live * live) // 8) * 8
     by_registers = max(int(cost.REGISTERS / (32 * warps * registers)), least_resident)
     by_shared = chip.blocks_by_shared(shared_bytes)
     tiles = problem.N * walked[0] * down.tiles * across.tiles
     return Geometry(
-        block=block,
+        tiling=tiling,
         down=down,
         across=across,
-        pieces=pieces,
-        tap_rows=tap_rows,
-        sources=sources,
+        of_source=of_source,
+        of_result=of_result,
         least_resident=least_resident,
-        parts=-(-tiles // block.strips),
-        others=(block.number, parts) if is_filter else (block.number,),
-        threads=block.lanes * block.strips,
+        parts=-(-tiles // tiling.strips),
+        others=(blocks, parts) if is_filter else (blocks,),
+        threads=tiling.lanes * tiling.strips,
         shared_bytes=0,  # shared memory is static
         resident=max(min(chip.threads // (32 * warps), by_registers, by_shared), 1),
         work=replace(of_round, waits=down.passed),
@@ -548,14 +487,14 @@ def _construct(
 
 
 def _sectors(
-    request: Request, role: str, block: Block, tiles: int, columns: float, of_piece: int
+    request: Request, role: str, lanes: int, blocks: int, tiles: int, columns: int, of_piece: int
 ) -> float:
     """Return the number of sectors of global memory per lane in a warp's access to x or y.
 
     Args:
         request: the pass.
         role: "x" or "y".
-        block: arrangement of the threads.
+        lanes, blocks: threads of a block along the channels, and blocks along the channels.
         tiles: number of adjacent tiles in a row that a warp accesses.
         columns: columns of the tensor between the starts of adjacent tiles.
         of_piece: elements per vector.
@@ -563,9 +502,8 @@ def _sectors(
     problem, memory = request.problem, request.memory
     layout, channels = (memory.x, problem.C) if role == "x" else (memory.y, problem.K)
     itemsize = ITEMSIZE[problem.dtype]
-    if block.lanes > 1:
-        lanes = block.lanes * block.number
-        apart = channels / lanes if layout[problem.data_axes[1]] == 1 else _SECTOR
+    if lanes > 1:
+        apart = channels / (lanes * blocks) if layout[problem.data_axes[1]] == 1 else _SECTOR
         return min(max(apart, of_piece) * itemsize, _SECTOR) / _SECTOR
     # The tiles of a row are contiguous; the first tile may begin anywhere in a sector.
     apart = max(columns * layout[problem.data_axes[-1]], of_piece) * itemsize
@@ -633,7 +571,7 @@ class Direct(streaming.Streaming[Geometry]):
         walked = problem.input_sizes if is_input else problem.output_sizes
         tiles = (geom.across.tiles, geom.down.tiles, spatial(walked)[0], problem.N)
         record = np.zeros(1, list(TILE_WALK))
-        rest, step = geom.block.strips, record[0]["step"]
+        rest, step = geom.tiling.strips, record[0]["step"]
         for number, size in enumerate(tiles[:-1]):
             rest, step[number] = divmod(rest, size)
         step[-1] = rest
@@ -647,14 +585,14 @@ class Direct(streaming.Streaming[Geometry]):
         stride_d, stride_h, stride_w = spatial(problem.stride)
         _, dilation_h, dilation_w = spatial(problem.dilation)
         _, pad_h, pad_w = spatial(tuple(before for before, _ in problem.padding), 0)
-        block, down, across, pieces = geom.block, geom.down, geom.across, geom.pieces
+        tiling, down, across = geom.tiling, geom.down, geom.across
         # ``begin`` and ``last`` are the first source columns of the first and of the last tile.
         begin, step = across.first - pad_w, across.extent * stride_w
         width_under = problem.input_sizes[-1]
         if pass_ == "backprop_input":
             begin, step = across.first + pad_w // stride_w, across.extent // stride_w
             width_under = problem.output_sizes[-1]
-        shift = begin % pieces.source_columns
+        shift = begin % geom.of_source[1]
         last = begin + (across.tiles - 1) * step
         return {
             "PASS": PASSES.index(pass_),
@@ -662,16 +600,16 @@ class Direct(streaming.Streaming[Geometry]):
             "INDEX": parameters.index_type(problem, request.memory),
             "OUTS": outs,
             "INS": ins,
-            "VECTOR": block.vector,
+            "VECTOR": tiling.vector,
             "TILE_ROWS": down.extent,
             "TILE_COLUMNS": across.extent,
-            "LANES": block.lanes,
-            "STRIPS": block.strips,
+            "LANES": tiling.lanes,
+            "STRIPS": tiling.strips,
             "RESIDENT": geom.least_resident,
-            "RESULT_CHANNELS": pieces.result_channels,
-            "RESULT_COLUMNS": pieces.result_columns,
-            "SOURCE_CHANNELS": pieces.source_channels,
-            "SOURCE_COLUMNS": pieces.source_columns,
+            "RESULT_CHANNELS": geom.of_result[0],
+            "RESULT_COLUMNS": geom.of_result[1],
+            "SOURCE_CHANNELS": geom.of_source[0],
+            "SOURCE_COLUMNS": geom.of_source[1],
             "SHIFT": shift,
             "INSIDE_FROM": max(shift - begin, 0),
             "INSIDE_TO": max(width_under - last + shift, 0),
@@ -685,8 +623,8 @@ class Direct(streaming.Streaming[Geometry]):
             "DILATION_W": dilation_w,
             "PHASE_H": pad_h % stride_h,
             "PHASE_W": pad_w % stride_w,
-            "TAP_ROWS": geom.tap_rows,
-            "SHARE": geom.sources,
+            "TAP_ROWS": tiling.tap_rows,
+            "SHARE": tiling.sources,
             "RAGGED": int(down.ragged or across.ragged),
             **epilogue.defines,
         }

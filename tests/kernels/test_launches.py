@@ -533,7 +533,7 @@ def require_walk(launch, walked, made, rounds):
     slices, images = layer[walked][0], layer["batch"]
     assert tuple(told["tiles"]) == (made.across.tiles, made.down.tiles, slices, images)
     weights = np.cumprod([1, *told["tiles"][:3]])
-    assert (told["step"] * weights).sum() == made.block.strips
+    assert (told["step"] * weights).sum() == made.tiling.strips
     assert (told["step"][:3] < told["tiles"][:3]).all()
 
 

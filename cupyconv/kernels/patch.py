@@ -14,7 +14,7 @@ from cupyconv.kernels.device import CHIPS
 from cupyconv.kernels.family import accumulator_bytes, copies_async, mma_refuses, spatial
 from cupyconv.kernels.reach import Count
 from cupyconv.kernels.request import Epilogue, Request
-from cupyconv.kernels.strides import Strides, neighbours
+from cupyconv.kernels.strides import neighbours
 from cupyconv.launch import STORAGE
 from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
 
@@ -117,13 +117,10 @@ class Geometry(streaming.Geometry):
     share_words: int = 0
 
 
+@lru_cache(maxsize=4096)
 def access_of(request: Request) -> Access:
     """Return the vector accesses to a request's tensors."""
-    return _access_of(request.problem, request.memory)
-
-
-@lru_cache(maxsize=4096)
-def _access_of(problem: ConvProblem, memory: Strides) -> Access:
+    problem, memory = request.problem, request.memory
     itemsize, channel, column = ITEMSIZE[problem.dtype], problem.data_axes[1], problem.data_axes[-1]
     x, width = memory.x, problem.input_sizes[-1]
     x_last = problem.C > 1 and abs(x[channel]) < abs(x[column])
@@ -141,13 +138,10 @@ def _access_of(problem: ConvProblem, memory: Strides) -> Access:
     return Access(x_last, x_vector, -before % x_vector, y_last, y_vector)
 
 
+@lru_cache(maxsize=4096)
 def rows_of(request: Request) -> Rows:
     """Return the flattened rows of a request's filter."""
-    return _rows_of(request.problem, access_of(request), request.pass_ == "forward")
-
-
-@lru_cache(maxsize=4096)
-def _rows_of(problem: ConvProblem, access: Access, forward: bool) -> Rows:
+    problem, access = request.problem, access_of(request)
     word = 2 if ITEMSIZE[problem.dtype] == 2 else 1
     step = problem.C if access.x_last else 1
     taps, gap = problem.filter_sizes[-1], problem.dilation[-1]
@@ -160,18 +154,17 @@ def _rows_of(problem: ConvProblem, access: Access, forward: bool) -> Rows:
     rows = Rows(word, classes, run, run_words, words, 1.0, None)
     if words * min(_FILTERS) * 4 > _LARGEST_SHARED:
         return rows  # the words do not fit into any block
-    conflicts, residue = _conflicts(problem, access, rows, forward)
+    conflicts, residue = _conflicts(request, rows)
     return replace(rows, conflicts=conflicts, residue=residue)
 
 
-def _conflicts(
-    problem: ConvProblem, access: Access, rows: Rows, forward: bool
-) -> tuple[float, int | None]:
+def _conflicts(request: Request, rows: Rows) -> tuple[float, int | None]:
     """Return the mean wavefronts per access of a warp to the patch, and the best residue.
 
     The lanes of a warp cover 8 pixels and 4 filter words in the forward pass, and 4 pixels and 8
     filter words in backprop_filter.
     """
+    problem, access, forward = request.problem, access_of(request), request.pass_ == "forward"
     itemsize = ITEMSIZE[problem.dtype]
     pixels, places = (8, 4) if forward else (4, 8)
     of_pixel = rows.classes * problem.stride[-1] * (problem.C if access.x_last else 1)
@@ -321,7 +314,11 @@ def _forward_geometry(
     output = lines * (line + (8 if itemsize == 2 else 4)) * itemsize
     tables = rows.classes * rows.words * 8 + filters * accumulator
     shared = weights + -(-2 * patch.size // 16) * 16 + output + tables
-    tile, block = _forward_work(request, rows, patch, filters)
+    steps, results = rows.words // 8, patch.pixels * filters
+    products = steps * (patch.pixels // 16) * (filters // 8)
+    loads = steps * (patch.pixels // 4 * rows.conflicts + WARPS * (filters // 4 + 2))
+    tile = _work(request, products, loads, patch, results / access.y_vector)
+    staged = rows.classes * rows.words * filters / 32
     return Geometry(
         tiling=tiling,
         line_pitch=patch.line_pitch,
@@ -329,23 +326,10 @@ def _forward_geometry(
         others=(-(-problem.K // filters),),
         threads=THREADS,
         shared_bytes=-(-shared // 16) * 16,
-        resident=_resident(request, shared, patch.pixels * filters * accumulator // 512),
-        work=tile,
-        fixed_work=block,
+        resident=_resident(request, shared, results * accumulator // 512),
+        work=tile + cost.Work(0, cost.RESULT_WAVEFRONTS * results / 32),
+        fixed_work=cost.Work(0, 2 * staged, cost.ACCESS_INSTRUCTIONS * staged),
     )
-
-
-def _forward_work(
-    request: Request, rows: Rows, patch: _Patch, filters: int
-) -> tuple[cost.Work, cost.Work]:
-    """Return the work per tile, and the work per block that stages the filters."""
-    steps, results = rows.words // 8, patch.pixels * filters
-    products = steps * (patch.pixels // 16) * (filters // 8)
-    loads = steps * (patch.pixels // 4 * rows.conflicts + WARPS * (filters // 4 + 2))
-    tile = _work(request, products, loads, patch, results / access_of(request).y_vector)
-    tile += cost.Work(0, cost.RESULT_WAVEFRONTS * results / 32)
-    staged = rows.classes * rows.words * filters / 32
-    return tile, cost.Work(0, 2 * staged, cost.ACCESS_INSTRUCTIONS * staged)
 
 
 def _work(
@@ -398,6 +382,12 @@ def _filter_geometry(
     sums = (share_words * rows.word + rows.word - 1) * (filters + 4 // rows.word)
     exchange = sums * accumulator_bytes(problem) if warps_k > 1 else 0
     shared = max(2 * (-(-stage // 128) * 128), -(-exchange // 128) * 128)
+    products = steps * warps_n * warp_words * rows.word * row_tiles
+    loads = steps * warps_n * (row_tiles * 4 + warp_words * 2 * rows.word * rows.conflicts)
+    # With two classes, adjacent pixels of dy belong to different classes and are stored one by one.
+    is_split = not access.y_last and rows.classes == 2
+    vectors = filters * pixels / (1 if is_split else access.y_vector)
+    work = _work(request, products, loads, patch, vectors)
     return Geometry(
         tiling=tiling,
         line_pitch=patch.line_pitch,
@@ -409,23 +399,8 @@ def _filter_geometry(
         threads=THREADS,
         shared_bytes=shared,
         resident=_resident(request, shared, registers * row_tiles * warp_words + rounded),
-        work=_filter_work(request, rows, patch, row_tiles, warps_n, warp_words),
+        work=replace(work, waits=1.0) if is_split else work,
     )
-
-
-def _filter_work(
-    request: Request, rows: Rows, patch: _Patch, row_tiles: int, warps_n: int, warp_words: int
-) -> cost.Work:
-    """Return the work per tile."""
-    access = access_of(request)
-    steps = patch.pixels // (8 * rows.word)
-    products = steps * warps_n * warp_words * rows.word * row_tiles
-    loads = steps * warps_n * (row_tiles * 4 + warp_words * 2 * rows.word * rows.conflicts)
-    # With two classes, adjacent pixels of dy belong to different classes and are stored one by one.
-    is_split = not access.y_last and rows.classes == 2
-    elements = 16 * row_tiles * patch.pixels
-    work = _work(request, products, loads, patch, elements / (1 if is_split else access.y_vector))
-    return replace(work, waits=1.0) if is_split else work
 
 
 def _resident(request: Request, shared_bytes: int, sums: int) -> int:

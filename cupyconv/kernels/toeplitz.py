@@ -9,12 +9,12 @@ from itertools import product
 from math import gcd
 
 from cupyconv.kernels import cost, parameters, streaming
-from cupyconv.kernels.family import copies_async
+from cupyconv.kernels.family import copies_async, spatial
 from cupyconv.kernels.reach import MOST_BLOCKS, Count
 from cupyconv.kernels.request import Epilogue, Request
 from cupyconv.kernels.strides import neighbours
 from cupyconv.launch import STORAGE
-from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
+from cupyconv.problem import ITEMSIZE, PASSES
 
 CHANNELS = 8
 """Channels per block, one warp each."""
@@ -82,12 +82,10 @@ class Access:
     Attributes:
         is_last: whether vectors run along contiguous channels; else along columns.
         vector: elements per vector.
-        width: columns per row.
     """
 
     is_last: bool
     vector: int
-    width: int
 
 
 def accesses(request: Request) -> tuple[Access, Access]:
@@ -106,7 +104,7 @@ def _access(request: Request, role: str) -> Access:
     axis, extent = (channel, problem.groups) if last else (column, width)
     itemsize = ITEMSIZE[problem.dtype]
     vector = neighbours(layout, axis, extent, memory.alignment, itemsize)
-    return Access(last, vector, width)
+    return Access(last, vector)
 
 
 @lru_cache(maxsize=4096)
@@ -116,9 +114,8 @@ def ranked_tilings(request: Request) -> tuple[Tiling, ...]:
     Tilings with several resident blocks per SM precede all tilings with a single resident block.
     """
     problem, chip = request.problem, request.chip
-    width = _divided_sizes(request)[-1]
     # Ignore the memory order, so that a layer has the same tiling in every memory order.
-    whole = (Access(False, CHANNELS, width), Access(False, CHANNELS, width))
+    whole = (Access(False, CHANNELS), Access(False, CHANNELS))
 
     def order(geom: Geometry) -> tuple[bool, float]:
         # With a single resident block, an SM does not multiply while this block copies.
@@ -132,17 +129,18 @@ def ranked_tilings(request: Request) -> tuple[Tiling, ...]:
 
 
 def _tilings(request: Request) -> Iterator[Tiling]:
-    sizes = _divided_sizes(request)
-    rows = request.problem.N * (sizes[0] if len(sizes) == 2 else 1)
-    strips = min(-(-sizes[-1] // 8), _LARGEST_STRIPS)
+    height, width = _divided_sizes(request)
+    rows = request.problem.N * height
+    strips = min(-(-width // 8), _LARGEST_STRIPS)
     choices = product((2, 1) if rows > 16 else (1,), (0, 1), range(strips, 0, -1))
     return (Tiling(*each) for each in choices)
 
 
-def _divided_sizes(request: Request) -> tuple[int, ...]:
-    """Return the spatial sizes of the tensor that the blocks divide: dx, y or dy."""
-    problem = request.problem
-    return problem.input_sizes if request.pass_ == "backprop_input" else problem.output_sizes
+def _divided_sizes(request: Request) -> tuple[int, int]:
+    """Return the height and width of the tensor that the blocks divide: dx, y or dy."""
+    problem, is_input = request.problem, request.pass_ == "backprop_input"
+    _, height, width = spatial(problem.input_sizes if is_input else problem.output_sizes)
+    return height, width
 
 
 @lru_cache(maxsize=4096)
@@ -157,8 +155,7 @@ def geometry(request: Request, tiling: Tiling) -> Geometry | None:
 
 def _construct(request: Request, tiling: Tiling) -> Geometry:
     problem, pass_, strips = request.problem, request.pass_, tiling.strips
-    sizes, taps_r, taps = _divided_sizes(request), *_taps(problem)
-    height, width = (sizes[0] if len(sizes) == 2 else 1), sizes[-1]
+    (height, width), (_, taps_r, taps) = _divided_sizes(request), spatial(problem.filter_sizes)
     is_filter, shares = pass_ == "backprop_filter", 1
     if is_filter:
         # ``sums`` is the number of registers per thread for sums.  With long filters, fragments of
@@ -199,11 +196,6 @@ def _construct(request: Request, tiling: Tiling) -> Geometry:
         resident=max(min(request.chip.blocks_by_shared(shared), by_registers), 1),
         work=_work(request, tiling, tap_rows, lines, accesses(request)),
     )
-
-
-def _taps(problem: ConvProblem) -> tuple[int, int]:
-    """Return the number of filter rows, and the taps per row."""
-    return (problem.filter_sizes[0] if problem.spatial_rank == 2 else 1), problem.filter_sizes[-1]
 
 
 def window(taps: int) -> int:
@@ -291,7 +283,7 @@ class Toeplitz(streaming.Streaming[Geometry]):
             "PASS": PASSES.index(pass_),
             "STORAGE": STORAGE[problem.dtype],
             "INDEX": parameters.index_type(problem, request.memory, geom.rows),
-            "FILTER_R": problem.filter_sizes[0] if problem.spatial_rank == 2 else 1,
+            "FILTER_R": spatial(problem.filter_sizes)[1],
             "FILTER_S": problem.filter_sizes[-1],
             "TAP_ROWS": geom.tap_rows,
             "ROW_TILES": geom.tiling.row_tiles,

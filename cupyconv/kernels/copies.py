@@ -140,15 +140,8 @@ Copies = Sequence[tuple[str, int]]
 
 def arrange(source: ConvProblem, target: ConvProblem, strides: Strides, copies: Copies) -> Launch:
     """Return the launch that copies tensors from ``source`` formats to ``target`` formats."""
-    shapes = _pair_of(ARRANGE_SHAPE)
-    for record, (role, _) in zip(shapes["of"][0], copies, strict=False):
-        shape, steps = _write_extents(record, source, target, role, strides)
-        record["channels"], record["channel_stride"] = shape[-1], steps[-1]
-        record["tiles"] = tiles(shape)
-    blocks = int(shapes["of"]["tiles"].sum())
-    return _copy_launch(
-        "conv_arrange", (("STORAGE", STORAGE[target.dtype]),), shapes, blocks, copies
-    )
+    tensors = [_in_formats(source, target, role, strides) for role, _ in copies]
+    return _arrange(target.dtype, tensors, copies)
 
 
 def filter_by_channels(problem: ConvProblem, strides: Strides, offset: int) -> Launch:
@@ -160,60 +153,70 @@ def filter_by_channels(problem: ConvProblem, strides: Strides, offset: int) -> L
         offset: bytes from the beginning of the workspace to the copy.
     """
     filter_, channel, *taps = problem.filter_axes
-    per_group = problem.K // problem.groups
-    shapes = _pair_of(ARRANGE_SHAPE)
-    record = shapes["of"][0][0]
-    shape = (problem.groups, problem.C // problem.groups, *_tap_extents(problem), per_group)
-    apart = strides.w[filter_]
+    shape, apart = _shape_by_channels(problem), strides.w[filter_]
     step = strides.w[taps[-2]] if len(taps) == 2 else 0
-    record["extent"] = shape[:-1]
-    record["stride"] = [per_group * apart, strides.w[channel], step, strides.w[taps[-1]]]
-    record["channels"], record["channel_stride"] = per_group, apart
-    record["tiles"] = tiles(shape)
-    blocks = int(shapes["of"]["tiles"].sum())
-    copies = [("w", offset)]
-    return _copy_launch(
-        "conv_arrange", (("STORAGE", STORAGE[problem.dtype]),), shapes, blocks, copies
-    )
+    steps = (shape[-1] * apart, strides.w[channel], step, strides.w[taps[-1]], apart)
+    return _arrange(problem.dtype, [(shape, steps)], [("w", offset)])
 
 
 def filter_by_channels_bytes(problem: ConvProblem) -> int:
     """Return the bytes of the copy of w that ``filter_by_channels`` makes."""
-    per_group = problem.K // problem.groups
-    shape = (problem.C, *_tap_extents(problem), per_group)
-    return copy_bytes(shape, ITEMSIZE[problem.dtype])
+    return copy_bytes(_shape_by_channels(problem), ITEMSIZE[problem.dtype])
 
 
 def has_even_taps(problem: ConvProblem, strides: Strides) -> bool:
-    """Return whether w's tap axes can be merged, without a copy, into two (``_tap_extents``)."""
-    *_, height, width = (0, *problem.filter_axes[2:])
-    sizes, apart = problem.filter_shape, strides.w
+    """Return whether w's tap axes can be merged, without a copy, into at most two axes."""
     if problem.spatial_rank < 3:
         return True
-    depth = problem.filter_axes[2]
+    depth, height, width = problem.filter_axes[2:]
+    sizes, apart = problem.filter_shape, strides.w
     rows = sizes[height] == 1 or apart[height] == sizes[width] * apart[width]
     return rows and (
         sizes[depth] == 1 or apart[depth] == sizes[height] * sizes[width] * apart[width]
     )
 
 
-def _tap_extents(problem: ConvProblem) -> tuple[int, int]:
-    """Return the filter's height and width; for 1-D and 3-D filters, 1 and the number of taps."""
-    if problem.spatial_rank == 2:
-        height, width = problem.filter_sizes
-        return height, width
-    return 1, prod(problem.filter_sizes)
-
-
 def split(source: ConvProblem, target: ConvProblem, strides: Strides, copies: Copies) -> Launch:
     """Return the launch that splits float32 tensors into planes of bfloat16."""
     shapes = _pair_of(PLANE_SHAPE)
     for record, (role, _) in zip(shapes["of"][0], copies, strict=False):
-        shape, _ = _write_extents(record, source, target, role, strides)
+        shape, steps = _in_formats(source, target, role, strides)
+        _write_outer_axes(record, shape, steps)
         record["inner"] = shape[-1]
         pieces = prod(shape[:-1]) * -(-shape[-1] // VECTOR)
         record["blocks"] = -(-pieces // THREADS)
     return _copy_launch("conv_planes", (), shapes, int(shapes["of"]["blocks"].sum()), copies)
+
+
+_Tensor = tuple[Sequence[int], Sequence[int]]
+"""Shape and strides of a tensor, in the axis order of its copy."""
+
+
+def _shape_by_channels(problem: ConvProblem) -> tuple[int, ...]:
+    """Return the shape of the copy that ``filter_by_channels`` makes, with two axes of taps."""
+    taps = problem.filter_sizes if problem.spatial_rank == 2 else (1, prod(problem.filter_sizes))
+    groups = problem.groups
+    return (groups, problem.C // groups, *taps, problem.K // groups)
+
+
+def _in_formats(source: ConvProblem, target: ConvProblem, role: str, strides: Strides) -> _Tensor:
+    """Return the shape and the strides of a tensor in the axis order of ``target``."""
+    name = "filter_axes" if role == "w" else "data_axes"
+    # If ``target`` merges spatial axes, zip drops axes of w, which then have one tap each.
+    place = dict(zip(getattr(target, name), getattr(source, name), strict=False))
+    shape, own = shape_of(target, role), getattr(strides, role)
+    return shape, [own[place[axis]] for axis in range(len(shape))]
+
+
+def _arrange(dtype: str, tensors: Sequence[_Tensor], copies: Copies) -> Launch:
+    """Return the launch of cuda/conv_arrange.cu that copies one or two tensors."""
+    shapes = _pair_of(ARRANGE_SHAPE)
+    for record, (shape, steps) in zip(shapes["of"][0], tensors, strict=False):
+        _write_outer_axes(record, shape, steps)
+        record["channels"], record["channel_stride"] = shape[-1], steps[-1]
+        record["tiles"] = tiles(shape)
+    blocks = int(shapes["of"]["tiles"].sum())
+    return _copy_launch("conv_arrange", (("STORAGE", STORAGE[dtype]),), shapes, blocks, copies)
 
 
 def _pair_of(fields: Sequence[tuple[Any, ...]]) -> np.ndarray:
@@ -223,23 +226,11 @@ def _pair_of(fields: Sequence[tuple[Any, ...]]) -> np.ndarray:
     return np.zeros(1, [("of", np.dtype(list(fields)), 2)])
 
 
-def _write_extents(
-    record: np.void, source: ConvProblem, target: ConvProblem, role: str, strides: Strides
-) -> tuple[tuple[int, ...], list[int]]:
-    """Write the extents and strides of a tensor's outer axes into a record.
-
-    Returns:
-        The shape and the strides of all axes, in the axis order of the copy.
-    """
-    name = "filter_axes" if role == "w" else "data_axes"
-    # If ``target`` merges spatial axes, zip drops axes of w, which then have one tap each.
-    place = dict(zip(getattr(target, name), getattr(source, name), strict=False))
-    shape, own = shape_of(target, role), getattr(strides, role)
-    steps = [own[place[axis]] for axis in range(len(shape))]
+def _write_outer_axes(record: np.void, shape: Sequence[int], steps: Sequence[int]) -> None:
+    """Write the extents and strides of all axes but the last into a record for five axes."""
     missing = 5 - len(shape)
     record["extent"] = [1] * missing + list(shape[:-1])
-    record["stride"] = [0] * missing + steps[:-1]
-    return shape, steps
+    record["stride"] = [0] * missing + list(steps[:-1])
 
 
 def _copy_launch(

@@ -8,15 +8,13 @@ cuda-hopper-bf16x6 uses the kernel of cuda-hopper.
 from cupyconv.cpu.families import NUMPY, REFERENCE
 from cupyconv.kernels.columns import CUDA_COLUMNS
 from cupyconv.kernels.direct import CUDA_DIRECT
-from cupyconv.kernels.family import Candidate, Choices, Family, Tile
+from cupyconv.kernels.family import Family
 from cupyconv.kernels.gather import CUDA_GATHER
 from cupyconv.kernels.generic import CUDA_GENERIC
 from cupyconv.kernels.hopper import CUDA_HOPPER
 from cupyconv.kernels.hopper_bf16x6 import CUDA_HOPPER_BF16X6
 from cupyconv.kernels.patch import CUDA_PATCH
 from cupyconv.kernels.toeplitz import CUDA_TOEPLITZ
-
-__all__ = ["FAMILIES", "Candidate", "Choices", "Family", "Tile"]
 
 FAMILIES: dict[str, Family] = {
     family.name: family

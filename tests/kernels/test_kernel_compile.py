@@ -14,7 +14,7 @@ from cupyconv.gpu import compiler, sources
 from cupyconv.kernels import copies, direct, gather, hopper, parameters
 from cupyconv.kernels.gather import Access, Accesses, ring
 from cupyconv.kernels.request import ACTIVATIONS
-from cupyconv.kernels.strides import Strides, contiguous_strides
+from cupyconv.kernels.strides import Strides
 from cupyconv.launch import STORAGE
 from cupyconv.planning import Device, Request, launches, plan_pass
 from cupyconv.planning.families import FAMILIES
@@ -121,11 +121,7 @@ def launches_of(cases, architecture, impl):
         if number >= len(STORAGE) and dtype in ("bfloat16", "float64"):
             continue  # hardly differ from the other dtypes; the first case has all dtypes
         problem = case.problem.replace(dtype=dtype)
-        strides = Strides(
-            contiguous_strides(problem.input_shape),
-            contiguous_strides(problem.filter_shape),
-            contiguous_strides(problem.output_shape),
-        )
+        strides = Strides.contiguous(problem)
         for pass_ in PASSES:
             if FAMILIES[impl].refuses(Request(problem, pass_, device, "tf32")) is None:
                 pass_plan = plan_pass(problem, pass_, device, impl, "tf32")

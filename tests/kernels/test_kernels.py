@@ -11,7 +11,6 @@ import cupyconv
 from cupyconv import ConvProblem, arrays
 from cupyconv.backends import Tensors
 from cupyconv.bench import suites
-from cupyconv.kernels import direct
 from cupyconv.kernels.bias import prepare_bias
 from cupyconv.kernels.strides import Strides
 from cupyconv.planning import Device, Request, launches, plan_pass
@@ -24,6 +23,7 @@ from tests.configurations import (
     DIRECT_CASES,
     DTYPES,
     FAMILY_CASES,
+    PATCH_CASES,
     Data,
     all_formats,
     in_formats,
@@ -218,22 +218,29 @@ def test_cuda_gather_ring_has_no_bank_conflicts(dtype, precision, formats):
     assert [one for one in of_ring if one.wavefronts > one.ideal] == []
 
 
-def test_float32_is_rounded_to_tf32_only_where_permitted():
+@pytest.mark.parametrize(
+    ("impl", "problem", "bound"),
+    [
+        ("cuda-gather", ConvProblem((2, 24, 6, 7), (16, 24, 3, 3), padding=1), 1e-4),
+        ("cuda-patch", in_formats(PATCH_CASES[1].problem, "NHWC", "HWIO"), 2e-4),
+    ],
+    ids=["cuda-gather", "cuda-patch"],
+)
+def test_float32_is_rounded_to_tf32_only_where_permitted(impl, problem, bound):
     """Operands are rounded to 10 bits of fraction, ties away from zero; sums are not rounded."""
-    problem = ConvProblem((2, 24, 6, 7), (16, 24, 3, 3), padding=1)
     data = random_data(problem)
     tie = np.float32(1 + 2**-11)  # halfway between two tf32 numbers
-    data.x[0, :, 0, 0] = tie
-    data.w[3, :, 1, 1] = -tie
+    np.moveaxis(data.x, problem.data_axes[1], 1)[0, :, 0, 0] = tie
+    np.moveaxis(data.w, problem.filter_axes[:2], (0, 1))[3, :, 1, 1] = -tie
     rounded = Data(*(_as_tf32(array) for array in (data.x, data.w, data.dy)), data.bias)
-    for pass_ in PASSES:
-        got = agreement.compute(
-            emulator, pass_, problem, data, impl="cuda-gather", precision="tf32"
-        )
+    for pass_ in fits(problem, impl, "sm_80", "tf32"):
+        got = agreement.compute(emulator, pass_, problem, data, impl=impl, precision="tf32")
         expected = agreement.compute(cupyconv, pass_, problem, rounded, impl="reference")
-        assert np.abs(got - expected).max() < 1e-4
+        assert np.abs(got - expected).max() < bound
         exact = agreement.compute(cupyconv, pass_, problem, data, impl="reference")
         assert np.abs(got - exact).max() > 1e-3
+        if impl == "cuda-patch":
+            continue  # refuses float32 without this permission
         for device in ("sm_80", "sm_90a"):
             tile = plan_pass(problem, pass_, Device.of(device)).tile
             assert tile is None or not tile.defines.get("TENSOR_CORES")
@@ -344,7 +351,7 @@ def test_nan_in_the_last_pixel_reaches_only_the_last_tap(impl, data_format):
     assert np.array_equal(got, expected, equal_nan=True)
 
 
-@pytest.mark.parametrize("impl", ["cuda-generic", "cuda-gather", "cuda-direct"])
+@pytest.mark.parametrize("impl", ["cuda-generic", "cuda-gather", "cuda-direct", "cuda-toeplitz"])
 def test_last_block_of_a_tensor_beyond_32_bits(impl):
     """x and y have more than 2^32 elements; only the pages that the block touches are allocated."""
     size = 65_600
@@ -360,14 +367,14 @@ def test_last_block_of_a_tensor_beyond_32_bits(impl):
     x[..., -corner:, -corner:] = values
     backend = emulator.convolutions.backend("sm_80")
     pass_plan = plan_pass(problem, "forward", backend.device, impl)
-    pixels = problem.gemm("forward").gemm_m
-    if impl == "cuda-direct":
-        made = direct.geometry(Request(problem, "forward", backend.device), pass_plan.tiling)
-        pass_plan = replace(pass_plan, blocks=made.parts)  # one round per block
-        last = made.parts - 1
+    if pass_plan.tiling:
+        request = Request(problem, "forward", backend.device)
+        parts = FAMILIES[impl].geometry(request, pass_plan.tiling).parts
+        pass_plan = replace(pass_plan, blocks=parts)  # one part per block
     else:
-        last = pass_plan.blocks - 1
-        assert last == -(-pixels // pass_plan.tile.block_m) - 1
+        parts = -(-problem.gemm("forward").gemm_m // pass_plan.tile.block_m)
+    last = pass_plan.blocks - 1
+    assert last == parts - 1
     with emulator.settings(blocks=[last]):
         tensors = Tensors(x, emulator.memory.array(w, "w"), y)
         backend.prepare(pass_plan, problem, Strides.contiguous(problem))(tensors)

@@ -5,9 +5,7 @@ import pytest
 
 import cupyconv
 from cupyconv import ConvProblem
-from cupyconv.backends import Tensors
 from cupyconv.kernels import toeplitz
-from cupyconv.kernels.strides import Strides
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES
@@ -129,26 +127,6 @@ def test_nan_is_propagated_from_every_column_of_a_vector(formats, column):
     expected = agreement.compute(cupyconv, "forward", problem, data, impl="reference")
     assert 0 < np.isnan(expected).sum() < expected.size
     agreement.require_close(got, expected, rtol=4e-3, atol=4e-2)
-
-
-def test_last_block_of_a_tensor_beyond_32_bits():
-    """x and y have more than 2^32 elements; only the pages that the block touches are allocated."""
-    size, corner = 65_600, 40
-    problem = ConvProblem((1, 1, size, size), (1, 1, 3, 3), dtype="float16")
-    values = np.random.default_rng(0).integers(-3, 4, (1, 1, corner, corner)).astype("float16")
-    w = np.random.default_rng(1).integers(-3, 4, problem.filter_shape).astype("float16")
-    expected = cupyconv.conv_forward(values, w, impl="reference")
-    x = emulator.memory.lazy(problem.input_shape, np.float16, "x")
-    y = emulator.memory.lazy(problem.output_shape, np.float16, "y")
-    x[..., -corner:, -corner:] = values
-    backend = emulator.convolutions.backend("sm_80")
-    pass_plan = plan_pass(problem, "forward", backend.device, IMPL)
-    last = pass_plan.blocks - 1
-    with emulator.settings(blocks=[last]):
-        tensors = Tensors(x, emulator.memory.array(w, "w"), y)
-        backend.prepare(pass_plan, problem, Strides.contiguous(problem))(tensors)
-    assert expected[0, 0, -1, -4:].any()
-    assert (y[0, 0, -1, -4:] == expected[0, 0, -1, -4:]).all()
 
 
 @pytest.mark.parametrize(

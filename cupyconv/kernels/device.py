@@ -99,8 +99,8 @@ class Card(NamedTuple):
         multiprocessors: number of multiprocessors.
         clock: boost clock in GHz; the data sheet states the rate of the tensor cores at this clock.
         bandwidth: bandwidth of device memory, in GB/s.
-        tensor_share: rate of 16-bit products summed in float32, relative to data-center and
-            workstation chips of the architecture.
+        tensor_share: rate of 16-bit products summed in float32, relative to the nominal chip of the
+            architecture at the same multiprocessors and clock.
     """
 
     capability: tuple[int, int]
@@ -114,7 +114,7 @@ class Card(NamedTuple):
         """The nominal chip with the card's bandwidth, scaled to its multiprocessors and clock."""
         nominal = CHIPS[self.capability]
         scale = self.multiprocessors * self.clock / (nominal.multiprocessors * nominal.clock)
-        tensor = scale * self.tensor_share / _TENSOR_SHARES.get(self.capability, 1.0)
+        tensor = scale * self.tensor_share
         return replace(
             nominal,
             multiprocessors=self.multiprocessors,
@@ -127,9 +127,6 @@ class Card(NamedTuple):
             clock=self.clock,
         )
 
-
-_TENSOR_SHARES = {(12, 0): 0.5}
-"""``Card.tensor_share`` of nominal chips that are GeForce cards; 1 for all other chips."""
 
 CARDS = {
     "T4": Card((7, 5), 40, 1.59, 320),
@@ -156,10 +153,10 @@ CARDS = {
     "H100 PCIe": Card((9, 0), 114, 1.755, 2000),
     "H200": Card((9, 0), 132, 1.98, 4800),
     "B200": Card((10, 0), 148, 1.98, 8000),
-    "RTX 5070": Card((12, 0), 48, 2.51, 672, 0.5),
-    "RTX 5080": Card((12, 0), 84, 2.62, 960, 0.5),
-    "RTX 5090": Card((12, 0), 170, 2.41, 1792, 0.5),
-    "RTX PRO 6000": Card((12, 0), 188, 2.6, 1792),
+    "RTX 5070": Card((12, 0), 48, 2.51, 672),
+    "RTX 5080": Card((12, 0), 84, 2.62, 960),
+    "RTX 5090": Card((12, 0), 170, 2.41, 1792),
+    "RTX PRO 6000": Card((12, 0), 188, 2.6, 1792, 2.0),
 }
 """Common cards, from NVIDIA's data sheets and architecture white papers."""
 

@@ -114,14 +114,11 @@ def _in_elements(strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 def neighbours(
-    strides: Sequence[int],
-    axis: int,
-    extent: int,
-    alignment: int,
-    itemsize: int,
-    largest_bytes: int = 16,
+    strides: Sequence[int], axis: int, extent: int, alignment: int, itemsize: int
 ) -> int:
     """Return the elements per vector access along an axis: a power of two, 1 for a strided axis.
+
+    A vector has at most 16 bytes.
 
     Args:
         strides: strides of the tensor, in elements.
@@ -130,10 +127,9 @@ def neighbours(
             crosses the end of these elements.
         alignment: alignment of the tensor's address, in bytes.
         itemsize: bytes per element.
-        largest_bytes: size of the largest vector, in bytes.
     """
     others = [stride for number, stride in enumerate(strides) if number != axis]
-    vector = largest_bytes // itemsize if strides[axis] == 1 else 1
+    vector = 16 // itemsize if strides[axis] == 1 else 1
     while vector > 1:
         fits = alignment % (vector * itemsize) == 0 and extent % vector == 0
         if fits and all(stride % vector == 0 for stride in others):

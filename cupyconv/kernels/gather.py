@@ -108,6 +108,7 @@ class Accesses:
     taps_fastest: bool
 
 
+@lru_cache(maxsize=4096)
 def accesses(pass_: str, problem: ConvProblem, strides: Strides) -> Accesses:
     """Return the accesses to A, B and C."""
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
@@ -504,7 +505,6 @@ def resident(request: Request, tile: Tile) -> int:
     return min(by_shared, by_registers)
 
 
-@lru_cache(maxsize=64)
 def work(request: Request, tile: Tile, depth: float) -> cost.Work:
     """Return the work of a thread block that sums over ``depth`` elements of k."""
     chip, itemsize, macros = request.chip, ITEMSIZE[request.problem.dtype], tile.defines

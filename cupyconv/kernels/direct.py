@@ -137,7 +137,6 @@ class Geometry(streaming.Geometry):
     A part is a round of tiles, in which each strip of a block computes one tile.
 
     Attributes:
-        tiling: the tiling.
         down, across: a thread's tile along the last two axes.
         of_source, of_result: vector access to sources and to results (dy in backprop_filter), as
             (channels, columns); at least one of them is 1.

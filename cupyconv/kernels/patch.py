@@ -103,7 +103,6 @@ class Geometry(streaming.Geometry):
     """Thread blocks of a tiling for particular tensors, with their work; a part is a tile.
 
     Attributes:
-        tiling: the tiling.
         line_pitch: elements between the beginnings of adjacent lines of the patch.
         warps_n: warps of a block along words, in backprop_filter; else 0.
         warp_words: groups of 8 words per warp, in backprop_filter; else 0.

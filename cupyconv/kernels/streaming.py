@@ -43,6 +43,9 @@ class Geometry:
     Blocks or, in backprop_filter, chunks divide the parts among themselves.
 
     Attributes:
+        is_persistent: whether a block of forward or backprop_input computes several parts, so that
+            the number of blocks is a free choice; else a block computes one part.
+        tiling: the tiling, an instance of the family's class.
         parts: number of tiles, or of rounds of tiles, to divide.
         others: blocks that compute the same parts, as further axes of the grid: along the channels,
             and in backprop_filter also along the parts of the filter.
@@ -53,6 +56,9 @@ class Geometry:
         fixed_work: work per block in addition to its parts.
     """
 
+    is_persistent: ClassVar[bool] = True
+
+    tiling: Any
     parts: int
     others: tuple[int, ...]
     threads: int
@@ -64,8 +70,10 @@ class Geometry:
     def blocks(self, multiprocessors: int) -> int:
         """Return the number of blocks that divide the parts in forward and backprop_input.
 
-        All blocks are resident at once, and the parts are balanced among them.
+        All persistent blocks are resident at once, and the parts are balanced among them.
         """
+        if not self.is_persistent:
+            return max(self.parts, 1)
         at_once = max(multiprocessors * self.resident // prod(self.others), 1)
         each = max(-(-self.parts // at_once), 1)
         return max(-(-self.parts // each), 1)
@@ -85,12 +93,9 @@ class Streaming(Family, Generic[AnyGeometry]):
 
     Attributes:
         tiling: dataclass of the free choices of a launch; all fields are integers.
-        is_persistent: whether a block of forward or backprop_input computes several parts, so that
-            the number of blocks is a free choice; else a block computes one part.
     """
 
     tiling: ClassVar[type]
-    is_persistent: ClassVar[bool] = True
 
     @abstractmethod
     def tilings(self, request: Request) -> Sequence[Any]:
@@ -191,7 +196,7 @@ class Streaming(Family, Generic[AnyGeometry]):
             geom = self.geometry(request, tiling)
             blocks = blocks or geom.blocks(request.device.resident_blocks)
             most = max(geom.parts, 1)
-            least = 1 if self.is_persistent else most
+            least = 1 if geom.is_persistent else most
             fits = splits == 1 and least <= blocks <= most
         return self._costed(request, tiling, splits, blocks) if fits else None
 

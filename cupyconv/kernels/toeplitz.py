@@ -58,21 +58,19 @@ class Geometry(streaming.Geometry):
     A part is a patch: the rows and columns of the divided tensor that a block computes.
 
     Attributes:
-        tiling: the tiling.
         rows: rows of all images of the divided tensor, rounded up as ``aligned`` requires.
         tap_rows: filter rows per block.
         lines: rows of the source tensor that a block reads.
         shares: number of parts of the filter's rows; each part has its own blocks.
     """
 
+    is_persistent = False
+
     tiling: Tiling
     rows: int
     tap_rows: int
     lines: int
     shares: int
-
-    def blocks(self, multiprocessors: int) -> int:
-        return max(self.parts, 1)  # each block computes one patch
 
 
 @dataclass(frozen=True)
@@ -240,7 +238,6 @@ class Toeplitz(streaming.Streaming[Geometry]):
     name = "cuda-toeplitz"
     summary = "rows of a channel times the filter's rows as Toeplitz matrices, on the tensor cores"
     tiling = Tiling
-    is_persistent = False
 
     def refuses_layer(self, request: Request) -> str | None:
         problem = request.problem

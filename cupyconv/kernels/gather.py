@@ -664,8 +664,8 @@ def _phases(problem: ConvProblem, pass_: str, choices: Choices, number: int = 0)
     fields["step"] = fields["spacing"] = 1
     for phase, axes in zip(fields["phase"], listed, strict=False):
         phase["pixels"] = phase["taps"] = 1
-        for number, (axis, (inputs, taps)) in enumerate(zip(problem.axes, axes, strict=True)):
-            at = missing + number
+        pairs = zip(problem.axes, axes, strict=True)
+        for at, (axis, (inputs, taps)) in enumerate(pairs, start=missing):
             phase["first_pixel"][at], phase["pixels"][at] = inputs.start, len(inputs)
             phase["first_tap"][at], phase["taps"][at] = taps.start, len(taps)
             first, spacing = axis.outputs_of_phase(inputs, taps)

@@ -10,6 +10,7 @@ from math import ceil, prod
 from cupyconv.formats import CHANNELS_LAST, filter_formats
 from cupyconv.kernels import cost, parameters
 from cupyconv.kernels.copies import (
+    ROLES_OF,
     arrange,
     arranged,
     copy_bytes,
@@ -17,6 +18,7 @@ from cupyconv.kernels.copies import (
     filter_by_channels_bytes,
     has_even_taps,
     pitch,
+    shape_of,
 )
 from cupyconv.kernels.family import Candidate, Choices, Family, accumulator_bytes
 from cupyconv.kernels.gather import CUDA_GATHER, aligned, product_launch
@@ -76,14 +78,12 @@ class Columns:
 
     def request(self, request: Request) -> Request:
         """Return the request for the product; ``request`` is the request for the pass."""
-        return Request(
-            self.problem,
-            "forward",
-            request.device,
-            request.precision,
-            None,
-            self.strides,
-            request.figures,
+        return replace(
+            request,
+            problem=self.problem,
+            pass_="forward",
+            workspace_limit=None,
+            strides=self.strides,
         )
 
 
@@ -143,12 +143,11 @@ def _columns(
         taps_fastest: whether columns are numbered with taps fastest, else with channels fastest.
     """
     rank, groups = problem.spatial_rank, problem.groups
-    source, source_strides, depth = problem.input_shape, strides.x, problem.C // groups
-    if pass_ == "backprop_input":
-        source, source_strides, depth = problem.output_shape, strides.y, problem.K // groups
+    role, _, _ = ROLES_OF[pass_]
+    source = shape_of(problem, role)
     product = ConvProblem(
         source,
-        (groups * count, depth, *(1,) * rank),
+        (groups * count, source[problem.data_axes[1]] // groups, *(1,) * rank),
         groups=groups,
         data_format=problem.data_format,
         filter_format=filter_formats(rank)[0],
@@ -156,8 +155,8 @@ def _columns(
     )
     y = Strides.of(product, CHANNELS_LAST).y
     w = (*w_strides, *(1,) * rank)
-    copied = strides.copied
-    product_strides = Strides(source_strides, w, y, alignment=strides.alignment, copied=copied)
+    x, alignment = getattr(strides, role), strides.alignment
+    product_strides = Strides(x, w, y, alignment=alignment, copied=strides.copied)
     return Columns(product, product_strides, taps_fastest)
 
 
@@ -197,8 +196,8 @@ class ColumnSums(Family):
         filters = problem.K // problem.groups
         if request.pass_ == "forward" and filters > MOST_FILTERS:
             return f"cuda-columns takes up to {MOST_FILTERS} filters per group, not {filters}"
-        kept = problem.K if request.pass_ == "forward" else problem.C
-        count = kept * prod(problem.filter_sizes)
+        _, _, channels = _result(request)
+        count = problem.groups * channels * prod(problem.filter_sizes)
         if count > LONGEST_REACH:
             return f"cuda-columns counts up to {LONGEST_REACH:,} columns, not {count:,}"
         columns = columns_of(problem, request.memory, request.pass_)
@@ -251,17 +250,15 @@ class ColumnSums(Family):
             offset = aligned(choices.splits * columns.bytes)
             w = Part("workspace", offset)
             before = (_copy_of_w(request, offset),)
-        source = "x" if pass_ == "forward" else "y"
+        source, _, _ = ROLES_OF[pass_]
+        result, shape, _ = _result(request)
         first = product_launch(columns.request(request), choices, (source, w), partial=True)
-        result = "y" if pass_ == "forward" else "x"
-        layout = strides.y if pass_ == "forward" else strides.x
-        numbered = prod(problem.output_shape if pass_ == "forward" else problem.input_shape)
         defines: dict[str, str | int] = {
             "PASS": 0 if pass_ == "forward" else 1,
             "STORAGE": STORAGE[problem.dtype],
-            "INDEX": parameters.index_type(problem, strides, numbered),
+            "INDEX": parameters.index_type(problem, strides, prod(shape)),
             "TAPS_FASTEST": int(columns.taps_fastest),
-            "CHANNELS_LAST": int(layout[problem.data_axes[1]] == 1),
+            "CHANNELS_LAST": int(getattr(strides, result)[problem.data_axes[1]] == 1),
             **epilogue.defines,
         }
         second = Launch(
@@ -279,7 +276,6 @@ class ColumnSums(Family):
         return (*before, first, second)
 
     def filter_form(self, request: Request, choices: Choices) -> FilterForm | None:
-        """Return the copy of w that the launches begin with; None if they read w itself."""
         if choices.method != COPIED:
             return None
         order: str = filter_formats(request.problem.spatial_rank)[2]
@@ -298,8 +294,7 @@ class ColumnSums(Family):
         chip, problem, columns = request.chip, request.problem, self._columns(request)
         itemsize = ITEMSIZE[problem.dtype]
         operands = (prod(columns.problem.input_shape) + prod(problem.filter_shape)) * itemsize
-        forward = request.pass_ == "forward"
-        result = prod(problem.output_shape if forward else problem.input_shape) * itemsize
+        result = prod(_result(request)[1]) * itemsize
         adding, workspace = _sum_kernel(request, product.splits), product.splits * columns.bytes
         multiplying = max(product.computing, cost.moving(chip, operands + workspace))
         microseconds = multiplying + cost.LAUNCH_OVERHEAD
@@ -319,6 +314,13 @@ class ColumnSums(Family):
             workspace_bytes=workspace,
             method=method,
         )
+
+
+def _result(request: Request) -> tuple[str, tuple[int, ...], int]:
+    """Return the role and the shape of the result, and its channels (or filters) per group."""
+    problem, role = request.problem, ROLES_OF[request.pass_][-1]
+    shape = shape_of(problem, role)
+    return role, shape, shape[problem.data_axes[1]] // problem.groups
 
 
 def _copy_of_w(request: Request, offset: int) -> Launch:
@@ -341,22 +343,19 @@ def _copied_bytes(request: Request) -> int:
 
 def _sum_blocks(request: Request) -> int:
     """Return the number of blocks of the sum kernel."""
-    problem = request.problem
-    sizes, channels = problem.input_sizes, problem.C // problem.groups
-    if request.pass_ == "forward":
-        sizes, channels = problem.output_sizes, problem.K // problem.groups
-    runs = problem.groups * ceil(channels / CHANNELS)
-    return ceil(problem.N * prod(sizes) * runs / THREADS)
+    groups, (_, shape, channels) = request.problem.groups, _result(request)
+    pixels = prod(shape) // (groups * channels)
+    return ceil(pixels * groups * ceil(channels / CHANNELS) / THREADS)
 
 
 def _sum_kernel(request: Request, splits: int) -> cost.Kernel:
     """Return the work of the sum kernel, for the cost model."""
     forward, problem = request.pass_ == "forward", request.problem
+    _, _, channels = _result(request)
     terms = splits * prod(
         axis.filter if forward else min(ceil(axis.effective_filter / axis.stride), axis.output)
         for axis in problem.axes
     )
-    channels = (problem.K if forward else problem.C) // problem.groups
     warps = THREADS // 32
     work = cost.Work(
         multiplying=0.0,

@@ -333,7 +333,6 @@ class Gather(Tiled):
         return (*before, product, reduction)
 
     def filter_form(self, request: Request, choices: Choices) -> FilterForm | None:
-        """Return the copy of w that the launches begin with; None if they read w itself."""
         of_product = _product_request(request, choices.method)
         if "w" not in of_product.memory.copied:
             return None

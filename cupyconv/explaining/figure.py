@@ -307,40 +307,35 @@ def _direction(canvas: Canvas, drawn: Scene, direction: Direction, top: float) -
     """
     k, c, at = drawn.k, drawn.c, direction.at
     here = [along[place] for along, place in zip(direction.meetings, at, strict=True)]
-    index = {
-        "dw": (k, c % drawn.group_channels, *at),
-        "dx": (drawn.image, c, *at),
-        "y": (drawn.image, k, *at),
-    }[direction.tensor]
+    index = (*drawn.index(direction.tensor, k, c), *at)
     name = f"{direction.tensor}[{','.join(map(str, index))}]"
-    canvas.text(MARGIN, top, direction.title, "ink head")
+    pass_ = direction.pass_
+    canvas.text(MARGIN, top, pass_.title, "ink head")
     count = prod(meeting.count for meeting in here)
-    first, second = direction.operands
-    each = f" for each of {counted(direction.terms, direction.over)}" if direction.terms > 1 else ""
+    first, second = pass_.operands
+    each = f" for each of {counted(direction.terms, pass_.over)}" if direction.terms > 1 else ""
     text = (
         f"{name} (inverted colours) is the sum of {terms.counted_large(count, 'product')}{each}: "
         f"the marked values of {first} and {second} are multiplied pair by pair."
     )
-    total = drawn.number(direction.tensor, k, c, at)
-    if total is not None:
-        text += f" cupyconv.{direction.function} gives {total:.6g}."
-    if direction.first:
-        text += f" {direction.first}"
+    values = drawn.plane(direction.tensor, k, c)
+    if values is not None:
+        text += f" cupyconv.{pass_.function} gives {scene.plain(values[at]):.6g}."
+    if direction.note:
+        text += f" {direction.note}"
     top = _prose(canvas, MARGIN, top + 18, text) + 9
     left, bottom = float(MARGIN), top
-    signs = ("", "*", "→")
-    tensors = (first, second, direction.tensor)
     cuts = [
         scene.cuts(drawn.problem, tensor, places)
-        for tensor, places in zip(tensors, direction.planes, strict=True)
+        for tensor, places in zip(direction.tensors, direction.planes, strict=True)
     ]
     under = top + 14 * max(map(len, cuts))
-    for number, (sign, tensor) in enumerate(zip(signs, tensors, strict=True)):
+    for number, sign in enumerate(("", "*", "→")):
         if sign:
             canvas.text(left - GAP / 2 - 8, under + RULE + 8 + CELL * 0.7, sign, "ink head")
         for line, text in enumerate(cuts[number], 1):
             canvas.text(left, top + 14 * line, text, "soft")
-        end, lower = _plane(canvas, drawn, direction, number, tensor, left, top, under)
+        end, lower = _plane(canvas, drawn, direction, number, left, top, under)
         wide = CHARACTER * max(map(len, cuts[number]), default=0)
         left = max(end, left + 90, left + wide) + GAP
         bottom = max(bottom, lower)
@@ -352,7 +347,6 @@ def _plane(
     drawn: Scene,
     direction: Direction,
     number: int,
-    tensor: str,
     left: float,
     top: float,
     under: float,
@@ -364,7 +358,6 @@ def _plane(
         drawn: the scene.
         direction: the result that is drawn, with its operands.
         number: place of the plane: 0 first operand, 1 second operand, 2 result.
-        tensor: name of the tensor.
         left: left edge of the plane.
         top: base line of the plane's name.
         under: base line of the last line of text above the cells.
@@ -373,22 +366,20 @@ def _plane(
         right and bottom edge of the plane.
     """
     places, at = direction.planes[number], direction.at
-    k, c = drawn.k, drawn.c
+    tensor, k, c = direction.tensors[number], drawn.k, drawn.c
     here = [along[place] for along, place in zip(direction.meetings, at, strict=True)]
     if number == 2:
         parts = [{place} for place in at]
     else:
         parts = [{pair[number] for pair in meeting.pairs} for meeting in here]
-    outer = [min(part, default=0) for part in parts[:-2]]  # in 3-D, the slice that is drawn
+    outer = tuple(min(part, default=0) for part in parts[:-2])  # in 3-D, the slice that is drawn
     rows: Sequence[Position] = places[-2] if len(places) > 1 else (0,)
     columns = places[-1]
-    below = [set(meeting.under) for meeting in here[-2:]] if number == 0 else []
-    name = (
-        f"{tensor}[{scene.key_of(tensor, k, c % drawn.group_channels if tensor[-1] == 'w' else c)}]"
-    )
-    note = ", flipped" if direction.flipped and number == 1 else ""
+    below = [meeting.under for meeting in here[-2:]] if number == 0 else []
+    values = drawn.plane(tensor, k, c)
+    note = ", flipped" if direction.pass_.flipped and number == 1 else ""
     slices = f" at {','.join(map(str, outer))}" if outer else ""
-    canvas.text(left, top, f"{name}{slices}{note}", "ink")
+    canvas.text(left, top, f"{tensor}[{drawn.key(tensor, k, c)}]{slices}{note}", "ink")
 
     def look(i: int, j: int) -> Look:
         row, column = rows[i], columns[j]
@@ -400,10 +391,9 @@ def _plane(
             kind = "pad" if PAD in (row, column) else "zero"
             return "ap" if window else kind, "0", ""
         position = (row, column) if len(places) > 1 else (column,)
-        value = drawn.number(tensor, k, c, (*outer, *position))
         marked = all(at in part for at, part in zip(position, parts[-2:], strict=True))
-        mark = ("a", "b", "r")[number]
-        return mark if marked else "cell", UNKNOWN if value is None else short(value), ""
+        text = UNKNOWN if values is None else short(scene.plain(values[(*outer, *position)]))
+        return ("a", "b", "r")[number] if marked else "cell", text, ""
 
     labels = [[_number(at) for at in rows] if len(places) > 1 else [""], [*map(_number, columns)]]
     return _grid(canvas, left, under + 8, rows, columns, look, labels)

@@ -18,7 +18,7 @@ let built = ""; // number of axes and padding mode for which the knobs are built
 let plain = null; // the first layer and its values, in the notation of the knobs
 let pictured = null; // the scene whose layer is shown
 
-const isTurned = () => Boolean(original.knobs) && scene.knobs !== original.knobs;
+const isTurned = () => scene.knobs !== original.knobs;
 
 // Returns the state of the knobs for a layer, whose arguments may be invalid.
 function knobsOf({ layer, values, seed, loss = "dot", edits = {} }) {
@@ -379,7 +379,7 @@ function inSvg(tag, attributes, text) {
 }
 
 function showPrograms() {
-  const name = scene.images ? nameOf(chosen.tensor, chosen.k, chosen.c, at()) : "";
+  const name = scene.problem.N ? nameOf(chosen.tensor, chosen.k, chosen.c, at()) : "";
   $("programs").replaceChildren(...scenes.programs(scene, name).map(({ name: title, text, why }) => {
     const box = element("div", "program");
     box.append(element("h3", "", title));
@@ -413,12 +413,12 @@ async function copy(code, button) {
 function showKnobs() {
   const { k } = chosen;
   $("bias").textContent = scene.data
-    ? `db[${k}], the gradient of the bias, is the sum of dy[${k}]${scene.images > 1 ? " over all images" : ""}: ` +
+    ? `db[${k}], the gradient of the bias, is the sum of dy[${k}]${scene.problem.N > 1 ? " over all images" : ""}: ` +
       `${long(scene.data.db[k])}.` : "";
   $("hand").hidden = !scene.data || Boolean(story);
   $("hand-undo").hidden = !Object.keys(knobs.edits ?? {}).length;
   $("check").textContent = story ? "" : differenceText();
-  if (!original.knobs) return;
+  if (original.noKnobs) return;
   showPrograms();
   if (pictured === scene) return;
   pictured = scene;
@@ -522,11 +522,10 @@ function readLayer(take) {
 const originalTitle = document.querySelector("h1").textContent;
 
 function buildKnobs() {
-  if (!original.knobs) {
+  if (original.noKnobs) {
     $("knobs").replaceChildren(element("p", "soft", original.noKnobs));
     return;
   }
-  original.problem = rules.problem(original.knobs.layer);
   knobs = knobsOf(original.knobs);
   plain = { layer: layerOf(knobs), values: knobs.values, seed: knobs.seed, loss: "dot", edits: {} };
   $("turn").open = !NARROW;

@@ -1,42 +1,40 @@
 // Draws a scene in two linked views: a grid of channel pairs, and the planes of one pair.  Long axes
 // are drawn in part: the drawn part follows the chosen element, by the rules of scene.py.  The first
-// scene is from scene.py; it may have values only around the element that the page was written for.
-// scenes.js makes the scenes of turned knobs, with all values.
-const original = JSON.parse(document.getElementById("scene").textContent);
-let scene = original;
+// scene has the values of page.py, which may be only those around the element that the page was
+// written for.  The scenes of turned knobs have all values.
 const $ = (id) => document.getElementById(id);
+const original = firstScene(JSON.parse($("scene").textContent));
+let scene = original;
 const PAD = -1;
 const ZERO = -2;
 const NARROW = innerWidth < 600;
-const LETTER = { x: 0, dx: 0, w: 1, dw: 1, y: 2, dy: 2 };
+const TENSORS = ["x", "dx", "w", "dw", "y", "dy"];
 
 const plural = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
-const own = (c) => c % scene.groupChannels; // c within its group, as in w and dw
+const own = (c) => c % scene.problem.groupChannels; // c within its group, as in w and dw
 const meet = (k, c) =>
-  Math.floor(k / scene.groupFilters) === Math.floor(c / scene.groupChannels);
+  Math.floor(k / scene.problem.groupFilters) === Math.floor(c / scene.problem.groupChannels);
 const isFilter = (tensor) => tensor === "w" || tensor === "dw";
 const keyOf = (tensor, k, c) =>
-  isFilter(tensor) ? `${k},${c}` : String(tensor.endsWith("x") ? c : k);
-const planeName = (tensor, k, c) => `${tensor}[${keyOf(tensor, k, isFilter(tensor) ? own(c) : c)}]`;
+  isFilter(tensor) ? `${k},${own(c)}` : String(tensor.endsWith("x") ? c : k);
+const planeName = (tensor, k, c) => `${tensor}[${keyOf(tensor, k, c)}]`;
+const sizesOf = (tensor) => tensors.sizeOf(scene.problem, tensor);
+const lettersOf = (tensor) =>
+  scenes.LETTERS[{ x: "input", w: "filter", y: "output" }[tensor.at(-1)]][scene.problem.rank];
 
 function indexOf(tensor, k, c, at) {
   if (isFilter(tensor)) return [k, own(c), ...at];
   return [chosen.image, tensor.endsWith("x") ? c : k, ...at];
 }
 
-// Returns the sizes of a tensor, in the order of its indices.
-function sizesOf(tensor) {
-  const along = { x: "input", w: "filter", y: "output" }[tensor.at(-1)];
-  const inner = scene.axes.map((axis) => axis[along]);
-  if (isFilter(tensor)) return [scene.filters, scene.groupChannels, ...inner];
-  return [scene.images, tensor.endsWith("x") ? scene.channels : scene.filters, ...inner];
-}
-
 const nameOf = (tensor, k, c, at) => `${tensor}[${indexOf(tensor, k, c, at).join(",")}]`;
 
-// Functions that return the value of a tensor at a position: stores.values, stores.exact for the
-// float64 sums, and stores.library for results of the library.
-let stores = {};
+// Returns the scene of the first layer, from the data of the page.
+function firstScene(data) {
+  const blank = scenes.blank(data.knobs.layer, data);
+  for (const [tensor, one] of Object.entries(data.directions)) Object.assign(blank.directions[tensor], one);
+  return { ...blank, ...data, directions: blank.directions };
+}
 
 // Returns the scene of a state of the knobs.  In the scene of the first layer, results are the
 // library's where the page contains them; the page itself generates x, w and dy of small layers.  A
@@ -46,13 +44,19 @@ function sceneOf(knobs, image) {
   const made = scenes.of(knobs, original, image, scene.knobs === knobs ? scene.data : null);
   if (knobs !== original.knobs) return made;
   const { opened, directions, source } = original;
-  return { ...made, opened, directions, source, library: image === original.image ? original.values : {} };
+  return { ...made, opened, directions, source, library: image === original.image ? original.library : {} };
 }
 
-function readers(packed, restored = Number) {
+// Functions that return the value of a tensor at a position: stores.library for results of the
+// library, stores.values for operands and for float64 sums.
+let stores = {};
+
+function readers(packed, isFloat32) {
   const found = {};
   for (const [tensor, { at, planes }] of Object.entries(packed)) {
     const places = at.map((drawn_) => new Map(drawn_.map((one, i) => [one, i])));
+    // A float32 is written with the fewest digits that determine it.
+    const restored = isFloat32(tensor) ? Math.fround : Number;
     found[tensor] = (k, c, position) => {
       const value = planes[keyOf(tensor, k, c)]?.[
         position.reduce((place, one, i) => place * at[i].length + places[i].get(one), 0)];
@@ -63,10 +67,10 @@ function readers(packed, restored = Number) {
 }
 
 const hasImage = (tensor) => isFilter(tensor) || chosen.image === scene.image;
-const byLibrary = (tensor, k, c, at) => hasImage(tensor) ? stores.library[tensor]?.(k, c, at) : undefined;
-const number = (tensor, k, c, at) => byLibrary(tensor, k, c, at) ??
-  (hasImage(tensor) ? stores.values[tensor]?.(k, c, at) : undefined);
-const exactly = (tensor, k, c, at) => hasImage(tensor) ? stores.exact[tensor]?.(k, c, at) : undefined;
+const read = (store, tensor, k, c, at) => hasImage(tensor) ? store[tensor]?.(k, c, at) : undefined;
+const byLibrary = (tensor, k, c, at) => read(stores.library, tensor, k, c, at);
+const exactly = (tensor, k, c, at) => read(stores.values, tensor, k, c, at);
+const number = (tensor, k, c, at) => byLibrary(tensor, k, c, at) ?? exactly(tensor, k, c, at);
 
 // Returns a number in at most five characters for a cell, by the same rules as values.py.
 function short(value) {
@@ -98,28 +102,26 @@ const at = () => chosen.at[chosen.tensor];
 
 // Sets the scene to draw.  The chosen element stays chosen; indices that do not exist become the last.
 function load(next) {
-  const isNew = scene.axes.length !== next.axes.length || !Object.keys(chosen.at).length;
+  const isNew = scene.problem.rank !== next.problem.rank || !Object.keys(chosen.at).length;
   scene = next;
   drawn = null;
   look = {};
-  // A float32 is written with the fewest digits that determine it.
-  const restored = original.dtype === "float32" ? Math.fround : Number;
-  stores = { values: readers(scene.values, scene.data ? Number : restored), exact: readers(scene.exact),
-    library: readers(scene.library ?? (scene.data ? {} : scene.values), restored) };
+  const isFloat32 = original.dtype === "float32";
+  stores = { library: readers(scene.library, () => isFloat32),
+    values: readers(scene.values, (tensor) => isFloat32 && !scene.directions[tensor]) };
   chosen.image = scene.image;
-  chosen.k = Math.min(chosen.k, scene.filters - 1);
-  chosen.c = Math.min(chosen.c, scene.channels - 1);
-  if (!meet(chosen.k, chosen.c)) chosen.c = Math.floor(chosen.k / scene.groupFilters) * scene.groupChannels;
+  chosen.k = Math.min(chosen.k, scene.problem.K - 1);
+  chosen.c = Math.min(chosen.c, scene.problem.C - 1);
+  if (!meet(chosen.k, chosen.c)) chosen.c = Math.floor(chosen.k / scene.problem.groupFilters) * scene.problem.groupChannels;
   for (const [tensor, one] of Object.entries(scene.directions)) {
-    one.tensor = tensor;
     const sizes = sizesOf(tensor).slice(2);
     chosen.at[tensor] = isNew ? one.at : chosen.at[tensor].map((place, i) => Math.min(place, sizes[i] - 1));
   }
-  const hasNumbers = Object.keys(scene.values).length > 0;
+  const hasNumbers = Object.keys({ ...scene.library, ...scene.values }).length > 0;
   if (!hasNumbers || $("counts").disabled) $("counts").checked = !hasNumbers; // no numbers: show the counts
   $("counts").disabled = !hasNumbers;
-  $("blocks").textContent = scene.groups > 1
-    ? `The ${scene.groups} groups are separate blocks of the grid.` : "";
+  $("blocks").textContent = scene.problem.groups > 1
+    ? `The ${scene.problem.groups} groups are separate blocks of the grid.` : "";
 }
 
 // -- the drawn part, by the rules of scene.py ------------------------------------------------------
@@ -155,9 +157,9 @@ const extent = (rule) => (rule.filter - 1) * rule.dilation + 1;
 function linked(rule, needed, places) {
   const { input, output } = rule;
   const [first, end] = [Math.min(-rule.before, 0), Math.max(input + rule.after, input)];
-  if (end - first <= scene.mostPlaces && output <= scene.mostPlaces)
+  if (end - first <= scene.limits.places && output <= scene.limits.places)
     return [span(0, output), span(first, end)];
-  const whole = extent(rule) <= scene.mostSpan;
+  const whole = extent(rule) <= scene.limits.span;
   let outputs, inputs;
   for (const [head, tail] of [[4, 4], [4, 3], [3, 3], [3, 2], [2, 2], [2, 1], [1, 1], [1, 0]]) {
     outputs = new Set([
@@ -170,7 +172,7 @@ function linked(rule, needed, places) {
     inputs = withGaps(
       [first, 0, input - 1, end - 1, ...places, ...under].filter((at) => first <= at && at < end)
     );
-    if (inputs.length <= scene.mostPlaces) break;
+    if (inputs.length <= scene.limits.places) break;
   }
   outputs.add(output - 1); // draw the last output even without its window
   for (const place of whole ? inputs : []) { // add the outputs whose windows are already drawn
@@ -195,12 +197,12 @@ function layout() {
   const { tensor, k, c } = chosen;
   const planes = [[], [], []];
   const places = []; // positions of the first operand, padding included
-  scene.axes.forEach((axis, i) => {
+  scene.problem.axes.forEach((axis, i) => {
     const wanted = tensor === "dw" ? look.dy?.[i] ?? chosen.at.y[i] : at()[i];
     const looked = { dw: look.x?.[i], y: look.x?.[i], dx: look.dy && look.dy[i] * axis.stride }[tensor];
     const rule = tensor === "dx" ? scene.directions.dx.rules[i] : axis;
     const [outputs, first] = linked(rule, wanted, looked === undefined ? [] : [looked]);
-    const taps = ends(axis.filter, scene.mostTaps, look.w?.[i] ?? chosen.at.dw[i]);
+    const taps = ends(axis.filter, scene.limits.taps, look.w?.[i] ?? chosen.at.dw[i]);
     places.push(first);
     planes[0].push(first.map((place) => content(tensor, axis, place)));
     planes[1].push(tensor === "dw" ? outputs : tensor === "dx" ? taps.toReversed() : taps);
@@ -210,7 +212,7 @@ function layout() {
   const meeting = (i, position) => {
     const key = `${i},${position}`;
     if (!known.has(key)) {
-      const every = meetings(tensor, scene.axes[i], position);
+      const every = scenes.meetings(tensor, scene.problem.axes[i], position);
       const pairs = every.filter(([a, b]) => planes[0][i].includes(a) && planes[1][i].includes(b));
       const rule = scene.directions[tensor].rules[i];
       const under = places[i].flatMap((place, cell) => {
@@ -223,22 +225,9 @@ function layout() {
     return known.get(key);
   };
   const pairs = at().reduce((n, position, i) => n * meeting(i, position)[1].length, 1);
-  const filters = ends(scene.filters, scene.mostChannels, k);
-  const channels = ends(scene.channels, scene.mostChannels, c);
+  const filters = ends(scene.problem.K, scene.limits.channels, k);
+  const channels = ends(scene.problem.C, scene.limits.channels, c);
   return { tensor, planes, meeting, pairs, filters, channels };
-}
-
-// Returns all pairs of operand positions that contribute to a position of the result.
-function meetings(tensor, axis, position) {
-  const { input, filter, output, stride, dilation, before } = axis;
-  const inside = ([h]) => 0 <= h && h < input;
-  if (tensor === "y")
-    return span(0, filter).map((r) => [position * stride - before + r * dilation, r]).filter(inside);
-  if (tensor === "dw")
-    return span(0, output).map((p) => [p * stride - before + position * dilation, p]).filter(inside);
-  return span(0, filter)
-    .map((r) => [(position + before - r * dilation) / stride, r])
-    .filter(([p]) => Number.isInteger(p) && 0 <= p && p < output);
 }
 
 // Returns whether the old layout shows at least as many terms of the chosen element as the next one.
@@ -377,7 +366,7 @@ function row(grid, hidden) {
 const paintings = [];
 
 function thumbnail(tensor, k, c) {
-  if (!hasImage(tensor) || !scene.values[tensor]?.planes[keyOf(tensor, k, c)]) {
+  if (!hasImage(tensor) || !packedOf(tensor)?.planes[keyOf(tensor, k, c)]) {
     drawn.unknown.add(tensor);
     return element("span", "unknown", "?");
   }
@@ -387,13 +376,16 @@ function thumbnail(tensor, k, c) {
   return canvas;
 }
 
+// The values of thumbnails: the library's if the page contains all that are drawn.
+const packedOf = (tensor) => (scene.data ? null : scene.library[tensor]) ?? scene.values[tensor];
+
 // Returns the positions of each axis in a thumbnail; a 3-D thumbnail shows the first slice.
 const painted = ({ at }) => at.map((places, i) => (i < at.length - 2 ? places.slice(0, 1) : places));
 
 // Returns the title of a thumbnail, which says if a plane is drawn only in part.
 function thumbnailTitle(tensor) {
-  const [letters, sizes] = [scene.letters[LETTER[tensor]], sizesOf(tensor).slice(2)];
-  const cuts = painted(scene.values[tensor]).map((places, i) => cutText(letters[i], places, sizes[i])).filter(Boolean);
+  const [letters, sizes] = [lettersOf(tensor), sizesOf(tensor).slice(2)];
+  const cuts = painted(packedOf(tensor)).map((places, i) => cutText(letters[i], places, sizes[i])).filter(Boolean);
   return cuts.length ? `Drawn in part: ${cuts.join("; ")}` : "";
 }
 
@@ -411,7 +403,7 @@ function largestOf(packed) {
 
 // Paints a small plane: blue for positive and red for negative values, deeper for larger ones.
 function paint(canvas, tensor, k, c) {
-  const packed = scene.values[tensor];
+  const packed = packedOf(tensor);
   const [columns, rows = 1] = painted(packed).map((places) => places.length).reverse();
   const plane = packed.planes[keyOf(tensor, k, c)];
   const most = largestOf(packed);
@@ -463,12 +455,12 @@ function drawChannels() {
     }
   }
   const cuts = [
-    cutText(`k of ${side} and ${inner}`, drawn.filters, scene.filters),
-    cutText(`c of ${top}`, drawn.channels, scene.channels),
+    cutText(`k of ${side} and ${inner}`, drawn.filters, scene.problem.K),
+    cutText(`c of ${top}`, drawn.channels, scene.problem.C),
   ].filter(Boolean);
   $("cut").textContent = cuts.length ? `Drawn: ${cuts.join("; ")}.` : "";
   const columns = drawn.channels.length + 1;
-  grid.classList.toggle("dense", NARROW && Math.max(scene.filters, scene.channels) > 100);
+  grid.classList.toggle("dense", NARROW && Math.max(scene.problem.K, scene.problem.C) > 100);
   grid.style.setProperty("--pair", `min(${NARROW ? 46 : 54}px, calc((100vw - 2.4rem) / ${columns}))`);
   $("channels").replaceChildren(grid);
   for (const each of paintings) each();
@@ -485,9 +477,9 @@ function drawChannels() {
 // Chooses the pair next to a drawn pair; across groups, the first pair of the next group.
 function enterChannels(cell, down, right) {
   let [k, c] = [+cell.dataset.k + down, +cell.dataset.c + right];
-  if (k < 0 || c < 0 || k >= scene.filters || c >= scene.channels) return;
-  if (!meet(k, c) && down) c = Math.floor(k / scene.groupFilters) * scene.groupChannels;
-  if (!meet(k, c)) k = Math.floor(c / scene.groupChannels) * scene.groupFilters;
+  if (k < 0 || c < 0 || k >= scene.problem.K || c >= scene.problem.C) return;
+  if (!meet(k, c) && down) c = Math.floor(k / scene.problem.groupFilters) * scene.problem.groupChannels;
+  if (!meet(k, c)) k = Math.floor(c / scene.problem.groupChannels) * scene.problem.groupFilters;
   choosePair(k, c);
   $("channels").querySelector("button.sel").focus();
 }
@@ -534,7 +526,7 @@ class Panel {
     this.index = index;
     this.tensor = [...operands, chosen.tensor][index];
     this.places = drawn.planes[index];
-    this.letters = scene.letters[LETTER[this.tensor]];
+    this.letters = lettersOf(this.tensor);
     this.flipped = flipped && index === 1;
     this.slice = this.places.slice(0, -2).map(() => 0);
     this.cells = [];
@@ -733,11 +725,11 @@ function reasonFor(tensor) {
   const { k, c } = chosen;
   const near = (one, size) => Math.max(0, Math.min(one, size - 1));
   let name = nameOf(chosen.tensor, k, c, at());
-  if (look.w) name = nameOf("y", k, c, scene.axes.map((axis) => axis.output >> 1));
+  if (look.w) name = nameOf("y", k, c, scene.problem.axes.map((axis) => axis.output >> 1));
   else if (look.dy && chosen.tensor === "dx")
-    name = nameOf("dx", k, c, scene.axes.map((axis, i) => near(corner(axis, look.dy[i]), axis.input)));
+    name = nameOf("dx", k, c, scene.problem.axes.map((axis, i) => near(corner(axis, look.dy[i]), axis.input)));
   else if (look.x || look.dy)
-    name = nameOf("y", k, c, scene.axes.map((axis, i) => look.dy?.[i] ??
+    name = nameOf("y", k, c, scene.problem.axes.map((axis, i) => look.dy?.[i] ??
       near(Math.floor((look.x[i] + axis.before) / axis.stride), axis.output)));
   return `This page has only a part of the values. For the terms of ${name}, pass --element '${name}' ` +
     `to cupyconv explain, or '${name}' to element() of the explanation in Python.`;
@@ -847,22 +839,22 @@ function arrange() {
 }
 
 function show() {
-  $("empty").hidden = scene.images > 0;
-  $("drawing").hidden = !scene.images;
+  $("empty").hidden = scene.problem.N > 0;
+  $("drawing").hidden = !scene.problem.N;
   const focused = arrange();
   gather();
   $("step").max = steps();
   drawLedger();
   update();
   if (focused === 2) panels[2].focus(at());
-  const image = scene.images > 1 ? `Image ${chosen.image} of ${scene.images.toLocaleString("en")}.` : "";
-  $("images").hidden = scene.images < 2;
+  const image = scene.problem.N > 1 ? `Image ${chosen.image} of ${scene.problem.N.toLocaleString("en")}.` : "";
+  $("images").hidden = scene.problem.N < 2;
   $("image").value = chosen.image;
-  $("image").max = scene.images - 1;
-  $("image-count").textContent = `of ${scene.images.toLocaleString("en")}` +
+  $("image").max = scene.problem.N - 1;
+  $("image-count").textContent = `of ${scene.problem.N.toLocaleString("en")}` +
     (direction().over === "image" ? ": dw sums over all images; the list has the products of this image." : ".");
   $("source").textContent = `${scene.source ? `Values: ${scene.source}. ` : ""}${image}`;
-  const element_ = scene.images && `${chosen.tensor}=${indexOf(chosen.tensor, chosen.k, chosen.c, at()).join()}`;
+  const element_ = scene.problem.N && `${chosen.tensor}=${indexOf(chosen.tensor, chosen.k, chosen.c, at()).join()}`;
   address(story ? `#story=${story.name},${story.place + 1}`
     : `#${[isTurned() && layerAddress(), element_].filter(Boolean).join("&")}`);
   showKnobs();
@@ -931,7 +923,7 @@ function turnTo(tensor, looked = {}) {
   chosen.tensor = tensor;
   look = looked;
   drawn = null;
-  const { title, operands: [first, second], rule, first: note } = direction();
+  const { title, operands: [first, second], rule, note } = direction();
   document.querySelector(`input[value="${tensor}"]`).checked = true;
   $("channels-title").textContent = title;
   $("rule").textContent = `${rule}. ${note}`;
@@ -955,9 +947,9 @@ function fromAddress() {
     const place = parts.findIndex(([name]) => names.includes(name));
     return place < 0 ? [] : parts.splice(place, 1)[0];
   };
-  const isLayer = original.knobs && parts.some(([name]) => Object.hasOwn(PARTS, name));
+  const isLayer = !original.noKnobs && parts.some(([name]) => Object.hasOwn(PARTS, name));
   if (isLayer && !showLayerOf((name) => take(name)[1] ?? null)) return;
-  const [tensor, indices] = take(...Object.keys(LETTER));
+  const [tensor, indices] = take(...TENSORS);
   if (tensor && !wrong) {
     const [index, sizes] = [indices.split(","), sizesOf(tensor)];
     if (index.length === sizes.length && index.every((one, i) => /^\d+$/.test(one) && +one < sizes[i]))
@@ -972,7 +964,7 @@ function fromAddress() {
 function showFirst() {
   const { opened: tensor, image, k, c } = original;
   Object.assign(chosen, { tensor, image, k, c, at: {} });
-  if (original.knobs) turn(knobsOf(original.knobs));
+  if (!original.noKnobs) turn(knobsOf(original.knobs));
   else {
     load(original);
     turnTo(tensor);
@@ -980,7 +972,7 @@ function showFirst() {
 }
 
 function visit(tensor, [a, b, ...position]) {
-  const { groupFilters, groupChannels } = scene;
+  const { groupFilters, groupChannels } = scene.problem;
   if (isFilter(tensor)) {
     chosen.k = a;
     chosen.c = Math.floor(a / groupFilters) * groupChannels + b;
@@ -1019,8 +1011,8 @@ $("play").addEventListener("click", play);
 $("step").addEventListener("input", (event) => { stop(); stepTo(+event.target.value); });
 $("counts").addEventListener("change", () => update());
 $("image").addEventListener("change", (event) => {
-  const image = Math.trunc(Math.max(0, Math.min(+event.target.value || 0, scene.images - 1)));
-  if (event.target.value !== String(image)) notify(`The images are 0 to ${scene.images - 1}.`);
+  const image = Math.trunc(Math.max(0, Math.min(+event.target.value || 0, scene.problem.N - 1)));
+  if (event.target.value !== String(image)) notify(`The images are 0 to ${scene.problem.N - 1}.`);
   if (scene.data && image !== scene.image) load(sceneOf(scene.knobs, image));
   chosen.image = image;
   turnTo(chosen.tensor);

@@ -7,20 +7,27 @@ import re
 import sys
 import tempfile
 import webbrowser
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cupyconv.errors import ConvError
 from cupyconv.explaining import translate
-from cupyconv.explaining.scene import DRAWN, Limits, key_of, scene
+from cupyconv.explaining.scene import (
+    DRAWN,
+    PASSES,
+    RESULTS,
+    Direction,
+    Limits,
+    Scene,
+    plain,
+    scene,
+)
+from cupyconv.explaining.terms import Element
 from cupyconv.explaining.values import MOST_ELEMENTS, MOST_FLOPS, OPERANDS, Values
 from cupyconv.markup import Document, escape
 from cupyconv.problem import ConvProblem, shape_text
-
-if TYPE_CHECKING:
-    from cupyconv.explaining.terms import Element
 
 _MOST_COUNTED = 2**53
 """Largest integer up to which a browser represents every integer exactly."""
@@ -152,76 +159,164 @@ def open_in_browser(content: str, path: str | Path | None = None) -> None:
 def _scene(
     problem: ConvProblem, data: Mapping[str, Any], element: Element | None, most_bytes: int
 ) -> str:
-    """Return the scene and the first settings of the knobs as JSON.
+    """Return the data of the page as JSON in ASCII, for a script of the page.
 
     The drawn part is chosen so that the text has at most ``most_bytes`` bytes, if possible.
     """
-    for limits in _LIMITS:
-        drawn = _scene_of(problem, data, element, limits)
-        if len(text := _json(drawn)) <= most_bytes:
-            return text
-    for is_kept in (_in_first_sums, _of_first_pair):
-        for name, packed in [*drawn["values"].items(), *drawn["exact"].items()]:
-            first = key_of(name, drawn["k"], drawn["c"])
-            planes = packed["planes"].items()
-            packed["planes"] = {key: plane for key, plane in planes if is_kept(key, first)}
-        if len(text := _json(drawn)) <= most_bytes:
+    smaller = [(_LIMITS[-1], is_kept) for is_kept in (_is_in_first_sums, _is_in_first_pair)]
+    for limits, is_kept in [*((limits, _is_any) for limits in _LIMITS), *smaller]:
+        content = _content(problem, data, scene(problem, data, element, limits), limits, is_kept)
+        # Escape "<": in a script, "</" and "<!--" change how a browser reads the rest.
+        text = _json(content).replace("<", "\\u003c")
+        if len(text) <= most_bytes:
             break
     return text
 
 
-def _json(drawn: dict[str, Any]) -> str:
-    """Return data as JSON in ASCII, for a script of the page."""
-    # Escape "<": in a script, "</" and "<!--" change how a browser reads the rest.
-    return json.dumps(drawn, separators=(",", ":")).replace("<", "\\u003c")
+def _json(content: Any) -> str:
+    return json.dumps(content, separators=(",", ":"))
 
 
-def _in_first_sums(key: str, first: str) -> bool:
+IsKept = Callable[[Scene, str, int, int], bool]
+"""Function of a scene, a tensor, and k and c of a plane: whether the page contains the plane."""
+
+
+def _is_any(drawn: Scene, tensor: str, k: int, c: int) -> bool:
+    return True
+
+
+def _is_in_first_sums(drawn: Scene, tensor: str, k: int, c: int) -> bool:
     """Return whether the sums that the page shows first read a plane.
 
     They read all planes of x and dy.  Of w and dw, they read the planes that have the filter or the
     channel of the plane that is shown first.
-
-    Args:
-        key: key of the plane.
-        first: key of the tensor's plane that is shown first.
     """
-    return "," not in key or any(map(str.__eq__, key.split(","), first.split(",")))
+    return tensor[-1] != "w" or k == drawn.k or c == drawn.c
 
 
-def _of_first_pair(key: str, first: str) -> bool:
+def _is_in_first_pair(drawn: Scene, tensor: str, k: int, c: int) -> bool:
     """Return whether a plane is the one that is shown first."""
-    return key == first
+    return drawn.index(tensor, k, c) == drawn.index(tensor, drawn.k, drawn.c)
 
 
-def _scene_of(
-    problem: ConvProblem, data: Mapping[str, Any], element: Element | None, limits: Limits
+def _content(
+    problem: ConvProblem, data: Mapping[str, Any], drawn: Scene, limits: Limits, is_kept: IsKept
 ) -> dict[str, Any]:
-    drawn = scene(problem, data, element, limits).to_dict()
-    drawn["turned"] = DRAWN._asdict()  # drawn when a knob is turned
-    reason = _no_knobs(problem)
-    drawn |= {"knobs": None if reason else _knobs(problem, data), "noKnobs": reason}
-    drawn["mostNumbers"] = MOST_NUMBERS
-    drawn |= {"mostProducts": MOST_PRODUCTS, "computes": False}
-    drawn |= {"mostElements": MOST_ELEMENTS, "mostFlops": MOST_FLOPS}
+    """Return the data of the page: the first layer, its first elements, its values, and limits."""
+    reason, knobs = _no_knobs(problem), _knobs(problem, data)
     numbers = sum(map(prod, (problem.input_shape, problem.filter_shape, problem.output_shape)))
-    products = problem.flops // problem.flops_of_product
-    if (
-        drawn["knobs"]
-        and drawn["values"].keys() >= {"x", "w", "dy"}
-        and not drawn["knobs"]["given"]
+    computes = (
+        not reason
+        and not knobs["given"]
+        and not {*OPERANDS} & {*drawn.missing}
         and problem.dtype == "float32"
         and numbers <= MOST_NUMBERS
-        and products <= MOST_PRODUCTS
-    ):
-        drawn |= {"computes": True, "exact": {}}
-        for operand in OPERANDS:
-            del drawn["values"][operand]
-        if len(json.dumps(drawn["values"])) > _MOST_RESULTS:
-            for name, packed in drawn["values"].items():
-                key = key_of(name, drawn["k"], drawn["c"])
-                packed["planes"] = {key: packed["planes"][key]}
-    return drawn
+        and problem.flops // problem.flops_of_product <= MOST_PRODUCTS
+    )
+    known = [tensor for tensor in RESULTS if tensor not in drawn.missing]
+    library = {tensor: _packed(drawn, tensor, is_kept, 10) for tensor in known}
+    if computes and len(json.dumps(library)) > _MOST_RESULTS:
+        library = {tensor: _packed(drawn, tensor, _is_in_first_pair, 10) for tensor in known}
+    values: dict[str, Any] = {}
+    if not computes:
+        for tensor in OPERANDS:
+            if tensor not in drawn.missing:
+                values[tensor] = _packed(drawn, tensor, is_kept, 17)
+        for tensor in known:
+            if isinstance(data, Values) and _leaves_out(drawn, drawn.directions[tensor]):
+                exact = data.compute(tensor, "float64")
+                values[tensor] = _packed(drawn, tensor, is_kept, 17, exact)
+    return {
+        "opened": drawn.opened,
+        "image": drawn.image,
+        "k": drawn.k,
+        "c": drawn.c,
+        "directions": {
+            tensor: {"at": direction.at, "rule": _formula(problem, tensor)}
+            for tensor, direction in drawn.directions.items()
+        },
+        "passes": {tensor: pass_._asdict() for tensor, pass_ in PASSES.items()},
+        "dtype": problem.dtype,
+        "knobs": knobs,
+        "noKnobs": reason,
+        "computes": computes,
+        "library": library,
+        "values": values,
+        "missing": drawn.missing,
+        "source": drawn.source,
+        "limits": limits._asdict(),
+        "turned": DRAWN._asdict(),  # limits of the scenes of turned knobs
+        "most": {
+            "numbers": MOST_NUMBERS,
+            "products": MOST_PRODUCTS,
+            "elements": MOST_ELEMENTS,
+            "flops": MOST_FLOPS,
+        },
+    }
+
+
+def _formula(problem: ConvProblem, tensor: str) -> str:
+    return Element(problem, tensor, (0,) * (2 + problem.spatial_rank)).rule
+
+
+def _leaves_out(drawn: Scene, direction: Direction) -> bool:
+    """Return whether some terms of a drawn result are not drawn."""
+    if direction.tensor == "dw":
+        whole = drawn.problem.N == 1
+    else:
+        whole = None not in (drawn.channels if direction.tensor == "y" else drawn.filters)
+    return not whole or any(
+        len(meeting.pairs) < meeting.count
+        for along in direction.meetings
+        for meeting in along.values()
+    )
+
+
+def _packed(
+    drawn: Scene, tensor: str, is_kept: IsKept, digits: int, array: Any = None
+) -> dict[str, Any]:
+    """Return the drawn values of a tensor: the positions of each axis, and numbers per plane.
+
+    Args:
+        drawn: the scene.
+        tensor: name of the tensor.
+        is_kept: function that chooses the planes.
+        digits: number of significant digits.
+        array: other values of the tensor.
+    """
+    import numpy as np
+
+    at: list[set[int]] = [set() for _ in drawn.problem.axes]
+    for direction in drawn.directions.values():
+        for name, plane in zip(direction.tensors, direction.planes, strict=True):
+            if name == tensor:
+                for positions, places in zip(at, plane, strict=True):
+                    positions |= {place for place in places if place is not None and place >= 0}
+    where = [sorted(positions) for positions in at]
+    filters = [k for k in drawn.filters if k is not None]
+    channels = [c for c in drawn.channels if c is not None]
+    if tensor in ("w", "dw"):
+        pairs = [(k, c) for k in filters for c in channels if drawn.meet(k, c)]
+    elif tensor in ("x", "dx"):
+        pairs = [(drawn.k, c) for c in channels]
+    else:
+        pairs = [(k, drawn.c) for k in filters]
+    planes = {}
+    for k, c in pairs:
+        if is_kept(drawn, tensor, k, c):
+            numbers = drawn.plane(tensor, k, c, array)[np.ix_(*where)].ravel()
+            planes[drawn.key(tensor, k, c)] = [_number(plain(value), digits) for value in numbers]
+    return {"at": where, "planes": planes}
+
+
+def _number(value: float, digits: int) -> float | int | str:
+    """Return a number for JSON with some significant digits; NaN and infinities become strings."""
+    if value != value:
+        return "NaN"
+    if value in (float("inf"), float("-inf")):
+        return "Infinity" if value > 0 else "-Infinity"
+    whole = value == int(value) and abs(value) < 2**53
+    return int(value) if whole else float(f"{value:.{digits}g}")
 
 
 def _no_knobs(problem: ConvProblem) -> str:
@@ -244,9 +339,8 @@ def _no_knobs(problem: ConvProblem) -> str:
 def _knobs(problem: ConvProblem, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the layer and its values for the knobs."""
     shapes = {"input_shape": problem.input_shape, "filter_shape": problem.filter_shape}
-    layer = {**shapes, **problem.keywords}
-    state: dict[str, Any] = {"layer": layer, "values": "normal", "seed": "0", "given": []}
-    state["dtype"] = problem.dtype
+    state: dict[str, Any] = {"layer": shapes | problem.keywords, "dtype": problem.dtype}
+    state |= {"values": "normal", "seed": "0", "given": []}
     if isinstance(data, Values):
         state |= {"values": data.kind or "normal", "seed": str(data.seed)}
         state |= {"given": list(data.given), "large": data.large}

@@ -1,8 +1,8 @@
-"""Scene: the drawn positions of a layer, their values, and the pairs that are multiplied.
+"""Scene: the drawn positions of a layer, and the pairs of positions that are multiplied.
 
-The picture and the page draw the same Scene.  The picture shows one element of each result.  The
-page begins with the same elements; when the user chooses another element, page.js chooses the drawn
-positions by the same rules.
+The picture draws a Scene, which shows one element of each result.  The page begins with the same
+elements and the values of a Scene; page.js chooses the drawn positions by the same rules, also for
+other elements and other layers.
 
 The results y, dx and dw are drawn in the same way: the products of a window of the first operand
 with the second operand add up to an element of the result.  A long axis is drawn in part: both ends
@@ -13,20 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from cupyconv import arrays
 from cupyconv.errors import ConvError
 from cupyconv.explaining import adjoints, shapes, terms
 from cupyconv.explaining.counts import visible
-from cupyconv.explaining.shapes import the
-from cupyconv.explaining.terms import LETTERS, Element
+from cupyconv.explaining.terms import Element
 from cupyconv.explaining.values import OPERANDS
 from cupyconv.problem import ConvAxis, ConvProblem
-
-if TYPE_CHECKING:
-    import numpy as np
 
 PAD, ZERO = -1, -2
 """Contents of cells without an element of a tensor: padding, or a zero between dilated elements."""
@@ -60,6 +56,60 @@ DRAWN = Limits()
 """Limits of pictures, and of pages whose values are few enough."""
 
 
+class Pass(NamedTuple):
+    """How a result is computed, whatever the layer.
+
+    Attributes:
+        operands: names of the two tensors that are multiplied.
+        title: heading of the drawing.
+        over: noun for the index, besides positions, that the sum runs over: "channel", "filter" or
+            "image".
+        function: name of the library function that computes the result.
+        flipped: whether the second operand is drawn in reverse order.
+        notes: sentence on the padding and zeros in the first operand's plane, for a layer without
+            and with padding; for dx, for a layer without and with a stride.
+    """
+
+    operands: tuple[str, str]
+    title: str
+    over: str
+    function: str
+    flipped: bool
+    notes: tuple[str, str]
+
+
+PASSES = {
+    "dw": Pass(
+        ("x", "dy"),
+        "dw: one channel of x and one channel of dy give each slice",
+        "image",
+        "conv_backprop_filter",
+        False,
+        ("", "Padding is dashed."),
+    ),
+    "dx": Pass(
+        ("dy", "w"),
+        "dx: each channel of x sums over the filters that read it",
+        "filter",
+        "conv_backprop_input",
+        True,
+        (
+            "Dashed padding around dy lets the flipped filter reach all of dx.",
+            "dy is dilated by the stride: its zeros are hatched, its padding is dashed. The "
+            "flipped filter slides over it with stride 1.",
+        ),
+    ),
+    "y": Pass(
+        ("x", "w"),
+        "y: each filter sums over the channels of x",
+        "channel",
+        "conv_forward",
+        False,
+        ("", "Padding is dashed."),
+    ),
+}
+
+
 @dataclass(frozen=True)
 class Meeting:
     """Pairs of operand positions that contribute to one result position along an axis.
@@ -81,35 +131,28 @@ class Direction:
 
     Attributes:
         tensor: the result.
-        operands: names of the two tensors that are multiplied.
-        title: heading of the drawing.
-        pair: sentence on the chosen pair of channels, with the placeholders k, c, and own for c
-            within its group.
-        first: sentence on the padding and zeros in the first operand's plane.
-        flipped: whether the second operand is drawn in reverse order.
+        at: position that is shown first.
         planes: cells of the first operand, of the second operand and of the result, per axis.
         meetings: pairs of operand positions, per axis and position of the result.
-        over: noun for the index, besides positions, that the sum runs over: "channel", "filter" or
-            "image".
         terms: number of channels, filters or images that the sum runs over.
-        function: name of the library function that computes the result.
-        rule: formula of the sum.
-        at: position that is shown first.
+        note: sentence on the padding and zeros in the first operand's plane.
     """
 
     tensor: str
-    operands: tuple[str, str]
-    title: str
-    pair: str
-    first: str
-    flipped: bool
+    at: tuple[int, ...]
     planes: tuple[tuple[Places, ...], ...]
     meetings: tuple[Mapping[int, Meeting], ...]
-    over: str
     terms: int
-    function: str
-    rule: str
-    at: tuple[int, ...]
+    note: str
+
+    @property
+    def pass_(self) -> Pass:
+        return PASSES[self.tensor]
+
+    @property
+    def tensors(self) -> tuple[str, str, str]:
+        """The tensors of ``planes``."""
+        return (*self.pass_.operands, self.tensor)
 
 
 @dataclass(frozen=True)
@@ -118,19 +161,18 @@ class Scene:
 
     Attributes:
         problem: the layer.
+        data: values of the tensors by name, as far as they are known.
         opened: result that is shown first.
         image, k, c: image, channel of dy and channel of x that are shown first; c counts over all
             groups.
         filters, channels: drawn channels of dy and of x, counted over all groups; None for a gap.
         directions: drawing of each result.
-        values: drawn values of each tensor with known values, by channel and position.
-        exact: float64 sums of results whose terms are not all drawn.
         missing: reason for missing values, for each tensor without values.
         source: origin of the values, in words.
-        limits: largest drawn part.
     """
 
     problem: ConvProblem
+    data: Mapping[str, Any]
     opened: str
     image: int
     k: int
@@ -138,11 +180,8 @@ class Scene:
     filters: Places
     channels: Places
     directions: Mapping[str, Direction]
-    values: Mapping[str, Mapping[str, Any]]
-    exact: Mapping[str, Mapping[str, Any]]
     missing: Mapping[str, str]
     source: str
-    limits: Limits
 
     @property
     def group_filters(self) -> int:
@@ -156,87 +195,43 @@ class Scene:
         """Return whether channel k of dy and channel c of x belong to the same group."""
         return k // self.group_filters == c // self.group_channels
 
-    def number(self, tensor: str, k: int, c: int, at: Sequence[int]) -> float | None:
-        """Return the value of a tensor at a drawn position; None if the tensor has no values.
+    def index(self, tensor: str, k: int, c: int) -> tuple[int, int]:
+        """Return the first two indices of a tensor's plane.
 
         Args:
             tensor: name of the tensor.
             k, c: channel of dy and channel of x, counted over all groups.
-            at: spatial position.
         """
-        values = self.values.get(tensor)
-        if values is None:
+        if tensor in ("w", "dw"):
+            return k, c % self.group_channels
+        return self.image, c if tensor in ("x", "dx") else k
+
+    def key(self, tensor: str, k: int, c: int) -> str:
+        """Return the index of a tensor's plane as text, without the image."""
+        index = self.index(tensor, k, c)
+        return ",".join(map(str, index if tensor in ("w", "dw") else index[1:]))
+
+    def plane(self, tensor: str, k: int, c: int, array: Any = None) -> Any:
+        """Return the values of a plane as a NumPy array; None if the tensor has no values.
+
+        Args:
+            tensor: name of the tensor.
+            k, c: channel of dy and channel of x, counted over all groups.
+            array: other values of the tensor.
+        """
+        if tensor in self.missing:
             return None
-        return values[key_of(tensor, k, c)][",".join(map(str, at))]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the scene as plain data, ready for JSON."""
-        problem = self.problem
-        rank = problem.spatial_rank
-        return {
-            "opened": self.opened,
-            "image": self.image,
-            "k": self.k,
-            "c": self.c,
-            "images": problem.N,
-            "filters": problem.K,
-            "channels": problem.C,
-            "groups": problem.groups,
-            "groupFilters": self.group_filters,
-            "groupChannels": self.group_channels,
-            "mostPlaces": self.limits.places,
-            "mostSpan": self.limits.span,
-            "mostTaps": self.limits.taps,
-            "mostChannels": self.limits.channels,
-            "axes": [_rule(axis) for axis in problem.axes],
-            "dtype": problem.dtype,
-            "letters": [LETTERS[kind][rank] for kind in ("input", "filter", "output")],
-            "source": self.source,
-            "directions": {
-                tensor: {
-                    "operands": direction.operands,
-                    "title": direction.title,
-                    "pair": direction.pair,
-                    "first": direction.first,
-                    "flipped": direction.flipped,
-                    "rules": [_rule(rule) for rule in _rules(problem, tensor)],
-                    "over": direction.over,
-                    "terms": direction.terms,
-                    "function": direction.function,
-                    "rule": direction.rule,
-                    "at": direction.at,
-                }
-                for tensor, direction in self.directions.items()
-            },
-            "missing": self.missing,
-            "values": {
-                name: _packed(planes, 17 if name in OPERANDS else 10)
-                for name, planes in self.values.items()
-            },
-            "exact": {name: _packed(planes, 17) for name, planes in self.exact.items()},
-        }
+        array = self.data[tensor] if array is None else array
+        order = self.problem.filter_axes if tensor in ("w", "dw") else self.problem.data_axes
+        return arrays.on_host(array.transpose(order)[self.index(tensor, k, c)])
 
 
-def _rule(axis: ConvAxis) -> dict[str, int]:
-    """Return the sizes of a convolution along an axis, in the form that page.js reads."""
-    return {
-        "input": axis.input,
-        "filter": axis.filter,
-        "output": axis.output,
-        "stride": axis.stride,
-        "dilation": axis.dilation,
-        "before": axis.pad_before,
-        "after": axis.pad_after,
-    }
+def plain(number: Any) -> float:
+    """Return a NumPy number as a float; for float32, the float with the shortest decimal form.
 
-
-def _rules(problem: ConvProblem, tensor: str) -> Sequence[ConvAxis]:
-    """Return the convolution that computes a result, as one ConvAxis per axis."""
-    if tensor == "y":
-        return problem.axes
-    if tensor == "dx":
-        return [adjoint.rule for adjoint in adjoints.input_gradient_axes(problem)]
-    return [adjoint.rule for adjoint in adjoints.filter_gradient_axes(problem)]
+    Rounding to float32, as the page does, returns the number.
+    """
+    return float(str(number) if number.dtype == "float32" else number)
 
 
 def cut_text(letter: str, places: Sequence[int | None], size: int) -> str:
@@ -258,16 +253,6 @@ def cuts(problem: ConvProblem, tensor: str, plane: Sequence[Places]) -> list[str
     letters, sizes = terms.names(problem, tensor)[2:], terms.extents(problem, tensor)[2:]
     texts = map(cut_text, letters, plane, sizes)
     return [text for text in texts if text]
-
-
-def key_of(tensor: str, k: int, c: int) -> str:
-    """Return the key of a tensor's plane for channel k of dy and channel c of x.
-
-    In the keys of a Scene, both channels count over all groups, for w and dw too.
-    """
-    if tensor in ("w", "dw"):
-        return f"{k},{c}"
-    return str(c if tensor in ("x", "dx") else k)
 
 
 def scene(
@@ -299,31 +284,19 @@ def scene(
             )
     image, k, c = _channels_of(problem, element)
     chosen = _chosen(problem, element)
-    directions = _directions(problem, chosen, limits)
-    filters = _drawn(problem.K, limits.channels, _around(k))
-    channels = _drawn(problem.C, limits.channels, _around(c))
-    part = _DrawnPart(problem, image, filters, channels, directions)
-    missing = {tensor: _reason(problem, data, tensor) for tensor in ("x", "w", "dy", *RESULTS)}
-    known = [tensor for tensor, reason in missing.items() if not reason]
-    exact = {}
-    compute = getattr(data, "compute", None)
-    for tensor in RESULTS:
-        if tensor in known and compute and part.leaves_out(directions[tensor]):
-            exact[tensor] = part.planes(tensor, compute(tensor, "float64"))
+    missing = {tensor: _reason(problem, data, tensor) for tensor in (*OPERANDS, *RESULTS)}
     return Scene(
         problem,
+        data,
         element.tensor if element else shapes.question(problem),
         image,
         k,
         c,
-        filters,
-        channels,
-        directions,
-        {tensor: part.planes(tensor, data[tensor]) for tensor in known},
-        exact,
+        _drawn(problem.K, limits.channels, k),
+        _drawn(problem.C, limits.channels, c),
+        {tensor: _direction(problem, tensor, chosen, limits) for tensor in RESULTS},
         {tensor: reason for tensor, reason in missing.items() if reason},
-        getattr(data, "source", "") if known else "",
-        limits,
+        "" if all(missing.values()) else getattr(data, "source", ""),
     )
 
 
@@ -382,9 +355,7 @@ def _busiest(axis: ConvAxis) -> int:
 def with_gaps(positions: Iterable[int]) -> Places:
     """Return positions in ascending order, with None in each gap of more than one position."""
     ordered = sorted(set(positions))
-    if not ordered:
-        return ()
-    places: list[int | None] = [ordered[0]]
+    places: list[int | None] = [*ordered[:1]]
     for before, after in pairwise(ordered):
         if after - before == 2:  # the position takes no more room than the sign for a gap
             places.append(before + 1)
@@ -394,21 +365,16 @@ def with_gaps(positions: Iterable[int]) -> Places:
     return tuple(places)
 
 
-def _drawn(size: int, room: int, needed: range) -> Places:
-    """Return the positions of an axis to draw: both ends, and the ``needed`` positions."""
+def _drawn(size: int, room: int, needed: int) -> Places:
+    """Return the positions of an axis to draw: both ends, and ``needed`` with its neighbours."""
     if size <= room:
         return tuple(range(size))
     ends = [at for at in visible(size, room) if at is not None]
-    near = [at for at in needed if 0 <= at < size]
+    near = range(max(needed - 1, 0), min(needed + 2, size))
     if set(near) <= set(ends):
         return with_gaps(ends)
     side = max((room - len(near) - 2) // 2, 1)
     return with_gaps([*range(side), *near, *range(size - side, size)])
-
-
-def _around(position: int) -> range:
-    """Return a position and its two neighbours."""
-    return range(position - 1, position + 2)
 
 
 def _window(rule: ConvAxis, at: int) -> range:
@@ -447,236 +413,72 @@ def _linked(rule: ConvAxis, chosen: int, limits: Limits) -> tuple[Places, Places
     return with_gaps(outputs), inputs
 
 
-# -- directions ------------------------------------------------------------------------------------
-
-
-def _directions(
-    problem: ConvProblem, chosen: Mapping[str, tuple[int, ...]], limits: Limits
-) -> dict[str, Direction]:
-    """Return the drawings of dw, dx and y."""
-    rules = {tensor: _rules(problem, tensor) for tensor in RESULTS}
-    forward = [
-        _linked(axis, at, limits) for axis, at in zip(problem.axes, chosen["y"], strict=True)
-    ]
-    spread = [_linked(rule, at, limits) for rule, at in zip(rules["dx"], chosen["dx"], strict=True)]
-    taps = [
-        _drawn(axis.filter, limits.taps, _around(at))
-        for axis, at in zip(problem.axes, chosen["dw"], strict=True)
-    ]
-    outputs = [places for places, _ in forward]
-    inputs = [places for _, places in forward]
-    filters, channels = problem.K // problem.groups, problem.C // problem.groups
-    where = " of its group" if problem.groups > 1 else ""
-    steps = max(problem.stride) > 1
-    parts = {
-        "dw": (
-            inputs,
-            outputs,
-            taps,
-            "image",
-            problem.N,
-            "dw: one channel of x and one channel of dy give each slice",
-            "dw[{k},{own}] depends on channel {c} of x and channel {k} of dy only. Each pair fills "
-            "its own cell: nothing is tiled, broadcast or averaged.",
-            "Padding is dashed." if any(map(any, problem.padding)) else "",
-        ),
-        "dx": (
-            [places for _, places in spread],
-            taps,
-            [places for places, _ in spread],
-            "filter",
-            filters,
-            "dx: each channel of x sums over the filters that read it",
-            f"dx[{{c}}] is the sum of its column, over {the(filters, 'channel')} of dy{where}: "
-            "dy[{k}] enters the sum through w[{k},{own}].",
-            "dy is dilated by the stride: its zeros are hatched, its padding is dashed. The "
-            "flipped filter slides over it with stride 1."
-            if steps
-            else "Dashed padding around dy lets the flipped filter reach all of dx.",
-        ),
-        "y": (
-            inputs,
-            taps,
-            outputs,
-            "channel",
-            channels,
-            "y: each filter sums over the channels of x",
-            f"y[{{k}}] is the sum of its row, over {the(channels, 'channel')} of x{where}: "
-            "x[{c}] enters the sum through w[{k},{own}].",
-            "Padding is dashed." if any(map(any, problem.padding)) else "",
-        ),
-    }
-    functions = {"dw": "conv_backprop_filter", "dx": "conv_backprop_input", "y": "conv_forward"}
-    operands = {"dw": ("x", "dy"), "dx": ("dy", "w"), "y": ("x", "w")}
-    directions = {}
-    for tensor, (*planes, over, count, title, pair, note) in parts.items():
-        first, second, result = planes
-        meetings = tuple(
-            _meetings(tensor, axis, rule, first[i], second[i], result[i])
-            for i, (axis, rule) in enumerate(zip(problem.axes, rules[tensor], strict=True))
-        )
-        shown = [_contents(tensor, axis, f) for axis, f in zip(problem.axes, first, strict=True)]
-        if tensor == "dx":
-            second = [tuple(reversed(places)) for places in second]
-        else:
-            second = [tuple(places) for places in second]
-        rule = Element(problem, tensor, (0,) * (2 + problem.spatial_rank)).rule
-        directions[tensor] = Direction(
-            tensor,
-            operands[tensor],
-            title,
-            pair,
-            note,
-            tensor == "dx",
-            (tuple(shown), tuple(second), tuple(result)),
-            meetings,
-            over,
-            count,
-            functions[tensor],
-            rule,
-            chosen[tensor],
-        )
-    return directions
-
-
-def _contents(tensor: str, axis: ConvAxis, places: Places) -> Places:
-    """Return the contents of the first operand's cells: positions, PAD, ZERO or None."""
-    return tuple(None if at is None else _position(tensor, axis, at) for at in places)
-
-
-def _position(tensor: str, axis: ConvAxis, place: int) -> int:
+def _content(tensor: str, axis: ConvAxis, place: int | None) -> int | None:
+    """Return the content of a cell of the first operand: a position, PAD, ZERO or None."""
+    if place is None:
+        return None
     if tensor != "dx":
         return place if 0 <= place < axis.input else PAD
-    output, rest = divmod(place, axis.stride)
     if not 0 <= place <= (axis.output - 1) * axis.stride:
         return PAD
+    output, rest = divmod(place, axis.stride)
     return ZERO if rest else output
 
 
-def _meetings(
-    tensor: str,
-    axis: ConvAxis,
-    rule: ConvAxis,
-    first: Places,
-    second: Places,
-    result: Places,
-) -> dict[int, Meeting]:
-    """Return the pairs of operand positions for each drawn position of a result along an axis."""
+# -- directions ------------------------------------------------------------------------------------
+
+
+def _direction(
+    problem: ConvProblem, tensor: str, chosen: Mapping[str, tuple[int, ...]], limits: Limits
+) -> Direction:
+    """Return the drawing of a result."""
+    rules = {
+        "dw": [adjoint.rule for adjoint in adjoints.filter_gradient_axes(problem)],
+        "dx": [adjoint.rule for adjoint in adjoints.input_gradient_axes(problem)],
+        "y": [*problem.axes],
+    }[tensor]
+    # The result whose windows slide over the first operand.
+    slid = "dx" if tensor == "dx" else "y"
+    planes, meetings = [], []
+    for i, (axis, rule) in enumerate(zip(problem.axes, rules, strict=True)):
+        outputs, places = _linked(rule if tensor == "dx" else axis, chosen[slid][i], limits)
+        taps = _drawn(axis.filter, limits.taps, chosen["dw"][i])
+        first = tuple(_content(tensor, axis, place) for place in places)
+        second, result = (outputs, taps) if tensor == "dw" else (taps, outputs)
+        if tensor == "dx":
+            second = second[::-1]
+        planes.append((first, second, result))
+        known = {}
+        for at in result:
+            if at is not None:
+                window = _window(rule, at)
+                under = tuple(cell for cell, place in enumerate(places) if place in window)
+                known[at] = Meeting(*_pairs(tensor, axis, at, first, second), under)
+        meetings.append(known)
+    condition = max(problem.stride) > 1 if tensor == "dx" else any(map(any, problem.padding))
+    filters, channels = problem.K // problem.groups, problem.C // problem.groups
+    return Direction(
+        tensor,
+        chosen[tensor],
+        tuple(zip(*planes, strict=True)),
+        tuple(meetings),
+        {"dw": problem.N, "dx": filters, "y": channels}[tensor],
+        PASSES[tensor].notes[condition],
+    )
+
+
+def _pairs(
+    tensor: str, axis: ConvAxis, at: int, first: Places, second: Places
+) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """Return the number of pairs that contribute to a position of a result, and the drawn pairs."""
     along = {"y": terms.output_terms, "dx": terms.input_terms, "dw": terms.tap_terms}[tensor]
-    cell = {place: number for number, place in enumerate(first) if place is not None}
-    firsts, seconds = set(_contents(tensor, axis, first)), set(second)
-    meetings = {}
-    for at in result:
-        if at is None:
-            continue
-        a, b, _ = along(axis, at)
-        if tensor == "dw":  # the drawing has x before dy
-            a, b = b, a
-        if len(a) <= DRAWN.span:
-            candidates = zip(a, b, strict=True)
-        else:
-            near = sorted(i for i in ({*_within(a, firsts)} & {*_within(b, seconds)}))
-            candidates = zip([a[i] for i in near], [b[i] for i in near], strict=True)
-        pairs = tuple((i, j) for i, j in candidates if i in firsts and j in seconds)
-        window = _window(rule, at)
-        under = tuple(number for place, number in cell.items() if place in window)
-        meetings[at] = Meeting(len(a), pairs, under)
-    return meetings
+    a, b, _ = along(axis, at)
+    if tensor == "dw":  # the drawing has x before dy
+        a, b = b, a
+    drawn = sorted({*_indices(a, first)} & {*_indices(b, second)})
+    return len(a), tuple((a[i], b[i]) for i in drawn)
 
 
-def _within(positions: range, drawn: set[int | None]) -> list[int]:
+def _indices(positions: range, drawn: Places) -> list[int]:
     """Return the indices, within ``positions``, of the positions that are drawn."""
     return [positions.index(at) for at in drawn if at is not None and at in positions]
-
-
-# -- numbers ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _DrawnPart:
-    """Selection of the drawn part of each tensor."""
-
-    problem: ConvProblem
-    image: int
-    filters: Places
-    channels: Places
-    directions: Mapping[str, Direction]
-
-    def leaves_out(self, direction: Direction) -> bool:
-        """Return whether some terms of a drawn result are not drawn."""
-        if direction.tensor == "dw":
-            whole = self.problem.N == 1
-        else:
-            whole = None not in (self.channels if direction.tensor == "y" else self.filters)
-        return not whole or any(
-            len(meeting.pairs) < meeting.count
-            for along in direction.meetings
-            for meeting in along.values()
-        )
-
-    def _positions(self, tensor: str) -> list[list[int]]:
-        """Return the drawn positions of a tensor along each axis."""
-        positions: list[set[int]] = [set() for _ in self.problem.axes]
-        for direction in self.directions.values():
-            tensors = (*direction.operands, direction.tensor)
-            for name, plane in zip(tensors, direction.planes, strict=True):
-                if name == tensor:
-                    for numbers, places in zip(positions, plane, strict=True):
-                        numbers |= {at for at in places if at is not None and at >= 0}
-        return [sorted(numbers) for numbers in positions]
-
-    def planes(self, tensor: str, array: Any) -> dict[str, dict[str, float]]:
-        """Return the drawn values of a tensor, by channels and by position."""
-        import numpy as np
-
-        problem = self.problem
-        order = problem.filter_axes if tensor in ("w", "dw") else problem.data_axes
-        logical = array.transpose(order)
-        where = self._positions(tensor)
-        names = [",".join(map(str, at)) for at in product(*where)]
-        filters = [k for k in self.filters if k is not None]
-        channels = [c for c in self.channels if c is not None]
-        if tensor in ("w", "dw"):
-            own, of = problem.C // problem.groups, problem.K // problem.groups
-            keys = [(k, c, (k, c % own)) for k in filters for c in channels if k // of == c // own]
-        elif tensor in ("x", "dx"):
-            keys = [(0, c, (self.image, c)) for c in channels]
-        else:
-            keys = [(k, 0, (self.image, k)) for k in filters]
-        planes = {}
-        for k, c, index in keys:
-            numbers = arrays.on_host(logical[index])[np.ix_(*where)].ravel()
-            planes[key_of(tensor, k, c)] = dict(zip(names, _plain(numbers), strict=True))
-        return planes
-
-
-def _plain(numbers: np.ndarray) -> list[float]:
-    """Return an array's numbers as float64; for float32, those with the shortest decimal forms.
-
-    Rounding to float32, as the page does, returns the numbers of the array.
-    """
-    if numbers.dtype == "float32":
-        return [float(str(number)) for number in numbers]
-    return numbers.astype("float64").tolist()
-
-
-def _packed(planes: Mapping[str, Mapping[str, float]], digits: int) -> dict[str, Any]:
-    """Return values for JSON: the positions of each axis once, and a list of numbers per plane."""
-    names = next(iter(planes.values()), {})
-    axes = zip(*(map(int, name.split(",")) for name in names), strict=True)
-    return {
-        "at": [sorted(set(positions)) for positions in axes],
-        "planes": {
-            key: [_number(value, digits) for value in p.values()] for key, p in planes.items()
-        },
-    }
-
-
-def _number(value: float, digits: int) -> float | int | str:
-    """Return a number for JSON with some significant digits; NaN and infinities become strings."""
-    if value != value:
-        return "NaN"
-    if value in (float("inf"), float("-inf")):
-        return "Infinity" if value > 0 else "-Infinity"
-    whole = value == int(value) and abs(value) < 2**53
-    return int(value) if whole else float(f"{value:.{digits}g}")

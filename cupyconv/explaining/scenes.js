@@ -1,4 +1,4 @@
-// Scenes of turned knobs, in the format of cupyconv/explaining/scene.py, and the programs to copy;
+// Scenes of layers, as cupyconv/explaining/scene.py describes them, and the programs to copy;
 // the lines of other frameworks are those of cupyconv/explaining/translate.py.
 const scenes = (() => {
   const LETTERS = {
@@ -7,8 +7,6 @@ const scenes = (() => {
     output: { 1: "q", 2: "pq", 3: "zpq" },
   };
   const the = (count, noun) => (count === 1 ? `the only ${noun}` : `the ${count} ${noun}s`);
-  const sizesOf = ({ input, filter, output, stride, dilation, before, after }) =>
-    ({ input, filter, output, stride, dilation, before, after });
 
   // Returns the convolution along an axis that computes dx: dilated dy with the flipped filter.
   function inputRule({ input, filter, output, stride, dilation, span, before }) {
@@ -24,106 +22,106 @@ const scenes = (() => {
       after: span + (output - 1) * stride - input - before };
   }
 
+  // Returns all pairs of operand positions that contribute to a position of a result along an axis.
+  function meetings(tensor, axis, position) {
+    const { input, filter, output, stride, dilation, before } = axis;
+    const inside = ([h]) => 0 <= h && h < input;
+    if (tensor === "y")
+      return rules.span(filter).map((r) => [position * stride - before + r * dilation, r]).filter(inside);
+    if (tensor === "dw")
+      return rules.span(output).map((p) => [p * stride - before + position * dilation, p]).filter(inside);
+    return rules.span(filter)
+      .map((r) => [(position + before - r * dilation) / stride, r])
+      .filter(([p]) => Number.isInteger(p) && 0 <= p && p < output);
+  }
+
   // Returns the first position of dx with the most terms among the first positions.
-  function busiest(axis, mostPlaces) {
-    const counts = Array(Math.min(axis.input, Math.floor(mostPlaces / 2))).fill(0);
-    axis.triples.forEach((i, place) => place % 3 === 0 && i < counts.length && counts[i]++);
+  function busiest(axis, places) {
+    const counts = rules.span(Math.min(axis.input, Math.floor(places / 2)))
+      .map((position) => meetings("dx", axis, position).length);
     return counts.indexOf(Math.max(...counts));
   }
 
-  function directions(problem, mostPlaces) {
-    const { rank, N, C, K, groups, axes, stride } = problem;
+  // Returns how each result is computed.  `first` is the data of the page, as in `blank`.
+  function directions(problem, { passes, turned }) {
+    const { rank, N, groups, groupChannels, groupFilters, axes, stride } = problem;
     const [h, r, p] = ["input", "filter", "output"].map((kind) => [...LETTERS[kind][rank]].join());
     const [x, w, dy] = [`x[n,c,${h}]`, `w[k,c,${r}]`, `dy[n,k,${p}]`];
     const where = groups > 1 ? " of its group" : "";
-    const padded = axes.some((axis) => axis.before || axis.after) ? "Padding is dashed." : "";
-    const spread = stride.some((one) => one > 1)
-      ? "dy is dilated by the stride: its zeros are hatched, its padding is dashed. The flipped " +
-        "filter slides over it with stride 1."
-      : "Dashed padding around dy lets the flipped filter reach all of dx.";
-    const [filters, channels] = [K / groups, C / groups];
     const comma = (letters) => letters.split(",").join(", ");
+    const isPadded = axes.some((axis) => axis.before || axis.after);
+    const of = (tensor, condition, parts) =>
+      ({ tensor, ...passes[tensor], note: passes[tensor].notes[+condition], ...parts });
     return {
-      dw: { operands: ["x", "dy"], title: "dw: one channel of x and one channel of dy give each slice",
+      dw: of("dw", isPadded, {
         pair: "dw[{k},{own}] depends on channel {c} of x and channel {k} of dy only. Each pair fills its " +
           "own cell: nothing is tiled, broadcast or averaged.",
-        first: padded, flipped: false, rules: axes.map(filterRule), over: "image", terms: N,
-        function: "conv_backprop_filter", rule: `dw[k,c,${r}] = sum over n, ${comma(p)} of ${dy} * ${x}`,
-        at: axes.map((axis) => axis.filter >> 1) },
-      dx: { operands: ["dy", "w"], title: "dx: each channel of x sums over the filters that read it",
-        pair: `dx[{c}] is the sum of its column, over ${the(filters, "channel")} of dy${where}: dy[{k}] ` +
+        rules: axes.map(filterRule), terms: N, rule: `dw[k,c,${r}] = sum over n, ${comma(p)} of ${dy} * ${x}`,
+        at: axes.map((axis) => axis.filter >> 1) }),
+      dx: of("dx", Math.max(...stride) > 1, {
+        pair: `dx[{c}] is the sum of its column, over ${the(groupFilters, "channel")} of dy${where}: dy[{k}] ` +
           "enters the sum through w[{k},{own}].",
-        first: spread, flipped: true, rules: axes.map(inputRule), over: "filter", terms: filters,
-        function: "conv_backprop_input", rule: `dx[n,c,${h}] = sum over k, ${comma(r)} of ${dy} * ${w}`,
-        at: axes.map((axis) => busiest(axis, mostPlaces)) },
-      y: { operands: ["x", "w"], title: "y: each filter sums over the channels of x",
-        pair: `y[{k}] is the sum of its row, over ${the(channels, "channel")} of x${where}: x[{c}] enters ` +
+        rules: axes.map(inputRule), terms: groupFilters,
+        rule: `dx[n,c,${h}] = sum over k, ${comma(r)} of ${dy} * ${w}`,
+        at: axes.map((axis) => busiest(axis, turned.places)) }),
+      y: of("y", isPadded, {
+        pair: `y[{k}] is the sum of its row, over ${the(groupChannels, "channel")} of x${where}: x[{c}] enters ` +
           "the sum through w[{k},{own}].",
-        first: padded, flipped: false, rules: axes.map(sizesOf), over: "channel", terms: channels,
-        function: "conv_forward", rule: `y[n,k,${p}] = sum over c, ${comma(r)} of ${x} * ${w}`,
-        at: axes.map((axis) => Math.min(1, axis.output - 1)) },
+        rules: axes, terms: groupChannels, rule: `y[n,k,${p}] = sum over c, ${comma(r)} of ${x} * ${w}`,
+        at: axes.map((axis) => Math.min(1, axis.output - 1)) }),
     };
   }
 
   // Returns why the page computes no values of a layer; empty if it computes them.
-  function tooLarge(problem, { mostNumbers, mostProducts }) {
+  function tooLarge(problem, most) {
     const { numbers, products } = tensors.cost(problem);
     if (!problem.N) return "The batch is empty, so there is nothing to compute.";
-    if (numbers <= mostNumbers && products <= mostProducts) return "";
-    const [a, b, c, d] = [numbers, products, mostNumbers, mostProducts].map((one) => one.toLocaleString("en"));
+    if (numbers <= most.numbers && products <= most.products) return "";
+    const [a, b, c, d] = [numbers, products, most.numbers, most.products].map((one) => one.toLocaleString("en"));
     return `x, w and dy have ${a} elements and a pass has ${b} products; the page computes values for at ` +
       `most ${c} elements and ${d} products. Turn the sizes down, or run the Python program that you can copy above.`;
   }
 
-  // Returns the planes of an image of a tensor, or of all filters, in the format of scene.py.  In the
-  // keys, c counts over all groups.
-  function packed({ C, K, groups }, array, size, image, isFilter) {
+  // Returns the planes of an image of a tensor, or of all filters, in the format of page.py.
+  function packed(array, size, image, isFilter) {
     const [first, second, ...inner] = size;
     const length = tensors.product(inner);
     const planes = {};
-    for (let a = 0; a < (isFilter ? first : 1); a++)
-      for (let b = 0; b < second; b++) {
-        const from = ((isFilter ? a : image) * second + b) * length;
-        const c = Math.floor(a / (K / groups)) * (C / groups) + b;
-        planes[isFilter ? `${a},${c}` : b] = array.subarray(from, from + length);
+    for (const a of isFilter ? rules.span(first) : [image])
+      for (const b of rules.span(second)) {
+        const from = (a * second + b) * length;
+        planes[isFilter ? `${a},${b}` : b] = array.subarray(from, from + length);
       }
     return { at: inner.map(rules.span), planes };
   }
 
-  // Returns the scene of a layer.
+  // Returns the scene of a layer without values.  `first` is the data of the page, from page.py.
+  function blank(layer, first) {
+    const problem = rules.problem(layer);
+    const { groupFilters, groupChannels, axes } = problem;
+    const plain = axes.every((axis) => axis.stride === 1 && axis.dilation === 1 && !axis.before && !axis.after);
+    return { problem, opened: plain ? "dw" : "dx", image: 0, k: Math.min(2, groupFilters - 1),
+      c: Math.min(1, groupChannels - 1), directions: directions(problem, first), limits: first.turned,
+      dtype: "float32", source: "", missing: {}, library: {}, values: {}, data: null };
+  }
+
+  // Returns the scene of a layer with all values, unless there are too many.
   //
   // knobs: { layer, values, seed, loss, edits }: ConvProblem's arguments, a kind of values, a seed, a
   // loss, and values set by hand, as in tensors.all.
-  // limits: the first scene, whose limits apply to all scenes.
+  // first: the data of the page, whose limits apply to all scenes.
   // image: the image to draw.
   // known: all tensors of the layer, if they are already computed.
-  function of(knobs, limits, image = 0, known = null) {
-    const problem = rules.problem(knobs.layer);
-    const { rank, N, C, K, groups, axes } = problem;
-    const plain = axes.every((axis) => axis.stride === 1 && axis.dilation === 1 && !axis.before && !axis.after);
-    const [filters, channels] = [K / groups, C / groups];
-    const reason = tooLarge(problem, limits);
+  function of(knobs, first, image = 0, known = null) {
+    const made = { ...blank(knobs.layer, first), image, knobs, most: first.most };
+    const { problem } = made;
+    const reason = tooLarge(problem, first.most);
     const names = ["x", "w", "dy", "dw", "dx", "y"];
-    const data = reason ? null : known ?? tensors.all(problem, knobs);
-    const values = {};
-    if (data) {
-      const size = tensors.sizes(problem);
-      for (const name of names) {
-        values[name] = packed(problem, data[name], size[name] ?? size[name.slice(-1)] ?? size.dy, image, name.endsWith("w"));
-      }
-    }
-    const exact = Object.fromEntries(["dw", "dx", "y"].filter((name) => data).map((name) => [name, values[name]]));
-    const { turned, mostElements, mostFlops } = limits;
-    const { channels: mostChannels, places: mostPlaces, taps: mostTaps, span: mostSpan } = turned;
-    return {
-      opened: plain ? "dw" : "dx", image, k: Math.min(2, filters - 1), c: Math.min(1, channels - 1),
-      images: N, filters: K, channels: C, groups, groupFilters: filters, groupChannels: channels,
-      mostPlaces, mostSpan, mostTaps, mostChannels, turned, mostElements, mostFlops, axes: axes.map(sizesOf), dtype: "float32",
-      letters: Object.values(LETTERS).map((letters) => letters[rank]), source: data ? sourceOf(knobs) : "",
-      directions: directions(problem, mostPlaces),
-      missing: reason ? Object.fromEntries(names.map((name) => [name, reason])) : {},
-      values, exact, knobs, problem, data,
-    };
+    if (reason) return { ...made, missing: Object.fromEntries(names.map((name) => [name, reason])) };
+    const data = known ?? tensors.all(problem, knobs);
+    const values = Object.fromEntries(names.map((name) =>
+      [name, packed(data[name], tensors.sizeOf(problem, name), image, name.endsWith("w"))]));
+    return { ...made, values, data, source: sourceOf(knobs) };
   }
 
   const isDrawn = (values) => values === "normal" || values === "integers";
@@ -212,9 +210,9 @@ const scenes = (() => {
   }
 
   // Returns whether the library computes values only with its option large.
-  function isLarge({ problem, knobs, mostElements, mostFlops }) {
+  function isLarge({ problem, knobs, most }) {
     const { numbers, products } = tensors.cost(problem);
-    return Boolean(knobs.large) || numbers > mostElements || 2 * products > mostFlops;
+    return Boolean(knobs.large) || numbers > most.elements || 2 * products > most.flops;
   }
 
   // Returns the command line that explains a layer with random values.
@@ -319,5 +317,5 @@ const scenes = (() => {
     ];
   }
 
-  return { of, programs, pytorch, tensorflow, jax, paddingOf };
+  return { LETTERS, meetings, blank, of, programs, pytorch, tensorflow, jax, paddingOf };
 })();

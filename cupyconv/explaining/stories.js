@@ -139,7 +139,7 @@ function leave(layer) {
 }
 
 function buildStories() {
-  $("front").hidden = !original.knobs;
+  $("front").hidden = Boolean(original.noKnobs);
   for (const [name, { title }] of Object.entries(STORIES)) {
     const button = element("button", "", title);
     button.type = "button";
@@ -160,7 +160,7 @@ function buildStories() {
 // Opens the story of an address such as #story=size,3.  Returns whether there was one.
 function storyFromAddress(hash) {
   const [, name, place] = /^#story=(\w+)(?:,(\d+))?$/.exec(hash) ?? [];
-  if (!original.knobs || !Object.hasOwn(STORIES, name ?? "")) return false;
+  if (original.noKnobs || !Object.hasOwn(STORIES, name ?? "")) return false;
   openStep(name, (place ?? 1) - 1);
   return true;
 }

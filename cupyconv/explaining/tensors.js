@@ -138,6 +138,9 @@ const tensors = (() => {
     };
   }
 
+  // Returns the size of one of all tensors: dy, for example, has the size of y.
+  const sizeOf = (problem, name) => sizes(problem)[{ x: "x", w: "w", y: "dy" }[name.at(-1)]];
+
   // Returns random x, w and dy, with their axes in the order of their indices.
   //
   // kind: "normal"; "integers"; or the name of the tensor that is 1 in its middle and 0 elsewhere,
@@ -243,5 +246,5 @@ const tensors = (() => {
     return { numbers, products: (N * K * C * pairs) / groups };
   }
 
-  return { generator, integers, normal, draw, run, all, losses, parsed, isElement, isNumber, cost, sizes, middle, product };
+  return { generator, integers, normal, draw, run, all, losses, parsed, isElement, isNumber, cost, sizes, sizeOf, middle, product };
 })();

@@ -764,8 +764,7 @@ def test_partial_planes_of_a_figure_have_gaps_and_ranges(problem):
     explanation = cupyconv.explain(problem)
     text = words(drawing(problem))
     for direction in scene.scene(explanation.problem, explanation.data).directions.values():
-        tensors = (*direction.operands, direction.tensor)
-        for tensor, plane in zip(tensors, direction.planes, strict=True):
+        for tensor, plane in zip(direction.tensors, direction.planes, strict=True):
             letters = LETTERS[{"x": "input", "w": "filter", "y": "output"}[tensor[-1]]]
             for axis, (places, size) in enumerate(
                 zip(plane, sizes(problem, tensor)[2:], strict=True)

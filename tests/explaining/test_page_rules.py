@@ -14,7 +14,7 @@ import pytest
 
 import cupyconv
 from cupyconv import ConvError, ConvProblem
-from cupyconv.explaining import page, scene, translate
+from cupyconv.explaining import adjoints, page, scene, translate
 from cupyconv.formats import data_formats, filter_formats
 from tests import browser
 
@@ -100,14 +100,34 @@ def valid_layer(draw: random.Random) -> dict[str, Any]:
         return layer
 
 
+FIRST = {
+    "passes": {tensor: pass_._asdict() for tensor, pass_ in scene.PASSES.items()},
+    "turned": scene.DRAWN._asdict(),
+    "most": {"numbers": page.MOST_NUMBERS, "products": page.MOST_PRODUCTS},
+}
+"""Data of a page that the scenes of turned knobs read."""
+
+
 def in_scene(layer: dict[str, Any], values: str, seed: int) -> dict[str, Any]:
     """Return the library's scene, values and calls of a layer."""
     problem = ConvProblem(**layer)
     explanation = cupyconv.explain(problem, values=values, seed=seed)
-    drawn = scene.scene(explanation.problem, explanation.data).to_dict()
-    for key in ("values", "exact", "missing", "source"):
-        drawn.pop(key)
-    drawn["turned"] = scene.DRAWN._asdict()
+    made = scene.scene(explanation.problem, explanation.data)
+    drawn = {name: getattr(made, name) for name in ("opened", "image", "k", "c")}
+    rules = {"y": problem.axes}
+    rules["dx"] = [axis.rule for axis in adjoints.input_gradient_axes(problem)]
+    rules["dw"] = [axis.rule for axis in adjoints.filter_gradient_axes(problem)]
+    sizes = ("input", "filter", "output", "stride", "dilation", "pad_before", "pad_after")
+    drawn["directions"] = {
+        tensor: {
+            "at": direction.at,
+            "terms": direction.terms,
+            "note": direction.note,
+            "rule": page._formula(problem, tensor),
+            "rules": [[getattr(rule, size) for size in sizes] for rule in rules[tensor]],
+        }
+        for tensor, direction in made.directions.items()
+    }
     tensors = {
         name: np.asarray(explanation.data[name], "float64")
         .transpose(problem.filter_axes if name[-1] == "w" else problem.data_axes)
@@ -194,15 +214,19 @@ def test_suggested_fixes_of_the_page_work(tmp_path):
 
 
 SCENES = """
-function result([layer, values, seed, limits]) {
-  const { problem, data, knobs, values: planes, exact, missing, source, ...scene } =
-    scenes.of({ layer, values, seed }, limits);
+function result([layer, values, seed]) {
+  const { problem, data, directions: all, opened, image, k, c } =
+    scenes.of({ layer, values, seed }, FIRST);
+  const sizes = ["input", "filter", "output", "stride", "dilation", "before", "after"];
+  const directions = Object.fromEntries(Object.entries(all).map(
+    ([tensor, { at, terms, note, rule, rules }]) => [tensor, { at, terms, note, rule,
+      rules: rules.map((one) => sizes.map((size) => one[size])) }]));
   const tensors = Object.fromEntries(["x", "w", "dy", "y", "dx", "dw"].filter(() => data)
     .map((name) => [name, Array.from(data[name])]));
   const { pytorch: PyTorch, tensorflow: TensorFlow, jax: JAX } = scenes;
   const calls = Object.fromEntries(Object.entries({ PyTorch, TensorFlow, JAX })
     .map(([name, call]) => [name, call(problem)]));
-  return { scene, tensors, calls };
+  return { scene: { opened, image, k, c, directions }, tensors, calls };
 }
 """
 
@@ -213,9 +237,8 @@ def test_scenes_of_knobs_equal_the_library(tmp_path, batch):
     draw = random.Random(batch)
     cases = [(valid_layer(draw), draw.choice(("integers", "normal")), batch) for _ in range(50)]
     expected = [in_scene(*case) for case in cases]
-    limits = {"mostNumbers": page.MOST_NUMBERS, "mostProducts": page.MOST_PRODUCTS}
-    given = [(*case, {**limits, **one["scene"]}) for case, one in zip(cases, expected, strict=True)]
-    for case, one, found in zip(cases, expected, in_browser(tmp_path, given, SCENES), strict=True):
+    script = f"const FIRST = {json.dumps(FIRST)};{SCENES}"
+    for case, one, found in zip(cases, expected, in_browser(tmp_path, cases, script), strict=True):
         assert found["scene"] == json.loads(json.dumps(one["scene"])), case
         one["calls"].pop("ONNX")
         assert found["calls"] == one["calls"], case
@@ -233,12 +256,10 @@ def test_largest_layers_are_computed_in_little_memory(tmp_path):
         {"input_shape": (1, 1, 200, 400, 1), "filter_shape": (1, 1, 20, 20, 1)},
         {"input_shape": (16, 380, 1, 1), "filter_shape": (400, 380, 1, 1), "stride": 2},
     ]
-    limits = {"mostNumbers": page.MOST_NUMBERS, "mostProducts": page.MOST_PRODUCTS}
-    limits |= {"turned": scene.DRAWN._asdict()}
     script = f"""
     function result(layer) {{
       const knobs = {{ layer, values: "integers", seed: "0" }};
-      const {{ data }} = scenes.of(knobs, {json.dumps(limits)});
+      const {{ data }} = scenes.of(knobs, {json.dumps(FIRST)});
       return ["y", "dx", "dw"].map((name) =>
         data[name].reduce((sum, value, i) => sum + value * (i % 97), 0));
     }}

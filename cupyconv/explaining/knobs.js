@@ -91,15 +91,10 @@ function showWrong() {
   showTitle([layerOf(knobs).input_shape, layerOf(knobs).filter_shape].map(rules.shapeText).join(" * "));
   const where = wrong.axis ? ` (axis ${wrong.axis})` : "";
   const told = element("p", "", `${wrong.rule[0].toUpperCase()}${wrong.rule.slice(1)}${where}: ${wrong.values}.`);
-  const ways = wrong.fixes.map(({ changes, text }) => {
-    const button = element("button", "way", `${text[0].toUpperCase()}${text.slice(1)}`);
-    button.type = "button";
-    button.addEventListener("click", () => {
-      turn(knobsOf({ ...knobs, layer: { ...layerOf(knobs), ...changes } }));
-      $("dials").querySelector("input").focus();
-    });
-    return button;
-  });
+  const ways = wrong.fixes.map(({ changes, text }) => buttonOf("way", () => {
+    turn(knobsOf({ ...knobs, layer: { ...layerOf(knobs), ...changes } }));
+    $("dials").querySelector("input").focus();
+  }, {}, `${text[0].toUpperCase()}${text.slice(1)}`));
   const remedy = ways.length ? "Fixes:" : wrong.remedy ? `${wrong.remedy}.` : "";
   $("wrong").replaceChildren(told, element("p", "", remedy), ...ways);
 }
@@ -109,9 +104,8 @@ function showWrong() {
 // Returns a number field between two buttons.
 function dial(label, key, read, write) {
   const box = element("span", "dial");
-  const field = element("input");
-  Object.assign(field, { type: "number", inputMode: "numeric", step: 1, max: MOST[key] });
-  field.setAttribute("aria-label", label);
+  const field = attributed(element("input"),
+    { type: "number", inputmode: "numeric", step: 1, max: MOST[key], "aria-label": label });
   const least = key === "before" || key === "after" || key === "images" ? 0 : 1;
   const set = (value) => {
     const most = MOST[key].toLocaleString("en");
@@ -121,13 +115,8 @@ function dial(label, key, read, write) {
     if (value < -MOST[key]) notify(`The knob "${label}" goes down to -${most}.`);
     box.refresh();
   };
-  const button = (text, word, step) => {
-    const made = element("button", "", text);
-    made.type = "button";
-    made.setAttribute("aria-label", `${label}: ${word}`);
-    made.addEventListener("click", () => set(Math.max(read() + step, least)));
-    return made;
-  };
+  const button = (text, word, step) =>
+    buttonOf("", () => set(Math.max(read() + step, least)), { "aria-label": `${label}: ${word}` }, text);
   field.addEventListener("change", () => set(field.valueAsNumber));
   box.append(button("−", "less", -1), field, button("+", "more", 1));
   box.refresh = () => (field.value = read());
@@ -135,14 +124,10 @@ function dial(label, key, read, write) {
 }
 
 function choice(label, words, read, write) {
-  const box = element("label", "choice");
-  const select = element("select");
-  select.setAttribute("aria-label", label);
-  for (const [word, text] of Object.entries(words)) {
-    const option = element("option", "", text);
-    option.value = word;
-    select.append(option);
-  }
+  const options = Object.entries(words).map(([word, text]) =>
+    attributed(element("option", "", text), { value: word }));
+  const select = attributed(element("select", "", ...options), { "aria-label": label });
+  const box = element("label", "choice", element("span", "", label), select);
   select.addEventListener("change", () => {
     const before = knobs;
     turn(write(select.value));
@@ -151,7 +136,6 @@ function choice(label, words, read, write) {
     if (label === "loss" && knobs.values !== before.values)
       notify("The values are integers, because the loss determines dy.");
   });
-  box.append(element("span", "", label), select);
   box.refresh = () => (select.value = read());
   return box;
 }
@@ -172,37 +156,16 @@ function buildDials() {
   const form = `${knobs.rank} ${knobs.mode}`;
   if (form !== built) {
     built = form;
-    const letters = rules.LETTERS[knobs.rank];
-    const table = element("table");
-    const head = element("tr");
-    head.append(element("td"));
-    for (const letter of letters) {
-      const cell = element("th", "", `axis ${letter}`);
-      cell.scope = "col";
-      head.append(cell);
-    }
-    table.append(head);
-    for (const [key, name] of Object.entries(ROWS)) {
-      if (knobs.mode !== "numbers" && name.startsWith("padding")) continue;
-      const line = element("tr");
-      const title = element("th", "", name);
-      title.scope = "row";
-      line.append(title, ...[...letters].map((letter, i) => {
-        const cell = element("td");
-        cell.append(dial(`${name} ${letter}`, key, () => knobs.axes[i][key],
-          (value) => withAxis(i, { [key]: value })));
-        return cell;
-      }));
-      table.append(line);
-    }
-    const counts = element("div", "counts");
-    for (const [key, name] of Object.entries(COUNTS)) {
-      const box = element("div");
-      box.append(element("span", "", name), dial(name, key, () => knobs[key],
-        (value) => ({ ...knobs, [key]: value, depth: key === "images" ? knobs.depth : null })));
-      counts.append(box);
-    }
-    counts.append(
+    const letters = [...rules.LETTERS[knobs.rank]];
+    const heading = (text, scope) => attributed(element("th", "", text), { scope });
+    const head = element("tr", "", element("td"), ...letters.map((letter) => heading(`axis ${letter}`, "col")));
+    const rows = Object.entries(ROWS).filter(([, name]) => knobs.mode === "numbers" || !name.startsWith("padding"));
+    const lines = rows.map(([key, name]) => element("tr", "", heading(name, "row"), ...letters.map((letter, i) =>
+      element("td", "", dial(`${name} ${letter}`, key, () => knobs.axes[i][key],
+        (value) => withAxis(i, { [key]: value }))))));
+    const counts = element("div", "counts", ...Object.entries(COUNTS).map(([key, name]) =>
+      element("div", "", element("span", "", name), dial(name, key, () => knobs[key],
+        (value) => ({ ...knobs, [key]: value, depth: key === "images" ? knobs.depth : null })))),
       choice("padding", { numbers: "numbers", ...MODES }, () => knobs.mode, (mode) => ({ ...knobs, mode })),
       choice("values", VALUES, () => knobs.values,
         (values) => ({ ...knobs, values, loss: values === "dy" ? "dot" : knobs.loss })),
@@ -215,16 +178,15 @@ function buildDials() {
           filter: rules.filterFormats(knobs.rank)[+(word === "last")] })),
       seedField());
     const focused = $("dials").contains(document.activeElement) && document.activeElement.ariaLabel;
-    $("dials").replaceChildren(table, counts);
+    $("dials").replaceChildren(element("table", "", head, ...lines), counts);
     if (focused) [...$("dials").querySelectorAll("input,select")].find((one) => one.ariaLabel === focused)?.focus();
   }
   for (const one of $("dials").querySelectorAll(".dial,.choice")) one.refresh();
 }
 
 function seedField() {
-  const box = element("label", "choice");
-  const field = element("input");
-  Object.assign(field, { type: "text", inputMode: "numeric", size: 5 });
+  const field = attributed(element("input"), { type: "text", inputmode: "numeric", size: 5 });
+  const box = element("label", "choice", element("span", "", "seed"), field);
   field.addEventListener("change", () => {
     if (isSeed(field.value)) turn({ ...knobs, seed: String(BigInt(field.value)) });
     else {
@@ -232,7 +194,6 @@ function seedField() {
       field.value = knobs.seed;
     }
   });
-  box.append(element("span", "", "seed"), field);
   box.refresh = () => (field.value = knobs.seed);
   return box;
 }
@@ -286,16 +247,6 @@ function factsOf(axis) {
 const runsOf = (numbers) => numbers.length <= 8 ? numbers.join(", ")
   : `${numbers.slice(0, 4).join(", ")}, … ${numbers.at(-1)} (${numbers.length} in all)`;
 
-// Returns the axes in groups; the axes of a group differ only in name.
-function alike(axes) {
-  const found = new Map();
-  for (const axis of axes) {
-    const key = JSON.stringify({ ...axis, name: "" });
-    found.set(key, [...(found.get(key) ?? []), axis]);
-  }
-  return [...found.values()];
-}
-
 function showLayer() {
   const { problem, knobs: { layer } } = scene;
   const text = rules.shapeText;
@@ -303,17 +254,13 @@ function showLayer() {
     ? `${text(layer.input_shape)} * ${text(layer.filter_shape)} -> ${text(problem.outputShape)}` : "");
   const shapes = [["y, dy", problem.outputShape, problem.dataFormat], ["x, dx", layer.input_shape, problem.dataFormat],
     ["w, dw", layer.filter_shape, problem.filterFormat], ["db", [problem.K], ""]];
-  $("shapes").replaceChildren(...shapes.map(([names, shape, order]) => {
-    const box = element("span", "shape");
-    box.append(element("b", "", names), ` ${text(shape)}`, element("small", "", order && ` ${order}`));
-    return box;
-  }));
-  $("facts").replaceChildren(...alike(problem.axes).map((axes) => {
-    const [box, line] = [element("div"), element("p")];
+  $("shapes").replaceChildren(...shapes.map(([names, shape, order]) => element("span", "shape",
+    element("b", "", names), ` ${text(shape)}`, element("small", "", order && ` ${order}`))));
+  const alike = {}; // axes that differ only in name
+  for (const axis of problem.axes) (alike[JSON.stringify({ ...axis, name: "" })] ??= []).push(axis);
+  $("facts").replaceChildren(...Object.values(alike).map((axes) => {
     const names = axes.map((axis) => axis.name).join(", ").replace(/, (.)$/, " and $1");
-    line.append(element("b", "", `${names}: `), factsOf(axes[0]));
-    box.append(line, strip(axes[0], names));
-    return box;
+    return element("div", "", element("p", "", element("b", "", `${names}: `), factsOf(axes[0])), strip(axes[0], names));
   }));
 }
 
@@ -364,37 +311,24 @@ function strip(axis, name) {
       picture.append(inSvg("rect", { x: (first + r * axis.dilation) * size + 5, y, width: size - 9, height: 9, class: "tap" }));
     picture.append(inSvg("text", { x: (first + axis.span) * size + 12, y: y + 8 }, `${o}`));
   });
-  const box = element("figure", "axis");
-  box.append(picture);
-  box.append(element("figcaption", "", "Each bar is a window, with its taps and the number of its output." +
-    `${axis.before || axis.after ? " Dashed: padding." : ""}${unread.size ? " Grey: not read." : ""}${cut}`));
-  return box;
+  return element("figure", "axis", picture,
+    element("figcaption", "", "Each bar is a window, with its taps and the number of its output." +
+      `${axis.before || axis.after ? " Dashed: padding." : ""}${unread.size ? " Grey: not read." : ""}${cut}`));
 }
 
-function inSvg(tag, attributes, text) {
-  const made = document.createElementNS($("blank").namespaceURI, tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  if (text !== undefined) made.textContent = text;
+function inSvg(tag, attributes, text = "") {
+  const made = attributed(document.createElementNS($("blank").namespaceURI, tag), attributes);
+  made.append(text);
   return made;
 }
 
 function showPrograms() {
   const name = scene.problem.N ? nameOf(chosen.tensor, chosen.k, chosen.c, at()) : "";
   $("programs").replaceChildren(...scenes.programs(scene, name).map(({ name: title, text, why }) => {
-    const box = element("div", "program");
-    box.append(element("h3", "", title));
-    if (why) {
-      box.append(element("p", "soft", why));
-      return box;
-    }
-    const code = element("pre", "", text);
-    code.tabIndex = 0;
-    const button = element("button", "", "Copy");
-    button.type = "button";
-    button.setAttribute("aria-label", `Copy: ${title}`);
-    button.addEventListener("click", () => copy(code, button));
-    box.append(button, code);
-    return box;
+    if (why) return element("div", "program", element("h3", "", title), element("p", "soft", why));
+    const code = attributed(element("pre", "", text), { tabindex: 0 });
+    const button = buttonOf("", () => copy(code, button), { "aria-label": `Copy: ${title}` }, "Copy");
+    return element("div", "program", element("h3", "", title), button, code);
   }));
 }
 

@@ -290,28 +290,27 @@ function gather() {
 }
 
 const steps = () => products.length + (rest ? 1 : 0);
-const counting = () => $("counts").checked;
-
-function countAt(position) {
-  return position.reduce((n, one, i) => n * drawn.meeting(i, one)[0], direction().terms);
-}
 
 // -- grids of cells --------------------------------------------------------------------------------
 
-function element(tag, kind, text) {
+// Returns an element with a class; its children are elements and texts.
+function element(tag, kind, ...children) {
   const made = document.createElement(tag);
   if (kind) made.className = kind;
-  if (text !== undefined) made.textContent = text;
+  made.append(...children);
   return made;
 }
 
-function cellButton(kind, label, choose) {
-  const button = element("button", kind);
-  button.type = "button";
-  button.tabIndex = -1;
-  button.setAttribute("role", "gridcell");
-  if (label) button.setAttribute("aria-label", label);
-  if (choose) button.addEventListener("click", choose);
+// Sets attributes of an element, and returns it.
+function attributed(made, attributes) {
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
+}
+
+// Returns a button that calls a function when it is pressed.
+function buttonOf(kind, act, attributes, ...children) {
+  const button = attributed(element("button", kind, ...children), { type: "button", ...attributes });
+  button.addEventListener("click", act);
   return button;
 }
 
@@ -345,25 +344,22 @@ function stopAt(grid, cell) {
 }
 
 function emptyGrid(label) {
-  const grid = element("div", "grid");
-  grid.setAttribute("role", "grid");
-  grid.setAttribute("aria-label", label);
+  const grid = attributed(element("div", "grid"), { role: "grid", "aria-label": label });
   grid.addEventListener("keydown", (event) => move(event, grid));
   grid.addEventListener("focusin", (event) => stopAt(grid, event.target));
   return grid;
 }
 
 function row(grid, hidden) {
-  const line = element("div", hidden ? "row rules" : "row");
-  if (hidden) line.setAttribute("aria-hidden", "true");
-  else line.setAttribute("role", "row");
+  const line = hidden ? attributed(element("div", "row rules"), { "aria-hidden": true })
+    : attributed(element("div", "row"), { role: "row" });
   grid.append(line);
   return line;
 }
 
 // -- view 1: the channels --------------------------------------------------------------------------
 
-const paintings = [];
+let largest = {}; // largest absolute value of each tensor on the page, for the colors of its thumbnails
 
 function thumbnail(tensor, k, c) {
   if (!hasImage(tensor) || !packedOf(tensor)?.planes[keyOf(tensor, k, c)]) {
@@ -372,7 +368,7 @@ function thumbnail(tensor, k, c) {
   }
   const canvas = element("canvas");
   canvas.title = thumbnailTitle(tensor);
-  paintings.push(() => paint(canvas, tensor, k, c));
+  paint(canvas, tensor, k, c);
   return canvas;
 }
 
@@ -389,16 +385,11 @@ function thumbnailTitle(tensor) {
   return cuts.length ? `Drawn in part: ${cuts.join("; ")}` : "";
 }
 
-// Largest absolute value of a tensor on the page, for the colors of its thumbnails.
-const largest = new WeakMap();
-function largestOf(packed) {
-  if (!largest.has(packed)) {
-    let most = 0;
-    for (const plane of Object.values(packed.planes))
-      for (const value of plane) most = Math.max(most, Math.abs(Number(value)) || 0);
-    largest.set(packed, most);
-  }
-  return largest.get(packed);
+function largestOf(planes) {
+  let most = 0;
+  for (const plane of Object.values(planes))
+    for (const value of plane) most = Math.max(most, Math.abs(Number(value)) || 0);
+  return most;
 }
 
 // Paints a small plane: blue for positive and red for negative values, deeper for larger ones.
@@ -406,7 +397,7 @@ function paint(canvas, tensor, k, c) {
   const packed = packedOf(tensor);
   const [columns, rows = 1] = painted(packed).map((places) => places.length).reverse();
   const plane = packed.planes[keyOf(tensor, k, c)];
-  const most = largestOf(packed);
+  const most = (largest[tensor] ??= largestOf(packed.planes));
   canvas.width = columns;
   canvas.height = rows;
   const context = canvas.getContext("2d");
@@ -427,7 +418,7 @@ function drawChannels() {
   const inner = planes.find(isFilter);
   const grid = emptyGrid(`${inner} by channels: rows are channels of ${side}, columns of ${top}`);
   grid.enter = enterChannels;
-  paintings.length = 0;
+  largest = {};
   drawn.unknown = new Set();
   const head = row(grid, true);
   head.append(element("span", "corner", `${inner}[k,c]`));
@@ -441,16 +432,12 @@ function drawChannels() {
       if (k === null || c === null) {
         line.append(leftOut("pairs left out"));
       } else if (!meet(k, c)) {
-        const apart = element("span", "apart");
-        apart.setAttribute("role", "gridcell");
-        apart.setAttribute("aria-label", `${k},${c}: different groups, no product`);
-        line.append(apart);
+        line.append(attributed(element("span", "apart"),
+          { role: "gridcell", "aria-label": `${k},${c}: different groups, no product` }));
       } else {
-        const cell = cellButton("pair", `${inner}[${k},${own(c)}]`, () => choosePair(k, c));
-        cell.append(thumbnail(inner, k, c), element("span", "", `${k},${own(c)}`));
-        cell.dataset.k = k;
-        cell.dataset.c = c;
-        line.append(cell);
+        line.append(buttonOf("pair", () => choosePair(k, c), { tabindex: -1, role: "gridcell",
+          "aria-label": `${inner}[${k},${own(c)}]`, "data-k": k, "data-c": c },
+          thumbnail(inner, k, c), element("span", "", `${k},${own(c)}`)));
       }
     }
   }
@@ -463,14 +450,12 @@ function drawChannels() {
   grid.classList.toggle("dense", NARROW && Math.max(scene.problem.K, scene.problem.C) > 100);
   grid.style.setProperty("--pair", `min(${NARROW ? 46 : 54}px, calc((100vw - 2.4rem) / ${columns}))`);
   $("channels").replaceChildren(grid);
-  for (const each of paintings) each();
 
   function plane(which, k, c) {
-    if (which.endsWith("x") ? c === null : k === null) return leftOut("hidden channels");
-    const cell = element("span", "channel");
-    cell.dataset[which.endsWith("x") ? "c" : "k"] = which.endsWith("x") ? c : k;
-    cell.append(thumbnail(which, k, c), element("span", "", planeName(which, k, c)));
-    return cell;
+    const [name, channel] = which.endsWith("x") ? ["data-c", c] : ["data-k", k];
+    if (channel === null) return leftOut("hidden channels");
+    return attributed(element("span", "channel", thumbnail(which, k, c),
+      element("span", "", planeName(which, k, c))), { [name]: channel });
   }
 }
 
@@ -485,10 +470,7 @@ function enterChannels(cell, down, right) {
 }
 
 function leftOut(label) {
-  const gap = element("span", "gap", "…");
-  gap.setAttribute("role", "gridcell");
-  gap.setAttribute("aria-label", label);
-  return gap;
+  return attributed(element("span", "gap", "…"), { role: "gridcell", "aria-label": label });
 }
 
 // Marks the cells of the grid that the sum uses, and the pair of the current product.
@@ -530,15 +512,14 @@ class Panel {
     this.flipped = flipped && index === 1;
     this.slice = this.places.slice(0, -2).map(() => 0);
     this.cells = [];
-    this.element = element("div", `panel ${["first", "second", "result"][index]}`);
     this.title = element("h3");
     this.grid = emptyGrid("");
     this.grid.enter = (cell, down, right) => this.enter(cell, down, right);
     this.slices = element("div", "slices");
     const sizes = sizesOf(this.tensor).slice(2);
     const cuts = this.places.map((places, i) => cutText(this.letters[i], places, sizes[i]));
-    this.element.append(this.title, element("p", "cut", cuts.filter(Boolean).join("\n")));
-    this.element.append(this.slices, this.grid);
+    this.element = element("div", `panel ${["first", "second", "result"][index]}`, this.title,
+      element("p", "cut", cuts.filter(Boolean).join("\n")), this.slices, this.grid);
     this.draw();
   }
 
@@ -551,27 +532,22 @@ class Panel {
     for (const column of columns) ruler.append(element("span", "rule", column < 0 ? "" : column ?? ""));
     rows.forEach((i, a) => {
       const line = row(this.grid);
-      const label = element("span", "rule", this.places.length < 2 || i < 0 ? "" : i ?? "");
-      label.setAttribute("aria-hidden", "true");
-      line.append(label);
+      line.append(attributed(element("span", "rule", this.places.length < 2 || i < 0 ? "" : i ?? ""),
+        { "aria-hidden": true }));
       columns.forEach((j, b) => {
         if (i === null || j === null) {
           line.append(leftOut("left out"));
           return;
         }
         const spot = this.places.length > 1 ? [a, b] : [b];
+        const isPad = i === PAD || j === PAD;
         const isEmpty = i < 0 || j < 0; // padding or a zero of the dilation
         const cell = isEmpty
-          ? element("span", i === PAD || j === PAD ? "pad" : "zero", "0")
-          : cellButton("c", "", () => this.choose(spot));
-        if (isEmpty) {
-          cell.setAttribute("role", "gridcell");
-          cell.setAttribute("aria-label", cell.className === "pad" ? "padding, 0" : "zero of the dilation");
-        } else if (this.index === 2) {
-          cell.addEventListener("pointerenter", (event) => {
-            if (event.pointerType === "mouse" && !timer) preview(this.at(spot));
-          });
-        }
+          ? attributed(element("span", isPad ? "pad" : "zero", "0"),
+            { role: "gridcell", "aria-label": isPad ? "padding, 0" : "zero of the dilation" })
+          : buttonOf("c", () => this.choose(spot), { tabindex: -1, role: "gridcell" });
+        if (this.index === 2)
+          cell.addEventListener("pointerenter", (event) => event.pointerType === "mouse" && preview(this.at(spot)));
         line.append(cell);
         this.cells.push({ cell, spot, isEmpty });
       });
@@ -639,12 +615,10 @@ class Panel {
   fill(k, c, position) {
     this.slice = this.slice.map((place, i) =>
       this.places[i].indexOf(position[i] ?? this.places[i].find((one) => one >= 0 && one !== null)));
-    const counts = this.index === 2 && counting();
-    const name = planeName(this.tensor, k, c);
+    const counts = this.index === 2 && $("counts").checked;
     const depth = this.slice.map((place, i) => this.places[i][place]);
-    const where = !depth.length ? ""
-      : ` at ${this.letters[0]} = ${depth[0]}`;
-    this.title.textContent = `${name}${where}${this.flipped ? ", flipped" : ""}` +
+    const where = depth.length ? ` at ${this.letters[0]} = ${depth[0]}` : "";
+    this.title.textContent = planeName(this.tensor, k, c) + where + (this.flipped ? ", flipped" : "") +
       (counts ? ": counts of products" : "");
     this.grid.setAttribute("aria-label", this.title.textContent);
     this.element.classList.toggle("counting", counts);
@@ -652,7 +626,8 @@ class Panel {
     let most = 0;
     const filled = this.cells.filter((one) => !one.isEmpty).map((one) => {
       const where_ = this.at(one.spot);
-      const value = counts ? countAt(where_) : number(this.tensor, k, c, where_);
+      const value = counts ? where_.reduce((n, one, i) => n * drawn.meeting(i, one)[0], direction().terms)
+        : number(this.tensor, k, c, where_);
       most = Math.max(most, Math.abs(value) || 0);
       if (value === undefined) unknown.add(this.tensor);
       return [one.cell, where_, value];
@@ -676,11 +651,8 @@ class Panel {
       if (place < 0) continue; // padding and zeros are not slices of the tensor
       const d = place ?? next;
       if (place === null && (d < 0 || d >= size || this.places[0].includes(d))) continue;
-      const button = element("button", place === depth[0] ? "on" : "", place ?? "…");
-      button.type = "button";
-      button.setAttribute("aria-label", place === null ? `hidden slices, from ${d}` : `slice ${d}`);
-      button.addEventListener("click", () => this.reach([d, ...inner]));
-      buttons.push(button);
+      buttons.push(buttonOf(place === depth[0] ? "on" : "", () => this.reach([d, ...inner]),
+        { "aria-label": place === null ? `hidden slices, from ${d}` : `slice ${d}` }, place ?? "…"));
       next = d + (this.flipped ? -1 : 1);
     }
     this.slices.replaceChildren(`${this.letters[0]} = `, ...buttons);
@@ -780,29 +752,15 @@ function tell() {
 
 function drawLedger() {
   const { operands: [first, second] } = direction();
-  const table = element("table");
-  const body = element("tbody");
-  const line = (texts) => {
-    const made = element("tr");
-    for (const text of texts) made.append(element("td", "", text));
-    body.append(made);
-  };
-  for (const one of products)
-    line([
-      `${nameOf(first, one.k, one.c, one.first)} · ${nameOf(second, one.k, one.c, one.second)}`,
-      `${long(one.values[0])} · ${long(one.values[1])}`, long(one.product), long(one.sum),
-    ]);
-  if (rest) line([`${plural(rest.count, "product")} not shown`, "", long(rest.sum), long(rest.total)]);
-  const head = element("tr");
-  for (const text of ["product", "values", "equals", "running sum"]) {
-    const cell = element("th", "", text);
-    cell.scope = "col";
-    head.append(cell);
-  }
-  const top = element("thead");
-  top.append(head);
-  table.append(top, body);
-  $("ledger").replaceChildren(table);
+  const line = (...texts) => element("tr", "", ...texts.map((text) => element("td", "", text)));
+  const lines = products.map((one) => line(
+    `${nameOf(first, one.k, one.c, one.first)} · ${nameOf(second, one.k, one.c, one.second)}`,
+    `${long(one.values[0])} · ${long(one.values[1])}`, long(one.product), long(one.sum)));
+  if (rest) lines.push(line(`${plural(rest.count, "product")} not shown`, "", long(rest.sum), long(rest.total)));
+  const head = ["product", "values", "equals", "running sum"]
+    .map((text) => attributed(element("th", "", text), { scope: "col" }));
+  $("ledger").replaceChildren(element("table", "",
+    element("thead", "", element("tr", "", ...head)), element("tbody", "", ...lines)));
 }
 
 // -- updates ---------------------------------------------------------------------------------------
@@ -996,12 +954,9 @@ function visit(tensor, [a, b, ...position]) {
 }
 
 for (const [tensor, { operands }] of Object.entries(scene.directions)) {
-  const label = element("label");
-  const radio = element("input");
-  Object.assign(radio, { type: "radio", name: "direction", value: tensor });
+  const radio = attributed(element("input"), { type: "radio", name: "direction", value: tensor });
   radio.addEventListener("change", () => turnTo(tensor));
-  label.append(radio, element("span", "", `${operands.join(", ")} → ${tensor}`));
-  $("directions").append(label);
+  $("directions").append(element("label", "", radio, element("span", "", `${operands.join(", ")} → ${tensor}`)));
 }
 $("first").addEventListener("click", () => { stop(); stepTo(0); });
 $("back").addEventListener("click", () => { stop(); stepTo(chosen.step - 1); });

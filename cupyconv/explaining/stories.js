@@ -141,13 +141,11 @@ function leave(layer) {
 function buildStories() {
   $("front").hidden = Boolean(original.noKnobs);
   for (const [name, { title }] of Object.entries(STORIES)) {
-    const button = element("button", "", title);
-    button.type = "button";
-    button.addEventListener("click", () => {
+    const open = () => {
       openStep(name, 0);
       $("story-next").focus();
-    });
-    $("stories").append(button);
+    };
+    $("stories").append(buttonOf("", open, {}, title));
   }
   $("story-back").addEventListener("click", () => openStep(story.name, story.place - 1));
   $("story-next").addEventListener("click", () => {

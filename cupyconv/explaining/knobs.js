@@ -363,15 +363,9 @@ function showKnobs() {
 
 // Returns the layer in the notation of the address, which resembles the options of the command line.
 function layerAddress() {
-  const { input_shape: input, filter_shape: filter, stride, padding, dilation } = layerOf(knobs);
-  const words = [`input=${input.join("x")}`, `filter=${filter.join("x")}`];
-  const { rank } = knobs;
-  if (stride !== 1) words.push(`stride=${rules.optionText(stride)}`);
-  if (padding !== 0) words.push(`padding=${rules.optionText(padding)}`);
-  if (dilation !== 1) words.push(`dilation=${rules.optionText(dilation)}`);
-  if (knobs.groups !== 1) words.push(`groups=${knobs.groups}`);
-  if (knobs.data !== rules.dataFormats(rank)[0]) words.push(`data_format=${knobs.data}`);
-  if (knobs.filter !== rules.formatsOf({ data_format: knobs.data }, rank)[1]) words.push(`filter_format=${knobs.filter}`);
+  const layer = layerOf(knobs);
+  const words = [`input=${rules.shapeText(layer.input_shape)}`, `filter=${rules.shapeText(layer.filter_shape)}`];
+  for (const [name, value] of scenes.changed(knobs.rank, layer)) words.push(`${name}=${rules.optionText(value)}`);
   if (knobs.values !== "normal") words.push(`values=${knobs.values}`);
   if (knobs.seed !== "0") words.push(`seed=${knobs.seed}`);
   if (knobs.loss !== "dot") words.push(`loss=${knobs.loss}`);

@@ -765,7 +765,7 @@ function drawLedger() {
 
 // -- updates ---------------------------------------------------------------------------------------
 
-function update(position = at()) {
+function update() {
   const { k, c } = shown();
   const one = whole() ? null : now();
   markChannels(k, c);
@@ -773,9 +773,9 @@ function update(position = at()) {
   panels.forEach((panel, i) => {
     const start = one ?? products.find((each) => each.k === k && each.c === c);
     const seen = one ? null : look[panel.tensor];
-    const where = i === 2 ? position : seen ?? start?.[i === 0 ? "first" : "second"] ?? [];
+    const where = i === 2 ? at() : seen ?? start?.[i === 0 ? "first" : "second"] ?? [];
     panel.fill(k, c, where);
-    panel.mark(position, one);
+    panel.mark(at(), one);
   });
   $("step").value = chosen.step;
   $("step").setAttribute("aria-valuetext", $("place").textContent);
@@ -929,14 +929,19 @@ function showFirst() {
   }
 }
 
+// Chooses an image, whose values are shown if the page has them.
+function chooseImage(image) {
+  if (scene.data && image !== scene.image) load(sceneOf(scene.knobs, image));
+  chosen.image = image;
+}
+
 function visit(tensor, [a, b, ...position]) {
   const { groupFilters, groupChannels } = scene.problem;
   if (isFilter(tensor)) {
     chosen.k = a;
     chosen.c = Math.floor(a / groupFilters) * groupChannels + b;
   } else {
-    if (scene.data && a !== scene.image) load(sceneOf(scene.knobs, a));
-    chosen.image = a;
+    chooseImage(a);
     if (tensor.endsWith("x")) chosen.c = b;
     else chosen.k = b;
     if (meet(chosen.k, chosen.c)); // keep the other channel
@@ -964,12 +969,11 @@ $("next").addEventListener("click", () => { stop(); stepTo(whole() ? 1 : chosen.
 $("last").addEventListener("click", () => { stop(); stepTo(steps()); });
 $("play").addEventListener("click", play);
 $("step").addEventListener("input", (event) => { stop(); stepTo(+event.target.value); });
-$("counts").addEventListener("change", () => update());
+$("counts").addEventListener("change", update);
 $("image").addEventListener("change", (event) => {
   const image = Math.trunc(Math.max(0, Math.min(+event.target.value || 0, scene.problem.N - 1)));
   if (event.target.value !== String(image)) notify(`The images are 0 to ${scene.problem.N - 1}.`);
-  if (scene.data && image !== scene.image) load(sceneOf(scene.knobs, image));
-  chosen.image = image;
+  chooseImage(image);
   turnTo(chosen.tensor);
 });
 document.addEventListener("keydown", (event) => {

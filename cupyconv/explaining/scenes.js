@@ -185,21 +185,16 @@ const scenes = (() => {
       `'${dataFormat}'), feature_group_count=${groups}, precision='highest')`;
   }
 
-  // Returns ConvProblem's arguments that differ from their defaults, in Python's notation.
-  function keywords(problem) {
-    const { layer, stride, dilation, axes, mode, groups, dataFormat, filterFormat, rank } = problem;
-    const first = rules.formatsOf({}, rank);
-    const usual = rules.formatsOf({ data_format: layer.data_format }, rank);
-    const found = [];
-    const add = (name, value) => found.push(`${name}=${rules.python(value)}`);
-    if (Math.max(...stride) > 1) add("stride", rules.compact(stride));
-    if (mode !== "explicit") add("padding", mode);
-    else if (axes.some((axis) => axis.before || axis.after)) add("padding", paddingOf(axes));
-    if (Math.max(...dilation) > 1) add("dilation", rules.compact(dilation));
-    if (groups > 1) add("groups", groups);
-    if (dataFormat !== first[0]) add("data_format", dataFormat);
-    if (filterFormat !== usual[1]) add("filter_format", filterFormat);
-    return found;
+  // Returns ConvProblem's arguments that differ from their defaults, as pairs of a name and a value.
+  function changed(rank, layer) {
+    const usual = { stride: 1, padding: 0, dilation: 1, groups: 1, data_format: rules.dataFormats(rank)[0],
+      filter_format: rules.formatsOf({ data_format: layer.data_format }, rank)[1] };
+    return Object.keys(usual).filter((name) => layer[name] !== usual[name]).map((name) => [name, layer[name]]);
+  }
+
+  function options({ rank, stride, dilation, axes, mode, groups, dataFormat, filterFormat }) {
+    return changed(rank, { stride: rules.compact(stride), padding: mode === "explicit" ? paddingOf(axes) : mode,
+      dilation: rules.compact(dilation), groups, data_format: dataFormat, filter_format: filterFormat });
   }
 
   // Returns explicit padding in its shortest form.
@@ -219,14 +214,7 @@ const scenes = (() => {
   function command(scene, element) {
     const { problem, knobs: { layer, values, seed, dtype = "float32" } } = scene;
     const words = ["cupyconv explain", rules.shapeText(layer.input_shape), rules.shapeText(layer.filter_shape)];
-    const { stride, dilation, axes, mode, groups } = problem;
-    if (Math.max(...stride) > 1) words.push(`--stride ${rules.optionText(rules.compact(stride))}`);
-    if (mode !== "explicit") words.push(`--padding ${mode}`);
-    else if (axes.some((axis) => axis.before || axis.after)) words.push(`--padding ${rules.optionText(paddingOf(axes))}`);
-    if (Math.max(...dilation) > 1) words.push(`--dilation ${rules.optionText(rules.compact(dilation))}`);
-    if (groups > 1) words.push(`--groups ${groups}`);
-    for (const option of keywords(problem).filter((text) => text.includes("_format")))
-      words.push(`--${option.split("=")[0].replace("_", "-")} ${option.split("=")[1].replaceAll('"', "")}`);
+    for (const [name, value] of options(problem)) words.push(`--${name.replace("_", "-")} ${rules.optionText(value)}`);
     if (values !== "normal") words.push("--values integers");
     if (String(seed) !== "0") words.push(`--seed ${seed}`);
     if (dtype !== "float32") words.push(`--dtype ${dtype}`);
@@ -263,10 +251,10 @@ const scenes = (() => {
   function programs(scene, element = "") {
     const { problem, knobs: { layer, values, seed, loss, given = [], dtype = "float32", edits = {} } } = scene;
     const { rank, dataFormat, filterFormat } = problem;
-    const options = keywords(problem);
+    const keywords = options(problem).map(([name, value]) => `${name}=${rules.python(value)}`);
     const isSquares = loss === "squares"; // then dy is y
-    const gradient = `dy = cupyconv.conv_forward(${["x", "w", ...options].join(", ")})  # the loss is sum(y²) / 2`;
-    if (dtype !== "float32") options.push(`dtype="${dtype}"`);
+    const gradient = `dy = cupyconv.conv_forward(${["x", "w", ...keywords].join(", ")})  # the loss is sum(y²) / 2`;
+    if (dtype !== "float32") keywords.push(`dtype="${dtype}"`);
     const isRandom = isDrawn(values) && !Object.keys(edits).length && (loss ?? "dot") === "dot";
     const names = isRandom ? given : ["x", "w", "dy"];
     const made = arrays(scene).filter((line) => names.some((name) => line.startsWith(name)) || names.length && line.startsWith("rng"));
@@ -277,7 +265,7 @@ const scenes = (() => {
     if (isLarge(scene)) passed.push("large=True");
     const shapes = [layer.input_shape, layer.filter_shape].map(rules.python);
     const python = ["import cupyconv", ...(names.length ? ["import numpy as np"] : []), "",
-      `problem = cupyconv.ConvProblem(${[...shapes, ...options].join(", ")})`, ...made,
+      `problem = cupyconv.ConvProblem(${[...shapes, ...keywords].join(", ")})`, ...made,
       `explanation = cupyconv.explain(${["problem", ...passed].join(", ")})`,
       `explanation.show(${element ? `"${element}"` : ""})`];
     const shell = names.length ? "" : command(scene, element);
@@ -317,5 +305,5 @@ const scenes = (() => {
     ];
   }
 
-  return { LETTERS, meetings, blank, of, programs, pytorch, tensorflow, jax, paddingOf };
+  return { LETTERS, meetings, blank, of, programs, pytorch, tensorflow, jax, paddingOf, changed };
 })();

@@ -102,8 +102,8 @@ RULE = 12
 Position = int | None
 """Position along an axis; None for left-out positions."""
 
-Look = tuple[str, str, str]
-"""CSS class, text and CSS style of a cell."""
+Look = tuple[str, str, str] | None
+"""CSS class, text and CSS style of a cell; None for the sign of left-out positions."""
 
 
 def svg(
@@ -174,9 +174,7 @@ def map_svg(drawn: TermMap) -> str:
 
     Of a 3-D map, the picture shows the middle slice.
     """
-    *outer, last = [counts for _, counts in drawn.axes]
-    share = prod(counts[len(counts) // 2] for counts in outer[:-1])
-    above = outer[-1] if outer else (1,)
+    above, last, share = drawn.drawn_slice
     most = max(above) * max(last) * share
     canvas = Canvas()
     canvas.text(MARGIN, MARGIN + 12, drawn.legend, "ink head")
@@ -188,7 +186,7 @@ def map_svg(drawn: TermMap) -> str:
 
     rows = visible(len(above), MOST_IN_STRIP)
     columns = visible(len(last), MOST_IN_STRIP)
-    labels = [_number if outer else _nothing, _number]
+    numbers = [*map(_number, rows)] if len(drawn.axes) > 1 else [""]
     _, bottom = _grid(
         canvas,
         MARGIN,
@@ -196,7 +194,7 @@ def map_svg(drawn: TermMap) -> str:
         rows,
         columns,
         lambda i, j: look(rows[i] or 0, columns[j] or 0),
-        [[say(at) for at in places] for say, places in zip(labels, (rows, columns), strict=True)],
+        [numbers, [*map(_number, columns)]],
     )
     notes = [cut_text("rows", rows, len(above)), cut_text("columns", columns, len(last))]
     shown = "; ".join(filter(None, notes))
@@ -206,10 +204,6 @@ def map_svg(drawn: TermMap) -> str:
 
 def _number(position: Position) -> str:
     return "" if position is None or position < 0 else str(position)
-
-
-def _nothing(position: Position) -> str:
-    return ""
 
 
 def _document(canvas: Canvas, label: str) -> str:
@@ -241,6 +235,9 @@ def _prose(canvas: Canvas, x: float, y: float, text: str) -> float:
 
 
 def _cell(canvas: Canvas, x: float, y: float, look: Look) -> None:
+    if look is None:
+        canvas.text(x + CELL / 2, y + CELL / 2 + 3, LEFT_OUT, "soft in")
+        return
     kind, text, style = look
     canvas.rect(x, y, CELL, CELL, kind, style=style)
     if text:
@@ -284,11 +281,8 @@ def _grid(
     for i, row in enumerate(rows):
         for j, column in enumerate(columns):
             x, y = left + j * CELL, top + i * CELL
-            if row is None or column is None:
-                canvas.text(x + CELL / 2, y + CELL / 2 + 3, LEFT_OUT, "soft in")
-                continue
-            cell_look = look(i, j)
-            if cell_look[0] in _MARKS:
+            cell_look = None if row is None or column is None else look(i, j)
+            if cell_look and cell_look[0] in _MARKS:
                 marked.append((x, y, cell_look))
             else:
                 _cell(canvas, x, y, cell_look)
@@ -434,18 +428,15 @@ def _channels(canvas: Canvas, drawn: Scene, top: float) -> float:
             return "zero", "", ""
         return "r" if (row, column) == (k, c) else "cell", f"{row},{column % channels}", ""
 
+    def head(channel: Position, chosen: int, mark: str) -> Look:
+        if channel is None:
+            return None
+        return mark if channel == chosen else "cell", str(channel), ""
+
     for j, channel in enumerate(across):
-        place = left + j * CELL, top
-        if channel is None:
-            canvas.text(place[0] + CELL / 2, place[1] + CELL / 2 + 3, LEFT_OUT, "soft in")
-        else:
-            _cell(canvas, *place, ("a" if channel == c else "cell", str(channel), ""))
+        _cell(canvas, left + j * CELL, top, head(channel, c, "a"))
     for i, channel in enumerate(down):
-        place = left - CELL - 14, below + RULE + i * CELL
-        if channel is None:
-            canvas.text(place[0] + CELL / 2, place[1] + CELL / 2 + 3, LEFT_OUT, "soft in")
-        else:
-            _cell(canvas, *place, ("b" if channel == k else "cell", str(channel), ""))
+        _cell(canvas, left - CELL - 14, below + RULE + i * CELL, head(channel, k, "b"))
     empty = [[""] * len(down), [""] * len(across)]
     end, bottom = _grid(canvas, left, below, down, across, look, empty)
     canvas.text(end + 12, top + 18, "channels of x", "ink")

@@ -81,11 +81,20 @@ class TermMap:
         """Return the whole map as a NumPy array of the spatial shape."""
         import numpy as np
 
-        every = [np.asarray(counts, np.int64) for _, counts in self.axes]
         result: Any = np.int64(self.factor)
-        for counts in every:
-            result = np.multiply.outer(result, counts)
+        for _, counts in self.axes:
+            result = np.multiply.outer(result, np.asarray(counts, np.int64))
         return result
+
+    @property
+    def drawn_slice(self) -> tuple[Sequence[int], Sequence[int], int]:
+        """Counts along the rows and the columns of the drawn slice, and the slice's own count.
+
+        Of a 3-D map, the middle slice is drawn; a 1-D map has one row.
+        """
+        *outer, last = [counts for _, counts in self.axes]
+        above = outer[-1] if outer else (1,)
+        return above, last, prod(counts[len(counts) // 2] for counts in outer[:-1])
 
     @property
     def smallest(self) -> int:
@@ -136,12 +145,9 @@ class TermMap:
             columns, rows: largest width in characters and largest height in lines.
             colour: use a terminal's background colours instead of shade characters.
         """
-        *outer, last = [counts for _, counts in self.axes]
-        middle = [counts[len(counts) // 2] for counts in outer[:-1]]
-        above = outer[-1] if outer else (1,)
-        most = prod(map(max, (above, last))) * prod(middle)
-        width = len(str(most)) + 2
-        width = max(width, len(str(len(last) - 1)) + 2)
+        above, last, share = self.drawn_slice
+        most = max(above) * max(last) * share
+        width = max(len(str(most)), len(str(len(last) - 1))) + 2
         across = visible(len(last), max((columns - 6) // width, 4))
         down = visible(len(above), max(rows - 1, 4))
         # A shade follows each count, so a space follows each column number.
@@ -156,9 +162,9 @@ class TermMap:
                 if column is None:
                     cells.append("..".rjust(width))
                     continue
-                value = above[row] * last[column] * prod(middle)
+                value = above[row] * last[column] * share
                 cells.append(_cell(value, most, width, colour))
-            label = row if outer else ""
+            label = row if len(self.axes) > 1 else ""
             yield f"{label:>4} {''.join(cells)}".rstrip()
 
     def svg(self) -> str:

@@ -27,6 +27,7 @@ from sphinx.util.docutils import SphinxDirective
 
 import cupyconv
 from cupyconv.cli.configuration import PRESETS, Layer, read_file
+from cupyconv.markup import escape
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +112,7 @@ class Kernel(SphinxDirective):
         children: list[nodes.Node] = []
         for example in pictures.EXAMPLES[self.arguments[0]]:
             drawn = pictures.launched(self.arguments[0], example)
-            caption = f"<figcaption>{pictures.escape(drawn.caption)}</figcaption>"
+            caption = f"<figcaption>{escape(drawn.caption)}</figcaption>"
             figure = f'<figure class="picture">{drawn.svg}{caption}</figure>'
             children.append(nodes.raw("", figure, format="html"))
             text = "\n".join(
@@ -166,7 +167,7 @@ class Explained(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         name = self.arguments[0]
         _, title = explained(name)
-        shown = pictures.escape(title)
+        shown = escape(title)
         command = f"cupyconv explain --preset {name} --open"
         words = " ".join(f'<span class="pre">{word}</span>' for word in command.split())
         frame = (

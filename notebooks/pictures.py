@@ -12,12 +12,11 @@ from typing import Any
 from cupyconv.kernels.hopper import consumers, takes_turns
 from cupyconv.kernels.strides import Strides
 from cupyconv.launch import Launch
-from cupyconv.markup import escape
 from cupyconv.planning import Device, launches, plan_pass
 from cupyconv.problem import ConvProblem
 from cupyconv.svg import Canvas, themed
 
-__all__ = ["EXAMPLES", "Drawn", "Example", "escape", "launched"]
+__all__ = ["EXAMPLES", "Drawn", "Example", "launched"]
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def launched(family: str, example: Example) -> Drawn:
     launch = next(one for one in made if one.source not in copies)
     macros = dict(launch.defines)
     canvas = Canvas()
-    _PAINTERS[family](canvas, macros, launch, planned.tile)
+    _PAINTERS[family](canvas, lambda name: int(macros[name]), launch, planned.tile)
     blocks = " x ".join(map(str, launch.grid))
     caption = f"{example.pass_} of {problem!r}, as {family} launches it on {device.architecture}"
     facts = {
@@ -131,11 +130,8 @@ _STYLE = "".join(
 _SIDE = 260.0
 """Length of the longer side of a tile, in pixels (chosen)."""
 
-Macros = dict[str, str | int]
-
-
-def _number(macros: Macros, name: str) -> int:
-    return int(macros[name])
+Number = Callable[[str], int]
+"""Function that returns the value of a macro of the launch."""
 
 
 def _grid(
@@ -148,12 +144,6 @@ def _grid(
     for row in range(1, rows):
         at = y + height * row / rows
         canvas.line(x, at, x + width, at, _LINE, stroke_width=0.5)
-
-
-def _box(
-    canvas: Canvas, x: float, y: float, width: float, height: float, kind: str, title: str = ""
-) -> None:
-    canvas.rect(x, y, width, height, kind, title)
 
 
 def _product(
@@ -173,9 +163,9 @@ def _product(
     left, top = 30 + deep + 5 * stages + 120, 24 + deep + 5 * stages + 46
     for stage in reversed(range(stages)):
         back = 5.0 * stage
-        _box(canvas, left - 30 - deep - back, top + back, deep, high, _A, f"A, stage {stage}")
-        _box(canvas, left + back, top - 30 - deep - back, wide, deep, _B, f"B, stage {stage}")
-    _box(canvas, left, top, wide, high, _C, "C")
+        canvas.rect(left - 30 - deep - back, top + back, deep, high, _A, f"A, stage {stage}")
+        canvas.rect(left + back, top - 30 - deep - back, wide, deep, _B, f"B, stage {stage}")
+    canvas.rect(left, top, wide, high, _C, "C")
     ring = f", {stages} stages" if stages > 1 else ""
     canvas.text(8, 20, f"A: {words[0]}, {m} x {k}{ring}")
     canvas.text(8, 38, f"B: {words[1]}, {k} x {n}{ring}")
@@ -191,12 +181,12 @@ _WORDS = {
 """Descriptions of A, B and C, keyed by the macro PASS: forward, backprop_input, backprop_filter."""
 
 
-def _generic(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
-    m, n, k = (_number(macros, f"BLOCK_{letter}") for letter in "MNK")
-    of_m, of_n = _number(macros, "THREAD_M"), _number(macros, "THREAD_N")
+def _generic(canvas: Canvas, number: Number, launch: Launch, tile: Any) -> None:
+    m, n, k = (number(f"BLOCK_{letter}") for letter in "MNK")
+    of_m, of_n = number("THREAD_M"), number("THREAD_N")
     left, top, scale = _product(canvas, m, n, k, 1, _WORDS[0])
     _grid(canvas, left, top, n * scale, m * scale, n // of_n, m // of_m)
-    _box(canvas, left, top, of_n * scale, of_m * scale, _MARK, "thread 0")
+    canvas.rect(left, top, of_n * scale, of_m * scale, _MARK, "thread 0")
     canvas.text(
         left,
         top + m * scale + 41,
@@ -204,14 +194,14 @@ def _generic(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
     )
 
 
-def _gather(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
-    m, n, k = (_number(macros, f"BLOCK_{letter}") for letter in "MNK")
-    warps_m, warps_n = _number(macros, "WARPS_M"), _number(macros, "WARPS_N")
-    stages = _number(macros, "STAGES")
-    left, top, scale = _product(canvas, m, n, k, stages, _WORDS[_number(macros, "PASS")])
+def _gather(canvas: Canvas, number: Number, launch: Launch, tile: Any) -> None:
+    m, n, k = (number(f"BLOCK_{letter}") for letter in "MNK")
+    warps_m, warps_n = number("WARPS_M"), number("WARPS_N")
+    stages = number("STAGES")
+    left, top, scale = _product(canvas, m, n, k, stages, _WORDS[number("PASS")])
     _grid(canvas, left, top, n * scale, m * scale, warps_n, warps_m)
     warp_m, warp_n = m // warps_m, n // warps_n
-    _box(canvas, left, top, 8 * scale, 16 * scale, _MARK, "one product of mma.sync")
+    canvas.rect(left, top, 8 * scale, 16 * scale, _MARK, "one product of mma.sync")
     for warp in range(warps_m * warps_n):
         across, down = warp % warps_n, warp // warps_n
         canvas.text(
@@ -228,10 +218,10 @@ def _gather(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
     )
 
 
-def _hopper(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
+def _hopper(canvas: Canvas, number: Number, launch: Launch, tile: Any) -> None:
     m, n, k = tile.block_m, tile.block_n, tile.block_k
-    cluster, stages = _number(macros, "CLUSTER"), _number(macros, "STAGES")
-    pass_ = _number(macros, "PASS")
+    cluster, stages = number("CLUSTER"), number("STAGES")
+    pass_ = number("PASS")
     left, top, scale = _product(canvas, m, n, k, stages, _WORDS[pass_])
     groups = 1 if takes_turns(tile) else consumers(tile.block_m)
     for group in range(groups):
@@ -261,34 +251,34 @@ def _hopper(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
         canvas.text(left, below + 18, f"clusters of {cluster} stacked blocks share the tile of B")
 
 
-def _direct(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
-    down, across = _number(macros, "TILE_ROWS"), _number(macros, "TILE_COLUMNS")
-    vector = _number(macros, "VECTOR")
-    lanes, strips = _number(macros, "LANES"), _number(macros, "STRIPS")
-    r, s = _number(macros, "FILTER_R"), _number(macros, "FILTER_S")
-    rows = (down - 1) * _number(macros, "STRIDE_H") + (r - 1) * _number(macros, "DILATION_H") + 1
-    columns = (across - 1) * _number(macros, "STRIDE_W") + (s - 1) * _number(macros, "DILATION_W")
+def _direct(canvas: Canvas, number: Number, launch: Launch, tile: Any) -> None:
+    down, across = number("TILE_ROWS"), number("TILE_COLUMNS")
+    vector = number("VECTOR")
+    lanes, strips = number("LANES"), number("STRIPS")
+    r, s = number("FILTER_R"), number("FILTER_S")
+    rows = (down - 1) * number("STRIDE_H") + (r - 1) * number("DILATION_H") + 1
+    columns = (across - 1) * number("STRIDE_W") + (s - 1) * number("DILATION_W")
     columns += 1
     cell, left, top = 26.0, 30.0, 50.0
     canvas.text(8, 20, "The output tile of a thread, and the input that it reads")
     canvas.text(left, top - 6, f"input: {rows} rows of {columns} columns, {vector} channels")
-    _box(canvas, left, top, columns * cell, rows * cell, _A)
+    canvas.rect(left, top, columns * cell, rows * cell, _A)
     _grid(canvas, left, top, columns * cell, rows * cell, columns, rows)
-    _box(canvas, left, top, s * cell, r * cell, _MARK, "the window of the first output")
+    canvas.rect(left, top, s * cell, r * cell, _MARK, "the window of the first output")
     side = left + columns * cell + 40
     canvas.text(side, top - 6, f"output: {down} x {across} pixels")
-    _box(canvas, side, top, across * cell, down * cell, _C, "the tile")
+    canvas.rect(side, top, across * cell, down * cell, _C, "the tile")
     _grid(canvas, side, top, across * cell, down * cell, across, down)
-    _box(canvas, side, top, cell, cell, _MARK, "its output")
+    canvas.rect(side, top, cell, cell, _MARK, "its output")
     canvas.text(side, top + down * cell + 18, "each input row is used for all")
     canvas.text(side, top + down * cell + 36, "output rows that need it;")
     canvas.text(side, top + down * cell + 54, f"marked: a window of {r} x {s} taps")
     block = top + max(rows * cell, down * cell + 54) + 30
     canvas.text(8, block, f"A block: {strips} tiles x {lanes} threads of {vector} channels")
     wide, high = 300.0, 110.0
-    _box(canvas, left, block + 12, wide, high, _C, "a block")
+    canvas.rect(left, block + 12, wide, high, _C, "a block")
     _grid(canvas, left, block + 12, wide, high, lanes, strips)
-    _box(canvas, left, block + 12, wide / lanes, high / strips, _MARK, "thread 0")
+    canvas.rect(left, block + 12, wide / lanes, high / strips, _MARK, "thread 0")
     canvas.text(
         left,
         block + high + 30,
@@ -296,53 +286,53 @@ def _direct(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
     )
 
 
-def _patch(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
-    p, q = _number(macros, "TILE_P"), _number(macros, "TILE_Q")
-    r, s = _number(macros, "FILTER_R"), _number(macros, "FILTER_S")
-    down, across = _number(macros, "STRIDE_H"), _number(macros, "STRIDE_W")
-    rows = (p - 1) * down + (r - 1) * _number(macros, "DILATION_H") + 1
-    columns = (q - 1) * across + (s - 1) * _number(macros, "DILATION_W") + 1
+def _patch(canvas: Canvas, number: Number, launch: Launch, tile: Any) -> None:
+    p, q = number("TILE_P"), number("TILE_Q")
+    r, s = number("FILTER_R"), number("FILTER_S")
+    down, across = number("STRIDE_H"), number("STRIDE_W")
+    rows = (p - 1) * down + (r - 1) * number("DILATION_H") + 1
+    columns = (q - 1) * across + (s - 1) * number("DILATION_W") + 1
     cell = 420.0 / columns
     left, top = 30.0, 44.0
-    channels = _number(macros, "CHANNELS")
+    channels = number("CHANNELS")
     canvas.text(8, 20, f"The patch: {rows} x {columns} pixels of {channels} channels, copied once")
-    _box(canvas, left, top, columns * cell, rows * cell, _A, "the patch")
+    canvas.rect(left, top, columns * cell, rows * cell, _A, "the patch")
     _grid(canvas, left, top, columns * cell, rows * cell, columns, rows)
-    _box(canvas, left, top, s * cell, r * cell, _MARK, "the window of the first output")
+    canvas.rect(left, top, s * cell, r * cell, _MARK, "the window of the first output")
     below = top + rows * cell + 40
-    canvas.text(8, below - 10, f"The tile: {p} x {q} outputs of {macros.get('BLOCK_N')} filters")
+    canvas.text(8, below - 10, f"The tile: {p} x {q} outputs of {number('BLOCK_N')} filters")
     size = min(2 * cell, 420.0 / q)
-    _box(canvas, left, below, q * size, p * size, _C, "the tile of the output")
+    canvas.rect(left, below, q * size, p * size, _C, "the tile of the output")
     _grid(canvas, left, below, q * size, p * size, q, p)
-    _box(canvas, left, below, size, size, _MARK, "its output")
+    canvas.rect(left, below, size, size, _MARK, "its output")
     canvas.text(
         left, below + p * size + 18, f"{launch.block[0] // 32} warps, {r} x {s} taps marked"
     )
 
 
-def _toeplitz(canvas: Canvas, macros: Macros, launch: Launch, tile: Any) -> None:
-    taps, strips = _number(macros, "FILTER_S"), _number(macros, "STRIPS")
-    rows = 16 * _number(macros, "ROW_TILES")
+def _toeplitz(canvas: Canvas, number: Number, launch: Launch, tile: Any) -> None:
+    taps, strips = number("FILTER_S"), number("STRIPS")
+    rows = 16 * number("ROW_TILES")
     warps = launch.block[0] // 32
     cell, left, top = 13.0, 30.0, 44.0
     deep = 8 * ((taps + 14) // 8)
     canvas.text(8, 20, f"A row of the filter as a matrix of {deep} x 8: {taps} taps per column")
-    _box(canvas, left, top, 8 * cell, deep * cell, "paper", "T_r")
+    canvas.rect(left, top, 8 * cell, deep * cell, "paper", "T_r")
     for column in range(8):
-        _box(canvas, left + column * cell, top + column * cell, cell, taps * cell, _B)
+        canvas.rect(left + column * cell, top + column * cell, cell, taps * cell, _B)
     _grid(canvas, left, top, 8 * cell, deep * cell, 8, deep)
     side = left + 8 * cell + 60
     canvas.text(side, top + 12, f"A block: {warps} channels, a warp each,")
     canvas.text(side, top + 30, f"{rows} rows x {strips} strips of 8 columns")
     for channel in reversed(range(warps)):
         x, y = side + 6 * channel, top + 50 + 6 * channel
-        _box(canvas, x, y, 8 * strips * 5, rows * 5, _C, f"channel {channel}")
+        canvas.rect(x, y, 8 * strips * 5, rows * 5, _C, f"channel {channel}")
     _grid(canvas, side, top + 50, 8 * strips * 5, rows * 5, strips, rows // 16)
-    _box(canvas, side, top + 50, 40, 80, _MARK, "one product: 16 rows, 8 columns")
+    canvas.rect(side, top + 50, 40, 80, _MARK, "one product: 16 rows, 8 columns")
     canvas.text(side, top + 50 + rows * 5 + 6 * warps + 18, "marked: 16 x 8, one mma.sync")
 
 
-_PAINTERS: dict[str, Callable[[Canvas, Macros, Launch, Any], None]] = {
+_PAINTERS: dict[str, Callable[[Canvas, Number, Launch, Any], None]] = {
     "cuda-generic": _generic,
     "cuda-gather": _gather,
     "cuda-hopper": _hopper,

@@ -19,7 +19,7 @@ from cupyconv.explaining.scene import PAD, Direction, Scene, cut_text
 from cupyconv.explaining.shapes import the
 from cupyconv.explaining.terms import Element
 from cupyconv.explaining.values import short
-from cupyconv.problem import ConvAxis, ConvProblem, counted, shape_text
+from cupyconv.problem import ConvAxis, ConvProblem, counted
 from cupyconv.svg import Canvas, themed
 
 if TYPE_CHECKING:
@@ -122,10 +122,7 @@ def svg(
     """
     drawn = scene.scene(problem, data, element)
     canvas = Canvas()
-    head = (
-        f"{shape_text(problem.input_shape)} * {shape_text(problem.filter_shape)} -> "
-        f"{shape_text(problem.output_shape)}"
-    )
+    head = scene.heading(problem)
     canvas.text(MARGIN, MARGIN + 12, title or head, "ink title")
     top = MARGIN + 34.0
     if title:

@@ -21,13 +21,14 @@ from cupyconv.explaining.scene import (
     Direction,
     Limits,
     Scene,
+    heading,
     plain,
     scene,
 )
 from cupyconv.explaining.terms import Element
 from cupyconv.explaining.values import MOST_ELEMENTS, MOST_FLOPS, OPERANDS, Values
 from cupyconv.markup import Document, escape
-from cupyconv.problem import ConvProblem, shape_text
+from cupyconv.problem import ConvProblem
 
 _MOST_COUNTED = 2**53
 """Largest integer up to which a browser represents every integer exactly."""
@@ -86,17 +87,13 @@ def html(
             f"the layer has {most}",
             "Draw the figure instead: svg(), or --svg on the command line",
         )
-    head = (
-        f"{shape_text(problem.input_shape)} * {shape_text(problem.filter_shape)} -> "
-        f"{shape_text(problem.output_shape)}"
-    )
     programs = "".join(
         f"<details><summary>{escape(entry.framework)}</summary>"
         f"<pre>{escape(entry.program)}</pre></details>"
         for entry in translate.translations(problem)
     )
     content = {
-        "title": escape(document.title or head),
+        "title": escape(document.title or heading(problem)),
         "policy": escape(_POLICY),
         "style": _asset("page.css"),
         "script": "".join(map(_script, _SCRIPTS)),

@@ -22,7 +22,7 @@ from cupyconv.explaining import adjoints, shapes, terms
 from cupyconv.explaining.counts import visible
 from cupyconv.explaining.terms import Element
 from cupyconv.explaining.values import OPERANDS
-from cupyconv.problem import ConvAxis, ConvProblem
+from cupyconv.problem import ConvAxis, ConvProblem, shape_text
 
 PAD, ZERO = -1, -2
 """Contents of cells without an element of a tensor: padding, or a zero between dilated elements."""
@@ -224,6 +224,12 @@ class Scene:
         array = self.data[tensor] if array is None else array
         order = self.problem.filter_axes if tensor in ("w", "dw") else self.problem.data_axes
         return arrays.on_host(array.transpose(order)[self.index(tensor, k, c)])
+
+
+def heading(problem: ConvProblem) -> str:
+    """Return the shapes of a layer as one line, the heading of a picture or page without title."""
+    given = f"{shape_text(problem.input_shape)} * {shape_text(problem.filter_shape)}"
+    return f"{given} -> {shape_text(problem.output_shape)}"
 
 
 def plain(number: Any) -> float:

@@ -7,10 +7,10 @@ import re
 import sys
 import tempfile
 import webbrowser
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from cupyconv.errors import ConvError
 from cupyconv.explaining import translate
@@ -160,46 +160,34 @@ def _scene(
 
     The drawn part is chosen so that the text has at most ``most_bytes`` bytes, if possible.
     """
-    smaller = [(_LIMITS[-1], is_kept) for is_kept in (_is_in_first_sums, _is_in_first_pair)]
-    for limits, is_kept in [*((limits, _is_any) for limits in _LIMITS), *smaller]:
-        content = _content(problem, data, scene(problem, data, element, limits), limits, is_kept)
+    tried: list[tuple[Limits, Kept]] = [(limits, "all") for limits in _LIMITS]
+    for limits, kept in [*tried, (_LIMITS[-1], "sums"), (_LIMITS[-1], "pair")]:
+        content = _content(scene(problem, data, element, limits), limits, kept)
         # Escape "<": in a script, "</" and "<!--" change how a browser reads the rest.
-        text = _json(content).replace("<", "\\u003c")
+        text = json.dumps(content, separators=(",", ":")).replace("<", "\\u003c")
         if len(text) <= most_bytes:
             break
     return text
 
 
-def _json(content: Any) -> str:
-    return json.dumps(content, separators=(",", ":"))
+Kept = Literal["all", "sums", "pair"]
+"""Drawn planes on a page: all, those of the first sums, or those of the first pair of channels."""
 
 
-IsKept = Callable[[Scene, str, int, int], bool]
-"""Function of a scene, a tensor, and k and c of a plane: whether the page contains the plane."""
+def _is_kept(drawn: Scene, tensor: str, k: int, c: int, kept: Kept) -> bool:
+    """Return whether the page contains a plane.
 
-
-def _is_any(drawn: Scene, tensor: str, k: int, c: int) -> bool:
-    return True
-
-
-def _is_in_first_sums(drawn: Scene, tensor: str, k: int, c: int) -> bool:
-    """Return whether the sums that the page shows first read a plane.
-
-    They read all planes of x and dy.  Of w and dw, they read the planes that have the filter or the
-    channel of the plane that is shown first.
+    The sums that the page shows first read all planes of x and dy.  Of w and dw, they read the
+    planes that have the filter or the channel of the plane that is shown first.
     """
-    return tensor[-1] != "w" or k == drawn.k or c == drawn.c
+    if kept == "pair":
+        return drawn.index(tensor, k, c) == drawn.index(tensor, drawn.k, drawn.c)
+    return kept == "all" or tensor not in ("w", "dw") or k == drawn.k or c == drawn.c
 
 
-def _is_in_first_pair(drawn: Scene, tensor: str, k: int, c: int) -> bool:
-    """Return whether a plane is the one that is shown first."""
-    return drawn.index(tensor, k, c) == drawn.index(tensor, drawn.k, drawn.c)
-
-
-def _content(
-    problem: ConvProblem, data: Mapping[str, Any], drawn: Scene, limits: Limits, is_kept: IsKept
-) -> dict[str, Any]:
+def _content(drawn: Scene, limits: Limits, kept: Kept) -> dict[str, Any]:
     """Return the data of the page: the first layer, its first elements, its values, and limits."""
+    problem, data = drawn.problem, drawn.data
     reason, knobs = _no_knobs(problem), _knobs(problem, data)
     numbers = sum(map(prod, (problem.input_shape, problem.filter_shape, problem.output_shape)))
     computes = (
@@ -211,18 +199,18 @@ def _content(
         and problem.flops // problem.flops_of_product <= MOST_PRODUCTS
     )
     known = [tensor for tensor in RESULTS if tensor not in drawn.missing]
-    library = {tensor: _packed(drawn, tensor, is_kept, 10) for tensor in known}
+    library = {tensor: _packed(drawn, tensor, kept, 10) for tensor in known}
     if computes and len(json.dumps(library)) > _MOST_RESULTS:
-        library = {tensor: _packed(drawn, tensor, _is_in_first_pair, 10) for tensor in known}
+        library = {tensor: _packed(drawn, tensor, "pair", 10) for tensor in known}
     values: dict[str, Any] = {}
     if not computes:
         for tensor in OPERANDS:
             if tensor not in drawn.missing:
-                values[tensor] = _packed(drawn, tensor, is_kept, 17)
+                values[tensor] = _packed(drawn, tensor, kept, 17)
         for tensor in known:
             if isinstance(data, Values) and _leaves_out(drawn, drawn.directions[tensor]):
                 exact = data.compute(tensor, "float64")
-                values[tensor] = _packed(drawn, tensor, is_kept, 17, exact)
+                values[tensor] = _packed(drawn, tensor, kept, 17, exact)
     return {
         "opened": drawn.opened,
         "image": drawn.image,
@@ -270,14 +258,14 @@ def _leaves_out(drawn: Scene, direction: Direction) -> bool:
 
 
 def _packed(
-    drawn: Scene, tensor: str, is_kept: IsKept, digits: int, array: Any = None
+    drawn: Scene, tensor: str, kept: Kept, digits: int, array: Any = None
 ) -> dict[str, Any]:
     """Return the drawn values of a tensor: the positions of each axis, and numbers per plane.
 
     Args:
         drawn: the scene.
         tensor: name of the tensor.
-        is_kept: function that chooses the planes.
+        kept: planes to return.
         digits: number of significant digits.
         array: other values of the tensor.
     """
@@ -300,7 +288,7 @@ def _packed(
         pairs = [(k, drawn.c) for k in filters]
     planes = {}
     for k, c in pairs:
-        if is_kept(drawn, tensor, k, c):
+        if _is_kept(drawn, tensor, k, c, kept):
             numbers = drawn.plane(tensor, k, c, array)[np.ix_(*where)].ravel()
             planes[drawn.key(tensor, k, c)] = [_number(plain(value), digits) for value in numbers]
     return {"at": where, "planes": planes}

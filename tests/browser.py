@@ -87,6 +87,8 @@ def acted(script: str) -> str:
           [...document.querySelectorAll(s)], text = (id) => document.getElementById(id).textContent,
           wait = (ms) => new Promise((done) => setTimeout(done, ms)),
           press = (id) => document.getElementById(id).click(),
+          visible = (id) => document.getElementById(id).checkVisibility(),
+          direct = (tensor) => $$(`input[value=${{tensor}}]`)[0].click(),
           cell = (name) => $$('.panel button').find((b) =>
             b.getAttribute('aria-label').startsWith(name + ' ')),
           marked = (kind) => $$(kind).map((b) => b.getAttribute('aria-label').split(' ')[0]).join(),

@@ -100,12 +100,8 @@ def valid_layer(draw: random.Random) -> dict[str, Any]:
         return layer
 
 
-FIRST = {
-    "passes": {tensor: pass_._asdict() for tensor, pass_ in scene.PASSES.items()},
-    "turned": scene.DRAWN._asdict(),
-    "most": {"numbers": page.MOST_NUMBERS, "products": page.MOST_PRODUCTS},
-}
-"""Data of a page that the scenes of turned knobs read."""
+FIRST = page._content(scene.scene(ConvProblem((1, 1, 3), (1, 1, 2)), {}), scene.DRAWN, "all")
+"""Data of a page, whose limits and texts the scenes of turned knobs read."""
 
 
 def in_scene(layer: dict[str, Any], values: str, seed: int) -> dict[str, Any]:
@@ -113,21 +109,18 @@ def in_scene(layer: dict[str, Any], values: str, seed: int) -> dict[str, Any]:
     problem = ConvProblem(**layer)
     explanation = cupyconv.explain(problem, values=values, seed=seed)
     made = scene.scene(explanation.problem, explanation.data)
-    drawn = {name: getattr(made, name) for name in ("opened", "image", "k", "c")}
+    content = page._content(made, scene.DRAWN, "pair")
+    drawn = {name: content[name] for name in ("opened", "image", "k", "c", "directions")}
     rules = {"y": problem.axes}
     rules["dx"] = [axis.rule for axis in adjoints.input_gradient_axes(problem)]
     rules["dw"] = [axis.rule for axis in adjoints.filter_gradient_axes(problem)]
     sizes = ("input", "filter", "output", "stride", "dilation", "pad_before", "pad_after")
-    drawn["directions"] = {
-        tensor: {
-            "at": direction.at,
+    for tensor, direction in made.directions.items():
+        drawn["directions"][tensor] |= {
             "terms": direction.terms,
             "note": direction.note,
-            "rule": page._formula(problem, tensor),
             "rules": [[getattr(rule, size) for size in sizes] for rule in rules[tensor]],
         }
-        for tensor, direction in made.directions.items()
-    }
     tensors = {
         name: np.asarray(explanation.data[name], "float64")
         .transpose(problem.filter_axes if name[-1] == "w" else problem.data_axes)

@@ -113,8 +113,7 @@ class Kernel(SphinxDirective):
         for example in pictures.EXAMPLES[self.arguments[0]]:
             drawn = pictures.launched(self.arguments[0], example)
             caption = f"<figcaption>{escape(drawn.caption)}</figcaption>"
-            figure = f'<figure class="picture">{drawn.svg}{caption}</figure>'
-            children.append(nodes.raw("", figure, format="html"))
+            children.append(_figure("picture", f"{drawn.svg}{caption}"))
             text = "\n".join(
                 textwrap.fill(f"{name:16}{fact}", WIDTH, subsequent_indent=" " * 16)
                 for name, fact in drawn.facts.items()
@@ -129,10 +128,7 @@ class LayerPicture(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        explanation, _ = explained(self.arguments[0])
-        return [
-            nodes.raw("", f'<figure class="picture">{explanation.svg()}</figure>', format="html")
-        ]
+        return [_figure("picture", explained(preset(self.arguments[0])).svg())]
 
 
 class Pairs(SphinxDirective):
@@ -141,7 +137,7 @@ class Pairs(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        return [_figure(diagrams.pairs(preset(self.arguments[0]).problem()))]
+        return [_figure("diagram", diagrams.pairs(preset(self.arguments[0]).problem()))]
 
 
 class Windows(SphinxDirective):
@@ -151,12 +147,12 @@ class Windows(SphinxDirective):
     final_argument_whitespace = True
 
     def run(self) -> list[nodes.Node]:
-        names = self.arguments[0].split()
-        return [_figure(diagrams.windows([preset(name).problem() for name in names]))]
+        problems = [preset(name).problem() for name in self.arguments[0].split()]
+        return [_figure("diagram", diagrams.windows(problems))]
 
 
-def _figure(svg: str) -> nodes.raw:
-    return nodes.raw("", f'<figure class="diagram">{svg}</figure>', format="html")
+def _figure(kind: str, content: str) -> nodes.raw:
+    return nodes.raw("", f'<figure class="{kind}">{content}</figure>', format="html")
 
 
 class Explained(SphinxDirective):
@@ -166,8 +162,7 @@ class Explained(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         name = self.arguments[0]
-        _, title = explained(name)
-        shown = escape(title)
+        shown = escape(preset(name).heading)
         command = f"cupyconv explain --preset {name} --open"
         words = " ".join(f'<span class="pre">{word}</span>' for word in command.split())
         frame = (
@@ -231,11 +226,9 @@ def preset(name: str) -> Layer:
     return layer
 
 
-def explained(name: str) -> tuple[cupyconv.Explanation, str]:
-    """Return the explanation of a preset's layer, and the layer's heading."""
-    layer = preset(name)
-    made = cupyconv.explain(layer.problem(), title=layer.heading, values=layer.values)
-    return made, layer.heading
+def explained(layer: Layer) -> cupyconv.Explanation:
+    """Return the explanation of a layer, with the layer's heading and values."""
+    return cupyconv.explain(layer.problem(), title=layer.heading, values=layer.values)
 
 
 def write_gallery(app: Sphinx) -> None:
@@ -243,8 +236,7 @@ def write_gallery(app: Sphinx) -> None:
     folder = Path(app.outdir) / "gallery"
     folder.mkdir(parents=True, exist_ok=True)
     for layer in read_file(PRESETS):
-        made, _ = explained(layer.name or "")
-        (folder / f"{layer.name}.html").write_text(made.page(), encoding="utf-8")
+        (folder / f"{layer.name}.html").write_text(explained(layer).page(), encoding="utf-8")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

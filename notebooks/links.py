@@ -14,7 +14,7 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
-from typing import Any
+from operator import attrgetter
 
 import cupyconv
 
@@ -32,23 +32,18 @@ def modules() -> Iterator[str]:
 @cache
 def targets() -> dict[str, str]:
     """Return the full name of everything that the reference describes, keyed by each short name."""
-    settings = ("benchmark", "workspace_limit")
-    names = {f"cupyconv.{name}": f"cupyconv.{name}" for name in settings}
-    for module in modules():
-        full = f"cupyconv.{module}"
-        names[full] = full
-        for name in import_module(full).__all__:
-            names[f"{module}.{name}"] = names[f"{full}.{name}"] = f"{full}.{name}"
-    for name, owner in cupyconv._MODULES.items():
-        if not owner:
-            continue
-        names[name] = names[f"cupyconv.{name}"] = f"cupyconv.{name}"
+    names = [
+        f"{module}.{name}"
+        for module in modules()
+        for name in import_module(f"cupyconv.{module}").__all__
+    ]
+    for name in (name for name, owner in cupyconv._MODULES.items() if owner):
         value = getattr(cupyconv, name)
-        for member in vars(value) if inspect.isclass(value) else ():
-            if not member.startswith("_"):
-                member = f"{name}.{member}"
-                names[member] = names[f"cupyconv.{member}"] = f"cupyconv.{member}"
-    return names
+        members = vars(value) if inspect.isclass(value) else ()
+        names += [name, *(f"{name}.{member}" for member in members if not member.startswith("_"))]
+    # Modules and settings have no short name, because their names are also plain words.
+    full = [f"cupyconv.{name}" for name in (*names, *modules(), "benchmark", "workspace_limit")]
+    return {name: f"cupyconv.{name}" for name in names} | {name: name for name in full}
 
 
 def target(word: str, owner: str) -> str | None:
@@ -139,10 +134,7 @@ def described(page: str) -> list[str]:
 def summary(name: str) -> str:
     """Return the first sentence of the docstring of a public object or constant."""
     owner, _, last = name.rpartition(".")
-    module, parts = import_module("cupyconv"), name.split(".")[1:]
-    value: Any = module
-    for part in parts:
-        value = getattr(value, part)
+    value = attrgetter(name.removeprefix("cupyconv."))(cupyconv)
     constant = isinstance(value, int | str)
     text = _constants(owner)[last] if constant else inspect.getdoc(value) or ""
     paragraph = " ".join(text.partition("\n\n")[0].split())

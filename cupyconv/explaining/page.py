@@ -18,7 +18,6 @@ from cupyconv.explaining.scene import (
     DRAWN,
     PASSES,
     RESULTS,
-    Direction,
     Limits,
     Scene,
     heading,
@@ -203,12 +202,13 @@ def _content(drawn: Scene, limits: Limits, kept: Kept) -> dict[str, Any]:
     if computes and len(json.dumps(library)) > _MOST_RESULTS:
         library = {tensor: _packed(drawn, tensor, "pair", 10) for tensor in known}
     values: dict[str, Any] = {}
+    origin = (0,) * (2 + problem.spatial_rank)
     if not computes:
         for tensor in OPERANDS:
             if tensor not in drawn.missing:
                 values[tensor] = _packed(drawn, tensor, kept, 17)
         for tensor in known:
-            if isinstance(data, Values) and _leaves_out(drawn, drawn.directions[tensor]):
+            if isinstance(data, Values) and _leaves_out(drawn, tensor):
                 exact = data.compute(tensor, "float64")
                 values[tensor] = _packed(drawn, tensor, kept, 17, exact)
     return {
@@ -217,7 +217,7 @@ def _content(drawn: Scene, limits: Limits, kept: Kept) -> dict[str, Any]:
         "k": drawn.k,
         "c": drawn.c,
         "directions": {
-            tensor: {"at": direction.at, "rule": _formula(problem, tensor)}
+            tensor: {"at": direction.at, "rule": Element(problem, tensor, origin).rule}
             for tensor, direction in drawn.directions.items()
         },
         "passes": {tensor: pass_._asdict() for tensor, pass_ in PASSES.items()},
@@ -240,19 +240,15 @@ def _content(drawn: Scene, limits: Limits, kept: Kept) -> dict[str, Any]:
     }
 
 
-def _formula(problem: ConvProblem, tensor: str) -> str:
-    return Element(problem, tensor, (0,) * (2 + problem.spatial_rank)).rule
-
-
-def _leaves_out(drawn: Scene, direction: Direction) -> bool:
+def _leaves_out(drawn: Scene, tensor: str) -> bool:
     """Return whether some terms of a drawn result are not drawn."""
-    if direction.tensor == "dw":
+    if tensor == "dw":
         whole = drawn.problem.N == 1
     else:
-        whole = None not in (drawn.channels if direction.tensor == "y" else drawn.filters)
+        whole = None not in (drawn.channels if tensor == "y" else drawn.filters)
     return not whole or any(
         len(meeting.pairs) < meeting.count
-        for along in direction.meetings
+        for along in drawn.directions[tensor].meetings
         for meeting in along.values()
     )
 

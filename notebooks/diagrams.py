@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cupyconv.explaining.scene import window
 from cupyconv.problem import ConvAxis, ConvProblem
 from cupyconv.svg import Canvas, themed
 
@@ -138,11 +139,8 @@ def windows(problems: Sequence[ConvProblem]) -> str:
 
 def _axis(canvas: Canvas, left: float, top: float, axis: ConvAxis) -> float:
     """Draw the inputs of an axis, and below them the taps of each window; return the lower end."""
-    taps = [
-        [output * axis.stride - axis.pad_before + tap * axis.dilation for tap in range(axis.filter)]
-        for output in range(axis.output)
-    ]
-    read = {place for window in taps for place in window}
+    taps = [window(axis, output) for output in range(axis.output)]
+    read = {place for places in taps for place in places}
     y = top + 30
     noun = "value" if axis.output == 1 else "values"
     canvas.text(left, y - 8, f"input size {axis.input}: dy has {axis.output} {noun}")
@@ -156,12 +154,12 @@ def _axis(canvas: Canvas, left: float, top: float, axis: ConvAxis) -> float:
         canvas.text(
             first + (place + 0.5) * _CELL, y + 16, str(place) if inside else "0", "small in"
         )
-    for output, window in enumerate(taps):
+    for output, places in enumerate(taps):
         y += 17
         middle = y + 17
-        ends = [first + (place + 0.5) * _CELL for place in (window[0], window[-1])]
+        ends = [first + (place + 0.5) * _CELL for place in (places[0], places[-1])]
         canvas.line(ends[0], middle, ends[1], middle, "window", stroke_width=2)
-        for place in window:
+        for place in places:
             canvas.shape("circle", cx=first + (place + 0.5) * _CELL, cy=middle, r=4, kind="tap")
         canvas.text(ends[1] + 12, middle + 4, f"dy[{output}]", "small")
     return y + 24

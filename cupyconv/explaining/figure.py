@@ -457,8 +457,9 @@ def _strips(canvas: Canvas, axis: ConvAxis, top: float) -> None:
     """
     h, _, p = terms.letters(axis)
     chosen = min(1, axis.output - 1)  # an output near the border
-    window = chosen * axis.stride + axis.effective_filter
-    needed = window if window <= MOST_FOR_WINDOW else 0
+    needed = chosen * axis.stride + axis.effective_filter
+    if needed > MOST_FOR_WINDOW:
+        needed = 0
     places = [
         None if at is None else at - axis.pad_before
         for at in visible(axis.padded_input, MOST_IN_STRIP, needed)
@@ -474,15 +475,13 @@ def _strips(canvas: Canvas, axis: ConvAxis, top: float) -> None:
         "ink head",
     )
     x_top, y_top, dx_top = top + 20, top + 20 + 4 * CELL, top + 20 + 8 * CELL
-    under = {
-        chosen * axis.stride - axis.pad_before + tap * axis.dilation for tap in range(axis.filter)
-    }
-    whole = {}  # first and last input of each window that is drawn whole, by output
+    under = scene.window(axis, chosen)
+    whole = {}  # windows that are drawn whole, by output
     for output in range(axis.output):
-        first = output * axis.stride - axis.pad_before
-        end = first + axis.effective_filter - 1
+        window = scene.window(axis, output)
+        first, end = window[0], window[-1]
         if first in at and end in at and at[end] - at[first] == CELL * (end - first):
-            whole[output] = first, end
+            whole[output] = window
     for label, strip in ((f"x[{h}]", x_top), (f"y, dy[{p}]", y_top), (f"dx[{h}]", dx_top)):
         canvas.text(MARGIN, strip + 15, label, "ink")
     for index, place in enumerate(places):
@@ -502,14 +501,12 @@ def _strips(canvas: Canvas, axis: ConvAxis, top: float) -> None:
             _cell(canvas, x, dx_top, ("cell", str(count), _shade(count, most)))
         else:
             _cell(canvas, x, dx_top, ("zero", "", ""))
-    for output, (first, end) in whole.items():
-        taps = [first + tap * axis.dilation for tap in range(axis.filter)]
-        middle = (at[first] + at[end]) / 2
-        for place in taps:
-            inside = 0 <= place < axis.input
-            kind = "on" if output == chosen and inside else "link"
-            center = at[place] + CELL / 2
-            if inside:
+    for output, window in whole.items():
+        middle = (at[window[0]] + at[window[-1]]) / 2
+        kind = "on" if output == chosen else "link"
+        for place in window:
+            if 0 <= place < axis.input:
+                center = at[place] + CELL / 2
                 canvas.line(center, x_top + CELL, middle + CELL / 2, y_top, kind)
                 canvas.line(middle + CELL / 2, y_top + CELL, center, dx_top, kind)
         _cell(canvas, middle, y_top, ("a" if output == chosen else "cell", str(output), ""))

@@ -383,7 +383,7 @@ def _drawn(size: int, room: int, needed: int) -> Places:
     return with_gaps([*range(side), *near, *range(size - side, size)])
 
 
-def _window(rule: ConvAxis, at: int) -> range:
+def window(rule: ConvAxis, at: int) -> range:
     """Return the positions that the taps of a window read, padding included."""
     corner = at * rule.stride - rule.pad_before
     return range(corner, corner + rule.effective_filter, rule.dilation)
@@ -404,8 +404,8 @@ def _linked(rule: ConvAxis, chosen: int, limits: Limits) -> tuple[Places, Places
         outputs = {*range(min(head, rule.output)), *last, chosen}
         places = {first, 0, rule.input - 1, end - 1}
         for output in outputs:
-            window = _window(rule, output)
-            places |= set(range(window[0], window[-1] + 1)) if whole else {window[0], window[-1]}
+            under = window(rule, output)
+            places |= set(range(under[0], under[-1] + 1)) if whole else {under[0], under[-1]}
         inputs = with_gaps(place for place in places if first <= place < end)
         if len(inputs) <= limits.places:
             break
@@ -414,7 +414,7 @@ def _linked(rule: ConvAxis, chosen: int, limits: Limits) -> tuple[Places, Places
         drawn = {place for place in inputs if place is not None}
         for place in drawn:
             output, rest = divmod(place + rule.pad_before, rule.stride)
-            if rest == 0 and 0 <= output < rule.output and drawn.issuperset(_window(rule, output)):
+            if rest == 0 and 0 <= output < rule.output and drawn.issuperset(window(rule, output)):
                 outputs.add(output)
     return with_gaps(outputs), inputs
 
@@ -457,8 +457,8 @@ def _direction(
         known = {}
         for at in result:
             if at is not None:
-                window = _window(rule, at)
-                under = tuple(cell for cell, place in enumerate(places) if place in window)
+                read = window(rule, at)
+                under = tuple(cell for cell, place in enumerate(places) if place in read)
                 known[at] = Meeting(*_pairs(tensor, axis, at, first, second), under)
         meetings.append(known)
     condition = max(problem.stride) > 1 if tensor == "dx" else any(map(any, problem.padding))

@@ -19,7 +19,7 @@ import cupyconv
 from cupyconv import ConvError, ConvProblem
 from cupyconv.cli.configuration import PRESETS, read_file
 from cupyconv.explaining import scene
-from cupyconv.explaining.terms import LETTERS
+from cupyconv.explaining.terms import extents, names
 from tests.browser import acted, logged
 from tests.configurations import random_problems
 
@@ -570,14 +570,6 @@ TENSORS = {"x": "dw", "w": "y", "dy": "dw", "dw": "dw", "dx": "dx", "y": "y"}
 """Direction that a link to an element opens, keyed by the element's tensor."""
 
 
-def sizes(problem: ConvProblem, tensor: str) -> tuple[int, ...]:
-    return {
-        "x": (problem.N, problem.C, *problem.input_sizes),
-        "w": (problem.K, problem.C // problem.groups, *problem.filter_sizes),
-        "y": (problem.N, problem.K, *problem.output_sizes),
-    }[tensor[-1]]
-
-
 def cut_problems(count: int, seed: int) -> list[ConvProblem]:
     """Return random layers of 1 to 3 axes, some with axes or channels that are drawn in part."""
     draw, found = random.Random(seed), []
@@ -666,11 +658,9 @@ def check_drawing(explanation: cupyconv.Explanation, seen: dict) -> None:
         exact = numbers
         if tensor in ("dw", "dx", "y"):  # cells have the library's numbers, or the page's own sums
             exact = explanation.data.compute(tensor, "float64").transpose(order)
-        assert numbers.shape == sizes(problem, tensor)
-        letters = LETTERS[{"x": "input", "w": "filter", "y": "output"}[tensor[-1]]]
         noted = runs(panel["cut"])
         rank = problem.spatial_rank
-        for axis, letter in enumerate(letters[rank]):
+        for axis, letter in enumerate(names(problem, tensor)[2:]):
             size = numbers.shape[2 + axis]
             drawn = {index[2 + axis] for _, index, _, _ in cells}
             if rank == 3 and axis == 0:
@@ -702,7 +692,7 @@ def test_page_cells_match_the_tensors(browse, problem):
     draw = random.Random(str(problem))
     explanation = cupyconv.explain(problem)
     wanted = [
-        (tensor, tuple(draw.randrange(size) for size in sizes(problem, tensor)))
+        (tensor, tuple(draw.randrange(size) for size in extents(problem, tensor)))
         for tensor in (*TENSORS, *TENSORS)
     ]
     links = [f"#{tensor}={','.join(map(str, index))}" for tensor, index in wanted]
@@ -762,15 +752,12 @@ def test_partial_planes_of_a_figure_have_gaps_and_ranges(problem):
     text = words(drawing(problem))
     for direction in scene.scene(explanation.problem, explanation.data).directions.values():
         for tensor, plane in zip(direction.tensors, direction.planes, strict=True):
-            letters = LETTERS[{"x": "input", "w": "filter", "y": "output"}[tensor[-1]]]
-            for axis, (places, size) in enumerate(
-                zip(plane, sizes(problem, tensor)[2:], strict=True)
-            ):
+            letters, sizes = names(problem, tensor)[2:], extents(problem, tensor)[2:]
+            for letter, places, size in zip(letters, plane, sizes, strict=True):
                 drawn = {at for at in places if at is not None and at >= 0}
                 assert {0, size - 1} <= drawn <= set(range(size))
                 if len(drawn) < size:
                     assert None in places
-                    letter = letters[problem.spatial_rank][axis]
                     noted = re.findall(rf"\b{letter} [\d–, ]+ of {size:,} \([\d,]+ hidden\)", text)
                     assert (drawn, size) in [runs(note)[letter] for note in noted]
 
@@ -828,14 +815,14 @@ def test_arrow_keys_reach_every_element(browse):
     """
     walks = [line.split(" ", 2) for line in logged(browse(problem, script=acted(script)))]
     assert len(walks) == 11
-    extents = {"dx2": (40, 30), "dx0": (38, 28), "dw0": (40, 30), "dw1": (38, 28), "y2": (38, 28)}
-    for grid, way, names in walks:
-        places = [tuple(map(int, name.split(","))) for name in names.split(" ")]
+    ends = {"dx2": (40, 30), "dx0": (38, 28), "dw0": (40, 30), "dw1": (38, 28), "y2": (38, 28)}
+    for grid, way, walked in walks:
+        places = [tuple(map(int, name.split(","))) for name in walked.split(" ")]
         if grid == "channels":
             assert [place[0] for place in places] == [min(i, 39) for i in range(45)]
             continue
         axis = -1 if way == "ArrowRight" else -2
-        last = extents[grid][axis] - 1
+        last = ends[grid][axis] - 1
         assert [place[axis] for place in places] == [min(i, last) for i in range(45)], (grid, way)
 
 

@@ -57,7 +57,7 @@ DRAWN = Limits()
 
 
 class Pass(NamedTuple):
-    """How a result is computed, whatever the layer.
+    """Properties of a result's computation that are the same for all layers.
 
     Attributes:
         operands: names of the two tensors that are multiplied.

@@ -153,6 +153,13 @@ class Backend(ABC):
 
 _CPU_MODULES: dict[str, Any] = {"reference": reference, "numpy": blocked}
 
+_CPU_OPERANDS: dict[str, Callable[[Tensors, str | None], tuple[Any, ...]]] = {
+    "forward": lambda t, activation: (t.x, t.w, t.bias, t.add, activation, t.y),
+    "backprop_input": lambda t, activation: (t.w, t.y, t.bias, t.add, activation, t.x),
+    "backprop_filter": lambda t, activation: (t.x, t.y, t.w),
+}
+"""Arguments of each pass in the modules above, after the layer."""
+
 _AS_ON_A_GPU: Any = {"over": "ignore", "under": "ignore", "invalid": "ignore"}
 """NumPy error handling: overflow, underflow and invalid operations are silent, as on a GPU."""
 
@@ -192,30 +199,17 @@ class CpuBackend(Backend):
         form: FilterForm | None = None,
         conjugates: bool = True,
     ) -> Run:
-        return lambda tensors: self.run(pass_plan, problem, tensors, epilogue, conjugates)
+        layer = (problem, pass_plan.method) if pass_plan.method else (problem,)
+        compute = getattr(_CPU_MODULES[pass_plan.implementation], pass_plan.pass_)
+        if pass_plan.pass_ == "backprop_input":
+            compute = partial(compute, conjugates=conjugates)
+        operands, activation = _CPU_OPERANDS[pass_plan.pass_], epilogue.activation
 
-    def run(
-        self,
-        pass_plan: PassPlan,
-        problem: ConvProblem,
-        tensors: Tensors,
-        epilogue: Epilogue = PLAIN,
-        conjugates: bool = True,
-    ) -> None:
-        """Run one pass."""
-        module, t = _CPU_MODULES[pass_plan.implementation], tensors
-        how = (problem, pass_plan.method) if pass_plan.method else (problem,)
-        after = (t.bias, t.add, epilogue.activation)
-        compute, operands = {
-            "forward": (module.forward, (t.x, t.w, *after, t.y)),
-            "backprop_input": (
-                partial(module.backprop_input, conjugates=conjugates),
-                (t.w, t.y, *after, t.x),
-            ),
-            "backprop_filter": (module.backprop_filter, (t.x, t.y, t.w)),
-        }[pass_plan.pass_]
-        with np.errstate(**_AS_ON_A_GPU):
-            with_one_blas_thread(partial(compute, *how, *operands))
+        def run(tensors: Tensors) -> None:
+            with np.errstate(**_AS_ON_A_GPU):
+                with_one_blas_thread(partial(compute, *layer, *operands(tensors, activation)))
+
+        return run
 
     def prepare_bias(
         self, problem: ConvProblem, strides: Strides | None, workspace_limit: int | None

@@ -7,8 +7,6 @@ including complex dtypes; 16-bit dtypes are converted to float32 block by block.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from cupyconv.cpu import loops, patches, products, scattered, windows
@@ -20,12 +18,9 @@ from cupyconv.cpu.correlation import (
     input_correlations,
     patch_views,
 )
-from cupyconv.cpu.scratch import pool
+from cupyconv.cpu.scratch import Pool
 from cupyconv.cpu.views import accumulator_of
 from cupyconv.problem import ConvProblem
-
-UFUNC_BUFFER = 64
-"""Elements of a ufunc buffer; few, because NumPy copies shorter rows to the buffer (chosen)."""
 
 METHODS = {"products": products, "windows": windows, "scattered": scattered, "loops": loops}
 """Modules that compute a correlation and, except ``scattered``, the filter gradient."""
@@ -73,7 +68,7 @@ def backprop_input(
     fill_unread(problem, dx, bias, add, activation)  # the loop below may skip unread inputs
     if method == "patches":
         conjugates = conjugates and problem.is_complex
-        with np.errstate(), pool(accumulator_of(problem.dtype)) as memory:
+        with Pool(accumulator_of(problem.dtype)) as memory:
             arrays = patch_views(problem, w, dy, dx, bias, add)
             patches.backprop_input(
                 problem.axes, *arrays, activation, conjugates, memory, BLOCK_BYTES
@@ -81,7 +76,7 @@ def backprop_input(
         return
     for phase in input_correlations(problem, w, dy, dx, bias, add, activation):
         if phase.conjugate and not conjugates:
-            phase = replace(phase, conjugate=False)
+            phase = phase._replace(conjugate=False)
         _compute("correlate", method, phase)
 
 
@@ -97,7 +92,7 @@ def backprop_filter(
         dw[...] = 0
         return
     # dw = conj(sum of conj(dy) x), because conjugating dw is cheaper than conjugating x.
-    whole = replace(correlation(problem, x, dw, dy), conjugate=problem.is_complex)
+    whole = correlation(problem, x, dw, dy)._replace(conjugate=problem.is_complex)
     _compute("filter_gradient", method, whole)
     if problem.is_complex:
         np.conjugate(dw, out=dw)
@@ -114,6 +109,5 @@ def _compute(function: str, method: str, whole: Correlation) -> None:
             whole.filters[...] = 0
         if not inner.axes[0].outputs:
             return
-    with np.errstate(), pool(inner.accumulator) as memory:  # errstate restores the buffer size
-        np.setbufsize(UFUNC_BUFFER)
+    with Pool(inner.accumulator) as memory:
         getattr(METHODS[method], function)(inner, memory, BLOCK_BYTES)

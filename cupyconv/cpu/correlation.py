@@ -12,10 +12,10 @@ backprop_filter is the gradient of this sum with respect to w, if dy is the grad
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,8 +37,7 @@ LEAST_PRODUCTS = 1 << 22
 """Smallest number of products per partial sum (chosen)."""
 
 
-@dataclass(frozen=True)
-class Correlation:
+class Correlation(NamedTuple):
     """Correlation of array views.
 
     A filter gradient reads ``source`` and ``result``, and writes ``filters``.
@@ -105,8 +104,7 @@ class Correlation:
         if taps:
             axes = tuple(map(Axis.with_taps, axes, taps))
         of_result = (groups, filters, images, *outputs)
-        return replace(
-            self,
+        return self._replace(
             axes=axes,
             source=self.source[groups, channels, images],
             filters=self.filters[(groups, filters, channels, *taps)],
@@ -128,7 +126,7 @@ class Correlation:
         if not inner.axes[0].outputs:
             return inner
         axes = tuple(axis.without_unused() for axis in self.axes)
-        return replace(inner, axes=axes, source=inner.source[(ALL, ALL, ALL, *pixels)])
+        return inner._replace(axes=axes, source=inner.source[(ALL, ALL, ALL, *pixels)])
 
     def fill_unused(self) -> None:
         """Write the results that ``without_unused`` leaves out, whose sums have no terms."""
@@ -220,10 +218,7 @@ def correlation(
     """Return the correlation of forward; for backprop_filter, pass dw for w and dy for y."""
     accumulator = accumulator_of(problem.dtype)
     return Correlation(
-        tuple(
-            Axis(axis.output, axis.filter, axis.input, axis.stride, axis.dilation, -axis.pad_before)
-            for axis in problem.axes
-        ),
+        _axes(problem.axes),
         _by_channel(problem, x),
         filter_view(problem, w),
         _by_channel(problem, y),
@@ -231,6 +226,14 @@ def correlation(
         _by_group(problem, bias),
         None if add is None else _by_channel(problem, add),
         activation,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _axes(axes: tuple[ConvAxis, ...]) -> tuple[Axis, ...]:
+    return tuple(
+        Axis(axis.output, axis.filter, axis.input, axis.stride, axis.dilation, -axis.pad_before)
+        for axis in axes
     )
 
 

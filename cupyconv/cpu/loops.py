@@ -16,7 +16,7 @@ Without Numba, NumPy's einsum computes depthwise layers, in rows of channels.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from itertools import product
 from math import prod
@@ -70,7 +70,7 @@ def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
         add_block: Callable[[Correlation, Scratch], None], number: int, memory: Scratch
     ) -> None:
         totals[number] = 0
-        for block in replace(terms[number], filters=totals[number]).boxes(*blocks[number].most):
+        for block in terms[number]._replace(filters=totals[number]).boxes(*blocks[number].most):
             add_block(block, memory.rest())
 
     def compute(add_block: Callable[[Correlation, Scratch], None]) -> None:
@@ -92,8 +92,7 @@ def _chunks(whole: Correlation, block_bytes: int) -> Iterator[Correlation]:
     """Extend a correlation to 3 spatial axes, in chunks with at most ``block_bytes`` of weights."""
     missing = 3 - len(whole.axes)
     extra = (ALL, ALL, ALL, *[None] * missing)
-    whole = replace(
-        whole,
+    whole = whole._replace(
         axes=(*[Axis()] * missing, *whole.axes),
         source=whole.source[extra],
         filters=whole.filters[extra],

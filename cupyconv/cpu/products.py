@@ -7,7 +7,6 @@ gathered block by block; each block stays in the cache of the core that multipli
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from math import prod
 
@@ -80,7 +79,7 @@ def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
 
     def add(number: int, memory: Scratch) -> None:
         total, is_begun = totals[number], False
-        for piece in replace(terms[number][1], filters=total).pieces():
+        for piece in terms[number][1]._replace(filters=total).pieces():
             for block in _blocks(piece, block_bytes):
                 scratch = memory.rest()
                 if not is_begun and piece.filters is total:

@@ -6,8 +6,7 @@ Reuse saves time: the system zeroes new pages, which takes about as long as usin
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from math import prod
 
 import numpy as np
@@ -65,14 +64,24 @@ class Scratch:
 class Pool:
     """Memory of a pass, under the names "shared" and "calls" (concurrent calls).
 
-    All methods use only these two names, so that they reuse the same memory.
+    All methods use only these two names, so that they reuse the same memory.  A ``with`` block
+    reuses the memory of the thread's last pass.
 
-    Args:
-        kept: memory that the thread's last pass left, keyed by name.
+    Attributes:
+        dtype: dtype of the arrays.
     """
 
-    def __init__(self, dtype: np.dtype, kept: dict[str, np.ndarray]) -> None:
-        self.dtype, self._kept = dtype, kept
+    def __init__(self, dtype: np.dtype) -> None:
+        self.dtype = dtype
+        self._kept: dict[str, np.ndarray] = {}
+
+    def __enter__(self) -> Pool:
+        self._kept = _local.__dict__.pop("kept", {})
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and sum(map(len, self._kept.values())) <= MOST_BYTES:
+            _local.kept = self._kept
 
     def array(self, name: str, shape: Sequence[int]) -> np.ndarray:
         """Return an uninitialised array that reuses the memory with this name."""
@@ -88,11 +97,3 @@ class Pool:
 
 
 _local = threading.local()
-
-
-@contextmanager
-def pool(dtype: np.dtype) -> Iterator[Pool]:
-    """Provide memory for a pass, reusing the memory of the thread's last pass."""
-    kept: dict[str, np.ndarray] = _local.__dict__.pop("kept", {})
-    yield Pool(dtype, kept)
-    _local.kept = kept if sum(map(len, kept.values())) <= MOST_BYTES else {}

@@ -17,18 +17,18 @@ from cupyconv.cpu.scratch import Pool
 from cupyconv.cpu.views import SMALL_BYTES, channels_are_last, operand
 
 
-def correlate(whole: Correlation, pool: Pool, _block_bytes: int) -> None:
+def correlate(whole: Correlation, _pool: Pool, _block_bytes: int) -> None:
     """Compute ``whole.result``."""
-    columns, filters = _columns(whole, pool)
+    columns, filters = _columns(whole)
     is_small = columns.nbytes <= SMALL_BYTES
     flat = None if is_small else operand(whole.result, 2, whole.accumulator)
     sums = np.matmul(_matrix(filters, whole), columns, out=flat)
     whole.finish(sums.reshape(whole.result.shape) if flat is None else whole.result)
 
 
-def filter_gradient(whole: Correlation, pool: Pool, _block_bytes: int) -> None:
+def filter_gradient(whole: Correlation, _pool: Pool, _block_bytes: int) -> None:
     """Write the filter gradient to ``whole.filters``; ``whole.result`` is dy."""
-    columns, filters = _columns(whole, pool)
+    columns, filters = _columns(whole)
     total = np.matmul(_matrix(whole.result, whole), columns.swapaxes(1, 2))
     if filters.size < whole.filters.size:
         whole.filters[...] = 0
@@ -43,23 +43,20 @@ def _matrix(rows: np.ndarray, whole: Correlation) -> np.ndarray:
     return rows.reshape(groups, count, prod(others)).astype(whole.accumulator, copy=False)
 
 
-def _columns(whole: Correlation, pool: Pool) -> tuple[np.ndarray, np.ndarray]:
+def _columns(whole: Correlation) -> tuple[np.ndarray, np.ndarray]:
     """Return the windows (G, depth, pixels) and a view (G, K, ...) of the filters.
 
     Depth is the merged axis of channels and taps, which are in the order of the filter view.  Taps
     that read only padding are omitted.
     """
     are_last = channels_are_last(whole.source)
-    taps, extents, order, to, origin, shape, strides = _memory_layout(
-        whole.axes, whole.source.shape[:3], whole.accumulator, are_last
-    )
-    is_small = prod(shape) * whole.accumulator.itemsize <= SMALL_BYTES
     dtype = whole.accumulator
-    memory = np.empty(extents, dtype) if is_small else pool.array("shared", extents)
-    padded = memory.transpose(order)
-    padded[...] = 0
-    padded[to] = whole.source[origin]
-    windows = np.empty(shape, dtype) if is_small else pool.array("calls", shape)
+    taps, extents, order, to, origin, shape, strides = _memory_layout(
+        whole.axes, whole.source.shape[:3], dtype, are_last
+    )
+    memory = np.zeros(extents, dtype)
+    memory.transpose(order)[to] = whole.source[origin]
+    windows = np.empty(shape, dtype)
     windows[...] = np.ndarray(shape, dtype, memory, 0, strides)
     filters = whole.filters[taps]
     depth, pixels = prod(filters.shape[2:]), prod(whole.result.shape[2:])

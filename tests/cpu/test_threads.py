@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_limits
 import cupyconv
 from cupyconv import ConvProblem
 from cupyconv.cpu import blocked, choice, correlation, threads
-from cupyconv.cpu.scratch import Scratch, pool
+from cupyconv.cpu.scratch import Pool, Scratch
 from tests.configurations import random_data
 from tests.cpu.test_cpu import DEEP, DENSE, DEPTHWISE, compute, methods
 
@@ -83,7 +83,7 @@ def parts_by_thread(parts: int, work=lambda part: time.sleep(0.002)) -> dict[int
         work(part)
 
     def compute() -> None:
-        with pool(FLOAT32) as memory:
+        with Pool(FLOAT32) as memory:
             threads.each(work_on, range(parts), memory, 0)
 
     threads.with_one_blas_thread(compute)
@@ -145,7 +145,7 @@ def test_each_thread_reuses_its_memory(allowed):
         together.wait()  # force one part per thread
 
     for _ in range(2):
-        with pass_at_work(), pool(FLOAT32) as memory:
+        with pass_at_work(), Pool(FLOAT32) as memory:
             threads.each(work_on, range(2), memory, 1000)
     addresses = [block.ctypes.data for block in blocks]
     assert len(set(addresses)) == 2
@@ -165,7 +165,7 @@ def test_late_helpers_keep_no_memory_alive(allowed, monkeypatch):
             references.append(weakref.ref(memory))
 
         references.extend(map(weakref.ref, (work, parts[2])))
-        with pool(FLOAT32) as memory:
+        with Pool(FLOAT32) as memory:
             threads.each(work, iter(parts), memory, 1000)
             assert len(late) == 1
 

@@ -10,7 +10,6 @@ modulo the stride.  All pixels of a phase use the same taps.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, pairwise
 from math import gcd, prod
@@ -26,8 +25,14 @@ MANY_PHASES = 64
 READ_SHARE = 0.85
 """An axis is divided if a smaller share of its products reads pixels, not padding (chosen)."""
 
-MOST_CUTS = (8, 64)
-"""Values of ``most`` in ``Axis.cuts`` that ``pieces`` tries, besides an undivided axis (chosen)."""
+MOST_CUTS = 16
+"""Largest number of parts into which the outputs of an axis are divided (chosen)."""
+
+PART_CALLS = 20
+"""Calls of NumPy that compute a part or a block by matrix products (nominal)."""
+
+TAP_CALLS = 4
+"""Calls of NumPy that gather the pixels of a single tap, or that add up its products (nominal)."""
 
 
 class _Fields(NamedTuple):
@@ -134,25 +139,28 @@ class Axis(_Fields):
         """Return the axis that copies the padded source: one tap, and ``span`` outputs."""
         return Axis(self.span, size=self.size, offset=self.offset)
 
-    def cuts(self, most: int) -> list[slice]:
+    def cuts(self) -> list[slice]:
         """Divide the outputs if many products read padding; otherwise return one slice.
 
         The outputs of a slice have about the same taps inside the source.
-
-        Args:
-            most: half the largest number of slices.
         """
         edges = {0, self.outputs}
         if self.pairs(self.taps) < READ_SHARE * self.outputs * self.taps:
             taps = range(self.taps)[self.reached()]
+            most = MOST_CUTS // 2
             for tap in (*taps[:: len(taps) // most + 1], *taps[-1:]):
                 inside, _ = self.inside(tap)
                 edges |= {inside.start, inside.stop}
             if len(taps) > most:
                 edges |= set(range(0, self.outputs, -(-self.outputs // most)))
         ordered = sorted(edges)
-        starts = ordered[: -1 : len(ordered) // (2 * most) + 1]
+        starts = ordered[: -1 : len(ordered) // MOST_CUTS + 1]
         return [slice(start, stop) for start, stop in pairwise([*starts, self.outputs])]
+
+
+def forward_axis(axis: ConvAxis) -> Axis:
+    """Return the axis of the correlation of forward and backprop_filter."""
+    return Axis(axis.output, axis.filter, axis.input, axis.stride, axis.dilation, -axis.pad_before)
 
 
 @lru_cache(maxsize=4096)
@@ -193,8 +201,7 @@ def _indices_inside(first: int, last: int, size: int, step: int, count: int) -> 
     return slice(start, max(stop, start))
 
 
-@dataclass(frozen=True)
-class Pieces:
+class Pieces(NamedTuple):
     """Division of a correlation's outputs into parts.
 
     A part is computed without the taps that read only padding in it.
@@ -202,57 +209,39 @@ class Pieces:
     Attributes:
         cuts: slices of the outputs, per axis.
         pairs: number of (output, tap) pairs in all parts.
-        outputs, taps, span: mean numbers of outputs and taps of a part, and its mean
-            ``Axis.span``, each multiplied over the axes.
+        calls: number of calls of NumPy, if each part is one block.
     """
 
     cuts: tuple[tuple[slice, ...], ...]
     pairs: int
-    outputs: float
-    taps: float
-    span: float
-
-    @property
-    def count(self) -> int:
-        return prod(map(len, self.cuts))
-
-    @property
-    def is_gathered_by_taps(self) -> bool:
-        """Whether windows are so far apart that the pixels of each tap are gathered separately."""
-        return self.outputs * self.taps < self.span
-
-
-def _pieces(axes: Sequence[Axis], most: int) -> Pieces:
-    cuts, pairs, outputs, taps, span = [], 1, 1.0, 1.0, 1.0
-    for axis in axes:
-        slices = axis.cuts(most) if most else [slice(0, axis.outputs)]
-        parts_of = [axis.part(cut) for cut in slices]
-        parts_of = [part.with_taps(part.reached()) for part in parts_of]
-        cuts.append(tuple(slices))
-        pairs *= sum(part.outputs * part.taps for part in parts_of)
-        outputs *= axis.outputs / len(slices)
-        taps *= sum(part.taps for part in parts_of) / len(slices)
-        span *= sum(part.span for part in parts_of) / len(slices)
-    return Pieces(tuple(cuts), pairs, outputs, taps, span)
+    calls: float
 
 
 @lru_cache(maxsize=4096)
-def pieces(axes: tuple[Axis, ...], part: float, tap: float) -> Pieces:
-    """Choose the cheapest division of the outputs; more parts need fewer products with padding.
+def pieces(axes: tuple[Axis, ...], call: float) -> Pieces:
+    """Divide the outputs if this saves products with padding that cost more than the calls.
 
     Args:
         axes: axes of a correlation.
-        part: cost of starting a part, relative to the cost of one (output, tap) pair.
-        tap: cost of gathering the pixels of one tap separately, relative to the cost of one pair.
+        call: cost of a call of NumPy, relative to the cost of one (output, tap) pair.
     """
+    whole = tuple((slice(0, axis.outputs),) for axis in axes)
+    tries = [_pieces(axes, cuts) for cuts in (whole, tuple(tuple(axis.cuts()) for axis in axes))]
+    return min(tries, key=lambda division: division.pairs + call * division.calls)
 
-    def cost(division: Pieces) -> float:
-        return division.pairs + division.count * (
-            part + (tap * division.taps if division.is_gathered_by_taps else 0)
-        )
 
-    tries = [_pieces(axes, most) for most in (0, *MOST_CUTS)]
-    return min(tries, key=cost)
+def _pieces(axes: Sequence[Axis], cuts: tuple[tuple[slice, ...], ...]) -> Pieces:
+    pairs, taps, outputs, span = 1, 1.0, 1.0, 1.0  # the last three are means of the parts
+    for axis, slices in zip(axes, cuts, strict=True):
+        parts_of = [axis.part(cut) for cut in slices]
+        parts_of = [part.with_taps(part.reached()) for part in parts_of]
+        pairs *= sum(part.outputs * part.taps for part in parts_of)
+        taps *= sum(part.taps for part in parts_of) / len(slices)
+        outputs *= axis.outputs / len(slices)
+        span *= sum(part.span for part in parts_of) / len(slices)
+    # If windows are far apart, the pixels of each tap are gathered separately.
+    calls = PART_CALLS + (TAP_CALLS * taps if outputs * taps < span else 0)
+    return Pieces(cuts, pairs, calls * prod(map(len, cuts)))
 
 
 # -- the stride phases of backprop_input -----------------------------------------------------------
@@ -354,6 +343,9 @@ def clamp(value: int, most: int) -> int:
 SHORT_RUN = 32
 """Channels that can be summed in the time to start a row of channels (chosen)."""
 
+LEAST_PLANE = 1 << 11
+"""Smallest number of output pixels per block of planes; smaller images share a block (chosen)."""
+
 
 def step(axis: Axis) -> int:
     """Return the distance between pixels of a plane: the stride, or the dilation for one output."""
@@ -370,28 +362,27 @@ def stride_phases(axis: Axis) -> int:
     return min(axis.taps, step(axis) // gcd(step(axis), axis.dilation))
 
 
-@dataclass(frozen=True)
-class LoopBlocks:
+class LoopBlocks(NamedTuple):
     """Division of a correlation into blocks for the method ``loops``.
 
     Attributes:
         most: largest numbers of groups, images and outputs per axis in a block.
-        places: elements that a block copies of the source and the result, padding included.
-        count: number of blocks.
+        places: elements of the source and the result in a block, padding included.
+        blocks: number of blocks.
     """
 
     most: tuple[int, ...]
     places: int
-    count: int
+    blocks: int
 
 
 @lru_cache(maxsize=4096)
 def loop_blocks(
     axes: tuple[Axis, ...],
-    groups: int,
     images: int,
-    most_images: int,
-    pixel: tuple[int, int],
+    groups: int,
+    channels: int,
+    filters: int,
     most_elements: int,
     by_pixel: bool,
 ) -> LoopBlocks:
@@ -401,60 +392,58 @@ def loop_blocks(
     large windows, groups and images are therefore divided instead of outputs.
 
     Args:
-        axes: axes of the planes, rows and columns.
-        groups, images: numbers of groups and images.
-        most_images: largest number of images per block.
-        pixel: channels per group, in the source and in the result.
+        images, groups, channels, filters: numbers of images and groups, and of channels and
+            filters per group.
         most_elements: largest number of elements per block; only a block with a single output may
             have more.
         by_pixel: whether to sum rows of channels, not planes.
     """
     extents = (groups, images, *(axis.outputs for axis in axes))
-    order = (1, 2, 3, 4, 0) if by_pixel else (0, 1, 2, 3, 4)
 
-    def places(axis: Axis, most: int) -> tuple[int, int]:
-        """Return the extents of the largest part of an axis, in the source and in the result.
+    def count(most: tuple[int, ...]) -> int:
+        return prod(-(-n // of) for n, of in zip(extents, most, strict=True))
 
-        Args:
-            most: largest number of outputs per part.
-        """
-        count = -(-axis.outputs // most)
-        source, result = 0, 0
-        for size in {-(-axis.outputs // count), axis.outputs // count}:
-            part = axis.part(slice(0, size))
-            if by_pixel:
-                read, written = part.span, part.outputs
-            else:
-                written = extent(part)
-                read = written * stride_phases(part)
-            source, result = max(source, read), max(result, written)
-        return source, result
+    def places(most: tuple[int, ...]) -> int:
+        parts_of = [
+            _part_extents(axis, n, by_pixel) for axis, n in zip(axes, most[2:], strict=True)
+        ]
+        source, result = map(prod, zip(*parts_of, strict=True))
+        return most[0] * most[1] * (channels * source + filters * result)
 
-    along = [places(axis, axis.outputs) for axis in axes]
-
-    def elements_of(most: Sequence[int], along: Sequence[tuple[int, int]]) -> int:
-        both = zip(pixel, zip(*along, strict=True), strict=True)
-        return most[0] * most[1] * sum(n * prod(of) for n, of in both)
-
-    def work(most: Sequence[int], along: Sequence[tuple[int, int]]) -> float:
+    def work(most: tuple[int, ...]) -> float:
         """Return the number of elements in all blocks, times a factor for short rows."""
-        count = prod(-(-n // of) for n, of in zip(extents, most, strict=True))
-        return count * elements_of(most, along) * (1 + SHORT_RUN / most[0] if by_pixel else 1)
+        return count(most) * places(most) * (1 + SHORT_RUN / most[0] if by_pixel else 1)
 
-    most = [groups, min(most_images, images), *extents[2:]]
-    while (size := elements_of(most, along)) > most_elements and max(most) > 1:
+    most, order = extents, [*range(1, len(extents)), 0]
+    if not by_pixel:
+        most = (groups, min(-(-LEAST_PLANE // prod(extents[2:])), images), *extents[2:])
+        order.sort()
+    while (size := places(most)) > most_elements and max(most) > 1:
         tries = []
         for at in order:
-            if most[at] == 1:
-                continue
-            fewer = -(-most[at] // 2)
-            smaller, shorter = list(most), list(along)
-            if at < 2:
-                smaller[at] = max(fewer, clamp(most[at] * most_elements // size, most[at] - 1))
-            else:
-                smaller[at] = fewer
-                shorter[at - 2] = places(axes[at - 2], fewer)
-            tries.append((work(smaller, shorter), smaller, shorter))
-        _, most, along = min(tries, key=lambda attempt: attempt[0])
-    count = prod(-(-n // of) for n, of in zip(extents, most, strict=True))
-    return LoopBlocks(tuple(most), elements_of(most, along), count)
+            if most[at] > 1:
+                fewer = -(-most[at] // 2)
+                if at < 2:
+                    fewer = max(fewer, clamp(most[at] * most_elements // size, most[at] - 1))
+                tries.append((*most[:at], fewer, *most[at + 1 :]))
+        most = min(tries, key=work)
+    return LoopBlocks(most, places(most), count(most))
+
+
+def _part_extents(axis: Axis, most: int, by_pixel: bool) -> tuple[int, int]:
+    """Return the extents of the largest part of an axis, in the source and in the result.
+
+    Args:
+        most: largest number of outputs per part.
+    """
+    count = -(-axis.outputs // most)
+    source, result = 0, 0
+    for size in {-(-axis.outputs // count), axis.outputs // count}:
+        part = axis.part(slice(0, size))
+        if by_pixel:
+            read, written = part.span, part.outputs
+        else:
+            written = extent(part)
+            read = written * stride_phases(part)
+        source, result = max(source, read), max(result, written)
+    return source, result

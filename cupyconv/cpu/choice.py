@@ -33,11 +33,12 @@ from itertools import islice
 from math import gcd, prod
 
 from cupyconv.cpu.axis import (
+    TAP_CALLS,
     Axis,
     Pieces,
     by_window,
-    clamp,
     extent,
+    forward_axis,
     loop_blocks,
     phases,
     pieces,
@@ -61,44 +62,20 @@ BLOCK_BYTES = 2 << 20
 LEAST_ROWS = 64
 """Rows of a matrix product (filters) below which a FLOP takes longer (nominal)."""
 
-LEAST_PIXELS = 128
-"""Smallest number of columns (pixels) of a fast matrix product (nominal)."""
-
 LOOP_ELEMENTS = 32
 """Elements that NumPy copies in the time that it takes to start a contiguous row (nominal)."""
 
 TRANSPOSED = 2.5
 """Factor by which copies between channels first and channels last are slower (measured)."""
 
-TAP_CALLS = 4
-"""Calls of NumPy that gather the pixels of a single tap, or that add up its products (nominal)."""
-
-LEAST_PADDED = 1 << 23
-"""Cost of one more part of a correlation, in multiply-adds of a fast matrix product (nominal)."""
-
-GATHERED = RATE / 2 / SPEED
-"""Cost of gathering one element, in multiply-adds of a fast matrix product."""
-
-TAP_PRODUCTS = TAP_CALLS * CALL * RATE / 2
-"""Cost of the calls that gather one tap, in multiply-adds of a fast matrix product."""
-
-PART_GROUPS = 128
-"""Groups whose matrix products together cost as much to start as LEAST_PADDED (nominal)."""
-
-PLANE_RATE = 65e9
-"""FLOP/s of compiled loops over planes, counting the positions between rows (nominal)."""
-
 LOOP_RATE = 50e9
 """FLOP/s of compiled loops over rows of channels (nominal)."""
 
-FOUR_FILTERS = 2.4
+FOUR_FILTERS = 3
 """Factor on LOOP_RATE for four or more filters, which share the loaded pixels (nominal)."""
 
 UNCOMPILED = 0.3
 """Factor on LOOP_RATE without Numba, for long rows (nominal)."""
-
-LOOP_PARTS = 8
-"""Smallest number of parts into which the method ``loops`` divides a large layer (chosen)."""
 
 MOST_PAIRS = 1 << 10
 """Channels times filters of a group above which matrix products beat loops (chosen)."""
@@ -108,24 +85,6 @@ SMALL_PLANE = 256
 
 LEAST_ROW = 8
 """Smallest number of channels per pixel for which a loop over channels is fast (chosen)."""
-
-GRADIENT_SHARE = 0.7
-"""Factor on LOOP_RATE for filter gradients with Numba and fewer than four filters (measured)."""
-
-LONG_ROW = 1 << 9
-"""Elements that one inner loop sums: the channels of one or several adjacent pixels (chosen)."""
-
-LARGEST_ROWS = 1 << 16
-"""Largest number of weights, repeated for the pixels of one loop, that stay in the cache."""
-
-ROW_BEGINS = 400
-"""Elements that a compiled loop computes in the time that it takes to start a row (nominal)."""
-
-LEAST_PLANE = 1 << 11
-"""Smallest number of output pixels per block; smaller images share a block (chosen)."""
-
-LEAST_FILTERS = 4 * LEAST_PIXELS
-"""Largest result of ``least_filters``, in filters per group."""
 
 SAMPLE = 128
 """Stride phases per axis that the estimate examines; the others are assumed to be similar."""
@@ -163,10 +122,8 @@ class _Pass:
         channels, filters: channels and filters per group; exchanged in backprop_input.
         axes: spatial axes of each correlation, without unused parts.
         channels_last: whether the channels of a pixel are contiguous in memory.
-        of_filters: whether the pass is backprop_filter.
         phases: number of correlations, one per stride phase.
         itemsize: bytes of an element of the sums.
-        converted: whether the operands have another dtype than the sums.
     """
 
     images: int
@@ -175,10 +132,8 @@ class _Pass:
     filters: int
     axes: tuple[Axis, ...]
     channels_last: bool
-    of_filters: bool
     phases: int
     itemsize: int
-    converted: bool
 
     @property
     def pixels(self) -> int:
@@ -221,7 +176,7 @@ def methods(problem: ConvProblem, pass_: str) -> tuple[Method, ...]:
     """Return all methods that can compute a pass."""
     work = _correlations_of(problem, pass_)
     candidates = [_products(work), *_windows(work), *_loops(work)]
-    if not work.of_filters:
+    if pass_ != "backprop_filter":
         candidates += _scattered(work)
     if pass_ == "backprop_input" and are_separate(problem.axes):
         candidates.append(_patches(problem, work))
@@ -237,39 +192,22 @@ def product_pieces(
     axes: tuple[Axis, ...], images: int, groups: int, channels: int, filters: int
 ) -> Pieces:
     """Divide a correlation's outputs into parts, so that few products read padding."""
-    elements = max(images * groups * channels, 1)
-    pair = elements * (filters * _slower(filters) + GATHERED)
-    return pieces(axes, LEAST_PADDED * (1 + groups / PART_GROUPS) / pair, TAP_PRODUCTS / pair)
+    products = max(images * groups * channels * filters * _slower(filters), 1)
+    return pieces(axes, CALL * RATE / 2 / products)
 
 
-def least_filters(pixels: int) -> int:
-    """Return the argument ``least_filters`` of ``Correlation.chunks`` for the method ``products``.
+def sums_pixels(
+    axes: Sequence[Axis], groups: int, channels: int, filters: int, channels_last: bool
+) -> bool:
+    """Return whether the method ``loops`` sums rows of channels, instead of planes of pixels.
 
-    Args:
-        pixels: output pixels of all images.
+    Without Numba, all depthwise layers are summed in rows of channels.  With Numba, the layer must
+    also have enough channels, and either channels last or small planes.
     """
-    return clamp(4 * pixels, LEAST_FILTERS)
-
-
-def most_loop_bytes(block_bytes: int, share: int, in_place: bool) -> int:
-    """Return the largest number of bytes of a block of the method ``loops``.
-
-    Args:
-        block_bytes: bytes of a thread's buffer.
-        share: bytes of the source and the result, divided by the desired number of parts.
-        in_place: whether the source is read and the result written without a copy.
-    """
-    most = 4 * block_bytes if in_place else block_bytes // 2
-    return min(most, max(share, block_bytes // 4))
-
-
-def most_loop_images(axes: Sequence[Axis], by_pixel: bool) -> int:
-    """Return the largest number of images of a block of the method ``loops``.
-
-    Args:
-        by_pixel: whether the method sums rows of channels; then the number is not limited.
-    """
-    return sys.maxsize if by_pixel else -(-LEAST_PLANE // prod(axis.outputs for axis in axes))
+    if not channels == filters == 1 or not has_numba():
+        return channels == filters == 1
+    is_small = prod(axis.outputs for axis in axes) <= SMALL_PLANE
+    return groups >= LEAST_ROW and (channels_last or is_small)
 
 
 # -- the methods' costs ----------------------------------------------------------------------------
@@ -283,23 +221,22 @@ def _correlations_of(problem: ConvProblem, pass_: str) -> _Pass:
             rules = [used_part(rule) for rule, *_ in islice(phases(axis), SAMPLE)] or [Axis()]
             outputs = max(rule.outputs for rule in rules)
             axes.append(max(rules, key=lambda rule: rule.taps).changed(outputs=outputs))
-            windows = by_window(axis)
-            count *= axis.output if windows else min(_step(axis), axis.filter, axis.input)
+            step = axis.stride // gcd(axis.stride, axis.dilation)
+            count *= axis.output if by_window(axis) else min(step, axis.filter, axis.input)
         else:
-            rule = (axis.output, axis.filter, axis.input, axis.stride, axis.dilation)
-            axes.append(used_part(Axis(*rule, -axis.pad_before)))
+            axes.append(used_part(forward_axis(axis)))
     if pass_ == "backprop_input":
         channels, filters = filters, channels
-    channels_last, of_filters = problem.data_format.endswith("C"), pass_ == "backprop_filter"
-    images = max(problem.N, 1)  # an empty batch is ranked like one image
-    counts = images, problem.groups, channels, filters
-    converted = ITEMSIZE[problem.dtype] < 4
-    itemsize = max(ITEMSIZE[problem.dtype], 4)  # 16-bit types are summed in float32
-    return _Pass(*counts, tuple(axes), channels_last, of_filters, count, itemsize, converted)
-
-
-def _step(axis: ConvAxis) -> int:
-    return axis.stride // gcd(axis.stride, axis.dilation)
+    return _Pass(
+        max(problem.N, 1),  # an empty batch is ranked like one image
+        problem.groups,
+        channels,
+        filters,
+        tuple(axes),
+        problem.data_format.endswith("C"),
+        count,
+        max(ITEMSIZE[problem.dtype], 4),  # 16-bit types are summed in float32
+    )
 
 
 def used_part(axis: Axis) -> Axis:
@@ -310,53 +247,34 @@ def used_part(axis: Axis) -> Axis:
 
 def _products(work: _Pass) -> Method:
     division = product_pieces(work.axes, work.images, work.groups, work.channels, work.filters)
-    taps = max(int(division.taps), 1)
     gathered = work.images * work.groups * work.channels * division.pairs
-    operations = 2.0 * gathered * work.filters
-    most_bytes = (4 if work.of_filters else 8) * BLOCK_BYTES
-    window = work.channels * (work.taps if work.of_filters else taps) * work.itemsize
-    filters = clamp(most_bytes // window, work.filters)
-    least = least_filters(work.pixels // work.groups)
-    groups = clamp(most_bytes // (window * max(filters, least)), work.groups)
-    chunks = -(-work.filters // filters)
-    window = groups * taps * work.itemsize
-    channels = clamp(2 * BLOCK_BYTES // (window * LEAST_PIXELS), work.channels)
-    column = groups * max(channels * taps, filters) * work.itemsize
-    blocks = max(work.images * division.outputs * column / BLOCK_BYTES, 1)
-    blocks *= chunks * -(-work.groups // groups) * -(-work.channels // channels)
-    calls_of_taps = TAP_CALLS * taps if division.is_gathered_by_taps else 0
-    calls = division.count * blocks * (20 + calls_of_taps)
-    gathered *= chunks
-    if all(axis.taps == axis.stride == 1 and axis.span <= axis.size for axis in work.axes):
+    results = work.pixels * work.filters
+    operations = 2.0 * gathered * work.filters * _slower(work.filters)
+    is_view = all(axis.taps == axis.stride == 1 and axis.span <= axis.size for axis in work.axes)
+    if is_view and (work.groups == 1 or not work.channels_last):
         gathered = 0  # nothing to gather
-    return Method(
-        "products",
-        "filters times gathered pixels",
-        work.phases * operations * _slower(work.filters),
-        work.phases
-        * (gathered * _short_runs(work) + 2 * work.weights + work.pixels * work.filters),
-        work.phases * (44 + calls),
-    )
-
-
-def _short_runs(work: _Pass) -> float:
-    """Return the factor by which short contiguous rows slow down copies."""
-    row = work.axes[-1]
-    run = work.channels * row.taps if work.channels_last else row.outputs
-    return 1 + LOOP_ELEMENTS / run
+    elements = gathered * _short_runs(work) + 2 * work.weights + results
+    size = max(gathered, results) * work.itemsize
+    calls = 44 + division.calls * (1 + size / BLOCK_BYTES)
+    return _method(work, "products", "filters times gathered pixels", operations, elements, calls)
 
 
 def _windows(work: _Pass) -> Iterator[Method]:
-    padded = work.images * work.groups * work.channels * prod(axis.span for axis in work.axes)
-    gathered = work.pixels * work.channels * work.taps
-    elements = padded + gathered + work.weights + work.pixels * work.filters
-    if work.itemsize * elements <= 2 * BLOCK_BYTES:
-        operations = work.phases * work.operations * _slower(work.filters)
-        moved = padded + gathered * _short_runs(work) + work.pixels * work.filters
-        calls = 6 * work.phases
-        # This method runs on one thread, but the rates are for two threads: count the work twice.
-        how = "filters times all windows"
-        yield Method("windows", how, 2 * operations, 2 * work.phases * moved, calls)
+    gathered = work.images * work.groups * work.channels * prod(axis.span for axis in work.axes)
+    gathered += work.pixels * work.channels * work.taps
+    results = work.pixels * work.filters
+    size = work.itemsize * (gathered + work.weights + results)
+    if size <= 2 * BLOCK_BYTES:
+        # The rates are for two threads.  This method uses one, as all methods do for little data.
+        factor = 2 if size > BLOCK_BYTES // 8 else 1
+        yield _method(
+            work,
+            "windows",
+            "filters times all windows",
+            factor * work.operations * _slower(work.filters),
+            factor * (gathered * _short_runs(work) + results),
+            6,
+        )
 
 
 def _patches(problem: ConvProblem, work: _Pass) -> Method:
@@ -386,78 +304,70 @@ def _scattered(work: _Pass) -> Iterator[Method]:
     added = work.images * work.groups * work.filters
     added *= prod(axis.pairs(axis.taps) for axis in work.axes)
     run = 1 + LOOP_ELEMENTS / columns[-1].outputs if columns else 1
-    window = work.channels * work.taps * work.itemsize
-    chunks = max(work.groups * work.filters * window / (8 * BLOCK_BYTES), 1)
-    blocks = chunks + read * max(sums, work.channels) * work.itemsize / BLOCK_BYTES
-    yield Method(
+    blocks = 1 + read * max(sums, work.channels) * work.itemsize / BLOCK_BYTES
+    yield _method(
+        work,
         "scattered",
         "filters times pixels, added up by taps",
-        work.phases * 2 * read * work.channels * sums * _slower(work.filters * work.taps),
-        work.phases
-        * (3 * (added + work.pixels * work.filters) * run + 2 * read * sums + work.weights),
-        work.phases * (TAP_CALLS * blocks * work.taps + 48),
+        2.0 * read * work.channels * sums * _slower(sums),
+        3 * (added + work.pixels * work.filters) * run + 2 * read * sums + work.weights,
+        48 + TAP_CALLS * blocks * work.taps,
     )
 
 
 def _loops(work: _Pass) -> Iterator[Method]:
-    depthwise = work.channels == work.filters == 1
-    if work.channels * work.filters > MOST_PAIRS or not (depthwise or has_numba()):
+    counts = work.groups, work.channels, work.filters
+    by_pixel = sums_pixels(work.axes, *counts, work.channels_last)
+    if work.channels * work.filters > MOST_PAIRS or not (by_pixel or has_numba()):
         return
-    small = prod(axis.outputs for axis in work.axes) <= SMALL_PLANE
-    rows = work.groups >= LEAST_ROW and (work.channels_last or small)
-    by_pixel = depthwise and (rows or not has_numba())
     weights = work.filters * work.channels * work.taps
     pixel = work.taps * (work.channels + work.filters)
     if by_pixel:
         pixel = prod(axis.part(slice(0, 1)).span for axis in work.axes) + 1
     if work.itemsize * max(pixel, weights) > BLOCK_BYTES // 2:
         return  # a single pixel of one group takes too much memory
-    in_place = by_pixel and work.channels_last and not work.converted
-    pixels = work.images * work.groups * prod(axis.size for axis in work.axes)
-    share = (pixels * work.channels + work.pixels * work.filters) * work.itemsize // LOOP_PARTS
-    axes = (*[Axis()] * (3 - len(work.axes)), *work.axes)
-    blocks = loop_blocks(
-        axes,
-        work.groups,
-        work.images,
-        most_loop_images(axes, by_pixel),
-        (work.channels, work.filters),
-        most_loop_bytes(BLOCK_BYTES, share, in_place) // work.itemsize,
-        by_pixel,
-    )
-    moved: float = blocks.count * blocks.places
-    if in_place and has_numba():
-        moved = work.pixels * 2
-    rate, operations = LOOP_RATE, work.operations
+    most_elements = BLOCK_BYTES // 4 // work.itemsize
+    division = loop_blocks(work.axes, work.images, *counts, most_elements, by_pixel)
+    operations, gathers = work.operations, 1
+    moved: float = division.blocks * division.places
+    if not by_pixel:  # the loops also sum positions between rows
+        most = zip(work.axes, division.most[2:], strict=True)
+        plane = prod(extent(axis.part(slice(0, outputs))) for axis, outputs in most)
+        operations = 2.0 * division.blocks * prod(division.most[:2]) * plane * weights
+        gathers = prod(map(stride_phases, work.axes))
+    elif work.channels_last and has_numba():
+        moved = 2 * work.pixels
     if by_pixel != work.channels_last:
         moved *= TRANSPOSED
-    moved += blocks.count * blocks.most[0] * weights
     if not has_numba():
-        rate *= UNCOMPILED
-        if not work.of_filters:
-            row = work.axes[-1]
-            run = work.groups * (row.outputs if row.stride == 1 else 1)
-            rate /= 1 + 3 * LOOP_ELEMENTS / run
+        row = work.axes[-1]
+        run = work.groups * (row.outputs if row.stride == 1 else 1)
+        operations *= (1 + 3 * LOOP_ELEMENTS / run) / UNCOMPILED
     elif not by_pixel and work.filters >= 4:
-        rate *= FOUR_FILTERS
-    elif work.of_filters:
-        rate *= GRADIENT_SHARE
-    if has_numba() and by_pixel:
-        together = min(max(blocks.most[0], min(LARGEST_ROWS // weights, LONG_ROW)), LONG_ROW)
-        rate *= (1 + ROW_BEGINS / LONG_ROW) / (1 + ROW_BEGINS / together)
-    if has_numba() and not by_pixel:  # the loops also sum positions between rows
-        rate *= PLANE_RATE / LOOP_RATE
-        lengths = (extent(a.part(slice(0, n))) for a, n in zip(axes, blocks.most[2:], strict=True))
-        places = blocks.count * blocks.most[0] * blocks.most[1] * prod(lengths)
-        operations = 2.0 * places * weights
-    gathers = 1 if by_pixel else prod(map(stride_phases, axes))
-    yield Method(
+        operations /= FOUR_FILTERS
+    yield _method(
+        work,
         "loops",
         "rows of channels, tap by tap" if by_pixel else "planes of pixels, tap by tap",
-        work.phases * RATE / rate * operations,
-        work.phases * (moved + work.weights),
-        work.phases * (20 if by_pixel else 16 + 4 * gathers) * (blocks.count + 2),
+        RATE / LOOP_RATE * operations,
+        moved + work.weights,
+        (16 + TAP_CALLS * gathers) * (2 + division.blocks),
     )
+
+
+def _method(
+    work: _Pass, name: str, summary: str, operations: float, elements: float, calls: float
+) -> Method:
+    """Return a method that computes each correlation of a pass with the given costs."""
+    count = work.phases
+    return Method(name, summary, count * operations, count * elements, count * calls)
+
+
+def _short_runs(work: _Pass) -> float:
+    """Return the factor by which short contiguous rows slow down copies."""
+    row = work.axes[-1]
+    run = work.channels * row.taps if work.channels_last else row.outputs
+    return 1 + LOOP_ELEMENTS / run
 
 
 def _slower(rows: int) -> float:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupyconv.cpu.activations import activate
-from cupyconv.cpu.axis import Axis, Phase, boxes, clamp, parts, phases, used_parts
+from cupyconv.cpu.axis import Axis, Phase, boxes, clamp, forward_axis, parts, phases, used_parts
 from cupyconv.cpu.choice import product_pieces
 from cupyconv.cpu.views import accumulator_of, copy, filter_view
 from cupyconv.problem import ConvAxis, ConvProblem
@@ -231,10 +231,7 @@ def correlation(
 
 @lru_cache(maxsize=4096)
 def _axes(axes: tuple[ConvAxis, ...]) -> tuple[Axis, ...]:
-    return tuple(
-        Axis(axis.output, axis.filter, axis.input, axis.stride, axis.dilation, -axis.pad_before)
-        for axis in axes
-    )
+    return tuple(map(forward_axis, axes))
 
 
 def input_correlations(

@@ -25,21 +25,19 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from cupyconv.cpu.axis import Axis, LoopBlocks, clamp, extent, loop_blocks, step
-from cupyconv.cpu.choice import (
-    LARGEST_ROWS,
-    LEAST_ROW,
-    LONG_ROW,
-    SMALL_PLANE,
-    has_numba,
-    most_loop_bytes,
-    most_loop_images,
-)
+from cupyconv.cpu.axis import Axis, clamp, extent, loop_blocks, step
+from cupyconv.cpu.choice import has_numba, sums_pixels
 from cupyconv.cpu.correlation import ALL, SUMS, Correlation, gather
 from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
 from cupyconv.cpu.views import are_finite, copy, merged
 from cupyconv.signals import import_whole
+
+LONG_ROW = 1 << 9
+"""Elements that one inner loop sums: the channels of one or several adjacent pixels (chosen)."""
+
+LARGEST_ROWS = 1 << 16
+"""Largest number of weights, repeated for the pixels of one loop, that stay in the cache."""
 
 
 def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
@@ -50,8 +48,8 @@ def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
             continue
         by_pixel = _is_by_pixel(chunk)
         add = _sum_pixels if by_pixel else _sum_planes
-        blocks, size = _blocks(chunk, by_pixel, block_bytes, SUMS)
-        each(add, chunk.boxes(*blocks.most), pool, size)
+        most, size = _blocks(chunk, by_pixel, block_bytes, SUMS)
+        each(add, chunk.boxes(*most), pool, size)
 
 
 def filter_gradient(whole: Correlation, pool: Pool, block_bytes: int) -> None:
@@ -70,7 +68,7 @@ def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
         add_block: Callable[[Correlation, Scratch], None], number: int, memory: Scratch
     ) -> None:
         totals[number] = 0
-        for block in terms[number]._replace(filters=totals[number]).boxes(*blocks[number].most):
+        for block in terms[number]._replace(filters=totals[number]).boxes(*blocks[number]):
             add_block(block, memory.rest())
 
     def compute(add_block: Callable[[Correlation, Scratch], None]) -> None:
@@ -103,23 +101,16 @@ def _chunks(whole: Correlation, block_bytes: int) -> Iterator[Correlation]:
 
 
 def _is_by_pixel(whole: Correlation) -> bool:
-    """Return whether to sum rows of channels, instead of planes of pixels.
-
-    Without Numba, all depthwise layers are summed in rows of channels.  With Numba, the layer must
-    also have enough channels, and either channels last or small planes.
-    """
-    single = whole.channels == whole.filter_count == 1
-    if not single or not has_numba():
-        return single
+    """Return whether to sum rows of channels, instead of planes of pixels."""
     is_channels_last = abs(whole.source.strides[0]) == whole.source.itemsize
-    is_small = prod(axis.outputs for axis in whole.axes) <= SMALL_PLANE
-    return (is_channels_last or is_small) and whole.groups >= LEAST_ROW
+    counts = whole.groups, whole.channels, whole.filter_count
+    return sums_pixels(whole.axes, *counts, is_channels_last)
 
 
 def _blocks(
     whole: Correlation, by_pixel: bool, block_bytes: int, least: int = 1
-) -> tuple[LoopBlocks, int]:
-    """Return the division into blocks, and the scratch elements of a block.
+) -> tuple[tuple[int, ...], int]:
+    """Return the largest extents of a block, as for ``boxes``, and its number of scratch elements.
 
     Args:
         least: smallest number of parts into which a large correlation is divided.
@@ -127,22 +118,16 @@ def _blocks(
     both = (whole.source, whole.result)
     in_place = by_pixel and all(_are_rows(_pixels_last(array), whole) for array in both)
     share = (whole.source.size + whole.result.size) * whole.accumulator.itemsize // least
-    most_bytes = most_loop_bytes(block_bytes, share, in_place)
-    blocks = loop_blocks(
-        whole.axes,
-        whole.groups,
-        whole.images,
-        most_loop_images(whole.axes, by_pixel),
-        (whole.channels, whole.filter_count),
-        most_bytes // whole.accumulator.itemsize,
-        by_pixel,
-    )
+    most_bytes = 4 * block_bytes if in_place else block_bytes // 2
+    most_bytes = min(most_bytes, max(share, block_bytes // 4))
+    counts = whole.images, whole.groups, whole.channels, whole.filter_count
+    blocks = loop_blocks(whole.axes, *counts, most_bytes // whole.accumulator.itemsize, by_pixel)
     size = weights = blocks.most[0] * whole.filters[0].size
     if by_pixel:  # the weights are repeated for several pixels
         size += min(max(weights, LARGEST_ROWS), weights * blocks.most[4])
     if not (in_place and has_numba()) or whole.conjugate:
         size += blocks.places
-    return blocks, size
+    return blocks.most, size
 
 
 # -- rows of channels ------------------------------------------------------------------------------

@@ -14,11 +14,16 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from cupyconv.cpu.axis import box_of, boxes, clamp, parts
-from cupyconv.cpu.choice import LEAST_PIXELS, least_filters
 from cupyconv.cpu.correlation import ALL, SUMS, Correlation, gather
 from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
 from cupyconv.cpu.views import channels_are_last, copy, merged, operand
+
+LEAST_PIXELS = 128
+"""Smallest number of columns (pixels) of a fast matrix product (nominal)."""
+
+LEAST_FILTERS = 512
+"""Filters that a group with fewer filters counts as, so that a part has fewer groups (chosen)."""
 
 MANY_IMAGES = 16
 """Images that must fit into a channels-first block for it to have several images (chosen)."""
@@ -27,7 +32,7 @@ MANY_IMAGES = 16
 def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
     """Compute ``whole.result`` in blocks, whose size is proportional to ``block_bytes``."""
     for piece in whole.pieces():
-        for chunk in piece.chunks(8 * block_bytes, least_filters(_all_pixels(piece))):
+        for chunk in piece.chunks(8 * block_bytes, _least_filters(piece)):
             channels = parts(chunk.channels, _channels_at_once(chunk, block_bytes))
             terms = _terms(chunk, list(channels), pool)
             window, results, most = _columns(chunk, block_bytes)
@@ -57,7 +62,7 @@ def _multiply(
 
 def filter_gradient(whole: Correlation, pool: Pool, block_bytes: int) -> None:
     """Write the filter gradient to ``whole.filters``; ``whole.result`` is dy."""
-    for chunk in whole.chunks(4 * block_bytes, least_filters(_all_pixels(whole))):
+    for chunk in whole.chunks(4 * block_bytes, _least_filters(whole)):
         _filter_gradient(chunk, pool, block_bytes)
 
 
@@ -100,9 +105,9 @@ def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
         copy(part.filters, first)
 
 
-def _all_pixels(piece: Correlation) -> int:
-    """Return the number of pixels of one channel of the result, in all images."""
-    return prod(piece.result.shape[2:])
+def _least_filters(piece: Correlation) -> int:
+    """Return the argument ``least_filters`` of ``Correlation.chunks``; fewer for few pixels."""
+    return clamp(4 * prod(piece.result.shape[2:]), LEAST_FILTERS)
 
 
 # -- parts -----------------------------------------------------------------------------------------

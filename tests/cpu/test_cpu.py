@@ -72,7 +72,7 @@ def compute(
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_method_is_exact(case, monkeypatch):
     # Divide small layers into parts and partial sums too.
-    monkeypatch.setattr(choice, "LEAST_PADDED", 0)
+    monkeypatch.setattr(choice, "CALL", 0)
     monkeypatch.setattr(correlation, "LEAST_PRODUCTS", 1)
     for problem in (case.problem, *channels_last(case.problem)):
         data = integer_data(problem)
@@ -93,7 +93,7 @@ def channels_last(problem: ConvProblem) -> list[ConvProblem]:
 @pytest.mark.parametrize("problem", [DENSE, DEPTHWISE, DEEP], ids=["dense", "depthwise", "deep"])
 def test_every_method_is_exact_for_any_block_size(problem, block_bytes, monkeypatch):
     monkeypatch.setattr(blocked, "BLOCK_BYTES", block_bytes)
-    monkeypatch.setattr(choice, "LEAST_PADDED", 0)
+    monkeypatch.setattr(choice, "CALL", 0)
     # With blocks of one byte every step is a block, which is slow.
     sizes = (5, 4) if block_bytes == 1 else (11, 10)
     small = problem.replace(input_shape=(2, *problem.input_shape[1:-2], *sizes))

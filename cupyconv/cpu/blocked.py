@@ -11,15 +11,8 @@ import numpy as np
 
 from cupyconv.cpu import loops, patches, products, scattered, windows
 from cupyconv.cpu.choice import BLOCK_BYTES
-from cupyconv.cpu.correlation import (
-    Correlation,
-    correlation,
-    fill_unread,
-    input_correlations,
-    patch_views,
-)
+from cupyconv.cpu.correlation import Correlation, correlation, input_gradient, phases_of
 from cupyconv.cpu.scratch import Pool
-from cupyconv.cpu.views import accumulator_of
 from cupyconv.problem import ConvProblem
 
 METHODS = {"products": products, "windows": windows, "scattered": scattered, "loops": loops}
@@ -65,18 +58,15 @@ def backprop_input(
     Args:
         conjugates: whether to conjugate a complex w.
     """
-    fill_unread(problem, dx, bias, add, activation)  # the loop below may skip unread inputs
+    conjugate = conjugates and problem.is_complex
+    whole = input_gradient(problem, w, dy, dx, bias, add, activation, conjugate)
+    if any(axis.unread_inputs for axis in problem.axes):
+        whole.finish_empty()  # the methods below may skip unread inputs
     if method == "patches":
-        conjugates = conjugates and problem.is_complex
-        with Pool(accumulator_of(problem.dtype)) as memory:
-            arrays = patch_views(problem, w, dy, dx, bias, add)
-            patches.backprop_input(
-                problem.axes, *arrays, activation, conjugates, memory, BLOCK_BYTES
-            )
+        with Pool(whole.accumulator) as memory:
+            patches.backprop_input(whole, problem.axes, memory, BLOCK_BYTES)
         return
-    for phase in input_correlations(problem, w, dy, dx, bias, add, activation):
-        if phase.conjugate and not conjugates:
-            phase = phase._replace(conjugate=False)
+    for phase in phases_of(whole, problem.axes):
         _compute("correlate", method, phase)
 
 

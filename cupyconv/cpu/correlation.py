@@ -187,7 +187,7 @@ class Correlation(NamedTuple):
                     plane = box.part(filters=filters)
                     plane.finish(np.zeros(plane.result.shape, self.accumulator))
             return
-        border = np.zeros((*self.result.shape[:2], *[1] * (1 + len(self.axes))), self.accumulator)
+        border = np.zeros((*self.result.shape[:2], *[1] * (self.result.ndim - 2)), self.accumulator)
         if self.bias is not None:
             border += self.bias.reshape(border.shape)
         self.result[...] = activate(border, self.activation)
@@ -198,7 +198,7 @@ class Correlation(NamedTuple):
         The sums have the result's shape and may be the result itself.
         """
         if self.bias is not None:
-            sums += self.bias.reshape(*self.bias.shape, *[1] * (1 + len(self.axes)))
+            sums += self.bias.reshape(*self.bias.shape, *[1] * (sums.ndim - 2))
         if self.addend is not None:
             sums += self.addend
         activate(sums, self.activation)
@@ -234,7 +234,7 @@ def _axes(axes: tuple[ConvAxis, ...]) -> tuple[Axis, ...]:
     return tuple(map(forward_axis, axes))
 
 
-def input_correlations(
+def input_gradient(
     problem: ConvProblem,
     w: np.ndarray,
     dy: np.ndarray,
@@ -242,69 +242,34 @@ def input_correlations(
     bias: np.ndarray | None = None,
     add: np.ndarray | None = None,
     activation: str | None = None,
-) -> Iterator[Correlation]:
-    """Yield the correlations of backprop_input, one per stride phase with taps."""
-    filters = filter_view(problem, w).swapaxes(1, 2)
-    source, result = _by_channel(problem, dy), _by_channel(problem, dx)
-    addend = None if add is None else _by_channel(problem, add)
-    for rules in _combinations(problem.axes):
-        axes, outputs, pixels, taps = zip(*rules, strict=True)
-        yield Correlation(
-            axes,
-            source[(ALL, ALL, ALL, *outputs)],
-            filters[(ALL, ALL, ALL, *taps)],
-            result[(ALL, ALL, ALL, *pixels)],
-            accumulator_of(problem.dtype),
-            _by_group(problem, bias),
-            None if addend is None else addend[(ALL, ALL, ALL, *pixels)],
-            activation,
-            problem.is_complex,
-        )
-
-
-def patch_views(
-    problem: ConvProblem,
-    w: np.ndarray,
-    dy: np.ndarray,
-    dx: np.ndarray,
-    bias: np.ndarray | None,
-    add: np.ndarray | None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]:
-    """Return views of dy, w, dx, bias and add.
-
-    dy is (G, K, N, *outputs), w is (G, K, C, *taps), dx and add are (G, C, N, *inputs), and bias
-    is (G, C).
-    """
-    return (
+    conjugate: bool = False,
+) -> Correlation:
+    """Return all of dy as the source and all of dx as the result, without axes."""
+    return Correlation(
+        (),
         _by_channel(problem, dy),
-        filter_view(problem, w),
+        filter_view(problem, w).swapaxes(1, 2),
         _by_channel(problem, dx),
+        accumulator_of(problem.dtype),
         _by_group(problem, bias),
         None if add is None else _by_channel(problem, add),
+        activation,
+        conjugate,
     )
 
 
-def fill_unread(
-    problem: ConvProblem,
-    dx: np.ndarray,
-    bias: np.ndarray | None,
-    add: np.ndarray | None,
-    activation: str | None,
-) -> None:
-    """Fill dx with the bias plus the addend, activated, if some inputs are in no window."""
-    if not any(axis.unread_inputs for axis in problem.axes):
-        return
-    empty = np.zeros((problem.C, *[1] * problem.spatial_rank), accumulator_of(problem.dtype))
-    if bias is not None:
-        empty += bias.reshape(empty.shape)
-    result = dx.transpose(problem.data_axes)
-    if add is None:
-        result[...] = activate(empty, activation)
-        return
-    addend = add.transpose(problem.data_axes)
-    for image, channel in np.ndindex(result.shape[:2]):
-        plane = empty[channel] + addend[image, channel]
-        result[image, channel] = activate(plane, activation)
+def phases_of(whole: Correlation, axes: Sequence[ConvAxis]) -> Iterator[Correlation]:
+    """Yield the correlations of an ``input_gradient``, one per stride phase with taps."""
+    for rules in _combinations(axes):
+        rule, outputs, pixels, taps = zip(*rules, strict=True)
+        at = (ALL, ALL, ALL, *pixels)
+        yield whole._replace(
+            axes=rule,
+            source=whole.source[(ALL, ALL, ALL, *outputs)],
+            filters=whole.filters[(ALL, ALL, ALL, *taps)],
+            result=whole.result[at],
+            addend=None if whole.addend is None else whole.addend[at],
+        )
 
 
 def _by_channel(problem: ConvProblem, array: np.ndarray) -> np.ndarray:

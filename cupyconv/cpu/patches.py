@@ -16,7 +16,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from cupyconv.cpu.activations import activate
 from cupyconv.cpu.axis import boxes, clamp, parts
-from cupyconv.cpu.correlation import ALL
+from cupyconv.cpu.correlation import ALL, Correlation
 from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
 from cupyconv.cpu.views import channels_are_last, copy
@@ -24,70 +24,38 @@ from cupyconv.problem import ConvAxis
 
 
 def backprop_input(
-    axes: Sequence[ConvAxis],
-    source: np.ndarray,
-    filters: np.ndarray,
-    result: np.ndarray,
-    bias: np.ndarray | None,
-    addend: np.ndarray | None,
-    activation: str | None,
-    conjugate: bool,
-    pool: Pool,
-    block_bytes: int,
+    whole: Correlation, axes: Sequence[ConvAxis], pool: Pool, block_bytes: int
 ) -> None:
     """Compute dx for all input pixels that are in a window.
 
     Args:
+        whole: all of dy, w and dx, from ``correlation.input_gradient``.
         axes: spatial axes, for which ``choice.are_separate`` holds.
-        source: dy as an array (G, K, N, *outputs).
-        filters: w as an array (G, K, C, *taps).
-        result: dx as an array (G, C, N, *inputs).
-        bias: array (G, C) added to the result; None for no bias.
-        addend: array like the result, added to it; None for no addend.
-        activation: activation applied after bias and addend; None for no activation.
-        conjugate: whether to conjugate the filters.
-        pool: memory of the pass.
         block_bytes: bytes of a thread's buffer, from which the size of blocks follows.
     """
-    groups, count, channels, *taps = filters.shape
-    images, outputs = source.shape[2], source.shape[3:]
-    is_last = channels_are_last(result)
+    count, *taps = whole.filters.shape[2:]
+    outputs = whole.source.shape[3:]
+    is_last = channels_are_last(whole.result)
     itemsize = pool.dtype.itemsize
-    of_channel = prod(taps)
-    most_channels = clamp(8 * block_bytes // (count * of_channel * itemsize), channels)
-    for group, part in product(range(groups), parts(channels, most_channels)):
-        weights = filters[group, :, part]
-        if is_last:
-            weights = np.moveaxis(weights, 1, -1)
+    most_channels = clamp(8 * block_bytes // (count * prod(taps) * itemsize), whole.filter_count)
+    for group, part in product(parts(whole.groups, 1), parts(whole.filter_count, most_channels)):
+        chunk = whole.part(groups=group, filters=part)
+        weights = np.moveaxis(chunk.filters[0], 0, -1 if is_last else 1)
         matrix = pool.array("shared", weights.shape)
-        copy(matrix, weights, conjugate)
+        copy(matrix, weights, whole.conjugate)
         columns = matrix[0].size
         line = prod(outputs[1:]) * max(columns, count) * itemsize
         rows = clamp(block_bytes // 4 // line, outputs[0])
-        most = (clamp(block_bytes // 4 // (line * rows), images), rows)
+        most = (clamp(block_bytes // 4 // (line * rows), whole.images), rows)
         size = prod(most) * prod(outputs[1:]) * (columns + count)
-        work = partial(
-            _compute,
-            axes,
-            source[group],
-            matrix.reshape(count, columns),
-            result[group, part],
-            None if bias is None else bias[group, part],
-            None if addend is None else addend[group, part],
-            activation,
-            is_last,
-        )
-        each(work, boxes((images, outputs[0]), most), pool, size)
+        work = partial(_compute, chunk, axes, matrix, is_last)
+        each(work, boxes((whole.images, outputs[0]), most), pool, size)
 
 
 def _compute(
+    chunk: Correlation,
     axes: Sequence[ConvAxis],
-    source: np.ndarray,
     matrix: np.ndarray,
-    result: np.ndarray,
-    bias: np.ndarray | None,
-    addend: np.ndarray | None,
-    activation: str | None,
     is_last: bool,
     block: tuple[slice, slice],
     scratch: Scratch,
@@ -95,23 +63,23 @@ def _compute(
     """Compute dx for the input pixels under the windows of a block.
 
     Args:
+        chunk: correlation of one group.
+        matrix: array (K, C, *taps), or (K, *taps, C) if ``is_last`` holds.
         block: slices of the images, and of the outputs along the first axis.
     """
     images, rows = block
-    pixels = np.moveaxis(source[:, images, rows], 0, -1)  # (N, *outputs, K)
+    pixels = np.moveaxis(chunk.source[0, :, images, rows], 0, -1)  # (N, *outputs, K)
     packed = scratch.array("pixels", pixels.shape)
     copy(packed, pixels)
-    products = scratch.array("products", (prod(pixels.shape[:-1]), matrix.shape[1]))
-    np.matmul(packed.reshape(-1, matrix.shape[0]), matrix, out=products)
-    channels, taps = len(result), [axis.filter for axis in axes]
-    order = (*taps, channels) if is_last else (channels, *taps)
-    values = products.reshape(*pixels.shape[:-1], *order)
+    flat = packed.reshape(-1, len(matrix))
+    products = scratch.array("products", (len(flat), matrix[0].size))
+    np.matmul(flat, matrix.reshape(len(matrix), -1), out=products)
+    values = products.reshape(*pixels.shape[:-1], *matrix.shape[1:])
     rank = len(axes)
     if is_last:
         values = np.moveaxis(values, -1, 1 + rank)  # (N, *outputs, C, *taps)
-    if bias is not None:
-        values += bias.reshape(-1, *[1] * rank)
-    result = result[:, images]
+    if chunk.bias is not None:
+        values += chunk.bias.reshape(-1, *[1] * rank)
     for piece in product(*(_pieces(axis) for axis in axes)):
         outputs, reached, firsts = zip(*piece, strict=True)
         first, *others = outputs
@@ -119,13 +87,14 @@ def _compute(
         if shared.start >= shared.stop:
             continue
         skipped = (shared.start - first.start) * axes[0].stride
-        corner = (ALL, ALL, *_from((firsts[0] + skipped, *firsts[1:])))
+        firsts = (firsts[0] + skipped, *firsts[1:])
+        corner = (ALL, ALL, *(slice(first, None) for first in firsts))
         inside = slice(shared.start - rows.start, shared.stop - rows.start)
         of_piece = values[(ALL, inside, *others, ALL, *reached)]
-        if addend is not None:
-            of_piece += _windows(addend[:, images][corner], axes, of_piece.shape)
-        target = _windows(result[corner], axes, of_piece.shape)
-        target[...] = activate(of_piece, activation)
+        if chunk.addend is not None:
+            of_piece += _windows(chunk.addend[0, :, images][corner], axes, of_piece.shape)
+        target = _windows(chunk.result[0, :, images][corner], axes, of_piece.shape)
+        target[...] = activate(of_piece, chunk.activation)
 
 
 def _pieces(axis: ConvAxis) -> Iterator[tuple[slice, slice, int]]:
@@ -149,10 +118,6 @@ def _pieces(axis: ConvAxis) -> Iterator[tuple[slice, slice, int]]:
             yield slice(output, output + 1), slice(low, high), at
 
 
-def _from(firsts: Sequence[int]) -> Iterator[slice]:
-    return (slice(first, None) for first in firsts)
-
-
 def _windows(corner: np.ndarray, axes: Sequence[ConvAxis], shape: Sequence[int]) -> np.ndarray:
     """Return a view (N, *outputs, C, *taps) of inputs (C, N, *inputs).
 
@@ -164,12 +129,7 @@ def _windows(corner: np.ndarray, axes: Sequence[ConvAxis], shape: Sequence[int])
     outputs, taps = shape[1 : 1 + len(axes)], shape[2 + len(axes) :]
     # The stride of a single window and the dilation of a single tap have no effect.  Zero replaces
     # them, since a huge value would overflow.
-    by_output = [
-        axis.stride * step if count > 1 else 0
-        for axis, step, count in zip(axes, steps, outputs, strict=True)
-    ]
-    by_tap = [
-        axis.dilation * step if count > 1 else 0
-        for axis, step, count in zip(axes, steps, taps, strict=True)
-    ]
+    both = list(zip(axes, steps, outputs, taps, strict=True))
+    by_output = (axis.stride * step if count > 1 else 0 for axis, step, count, _ in both)
+    by_tap = (axis.dilation * step if count > 1 else 0 for axis, step, _, count in both)
     return as_strided(corner, shape, (image, *by_output, channel, *by_tap))

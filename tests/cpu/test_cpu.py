@@ -474,10 +474,8 @@ def test_cost_rule_covers_the_phases_of_a_pass(size, stride):
         rules = {"stride": stride, "dilation": dilation, "padding": padding}
         problem = ConvProblem((1, 1, size), (1, 1, taps), **rules)
         data = zeros(problem)
-        phases = [
-            phase.without_unused()
-            for phase in correlation.input_correlations(problem, data.w, data.dy, data.x)
-        ]
+        whole = correlation.input_gradient(problem, data.w, data.dy, data.x)
+        phases = [phase.without_unused() for phase in correlation.phases_of(whole, problem.axes)]
         estimate = choice._correlations_of(problem, "backprop_input")
         assert len(phases) <= estimate.phases
         assert sum(phase.axes[0].outputs for phase in phases) <= estimate.pixels * estimate.phases

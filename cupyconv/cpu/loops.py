@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from cupyconv.cpu import products
 from cupyconv.cpu.axis import Axis, clamp, extent, loop_blocks, step
 from cupyconv.cpu.choice import has_numba, sums_pixels
 from cupyconv.cpu.correlation import ALL, SUMS, Correlation, gather
@@ -38,6 +39,12 @@ LONG_ROW = 1 << 9
 
 LARGEST_ROWS = 1 << 16
 """Largest number of weights, repeated for the pixels of one loop, that stay in the cache."""
+
+MOST_PADDED = 4
+"""Largest ratio of padded to source pixels for which planes are summed one at a time (chosen)."""
+
+BLOCK_ELEMENTS = 1 << 19
+"""Pixels of source and result per block of planes that are summed one at a time (chosen)."""
 
 
 def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
@@ -78,9 +85,17 @@ def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
 
     compute(_add_pixels if by_pixel else _add_planes)
     is_finite = by_pixel or np.isfinite(totals[0]).all()
-    if not is_finite and not are_finite(chunk.source, chunk.result):
-        compute(_add_planes_with_specials)
-    chunk.filters[...] = totals[0]
+    if is_finite or are_finite(chunk.source, chunk.result):
+        chunk.filters[...] = totals[0]
+        return
+    # ``_add_planes`` multiplies pixels between rows by zero, which gives NaN for infinite and NaN
+    # pixels.  Take the gradients that read such pixels from matrix products.  The others have the
+    # same bits as without such pixels.
+    compute(partial(_add_planes, clears=True))
+    sums = totals[0].copy()
+    exact = chunk._replace(filters=np.empty_like(sums))
+    products.filter_gradient(exact, pool, block_bytes)
+    chunk.filters[...] = np.where(np.isfinite(exact.filters), sums, exact.filters)
 
 
 # -- parts -----------------------------------------------------------------------------------------
@@ -212,7 +227,7 @@ def _pixels_last(array: np.ndarray) -> np.ndarray:
 
 
 def _are_rows(pixels: np.ndarray, block: Correlation) -> bool:
-    """Return whether the loops can use (N, planes, rows, columns, G) without a copy."""
+    """Return whether the loops can use an array without a copy: its last axis is contiguous."""
     size, steps = pixels.itemsize, pixels.strides
     if pixels.dtype != block.accumulator or not pixels.flags.aligned:
         return False
@@ -265,26 +280,14 @@ def _is_single_planes(whole: Correlation) -> bool:
         return False
     if (depth.taps, depth.outputs, depth.size) != (1, 1, 1) or rows.stride * columns.stride != 1:
         return False
-    if _lines(rows) * _lines(columns) > MOST_PADDED * rows.size * columns.size:
+    if rows.span * columns.span > MOST_PADDED * rows.size * columns.size:
         return False
-    return all(
-        array.dtype == whole.accumulator
-        and array.flags.aligned
-        and array.strides[-1] == array.itemsize
-        and min(array.strides) >= 0
-        and not any(stride % array.itemsize for stride in array.strides)
-        for array in (whole.source, whole.result)
-    )
-
-
-def _lines(axis: Axis) -> int:
-    """Return the padded extent of an axis of stride 1."""
-    return axis.outputs + (axis.taps - 1) * axis.dilation
+    return all(_are_rows(array, whole) for array in (whole.source, whole.result))
 
 
 def _sum_single_planes(whole: Correlation, pool: Pool) -> None:
     _, rows, columns = whole.axes
-    pitch, lines = _lines(columns), _lines(rows)
+    pitch, lines = columns.span, rows.span
     offsets = np.add.outer(
         np.arange(rows.taps) * rows.dilation * pitch, np.arange(columns.taps) * columns.dilation
     ).ravel()
@@ -309,18 +312,15 @@ def _sum_block_of_planes(
     _loops().plane_sums(
         *_memory(source), source.shape, weights, offsets, *_memory(result), rules, pixels, sums
     )
-    if any(one is not None for one in (block.bias, block.addend, block.activation)):
-        block.finish(block.result)
+    block.finish(block.result)
 
 
-MOST_PADDED = 4
-"""Largest ratio of padded to source pixels for which planes are summed one at a time (chosen)."""
+def _add_planes(block: Correlation, scratch: Scratch, clears: bool = False) -> None:
+    """Add a block's filter gradient.
 
-BLOCK_ELEMENTS = 1 << 19
-"""Pixels of source and result per block of planes that are summed one at a time (chosen)."""
-
-
-def _add_planes(block: Correlation, scratch: Scratch, has_specials: bool = False) -> None:
+    Args:
+        clears: whether to replace infinite and NaN values of the operands by zero.
+    """
     layout = _layout(tuple(map(_shape, block.axes)), block.channels, block.images)
     total = scratch.array("weights", block.filters.shape)
     total[...] = 0
@@ -328,29 +328,11 @@ def _add_planes(block: Correlation, scratch: Scratch, has_specials: bool = False
     gradients[...] = 0
     copy(layout.results(gradients, block), block.result, block.conjugate)
     pixels, by_offset, flat = layout.pixels(block, scratch), merged(total, 2), merged(gradients, 2)
-    filters: Any = block.filters
-    if has_specials:
-        specials = np.zeros(total.shape, total.dtype)
-        is_result = np.zeros((1, 1, *gradients.shape[2:]), np.bool_)
-        layout.results(is_result, block)[...] = True
-        to, where = merged(specials, 2), merged(is_result, 2)[0, 0]
-        _loops().planar_specials(pixels, layout.offsets, flat, where, to, layout.length)
-        filters += specials
-        for operand in (pixels, flat):
-            _loops().clear_specials(operand)
+    for operand in (pixels, flat) if clears else ():
+        operand[~np.isfinite(operand)] = 0
     _loops().planar_products(pixels, layout.offsets, flat, by_offset, layout.length)
+    filters: Any = block.filters
     filters += total
-
-
-def _add_planes_with_specials(block: Correlation, scratch: Scratch) -> None:
-    """Add a block's filter gradient if the operands have infinite or NaN values.
-
-    ``_add_planes`` multiplies the pixels between rows by zero, which gives NaN for infinite and NaN
-    pixels.  This function first adds the products with infinite and NaN values, only at positions
-    of results.  It then replaces these values by zero and sums the same products as
-    ``_add_planes``, bit for bit.
-    """
-    _add_planes(block, scratch, has_specials=True)
 
 
 @dataclass(frozen=True)

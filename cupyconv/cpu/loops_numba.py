@@ -223,32 +223,6 @@ def planar_products(pixels: Any, offsets: Any, gradients: Any, totals: Any, leng
 
 
 @_compile
-def planar_specials(
-    pixels: Any, offsets: Any, gradients: Any, is_result: Any, totals: Any, length: int
-) -> None:
-    """Add the products of ``planar_products`` that have an infinite or NaN factor.
-
-    Positions i between the rows of results, where ``is_result[i]`` is False, are skipped.
-    """
-    groups, filters, _ = gradients.shape
-    for g, t in np.ndindex((groups, len(offsets))):
-        x = pixels[g, offsets[t] :]
-        for k in range(filters):
-            for i in range(length):
-                y = gradients[g, k, i]
-                if is_result[i] and not (np.isfinite(x[i]) and np.isfinite(y)):
-                    totals[g, k, t] += y * x[i]
-
-
-@_compile
-def clear_specials(values: Any) -> None:
-    """Set infinite values and NaN to zero."""
-    for place in np.ndindex(values.shape):
-        if not np.isfinite(values[place]):
-            values[place] = 0
-
-
-@_compile
 def _products_of_four(
     pixels: Any, offsets: Any, w: Any, k: int, begin: int, p: Any, q: Any, r: Any, s: Any
 ) -> int:

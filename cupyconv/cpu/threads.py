@@ -185,9 +185,9 @@ def each(
         own, *helpers = pool.divided("calls", size, max(most, 1))
         _process.loops.add(loop)
         loop.ask_for(helpers)
-        loop.run(own, lambda: True)
+        loop.run(own)
         while loop.wait():
-            loop.run(own, lambda: True)
+            loop.run(own)
 
     def end() -> None:
         loop.end()
@@ -220,15 +220,13 @@ class _Loop:
         self._memories = list(memories)
         _process.ask([partial(copy_context().run, self._help) for _ in self._memories])
 
-    def run(
-        self, scratch: Scratch, is_wanted: Callable[[], bool], helper: threading.Lock | None = None
-    ) -> None:
-        """Compute parts until no part remains or ``is_wanted`` returns False.
+    def run(self, scratch: Scratch, helper: threading.Lock | None = None) -> None:
+        """Compute parts until no part remains, or for a helper until too many threads are running.
 
         Args:
             helper: lock of the helper that calls this function; None for the calling thread.
         """
-        while is_wanted():
+        while helper is None or _process.free >= 0:
             with self.lock:
                 part = None if self._stopped else next(self._parts, None)
                 if helper is not None:
@@ -275,7 +273,7 @@ class _Loop:
         self._helpers.clear()
 
     def _help(self) -> None:
-        """Compute parts as a helper, until too many threads are running."""
+        """Compute parts as a helper."""
         process, at_work = _process, threading.Lock()
         with at_work:
             with self.lock:
@@ -288,7 +286,7 @@ class _Loop:
                 process.helpers.add(at_work)
                 if _is_by_thread():
                     _set_blas_threads(1)
-                self.run(memory.pop(), lambda: process.free >= 0, at_work)
+                self.run(memory.pop(), at_work)
             except BaseException as error:
                 self.error, self._stopped = error, True
             finally:

@@ -199,17 +199,24 @@ class CpuBackend(Backend):
         form: FilterForm | None = None,
         conjugates: bool = True,
     ) -> Run:
-        layer = (problem, pass_plan.method) if pass_plan.method else (problem,)
+        return lambda tensors: self.run(pass_plan, problem, tensors, epilogue, conjugates)
+
+    def run(
+        self,
+        pass_plan: PassPlan,
+        problem: ConvProblem,
+        tensors: Tensors,
+        epilogue: Epilogue = PLAIN,
+        conjugates: bool = True,
+    ) -> None:
+        """Run one pass."""
         compute = getattr(_CPU_MODULES[pass_plan.implementation], pass_plan.pass_)
+        layer = (problem, pass_plan.method) if pass_plan.method else (problem,)
+        operands = _CPU_OPERANDS[pass_plan.pass_](tensors, epilogue.activation)
         if pass_plan.pass_ == "backprop_input":
             compute = partial(compute, conjugates=conjugates)
-        operands, activation = _CPU_OPERANDS[pass_plan.pass_], epilogue.activation
-
-        def run(tensors: Tensors) -> None:
-            with np.errstate(**_AS_ON_A_GPU):
-                with_one_blas_thread(partial(compute, *layer, *operands(tensors, activation)))
-
-        return run
+        with np.errstate(**_AS_ON_A_GPU):
+            with_one_blas_thread(partial(compute, *layer, *operands))
 
     def prepare_bias(
         self, problem: ConvProblem, strides: Strides | None, workspace_limit: int | None

@@ -266,7 +266,7 @@ def _windows(work: _Pass) -> Iterator[Method]:
     size = work.itemsize * (gathered + work.weights + results)
     if size <= 2 * BLOCK_BYTES:
         # The rates are for two threads.  This method uses one, as all methods do for little data.
-        factor = 2 if size > BLOCK_BYTES // 8 else 1
+        factor = 2 if size > BLOCK_BYTES // 2 else 1
         yield _method(
             work,
             "windows",

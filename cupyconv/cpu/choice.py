@@ -71,7 +71,7 @@ TRANSPOSED = 2.5
 LOOP_RATE = 50e9
 """FLOP/s of compiled loops over rows of channels (nominal)."""
 
-FOUR_FILTERS = 3
+FOUR_FILTERS = 4
 """Factor on LOOP_RATE for four or more filters, which share the loaded pixels (nominal)."""
 
 UNCOMPILED = 0.3
@@ -178,7 +178,9 @@ def methods(problem: ConvProblem, pass_: str) -> tuple[Method, ...]:
     candidates = [_products(work), *_windows(work), *_loops(work)]
     if pass_ != "backprop_filter":
         candidates += _scattered(work)
-    if pass_ == "backprop_input" and are_separate(problem.axes):
+    # With one tap, ``products`` copies no gradients.
+    has_several_taps = prod(problem.filter_sizes) > 1
+    if pass_ == "backprop_input" and has_several_taps and are_separate(problem.axes):
         candidates.append(_patches(problem, work))
     return tuple(candidates)
 
@@ -266,7 +268,7 @@ def _windows(work: _Pass) -> Iterator[Method]:
     size = work.itemsize * (gathered + work.weights + results)
     if size <= 2 * BLOCK_BYTES:
         # The rates are for two threads.  This method uses one, as all methods do for little data.
-        factor = 2 if size > BLOCK_BYTES // 2 else 1
+        factor = 2 if work.phases * size > BLOCK_BYTES else 1
         yield _method(
             work,
             "windows",

@@ -166,8 +166,8 @@ def command(
       --json new.json --plot new.svg
     cupyconv bench --compare old.json new.json
 
-    The report shows the time of each pass, the roofline (the shortest possible time) as a
-    percentage of it, and the mean ratio of PyTorch's time to cupyconv's.  Every pass is checked
+    The report shows the time of each pass, the roofline (the shortest possible time) in
+    percent of this time, and the mean ratio of PyTorch's time to cupyconv's.  Every pass is checked
     before it is timed; of a large result, only a part is checked.  Ctrl-C ends the run with a
     report of the results so far.  The JSON file is written after each layer.
     """

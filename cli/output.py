@@ -143,7 +143,7 @@ def _finite(value: Any) -> Any:
 
 
 def draw(*parts: Table | Section | Rows | str) -> None:
-    """Write tables and lines to standard output, with an empty line between parts."""
+    """Write the parts to standard output, with an empty line between them."""
     standard_output()  # raises if it is closed
     columns, texts = width(), []
     for part in parts:

@@ -18,7 +18,7 @@
 //
 // The filter gradient is summed in a fixed order: per thread, then per block in a tree, then over the
 // chunks of pixels (gridDim.x) by conv_direct_reduce.  A thread sums all taps or, if its registers do not
-// hold all these sums, TAP_ROWS rows of the filter and SHARE sources.
+// hold all these sums, TAP_ROWS rows of the filter and SHARE of the INS sources.
 //
 // A variant is chosen with -D: PASS (0 forward, 1 backprop-input, 2 backprop-filter), STORAGE, INDEX,
 // OUTS, INS, VECTOR, TILE_ROWS, TILE_COLUMNS, LANES (threads along channels), STRIPS (threads along
@@ -237,9 +237,9 @@ struct SourceRow {
 
 #if PASS != 2
 
-// The filter of a block's channels, indexed by filter row, lane, tap, source channel and channel of the lane
-// (a lane is a thread along the channels, with VECTOR channels).  Each lane
-// has an odd number of 16-byte chunks per row, so that lanes read without bank conflicts.
+// The filter of a block's channels, indexed by filter row, lane, tap, source channel and channel of the
+// lane.  A lane is a position along the channels, with VECTOR channels.  Each lane has an odd number of
+// 16-byte chunks per row, so that lanes read without bank conflicts.
 struct Filter {
   static constexpr int CHUNK = 16 / sizeof(Accumulator);
   static constexpr int USED = FILTER_S * INS * VECTOR;
@@ -250,7 +250,7 @@ struct Filter {
   static constexpr int AT_ONCE = USED * sizeof(Accumulator) <= 256 ? FILTER_S : 1;
   static constexpr int TURNS = FILTER_S / AT_ONCE;  // turns per row; each turn loads AT_ONCE taps
 
-  // Stages the filter.  The threads of a lane, one per strip, divide the lane's taps among themselves.
+  // Stages the filter.  The threads of the same lane, one per strip, divide the lane's taps.
   __device__ __forceinline__ void stage(const Storage* w, const Thread& thread,
                                         const ConvParameters& p) {
     if (!thread.exists) return;

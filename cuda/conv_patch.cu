@@ -381,8 +381,8 @@ struct Sums {
   }
 };
 
-// Calls use(element, offset, exists) for each vector of a tile of y, for BLOCK_N filters; exists is
-// whether the vector is inside y.
+// Calls use(element, offset, exists) for each vector of a tile of y, for BLOCK_N filters: element is its
+// first element in shared memory, offset its place in y, and exists whether it is inside y.
 using OutputPiece = Piece<Storage, Y_VECTOR>;
 template <class Use>
 __device__ __forceinline__ void for_each_piece(OutputTile& output, const ConvParameters& p,
@@ -477,8 +477,9 @@ struct Stage {
   alignas(16) Storage patch[PATCH];
 };
 
-// Sums of all warps along pixels, which add them up after the last tile: one sum per filter and element
-// of the words that the block reads of a patch.  In the two classes, an element may be in different words.
+// After the last tile, the warps that divide the pixels add their sums here: one sum per filter and per
+// element of the words that the block reads of a patch.  A tap may be in different words for pixels of
+// the two classes.
 struct Exchange {
   static constexpr int PLACES = SHARE_WORDS * WORD + WORD - 1;
   // Padded, so that four words of eight filters are in different banks.
@@ -508,7 +509,7 @@ __device__ __forceinline__ void copy_gradient(GradientTile& gradient, const Stor
 #pragma unroll 4
   for (int i = threadIdx.x; i < GradientTile::LINES * PIECES; i += THREADS) {
     const int line = i / PIECES, place = i % PIECES * Y_VECTOR;
-    // Contiguous elements are loaded together; the elements of a row belong to both classes.
+    // Contiguous elements are loaded together, for pixels of both classes.
     const int row = Y_LAST ? row_of(line) : place / TILE_Q;
     const int column = Y_LAST ? column_of(line) : place % TILE_Q;
     const int filter = Y_LAST ? place : line;

@@ -76,8 +76,8 @@ class Backend(ABC):
     def conjugate(self, array: Any) -> Any | None:
         """Return a contiguous conjugated copy of a complex array.
 
-        Return None if the backend's ``prepare`` supports ``conjugates=False``, which makes the copy
-        unnecessary.
+        Return None if no copy is needed, since the backend's ``prepare`` supports
+        ``conjugates=False``.
         """
         return None
 

@@ -294,7 +294,7 @@ def _options(
             raise ConvError(
                 f"{what} must be CUDNN_TENSOR_NCHW or CUDNN_TENSOR_NHWC",
                 f"got {shown(layout)}",
-                f"Use one of {', '.join(map(str, _LAYOUTS))}",
+                "Use {} or {}".format(*_LAYOUTS),
             )
     shape = getattr(data, "shape", None)
     rank = len(shape) - 2 if isinstance(shape, tuple) else 0

@@ -39,15 +39,15 @@ __device__ __forceinline__ float quotient(float v, float d) {
 // to nearest; the bound in brackets holds for the errors that NVIDIA's manuals permit (2 ulp, and 1 ulp
 // for reciprocals).
 
-// v / (1 + exp(-v)).  In float, errors are at most 1.5 ulp if v is positive (2.7 by the manuals), and 2.4
-// ulp if v is negative (6.3); below -88.72, where the exponential is infinite, the result is -0.
+// v / (1 + exp(-v)).  In float, errors are at most 1.5 (2.7) ulp if v is positive, and 2.4 (6.3) ulp
+// if v is negative; below -88.72, where the exponential is infinite, the result is -0.
 __device__ __forceinline__ float silu(float v) { return quotient(v, 1.f + expf(-v)); }
 __device__ __forceinline__ double silu(double v) { return v / (1. + exp(-v)); }
 
 // v (1 + erf(v / sqrt 2)) / 2, as max(v, 0) - |v| erfc(|v| / sqrt 2) / 2.  In float, errors are at most
-// 1.3 (by the manuals 3.5) ulp if v is positive, 2.3 (4.4) ulp if v >= -1, 22 (23) ulp if v >= -3, and 136 (139) ulp if v >= -6.
-// At -6, 1 + erf(v / sqrt 2) in float would have no correct bit.  erfc(a / sqrt 2) is 2 to the power of a
-// polynomial in a, which is fitted on [0, 6] and decreases beyond 6.
+// 1.3 (3.5) ulp if v is positive, 2.3 (4.4) ulp if v >= -1, 22 (23) ulp if v >= -3, and 136 (139) ulp if
+// v >= -6.  At -6, 1 + erf(v / sqrt 2) in float would have no correct bit.  erfc(a / sqrt 2) is 2 to the
+// power of a polynomial in a, which is fitted on [0, 6] and decreases beyond 6.
 __device__ __forceinline__ float gelu(float v) {
   const float a = fabsf(v);
   float power = -2.8190115e-08f;

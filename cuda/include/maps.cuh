@@ -70,7 +70,7 @@ struct alignas(16) Digits {
   Index digit[4];
 };
 
-// Sizes of four nested loops, fastest first, and the digits of the step that next() adds.
+// Sizes of four nested loops, fastest first, and the step that next() adds, as digits of these loops.
 template <class Index>
 struct Loops {
   alignas(16) Index size[4];

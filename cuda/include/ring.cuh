@@ -162,10 +162,10 @@ __device__ __forceinline__ void load_fragments(Register (&registers)[4], Tile& t
 }
 
 // Returns the chunk that is `positions` positions and `k` elements along k after `place`, for products
-// without tensor cores; tile.at() returned `place`.  The function ignores the swizzle.  If lines run
-// along k, callers therefore pass k = 0 and the distance to a line with the same swizzle: a multiple of
-// PERIOD, or the distance to the other line of a pair that shares 128 bytes.  (Loads of B have bank
-// conflicts for doubles along k, but the products of doubles take much longer than these loads.)
+// without tensor cores; tile.at() returned `place`.  The function ignores the swizzle, so both chunks
+// must have the same swizzle.  If lines run along k, callers pass k = 0 and one of two distances: a
+// multiple of PERIOD, or the distance to the other line of a pair that shares 128 bytes.  (Loads of B
+// have bank conflicts for doubles along k, but the products of doubles take much longer than these loads.)
 template <class Tile>
 __device__ __forceinline__ Piece<typename Tile::Element, Tile::CHUNK> load_chunk(
     const typename Tile::Element* place, int positions, int k) {

@@ -79,7 +79,7 @@ def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
     [shared] = pool.divided("shared", sum(term.filters.size for _, term in terms))
     totals = [_like_filters(term, shared, f"{number}") for number, (_, term) in enumerate(terms)]
     window, results, most = _columns(terms[0][1], block_bytes)
-    # Pieces with fewer taps have more pixels per block, in about the same memory.
+    # A piece may have fewer taps.  Its blocks then have more pixels, in about the same memory.
     size = 3 * _pixels(terms[0][1], most + 1) * max(window, results) + totals[0].size
 
     def add(number: int, memory: Scratch) -> None:

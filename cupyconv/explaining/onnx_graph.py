@@ -1,8 +1,8 @@
 """Walk the nodes of an ONNX model in order, and collect facts about each tensor.
 
-The facts are the type of a tensor, the values of a small constant, and the stored values that the
-tensor holds.  The onnx package infers the types node by node and evaluates small constants.  The
-limits below bound time and memory for every file.
+The facts are the type of a tensor, its values if it is a small constant, and the stored tensor of
+the file that it equals or rearranges.  The onnx package infers the types node by node and evaluates
+small constants.  The limits below bound time and memory for every file.
 """
 
 from __future__ import annotations

@@ -66,8 +66,8 @@ class Pass(NamedTuple):
             "image".
         function: name of the library function that computes the result.
         flipped: whether the second operand is drawn in reverse order.
-        notes: sentence on the padding and zeros in the first operand's plane, for a layer without
-            and with padding; for dx, for a layer without and with a stride.
+        notes: two sentences on the padding and zeros in the first operand's plane: for layers
+            without padding, and with padding; for dx, without a stride, and with a stride.
     """
 
     operands: tuple[str, str]
@@ -132,8 +132,10 @@ class Direction:
     Attributes:
         tensor: the result.
         at: position that is shown first.
-        planes: cells of the first operand, of the second operand and of the result, per axis.
-        meetings: pairs of operand positions, per axis and position of the result.
+        planes: for the first operand, the second operand and the result, the drawn positions along
+            each axis.
+        meetings: for each axis and each position of the result, the pairs of operand positions that
+            are multiplied.
         terms: number of channels, filters or images that the sum runs over.
         note: sentence on the padding and zeros in the first operand's plane.
     """

@@ -121,7 +121,7 @@ class Tiling:
 
     @property
     def strips(self) -> int:
-        """Threads of a block along the tiles."""
+        """Threads of a block that compute different tiles of the same channels."""
         return _THREADS // self.lanes
 
     @property

@@ -72,8 +72,8 @@ BY_REGISTERS = {
     (64, 64, 4): 5,
     (64, 64, 8): 4,
 }
-"""Resident blocks per SM as registers allow, keyed (block_m, block_n, itemsize), for tensor-core
-tiles; RESIDENT for other tiles (counted)."""
+"""Blocks per SM that the registers of a tensor-core tile allow, keyed (block_m, block_n, itemsize);
+other tiles have RESIDENT blocks (counted)."""
 
 
 @dataclass(frozen=True)

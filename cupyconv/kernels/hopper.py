@@ -129,7 +129,7 @@ def has_taps(walk: Walk) -> bool:
 
 
 def walks(problem: ConvProblem, pass_: str) -> tuple[Walk, ...]:
-    """Return the walks of a pass: one per non-empty stride phase in backprop_input, else one.
+    """Return the walks of TMA in a pass: one, or one per non-empty stride phase in backprop_input.
 
     Phases with the most taps come first, so that the last tiles on the chip are short.
     """
@@ -1039,7 +1039,7 @@ class Persistent(Family):
         return 2 * layout.copied_bytes, layout.copied_bytes, summary
 
     def count_of_tiles(self, request: Request) -> Count:
-        """Return the number of tiles as a Count, for the tile size with the most tiles."""
+        """Return the number of tiles and its limit, for the tile size that gives the most tiles."""
         most = max(
             sum(tile_count(tile, rows, columns) for rows, columns, _ in _matrices(request, tile, 1))
             for tile in self.fitting_tiles(request)
@@ -1189,7 +1189,7 @@ class Persistent(Family):
         return (*staged.before, product, reduction)
 
     def filter_form(self, request: Request, choices: Choices) -> FilterForm | None:
-        """Return the copy or planes of w that the launches begin with; None if they read w."""
+        """Return the copy or planes of w that the first launch makes; None if kernels read w."""
         problem, strides = request.problem, request.memory
         staged = stage(request, choices)
         if "w" not in dict(staged.copies):

@@ -126,7 +126,7 @@ class Request:
 
     @property
     def reduced(self) -> Request:
-        """Request for the equivalent problem ``ConvProblem.reduced``; unchanged on the CPU."""
+        """Request for the simpler problem ``ConvProblem.reduced``; unchanged on the CPU."""
         problem = self.problem.reduced if self.device.is_gpu else self.problem
         return self if problem is self.problem else replace(self, problem=problem)
 

@@ -204,7 +204,8 @@ class Streaming(Family, Generic[AnyGeometry]):
         chip, problem, geom = request.chip, request.problem, self.geometry(request, tiling)
         moved, workspace, adding = problem.bytes, 0, 0.0
         if request.pass_ != "backprop_filter":
-            # Use the nominal chip, so that all cards of an architecture have the same plans.
+            # Count the nominal chip's multiprocessors, not the card's, so that all cards of an
+            # architecture have the same plans.
             kernel = geom.kernel(geom.blocks(chip.multiprocessors))
         else:
             kernel = geom.kernel(chunks)

@@ -23,7 +23,7 @@ from cupyconv.problem import PASSES, ConvProblem
 AUTO: Impl = "auto"
 
 FAR = 10
-"""Estimate / shortest estimate up to which autotuning prefers a family's best plans (chosen)."""
+"""Largest ratio of an estimate to the shortest one, for plans that autotuning prefers (chosen)."""
 
 FORMAT = 2
 """Version of a plan's JSON; version 1 had no tilings and no field "format"."""
@@ -197,7 +197,7 @@ class Plan:
         Args:
             pass_: "forward", "backprop_input" or "backprop_filter".
             choices: attributes of ``Choices`` by name.  Blocks and workspace are computed from the
-                other choices; ``blocks`` may be passed only if the pass has a tiling.
+                other choices; ``blocks`` may be passed only if the pass has a ``tiling``.
 
         Raises:
             ConvError: the kernel family does not support these choices for the problem.

@@ -254,12 +254,12 @@ def _as_images(tensor: Tensor, dim: int) -> Tensor:
 
 
 def _as_channels(tensor: Tensor, dim: int | None, batch: int) -> Tensor:
-    """Reshape (examples, N, C, ...) to (N, examples * C, ...)."""
+    """Reshape (examples of vmap, N, C, ...) to (N, examples * C, ...)."""
     return _first(tensor, dim, batch).transpose(0, 1).flatten(1, 2)
 
 
 def _as_filters(tensor: Tensor, dim: int | None, batch: int) -> Tensor:
-    """Reshape (examples, K, ...) to (examples * K, ...)."""
+    """Reshape (examples of vmap, K, ...) to (examples * K, ...)."""
     return _first(tensor, dim, batch).flatten(0, 1)
 
 

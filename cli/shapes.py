@@ -12,7 +12,7 @@ from cupyconv import ConvError, ConvProblem
 from cupyconv.cli import backwards, configuration, output
 from cupyconv.cli.configuration import Layer
 from cupyconv.explaining import transposed
-from cupyconv.explaining.shapes import Reason, axis_reasons, interval_dict, listed, one, reasons
+from cupyconv.explaining.shapes import Reason, axis_dict, axis_reasons, listed, one, reasons
 from cupyconv.planning import Plan, plan
 from cupyconv.problem import PASSES, RESULT, GemmView, bytes_text, shape_text
 
@@ -254,20 +254,5 @@ def tensors_json(layer: Layer, problem: ConvProblem) -> dict[str, Any]:
     return {
         "shapes": {entry.tensor: list(entry.shape) for entry in explained},
         "reasons": {entry.tensor: entry.reason for entry in explained},
-        "axes": [
-            {
-                "name": axis.name,
-                "input": axis.input,
-                "filter": axis.filter,
-                "effective_filter": axis.effective_filter,
-                "stride": axis.stride,
-                "dilation": axis.dilation,
-                "padding": [axis.pad_before, axis.pad_after],
-                "output": axis.output,
-                "formula": axis.formula,
-                "valid_input_sizes": interval_dict(axis.valid_input_sizes),
-                "unread_inputs": axis.unread_inputs,
-            }
-            for axis in problem.axes
-        ],
+        "axes": [axis_dict(axis) for axis in problem.axes],
     }

@@ -16,7 +16,6 @@ from cupyconv.explaining import transposed as transposed_layer
 from cupyconv.explaining import values as numbers
 from cupyconv.explaining.adjoints import AdjointAxis
 from cupyconv.explaining.page import Page
-from cupyconv.explaining.shapes import interval_dict
 from cupyconv.explaining.terms import Element
 from cupyconv.explaining.translate import Translation
 from cupyconv.explaining.values import OPERANDS, Kind, Values
@@ -335,18 +334,8 @@ class Explanation:
             },
             "axes": [
                 {
-                    "name": axis.name,
-                    "input": axis.input,
-                    "filter": axis.filter,
-                    "effective_filter": axis.effective_filter,
-                    "stride": axis.stride,
-                    "dilation": axis.dilation,
-                    "padding": [axis.pad_before, axis.pad_after],
-                    "output": axis.output,
-                    "formula": axis.formula,
-                    "valid_input_sizes": interval_dict(axis.valid_input_sizes),
+                    **shapes.axis_dict(axis),
                     "above_smallest": axis.input - axis.first_input_size_for(axis.output),
-                    "unread_inputs": axis.unread_inputs,
                     "unread_after": axis.unread_after,
                     "input_gradient": _adjoint_dict(dx, axis.output, axis.stride),
                     "filter_gradient": _adjoint_dict(dw, axis.input, 1),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cupyconv.problem import ConvAxis, ConvProblem, counted, interval_text, shape_text
 
@@ -74,6 +74,23 @@ def reasons_with_addend(problem: ConvProblem) -> tuple[Reason, ...]:
 def axis_reasons(problem: ConvProblem) -> tuple[AxisReasons, ...]:
     """Return the rules of each spatial axis; adjacent axes with the same rules share an entry."""
     return tuple(AxisReasons(names, *texts) for names, texts in merged(problem, _axis))
+
+
+def axis_dict(axis: ConvAxis) -> dict[str, Any]:
+    """Return the sizes and rules of a spatial axis, as plain data for JSON."""
+    return {
+        "name": axis.name,
+        "input": axis.input,
+        "filter": axis.filter,
+        "effective_filter": axis.effective_filter,
+        "stride": axis.stride,
+        "dilation": axis.dilation,
+        "padding": [axis.pad_before, axis.pad_after],
+        "output": axis.output,
+        "formula": axis.formula,
+        "valid_input_sizes": interval_dict(axis.valid_input_sizes),
+        "unread_inputs": axis.unread_inputs,
+    }
 
 
 def merged(

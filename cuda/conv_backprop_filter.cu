@@ -9,8 +9,8 @@
 //   gemm_n = T * R * S * C/G  taps, channel fastest       B = x gathered under the windows
 //   gemm_k = N * Z * P * Q    output pixels               C = dw
 //
-// A block sums over all output pixels in order, so that every run returns the same bits.  Faster
-// families split gemm_k over blocks.
+// A block sums over all output pixels in order, so that every run returns the same bits.  The faster
+// kernels (conv_gather.cu and others) divide gemm_k among blocks.
 #include "maps.cuh"
 #include "tile.cuh"
 

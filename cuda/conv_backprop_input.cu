@@ -8,13 +8,13 @@
 // -DACTIVATION, and an addend is read with -DADD=1 (epilogue.cuh).  Each group is one
 // implicit GEMM, with the conjugate of a complex w:
 //
-//   gemm_m = N * D * H * W    input pixels                A = dy gathered at the outputs of a pixel
+//   gemm_m = N * D * H * W    input pixels                A = dy of the outputs that read a pixel
 //   gemm_n = C / G            channels of the group       B = w
 //   gemm_k = T * R * S * K/G  taps, filter fastest        C = dx
 //
 // Every element of dx is stored; an element that no window reaches has a sum of zero.  With strides
-// above 1, many gathered elements are zeros here.  Faster families avoid these zeros by splitting the
-// pixels into stride phases.
+// above 1, many elements of A are zeros here.  The faster kernels (conv_gather.cu and others) avoid these
+// zeros: they divide the pixels into stride phases (gather.cuh).
 #include "epilogue.cuh"
 #include "maps.cuh"
 #include "tile.cuh"

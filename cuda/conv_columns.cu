@@ -46,7 +46,7 @@ struct Terms {
     const Index taps = narrowed(p.filter[axis]), pad = narrowed(p.pad[axis]);
     if (PASS == 0) {
       start = position * stride - pad;
-      const Index end = narrowed(p.input[axis]) - 1 - start;  // tap 0 to last source position
+      const Index end = narrowed(p.input[axis]) - 1 - start;  // distance from tap 0 to the last position
       first = start < 0 ? (dilation - 1 - start) / dilation : 0;
       last = end < 0 ? -1 : end / dilation;
       if (last >= taps) last = taps - 1;

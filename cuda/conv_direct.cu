@@ -6,29 +6,31 @@
 //
 // where h = p * stride - pad + r * dilation, similarly for w, and j numbers the channels of a group.
 //
-// A GEMM tile would be nearly empty here: a group has few results (OUTS) and few sources (INS) per
-// pixel, and groups share no data.  This kernel instead loads each source row under a tile once, with few
-// instructions besides the products.  A thread computes TILE_ROWS x TILE_COLUMNS adjacent pixels for
-// VECTOR channels.  It walks down the source rows under the tile, and uses each row for all rows of the
-// tile.  The compiler determines which taps meet which columns.  Blocks are
+// The source is the tensor that is read under the taps: x or, in backprop-input, dy.  Each group has OUTS
+// channels of y, dx or dy and INS source channels.  A GEMM tile would be nearly empty here, since OUTS
+// and INS are small and groups share no data.  This kernel instead loads each source row under a tile
+// once, with few instructions besides the products.  A thread computes TILE_ROWS x TILE_COLUMNS adjacent
+// pixels for VECTOR channels.  It loads the source rows under the tile from top to bottom, and uses each
+// row for all rows of the tile.  Which taps meet which columns is known at compile time.  Blocks are
 // persistent: they stage the filter of their channels in shared memory once and then compute many tiles.
 //
 // In a depthwise layer (OUTS = INS = 1), each of a thread's VECTOR channels is a group with its own
-// source.  In other layers, all channels of a thread belong to one group and share its INS sources.
+// source channel.  In other layers, all channels of a thread belong to one group and share its INS source
+// channels.
 //
 // The filter gradient is summed in a fixed order: per thread, then per block in a tree, then over the
 // chunks of pixels (gridDim.x) by conv_direct_reduce.  A thread sums all taps or, if its registers do not
-// hold all these sums, TAP_ROWS rows of the filter and SHARE of the INS sources.
+// hold all these sums, TAP_ROWS rows of the filter and SHARE of the INS source channels.
 //
 // A variant is chosen with -D: PASS (0 forward, 1 backprop-input, 2 backprop-filter), STORAGE, INDEX,
 // OUTS, INS, VECTOR, TILE_ROWS, TILE_COLUMNS, LANES (threads along channels), STRIPS (threads along
-// tiles), RESIDENT (resident blocks per SM), RESULT_CHANNELS or RESULT_COLUMNS (extent of a result
-// vector), SOURCE_CHANNELS or SOURCE_COLUMNS (extent of a source vector), SHIFT (columns from the start
-// of a source vector to the first column under a tile), INSIDE_FROM and INSIDE_TO (columns, counted from
-// that start, between which all columns are inside the source for every tile), FILTER_T, FILTER_R,
-// FILTER_S, STRIDE_D, STRIDE_H, STRIDE_W, DILATION_H, DILATION_W, PHASE_H, PHASE_W (padding before,
-// modulo stride), TAP_ROWS and SHARE (less than all rows and sources in backprop-filter only), RAGGED
-// (whether tiles extend past the last row or column), ACTIVATION and ADD
+// tiles), RESIDENT (resident blocks per SM), RESULT_CHANNELS and RESULT_COLUMNS (extents of a vector of
+// y, dx or dy), SOURCE_CHANNELS and SOURCE_COLUMNS (extents of a source vector), SHIFT (columns from the
+// start of a source vector to the first column under a tile), INSIDE_FROM and INSIDE_TO (columns, counted
+// from that start, between which all columns are inside the source for every tile), FILTER_T, FILTER_R,
+// FILTER_S, STRIDE_D, STRIDE_H, STRIDE_W, DILATION_H, DILATION_W, PHASE_H, PHASE_W (padding above and
+// left of the image, modulo stride), TAP_ROWS and SHARE (less than all filter rows and source channels in
+// backprop-filter only), RAGGED (whether tiles extend past the last row or column), ACTIVATION and ADD
 // (epilogue.cuh; forward and backprop-input only).
 #include "chunks.cuh"
 #include "epilogue.cuh"
@@ -52,9 +54,10 @@ static_assert(INS % SHARE == 0, "whole shares of sources");
 
 // -- source positions that a tile's pixels read, along one axis ---------------------------------------
 
-// A pixel i of a tile reads at most one source position under each tap t.  The first pixel of the tile
-// reads position 0 under tap 0.  In backprop-input, tap 0 may skip that pixel; then position 0 belongs
-// to the last earlier pixel that tap 0 meets.
+// Positions are source coordinates relative to the tile, which has EXTENT pixels along the axis.  Pixel i
+// of the tile reads at most one position under each tap t.  The first pixel of the tile reads position 0
+// under tap 0.  In backprop-input, tap 0 may skip that pixel; then position 0 belongs to the last earlier
+// pixel that tap 0 meets.
 template <int EXTENT, int TAPS, int STRIDE, int DILATION, int PHASE>
 struct Axis {
 #if PASS == 1
@@ -78,7 +81,8 @@ struct Axis {
     return whole && static_cast<unsigned>(tap(i, at)) < TAPS;
   }
 
-  // The positions that the tile reads; their distances from the first position are multiples of a step.
+  // The first and last position that the tile reads.  The distances of all positions that it reads from
+  // the first position are multiples of `step`.
   struct Span {
     int first, last, step;
   };
@@ -118,7 +122,8 @@ using Columns = Axis<TILE_COLUMNS, FILTER_S, STRIDE_W, DILATION_W, PHASE_W>;
 
 // -- work of a thread -------------------------------------------------------------------------------
 
-// The channels and the strip of a thread.
+// The lane and the strip of a thread.  A lane has VECTOR adjacent channels; the STRIPS threads of a lane
+// compute different tiles.
 struct Thread {
   Index channel;  // first of VECTOR channels
   int lane, strip;
@@ -131,11 +136,11 @@ struct Thread {
   }
 };
 
-// The tiles of y (dx in backprop-input, dy in backprop-filter), and the order in which a strip visits
-// them.  In each round, a block computes one tile per strip.  cupyconv/kernels/direct.py computes the
-// fields.
+// The tiles of y (dx in backprop-input, dy in backprop-filter), and the order in which the threads of a
+// strip visit them.  In each round, a block visits one tile per strip.  cupyconv/kernels/direct.py
+// computes the fields.
 struct TileWalk {
-  long long tiles[4];  // tiles per row, tiles per column, slices, images
+  long long tiles[4];  // tiles per row, tiles per column, slices per image (along depth), images
   long long step[4];   // distance of a strip's tiles in successive rounds, along each axis
   long long rounds;    // rounds per block
 };
@@ -199,8 +204,8 @@ __device__ __forceinline__ bool slice_under(const ConvParameters& p, Index slice
 // Returns the first source channel of a result channel's group.
 __device__ __forceinline__ Index first_source(Index result) { return result / OUTS * INS; }
 
-// One source row of a thread.  Each position has one value per channel in a depthwise layer, else the
-// SHARE sources that the thread's channels have in common.
+// One source row of a thread.  In a depthwise layer, each position has one value per channel of the
+// thread; else, it has the values of SHARE source channels, which the thread's channels have in common.
 struct SourceRow {
   static constexpr int COUNT = DEPTHWISE ? VECTOR : SHARE;
   static_assert(COUNT % SOURCE_CHANNELS == 0, "whole pieces");
@@ -237,9 +242,9 @@ struct SourceRow {
 
 #if PASS != 2
 
-// The filter of a block's channels, indexed by filter row, lane, tap, source channel and channel of the
-// lane.  A lane is a position along the channels, with VECTOR channels.  Each lane has an odd number of
-// 16-byte chunks per row, so that lanes read without bank conflicts.
+// The filter of a block's channels, indexed by filter row (t, r), lane, tap s, source channel and channel
+// of the lane.  Each lane has an odd number of 16-byte chunks per row, so that lanes read without bank
+// conflicts.
 struct Filter {
   static constexpr int CHUNK = 16 / sizeof(Accumulator);
   static constexpr int USED = FILTER_S * INS * VECTOR;
@@ -381,7 +386,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #else
 
 // A block sums a chunk of the tiles (blockIdx.x) for its filters (blockIdx.y), TAP_ROWS rows of a filter
-// slice and SHARE sources (blockIdx.z), into partial: (chunk, t, r, s, j, k).
+// slice and SHARE source channels (blockIdx.z), into the workspace `partial`: (chunk, t, r, s, j, k).
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     conv_direct(const Storage* __restrict__ x, const Storage* __restrict__ dy,
                 Accumulator* __restrict__ partial, const __grid_constant__ TileWalk walk,

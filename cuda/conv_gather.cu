@@ -3,8 +3,8 @@
 // float64 on chips whose tensor cores do not support it.
 //
 // Unlike the generic kernels, this kernel uses tensor cores; a ring of STAGES shared-memory stages that
-// cp.async fills ahead of use (from 8.0 on; 7.5 copies through registers); stride phases in
-// backprop_input; and a deterministic split of gemm_k.
+// cp.async fills ahead of use (from compute capability 8.0 on; 7.5 copies through registers); stride
+// phases in backprop_input (gather.cuh); and a deterministic split of gemm_k.
 //
 //   pass             gemm_m          gemm_n            gemm_k          A          B
 //   forward          output pixels   filters           taps            im2col(x)  w
@@ -294,8 +294,8 @@ constexpr int COPIES_AT_ONCE = VECTOR * sizeof(Storage) < 4 ? 16 : 8;
 constexpr bool KEEPS_POSITIONS = TENSOR_CORES && sizeof(Storage) == 2 &&
                                  BLOCK_M * BLOCK_N >= 128 * 128 && sizeof(AddressHalf) == 8;
 
-// The tile of one operand, EXTENT positions by BLOCK_K, with the tables of its address halves.  Lines
-// run along k or along positions and are filled with vectors of VECTOR elements.
+// The layout of one operand's tile, EXTENT positions (along m or n) by BLOCK_K, and the tables of its
+// address halves.  Lines run along k or along positions and are filled with vectors of VECTOR elements.
 template <int EXTENT, bool ALONG_K, int VECTOR>
 struct Operand {
   using Tile =
@@ -422,8 +422,9 @@ extern __shared__ __align__(128) unsigned char shared_memory[];
 // -- the product ------------------------------------------------------------------------------------
 
 // A thread's sums: ROWS x COLUMNS of its warp's tile.  A run consists of ROW_RUN adjacent rows or of
-// COLUMN_RUN adjacent columns.  These are 1 and 2, as in tensor-core fragments (ring.cuh).  Without tensor
-// cores, a run along m or n is a chunk if the operand's lines run along m or n.
+// COLUMN_RUN adjacent columns.  Without tensor cores, a run has CHUNK rows if the lines of A run along m,
+// or CHUNK columns if the lines of B run along n.  In all other cases, a run has 1 row or 2 columns, as
+// in tensor-core fragments (ring.cuh).
 struct Sums {
   static constexpr int ROWS = WARP_M / 8, COLUMNS = WARP_N / 4;
   static constexpr int CHUNK = 16 / sizeof(Storage);

@@ -10,7 +10,7 @@
 // backprop_filter swaps A and B (WINDOW_ROWS) if filters are the last axis of w, so that C is contiguous
 // along n; with SPLIT, the order with fewer tiles is used.  The im2col matrix exists only in shared
 // memory: a TMA load in im2col mode copies BLOCK_M pixels (LINE pixels in backprop_filter) of LINE
-// channels under one tap, with zeros where the window is outside the tensor.
+// channels (128 bytes) under one tap, with zeros where the window is outside the tensor.
 //
 // Images with channels first (PLANAR) are loaded as lines of LINE pixels of a row, for LINE channels;
 // the lines remain lines of pixels in shared memory.  A tap shifts the whole line; pixels outside are
@@ -49,14 +49,15 @@
 // forward pass with channels last in w, and in backprop_input with filters last.  With PLANES = 3,
 // operands are float32 tensors that conv_planes.cu has split into three bfloat16 planes, high to low.  A
 // product then consists of six products of planes; the three others are too small to matter.  Every
-// PROMOTION steps, the tensor core's sums are added to float registers, since the tensor core drops bits.
+// PROMOTION steps, the tensor cores' sums are added to float registers, since tensor cores drop low bits
+// when they add.
 //
 // A variant is chosen with -D: PASS (0, 1, 2 as in the table), STORAGE (of operands), RESULT (of C and
-// the bias), PLANES, BLOCK_M, BLOCK_N, STAGES, CLUSTER, SPATIAL (number of spatial axes), PHASES (stride
-// phases of backprop_input, else 1), MAPS (tensor maps of the gathered operand), POINTWISE (1 x 1, stride
-// 1, no padding, not PLANAR: the gathered operand is a plain matrix), PLANAR (x and dy have channels
-// first), FILTERS_LAST (the last axis of w is filters, else channels), WINDOW_ROWS (in backprop_filter,
-// A is x, not dy), STORE and RUN (how C is stored), SPLIT, ACTIVATION and ADD
+// the bias), PLANES, BLOCK_M, BLOCK_N, STAGES, CLUSTER, SPATIAL (number of spatial axes), PHASES (number
+// of stride phases in backprop_input, else 1), MAPS (number of tensor maps of the im2col operand),
+// POINTWISE (1 x 1, stride 1, no padding, not PLANAR: im2col(x or dy) is a plain matrix), PLANAR (x and
+// dy have channels first), FILTERS_LAST (the last axis of w is filters, else channels), WINDOW_ROWS (in
+// backprop_filter, A is x, not dy), STORE and RUN (how C is stored), SPLIT, ACTIVATION and ADD
 // (epilogue.cuh; forward and backprop_input only; not with STORE_BOXES), SHARED_BYTES.
 #include "epilogue.cuh"
 #include "maps.cuh"
@@ -124,8 +125,8 @@ static_assert(sizeof(SharedMemory) == SHARED_BYTES, "the launch asks for as much
 
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
-// Tensor maps: of the gathered operand (one per phase, or one per tap along a row), of the other operand,
-// and of C.
+// Tensor maps: of the gathered operand, im2col(x or dy) in the table above (one per phase, or one per tap
+// along a row); of the other operand; and of C.
 struct TensorMaps {
   ptx::TensorMap gathered[MAPS];
   ptx::TensorMap other;
@@ -145,8 +146,8 @@ __device__ __forceinline__ int lines(long long extent) {
 // -- tiles ------------------------------------------------------------------------------------------
 
 // Tiles are numbered by split, group, phase and band of BAND tile rows; within a band by column and row,
-// rows fastest.  With clusters, a tile row is a pair of rows, and this block computes one row of the
-// pair.
+// rows fastest.  With clusters, a tile row consists of two rows of tiles, one for each block of the
+// cluster.
 struct Tile {
   int split, group, phase, row, column;  // row and column of the tile's first element in C
 
@@ -551,7 +552,8 @@ struct Epilogue {
   static constexpr int LINES_OF_THREAD = 64 * THREADS_OF_LINE / WARPGROUP;
   static constexpr int RUNS_OF_THREAD = 64 / (THREADS_OF_LINE * RUN);
   using Run = Piece<Result, RUN>;
-  // Unrolled runs of a line.  The addresses of many short runs would need more registers than there are.
+  // Number of runs of a line that the loop unrolls.  The addresses of many short runs would need more
+  // registers than there are.
   static constexpr int RUNS_AT_ONCE = ADD && STORE == STORE_ROWS && RUN < 4 ? 2 : RUNS_OF_THREAD;
 
   __device__ __forceinline__ int line_of(int number) const {
@@ -634,7 +636,8 @@ struct Epilogue {
     }
   }
 #else
-  // Stores this warpgroup's rows of C in float from registers; four lanes fill a sector.
+  // Stores this warpgroup's rows of C in float from registers.  The pairs of four lanes fill a sector of
+  // 32 bytes.
   __device__ __forceinline__ void store(const Sums& sums, const Tile& tile, const Output& output,
                                         const ptx::TensorMap&, float* c) const {
     const auto offset_of = [&](int row) { return output.row_offset(row, tile.phase); };
@@ -800,7 +803,7 @@ struct Output {
   }
 };
 
-// The steps of BLOCK_K of a tile.
+// The steps along k of a tile and its split, in units of BLOCK_K: the first step and the number of steps.
 struct Steps {
   int first, count;
 
@@ -819,7 +822,7 @@ struct Steps {
 // -- producer ---------------------------------------------------------------------------------------
 
 // Starts all loads.  One thread with few registers runs this code.  To save registers, the thread keeps
-// only the boxes of its own block, and counts steps down in backprop_filter, which needs the most
+// only the boxes that this block loads, and counts steps down in backprop_filter, which needs the most
 // registers.
 struct Producer {
   SharedMemory& shared;
@@ -962,8 +965,8 @@ struct Producer {
 #endif
   }
 
-  // Loads PIXELS pixels of a walk under a tap, with LINE channels from tap.c on.  The first is `pixel`,
-  // which has this number in the walk.  In im2col mode, planes count as additional images.
+  // Loads PIXELS pixels of a walk (walk.cuh) under a tap, with LINE channels from tap.c on.  The first is
+  // `pixel`, and `number` is its index in the walk.  In im2col mode, planes count as additional images.
   template <int PIXELS>
   __device__ __forceinline__ void load_gathered(Storage* to, int phase, const Tap<int>& tap,
                                                 const Pixel<int>& pixel, int number, int plane,
@@ -1031,8 +1034,8 @@ struct Consumer {
   // Skips the steps of a tile that the other warpgroup computes.
   __device__ __forceinline__ void pass_over(int steps) { cursor.advance_by(steps * TERMS); }
 
-  // Computes the sums of some steps.  The products of a step run while the warpgroup waits for the next
-  // stage.
+  // Computes the sums of the products of the next `steps` stages.  The products of a stage run while the
+  // warpgroup waits for the next stage.
   __device__ __forceinline__ void multiply_steps(Sums& sums, int steps) {
     int previous = 0;
 #pragma unroll 1

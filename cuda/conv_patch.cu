@@ -11,8 +11,9 @@
 // first.  These may begin at any element.  Therefore conv_gather.cu copies the input of such a layer
 // element by element, and copies each element once per overlapping window.  This kernel copies the input
 // under a tile of TILE_P x TILE_Q outputs of an image, including padding, to shared memory once: the
-// patch.  gemm_k runs over flattened filter rows, each rounded up to whole words instead of vectors.  A
-// 16-bit layer with 7 x 7 taps and 3 channels has a gemm_k of 7 * 22 = 154, which is 160 in whole steps.
+// patch.  A line of the patch is an input row, with all channels or with one.  gemm_k runs over flattened
+// filter rows, each rounded up to whole words (below) instead of vectors.  A 16-bit layer with 7 x 7 taps
+// and 3 channels has a gemm_k of 7 * 22 = 154, which is 160 in whole steps of 16.
 // If windows were padded to 4 channels and 8 columns, gemm_k would be 7 * 8 * 4 = 224.
 //
 //   pass             gemm_m          gemm_n            gemm_k          A          B
@@ -21,11 +22,12 @@
 //
 // A word is one register of a fragment: two adjacent 16-bit elements of the patch, or one wider element.
 // The address of a word is the sum of the pixel's offset and the word's offset within the window.  16-bit
-// words begin only at even elements.  If WINDOW_STEP is odd, windows begin at even and at odd elements,
-// and the pixels of a tile form two CLASSES.  The odd class has a separate filter, shifted by one
-// element, and its pixels are numbered separately, so that fragments do not mix classes.  A word may
-// contain elements outside the filter row, and there may be words beyond the last row.  All such elements
-// are masked, since zeros of the filter must not meet NaN or infinity from outside the window.
+// words begin only at even elements.  If adjacent windows are an odd number of elements apart
+// (WINDOW_STEP), windows begin at even and at odd elements, and the pixels of a tile form two CLASSES,
+// the even and the odd class.  The odd class has a separate filter, shifted by one element, and its
+// pixels are numbered separately, so that fragments do not mix classes.  A word may contain elements
+// outside the filter row, and there may be words beyond the last row.  All such elements are masked,
+// since zeros of the filter must not meet NaN or infinity from outside the window.
 //
 // Fragments of the patch are loaded word by word.  Pixels of a fragment are adjacent in a row, and words
 // of a step are adjacent in a filter row, so that most loads are in different banks.  LINE_PITCH, the
@@ -82,7 +84,8 @@ constexpr int RUNS = FILTER_T * FILTER_R * LINE_CHANNELS * RUNS_OF_LINE;
 
 constexpr int CLASSES = WORD == 2 && WINDOW_STEP % 2 ? 2 : 1;
 
-// Returns the number of elements before a run of RUN pixels within its first word.
+// Returns how many elements of a run's first word are before the run, for windows of the pixels of a
+// class and a run that begins at column s of the filter.
 __device__ constexpr int lead(int pixel_class, int s) {
   return (SHIFT + pixel_class * WINDOW_STEP + s * DILATION_W * STEP) % WORD;
 }
@@ -486,7 +489,8 @@ struct Exchange {
   static constexpr int PITCH = BLOCK_M + 4 / WORD;
   Accumulator sum[WARPS_K > 1 ? PLACES : 1][PITCH];
 
-  // Returns the index in `sum` of an element of a word, for a class of pixels and a tap s of the row.
+  // Returns the index in `sum` of an element of a word; s is the filter column at which the word's run
+  // begins.
   static __device__ __forceinline__ int place(int pixel_class, int number, int s, int element) {
     return number * WORD + element + WORD - 1 - lead(pixel_class, s);
   }
@@ -604,7 +608,8 @@ struct Sums {
     }
   }
 
-  // Adds this warp's sums to those of previous turns; the last turn writes to the chunk's workspace.
+  // Adds the sums of this warp, whose turn it is, to the sums of the previous turns; the last turn writes
+  // the totals to the chunk's workspace.
   __device__ __forceinline__ void add(Exchange& exchange, int turn, Accumulator* partial,
                                       const ConvParameters& p, Index first_filter) const {
     const int lane = threadIdx.x % 32;
@@ -645,7 +650,7 @@ struct Sums {
 };
 
 // A block sums a chunk of the tiles (blockIdx.x) for its filters (blockIdx.y) and words (blockIdx.z) into
-// partial, which is (chunk, t, r, s, c, k).
+// the workspace `partial`, which is indexed (chunk, t, r, s, c, k).
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     conv_patch(const Storage* __restrict__ x, const Storage* __restrict__ dy,
                Accumulator* __restrict__ partial, const __grid_constant__ ConvParameters p) {

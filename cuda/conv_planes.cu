@@ -10,7 +10,8 @@
 // Values at the ends of the range are exceptions.  If rounding up would overflow, high is truncated.
 // Tiny elements lose bits below 2^-133.  An infinity has zero middle and low planes, but its product with
 // the other operand's middle and low planes can be NaN where IEEE arithmetic returns infinity.  NaN
-// remains NaN.  Therefore these products require precision="bf16x6".
+// remains NaN.  Because of these exceptions, products of planes are used only if the caller of cupyconv
+// passes precision="bf16x6".
 //
 // The last axis of a tensor is contiguous.  The planes of a tensor are stored consecutively, with the
 // tensor's order of axes, and rows begin at multiples of 16 bytes.  A thread splits VECTOR adjacent

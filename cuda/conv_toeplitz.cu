@@ -58,7 +58,8 @@ constexpr int WEIGHTS = 8 * WINDOW + 8;          // elements of a filter row wit
 
 // -- geometry ---------------------------------------------------------------------------------------
 
-// Sizes of the tensor that is divided among blocks (y, dx or dy), and of the source, which windows read.
+// Sizes of the walked tensor (y, dx or dy), which is divided among blocks, and of the source (x, or dy in
+// backprop-input), which windows read.
 struct Geometry {
   Index rows, height, width, source_height, source_width, pad_h, pad_w, channels;
   Index image_rows;  // rows per image, rounded up with ALIGNED; rows from `height` on do not exist
@@ -90,8 +91,8 @@ struct Geometry {
   }
 };
 
-// Rows and columns of a block, and the source lines that they read.  Each image has TAP_ROWS - 1 more
-// lines than rows.
+// The rows and columns of the walked tensor that belong to a block, and the source lines that they read.
+// Each image has TAP_ROWS - 1 more source lines than rows.
 struct Patch {
   const Geometry& g;
   Index first_row, first_column;
@@ -563,7 +564,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 #else
 
 // A block sums a chunk of the pixels (blockIdx.x) for CHANNELS channels (blockIdx.y) and TAP_ROWS filter
-// rows (blockIdx.z) into partial, which is (chunk, channel, r, s).
+// rows (blockIdx.z) into the workspace `partial`, which is indexed (chunk, channel, r, s).
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     conv_toeplitz(const Storage* __restrict__ x, const Storage* __restrict__ dy,
                   float* __restrict__ partial, const __grid_constant__ ConvParameters p) {

@@ -1,5 +1,6 @@
-// Reduction of a filter gradient's chunks of pixels: adds the sums of the chunks from the workspace in
-// order, so that results do not depend on scheduling.
+// Last step of a filter gradient whose output pixels are divided into chunks.  Earlier blocks have
+// written the sums of each chunk to a workspace.  add_chunks adds the chunks in order, so that results do
+// not depend on scheduling.
 #ifndef CUPYCONV_CHUNKS_CUH
 #define CUPYCONV_CHUNKS_CUH
 
@@ -7,8 +8,8 @@
 #include "numeric.cuh"
 #include "parts.cuh"
 
-// Computes dw, one element per thread.  partial is indexed [chunk][tap][filter] with FILTERS_LAST, else
-// [chunk][filter][tap].  Here, a tap is (t, r, s, c).
+// Computes dw, one element per thread.  The workspace `partial` is indexed [chunk][tap][filter] with
+// FILTERS_LAST, else [chunk][filter][tap].  Here, a tap is (t, r, s, c), with c fastest.
 template <bool FILTERS_LAST, class Index, class Accumulator, class Storage>
 __device__ __forceinline__ void add_chunks(const Accumulator* __restrict__ partial,
                                            Storage* __restrict__ dw, int chunks,

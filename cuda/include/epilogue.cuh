@@ -6,7 +6,8 @@
 #include "vector.cuh"
 
 // With -DADD=1, the addend, a tensor with the result's shape and strides, is added before the activation.
-// The addend may be the result itself; therefore kernels do not declare these two pointers __restrict__.
+// The addend may be the result's own array; therefore kernels do not declare the pointers to the addend
+// and to the result __restrict__.
 #ifndef ADD
 #define ADD 0
 #endif
@@ -35,9 +36,9 @@ __device__ __forceinline__ float quotient(float v, float d) {
   return closest == closest ? closest : close;
 }
 
-// Error bounds are in units in the last place (ulp).  The first bound holds if the chip's functions round
-// to nearest; the bound in brackets holds for the errors that NVIDIA's manuals permit (2 ulp, and 1 ulp
-// for reciprocals).
+// Error bounds are in units in the last place (ulp).  The first bound holds if the GPU's exponential and
+// reciprocal round to nearest.  The bound in brackets holds for the errors that NVIDIA's manuals permit:
+// 2 ulp for exponentials, 1 ulp for reciprocals.
 
 // v / (1 + exp(-v)).  In float, errors are at most 1.5 (2.7) ulp if v is positive, and 2.4 (6.3) ulp
 // if v is negative; below -88.72, where the exponential is infinite, the result is -0.
@@ -60,7 +61,8 @@ __device__ __forceinline__ float gelu(float v) {
   power = fmaf(power, a, -5.24471e-02f);
   power = fmaf(power, a, -4.592186e-01f);
   power = fmaf(power, a, -1.1511045f);
-  const float largest = 3.4028235e38f;  // infinity * 0 is NaN: right for v = -infinity only
+  // For v = infinity, the clamp avoids infinity * 0 = NaN.  For v = -infinity, the result is NaN.
+  const float largest = 3.4028235e38f;
   return fmaf(-fabsf(0.5f * fminf(v, largest)), ptx::ex2_approx(a * power), v < 0 ? 0.f : v);
 }
 __device__ __forceinline__ double gelu(double v) {

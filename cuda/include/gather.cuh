@@ -15,7 +15,8 @@
 
 #include "maps.cuh"
 
-// A set of bits in TAP_WORDS words: T + R + S bits for the positions of taps, and one spare bit.
+// A set of bits in TAP_WORDS 32-bit words: T + R + S bits for the positions of taps, and a spare bit, the
+// highest bit of the last word.
 struct TapBits {
   unsigned word[TAP_WORDS];
 
@@ -90,12 +91,13 @@ struct alignas(TAP_WORDS == 1 ? 8 : sizeof(Index)) Half {
 //   p = (h + pad - r * dilation) / stride = i + shift - j * spacing,
 //
 // where shift = (first_pixel + pad - first_tap * dilation) / stride
-// and spacing = step * dilation / stride.
+// and spacing = step * dilation / stride.  i runs from 0 to pixels - 1, and j from 0 to taps - 1.  Arrays
+// have one element per axis D, H, W.
 struct StridePhase {
   int first_pixel[3], pixels[3];
   int first_tap[3], taps[3];
   int shift[3];
-  int end;  // tiles of a group in this phase and all phases before it
+  int end;  // number of tiles per group in this phase and all phases before it
 };
 
 template <int COUNT>

@@ -6,7 +6,8 @@
 // address in the shared window of this block or, after map_to_block, of another block of the cluster.
 //
 // Registers are passed by reference as fixed-size arrays.  The comment of each matrix instruction gives
-// the matrix element in each register of a lane, where group = lane / 4 and pair = lane % 4.
+// the matrix elements, as (row, column), in each register of a lane, where group = lane / 4 and
+// pair = lane % 4.
 #ifndef CUPYCONV_PTX_CUH
 #define CUPYCONV_PTX_CUH
 
@@ -210,7 +211,7 @@ __device__ __forceinline__ void cp_async_8(void* destination, const void* source
                "l"(source), "r"(source_bytes)
                : "memory");
 }
-// Bypasses the L1 cache.
+// cp.async of 16 bytes with .cg, which bypasses the L1 cache.
 __device__ __forceinline__ void cp_async_16(void* destination, const void* source,
                                             int source_bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(destination)),
@@ -238,7 +239,8 @@ __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
 
 #if __CUDA_ARCH__ >= 900
 // ------------------------------------------------------------------------------------------------
-// mbarriers.  A phase ends after `count` arrivals, when all expected bytes have been copied as well.
+// mbarriers.  A phase of a barrier ends when `count` arrivals have been made and all expected bytes have
+// been copied.
 // ------------------------------------------------------------------------------------------------
 
 // Initialises a barrier with `count` arrivals per phase.
@@ -326,7 +328,8 @@ __device__ __forceinline__ void tma_load_4d(void* destination, const TensorMap* 
       "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
-// im2col loads: copy a column of pixels that begins at the base pixel; the tap shifts each pixel.
+// im2col loads: copy channels from c on of successive base pixels, the first at (d, h, w) of image n.
+// The offsets tap_d, tap_h, tap_w shift each pixel.  The map has the numbers of channels and pixels.
 __device__ __forceinline__ void tma_load_im2col_3d(void* destination, const TensorMap* map,
                                                    unsigned long long* barrier, int c, int w, int n,
                                                    unsigned short tap_w) {
@@ -514,10 +517,10 @@ __device__ __forceinline__ bool elect_one() {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // ------------------------------------------------------------------------------------------------
-// wgmma: a warpgroup (four warps) computes d (64 x N) = a * b + (scale_d ? d : 0), asynchronously.
-// Warp w has rows 16 w to 16 w + 15 of d.  With group = lane / 4 and pair = lane % 4, a lane's registers
-// d[4 j] and d[4 j + 1] hold columns 8 j + 2 * pair and the next of row `group` of these rows; d[4 j + 2]
-// and d[4 j + 3] hold the same columns eight rows below.
+// wgmma: a warpgroup (four warps) computes d (64 x N) = a * b + (scale_d ? d : 0), asynchronously.  Warp
+// w has rows 16 w to 16 w + 15 of d.  In row `group` of these 16 rows, a lane's registers d[4 j] and
+// d[4 j + 1] hold columns 8 j + 2 pair and 8 j + 2 pair + 1; d[4 j + 2] and d[4 j + 3] hold the same
+// columns eight rows below.
 // ------------------------------------------------------------------------------------------------
 
 // setmaxnreg: sets the registers per thread of the warpgroup, a multiple of 8 from 24 to 256.  dec
@@ -562,8 +565,9 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[PRODUCTS][COUNT]) {
 // K-major operands: stride_bytes is the distance between groups of eight rows.  leading_bytes is used
 // only without a swizzle: it is the distance between the two 16-byte columns of the instruction's k.
 // MN-major operands with a swizzle: leading_bytes is the distance between spans of SWIZZLE bytes along m
-// or n, and stride_bytes is the distance between groups of eight k.  Without a swizzle, stride_bytes is
-// the distance between spans of 16 bytes, and leading_bytes the distance between groups of eight k.
+// or n, and stride_bytes is the distance between groups of eight values of k.  Without a swizzle,
+// stride_bytes is the distance between spans of 16 bytes, and leading_bytes the distance between groups
+// of eight values of k.
 template <int SWIZZLE>
 __device__ __forceinline__ unsigned long long wgmma_descriptor(const void* start,
                                                                unsigned leading_bytes,

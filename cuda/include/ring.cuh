@@ -1,20 +1,22 @@
-// A ring of shared-memory stages.  Tiles are swizzled so that neither copies nor loads of fragments or
-// chunks have bank conflicts, with the exception that load_chunk states.
+// Tiles of A and B in shared memory, for kernels with a ring of stages: the layout of a tile, copies from
+// global memory, and loads of fragments or, without tensor cores, of 16-byte chunks.  Tiles are swizzled
+// so that neither copies nor loads have bank conflicts; load_chunk states the one exception.
 #ifndef CUPYCONV_RING_CUH
 #define CUPYCONV_RING_CUH
 
 #include "numeric.cuh"
 #include "vector.cuh"
 
-// A warp's product of fragments is 16 x 8 x DEPTH for all types; a thread holds four registers of A,
-// two of B, and four sums:
+// A warp's product of fragments is 16 x 8 x DEPTH (m, n, k) for all types; a thread holds four registers
+// of A, two of B, and four sums:
 //
 //   16 bits            m16n8k16, on 7.5 two m16n8k8; a register holds two elements along k
 //   float, as TF32     m16n8k8
 //   double             four m8n8k4, two along m times two along k
 //
 // ldmatrix loads rows of 16 bytes along k, and can transpose only 16-bit elements.  Therefore elements
-// are loaded one by one if they are doubles, or if they are floats in lines along m or n.
+// are loaded one by one (BY_MATRIX is false) if they are doubles, or if they are floats in lines along m
+// or n.
 template <class Storage>
 struct Fragments {
   using Register = unsigned;
@@ -30,7 +32,8 @@ struct Fragments<double> {
   static constexpr bool BY_MATRIX = false;
 };
 
-// The tile of one operand: LINES lines of LINE contiguous elements.
+// The tile of one operand: LINES lines of LINE contiguous elements.  Lines run along k (K_CONTIGUOUS) or
+// else along m or n.
 //
 // Elements that a warp reads together are in different banks.  Lines consist of 16-byte chunks, and the
 // order of the chunks depends on the line's number (the swizzle).  ldmatrix reads one chunk of eight
@@ -124,9 +127,10 @@ __device__ __forceinline__ void wait_for_copies() {
 #endif
 }
 
-// Loads 16 positions by DEPTH of an operand at (position, k) as fragments.  Registers hold the quarters
-// in the order of an A operand (positions 0-7 and 8-15, then the second half of k), or of two B operands
-// (both halves of k for positions 0-7, then for positions 8-15).
+// Loads fragments of an operand: 16 positions (rows of A or columns of B) from `position` on, and DEPTH
+// elements along k from `k` on.  Registers hold the quarters of these 16 x DEPTH elements in the order of
+// an A operand (positions 0-7 and 8-15, then the second half of k), or of two B operands (both halves of
+// k for positions 0-7, then for positions 8-15).
 template <bool IS_A, class Register, class Tile>
 __device__ __forceinline__ void load_fragments(Register (&registers)[4], Tile& tile, int position,
                                                int k) {

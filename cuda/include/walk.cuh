@@ -1,12 +1,12 @@
-// Walks: how TMA visits the pixels of a tensor under the taps of a filter.
+// A walk is the order in which TMA loads read the pixels of a tensor under the taps of a filter.
 //
 // A load reads successive base pixels, all shifted by the offset of one tap.  In forward and
-// backprop-filter, the base pixel is the first pixel of the window in x.  Each stride phase of
-// backprop-input is the same walk over dy with reversed taps (StridePhase in gather.cuh):
+// backprop-filter, the base pixel is the first pixel of the window in x.  In backprop-input, each stride
+// phase (StridePhase in gather.cuh) is a walk over dy with reversed taps:
 //
 //   p = i + shift - j * spacing = (i + shift - (taps - 1) * spacing) + (taps - 1 - j) * spacing,
 //
-// which is a base pixel plus a non-negative step.  cupyconv/kernels/hopper.py computes the fields.
+// which is a base pixel plus a non-negative offset.  cupyconv/kernels/hopper.py computes the fields.
 #ifndef CUPYCONV_WALK_CUH
 #define CUPYCONV_WALK_CUH
 
@@ -17,7 +17,7 @@ struct WalkPhase {
   int taps[3];          // number of taps that contribute
   int filter_first[3];  // coordinate of the first contributing tap in the filter
   int place_first[3];   // coordinate of the first pixel in the tensor that the pass writes
-  int tile_rows;        // rows of tiles of C; with clusters, pairs of rows
+  int tile_rows;        // number of rows of tiles of C; with clusters, number of pairs of such rows
 };
 
 template <int COUNT>
@@ -26,10 +26,10 @@ struct Walk {
   int spacing[3];      // step between taps in the tensor that the pass reads
   int filter_step[3];  // step between taps in the filter
   int place_step[3];   // step between pixels in the tensor that the pass writes
-  int tile_columns;    // columns of tiles of C
-  int tiles_of_group;  // tiles per group, in all phases
-  int tiles;           // tiles in all groups and splits
-  int steps_of_split;  // steps of BLOCK_K per split; the last split may have fewer
+  int tile_columns;    // number of columns of tiles of C
+  int tiles_of_group;  // number of tiles per group and split, in all phases
+  int tiles;           // number of tiles in all groups and splits
+  int steps_of_split;  // number of steps of BLOCK_K per split; the last split may have fewer
   WalkPhase phase[COUNT];
 };
 

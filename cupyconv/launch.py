@@ -46,7 +46,7 @@ class TiledMap:
 
 @dataclass(frozen=True)
 class Im2colMap:
-    """Tensor map that lets the TMA unit copy columns of pixels of a channels-last tensor.
+    """Tensor map of a channels-last tensor, for TMA's im2col mode, which copies pixels under a tap.
 
     The dimensions, from the innermost, are C, W, [H, [D,]] N.
 
@@ -55,8 +55,8 @@ class Im2colMap:
         lower, upper: first and last corner of the box of base pixels, W first.  ``lower`` is
             relative to the tensor's first pixel, and ``upper`` to its last pixel.
         element_strides: steps between base pixels, W first.
-        channels: channels per pixel.
-        pixels: pixels per column.
+        channels: channels that a copy loads per pixel.
+        pixels: pixels that a copy loads.
     """
 
     role: str

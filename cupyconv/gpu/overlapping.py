@@ -1,4 +1,7 @@
-"""Launches with programmatic stream serialization, which CuPy does not offer."""
+"""Launches with programmatic stream serialization, which CuPy does not offer.
+
+With this attribute, a kernel may begin before the previous kernel in its stream has ended.
+"""
 
 from __future__ import annotations
 

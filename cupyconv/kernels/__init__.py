@@ -1,1 +1,1 @@
-"""Kernel families: their unsupported layers, configurations, modelled times and launches."""
+"""Kernel families: implementations of the passes, with their modelled times and launches."""

@@ -1,4 +1,8 @@
-"""Launches of the bias gradient (cuda/conv_backprop_bias.cu)."""
+"""Launches of the bias gradient (cuda/conv_backprop_bias.cu).
+
+The pixels of dy are divided into chunks.  A block sums one chunk for some channels; if there are
+several chunks, a second launch adds up their sums.
+"""
 
 from __future__ import annotations
 

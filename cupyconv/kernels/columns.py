@@ -1,4 +1,10 @@
-"""cuda-columns (cuda/conv_columns.cu): one product of all pixels with all taps, and then sums."""
+"""cuda-columns (cuda/conv_columns.cu): one product of all pixels with all taps, and then sums.
+
+The source is x in forward and dy in backprop_input.  The columns are the result of the product: a
+matrix with a row per pixel of the source, and a column per tap and channel of the pass's result.
+The sum kernel then adds up, for each result, the elements of the columns that contribute to it: its
+terms.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +59,6 @@ _PIXEL_INSTRUCTIONS, _TERM_INSTRUCTIONS = 450, 80
 @dataclass(frozen=True)
 class Columns:
     """The matrix product of a pass, as the forward pass of a pointwise convolution.
-
-    Each row belongs to a pixel of the source, and each column to a tap and a channel of the result.
 
     Attributes:
         problem: the pointwise convolution.
@@ -134,7 +138,7 @@ def _columns(
     count: int,
     taps_fastest: bool,
 ) -> Columns:
-    """Return the product.
+    """Return the product of a pass, given the strides of the columns in w.
 
     Args:
         problem, strides, pass_: the pass, as the caller requests it.

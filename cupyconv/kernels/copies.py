@@ -1,6 +1,7 @@
 """Copies of operands in the workspace: their layout, and the launches that write them.
 
-cuda/conv_arrange.cu reorders axes.  cuda/conv_planes.cu splits float32 into planes of bfloat16.
+cuda/conv_arrange.cu reorders axes.  cuda/conv_planes.cu splits a float32 tensor into three bfloat16
+tensors, its planes, whose sum is the float32 tensor except for bits below 2^-133.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ ROLES_OF = {
     "backprop_input": ("y", "w", "x"),
     "backprop_filter": ("x", "y", "w"),
 }
-"""Names of the tensors by pass: (operand gathered under the taps, other operand, result).  A
-gradient has the name of its tensor: "y" is dy in backprop_input."""
+"""Names of the tensors by pass: (operand under the taps, other operand, result).  The operand under
+the taps is read at positions that each tap shifts.  A gradient has the name of its tensor: "y" is
+dy in backprop_input."""
 
 
 def copy_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
@@ -122,7 +124,7 @@ def permuted(values: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
 # -- launches --------------------------------------------------------------------------------------
 
 THREADS = 256
-"""Threads per block."""
+"""Threads per block of the kernels that copy."""
 
 VECTOR = 8
 """Elements per thread of cuda/conv_planes.cu."""
@@ -139,7 +141,7 @@ Copies = Sequence[tuple[str, int]]
 
 
 def arrange(source: ConvProblem, target: ConvProblem, strides: Strides, copies: Copies) -> Launch:
-    """Return the launch that copies tensors from ``source`` formats to ``target`` formats."""
+    """Return the launch that copies tensors of ``source`` to the formats of ``target``."""
     tensors = [_in_formats(source, target, role, strides) for role, _ in copies]
     return _arrange(target.dtype, tensors, copies)
 

@@ -8,7 +8,7 @@ The busiest multiprocessor computes ``most = ceil(blocks / multiprocessors)`` bl
 unit: the multipliers, L1 with shared memory, or the schedulers.  ``waits`` is the number of
 consecutive waits of a block for device memory, after its first.  Warps run while other warps wait:
 ``slower = 1 + HALF_RATE_WARPS / warps``, where ``warps`` counts the warps of all resident blocks.
-Bytes count each tensor once.  Copies of operands and sums of splits are separate launches.
+Bytes count each tensor once.  Launches that copy operands or add up splits are timed separately.
 
 Rates are taken from data sheets.  LATENCY and HALF_RATE_WARPS fit the times of an H200 in
 tests/gpu/results.  The planner also multiplies an estimate by the measured factor of the
@@ -29,7 +29,7 @@ from cupyconv.problem import REAL_PART
 
 LEAST_SPLIT_STEPS = 8
 """Smallest number of BLOCK_K steps per split (chosen).  Fewer steps do not repay the time to fill
-the ring."""
+the ring of shared-memory stages."""
 
 ADDING_THREADS = 64
 """Threads per block of the reduction kernels (cuda/include/parts.cuh)."""
@@ -51,7 +51,8 @@ ACCESS_INSTRUCTIONS = 8
 (counted)."""
 
 RESULT_WAVEFRONTS = 2
-"""Wavefronts per 32 results of a tile, which shared memory stores and loads once (modelled)."""
+"""Wavefronts of shared memory per 32 results of a tile: one to store them and one to load them
+(modelled)."""
 
 ISSUED = 4
 """Warp instructions that a multiprocessor issues per cycle (hardware)."""

@@ -1,4 +1,8 @@
-"""Devices, the data-sheet values of their nominal chips, and the compiler's targets."""
+"""Devices, the data-sheet values of their chips, and the compiler's targets.
+
+The nominal chip of an architecture is the one chip, such as the H100 for compute capability 9.0,
+whose data-sheet values stand for all cards of the architecture when a plan is chosen.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +104,7 @@ class Card(NamedTuple):
         clock: boost clock in GHz; the data sheet states the rate of the tensor cores at this clock.
         bandwidth: bandwidth of device memory, in GB/s.
         tensor_share: rate of 16-bit products summed in float32, relative to the nominal chip of the
-            architecture at the same multiprocessors and clock.
+            architecture at the same clock and number of multiprocessors.
     """
 
     capability: tuple[int, int]
@@ -111,7 +115,10 @@ class Card(NamedTuple):
 
     @property
     def chip(self) -> Chip:
-        """The nominal chip with the card's bandwidth, scaled to its multiprocessors and clock."""
+        """Data-sheet values of the card.
+
+        Rates are those of the nominal chip, scaled to the card's multiprocessors and clock.
+        """
         nominal = CHIPS[self.capability]
         scale = self.multiprocessors * self.clock / (nominal.multiprocessors * nominal.clock)
         tensor = scale * self.tensor_share

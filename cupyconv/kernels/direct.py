@@ -1,4 +1,8 @@
-"""cuda-direct (cuda/conv_direct.cu): direct convolution for groups of few channels."""
+"""cuda-direct (cuda/conv_direct.cu): direct convolution for groups of few channels.
+
+The source is the tensor under the taps: x, or dy in backprop_input.  The result is y or dx.  In
+backprop_filter, dy takes the place of the result, since threads iterate over its pixels.
+"""
 
 from __future__ import annotations
 
@@ -108,8 +112,9 @@ class Tiling:
         vector: channels per thread.
         lanes: threads of a block along the channels.
         rows, columns: pixels of a thread's tile along the last two axes.
-        tap_rows: filter rows of dw that a block computes; all rows in other passes.
-        sources: source channels of dw that a block computes; all in other passes.
+        tap_rows: filter rows that a block of backprop_filter computes; all rows in other passes.
+        sources: source channels for which a block of backprop_filter computes dw; all in other
+            passes.
     """
 
     vector: int
@@ -121,7 +126,7 @@ class Tiling:
 
     @property
     def strips(self) -> int:
-        """Threads of a block that compute different tiles of the same channels."""
+        """Number of threads of a block that compute different tiles of the same channels."""
         return _THREADS // self.lanes
 
     @property
@@ -134,12 +139,13 @@ class Tiling:
 class Geometry(streaming.Geometry):
     """Thread blocks of a tiling for particular tensors, with their work.
 
-    A part is a round of tiles, in which each strip of a block computes one tile.
+    A strip is the threads of a block that compute the same tile for different channels.  A part is
+    a round of tiles, in which each strip computes one tile.
 
     Attributes:
-        down, across: a thread's tile along the last two axes.
-        of_source, of_result: vector access to sources and to results (dy in backprop_filter), as
-            (channels, columns); at least one of them is 1.
+        down, across: a thread's tile along the height and along the width.
+        of_source, of_result: extent of a vector access to the source and to the result, as
+            (channels, columns); at least one of the two numbers is 1.
         least_resident: resident blocks per SM that the kernel is compiled for.
     """
 
@@ -151,7 +157,7 @@ class Geometry(streaming.Geometry):
     least_resident: int
 
     def blocks(self, multiprocessors: int) -> int:
-        """Return the number of persistent blocks along the tiles.
+        """Return the number of persistent blocks among which the rounds of tiles are divided.
 
         Each block stages the filter once and computes many tiles.  All blocks are resident at once,
         and the busiest SM has nearly the least possible work.
@@ -170,9 +176,9 @@ class Geometry(streaming.Geometry):
 
 
 def channels_of(problem: ConvProblem, pass_: str) -> tuple[int, int]:
-    """Return the result channels and source channels of a group.
+    """Return the numbers of result channels and of source channels per group.
 
-    In backprop_filter, whose blocks iterate over dy, filters count as result channels.
+    In backprop_filter, filters count as result channels.
     """
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
     return (channels, filters) if pass_ == "backprop_input" else (filters, channels)
@@ -204,13 +210,13 @@ def ranked_tilings(request: Request) -> tuple[Tiling, ...]:
 
 @lru_cache(maxsize=4096)
 def geometry(request: Request, tiling: Tiling) -> Geometry | None:
-    """Return threads and blocks of a tiling; None if the tiling is illegal."""
+    """Return the geometry of a tiling; None if the tiling is illegal."""
     return _construct(request, tiling) if _is_legal(request, tiling) else None
 
 
 @lru_cache(maxsize=1024)
 def geometries(request: Request) -> tuple[tuple[Tiling, Geometry], ...]:
-    """Return all tilings worth ranking, with their geometries."""
+    """Return the tilings to estimate, with their geometries."""
     constructed = ((tiling, _construct(request, tiling)) for tiling in _tilings(request))
     return tuple((tiling, geom) for tiling, geom in constructed if geom is not None)
 
@@ -234,7 +240,7 @@ def _is_legal(request: Request, tiling: Tiling) -> bool:
 
 
 def _tilings(request: Request) -> Iterator[Tiling]:
-    """Yield the legal tilings worth ranking; some may need more registers than a thread has."""
+    """Yield the legal tilings to estimate; some may need more registers than a thread has."""
     problem, pass_ = request.problem, request.pass_
     edges = list(product(_extents(problem, pass_, 2), _extents(problem, pass_, 1)))
     for vector in _vectors(request):
@@ -297,9 +303,10 @@ def filter_bytes(problem: ConvProblem, pass_: str, vector: int) -> int:
 
 
 def _shares(problem: ConvProblem, pass_: str, vector: int) -> list[tuple[int, int]]:
-    """Return the possible numbers of filter rows and source channels that a thread sums.
+    """Return the possible pairs (``Tiling.tap_rows``, ``Tiling.sources``).
 
-    Registers limit both numbers in backprop_filter; other passes take all rows and channels.
+    Registers for sums limit both numbers in backprop_filter; other passes take all rows and
+    channels.
     """
     outs, ins = channels_of(problem, pass_)
     _, rows, taps = spatial(problem.filter_sizes)
@@ -488,7 +495,7 @@ def _construct(request: Request, tiling: Tiling) -> Geometry | None:
 def _sectors(
     request: Request, role: str, lanes: int, blocks: int, tiles: int, columns: int, of_piece: int
 ) -> float:
-    """Return the number of sectors of global memory per lane in a warp's access to x or y.
+    """Return the sectors of global memory per thread in a warp's access to x or y.
 
     Args:
         request: the pass.

@@ -1,4 +1,8 @@
-"""Interface of a kernel family: unsupported layers, candidates, modelled times and launches."""
+"""Interface of a kernel family: unsupported layers, candidates, modelled times and launches.
+
+A kernel family is one implementation of the passes, such as "cuda-gather".  A candidate is a
+configuration with which the family can compute a pass: a tile, a number of splits and so on.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +28,9 @@ class Tile:
     Attributes:
         block_m, block_n, block_k: extents in elements.
         threads: threads per block.
-        macros: (name, value) of all other macros of the tile.
-        since: oldest compute capability that the tile supports.
-        itemsize: required bytes per element; None if every size is supported.
+        macros: (name, value) of each macro of the tile except BLOCK_M, BLOCK_N and BLOCK_K.
+        since: oldest compute capability that supports the tile.
+        itemsize: bytes per element that the tile is for; None for all sizes up to ``most_bytes``.
         most_bytes: largest element size, in bytes, for which the tile fits into shared memory.
     """
 
@@ -63,15 +67,17 @@ class Choices:
 
     Attributes:
         tile: block tile of a GEMM kernel, else None.
-        tiling: instance of the family's ``tiling`` class; None in a family with block tiles.
-        blocks: thread blocks per split.  In a family with block tiles, the tile determines the
-            number.  In a family with tilings, it is the number of blocks that divide the tiles in
-            forward and backprop_input, and 0 in backprop_filter, where ``splits`` divide them.
-        splits: number of parts of gemm_k or of the pixels.  Each part has its own partial sums,
-            which a second launch adds up in a fixed order.
-        workspace_bytes: device memory in addition to the tensors.
-        method: algorithm of "numpy"; the operands to copy first in "cuda-gather" and
-            "cuda-columns"; "" in all other families.
+        tiling: tile extents and similar choices of a family without block tiles, as an instance of
+            the family's ``tiling`` class; else None.
+        blocks: in a family with block tiles, number of tiles that cover the result, which ``tile``
+            determines.  In a family with tilings, number of thread blocks among which forward and
+            backprop_input divide the tiles; 0 in backprop_filter, which divides the tiles among
+            ``splits``.  0 on the CPU.
+        splits: number of parts into which gemm_k or the pixels are divided.  Each part has its own
+            partial sums, which a second launch adds up in a fixed order.
+        workspace_bytes: bytes of device memory in addition to the tensors.
+        method: name of the algorithm in "numpy"; text that names the operands to copy first in
+            "cuda-gather" and "cuda-columns"; "" in all other families.
     """
 
     tile: Tile | None = None
@@ -109,7 +115,7 @@ class Family(ABC):
         summary: the algorithm in one line.
         on_gpu: whether the family runs on a GPU; else on the CPU.
         tiles: block tiles that the family's kernels may be compiled with.
-        tiling: class of the family's tilings, if it has no block tiles; else None.
+        tiling: class of ``Choices.tiling``, if the family has no block tiles; else None.
     """
 
     name: ClassVar[Implementation]
@@ -157,16 +163,20 @@ class Family(ABC):
         Args:
             request: a request that the family supports, as ``Request.reduced`` returns it.
             choices: legal choices, such as those of a plan.
-            epilogue: addition and activation of the results of forward or backprop_input.
+            epilogue: addition of an array and activation, applied to the results of forward or
+                backprop_input.
         """
         raise NotImplementedError(f"{self.name} launches no kernels")
 
     def filter_form(self, request: Request, choices: Choices) -> FilterForm | None:
-        """Return the copy of w that the launches begin with; None if they read w itself."""
+        """Return the copy of w that the first launch writes for the later launches.
+
+        The result is None if the launches read w itself.
+        """
         return None
 
     def reason(self, candidate: Candidate, note: str = "") -> str:
-        """Return the reason that ``plan`` prints, with a note on the estimate."""
+        """Return the reason that ``plan`` prints; ``note`` is added after the estimated time."""
         text = f"estimated {duration(candidate.microseconds)}{note}: {self.summary}"
         return f"{text}; before it, {candidate.summary}" if candidate.summary else text
 

@@ -1,4 +1,9 @@
-"""cuda-gather (cuda/conv_gather.cu): an implicit GEMM that gathers its operands with cp.async."""
+"""cuda-gather (cuda/conv_gather.cu): an implicit GEMM that gathers its operands with cp.async.
+
+cp.async fills a ring of shared-memory stages ahead of use.  In backprop_input, the input pixels
+with equal (pixel + padding) modulo the stride form a stride phase.  The same taps read all pixels
+of a phase, so that each phase is one dense product.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +43,13 @@ if TYPE_CHECKING:
     import numpy as np
 
 MAX_PHASES = 32
-"""Largest number of stride phases per launch, whose parameters contain all its phases (chosen)."""
+"""Largest number of stride phases per launch; a kernel parameter contains them all (chosen)."""
 
 MOST_PHASES = 8 * MAX_PHASES
 """Largest number of stride phases of a pass (chosen)."""
 
 MOST_TAP_BITS = 255
-"""Largest sum T + R + S of a filter's extents: with a spare bit, 8 words of tap bits (chosen)."""
+"""Largest number of tap bits (``tap_bits``); with one spare bit, they fill 8 words (chosen)."""
 
 MOST_SPLITS = (1 << 16) - 1
 """Largest number of splits, which are blocks along the second axis of the grid (CUDA's rule)."""
@@ -53,7 +58,7 @@ BLOCKS = (0.5, 1, 2, 3, 4, 6, 8, 12, 16)
 """Numbers of blocks per SM that the choice of splits aims at (chosen)."""
 
 FILLED = 0.9
-"""Fraction of RESIDENT blocks per SM from which on the chip counts as full (chosen)."""
+"""Fraction of the macro RESIDENT (blocks per SM) from which on the chip counts as full (chosen)."""
 
 MOST_STAGES = 4
 """Largest number of stages of the ring (chosen)."""
@@ -84,7 +89,7 @@ class Access:
         along_first: whether vectors extend along k in A and B, and along n in C; else they extend
             along m in A and C, and along n in B.
         vector: elements per vector access.
-        apart: stride, in elements, between the single elements that adjacent lanes load.
+        apart: stride, in elements, between the elements of adjacent lanes if ``vector`` is 1.
     """
 
     along_first: bool
@@ -126,7 +131,7 @@ def accesses(pass_: str, problem: ConvProblem, strides: Strides) -> Accesses:
         return Access(False, run)
 
     # Pixels form vectors if adjacent pixels of the matrix are adjacent in memory, also across the
-    # ends of rows.  Of pixels that are read at offsets of taps, this holds in pointwise layers.
+    # ends of rows.  For pixels that are read under taps, this holds only in pointwise layers.
     unit_stride = set(problem.stride) == {1}
     pointwise = (
         set(problem.filter_sizes) == {1} and unit_stride and not any(map(any, problem.padding))
@@ -391,7 +396,7 @@ def _product_request(request: Request, method: str) -> Request:
 
 
 def worthwhile_methods(request: Request) -> Iterator[str]:
-    """Yield the methods within the workspace limit; each copy must allow wider vector loads."""
+    """Yield the methods within the workspace limit whose copies all allow wider vector loads."""
     products = {
         roles: _product_request(request, method) for method, roles in METHODS[request.pass_].items()
     }
@@ -452,8 +457,8 @@ def ring(tile: Tile, vectors: Accesses, device: Device, words: int, index: str =
     """Return the ring of a tile; shared memory must hold its stages for all resident blocks.
 
     Args:
-        tile: tile of the variant.
-        vectors: vector accesses of the variant.
+        tile: block tile.
+        vectors: vector accesses to A, B and C.
         device: device that the ring is for.
         words: number of 32-bit words of tap bits (``tap_words``).
         index: C++ type of offsets.
@@ -466,9 +471,9 @@ def ring(tile: Tile, vectors: Accesses, device: Device, words: int, index: str =
         return (extent + padding) * k * itemsize
 
     stage = of_operand(m, vectors.a.along_first) + of_operand(n, vectors.b.along_first)
-    # An address is the sum of two halves.  Per operand, the tables have one half per position, and
-    # one half per k of two steps.  After them come the loop counters of a step, 8 integers that
-    # describe the loops, and the block's tile.
+    # An address is the sum of two halves.  Per operand, the tables have one half per vector along m
+    # or n, and one half for each k of two steps.  After them come the loop counters of a step, 8
+    # integers that describe the loops, and the block's tile.
     index_bytes = 4 if index == "int" else 8
     half = _multiple(index_bytes + 4 * words, 8 if words == 1 else index_bytes)
     positions = sum(
@@ -529,7 +534,10 @@ def work(request: Request, tile: Tile, depth: float) -> cost.Work:
 
 
 def tap_bits(problem: ConvProblem) -> int:
-    """Return the number of tap bits: one per filter position along each of three axes."""
+    """Return the number of tap bits: one per filter position along each of three axes.
+
+    In a pixel's address, a bit is set if the taps at that position read outside the tensor.
+    """
     return sum(problem.filter_sizes) + 3 - len(problem.filter_sizes)
 
 
@@ -551,8 +559,9 @@ def product_launch(
         request: request for the product, whose operands may be copies.
         choices: tile, blocks and splits.
         operands: names of the arrays that contain A and B, or their parts of the workspace.
-        epilogue: addition and activation of the results of forward or backprop_input.
-        partial: write the sums to the workspace, in the accumulator's type; the order is (split,
+        epilogue: addition of an array and activation, applied to the results of forward or
+            backprop_input.
+        partial: whether to write the sums to the workspace, as accumulators; the order is (split,
             group, gemm_m, gemm_n), with the last two axes swapped if C is contiguous along m.
         number: index of the launch in a pass with several launches (``phase_launches``).
     """
@@ -644,8 +653,8 @@ def phase_launches(problem: ConvProblem, pass_: str) -> int:
 def _phases(problem: ConvProblem, pass_: str, choices: Choices, number: int = 0) -> np.ndarray:
     """Return the stride phases of a launch as StridePhases, phases with the most taps first.
 
-    In backprop_input, empty phases are appended until their number is a power of two.  Other passes
-    have a single phase.
+    In backprop_input, empty phases are appended until the number of phases is a power of two.
+    Other passes have a single phase.
     """
     import numpy as np
 

@@ -2,6 +2,10 @@
 
 A walk describes how TMA visits the pixels and taps of one dense problem: a whole pass, or a stride
 phase of backprop_input.  cuda/include/walk.cuh explains its fields.
+
+The operand under the taps, or source, is x; in backprop_input, it is dy.  A line is 128 contiguous
+bytes of an operand: channels or filters of one pixel or tap or, in a planar layout, pixels of one
+row.  In a planar layout, x and y have channels first.
 """
 
 from __future__ import annotations
@@ -64,8 +68,8 @@ MAX_MAPS = 16
 into the 4 KB of kernel parameters."""
 
 _MOST_TILE_ROWS = 512
-"""Largest number of rows of a cluster's tiles.  The last tiles of a matrix extend beyond its end by
-fewer rows than this."""
+"""Largest number of rows of the tiles of a cluster of blocks.  The last tiles of a matrix extend
+beyond its end by fewer rows than this."""
 
 _MOST_FILLED = 1.25
 """Largest number of computed pixels per result pixel, if rows are padded to lines (chosen)."""
@@ -78,7 +82,7 @@ _LARGEST_ELEMENT_STRIDE = 8  # largest step between base pixels (CUDA's rule)
 _LARGEST_STRIDE_BYTES = 2**40  # strides of a tensor map must be smaller (CUDA's rule)
 
 PLANES = 3
-"""Number of bfloat16 planes that a float32 tensor is split into."""
+"""Number of planes, bfloat16 tensors that add up to a float32 tensor (cuda/conv_planes.cu)."""
 
 SUMS_PIECE = 8
 """Columns of C per vector access of the kernel that adds up splits."""
@@ -190,7 +194,8 @@ def matrices(
 ) -> list[tuple[int, int, int]]:
     """Return, for each walk, the rows and columns of a group's matrix C, and the steps along k.
 
-    In the filter gradient, the channels of each tap are padded to whole lines.
+    A step multiplies one line along k.  In the filter gradient, the channels of each tap are padded
+    to whole lines.
     """
     line = tile.block_k
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
@@ -211,7 +216,7 @@ def matrices(
 
 
 def _pixels(problem: ConvProblem, sizes: Sequence[int], line: int) -> int:
-    """Return the pixels of all images; rows of planar images are padded to whole lines."""
+    """Return the number of pixels of all images, with planar rows padded to whole lines."""
     *outer, row = sizes
     row = -(-row // line) * line if is_planar(problem) else row
     return problem.N * prod(outer) * row
@@ -257,7 +262,7 @@ def is_planar(problem: ConvProblem) -> bool:
 
 
 def row_ends(problem: ConvProblem, pass_: str) -> tuple[int, ...]:
-    """Return the row length of each tensor map of the operand under the taps, which is planar.
+    """Return the row length in each tensor map of the operand under the taps, in a planar layout.
 
     The filter gradient sums over lines of pixels.  If the last line of a row is padded, each tap
     along the row has its own map: x ends at the element that the tap reads for the last pixel.
@@ -292,7 +297,8 @@ class Layout:
 
     Attributes:
         problem: the problem with channels last, and channels or filters last in w.  In a planar
-            layout, x and y have channels first, and a pointwise layer has one spatial axis.
+            layout, x and y have channels first; in a pointwise layer whose strides allow it, the
+            spatial axes are merged into one.
         strides: strides of the tensors in the formats of ``problem``.
         copied: names of operands that TMA cannot read.  Kernels read copies of them, in which each
             pixel or tap begins at a multiple of 16 bytes.
@@ -552,9 +558,9 @@ def _refuse_walks(problem: ConvProblem, pass_: str) -> str | None:
 
 
 def consumers(block_m: int) -> int:
-    """Return the warpgroups per block that multiply; one more warpgroup loads the operands.
+    """Return the number of warpgroups per block that multiply; one more warpgroup loads operands.
 
-    Each has 64 rows of a tile, or a multiple of 64.
+    Each computes an equal share of a tile's rows or, if ``takes_turns``, whole tiles.
     """
     return 2 if block_m % 128 == 0 else 3
 
@@ -994,9 +1000,9 @@ def filter_map(problem: ConvProblem, pass_: str, tile: Tile, operand: Operand) -
     """Return the map of w with its axes in memory order.
 
     The axes, from the innermost, are (filters, channels, taps) or (channels, taps, filters), then
-    planes.  A box has a line of the innermost axis and a single tap.  If the innermost axis is k,
-    the box has the block's share of the tile's columns along the other channel axis; otherwise, it
-    has a line of k there.
+    planes.  A box has a line of the innermost axis and a single tap.  Along the other one of
+    channels and filters, it has the block's share of the tile's columns if the innermost axis is k,
+    and a line of k otherwise.
     """
     shape, steps = problem.filter_shape, operand.strides.w
     filter_, channel, *spatial = problem.filter_axes
@@ -1062,7 +1068,7 @@ class Persistent(Family):
         return self._costed(request, tile, splits) if fits else None
 
     def _splits(self, request: Request, tile: Tile) -> list[int]:
-        """Return the numbers of splits worth ranking: 1, and numbers that fill a few waves."""
+        """Return the numbers of splits to estimate: 1, and numbers that fill a few waves."""
         (rows, columns, steps), *_ = _matrices(request, tile, 2)
         most = min(steps // cost.LEAST_SPLIT_STEPS, self._most_splits(request, tile))
         if most <= 1:

@@ -1,6 +1,7 @@
-"""cuda-hopper-bf16x6: float32 operands, split into planes of bfloat16 by cuda/conv_planes.cu.
+"""cuda-hopper-bf16x6: products of float32 operands, computed as products of bfloat16 values.
 
-The kernel of cuda-hopper multiplies the planes.
+cuda/conv_planes.cu splits each operand into three bfloat16 tensors, its planes, which add up to the
+operand.  The kernel of cuda-hopper multiplies the planes.
 """
 
 from __future__ import annotations

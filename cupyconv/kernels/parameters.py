@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 SPATIAL = 3
-"""Spatial axes of the parameters; problems with fewer axes get leading axes of one element."""
+"""Number of spatial axes in ConvParameters; missing axes are leading axes of one element."""
 
 
 @cache

@@ -1,4 +1,8 @@
-"""cuda-patch (cuda/conv_patch.cu): for few input channels; copies the input under a tile once."""
+"""cuda-patch (cuda/conv_patch.cu): convolution with few input channels.
+
+A block copies the input under a tile of output pixels to shared memory once: the patch.  A line of
+the patch is an input row of the tile, with all channels or with one channel.
+"""
 
 from __future__ import annotations
 
@@ -68,9 +72,9 @@ class Rows:
         run: elements per run, the contiguous elements of a line that a filter row reads.
         run_words: words per run.
         words: words of all runs together, rounded up to a multiple of 8.
-        conflicts: mean wavefronts per access to the patch.
-        residue: best line pitch in elements, modulo the number of elements that span all banks
-            (128 bytes); None if every pitch is equally good.
+        conflicts: mean wavefronts per access of a warp to the patch.
+        residue: best line pitch (``Geometry``) modulo the elements that span all banks (128 bytes);
+            None if every pitch is equally good.
     """
 
     word: int
@@ -158,7 +162,7 @@ def rows_of(request: Request) -> Rows:
 
 
 def _conflicts(request: Request, rows: Rows) -> tuple[float, int | None]:
-    """Return the mean wavefronts per access of a warp to the patch, and the best residue.
+    """Return the attributes ``conflicts`` and ``residue`` of ``Rows``.
 
     The lanes of a warp cover 8 pixels and 4 filter words in the forward pass, and 4 pixels and 8
     filter words in backprop_filter.
@@ -199,7 +203,10 @@ def _conflicts(request: Request, rows: Rows) -> tuple[float, int | None]:
 
 
 def _words(problem: ConvProblem, access: Access, rows: Rows) -> Iterator[tuple[int, int]]:
-    """Yield (line, first element in the line) of each word; a volume's planes count as rows."""
+    """Yield (line, first element in the line) of each word.
+
+    The rows of the filter are numbered across all depths.
+    """
     step, line_channels = (problem.C, 1) if access.x_last else (1, problem.C)
     depth, height, _ = spatial(problem.filter_sizes)
     gap_h, gap_w = spatial(problem.dilation)[1:]
@@ -383,7 +390,8 @@ def _filter_geometry(
     shared = max(2 * (-(-stage // 128) * 128), -(-exchange // 128) * 128)
     products = steps * warps_n * warp_words * rows.word * row_tiles
     loads = steps * warps_n * (row_tiles * 4 + warp_words * 2 * rows.word * rows.conflicts)
-    # With two classes, adjacent pixels of dy belong to different classes and are stored one by one.
+    # With two pixel classes (``Rows``), adjacent pixels of dy are in different classes and are
+    # stored one by one.
     is_split = not access.y_last and rows.classes == 2
     vectors = filters * pixels / (1 if is_split else access.y_vector)
     work = _work(request, products, loads, patch, vectors)

@@ -11,13 +11,14 @@ from cupyconv.kernels.strides import Strides
 from cupyconv.problem import ITEMSIZE, LARGEST, ConvProblem
 
 LONGEST_REACH = 1 << 30
-"""Largest extent in elements; the sum of two indices below it fits into a signed 32-bit integer."""
+"""Largest extent of an axis in elements; the sum of two indices below it fits into a signed 32-bit
+integer."""
 
 MOST_BLOCKS = 2**31 - 1
 """Largest number of thread blocks along the first axis of a grid (CUDA's rule)."""
 
 _WINDOWS = 8
-"""Upper bound of a tile's extent along an axis, as a multiple of the layer's stride (chosen)."""
+"""Number of strides in the bound that ``window_count`` returns (chosen)."""
 
 MARGIN = 2**16
 """Number of elements added to every index range, more than any tile has (chosen)."""
@@ -68,7 +69,10 @@ def offset_counts(problem: ConvProblem, strides: Strides) -> Iterator[Count]:
 
 
 def window_count(problem: ConvProblem) -> Count:
-    """Return the rows or columns that a tile's windows span; kernels count them in 32 bits."""
+    """Return an upper bound of the rows or columns that a tile's windows span.
+
+    Kernels count these rows or columns in 32 bits.
+    """
     reach = (
         axis.effective_filter + axis.dilation + _WINDOWS * axis.stride for axis in problem.axes
     )
@@ -77,7 +81,7 @@ def window_count(problem: ConvProblem) -> Count:
 
 
 def reach_counts(problem: ConvProblem) -> Iterator[Count]:
-    """Yield the quantities that kernels with 32-bit coordinates store."""
+    """Yield the extents that must fit into 32 bits in kernels with 32-bit coordinates."""
     extents = (*problem.input_shape, *problem.filter_shape, *problem.output_shape)
     yield Count("elements of an axis", max(extents), LONGEST_REACH)
     yield Count("elements of padding", max(chain(*problem.padding)), LONGEST_REACH)

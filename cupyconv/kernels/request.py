@@ -84,12 +84,12 @@ class Request:
         pass_: "forward", "backprop_input" or "backprop_filter".
         device: device of the tensors.
         precision: "tf32" permits rounding float32 operands to TF32, "bf16x6" permits multiplying
-            them as planes of bfloat16; "ieee" permits neither.
+            them as sums of three bfloat16 values; "ieee" permits neither.
         workspace_limit: largest number of bytes of device memory in addition to the tensors; None
             for no limit.
         strides: strides of the tensors; None for contiguous tensors.
-        figures: data-sheet values of the card to estimate times for; None for the nominal chip of
-            the architecture, whose values choose all plans.
+        figures: data-sheet values of the card to estimate times for; None for the values of the
+            architecture's nominal chip (device.py), from which all plans are chosen.
 
     Raises:
         ConvError: the pass or the precision is unknown, or the limit is not a number of bytes.

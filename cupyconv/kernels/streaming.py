@@ -30,8 +30,8 @@ MOST_ALTERNATIVES = 7
 """Largest number of tilings that autotuning tries in addition to the planned tiling (chosen)."""
 
 IDLE = 0.95
-"""Largest time of a candidate that leaves multiprocessors idle, relative to the best candidate that
-fills the chip (chosen)."""
+"""A candidate that leaves multiprocessors idle is dropped unless its time is below this fraction of
+the shortest time of the candidates that fill the chip (chosen)."""
 
 NO_WORK = cost.Work(0, 0)
 
@@ -40,15 +40,16 @@ NO_WORK = cost.Work(0, 0)
 class Geometry:
     """Thread blocks of a tiling for particular tensors and a chip, with their work.
 
-    Blocks or, in backprop_filter, chunks divide the parts among themselves.
+    A part is the work that a block does at a time: a tile or, in cuda-direct, several tiles.  The
+    parts are divided among blocks or, in backprop_filter, among chunks.
 
     Attributes:
         is_persistent: whether a block of forward or backprop_input computes several parts, so that
             the number of blocks is a free choice; else a block computes one part.
         tiling: the tiling, an instance of the family's class.
-        parts: number of tiles, or of rounds of tiles, to divide.
-        others: blocks that compute the same parts, as further axes of the grid: along the channels,
-            and in backprop_filter also along the parts of the filter.
+        parts: number of parts.
+        others: extents of the grid's further axes, along which blocks compute the same parts for
+            other channels and, in backprop_filter, for other elements of the filter.
         threads: threads per block.
         shared_bytes: dynamic shared memory per block, in bytes.
         resident: resident blocks per SM.
@@ -168,7 +169,7 @@ class Streaming(Family, Generic[AnyGeometry]):
         return sorted(best, key=lambda candidate: candidate.microseconds)
 
     def candidates_of(self, request: Request, tiling: Any) -> list[Candidate]:
-        """Return the candidates with a tiling, one for each number of chunks worth ranking."""
+        """Return the candidates with a tiling; in backprop_filter, one per number of chunks."""
         geom = self.geometry(request, tiling)
         if request.pass_ != "backprop_filter":
             blocks = geom.blocks(request.device.resident_blocks)
@@ -272,20 +273,20 @@ def even(parts: int, chunks: int) -> int:
     For example, 9 parts have up to 3 parts per chunk with 4 chunks and with 3 chunks.
 
     Args:
-        parts: number of tiles that the chunks divide among themselves.
+        parts: number of parts (``Geometry``) that are divided among the chunks.
         chunks: number of chunks to reduce.
     """
     return -(-parts // -(-parts // chunks)) if parts else 1
 
 
 def chunk_counts(parts: int, others: int, multiprocessors: int) -> list[int]:
-    """Return the numbers of chunks worth ranking, in ascending order.
+    """Return the numbers of chunks to estimate as candidates, in ascending order.
 
     Each number is the smallest for the size of its largest chunk (``even``).  If there are enough
     parts, some of the numbers keep every multiprocessor busy.
 
     Args:
-        parts: number of tiles that the chunks divide among themselves.
+        parts: number of parts (``Geometry``) that are divided among the chunks.
         others: blocks per chunk.
         multiprocessors: number of multiprocessors of the chip.
     """

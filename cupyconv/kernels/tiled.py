@@ -20,7 +20,7 @@ class Tiled(Family):
         Args:
             request: the pass.
             tile: tile of each block.
-            depth: extent of a tile along k, summed over all tiles.
+            depth: extents along k of all tiles, added up.
             blocks: number of launched blocks, in all splits together.
         """
 
@@ -33,7 +33,7 @@ class Tiled(Family):
         return 1
 
     def splits(self, request: Request, tile: Tile) -> list[int]:
-        """Return the numbers of splits of gemm_k that are worth ranking."""
+        """Return the numbers of splits of gemm_k that ``candidates`` estimates."""
         return [1]
 
     def candidates(self, request: Request) -> list[Candidate]:

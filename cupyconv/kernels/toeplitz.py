@@ -1,4 +1,9 @@
-"""cuda-toeplitz (cuda/conv_toeplitz.cu): depthwise convolution on the tensor cores."""
+"""cuda-toeplitz (cuda/conv_toeplitz.cu): depthwise convolution on the tensor cores.
+
+The source is the tensor under the taps: x, or dy in backprop_input.  The blocks divide the pixels
+of the other tensor among themselves: y, dx in backprop_input, dy in backprop_filter.  A strip is 8
+adjacent columns of this divided tensor.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +42,6 @@ _MOST_SHARED = 99
 class Tiling:
     """Free choices of a launch of cuda-toeplitz, except the number of chunks.
 
-    The blocks divide the pixels of one tensor among themselves: y in forward, dx in backprop_input,
-    dy in backprop_filter.
-
     Attributes:
         row_tiles: number of tiles of 16 rows per block.
         aligned: 1 if the rows of each image are rounded up to whole blocks, else 0.
@@ -55,13 +57,14 @@ class Tiling:
 class Geometry(streaming.Geometry):
     """Thread blocks of a tiling for a layer.
 
-    A part is a patch: the rows and columns of the divided tensor that a block computes.
+    A part is a patch: the rows and columns of the divided tensor that a block processes.
 
     Attributes:
-        rows: rows of all images of the divided tensor, rounded up as ``aligned`` requires.
-        tap_rows: filter rows per block.
-        lines: rows of the source tensor that a block reads.
-        shares: number of parts of the filter's rows; each part has its own blocks.
+        rows: number of rows of all images of the divided tensor, rounded up if ``aligned`` is 1.
+        tap_rows: number of filter rows per block.
+        lines: number of source rows that a block reads.
+        shares: number of sets into which the filter's rows are divided; each set has its own
+            blocks.
     """
 
     is_persistent = False
@@ -197,7 +200,7 @@ def window(taps: int) -> int:
 
 
 def products(taps: int) -> int:
-    """Return the number of products of 16 columns per strip and filter row."""
+    """Return the number of matrix products, of 16 source columns each, per strip and filter row."""
     return (window(taps) + 1) // 2
 
 
@@ -208,7 +211,7 @@ def _line_bytes(blocks: int) -> int:
 def _work(
     request: Request, tiling: Tiling, tap_rows: int, lines: int, read: tuple[Access, Access]
 ) -> cost.Work:
-    """Return the work per block, for one patch and one share of the filter's rows."""
+    """Return the work per block, for one patch and ``tap_rows`` rows of the filter."""
     chip, taps = request.chip, request.problem.filter_sizes[-1]
     rows, blocks = 16 * tiling.row_tiles, tiling.strips + window(taps) - 1
     passed = CHANNELS * tap_rows * tiling.row_tiles

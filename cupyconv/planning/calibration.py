@@ -1,7 +1,8 @@
 """Measured corrections of modelled times.
 
 ``measured/<architecture>.json`` is the ``calibration.json`` that tests/gpu writes on a GPU.  It has
-the geometric mean of measured time / modelled time per kernel family, pass and class of dtypes.
+the geometric mean of measured time / modelled time for each kernel family, pass and class of dtypes
+(``dtype_class``).
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from cupyconv.problem import PASSES, ConvProblem
 AUTO: Impl = "auto"
 
 FAR = 10
-"""Largest ratio of an estimate to the shortest one, for plans that autotuning prefers (chosen)."""
+"""Largest ratio of an estimate to the shortest estimate, for plans to autotune first (chosen)."""
 
 FORMAT = 2
 """Version of a plan's JSON; version 1 had no tilings and no field "format"."""
@@ -324,9 +324,9 @@ def plan_pass(
 def contenders(request: Request, impl: str, count: int) -> tuple[PassPlan, ...]:
     """Return at most ``count`` plans of a pass to measure on a GPU, the planner's choice first.
 
-    Each family contributes its best plan with copies of operands and its best plan without copies,
-    if their estimates are at most FAR times the shortest estimate.  Further plans, in the order of
-    their estimates, are added until there are ``count`` plans.
+    Each family contributes its best plan with a ``method`` (copies of operands) and its best plan
+    without one, if their estimates are at most FAR times the shortest estimate.  Further plans, in
+    the order of their estimates, are added until there are ``count`` plans.
 
     Raises:
         ConvError: as for ``plan``.

@@ -79,7 +79,7 @@ def in_line(text: str) -> str:
 def spreadsheet_cell(text: str) -> str:
     """Return a text as one line for a CSV cell that spreadsheets do not interpret as a formula.
 
-    A text is taken for a formula also after spaces, because some spreadsheets drop them.
+    Formulas are recognised after leading spaces, too, because some spreadsheets drop the spaces.
     """
     line = in_line(text)
     return f"'{line}" if line.lstrip().startswith(_FORMULAS) else line
@@ -248,7 +248,7 @@ _GUTTER = 3
 """Number of spaces between columns; 1 is used if the table would otherwise be too wide."""
 
 _NARROWEST = 24
-"""Width in characters to which the last column is narrowed, and half of it for other columns.
+"""Smallest width in characters to which the last column is narrowed; half of it for other columns.
 
 Columns are narrowed further only if the table would otherwise be too wide.
 """

@@ -12,9 +12,9 @@ class AdjointAxis:
     """A spatial axis of the convolution that computes a gradient.
 
     Attributes:
-        rule: sizes of this convolution as a ConvAxis.  Its input is the first operand after
-            dilation with zeros, its filter is the second operand, and its output is the gradient.
-            Negative padding crops.
+        rule: sizes of this convolution as a ConvAxis.  For dx, its input is dy dilated with zeros,
+            and its filter is w.  For dw, its input is x, and its filter is dy.  Negative padding
+            crops the input.
         formulas: formulas of the padding before and of the padding after, as text with the layer's
             sizes.
     """
@@ -24,7 +24,7 @@ class AdjointAxis:
 
     @property
     def padding(self) -> tuple[int, int]:
-        """Padding before and after the first operand."""
+        """Padding before and after the input of ``rule``."""
         return self.rule.pad_before, self.rule.pad_after
 
 

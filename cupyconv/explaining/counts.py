@@ -1,4 +1,4 @@
-"""Count terms along an axis, and choose the positions to draw of a long axis."""
+"""Count products along an axis, and choose which positions of a long axis to draw."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from itertools import accumulate
 from cupyconv.problem import ConvAxis
 
 MAPPED = ("dx", "dw", "y")
-"""Tensors with maps of the number of products that each element sums."""
+"""Tensors for which ``maps.term_map`` counts the products that each element sums."""
 
 
 def input_counts(axis: ConvAxis) -> list[int]:
     """Return, for each input, the number of (output, tap) pairs that read it."""
     starts, lengths, step = _runs(axis, of_taps=axis.filter <= axis.output)
-    # Add 1 where a run begins, and subtract 1 one step after its end. The counts are then running
-    # sums over every step-th input.
+    # Add 1 at the first input of each run, and subtract 1 one step after its last input. The counts
+    # are then running sums over every step-th input.
     counts = [0] * axis.input
     for start, length in zip(starts, lengths, strict=True):
         if length:
@@ -44,8 +44,8 @@ def _runs(axis: ConvAxis, of_taps: bool) -> tuple[list[int], list[int], int]:
         of_taps: True for one run per tap, False for one run per output.
 
     Returns:
-        the first input of each run, the number of inputs in each run without padding, and the
-        distance between neighbouring inputs, which is the same in all runs.
+        the first input of each run, the number of inputs in each run (without padding), and the
+        distance between neighbouring inputs of a run, which is the same in all runs.
     """
     outputs, taps = (axis.output, axis.stride), (axis.filter, axis.dilation)
     (count, distance), (length, step) = (taps, outputs) if of_taps else (outputs, taps)
@@ -65,7 +65,7 @@ def visible(size: int, room: int, needed: int = 0) -> list[int | None]:
 
     Args:
         size: number of positions of the axis.
-        room: number of cells in the drawing, the gap included.
+        room: largest number of cells in the drawing, the gap included.
         needed: number of positions at the beginning that are drawn even if ``room`` is smaller.
     """
     head, tail = max(room // 2, needed), room - room // 2 - 1

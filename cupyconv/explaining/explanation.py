@@ -44,21 +44,22 @@ def explain(
         problem: the layer.
         x, w, dy: NumPy or CuPy arrays in the problem's formats, which are converted to its dtype;
             random arrays by default.
-        y, dx, dw: results to show next to the sums of their terms; computed by default.
+        y, dx, dw: results to show next to the sums of products; computed by default.
         title: first line of the explanation.
         values: kind of random numbers, "normal" or "integers", for operands that are not passed;
             None for an explanation without values.
         seed: seed of the random numbers, an integer from 0 to 2^63 - 1.
         large: compute the values whatever the size of the layer; by default, the explanation
             omits values that take more than a few seconds, and says so.
-        transposed: also explain the transposed layer that reverses the problem: the size of the
-            layer's result, and the name of each of the layer's tensors in the problem.
+        transposed: also explain the transposed layer whose forward pass is the input gradient of
+            the problem: the size of its result, and which tensor of the problem each of its
+            tensors is.
 
     Returns:
         an Explanation: text with str() or print(), HTML in Jupyter, plain data with ``to_dict()``.
-        ``element("dF[0,0,0,0]")`` lists the terms of one element of dw, ``map("dx")`` counts the
-        terms of every element of dx, ``code("pytorch")`` returns the layer in another framework,
-        and ``svg()`` and ``page()`` draw the layer.
+        ``element("dF[0,0,0,0]")`` lists the products that add up to one element of dw,
+        ``map("dx")`` counts the products of every element of dx, ``code("pytorch")`` returns the
+        layer in another framework, and ``svg()`` and ``page()`` draw the layer.
 
     Raises:
         ConvTypeError: ``problem`` is not a ConvProblem, an array has an unsupported type, the title
@@ -142,7 +143,7 @@ class Explanation:
     # -- parts -------------------------------------------------------------------------------------
 
     def element(self, name: str, *, x: Any = None, w: Any = None, dy: Any = None) -> Element:
-        """Explain one element of y, dx or dw as the sum of its terms.
+        """Explain one element of y, dx or dw as a sum of products.
 
         Args:
             name: tensor and indices, such as "dF[3,1,0,2]" (or dw), "dX[0,0,5,5]" or
@@ -170,7 +171,7 @@ class Explanation:
         return replace(element, data=data)
 
     def map(self, tensor: str = "dx") -> maps.TermMap:
-        """Return the number of terms of each element of dx, dw or y.
+        """Return the number of products that add up to each element of dx, dw or y.
 
         >>> explanation = cupyconv.explain(cupyconv.ConvProblem((1, 1, 5), (1, 1, 3)))
         >>> explanation.map("dx").array().tolist()
@@ -352,7 +353,13 @@ class Explanation:
 
 
 def _adjoint_dict(adjoint: AdjointAxis, size: int, spread: int) -> dict[str, Any]:
-    """Return a gradient's axis for JSON; dilation by ``spread`` applies to ``size`` elements."""
+    """Return an axis of a gradient's convolution for JSON.
+
+    Args:
+        adjoint: the axis.
+        size: number of elements of the first operand before it is dilated with zeros.
+        spread: dilation of the first operand.
+    """
     rule = adjoint.rule
     return {
         "first_operand": size,

@@ -1,9 +1,9 @@
-"""SVG picture of a layer: the grid of its channels, and one element of each result as a sum.
+"""SVG picture of a layer: the grid of channel pairs, and one element of each result as a sum.
 
-The picture draws the same scene as the page.  Layers with one or three spatial axes also get a
-strip for each axis, whose lines connect the inputs of each window to its output.  The sign LEFT_OUT
-replaces positions that are not drawn, and a line of text gives the drawn positions and the size of
-the axis.  Lengths are in pixels.
+The picture draws a Scene; module scene defines its planes and directions.  Layers with one or three
+spatial axes also get a strip for each axis, whose lines connect the inputs of each window to its
+output.  The sign LEFT_OUT replaces positions that are not drawn, and a line of text gives the drawn
+positions and the size of the axis.  Lengths are in pixels.
 """
 
 from __future__ import annotations
@@ -40,11 +40,14 @@ LEFT_OUT, UNKNOWN = "…", "?"
 """Signs for left-out positions, and for an unknown value."""
 
 MOST_IN_STRIP = 30
-"""Largest number of cells in a strip; only both ends of a longer axis are drawn (chosen)."""
+"""Largest number of cells along an axis of a strip or map (chosen).
+
+Only both ends of a longer axis are drawn.  A strip may have more cells to show its marked window.
+"""
 
 MOST_FOR_WINDOW = 48
-"""Largest number of cells, from the start of a strip to the end of its marked window, that are
-drawn without a gap (chosen)."""
+"""Largest number of cells, from the start of a strip to the end of its marked window, for which all
+of these cells are drawn (chosen)."""
 
 PROSE = 128
 """Largest number of characters in a line of text (chosen)."""
@@ -95,6 +98,7 @@ _HATCH = (
 )
 
 _MARKS = ("a", "ap", "b", "r")
+"""CSS classes of marked cells: first operand, its padding and zeros, second operand, result."""
 
 RULE = 12
 """Height of the line of column numbers above a plane."""

@@ -1,5 +1,6 @@
 """Number of terms of each element of dx, dw or y, computed from shapes alone.
 
+A term is one of the products that add up to an element; products with padding do not count.
 The spatial axes are independent: a map is the outer product of one list of counts per axis, times
 the number of filters (dx), images (dw) or channels (y) that contribute to every position.
 """
@@ -42,10 +43,11 @@ _TOWARDS_PADDING = {
     "dw": "fewer for taps that read padding for some outputs",
     "y": "fewer where the window reaches into the padding",
 }
-"""Reason for different numbers of terms that holds for most layers, keyed by tensor."""
+"""Usual reason why positions have different numbers of terms, keyed by tensor."""
 
 Axes = tuple[tuple[str, tuple[int, ...]], ...]
-"""Name of each spatial axis, and the number of operand pairs at each position of the axis."""
+"""Name of each spatial axis, and the number of pairs of operand positions along this axis that
+contribute to each position."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,9 @@ class TermMap:
 
     Attributes:
         tensor: "dx", "dw" or "y".
-        axes: name of each spatial axis, and the number of operand pairs at each position along
-            the axis.
-        factor: filters (dx), images (dw) or channels (y) that contribute to each position.
+        axes: name of each spatial axis, and the number of pairs of operand positions along this
+            axis that contribute to each position.
+        factor: number of filters (dx), images (dw) or channels (y) that contribute to a position.
         factor_name: the factor in words, such as "8 filters".
         why: reason why positions have different numbers of terms; printed only if the
             numbers differ.
@@ -88,9 +90,11 @@ class TermMap:
 
     @property
     def drawn_slice(self) -> tuple[Sequence[int], Sequence[int], int]:
-        """Counts along the rows and the columns of the drawn slice, and the slice's own count.
+        """Counts of the rows and of the columns of the drawn slice, and the count of the slice.
 
-        Of a 3-D map, the middle slice is drawn; a 1-D map has one row.
+        A cell shows the product of the counts of its row, its column and the slice.  Of a 3-D map,
+        the middle slice along the first axis is drawn.  Other maps are one slice, whose count is 1;
+        a 1-D map has one row.
         """
         *outer, last = [counts for _, counts in self.axes]
         above = outer[-1] if outer else (1,)
@@ -242,8 +246,8 @@ def _why(tensor: str, problem: ConvProblem, axes: Axes) -> str:
         return _TOWARDS_PADDING[tensor]
     strided, dilated = [], []
     for axis, (name, counts) in zip(problem.axes, axes, strict=True):
-        # Away from the border, an input has one term for each tap of its phase, the padded
-        # position modulo the stride.
+        # Away from the border, an input has one term for each tap of its stride phase, which is
+        # the input's position in the padded input modulo the stride.
         uneven = gcd(axis.stride, axis.dilation) > 1 or axis.filter % axis.stride > 0
         if uneven and min(axis.stride, axis.output) > 1 and min(counts) < max(counts):
             strided.append((name, axis))

@@ -1,8 +1,8 @@
-"""Walk the nodes of an ONNX model in order, and collect facts about each tensor.
+"""Visit the nodes of an ONNX model in order, and collect facts about each tensor.
 
-The facts are the type of a tensor, its values if it is a small constant, and the stored tensor of
-the file that it equals or rearranges.  The onnx package infers the types node by node and evaluates
-small constants.  The limits below bound time and memory for every file.
+The facts are the type of a tensor, its values if it is a small constant, and whether constants are
+equal or have the same values in another form.  The onnx package infers the types node by node and
+evaluates small constants.  The limits below bound time and memory for every file.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ SAME_VALUES = frozenset(
         *("QuantizeLinear", "Reshape", "Squeeze", "Tile", "Transpose", "Unsqueeze"),
     }
 )
-"""Operators whose result holds the stored values of the first input, possibly in another form."""
+"""Operators whose result has the values of the first input, converted, repeated or rearranged."""
 
 _RANDOM = ("Bernoulli", "Dropout", "Multinomial", "Random")
 """Prefixes of the names of operators with random results."""
@@ -86,15 +86,15 @@ def open_shape_text(shape: Shape) -> str:
 
 
 class Stored:
-    """Values that the file stores, or that it computes only from stored values.
+    """Identity of a constant tensor: stored in the file, or computed only from stored tensors.
 
-    Two tensors are equal if they share a Stored object.  They hold the same stored values, possibly
-    in another form, if their Stored objects have the same origin.
+    Two tensors are equal if they share a Stored object.  They have the same values, possibly in
+    different forms, if their Stored objects have the same origin.  The operators in SAME_VALUES
+    change the form.
 
     Attributes:
-        size: number of stored values.
-        origin: the Stored object before operators changed the form of the values; the object itself
-            if none did.
+        size: number of elements of the origin; 0 if unknown.
+        origin: the Stored object before the form was changed; the object itself if it was not.
     """
 
     def __init__(self, size: int, origin: Stored | None = None) -> None:
@@ -109,7 +109,7 @@ class Scope:
     Attributes:
         types: ONNX's TypeProto of each tensor.
         values: NumPy arrays of small constants.
-        stored: stored values of constant tensors.
+        stored: the Stored object of each constant tensor.
     """
 
     types: ChainMap[str, Any] = field(default_factory=ChainMap)
@@ -229,7 +229,7 @@ _MARK = "stored value of a function: "
 
 
 def mark_stored_values(model: Any) -> None:
-    """Mark each constant of a function, so that its copies in expanded calls share the mark."""
+    """Mark each constant of a function in its doc_string, which copies in expanded calls share."""
     for constant in _constants(model.graph.node, model.graph.initializer):
         constant.doc_string = ""
     functions = (_constants(function.node, ()) for function in model.functions)
@@ -248,7 +248,7 @@ def _constants(nodes: Any, stored: Any) -> Iterator[Any]:
 
 
 def open_unusable_sizes(graph: Any) -> None:
-    """Make negative sizes unknown, which some exporters write, and sizes with very long names."""
+    """Make negative sizes unknown, which some exporters write, and remove very long size names."""
     for dim in _dims_with_inner(graph):
         if dim.HasField("dim_value") and dim.dim_value < 0:
             dim.ClearField("dim_value")
@@ -257,7 +257,7 @@ def open_unusable_sizes(graph: Any) -> None:
 
 
 def _dims(graph: Any) -> Iterator[Any]:
-    """Yield the sizes of a graph's inputs, outputs and described tensors."""
+    """Yield the sizes of a graph's inputs, outputs and tensors in ``value_info``."""
     for entry in (*graph.input, *graph.output, *graph.value_info):
         yield from entry.type.tensor_type.shape.dim
 
@@ -271,13 +271,14 @@ def _dims_with_inner(graph: Any) -> Iterator[Any]:
 
 
 def set_named_sizes(graph: Any, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Write the sizes that are meant for named unknown sizes into a graph.
+    """Set the named unknown sizes of a graph to the values in ``sizes``.
 
     A name that is both an input and an unknown size means the input.
 
     Args:
         graph: graph whose sizes are changed.
-        sizes: shapes by name; a shape with one size may set an unknown size of this name.
+        sizes: shapes by name; a shape with one size sets the unknown size of this name, if there
+            is one.
 
     Returns:
         the other shapes, which are meant for tensors.
@@ -360,7 +361,7 @@ class Walk:
         inside: tuple[str, ...],
         used: bool,
     ) -> Generator[Visit, None, list[Any]]:
-        """Walk a graph whose inputs have these types; return the types of the graph's outputs."""
+        """Visit the nodes of a graph with these input types; return the types of its outputs."""
         scope = outer.child()
         for entry in graph.input:
             scope.hide(entry.name)
@@ -426,7 +427,8 @@ class Walk:
     def _inner_types(self, node: Any, graph: Any, scope: Scope) -> dict[str, Any]:
         """Return the types of an inner graph's inputs, as far as the outer node determines them.
 
-        The tensors that a Loop carries have open shapes, which may change between iterations.
+        The shapes of tensors that a Loop carries may change between iterations, so they are left
+        unknown.
         """
         if node.op_type != "Loop" or node.domain not in OWN_DOMAINS:
             return {}
@@ -632,13 +634,13 @@ class Walk:
             scope.stored[name] = self._stored("", prod(entry.dims))
 
     def _stored(self, mark: str, size: int) -> Stored:
-        """Return a new Stored; a marked constant of a function has one Stored for all calls."""
+        """Return a new Stored object; a marked constant of a function shares it in all calls."""
         if not mark.startswith(_MARK):
             return Stored(size)
         return self._marked.setdefault(mark, Stored(size))
 
     def _trace(self, node: Any, scope: Scope) -> None:
-        """Record which stored values the outputs of a node hold."""
+        """Record the Stored objects of a node's constant outputs."""
         names = list(node.input)  # "" is an omitted optional input
         if node.op_type == "Constant" and node.domain in OWN_DOMAINS:
             for name in filter(None, node.output):
@@ -768,7 +770,7 @@ def _common(first: Any, second: Any) -> Any:
 
 
 def _loop_types(node: Any, scope: Scope, body: list[Any]) -> list[Any]:
-    """Return the types of a Loop: carried tensors, then tensors stacked along a new first axis."""
+    """Return the types of a Loop's outputs: carried tensors, then tensors stacked on a new axis."""
     carried = list(node.input[2:])
     kinds: list[Any] = []
     for name, kind in zip(carried, body[1:], strict=False):

@@ -1,4 +1,8 @@
-"""Read the convolutions of an ONNX model as problems; needs the onnx package, but no weights."""
+"""Read the convolutions of an ONNX model as ConvProblems; needs the onnx package, not the weights.
+
+A filter or bias is called stored if the file contains it, or if the model computes it only from
+tensors that the file contains.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +59,8 @@ class _Node:
     Attributes:
         name: name of the node; the name of its output if the node has no name.
         operator: operator of the node, such as "Conv" or "ConvInteger".
-        filter: stored values of the filter; None if the file does not store them.
-        bias: stored values of the bias; None without a bias, or if the file does not store them.
+        filter: Stored object of the filter; None if the filter is not stored.
+        bias: Stored object of the bias; None without a bias, or if the bias is not stored.
         inside: operators whose inner graphs contain the node, such as ("Loop",).
     """
 
@@ -81,9 +85,9 @@ class ModelLayer(_Node):
             pass is ``backprop_input``.
         has_bias: whether the node adds a bias.
         same_filter_as: first layer of the model with the same filter; None for the first layer
-            itself, and for a filter that the file does not store.
-        same_values_as: first layer whose filter has the same stored values, possibly in another
-            form; None as for ``same_filter_as``.
+            itself, and for a filter that is not stored.
+        same_values_as: first layer whose filter has the same values, possibly transposed or
+            converted; None as for ``same_filter_as``.
     """
 
     problem: ConvProblem
@@ -272,7 +276,7 @@ def read(
 def _convolutions(
     onnx: Any, path: str | Path, model: Any, sizes: Mapping[str, tuple[int, ...]]
 ) -> tuple[Model, list[_UnknownSize]]:
-    """Return the convolutions of a model, and an error for each unknown size."""
+    """Return the convolutions of a model, and an error for each layer with an unknown size."""
     walk = Walk(onnx, model, sizes)
     nodes: list[ModelLayer | UnreadLayer] = []
     unknown: list[_UnknownSize] = []
@@ -370,7 +374,7 @@ _ANY_SIZE = 1 << 12
 
 
 def _input_channels(node: Any, w: Shape, attributes: Mapping[str, Any]) -> int | str:
-    """Return the number of input channels that a node's filter implies, or its name or "?"."""
+    """Return the number of input channels by a node's filter; if unknown, its name or "?"."""
     groups = attributes.get("group", 1)
     if node.op_type == "ConvTranspose":
         return w[0]
@@ -534,10 +538,10 @@ def _layer(
         visit: the node, with the facts about its tensors.
         name: the layer's name.
         inputs: shapes, by name, of the inputs of the model that have unknown sizes.
-        filters: names of layers, keyed by the stored values of their filters; this function adds
+        filters: names of layers, keyed by the Stored objects of their filters; this function adds
             the new layer.  The key (origin, stored) leads to the first layer with exactly this
-            filter.  The key (origin, None) leads to the first layer with the same stored values,
-            in any form.
+            filter.  The key (origin, None) leads to the first layer with the same values in any
+            form.
 
     Raises:
         ConvError: the convolution is invalid.

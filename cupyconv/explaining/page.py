@@ -1,4 +1,8 @@
-"""Interactive HTML page of a layer, for pointer, touch and keyboard, without network access."""
+"""Interactive HTML page of a layer, for pointer, touch and keyboard, without network access.
+
+The page draws a Scene; module scene defines its planes.  The knobs of a page are controls that
+change the sizes, the settings and the values of the layer.
+"""
 
 from __future__ import annotations
 
@@ -45,18 +49,19 @@ page's script computes all values (chosen): 32 million products take 0.8 s in Ch
 
 _MOST_RESULTS = 40_000
 """Largest number of characters of the library's results on a page whose script computes all values
-(chosen).  If there are more, the page contains only the results of the chosen pair of channels."""
+(chosen).  If there are more, the page contains only the results of the pair of channels that is
+shown first."""
 
 _LIMITS = (
     DRAWN,
     *(Limits(channels) for channels in (8, 6, 5)),
     *(Limits(5, *sizes) for sizes in ((12, 9, 24), (10, 7, 12), (8, 5, 8), (6, 3, 5))),
 )
-"""Limits of a page, tried in this order (chosen)."""
+"""Limits of a page, tried in this order until the page is small enough (chosen)."""
 
 _MOST_BYTES = 199_000
-"""Largest size of a page, in bytes (chosen).  If the last limits give a larger page, it has fewer
-planes."""
+"""Largest size of a page, in bytes (chosen).  If the last limits give a larger page, the values of
+some planes are left out."""
 
 # The policy forbids the page to load anything, even if a title contains HTML.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -170,14 +175,15 @@ def _scene(
 
 
 Kept = Literal["all", "sums", "pair"]
-"""Drawn planes on a page: all, those of the first sums, or those of the first pair of channels."""
+"""Drawn planes whose values a page contains: all, those of the sums that the page shows first, or
+those of the pair of channels that it shows first."""
 
 
 def _is_kept(drawn: Scene, tensor: str, k: int, c: int, kept: Kept) -> bool:
-    """Return whether the page contains a plane.
+    """Return whether the page contains the values of a plane.
 
     The sums that the page shows first read all planes of x and dy.  Of w and dw, they read the
-    planes that have the filter or the channel of the plane that is shown first.
+    planes with the filter or with the channel that is shown first.
     """
     if kept == "pair":
         return drawn.index(tensor, k, c) == drawn.index(tensor, drawn.k, drawn.c)
@@ -256,14 +262,14 @@ def _leaves_out(drawn: Scene, tensor: str) -> bool:
 def _packed(
     drawn: Scene, tensor: str, kept: Kept, digits: int, array: Any = None
 ) -> dict[str, Any]:
-    """Return the drawn values of a tensor: the positions of each axis, and numbers per plane.
+    """Return the drawn positions of a tensor along each axis, and the values of each plane there.
 
     Args:
         drawn: the scene.
         tensor: name of the tensor.
         kept: planes to return.
         digits: number of significant digits.
-        array: other values of the tensor.
+        array: values of the whole tensor, to use instead of the scene's.
     """
     import numpy as np
 
@@ -318,7 +324,7 @@ def _no_knobs(problem: ConvProblem) -> str:
 
 
 def _knobs(problem: ConvProblem, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the layer and its values for the knobs."""
+    """Return the first state of the knobs: the layer, and the origin of its values."""
     shapes = {"input_shape": problem.input_shape, "filter_shape": problem.filter_shape}
     state: dict[str, Any] = {"layer": shapes | problem.keywords, "dtype": problem.dtype}
     state |= {"values": "normal", "seed": "0", "given": []}

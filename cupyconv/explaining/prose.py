@@ -144,7 +144,7 @@ def channels_section(problem: ConvProblem, data: Mapping[str, Any]) -> Section:
 
 
 def _correlated(problem: ConvProblem) -> str:
-    """Return the spatial sizes of x, dy and dw, with padding, cropping and dilation."""
+    """Return text on the correlation of x with dy: sizes after padding, cropping and dilation."""
     axes = adjoints.filter_gradient_axes(problem)
     x, dy = shape_text(problem.input_sizes), shape_text(problem.output_sizes)
     sides = [side for axis in axes for side in axis.padding]

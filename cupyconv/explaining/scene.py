@@ -1,12 +1,13 @@
 """Scene: the drawn positions of a layer, and the pairs of positions that are multiplied.
 
-The picture draws a Scene, which shows one element of each result.  The page begins with the same
-elements and the values of a Scene; page.js chooses the drawn positions by the same rules, also for
-other elements and other layers.
+The picture (figure.py) draws a Scene, which shows one element of each result.  The interactive page
+(page.py) begins with the same elements and the values of a Scene; its script page.js chooses the
+drawn positions by the same rules, also for other elements and other layers.
 
 The results y, dx and dw are drawn in the same way: the products of a window of the first operand
-with the second operand add up to an element of the result.  A long axis is drawn in part: both ends
-and the surroundings of the chosen element, with None for each gap.
+with the second operand add up to an element of the result.  A plane is the part of a tensor that
+belongs to one image and one channel, or to one filter and one channel.  A long axis is drawn in
+part: both ends and the surroundings of the chosen element, with None for each gap.
 """
 
 from __future__ import annotations
@@ -37,13 +38,14 @@ Places = tuple[int | None, ...]
 
 
 class Limits(NamedTuple):
-    """Largest drawn part of a layer (chosen).
+    """Limits on the drawn part of a layer (chosen).
 
     Attributes:
-        channels: channels of x, and filters.
-        places: cells of a plane along an axis; with the default, a finger can touch each cell.
-        taps: taps along an axis.
-        span: span of a window that is drawn whole.
+        channels: largest number of drawn channels of x, and of drawn filters.
+        places: largest number of cells of a plane along each axis; with the default, the cells of
+            the page are large enough for a finger.
+        taps: largest number of drawn taps along each axis.
+        span: largest span of a window for which all of its positions are drawn, not only both ends.
     """
 
     channels: int = 10
@@ -53,7 +55,7 @@ class Limits(NamedTuple):
 
 
 DRAWN = Limits()
-"""Limits of pictures, and of pages whose values are few enough."""
+"""Limits of pictures, and of pages that do not become too large with them."""
 
 
 class Pass(NamedTuple):
@@ -62,8 +64,7 @@ class Pass(NamedTuple):
     Attributes:
         operands: names of the two tensors that are multiplied.
         title: heading of the drawing.
-        over: noun for the index, besides positions, that the sum runs over: "channel", "filter" or
-            "image".
+        over: what the sum runs over besides positions: "channel", "filter" or "image".
         function: name of the library function that computes the result.
         flipped: whether the second operand is drawn in reverse order.
         notes: two sentences on the padding and zeros in the first operand's plane: for layers
@@ -131,11 +132,11 @@ class Direction:
 
     Attributes:
         tensor: the result.
-        at: position that is shown first.
+        at: position of the result that is shown first.
         planes: for the first operand, the second operand and the result, the drawn positions along
             each axis.
-        meetings: for each axis and each position of the result, the pairs of operand positions that
-            are multiplied.
+        meetings: for each axis, the pairs of operand positions that are multiplied, keyed by the
+            drawn position of the result.
         terms: number of channels, filters or images that the sum runs over.
         note: sentence on the padding and zeros in the first operand's plane.
     """
@@ -153,7 +154,7 @@ class Direction:
 
     @property
     def tensors(self) -> tuple[str, str, str]:
-        """The tensors of ``planes``."""
+        """Names of the tensors of ``planes``, in the same order."""
         return (*self.pass_.operands, self.tensor)
 
 
@@ -219,7 +220,7 @@ class Scene:
         Args:
             tensor: name of the tensor.
             k, c: channel of dy and channel of x, counted over all groups.
-            array: other values of the tensor.
+            array: values of the whole tensor, to use instead of those in ``data``.
         """
         if tensor in self.missing:
             return None
@@ -237,7 +238,7 @@ def heading(problem: ConvProblem) -> str:
 def plain(number: Any) -> float:
     """Return a NumPy number as a float; for float32, the float with the shortest decimal form.
 
-    Rounding to float32, as the page does, returns the number.
+    The page rounds this float to float32, which gives the same number again.
     """
     return float(str(number) if number.dtype == "float32" else number)
 
@@ -445,7 +446,7 @@ def _direction(
         "dx": [adjoint.rule for adjoint in adjoints.input_gradient_axes(problem)],
         "y": [*problem.axes],
     }[tensor]
-    # The result whose windows slide over the first operand.
+    # Windows of this result slide over the first operand; for dw, windows of y slide over x.
     slid = "dx" if tensor == "dx" else "y"
     planes, meetings = [], []
     for i, (axis, rule) in enumerate(zip(problem.axes, rules, strict=True)):

@@ -63,7 +63,7 @@ def reasons(problem: ConvProblem) -> tuple[Reason, ...]:
 
 
 def reasons_with_addend(problem: ConvProblem) -> tuple[Reason, ...]:
-    """Return ``reasons``, and the reason for the gradient of the argument ``add``."""
+    """Return ``reasons``, and the reason for dadd, the gradient of conv_forward's ``add``."""
     dadd = (
         "for y = conv(x, w) + add, as in a residual block, the gradient of add is dy: a sum passes "
         "its gradient unchanged to each of its terms"
@@ -96,7 +96,7 @@ def axis_dict(axis: ConvAxis) -> dict[str, Any]:
 def merged(
     problem: ConvProblem, say: Callable[[ConvAxis], tuple[str, ...]]
 ) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Yield names of axes and their texts; adjacent axes with equal texts share an entry."""
+    """Yield axis names with what ``say`` returns; adjacent axes with equal texts share an entry."""
     described = [(axis.name, say(axis)) for axis in problem.axes]
     for texts, group in groupby(described, key=lambda entry: entry[1]):
         yield tuple(name for name, _ in group), texts
@@ -123,7 +123,7 @@ def sized(sizes: Sequence[int], noun: str) -> str:
 
 
 def batch_text(problem: ConvProblem, channels: int, sizes: Sequence[int]) -> str:
-    """Return the contents of x, with its number of channels and its spatial sizes."""
+    """Return the contents of x: ``8 images of 3 channels, 32x32 pixels each``."""
     image, pixel = WORDS[problem.spatial_rank]
     return (
         f"{counted(problem.N, image)} of {counted(channels, 'channel')}, "

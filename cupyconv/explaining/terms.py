@@ -1,4 +1,7 @@
-"""Terms of one element of y, dx or dw, and the pairs of positions along each axis that give them.
+"""Terms of one element of y, dx or dw: the products that add up to the element.
+
+The spatial axes are independent: each combination of one pair of positions per axis, and of one
+channel, filter or image, gives a term.
 
 Indices have the same order for every memory order: (n, c, h, w) for x and dx, (n, k, p, q) for y
 and dy, (k, c, r, s) for w and dw. In w and dw, c counts channels within the group of filter k.
@@ -52,7 +55,7 @@ SHOWN_FIRST, SHOWN_LAST = 4, 2
 """Number of terms printed at the beginning and at the end of a long list (chosen)."""
 
 MOST_BY_HAND = 16
-"""Largest number of integer terms for which all are printed, to add by hand (chosen)."""
+"""Largest number of terms with integer factors that are all printed, to add by hand (chosen)."""
 
 MOST_VALUES = 50_000_000
 """Largest number of terms whose values are computed; more terms need much memory (chosen)."""
@@ -61,18 +64,18 @@ MOST_LISTED = 100_000
 """Largest number of terms that can be listed in full (chosen)."""
 
 _LISTED_TAPS = 12
-"""Largest number of taps of an axis that get a line each in the text of dx (chosen)."""
+"""Largest number of taps of an axis for which the text of dx has a line per tap (chosen)."""
 
 
 class Term(NamedTuple):
-    """One product of a sum: an index into the first factor and one into the second."""
+    """One product of a sum: the indices of the two elements that are multiplied."""
 
     first: tuple[int, ...]
     second: tuple[int, ...]
 
 
 class AxisTerms(NamedTuple):
-    """Pairs of positions along one axis: the positions of both factors in an element's terms.
+    """Pairs of positions along one axis, at which an element's terms read the two factors.
 
     Attributes:
         first, second: positions in the first and in the second factor, pair by pair.
@@ -165,7 +168,8 @@ def input_terms(axis: ConvAxis, position: int) -> AxisTerms:
     """Return the pairs of an output and a tap that read an input, for dx."""
     _, r, p = letters(axis)
     shifted = position + axis.pad_before
-    # Only taps of the input's stride phase read the input; these taps are a fixed step apart.
+    # Only taps of the input's stride phase (its padded position modulo the stride) read the input.
+    # These taps are a fixed step apart.
     fitting = axis.taps_of_phase(shifted % axis.stride)
     step = fitting.step
     first = -(-(shifted - (axis.output - 1) * axis.stride) // axis.dilation)
@@ -316,7 +320,7 @@ class Element:
         return self._values(0), self._values(1)
 
     def _values(self, which: int) -> Any:
-        """Return the first (0) or second (1) factor of every term, with slices of the tensor."""
+        """Return the first (0) or second (1) factor of every term, as one slice of its tensor."""
         import numpy as np
 
         if not self.count:
@@ -348,7 +352,7 @@ class Element:
 
     @property
     def computed(self) -> float | complex | None:
-        """Value of the element in the known result; None if the result is unknown."""
+        """Value of the element in ``data``; None if ``data`` does not have the tensor."""
         if self.data.get(self.tensor) is None:
             return None
         order = self.problem.filter_axes if self.tensor == "dw" else self.problem.data_axes

@@ -109,7 +109,8 @@ def _permutations(
 ) -> tuple[str, str, str, str]:
     """Return calls such as ``.transpose(0, 2, 3, 1)``, empty where the memory orders are the same.
 
-    They permute data and filters to a framework's memory order, and back to the problem's.
+    The first two calls permute data and filters to a framework's memory order.  The last two calls
+    permute them back to the problem's memory order.
     """
 
     def call(source: str, target: str) -> str:
@@ -125,7 +126,10 @@ def _permutations(
 
 
 def _output_padding(problem: ConvProblem) -> tuple[int, ...]:
-    """Return each input size minus the smallest input size with this output size and padding."""
+    """Return, for each axis, the input size minus the smallest one with the same output size.
+
+    The padding in numbers is the same for both sizes.
+    """
     return tuple(
         axis.padded_input - axis.effective_filter - (axis.output - 1) * axis.stride
         for axis in problem.axes

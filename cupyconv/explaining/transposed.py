@@ -37,7 +37,7 @@ class TransposedAxis(NamedTuple):
 
     Attributes:
         axes: names of the axes, such as ("H", "W").
-        padding: what the padding removes from the full result.
+        padding: what the padding crops from the full result, the result without padding.
         output: formula of the output size, with the layer's numbers.
         output_padding: the possible values of ``output_padding``, and why there are no others.
         frameworks: clause on the output size in JAX and Keras; "" if it is the same there.
@@ -53,7 +53,7 @@ class TransposedAxis(NamedTuple):
 
 
 def output_padding(axis: ConvAxis) -> int:
-    """Return a transposed layer's output size minus the smallest one for the same input size."""
+    """Return a transposed layer's output size minus the smallest size for the same input size."""
     return axis.input - axis.first_input_size_for(axis.output)
 
 
@@ -107,7 +107,7 @@ def reasons(problem: ConvProblem) -> tuple[Reason, ...]:
 
 
 def axis_reasons(problem: ConvProblem) -> tuple[TransposedAxis, ...]:
-    """Return the rules of each spatial axis; adjacent equal axes share an entry."""
+    """Return the rules of each spatial axis; adjacent axes with equal rules share an entry."""
     return tuple(TransposedAxis(names, *texts) for names, texts in merged(problem, _axis))
 
 

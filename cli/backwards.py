@@ -26,16 +26,16 @@ MOST_SWEPT = 1000
 _SWEPT = {"input": "input_shape", "filter": "filter_shape", "stride": "stride"} | {
     word: word for word in ("padding", "dilation")
 }
-"""Argument of ConvProblem that each option of --sweep sets."""
+"""Argument of ConvProblem that a sweep sets, keyed by the name that --sweep accepts."""
 
 
 # -- input sizes of an output ----------------------------------------------------------------------
 
 
 def largest_input(layer: Layer, dy: tuple[int, ...]) -> ConvProblem:
-    """Return the layer with the largest input whose output has the shape of dy.
+    """Return the layer's problem with the largest input that gives an output of shape ``dy``.
 
-    The problem's ``valid_input_sizes`` are all sizes with this output.
+    The problem's ``valid_input_sizes`` has, per spatial axis, all input sizes with this output.
 
     Raises:
         ConvError: no input gives this output.
@@ -193,7 +193,7 @@ def backwards_json(layer: Layer, problem: ConvProblem) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Sweep:
-    """An option and the values that it takes in turn; a value applies to all spatial axes."""
+    """An option, named by ``word``, and its values; a value applies to all spatial axes."""
 
     word: str
     values: tuple[int, ...]
@@ -249,7 +249,7 @@ def swept(layer: Layer, sweep: Sweep) -> list[tuple[int, ConvProblem | ConvError
 
 
 def _any_input(arguments: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the shape of a one-image input that matches the filter; its spatial sizes are 1."""
+    """Return an input shape with one image, the channels that w needs, and spatial sizes of 1."""
     filters = arguments["filter_shape"]
     layout, filter_layout = _layouts(arguments, len(filters))
     if len(filters) != len(layout):
@@ -271,7 +271,10 @@ def _with(arguments: Mapping[str, Any], word: str, value: int) -> dict[str, Any]
 
 
 def sweep_table(sweep: Sweep, results: list[tuple[int, ConvProblem | ConvError]]) -> Table:
-    """Return a table of outputs, padding, input sizes and unread inputs, with a row per value."""
+    """Return a table with a row per value of the swept option.
+
+    The column "unread" has the number of inputs that no window reads.
+    """
     rows = []
     for value, result in results:
         if isinstance(result, ConvError):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 QUICK_MINUTES = 2.0  # longest quick run, in minutes (chosen)
 QUICK_SECONDS = 0.1  # s per measurement of a quick run (chosen)
 QUICK_CPU_BATCH = 1  # batch size of a quick run on the CPU (chosen)
-QUICK_CPU_FLOPS = 11e9  # most FLOP per pass of a quick run on the CPU: under a second (chosen)
+QUICK_CPU_FLOPS = 11e9  # most FLOP per pass in a quick run on the CPU; takes less than 1 s (chosen)
 
 
 MOST_DRAWN = 100_000

@@ -42,7 +42,8 @@ class Failure:
 
     Attributes:
         data: kind of data: "integer", with exact comparison, or "random".
-        tensor: name of the wrong result; "adjoint identity" or "all" if it concerns several.
+        tensor: name of the wrong result; "adjoint identity" if the inner products differ; "all"
+            if the computation raised an exception.
         reason: description of the fault.
     """
 
@@ -56,7 +57,10 @@ class Failure:
 
 @dataclass
 class Count:
-    """Comparisons and failures, and the largest ratio of a difference to its rounding bound."""
+    """Numbers of comparisons and failures, and the largest ratio of a difference to its bound.
+
+    The bound is the largest difference that rounding explains.
+    """
 
     comparisons: int = 0
     failures: int = 0
@@ -68,7 +72,8 @@ class Tally:
     """Results of the comparisons so far.
 
     Attributes:
-        counts: counts by implementation and dtype.
+        configurations: number of layers to check.
+        counts: Count of each (implementation, dtype).
         refused: number of problems for which the implementation supports no pass, by
             implementation.
     """
@@ -290,8 +295,8 @@ def _compare(
 ) -> Iterator[tuple[str, str | None, float]]:
     """Yield (tensor, fault or None, difference / bound) for each comparison.
 
-    The planner computes the passes that the implementation does not support.  Only the adjoint
-    identity uses their results.
+    For passes that the implementation does not support, the planner chooses another
+    implementation.  Only the adjoint identity uses the results of these passes.
     """
     import numpy as np
 

@@ -19,11 +19,16 @@ THREADS = 2
 """Chunks computed at the same time (chosen); NumPy's BLAS uses several threads for each chunk."""
 
 _SLACK = 64
-"""Largest difference of inner products, in units of ROUNDOFF times their norms (chosen)."""
+"""Largest permitted difference of inner products, in units of ROUNDOFF times the largest product
+of two tensors' norms, such as |y| |dy| (chosen)."""
 
 
 def open_array(option: str, place: str) -> Any:
     """Return a lazy Dask array over a .npy file or a Zarr folder.
+
+    Args:
+        option: the option that names the file or folder, such as "--x".
+        place: path of the file or folder.
 
     Raises:
         ConvError: the path is no .npy file or Zarr folder, or its array is damaged or not numeric.
@@ -154,7 +159,10 @@ def compute(
 def adjoint(
     problem: ConvProblem, norms: Mapping[str, float], products: Mapping[str, float]
 ) -> Agreement:
-    """Check the adjoint identity <y, dy> = <x, dx> = <w, dw>, relative to the tensors' norms."""
+    """Check the adjoint identity <y, dy> = <x, dx> = <w, dw>.
+
+    The largest difference is divided by the largest product of norms, such as |y| |dy|.
+    """
     scale = max(norms[a] * norms[b] for a, b in (("y", "dy"), ("x", "dx"), ("w", "dw")))
     values = list(products.values())
     difference = None

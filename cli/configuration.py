@@ -67,7 +67,7 @@ class Layer:
 
     @property
     def is_transposed(self) -> bool:
-        """Whether the layer is a transposed convolution, the input gradient of its problem."""
+        """Whether the layer is transposed: its output is the input gradient of its problem."""
         return bool(self.arguments.get("transposed"))
 
     @property
@@ -76,7 +76,10 @@ class Layer:
         return in_line(": ".join(text for text in (self.name, self.title) if text))
 
     def problem(self, **more: Any) -> ConvProblem:
-        """Return the layer's problem, with ``more`` arguments of ConvProblem.
+        """Return the layer's convolution; for a transposed layer, the convolution that it reverses.
+
+        Args:
+            more: arguments of ConvProblem that replace those of the layer.
 
         Raises:
             ConvError: a shape is missing, or the arguments are invalid.
@@ -281,7 +284,7 @@ def _padding(what: str, value: Any) -> Any:
 
 
 def _require_sides(arguments: Mapping[str, Any]) -> None:
-    """Check the number of padding entries; ConvProblem's own message has an example in Python."""
+    """Check the number of padding entries; ConvProblem's message would suggest Python syntax."""
     padding, rank = arguments.get("padding"), len(arguments["input_shape"]) - 2
     if not isinstance(padding, (list, tuple)) or rank not in SPATIAL_AXES:
         return
@@ -331,10 +334,10 @@ _READERS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
     "output_padding": ("output_padding", _size),
     "output_shape": ("output_shape", read_shape),
 }
-"""Argument of ConvProblem and parser of the value, by option name and TOML key."""
+"""Key in ``Layer.arguments`` and parser of the value, keyed by the option and TOML key."""
 
 _LABELS = ("name", "title", "values")
-"""TOML keys of a layer that are not arguments of ConvProblem."""
+"""TOML keys of a layer besides the keys of ``_READERS``."""
 
 
 def completing(words: Callable[[], Iterable[str]]) -> Callable[..., list[str]]:
@@ -603,7 +606,7 @@ _SHAPE = re.compile(r"[0-9]+([xX,][0-9]+)+")
 
 
 def configuration_options(command: Callable) -> Callable:
-    """Add the two positional shapes and the options of ``read_layers``, except --dtype."""
+    """Add the positional shapes and the options of ``read_layers``, except --dtype and --values."""
 
     @wraps(command)
     def configured(shapes: Sequence[str], **options: Any) -> Any:
@@ -627,7 +630,7 @@ def read_layers(options: Mapping[str, Any], notes: list[str] | None = None) -> l
 
     Args:
         options: values by option name; None for absent options.
-        notes: list to extend by a line for each convolution of a model that is left out.
+        notes: list to which a line is added for each convolution that cannot be read from a model.
 
     Raises:
         ConvError: a value, key, preset or file is invalid.

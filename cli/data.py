@@ -246,7 +246,7 @@ def require_memory(problem: ConvProblem) -> None:
     Raises:
         ConvError: the tensors do not fit.
     """
-    # x, w, dy and the three results, float64 copies of these six, and three float64 references.
+    # Needed: x, w, dy and 3 results, float64 copies of these 6 tensors, and 3 float64 references.
     elements = problem.bytes // ITEMSIZE[problem.dtype]
     itemsize = 16 if problem.is_complex else 8  # copies of complex numbers are complex128
     needed, available = 2 * problem.bytes + 3 * itemsize * elements, available_memory()

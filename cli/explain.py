@@ -170,7 +170,14 @@ _NAMES_NOTE = (
 
 
 class _Explained(NamedTuple):
-    """A layer, its explanation, the origin of its values, and the requested parts."""
+    """A layer, its explanation, and the parts that the options request.
+
+    Attributes:
+        source: sentence on the origin of the values.
+        chosen: elements that --element names.
+        counted: map of the numbers of terms, for --map; None without this option.
+        translated: program, for --code; None without this option.
+    """
 
     layer: Layer
     explanation: Explanation

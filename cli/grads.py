@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from cupyconv.checking import Agreement, Operands, Results
 
 STEPS = 6
-"""Progress steps of a layer's checks: three for float64 results, three for finite differences."""
+"""Progress steps of a layer's checks: three for the expected values and their bounds, three for
+finite differences."""
 
 
 @click.command()
@@ -188,7 +189,15 @@ def _tell(reports: list[_Report], target: Path | None, as_json: bool) -> int:
 
 @dataclass
 class _Report:
-    """The results of one layer, as tables and as JSON; no agreements if nothing was checked."""
+    """Results of one layer, as tables and as JSON.
+
+    Attributes:
+        files: paths of the tensors that are read, keyed by tensor; the others are random.
+        norms: Euclidean norm of each tensor, keyed by its name in the layer.
+        agreements: outcomes of the checks; None if nothing was checked.
+        products: inner products that must agree, keyed by texts such as "<y,dy>".
+        is_chunked: whether Dask computed the results.
+    """
 
     layer: Layer
     problem: ConvProblem
@@ -412,9 +421,9 @@ def _require_memory(problem: ConvProblem, place: Place, *, check: bool) -> None:
     """Check that the layer's tensors fit into memory, before anything is allocated."""
     from cupyconv.cli import data
 
-    # The bytes per element are measured. Drawing random numbers and summing 16-bit types makes
-    # float32 copies, and the NumPy path allocates blocks. The checks keep operands, results and
-    # magnitudes in float64.
+    # The bytes per element, 10, 50 and 110, are measured. Drawing random numbers and summing 16-bit
+    # types makes float32 copies, and the implementation in NumPy allocates temporary arrays. The
+    # checks keep operands, results and sums of absolute values in float64.
     elements = problem.bytes // ITEMSIZE[problem.dtype]
     tensors = 2 * problem.bytes  # x, w and dy, and the three results of their shapes
     computing = tensors + 10 * elements + (8 << 20)

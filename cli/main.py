@@ -33,7 +33,7 @@ TRACEBACK_VARIABLE = "CUPYCONV_TRACEBACK"
 
 
 class Program(click.Group):
-    """A group that loads each command from its module, and prints an error as one line."""
+    """Group that loads each command from its module, and prints an error as one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -61,7 +61,7 @@ class Program(click.Group):
         except Exception as error:
             if os.environ.get(TRACEBACK_VARIABLE):
                 raise
-            # An interrupt during NumPy's import raises another exception.
+            # An interrupt during NumPy's import raises an exception other than KeyboardInterrupt.
             was_interrupted = has_interrupt() and not isinstance(error, OSError)
             code = INTERRUPTED if was_interrupted else _report(error)
         sys.exit(code or GOOD)
@@ -89,7 +89,7 @@ def _ending_by_signal() -> Iterator[None]:
             signal.signal(other, signal.SIG_IGN)  # a second signal would stop the cleanup
         raise SystemExit(128 + number)  # the exit code that shells report for this signal
 
-    if threading.current_thread() is threading.main_thread():  # others cannot set handlers
+    if threading.current_thread() is threading.main_thread():  # other threads cannot set handlers
         for name in ("SIGTERM", "SIGHUP"):
             number = getattr(signal, name, None)  # Windows has no SIGHUP
             if number is not None and signal.getsignal(number) is signal.SIG_DFL:

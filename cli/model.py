@@ -184,7 +184,7 @@ _ORDERS: Mapping[str, Callable[[ModelLayer], Any]] = {
 
 
 _MOST_NAMED = 3
-"""Most layers left out for one reason that get a line each; more share a line (chosen)."""
+"""If more layers than this are left out for the same reason, they share a line (chosen)."""
 
 
 def _left_out(model: Model) -> list[str]:
@@ -203,7 +203,10 @@ def _left_out(model: Model) -> list[str]:
 
 
 def _unread_cells(layer: UnreadLayer) -> tuple[str, ...]:
-    """Return the cells of a layer that is not read: shapes, parameters and unknown cost."""
+    """Return the table cells of a layer that is not read: shapes, parameters, FLOP and share.
+
+    FLOP and share are "?" if a size is unknown, and "-" for a layer that is left out.
+    """
     x, w, y = (
         open_shape_text(shape) or "?"
         for shape in (layer.input_shape, layer.filter_shape, layer.output_shape)
@@ -229,7 +232,7 @@ def _counted(model: Model) -> str:
 def _csv(
     model: Model, planned: list[tuple[ModelLayer, list[Plan]]], devices: tuple[str, ...]
 ) -> str:
-    """Return a CSV line per layer, with its kernels on every device."""
+    """Return CSV text with a line per layer, which includes its kernels on every device."""
     import csv
     import io
 

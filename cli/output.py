@@ -113,7 +113,7 @@ _PLAINER = str.maketrans(
     {"─": "-", "–": "-", "→": ">", "×": "x", "·": ".", "±": "~", "µ": "u", "…": "~"}
     | dict(zip("░▒▓█", ".+#@", strict=True))
 )
-"""Replacements of single characters, for encodings that lack them."""
+"""Replacements of single characters that an encoding may lack."""
 
 
 def _within_encoding(text: str) -> str:

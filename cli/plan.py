@@ -214,7 +214,7 @@ def _best_setting(entry: LayerPlan) -> str:
 
 
 def _setting_totals(entry: LayerPlan) -> dict[str, float]:
-    """Return the time of the three passes with each setting that all three support."""
+    """Return the total µs of the three passes with each setting that all three support, by name."""
     plans = list(entry.instead.values())
     names = [name for name in plans[0] if all(name in one for one in plans)]
     return {name: sum(one[name].microseconds or 0.0 for one in plans) for name in names}
@@ -284,7 +284,7 @@ def _layer_json(plans: Sequence[LayerPlan]) -> dict[str, Any]:
 
 
 def _plan_json(entry: LayerPlan) -> dict[str, Any]:
-    """Return JSON for ``Plan.from_json``, with the origin of the times and the estimates added."""
+    """Return JSON for ``Plan.from_json``, extended by the estimates and the origin of the times."""
     others = entry.instead
     figures = [
         {

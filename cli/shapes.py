@@ -17,7 +17,7 @@ from cupyconv.planning import Plan, plan
 from cupyconv.problem import PASSES, RESULT, GemmView, bytes_text, shape_text
 
 _MOST_BESIDE = 2
-"""Most devices that get a column each; more devices get a line each (chosen)."""
+"""Largest number of devices that get a column each; more devices get a line each (chosen)."""
 
 TRANSPOSED_GRADIENTS = {"forward": "dx", "backprop_input": "y", "backprop_filter": "dw"}
 """Tensor of a transposed layer that each pass of the convolution computes."""
@@ -136,7 +136,7 @@ def layer_reasons(layer: Layer, problem: ConvProblem) -> tuple[Reason, ...]:
 
 
 def axes_table(layer: Layer, problem: ConvProblem) -> Any:
-    """Return a table of the padding, output size, input sizes and unread inputs per axis."""
+    """Return a table of the rules of each spatial axis, such as its padding and output size."""
     table = output.table("axis", "", "")
     if layer.is_transposed:
         for transposed_entry in transposed.axis_reasons(problem):
@@ -156,7 +156,7 @@ def axes_table(layer: Layer, problem: ConvProblem) -> Any:
 
 
 def gradients(layer: Layer) -> Mapping[str, str]:
-    """Return the layer's tensor that each pass of its problem computes."""
+    """Return the name of the layer's tensor that each pass computes, keyed by pass."""
     return TRANSPOSED_GRADIENTS if layer.is_transposed else RESULT
 
 
@@ -248,7 +248,7 @@ def _as_json(layer: Layer, problem: ConvProblem, plans: list[Plan]) -> dict[str,
 def tensors_json(layer: Layer, problem: ConvProblem) -> dict[str, Any]:
     """Return the shapes, the reasons for the shapes and the spatial axes, for ``--json``.
 
-    The axes are those of the problem, so their "output" is the size of a transposed layer's input.
+    The axes describe the problem, so for a transposed layer, "output" is the size of its input.
     """
     explained = layer_reasons(layer, problem)
     return {

@@ -120,7 +120,7 @@ _CELL = 30.0
 
 
 def windows(problems: Sequence[ConvProblem]) -> str:
-    """Draw the windows of each layer along its first axis, for its input size and for one more."""
+    """Draw the windows of each layer along its first axis, for its input size and the next size."""
     canvas = Canvas()
     y = 18.0
     for problem in problems:
@@ -138,7 +138,7 @@ def windows(problems: Sequence[ConvProblem]) -> str:
 
 
 def _axis(canvas: Canvas, left: float, top: float, axis: ConvAxis) -> float:
-    """Draw the inputs of an axis, and below them the taps of each window; return the lower end."""
+    """Draw the inputs of an axis, and below them the taps of each window; return the bottom y."""
     taps = [window(axis, output) for output in range(axis.output)]
     read = {place for places in taps for place in places}
     y = top + 30

@@ -64,7 +64,7 @@ def target(word: str, owner: str) -> str | None:
 
 @cache
 def _pattern() -> re.Pattern[str]:
-    """Return the pattern of literals, of other markup, and of class names in plain text."""
+    """Return a regular expression for literals, other markup, and class names in plain text."""
     classes = [name for name in targets() if re.fullmatch(r"(?:[A-Z][a-z]+){2,}", name)]
     plain = rf"\b(?:{'|'.join(classes)})\b(?!\.\w)|\b{_ARTICLE}\b"
     return re.compile(rf"``(?P<code>[^`]+)``|:[\w:]+:`[^`]+`|`[^`]+`_*|(?P<plain>{plain})")
@@ -153,7 +153,7 @@ def rows(names: list[str]) -> list[tuple[str, str]]:
 
 @cache
 def _constants(module: str) -> dict[str, str]:
-    """Return the docstrings of a module's constants, by name."""
+    """Return the docstrings of a module's annotated constants, by name."""
     body = ast.parse(inspect.getsource(import_module(module))).body
     docs = {}
     for before, after in pairwise(body):

@@ -1,8 +1,8 @@
 """Measured roofline of the processor: the rates of a large matrix product and of a large copy.
 
-Each run measures both rates again, on random data, with the fastest installed library.  The
-roofline time of a pass is the longer of two times: the time of its FLOPs at the product's rate, and
-the time to move each of its tensors once at the copy's rate.
+Each run measures both rates, the ceilings, again for every dtype, on random data, with the fastest
+installed library.  The roofline time of a pass is the longer of two times: the time of its FLOPs at
+the product's rate, and the time to move each of its tensors once at the copy's rate.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def measure(place: Place, dtype: str, torch: PyTorch | None, seconds: float) -> 
     """Measure the roofline of a dtype: the rates of a matrix product and of a copy.
 
     Args:
-        torch: PyTorch inside the context of ``Torch.settings``; None to measure without PyTorch.
+        torch: PyTorch inside the context of ``PyTorch.settings``; None to measure without PyTorch.
         seconds: seconds to spend on the product, and again on the copy, with each library.
 
     Raises:

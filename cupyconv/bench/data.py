@@ -1,8 +1,8 @@
 """Random tensors of a layer.
 
-PERIOD normally distributed values are drawn once, and repeated to fill every tensor.  This is
-faster than drawing every element.  The period is prime, so that equally spaced rows of a tensor
-start at different values.  Zeros are not used, because processors can run faster on zeros.
+For each dtype, PERIOD normally distributed values are drawn once, and repeated to fill the tensors.
+This is faster than drawing every element.  The period is prime, so that equally spaced rows of a
+tensor start at different values.  Tensors are not zero, because processors can run faster on zeros.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LAYOUTS = (formats.CHANNELS_LAST, formats.CHANNELS_FIRST)
 """Memory orders that a run measures by default."""
 
 PERIOD = 4_194_301  # values before they repeat; the largest prime below 2^22
-_STEP = 524_287  # values between the starts of consecutive seeds; a prime (chosen)
+_STEP = 524_287  # a seed starts this many values after the previous seed; a prime (chosen)
 
 
 def in_layout(problem: ConvProblem, layout: str, dtype: str) -> ConvProblem:

@@ -1,4 +1,8 @@
-"""Places that a benchmark runs on, the CPU or a GPU: their arrays, free memory and clocks."""
+"""Places that a benchmark runs on, the CPU or a GPU: their arrays, free memory and timers.
+
+A sample times consecutive calls.  Before them, sweeps read a large array to evict the operands from
+the cache.  The module ``timing`` describes the method.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,12 @@ from cupyconv.kernels.device import CPU, Device
 
 DEVICES = ("cpu", "gpu")
 
-PAUSE = 0.15  # seconds before a turn on the CPU; idle BLAS threads still spin for 0.1 s
-MOST_SWEEPS = 64  # largest number of sweeps before a sample
+PAUSE = 0.15  # s before another implementation is timed; idle BLAS threads spin for 0.1 s
+MOST_SWEEPS = 64  # largest number of sweeps before the calls of a sample
 
 
 class Place:
-    """The CPU, with NumPy arrays; a GPU has a subclass.
+    """The CPU, with NumPy arrays; GpuPlace is the GPU.
 
     Attributes:
         xp: numpy or cupy.
@@ -60,8 +64,8 @@ class Place:
         """Sweep the cache, and return the mean seconds per call of ``count`` consecutive calls.
 
         Args:
-            lead: shortest time of the sweeps in seconds, limited to MOST_SWEEPS sweeps.  On a GPU,
-                the host queues the calls in this time.
+            lead: shortest total time of the sweeps in seconds; at most MOST_SWEEPS sweeps run.  On
+                a GPU, the host queues the calls in this time.
         """
         for _ in range(min(max(ceil(lead / self.sweep_seconds), 1), MOST_SWEEPS)):
             self.sweep()
@@ -93,7 +97,7 @@ class GpuPlace(Place):
 
     name = "gpu"
     most_sets = 8
-    sweep_bytes = 256 << 20  # so large that a sweep also hides the host time of a call
+    sweep_bytes = 256 << 20  # so large that the host queues a call while the sweep runs
 
     def __init__(self) -> None:
         self.xp = arrays.require_gpu()

@@ -15,7 +15,7 @@ from cupyconv.bench.suites import KINDS
 from cupyconv.svg import Canvas
 
 WIDTH, MARGIN, LINE_HEIGHT = 1200, 24, 16
-LABELS, RATIOS, GAP = 172, 44, 16  # layer names, ratios right of a panel, space between panels
+LABELS, RATIOS, GAP = 172, 44, 16  # widths: layer names, ratios right of a panel, panel gaps
 PANEL_WIDTH = (WIDTH - 2 * MARGIN - LABELS - 2 * GAP) / 3 - RATIOS
 
 INK, SOFT, GRID = "#1f2933", "#5f6b7a", "#e3e7ec"

@@ -16,7 +16,7 @@ _PASS_WORDS = {"forward": "forward", "backprop_input": "dx", "backprop_filter": 
 
 
 def sections(results: Results) -> list[Section]:
-    """Return the whole report of a run, ending with the means and the conditions."""
+    """Return the whole report of a run, ending with means and measuring conditions."""
     everything = [
         *_measured(results),
         _notes("Not measured", results.skipped),
@@ -28,7 +28,7 @@ def sections(results: Results) -> list[Section]:
 
 
 def tally(pairs: Iterable[Comparison]) -> tuple[int, int, int]:
-    """Count the comparisons that are faster, even (their spreads overlap) and slower."""
+    """Count the comparisons whose ``row`` is faster, even (the spreads overlap) and slower."""
     signs = [0 if pair.even else 1 if pair.ratio > 1 else -1 for pair in pairs]
     return signs.count(1), signs.count(0), signs.count(-1)
 
@@ -79,7 +79,7 @@ def _groups(pairs: Iterable[Comparison], key: Callable[[Row], Any]) -> dict[Any,
 
 
 def _measured(results: Results) -> list[Section]:
-    """Return one table per dtype."""
+    """Return one section per dtype, with a table of the measured passes."""
     fastest = best(results.rows)
     has_torch = any(row.implementation == TORCH for row in fastest.values())
     tables: dict[str, list[tuple[str, ...]]] = {}
@@ -189,7 +189,7 @@ def _conditions(results: Results) -> list[str]:
 def compare(old: Results, new: Results) -> list[Section]:
     """Report what became faster and what became slower between two runs."""
     before, after = (
-        # Two versions may give one name to different layers, so the key also has the work.
+        # Two versions may give one name to different layers, so the key also has FLOPs and bytes.
         {(*key, row.useful_flops, row.bytes, row.precision): row for key, row in best(rows).items()}
         for rows in (old.rows, new.rows)
     )

@@ -28,7 +28,7 @@ class Row:
     Attributes:
         implementation: value of ``impl``, such as "auto", or TORCH.
         kernel: planned implementation and its tile.
-        microseconds, low, high: time of a call and its spread, in µs; see ``timing``.
+        microseconds, low, high: time of a call, and the ends of its spread, in µs; see ``timing``.
         host_microseconds: µs until a call returns to Python; None on the CPU.
         workspace_bytes: planned device memory besides operands and result; None on the CPU and
             for PyTorch.
@@ -89,7 +89,12 @@ class Ceiling:
 
 @dataclass(frozen=True)
 class Note:
-    """Measurement that was skipped or failed, and why."""
+    """Measurement that was skipped or failed, and why.
+
+    Attributes:
+        layer, dtype: layer and dtype of the measurement; "" if the note concerns the whole run.
+        what: what was not measured, such as "the layer" or an implementation and a pass.
+    """
 
     layer: str
     dtype: str
@@ -167,7 +172,7 @@ class Results:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Measurement ``row``, and ``other``, PyTorch's or an earlier measurement of the same pass."""
+    """A measurement ``row``, and ``other``: PyTorch's or an older measurement of the same pass."""
 
     row: Row
     other: Row
@@ -262,7 +267,7 @@ _DIVISORS = ("microseconds", "low", "high", "flops_per_second", "bytes_per_secon
 _LARGEST = 1e30  # limit of all numbers, so that their products do not overflow (chosen)
 
 _KINDS = {"load": int | float | None, "threads": int | float, "smi": dict, "layers": list}
-"""Types of the optional entries that a report computes with; other entries are only printed."""
+"""Types of the optional entries that a report uses in computations; it only prints the others."""
 
 
 def _mapping(value: Any) -> dict[str, Any]:

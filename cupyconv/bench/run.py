@@ -22,10 +22,12 @@ from cupyconv.problem import PASSES, ConvProblem
 SECONDS = {"cpu": 0.3, "gpu": 0.1}  # default seconds per measurement, by place (chosen)
 
 CHECKED_FLOPS = {"cpu": 50e6, "gpu": 0.5e9}
-"""FLOPs whose results are checked, by place; about 1 s of work in a depthwise layer (chosen)."""
+"""FLOPs to spend on the expected values of a pass, by place; a result that needs more is checked in
+part.  A depthwise layer takes about 1 s (chosen)."""
 
 CHECKED_BY: dict[str, Impl] = {"cpu": "reference", "gpu": "numpy"}
-"""Implementation that computes the expected values, by place; "auto" never chooses it there."""
+"""Implementation that computes the expected values, keyed by a place on which "auto" never
+chooses it."""
 
 SLOWEST_CALL = 10  # seconds; if PyTorch takes longer, only cupyconv is measured (chosen)
 _TOO_SLOW = f"a call takes more than {SLOWEST_CALL} s"
@@ -149,7 +151,7 @@ class _Run:
     # -- one layer --------------------------------------------------------------------------------
 
     def _layer(self, layer: SuiteLayer, dtype: str) -> str | None:
-        """Measure a layer in every memory order; return None, or why it does not fit."""
+        """Measure a layer in every memory order; return why it does not fit in memory, or None."""
         try:
             for layout in self.options.layouts:
                 problem = data.in_layout(layer.problem, layout, dtype)

@@ -1,4 +1,4 @@
-"""Layers to measure: 78 convolutions of real networks, and random layers of typical sizes."""
+"""Layers to measure: 78 convolutions, most of them of real networks, and random layers."""
 
 from __future__ import annotations
 

@@ -1,13 +1,15 @@
-"""Time of a call: the minimum over many short turns.
+"""Time of a call: the minimum over many samples.
 
-A sample is one or more consecutive calls, each on a different set of operands.  Before each sample,
-a sweep over a scratch array larger than the cache evicts the operands.  On a GPU, the host queues
-the calls while the sweep runs, so that the events around the calls time the device and not Python.
+A sample is the mean time of one or more consecutive calls, each on a different set of operands.
+Before each sample, sweeps over a scratch array larger than the cache evict the operands.  On a GPU,
+the host queues the calls while the sweeps run, so that the events around the calls time the device
+and not Python.
 
 Other programs and lower clock frequencies can only make calls slower, so the time is the minimum
-over all samples.  Compared implementations take turns, in reversed order in every other turn.  The
-spread reaches from the minimum to the lower quartile of the turns' minima.  Two implementations are
-even if their spreads overlap.
+over all samples.  The samples of each implementation are divided over at most TURNS turns.  In each
+turn, the compared implementations run one after another; in every other turn, in reversed order.
+The spread reaches from the minimum to the lower quartile of the turns' minima.  Two implementations
+are even if their spreads overlap.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ from cupyconv.bench.places import Place
 Call = Callable[[int], Any]
 """Function that runs an implementation on the operand set with a given index."""
 
-TURNS = 10  # largest number of turns, over which samples are divided
+TURNS = 10  # largest number of turns of a measurement
 FEWEST_SAMPLES, MOST_SAMPLES = 3, 150
 SHORTEST_SAMPLE = 50e-6  # s; shorter calls are grouped, at most one call per operand set
-HOST_CALLS = 20  # largest number of calls; a stream can queue far more launches
+HOST_CALLS = 20  # most calls in ``host_seconds``; a stream can queue far more launches
 
 
 class Timing(NamedTuple):

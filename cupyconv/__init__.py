@@ -1,11 +1,14 @@
 """Multi-channel convolutions for CuPy and NumPy arrays: the forward pass and both gradients.
 
+A problem (``ConvProblem``) is the configuration of a layer.  A pass computes the output (forward),
+the input gradient or the filter gradient of a problem.
+
 Modules are loaded at first use: importing cupyconv imports neither NumPy nor CuPy.
 
 Examples assume ``import cupyconv`` and ``import numpy as np``.
 
 Attributes:
-    benchmark: whether the first call of each pass of a problem on a GPU times the most promising
+    benchmark: whether the first call of a pass with a new problem on a GPU times the most promising
         kernels; False by default.  The fastest kernel is stored for this chip, driver and problem,
         so that later processes with ``benchmark`` use it, too.  The same kernel gives the same bits
         on every run; another kernel may round differently.

@@ -251,7 +251,7 @@ def _is_read_only(value: Any, array: Any, home: Home) -> bool:
         except TypeError:  # the exporter uses a DLPack version without the flag
             return False
         address = _capsule_address(capsule, b"dltensor_versioned")
-        # version, context and deleter take 24 bytes before flags.
+        # In DLManagedTensorVersioned, version, manager_ctx and deleter take 24 bytes before flags.
         flags = 0 if address is None else ctypes.c_uint64.from_address(address + 24).value
         return bool(flags & _DLPACK_READ_ONLY)
     return bool(value.__cuda_array_interface__["data"][1])
@@ -309,7 +309,7 @@ def as_kind_of(array: Any, like: _Kind) -> _Kind:
 def on_host(array: Any) -> Any:
     """Return an array as a NumPy array.
 
-    A CuPy array is copied once the work queued on the current stream is done.
+    A CuPy array is copied after the work queued on the current stream.
     """
     return array.get() if hasattr(array, "get") else array
 
@@ -398,7 +398,7 @@ def numpy_dtype(name: str) -> np.dtype:
 
 
 _MOST_WORK: Any = 10_000
-"""Largest number of steps of NumPy's overlap solver (chosen); NumPy's stub rejects the type int."""
+"""Most steps of NumPy's overlap solver (chosen); typed Any, since NumPy's type stub rejects int."""
 
 
 def overlaps_itself(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
@@ -425,8 +425,8 @@ def _solver_finds_overlap(shape: tuple[int, ...], strides: tuple[int, ...], item
     """Return whether two elements share a byte, using NumPy's solver.
 
     Whether two elements share a byte depends only on the difference of their indices.  For each
-    axis, it is therefore enough to compare the elements with index 0 on the axis with the elements
-    with larger indices on the axis.
+    axis, it is therefore enough to compare two parts of the array: index 0 of the axis, and all
+    larger indices.
     """
     import numpy as np
 

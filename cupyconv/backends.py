@@ -50,10 +50,10 @@ ALIGNMENT = 16
 
 
 class Backend(ABC):
-    """Device that computes the operations; the methods without ``@abstractmethod`` suit NumPy.
+    """Device that computes the operations; methods that are not abstract suit NumPy arrays.
 
     Attributes:
-        device: the device, as the planner knows it.
+        device: description of the device for the planner.
         ordinal: CuPy's index of the device that arrays must be on; None if arrays need not be on a
             GPU.
     """
@@ -158,7 +158,10 @@ _CPU_OPERANDS: dict[str, Callable[[Tensors, str | None], tuple[Any, ...]]] = {
     "backprop_input": lambda t, activation: (t.w, t.y, t.bias, t.add, activation, t.x),
     "backprop_filter": lambda t, activation: (t.x, t.y, t.w),
 }
-"""Arguments of each pass in the modules above, after the layer."""
+"""Arguments of the functions in _CPU_MODULES, keyed by pass.
+
+The problem and, if the plan has one, the method precede these arguments.
+"""
 
 _AS_ON_A_GPU: Any = {"over": "ignore", "under": "ignore", "invalid": "ignore"}
 """NumPy error handling: overflow, underflow and invalid operations are silent, as on a GPU."""

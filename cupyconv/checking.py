@@ -2,8 +2,8 @@
 
 ``Truth`` compares every element of every result.  Every difference is divided by the sum of the
 absolute values of the element's terms, because rounding errors grow with the terms even where the
-terms cancel.  The bound is twice the error of plain summation in the same precision on the same
-data, plus one unit in the last place.
+terms cancel.  The bound is twice the error of plain summation, one term after another, in the same
+precision on the same data, plus one unit in the last place.
 
 ``Excerpt`` compares a part of one result of a large layer on random data.  It compares norms
 instead of elements.
@@ -28,8 +28,8 @@ from cupyconv.planning import Impl, Precision
 from cupyconv.problem import PASSES, REAL_PART, RESULT, ConvProblem, DtypeName
 
 LARGE = 1e9
-"""FLOPs of a pass above which the planned implementation instead of the slow reference computes
-magnitudes and the losses of finite differences (chosen)."""
+"""FLOPs of a pass above which a planned implementation, not the slow reference, computes
+``Truth.magnitudes`` and the losses of finite differences (chosen)."""
 
 ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 ROUNDOFF |= {name: ROUNDOFF[part] for name, part in REAL_PART.items()}
@@ -44,8 +44,8 @@ SINGLE_ELEMENTS = 3
 _DEVIATIONS = 6
 """Ratio of the permitted difference of a slope to the bound of an element's difference (chosen).
 
-A slope sums errors with random signs.  Such a sum exceeds 6 standard deviations once in 500 million
-draws.
+A slope is a finite difference of the loss.  If a step changes all elements, the slope sums their
+errors with random signs.  Such a sum exceeds 6 standard deviations once in 500 million draws.
 """
 
 
@@ -135,10 +135,14 @@ def compute(
 class Truth:
     """Expected results of a problem on certain operands, and the permitted differences.
 
+    Finite differences are those of the loss <y, dy>, the inner product of y and dy.  The gradients
+    of this loss with respect to x, w and the bias are dx, dw and db.
+
     Args:
         problem: the layer.
         operands: operands as NumPy arrays.
-        forward: implementation that computes the losses of finite differences; None chooses it.
+        forward: implementation that computes the y of these losses; by default, the reference, or
+            for a large layer the planned implementation if its y agrees with the reference.
     """
 
     def __init__(
@@ -241,8 +245,8 @@ class Truth:
         """Return the largest relative difference of a result's elements.
 
         The relative difference is the distance from the expected value, divided by the sum of the
-        absolute values of the terms.  If the element or its expected value is not finite, it is
-        zero if both are equal or NaN, else infinite.
+        absolute values of the terms.  If the element or its expected value is not finite, the
+        relative difference is zero if both are equal or both are NaN, and infinite otherwise.
 
         Args:
             name: name of the result: "y", "dx", "dw" or "db".
@@ -282,8 +286,9 @@ class Truth:
         """Compare dx, dw and db with central differences of the loss <y, dy>, in float64.
 
         The loss is linear in x, in w and in the bias, so central differences of any step size are
-        exact up to rounding.  For each of them, one step changes all elements together, with random
-        signs.  Further steps change single elements of x and of w, SINGLE_ELEMENTS each.
+        exact up to rounding.  For each of the three tensors, one step changes all elements
+        together, with random signs.  Further steps change single elements: SINGLE_ELEMENTS of x,
+        and as many of w.
         """
         generator = np.random.default_rng(seed)
         # Rounding error of the loss, a float64 sum of all terms.
@@ -310,8 +315,8 @@ class Truth:
     ) -> float | None:
         """Return the largest relative difference between expected and measured slopes of the loss.
 
-        The gradient gives the expected slope of each step, and a central difference the measured
-        one.  Return None if a value is not finite.
+        For each step, the expected slope follows from ``gradient``, and the measured slope is a
+        central difference.  Return None if a value is not finite.
         """
         magnitude = getattr(self.magnitudes, name)
         signs = generator.choice((-1.0, 1.0), size=gradient.shape)
@@ -367,7 +372,8 @@ class Truth:
 
         Args:
             name: name of the gradient: "dx", "dw" or "db".
-            size: sum of the absolute values of the slope's terms.
+            size: scale of the slope: for a step of one element, its value in ``magnitudes``; for a
+                step of all elements, the norm of their values.
         """
         # The bias is zero and has no scale, so its step follows y, to which the bias is added.
         operand = {"dx": self.operands64.x, "dw": self.operands64.w, "db": self.results.y}[name]
@@ -433,13 +439,13 @@ class Truth:
 
     @cached_property
     def _finite(self) -> bool:
-        """Whether all operands and expected results are finite, so that their sums are, too."""
+        """Whether all operands and expected results are finite."""
         tensors = (*self.operands64, *self.results)
         return all(bool(np.isfinite(array).all()) for array in tensors)
 
 
 _STEP = 16
-"""Log2 of a finite difference's step, relative to the largest value that it changes (chosen)."""
+"""Log2 of the ratio of a finite difference's step to the largest value that it changes (chosen)."""
 
 _NARROWER: dict[str, DtypeName] = {"float64": "float32", "complex128": "complex64"}
 """Single-precision dtype whose bounds are scaled, keyed by double-precision dtype."""
@@ -467,8 +473,8 @@ class Excerpt:
         Args:
             operands: random operands, as NumPy or CuPy arrays.
             impl: CPU implementation that computes the expected values in float64 or complex128.
-            most_flops: largest number of FLOPs to spend.  The part shrinks to this limit, but to no
-                less than one index per axis, which may exceed the limit.
+            most_flops: largest number of FLOPs to spend.  The part keeps at least one image, group
+                and channel even if their FLOPs exceed this limit.
         """
         self._problem, self._pass = problem, pass_
         extents = {
@@ -524,10 +530,10 @@ class Excerpt:
     def judge(self, result: Any, precision: Precision = "ieee") -> Agreement:
         """Compare a result, as a NumPy or CuPy array, with the expected values.
 
-        The relative difference is the RMS of the errors, or the largest error divided by _PEAK if
-        that is larger, divided by the RMS of the expected values.  If the part has fewer than _FEW
-        elements, the divisor is at least the RMS that the elements would have if their terms did
-        not cancel: the root of the mean sum of squared terms.
+        The relative difference is the ratio of the errors to the RMS of the expected values.  The
+        errors count with their RMS, or with the largest error divided by _PEAK if that is larger.
+        If the part has fewer than _FEW elements, the divisor is at least the RMS that the elements
+        would have if their terms did not cancel: the root of the mean sum of squared terms.
         """
         name, expected = RESULT[self._pass], self._expected
         count = max(expected.size, 1)
@@ -575,7 +581,10 @@ _NOT_SUMMED = {
     "backprop_input": ("images", "groups", "channels"),
     "backprop_filter": ("groups", "filters", "channels"),
 }
-"""Axes of each result, over which its pass does not sum, keyed by pass."""
+"""Axes of the result of each pass, which the pass does not sum over, keyed by pass.
+
+"filters" are the output channels of one group, and "channels" are its input channels.
+"""
 
 _TF32_ROUNDOFF = 2.0**-11
 """Largest relative error of rounding to TF32, which has 10 bits of mantissa."""
@@ -608,7 +617,8 @@ def integer_operands(problem: ConvProblem, generator: np.random.Generator) -> Op
         sums = [np.max(m, initial=0.0) for m in Truth(problem, operands).magnitudes]
         if max(sums) <= EXACT_UP_TO[problem.dtype]:
             return operands
-        # First use smaller values.  If values of at most 1 still have too large sums, add zeros.
+        # First use smaller values.  If values of at most 1 still have too large sums, make more of
+        # them zero.
         largest, density = (largest // 2, density) if largest > 1 else (1, density / 2)
 
 

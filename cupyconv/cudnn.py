@@ -16,9 +16,10 @@ Each function writes its result into an array that the caller passes.  Differenc
 * ``tensor_core`` decides whether float32 may be rounded to TF32: "always" permits rounding, "auto"
   and "never" do not.  For 16-bit types and float64, ``tensor_core`` has no effect: the planner
   decides whether tensor cores compute them, and only the rounding of their sums differs.
-* ``auto_tune`` times the most promising kernels at the first call of a problem on a GPU.  With
-  ``deterministic``, the kernel is instead chosen by its estimated time, so every process chooses
-  the same kernel.  A kernel always gives the same bits, with or without ``deterministic``.
+* ``auto_tune`` times the most promising kernels at the first call with new shapes, dtype or options
+  on a GPU.  With ``deterministic``, the kernel is instead chosen by its estimated time, so every
+  process chooses the same kernel.  A kernel always gives the same bits, with or without
+  ``deterministic``.
 * The largest workspace is ``cupyconv.workspace_limit``, which applies to the whole library.  By
   default there is no limit.  No call fails because the limit is too small.
 * A 16-bit result is rounded once, after its bias is added.
@@ -154,7 +155,8 @@ def convolution_forward(
         pad, stride: one integer per spatial axis.
         dilation: one integer per spatial axis; None means 1.
         groups: number of independent convolutions into which C and K are divided.
-        auto_tune: whether the first call of a problem on a GPU times the most promising kernels.
+        auto_tune: whether the first call with new shapes, dtype or options on a GPU times the most
+            promising kernels.
         tensor_core: "always" permits rounding float32 to TF32; "auto" and "never" do not.
         d_layout: layout of x and y.
         w_layout: layout of W.

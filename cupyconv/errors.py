@@ -1,7 +1,7 @@
 """Errors of cupyconv.
 
 A message states the rule that was broken, the values that broke it, and a fix if one is known.
-Errors are raised before anything is allocated or changed.
+Errors about arguments are raised before anything is computed.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ class ConvError(CupyconvError, ValueError):
         return self._text(self._alternatives(argument) if self.fixes else self.remedy)
 
     def _alternatives(self, argument: Callable[[str, Any], str]) -> str:
-        # Separate fixes of several phrases, which contain "and", by semicolons.
+        # "and" joins the phrases of a fix.  If a fix has several, semicolons separate the fixes,
+        # unless there are only two.
         comma = ";" if len(self.fixes) > 2 and max(map(len, self.fixes)) > 1 else ","
         return one_of([_way_out(phrases, argument) for phrases in self.fixes], comma)
 
@@ -261,7 +262,10 @@ def install_command(extra: str) -> str:
 
 
 def reinstall_command() -> str:
-    """Return the command that reinstalls cupyconv from its origin."""
+    """Return the command that reinstalls cupyconv from the folder or URL that pip recorded.
+
+    Without such a record, the command reinstalls it from the package index.
+    """
     import json
     import shlex
     from importlib import metadata

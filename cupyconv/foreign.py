@@ -1,8 +1,8 @@
 """Checks of arrays whose values are not just the numbers in their memory.
 
-A pass reads only the memory of an array.  It would ignore a unit, a mask, a derivative, or a sign
-that PyTorch applies later.  Arrays with one of these are therefore converted to plain arrays or
-rejected with an error.  Other libraries are used only if the program has imported them.
+A pass reads only the memory of an array.  It would ignore a unit, a mask, a derivative, or a
+negation that PyTorch applies lazily.  Arrays with one of these are therefore converted to plain
+arrays or rejected with an error.  Other libraries are used only if the program has imported them.
 """
 
 from __future__ import annotations
@@ -385,7 +385,7 @@ _CONVERSIONS = {
     "sparse": ("todense",),
     "tensorflow": ("to_tensor", "numpy"),
 }
-"""Methods that convert a library's objects without exported memory to arrays, keyed by library."""
+"""Methods that convert objects that export no memory to arrays, keyed by the objects' library."""
 
 
 _WAYS_IN = {

@@ -1,9 +1,10 @@
 """Autotuning: measure the candidates for a pass on the current GPU once, and remember the fastest.
 
 A choice is stored in the process, and for later processes in a file next to the compiled kernels.
-Its key contains the chip, driver, library version, request and candidates.  While the
-choice is stored, the same kernel runs and gives bitwise equal results.  On another GPU, or after
-the file is deleted, another kernel may be chosen, which sums in another order.
+The file's key contains the driver's CUDA version, cupyconv's version, the candidates and the
+request, which includes the GPU.  While the choice is stored, the same kernel runs and gives bitwise
+equal results.  On another GPU, or after the file is deleted, another kernel may be chosen, which
+sums in another order.
 """
 
 from __future__ import annotations

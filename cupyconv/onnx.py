@@ -16,14 +16,16 @@ onnx__ConvTranspose.html, with these clarifications:
   with SAME_UPPER and SAME_LOWER they are the input's sizes times the strides, and without these
   they follow from the other attributes.
 * With ``output_shape``, SAME_UPPER or SAME_LOWER, pixels beyond the result's size are cropped on
-  both sides.  If their number is odd, SAME_UPPER crops the larger half at the end; otherwise it is
-  cropped at the beginning.
+  both sides.  If their number is odd, the larger half is cropped at the end with SAME_UPPER, and at
+  the beginning with any other ``auto_pad``.
 * Pixels of a ConvTranspose's result that no window reaches have the value of the bias, or zero
   without a bias.
-* An ``output_shape`` that exceeds the reach of the windows by a stride or more is rejected.  A Conv
-  with an input of this size would need negative padding to return ``x``'s size, which the
-  specification does not define.  ONNX's reference evaluator and ONNX Runtime (in its pull request
-  29446) reject such shapes, too, except with SAME_UPPER and SAME_LOWER.
+* On an axis with n inputs and k taps, the windows of a ConvTranspose span
+  (n - 1) * stride + (k - 1) * dilation + 1 pixels.  An ``output_shape`` that exceeds this span by a
+  stride or more is rejected.  A Conv with an input of this size would need negative padding to
+  return ``x``'s size, which the specification does not define.  ONNX's reference evaluator and ONNX
+  Runtime (in its pull request 29446) reject such shapes, too, except with SAME_UPPER and
+  SAME_LOWER.
 """
 
 from __future__ import annotations
@@ -90,7 +92,7 @@ _Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None]
 
 
 class _Attributes(NamedTuple):
-    """Attributes of an operator; the last two are only those of ConvTranspose."""
+    """Attributes of an operator; only ConvTranspose has the last two."""
 
     auto_pad: AutoPad
     dilations: Ints
@@ -244,7 +246,8 @@ def conv_transpose(
         output_padding: pixels added at the end of each spatial axis, less than the stride or less
             than the dilation of the axis; 0 by default.
         output_shape: spatial sizes of the result, which determine the padding.  A size may exceed
-            the reach of the windows by at most stride - 1.
+            the span of the windows, (size of x - 1) * stride + (size of w - 1) * dilation + 1, by
+            at most stride - 1.
         auto_pad, dilations, group, kernel_shape, pads, strides: as for ``conv``.
 
     Returns:
@@ -547,7 +550,7 @@ def require_attributes(operator: str, names: Iterable[str]) -> None:
 
 
 def _require_types(attributes: _Attributes) -> None:
-    """Check that auto_pad is known, and that attributes with several integers are lists of them."""
+    """Check that auto_pad is known, and that attributes with several integers are lists."""
     require_word("auto_pad", attributes.auto_pad, _AUTO_PADS)
     for what in ATTRIBUTES["ConvTranspose"]:
         values = getattr(attributes, what)

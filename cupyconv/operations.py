@@ -175,11 +175,11 @@ def conv_forward(
             those of the result.  On the CPU, it is copied first if it is ``out``.  The gradient
             with respect to ``add`` is dy.
         precision: "ieee" computes float32 in float32: an element affects only the results that read
-            it, subnormals are kept, and errors are at most twice those of a plain sum, whatever
-            the magnitudes.  "tf32" permits implementations to round float32 operands to 10 bits of
-            mantissa for the tensor cores.  "bf16x6" permits implementations to split each float32
-            operand into three bfloat16 planes for the tensor cores.  This loses bits of values
-            below 2^-110 and may turn infinity into NaN.
+            it, subnormals are kept, and errors are at most twice those of adding one term after
+            another, whatever the magnitudes.  "tf32" permits implementations to round float32
+            operands to 10 bits of mantissa for the tensor cores.  "bf16x6" permits implementations
+            to split each float32 operand into a sum of three bfloat16 arrays ("planes") for the
+            tensor cores.  This loses bits of values below 2^-110 and may turn infinity into NaN.
         impl: "auto", the name of an implementation as ``cupyconv.plan`` prints it, or a Plan of
             this problem.
         out: array for the result, with the result's shape and dtype; it must not share memory with
@@ -191,14 +191,14 @@ def conv_forward(
         complex product is four real products, (a + bi)(c + di) = (ac - bd) + (ad + bc)i, and the
         guarantees of "ieee" hold for the real and the imaginary part.
 
-        NaN and infinity propagate.  If an element of a complex operand has an infinite part,
-        results that read it have parts that are infinite or NaN.  Implementations may multiply
+        NaN and infinity propagate.  If the real or imaginary part of an element is infinite,
+        results that read the element have an infinite or NaN part.  Implementations may multiply
         elements of w by the zeros of the padding.  Where an infinite or NaN element of w meets
         padding, y may therefore be NaN.
 
-        If a window has at most a million elements, a NumPy pass takes at most 64 MB of memory
-        besides its operands, its result and a copy of an ``add`` that is ``out``.  Each thread
-        keeps this memory for its next pass.
+        If an element of y sums at most a million products, the pass on NumPy arrays takes at most
+        64 MB of memory besides its operands, its result and a copy of an ``add`` that is ``out``.
+        Each thread keeps this memory for its next pass.
 
     Raises:
         ConvError: the arguments describe no valid convolution, or ``out`` does not fit the result.
@@ -359,8 +359,8 @@ def conv_backprop_filter(
 
     Returns:
         dw, of shape ``filter_shape``.  NaN and infinity propagate.  Implementations may multiply
-        elements of dy by the zeros of the padding.  Where a tap meets padding in the window of an
-        infinite or NaN element of dy, dw may therefore be NaN.
+        elements of dy by the zeros of the padding.  dw may therefore be NaN at a tap that reads
+        padding for an infinite or NaN element of dy.
 
     Raises:
         ConvError: ``dy`` does not fit ``x`` and ``filter_shape``.
@@ -575,8 +575,8 @@ def conv_transpose(
         x: array with the shape of the underlying convolution's output, (N, K, [[Z,] P,] Q) in
             ``data_format`` order.
         w: filter of the underlying convolution, or a filter from ``prepare``.  Its O axis has x's
-            channels, and its I axis has the result's channels.  The order "OIHW" is PyTorch's
-            (in_channels, out_channels / groups, ...), and "HWIO" is Keras's
+            channels, and its I axis has the result's channels divided by groups.  The order "OIHW"
+            is PyTorch's (in_channels, out_channels / groups, ...), and "HWIO" is Keras's
             (..., out_channels, in_channels).
         bias: vector with one value per channel of the result, of shape (C,), with x's dtype and
             device.
@@ -585,11 +585,11 @@ def conv_transpose(
             that fits x, per spatial axis.  With a stride above 1, several sizes fit.  The default
             is 0, as in PyTorch.  With padding "same" or "same_lower", the default is stride - 1,
             which makes the result ``stride`` times as large as x, as in Keras and JAX.
-            output_padding must be less than the stride.  With any other padding, it may instead be
-            less than the dilation.  If output_padding is at least the stride, x is copied and
-            extended by zeros.  With padding "valid" and a filter smaller than the stride, JAX and
-            Keras return ``stride`` times x's size; to get this size, pass the stride minus the
-            filter's size.
+            output_padding must be less than the stride; with any other padding than these two, a
+            value below the dilation is valid, too.  If output_padding is at least the stride, x is
+            copied and extended by zeros.  With padding "valid" and a filter smaller than the
+            stride, JAX and Keras return ``stride`` times x's size; to get this size, pass the
+            stride minus the filter's size.
         stride, padding, dilation, groups, data_format, filter_format: parameters of the underlying
             convolution.
         activation, add, precision, impl, out: as for ``conv_forward``.
@@ -623,9 +623,10 @@ def prepare(
 ) -> PreparedFilter[_Array]:
     """Copy a filter once to the memory order that GPU kernels read, for use in many calls.
 
-    Some kernels read w with its channels last, or as planes of bfloat16.  Without ``prepare``, they
-    copy w at every call.  GPUs of compute capability 9.0 always copy a filter with its spatial axes
-    last, such as OIHW; other GPUs do so in large layers.  The calls run the same kernels as without
+    Some kernels read w with its channels last, or as three bfloat16 arrays (precision "bf16x6").
+    Without ``prepare``, they copy w at every call.  In large layers of 16-bit types, or with
+    precision "tf32", GPUs of compute capability 9.0 copy a filter with its spatial axes last, such
+    as OIHW; other GPUs do so in some large layers.  The calls run the same kernels as without
     ``prepare`` and return the same bits.
 
     Args:
@@ -769,7 +770,8 @@ def _measured_plan(
 
 # -- running ---------------------------------------------------------------------------------------
 
-# Arrays that each operation passes as x, w and y to its pass; "out" is the result.
+# Arrays of each operation that have the roles of x, w and y in its pass; "out" is the result.  The
+# pass has the operation's name, except that "transpose" runs the pass "backprop_input".
 _ROLES = {
     "forward": ("x", "w", "out"),
     "backprop_input": ("out", "w", "dy"),
@@ -819,9 +821,9 @@ _SIZES = {
 """Tensors that each operation takes as shapes, not arrays, by their names in ConvProblem."""
 
 _PLAIN = frozenset((int, str, type(None)))
-"""Types that a cache key does not record.
+"""Types of argument values that a cache key contains without their type.
 
-The key has all values, and the types of values of other types: True equals 1, but is not valid
+For a value of another type, the key also contains the type: True equals 1, but is not valid
 wherever 1 is.
 """
 
@@ -843,13 +845,13 @@ class _Layout(NamedTuple):
 
 
 class _CallKey(NamedTuple):
-    """Everything that a prepared call depends on, which excludes the addresses of its arrays.
+    """Everything that a _Ready depends on; the addresses of the arrays are not part of it.
 
     Attributes:
         operation, called, shape, options, impl, precision, activation: as for ``compute``.
-        given: shape, strides and dtype of each array, by its name in _ARRAYS.
-        out: shape, strides and dtype of the array for the result.
-        alignment: alignment of the arrays' addresses in bytes.
+        given: pairs of an array's name in _ARRAYS and its (shape, strides, dtype).
+        out: (shape, strides, dtype) of the array for the result; None if it is not passed.
+        alignment: largest power of two, up to 16, that divides the arrays' addresses in bytes.
         argument_types: types of the values in shape and options, from ``_argument_types``.
         choice_types: types of impl, precision, activation and workspace_limit.
         backend: backend of the arrays' device.
@@ -877,7 +879,7 @@ class _CallKey(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """Prepared call of an operation; ``run(tensors)`` computes ``result``."""
+    """A validated and planned call with its arrays; ``run(tensors)`` computes ``result``."""
 
     run: Run
     tensors: Tensors
@@ -886,15 +888,17 @@ class _Call(NamedTuple):
 
 @dataclass
 class _Ready:
-    """A prepared call, shared by all calls that differ only in the addresses of their arrays.
+    """A validated and planned call without its arrays.
+
+    Calls that differ only in the addresses of their arrays share a _Ready.
 
     Attributes:
         problem: the configuration.
         shape: shape of the result.
-        run: function that computes the planned pass.
-        measure: function that times the candidates on tensors and returns a function that runs the
-            fastest.
-        measured: function that runs the fastest candidate; None before the measurement.
+        run: function that computes the pass with the planned kernels.
+        measure: function that times the candidate kernels on tensors and returns a function that
+            computes the pass with the fastest.
+        measured: the function that ``measure`` returned; None before the measurement.
     """
 
     problem: ConvProblem
@@ -924,7 +928,7 @@ def compute(
     called: Called | None = None,
     deferred: bool = False,
 ) -> Any:
-    """Run an operation, for the functions above and for other interfaces such as ``raw_ops``.
+    """Run an operation, for this module's functions and other interfaces such as ``raw_ops``.
 
     Most calls repeat an earlier call with other data.  To keep the Python code of such a call as
     fast as the kernel launch, all slow steps are in ``_ready``, and its results are cached.
@@ -936,7 +940,7 @@ def compute(
             ``conv_backprop_input``; for "transpose", the pair of output_shape and output_padding.
         options: stride, padding, dilation, groups and formats, as the user passed them.
         out, impl, precision, activation: as for ``conv_forward``.
-        measure: whether to time the candidates on a GPU and use the fastest; by default
+        measure: whether to time the candidate kernels on a GPU and use the fastest; by default
             ``cupyconv.benchmark``.
         conjugates: whether a transposed convolution conjugates its filter, as a gradient does.
         called: names of the arrays in errors; by default those in _ARRAYS, and ``out``.
@@ -1038,11 +1042,11 @@ def _transpose(
     """Compute a transposed convolution, copying the arrays that its pass cannot use directly.
 
     Args:
-        ready: the prepared call.
-        tensors: arrays of the call, with the result as "out".
+        ready: the validated and planned call.
+        tensors: arrays of the call, keyed by name, with the result as "out".
         unconjugated: whether to pass the conjugate of the filter to the pass, which conjugates it
             again.
-        measured: whether to measure the candidates and use the fastest.
+        measured: whether to time the candidate kernels and use the fastest.
         backend: backend that computes.
     """
 
@@ -1061,8 +1065,8 @@ def _transpose(
     try:
         compute_from_copies()
     except BaseException as error:
-        # If the caller keeps the error, its frames keep the copies.  Copies made during a capture
-        # must be freed before the capture ends.
+        # The error's traceback keeps this call's frames, which keep the copies.  Copies made during
+        # a graph capture must be freed before the capture ends.
         traceback.clear_frames(error.__traceback__)
         raise
 
@@ -1080,7 +1084,8 @@ def _argument_types(shape: Any, options: ConvOptions) -> Any:
 
     Returns:
         A tuple of types; or an empty list if an argument, or an item of a tuple, is not an integer,
-        a string or None.  It may be mutable, as an array is, and must not be part of a key.
+        a string or None.  Such a value, for example an array, may be mutable and must not be part
+        of a key.
     """
     types, values = [], [shape, *options]
     for value in values:
@@ -1166,7 +1171,7 @@ def _ready(call: tuple[Any, ...]) -> _Ready:
         result = tensors[_ROLES[operation].index("out")]
         if tensors.add is not result or result is None:
             return prepare(_fastest(request, impl, backend, prepare, tensors))
-        original = backend.empty(result.shape, problem.dtype)  # timed calls change add, the result
+        original = backend.empty(result.shape, problem.dtype)  # timed calls overwrite add (= out)
         backend.copy(original, result)
         try:
             return prepare(_fastest(request, impl, backend, prepare, tensors))
@@ -1198,7 +1203,7 @@ def _fastest(
     prepare: Callable[[PassPlan], Run],
     tensors: Tensors,
 ) -> PassPlan:
-    """Measure the candidates of a pass, each prepared once, and return the fastest."""
+    """Time the candidates for a pass, each prepared once, and return the plan of the fastest."""
     run_of = cache(prepare)
     return measuring.fastest(
         request,
@@ -1348,7 +1353,7 @@ def _strides(
     alignment: int,
     error_names: Mapping[str, str],
 ) -> Strides:
-    """Return the strides of a pass's tensors; a result without ``out`` is contiguous."""
+    """Return the element strides of a pass's tensors; a result without ``out`` is contiguous."""
     shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
     x, w, y = (
         _elements(error_names[name], layouts[name])

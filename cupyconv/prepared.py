@@ -21,9 +21,9 @@ class Belonging(NamedTuple):
     Attributes:
         problem: the layer; the calls may have inputs of other sizes.
         device: device of the filter.
-        passes: names of the supported passes.
+        passes: names of the supported passes: "forward", "backprop_input" or both.
         precision: argument ``precision`` of the calls.
-        forms: names of the copies of w.
+        forms: names of the copies of w, the keys of ``PreparedFilter.forms``.
     """
 
     problem: ConvProblem

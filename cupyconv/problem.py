@@ -22,7 +22,7 @@ from cupyconv.formats import DataFormat, FilterFormat
 from cupyconv.remedies import Fix, Names, offering
 
 PASSES = ("forward", "backprop_input", "backprop_filter")
-"""The three passes of a convolutional layer."""
+"""The passes of a layer, which compute y, the input gradient dx and the filter gradient dw."""
 
 RESULT = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw"}
 """Name of the tensor that a pass computes, keyed by pass."""
@@ -45,7 +45,7 @@ LARGEST = 2**63 - 1
 """Largest absolute value of an integer in a configuration: the largest signed 64-bit integer."""
 
 MOST_PHASES = 1 << 16
-"""Largest number of stride phases in a list of all phases (chosen)."""
+"""Largest number of stride phases (see ``ConvAxis.stride_phases``) that are listed (chosen)."""
 
 PaddingWord = Literal["valid", "same", "same_lower", "VALID", "SAME", "SAME_LOWER"]
 """Names of padding modes, for type checkers; at run time, case does not matter."""
@@ -119,8 +119,9 @@ class ConvAxis:
     Attributes:
         name: "D", "H" or "W".
         input, filter: number of inputs and of taps.
-        stride, dilation: inputs from one window to the next, and from one tap to the next.
-        pad_before, pad_after: zeros before and after the input.
+        stride, dilation: distance in inputs from one window to the next, and from one tap to the
+            next.
+        pad_before, pad_after: number of zeros before and after the input.
         padding_mode: "same", "same_lower", "valid" or "explicit".
 
     >>> problem = cupyconv.ConvProblem((1, 2, 7, 7), (4, 2, 3, 3), stride=2)
@@ -583,7 +584,7 @@ class ConvProblem:
 
     @property
     def flops_of_product(self) -> int:
-        """Floating-point operations that multiply two elements and add the product to a sum."""
+        """Number of floating-point operations of one multiply-add: 2, or 8 for complex dtypes."""
         return flops_of_product(self.dtype)
 
     @cached_property
@@ -614,7 +615,8 @@ class ConvProblem:
         """Return a pass as matrix products, one per group (implicit GEMM).
 
         The formulas are those of CUTLASS's implicit_gemm_convolution.md.  For backprop_input, the
-        product covers all stride phases and includes zeros; ``phase_gemms`` has no such zeros.
+        product includes the zeros that a stride inserts between the elements of dy;
+        ``phase_gemms`` leaves them out.
 
         >>> problem = cupyconv.ConvProblem((1, 2, 7, 7), (4, 2, 3, 3), stride=2)
         >>> problem.gemm("backprop_filter")
@@ -636,7 +638,7 @@ class ConvProblem:
 
     @cached_property
     def phase_gemms(self) -> tuple[GemmView, ...]:
-        """Matrix products of backprop_input, one per stride phase.
+        """Matrix products of backprop_input, a GemmView per stride phase of all spatial axes.
 
         The phase of the last spatial axis varies fastest.  Together the products have the rows of
         ``gemm("backprop_input")``.  Each product contains only the taps that contribute to its
@@ -688,9 +690,9 @@ class ConvProblem:
                 with this output size, per spatial axis.  The default is 0, as in PyTorch.  With
                 padding "same" or "same_lower", the default is stride - 1, which makes the input
                 size ``stride`` times the output size, as in Keras and JAX.  output_padding must be
-                less than the stride.  With any other padding, it may instead be less than the
-                dilation.  If output_padding is at least the stride, the input has more windows, and
-                the output is larger than ``output_shape``.
+                less than the stride; with any other padding than these two, a value below the
+                dilation is valid, too.  If output_padding is at least the stride, the input has
+                more windows, and the output is larger than ``output_shape``.
 
         Raises:
             ConvError: no such convolution exists.  If ``input_shape`` gives another output shape,
@@ -830,8 +832,8 @@ def count_pairs(outputs: int, taps: int, stride: int, dilation: int, low: int, h
 def _pairs_below(outputs: int, taps: int, stride: int, dilation: int, bound: int) -> int:
     if min(outputs, taps, bound) <= 0:
         return 0
-    # Taps whose positions are below the bound for all outputs (always), or for the first output and
-    # thus for at least one output (sometimes).
+    # Numbers of taps whose positions are below the bound for all outputs (always), or for the first
+    # output and thus for at least one output (sometimes).
     always = (bound - 1 - (outputs - 1) * stride) // dilation + 1
     always = min(max(always, 0), taps)
     sometimes = min((bound - 1) // dilation + 1, taps)
@@ -902,7 +904,7 @@ def bytes_text(size: float) -> str:
 
 
 def flops_of_product(dtype: str) -> int:
-    """Return the floating-point operations that multiply two elements and add the product."""
+    """Return the number of floating-point operations of one multiply-add of a dtype."""
     return 8 if dtype in REAL_PART else 2
 
 
@@ -1181,7 +1183,7 @@ def _shapes_for(
     options: ConvOptions,
     output_padding: Size | None,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the input and output shape that ``from_output`` uses with an output_padding."""
+    """Return the shapes of the convolution's input and output that follow from output_padding."""
     rank = len(y_shape) - 2
     _, c_axis, *spatial_axes = formats.data_axes(options.data_format)
     _, i_axis, *filter_axes = formats.filter_axes(options.filter_format)

@@ -8,16 +8,18 @@ Names, keywords and defaults are TensorFlow's, so existing code needs only one c
 
 Details that TensorFlow's documentation leaves out:
 
-* ``filter`` is (spatial sizes..., in_channels, out_channels) in every ``data_format``; a depthwise
-  filter is (height, width, channels, multiplier), and its output channel ``c * multiplier + m``
-  reads input channel c.
+* ``filter`` is (spatial sizes..., in_channels / groups, out_channels) in every ``data_format``; a
+  depthwise filter is (height, width, channels, multiplier), and its output channel
+  ``c * multiplier + m`` reads input channel c.
 * ``strides`` and ``dilations`` follow ``data_format``; their batch and channel entries must be 1.
 * ``padding`` is "SAME", "VALID", or in two dimensions "EXPLICIT".  With "EXPLICIT",
   ``explicit_paddings`` is a flat list with the padding before and after each axis of
   ``data_format``.
-* The number of groups is the number of input channels divided by the filter's in_channels.
+* The number of groups is the number of input channels divided by the size of the filter's
+  second-last axis.
 * ``input_sizes`` is the whole shape of the input, or only its spatial sizes.  With spatial sizes
-  alone, the input has the batch size of ``out_backprop`` and the filter's in_channels.
+  alone, the input has the batch size of ``out_backprop`` and as many channels as the size of the
+  filter's second-last axis.
 * Sizes may be lists, tuples or integer arrays.  To read an array in GPU memory, the host waits for
   the GPU; a list avoids this wait.
 * ``data_format=None`` and ``dilations=None`` select the defaults.  Strings such as ``padding`` may
@@ -224,8 +226,8 @@ def Conv2DBackpropInput(
 
     Args:
         input_sizes: shape of the input in ``data_format`` order, four integers; or its two spatial
-            sizes, for an input with the batch size of ``out_backprop`` and the in_channels of the
-            filter.
+            sizes, for an input with the batch size of ``out_backprop`` and as many channels as the
+            size of the filter's third axis.
         filter: (filter_height, filter_width, in_channels / groups, out_channels); float16,
             bfloat16, float32, float64, complex64 or complex128.
         out_backprop: gradient with respect to the output, (batch, out_height, out_width,
@@ -515,8 +517,8 @@ def Conv3DBackpropInputV2(
 
     Args:
         input_sizes: shape of the input in ``data_format`` order, five integers; or its three
-            spatial sizes, for an input with the batch size of ``out_backprop`` and the in_channels
-            of the filter.
+            spatial sizes, for an input with the batch size of ``out_backprop`` and as many channels
+            as the size of the filter's fourth axis.
         filter: (filter_depth, filter_height, filter_width, in_channels / groups, out_channels);
             float16, bfloat16, float32, float64, complex64 or complex128.
         out_backprop: gradient with respect to the output, (batch, out_depth, out_height, out_width,
@@ -1111,7 +1113,7 @@ def _channels_text(channels: int, filter_shape: tuple[int, ...]) -> str:
 
 
 def _groups(channels: int, filter_shape: tuple[int, ...]) -> int:
-    """Return the number of groups, which TensorFlow infers from the filter's in_channels."""
+    """Return the number of groups, which TensorFlow infers from the filter's second-last axis."""
     depth = filter_shape[-2]
     if channels < 1 or depth < 1:
         return 1  # ConvProblem reports the size

@@ -16,7 +16,7 @@ from cupyconv import formats
 from cupyconv.errors import ConvError, ConvTypeError, Phrase
 
 MOST_ORDERS = 2
-"""Largest number of changes of the memory order that an error offers (chosen)."""
+"""Largest number of changes of a format or of the order of axes that an error offers (chosen)."""
 
 MOST_RULES = 2
 """Largest number of changes of padding or stride that an error offers (chosen)."""
@@ -32,7 +32,10 @@ MOST_STRIDE = 64
 
 _T = TypeVar("_T")
 _Axis = tuple[str, int, int, int, int | None]
-"""Name, input size, filter span, stride and total padding (None for SAME) of an axis."""
+"""Name, input size, filter span (first to last tap), stride and total padding of a spatial axis.
+
+The total padding is None for SAME.
+"""
 _DATA_SHAPES = {"input_shape", "output_shape"}
 """Shape arguments of tensors in the data format."""
 _OWNERS = {"input_shape": "x", "filter_shape": "w", "output_shape": "y"}
@@ -124,6 +127,9 @@ class Fix(NamedTuple):
 
 class Call:
     """A call with an invalid configuration, and the possible fixes.
+
+    "The input gives the output" below means that the sizes of ``input_shape`` have the output sizes
+    in ``output_shape``.
 
     Args:
         names: names that messages use.
@@ -291,7 +297,7 @@ class Call:
             }
             for key, known in words.items():
                 if (word := self.given.get(key)) is not None:
-                    # The likeliest format has the same order for another number of axes.
+                    # The likeliest format differs from the passed one only in its number of axes.
                     order = sorted(known, key=lambda name: _ends(name) != _ends(word))
                     yield from filter(None, (self._assigned(key, name) for name in order))
 
@@ -349,7 +355,7 @@ class Call:
         return max(sizes) / max(min(sizes), 1), max(sizes)
 
     def _lists(self) -> Iterator[Fix]:
-        """Yield fixes that pass stride or dilation with the number of entries of the function."""
+        """Yield fixes that pass stride or dilation with as many entries as the function takes."""
         for key in ("stride", "dilation"):
             value = self.given.get(key)
             values = _integers(value if _is_list(value) else [value])
@@ -423,7 +429,7 @@ class Call:
                 yield self._resized("filter_shape", {"O": multiple})
 
     def _inputs(self) -> Iterator[Fix]:
-        """Yield fixes that change the input to fit the output."""
+        """Yield fixes that change the input's sizes or batch size to those that fit the output."""
         if self.x is None or self.y is None:
             return
         if fitting := self._fitting_inputs():
@@ -673,7 +679,7 @@ def offering(
                 require_result(require(**{**given, **fix.changes}))
 
             fixes = _working(check, call, error.candidates)
-            if fixes or error.fixes:  # replaces fixes of an inner ``offering`` with fewer arguments
+            if fixes or error.fixes:  # replaces fixes from a nested call, which has fewer arguments
                 error.offer([fix.phrases for fix in fixes])
         raise
 
@@ -723,7 +729,7 @@ def _working(check: Callable[[Fix], None], call: Call, candidates: Sequence[Fix]
 
 
 def _second_fixes(call: Call, first: Fix) -> Iterator[Fix]:
-    """Yield fixes to try together with ``first``: those of the call that ``first`` changes."""
+    """Yield fixes to try together with ``first``: the fixes of the call as changed by ``first``."""
     after = call.after(first)
     limit = call.filter_score()
     if call.layout:
@@ -748,7 +754,7 @@ def _distinct(fixes: Iterable[Fix], most: int) -> list[Fix]:
 
 
 def _combined(first: Fix, second: Fix) -> Fix:
-    """Return the fix with the changes of two fixes; ``second`` overrides equal arguments."""
+    """Return the fix with the changes of two fixes; ``second`` wins where both set an argument."""
     again = {phrase[0] for phrase in second.phrases if not isinstance(phrase, str)}
     phrases = (
         phrase for phrase in first.phrases if isinstance(phrase, str) or phrase[0] not in again

@@ -82,7 +82,7 @@ _PAUSE = 0.02
 
 
 class _Note:
-    """Handler of SIGINT that records the interrupt in ``came`` and calls the handler ``before``.
+    """Handler of SIGINT that sets ``came`` and calls ``before``, the handler that it replaces.
 
     During an import, it sends the interrupt again later instead of calling ``before``, because
     compiled modules print a traceback when an interrupt stops their import.

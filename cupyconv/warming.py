@@ -45,7 +45,7 @@ class Use(NamedTuple):
 
 @dataclass(frozen=True)
 class WarmKernel:
-    """Variant of a kernel file that some layers load.
+    """Kernel that some layers load: a CUDA file compiled with some macro definitions (a variant).
 
     Attributes:
         source: file name in cuda/.

@@ -4,7 +4,8 @@ The methods in cupyconv/cpu/ and the cost estimate in cupyconv/cpu/choice.py sha
 that the estimate divides a layer as the methods do.
 
 Along an axis, a stride phase is the set of pixels of dx whose positions have the same remainder
-modulo the stride.  All pixels of a phase use the same taps.
+modulo the stride.  All pixels of a phase use the same taps.  A block is a part of a correlation
+that is computed at once and whose data fit the cache.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ MANY_PHASES = 64
 """Number of stride phases above which backprop_input may compute dx window by window (chosen)."""
 
 READ_SHARE = 0.85
-"""An axis is divided if a smaller share of its products reads pixels, not padding (chosen)."""
+"""Share of (output, tap) pairs that read no padding, below which an axis is divided (chosen)."""
 
 MOST_CUTS = 16
 """Largest number of parts into which the outputs of an axis are divided (chosen)."""
 
 PART_CALLS = 20
-"""Calls of NumPy that compute a part or a block by matrix products (nominal)."""
+"""Number of NumPy calls per block that is computed by a matrix product (nominal)."""
 
 TAP_CALLS = 4
-"""Calls of NumPy that gather the pixels of a single tap, or that add up its products (nominal)."""
+"""Number of NumPy calls that gather the pixels of one tap, or add up its products (nominal)."""
 
 
 class _Fields(NamedTuple):
@@ -207,7 +208,7 @@ class Pieces(NamedTuple):
     A part is computed without the taps that read only padding in it.
 
     Attributes:
-        cuts: slices of the outputs, per axis.
+        cuts: for each axis, the slices into which its outputs are divided.
         pairs: number of (output, tap) pairs in all parts.
         calls: number of calls of NumPy, if each part is one block.
     """
@@ -219,7 +220,7 @@ class Pieces(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def pieces(axes: tuple[Axis, ...], call: float) -> Pieces:
-    """Divide the outputs if this saves products with padding that cost more than the calls.
+    """Divide the outputs if the saved products with padding cost more than the added calls.
 
     Args:
         axes: axes of a correlation.
@@ -231,7 +232,7 @@ def pieces(axes: tuple[Axis, ...], call: float) -> Pieces:
 
 
 def _pieces(axes: Sequence[Axis], cuts: tuple[tuple[slice, ...], ...]) -> Pieces:
-    pairs, taps, outputs, span = 1, 1.0, 1.0, 1.0  # the last three are means of the parts
+    pairs, taps, outputs, span = 1, 1.0, 1.0, 1.0  # the last three are means over the parts
     for axis, slices in zip(axes, cuts, strict=True):
         parts_of = [axis.part(cut) for cut in slices]
         parts_of = [part.with_taps(part.reached()) for part in parts_of]
@@ -247,7 +248,7 @@ def _pieces(axes: Sequence[Axis], cuts: tuple[tuple[slice, ...], ...]) -> Pieces
 # -- the stride phases of backprop_input -----------------------------------------------------------
 
 Phase = tuple[Axis, slice, slice, slice]
-"""Axis that computes a stride phase, and the slices of dy, dx and the filters that it uses."""
+"""Axis of the correlation that computes a stride phase, and its slices of dy, dx and the taps."""
 
 
 def by_window(axis: ConvAxis) -> bool:
@@ -340,8 +341,12 @@ def clamp(value: int, most: int) -> int:
 
 # -- blocks of loops -------------------------------------------------------------------------------
 
+# The method ``loops`` sums either rows of channels or planes of pixels; see cupyconv/cpu/loops.py.
+# Along an axis, a plane has the pixels of a block whose positions have the same remainder modulo
+# ``step(axis)``.  These remainders are the stride phases of this section.
+
 SHORT_RUN = 32
-"""Channels that can be summed in the time to start a row of channels (chosen)."""
+"""Number of channels that a loop sums in the time that it takes to start (chosen)."""
 
 LEAST_PLANE = 1 << 11
 """Smallest number of output pixels per block of planes; smaller images share a block (chosen)."""
@@ -353,12 +358,12 @@ def step(axis: Axis) -> int:
 
 
 def extent(axis: Axis) -> int:
-    """Return the extent of a plane, which holds the pixels of one stride phase of a block."""
+    """Return the extent of a plane along an axis, which is restricted to the outputs of a block."""
     return axis.outputs + max(axis.taps - 1, 0) * axis.dilation // step(axis)
 
 
 def stride_phases(axis: Axis) -> int:
-    """Return the number of planes along an axis, one per stride phase that has taps."""
+    """Return the number of planes along an axis: the stride phases that taps read."""
     return min(axis.taps, step(axis) // gcd(step(axis), axis.dilation))
 
 
@@ -366,8 +371,8 @@ class LoopBlocks(NamedTuple):
     """Division of a correlation into blocks for the method ``loops``.
 
     Attributes:
-        most: largest numbers of groups, images and outputs per axis in a block.
-        places: elements of the source and the result in a block, padding included.
+        most: largest number of groups, of images and of outputs along each axis, per block.
+        places: number of elements of the source and the result in a block, padding included.
         blocks: number of blocks.
     """
 

@@ -13,7 +13,7 @@ Each method has a module in cupyconv/cpu/:
 - products: filters times gathered pixels (im2col); supports every configuration.
 - windows: filters times gathered pixels in a single product, for small layers.
 - scattered: filters times pixels; the products are then added up tap by tap (col2im).
-- patches: input gradients of windows that do not overlap, as one product of pixels and taps.
+- patches: input gradients of windows that do not overlap; one product of dy's pixels and all taps.
 - loops: sums over shifted pixels, for layers with few channels per group; without Numba, only for
   depthwise layers.
 
@@ -116,7 +116,7 @@ class Method:
 
 @dataclass(frozen=True)
 class _Pass:
-    """Pass as one or several correlations of a source with filters, modelled as equal in size.
+    """Pass as one or several correlations of a source with filters, assumed to be equal in size.
 
     Attributes:
         channels, filters: channels and filters per group; exchanged in backprop_input.
@@ -204,7 +204,7 @@ def sums_pixels(
     """Return whether the method ``loops`` sums rows of channels, instead of planes of pixels.
 
     Without Numba, all depthwise layers are summed in rows of channels.  With Numba, the layer must
-    also have enough channels, and either channels last or small planes.
+    also have enough channels, and either channels last or small output images.
     """
     if not channels == filters == 1 or not has_numba():
         return channels == filters == 1
@@ -360,7 +360,7 @@ def _loops(work: _Pass) -> Iterator[Method]:
 def _method(
     work: _Pass, name: str, summary: str, operations: float, elements: float, calls: float
 ) -> Method:
-    """Return a method that computes each correlation of a pass with the given costs."""
+    """Return a method of a pass, from the costs of one of the pass's equal correlations."""
     count = work.phases
     return Method(name, summary, count * operations, count * elements, count * calls)
 

@@ -51,8 +51,7 @@ class Correlation(NamedTuple):
         bias: array (G, K) added to the result; None for no bias.
         addend: array like the result, added to it; shares no memory with it.  None for no addend.
         activation: activation applied after bias and addend; None for no activation.
-        conjugate: whether to multiply with conjugates: of ``filters``, or for a filter gradient of
-            ``result``.
+        conjugate: whether to conjugate ``filters``, or ``result`` for a filter gradient.
     """
 
     axes: tuple[Axis, ...]
@@ -145,7 +144,7 @@ class Correlation(NamedTuple):
         """Divide groups and filters into parts whose weights take at most ``most_bytes``.
 
         Args:
-            least_filters: number of filters that a group with fewer filters counts as, so that a
+            least_filters: a group with fewer filters is treated as if it had this many, so that a
                 part has fewer groups.
         """
         window = max(prod(self.filters.shape[2:]), 1) * self.accumulator.itemsize
@@ -174,7 +173,7 @@ class Correlation(NamedTuple):
         return self.boxes(self.groups, *most)
 
     def boxes(self, *most: int) -> Iterator[Correlation]:
-        """Divide into parts with at most these numbers of groups, images and outputs per axis."""
+        """Divide into parts with at most ``most`` groups, images and outputs along each axis."""
         extents = (self.groups, self.images, *(axis.outputs for axis in self.axes))
         for group, images, *outputs in boxes(extents, (*most, *extents[len(most) :])):
             yield self.part(groups=group, images=images, outputs=outputs)
@@ -244,7 +243,7 @@ def input_gradient(
     activation: str | None = None,
     conjugate: bool = False,
 ) -> Correlation:
-    """Return all of dy as the source and all of dx as the result, without axes."""
+    """Return a Correlation with source dy and result dx, without axes; ``phases_of`` divides it."""
     return Correlation(
         (),
         _by_channel(problem, dy),
@@ -259,7 +258,7 @@ def input_gradient(
 
 
 def phases_of(whole: Correlation, axes: Sequence[ConvAxis]) -> Iterator[Correlation]:
-    """Yield the correlations of an ``input_gradient``, one per stride phase with taps."""
+    """Yield the correlations that compute an ``input_gradient``, one per stride phase with taps."""
     for rules in _combinations(axes):
         rule, outputs, pixels, taps = zip(*rules, strict=True)
         at = (ALL, ALL, ALL, *pixels)

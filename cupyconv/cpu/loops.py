@@ -1,10 +1,11 @@
 """Loops over taps, compiled by Numba, for layers with few channels per group.
 
-Depthwise layers with channels last or small planes are summed in rows of channels: the inner loop
-runs over the channels of one or several pixels.  With channels last, no copy is needed.
+Depthwise layers with channels last or small output images are summed in rows of channels: the inner
+loop runs over the channels of one or several pixels.  With channels last, no copy is needed.
 
-For other layers, each channel is copied to zero-padded planes of pixels, one per stride phase.  In
-a plane, the pixels that tap t reads for all results are contiguous and begin at offsets[t]:
+For other layers, each channel is copied to zero-padded planes of pixels, one per stride phase: the
+pixels whose positions have the same remainders modulo the strides.  In a plane, the pixels that tap
+t reads for all results are contiguous and begin at offsets[t]:
 
     sums[i] = sum over channels and taps t of weights[t] * pixels[offsets[t] + i]
 
@@ -38,7 +39,7 @@ LONG_ROW = 1 << 9
 """Elements that one inner loop sums: the channels of one or several adjacent pixels (chosen)."""
 
 LARGEST_ROWS = 1 << 16
-"""Largest number of weights, repeated for the pixels of one loop, that stay in the cache."""
+"""Largest number of weights, counting copies for several pixels, that fit the cache (chosen)."""
 
 MOST_PADDED = 4
 """Largest ratio of padded to source pixels for which planes are summed one at a time (chosen)."""
@@ -89,8 +90,8 @@ def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
         chunk.filters[...] = totals[0]
         return
     # ``_add_planes`` multiplies pixels between rows by zero, which gives NaN for infinite and NaN
-    # pixels.  Take the gradients that read such pixels from matrix products.  The others have the
-    # same bits as without such pixels.
+    # pixels.  Take the gradients that sum such pixels from matrix products.  The other gradients
+    # are computed with zeros in place of such pixels, which does not change their bits.
     compute(partial(_add_planes, clears=True))
     sums = totals[0].copy()
     exact = chunk._replace(filters=np.empty_like(sums))
@@ -125,7 +126,7 @@ def _is_by_pixel(whole: Correlation) -> bool:
 def _blocks(
     whole: Correlation, by_pixel: bool, block_bytes: int, least: int = 1
 ) -> tuple[tuple[int, ...], int]:
-    """Return the largest extents of a block, as for ``boxes``, and its number of scratch elements.
+    """Return the arguments of ``boxes`` for blocks that fit, and a block's scratch elements.
 
     Args:
         least: smallest number of parts into which a large correlation is divided.
@@ -188,7 +189,7 @@ def _add_pixels(block: Correlation, scratch: Scratch) -> None:
 
 
 def _weights(block: Correlation, scratch: Scratch, *operands: np.ndarray) -> np.ndarray:
-    """Return scratch (*taps, pixels, G) for the weights, one copy per pixel summed at once."""
+    """Return a scratch array (*taps, pixels, G) for one copy of the weights per pixel of a loop."""
     pixels = _pixels_at_once(block, *operands)
     return scratch.array("weights", (*block.filters.shape[3:], pixels, block.groups))
 
@@ -206,7 +207,7 @@ def _pixels_at_once(block: Correlation, *operands: np.ndarray) -> int:
 
 
 def _rows_of_channels(block: Correlation, scratch: Scratch) -> tuple[np.ndarray, _LoopAxes]:
-    """Return the source (N, planes, rows, columns, G), padded if necessary, and its axes."""
+    """Return the source (N, depth, rows, columns, G), padded if necessary, and its axes."""
     source = _pixels_last(block.source)
     if has_numba() and _are_rows(source, block):
         return source, tuple((a.stride, a.dilation, a.offset, a.taps, a.size) for a in block.axes)
@@ -222,7 +223,7 @@ _LoopAxes = tuple[tuple[int, ...], ...]
 
 
 def _pixels_last(array: np.ndarray) -> np.ndarray:
-    """Transpose (G, 1, N, planes, rows, columns) to (N, planes, rows, columns, G)."""
+    """Transpose (G, 1, N, depth, rows, columns) to (N, depth, rows, columns, G)."""
     return array[:, 0].transpose(1, 2, 3, 4, 0)
 
 
@@ -243,7 +244,7 @@ def _memory(pixels: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
 
 
 def _windows(source: np.ndarray, block: Correlation, several: int) -> np.ndarray:
-    """Return the windows (N, planes, rows, columns, *taps, G).
+    """Return the windows (N, depth, rows, columns, *taps, G).
 
     Every ``several`` neighbouring columns are merged into one column of several * G channels.
     """
@@ -316,7 +317,7 @@ def _sum_block_of_planes(
 
 
 def _add_planes(block: Correlation, scratch: Scratch, clears: bool = False) -> None:
-    """Add a block's filter gradient.
+    """Add the filter gradient of a block's images and outputs to ``block.filters``.
 
     Args:
         clears: whether to replace infinite and NaN values of the operands by zero.
@@ -340,8 +341,8 @@ class _Layout:
     """Memory layout of a block: a plane of pixels per stride phase, and the plane of the sums.
 
     Attributes:
-        extents: extents of each plane.
-        firsts: first pixel of each stride phase, per axis.
+        extents: extents of each plane: depth, rows and columns.
+        firsts: for each axis, the first pixel of each stride phase, relative to the first window.
         offsets: position in memory of the pixel that each tap of each channel reads for the first
             result.
         length: number of positions from the first result to the last.

@@ -136,7 +136,7 @@ def _add_to_four(
 
 @_compile
 def _add_to_one(pixels: Any, offsets: Any, w: Any, k: int, begin: int, p: Any, t: int) -> None:
-    """Add the products of filter k with the taps from t on to its sums p."""
+    """Add the products of filter k's weights, from tap t on, to the filter's sums p."""
     while t + 3 <= len(offsets):
         u, v = offsets[t] + begin, offsets[t + 1] + begin
         a, b, c = pixels[u:], pixels[v:], pixels[offsets[t + 2] + begin :]
@@ -167,10 +167,10 @@ def plane_sums(
     """Correlate the plane of each group and image with the only filter of the group.
 
     Args:
-        source, steps, shape: flat memory, element strides (G, N, H) and extents (G, N, H, W).
+        source, steps, shape: flat memory, strides (G, N, H) in elements and extents (G, N, H, W).
         weights: array (G, 1, taps).
         offsets: position of each tap in a padded plane.
-        result, places: flat memory and element strides (G, N, rows).
+        result, places: flat memory and strides (G, N, rows) in elements.
         rules: first source row and column of the padded plane, which may be negative; rows and
             columns of the result; rows and columns of the padded plane.
         pixels, sums: scratch for a padded plane and its sums.
@@ -251,10 +251,11 @@ def _products_of_four(
     return taps
 
 
-# The functions below sum rows of channels.  Source and result are flat memory.  ``steps`` (source)
-# and ``places`` (result) are the strides of images, planes, rows and pixels, in elements.  ``ends``
-# has the extents of the result.  ``axes`` has (stride, dilation, offset, taps, size) of planes,
-# rows and columns.  If weights are repeated for several pixels, one loop computes all of them.
+# The functions below sum rows of channels.  Source and result are flat memory of arrays with the
+# axes (N, depth, rows, columns, G).  ``steps`` (source) and ``places`` (result) are the strides of
+# the first four axes, in elements.  ``ends`` has the extents of the result.  ``axes`` has (stride,
+# dilation, offset, taps, size) of depth, rows and columns.  If the weights are repeated for several
+# pixels, one loop computes all these pixels.
 
 
 @_compile

@@ -1,7 +1,7 @@
 """Input gradients of layers whose windows do not overlap, such as patch embeddings.
 
-One matrix product multiplies every pixel of dy with all taps.  Each element of the result is the
-gradient of one input, so the elements are copied to dx, and nothing is added up.
+One matrix product multiplies every pixel of dy with all taps.  Each element of the product is
+the gradient of one input, so the elements are copied to dx, and nothing is added up.
 """
 
 from __future__ import annotations

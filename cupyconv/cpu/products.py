@@ -23,10 +23,10 @@ LEAST_PIXELS = 128
 """Smallest number of columns (pixels) of a fast matrix product (nominal)."""
 
 LEAST_FILTERS = 512
-"""Filters that a group with fewer filters counts as, so that a part has fewer groups (chosen)."""
+"""Largest value of ``least_filters``, an argument of ``Correlation.chunks`` (chosen)."""
 
 MANY_IMAGES = 16
-"""Images that must fit into a channels-first block for it to have several images (chosen)."""
+"""Images share a channels-first block if they are small, or if more than this many fit (chosen)."""
 
 
 def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
@@ -106,7 +106,7 @@ def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
 
 
 def _least_filters(piece: Correlation) -> int:
-    """Return the argument ``least_filters`` of ``Correlation.chunks``; fewer for few pixels."""
+    """Return the argument ``least_filters`` of ``Correlation.chunks``; smaller for few pixels."""
     return clamp(4 * prod(piece.result.shape[2:]), LEAST_FILTERS)
 
 
@@ -114,7 +114,7 @@ def _least_filters(piece: Correlation) -> int:
 
 
 def _channels_at_once(piece: Correlation, block_bytes: int) -> int:
-    """Return the channels per matrix product, whose LEAST_PIXELS windows fit 2 * block_bytes."""
+    """Return the channels per matrix product; LEAST_PIXELS windows of them fit 2 * block_bytes."""
     window = piece.groups * prod(axis.taps for axis in piece.axes) * piece.accumulator.itemsize
     return clamp(2 * block_bytes // max(window * LEAST_PIXELS, 1), piece.channels)
 
@@ -128,7 +128,7 @@ def _weights_of_sums(chunk: Correlation, block_bytes: int) -> Iterator[Correlati
 
 
 def _columns(piece: Correlation, block_bytes: int) -> tuple[int, int, int]:
-    """Return elements per pixel of the windows and of the result, and the most pixels per block."""
+    """Return elements per pixel, of the windows and the result, and the most pixels per block."""
     taps = prod(axis.taps for axis in piece.axes)
     window = piece.groups * _channels_at_once(piece, block_bytes) * taps
     results = piece.groups * piece.filter_count
@@ -169,7 +169,7 @@ def _terms(
 
 
 def _like_filters(piece: Correlation, scratch: Scratch, name: str) -> np.ndarray:
-    """Return scratch (G, K, C, *taps), with channels last in memory if the source has them last."""
+    """Return a scratch array (G, K, C, *taps); in memory, C is last if the source has it last."""
     memory = scratch.array(name, _like_pixels(piece.filters, piece).shape)
     return np.moveaxis(memory, -1, 2) if channels_are_last(piece.source) else memory
 

@@ -69,9 +69,10 @@ def _add(
 
 
 def _block_extents(whole: Correlation, block_bytes: int) -> tuple[int, int]:
-    """Return the number of images and of rows of a block.
+    """Return the number of images of a block, and of outputs along the first spatial axis.
 
-    The sums of the block, and its products with one row of taps, each fit ``block_bytes``.
+    The sums of the block fit ``block_bytes``, and so do its products with one row of taps, which
+    are the taps with the same index on the first axis.
     """
     row, *others = whole.axes
     sizes, outputs = prod(axis.size for axis in others), prod(axis.outputs for axis in others)

@@ -62,7 +62,7 @@ class Scratch:
 
 
 class Pool:
-    """Memory of a pass, under the names "shared" and "calls" (concurrent calls).
+    """Memory of a pass: "shared" for arrays that all threads use, "calls" for ``threads.each``.
 
     All methods use only these two names, so that they reuse the same memory.  A ``with`` block
     reuses the memory of the thread's last pass.

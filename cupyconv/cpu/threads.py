@@ -43,7 +43,7 @@ class _Process:
     Attributes:
         passes: for each running pass, the number of BLAS threads before it and its thread's id.
         helpers: running helpers.
-        loops: running loops.
+        loops: the _Loop objects of all running calls of ``each``.
         allowed: number of BLAS threads before the passes set it to 1.
         taken: whether the passes have set the number of BLAS threads to 1.
         lock: guards the attributes above.
@@ -236,7 +236,7 @@ class _Loop:
             self._work(part, scratch.rest())
 
     def wait(self) -> bool:
-        """Wait for all helpers; return whether parts remain, as in a forked child (no helpers)."""
+        """Wait for all helpers; return whether parts remain, as they may in a forked child."""
         self._wait_for_helpers()
         with self.lock:
             if self._stopped:

@@ -46,8 +46,8 @@ def _matrix(rows: np.ndarray, whole: Correlation) -> np.ndarray:
 def _columns(whole: Correlation) -> tuple[np.ndarray, np.ndarray]:
     """Return the windows (G, depth, pixels) and a view (G, K, ...) of the filters.
 
-    Depth is the merged axis of channels and taps, which are in the order of the filter view.  Taps
-    that read only padding are omitted.
+    Depth is the merged axis of channels and taps, in the order of these axes in the view of the
+    filters.  Taps that read only padding are omitted.
     """
     are_last = channels_are_last(whole.source)
     dtype = whole.accumulator

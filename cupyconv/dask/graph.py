@@ -1,4 +1,8 @@
-"""Task graph of a pass: cut pieces from chunks, join the pieces, compute parts, add the parts."""
+"""Task graph of a pass: cut pieces from chunks, join the pieces, compute parts, add the parts.
+
+A piece is the region of an operand's chunk that a part reads.  A part is one convolution; sums of
+parts, concatenated if necessary, are the chunks of the result.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +86,7 @@ class Graph:
         return ordered
 
     def gather(self, name: str, ranges: Sequence[Range]) -> Any:
-        """Return a region of an operand: a chunk, or a nested call that joins pieces of chunks.
+        """Return the task for a region of an operand: a chunk, or a join of pieces of chunks.
 
         Each piece is a separate task that runs on the worker with its chunk, so that only pieces
         move between workers.  The join is nested in the task that uses the region, so that the
@@ -139,9 +143,10 @@ class Graph:
         return key
 
     def finish(self, place: Sequence[int], *sums: list[Any], join: int | None = None) -> None:
-        """Add the tasks that compute the result's chunk at ``place`` from sums of parts.
+        """Add the tasks that compute a chunk of the result from sums of parts.
 
         Args:
+            place: index of the chunk on each axis.
             sums: keys of the parts to add, for each sum.
             join: axis along which several sums are concatenated to the chunk.
         """

@@ -47,8 +47,8 @@ def reach_of(axis: ConvAxis, start: int, stop: int) -> tuple[Range, Range, Range
 
     Returns:
         The range of outputs; the range of inputs, without inputs before the first window and after
-        the last window; and the padding.  The padding is the width of the first window before these
-        inputs, and the width of the last window after them.
+        the last window; and the padding.  The padding is how far the first window begins before
+        these inputs, and how far the last window ends after them.
     """
     stride, dilation, before = axis.stride, axis.dilation, axis.pad_before
 
@@ -60,7 +60,7 @@ def reach_of(axis: ConvAxis, start: int, stop: int) -> tuple[Range, Range, Range
     high = min((stop - 1 + before) // stride + 1, axis.output)
     if low >= high or not reads(high):
         return (0, 0), (start, start), (0, 0)
-    # Dilated taps and strides may skip the whole range.
+    # Windows with dilation may skip the range: find the first and the last output that read it.
     low = bisect_right(range(high), 0, lo=low, key=lambda output: reads(output + 1))
     high = bisect_left(range(high + 1), reads(high), lo=low, key=reads)
     first = low * stride - before
@@ -76,17 +76,17 @@ def channel_blocks(
     *,
     of_input: bool = False,
 ) -> list[tuple[Range, list[tuple[Range, Range, int]]]]:
-    """Divide the result's channels into blocks, and the sum of each block into pieces.
+    """Divide the result's channels into blocks, and the channels that a block sums into pieces.
 
     A block is part of one group or consists of whole groups, so that it is a convolution itself.
 
     Args:
-        inputs, outputs: bounds that divide C and K.
+        inputs, outputs: bounds of the chunks of C and of K.
         of_input: whether the result has input channels and sums over output channels.
 
     Returns:
-        The channels of each block with the block's pieces.  A piece consists of the channels that
-        it sums over, its range on the filter's I axis, and its number of groups.
+        For each block, its range of channels and its pieces.  A piece is a tuple of the range of
+        channels that it sums over, its range on the filter's I axis, and its number of groups.
     """
     own, other = problem.K // problem.groups, problem.C // problem.groups
     divided, summed = outputs, inputs

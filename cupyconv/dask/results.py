@@ -114,7 +114,7 @@ def to_zarr(array: da.Array, path: str | os.PathLike[str]) -> Path:
 
     Args:
         array: any Dask array; if the chunks along an axis differ in size, they are rechunked to the
-            largest.
+            largest size.
         path: the folder to create, on a file system that all workers share.
 
     Returns:

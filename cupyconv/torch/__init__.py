@@ -29,8 +29,8 @@ Differences from PyTorch:
 * A convolution with no input channels is rejected in a compiled graph.
 * Errors are ``cupyconv.ConvError`` and ``ConvTypeError``, here also subclasses of RuntimeError.
 * ``torch.autograd``, forward mode and ``torch.func`` differentiate these functions any number of
-  times, and ``torch.func.vmap`` computes all examples in one call.  The custom operators themselves
-  only support reverse mode.
+  times, and ``torch.func.vmap`` computes all slices of the mapped axis in one call.  The custom
+  operators themselves only support reverse mode.
 * ``torch.compile`` breaks its graph at a transform of ``torch.func`` around these functions, and
   ``torch.export`` rejects such a transform.  In both cases, ``patch`` leaves the convolutions
   inside the transform to PyTorch.

@@ -3,8 +3,9 @@
 A custom operator only supports reverse mode, so these classes replace the operators while a
 transform is active.  Each operator is linear in every operand.  The tangent of its result is
 therefore a sum with one term per operand: the result with this operand replaced by its tangent.
-vmap computes all examples in one call: as more images if the examples share the filters, otherwise
-as more groups.
+
+An example is one slice of the tensors along the axis that vmap maps over.  One call computes all
+examples: as more images if they share the filters and the bias, otherwise as more groups.
 """
 
 from __future__ import annotations

@@ -85,8 +85,8 @@ def conv1d(
         padding: an int, one per spatial axis, "valid", or "same" with a stride of 1.
         groups: number of independent convolutions into which C and K are divided.
         add: tensor of the result's shape that the same kernel adds to the result, such as the
-            shortcut of a residual block; PyTorch's function has no such argument.  Its gradient is
-            that of the result.
+            shortcut of a residual block; PyTorch's function has no such argument.  The gradient
+            with respect to ``add`` is that of the result.
 
     Returns:
         (N, K, Q), or (K, Q).

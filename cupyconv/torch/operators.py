@@ -102,7 +102,7 @@ def require_layer(
         names: the caller's names of the tensors.
         shapes: shapes of x, w and y; None if y is not an argument.
         layer: stride, padding, dilation and groups, as the operators take them.
-        sizes: tensors that the call takes as sizes, as for ``remedies.offering``.
+        sizes: names of the shapes that are arguments of the call: "input_shape", "filter_shape".
         bias_shape: shape of the bias over y's channels, or over x's channels if y is an argument.
 
     Raises:
@@ -176,10 +176,10 @@ def _checked_layer(
 
 
 def _memory(tensor: Tensor) -> Any:
-    """Return a NumPy or CuPy array over the memory of a tensor that PyTorch dispatched to a kernel.
+    """Return a NumPy or CuPy array over the memory of a tensor that PyTorch passed to an operator.
 
-    A kernel gets no tensor that ``arrays.take`` would reject, except dual tensors in direct calls
-    of the operator.
+    PyTorch passes the functions above no tensor that ``arrays.take`` would reject, except dual
+    tensors in direct calls of the operator.
 
     Raises:
         ConvTypeError: the tensor is dual.
@@ -192,7 +192,7 @@ def _memory(tensor: Tensor) -> Any:
 
 
 def allocate(size: int, device: torch.device) -> Tensor:
-    """Allocate bytes from PyTorch's caching allocator, for its current stream."""
+    """Allocate ``size`` bytes from PyTorch's caching allocator, for PyTorch's current stream."""
     return torch.empty(size, dtype=torch.uint8, device=device)
 
 

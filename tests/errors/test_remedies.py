@@ -48,7 +48,7 @@ def _nothing_is_computed(monkeypatch):
 
 
 class Style(NamedTuple):
-    """How an interface describes a layer.
+    """Arguments that describe a layer in an interface.
 
     Attributes:
         rules: returns the arguments that describe the layer of a problem.

@@ -278,5 +278,5 @@ def scaled(number: float, unit: str) -> str:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Return whether a stream is a terminal; a closed stream is None."""
+    """Return whether a stream is a terminal; False for None, which stands for a closed stream."""
     return stream is not None and stream.isatty()

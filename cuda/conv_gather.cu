@@ -556,8 +556,8 @@ struct Sums {
   }
 };
 
-// Stores the first `existing` elements of a run, in the widest vectors that C allows; place_of(i) is the
-// address of the i-th element.
+// Stores the first `existing` elements of a run, in the widest vectors that the strides of C allow;
+// place_of(i) is the address of the i-th element.
 template <class Element, int RUN, class PlaceOf>
 __device__ __forceinline__ void store_run(const Accumulator (&run)[RUN], Index existing,
                                           PlaceOf place_of) {

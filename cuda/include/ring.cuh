@@ -10,13 +10,14 @@
 // A warp's product of fragments is 16 x 8 x DEPTH (m, n, k) for all types; a thread holds four registers
 // of A, two of B, and four sums:
 //
-//   16 bits            m16n8k16, on 7.5 two m16n8k8; a register holds two elements along k
+//   16 bits            m16n8k16, or two m16n8k8 on compute capability 7.5; a register holds two elements
+//                      along k
 //   float, as TF32     m16n8k8
 //   double             four m8n8k4, two along m times two along k
 //
 // ldmatrix loads rows of 16 bytes along k, and can transpose only 16-bit elements.  Therefore elements
-// are loaded one by one (BY_MATRIX is false) if they are doubles, or if they are floats in lines along m
-// or n.
+// are loaded one by one (BY_MATRIX is false) if they are doubles, or if they are floats that are
+// contiguous along m or n.
 template <class Storage>
 struct Fragments {
   using Register = unsigned;
@@ -169,7 +170,8 @@ __device__ __forceinline__ void load_fragments(Register (&registers)[4], Tile& t
 // without tensor cores; tile.at() returned `place`.  The function ignores the swizzle, so both chunks
 // must have the same swizzle.  If lines run along k, callers pass k = 0 and one of two distances: a
 // multiple of PERIOD, or the distance to the other line of a pair that shares 128 bytes.  (Loads of B
-// have bank conflicts for doubles along k, but the products of doubles take much longer than these loads.)
+// have bank conflicts for doubles along k, but the products of doubles take much longer than these
+// loads.)
 template <class Tile>
 __device__ __forceinline__ Piece<typename Tile::Element, Tile::CHUNK> load_chunk(
     const typename Tile::Element* place, int positions, int k) {

@@ -346,7 +346,7 @@ def clamp(value: int, most: int) -> int:
 # ``step(axis)``.  These remainders are the stride phases of this section.
 
 SHORT_RUN = 32
-"""Number of channels that a loop sums in the time that it takes to start (chosen)."""
+"""Number of channels whose sums take as long as starting the loop over them (chosen)."""
 
 LEAST_PLANE = 1 << 11
 """Smallest number of output pixels per block of planes; smaller images share a block (chosen)."""

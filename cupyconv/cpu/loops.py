@@ -89,9 +89,9 @@ def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
     if is_finite or are_finite(chunk.source, chunk.result):
         chunk.filters[...] = totals[0]
         return
-    # ``_add_planes`` multiplies pixels between rows by zero, which gives NaN for infinite and NaN
-    # pixels.  Take the gradients that sum such pixels from matrix products.  The other gradients
-    # are computed with zeros in place of such pixels, which does not change their bits.
+    # ``_add_planes`` also multiplies the pixels between rows, by zero, which gives NaN for infinite
+    # and NaN pixels.  Take the gradients that sum such pixels from matrix products.  The other
+    # gradients are computed with zeros in place of such pixels, which does not change their bits.
     compute(partial(_add_planes, clears=True))
     sums = totals[0].copy()
     exact = chunk._replace(filters=np.empty_like(sums))

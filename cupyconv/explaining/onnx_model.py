@@ -85,7 +85,7 @@ class ModelLayer(_Node):
             pass is ``backprop_input``.
         has_bias: whether the node adds a bias.
         same_filter_as: first layer of the model with the same filter; None for the first layer
-            itself, and for a filter that is not stored.
+            itself, and for a filter that is not stored in the file.
         same_values_as: first layer whose filter has the same values, possibly transposed or
             converted; None as for ``same_filter_as``.
     """

@@ -1506,7 +1506,7 @@ def require_add(name: str, shape: tuple[int, ...], result: tuple[int, ...]) -> N
         raise ConvError(
             f"{name} must have the result's shape",
             f"{name} is {shape_text(shape) or 'a scalar'}, the result is {shape_text(result)}",
-            f"Pass an array of shape {result}",
+            f"Pass {name} with shape {result}",
         )
 
 

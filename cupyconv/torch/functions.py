@@ -12,7 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from cupyconv import foreign, formats
 from cupyconv.errors import ConvError, ConvTypeError, shown
-from cupyconv.operations import require_bias
+from cupyconv.operations import require_add, require_bias
 from cupyconv.problem import (
     ITEMSIZE,
     ConvAxis,
@@ -498,15 +498,17 @@ def _convolution(
     add: Tensor | None = None,
 ) -> Tensor:
     (x, w, b), batched = _operands(rank, "input", input, weight, bias)
-    if add is not None:
-        _, add = _cast("input", x, "add", add)
-        add = add if batched else add.unsqueeze(0)
     strides, pads, dilations = _window(rank, w.shape[2:], stride, padding, dilation)
     groups = _groups(groups)
+    if add is not None:
+        _, add = _cast("input", x, "add", add)
     if _has_no_channels(x, w):
         y = _without_channels(x, w, b, strides, pads, dilations)
-        y = y if add is None else y + add
+        y = y if add is None else y + _batched_addend(add, tuple(y.shape), batched)
     else:
+        if add is not None:
+            shape = operators.result_shape(x.shape, w.shape, strides, pads, dilations, groups)
+            add = _batched_addend(add, shape, batched)
         if b is not None:
             require_bias("bias", tuple(b.shape), w.shape[0], "the weight")
         arguments = (x, w, b, strides, pads, dilations, groups)
@@ -758,6 +760,19 @@ def _operands(
         )
     data, batched = _batched(rank, name, data)
     return (data, weight, bias), batched
+
+
+def _batched_addend(add: Tensor, result: tuple[int, ...] | None, batched: bool) -> Tensor:
+    """Return the addend with a batch axis.
+
+    Args:
+        result: shape of the result, with a batch axis, which the addend must have; None for no
+            check.
+        batched: whether the caller's tensors have a batch axis.
+    """
+    if result is not None:
+        require_add("add", tuple(add.shape), result if batched else result[1:])
+    return add if batched else add.unsqueeze(0)
 
 
 def _batched(rank: int, name: str, data: Tensor) -> tuple[Tensor, bool]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cupyconv import arrays, foreign, operations
+from cupyconv.errors import ConvError
 from cupyconv.gpu.capture import LastingAllocator
 from cupyconv.problem import (
     ITEMSIZE,
@@ -118,6 +119,25 @@ def _require(
     *window, groups = layer
     if not _is_symbolic(*(shape or () for shape in shapes), *window, (groups,)):
         _layer(shapes, dtype, layer, *rest)
+
+
+def result_shape(
+    x_shape: Sequence[int], w_shape: Sequence[int], *layer: Any
+) -> tuple[int, ...] | None:
+    """Return the shape of ``forward``'s result.
+
+    Return None if the layer is invalid, and during compilation, when sizes may be symbolic.
+
+    Args:
+        layer: stride, padding, dilation and groups, as the operators take them.
+    """
+    if torch.compiler.is_compiling() or _is_symbolic(x_shape, w_shape, *layer[:3], layer[3:]):
+        return None
+    try:
+        problem, _ = _layer((x_shape, w_shape, None), torch.float32, layer)
+    except ConvError:
+        return None
+    return problem.output_shape
 
 
 def _layer(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import itertools
+import re
 import subprocess
 import sys
 from functools import partial
@@ -512,6 +513,23 @@ def test_out_may_be_an_inference_tensor():
 def test_unsupported_tensors_are_rejected(change, said):
     with pytest.raises(ConvTypeError, match=said):
         ct.conv2d(*change(*operands(2, {})))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "said"),
+    [
+        (((2, 8), (3, 2, 3), (3, 5)), r"add is 3x5, the result is 3x6. Pass add with shape (3, 6)"),
+        (((2, 8), (3, 2, 3), ()), r"add is a scalar, the result is 3x6. Pass add with shape"),
+        (((1, 0, 8), (3, 0, 3), (4, 0, 6)), "add is 4x0x6, the result is 1x0x6"),
+        (((0, 8), (3, 0, 3), (2, 0, 6)), "add is 2x0x6, the result is 0x6"),
+        (((2, 0, 8), (3, 0, 3), (2, 3, 6)), "add is 2x3x6, the result is 2x0x6"),
+        (((2, 2, 8), (3, 2, 9), (2, 3, 6)), "the weight must fit into the padded input"),
+    ],
+)
+def test_addend_of_another_shape_is_rejected(shapes, said):
+    x, w, add = map(torch.ones, shapes)
+    with pytest.raises(ConvError, match=re.escape(said)):
+        ct.conv1d(x, w, add=add)
 
 
 def test_addend_of_another_dtype_is_rejected():

@@ -71,8 +71,11 @@ TRANSPOSED = 2.5
 LOOP_RATE = 50e9
 """FLOP/s of compiled loops over rows of channels (nominal)."""
 
-FOUR_FILTERS = 4
-"""Factor on LOOP_RATE for four or more filters, which share the loaded pixels (nominal)."""
+PLANE_RATE = 65e9
+"""FLOP/s of compiled loops over planes of pixels (nominal)."""
+
+FOUR_FILTERS = 2.4
+"""Factor on PLANE_RATE for four or more filters, which share the loaded pixels (nominal)."""
 
 UNCOMPILED = 0.3
 """Factor on LOOP_RATE without Numba, for long rows (nominal)."""
@@ -85,6 +88,9 @@ SMALL_PLANE = 256
 
 LEAST_ROW = 8
 """Smallest number of channels per pixel for which a loop over channels is fast (chosen)."""
+
+LOOP_PARTS = 8
+"""Smallest number of blocks into which the method ``loops`` divides a large layer (chosen)."""
 
 SAMPLE = 128
 """Stride phases per axis that the estimate examines; the others are assumed to be similar."""
@@ -198,6 +204,16 @@ def product_pieces(
     return pieces(axes, CALL * RATE / 2 / products)
 
 
+def most_loop_bytes(block_bytes: int, share: int) -> int:
+    """Return the largest number of bytes of a block that the method ``loops`` copies.
+
+    Args:
+        block_bytes: bytes of a thread's buffer.
+        share: bytes of the source and the result, divided by the desired number of blocks.
+    """
+    return min(block_bytes // 2, max(share, block_bytes // 4))
+
+
 def sums_pixels(
     axes: Sequence[Axis], groups: int, channels: int, filters: int, channels_last: bool
 ) -> bool:
@@ -262,10 +278,10 @@ def _products(work: _Pass) -> Method:
 
 
 def _windows(work: _Pass) -> Iterator[Method]:
-    gathered = work.images * work.groups * work.channels * prod(axis.span for axis in work.axes)
-    gathered += work.pixels * work.channels * work.taps
+    padded = work.images * work.groups * work.channels * prod(axis.span for axis in work.axes)
+    gathered = work.pixels * work.channels * work.taps
     results = work.pixels * work.filters
-    size = work.itemsize * (gathered + work.weights + results)
+    size = work.itemsize * (padded + gathered + work.weights + results)
     if size <= 2 * BLOCK_BYTES:
         # The rates are for two threads.  This method uses one, as all methods do for little data.
         factor = 2 if work.phases * size > BLOCK_BYTES else 1
@@ -274,7 +290,7 @@ def _windows(work: _Pass) -> Iterator[Method]:
             "windows",
             "filters times all windows",
             factor * work.operations * _slower(work.filters),
-            factor * (gathered * _short_runs(work) + results),
+            factor * (padded + gathered * _short_runs(work) + results),
             6,
         )
 
@@ -328,15 +344,17 @@ def _loops(work: _Pass) -> Iterator[Method]:
         pixel = prod(axis.part(slice(0, 1)).span for axis in work.axes) + 1
     if work.itemsize * max(pixel, weights) > BLOCK_BYTES // 2:
         return  # a single pixel of one group takes too much memory
-    most_elements = BLOCK_BYTES // 4 // work.itemsize
+    sources = work.images * work.groups * work.channels * prod(axis.size for axis in work.axes)
+    share = (sources + work.pixels * work.filters) * work.itemsize // LOOP_PARTS
+    most_elements = most_loop_bytes(BLOCK_BYTES, share) // work.itemsize
     division = loop_blocks(work.axes, work.images, *counts, most_elements, by_pixel)
-    operations, gathers = work.operations, 1
+    operations, rate, gathers = work.operations, LOOP_RATE, 1
     moved: float = division.blocks * division.places
     if not by_pixel:  # the loops also sum positions between rows
         most = zip(work.axes, division.most[2:], strict=True)
         plane = prod(extent(axis.part(slice(0, outputs))) for axis, outputs in most)
         operations = 2.0 * division.blocks * prod(division.most[:2]) * plane * weights
-        gathers = prod(map(stride_phases, work.axes))
+        rate, gathers = PLANE_RATE, prod(map(stride_phases, work.axes))
     elif work.channels_last and has_numba():
         moved = 2 * work.pixels
     if by_pixel != work.channels_last:
@@ -346,12 +364,12 @@ def _loops(work: _Pass) -> Iterator[Method]:
         run = work.groups * (row.outputs if row.stride == 1 else 1)
         operations *= (1 + 3 * LOOP_ELEMENTS / run) / UNCOMPILED
     elif not by_pixel and work.filters >= 4:
-        operations /= FOUR_FILTERS
+        rate *= FOUR_FILTERS
     yield _method(
         work,
         "loops",
         "rows of channels, tap by tap" if by_pixel else "planes of pixels, tap by tap",
-        RATE / LOOP_RATE * operations,
+        RATE / rate * operations,
         moved + work.weights,
         (16 + TAP_CALLS * gathers) * (2 + division.blocks),
     )

@@ -28,7 +28,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from cupyconv.cpu import products
 from cupyconv.cpu.axis import Axis, clamp, extent, loop_blocks, step
-from cupyconv.cpu.choice import has_numba, sums_pixels
+from cupyconv.cpu.choice import LOOP_PARTS, has_numba, most_loop_bytes, sums_pixels
 from cupyconv.cpu.correlation import ALL, SUMS, Correlation, gather
 from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
@@ -56,7 +56,7 @@ def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
             continue
         by_pixel = _is_by_pixel(chunk)
         add = _sum_pixels if by_pixel else _sum_planes
-        most, size = _blocks(chunk, by_pixel, block_bytes, SUMS)
+        most, size = _blocks(chunk, by_pixel, block_bytes, LOOP_PARTS)
         each(add, chunk.boxes(*most), pool, size)
 
 
@@ -134,8 +134,9 @@ def _blocks(
     both = (whole.source, whole.result)
     in_place = by_pixel and all(_are_rows(_pixels_last(array), whole) for array in both)
     share = (whole.source.size + whole.result.size) * whole.accumulator.itemsize // least
-    most_bytes = 4 * block_bytes if in_place else block_bytes // 2
-    most_bytes = min(most_bytes, max(share, block_bytes // 4))
+    most_bytes = most_loop_bytes(block_bytes, share)
+    if in_place:
+        most_bytes = min(4 * block_bytes, max(share, block_bytes // 4))
     counts = whole.images, whole.groups, whole.channels, whole.filter_count
     blocks = loop_blocks(whole.axes, *counts, most_bytes // whole.accumulator.itemsize, by_pixel)
     size = weights = blocks.most[0] * whole.filters[0].size

@@ -110,18 +110,23 @@ def _access(request: Request, role: str) -> Access:
 
 @lru_cache(maxsize=4096)
 def ranked_tilings(request: Request) -> tuple[Tiling, ...]:
-    """Return the tilings that fit into a block, fastest modelled time first."""
+    """Return the tilings that fit into a block, fastest modelled time first.
+
+    Tilings with several resident blocks per SM precede all tilings with a single resident block.
+    """
     problem, chip = request.problem, request.chip
     # Ignore the memory order, so that a layer has the same tiling in every memory order.
     whole = (Access(False, CHANNELS), Access(False, CHANNELS))
 
-    def microseconds(geom: Geometry) -> float:
+    def order(geom: Geometry) -> tuple[bool, float]:
+        # With a single resident block, an SM does not multiply while this block copies.
         blocks = geom.parts * geom.shares * -(-problem.groups // CHANNELS)
         work = _work(request, geom.tiling, geom.tap_rows, geom.lines, whole)
-        return cost.Kernel(blocks, geom.resident, CHANNELS, work).computing(chip)
+        kernel = cost.Kernel(blocks, geom.resident, CHANNELS, work)
+        return geom.resident == 1, kernel.computing(chip)
 
     geometries = (geometry(request, tiling) for tiling in _tilings(request))
-    return tuple(fitting.tiling for fitting in sorted(filter(None, geometries), key=microseconds))
+    return tuple(fitting.tiling for fitting in sorted(filter(None, geometries), key=order))
 
 
 def _tilings(request: Request) -> Iterator[Tiling]:

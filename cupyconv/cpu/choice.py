@@ -71,7 +71,7 @@ TRANSPOSED = 2.5
 LOOP_RATE = 50e9
 """FLOP/s of compiled loops over rows of channels (nominal)."""
 
-PLANE_RATE = 65e9
+PLANE_RATE = 60e9
 """FLOP/s of compiled loops over planes of pixels (nominal)."""
 
 FOUR_FILTERS = 2.4

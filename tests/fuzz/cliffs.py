@@ -31,6 +31,27 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 MOST_FLOPS, MOST_BYTES = 1e12, 2 << 30
 """Limits on a layer: FLOP per pass, and bytes of all its tensors (chosen)."""
 
+LAYERS = {
+    "vit-patches-16": ConvProblem((8, 3, 224, 224), (768, 3, 16, 16), stride=16),
+    "vit-patches-14": ConvProblem((8, 3, 224, 224), (1280, 3, 14, 14), stride=14),
+    "swin-patches-4": ConvProblem((8, 3, 224, 224), (96, 3, 4, 4), stride=4),
+    "fcn-upsampling": ConvProblem((1, 21, 568, 568), (21, 21, 16, 16), stride=8, padding=4),
+    "grouped-upsampling": ConvProblem(
+        (4, 21, 256, 256), (21, 1, 16, 16), stride=8, padding=4, groups=21
+    ),
+    "hifigan-upsampling": ConvProblem((1, 256, 4096), (512, 256, 16), stride=8, padding=4),
+    "wav2vec-stem": ConvProblem((4, 1, 16000), (512, 1, 10), stride=5),
+    "frames-of-320": ConvProblem((2, 1, 32000), (256, 1, 320), stride=160),
+    "alexnet-stem": ConvProblem((16, 3, 227, 227), (96, 3, 11, 11), stride=4),
+    "resnet-stem": ConvProblem((16, 3, 224, 224), (64, 3, 7, 7), stride=2, padding=3),
+    "vgg-fc6": ConvProblem((8, 512, 7, 7), (4096, 512, 7, 7)),
+    "discriminator-head": ConvProblem((16, 512, 4, 4), (1, 512, 4, 4)),
+    "stride-6x6": ConvProblem((4, 64, 96, 96), (64, 64, 6, 6), stride=6),
+    "stride-4x8": ConvProblem((4, 64, 96, 96), (64, 64, 4, 8), stride=(4, 8)),
+    "video-patches": ConvProblem((2, 3, 16, 224, 224), (768, 3, 2, 16, 16), stride=(2, 16, 16)),
+}
+"""Layers of networks with large strides, large filters or few channels, by name."""
+
 
 @dataclass(frozen=True)
 class Cliff:

@@ -10,37 +10,16 @@ from cupyconv import ConvError, ConvProblem
 from cupyconv.planning import Device, plan_pass
 from tests.fuzz import cliffs
 
-LAYERS = {
-    "ViT-B/16 patches": ConvProblem((8, 3, 224, 224), (768, 3, 16, 16), stride=16),
-    "ViT-H/14 patches": ConvProblem((8, 3, 224, 224), (1280, 3, 14, 14), stride=14),
-    "Swin patches": ConvProblem((8, 3, 224, 224), (96, 3, 4, 4), stride=4),
-    "FCN-8s upsampling": ConvProblem((1, 21, 568, 568), (21, 21, 16, 16), stride=8, padding=4),
-    "grouped upsampling": ConvProblem(
-        (4, 21, 256, 256), (21, 1, 16, 16), stride=8, padding=4, groups=21
-    ),
-    "HiFi-GAN upsampling": ConvProblem((1, 256, 4096), (512, 256, 16), stride=8, padding=4),
-    "wav2vec first layer": ConvProblem((4, 1, 16000), (512, 1, 10), stride=5),
-    "Whisper-like frames": ConvProblem((2, 1, 32000), (256, 1, 320), stride=160),
-    "AlexNet first layer": ConvProblem((16, 3, 227, 227), (96, 3, 11, 11), stride=4),
-    "ResNet stem": ConvProblem((16, 3, 224, 224), (64, 3, 7, 7), stride=2, padding=3),
-    "VGG fc6 as a convolution": ConvProblem((8, 512, 7, 7), (4096, 512, 7, 7)),
-    "discriminator head": ConvProblem((16, 512, 4, 4), (1, 512, 4, 4)),
-    "stride 6 x 6": ConvProblem((4, 64, 96, 96), (64, 64, 6, 6), stride=6),
-    "stride 4 x 8": ConvProblem((4, 64, 96, 96), (64, 64, 4, 8), stride=(4, 8)),
-    "video patches": ConvProblem((2, 3, 16, 224, 224), (768, 3, 2, 16, 16), stride=(2, 16, 16)),
-}
-
-
-FIRST_LAYERS = {"ResNet stem", "AlexNet first layer"}
+FIRST_LAYERS = {"resnet-stem", "alexnet-stem"}
 """Layers whose columns take 50 times the bytes of dx in float16."""
 
 
 @pytest.mark.parametrize("device", ["sm_80", "sm_89", "sm_90a", "sm_120"])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", cliffs.LAYERS)
 def test_no_pass_is_far_slower_than_the_others(name, dtype, device):
     far = 12 if name in FIRST_LAYERS and dtype == "float16" else cliffs.FAR
-    assert list(cliffs.cliffs(LAYERS[name].replace(dtype=dtype), device, far)) == []
+    assert list(cliffs.cliffs(cliffs.LAYERS[name].replace(dtype=dtype), device, far)) == []
 
 
 def test_slow_passes_are_found():

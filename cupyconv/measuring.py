@@ -14,11 +14,15 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from math import ceil
 from pathlib import Path
 from threading import RLock
+from time import perf_counter
 from traceback import clear_frames
+from typing import Any, NamedTuple
+
+import numpy as np
 
 import cupyconv
 from cupyconv import arrays, cache_folder, files, markup, records
@@ -33,6 +37,7 @@ CONTENDERS = 8  # largest number of candidates that are measured (chosen)
 ROUNDS = 3  # samples of each candidate (chosen)
 SAMPLE_SECONDS = 1e-3  # shortest sample in s; samples of MOST_CALLS calls may be shorter (chosen)
 MOST_CALLS = 50  # largest number of calls per sample (chosen)
+LEAD = 2  # time that the GPU waits before a sample, in the host's time of its calls (chosen)
 CLEARLY_FASTER = 0.97  # largest time ratio at which a candidate replaces the planned one (chosen)
 
 _FORMAT = 2  # version of the file format
@@ -151,10 +156,11 @@ def _measure(candidates: Sequence[PassPlan], run: Run, load: Load) -> _Measureme
     failures: dict[int, Exception] = {}
     samples: dict[int, list[float]] = {}
     counts: dict[int, int] = {}
+    leads: dict[int, float] = {}
 
-    def sample(number: int, count: int) -> float | None:
+    def sample(number: int, count: int, lead: float = 0.0) -> Timed | None:
         try:
-            return seconds(partial(run, candidates[number]), count)
+            return timed(partial(run, candidates[number]), count, lead)
         except Exception as error:  # compiler, driver and allocator raise many types
             # Free the arrays in the error's frames: the next candidates may need the memory.
             clear_frames(error.__traceback__)
@@ -171,13 +177,14 @@ def _measure(candidates: Sequence[PassPlan], run: Run, load: Load) -> _Measureme
             sample(number, 1)
             once = None if number in failures else sample(number, 1)
             if once is not None:
-                counts[number] = min(max(ceil(SAMPLE_SECONDS / max(once, 1e-7)), 1), MOST_CALLS)
+                count = min(max(ceil(SAMPLE_SECONDS / max(once.device, 1e-7)), 1), MOST_CALLS)
+                counts[number], leads[number] = count, LEAD * count * once.host
                 samples[number] = []
         for _ in range(ROUNDS):
             for number in list(samples):
-                time = sample(number, counts[number])
-                if time is not None:
-                    samples[number].append(time)
+                found = sample(number, counts[number], leads[number])
+                if found is not None:
+                    samples[number].append(found.device)
 
     rounds(range(min(len(candidates), CONTENDERS)))
     if not samples:
@@ -217,16 +224,47 @@ def lost() -> bool:
     return False
 
 
-def seconds(call: Callable[[], None], count: int) -> float:
-    """Return the mean time in seconds of ``count`` consecutive calls on the current stream."""
+class Timed(NamedTuple):
+    """Mean seconds per call, of consecutive calls: on the GPU, and until a call returns."""
+
+    device: float
+    host: float
+
+
+_WAIT = """
+extern "C" __global__ void wait(long long cycles) {
+  const long long start = clock64();
+  while (clock64() - start < cycles) {
+  }
+}
+"""
+_CYCLES = 2.5e9  # cycles per second of lead; GPUs run at about 1 to 2.5 GHz
+
+
+@cache
+def _wait() -> Any:
+    return arrays.cupy().RawKernel(_WAIT, "wait")
+
+
+def timed(call: Callable[[], object], count: int, lead: float = 0.0) -> Timed:
+    """Time ``count`` consecutive calls on the current stream.
+
+    Args:
+        lead: seconds that the GPU waits before the first call.  If the host queues all calls in
+            this time, the GPU never waits for the host, and its time does not contain the host's.
+    """
     cuda = arrays.cupy().cuda
     start, stop = cuda.Event(), cuda.Event()
+    if lead:
+        _wait()((1,), (1,), (np.int64(lead * _CYCLES),))
     start.record()
+    begun = perf_counter()
     for _ in range(count):
         call()
+    host = perf_counter() - begun
     stop.record()
     stop.synchronize()
-    return cuda.get_elapsed_time(start, stop) * 1e-3 / count
+    return Timed(cuda.get_elapsed_time(start, stop) * 1e-3 / count, host / count)
 
 
 # -- files -----------------------------------------------------------------------------------------

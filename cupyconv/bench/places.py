@@ -1,7 +1,7 @@
 """Places that a benchmark runs on, the CPU or a GPU: their arrays, free memory and timers.
 
-A sample times consecutive calls.  Before them, sweeps read a large array to evict the operands from
-the cache.  The module ``timing`` describes the method.
+A sample times consecutive calls.  Before them, a sweep reads a large array to evict the operands
+from the cache.  The module ``timing`` describes the method.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import cached_property
-from math import ceil
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from cupyconv.kernels.device import CPU, Device
 DEVICES = ("cpu", "gpu")
 
 PAUSE = 0.15  # s before another implementation is timed; idle BLAS threads spin for 0.1 s
-MOST_SWEEPS = 64  # largest number of sweeps before the calls of a sample
 
 
 class Place:
@@ -53,23 +51,21 @@ class Place:
         """Wait until the previous implementation no longer occupies the processor."""
         time.sleep(PAUSE)
 
-    def seconds(self, call: Callable[[], Any], count: int) -> float:
-        """Return the mean seconds per call of ``count`` consecutive calls."""
+    def seconds(self, call: Callable[[], Any], count: int, lead: float = 0.0) -> float:
+        """Return the mean seconds per call of ``count`` consecutive calls.
+
+        Args:
+            lead: seconds that a GPU waits before the calls, while the host queues them.
+        """
         start = time.perf_counter()
         for _ in range(count):
             call()
         return (time.perf_counter() - start) / count
 
     def sample(self, call: Callable[[], Any], count: int, lead: float = 0.0) -> float:
-        """Sweep the cache, and return the mean seconds per call of ``count`` consecutive calls.
-
-        Args:
-            lead: shortest total time of the sweeps in seconds; at most MOST_SWEEPS sweeps run.  On
-                a GPU, the host queues the calls in this time.
-        """
-        for _ in range(min(max(ceil(lead / self.sweep_seconds), 1), MOST_SWEEPS)):
-            self.sweep()
-        return self.seconds(call, count)
+        """Sweep the cache, and return the mean seconds per call of ``count`` consecutive calls."""
+        self.sweep()
+        return self.seconds(call, count, lead)
 
     def sweep(self) -> None:
         """Evict the operands from the cache."""
@@ -97,7 +93,7 @@ class GpuPlace(Place):
 
     name = "gpu"
     most_sets = 8
-    sweep_bytes = 256 << 20  # so large that the host queues a call while the sweep runs
+    sweep_bytes = 256 << 20
 
     def __init__(self) -> None:
         self.xp = arrays.require_gpu()
@@ -116,8 +112,8 @@ class GpuPlace(Place):
     def settle(self) -> None:
         self.synchronize()
 
-    def seconds(self, call: Callable[[], Any], count: int) -> float:
-        return measuring.seconds(call, count)
+    def seconds(self, call: Callable[[], Any], count: int, lead: float = 0.0) -> float:
+        return measuring.timed(call, count, lead).device
 
 
 def of(word: str | None) -> Place:

@@ -1,9 +1,9 @@
 """Time of a call: the minimum over many samples.
 
 A sample is the mean time of one or more consecutive calls, each on a different set of operands.
-Before each sample, sweeps over a scratch array larger than the cache evict the operands.  On a GPU,
-the host queues the calls while the sweeps run, so that the events around the calls time the device
-and not Python.
+Before each sample, a sweep over a scratch array larger than the cache evicts the operands.  A GPU
+then waits while the host queues the calls, so that the events around the calls time the device and
+not Python.
 
 Other programs and lower clock frequencies can only make calls slower, so the time is the minimum
 over all samples.  The samples of each implementation are divided over at most TURNS turns.  In each
@@ -29,6 +29,8 @@ Call = Callable[[int], Any]
 TURNS = 10  # largest number of turns of a measurement
 FEWEST_SAMPLES, MOST_SAMPLES = 3, 150
 SHORTEST_SAMPLE = 50e-6  # s; shorter calls are grouped, at most one call per operand set
+LEAD = 3  # time that a GPU waits before a sample, in the host's time of its calls (chosen)
+MOST_LEAD = 0.02  # s per call, for calls that wait for the GPU (chosen)
 HOST_CALLS = 20  # most calls in ``host_seconds``; a stream can queue far more launches
 
 
@@ -96,11 +98,11 @@ class _Series:
         if perf_counter() - start < seconds:
             self._call()
         self._host = None if place.name == "cpu" else host_seconds(call, sets, place, seconds)
-        lead = 2 * (self._host or 0.0)
+        lead = min(LEAD * (self._host or 0.0), MOST_LEAD)
         estimate = max(place.sample(self._call, 1, lead), 1e-9)
         self._count = min(max(ceil(SHORTEST_SAMPLE / estimate), 1), sets)
         self._lead = lead * self._count
-        cost = estimate * self._count + max(place.sweep_seconds, self._lead)
+        cost = estimate * self._count + place.sweep_seconds + self._lead
         self.samples = min(max(round(seconds / cost), FEWEST_SAMPLES), MOST_SAMPLES)
         self.best: list[float] = []
 

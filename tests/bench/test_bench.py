@@ -248,7 +248,7 @@ def test_device_time_excludes_host_time(monkeypatch):
     result = timing.measure({"a": gpu.call(2e-4, 3e-5)}, 4, gpu, 0.1)["a"]
     assert result.seconds == pytest.approx(2e-4)
     assert result.host == pytest.approx(3e-5)
-    assert gpu.samples[-1][1] == pytest.approx(6e-5)  # lead: twice the host time
+    assert gpu.samples[-1][1] == pytest.approx(timing.LEAD * 3e-5)
 
 
 def test_cpu_time_matches_perf_counter(monkeypatch):

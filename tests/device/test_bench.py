@@ -47,19 +47,14 @@ def test_bench_times_kernels_and_host_separately(gpu):
     assert "MiB of workspace" in text
 
 
-def test_cache_sweep_lasts_until_host_is_ahead(gpu):
-    sweeps = []
-    gpu.sweep = lambda: sweeps.append(1)
-    gpu.sweep_seconds = 1e-3
-    assert gpu.sample(lambda: None, 1) >= 0
-    assert len(sweeps) == 1
-    gpu.sample(lambda: None, 1, lead=4.5e-3)
-    assert len(sweeps) == 1 + 5
-    gpu.sample(lambda: None, 1, lead=60.0)
-    assert len(sweeps) == 6 + places.MOST_SWEEPS
+def test_a_sample_sweeps_once_and_waits_while_the_host_queues(gpu):
+    done = []
+    gpu.sweep = lambda: done.append("sweep")
+    assert gpu.sample(lambda: done.append("call"), 2, lead=1e-3) >= 0
+    assert done == ["sweep", "call", "call"]
 
 
-def test_seconds_averages_consecutive_calls():
+def test_time_is_the_mean_of_consecutive_calls():
     calls = []
 
     def call():
@@ -67,8 +62,9 @@ def test_seconds_averages_consecutive_calls():
         time.sleep(0.01)
 
     started = time.perf_counter()
-    mean = measuring.seconds(call, 3)
-    assert 0.01 <= mean <= (time.perf_counter() - started) / 3
+    mean = measuring.timed(call, 3, lead=1e-3)
+    assert 0.01 <= mean.device <= (time.perf_counter() - started) / 3
+    assert 0.01 <= mean.host <= mean.device
     assert len(calls) == 3
     assert measuring.driver_version() == cupy.cuda.runtime.driverGetVersion()
 

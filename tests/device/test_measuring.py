@@ -35,6 +35,7 @@ from cupyconv.problem import PASSES
 from tests.device import machine
 from tests.device.fixtures import before_each_launch
 
+HOST_SECONDS = 5e-6
 PROBLEM = ConvProblem((4, 32, 20, 20), (32, 32, 3, 3), dtype="float16")
 
 
@@ -59,13 +60,14 @@ class Gpu:
         self.at_launch.get(item.source, bool)()
         self.launched.append(item)
 
-    def time(self, call, times):
+    def time(self, call, times, lead):
         self.timed += 1
         for _ in range(times):
             call()
         (candidate,) = call.args
         default = self.seconds.get(candidate.implementation, 1e-3)
-        return self.seconds.get(candidate.tiling, default) * (1 + candidate.splits / 1000)
+        seconds = self.seconds.get(candidate.tiling, default) * (1 + candidate.splits / 1000)
+        return measuring.Timed(seconds, HOST_SECONDS)
 
 
 @pytest.fixture
@@ -79,7 +81,7 @@ def gpu(monkeypatch, empty_kernels):
 
     before_each_launch(monkeypatch, recorder.begin)
     monkeypatch.setattr(runtime.CupyRuntime, "load", record_load)
-    monkeypatch.setattr(measuring, "seconds", recorder.time)
+    monkeypatch.setattr(measuring, "timed", recorder.time)
     with cupy.cuda.Device(1):
         yield recorder
 
@@ -134,14 +136,14 @@ def test_planned_candidate_wins_unless_clearly_slower(gpu, monkeypatch, broken):
     seconds = [1e-3, 2e-3, *[3e-3] * (len(candidates) - 3), 0.99e-3]
     failures = []
 
-    def time(call, count):
+    def time(call, _count, _lead):
         number = candidates.index(*call.args)
         if number == broken:
             failures.append(number)
             raise REFUSED
-        return seconds[number]
+        return measuring.Timed(seconds[number], HOST_SECONDS)
 
-    monkeypatch.setattr(measuring, "seconds", time)
+    monkeypatch.setattr(measuring, "timed", time)
     result = measuring._measure(candidates, lambda _: None, lambda _: None)
     assert result.fastest == (len(candidates) - 1 if broken == 0 else 0)
     assert failures == ([] if broken is None else [broken]), "a failed candidate was tried again"
@@ -152,14 +154,19 @@ def test_planned_candidate_wins_unless_clearly_slower(gpu, monkeypatch, broken):
     ("taken", "calls"), [(1.0, 1), (1e-3, 1), (1.1e-4, 10), (1e-9, 50), (0.0, 50)]
 )
 def test_sample_fills_a_millisecond(gpu, monkeypatch, taken, calls):
-    """Two single calls come first: a warm-up, and one to choose the number of calls."""
+    """Two single calls come first: a warm-up, and one to choose the number of calls.
+
+    The GPU waits before a sample until the host has queued its calls.
+    """
     counts = defaultdict(list)
 
-    def time(call, count):
+    def time(call, count, lead):
         counts[call.args[0]].append(count)
-        return taken
+        sampled = len(counts[call.args[0]]) > 2
+        assert lead == (measuring.LEAD * count * HOST_SECONDS if sampled else 0)
+        return measuring.Timed(taken, HOST_SECONDS)
 
-    monkeypatch.setattr(measuring, "seconds", time)
+    monkeypatch.setattr(measuring, "timed", time)
     cupyconv.plan(PROBLEM, measure=True)
     assert len(counts) > 3
     for samples in counts.values():
@@ -169,7 +176,12 @@ def test_sample_fills_a_millisecond(gpu, monkeypatch, taken, calls):
 def test_candidates_take_turns(gpu, monkeypatch):
     """Every round times every candidate, so a changing clock affects all of them."""
     order = []
-    monkeypatch.setattr(measuring, "seconds", lambda call, _: (order.append(call.args[0]), 1e-3)[1])
+
+    def time(call, _count, _lead):
+        order.append(call.args[0])
+        return measuring.Timed(1e-3, HOST_SECONDS)
+
+    monkeypatch.setattr(measuring, "timed", time)
     candidates = list(measuring.candidates_of(request(), "auto"))
     measuring._measure(candidates, lambda _: None, lambda _: None)
     assert order[2 * len(candidates) :] == candidates * measuring.ROUNDS
@@ -291,13 +303,13 @@ def test_concurrent_measurement_is_adopted(gpu, monkeypatch, own_cache):
     measuring.forget()
     time = gpu.time
 
-    def slow(call, count):
+    def slow(call, count, lead):
         for path, text in contents.items():
             cache_folder.keep(path, text.encode())
-        return time(call, count)
+        return time(call, count, lead)
 
     gpu.seconds = {"cuda-gather": 1e-6}
-    monkeypatch.setattr(measuring, "seconds", slow)
+    monkeypatch.setattr(measuring, "timed", slow)
     assert cupyconv.plan(PROBLEM, measure=True)["forward"].implementation == "cuda-generic"
     assert {path: path.read_text() for path in files(own_cache)} == contents
 

@@ -343,7 +343,9 @@ def test_prepared_filter_takes_other_input_sizes(empty_kernels, launched):
 
 
 def test_measuring_accepts_prepared_filter(empty_kernels, launched, monkeypatch):
-    monkeypatch.setattr(measuring, "seconds", lambda call, count: (call(), 1e-3)[1])
+    monkeypatch.setattr(
+        measuring, "timed", lambda call, *_: (call(), measuring.Timed(1e-3, 1e-5))[1]
+    )
     monkeypatch.setattr(cupyconv, "benchmark", True)
     calls = Calls(LAYER, impl="auto")
     prepared = cupyconv.prepare(calls.w, LAYER, impl="cuda-hopper")

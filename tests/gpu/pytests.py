@@ -15,7 +15,9 @@ import pytest
 from tests.device import is_running
 
 FILES = ("tests/gpu/test_cupy.py", "tests/gpu/test_ways_in.py")
-PROGRAMS = re.compile(r"graph|captur|stream|tensor|synchron|memory|takes_less_than|2_to_the|two_to")
+PROGRAMS = re.compile(
+    r"graph|captur|stream|tensor|synchron|memory|takes_less_than|measured_times|two_to"
+)
 """Pattern for the names of tests of graphs, streams and allocators, which run one at a time."""
 
 _items: dict[str, pytest.Item] = {}

@@ -7,6 +7,7 @@ import ctypes
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -231,6 +232,20 @@ def test_a_repeated_calls_own_python_takes_less_than_10_us():
     }
     print(f"launch {launch * 1e6:.1f} us", {name: f"{s * 1e6:.1f} us" for name, s in own.items()})
     assert max(own.values()) < 10e-6
+
+
+@pytest.mark.slow
+def test_measured_times_do_not_contain_the_hosts():
+    """The host takes 2 ms per call, and the device far less."""
+    x = cupy.zeros(1 << 10, "float32")
+
+    def call():
+        time.sleep(2e-3)
+        x.fill(1)
+
+    found = measuring.timed(call, 4, lead=0.1)
+    assert found.host > 2e-3
+    assert found.device < 2e-4
 
 
 FIRST_CALL = """

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 import cupyconv
 from cupyconv import ConvError, ConvTypeError, arrays, cudnn, measuring
-from cupyconv.bench import ceilings
+from cupyconv.bench import ceilings, places
 from cupyconv.cli.main import main
 from cupyconv.formats import data_formats, filter_formats
 from cupyconv.problem import REAL_PART
@@ -602,9 +602,10 @@ filter_format = "OHWI"
 
 @pytest.mark.thorough
 def test_bench_on_the_gpu_says_what_it_cannot_measure(tmp_path, monkeypatch):
-    # The ceilings are measured with large products and copies: minutes on an emulated device.
+    # The ceilings and sweeps take minutes on an emulated device with their usual sizes.
     monkeypatch.setattr(ceilings, "PRODUCT_SIZE", {"gpu": 256})
     monkeypatch.setattr(ceilings, "COPY_BYTES", {"gpu": 1 << 16})
+    monkeypatch.setattr(places.GpuPlace, "sweep_bytes", 1 << 16)
     layers, target = tmp_path / "layers.toml", tmp_path / "found.json"
     layers.write_text(LAYERS)
     words = f"--config {layers} --device gpu --pass forward --layout channels_last --json {target}"

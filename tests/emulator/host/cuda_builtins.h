@@ -67,6 +67,7 @@ EMULATOR_INLINE void __threadfence() { emulator::thread_fence(); }
 EMULATOR_INLINE void __threadfence_block() {}
 EMULATOR_INLINE void __threadfence_system() { emulator::thread_fence(); }
 EMULATOR_INLINE void __nanosleep(unsigned) {}
+EMULATOR_INLINE long long clock64() { return emulator::clock_cycles(); }
 EMULATOR_INLINE void __trap() { emulator::trap(); }
 EMULATOR_INLINE unsigned __activemask() { return emulator::active_mask(); }
 

@@ -25,6 +25,8 @@ __attribute__((const)) uint3 block_index();
 __attribute__((const)) uint3 block_extent();
 __attribute__((const)) uint3 grid_extent();
 __attribute__((const)) unsigned lane_index();
+// A clock that advances by 2^20 cycles with each read, so that loops that wait end soon.
+long long clock_cycles();
 
 // --- barriers and collectives (collectives.cpp) ---
 enum class BarrierReduction { kNone, kOr, kAnd, kCount };

@@ -53,16 +53,16 @@ def steps() -> tuple[Step, ...]:
     }
     return (
         Step("compile", "tests.gpu.pack", 0.5, 8, 120),
-        Step("smoke", "tests.gpu.smoke", 1, 8, 20),
-        Step("golden", "tests.gpu.instructions", 0.7, 4, 20),
-        Step("tests", "tests.gpu.pytests", 2.5, 8, 30, ("tests",)),
+        Step("smoke", "tests.gpu.smoke", 1, 12, 20),
+        Step("golden", "tests.gpu.instructions", 0.7, 8, 20),
+        Step("tests", "tests.gpu.pytests", 2.5, 14, 30, ("tests",)),
         Step("contenders", "tests.gpu.contenders", 2.5, 1, 20, ("all",)),
         Step("programs", "tests.gpu.pytests", 0.5, 1, 30, ("programs",)),
         Step("profile", "tests.gpu.contenders", 0.6, 1, 40, ("profile",),
              ("sh", "-c", _PROFILE, "sh"), fresh=True, lines=True,
              missing="" if ncu else lacks.format("ncu")),
-        Step("memcheck", "tests.gpu.smoke", 0.5, 6, 60, tool=(*checked, "memcheck"), **edges),
-        Step("racecheck", "tests.gpu.smoke", 0.7, 6, 60, tool=(*checked, "racecheck"), **edges),
+        Step("memcheck", "tests.gpu.smoke", 0.5, 12, 60, tool=(*checked, "memcheck"), **edges),
+        Step("racecheck", "tests.gpu.smoke", 0.7, 12, 60, tool=(*checked, "racecheck"), **edges),
     )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from cupyconv.planning.families import FAMILIES
 from cupyconv.planning.plan import choices_of_json, contenders
 from cupyconv.problem import PASSES, ConvProblem
 from tests.device import is_running
+from tests.fuzz import cliffs
 from tests.gpu import pack
 
 ORDERS = (
@@ -48,9 +49,11 @@ PROFILED = (
 )
 """Passes whose planned kernels are profiled: layer, pass, dtype, precision, memory order."""
 
+SLOW_LAYERS = ("causal-dw4", "replk-dw31")  # PyTorch takes seconds for a pass; timed last
 MOST_CANDIDATES = 8  # timed candidates per pass (chosen)
 SECONDS = 0.015  # s, device time of a candidate's samples (chosen)
 SETS = 3  # sets of operands that calls alternate between (chosen)
+MOST_BYTES = 1 << 30  # a larger layer has one set: it evicts its operands from the cache (chosen)
 SAMPLE = 1 << 18  # elements compared at each end of a result (chosen)
 TOLERANCES = {"float16": 1e-2, "bfloat16": 8e-2, "float32": 1e-4, "tf32": 1e-2}
 """Largest difference from a pass's first result, relative to its largest value (chosen)."""
@@ -59,19 +62,24 @@ _profiling = False
 
 
 def cases(words: str = "") -> list[dict[str, Any]]:
-    """List candidates in the order of ORDERS, kinds of layers in turn, cuDNN first in each pass."""
+    """List cuDNN and the planner's choice in each of ORDERS, then the other candidates."""
     global _profiling
     _profiling = words == "profile"
     if _profiling:
         chosen = PROFILED[:2] if _is_small() else PROFILED
         return [_case(*one, "planned") for one in chosen]
-    found = []
+    first, others, slow = [], [], []
     for order in ORDERS:
         for name in layers():
             for pass_ in PASSES:
-                labels = ["cudnn", *map(str, range(len(candidates(name, pass_, *order))))]
-                found += [_case(name, pass_, *order, label) for label in labels]
-    return found
+                labels = map(str, range(len(candidates(name, pass_, *order))))
+                cudnn, *ours = (_case(name, pass_, *order, label) for label in ("cudnn", *labels))
+                if name in SLOW_LAYERS:
+                    slow += [*ours, cudnn]
+                else:
+                    first += [cudnn, *ours[:1]]
+                    others += ours[1:]
+    return first + others + slow
 
 
 def _case(*words: str) -> dict[str, Any]:
@@ -81,9 +89,10 @@ def _case(*words: str) -> dict[str, Any]:
 
 @cache
 def layers() -> dict[str, suites.SuiteLayer]:
-    """Return the suite's layers; on emulated devices, two small layers."""
-    listed = suites.fair_order(suites.listed())
+    """Return the suite's layers and those of the search for cliffs; two small ones if emulated."""
     if not _is_small():
+        others = (suites.SuiteLayer(*layer) for layer in cliffs.LAYERS.items())
+        listed = [*suites.fair_order(suites.listed()), *others]
         return {layer.name: layer for layer in listed}
     small = ConvProblem((1, 64, 6, 6), (64, 64, 3, 3), padding=1)
     return {name: suites.SuiteLayer(name, small) for name in ("resnet50-03", "vgg16-3")}
@@ -224,7 +233,9 @@ def _operands(*key: str) -> list[Operands]:
         place().release()
         if (peer := _find_torch()) is not None:
             peer.release()
-        _kept.update(key=key, sets=data.random_sets(problem_of(*key), SETS, place().xp))
+        problem = problem_of(*key)
+        count = SETS if problem.bytes <= MOST_BYTES else 1
+        _kept.update(key=key, sets=data.random_sets(problem, count, place().xp))
     sets: list[Operands] = _kept["sets"]
     return sets
 

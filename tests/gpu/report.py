@@ -21,6 +21,7 @@ from cupyconv.bench import environment
 from cupyconv.bench.results import Results, Row
 from cupyconv.planning.calibration import dtype_class
 from tests import speed_table
+from tests.fuzz import cliffs
 from tests.gpu import contenders, instructions
 from tests.gpu.running import GOOD
 
@@ -57,14 +58,33 @@ def by_pass(records: Iterable[Record]) -> dict[tuple[str, ...], dict[str, Record
 
 
 def results(records: Iterable[Record], precision: str) -> Results:
-    """Return planned kernels and cuDNN in one precision, as results of ``cupyconv bench``."""
+    """Return planned kernels and cuDNN in one precision, as results of ``cupyconv bench``.
+
+    Layers outside the benchmark's list are left out.
+    """
     found = Results(environment=machine(records), finished=True)
     for one in timed(records):
-        if one["precision"] == precision and one["candidate"] in ("0", "cudnn"):
+        shown = one["candidate"] in ("0", "cudnn") and one["layer"] not in cliffs.LAYERS
+        if one["precision"] == precision and shown:
             row = Row(**one["row"])
             ours = one["candidate"] == "0"
             found.rows.append(replace(row, implementation="auto") if ours else row)
     return found
+
+
+def unusual(records: Sequence[Record]) -> list[str]:
+    """Return a table of the planned kernels and cuDNN for the layers of the search for cliffs."""
+    heading = ("layer", "pass", "dtype", "kernel", "us", "PyTorch: us", "PyTorch / cupyconv")
+    lines = [f"| {' | '.join(heading)} |", "|---|---|---|---|---:|---:|---:|"]
+    for (dtype, precision, layout, layer, pass_), candidates in by_pass(records).items():
+        if layer in cliffs.LAYERS and "0" in candidates and layout == "channels_last":
+            ours = candidates["0"]["microseconds"]
+            words = [layer, pass_, f"{dtype} {precision}", candidates["0"]["kernel"], f"{ours:.1f}"]
+            if "cudnn" in candidates:
+                theirs = candidates["cudnn"]["microseconds"]
+                words += [f"{theirs:.1f}", f"{theirs / ours:.2f}"]
+            lines.append(f"| {' | '.join([*words, '', ''][:7])} |")
+    return lines
 
 
 def choices(records: Sequence[Record]) -> list[str]:
@@ -141,6 +161,7 @@ def main(folder: Path) -> int:
         f"Run on {environment.title(about)}": [f"- {text}" for text in ends],
         "Speed": speed_table.of_results(results(records, "ieee")).splitlines(),
         "Speed with TF32": speed_table.of_results(results(records, "tf32")).splitlines(),
+        "Layers with large strides, large filters or few channels": unusual(records),
         "Choices of the planner": choices(records),
         "Failures": failures(records),
     }

@@ -318,6 +318,11 @@ def parts(extent: int, most: int) -> Iterator[slice]:
         yield slice(-(-extent * number // count), -(-extent * (number + 1) // count))
 
 
+def separate_taps(axis: ConvAxis) -> int:
+    """Return the largest number of consecutive taps within which windows do not overlap."""
+    return axis.filter if axis.output == 1 else (axis.stride - 1) // axis.dilation + 1
+
+
 def boxes(extents: Sequence[int], most: Sequence[int]) -> Iterator[tuple[slice, ...]]:
     """Yield every combination of ``parts`` of several extents; the last extent varies fastest."""
     if not extents:

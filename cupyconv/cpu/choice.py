@@ -13,7 +13,7 @@ Each method has a module in cupyconv/cpu/:
 - products: filters times gathered pixels (im2col); supports every configuration.
 - windows: filters times gathered pixels in a single product, for small layers.
 - scattered: filters times pixels; the products are then added up tap by tap (col2im).
-- patches: input gradients of windows that do not overlap; one product of dy's pixels and all taps.
+- patches: input gradients; dy's pixels times slices of taps within which windows do not overlap.
 - loops: sums over shifted pixels, for layers with few channels per group; without Numba, only for
   depthwise layers.
 
@@ -42,6 +42,7 @@ from cupyconv.cpu.axis import (
     loop_blocks,
     phases,
     pieces,
+    separate_taps,
     stride_phases,
 )
 from cupyconv.problem import ITEMSIZE, ConvAxis, ConvProblem
@@ -64,6 +65,9 @@ LEAST_ROWS = 64
 
 LOOP_ELEMENTS = 32
 """Elements that NumPy copies in the time that it takes to start a contiguous row (nominal)."""
+
+SUM_ELEMENTS = 256
+"""Elements that NumPy adds in the time that it takes to start a row of a strided sum (nominal)."""
 
 TRANSPOSED = 2.5
 """Factor by which copies between channels first and channels last are slower (measured)."""
@@ -184,16 +188,17 @@ def methods(problem: ConvProblem, pass_: str) -> tuple[Method, ...]:
     candidates = [_products(work), *_windows(work), *_loops(work)]
     if pass_ != "backprop_filter":
         candidates += _scattered(work)
-    # With one tap, ``products`` copies no gradients.
-    has_several_taps = prod(problem.filter_sizes) > 1
-    if pass_ == "backprop_input" and has_several_taps and are_separate(problem.axes):
-        candidates.append(_patches(problem, work))
+    # With one tap per slice, ``products`` and ``scattered`` copy fewer gradients.
+    slices = tap_slices(problem.axes)
+    is_summed_in_place = slices == 1 or ITEMSIZE[problem.dtype] == work.itemsize
+    if pass_ == "backprop_input" and slices < prod(problem.filter_sizes) and is_summed_in_place:
+        candidates.append(_patches(problem, work, slices))
     return tuple(candidates)
 
 
-def are_separate(axes: Sequence[ConvAxis]) -> bool:
-    """Return whether no input pixel is in two windows, so that dx needs no sums over windows."""
-    return all(axis.output == 1 or axis.stride >= axis.effective_filter for axis in axes)
+def tap_slices(axes: Sequence[ConvAxis]) -> int:
+    """Return the number of slices of taps for ``patches``; 1 if windows do not overlap."""
+    return prod(-(-axis.filter // separate_taps(axis)) for axis in axes)
 
 
 def product_pieces(
@@ -295,18 +300,23 @@ def _windows(work: _Pass) -> Iterator[Method]:
         )
 
 
-def _patches(problem: ConvProblem, work: _Pass) -> Method:
+def _patches(problem: ConvProblem, work: _Pass, slices: int) -> Method:
     pixels = work.images * prod(problem.output_sizes)
     weights = problem.K * work.filters * prod(problem.filter_sizes)
     gradients = pixels * weights // (work.channels or 1)
-    run = problem.filter_sizes[-1] if not work.channels_last else work.filters
-    blocks = max(gradients * work.itemsize * 4 / BLOCK_BYTES, work.groups)
+    last = problem.axes[-1]
+    run = work.filters if work.channels_last else min(last.filter, separate_taps(last))
+    blocks = max(gradients * work.itemsize * 4 / BLOCK_BYTES, slices * work.groups)
+    start = LOOP_ELEMENTS if slices == 1 else SUM_ELEMENTS
+    copies = gradients * (1 + start / run)
+    if slices > 1:
+        copies += work.images * problem.C * prod(problem.input_sizes)
     return Method(
         "patches",
-        "pixels times all taps of windows that do not overlap",
+        "pixels times slices of taps of windows that do not overlap",
         2.0 * pixels * weights * _slower(pixels),
-        gradients * (1 + LOOP_ELEMENTS / run) + pixels * problem.K + weights,
-        blocks * 12 + 20,
+        copies + slices * pixels * problem.K + weights,
+        blocks * 12 + 20 * slices,
     )
 
 

@@ -1,12 +1,15 @@
-"""Input gradients of layers whose windows do not overlap, such as patch embeddings.
+"""Input gradients of layers with strides, such as patch embeddings.
 
-One matrix product multiplies every pixel of dy with all taps.  Each element of the product is
-the gradient of one input, so the elements are copied to dx, and nothing is added up.
+If windows do not overlap, one matrix product multiplies every pixel of dy with all taps.  Each
+element of the product is the gradient of one input, so the elements are copied to dx, and nothing
+is added up.  Other filters are divided into slices of taps within which windows do not overlap, and
+the gradients of the slices are added up in dx.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from math import prod
@@ -15,7 +18,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from cupyconv.cpu.activations import activate
-from cupyconv.cpu.axis import boxes, clamp, parts
+from cupyconv.cpu.axis import boxes, clamp, parts, separate_taps
 from cupyconv.cpu.correlation import ALL, Correlation
 from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
@@ -26,13 +29,41 @@ from cupyconv.problem import ConvAxis
 def backprop_input(
     whole: Correlation, axes: Sequence[ConvAxis], pool: Pool, block_bytes: int
 ) -> None:
-    """Compute dx for all input pixels that are in a window.
+    """Compute dx; if windows do not overlap, only for the input pixels that are in a window.
 
     Args:
-        whole: all of dy, w and dx, from ``correlation.input_gradient``.
-        axes: spatial axes, for which ``choice.are_separate`` holds.
+        whole: all of dy, w and dx, from ``correlation.input_gradient``.  If windows overlap, dx has
+            the dtype of the sums.
+        axes: spatial axes.
         block_bytes: bytes of a thread's buffer, from which the size of blocks follows.
     """
+    terms = list(product(*(parts(axis.filter, separate_taps(axis)) for axis in axes)))
+    if len(terms) == 1:
+        _backprop_input(whole, axes, pool, block_bytes, adds=False)
+        return
+    whole.result[...] = 0
+    sums = whole._replace(addend=None, bias=None, activation=None)
+    for taps in terms:
+        term = sums._replace(filters=whole.filters[(ALL, ALL, ALL, *taps)])
+        _backprop_input(term, list(map(_with_taps, axes, taps)), pool, block_bytes, adds=True)
+    whole.finish(whole.result)
+
+
+def _with_taps(axis: ConvAxis, taps: slice) -> ConvAxis:
+    """Return the axis of a filter with a slice of the taps; both paddings may be negative."""
+    return replace(
+        axis,
+        filter=taps.stop - taps.start,
+        pad_before=axis.pad_before - taps.start * axis.dilation,
+        pad_after=axis.pad_after - (axis.filter - taps.stop) * axis.dilation,
+        padding_mode="explicit",
+    )
+
+
+def _backprop_input(
+    whole: Correlation, axes: Sequence[ConvAxis], pool: Pool, block_bytes: int, adds: bool
+) -> None:
+    """Write dx for all input pixels that are in a window, or add to dx; windows do not overlap."""
     count, *taps = whole.filters.shape[2:]
     outputs = whole.source.shape[3:]
     is_last = channels_are_last(whole.result)
@@ -48,7 +79,7 @@ def backprop_input(
         rows = clamp(block_bytes // 4 // line, outputs[0])
         most = (clamp(block_bytes // 4 // (line * rows), whole.images), rows)
         size = prod(most) * prod(outputs[1:]) * (columns + count)
-        work = partial(_compute, chunk, axes, matrix, is_last)
+        work = partial(_compute, chunk, axes, matrix, is_last, adds)
         each(work, boxes((whole.images, outputs[0]), most), pool, size)
 
 
@@ -57,6 +88,7 @@ def _compute(
     axes: Sequence[ConvAxis],
     matrix: np.ndarray,
     is_last: bool,
+    adds: bool,
     block: tuple[slice, slice],
     scratch: Scratch,
 ) -> None:
@@ -65,6 +97,7 @@ def _compute(
     Args:
         chunk: correlation of one group.
         matrix: array (K, C, *taps), or (K, *taps, C) if ``is_last`` holds.
+        adds: whether to add to dx.
         block: slices of the images, and of the outputs along the first axis.
     """
     images, rows = block
@@ -94,7 +127,10 @@ def _compute(
         if chunk.addend is not None:
             of_piece += _windows(chunk.addend[0, :, images][corner], axes, of_piece.shape)
         target = _windows(chunk.result[0, :, images][corner], axes, of_piece.shape)
-        target[...] = activate(of_piece, chunk.activation)
+        if adds:
+            target += of_piece
+        else:
+            target[...] = activate(of_piece, chunk.activation)
 
 
 def _pieces(axis: ConvAxis) -> Iterator[tuple[slice, slice, int]]:
@@ -104,7 +140,7 @@ def _pieces(axis: ConvAxis) -> Iterator[tuple[slice, slice, int]]:
     separately, with the taps that are inside the input.
     """
     stride, pad = axis.stride, axis.pad_before
-    first = min(-(-pad // stride), axis.output)
+    first = min(max(-(-pad // stride), 0), axis.output)
     stop = (axis.input + pad - axis.effective_filter) // stride + 1
     stop = min(max(stop, first), axis.output)
     if first < stop:

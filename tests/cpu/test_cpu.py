@@ -765,14 +765,16 @@ def test_plan_with_an_unsupported_method_is_rejected(method):
         Plan.from_json(json.dumps(fields))
 
 
-def separate_layer(rng: random.Random) -> ConvProblem:
-    """Return a random layer whose windows do not overlap."""
+def strided_layer(rng: random.Random, overlaps: bool) -> ConvProblem:
+    """Return a random layer, whose windows may overlap if ``overlaps`` holds."""
     rank, groups = rng.randint(1, 3), rng.choice((1, 1, 2, 3))
     channels, filters = groups * rng.randint(1, 5), groups * rng.randint(1, 5)
     taps, dilation = ([rng.randint(1, most) for _ in range(rank)] for most in (4, 3))
     spans = [(t - 1) * d + 1 for t, d in zip(taps, dilation, strict=True)]
     padding = [(rng.randint(0, s + 2), rng.randint(0, s + 2)) for s in spans]
     stride = [span + rng.choice((0, 0, 1, 3)) for span in spans]
+    if overlaps:
+        stride = [rng.randint(1, span) for span in spans]
     sizes = [
         max(span - sum(pads), 1) + rng.randint(0, 15)
         for span, pads in zip(spans, padding, strict=True)
@@ -795,17 +797,18 @@ def separate_layer(rng: random.Random) -> ConvProblem:
         groups=groups,
         data_format=data,
         filter_format=filter_,
-        dtype=rng.choice(("float32", "float64", "float16", "bfloat16")),
+        dtype=rng.choice(("float32", "float64", *(() if overlaps else ("float16", "bfloat16")))),
     )
 
 
-def test_gradients_of_separate_windows_are_exact():
-    rng = random.Random(11)
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_patches_are_exact(overlaps):
+    rng, slices = random.Random(11), set()
     for _ in range(150):
-        problem = separate_layer(rng)
-        if prod(problem.filter_sizes) == 1:
+        problem = strided_layer(rng, overlaps)
+        if choice.tap_slices(problem.axes) == prod(problem.filter_sizes):
             continue
-        assert choice.are_separate(problem.axes)
+        slices.add(choice.tap_slices(problem.axes))
         plan = cupyconv.plan(problem, "cpu").with_choices("backprop_input", method="patches")
         data = integer_data(problem)
         dx = cupyconv.conv_backprop_input(
@@ -829,11 +832,18 @@ def test_gradients_of_separate_windows_are_exact():
             for impl in (plan, "reference")
         )
         assert np.array_equal(y, exact), problem
+    assert (max(slices) > 4) == overlaps
+    assert (1 in slices) or overlaps
 
 
-def test_methods_of_overlapping_windows_exclude_patches():
+@pytest.mark.parametrize(
+    "more", [{"dtype": "float16"}, {"stride": 1}, {"stride": 2, "dilation": 2}]
+)
+def test_patches_need_slices_of_several_taps_and_sums_in_place(more):
     layer = ConvProblem((1, 2, 9, 9), (3, 2, 3, 3), stride=(3, 2))
-    assert not choice.are_separate(layer.axes)
+    assert choice.tap_slices(layer.axes) == 2
+    assert "patches" in [one.name for one in choice.methods(layer, "backprop_input")]
+    layer = layer.replace(**more)
     assert "patches" not in [one.name for one in choice.methods(layer, "backprop_input")]
     with pytest.raises(ConvError, match="patches"):
         cupyconv.plan(layer, "cpu").with_choices("backprop_input", method="patches")

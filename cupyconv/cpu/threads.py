@@ -29,10 +29,10 @@ from typing import Any, TypeVar
 from cupyconv.cpu.scratch import CALLS_BYTES, Pool, Scratch
 
 MOST_THREADS = 8
-"""Largest number of threads of a pass (chosen)."""
+"""Largest number of threads of a pass (hand-set)."""
 
 FORK_SECONDS = 0.05
-"""Seconds that a pass waits for a helper before it checks whether the helper exists (chosen)."""
+"""Seconds that a pass waits for a helper before it checks whether the helper exists (hand-set)."""
 
 Part = TypeVar("Part")
 
@@ -317,13 +317,18 @@ def _has_one_thread() -> bool:
 
 
 def _set_blas_threads(count: int) -> None:
-    for library in _blas():
-        # threadpoolctl accepts a number only from the first thread that sets one, until that thread
-        # is cleared.  Clear before, so that this thread may set the number, and after, for others.
-        release = getattr(library, "clear_controlling_thread", lambda force: None)
-        release(force=True)
-        library.set_num_threads(count)
-        release(force=True)
+    for set_threads in _setters():
+        set_threads(count)
+
+
+@cache
+def _setters() -> list[Callable[[int], None]]:
+    """Return functions that set a library's number of threads, from any thread.
+
+    ``set_num_threads`` of newer releases of threadpoolctl accepts a number only from the first
+    thread that sets one.
+    """
+    return [getattr(one, "_real_set_num_threads", one.set_num_threads) for one in _blas()]
 
 
 @cache

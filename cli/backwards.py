@@ -18,10 +18,10 @@ from cupyconv.problem import counted, interval_text, shape_text
 from cupyconv.remedies import Names, offering
 
 MOST_SIZES = 16
-"""Largest number of sizes that are listed per axis (chosen)."""
+"""Largest number of sizes that are listed per axis (hand-set)."""
 
 MOST_SWEPT = 1000
-"""Largest number of values of a sweep (chosen)."""
+"""Largest number of values of a sweep (hand-set)."""
 
 _SWEPT = {"input": "input_shape", "filter": "filter_shape", "stride": "stride"} | {
     word: word for word in ("padding", "dilation")

@@ -20,14 +20,14 @@ from cupyconv.problem import ITEMSIZE, PASSES, counted, shape_text
 if TYPE_CHECKING:
     from cupyconv.bench.suites import SuiteLayer
 
-QUICK_MINUTES = 2.0  # longest quick run, in minutes (chosen)
-QUICK_SECONDS = 0.1  # s per measurement of a quick run (chosen)
-QUICK_CPU_BATCH = 1  # batch size of a quick run on the CPU (chosen)
-QUICK_CPU_FLOPS = 11e9  # most FLOP per pass in a quick run on the CPU; takes less than 1 s (chosen)
+QUICK_MINUTES = 2.0  # longest quick run, in minutes (hand-set)
+QUICK_SECONDS = 0.1  # s per measurement of a quick run (hand-set)
+QUICK_CPU_BATCH = 1  # batch size of a quick run on the CPU (hand-set)
+QUICK_CPU_FLOPS = 11e9  # most FLOP per pass of a quick run on the CPU, under 1 s (hand-set)
 
 
 MOST_DRAWN = 100_000
-"""Largest number of random layers (chosen)."""
+"""Largest number of random layers (hand-set)."""
 
 
 def _positive(_context: click.Context, option: click.Parameter, value: float | None) -> Any:

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 BUILT_IN = Path(__file__).with_name("checks.toml")
 
 SHOWN_FAILURES = 40
-"""Largest number of failures in the table (chosen)."""
+"""Largest number of failures in the table (hand-set)."""
 
 SHOWN_COMMANDS = 3
-"""Largest number of printed commands that reproduce a failure (chosen)."""
+"""Largest number of printed commands that reproduce a failure (hand-set)."""
 
 
 @dataclass(frozen=True)

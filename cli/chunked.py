@@ -16,11 +16,11 @@ from cupyconv.checking import ROUNDOFF, Agreement
 from cupyconv.cli import data, output, paths
 
 THREADS = 2
-"""Chunks computed at the same time (chosen); NumPy's BLAS uses several threads for each chunk."""
+"""Chunks computed at the same time (hand-set); NumPy's BLAS uses several threads for each chunk."""
 
 _SLACK = 64
 """Largest permitted difference of inner products, in units of ROUNDOFF times the largest product
-of two tensors' norms, such as |y| |dy| (chosen)."""
+of two tensors' norms, such as |y| |dy| (hand-set)."""
 
 
 def open_array(option: str, place: str) -> Any:

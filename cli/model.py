@@ -184,7 +184,7 @@ _ORDERS: Mapping[str, Callable[[ModelLayer], Any]] = {
 
 
 _MOST_NAMED = 3
-"""If more layers than this are left out for the same reason, they share a line (chosen)."""
+"""If more layers than this are left out for the same reason, they share a line (hand-set)."""
 
 
 def _left_out(model: Model) -> list[str]:

@@ -25,10 +25,10 @@ import click
 from cupyconv.markup import Block, Paragraph, Section, Table, Verbatim, visible
 
 PIPED_WIDTH = 100
-"""Characters per line of output that does not go to a terminal (chosen)."""
+"""Characters per line of output that does not go to a terminal (hand-set)."""
 
 LONGEST_ERROR = 2000
-"""Most characters of an error message; a longer message is shortened in the middle (chosen)."""
+"""Most characters of an error message; a longer message is shortened in the middle (hand-set)."""
 
 # This option is eager, because the callback of --list-presets must know whether to print JSON.
 json_option = click.option(
@@ -239,7 +239,7 @@ def error(message: str, below: str = "") -> None:
 
 
 PATIENCE = 2.0
-"""Seconds before a command shows a progress bar (chosen)."""
+"""Seconds before a command shows a progress bar (hand-set)."""
 
 
 @contextmanager

@@ -20,10 +20,10 @@ from cupyconv.planning.estimates import Estimate, estimate, instead
 from cupyconv.problem import PASSES, bytes_text
 
 MOST_IN_FULL = 4
-"""Largest number of layers that are shown in full; more layers get one line each (chosen)."""
+"""Largest number of layers that are shown in full; more layers get one line each (hand-set)."""
 
 SLOWEST = 10
-"""Number of slowest layers whose times are compared with other settings (chosen)."""
+"""Number of slowest layers whose times are compared with other settings (hand-set)."""
 
 
 @dataclass(frozen=True)

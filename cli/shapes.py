@@ -17,7 +17,7 @@ from cupyconv.planning import Plan, plan
 from cupyconv.problem import PASSES, RESULT, GemmView, bytes_text, shape_text
 
 _MOST_BESIDE = 2
-"""Largest number of devices that get a column each; more devices get a line each (chosen)."""
+"""Largest number of devices that get a column each; more devices get a line each (hand-set)."""
 
 TRANSPOSED_GRADIENTS = {"forward": "dx", "backprop_input": "y", "backprop_filter": "dw"}
 """Tensor of a transposed layer that each pass of the convolution computes."""

@@ -398,7 +398,7 @@ def numpy_dtype(name: str) -> np.dtype:
 
 
 _MOST_WORK: Any = 10_000
-"""Most steps of NumPy's overlap solver (chosen); typed Any, since NumPy's type stub rejects int."""
+"""Most steps of NumPy's overlap solver (hand-set); typed Any, as NumPy's type stub rejects int."""
 
 
 def overlaps_itself(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:

@@ -29,7 +29,7 @@ from cupyconv.problem import PASSES, REAL_PART, RESULT, ConvProblem, DtypeName
 
 LARGE = 1e9
 """FLOPs of a pass above which a planned implementation, not the slow reference, computes
-``Truth.magnitudes`` and the losses of finite differences (chosen)."""
+``Truth.magnitudes`` and the losses of finite differences (hand-set)."""
 
 ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 ROUNDOFF |= {name: ROUNDOFF[part] for name, part in REAL_PART.items()}
@@ -39,10 +39,10 @@ EXACT_UP_TO = {dtype: round(1 / roundoff) for dtype, roundoff in ROUNDOFF.items(
 """Largest n for which the dtype represents all integers from -n to n exactly, keyed by dtype."""
 
 SINGLE_ELEMENTS = 3
-"""Elements per tensor that finite differences change one at a time (chosen)."""
+"""Elements per tensor that finite differences change one at a time (hand-set)."""
 
 _DEVIATIONS = 6
-"""Ratio of the permitted difference of a slope to the bound of an element's difference (chosen).
+"""Ratio of the permitted difference of a slope to the bound of an element's difference (hand-set).
 
 A slope is a finite difference of the loss.  If a step changes all elements, the slope sums their
 errors with random signs.  Such a sum exceeds 6 standard deviations once in 500 million draws.
@@ -445,7 +445,7 @@ class Truth:
 
 
 _STEP = 16
-"""Log2 of the ratio of a finite difference's step to the largest value that it changes (chosen)."""
+"""Log2 of a finite difference's step over the largest value that it changes (hand-set)."""
 
 _NARROWER: dict[str, DtypeName] = {"float64": "float32", "complex128": "complex64"}
 """Single-precision dtype whose bounds are scaled, keyed by double-precision dtype."""
@@ -590,10 +590,10 @@ _TF32_ROUNDOFF = 2.0**-11
 """Largest relative error of rounding to TF32, which has 10 bits of mantissa."""
 
 _FEW = 32
-"""Number of elements below which the norm of random sums may be small by chance (chosen)."""
+"""Number of elements below which the norm of random sums may be small by chance (hand-set)."""
 
 _PEAK = 16
-"""Allowed ratio of the largest error to the RMS of the errors (chosen).
+"""Allowed ratio of the largest error to the RMS of the errors (hand-set).
 
 The ratio reaches about 6 for normally distributed errors.
 """

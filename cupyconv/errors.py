@@ -178,7 +178,7 @@ def shown(value: object) -> str:
 
 
 _LONGEST = 120
-"""Largest number of characters of a value in a message (chosen)."""
+"""Largest number of characters of a value in a message (hand-set)."""
 
 
 def unknown_word(what: str, given: object, known: Iterable[str]) -> ConvError:

@@ -33,12 +33,12 @@ from cupyconv.kernels.generic import CUDA_GENERIC
 from cupyconv.planning import PassPlan, Request
 from cupyconv.planning.plan import AUTO, contenders
 
-CONTENDERS = 8  # largest number of candidates that are measured (chosen)
-ROUNDS = 3  # samples of each candidate (chosen)
-SAMPLE_SECONDS = 1e-3  # shortest sample in s; samples of MOST_CALLS calls may be shorter (chosen)
-MOST_CALLS = 50  # largest number of calls per sample (chosen)
-LEAD = 2  # time that the GPU waits before a sample, in the host's time of its calls (chosen)
-CLEARLY_FASTER = 0.97  # largest time ratio at which a candidate replaces the planned one (chosen)
+CONTENDERS = 8  # largest number of candidates that are measured (hand-set)
+ROUNDS = 3  # samples of each candidate (hand-set)
+SAMPLE_SECONDS = 1e-3  # shortest sample in s; samples of MOST_CALLS calls may be shorter (hand-set)
+MOST_CALLS = 50  # largest number of calls per sample (hand-set)
+LEAD = 2  # time that the GPU waits before a sample, in the host's time of its calls (hand-set)
+CLEARLY_FASTER = 0.97  # largest time ratio at which a candidate replaces the planned one (hand-set)
 
 _FORMAT = 2  # version of the file format
 

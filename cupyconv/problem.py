@@ -45,7 +45,7 @@ LARGEST = 2**63 - 1
 """Largest absolute value of an integer in a configuration: the largest signed 64-bit integer."""
 
 MOST_PHASES = 1 << 16
-"""Largest number of stride phases (see ``ConvAxis.stride_phases``) that are listed (chosen)."""
+"""Largest number of stride phases (see ``ConvAxis.stride_phases``) that are listed (hand-set)."""
 
 PaddingWord = Literal["valid", "same", "same_lower", "VALID", "SAME", "SAME_LOWER"]
 """Names of padding modes, for type checkers; at run time, case does not matter."""
@@ -858,7 +858,7 @@ def _sum_of_quotients(count: int, start: int, step: int, divisor: int) -> int:
 
 
 _MOST_SIZES = 12
-"""Largest number of axes in the text of a shape; "..." replaces the others (chosen)."""
+"""Largest number of axes in the text of a shape; "..." replaces the others (hand-set)."""
 
 
 def shape_text(shape: Iterable[int]) -> str:

@@ -16,19 +16,19 @@ from cupyconv import formats
 from cupyconv.errors import ConvError, ConvTypeError, Phrase
 
 MOST_ORDERS = 2
-"""Largest number of changes of a format or of the order of axes that an error offers (chosen)."""
+"""Largest number of changes of a format or of the order of axes that an error offers (hand-set)."""
 
 MOST_RULES = 2
-"""Largest number of changes of padding or stride that an error offers (chosen)."""
+"""Largest number of changes of padding or stride that an error offers (hand-set)."""
 
 MOST_OTHERS = 4
-"""Largest number of changes other than of the memory order that an error offers (chosen)."""
+"""Largest number of changes other than of the memory order that an error offers (hand-set)."""
 
 MOST_PAIRS = 2
-"""Largest number of pairs of changes that an error offers if no single change works (chosen)."""
+"""Largest number of pairs of changes that an error offers if no single change works (hand-set)."""
 
 MOST_STRIDE = 64
-"""Largest stride that a message suggests (chosen)."""
+"""Largest stride that a message suggests (hand-set)."""
 
 _T = TypeVar("_T")
 _Axis = tuple[str, int, int, int, int | None]

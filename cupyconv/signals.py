@@ -78,7 +78,7 @@ def import_whole(name: str) -> ModuleType:
 
 
 _PAUSE = 0.02
-"""Seconds to wait before an interrupt that came during an import is sent again (chosen)."""
+"""Seconds to wait before an interrupt that came during an import is sent again (hand-set)."""
 
 
 class _Note:

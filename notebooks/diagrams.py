@@ -48,7 +48,7 @@ def _sizes(shape: Sequence[int]) -> str:
 # -- channels --------------------------------------------------------------------------------------
 
 _ROWS = 4
-"""Largest number of channels of dy that are drawn; dots replace the others (chosen)."""
+"""Largest number of channels of dy that are drawn; dots replace the others (hand-set)."""
 
 
 def pairs(problem: ConvProblem, k: int = 1, c: int = 2) -> str:
@@ -116,7 +116,7 @@ def _slice(canvas: Canvas, x: float, y: float, taps: Sequence[int], marked: bool
 # -- sizes -----------------------------------------------------------------------------------------
 
 _CELL = 30.0
-"""Width of the cell of one input, in pixels (chosen)."""
+"""Width of the cell of one input, in pixels (hand-set)."""
 
 
 def windows(problems: Sequence[ConvProblem]) -> str:

@@ -35,7 +35,7 @@ FOLDER = Path(__file__).parent
 """Folder in which the commands run; it contains net.onnx, the model of a tutorial."""
 
 WIDTH, NARROW = 84, 52
-"""Columns of printed output that fit the width of a page, on a desktop and on a phone (chosen)."""
+"""Columns of printed output that fit a page's width, on a desktop and on a phone (hand-set)."""
 
 
 def run(arguments: str, columns: int) -> tuple[int, str]:

@@ -128,7 +128,7 @@ _STYLE = "".join(
 """CSS rules of the pictures; they follow the colour scheme of the page."""
 
 _SIDE = 260.0
-"""Length of the longer side of a tile, in pixels (chosen)."""
+"""Length of the longer side of a tile, in pixels (hand-set)."""
 
 Number = Callable[[str], int]
 """Function that returns the value of a macro of the launch."""

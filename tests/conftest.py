@@ -21,10 +21,10 @@ settings.register_profile(
 settings.load_profile("cupyconv")
 
 CASES_OF_A_SAMPLE = 2
-"""Most cases per test in the sample, evenly spread (chosen)."""
+"""Most cases per test in the sample, evenly spread (hand-set)."""
 
 CASES_OF_A_QUICK_TEST = 60
-"""Most cases in the sample of a test marked quick (chosen)."""
+"""Most cases in the sample of a test marked quick (hand-set)."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

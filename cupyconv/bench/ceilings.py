@@ -21,10 +21,10 @@ from cupyconv.errors import CupyconvError
 from cupyconv.problem import ITEMSIZE, flops_of_product
 
 PRODUCT_SIZE = {"cpu": 1536, "gpu": 8192}
-"""Rows, and also columns, of each of the two multiplied matrices, keyed by place (chosen)."""
+"""Rows, and also columns, of each of the two multiplied matrices, keyed by place (hand-set)."""
 
 COPY_BYTES = {"cpu": 256 << 20, "gpu": 2 << 30}
-"""Size of the copied array in bytes, keyed by place (chosen)."""
+"""Size of the copied array in bytes, keyed by place (hand-set)."""
 
 
 class NoCeilingError(CupyconvError):

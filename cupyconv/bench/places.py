@@ -28,7 +28,7 @@ class Place:
     Attributes:
         xp: numpy or cupy.
         most_sets: largest number of operand sets; consecutive calls use different sets.
-        sweep_bytes: size of the array that a sweep reads, larger than most caches (chosen).
+        sweep_bytes: size of the array that a sweep reads, larger than most caches (hand-set).
     """
 
     name = "cpu"

@@ -264,7 +264,7 @@ def _read(kind: Any, entry: Mapping[str, Any]) -> Any:
 
 
 _DIVISORS = ("microseconds", "low", "high", "flops_per_second", "bytes_per_second")
-_LARGEST = 1e30  # limit of all numbers, so that their products do not overflow (chosen)
+_LARGEST = 1e30  # limit of all numbers, so that their products do not overflow (hand-set)
 
 _KINDS = {"load": int | float | None, "threads": int | float, "smi": dict, "layers": list}
 """Types of the optional entries that a report uses in computations; it only prints the others."""

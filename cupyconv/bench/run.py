@@ -19,20 +19,20 @@ from cupyconv.errors import ConvError, CupyconvError
 from cupyconv.planning import Impl, Precision, plan_pass
 from cupyconv.problem import PASSES, ConvProblem
 
-SECONDS = {"cpu": 0.3, "gpu": 0.1}  # default seconds per measurement, by place (chosen)
+SECONDS = {"cpu": 0.3, "gpu": 0.1}  # default seconds per measurement, by place (hand-set)
 
 CHECKED_FLOPS = {"cpu": 50e6, "gpu": 0.5e9}
 """FLOPs to spend on the expected values of a pass, by place; a result that needs more is checked in
-part.  A depthwise layer takes about 1 s (chosen)."""
+part.  A depthwise layer takes about 1 s (hand-set)."""
 
 CHECKED_BY: dict[str, Impl] = {"cpu": "reference", "gpu": "numpy"}
 """Implementation that computes the expected values, keyed by a place on which "auto" never
 chooses it."""
 
-SLOWEST_CALL = 10  # seconds; if PyTorch takes longer, only cupyconv is measured (chosen)
+SLOWEST_CALL = 10  # seconds; if PyTorch takes longer, only cupyconv is measured (hand-set)
 _TOO_SLOW = f"a call takes more than {SLOWEST_CALL} s"
 
-_SETS_BYTES = 1 << 30  # limit of all operand sets; consecutive calls use different sets (chosen)
+_SETS_BYTES = 1 << 30  # limit of all operand sets; consecutive calls use different sets (hand-set)
 _COPIES = 4  # memory that a measurement needs, in multiples of a layer's tensors
 _FEWEST_CALLS = 7  # least number of calls to check and time an implementation
 

@@ -98,7 +98,7 @@ def select(suite_words: Iterable[str] = (), names: Iterable[str] = ()) -> tuple[
 
 
 MOST_DRAWN_FLOPS = 6e9
-"""FLOPs per pass of a random layer above which its batch is reduced (chosen)."""
+"""FLOPs per pass of a random layer above which its batch is reduced (hand-set)."""
 
 
 def drawn(seed: int, count: int) -> tuple[SuiteLayer, ...]:

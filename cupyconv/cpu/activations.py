@@ -10,7 +10,7 @@ import numpy as np
 _erfc = np.frompyfunc(math.erfc, 1, 1)  # NumPy has no error function
 
 BUFFER_ELEMENTS = {"silu": 1 << 14, "gelu": 1 << 11}
-"""Elements that ``activate`` processes at once, keyed by activation (chosen).
+"""Elements that ``activate`` processes at once, keyed by activation (hand-set).
 
 Small buffers save temporary memory.  The buffer of gelu is smaller, since erfc creates a
 Python object per element.

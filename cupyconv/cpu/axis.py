@@ -21,19 +21,19 @@ from cupyconv.problem import ConvAxis, count_pairs
 ALL = slice(None)
 
 MANY_PHASES = 64
-"""Number of stride phases above which backprop_input may compute dx window by window (chosen)."""
+"""Number of stride phases above which backprop_input may compute dx window by window (hand-set)."""
 
 READ_SHARE = 0.85
-"""Share of (output, tap) pairs that read no padding, below which an axis is divided (chosen)."""
+"""Share of (output, tap) pairs that read no padding, below which an axis is divided (hand-set)."""
 
 MOST_CUTS = 16
-"""Largest number of parts into which the outputs of an axis are divided (chosen)."""
+"""Largest number of parts into which the outputs of an axis are divided (hand-set)."""
 
 PART_CALLS = 20
-"""Number of NumPy calls per block that is computed by a matrix product (nominal)."""
+"""Number of NumPy calls per block that is computed by a matrix product (rough)."""
 
 TAP_CALLS = 4
-"""Number of NumPy calls that gather the pixels of one tap, or add up its products (nominal)."""
+"""Number of NumPy calls that gather the pixels of one tap, or add up its products (rough)."""
 
 
 class _Fields(NamedTuple):
@@ -351,10 +351,10 @@ def clamp(value: int, most: int) -> int:
 # ``step(axis)``.  These remainders are the stride phases of this section.
 
 SHORT_RUN = 32
-"""Number of channels whose sums take as long as starting the loop over them (chosen)."""
+"""Number of channels whose sums take as long as starting the loop over them (hand-set)."""
 
 LEAST_PLANE = 1 << 11
-"""Smallest number of output pixels per block of planes; smaller images share a block (chosen)."""
+"""Smallest number of output pixels per block of planes; smaller images share a block (hand-set)."""
 
 
 def step(axis: Axis) -> int:

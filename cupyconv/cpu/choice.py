@@ -49,52 +49,52 @@ from cupyconv.problem import ITEMSIZE, ConvAxis, ConvProblem
 from cupyconv.signals import import_whole
 
 RATE = 230e9
-"""FLOP/s of a matrix product (nominal)."""
+"""FLOP/s of a matrix product (rough)."""
 
 SPEED = 6e9
-"""Elements that NumPy copies or adds per second on two cores (nominal)."""
+"""Elements that NumPy copies or adds per second on two cores (rough)."""
 
 CALL = 4e-6
-"""Seconds of overhead per call of NumPy, including the slicing around it (nominal)."""
+"""Seconds of overhead per call of NumPy, including the slicing around it (rough)."""
 
 BLOCK_BYTES = 2 << 20
-"""Bytes of a thread's buffer; a few buffers of this size fit the cache of a core (chosen)."""
+"""Bytes of a thread's buffer; a few buffers of this size fit the cache of a core (hand-set)."""
 
 LEAST_ROWS = 64
-"""Rows of a matrix product (filters) below which a FLOP takes longer (nominal)."""
+"""Rows of a matrix product (filters) below which a FLOP takes longer (rough)."""
 
 LOOP_ELEMENTS = 32
-"""Elements that NumPy copies in the time that it takes to start a contiguous row (nominal)."""
+"""Elements that NumPy copies in the time that it takes to start a contiguous row (rough)."""
 
 SUM_ELEMENTS = 256
-"""Elements that NumPy adds in the time that it takes to start a row of a strided sum (nominal)."""
+"""Elements that NumPy adds in the time that it takes to start a row of a strided sum (rough)."""
 
 TRANSPOSED = 2.5
 """Factor by which copies between channels first and channels last are slower (measured)."""
 
 LOOP_RATE = 50e9
-"""FLOP/s of compiled loops over rows of channels (nominal)."""
+"""FLOP/s of compiled loops over rows of channels (rough)."""
 
 PLANE_RATE = 60e9
-"""FLOP/s of compiled loops over planes of pixels (nominal)."""
+"""FLOP/s of compiled loops over planes of pixels (rough)."""
 
 FOUR_FILTERS = 2.4
-"""Factor on PLANE_RATE for four or more filters, which share the loaded pixels (nominal)."""
+"""Factor on PLANE_RATE for four or more filters, which share the loaded pixels (rough)."""
 
 UNCOMPILED = 0.3
-"""Factor on LOOP_RATE without Numba, for long rows (nominal)."""
+"""Factor on LOOP_RATE without Numba, for long rows (rough)."""
 
 MOST_PAIRS = 1 << 10
-"""Channels times filters of a group above which matrix products beat loops (chosen)."""
+"""Channels times filters of a group above which matrix products beat loops (hand-set)."""
 
 SMALL_PLANE = 256
-"""Output pixels per image up to which loops over channels beat loops over planes (chosen)."""
+"""Output pixels per image up to which loops over channels beat loops over planes (hand-set)."""
 
 LEAST_ROW = 8
-"""Smallest number of channels per pixel for which a loop over channels is fast (chosen)."""
+"""Smallest number of channels per pixel for which a loop over channels is fast (hand-set)."""
 
 LOOP_PARTS = 8
-"""Smallest number of blocks into which the method ``loops`` divides a large layer (chosen)."""
+"""Smallest number of blocks into which the method ``loops`` divides a large layer (hand-set)."""
 
 SAMPLE = 128
 """Stride phases per axis that the estimate examines; the others are assumed to be similar."""

@@ -28,13 +28,13 @@ from cupyconv.problem import ConvAxis, ConvProblem
 ALL: Any = slice(None)
 
 SUMS = 8
-"""Largest number of partial sums of a filter gradient (chosen)."""
+"""Largest number of partial sums of a filter gradient (hand-set)."""
 
 LEAST_SUMMED = 512
-"""Smallest number of pixels per partial sum (chosen)."""
+"""Smallest number of pixels per partial sum (hand-set)."""
 
 LEAST_PRODUCTS = 1 << 22
-"""Smallest number of products per partial sum (chosen)."""
+"""Smallest number of products per partial sum (hand-set)."""
 
 
 class Correlation(NamedTuple):

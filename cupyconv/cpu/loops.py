@@ -36,16 +36,16 @@ from cupyconv.cpu.views import are_finite, copy, merged
 from cupyconv.signals import import_whole
 
 LONG_ROW = 1 << 9
-"""Elements that one inner loop sums: the channels of one or several adjacent pixels (chosen)."""
+"""Elements that one inner loop sums: the channels of one or several adjacent pixels (hand-set)."""
 
 LARGEST_ROWS = 1 << 16
-"""Largest number of weights, counting copies for several pixels, that fit the cache (chosen)."""
+"""Largest number of weights, counting copies for several pixels, that fit the cache (hand-set)."""
 
 MOST_PADDED = 4
-"""Largest ratio of padded to source pixels for which planes are summed one at a time (chosen)."""
+"""Largest ratio of padded to source pixels for which planes are summed one at a time (hand-set)."""
 
 BLOCK_ELEMENTS = 1 << 19
-"""Pixels of source and result per block of planes that are summed one at a time (chosen)."""
+"""Pixels of source and result per block of planes that are summed one at a time (hand-set)."""
 
 
 def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:

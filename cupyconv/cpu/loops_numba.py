@@ -84,7 +84,7 @@ def _compile(function: Callable) -> Any:
     return compiled
 
 
-_STRETCH = 1024  # positions summed at once, so that four rows fit the L1 cache (chosen)
+_STRETCH = 1024  # positions summed at once, so that four rows fit the L1 cache (hand-set)
 
 
 @_compile

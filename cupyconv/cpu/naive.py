@@ -17,7 +17,7 @@ from cupyconv.cpu.views import accumulator_of, data_view
 from cupyconv.problem import ConvProblem
 
 _MANY_CHANNELS = 8
-"""Smallest number of channels for which ``sum`` is used instead of ``cumsum`` (chosen)."""
+"""Smallest number of channels for which ``sum`` is used instead of ``cumsum`` (hand-set)."""
 
 
 def _wide(array: np.ndarray) -> np.ndarray:

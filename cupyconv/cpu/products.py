@@ -20,13 +20,13 @@ from cupyconv.cpu.threads import each
 from cupyconv.cpu.views import channels_are_last, copy, merged, operand
 
 LEAST_PIXELS = 128
-"""Smallest number of columns (pixels) of a fast matrix product (nominal)."""
+"""Smallest number of columns (pixels) of a fast matrix product (rough)."""
 
 LEAST_FILTERS = 512
-"""Largest value of ``least_filters``, an argument of ``Correlation.chunks`` (chosen)."""
+"""Largest value of ``least_filters``, an argument of ``Correlation.chunks`` (hand-set)."""
 
 MANY_IMAGES = 16
-"""Images share a channels-first block if they are small, or if more than this many fit (chosen)."""
+"""Images share a channels-first block if they are small, or if more than these fit (hand-set)."""
 
 
 def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from cupyconv.cpu.views import channels_are_last, copy, merged, operand
 
 MOST_BYTES = 64_000_000
-"""Memory limit of a pass in bytes; a thread keeps no more than this for its next pass (chosen)."""
+"""Memory limit of a pass in bytes; a thread keeps at most as much for its next pass (hand-set)."""
 
 CALLS_BYTES = MOST_BYTES - (16 << 20) - (1 << 20)
 """Bytes for concurrent calls: MOST_BYTES less 16 MiB of shared arrays and 1 MiB for Python."""

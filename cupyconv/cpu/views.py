@@ -11,16 +11,16 @@ import numpy as np
 from cupyconv.problem import ConvProblem
 
 SHORT_ROW = 16
-"""Smallest number of elements per row that NumPy copies efficiently (chosen)."""
+"""Smallest number of elements per row that NumPy copies efficiently (hand-set)."""
 
 SMALL_BYTES = 1 << 15
-"""Largest number of bytes of an array that ``copy`` copies in NumPy's own order (chosen)."""
+"""Largest number of bytes of an array that ``copy`` copies in NumPy's own order (hand-set)."""
 
 PIECE_BYTES = 1 << 16
-"""Largest number of bytes transposed per NumPy call, so that they fit the cache (chosen)."""
+"""Largest number of bytes transposed per NumPy call, so that they fit the cache (hand-set)."""
 
 MOST_LINES = 256
-"""Cache lines that may be read in turn before the first is evicted (chosen)."""
+"""Cache lines that may be read in turn before the first is evicted (hand-set)."""
 
 
 def accumulator_of(dtype: str) -> np.dtype:

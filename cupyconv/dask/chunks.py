@@ -12,7 +12,7 @@ from cupyconv import arrays
 from cupyconv.errors import ConvError
 from cupyconv.problem import ITEMSIZE, ConvProblem, integer, require_problem
 
-# Smallest ratio of chunk length to halo; below it, the next axis is divided (chosen).
+# Smallest ratio of chunk length to halo; below it, the next axis is divided (hand-set).
 _LENGTH_OF_HALO = 16
 
 

@@ -27,7 +27,7 @@ from cupyconv.problem import ITEMSIZE, ConvProblem
 
 FAN_IN = 8
 """Largest number of arrays that one task adds; a smaller number makes the tree of sums deeper, and
-a larger number takes more memory (chosen)."""
+a larger number takes more memory (hand-set)."""
 
 
 class Graph:

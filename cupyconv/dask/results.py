@@ -83,7 +83,7 @@ def from_zarr(path: str | os.PathLike[str]) -> da.Array:
 
 
 MOST_CHUNKS = 1_000_000
-"""Largest number of chunks of a Zarr array; a graph has several tasks for each (chosen)."""
+"""Largest number of chunks of a Zarr array; a graph has several tasks for each (hand-set)."""
 
 
 class _Reader:

@@ -40,17 +40,17 @@ LEFT_OUT, UNKNOWN = "…", "?"
 """Signs for left-out positions, and for an unknown value."""
 
 MOST_IN_STRIP = 30
-"""Largest number of cells along an axis of a strip or map (chosen).
+"""Largest number of cells along an axis of a strip or map (hand-set).
 
 Only both ends of a longer axis are drawn.  A strip may have more cells to show its marked window.
 """
 
 MOST_FOR_WINDOW = 48
 """Largest number of cells, from the start of a strip to the end of its marked window, for which all
-of these cells are drawn (chosen)."""
+of these cells are drawn (hand-set)."""
 
 PROSE = 128
-"""Largest number of characters in a line of text (chosen)."""
+"""Largest number of characters in a line of text (hand-set)."""
 
 _INK, _SOFT, _PAPER = ("#1f2933", "#e8ecf1"), ("#52606d", "#b3bec9"), ("#fff", "#14181d")
 _EDGE, _FIRST, _SECOND = ("#9aa5b1", "#66717e"), ("#9a5710", "#fbd38d"), ("#0f766e", "#7fd6c6")

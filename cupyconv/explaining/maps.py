@@ -26,7 +26,7 @@ from cupyconv.explaining.terms import LETTERS
 from cupyconv.problem import ConvProblem, counted
 
 MOST_POSITIONS = 1_000_000
-"""Largest input, output or filter size of an axis for which a map is computed (chosen)."""
+"""Largest input, output or filter size of an axis for which a map is computed (hand-set)."""
 
 SHADES = " ░▒▓█"
 """Characters of a heat map, from no terms to the most terms."""

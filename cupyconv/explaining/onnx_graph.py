@@ -25,7 +25,7 @@ OWN_DOMAINS = ("", "ai.onnx")
 """Domain names of ONNX's standard operators."""
 
 MOST_NODES = 50_000
-"""Largest number of nodes of a model with all function calls expanded (chosen)."""
+"""Largest number of nodes of a model with all function calls expanded (hand-set)."""
 
 MOST_CALLS = 100
 """Largest depth of nested function calls (the limit of onnx 1.23)."""
@@ -34,16 +34,16 @@ MOST_AXES = 64
 """Largest rank of a tensor (NumPy's limit)."""
 
 MOST_VALUES = 4096
-"""Largest number of elements of a constant that is evaluated (chosen)."""
+"""Largest number of elements of a constant that is evaluated (hand-set)."""
 
 MOST_VALUES_OF_A_MODEL = 4_000_000
-"""Largest number of elements of all evaluated constants of a model (chosen)."""
+"""Largest number of elements of all evaluated constants of a model (hand-set)."""
 
 _MOST_INDEXED = 1 << 62
 """NumPy indexes only tensors with fewer elements than this (NumPy's limit, rounded down)."""
 
 LONGEST_SIZE_NAME = 100
-"""Largest number of characters in the name of an unknown size (chosen).
+"""Largest number of characters in the name of an unknown size (hand-set).
 
 An unknown size has no value; it may have a name, such as "batch".
 """

@@ -370,7 +370,7 @@ def _open_shapes(node: Any, name: str, x: Shape, w: Shape) -> tuple[Shape, Shape
 
 
 _ANY_SIZE = 1 << 12
-"""Size in place of an unknown size; larger than the span of an ordinary filter (chosen)."""
+"""Size in place of an unknown size; larger than the span of an ordinary filter (hand-set)."""
 
 
 def _input_channels(node: Any, w: Shape, attributes: Mapping[str, Any]) -> int | str:

@@ -40,16 +40,16 @@ _SCRIPTS = ("rules.js", "tensors.js", "scenes.js", "page.js", "knobs.js", "stori
 """Scripts of the page, in the order in which they run."""
 
 _MOST_PAIRS = 200_000
-"""Largest number of (output, tap) pairs on an axis for which a page has knobs (chosen)."""
+"""Largest number of (output, tap) pairs on an axis for which a page has knobs (hand-set)."""
 
 MOST_NUMBERS, MOST_PRODUCTS = 200_000, 40_000_000
 """Largest number of elements of x, w and dy together, and of products in a pass, for which the
-page's script computes all values (chosen): 32 million products take 0.8 s in Chromium on a CPU core
-(measured)."""
+page's script computes all values (hand-set): 32 million products take 0.8 s in Chromium on one CPU
+core (measured)."""
 
 _MOST_RESULTS = 40_000
 """Largest number of characters of the library's results on a page whose script computes all values
-(chosen).  If there are more, the page contains only the results of the pair of channels that is
+(hand-set).  If there are more, the page contains only the results of the pair of channels that is
 shown first."""
 
 _LIMITS = (
@@ -57,11 +57,11 @@ _LIMITS = (
     *(Limits(channels) for channels in (8, 6, 5)),
     *(Limits(5, *sizes) for sizes in ((12, 9, 24), (10, 7, 12), (8, 5, 8), (6, 3, 5))),
 )
-"""Limits of a page, tried in this order until the page is small enough (chosen)."""
+"""Limits of a page, tried in this order until the page is small enough (hand-set)."""
 
 _MOST_BYTES = 199_000
-"""Largest size of a page, in bytes (chosen).  If the last limits give a larger page, the values of
-some planes are left out."""
+"""Largest size of a page, in bytes (hand-set).  If the last limits give a larger page, the values
+of some planes are left out."""
 
 # The policy forbids the page to load anything, even if a title contains HTML.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"

@@ -18,10 +18,10 @@ from cupyconv.markup import Block, Paragraph, Section, Table, Verbatim
 from cupyconv.problem import PASSES, RESULT, ConvAxis, ConvProblem, counted, shape_text
 
 _DRAWN_CHANNELS = 6
-"""Largest number of rows and of columns in the grid of channel pairs, gaps included (chosen)."""
+"""Largest number of rows and of columns in the grid of channel pairs, gaps included (hand-set)."""
 
 MOST_PRINTED = 300
-"""Largest number of elements of all six tensors together for which all are printed (chosen)."""
+"""Largest number of elements of all six tensors together for which all are printed (hand-set)."""
 
 
 _Text = TypeVar("_Text")

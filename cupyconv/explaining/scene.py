@@ -29,7 +29,7 @@ PAD, ZERO = -1, -2
 """Contents of cells without an element of a tensor: padding, or a zero between dilated elements."""
 
 MOST_DRAWN = 100_000
-"""Largest size of an axis, with padding, of a layer that is drawn (chosen)."""
+"""Largest size of an axis, with padding, of a layer that is drawn (hand-set)."""
 
 RESULTS = ("dw", "dx", "y")
 
@@ -38,7 +38,7 @@ Places = tuple[int | None, ...]
 
 
 class Limits(NamedTuple):
-    """Limits on the drawn part of a layer (chosen).
+    """Limits on the drawn part of a layer (hand-set).
 
     Attributes:
         channels: largest number of drawn channels of x, and of drawn filters.

@@ -52,19 +52,19 @@ GROUPED = (
 """Sentence on the indices of a layer with groups."""
 
 SHOWN_FIRST, SHOWN_LAST = 4, 2
-"""Number of terms printed at the beginning and at the end of a long list (chosen)."""
+"""Number of terms printed at the beginning and at the end of a long list (hand-set)."""
 
 MOST_BY_HAND = 16
-"""Largest number of terms with integer factors that are all printed, to add by hand (chosen)."""
+"""Largest number of terms with integer factors that are all printed, to add by hand (hand-set)."""
 
 MOST_VALUES = 50_000_000
-"""Largest number of terms whose values are computed; more terms need much memory (chosen)."""
+"""Largest number of terms whose values are computed; more terms need much memory (hand-set)."""
 
 MOST_LISTED = 100_000
-"""Largest number of terms that can be listed in full (chosen)."""
+"""Largest number of terms that can be listed in full (hand-set)."""
 
 _LISTED_TAPS = 12
-"""Largest number of taps of an axis for which the text of dx has a line per tap (chosen)."""
+"""Largest number of taps of an axis for which the text of dx has a line per tap (hand-set)."""
 
 
 class Term(NamedTuple):

@@ -23,13 +23,13 @@ THREADS = 256
 """Threads per block."""
 
 _LEAST_VECTORS = 16
-"""Smallest number of vectors per thread in a chunk; smaller chunks are too costly (chosen)."""
+"""Smallest number of vectors per thread in a chunk; smaller chunks are too costly (hand-set)."""
 
 _MOST_CHUNKS = 1024
-"""Largest number of chunks (chosen)."""
+"""Largest number of chunks (hand-set)."""
 
 _BLOCKS_PER_SM = 4
-"""Number of blocks per SM that the choice of chunks aims at (chosen).  Four blocks have 32 warps,
+"""Number of blocks per SM that the choice of chunks aims at (hand-set).  Four blocks have 32 warps,
 and each thread has four vector loads in flight."""
 
 

@@ -38,11 +38,11 @@ THREADS, CHANNELS = 256, 4
 """Threads per block of the sum kernel, and number of channels that a thread computes per pixel."""
 
 MOST_FILTERS = 32
-"""Largest number of filters per group in forward (chosen).  With more filters, cuda-gather fills
+"""Largest number of filters per group in forward (hand-set).  With more filters, cuda-gather fills
 its tiles without columns."""
 
 MOST_TIMES, SMALL_BYTES, MOST_BYTES = 8, 64 << 20, 4 << 30
-"""Limits on the bytes of the columns (chosen).  The columns may take MOST_TIMES the bytes of x, w
+"""Limits on the bytes of the columns (hand-set).  The columns may take MOST_TIMES the bytes of x, w
 and y, or SMALL_BYTES if that is more.  They must never take more than MOST_BYTES."""
 
 COPIED = "w arranged"

@@ -28,7 +28,7 @@ from cupyconv.kernels.request import Request
 from cupyconv.problem import REAL_PART
 
 LEAST_SPLIT_STEPS = 8
-"""Smallest number of BLOCK_K steps per split (chosen).  Fewer steps do not repay the time to fill
+"""Smallest number of BLOCK_K steps per split (hand-set).  Fewer steps do not repay the time to fill
 the ring of shared-memory stages."""
 
 ADDING_THREADS = 64

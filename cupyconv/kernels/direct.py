@@ -26,53 +26,53 @@ if TYPE_CHECKING:
 
 MAX_SOURCES = 16
 """Largest number of source channels per group; a thread holds all source channels of a pixel
-(chosen)."""
+(hand-set)."""
 
 MAX_UNROLLED = 64
 """Largest number of unrolled products of a filter row: its taps times the source channels
-(chosen)."""
+(hand-set)."""
 
 MAX_COLUMNS = 96
-"""Largest number of source columns that a pixel's taps span; the loop is unrolled (chosen)."""
+"""Largest number of source columns that a pixel's taps span; the loop is unrolled (hand-set)."""
 
 MOST_PASSED = 1 << 16
 """Largest number of source rows that the loop of a tile steps over, including rows without a tap
-(chosen)."""
+(hand-set)."""
 
 LARGEST_EDGE = 8
-"""Largest number of pixels of a thread's tile along an axis (chosen).  In backprop_input, the
+"""Largest number of pixels of a thread's tile along an axis (hand-set).  In backprop_input, the
 number of pixels is a multiple of the stride."""
 
 _THREADS = 128
-"""Largest number of threads per block (chosen)."""
+"""Largest number of threads per block (hand-set)."""
 
 _MOST_LANES = 32
-"""Largest number of threads of a block along the channels (chosen)."""
+"""Largest number of threads of a block along the channels (hand-set)."""
 
 _EVEN_LANES = (16, 8)
-"""Numbers of threads along the channels that divide a warp (chosen)."""
+"""Numbers of threads along the channels that divide a warp (hand-set)."""
 
 _STAGED_BYTES = 32 << 10
-"""Largest shared memory for the filter, in bytes (chosen)."""
+"""Largest shared memory for the filter, in bytes (hand-set)."""
 
 _MOST_VECTOR = 4
-"""Largest number of channels per thread (chosen)."""
+"""Largest number of channels per thread (hand-set)."""
 
 _MOST_SUMS = 64
-"""Largest number of registers per thread for sums (chosen)."""
+"""Largest number of registers per thread for sums (hand-set)."""
 
 _STREAMED = 32
 """Largest number of registers per thread for the part of a filter row that is loaded at once
-(chosen)."""
+(hand-set)."""
 
 _REGISTERS = {4: 116, 2: 220}
-"""Largest number of live registers per thread, keyed by the resident blocks per SM (chosen)."""
+"""Largest number of live registers per thread, keyed by the resident blocks per SM (hand-set)."""
 
 _ALLOCATED_REGISTERS = {False: (18, 0.9), True: (30, 0.85)}
 """Allocated registers per thread, as (constant, factor per live register), keyed by whether the
 pass is backprop_filter (counted)."""
 
-_BALANCE = 1.1  # largest accepted time of the busiest SM, relative to the best case (chosen)
+_BALANCE = 1.1  # largest accepted time of the busiest SM, relative to the best case (hand-set)
 _STAGING = 0.25  # time to stage the filter, relative to a round of tiles (modelled)
 
 _SECTOR = 32  # bytes per sector of global memory (hardware)

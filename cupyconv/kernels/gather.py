@@ -43,25 +43,25 @@ if TYPE_CHECKING:
     import numpy as np
 
 MAX_PHASES = 32
-"""Largest number of stride phases per launch; a kernel parameter contains them all (chosen)."""
+"""Largest number of stride phases per launch; a kernel parameter contains them all (hand-set)."""
 
 MOST_PHASES = 8 * MAX_PHASES
-"""Largest number of stride phases of a pass (chosen)."""
+"""Largest number of stride phases of a pass (hand-set)."""
 
 MOST_TAP_BITS = 255
-"""Largest number of tap bits (``tap_bits``); with one spare bit, they fill 8 words (chosen)."""
+"""Largest number of tap bits (``tap_bits``); with one spare bit, they fill 8 words (hand-set)."""
 
 MOST_SPLITS = (1 << 16) - 1
 """Largest number of splits, which are blocks along the second axis of the grid (CUDA's rule)."""
 
 BLOCKS = (0.5, 1, 2, 3, 4, 6, 8, 12, 16)
-"""Numbers of blocks per SM that the choice of splits aims at (chosen)."""
+"""Numbers of blocks per SM that the choice of splits aims at (hand-set)."""
 
 FILLED = 0.9
-"""Fraction of the macro RESIDENT (blocks per SM) from which on the chip counts as full (chosen)."""
+"""Fraction of the macro RESIDENT (blocks per SM) from which the chip counts as full (hand-set)."""
 
 MOST_STAGES = 4
-"""Largest number of stages of the ring (chosen)."""
+"""Largest number of stages of the ring (hand-set)."""
 
 RING_ALIGNMENT = 128
 """Alignment of the ring in bytes."""

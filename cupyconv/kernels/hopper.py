@@ -61,7 +61,7 @@ WARPGROUP = 128
 """Threads per warpgroup (hardware)."""
 
 MOST_STAGES = 8
-"""Largest number of stages of the ring (chosen)."""
+"""Largest number of stages of the ring (hand-set)."""
 
 MAX_MAPS = 16
 """Largest number of walks, and of tensor maps of the operand under the taps.  All maps must fit
@@ -72,7 +72,7 @@ _MOST_TILE_ROWS = 512
 beyond its end by fewer rows than this."""
 
 _MOST_FILLED = 1.25
-"""Largest number of computed pixels per result pixel, if rows are padded to lines (chosen)."""
+"""Largest number of computed pixels per result pixel, if rows are padded to lines (hand-set)."""
 
 # Limits of cuTensorMapEncodeIm2col by number of spatial axes: range of the corners of the box of
 # base pixels, and largest offset of a tap.
@@ -88,7 +88,7 @@ SUMS_PIECE = 8
 """Columns of C per vector access of the kernel that adds up splits."""
 
 _MOST_WAVES = 4
-"""Largest number of waves of blocks that the choice of splits aims at (chosen)."""
+"""Largest number of waves of blocks that the choice of splits aims at (hand-set)."""
 
 
 @dataclass(frozen=True)

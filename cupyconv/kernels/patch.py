@@ -29,14 +29,14 @@ THREADS = 32 * WARPS
 """Threads per block."""
 
 MAX_CHANNELS = 8
-"""Largest number of input channels (chosen).  With more channels, cuda-gather can copy 16-byte
+"""Largest number of input channels (hand-set).  With more channels, cuda-gather can copy 16-byte
 vectors."""
 
-_PIXELS = (128, 64)  # possible numbers of output pixels per tile (chosen)
-_COLUMNS = (128, 64, 32, 16, 8)  # possible numbers of output columns per tile (chosen)
-_FILTERS = (128, 96, 64, 32, 16)  # possible numbers of filters per block (chosen)
-_ROW_TILES = (4, 2)  # fragments of 16 filters per block in backprop_filter (chosen)
-_SUMS = 144  # most registers per thread for sums and offsets in backprop_filter (chosen)
+_PIXELS = (128, 64)  # possible numbers of output pixels per tile (hand-set)
+_COLUMNS = (128, 64, 32, 16, 8)  # possible numbers of output columns per tile (hand-set)
+_FILTERS = (128, 96, 64, 32, 16)  # possible numbers of filters per block (hand-set)
+_ROW_TILES = (4, 2)  # fragments of 16 filters per block in backprop_filter (hand-set)
+_SUMS = 144  # most registers per thread for sums and offsets in backprop_filter (hand-set)
 _BANKS = 32  # banks of shared memory (hardware)
 # Largest shared memory per block of all chips, in bytes.
 _LARGEST_SHARED = max(chip.block_shared for chip in CHIPS.values()) << 10

@@ -18,10 +18,10 @@ MOST_BLOCKS = 2**31 - 1
 """Largest number of thread blocks along the first axis of a grid (CUDA's rule)."""
 
 _WINDOWS = 8
-"""Number of strides in the bound that ``window_count`` returns (chosen)."""
+"""Number of strides in the bound that ``window_count`` returns (hand-set)."""
 
 MARGIN = 2**16
-"""Number of elements added to every index range, more than any tile has (chosen)."""
+"""Number of elements added to every index range, more than any tile has (hand-set)."""
 
 
 class Count(NamedTuple):

@@ -20,18 +20,18 @@ from cupyconv.launch import Launch
 from cupyconv.problem import ITEMSIZE, ConvProblem
 
 MOST_CHUNKS = 256
-"""Largest number of chunks (chosen)."""
+"""Largest number of chunks (hand-set)."""
 
 BLOCKS = (0.25, 0.5, 1, 2, 3, 4, 6, 8)
-"""Numbers of blocks per SM that the choice of chunks aims at (chosen).  More blocks hide latency;
+"""Numbers of blocks per SM that the choice of chunks aims at (hand-set).  More blocks hide latency;
 fewer blocks move fewer bytes."""
 
 MOST_ALTERNATIVES = 7
-"""Largest number of tilings that autotuning tries in addition to the planned tiling (chosen)."""
+"""Largest number of tilings that autotuning tries in addition to the planned tiling (hand-set)."""
 
 IDLE = 0.95
 """A candidate that leaves multiprocessors idle is dropped unless its time is below this fraction of
-the shortest time of the candidates that fill the chip (chosen)."""
+the shortest time of the candidates that fill the chip (hand-set)."""
 
 NO_WORK = cost.Work(0, 0)
 

@@ -28,14 +28,14 @@ THREADS = 32 * CHANNELS
 """Threads per block."""
 
 LARGEST_FILTER = 64
-"""Largest number of taps of a filter row (chosen).  With these taps, a strip reads 9 blocks of 8
+"""Largest number of taps of a filter row (hand-set).  With these taps, a strip reads 9 blocks of 8
 columns, in 5 products."""
 
 _LARGEST_STRIPS = 8
-"""Largest number of strips of 8 columns per block (chosen)."""
+"""Largest number of strips of 8 columns per block (hand-set)."""
 
 _MOST_SHARED = 99
-"""Largest shared memory per block in KiB (chosen).  Two such blocks fit on an SM with 228 KiB."""
+"""Largest shared memory per block in KiB (hand-set).  Two such blocks fit on an SM with 228 KiB."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from cupyconv.problem import PASSES, ConvProblem
 AUTO: Impl = "auto"
 
 FAR = 10
-"""Largest ratio of an estimate to the shortest estimate, for plans to autotune first (chosen)."""
+"""Largest ratio of an estimate to the shortest estimate, for plans to autotune first (hand-set)."""
 
 FORMAT = 2
 """Version of a plan's JSON; version 1 had no tilings and no field "format"."""

@@ -19,13 +19,13 @@ from tests import agreement
 from tests.configurations import Data
 
 FACTOR = 4
-"""Limit of the planned method's work / the best method's work (chosen)."""
+"""Limit of the planned method's work / the best method's work (hand-set)."""
 
 FLOOR = 1e-3
-"""Seconds of work that are always allowed, as a few calls would be a large factor (chosen)."""
+"""Seconds of work that are always allowed, as a few calls would be a large factor (hand-set)."""
 
 MOST = 0.5
-"""Seconds of work after which counting stops (chosen)."""
+"""Seconds of work after which counting stops (hand-set)."""
 
 
 class TooMuchWorkError(Exception):

@@ -18,7 +18,7 @@ from .graphs import refuse_while_capturing, submit
 from .machine import MULTIPROCESSORS, Device, DeviceFault, Stream, current, stream_of
 from .memory import find, require_live
 
-_ALIGNMENT = 64  # bytes; no parameter needs more (chosen)
+_ALIGNMENT = 64  # bytes; no parameter needs more (hand-set)
 
 
 @dataclass(eq=False)

@@ -19,7 +19,7 @@ from tests.device import machine, memory
 from tests.device.test_order import calls, split_layer
 
 PATIENCE = 60
-"""Seconds that a thread waits for others before the test fails (chosen)."""
+"""Seconds that a thread waits for others before the test fails (hand-set)."""
 
 
 def test_warmed_calls_compile_nothing(own_cache, nothing_loaded, monkeypatch):

@@ -39,7 +39,7 @@ from .witnesses import MissingError, cutlass, cutlass_sm90
 from .work import LANES, Work
 
 BLOCKS = 2
-"""Default number of blocks to run per launch (chosen)."""
+"""Default number of blocks to run per launch (hand-set)."""
 
 
 @dataclass(frozen=True)

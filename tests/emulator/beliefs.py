@@ -42,7 +42,7 @@ BEGIN, END = "<!-- unconfirmed fields -->", "<!-- end -->"
 """Markers around the table of unconfirmed fields."""
 
 CPU_SECONDS = 120
-"""CPU time limit of a trial of one change; a longer trial is taken to hang (chosen)."""
+"""CPU time limit of a trial of one change; a longer trial is taken to hang (hand-set)."""
 
 
 @dataclass(frozen=True)

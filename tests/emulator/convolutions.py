@@ -26,7 +26,7 @@ from .module import EmulatedKernel, EmulatedModule
 from .ptx.nvrtc import ptx_of
 from .runtime import current_settings
 
-MULTIPROCESSORS = 4  # few, so persistent blocks process several tiles each (chosen)
+MULTIPROCESSORS = 4  # few, so persistent blocks process several tiles each (hand-set)
 
 
 class EmulatorRuntime:

@@ -84,16 +84,16 @@ PRODUCT = {"tf32": 16 * 8 * 8, "float64": 8 * 8 * 4}
 """Multiplications per tensor-core instruction; 16 * 8 * 16 for 16-bit operands."""
 
 BLOCKS = 4
-"""Minimum number of blocks to run per launch (chosen)."""
+"""Minimum number of blocks to run per launch (hand-set)."""
 
 MOST_PERIOD = 8
-"""Maximum blocks per row of tiles for which every column is sampled equally (chosen)."""
+"""Maximum blocks per row of tiles for which every column is sampled equally (hand-set)."""
 
 GOLDEN = (5**0.5 - 1) / 2
 """Inverse golden ratio, whose multiples modulo 1 are spread most evenly."""
 
 MOST_DEPTH = 1 << 17
-"""Maximum gemm_k of a counted CUTLASS kernel, which is not split (chosen)."""
+"""Maximum gemm_k of a counted CUTLASS kernel, which is not split (hand-set)."""
 
 _PTX = "sm_80"  # valid for all counted chips, which have the same instructions
 _SCHEME = 5  # version of the cached counts

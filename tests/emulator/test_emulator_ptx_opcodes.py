@@ -503,7 +503,7 @@ def edges(type_name: str) -> list[int]:
 
 
 _CASES = 500
-"""Maximum number of edge combinations per instruction (chosen)."""
+"""Maximum number of edge combinations per instruction (hand-set)."""
 
 
 def inputs_of(one: Op) -> list[tuple[int, ...]]:

@@ -48,10 +48,10 @@ Variant = tuple[str, tuple[tuple[str, str], ...]]
 """A kernel file and its macros."""
 
 LEAST_SECONDS = 3.0
-"""Minimum CPU time limit of a case on a mutant (chosen)."""
+"""Minimum CPU time limit of a case on a mutant (hand-set)."""
 
 PATIENCE = 20
-"""CPU time limit of a case on a mutant, as a multiple of its time on the original (chosen)."""
+"""CPU time limit of a case on a mutant, as a multiple of its time on the original (hand-set)."""
 
 
 UNOPTIMISED = tuple("-O0" if flag == "-O1" else flag for flag in CHECKED_FLAGS)

@@ -19,7 +19,7 @@ from cupyconv import ConvError, ConvProblem
 from cupyconv.errors import CupyconvError
 
 SECONDS = 300
-"""Maximum seconds for a result from another process (chosen)."""
+"""Maximum seconds for a result from another process (hand-set)."""
 
 
 def modules() -> Iterator[object]:

@@ -35,7 +35,7 @@ from tests.ways_out import Layout, alternatives, applied
 pytestmark = pytest.mark.quick
 
 MOST = 2
-"""Number of ways out among which the expert's repair must be (chosen)."""
+"""Number of ways out among which the expert's repair must be (hand-set)."""
 
 
 class Case(NamedTuple):

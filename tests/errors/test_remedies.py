@@ -25,7 +25,7 @@ from tests.layer_functions import WAYS
 from tests.ways_out import Layout, alternatives, applied
 
 CONFIGURATIONS = 250
-"""Invalid configurations to test per function (chosen)."""
+"""Invalid configurations to test per function (hand-set)."""
 
 
 class ReachedError(Exception):

@@ -21,7 +21,7 @@ from cupyconv.planning.estimates import roofline
 from cupyconv.problem import PASSES
 
 FAR = 8
-"""Ratio of times that makes a finding (chosen)."""
+"""Ratio of times that makes a finding (hand-set)."""
 
 DEVICES = ("sm_75", "sm_80", "sm_89", "sm_90a", "sm_120")
 
@@ -29,7 +29,7 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 """dtypes of the layers; complex layers run on cuda-generic alone, which has no splits."""
 
 MOST_FLOPS, MOST_BYTES = 1e12, 2 << 30
-"""Limits on a layer: FLOP per pass, and bytes of all its tensors (chosen)."""
+"""Limits on a layer: FLOP per pass, and bytes of all its tensors (hand-set)."""
 
 LAYERS = {
     "vit-patches-16": ConvProblem((8, 3, 224, 224), (768, 3, 16, 16), stride=16),

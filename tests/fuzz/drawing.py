@@ -34,10 +34,10 @@ FAMILIES = tuple(name for name, family in families.FAMILIES.items() if family.on
 PASSES = ("forward", "backprop_input", "backprop_filter")
 
 MOST_ELEMENTS = 1 << 16
-"""Largest number of elements of a tensor (chosen)."""
+"""Largest number of elements of a tensor (hand-set)."""
 
 MOST_PHASES = 64
-"""Largest number of stride phases of the input gradient (chosen)."""
+"""Largest number of stride phases of the input gradient (hand-set)."""
 
 HOSTILE_PADDED = 8
 """Factor by which layers with large paddings may exceed the limit of products."""

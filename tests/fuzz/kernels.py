@@ -15,7 +15,7 @@ from unittest import mock
 from tests.emulator import convolutions
 
 SHARE = 0.6
-"""Fraction of the time that builds may take (chosen)."""
+"""Fraction of the time that builds may take (hand-set)."""
 
 GRACE = 20.0
 """Seconds that builds may take in addition to that fraction."""

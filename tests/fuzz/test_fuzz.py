@@ -143,7 +143,7 @@ FAULTS = {  # fault: start of the finding's kind
     forgets_lazy_signs: "wrong",
 }
 LAYERS = 150
-"""Maximum number of layers until a fault must be found (chosen)."""
+"""Maximum number of layers until a fault must be found (hand-set)."""
 
 
 def put_in(patch: pytest.MonkeyPatch, module: Any, fault: Fault) -> None:

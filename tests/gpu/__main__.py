@@ -31,7 +31,7 @@ from tests.gpu.running import GOOD, ROOT, Options, Results, Run, Step
 
 NO_GPU = 3
 RESULTS = Path(__file__).with_name("results")
-LEAST_SECONDS = 5  # a step with less time is not started (chosen)
+LEAST_SECONDS = 5  # a step with less time is not started (hand-set)
 
 # Exports the profile for its viewer and prints its metrics.
 _PROFILE = (

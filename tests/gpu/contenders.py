@@ -50,13 +50,13 @@ PROFILED = (
 """Passes whose planned kernels are profiled: layer, pass, dtype, precision, memory order."""
 
 SLOW_LAYERS = ("causal-dw4", "replk-dw31")  # PyTorch takes seconds for a pass; timed last
-MOST_CANDIDATES = 8  # timed candidates per pass (chosen)
-SECONDS = 0.015  # s, device time of a candidate's samples (chosen)
-SETS = 3  # sets of operands that calls alternate between (chosen)
-MOST_BYTES = 1 << 30  # a larger layer has one set: it evicts its operands from the cache (chosen)
-SAMPLE = 1 << 18  # elements compared at each end of a result (chosen)
+MOST_CANDIDATES = 8  # timed candidates per pass (hand-set)
+SECONDS = 0.015  # s, device time of a candidate's samples (hand-set)
+SETS = 3  # sets of operands that calls alternate between (hand-set)
+MOST_BYTES = 1 << 30  # a larger layer has one set: it evicts its operands from the cache (hand-set)
+SAMPLE = 1 << 18  # elements compared at each end of a result (hand-set)
 TOLERANCES = {"float16": 1e-2, "bfloat16": 8e-2, "float32": 1e-4, "tf32": 1e-2}
-"""Largest difference from a pass's first result, relative to its largest value (chosen)."""
+"""Largest difference from a pass's first result, relative to its largest value (hand-set)."""
 
 _profiling = False
 

@@ -36,12 +36,12 @@ ARCHIVE = Path(__file__).with_name("cubins.tar.xz")
 """Path of the archive; git must not ignore it, since ignored files may not reach the GPU."""
 
 CACHE = ROOT / "build" / "cubins"  # compiled kernels, kept for the next archive
-MOST_BYTES = 16 << 20  # largest archive (chosen)
+MOST_BYTES = 16 << 20  # largest archive (hand-set)
 NEEDED = "needed.json"  # list of the variants, in the archive and in the cache
 LINES = "-lineinfo"  # compiler option for line numbers; part of the cache's key
 NVRTC_VARIABLE = "CUPYCONV_GPU_NVRTC"  # folder of the compiler to use
 RECORD_VARIABLE = "CUPYCONV_GPU_RECORD"  # file to which a dry run appends its variants
-DRY_MINUTES = 120  # limit per step of the dry run (chosen)
+DRY_MINUTES = 120  # limit per step of the dry run (hand-set)
 
 Entry = dict[str, Any]
 

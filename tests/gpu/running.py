@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-START_SECONDS = 120  # limit for a worker to import its step and list the cases (chosen)
-GRACE_SECONDS = 10  # limit for a worker to exit once it has no more cases (chosen)
-MOST_STARTS = 2  # consecutive workers that may fail to start (chosen)
-MOST_FAILURES = 80  # failed cases that end a step (chosen)
-MOST_TEXT = 2_000  # characters of output kept for a failed case (chosen)
-MOST_REPORT = 200_000  # characters of a tool's report kept for a case (chosen)
+START_SECONDS = 120  # limit for a worker to import its step and list the cases (hand-set)
+GRACE_SECONDS = 10  # limit for a worker to exit once it has no more cases (hand-set)
+MOST_STARTS = 2  # consecutive workers that may fail to start (hand-set)
+MOST_FAILURES = 80  # failed cases that end a step (hand-set)
+MOST_TEXT = 2_000  # characters of output kept for a failed case (hand-set)
+MOST_REPORT = 200_000  # characters of a tool's report kept for a case (hand-set)
 LINES_VARIABLE = "CUPYCONV_GPU_LINES"  # set if cubins have line numbers
 GOOD = ("passed", "skipped", "refused")
 SANITIZER_LINE = (

@@ -155,7 +155,7 @@ def test_the_record_tells_what_was_compiled(folder):
 # -- in parallel ----------------------------------------------------------------------------------
 
 PATIENCE = 60
-"""Maximum seconds that a thread waits for others before the test fails (chosen)."""
+"""Maximum seconds that a thread waits for others before the test fails (hand-set)."""
 
 
 def variants(*extras, architecture="sm_80"):

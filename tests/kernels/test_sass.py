@@ -60,7 +60,7 @@ COPIES = ("conv_arrange.cu", "conv_planes.cu")
 FORMS_OF = ("CLUSTER", "SPLIT")
 
 LARGEST = 5000
-"""Largest number of instructions of a Hopper kernel, so that compiling takes seconds (chosen)."""
+"""Largest number of instructions of a Hopper kernel, so that compiling takes seconds (hand-set)."""
 
 
 def variants(form: str, on: str | Device = "sm_90a") -> Iterator[Launch]:

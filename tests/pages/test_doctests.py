@@ -32,7 +32,7 @@ NEEDED = {"cupyconv.warm": "cupy", "cupyconv.dask.to_zarr": "zarr"}
 """Package that an example needs, keyed by full name; the example is left out without it."""
 
 MOST_LINES = 12
-"""Largest number of lines of an example, with its output (chosen)."""
+"""Largest number of lines of an example, with its output (hand-set)."""
 
 
 def load(name: str) -> Any:

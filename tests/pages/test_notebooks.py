@@ -28,7 +28,7 @@ FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(path.name for path in FOLDER.glob("*.ipynb"))
 
 LIMIT = 1800
-"""Maximum seconds per notebook, even on a busy machine (chosen)."""
+"""Maximum seconds per notebook, even on a busy machine (hand-set)."""
 
 if missing := [m for m in ("nbclient", "nbformat", "ipykernel") if not importlib.util.find_spec(m)]:
     pytest.skip(f"{', '.join(missing)} not installed", allow_module_level=True)

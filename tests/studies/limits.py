@@ -38,10 +38,10 @@ from cupyconv.planning import plan
 from cupyconv.problem import PASSES, ConvProblem
 
 MOST_FLOPS = 4e9
-"""Largest number of FLOPs per pass; larger layers get a smaller batch (chosen)."""
+"""Largest number of FLOPs per pass; larger layers get a smaller batch (hand-set)."""
 
 SECONDS = 0.3
-"""Seconds of each measurement (chosen)."""
+"""Seconds of each measurement (hand-set)."""
 
 
 @dataclass(frozen=True)

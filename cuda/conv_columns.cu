@@ -73,7 +73,7 @@ struct Terms {
   }
 };
 
-// A thread computes CHANNELS adjacent channels of one pixel, which have the same terms.
+// A thread computes CHANNELS adjacent channels of one pixel, whose terms have the same taps and windows.
 // result is y or dx; bias may be null.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     conv_columns(const Accumulator* __restrict__ z, const Storage* __restrict__ bias,

@@ -565,9 +565,9 @@ struct Epilogue {
   }
 
 #if STORE != STORE_BOXES
-  // Calls use(element, offset, exists) for each run (RUN adjacent elements) of this thread in a buffer: the
-  // run in the buffer, its offset in C, and whether it is inside C.  row_offsets are the offsets of this
-  // thread's rows; first is the buffer's first column.
+  // Calls use(element, offset, exists) for each run (RUN adjacent elements) of this thread in a buffer.
+  // element is the run's first element in the buffer, offset is its offset in C, and exists tells whether
+  // it is inside C.  row_offsets are the offsets of this thread's rows; first is the buffer's first column.
   template <int ROWS, class Use>
   __device__ __forceinline__ void for_each_run(Result* buffer, const Output& output,
                                                const long long (&row_offsets)[ROWS],

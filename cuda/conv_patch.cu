@@ -472,7 +472,7 @@ static_assert(SHARE_WORDS <= WARPS_N * WARP_WORDS * 8, "a share fits a block");
 static_assert(WARP_PIXELS % DEPTH == 0, "whole fragments only");
 static_assert(CLASS_PIXELS % WARP_PIXELS == 0, "a warp's pixels are of one class");
 
-// dy of a tile, indexed by the number of the pixel, with lines along the contiguous axis.
+// dy of a tile.  Pixels are indexed by their position in the tile; lines run along the contiguous axis.
 using GradientTile = RingTile<Storage, Y_LAST ? PIXELS : BLOCK_M, Y_LAST ? BLOCK_M : PIXELS, !Y_LAST>;
 
 struct Stage {

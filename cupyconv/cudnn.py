@@ -123,7 +123,7 @@ def set_max_workspace_size(size: int) -> None:
     is_number = isinstance(size, Integral) and not isinstance(size, bool)
     if not is_number or not 0 <= size <= LARGEST:
         raise ConvError(
-            "the workspace size must be a number of bytes",
+            "the workspace size must be a non-negative integer, in bytes",
             f"got {shown(size)}",
             "Use 0 for no workspace, or 2**63 - 1 for no limit",
         )

@@ -832,8 +832,8 @@ def count_pairs(outputs: int, taps: int, stride: int, dilation: int, low: int, h
 def _pairs_below(outputs: int, taps: int, stride: int, dilation: int, bound: int) -> int:
     if min(outputs, taps, bound) <= 0:
         return 0
-    # Numbers of taps whose positions are below the bound for all outputs (always), or for the first
-    # output and thus for at least one output (sometimes).
+    # Numbers of taps whose positions are below the bound for all outputs (always), and for at least
+    # one output (sometimes).  The last output has the highest positions, the first the lowest.
     always = (bound - 1 - (outputs - 1) * stride) // dilation + 1
     always = min(max(always, 0), taps)
     sometimes = min((bound - 1) // dilation + 1, taps)
@@ -1137,7 +1137,7 @@ def spatial_rank(names: Names, input_shape: tuple[int, ...], filter_shape: tuple
     if len(filter_shape) != len(input_shape):
         no_batch = len(input_shape) + 1 == len(filter_shape) and rank + 1 in formats.SPATIAL_AXES
         raise ConvError(
-            f"{names.x} must have a batch axis, a channel axis and as many axes as {names.w}"
+            f"{names.x} must have as many axes as {names.w}, with a batch axis and a channel axis"
             if no_batch
             else f"{names.w} must have as many axes as {names.x}",
             f"{names.x} {shape_text(input_shape)} has {len(input_shape)}, {names.w} "
@@ -1402,7 +1402,7 @@ def _require_channels(names: Names, problem: ConvProblem) -> None:
         raise ConvError(
             f"{names.w}'s input channels must be {names.x}'s channels divided by {names.groups}",
             f"{names.bare(names.x)} {shape_text(problem.input_shape)} ({problem.data_format}) has "
-            f"C = {C}, {names.groups}={G}, so {C // G} for each filter; {names.bare(names.w)} "
+            f"C = {C}, {names.groups}={G}, so {C // G} per filter; {names.bare(names.w)} "
             f"{shape_text(problem.filter_shape)} ({problem.filter_format}) has I = {per_group}",
             candidates=(),
         )

@@ -924,7 +924,7 @@ def _window(
     padding: str,
     explicit_paddings: Sequence[int] | None = None,
 ) -> _Window:
-    """Check the types and names of the arguments that describe the windows, and return them.
+    """Check the types and the values of the arguments that describe the windows, and return them.
 
     Args:
         rank: number of spatial axes.

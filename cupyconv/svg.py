@@ -53,8 +53,8 @@ class Canvas:
     ) -> None:
         """Draw a line of text.
 
-        The canvas grows to include a text that begins at ``x``.  It does not grow if ``kind``
-        contains "in" (centred at ``x``) or "end" (ends at ``x``), or with ``text_anchor``.
+        The canvas grows to include a text that begins at ``x``.  It does not grow for a text with
+        the class "in" (centred at ``x``) or "end" (ends at ``x``), or with ``text_anchor``.
 
         Args:
             x, y: position of the text on its baseline.

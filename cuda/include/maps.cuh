@@ -77,7 +77,7 @@ struct Loops {
   Digits<Index> step;
 
   __device__ __forceinline__ Loops() {}
-  // The first three sizes are at least 1, since the digits are remainders of divisions by these sizes.
+  // Raises the first three sizes to at least 1, since the digits of the loops are divided by them.
   __device__ __forceinline__ Loops(Index fastest, Index second, Index third, Index last)
       : size{at_least_1(fastest), at_least_1(second), at_least_1(third), last} {}
 

@@ -518,9 +518,9 @@ __device__ __forceinline__ bool elect_one() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // ------------------------------------------------------------------------------------------------
 // wgmma: a warpgroup (four warps) computes d (64 x N) = a * b + (scale_d ? d : 0), asynchronously.  Warp
-// w has rows 16 w to 16 w + 15 of d.  In row `group` of these 16 rows, a lane's registers d[4 j] and
-// d[4 j + 1] hold columns 8 j + 2 pair and 8 j + 2 pair + 1; d[4 j + 2] and d[4 j + 3] hold the same
-// columns eight rows below.
+// w has rows 16 w to 16 w + 15 of d.  Let group = lane / 4 and pair = lane % 4.  In row `group` of these
+// 16 rows, the lane's registers d[4 j] and d[4 j + 1] hold columns 8 j + 2 pair and 8 j + 2 pair + 1;
+// d[4 j + 2] and d[4 j + 3] hold the same columns eight rows below.
 // ------------------------------------------------------------------------------------------------
 
 // setmaxnreg: sets the registers per thread of the warpgroup, a multiple of 8 from 24 to 256.  dec

@@ -32,8 +32,8 @@ class Row:
         host_microseconds: µs until a call returns to Python; None on the CPU.
         workspace_bytes: planned device memory besides operands and result; None on the CPU and
             for PyTorch.
-        useful_flops, bytes: FLOPs of the pass without products with padding, and bytes if each
-            tensor is moved once, from ConvProblem.
+        useful_flops, bytes: ``ConvProblem.useful_flops``, FLOPs of the pass that do not multiply
+            padding; and ``ConvProblem.bytes``, bytes moved if each tensor is moved once.
         error, bound: relative error against float64, and its limit.
         checked: share of the multiply-adds whose results were compared; 1 is the whole result.
     """

@@ -319,7 +319,7 @@ def parts(extent: int, most: int) -> Iterator[slice]:
 
 
 def separate_taps(axis: ConvAxis) -> int:
-    """Return the largest number of consecutive taps within which windows do not overlap."""
+    """Return the most consecutive taps with which no two windows read the same input."""
     return axis.filter if axis.output == 1 else (axis.stride - 1) // axis.dilation + 1
 
 

@@ -155,7 +155,7 @@ class Correlation(NamedTuple):
                 yield self.part(groups=group, filters=part)
 
     def pieces(self) -> Iterator[Correlation]:
-        """Divide the outputs and trim each part's taps, to save products with padding."""
+        """Divide the outputs and trim each part's taps, to avoid products with padding."""
         extents = self.images, self.groups, self.channels, self.filter_count
         for outputs in product(*product_pieces(self.axes, *extents).cuts):
             yield self.part(outputs=outputs).trimmed()

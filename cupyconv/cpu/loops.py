@@ -90,8 +90,8 @@ def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
         chunk.filters[...] = totals[0]
         return
     # ``_add_planes`` also multiplies the pixels between rows, by zero, which gives NaN for infinite
-    # and NaN pixels.  Take the gradients that sum such pixels from matrix products.  The other
-    # gradients are computed with zeros in place of such pixels, which does not change their bits.
+    # and NaN pixels.  Matrix products therefore compute the gradients that sum such pixels.  The
+    # others are computed with zeros in place of such pixels, which does not change their bits.
     compute(partial(_add_planes, clears=True))
     sums = totals[0].copy()
     exact = chunk._replace(filters=np.empty_like(sums))

@@ -20,7 +20,7 @@ from cupyconv.cpu.threads import each
 from cupyconv.cpu.views import channels_are_last, copy, merged, operand
 
 LEAST_PIXELS = 128
-"""Smallest number of columns (pixels) of a fast matrix product (rough)."""
+"""Number of columns, which are pixels, from which a matrix product is fast (rough)."""
 
 LEAST_FILTERS = 512
 """Largest value of ``least_filters``, an argument of ``Correlation.chunks`` (hand-set)."""

@@ -85,9 +85,9 @@ def _block_extents(whole: Correlation, block_bytes: int) -> tuple[int, int]:
 
 
 def _taps_at_once(whole: Correlation, images: int, rows: int, block_bytes: int) -> tuple[int, int]:
-    """Return the taps of the first axis to multiply at once, and the scratch elements of a block.
+    """Return how many taps of the first axis to multiply at once, and a block's scratch elements.
 
-    The products of these taps, and a copy of the pixels that they read, fit ``2 * block_bytes``.
+    The products of these taps, and a copy of the pixels that they read, fit in ``2 * block_bytes``.
     """
     row, *others = whole.axes[0].part(slice(0, rows)), *whole.axes[1:]
     line = images * whole.groups * prod(axis.size for axis in others)

@@ -46,8 +46,8 @@ _TOWARDS_PADDING = {
 """Usual reason why positions have different numbers of terms, keyed by tensor."""
 
 Axes = tuple[tuple[str, tuple[int, ...]], ...]
-"""Name of each spatial axis, and the number of pairs of operand positions along this axis that
-contribute to each position."""
+"""For each spatial axis of a tensor, its name, and the number of pairs of operand positions along
+it that contribute to each of the tensor's positions."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class TermMap:
 
     Attributes:
         tensor: "dx", "dw" or "y".
-        axes: name of each spatial axis, and the number of pairs of operand positions along this
-            axis that contribute to each position.
+        axes: for each spatial axis, its name, and the number of pairs of operand positions along it
+            that contribute to each of the tensor's positions.
         factor: number of filters (dx), images (dw) or channels (y) that contribute to a position.
         factor_name: the factor in words, such as "8 filters".
         why: reason why positions have different numbers of terms; printed only if the
@@ -281,7 +281,7 @@ def _cell(value: int, most: int, width: int, colour: bool) -> str:
     share = value / most if most else 0.0
     text = str(value) if value else "·"
     if colour:
-        # Terminal colours 16 to 231 are a colour cube: pale blue for few terms, deep blue for many.
+        # Terminal colours of background and text: the background is deeper blue for more terms.
         steps = ((255, 16), (195, 16), (153, 16), (111, 16), (69, 231), (26, 231))
         back, front = steps[min(int(share * 5.999), 5)]
         return f"\x1b[48;5;{back}m\x1b[38;5;{front}m{text:>{width - 1}} \x1b[0m"

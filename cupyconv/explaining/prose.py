@@ -364,9 +364,9 @@ def _filter_gradient(problem: ConvProblem) -> Section:
         f"  stride {dilation}, padding {shapes.pairs([axis.padding for axis in axes])})",
     ]
     roles = (
-        "Stride and dilation swap roles. For the next element of dw, the window on x moves by the "
-        f"dilation, {dilation}. Within a window, neighbouring elements of dy multiply elements of "
-        f"x whose distance is the stride, {stride}."
+        "Stride and dilation swap roles. For the next element of dw, the window on x moves by "
+        f"{dilation} (the dilation). Within a window, neighbouring elements of dy multiply "
+        f"elements of x that are {stride} apart (the stride)."
     )
     if problem.N > 1:
         roles += f" Images play the role of channels: the sum is over the {problem.N} images."

@@ -152,8 +152,8 @@ const rules = (() => {
           `${owner} has ${count}, groups=${groups}${read}`, "", { offers: true });
     if (I !== C / groups)
       throw new ConvError("the filter's input channels must be the input's channels divided by groups",
-        `input ${shapeText(x)} (${dataFormat}) has C = ${C}, groups=${groups}, so ${C / groups} for each ` +
-        `filter; filter ${order} has I = ${I}`, "", { offers: true });
+        `input ${shapeText(x)} (${dataFormat}) has C = ${C}, groups=${groups}, so ` +
+        `${C / groups} per filter; filter ${order} has I = ${I}`, "", { offers: true });
     const word = typeof padding === "string" ? padding.toLowerCase() : null;
     const pairs = word ? input.map(() => [0, 0]) : each(padding, rank).map((one) => each(one, 2));
     pairs.forEach((pair, i) => {

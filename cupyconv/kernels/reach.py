@@ -25,7 +25,7 @@ MARGIN = 2**16
 
 
 class Count(NamedTuple):
-    """A quantity that kernels count, with its value for a layer and the largest supported value."""
+    """A size that kernels keep in an integer: its value for a layer, and the largest supported."""
 
     what: str
     value: int

@@ -69,7 +69,7 @@ def require_limit(limit: int | None) -> None:
     """
     if limit is not None and (type(limit) is not int or not 0 <= limit <= LARGEST):
         raise ConvError(
-            "workspace_limit must be a number of bytes",
+            "workspace_limit must be a non-negative integer, in bytes",
             f"got {shown(limit)}",
             "Use 0 to allow no workspace, or None for no limit",
         )

@@ -90,7 +90,7 @@ class Access:
 
 
 def accesses(request: Request) -> tuple[Access, Access]:
-    """Return the accesses to the source tensor and to the divided tensor."""
+    """Return the accesses to the source tensor and to the tensor that the blocks divide."""
     x, y = _access(request, "x"), _access(request, "y")
     return (y, x) if request.pass_ == "backprop_input" else (x, y)
 

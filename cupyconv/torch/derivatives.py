@@ -237,8 +237,8 @@ def _without_examples(
 ) -> tuple[Tensor, int]:
     """Return the empty result of vmap over no examples.
 
-    The operator is called with each argument's sum over the examples, and its result is expanded to
-    no examples.  The sums are zeros that depend on the arguments, so that every argument has a
+    The operator is called with each argument's sum over the examples, and its result gets a batch
+    axis of size 0.  The sums are zeros that depend on the arguments, so that every argument has a
     gradient.
     """
     sums = [

@@ -33,7 +33,7 @@ SMALL = ("--input", "1x3x8x8", "--filter", "4x3x3x3")
 @pytest.mark.parametrize("command", ["shapes", "explain", "grads"])
 def test_missing_batch_axis_is_suggested(command):
     text = refused(command, "--input", "5x100x100", "--filter", "10x5x5x5")
-    assert "a batch axis, a channel axis" in text
+    assert "with a batch axis and a channel axis" in text
     assert "Use --input 1x5x100x100" in text
 
 

@@ -86,7 +86,7 @@ def test_input_channels_must_match_the_filter():
     error = refused(
         lambda: cupyconv.conv_forward(ones(1, 6, 5, 5), ones(4, 4, 3, 3)),
         rule="input channels must be the input's channels divided by groups",
-        values="C = 6, groups=1, so 6 for each filter; filter 4x4x3x3 (OIHW) has I = 4",
+        values="C = 6, groups=1, so 6 per filter; filter 4x4x3x3 (OIHW) has I = 4",
         remedy="Use I = 6 for the filter, or use C = 4 for the input",
     )
     assert "1x6x5x5 (NCHW)" in str(error)

@@ -461,7 +461,7 @@ CASES = [
         "weight [64, 512, 1, 1], expected input[2, 256, 128, 128] (fcjian/TOOD#16)",
         "conv_forward",
         {"x": (2, 256, 128, 128), "w": (64, 512, 1, 1)},
-        "so 256 for each filter; filter 64x512x1x1 (OIHW) has I = 512",
+        "so 256 per filter; filter 64x512x1x1 (OIHW) has I = 512",
         {"w": (64, 256, 1, 1)},
     ),
     Case(
@@ -475,7 +475,7 @@ CASES = [
         "grouped layer with the filter of an ungrouped one",
         "ConvProblem",
         {"input_shape": (1, 64, 56, 56), "filter_shape": (128, 64, 3, 3), "groups": 32},
-        "groups=32, so 2 for each filter; filter 128x64x3x3 (OIHW) has I = 64",
+        "groups=32, so 2 per filter; filter 128x64x3x3 (OIHW) has I = 64",
         {"filter_shape": (128, 2, 3, 3)},
     ),
     Case(
@@ -576,7 +576,7 @@ CASES = [
         "input channels C is not equal to kernel channels * group: C 1, kernel 3 (onnx/onnx#2560)",
         "onnx.conv",
         {"x": (1, 1, 224, 224), "w": (64, 3, 7, 7)},
-        "has C = 1, group=1, so 1 for each filter; filter 64x3x7x7 (OIHW) has I = 3",
+        "has C = 1, group=1, so 1 per filter; filter 64x3x7x7 (OIHW) has I = 3",
         {"x": (1, 3, 224, 224)},
     ),
     Case(
@@ -690,7 +690,7 @@ COMMANDS = [
     Command(
         "depthwise layer without --groups",
         "grads --no-check --input 1x32x8x8 --filter 32x1x3x3 --padding 1",
-        "C = 32, groups=1, so 32 for each filter; filter 32x1x3x3 (OIHW) has I = 1",
+        "C = 32, groups=1, so 32 per filter; filter 32x1x3x3 (OIHW) has I = 1",
         "use --groups 32",
         {"--groups": "32"},
     ),

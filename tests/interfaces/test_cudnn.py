@@ -220,7 +220,7 @@ def test_the_workspace_is_that_of_the_library():
     cudnn.set_max_workspace_size(unlimited)  # programs restore the old limit in this way
     assert cudnn.get_max_workspace_size() == unlimited
     for wrong in (-1, 1.5, None, "8", True):
-        with pytest.raises(ConvError, match="must be a number of bytes"):
+        with pytest.raises(ConvError, match="must be a non-negative integer, in bytes"):
             cudnn.set_max_workspace_size(wrong)
 
 

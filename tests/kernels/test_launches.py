@@ -669,7 +669,7 @@ def test_conv_backprop_bias_respects_the_workspace_limit(monkeypatch):
     assert free > 0
     assert bound == 0
     monkeypatch.setattr(cupyconv, "workspace_limit", -1)
-    with pytest.raises(ConvError, match="workspace_limit must be a number of bytes: got -1"):
+    with pytest.raises(ConvError, match="a non-negative integer, in bytes: got -1"):
         emulator.conv_backprop_bias(dy)
 
 

@@ -346,10 +346,10 @@ def test_direct_filter_gradient_needs_workspace_for_one_chunk():
 
 @pytest.mark.parametrize("limit", [-1, 1.5, "lots"])
 def test_workspace_limit_must_be_a_number_of_bytes(limit, monkeypatch):
-    with pytest.raises(ConvError, match="workspace_limit must be a number of bytes"):
+    with pytest.raises(ConvError, match="workspace_limit must be a non-negative integer, in bytes"):
         plan(SPLIT, "sm_80", workspace_limit=limit)
     monkeypatch.setattr(cupyconv, "workspace_limit", limit)
-    with pytest.raises(ConvError, match="workspace_limit must be a number of bytes"):
+    with pytest.raises(ConvError, match="workspace_limit must be a non-negative integer, in bytes"):
         cupyconv.plan(SPLIT, "sm_80")
 
 

@@ -592,7 +592,7 @@ def limited_scratch(monkeypatch):
     monkeypatch.setattr(Scratch, "array", checked_array)
 
 
-@pytest.mark.costly
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(2))
 def test_calls_stay_within_their_announced_memory(seed, limited_scratch):
     rng, computed = np.random.default_rng(seed), set()
@@ -607,7 +607,6 @@ def test_calls_stay_within_their_announced_memory(seed, limited_scratch):
 
 
 @pytest.mark.thorough
-@pytest.mark.costly
 @pytest.mark.parametrize("seed", range(2))
 def test_loops_stay_within_their_announced_memory(seed, limited_scratch, monkeypatch):
     """Many layers are checked, without copying or computing."""

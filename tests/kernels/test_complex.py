@@ -81,7 +81,6 @@ def test_passes_are_exact_on_gaussian_integers(impl, dtype):
 
 
 @pytest.mark.thorough
-@pytest.mark.costly
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_strides_may_be_odd_multiples_of_half_a_number(dtype):
     """Complex numbers need only the alignment of their parts, for example in records."""
@@ -273,7 +272,7 @@ def test_nan_and_infinity_reach_only_windows_that_read_them(impl):
 # -- kernels ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.costly
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_kernels_are_exact_on_gaussian_integers(dtype):
     for number, case in enumerate((*CASES[::3], *FAMILY_CASES[:6:2])):

@@ -218,6 +218,7 @@ def test_cuda_gather_ring_has_no_bank_conflicts(dtype, precision, formats):
     assert [one for one in of_ring if one.wavefronts > one.ideal] == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("impl", "problem", "bound"),
     [

@@ -153,6 +153,7 @@ def sass_of(one: Launch) -> str:
     return kernels(disassemble(cubin))[one.entry]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", HOPPER)
 def test_overlapping_kernels_wait_before_any_access(form):
     for one in one_of_each(form):

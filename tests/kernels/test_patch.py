@@ -113,6 +113,7 @@ def random_layer(seed):
     return formats[pick(0, len(formats) - 1)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", [1])
 def test_random_layers(seed):
     require_exact(random_layer(seed))
@@ -124,6 +125,7 @@ def test_more_random_layers(seed):
     require_exact(random_layer(seed))
 
 
+@pytest.mark.thorough
 def test_sm_75_is_exact():
     require_exact(PATCH_CASES[1].problem.replace(dtype="float16"), "sm_75")
 

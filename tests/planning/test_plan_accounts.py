@@ -104,6 +104,7 @@ def test_counted_times_are_at_least_the_chips_minimum():
         assert min(row["ways"].values()) >= least, row
 
 
+@pytest.mark.thorough
 def test_first_choices_are_near_the_fastest_counted_candidates():
     """The bounds hold on average and in the worst case, and for the best of the first five."""
     first, best_of_five = [], []

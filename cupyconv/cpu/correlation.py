@@ -189,7 +189,8 @@ class Correlation(NamedTuple):
         border = np.zeros((*self.result.shape[:2], *[1] * (self.result.ndim - 2)), self.accumulator)
         if self.bias is not None:
             border += self.bias.reshape(border.shape)
-        self.result[...] = activate(border, self.activation)
+        activate(border, self.activation)
+        self.result[...] = border.astype(self.result.dtype)  # converts each value once
 
     def finish(self, sums: np.ndarray) -> None:
         """Add the bias and the addend, apply the activation and write the result.

@@ -25,6 +25,9 @@ from cupyconv.cpu.threads import each
 from cupyconv.cpu.views import channels_are_last, copy
 from cupyconv.problem import ConvAxis
 
+SUMS_BYTES = 8 << 20
+"""Bytes of the sums of 16-bit gradients in float32, from which images are divided (hand-set)."""
+
 
 def backprop_input(
     whole: Correlation, axes: Sequence[ConvAxis], pool: Pool, block_bytes: int
@@ -32,8 +35,7 @@ def backprop_input(
     """Compute dx; if windows do not overlap, only for the input pixels that are in a window.
 
     Args:
-        whole: all of dy, w and dx, from ``correlation.input_gradient``.  If windows overlap, dx has
-            the dtype of the sums.
+        whole: all of dy, w and dx, from ``correlation.input_gradient``.
         axes: spatial axes.
         block_bytes: bytes of a thread's buffer, from which the size of blocks follows.
     """
@@ -41,12 +43,23 @@ def backprop_input(
     if len(terms) == 1:
         _backprop_input(whole, axes, pool, block_bytes, adds=False)
         return
-    whole.result[...] = 0
-    sums = whole._replace(addend=None, bias=None, activation=None)
-    for taps in terms:
-        term = sums._replace(filters=whole.filters[(ALL, ALL, ALL, *taps)])
-        _backprop_input(term, list(map(_with_taps, axes, taps)), pool, block_bytes, adds=True)
-    whole.finish(whole.result)
+    if not whole.images:
+        return
+    most = whole.images
+    if whole.result.dtype != whole.accumulator:  # sums of some images
+        image = whole.result.size // whole.images * whole.accumulator.itemsize
+        most = clamp(SUMS_BYTES // max(image, 1), most)
+    for images in parts(whole.images, most):
+        block = whole.part(images=images)
+        sums = block.result
+        if sums.dtype != block.accumulator:
+            sums = np.empty(sums.shape, block.accumulator)
+        sums[...] = 0
+        added = block._replace(result=sums, addend=None, bias=None, activation=None)
+        for taps in terms:
+            term = added._replace(filters=added.filters[(ALL, ALL, ALL, *taps)])
+            _backprop_input(term, list(map(_with_taps, axes, taps)), pool, block_bytes, adds=True)
+        block.finish(sums)
 
 
 def _with_taps(axis: ConvAxis, taps: slice) -> ConvAxis:

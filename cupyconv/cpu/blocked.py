@@ -77,10 +77,21 @@ def backprop_filter(
 
     Here h = p * stride - pad + r * dilation is the input pixel that tap r reads for output pixel p
     of image n; k is a filter and c a channel of its group.  Only complex dtypes need conj.
+
+    The method "exchanged" takes dw from the formula of backprop_input, where the sum over input
+    pixels has the same products.
     """
     if not problem.N:
         dw[...] = 0
         return
+    if method == "exchanged":
+        dw[...] = 0  # some taps may have no products
+        whole = input_gradient(problem, dw, dy, x, conjugate=problem.is_complex)
+        for phase in phases_of(whole, problem.axes):
+            _compute("filter_gradient", "products", phase)
+        if np.isfinite(dw).all():
+            return
+        method = "products"  # infinite or NaN pixels were also multiplied by zeros outside dy
     # dw = conj(sum of conj(dy) x), because conjugating dw is cheaper than conjugating x.
     whole = correlation(problem, x, dw, dy)._replace(conjugate=problem.is_complex)
     _compute("filter_gradient", method, whole)

@@ -12,6 +12,7 @@ Each method has a module in cupyconv/cpu/:
 
 - products: filters times gathered pixels (im2col); supports every configuration.
 - windows: filters times gathered pixels in a single product, for small layers.
+- exchanged: filter gradients; pixels of x times gathered pixels of dy, for layers with few filters.
 - scattered: filters times pixels; the products are then added up tap by tap (col2im).
 - patches: input gradients; dy's pixels times slices of taps within which windows do not overlap.
 - loops: sums over shifted pixels, for layers with few channels per group; without Numba, only for
@@ -26,7 +27,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from itertools import islice
@@ -62,6 +63,9 @@ BLOCK_BYTES = 2 << 20
 
 LEAST_ROWS = 64
 """Rows of a matrix product (filters) below which a FLOP takes longer (rough)."""
+
+LEAST_PIXELS = 128
+"""Number of columns, which are pixels, from which a matrix product is fast (rough)."""
 
 LOOP_ELEMENTS = 32
 """Elements that NumPy copies in the time that it takes to start a contiguous row (rough)."""
@@ -185,13 +189,17 @@ def _numba_works() -> bool:
 def methods(problem: ConvProblem, pass_: str) -> tuple[Method, ...]:
     """Return all methods that can compute a pass."""
     work = _correlations_of(problem, pass_)
-    candidates = [_products(work), *_windows(work), *_loops(work)]
-    if pass_ != "backprop_filter":
+    is_gradient = pass_ == "backprop_filter"
+    candidates = [_products(work, is_gradient), *_windows(work), *_loops(work)]
+    if is_gradient:
+        exchanged = _products(_correlations_of(problem, "backprop_input"), is_gradient)
+        summary = "pixels of x times gathered pixels of dy"
+        candidates.append(replace(exchanged, name="exchanged", summary=summary))
+    else:
         candidates += _scattered(work)
     # With one tap per slice, ``products`` and ``scattered`` copy fewer gradients.
     slices = tap_slices(problem.axes)
-    is_summed_in_place = slices == 1 or ITEMSIZE[problem.dtype] == work.itemsize
-    if pass_ == "backprop_input" and slices < prod(problem.filter_sizes) and is_summed_in_place:
+    if pass_ == "backprop_input" and slices < prod(problem.filter_sizes):
         candidates.append(_patches(problem, work, slices))
     return tuple(candidates)
 
@@ -268,7 +276,7 @@ def used_part(axis: Axis) -> Axis:
     return used if used.outputs else Axis()
 
 
-def _products(work: _Pass) -> Method:
+def _products(work: _Pass, is_gradient: bool) -> Method:
     division = product_pieces(work.axes, work.images, work.groups, work.channels, work.filters)
     gathered = work.images * work.groups * work.channels * division.pairs
     results = work.pixels * work.filters
@@ -277,8 +285,12 @@ def _products(work: _Pass) -> Method:
     if is_view and (work.groups == 1 or not work.channels_last):
         gathered = 0  # nothing to gather
     elements = gathered * _short_runs(work) + 2 * work.weights + results
-    size = max(gathered, results) * work.itemsize
-    calls = 44 + division.calls * (1 + size / BLOCK_BYTES)
+    blocks = max(gathered, results) * work.itemsize / BLOCK_BYTES
+    parts = 1.0  # number of parts of a filter gradient
+    if is_gradient:
+        rows = max(work.filters, LEAST_PIXELS) * work.weights / max(work.filters, 1)
+        parts = max(rows * work.itemsize / BLOCK_BYTES, 1.0)
+    calls = 44 + division.calls * (parts + blocks)
     return _method(work, "products", "filters times gathered pixels", operations, elements, calls)
 
 

@@ -14,13 +14,11 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from cupyconv.cpu.axis import box_of, boxes, clamp, parts
+from cupyconv.cpu.choice import LEAST_PIXELS
 from cupyconv.cpu.correlation import ALL, SUMS, Correlation, gather
 from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
 from cupyconv.cpu.views import channels_are_last, copy, merged, operand
-
-LEAST_PIXELS = 128
-"""Number of columns, which are pixels, from which a matrix product is fast (rough)."""
 
 LEAST_FILTERS = 512
 """Largest value of ``least_filters``, an argument of ``Correlation.chunks`` (hand-set)."""

@@ -154,7 +154,7 @@ def test_every_method_is_exact_on_all_combinations_of_views(problem, dtype):
 
 def test_cases_cover_every_method():
     names = {method for case in CASES for _, method in methods(case.problem)}
-    assert names == {*METHODS, "patches"}
+    assert names == {*METHODS, "patches", "exchanged"}
 
 
 SINGLE = {
@@ -603,7 +603,7 @@ def test_calls_stay_within_their_announced_memory(seed, limited_scratch):
             computed.add(method)
             # A new thread has no scratch memory of earlier passes.
             in_a_new_thread(compute, problem, pass_, method, data)
-    assert computed == {"products", "windows", "loops", "scattered", "patches"}
+    assert computed == {*METHODS, "patches", "exchanged"}
 
 
 @pytest.mark.thorough
@@ -796,7 +796,7 @@ def strided_layer(rng: random.Random, overlaps: bool) -> ConvProblem:
         groups=groups,
         data_format=data,
         filter_format=filter_,
-        dtype=rng.choice(("float32", "float64", *(() if overlaps else ("float16", "bfloat16")))),
+        dtype=rng.choice(("float32", "float64", "float16", "bfloat16")),
     )
 
 
@@ -835,10 +835,8 @@ def test_patches_are_exact(overlaps):
     assert (1 in slices) or overlaps
 
 
-@pytest.mark.parametrize(
-    "more", [{"dtype": "float16"}, {"stride": 1}, {"stride": 2, "dilation": 2}]
-)
-def test_patches_need_slices_of_several_taps_and_sums_in_place(more):
+@pytest.mark.parametrize("more", [{"stride": 1}, {"stride": 2, "dilation": 2}])
+def test_patches_need_slices_of_several_taps(more):
     layer = ConvProblem((1, 2, 9, 9), (3, 2, 3, 3), stride=(3, 2))
     assert choice.tap_slices(layer.axes) == 2
     assert "patches" in [one.name for one in choice.methods(layer, "backprop_input")]

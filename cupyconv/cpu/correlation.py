@@ -33,8 +33,8 @@ SUMS = 8
 LEAST_SUMMED = 512
 """Smallest number of pixels per partial sum (hand-set)."""
 
-LEAST_PRODUCTS = 1 << 22
-"""Smallest number of products per partial sum (hand-set)."""
+LEAST_PRODUCTS = 1 << 24
+"""Smallest number of products per partial sum, if a matrix product computes it (hand-set)."""
 
 
 class Correlation(NamedTuple):
@@ -160,11 +160,15 @@ class Correlation(NamedTuple):
         for outputs in product(*product_pieces(self.axes, *extents).cuts):
             yield self.part(outputs=outputs).trimmed()
 
-    def divided(self, count: int) -> Iterator[Correlation]:
-        """Divide images and outputs into up to ``count`` parts, fewer for a small correlation."""
+    def divided(self, count: int, slower: int = 1) -> Iterator[Correlation]:
+        """Divide images and outputs into up to ``count`` parts, fewer for a small correlation.
+
+        Args:
+            slower: time of a product, relative to a matrix product.
+        """
         extents = [axis.outputs for axis in self.axes]
         pixels = self.images * prod(extents)
-        products = pixels * self.filters.size
+        products = pixels * self.filters.size * slower
         count = clamp(min(pixels // LEAST_SUMMED, products // LEAST_PRODUCTS), count)
         most = []
         for extent in (self.images, *extents):

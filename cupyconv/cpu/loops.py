@@ -38,6 +38,9 @@ from cupyconv.signals import import_whole
 LONG_ROW = 1 << 9
 """Elements that one inner loop sums: the channels of one or several adjacent pixels (hand-set)."""
 
+SLOWER = 4
+"""Time of a product of planes, relative to a product in a matrix product (rough)."""
+
 LARGEST_ROWS = 1 << 16
 """Largest number of weights, counting copies for several pixels, that fit the cache (hand-set)."""
 
@@ -68,7 +71,7 @@ def filter_gradient(whole: Correlation, pool: Pool, block_bytes: int) -> None:
 
 def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
     by_pixel = _is_by_pixel(chunk)
-    terms = list(chunk.divided(SUMS))
+    terms = list(chunk.divided(SUMS, SLOWER))
     blocks, sizes = zip(*(_blocks(term, by_pixel, block_bytes) for term in terms), strict=True)
     totals = pool.array("shared", (len(terms), *chunk.filters.shape))
 

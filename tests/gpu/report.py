@@ -25,6 +25,8 @@ from tests.fuzz import cliffs
 from tests.gpu import contenders, instructions
 from tests.gpu.running import GOOD
 
+MOST_SPREAD = 1.1  # largest ratio of a timing's ends for choices and calibration (hand-set)
+
 Record = dict[str, Any]
 
 
@@ -48,10 +50,15 @@ def timed(records: Iterable[Record]) -> Iterator[Record]:
             yield one | one["row"] | dict(zip(names, one["case"].split(" "), strict=True))
 
 
+def steady(records: Iterable[Record]) -> Iterator[Record]:
+    """Yield the timed candidates whose times vary little; others may contain the host's time."""
+    return (one for one in timed(records) if one["high"] <= MOST_SPREAD * one["low"])
+
+
 def by_pass(records: Iterable[Record]) -> dict[tuple[str, ...], dict[str, Record]]:
-    """Return timed candidates by label, for each layer, pass, dtype, precision and memory order."""
+    """Return steady candidates by label, for each layer, pass, dtype, precision and layout."""
     found: dict[tuple[str, ...], dict[str, Record]] = defaultdict(dict)
-    for one in timed(records):
+    for one in steady(records):
         key = tuple(one[name] for name in ("dtype", "precision", "layout", "layer", "pass"))
         found[key][one["candidate"]] = one
     return found
@@ -84,7 +91,7 @@ def unusual(records: Sequence[Record]) -> list[str]:
                 theirs = candidates["cudnn"]["microseconds"]
                 words += [f"{theirs:.1f}", f"{theirs / ours:.2f}"]
             lines.append(f"| {' | '.join([*words, '', ''][:7])} |")
-    return lines
+    return lines if len(lines) > 2 else ["None was measured."]
 
 
 def choices(records: Sequence[Record]) -> list[str]:
@@ -110,7 +117,7 @@ def calibration(records: Sequence[Record]) -> dict[str, Any]:
     """
     ratios: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     about = machine(records)
-    for one in timed(records):
+    for one in steady(records):
         candidate = contenders.candidate_of(one, about["architecture"])
         if candidate is not None:
             class_ = dtype_class(one["dtype"], one["precision"])

@@ -29,7 +29,7 @@ def request(arch: str = "sm_90a", dtype: str = "float16") -> Request:
 
 
 def test_only_measured_chips_and_dtypes_are_scaled():
-    assert calibration.factor(request(), "cuda-toeplitz") == pytest.approx(3.35, abs=0.01)
+    assert calibration.factor(request(), "cuda-toeplitz") == pytest.approx(3.25, abs=0.01)
     assert calibration.factor(request(dtype="bfloat16"), "cuda-toeplitz") > 1
     assert calibration.factor(request(dtype="float32"), "cuda-gather") == 1
     assert calibration.factor(request(arch="sm_80"), "cuda-gather") == 1
@@ -69,7 +69,8 @@ def test_estimates_are_near_measured_times():
                 order = factor * candidate.microseconds, candidate.computing
                 found.append((order, one["microseconds"]))
                 errors.append(log(order[0] / one["microseconds"]))
-        losses.append(log(min(found)[1] / min(measured for _, measured in found)))
-    assert (len(errors), len(losses)) == (1286, 200)
-    assert stdev(errors) < 0.28
-    assert exp(fmean(losses)) < 1.08
+        if found:
+            losses.append(log(min(found)[1] / min(measured for _, measured in found)))
+    assert (len(errors), len(losses)) == (1002, 187)
+    assert stdev(errors) < 0.21
+    assert exp(fmean(losses)) < 1.04

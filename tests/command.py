@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 from click.testing import CliRunner, Result
 
@@ -20,9 +22,9 @@ def run(*args: object, given: bytes = b"", **env: str | None) -> Result:
     return CliRunner().invoke(main, words, input=given, env={"COLUMNS": None, **env})
 
 
-def said(*args: object, given: bytes = b"") -> str:
+def said(*args: object, given: bytes = b"", **env: str | None) -> str:
     """Return what a command line prints; it must succeed and report no error."""
-    result = run(*args, given=given)
+    result = run(*args, given=given, **env)
     assert (result.exit_code, result.stderr) == (0, ""), result.output
     return result.stdout
 
@@ -39,3 +41,10 @@ def refused(*args: object, code: int = 2) -> str:
     assert result.stderr.startswith("cupyconv: error: ")
     assert result.stderr.count("\n") == 1
     return result.stderr
+
+
+def require_stored(text: str, path: Path) -> None:
+    """Require that a golden file has this text; with CUPYCONV_GOLDEN=write, write it first."""
+    if os.environ.get("CUPYCONV_GOLDEN") == "write":
+        path.write_text(text)
+    assert text == path.read_text()

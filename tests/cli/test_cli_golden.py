@@ -8,7 +8,6 @@ After an intended change, write the files again and review the difference:
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from cupyconv.cli.main import main
+from tests.command import require_stored
 
 FOLDER = Path(__file__).with_name("golden")
 
@@ -63,10 +63,7 @@ def test_output_matches_the_stored_file(name):
     assert result.exit_code == 0, result.output
     assert result.stderr == ""
     text = (_stable_json if name.endswith(".json") else _stable)(result.stdout)
-    path = FOLDER / name
-    if os.environ.get("CUPYCONV_GOLDEN") == "write":
-        path.write_text(text)
-    assert text == path.read_text()
+    require_stored(text, FOLDER / name)
 
 
 @pytest.mark.parametrize("width", [80, 100])

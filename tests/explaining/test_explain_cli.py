@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import re
+from functools import partial
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 import cupyconv
 from cupyconv import ConvError, ConvProblem, arrays
 from cupyconv.cli import output
-from cupyconv.cli.main import main
-from tests import ROOT
+from tests import ROOT, command
 
 GOLDEN = ROOT / "tests" / "cli" / "golden"
 SMALL = ("--input", "1x3x8x8", "--filter", "4x3x3x3")
@@ -25,24 +23,9 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrays, "device_count", lambda: 0)
 
 
-def run(*args: str, **env: str | None) -> Result:
-    return CliRunner().invoke(main, ["explain", *args], env={"COLUMNS": None, **env})
-
-
-def said(*args: str, **env: str | None) -> str:
-    result = run(*args, **env)
-    assert result.exit_code == 0, result.output
-    assert result.stderr == ""
-    return result.stdout
-
-
-def refused(*args: str) -> str:
-    result = run(*args)
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    assert result.stderr.startswith("cupyconv: error: ")
-    assert result.stderr.count("\n") == 1
-    return result.stderr
+run, said, refused = (
+    partial(function, "explain") for function in (command.run, command.said, command.refused)
+)
 
 
 CASES = {
@@ -62,10 +45,7 @@ def test_output_matches_the_stored_file(name):
     text = said(*CASES[name])
     # The rounding of a float32 sum depends on the BLAS.
     text = re.sub(r"(cupyconv\.conv_\w+ gives ).*", r"\1#", text)
-    path = GOLDEN / name
-    if os.environ.get("CUPYCONV_GOLDEN") == "write":
-        path.write_text(text)
-    assert text == path.read_text()
+    command.require_stored(text, GOLDEN / name)
 
 
 @pytest.mark.parametrize("width", [80, 100])
@@ -87,7 +67,7 @@ def test_lines_fit_the_terminal(args, width):
 def test_values_match_those_of_grads(tmp_path):
     path = tmp_path / "tensors.npz"
     arguments = ["grads", *SMALL, "--seed", "3", "--no-check", "--save", str(path)]
-    assert CliRunner().invoke(main, arguments).exit_code == 0
+    assert command.run(*arguments).exit_code == 0
     with np.load(path) as file:
         saved = dict(file)
     result = json.loads(
@@ -104,7 +84,7 @@ def test_values_match_those_of_grads(tmp_path):
 def test_integers_match_those_of_grads(tmp_path):
     path = tmp_path / "tensors.npz"
     arguments = ["grads", *SMALL, "--values", "integers", "--save", str(path)]
-    assert CliRunner().invoke(main, arguments).exit_code == 0
+    assert command.run(*arguments).exit_code == 0
     with np.load(path) as file:
         saved = dict(file)
     text = said(*SMALL, "--values", "integers", "--element", "dw[1,2,0,1]")

@@ -5,33 +5,23 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import cupyconv
 from cupyconv import ConvTypeError
-from cupyconv.cli.main import main
 from cupyconv.explaining import onnx_model as models
 from cupyconv.problem import shape_text
+from tests import command
 
 onnx = pytest.importorskip("onnx", reason="the onnx package is not installed")
 
 
-def run(*args: str):
-    return CliRunner().invoke(main, ["model", *args], env={"COLUMNS": None})
-
-
-def refused(*args: str) -> str:
-    result = run(*args)
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    assert result.stderr.startswith("cupyconv: error: ")
-    assert result.stderr.count("\n") == 1
-    return result.stderr
+run, refused = (partial(function, "model") for function in (command.run, command.refused))
 
 
 def listed(*args: str) -> str:
@@ -138,7 +128,7 @@ def test_text_and_json_report_layers_and_totals(saved):
 
 @pytest.mark.parametrize("width", ["80", "100"])
 def test_lines_fit_the_terminal(saved, width):
-    result = CliRunner().invoke(main, ["model", saved(small_net())], env={"COLUMNS": width})
+    result = run(saved(small_net()), COLUMNS=width)
     _, *lines = result.stdout.splitlines()
     assert max(map(len, lines)) <= int(width)
 
@@ -189,7 +179,7 @@ def test_missing_input_sizes_are_requested_and_accepted(saved):
     assert "-> N x 8 x ? x ?" in line
     assert "4 layers of unknown size; the first: stem reads data of N x 3 x H x W" in line
     assert "for example --input data=1x3x224x224" in line
-    refusal = CliRunner().invoke(main, ["shapes", "--model", path])
+    refusal = command.run("shapes", "--model", path)
     assert refusal.exit_code == 2
     assert "for example --input data=1x3x224x224" in refusal.stderr
     result = run(path, "--input", "data=2x3x64x48", "--json")
@@ -259,10 +249,8 @@ def test_open_sizes_are_set_by_name(saved):
     whole = json.loads(run(path, *sizes, "--json").stdout)
     assert whole == json.loads(run(path, "--input", "data=2x3x64x48", "--json").stdout)
     assert "its unknown sizes are N, H, W" in refused(path, "--input", "M=2")
-    assert "x 2x3x64x48" in CliRunner().invoke(
-        main, ["explain", "--model", saved(small_net(("N", 3, 64, 48))), "--layer", "stem",
-               "--input", "N=2"]
-    ).stdout  # fmt: skip
+    words = ("--model", saved(small_net(("N", 3, 64, 48))), "--layer", "stem", "--input", "N=2")
+    assert "x 2x3x64x48" in command.run("explain", *words).stdout
 
 
 def test_known_sizes_of_open_layers_equal_those_of_closed_ones(saved):
@@ -301,13 +289,13 @@ def test_page_explains_every_layer(saved, tmp_path):
     )
 
 
-@pytest.mark.parametrize("command", ["plan", "shapes"])
-def test_layers_of_unknown_size_are_reported_as_left_out(saved, command):
-    given = (command, "--model", saved(net_with_a_shape_of_data()))
-    text = CliRunner().invoke(main, given).stdout
+@pytest.mark.parametrize("word", ["plan", "shapes"])
+def test_layers_of_unknown_size_are_reported_as_left_out(saved, word):
+    given = (word, "--model", saved(net_with_a_shape_of_data()))
+    text = command.run(*given).stdout
     assert "1 node of the model left out" in text
     assert "second: " in text
-    found = json.loads(CliRunner().invoke(main, (*given, "--json")).stdout)
+    found = json.loads(command.run(*given, "--json").stdout)
     assert len(found["layers"]) == len(found["left_out"]) == 1
 
 
@@ -335,7 +323,7 @@ def test_layers_can_be_sorted_truncated_and_written(saved, tmp_path):
 
 def test_explain_accepts_a_layer_of_a_model(saved):
     def explained(*args: str):
-        return CliRunner().invoke(main, ["explain", *args], env={"COLUMNS": None})
+        return command.run("explain", *args)
 
     path = saved(small_net())
     result = explained("--model", path, "--layer", "dilated")

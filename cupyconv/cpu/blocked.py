@@ -1,8 +1,9 @@
 """Passes with NumPy, computed block by block with a method chosen by the planner.
 
 cupyconv/cpu/choice.py chooses the method.  A pass needs at most 64 MB besides its operands and its
-result, if each result sums at most a million products.  Arithmetic is in the arrays' dtype,
-including complex dtypes; 16-bit dtypes are converted to float32 block by block.
+result, if each result sums at most a million products; "exchanged" copies x and dy too if they are
+not finite.  Arithmetic is in the arrays' dtype, including complex dtypes; 16-bit dtypes are
+converted to float32 block by block.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from cupyconv.cpu import loops, patches, products, scattered, windows
 from cupyconv.cpu.choice import BLOCK_BYTES
 from cupyconv.cpu.correlation import Correlation, correlation, input_gradient, phases_of
 from cupyconv.cpu.scratch import Pool
+from cupyconv.cpu.views import are_finite
 from cupyconv.problem import ConvProblem
 
 METHODS = {"products": products, "windows": windows, "scattered": scattered, "loops": loops}
@@ -77,26 +79,40 @@ def backprop_filter(
 
     Here h = p * stride - pad + r * dilation is the input pixel that tap r reads for output pixel p
     of image n; k is a filter and c a channel of its group.  Only complex dtypes need conj.
-
-    The method "exchanged" takes dw from the formula of backprop_input, where the sum over input
-    pixels has the same products.
     """
     if not problem.N:
         dw[...] = 0
         return
     if method == "exchanged":
-        dw[...] = 0  # some taps may have no products
-        whole = input_gradient(problem, dw, dy, x, conjugate=problem.is_complex)
-        for phase in phases_of(whole, problem.axes):
-            _compute("filter_gradient", "products", phase)
-        if np.isfinite(dw).all():
-            return
-        method = "products"  # infinite or NaN pixels were also multiplied by zeros outside dy
+        _exchanged(problem, x, dy, dw)
+        return
     # dw = conj(sum of conj(dy) x), because conjugating dw is cheaper than conjugating x.
     whole = correlation(problem, x, dw, dy)._replace(conjugate=problem.is_complex)
     _compute("filter_gradient", method, whole)
     if problem.is_complex:
         np.conjugate(dw, out=dw)
+
+
+def _exchanged(problem: ConvProblem, x: np.ndarray, dy: np.ndarray, dw: np.ndarray) -> None:
+    """Compute dw from the correlations of backprop_input, which sum over the input pixels."""
+
+    def compute(x: np.ndarray, dy: np.ndarray, dw: np.ndarray) -> None:
+        dw[...] = 0  # some taps may have no products
+        whole = input_gradient(problem, dw, dy, x, conjugate=problem.is_complex)
+        for phase in phases_of(whole, problem.axes):
+            _compute("filter_gradient", "products", phase)
+
+    compute(x, dy, dw)
+    if np.isfinite(dw).all() or are_finite(x, dy):
+        return
+    # Infinite and NaN pixels were also multiplied by zeros outside dy, which gives NaN.  The method
+    # ``products`` computes the gradients that sum such pixels.  The others are computed with zeros
+    # in place of such pixels, which does not change their bits.
+    finite_x, finite_dy = (np.where(np.isfinite(one), one, one.dtype.type(0)) for one in (x, dy))
+    sums = np.empty_like(dw)
+    compute(finite_x, finite_dy, sums)
+    backprop_filter(problem, "products", x, dy, dw)
+    np.copyto(dw, sums, where=np.isfinite(dw))
 
 
 def _compute(function: str, method: str, whole: Correlation) -> None:

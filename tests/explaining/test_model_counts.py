@@ -19,11 +19,10 @@ import cupyconv.onnx as co
 from cupyconv import ConvError
 from cupyconv.explaining import onnx_graph
 from cupyconv.explaining import onnx_model as models
+from tests.command import run as run_command
 from tests.explaining.test_model import (
-    CliRunner,
     build,
     listed,
-    main,
     node,
     onnx,
     refused,
@@ -207,7 +206,7 @@ def test_transposed_bias_has_the_output_channels(saved):
     stored = [weights("w", (4, 6, 3, 3)), weights("b", (6,))]
     path = saved(build([up], [X], stored))
     assert counts(path)[2] == sum(one.numel() for one in module.parameters())
-    result = CliRunner().invoke(main, ["shapes", "--model", path, "--json"])
+    result = run_command("shapes", "--model", path, "--json")
     (layer,) = json.loads(result.stdout)["layers"]
     assert layer["shapes"]["db"] == list(module.bias.shape) == [6]
     assert "one value for each output channel: dy[c] summed" in layer["reasons"]["db"]
@@ -463,7 +462,7 @@ def test_model_with_only_unsupported_convolutions_names_them(saved, operator, do
     text = " ".join(run(path).stdout.split())
     assert f"that can be read; it has 1 {named}" in text
     assert "left out: other, because" in text
-    result = CliRunner().invoke(main, ["shapes", "--model", path])
+    result = run_command("shapes", "--model", path)
     assert f"1 {named}" in result.stderr
 
 
@@ -702,7 +701,7 @@ def test_layer_with_large_output_padding_is_left_out(saved, command):
     assert [layer["name"] for layer in content["layers"]] == ["plain"]
     assert [entry["name"] for entry in content["left_out"]] == ["up"]
     assert "output_padding" in content["left_out"][0]["reason"]
-    result = CliRunner().invoke(main, [command, "--model", path, "--json"])
+    result = run_command(command, "--model", path, "--json")
     assert [layer["name"] for layer in json.loads(result.stdout)["layers"]] == ["plain"]
 
 

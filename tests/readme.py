@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from cupyconv.bench.results import load
 from tests import speed_table
 from tests.emulator import suite
 
@@ -49,7 +50,15 @@ def picture() -> str:
 def filled(text: str) -> str:
     """Return the README's text with every marked block replaced by real output."""
     text = put_into(text, "picture", f"```console\n{picture()}\n```")
-    return put_into(text, "speed, gpu", speed_table.table(README.parent / "tests", "gpu"))
+    return put_into(text, "speed, gpu", speed_table.summary(README.parent / "tests"))
+
+
+def measured(text: str) -> str:
+    """Return the page's text with the tables of the newest run on a GPU."""
+    folder = README.parent / "tests" / "gpu" / "results"
+    text = put_into(text, "speed, gpu", speed_table.table(README.parent / "tests", "gpu"))
+    (path,) = folder.glob("tf32-*.json")
+    return put_into(text, "speed, gpu, TF32", speed_table.of_results(load(path)))
 
 
 def counted(text: str) -> str:
@@ -71,3 +80,4 @@ def put_into(text: str, name: str, content: str) -> str:
 if __name__ == "__main__":
     README.write_text(filled(README.read_text()))
     COUNTED.write_text(counted(COUNTED.read_text()))
+    SPEED.write_text(measured(SPEED.read_text()))

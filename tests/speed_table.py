@@ -38,6 +38,27 @@ def table(root: Path, device: str) -> str:
     return NOTHING[device] if found is None else of_results(found)
 
 
+def summary(root: Path) -> str:
+    """Return a table of the newest run on a GPU: a row per dtype, and one for TF32."""
+    found = newest(root, "gpu")
+    if found is None:
+        return NOTHING["gpu"]
+    names = ("forward", "backprop-input", "backprop-filter", "all")
+    lines = [_about(found), "", f"| dtype | {' | '.join(names)} |", f"|---|{'---:|' * len(names)}"]
+    architecture = found.environment.get("architecture")
+    tf32 = load(root / "gpu" / "results" / f"tf32-{architecture}.json")
+    for run, suffix in ((found, ""), (tf32, " with TF32")):
+        columns = _columns(run)
+        rows = [row for row in run.rows if row.implementation == _COUNTED]
+        for dtype in dict.fromkeys(row.dtype for row in rows):
+            count = len({row.layer for row in rows if row.dtype == dtype})
+            cells = (
+                _cell(columns[name], lambda row, dtype=dtype: row.dtype == dtype) for name in names
+            )
+            lines.append(f"| {dtype}{suffix} ({count} layers) | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def newest(root: Path, device: str) -> Results | None:
     """Return the latest run on "gpu" or "cpu" among bench-*.json; skip unreadable files."""
     folder = root / device / "results"

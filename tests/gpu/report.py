@@ -2,8 +2,8 @@
 
 The files are report.md (speed compared with cuDNN, the planner's choices, failures with commands
 that repeat them), calibration.json (measured time / modelled time, for the planner),
-golden-<chip>.npz, and bench-<chip>.json, from which ``python -m tests.readme`` writes the README's
-table.
+golden-<chip>.npz, and bench-<chip>.json and tf32-<chip>.json, from which ``python -m tests.readme``
+writes tables.
 """
 
 from __future__ import annotations
@@ -67,16 +67,20 @@ def by_pass(records: Iterable[Record]) -> dict[tuple[str, ...], dict[str, Record
 def results(records: Iterable[Record], precision: str) -> Results:
     """Return planned kernels and cuDNN in one precision, as results of ``cupyconv bench``.
 
-    Layers outside the benchmark's list are left out.
+    Layers outside the benchmark's list are left out, and passes that only one of both computed.  A
+    later measurement replaces an earlier one.
     """
-    found = Results(environment=machine(records), finished=True)
+    rows: dict[tuple[str, ...], dict[str, Row]] = defaultdict(dict)
     for one in timed(records):
-        shown = one["candidate"] in ("0", "cudnn") and one["layer"] not in cliffs.LAYERS
-        if one["precision"] == precision and shown:
+        if one["precision"] == precision and one["layer"] not in cliffs.LAYERS:
             row = Row(**one["row"])
-            ours = one["candidate"] == "0"
-            found.rows.append(replace(row, implementation="auto") if ours else row)
-    return found
+            key = row.dtype, row.layout, row.layer, row.pass_
+            if one["candidate"] == "0":
+                rows[key]["0"] = replace(row, implementation="auto")
+            elif one["candidate"] == "cudnn":
+                rows[key]["cudnn"] = row
+    both = [row for pair in rows.values() if len(pair) == 2 for row in pair.values()]
+    return Results(environment=machine(records), finished=True, rows=both)
 
 
 def unusual(records: Sequence[Record]) -> list[str]:
@@ -178,6 +182,7 @@ def main(folder: Path) -> int:
     (folder / "report.md").write_text(text)
     (folder / "calibration.json").write_text(json.dumps(calibration(records), indent=1) + "\n")
     instructions.write(records, folder)
-    results(records, "ieee").save(folder / f"bench-{about.get('architecture')}.json")
+    for name, precision in (("bench", "ieee"), ("tf32", "tf32")):
+        results(records, precision).save(folder / f"{name}-{about.get('architecture')}.json")
     print(text)
     return 0

@@ -539,6 +539,8 @@ def test_notebooks_that_run_kernels():
     chosen = "reproduce and (02 or 03)"
     words = ("-q", "-p", "no:cacheprovider", "tests/pages/test_notebooks.py", "-k", chosen)
     done = subprocess.run([sys.executable, "-m", "pytest", *words], capture_output=True, cwd=ROOT)
+    if b"nbclient" in done.stdout:
+        pytest.skip("nbclient, nbformat or ipykernel is not installed")
     assert done.returncode == 0, done.stdout.decode()
     assert b"2 passed" in done.stdout
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests import speed_table
-from tests.readme import COUNTED, README, SPEED, counted, filled, put_into
+from tests.readme import COUNTED, README, SPEED, counted, filled, measured, put_into
 
 
 def without_numbers(text):
@@ -24,8 +24,9 @@ def test_make_commands_are_in_the_makefile():
         assert re.search(rf"^{command}:", makefile, re.M)
 
 
-def test_speed_table_has_the_newest_results():
-    assert speed_table.table(README.parent / "tests", "gpu") in README.read_text()
+def test_speed_tables_have_the_newest_results():
+    assert speed_table.summary(README.parent / "tests") in README.read_text()
+    assert measured(SPEED.read_text()) == SPEED.read_text()
 
 
 def test_readme_is_short():

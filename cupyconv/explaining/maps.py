@@ -46,8 +46,8 @@ _TOWARDS_PADDING = {
 """Usual reason why positions have different numbers of terms, keyed by tensor."""
 
 Axes = tuple[tuple[str, tuple[int, ...]], ...]
-"""For each spatial axis of a tensor, its name, and the number of pairs of operand positions along
-it that contribute to each of the tensor's positions."""
+"""Name of each spatial axis of a tensor, and the number of pairs of operand positions along it that
+contribute to each of the tensor's positions."""
 
 
 @dataclass(frozen=True)

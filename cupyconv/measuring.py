@@ -38,6 +38,7 @@ ROUNDS = 3  # samples of each candidate (hand-set)
 SAMPLE_SECONDS = 1e-3  # shortest sample in s; samples of MOST_CALLS calls may be shorter (hand-set)
 MOST_CALLS = 50  # largest number of calls per sample (hand-set)
 LEAD = 2  # time that the GPU waits before a sample, in the host's time of its calls (hand-set)
+MOST_LEAD = 0.02  # longest time in s that the GPU waits before a sample (hand-set)
 CLEARLY_FASTER = 0.97  # largest time ratio at which a candidate replaces the planned one (hand-set)
 
 _FORMAT = 2  # version of the file format
@@ -178,7 +179,8 @@ def _measure(candidates: Sequence[PassPlan], run: Run, load: Load) -> _Measureme
             once = None if number in failures else sample(number, 1)
             if once is not None:
                 count = min(max(ceil(SAMPLE_SECONDS / max(once.device, 1e-7)), 1), MOST_CALLS)
-                counts[number], leads[number] = count, LEAD * count * once.host
+                counts[number] = count
+                leads[number] = min(LEAD * count * once.host, MOST_LEAD)
                 samples[number] = []
         for _ in range(ROUNDS):
             for number in list(samples):

@@ -1,9 +1,8 @@
 """Passes with NumPy, computed block by block with a method chosen by the planner.
 
 cupyconv/cpu/choice.py chooses the method.  A pass needs at most 64 MB besides its operands and its
-result, if each result sums at most a million products; "exchanged" copies x and dy too if they are
-not finite.  Arithmetic is in the arrays' dtype, including complex dtypes; 16-bit dtypes are
-converted to float32 block by block.
+result, if each result sums at most a million products.  Arithmetic is in the arrays' dtype,
+including complex dtypes; 16-bit dtypes are converted to float32 block by block.
 """
 
 from __future__ import annotations
@@ -96,26 +95,25 @@ def backprop_filter(
 def _exchanged(problem: ConvProblem, x: np.ndarray, dy: np.ndarray, dw: np.ndarray) -> None:
     """Compute dw from the correlations of backprop_input, which sum over the input pixels."""
 
-    def compute(x: np.ndarray, dy: np.ndarray, dw: np.ndarray) -> None:
-        dw[...] = 0  # some taps may have no products
-        whole = input_gradient(problem, dw, dy, x, conjugate=problem.is_complex)
+    def compute(target: np.ndarray, clears: bool) -> None:
+        target[...] = 0  # some taps may have no products
+        whole = input_gradient(problem, target, dy, x, conjugate=problem.is_complex)
         for phase in phases_of(whole, problem.axes):
-            _compute("filter_gradient", "products", phase)
+            _compute("filter_gradient", "products", phase, clears=clears)
 
-    compute(x, dy, dw)
-    if np.isfinite(dw).all() or are_finite(x, dy):
+    compute(dw, clears=False)
+    if are_finite(dw) or are_finite(x, dy):
         return
     # Infinite and NaN pixels were also multiplied by zeros outside dy, which gives NaN.  The method
     # ``products`` computes the gradients that sum such pixels.  The others are computed with zeros
     # in place of such pixels, which does not change their bits.
-    finite_x, finite_dy = (np.where(np.isfinite(one), one, one.dtype.type(0)) for one in (x, dy))
     sums = np.empty_like(dw)
-    compute(finite_x, finite_dy, sums)
+    compute(sums, clears=True)
     backprop_filter(problem, "products", x, dy, dw)
     np.copyto(dw, sums, where=np.isfinite(dw))
 
 
-def _compute(function: str, method: str, whole: Correlation) -> None:
+def _compute(function: str, method: str, whole: Correlation, **more: bool) -> None:
     if not whole.images:
         return
     inner = whole.without_unused()
@@ -127,4 +125,4 @@ def _compute(function: str, method: str, whole: Correlation) -> None:
         if not inner.axes[0].outputs:
             return
     with Pool(inner.accumulator) as memory:
-        getattr(METHODS[method], function)(inner, memory, BLOCK_BYTES)
+        getattr(METHODS[method], function)(inner, memory, BLOCK_BYTES, **more)

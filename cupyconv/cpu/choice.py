@@ -73,6 +73,15 @@ LOOP_ELEMENTS = 32
 SUM_ELEMENTS = 256
 """Elements that NumPy adds in the time that it takes to start a row of a strided sum (rough)."""
 
+MOST_EXCHANGED_TAPS = 49
+"""Largest number of taps for the method ``exchanged`` (hand-set)."""
+
+MOST_ROW_BYTES = 16 << 20
+"""Largest size in bytes of a block or of an image's sums in the method ``patches`` (hand-set)."""
+
+MOST_PIECES = 256
+"""Largest number of pieces into which ``patches`` divides windows with padding (hand-set)."""
+
 TRANSPOSED = 2.5
 """Factor by which copies between channels first and channels last are slower (measured)."""
 
@@ -192,15 +201,11 @@ def methods(problem: ConvProblem, pass_: str) -> tuple[Method, ...]:
     is_gradient = pass_ == "backprop_filter"
     candidates = [_products(work, is_gradient), *_windows(work), *_loops(work)]
     if is_gradient:
-        exchanged = _products(_correlations_of(problem, "backprop_input"), is_gradient)
-        summary = "pixels of x times gathered pixels of dy"
-        candidates.append(replace(exchanged, name="exchanged", summary=summary))
+        candidates += _exchanged(problem)
     else:
         candidates += _scattered(work)
-    # With one tap per slice, ``products`` and ``scattered`` copy fewer gradients.
-    slices = tap_slices(problem.axes)
-    if pass_ == "backprop_input" and slices < prod(problem.filter_sizes):
-        candidates.append(_patches(problem, work, slices))
+    if pass_ == "backprop_input":
+        candidates += _patches(problem, work)
     return tuple(candidates)
 
 
@@ -312,24 +317,52 @@ def _windows(work: _Pass) -> Iterator[Method]:
         )
 
 
-def _patches(problem: ConvProblem, work: _Pass, slices: int) -> Method:
+def _exchanged(problem: ConvProblem) -> Iterator[Method]:
+    # ``phases`` divides some axes by windows, whose taps are the same.
+    has_few_taps = prod(problem.filter_sizes) <= MOST_EXCHANGED_TAPS
+    if has_few_taps and not any(map(by_window, problem.axes)):
+        method = _products(_correlations_of(problem, "backprop_input"), is_gradient=True)
+        summary = "pixels of x times gathered pixels of dy"
+        yield replace(method, name="exchanged", summary=summary)
+
+
+def _patches(problem: ConvProblem, work: _Pass) -> Iterator[Method]:
+    slices, taps = tap_slices(problem.axes), prod(problem.filter_sizes)
     pixels = work.images * prod(problem.output_sizes)
-    weights = problem.K * work.filters * prod(problem.filter_sizes)
+    weights = problem.K * work.filters * taps
     gradients = pixels * weights // (work.channels or 1)
+    row = prod(problem.output_sizes[1:]) * work.itemsize
+    at_once = min(work.filters * taps, 8 * BLOCK_BYTES // max(work.channels * work.itemsize, 1))
+    sums = work.filters * work.groups * prod(problem.input_sizes) * work.itemsize
+    is_large = row * max(at_once, work.channels) > MOST_ROW_BYTES
+    is_large |= slices > 1 and ITEMSIZE[problem.dtype] < work.itemsize and sums > MOST_ROW_BYTES
+    padded = prod(axis.output - _inner_windows(axis) + 1 for axis in problem.axes)
+    # With one tap per slice, ``products`` and ``scattered`` copy fewer gradients.
+    if slices == taps or is_large or padded > MOST_PIECES:
+        return
     last = problem.axes[-1]
     run = work.filters if work.channels_last else min(last.filter, separate_taps(last))
     blocks = max(gradients * work.itemsize * 4 / BLOCK_BYTES, slices * work.groups)
     start = LOOP_ELEMENTS if slices == 1 else SUM_ELEMENTS
-    copies = gradients * (1 + start / run)
+    copies = gradients * (1 + start / run) + slices * pixels * problem.K + weights
+    threads = 1  # the rates are for two threads; slices are added up by one
     if slices > 1:
         copies += work.images * problem.C * prod(problem.input_sizes)
-    return Method(
+        threads = 2
+    yield Method(
         "patches",
         "pixels times slices of taps of windows that do not overlap",
-        2.0 * pixels * weights * _slower(pixels),
-        copies + slices * pixels * problem.K + weights,
-        blocks * 12 + 20 * slices,
+        threads * 2.0 * pixels * weights * _slower(pixels),
+        threads * copies,
+        blocks * (12 + padded) + 20 * slices,
     )
+
+
+def _inner_windows(axis: ConvAxis) -> int:
+    """Return the number of windows without padding."""
+    first = -(-axis.pad_before // axis.stride)
+    last = (axis.input + axis.pad_before - axis.effective_filter) // axis.stride
+    return max(min(last + 1, axis.output) - first, 0)
 
 
 def _scattered(work: _Pass) -> Iterator[Method]:

@@ -8,7 +8,7 @@ the gradients of the slices are added up in dx.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -53,7 +53,7 @@ def backprop_input(
         block = whole.part(images=images)
         sums = block.result
         if sums.dtype != block.accumulator:
-            sums = np.empty(sums.shape, block.accumulator)
+            sums = np.empty_like(sums, block.accumulator)
         sums[...] = 0
         added = block._replace(result=sums, addend=None, bias=None, activation=None)
         for taps in terms:
@@ -93,7 +93,22 @@ def _backprop_input(
         most = (clamp(block_bytes // 4 // (line * rows), whole.images), rows)
         size = prod(most) * prod(outputs[1:]) * (columns + count)
         work = partial(_compute, chunk, axes, matrix, is_last, adds)
-        each(work, boxes((whole.images, outputs[0]), most), pool, size)
+        blocks = boxes((whole.images, outputs[0]), most)
+        if adds:
+            # A forked child recomputes what its parent's helpers had begun, but must not add twice.
+            each(partial(_in_turn, work), [blocks], pool, size)
+        else:
+            each(work, blocks, pool, size)
+
+
+def _in_turn(
+    work: Callable[[tuple[slice, ...], Scratch], None],
+    blocks: Iterator[tuple[slice, ...]],
+    scratch: Scratch,
+) -> None:
+    """Compute blocks one after another, in one thread."""
+    for block in blocks:
+        work(block, scratch.rest())
 
 
 def _compute(
@@ -102,7 +117,7 @@ def _compute(
     matrix: np.ndarray,
     is_last: bool,
     adds: bool,
-    block: tuple[slice, slice],
+    block: tuple[slice, ...],
     scratch: Scratch,
 ) -> None:
     """Compute dx for the input pixels under the windows of a block.

@@ -844,3 +844,25 @@ def test_patches_need_slices_of_several_taps(more):
     assert "patches" not in [one.name for one in choice.methods(layer, "backprop_input")]
     with pytest.raises(ConvError, match="patches"):
         cupyconv.plan(layer, "cpu").with_choices("backprop_input", method="patches")
+
+
+@pytest.mark.parametrize(
+    ("shape", "filters", "more"),
+    [
+        ((8, 256, 258), (1, 256, 129), {"stride": 129}),  # computed window by window
+        ((1, 1, 6400), (64, 1, 64), {"stride": 64, "padding": 64000}),  # many padded windows
+        ((2, 32, 100, 155), (128, 32, 25, 50), {"stride": (2, 25), "dilation": (4, 1)}),
+    ],
+)
+def test_methods_are_left_out_where_they_are_wrong_or_slow(shape, filters, more):
+    problem = ConvProblem(shape, filters, **more)
+    names = {pass_: {m.name for m in choice.methods(problem, pass_)} for pass_ in PASSES}
+    assert "exchanged" not in names["backprop_filter"]
+    if "padding" in more:
+        assert "patches" not in names["backprop_input"]
+    data = integer_data(problem)
+    got, expected = (
+        cupyconv.conv_backprop_filter(data.x, filters, data.dy, impl=impl, **problem.keywords)
+        for impl in ("numpy", "reference")
+    )
+    assert np.array_equal(got, expected)

@@ -318,6 +318,16 @@ def parts(extent: int, most: int) -> Iterator[slice]:
         yield slice(-(-extent * number // count), -(-extent * (number + 1) // count))
 
 
+def inner_windows(axis: ConvAxis) -> slice:
+    """Return the slice of the outputs whose windows contain no padding.
+
+    Negative paddings are supported.
+    """
+    first = min(max(-(-axis.pad_before // axis.stride), 0), axis.output)
+    stop = (axis.input + axis.pad_before - axis.effective_filter) // axis.stride + 1
+    return slice(first, min(max(stop, first), axis.output))
+
+
 def separate_taps(axis: ConvAxis) -> int:
     """Return the most consecutive taps with which no two windows read the same input."""
     return axis.filter if axis.output == 1 else (axis.stride - 1) // axis.dilation + 1

@@ -40,6 +40,7 @@ from cupyconv.cpu.axis import (
     by_window,
     extent,
     forward_axis,
+    inner_windows,
     loop_blocks,
     phases,
     pieces,
@@ -336,7 +337,8 @@ def _patches(problem: ConvProblem, work: _Pass) -> Iterator[Method]:
     sums = work.filters * work.groups * prod(problem.input_sizes) * work.itemsize
     is_large = row * max(at_once, work.channels) > MOST_ROW_BYTES
     is_large |= slices > 1 and ITEMSIZE[problem.dtype] < work.itemsize and sums > MOST_ROW_BYTES
-    padded = prod(axis.output - _inner_windows(axis) + 1 for axis in problem.axes)
+    inner = [(axis.output, inner_windows(axis)) for axis in problem.axes]
+    padded = prod(outputs - (of.stop - of.start) + 1 for outputs, of in inner)
     # With one tap per slice, ``products`` and ``scattered`` copy fewer gradients.
     if slices == taps or is_large or padded > MOST_PIECES:
         return
@@ -356,13 +358,6 @@ def _patches(problem: ConvProblem, work: _Pass) -> Iterator[Method]:
         threads * copies,
         blocks * (12 + padded) + 20 * slices,
     )
-
-
-def _inner_windows(axis: ConvAxis) -> int:
-    """Return the number of windows without padding."""
-    first = -(-axis.pad_before // axis.stride)
-    last = (axis.input + axis.pad_before - axis.effective_filter) // axis.stride
-    return max(min(last + 1, axis.output) - first, 0)
 
 
 def _scattered(work: _Pass) -> Iterator[Method]:

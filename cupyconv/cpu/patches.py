@@ -18,7 +18,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from cupyconv.cpu.activations import activate
-from cupyconv.cpu.axis import boxes, clamp, parts, separate_taps
+from cupyconv.cpu.axis import boxes, clamp, inner_windows, parts, separate_taps
 from cupyconv.cpu.correlation import ALL, Correlation
 from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
@@ -168,12 +168,10 @@ def _pieces(axis: ConvAxis) -> Iterator[tuple[slice, slice, int]]:
     separately, with the taps that are inside the input.
     """
     stride, pad = axis.stride, axis.pad_before
-    first = min(max(-(-pad // stride), 0), axis.output)
-    stop = (axis.input + pad - axis.effective_filter) // stride + 1
-    stop = min(max(stop, first), axis.output)
-    if first < stop:
-        yield slice(first, stop), ALL, first * stride - pad
-    for output in (*range(first), *range(stop, axis.output)):
+    inner = inner_windows(axis)
+    if inner.start < inner.stop:
+        yield inner, ALL, inner.start * stride - pad
+    for output in (*range(inner.start), *range(inner.stop, axis.output)):
         start = output * stride - pad
         low = max(-(start // axis.dilation), 0)
         high = min((axis.input - 1 - start) // axis.dilation + 1, axis.filter)

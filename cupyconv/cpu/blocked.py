@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from cupyconv.cpu import loops, patches, products, scattered, windows
-from cupyconv.cpu.choice import BLOCK_BYTES
+from cupyconv.cpu import loops, patches, products, scattered, tiles, windows
+from cupyconv.cpu.choice import BLOCK_BYTES, exchanged_method
 from cupyconv.cpu.correlation import Correlation, correlation, input_gradient, phases_of
 from cupyconv.cpu.scratch import Pool
 from cupyconv.cpu.views import are_finite
 from cupyconv.problem import ConvProblem
 
-METHODS = {"products": products, "windows": windows, "scattered": scattered, "loops": loops}
+METHODS = {
+    "products": products,
+    "windows": windows,
+    "scattered": scattered,
+    "loops": loops,
+    "tiles": tiles,
+}
 """Modules that compute a correlation and, except ``scattered``, the filter gradient."""
 
 
@@ -95,11 +101,13 @@ def backprop_filter(
 def _exchanged(problem: ConvProblem, x: np.ndarray, dy: np.ndarray, dw: np.ndarray) -> None:
     """Compute dw from the correlations of backprop_input, which sum over the input pixels."""
 
+    method = exchanged_method(problem).name
+
     def compute(target: np.ndarray, clears: bool) -> None:
         target[...] = 0  # some taps may have no products
         whole = input_gradient(problem, target, dy, x, conjugate=problem.is_complex)
         for phase in phases_of(whole, problem.axes):
-            _compute("filter_gradient", "products", phase, clears=clears)
+            _compute("filter_gradient", method, phase, clears=clears)
 
     compute(dw, clears=False)
     if are_finite(dw) or are_finite(x, dy):

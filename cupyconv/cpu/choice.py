@@ -15,6 +15,7 @@ Each method has a module in cupyconv/cpu/:
 - exchanged: filter gradients; pixels of x times gathered pixels of dy, for layers with few filters.
 - scattered: filters times pixels; the products are then added up tap by tap (col2im).
 - patches: input gradients; dy's pixels times slices of taps within which windows do not overlap.
+- tiles: filters times pixels, in tiles whose sums stay in registers; needs Numba and a real dtype.
 - loops: sums over shifted pixels, for layers with few channels per group; without Numba, only for
   depthwise layers.
 
@@ -36,8 +37,10 @@ from math import gcd, prod
 from cupyconv.cpu.axis import (
     TAP_CALLS,
     Axis,
+    LoopBlocks,
     Pieces,
     by_window,
+    clamp,
     extent,
     forward_axis,
     inner_windows,
@@ -86,8 +89,26 @@ MOST_PIECES = 256
 TRANSPOSED = 2.5
 """Factor by which copies between channels first and channels last are slower (measured)."""
 
-LOOP_RATE = 50e9
-"""FLOP/s of compiled loops over rows of channels (rough)."""
+TILE_RATE = 300e9
+"""FLOP/s of compiled tiles (rough)."""
+
+CHANNEL_RATE = 100e9
+"""FLOP/s of compiled tiles of depthwise layers (rough)."""
+
+TILE_BYTES = 64
+"""Bytes of a vector of results of a tile (rough)."""
+
+TILE_ROWS = 12
+"""Number of rows of a tile (rough)."""
+
+PART_PRODUCTS = 1 << 23
+"""Products of a block of tiles, below which more blocks are not worth their calls (hand-set)."""
+
+PART_BYTES = 1 << 20
+"""Bytes of a block of tiles, below which more blocks are not worth their calls (hand-set)."""
+
+LOOP_RATE = 15e9
+"""FLOP/s of sums of rows of channels without Numba, for long rows (rough)."""
 
 PLANE_RATE = 60e9
 """FLOP/s of compiled loops over planes of pixels (rough)."""
@@ -95,17 +116,8 @@ PLANE_RATE = 60e9
 FOUR_FILTERS = 2.4
 """Factor on PLANE_RATE for four or more filters, which share the loaded pixels (rough)."""
 
-UNCOMPILED = 0.3
-"""Factor on LOOP_RATE without Numba, for long rows (rough)."""
-
 MOST_PAIRS = 1 << 10
 """Channels times filters of a group above which matrix products beat loops (hand-set)."""
-
-SMALL_PLANE = 256
-"""Output pixels per image up to which loops over channels beat loops over planes (hand-set)."""
-
-LEAST_ROW = 8
-"""Smallest number of channels per pixel for which a loop over channels is fast (hand-set)."""
 
 LOOP_PARTS = 8
 """Smallest number of blocks into which the method ``loops`` divides a large layer (hand-set)."""
@@ -148,6 +160,7 @@ class _Pass:
         channels_last: whether the channels of a pixel are contiguous in memory.
         phases: number of correlations, one per stride phase.
         itemsize: bytes of an element of the sums.
+        dtype: dtype of the operands.
     """
 
     images: int
@@ -158,6 +171,7 @@ class _Pass:
     channels_last: bool
     phases: int
     itemsize: int
+    dtype: str
 
     @property
     def pixels(self) -> int:
@@ -201,6 +215,7 @@ def methods(problem: ConvProblem, pass_: str) -> tuple[Method, ...]:
     work = _correlations_of(problem, pass_)
     is_gradient = pass_ == "backprop_filter"
     candidates = [_products(work, is_gradient), *_windows(work), *_loops(work)]
+    candidates += _tiles(work, is_gradient)
     if is_gradient:
         candidates += _exchanged(problem)
     else:
@@ -233,20 +248,6 @@ def most_loop_bytes(block_bytes: int, share: int) -> int:
     return min(block_bytes // 2, max(share, block_bytes // 4))
 
 
-def sums_pixels(
-    axes: Sequence[Axis], groups: int, channels: int, filters: int, channels_last: bool
-) -> bool:
-    """Return whether the method ``loops`` sums rows of channels, instead of planes of pixels.
-
-    Without Numba, all depthwise layers are summed in rows of channels.  With Numba, the layer must
-    also have enough channels, and either channels last or small output images.
-    """
-    if not channels == filters == 1 or not has_numba():
-        return channels == filters == 1
-    is_small = prod(axis.outputs for axis in axes) <= SMALL_PLANE
-    return groups >= LEAST_ROW and (channels_last or is_small)
-
-
 # -- the methods' costs ----------------------------------------------------------------------------
 
 
@@ -273,6 +274,7 @@ def _correlations_of(problem: ConvProblem, pass_: str) -> _Pass:
         problem.data_format.endswith("C"),
         count,
         max(ITEMSIZE[problem.dtype], 4),  # 16-bit types are summed in float32
+        problem.dtype,
     )
 
 
@@ -322,9 +324,16 @@ def _exchanged(problem: ConvProblem) -> Iterator[Method]:
     # ``phases`` divides some axes by windows, whose taps are the same.
     has_few_taps = prod(problem.filter_sizes) <= MOST_EXCHANGED_TAPS
     if has_few_taps and not any(map(by_window, problem.axes)):
-        method = _products(_correlations_of(problem, "backprop_input"), is_gradient=True)
         summary = "pixels of x times gathered pixels of dy"
-        yield replace(method, name="exchanged", summary=summary)
+        yield replace(exchanged_method(problem), name="exchanged", summary=summary)
+
+
+def exchanged_method(problem: ConvProblem) -> Method:
+    """Return the method that multiplies pixels for the method ``exchanged``."""
+    work = _correlations_of(problem, "backprop_input")
+    is_depthwise = work.channels == work.filters == 1
+    tiles = None if is_depthwise else next(_tiles(work, is_gradient=True), None)
+    return tiles or _products(work, is_gradient=True)
 
 
 def _patches(problem: ConvProblem, work: _Pass) -> Iterator[Method]:
@@ -360,6 +369,112 @@ def _patches(problem: ConvProblem, work: _Pass) -> Iterator[Method]:
     )
 
 
+def _tiles(work: _Pass, is_gradient: bool) -> Iterator[Method]:
+    if work.dtype.startswith("complex") or not has_numba():
+        return
+    if is_by_channel(work.groups, work.channels, work.filters, work.itemsize):
+        yield _channel_tiles(work, is_gradient)
+    if work.channels == work.filters == 1 < work.groups:
+        return  # tiles of a single filter would be mostly empty
+    lanes = TILE_BYTES // work.itemsize
+    columns = -(-work.filters // lanes) * lanes
+    counts = work.images, work.groups, work.channels
+    blocks = tile_blocks(work.axes, *counts, columns, work.itemsize, BLOCK_BYTES, is_gradient)
+    rows = work.channels * work.taps
+    if max(blocks.places * work.itemsize, 2 * TILE_BYTES * rows) > 4 * BLOCK_BYTES:
+        return  # a single pixel, or the filters of a tile, take too much memory
+    division = product_pieces(work.axes, *counts, work.filters)
+    padded_rows = -(-rows // TILE_ROWS) * TILE_ROWS / rows if is_gradient else 1
+    operations = 2.0 * prod(counts) * division.pairs * columns * padded_rows
+    is_converted = work.itemsize != ITEMSIZE[work.dtype]
+    is_padded = any(axis.offset < 0 or axis.offset + axis.span > axis.size for axis in work.axes)
+    elements = 2.0 * work.weights
+    if is_padded or is_converted:
+        elements += prod(counts) * prod(axis.span for axis in work.axes)
+    order = 1 if work.channels_last else TRANSPOSED
+    if is_gradient:
+        elements += work.pixels * columns * order
+    elif is_converted or not work.channels_last:
+        elements += work.pixels * work.filters * order
+    # The rates are for two threads; a single block is computed by one.
+    threads = 2 if blocks.blocks == 1 else 1
+    yield _method(
+        work,
+        "tiles",
+        "filters times pixels, in tiles",
+        threads * operations * RATE / TILE_RATE,
+        threads * elements,
+        12 + 24 * blocks.blocks * prod(map(len, division.cuts)),
+    )
+
+
+def is_by_channel(groups: int, channels: int, filters: int, itemsize: int) -> bool:
+    """Return whether the method ``tiles`` computes a depthwise layer in vectors of channels."""
+    return channels == filters == 1 and groups * itemsize >= TILE_BYTES
+
+
+def _channel_tiles(work: _Pass, is_gradient: bool) -> Method:
+    blocks = channel_blocks(work.axes, work.images, work.groups, work.itemsize, BLOCK_BYTES)
+    rows = -(-work.taps // TILE_ROWS) * TILE_ROWS / work.taps if is_gradient else 1
+    division = product_pieces(work.axes, work.images, work.groups, 1, 1)
+    pairs = work.taps * prod(axis.outputs for axis in work.axes) if is_gradient else division.pairs
+    operations = 2.0 * work.images * work.groups * pairs * rows
+    sources = work.images * work.groups * prod(axis.span for axis in work.axes)
+    elements: float = sources + work.weights
+    if not work.channels_last:
+        elements += 2 * TRANSPOSED * (sources + work.pixels)
+    threads = 2 if blocks.blocks == 1 else 1
+    calls = 12 + 24 * blocks.blocks * (1 if is_gradient else prod(map(len, division.cuts)))
+    return _method(
+        work,
+        "tiles",
+        "taps times pixels, in vectors of channels",
+        threads * operations * RATE / CHANNEL_RATE,
+        threads * elements,
+        calls,
+    )
+
+
+def channel_blocks(
+    axes: tuple[Axis, ...], images: int, channels: int, itemsize: int, block_bytes: int
+) -> LoopBlocks:
+    """Divide a depthwise correlation into blocks for the method ``tiles``."""
+    pixels, sources = (
+        images * prod(getattr(axis, name) for axis in axes) for name in ("outputs", "span")
+    )
+    size = (sources + pixels) * channels * itemsize
+    share = size // clamp(size // PART_BYTES, LOOP_PARTS)
+    most = min(max(share, block_bytes // 4), 2 * block_bytes) // itemsize
+    return loop_blocks(axes, images, 1, channels, channels, most, by_pixel=True)
+
+
+def tile_blocks(
+    axes: tuple[Axis, ...],
+    images: int,
+    groups: int,
+    channels: int,
+    columns: int,
+    itemsize: int,
+    block_bytes: int,
+    is_gradient: bool,
+) -> LoopBlocks:
+    """Divide a correlation into blocks for the method ``tiles``.
+
+    Args:
+        columns: filters per group, extended to whole tiles.
+    """
+    if is_gradient:  # all pixels of a block are read once per tile, so they should fit the cache
+        most = block_bytes // 2
+    else:
+        pixels = images * groups * prod(axis.outputs for axis in axes)
+        products = pixels * channels * columns * prod(axis.taps for axis in axes)
+        sources = images * groups * channels * prod(axis.span for axis in axes)
+        share = (sources + pixels * columns) * itemsize
+        share //= clamp(max(products // PART_PRODUCTS, share // PART_BYTES), LOOP_PARTS // 2)
+        most = min(max(share, block_bytes // 4), 2 * block_bytes)
+    return loop_blocks(axes, images, groups, channels, columns, most // itemsize, by_pixel=True)
+
+
 def _scattered(work: _Pass) -> Iterator[Method]:
     rows, *columns = work.axes
     wide = max(work.filters * work.taps // rows.taps, work.channels)
@@ -385,8 +500,8 @@ def _scattered(work: _Pass) -> Iterator[Method]:
 
 def _loops(work: _Pass) -> Iterator[Method]:
     counts = work.groups, work.channels, work.filters
-    by_pixel = sums_pixels(work.axes, *counts, work.channels_last)
-    if work.channels * work.filters > MOST_PAIRS or not (by_pixel or has_numba()):
+    by_pixel = not has_numba()
+    if work.channels * work.filters > (1 if by_pixel else MOST_PAIRS):
         return
     weights = work.filters * work.channels * work.taps
     pixel = work.taps * (work.channels + work.filters)
@@ -405,15 +520,13 @@ def _loops(work: _Pass) -> Iterator[Method]:
         plane = prod(extent(axis.part(slice(0, outputs))) for axis, outputs in most)
         operations = 2.0 * division.blocks * prod(division.most[:2]) * plane * weights
         rate, gathers = PLANE_RATE, prod(map(stride_phases, work.axes))
-    elif work.channels_last and has_numba():
-        moved = 2 * work.pixels
     if by_pixel != work.channels_last:
         moved *= TRANSPOSED
-    if not has_numba():
+    if by_pixel:
         row = work.axes[-1]
         run = work.groups * (row.outputs if row.stride == 1 else 1)
-        operations *= (1 + 3 * LOOP_ELEMENTS / run) / UNCOMPILED
-    elif not by_pixel and work.filters >= 4:
+        operations *= 1 + 3 * LOOP_ELEMENTS / run
+    elif work.filters >= 4:
         rate *= FOUR_FILTERS
     yield _method(
         work,
@@ -421,7 +534,7 @@ def _loops(work: _Pass) -> Iterator[Method]:
         "rows of channels, tap by tap" if by_pixel else "planes of pixels, tap by tap",
         RATE / rate * operations,
         moved + work.weights,
-        (16 + TAP_CALLS * gathers) * (2 + division.blocks),
+        (6 + TAP_CALLS * gathers) * (2 + division.blocks),
     )
 
 

@@ -82,6 +82,11 @@ class Correlation(NamedTuple):
         """Source channels per group."""
         return self.source.shape[1]
 
+    @property
+    def has_epilogue(self) -> bool:
+        """Whether ``finish`` changes the sums."""
+        return any(part is not None for part in (self.bias, self.addend, self.activation))
+
     def part(
         self,
         *,
@@ -138,7 +143,11 @@ class Correlation(NamedTuple):
 
     def trimmed(self) -> Correlation:
         """Trim leading and trailing taps that read only padding."""
-        return self.part(taps=[axis.reached() for axis in self.axes])
+        taps = [axis.reached() for axis in self.axes]
+        pairs = zip(taps, self.axes, strict=True)
+        if all(part.stop - part.start == axis.taps for part, axis in pairs):
+            return self
+        return self.part(taps=taps)
 
     def chunks(self, most_bytes: int, least_filters: int = 1) -> Iterator[Correlation]:
         """Divide groups and filters into parts whose weights take at most ``most_bytes``.
@@ -148,6 +157,9 @@ class Correlation(NamedTuple):
                 part has fewer groups.
         """
         window = max(prod(self.filters.shape[2:]), 1) * self.accumulator.itemsize
+        if self.groups * max(self.filter_count, least_filters) * window <= most_bytes:
+            yield self
+            return
         filters = clamp(most_bytes // window, self.filter_count)
         groups = clamp(most_bytes // (window * max(filters, least_filters)), self.groups)
         for group in parts(self.groups, groups):
@@ -157,7 +169,11 @@ class Correlation(NamedTuple):
     def pieces(self) -> Iterator[Correlation]:
         """Divide the outputs and trim each part's taps, to avoid products with padding."""
         extents = self.images, self.groups, self.channels, self.filter_count
-        for outputs in product(*product_pieces(self.axes, *extents).cuts):
+        cuts = product_pieces(self.axes, *extents).cuts
+        if all(len(slices) == 1 for slices in cuts):
+            yield self.trimmed()
+            return
+        for outputs in product(*cuts):
             yield self.part(outputs=outputs).trimmed()
 
     def divided(self, count: int, slower: int = 1) -> Iterator[Correlation]:
@@ -259,6 +275,19 @@ def input_gradient(
         None if add is None else _by_channel(problem, add),
         activation,
         conjugate,
+    )
+
+
+def with_three_axes(whole: Correlation) -> Correlation:
+    """Extend a correlation to 3 spatial axes, with axes of extent 1 in front."""
+    missing = 3 - len(whole.axes)
+    extra = (ALL, ALL, ALL, *[None] * missing)
+    return whole._replace(
+        axes=(*[Axis()] * missing, *whole.axes),
+        source=whole.source[extra],
+        filters=whole.filters[extra],
+        result=whole.result[extra],
+        addend=None if whole.addend is None else whole.addend[extra],
     )
 
 

@@ -1,22 +1,20 @@
 """Loops over taps, compiled by Numba, for layers with few channels per group.
 
-Depthwise layers with channels last or small output images are summed in rows of channels: the inner
-loop runs over the channels of one or several pixels.  With channels last, no copy is needed.
-
-For other layers, each channel is copied to zero-padded planes of pixels, one per stride phase: the
-pixels whose positions have the same remainders modulo the strides.  In a plane, the pixels that tap
-t reads for all results are contiguous and begin at offsets[t]:
+Each channel is copied to zero-padded planes of pixels, one per stride phase: the pixels whose
+positions have the same remainders modulo the strides.  In a plane, the pixels that tap t reads for
+all results are contiguous and begin at offsets[t]:
 
     sums[i] = sum over channels and taps t of weights[t] * pixels[offsets[t] + i]
 
 Positions i between the rows of results are also summed, and then discarded.
 
-Without Numba, NumPy's einsum computes depthwise layers, in rows of channels.
+Without Numba, NumPy's einsum computes depthwise layers, in rows of the channels of one pixel or of
+several.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from itertools import product
@@ -28,15 +26,12 @@ from numpy.lib.stride_tricks import as_strided
 
 from cupyconv.cpu import products
 from cupyconv.cpu.axis import Axis, clamp, extent, loop_blocks, step
-from cupyconv.cpu.choice import LOOP_PARTS, has_numba, most_loop_bytes, sums_pixels
-from cupyconv.cpu.correlation import ALL, SUMS, Correlation, gather
+from cupyconv.cpu.choice import LOOP_PARTS, has_numba, most_loop_bytes
+from cupyconv.cpu.correlation import ALL, SUMS, Correlation, gather, with_three_axes
 from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
-from cupyconv.cpu.views import are_finite, copy, merged
+from cupyconv.cpu.views import are_finite, copy, flat_memory, has_whole_steps, merged
 from cupyconv.signals import import_whole
-
-LONG_ROW = 1 << 9
-"""Elements that one inner loop sums: the channels of one or several adjacent pixels (hand-set)."""
 
 SLOWER = 4
 """Time of a product of planes, relative to a product in a matrix product (rough)."""
@@ -53,26 +48,25 @@ BLOCK_ELEMENTS = 1 << 19
 
 def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
     """Compute ``whole.result`` in blocks, whose size is proportional to ``block_bytes``."""
-    for chunk in _chunks(whole, block_bytes):
+    for chunk in with_three_axes(whole).chunks(block_bytes):
         if _is_single_planes(chunk):
             _sum_single_planes(chunk, pool)
             continue
-        by_pixel = _is_by_pixel(chunk)
-        add = _sum_pixels if by_pixel else _sum_planes
-        most, size = _blocks(chunk, by_pixel, block_bytes, LOOP_PARTS)
+        add = _sum_planes if has_numba() else _sum_pixels
+        most, size = _blocks(chunk, block_bytes, LOOP_PARTS)
         each(add, chunk.boxes(*most), pool, size)
 
 
 def filter_gradient(whole: Correlation, pool: Pool, block_bytes: int) -> None:
     """Write the filter gradient to ``whole.filters``; ``whole.result`` is dy."""
-    for chunk in _chunks(whole, block_bytes):
+    for chunk in with_three_axes(whole).chunks(block_bytes):
         _filter_gradient(chunk, pool, block_bytes)
 
 
 def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
-    by_pixel = _is_by_pixel(chunk)
+    by_pixel = not has_numba()
     terms = list(chunk.divided(SUMS, SLOWER))
-    blocks, sizes = zip(*(_blocks(term, by_pixel, block_bytes) for term in terms), strict=True)
+    blocks, sizes = zip(*(_blocks(term, block_bytes) for term in terms), strict=True)
     totals = pool.array("shared", (len(terms), *chunk.filters.shape))
 
     def add(
@@ -105,49 +99,20 @@ def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
 # -- parts -----------------------------------------------------------------------------------------
 
 
-def _chunks(whole: Correlation, block_bytes: int) -> Iterator[Correlation]:
-    """Extend a correlation to 3 spatial axes, in chunks with at most ``block_bytes`` of weights."""
-    missing = 3 - len(whole.axes)
-    extra = (ALL, ALL, ALL, *[None] * missing)
-    whole = whole._replace(
-        axes=(*[Axis()] * missing, *whole.axes),
-        source=whole.source[extra],
-        filters=whole.filters[extra],
-        result=whole.result[extra],
-        addend=None if whole.addend is None else whole.addend[extra],
-    )
-    return whole.chunks(block_bytes)
-
-
-def _is_by_pixel(whole: Correlation) -> bool:
-    """Return whether to sum rows of channels, instead of planes of pixels."""
-    is_channels_last = abs(whole.source.strides[0]) == whole.source.itemsize
-    counts = whole.groups, whole.channels, whole.filter_count
-    return sums_pixels(whole.axes, *counts, is_channels_last)
-
-
-def _blocks(
-    whole: Correlation, by_pixel: bool, block_bytes: int, least: int = 1
-) -> tuple[tuple[int, ...], int]:
+def _blocks(whole: Correlation, block_bytes: int, least: int = 1) -> tuple[tuple[int, ...], int]:
     """Return the arguments of ``boxes`` for blocks that fit, and a block's scratch elements.
 
     Args:
         least: smallest number of parts into which a large correlation is divided.
     """
-    both = (whole.source, whole.result)
-    in_place = by_pixel and all(_are_rows(_pixels_last(array), whole) for array in both)
     share = (whole.source.size + whole.result.size) * whole.accumulator.itemsize // least
-    most_bytes = most_loop_bytes(block_bytes, share)
-    if in_place:
-        most_bytes = min(4 * block_bytes, max(share, block_bytes // 4))
+    most_bytes, by_pixel = most_loop_bytes(block_bytes, share), not has_numba()
     counts = whole.images, whole.groups, whole.channels, whole.filter_count
     blocks = loop_blocks(whole.axes, *counts, most_bytes // whole.accumulator.itemsize, by_pixel)
     size = weights = blocks.most[0] * whole.filters[0].size
     if by_pixel:  # the weights are repeated for several pixels
         size += min(max(weights, LARGEST_ROWS), weights * blocks.most[4])
-    if not (in_place and has_numba()) or whole.conjugate:
-        size += blocks.places
-    return blocks.most, size
+    return blocks.most, size + blocks.places
 
 
 # -- rows of channels ------------------------------------------------------------------------------
@@ -158,17 +123,13 @@ def _sum_pixels(block: Correlation, scratch: Scratch) -> None:
     in_place = _are_rows(sums, block)
     if not in_place:
         sums = scratch.array("sums", sums.shape)
-    source, rules = _rows_of_channels(block, scratch)
+    source = _rows_of_channels(block, scratch)
     weights = _weights(block, scratch, source, sums)
     filters = block.filters[:, 0, 0].transpose(1, 2, 3, 0)
     copy(weights, filters[..., None, :], block.conjugate)
-    flat = weights.reshape(*weights.shape[:3], -1)
-    if has_numba():
-        _loops().pixel_sums(*_memory(source), flat, *_memory(sums), sums.shape, rules)
-    else:
-        windows = _windows(source, block, weights.shape[3])
-        out = sums.reshape(*windows.shape[:4], -1)
-        np.einsum("nzpqtrsg,trsg->nzpqg", windows, flat, out=out)
+    windows = _windows(source, block, weights.shape[3])
+    out, flat = sums.reshape(*windows.shape[:4], -1), weights.reshape(*weights.shape[:3], -1)
+    np.einsum("nzpqtrsg,trsg->nzpqg", windows, flat, out=out)
     block.finish(block.result if in_place else sums.transpose(4, 0, 1, 2, 3)[:, None])
 
 
@@ -177,17 +138,12 @@ def _add_pixels(block: Correlation, scratch: Scratch) -> None:
     if block.conjugate or not _are_rows(gradients, block):
         gradients = scratch.array("sums", gradients.shape)
         copy(gradients, _pixels_last(block.result), block.conjugate)
-    source, rules = _rows_of_channels(block, scratch)
+    source = _rows_of_channels(block, scratch)
     total = _weights(block, scratch, source, gradients)
-    total[...] = 0
+    windows = _windows(source, block, total.shape[3])
+    gradients = gradients.reshape(*windows.shape[:4], -1)
     flat = total.reshape(*total.shape[:3], -1)
-    if has_numba():
-        memory, shape = _memory(gradients), gradients.shape
-        _loops().pixel_products(*_memory(source), flat, *memory, shape, rules)
-    else:
-        windows = _windows(source, block, total.shape[3])
-        gradients = gradients.reshape(*windows.shape[:4], -1)
-        np.einsum("nzpqtrsg,nzpqg->trsg", windows, gradients, out=flat)
+    np.einsum("nzpqtrsg,nzpqg->trsg", windows, gradients, out=flat)
     filters: Any = block.filters
     filters[:, 0, 0] += total.sum(axis=3).transpose(3, 0, 1, 2)
 
@@ -199,31 +155,19 @@ def _weights(block: Correlation, scratch: Scratch, *operands: np.ndarray) -> np.
 
 
 def _pixels_at_once(block: Correlation, *operands: np.ndarray) -> int:
-    """Return how many pixels of a row are summed at once; without Numba, one or the whole row."""
+    """Return how many pixels of a row are summed at once: one, or the whole row."""
     columns, channels = block.axes[2].outputs, block.groups
     is_contiguous = all(array.strides[3] == channels * array.itemsize for array in operands)
-    if not is_contiguous or block.axes[2].stride != 1:
-        return 1
-    most = LARGEST_ROWS // prod(block.filters.shape)
-    if has_numba():
-        return clamp(min(LONG_ROW // channels, most), columns)
-    return columns if columns <= most else 1
+    is_row = is_contiguous and block.axes[2].stride == 1
+    return columns if is_row and columns * prod(block.filters.shape) <= LARGEST_ROWS else 1
 
 
-def _rows_of_channels(block: Correlation, scratch: Scratch) -> tuple[np.ndarray, _LoopAxes]:
-    """Return the source (N, depth, rows, columns, G), padded if necessary, and its axes."""
-    source = _pixels_last(block.source)
-    if has_numba() and _are_rows(source, block):
-        return source, tuple((a.stride, a.dilation, a.offset, a.taps, a.size) for a in block.axes)
+def _rows_of_channels(block: Correlation, scratch: Scratch) -> np.ndarray:
+    """Return the padded source (N, depth, rows, columns, G)."""
     axes = [axis.pixels() for axis in block.axes]
     padded = scratch.array("pixels", (block.images, *(a.outputs for a in axes), block.groups))
-    gather(padded, source, axes, 1)
-    both = zip(block.axes, axes, strict=True)
-    return padded, tuple((a.stride, a.dilation, 0, a.taps, pixels.outputs) for a, pixels in both)
-
-
-_LoopAxes = tuple[tuple[int, ...], ...]
-"""Stride, dilation, offset, taps and size of each axis, as the compiled loops take them."""
+    gather(padded, _pixels_last(block.source), axes, 1)
+    return padded
 
 
 def _pixels_last(array: np.ndarray) -> np.ndarray:
@@ -233,18 +177,13 @@ def _pixels_last(array: np.ndarray) -> np.ndarray:
 
 def _are_rows(pixels: np.ndarray, block: Correlation) -> bool:
     """Return whether the loops can use an array without a copy: its last axis is contiguous."""
-    size, steps = pixels.itemsize, pixels.strides
-    if pixels.dtype != block.accumulator or not pixels.flags.aligned:
-        return False
-    # Complex arrays may be aligned to half an element, and a stride may include half an element.
-    return steps[-1] == size and min(steps) >= 0 and not any(step % size for step in steps)
+    return pixels.strides[-1] == pixels.itemsize and has_whole_steps(pixels, block.accumulator)
 
 
 def _memory(pixels: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
     """Return the memory as a 1-D view, and the strides of all axes but the last, in elements."""
-    steps = tuple(step // pixels.itemsize for step in pixels.strides)
-    span = 1 + sum((n - 1) * step for n, step in zip(pixels.shape, steps, strict=True))
-    return as_strided(pixels, (span,), (pixels.itemsize,)), steps[:-1]
+    memory, steps = flat_memory(pixels)
+    return memory, steps[:-1]
 
 
 def _windows(source: np.ndarray, block: Correlation, several: int) -> np.ndarray:

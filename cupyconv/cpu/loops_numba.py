@@ -2,92 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import pickle
-import sys
-from collections.abc import Callable
-from contextlib import suppress
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
-from numba.core.compiler import CompileResult
-from numba.core.serialize import dumps
 
-from cupyconv import files
-from cupyconv.cache_folder import keep, trusted_directory
-from cupyconv.signals import uninterrupted
-
-
-class _CodeCache:
-    """File cache for the machine code of a function.
-
-    Numba's own cache trusts any file it finds and does not detect truncation.  This cache only
-    reads files that no other user can write and whose digest matches; otherwise the function is
-    compiled again.
-    """
-
-    cache_path = None  # read by Numba's statistics
-
-    def __init__(self, function: Callable) -> None:
-        self._name = function.__qualname__
-
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return the code for a signature; None if it is not cached or not readable."""
-        target_context.refresh()
-        path = self._path(sig, target_context.codegen())
-        if path is None:
-            return None
-        try:
-            content = files.read_private(path)
-            digest, code = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
-            if digest == hashlib.sha256(code).digest():
-                return CompileResult._rebuild(target_context, *pickle.loads(code))
-        except Exception:  # Numba and pickle raise many types
-            pass
-        return None
-
-    def save_overload(self, sig: Any, data: Any) -> None:
-        """Cache the code for a signature if possible."""
-        path = self._path(sig, data.codegen)
-        if path is not None:
-            with suppress(Exception):
-                code = dumps(data._reduce())
-                keep(path, hashlib.sha256(code).digest() + code)
-
-    def _path(self, sig: Any, codegen: Any) -> Path | None:
-        folder = trusted_directory("loops")
-        key = repr((_versions(), self._name, str(sig), codegen.magic_tuple()))
-        return folder and folder / f"{self._name}-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
-
-
-_DIGEST_BYTES = hashlib.sha256().digest_size
-
-
-@cache
-def _versions() -> tuple[str, ...]:
-    """Return the digest of this file and the versions of Python, NumPy and Numba."""
-    source = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-    return source, sys.version, np.__version__, numba.__version__
-
-
-def _compile(function: Callable) -> Any:
-    """Wrap a function so that Numba compiles it per signature and caches the code."""
-    # Reordering allows vectorization.  NaN and infinities keep their meaning.
-    compiled: Any = numba.njit(nogil=True, fastmath={"contract", "reassoc", "nsz"})(function)
-    compiled._cache = _CodeCache(function)
-    compile_for = compiled._compile_for_args
-    # An interrupt during Numba's first compilation would leave its registries incomplete.
-    compiled._compile_for_args = lambda *args: uninterrupted(lambda: compile_for(*args))
-    return compiled
-
+from cupyconv.cpu.compiled import compiled
 
 _STRETCH = 1024  # positions summed at once, so that four rows fit the L1 cache (hand-set)
 
 
-@_compile
+@compiled
 def planar_sums(pixels: Any, offsets: Any, weights: Any, sums: Any, length: int) -> None:
     """Set sums[g, k, i] = sum over t of weights[g, k, t] * pixels[g, offsets[t] + i], i < length.
 
@@ -109,7 +33,7 @@ def planar_sums(pixels: Any, offsets: Any, weights: Any, sums: Any, length: int)
                     _add_to_one(x, offsets, w, k, begin, sums[g, k, begin:end], done)
 
 
-@_compile
+@compiled
 def _add_to_four(
     pixels: Any, offsets: Any, w: Any, k: int, begin: int, p: Any, q: Any, r: Any, s: Any
 ) -> int:
@@ -134,7 +58,7 @@ def _add_to_four(
     return taps
 
 
-@_compile
+@compiled
 def _add_to_one(pixels: Any, offsets: Any, w: Any, k: int, begin: int, p: Any, t: int) -> None:
     """Add the products of filter k's weights, from tap t on, to the filter's sums p."""
     while t + 3 <= len(offsets):
@@ -151,7 +75,7 @@ def _add_to_one(pixels: Any, offsets: Any, w: Any, k: int, begin: int, p: Any, t
         t += 1
 
 
-@_compile
+@compiled
 def plane_sums(
     source: Any,
     steps: Any,
@@ -192,13 +116,13 @@ def plane_sums(
             _copy(result[begin : begin + columns], sums[p * pitch :])
 
 
-@_compile
+@compiled
 def _copy(target: Any, source: Any) -> None:
     for i in range(len(target)):
         target[i] = source[i]
 
 
-@_compile
+@compiled
 def planar_products(pixels: Any, offsets: Any, gradients: Any, totals: Any, length: int) -> None:
     """Add the sum over i < length of gradients[g, k, i] * pixels[g, offsets[t] + i] to
     totals[g, k, t], where t runs over the taps of all channels."""
@@ -222,7 +146,7 @@ def planar_products(pixels: Any, offsets: Any, gradients: Any, totals: Any, leng
                         totals[g, k, t] = pa
 
 
-@_compile
+@compiled
 def _products_of_four(
     pixels: Any, offsets: Any, w: Any, k: int, begin: int, p: Any, q: Any, r: Any, s: Any
 ) -> int:
@@ -249,104 +173,3 @@ def _products_of_four(
         w[k + 2, t], w[k + 2, t + 1], w[k + 2, t + 2] = ra, rb, rc
         w[k + 3, t], w[k + 3, t + 1], w[k + 3, t + 2] = sa, sb, sc
     return taps
-
-
-# The functions below sum rows of channels.  Source and result are flat memory of arrays with the
-# axes (N, depth, rows, columns, G).  ``steps`` (source) and ``places`` (result) are the strides of
-# the first four axes, in elements.  ``ends`` has the extents of the result.  ``axes`` has (stride,
-# dilation, offset, taps, size) of depth, rows and columns.  If the weights are repeated for several
-# pixels, one loop computes all these pixels.
-
-
-@_compile
-def pixel_sums(
-    source: Any, steps: Any, weights: Any, sums: Any, places: Any, ends: Any, axes: Any
-) -> None:
-    """Set sums[n, z, p, q, g] = sum over t, r, s of weights[t, r, s, g] * source[n, d, h, w, g].
-
-    (d, h, w) is the pixel that tap (t, r, s) reads for output (z, p, q).
-    """
-    for n, z, p in np.ndindex((ends[0], ends[1], ends[2])):
-        line = sums[n * places[0] + z * places[1] + p * places[2] :]
-        for q in range(ends[3]):
-            line[q * places[3] : q * places[3] + ends[4]] = 0
-        for t, r in np.ndindex((axes[0][3], axes[1][3])):
-            d, h = _position(axes[0], z, t), _position(axes[1], p, r)
-            if 0 <= d < axes[0][4] and 0 <= h < axes[1][4]:
-                row = source[n * steps[0] + d * steps[1] + h * steps[2] :]
-                _add_taps(line, places[3], weights[t, r], row, steps[3], axes[2], ends)
-
-
-@_compile
-def pixel_products(
-    source: Any, steps: Any, totals: Any, gradients: Any, places: Any, ends: Any, axes: Any
-) -> None:
-    """Add the sum over n, z, p, q of gradients[n, z, p, q, g] * source[n, d, h, w, g] to
-    totals[t, r, s, g].
-
-    (d, h, w) is the pixel that tap (t, r, s) reads for output (z, p, q).
-    """
-    for n, z, p in np.ndindex((ends[0], ends[1], ends[2])):
-        line = gradients[n * places[0] + z * places[1] + p * places[2] :]
-        for t, r in np.ndindex((axes[0][3], axes[1][3])):
-            d, h = _position(axes[0], z, t), _position(axes[1], p, r)
-            if 0 <= d < axes[0][4] and 0 <= h < axes[1][4]:
-                row = source[n * steps[0] + d * steps[1] + h * steps[2] :]
-                _add_products(totals[t, r], line, places[3], row, steps[3], axes[2], ends)
-
-
-@_compile
-def _add_taps(
-    sums: Any, place: int, weights: Any, source: Any, step: int, axis: Any, outputs: Any
-) -> None:
-    """Add the products of a row of taps to a row of sums.
-
-    Three taps at a time are added where all three are inside the source.
-    """
-    taps, size, distance, channels = axis[3], axis[4], axis[1] * step, outputs[4]
-    several = weights.shape[1] // channels
-    for s in range(0, taps, 3):
-        for q in range(0, outputs[3], several):
-            count, w = min(outputs[3] - q, several), _position(axis, q, s)
-            if s + 3 <= taps and w >= 0 and _position(axis, q, s + 2) + count <= size:
-                at = w * step
-                total = sums[q * place : q * place + count * channels]
-                a, b, c = weights[s], weights[s + 1], weights[s + 2]
-                x, y, z = source[at:], source[at + distance :], source[at + 2 * distance :]
-                for g in range(len(total)):
-                    total[g] += a[g] * x[g] + b[g] * y[g] + c[g] * z[g]
-            else:
-                for tap in range(s, min(s + 3, taps)):
-                    w = _position(axis, q, tap)
-                    begin, end = max(-w, 0), min(size - w, count)
-                    if begin < end:
-                        total = sums[q * place + begin * channels : q * place + end * channels]
-                        _add(total, weights[tap], source[(w + begin) * step :])
-
-
-@_compile
-def _add_products(
-    totals: Any, gradients: Any, place: int, source: Any, step: int, axis: Any, outputs: Any
-) -> None:
-    """Add one row of dy, times the pixels under one row of taps, to the gradient of these taps."""
-    channels = outputs[4]
-    several = totals.shape[1] // channels
-    for q in range(0, outputs[3], several):
-        for s in range(axis[3]):
-            w = _position(axis, q, s)
-            begin, end = max(-w, 0), min(axis[4] - w, outputs[3] - q, several)
-            if begin < end:
-                total = totals[s, : (end - begin) * channels]
-                _add(total, gradients[q * place + begin * channels :], source[(w + begin) * step :])
-
-
-@_compile
-def _add(sums: Any, factors: Any, x: Any) -> None:
-    for g in range(len(sums)):
-        sums[g] += factors[g] * x[g]
-
-
-@_compile
-def _position(axis: Any, output: int, tap: int) -> int:
-    """Return the source position that a tap reads for an output, along one axis."""
-    return output * axis[0] + tap * axis[1] + axis[2]

@@ -16,6 +16,9 @@ from cupyconv.cpu.views import channels_are_last, copy, merged, operand
 MOST_BYTES = 64_000_000
 """Memory limit of a pass in bytes; a thread keeps at most as much for its next pass (hand-set)."""
 
+LINE = 64
+"""Bytes of a cache line, to whose multiples memories are aligned."""
+
 CALLS_BYTES = MOST_BYTES - (16 << 20) - (1 << 20)
 """Bytes for concurrent calls: MOST_BYTES less 16 MiB of shared arrays and 1 MiB for Python."""
 
@@ -88,12 +91,14 @@ class Pool:
         size = prod(shape) * self.dtype.itemsize
         if name not in self._kept or self._kept[name].size < size:
             self._kept.pop(name, None)
-            self._kept[name] = np.empty(size, np.uint8)
+            memory = np.empty(size + LINE, np.uint8)
+            self._kept[name] = memory[-memory.ctypes.data % LINE :]
         return self._kept[name][:size].view(self.dtype).reshape(shape)
 
     def divided(self, name: str, size: int, count: int = 1) -> list[Scratch]:
         """Return ``count`` scratch memories of ``size`` elements each."""
-        return [Scratch(row) for row in self.array(name, (count, size))]
+        line = LINE // self.dtype.itemsize
+        return [Scratch(row) for row in self.array(name, (count, -(-size // line) * line))]
 
 
 _local = threading.local()

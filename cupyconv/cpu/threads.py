@@ -177,11 +177,15 @@ def each(
     """
     remaining = iter(parts)
     first = list(islice(remaining, 2))
+    if len(first) < 2:
+        for part in first:
+            work(part, *pool.divided("calls", size))
+        return
     loop = _Loop(work, chain(first, remaining))
 
     def compute() -> None:
         fitting = CALLS_BYTES // max(size * pool.dtype.itemsize, 1)
-        most = min(_process.free + 1, MOST_THREADS, fitting) if len(first) > 1 else 1
+        most = min(_process.free + 1, MOST_THREADS, fitting)
         own, *helpers = pool.divided("calls", size, max(most, 1))
         _process.loops.add(loop)
         loop.ask_for(helpers)

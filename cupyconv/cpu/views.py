@@ -86,6 +86,38 @@ def channels_are_last(array: np.ndarray) -> bool:
     return abs(array.strides[1]) == array.itemsize
 
 
+def has_whole_steps(array: np.ndarray, dtype: np.dtype) -> bool:
+    """Return whether compiled loops can use an array without a copy.
+
+    Its dtype must be ``dtype``, and its strides must be whole and not negative.
+    """
+    if array.dtype != dtype or not array.flags.aligned or min(array.strides) < 0:
+        return False
+    # Complex arrays may be aligned to half an element, and a stride may include half an element.
+    return not any(step % array.itemsize for step in array.strides)
+
+
+def flat_memory(array: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
+    """Return the memory as a 1-D view, and the strides in elements, which must be whole.
+
+    The view is writable even if the array is not, so that loops are compiled once for both.
+    """
+    steps = tuple(step // array.itemsize for step in array.strides)
+    span = 1 + sum((n - 1) * step for n, step in zip(array.shape, steps, strict=True))
+    span = span if array.size else 0
+    return np.asarray(_Memory(array, span)), steps
+
+
+class _Memory:
+    """Object with NumPy's array interface, for a 1-D view of an array's memory."""
+
+    def __init__(self, array: np.ndarray, span: int) -> None:
+        self._array = array
+        interface = array.__array_interface__
+        data = (interface["data"][0], False)
+        self.__array_interface__ = {**interface, "data": data, "shape": (span,), "strides": None}
+
+
 def copy(
     target: np.ndarray, source: np.ndarray, conjugate: bool = False, is_cached: bool = False
 ) -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import itertools
 import json
+import mmap
 import os
 import pickle
 import random
+import subprocess
+import sys
 import tracemalloc
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
+from importlib.util import find_spec, module_from_spec
 from math import prod
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +30,7 @@ from threadpoolctl import threadpool_limits
 import cupyconv
 from cupyconv import ConvProblem, Plan, cache_folder
 from cupyconv.cache_folder import CACHE_VARIABLE
-from cupyconv.cpu import blocked, choice, correlation, loops, threads, views
+from cupyconv.cpu import blocked, choice, correlation, loops, threads, tiles, views
 from cupyconv.cpu.scratch import Scratch
 from cupyconv.errors import ConvError
 from cupyconv.formats import data_formats, filter_formats
@@ -223,6 +228,88 @@ def test_grouped_loops_need_numba(name, numba):
             assert "loops" not in {method for _, method in methods(problem)}
 
 
+TILES = {
+    "filters of several widths": ConvProblem((2, 5, 20, 21), (57, 5, 3, 3), padding=1, stride=2),
+    "more pixels than padding": ConvProblem((3, 3, 40, 41), (8, 3, 3, 3), padding=1),
+    "few channels, wide filter": ConvProblem((2, 2, 12, 13), (20, 2, 3, 5), padding=2),
+    "groups": ConvProblem((1, 24, 5, 30), (66, 8, 3, 1), groups=3, dilation=(2, 1)),
+    "depthwise": ConvProblem((2, 57, 21, 20), (57, 1, 3, 3), groups=57, padding=1),
+    "depthwise, strided": DEPTHWISE.replace(stride=(2, 3), padding=((0, 2), (3, 1))),
+    "volume": ConvProblem((1, 6, 6, 7, 8), (18, 6, 2, 3, 2), padding=1, stride=2),
+}
+
+
+def require_exact_tiles(problem: ConvProblem) -> None:
+    for formatted in (problem, *channels_last(problem)):
+        data = integer_data(formatted)
+        for pass_ in PASSES:
+            expected = agreement.compute(cupyconv, pass_, formatted, data, impl="reference")
+            got = compute(formatted, pass_, "tiles", data)
+            np.testing.assert_array_equal(got, expected, err_msg=f"{pass_} of {formatted}")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("name", TILES)
+def test_tiles_are_exact(name, dtype):
+    pytest.importorskip("numba")
+    require_exact_tiles(TILES[name].replace(dtype=dtype))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("missing", ["avx512", "avx"])
+def test_tiles_of_narrower_vectors_are_exact(missing, monkeypatch, tmp_path):
+    binding = pytest.importorskip("llvmlite.binding")
+    features = binding.get_host_cpu_features()
+    fewer = {name: has and not name.startswith(missing) for name, has in features.items()}
+    monkeypatch.setattr(binding, "get_host_cpu_features", lambda: fewer)
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))  # codes are cached by processor
+    spec = find_spec("cupyconv.cpu.tiles_numba")
+    narrow = module_from_spec(spec)
+    spec.loader.exec_module(narrow)
+    assert narrow.width(4) <= {"avx512": 16, "avx": 8}[missing]
+    monkeypatch.setattr(tiles, "_loops", lambda: narrow)
+    for problem in TILES.values():
+        for dtype in ("float32", "float64"):
+            require_exact_tiles(problem.replace(dtype=dtype))
+
+
+def guarded(array: np.ndarray, is_at_end: bool) -> np.ndarray:
+    """Copy an array to memory that ends, or begins, next to pages that must not be accessed."""
+    page = mmap.PAGESIZE
+    size = -(-array.nbytes // page) * page
+    memory = mmap.mmap(-1, size + 2 * page)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    libc = ctypes.CDLL(None, use_errno=True)
+    for guard in (address, address + page + size):
+        assert libc.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(page), 0) == 0
+    offset = page + (size - array.nbytes if is_at_end else 0)
+    copied = np.frombuffer(memory, array.dtype, array.size, offset).reshape(array.shape)
+    copied[...] = array
+    return copied
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs mprotect")
+@pytest.mark.parametrize("is_at_end", [True, False], ids=["end", "begin"])
+def test_tiles_access_no_memory_outside_the_operands(is_at_end):
+    """An access outside an operand would end a process with a signal, so that another one runs."""
+    pytest.importorskip("numba")
+    script = f"from tests.cpu import test_cpu; test_cpu.compute_guarded({is_at_end})"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
+def compute_guarded(is_at_end: bool) -> None:
+    for problem in TILES.values():
+        for formatted in (problem, *channels_last(problem)):
+            data = integer_data(formatted)
+            operands = (guarded(array, is_at_end) for array in (data.x, data.w, data.dy))
+            data = replace(data, **dict(zip(("x", "w", "dy"), operands, strict=True)))
+            results = dict(zip(PASSES, (data.dy, data.x, data.w), strict=True))
+            for pass_ in PASSES:
+                out = guarded(np.empty_like(results[pass_]), is_at_end)
+                compute(formatted, pass_, "tiles", data, out=out)
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -252,14 +339,17 @@ def first_call(monkeypatch, tmp_path) -> Callable[[], str]:
     """Return a function that calls a loop as a new process does, and returns its code's origin."""
     pytest.importorskip("numba")
     from cupyconv.cpu import loops_numba
+    from cupyconv.cpu.compiled import compiled
 
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(cache_folder, "_warn", cache(cache_folder._warn.__wrapped__))
 
     def call() -> str:
-        compiled = loops_numba._compile(loops_numba._position.py_func)
-        assert compiled((2, 3, 5, 12, 60), 7, 11) == 7 * 2 + 11 * 3 + 5
-        return "disk" if compiled.stats.cache_hits else "compiler"
+        function = compiled(loops_numba._copy.py_func)
+        target = np.zeros(3)
+        function(target, np.arange(3.0))
+        assert target.tolist() == [0, 1, 2]
+        return "disk" if function.stats.cache_hits else "compiler"
 
     return call
 
@@ -542,7 +632,7 @@ def test_memory_of_every_method_scales_with_the_block_size(name, step, monkeypat
     all_passes(DEEP)  # import all modules
     for pass_, method in methods(problem):
         out = np.empty_like(results[pass_])
-        if method == "loops":  # compile them first
+        if method in ("loops", "tiles", "exchanged"):  # compile their loops first
             in_a_new_thread(compute, problem, pass_, method, data, out=out)
         with threadpool_limits(threads.MOST_THREADS):
             peak = in_a_new_thread(peak_of_method, problem, pass_, method, data, out)
@@ -610,7 +700,7 @@ def test_calls_stay_within_their_announced_memory(seed, limited_scratch):
 @pytest.mark.parametrize("seed", range(2))
 def test_loops_stay_within_their_announced_memory(seed, limited_scratch, monkeypatch):
     """Many layers are checked, without copying or computing."""
-    compiled = ("pixel_sums", "pixel_products", "plane_sums", "planar_sums", "planar_products")
+    compiled = ("plane_sums", "planar_sums", "planar_products")
     nothing = SimpleNamespace(**dict.fromkeys(compiled, lambda *_: None))
     monkeypatch.setattr(loops, "_loops", lambda: nothing)
     monkeypatch.setattr(loops, "gather", lambda *_: None)
@@ -707,11 +797,11 @@ def test_copy_broadcasts_the_source(size, shape):
 @pytest.mark.parametrize(
     ("input_shape", "filter_shape", "rules", "method"),
     [
-        ((8, 256, 14, 14), (1024, 256, 1, 1), {}, "products"),
-        ((8, 256, 14, 14), (256, 256, 3, 3), {"padding": 1}, "products"),
-        ((8, 128, 56, 56), (128, 128, 3, 3), {"padding": 1, "stride": 2}, "products"),
+        ((8, 256, 14, 14), (1024, 256, 1, 1), {}, "tiles"),
+        ((8, 256, 14, 14), (256, 256, 3, 3), {"padding": 1}, "tiles"),
+        ((8, 128, 56, 56), (128, 128, 3, 3), {"padding": 1, "stride": 2}, "tiles"),
         ((8, 128, 56, 56), (3, 128, 5, 5), {"padding": 2}, "scattered"),
-        ((8, 3, 224, 224), (64, 3, 7, 7), {"padding": 3, "stride": 2}, "products"),
+        ((8, 3, 224, 224), (64, 3, 7, 7), {"padding": 3, "stride": 2}, "tiles"),
         ((8, 96, 112, 112), (96, 1, 3, 3), {"padding": 1, "groups": 96}, "loops"),
         ((64, 768, 7, 7), (768, 1, 7, 7), {"padding": 3, "groups": 768}, "loops"),
         ((4, 3, 256, 256), (3, 1, 64, 64), {"stride": 64, "groups": 3}, "products"),

@@ -13,7 +13,7 @@ import pytest
 
 import cupyconv
 from cupyconv import ConvProblem
-from cupyconv.cpu import choice, correlation, loops, products, scattered, scratch, threads
+from cupyconv.cpu import choice, correlation, loops, products, scattered, scratch, threads, tiles
 from cupyconv.problem import PASSES
 from tests import agreement
 from tests.configurations import Data
@@ -57,36 +57,62 @@ class Work:
         return out
 
     def einsum(self, _how: str, windows: np.ndarray, *_: np.ndarray, out: np.ndarray) -> np.ndarray:
-        self.add(windows.size * choice.RATE / choice.LOOP_RATE / choice.UNCOMPILED, out.size)
+        self.add(windows.size * choice.RATE / choice.LOOP_RATE, out.size)
         return out
 
     def planes(self, _pixels: Any, offsets: Any, first: Any, second: Any, length: int) -> None:
         groups, filters, _ = first.shape
-        self.add(groups * filters * len(offsets) * length * choice.RATE / choice.LOOP_RATE, 0)
+        self.add(groups * filters * len(offsets) * length * choice.RATE / choice.PLANE_RATE, 0)
 
     def single_planes(self, *arguments: Any) -> None:
         _, _, (groups, images, *_), _, offsets, _, _, rules, pixels, sums = arguments
         positions = groups * images * ((rules[2] - 1) * rules[5] + rules[3])
-        self.add(positions * len(offsets) * choice.RATE / choice.LOOP_RATE, pixels.size + sums.size)
+        products = positions * len(offsets) * choice.RATE / choice.PLANE_RATE
+        self.add(products, pixels.size + sums.size)
 
-    def rows(self, _x: Any, _steps: Any, w: Any, _y: Any, _p: Any, ends: Any, _axes: Any) -> None:
-        taps = w.shape[0] * w.shape[1] * w.shape[2]
-        self.add(float(np.prod(ends)) * taps * choice.RATE / choice.LOOP_RATE, 0)
+    def tiles(self, rate: float, columns: int, *arguments: Any) -> None:
+        """Count the products of a box of tiles, and the copied pixels of its windows."""
+        (_, _, axes, (channels, *_), *_), *_, box, _ = arguments
+        extents = [stop - first for first, stop in box]
+        taps = [axis[3] for axis in axes]
+        spans = (
+            (n - 1) * axis[0] + max(axis[3] - 1, 0) * axis[1] + 1
+            for n, axis in zip(extents[2:], axes, strict=True)
+        )
+        pixels = extents[0] * extents[1] * channels * float(np.prod([*spans]))
+        self.add(float(np.prod(extents + taps)) * columns * choice.RATE / rate, pixels)
+
+    def product_tiles(self, *arguments: Any) -> None:
+        (_, _, _, (channels, filters, _), *_), *_ = arguments
+        self.tiles(choice.TILE_RATE, channels * -(-filters // 16) * 16, *arguments)
+
+    def channel_tiles(self, *arguments: Any) -> None:
+        (_, _, _, (channels, *_), *_), *_ = arguments
+        self.tiles(choice.CHANNEL_RATE, channels, *arguments)
+
+    def pack(self, *arguments: Any) -> None:
+        *_, panels, first, stop = arguments
+        self.add(0, 2 * panels[:, first:stop].size)
 
 
 @pytest.fixture
 def work(monkeypatch) -> Work:
     """Count operations instead of computing them."""
     counter = Work()
-    for module in (correlation, products, scattered, loops, scratch):
+    for module in (correlation, products, scattered, loops, scratch, tiles):
         monkeypatch.setattr(module, "copy", counter.copy)
     monkeypatch.setattr(np, "matmul", counter.matmul)
     monkeypatch.setattr(np, "einsum", counter.einsum)
     monkeypatch.setattr(scattered, "np", SimpleNamespace(**{**vars(np), "add": counter.sum}))
     compiled = {"planar_sums": counter.planes, "planar_products": counter.planes}
     compiled |= {"plane_sums": counter.single_planes}
-    compiled |= {"pixel_sums": counter.rows, "pixel_products": counter.rows}
     monkeypatch.setattr(loops, "_loops", lambda: SimpleNamespace(**compiled))
+    of_tiles = {"width": lambda itemsize: 128 // itemsize, "pack": counter.pack}
+    of_tiles |= {"channel_width": lambda _, itemsize: 64 // itemsize}
+    of_tiles |= dict.fromkeys(("correlate", "add_gradient"), counter.product_tiles)
+    channels = ("correlate_channels", "add_channel_gradient")
+    of_tiles |= dict.fromkeys(channels, counter.channel_tiles)
+    monkeypatch.setattr(tiles, "_loops", lambda: SimpleNamespace(**of_tiles))
     monkeypatch.setattr(threads, "blas_threads", lambda: 1)
     return counter
 

@@ -269,8 +269,8 @@ def permitted(path: Path) -> set[str]:
         "dask": {"dask", "distributed", "zarr"},
         "cli": {"dask"},
     }.get(room_of(path), set())
-    if path.name == "loops_numba.py":  # imported only if Numba is installed
-        known.add("numba")
+    if path.name in ("compiled.py", "loops_numba.py", "tiles_numba.py"):  # only with Numba
+        known |= {"llvmlite", "numba"}
     return known
 
 

@@ -100,8 +100,6 @@ def _metered(meter: _Meter) -> Iterator[None]:
             (compiled, "planar_sums", lambda x, at, w, y, length, _: w.size * length),
             (compiled, "plane_sums", _of_planes),
             (compiled, "planar_products", lambda x, at, dy, dw, length, _: dw.size * length),
-            (compiled, "pixel_sums", _of_pixels),
-            (compiled, "pixel_products", _of_pixels),
         ]
     before = [getattr(module, name) for module, name, _ in counts]
 

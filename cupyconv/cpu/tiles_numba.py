@@ -1,0 +1,545 @@
+"""Inner loops of cupyconv/cpu/tiles.py, compiled by Numba with explicit vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import binding, ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from cupyconv.cpu.compiled import compiled
+
+_features = binding.get_host_cpu_features()
+_has_32_registers = bool(_features.get("avx512f")) or "neon" in _features
+
+VECTOR_BYTES = 64 if _features.get("avx512f") else 32 if _features.get("avx") else 16
+"""Bytes of a vector register."""
+
+ROWS = 12 if _has_32_registers else 6
+"""Rows of a tile; with two vectors per row, its sums fit the vector registers (hand-set)."""
+
+
+LEAST_DIVIDED = 1 << 11
+"""Smallest number of pixels for which padding is treated separately (hand-set)."""
+
+LEAST_DIVIDED_CHANNELS = 1 << 8
+"""The same number for depthwise layers (hand-set)."""
+
+CACHED_ELEMENTS = 1 << 15
+"""Elements of pixels that are read again from the cache (hand-set)."""
+
+
+def width(itemsize: int) -> int:
+    """Return the columns of a tile: two vectors of elements of this size."""
+    return 2 * VECTOR_BYTES // itemsize
+
+
+def channel_width(channels: int, itemsize: int) -> int:
+    """Return the columns of a tile by channel: two vectors if there are as many channels."""
+    lanes = VECTOR_BYTES // itemsize
+    return 2 * lanes if channels >= 2 * lanes else lanes
+
+
+def _tile(vectors: int, by_channel: bool = False) -> Callable:
+    """Return an intrinsic that computes a tile of ROWS rows of some vectors.
+
+    Args:
+        by_channel: whether ``a`` also has columns, which are contiguous.
+    """
+
+    @intrinsic
+    def tile(
+        _typing: Any,
+        a: Any,
+        b: Any,
+        sums: Any,
+        rows: Any,
+        places: Any,
+        a_terms: Any,
+        b_terms: Any,
+        run: Any,
+        out: Any,
+        adds: Any,
+    ) -> Any:
+        """Compute sums[places[i] + j * out[1]] = sum over t, u of a[rows[i] + x] * b[y + j].
+
+        If tiles are computed by channel, a[rows[i] + x] becomes a[rows[i] + x + j].
+
+        Here x = a_terms[t] + u * run[1], y = b_terms[t] + u * run[2], and u < run[0].  The rows i
+        are ROWS elements of ``rows`` and ``places``.  At most ``columns`` columns j are written.
+        If ``adds`` holds, the sum is added to the previous value, and all columns are written.
+        """
+
+        def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            element, index = context.get_value_type(a.dtype), ir.IntType(64)
+            lanes = VECTOR_BYTES * 8 // a.dtype.bitwidth
+            vector = ir.VectorType(element, lanes)
+
+            def place(number: int, *offsets: Any) -> Any:
+                """Return the address of an element of an argument, the sum of the offsets."""
+                kind, array = signature.args[number], arguments[number]
+                pointer = context.make_array(kind)(context, builder, array).data
+                for offset in offsets:
+                    pointer = builder.gep(pointer, [offset])
+                return pointer
+
+            def vector_at(pointer: Any, number: int) -> Any:
+                pointer = builder.gep(pointer, [index(number * lanes)])
+                return builder.bitcast(pointer, vector.as_pointer())
+
+            def load(pointer: Any, number: int) -> Any:
+                return builder.load(vector_at(pointer, number), align=a.dtype.bitwidth // 8)
+
+            def store(value: Any, pointer: Any, number: int) -> None:
+                builder.store(value, vector_at(pointer, number), align=a.dtype.bitwidth // 8)
+
+            def repeated(value: Any) -> Any:
+                undefined = ir.Constant(vector, ir.Undefined)
+                mask = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
+                single = builder.insert_element(undefined, value, ir.IntType(32)(0))
+                return builder.shuffle_vector(single, undefined, mask)
+
+            length, a_step, b_step = cgutils.unpack_tuple(builder, arguments[7])
+            a_rows, targets = (
+                [place(to, builder.load(place(of, index(row)))) for row in range(ROWS)]
+                for to, of in ((0, 3), (2, 4))
+            )
+            totals = [
+                [cgutils.alloca_once(builder, vector) for _ in range(vectors)] for _ in range(ROWS)
+            ]
+            tile_of = [(row, v) for row in range(ROWS) for v in range(vectors)]
+            for row, v in tile_of:
+                builder.store(ir.Constant(vector, [0.0] * lanes), totals[row][v])
+            with builder.if_then(arguments[9]):
+                for row, v in tile_of:
+                    builder.store(load(targets[row], v), totals[row][v])
+            count = context.make_array(a_terms)(context, builder, arguments[5]).shape
+            with cgutils.for_range(builder, builder.extract_value(count, 0)) as outer:
+                a_first, b_first = (builder.load(place(of, outer.index)) for of in (5, 6))
+                with cgutils.for_range(builder, length) as inner:
+                    steps = (builder.mul(inner.index, step) for step in (a_step, b_step))
+                    a_at, b_at = map(builder.add, (a_first, b_first), steps)
+                    factors = [load(place(1, b_at), v) for v in range(vectors)]
+                    for row in range(ROWS):
+                        pointer = builder.gep(a_rows[row], [a_at])
+                        value = None if by_channel else repeated(builder.load(pointer))
+                        for v in range(vectors):
+                            operand = load(pointer, v) if by_channel else value
+                            product = builder.fmul(operand, factors[v], flags=("contract",))
+                            total = builder.load(totals[row][v])
+                            total = builder.fadd(product, total, flags=("contract",))
+                            builder.store(total, totals[row][v])
+            columns, column_step = cgutils.unpack_tuple(builder, arguments[8])
+            is_whole = builder.and_(
+                builder.icmp_signed(">=", columns, index(vectors * lanes)),
+                builder.icmp_signed("==", column_step, index(1)),
+            )
+            with builder.if_else(is_whole) as (whole, part):
+                with whole:
+                    for row, v in tile_of:
+                        store(builder.load(totals[row][v]), targets[row], v)
+                with part:
+                    line = cgutils.alloca_once(builder, ir.ArrayType(element, vectors * lanes))
+                    line = builder.bitcast(line, element.as_pointer())
+                    most = index(vectors * lanes)
+                    fits = builder.icmp_signed("<", columns, most)
+                    count = builder.select(fits, columns, most)
+                    for row in range(ROWS):
+                        for v in range(vectors):
+                            store(builder.load(totals[row][v]), line, v)
+                        with cgutils.for_range(builder, count) as column:
+                            value = builder.load(builder.gep(line, [column.index]))
+                            to = builder.mul(column.index, column_step)
+                            builder.store(value, builder.gep(targets[row], [to]))
+            return context.get_dummy_value()
+
+        operands = (a, b, sums, rows, places, a_terms, b_terms, run, out, adds)
+        return types.void(*operands), build
+
+    return tile
+
+
+_two_vectors, _one_vector = _tile(2), _tile(1)
+_two_of_channels, _one_of_channels = _tile(2, by_channel=True), _tile(1, by_channel=True)
+
+
+@compiled
+def pack(
+    array: Any, start: int, steps: Any, terms: Any, filters: int, panels: Any, first: int, stop: int
+) -> None:
+    """Copy filters (G, K, *terms) to panels ``first`` to ``stop``; missing columns become zero.
+
+    Args:
+        array, start: flat memory and the position of the first element.
+        steps: strides of (G, K, *terms), which may be negative.
+        terms: extents of the four axes of a term.
+        panels: array (G, panels, terms, columns of a tile).
+    """
+    groups, _, depth, columns = panels.shape
+    offsets = _offsets(terms, steps[2:], depth, depth)
+    for g in range(groups):
+        for number in range(first, stop):
+            count = min(filters - number * columns, columns)
+            begin = start + g * steps[0] + number * columns * steps[1]
+            for term in range(depth):
+                position, target = begin + offsets[term], panels[g, number, term]
+                if steps[1] == 1:
+                    for k in range(count):
+                        target[k] = array[position + k]
+                else:
+                    for k in range(count):
+                        target[k] = array[position + k * steps[1]]
+                target[count:] = 0
+
+
+# The functions below compute a part of a correlation.  Its ``operands`` are: memory and strides of
+# the source (G, C, N, depth, rows, columns); the tuple (stride, dilation, offset, taps, size) of
+# each spatial axis; the number of channels, the number of filters, and whether the axes of a term
+# begin with the channel; memory and strides of the result, which is dy for a gradient.  Strides are
+# in elements.  A ``box`` has the first and the last group, image and output along each axis.
+# ``memory`` has space for the padded source of the box.
+
+
+@compiled
+def correlate(operands: Any, panels: Any, box: Any, memory: Any) -> None:
+    """Compute a box of a correlation's result.
+
+    Args:
+        panels: the filters; see ``pack``.
+    """
+    _, _, axes, (channels, filters, are_first), result, places = operands
+    terms = _ordered(channels, axes[0][3], axes[1][3], axes[2][3], are_first)
+    for part in _parts(axes, box, LEAST_DIVIDED):
+        pixels, by, _ = _pixels(operands, part, memory)
+        rows, row_steps = _outputs(by, axes, part)
+        _products(
+            pixels,
+            panels[part[0][0] : part[0][1]],
+            result[_start(places, part) :],
+            (rows, row_steps, places[2:]),
+            (terms, _term_steps(by, axes, are_first)),
+            (by[0], places[0]),
+            (filters, places[1]),
+            False,
+        )
+
+
+@compiled
+def add_gradient(
+    operands: Any, sums: Any, sum_steps: Any, columns: int, box: Any, memory: Any
+) -> None:
+    """Add the filter gradient of a box of dy's pixels to ``sums``.
+
+    Args:
+        sums, sum_steps: memory and strides of an array (G, K, C, *taps), whose filters are
+            contiguous and extend to whole tiles.
+        columns: columns of a tile.
+        memory: also has space for the dy of the box.
+    """
+    _, _, axes, (channels, filters, are_first), gradients, places = operands
+    pixels, by, used = _pixels(operands, box, memory)
+    terms, term_steps = _outputs(by, axes, box)
+    depth = terms[0] * terms[1] * terms[2] * terms[3]
+    groups, count = box[0][1] - box[0][0], -(-filters // columns)
+    used = -(-used // columns) * columns
+    panels = memory[used : used + groups * count * depth * columns]
+    panels = panels.reshape((groups, count, depth, columns))
+    pack(gradients, _start(places, box), places, terms, filters, panels, 0, count)
+    rows = _ordered(channels, axes[0][3], axes[1][3], axes[2][3], are_first)
+    by_row = _ordered(sum_steps[2], sum_steps[3], sum_steps[4], sum_steps[5], are_first)
+    _products(
+        pixels,
+        panels,
+        sums[box[0][0] * sum_steps[0] :],
+        (rows, _term_steps(by, axes, are_first), by_row),
+        (terms, term_steps),
+        (by[0], sum_steps[0]),
+        (filters, 1),
+        True,
+    )
+
+
+@compiled
+def correlate_channels(operands: Any, weights: Any, box: Any, memory: Any) -> None:
+    """Compute a box of a depthwise correlation's result; channels are contiguous.
+
+    Args:
+        weights: array (1, taps * channels).
+    """
+    _, _, axes, (channels, _, _), result, places = operands
+    terms = 1, axes[0][3], axes[1][3], axes[2][3]
+    line = axes[2][3] * channels
+    for part in _parts(axes, box, LEAST_DIVIDED_CHANNELS):
+        pixels, by, _ = _pixels(operands, part, memory)
+        rows, row_steps = _outputs(by, axes, part)
+        _channel_products(
+            pixels,
+            weights[0],
+            result[_start(places, part) :],
+            (rows, row_steps, places[2:]),
+            (terms, _term_steps(by, axes, True), (0, axes[1][3] * line, line, channels)),
+            channels,
+            False,
+        )
+
+
+@compiled
+def add_channel_gradient(operands: Any, sums: Any, sum_steps: Any, box: Any, memory: Any) -> None:
+    """Add the filter gradient of a box of dy's pixels to ``sums``, for a depthwise correlation.
+
+    Args:
+        sums, sum_steps: memory and strides of an array (taps along three axes, panels * columns);
+            see ``_channel_products``.
+    """
+    _, _, axes, (channels, _, _), gradients, places = operands
+    rows = 1, axes[0][3], axes[1][3], axes[2][3]
+    for part in _parts(axes, box, LEAST_DIVIDED_CHANNELS):
+        pixels, by, _ = _pixels(operands, part, memory)
+        terms, term_steps = _outputs(by, axes, part)
+        _channel_products(
+            pixels,
+            gradients[_start(places, part) :],
+            sums,
+            (rows, _term_steps(by, axes, True), (0, sum_steps[0], sum_steps[1], sum_steps[2])),
+            (terms, term_steps, places[2:]),
+            channels,
+            True,
+        )
+
+
+@compiled
+def _channel_products(
+    pixels: Any, factors: Any, sums: Any, rows: Any, terms: Any, channels: int, adds: bool
+) -> None:
+    """Set sums[row, c] = sum over terms of pixels[row, term, c] * factors[term, c].
+
+    Channels are divided into panels of as many columns as a tile has; the last panel also has
+    columns of the one before it.
+
+    Args:
+        rows: extents of a row's axes, and their strides in ``pixels`` and in ``sums``.
+        terms: extents of a term's axes, and their strides in ``pixels`` and in ``factors``.
+        adds: whether to add to ``sums``, where panels then follow each other.
+    """
+    lanes = VECTOR_BYTES // sums.itemsize
+    at_once = 2 * lanes if channels >= 2 * lanes else lanes
+    extents = terms[0][0], terms[0][1], terms[0][2], 1
+    depth = terms[0][0] * terms[0][1] * terms[0][2]
+    pixel_terms = _offsets(extents, terms[1], depth, depth)
+    factor_terms = _offsets(extents, terms[2], depth, depth)
+    run = terms[0][3], terms[1][3], terms[2][3]
+    row_count = rows[0][0] * rows[0][1] * rows[0][2] * rows[0][3]
+    whole = -(-row_count // ROWS) * ROWS
+    sources = _offsets(rows[0], rows[1], row_count, whole)
+    targets = _offsets(rows[0], rows[2], row_count, whole)
+    out = at_once, 1
+    some = max(CACHED_ELEMENTS // (channels * ROWS), 1) * ROWS
+    for first in range(0, row_count, some):
+        for number in range(-(-channels // at_once)):
+            start = min(number * at_once, channels - at_once)
+            x, w, z = pixels[start:], factors[start:], sums[number * at_once if adds else start :]
+            for row in range(first, min(first + some, row_count), ROWS):
+                at, to = sources[row:], targets[row:]
+                if at_once > lanes:
+                    _two_of_channels(x, w, z, at, to, pixel_terms, factor_terms, run, out, adds)
+                else:
+                    _one_of_channels(x, w, z, at, to, pixel_terms, factor_terms, run, out, adds)
+
+
+@compiled
+def _parts(axes: Any, box: Any, least: int) -> Any:
+    """Divide a box into those outputs whose windows contain padding and the others.
+
+    Only the former copy pixels.  There is no division if there are fewer than ``least`` pixels, or
+    if a quarter of the outputs read padding.
+    """
+    depth, rows, columns = _cuts(axes[0], box[2]), _cuts(axes[1], box[3]), _cuts(axes[2], box[4])
+    inner, outer = box[1][1] - box[1][0], box[1][1] - box[1][0]
+    for cuts in (depth, rows, columns):
+        inner *= cuts[2] - cuts[1]
+        outer *= cuts[3] - cuts[0]
+    if outer < least or 4 * inner < 3 * outer or inner == outer:
+        return [box]
+    parts = []
+    for i in range(3):
+        for j in range(3):
+            for k in range(3):
+                a, b, c = depth[i : i + 2], rows[j : j + 2], columns[k : k + 2]
+                if a[0] < a[1] and b[0] < b[1] and c[0] < c[1]:
+                    parts.append((box[0], box[1], (a[0], a[1]), (b[0], b[1]), (c[0], c[1])))
+    return parts
+
+
+@compiled
+def _cuts(axis: Any, outputs: Any) -> Any:
+    """Return the first output, the range of outputs that read no padding, and the last output."""
+    stride, dilation, offset, taps, size = axis
+    first, stop = outputs
+    begin = min(max(-(offset // stride), first), stop)
+    end = (size - 1 - offset - (taps - 1) * dilation) // stride + 1
+    return np.array((first, begin, min(max(end, begin), stop), stop))
+
+
+@compiled
+def _start(places: Any, box: Any) -> int:
+    """Return the position of the first element of a box."""
+    first = box[0][0] * places[0] + box[1][0] * places[2]
+    return first + box[2][0] * places[3] + box[3][0] * places[4] + box[4][0] * places[5]
+
+
+@compiled
+def _outputs(by: Any, axes: Any, box: Any) -> Any:
+    """Return the extents of images and outputs, and the strides of the pixels of a tap."""
+    extents = (
+        box[1][1] - box[1][0],
+        box[2][1] - box[2][0],
+        box[3][1] - box[3][0],
+        box[4][1] - box[4][0],
+    )
+    return extents, (by[2], axes[0][0] * by[3], axes[1][0] * by[4], axes[2][0] * by[5])
+
+
+@compiled
+def _term_steps(by: Any, axes: Any, are_first: bool) -> Any:
+    """Return the strides of the pixels of an output."""
+    return _ordered(by[1], axes[0][1] * by[3], axes[1][1] * by[4], axes[2][1] * by[5], are_first)
+
+
+@compiled
+def _ordered(channel: int, depth: int, row: int, column: int, are_first: bool) -> Any:
+    if are_first:
+        return channel, depth, row, column
+    return depth, row, column, channel
+
+
+@compiled
+def _pixels(operands: Any, box: Any, memory: Any) -> Any:
+    """Return memory that begins with a box's first pixel, its strides, and the memory used.
+
+    If windows of the box contain padding, the source is copied to ``memory`` with padding.
+    """
+    source, steps, axes, (channels, _, _), _, _ = operands
+    d, depth, size_d = _window(axes[0], box[2])
+    h, height, size_h = _window(axes[1], box[3])
+    w, width, size_w = _window(axes[2], box[4])
+    first = box[0][0] * steps[0] + box[1][0] * steps[2]
+    first += d * steps[3] + h * steps[4] + w * steps[5]
+    is_inside = min(d, h, w) >= 0 and d + depth <= size_d
+    if is_inside and h + height <= size_h and w + width <= size_w:
+        return source[first:], steps, 0
+    groups, images = box[0][1] - box[0][0], box[1][1] - box[1][0]
+    # Rows are copied; a row has the pixels of all channels, or of one.
+    outer, inner = (1, channels) if steps[1] == 1 else (channels, 1)
+    line = width * inner
+    image = depth * height * line
+    by = (outer * images * image, images * image, image, height * line, line, inner)
+    if outer == 1:
+        by = (images * image, 1, image, height * line, line, inner)
+    used = groups * outer * images * image
+    assert used <= len(memory), "the padded source exceeds its scratch memory"
+    left = min(max(-w, 0), width) * inner
+    right = max(min(size_w - w, width) * inner, left)
+    for g in range(groups):
+        for c in range(outer):
+            for n in range(images):
+                for z in range(depth):
+                    for y in range(height):
+                        at = g * by[0] + c * by[1] + n * by[2] + z * by[3] + y * by[4]
+                        row = memory[at : at + line]
+                        if not (0 <= z + d < size_d and 0 <= y + h < size_h):
+                            row[:] = 0
+                            continue
+                        begin = first + g * steps[0] + c * steps[1] + n * steps[2]
+                        begin += z * steps[3] + y * steps[4]
+                        row[:left] = 0
+                        row[right:] = 0
+                        if steps[5] == inner:
+                            for i in range(left, right):
+                                row[i] = source[begin + i]
+                        else:
+                            for i in range(left // inner, right // inner):
+                                for j in range(inner):
+                                    row[i * inner + j] = source[begin + i * steps[5] + j]
+    return memory, by, used
+
+
+@compiled
+def _window(axis: Any, outputs: Any) -> Any:
+    """Return the first position that outputs read, the number of positions, and the source's size,
+    along an axis."""
+    stride, dilation, offset, taps, size = axis
+    first = outputs[0] * stride + offset
+    span = (outputs[1] - outputs[0] - 1) * stride + max(taps - 1, 0) * dilation + 1
+    return first, span, size
+
+
+@compiled
+def _products(
+    pixels: Any,
+    panels: Any,
+    sums: Any,
+    rows: Any,
+    terms: Any,
+    groups: Any,
+    columns: Any,
+    adds: bool,
+) -> None:
+    """Set sums[g, row, k] = sum over terms of pixels[g, row, term] * panels[g, term, k].
+
+    Args:
+        rows: extents of a row's axes, and their strides in ``pixels`` and in ``sums``.
+        terms: extents of a term's axes, and their strides in ``pixels``.
+        groups: strides of a group in ``pixels`` and in ``sums``.
+        columns: number of columns, and their stride in ``sums``.
+        adds: whether to add to ``sums``, whose rows then extend to whole tiles.
+    """
+    _, count, depth, at_once = panels.shape
+    # The last axes of a term, if they are one axis in memory, are summed in one loop.
+    length, step = 1, 0
+    for axis in range(3, -1, -1):
+        if terms[0][axis] > 1:
+            if length == 1:
+                step = terms[1][axis]
+            elif terms[1][axis] != length * step:
+                break
+            length *= terms[0][axis]
+    pixel_terms = _offsets(terms[0], terms[1], depth, depth)[::length].copy()
+    panel_terms = np.arange(depth // length) * (length * at_once)
+    row_count = rows[0][0] * rows[0][1] * rows[0][2] * rows[0][3]
+    whole = -(-row_count // ROWS) * ROWS
+    sources = _offsets(rows[0], rows[1], row_count, whole)
+    targets = _offsets(rows[0], rows[2], row_count, whole)
+    run = (length, step, at_once)
+    for g in range(len(panels)):
+        x, y = pixels[g * groups[0] :], sums[g * groups[1] :]
+        for number in range(count):
+            left = columns[0] - number * at_once
+            panel, z = panels[g, number].ravel(), y[number * at_once * columns[1] :]
+            for row in range(0, row_count, ROWS):
+                at, to = sources[row:], targets[row:]
+                out = (at_once if adds else left, columns[1])
+                if 2 * left > at_once:
+                    _two_vectors(x, panel, z, at, to, pixel_terms, panel_terms, run, out, adds)
+                else:
+                    _one_vector(x, panel, z, at, to, pixel_terms, panel_terms, run, out, adds)
+
+
+@compiled
+def _offsets(extents: Any, steps: Any, count: int, whole: int) -> Any:
+    """Return the positions of ``count`` elements in C order; the last one is repeated."""
+    offsets = np.empty(whole, np.int64)
+    number = 0
+    for i in range(extents[0]):
+        for j in range(extents[1]):
+            for k in range(extents[2]):
+                first = i * steps[0] + j * steps[1] + k * steps[2]
+                for m in range(extents[3]):
+                    offsets[number] = first + m * steps[3]
+                    number += 1
+    for number in range(count, whole):
+        offsets[number] = offsets[count - 1]
+    return offsets

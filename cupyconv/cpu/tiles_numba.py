@@ -77,7 +77,7 @@ def _tile(vectors: int, by_channel: bool = False) -> Callable:
         def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             element, index = context.get_value_type(a.dtype), ir.IntType(64)
             lanes = VECTOR_BYTES * 8 // a.dtype.bitwidth
-            vector = ir.VectorType(element, lanes)
+            vector, width_of_tile = ir.VectorType(element, lanes), vectors * lanes
 
             def place(number: int, *offsets: Any) -> Any:
                 """Return the address of an element of an argument, the sum of the offsets."""
@@ -102,6 +102,20 @@ def _tile(vectors: int, by_channel: bool = False) -> Callable:
                 mask = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
                 single = builder.insert_element(undefined, value, ir.IntType(32)(0))
                 return builder.shuffle_vector(single, undefined, mask)
+
+            def copy_line(line: Any, target: Any, count: Any) -> None:
+                """Copy a row of fewer columns than a tile has, by the bits of their number."""
+                bit = width_of_tile // 2
+                while bit:
+                    is_set = builder.icmp_signed("!=", builder.and_(count, index(bit)), index(0))
+                    with builder.if_then(is_set):
+                        first = builder.and_(count, index(-2 * bit))
+                        kind = ir.VectorType(element, bit).as_pointer()
+                        pointers = (builder.gep(of, [first]) for of in (line, target))
+                        source, copied = (builder.bitcast(of, kind) for of in pointers)
+                        value = builder.load(source, align=a.dtype.bitwidth // 8)
+                        builder.store(value, copied, align=a.dtype.bitwidth // 8)
+                    bit //= 2
 
             length, a_step, b_step = cgutils.unpack_tuple(builder, arguments[7])
             a_rows, targets = (
@@ -134,27 +148,31 @@ def _tile(vectors: int, by_channel: bool = False) -> Callable:
                             total = builder.fadd(product, total, flags=("contract",))
                             builder.store(total, totals[row][v])
             columns, column_step = cgutils.unpack_tuple(builder, arguments[8])
-            is_whole = builder.and_(
-                builder.icmp_signed(">=", columns, index(vectors * lanes)),
-                builder.icmp_signed("==", column_step, index(1)),
-            )
-            with builder.if_else(is_whole) as (whole, part):
+            is_contiguous = builder.icmp_signed("==", column_step, index(1))
+            is_whole = builder.icmp_signed(">=", columns, index(vectors * lanes))
+            with builder.if_else(builder.and_(is_whole, is_contiguous)) as (whole, part):
                 with whole:
                     for row, v in tile_of:
                         store(builder.load(totals[row][v]), targets[row], v)
                 with part:
-                    line = cgutils.alloca_once(builder, ir.ArrayType(element, vectors * lanes))
-                    line = builder.bitcast(line, element.as_pointer())
-                    most = index(vectors * lanes)
-                    fits = builder.icmp_signed("<", columns, most)
-                    count = builder.select(fits, columns, most)
-                    for row in range(ROWS):
-                        for v in range(vectors):
-                            store(builder.load(totals[row][v]), line, v)
-                        with cgutils.for_range(builder, count) as column:
-                            value = builder.load(builder.gep(line, [column.index]))
-                            to = builder.mul(column.index, column_step)
-                            builder.store(value, builder.gep(targets[row], [to]))
+                    lines = cgutils.alloca_once(
+                        builder, ir.ArrayType(element, ROWS * width_of_tile)
+                    )
+                    lines = builder.bitcast(lines, element.as_pointer())
+                    for row, v in tile_of:
+                        line = builder.gep(lines, [index(row * width_of_tile)])
+                        store(builder.load(totals[row][v]), line, v)
+                    count = builder.select(is_whole, index(width_of_tile), columns)
+                    with cgutils.for_range(builder, index(ROWS)) as loop:
+                        line = builder.gep(lines, [builder.mul(loop.index, index(width_of_tile))])
+                        target = place(2, builder.load(place(4, loop.index)))
+                        with builder.if_else(is_contiguous) as (near, far):
+                            with near:
+                                copy_line(line, target, count)
+                            with far, cgutils.for_range(builder, count) as column:
+                                value = builder.load(builder.gep(line, [column.index]))
+                                to = builder.mul(column.index, column_step)
+                                builder.store(value, builder.gep(target, [to]))
             return context.get_dummy_value()
 
         operands = (a, b, sums, rows, places, a_terms, b_terms, run, out, adds)

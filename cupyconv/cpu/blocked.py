@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from cupyconv.cpu import loops, patches, products, scattered, tiles, windows
-from cupyconv.cpu.choice import BLOCK_BYTES, exchanged_method
+from cupyconv.cpu.choice import BLOCK_BYTES
 from cupyconv.cpu.correlation import Correlation, correlation, input_gradient, phases_of
 from cupyconv.cpu.scratch import Pool
 from cupyconv.cpu.views import are_finite
@@ -24,6 +24,9 @@ METHODS = {
     "tiles": tiles,
 }
 """Modules that compute a correlation and, except ``scattered``, the filter gradient."""
+
+EXCHANGED = {"exchanged": "products", "exchanged-tiles": "tiles"}
+"""Methods of the filter gradient that exchange x and dy, and the method that they use."""
 
 
 def forward(
@@ -88,8 +91,8 @@ def backprop_filter(
     if not problem.N:
         dw[...] = 0
         return
-    if method == "exchanged":
-        _exchanged(problem, x, dy, dw)
+    if method in EXCHANGED:
+        _exchanged(problem, EXCHANGED[method], x, dy, dw)
         return
     # dw = conj(sum of conj(dy) x), because conjugating dw is cheaper than conjugating x.
     whole = correlation(problem, x, dw, dy)._replace(conjugate=problem.is_complex)
@@ -98,10 +101,10 @@ def backprop_filter(
         np.conjugate(dw, out=dw)
 
 
-def _exchanged(problem: ConvProblem, x: np.ndarray, dy: np.ndarray, dw: np.ndarray) -> None:
+def _exchanged(
+    problem: ConvProblem, method: str, x: np.ndarray, dy: np.ndarray, dw: np.ndarray
+) -> None:
     """Compute dw from the correlations of backprop_input, which sum over the input pixels."""
-
-    method = exchanged_method(problem).name
 
     def compute(target: np.ndarray, clears: bool) -> None:
         target[...] = 0  # some taps may have no products

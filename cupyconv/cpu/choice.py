@@ -13,6 +13,7 @@ Each method has a module in cupyconv/cpu/:
 - products: filters times gathered pixels (im2col); supports every configuration.
 - windows: filters times gathered pixels in a single product, for small layers.
 - exchanged: filter gradients; pixels of x times gathered pixels of dy, for layers with few filters.
+- exchanged-tiles: the same in tiles.
 - scattered: filters times pixels; the products are then added up tap by tap (col2im).
 - patches: input gradients; dy's pixels times slices of taps within which windows do not overlap.
 - tiles: filters times pixels, in tiles whose sums stay in registers; needs Numba and a real dtype.
@@ -322,18 +323,16 @@ def _windows(work: _Pass) -> Iterator[Method]:
 
 def _exchanged(problem: ConvProblem) -> Iterator[Method]:
     # ``phases`` divides some axes by windows, whose taps are the same.
-    has_few_taps = prod(problem.filter_sizes) <= MOST_EXCHANGED_TAPS
-    if has_few_taps and not any(map(by_window, problem.axes)):
-        summary = "pixels of x times gathered pixels of dy"
-        yield replace(exchanged_method(problem), name="exchanged", summary=summary)
-
-
-def exchanged_method(problem: ConvProblem) -> Method:
-    """Return the method that multiplies pixels for the method ``exchanged``."""
+    if prod(problem.filter_sizes) > MOST_EXCHANGED_TAPS or any(map(by_window, problem.axes)):
+        return
     work = _correlations_of(problem, "backprop_input")
-    is_depthwise = work.channels == work.filters == 1
-    tiles = None if is_depthwise else next(_tiles(work, is_gradient=True), None)
-    return tiles or _products(work, is_gradient=True)
+    products = _products(work, is_gradient=True)
+    summary = "pixels of x times gathered pixels of dy"
+    yield replace(products, name="exchanged", summary=summary)
+    if not work.channels == work.filters == 1:
+        for tiles in _tiles(work, is_gradient=True):
+            summary = "pixels of x times pixels of dy, in tiles"
+            yield replace(tiles, name="exchanged-tiles", summary=summary)
 
 
 def _patches(problem: ConvProblem, work: _Pass) -> Iterator[Method]:

@@ -296,7 +296,7 @@ def _converted(block: Correlation, scratch: Scratch, with_result: bool = False) 
     axes = [axis.pixels() for axis in block.axes]
     source, sizes = block.source, tuple(axis.outputs for axis in axes)
     groups, channels, images = source.shape[:3]
-    is_by_channel = block.filters.shape[1] == channels and block.filters.shape[2] != channels
+    is_by_channel = block.filters.shape[2] != channels
     if channels_are_last(source) or is_by_channel:
         pixels = np.moveaxis(scratch.array("pixels", (groups, images, *sizes, channels)), -1, 1)
     else:

@@ -69,6 +69,9 @@ BLOCK_BYTES = 2 << 20
 LEAST_ROWS = 64
 """Rows of a matrix product (filters) below which a FLOP takes longer (rough)."""
 
+GRADIENT = 1.3
+"""Factor by which the matrix products of a filter gradient are slower (measured)."""
+
 LEAST_PIXELS = 128
 """Number of columns, which are pixels, from which a matrix product is fast (rough)."""
 
@@ -297,6 +300,7 @@ def _products(work: _Pass, is_gradient: bool) -> Method:
     blocks = max(gathered, results) * work.itemsize / BLOCK_BYTES
     parts = 1.0  # number of parts of a filter gradient
     if is_gradient:
+        operations *= GRADIENT
         rows = max(work.filters, LEAST_PIXELS) * work.weights / max(work.filters, 1)
         parts = max(rows * work.itemsize / BLOCK_BYTES, 1.0)
     calls = 44 + division.calls * (parts + blocks)

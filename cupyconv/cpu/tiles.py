@@ -10,13 +10,13 @@ of dy.  Columns are filters.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from cupyconv.cpu.axis import LoopBlocks, boxes, parts
+from cupyconv.cpu.axis import Axis, LoopBlocks, boxes, parts
 from cupyconv.cpu.choice import channel_blocks, is_by_channel, tile_blocks
 from cupyconv.cpu.correlation import SUMS, Correlation, gather, with_three_axes
 from cupyconv.cpu.products import least_filters, weights_of_sums
@@ -69,14 +69,17 @@ def _packed(chunk: Correlation, pool: Pool) -> np.ndarray:
     shape = (groups, -(-count // columns), prod(terms), columns)
     [shared] = pool.divided("shared", prod(shape))
     panels = shared.array("panels", shape)
-    ascending = filters
+    start, ascending = 0, filters
     if min(filters.strides) < 0:
-        ascending = filters[tuple(slice(None, None, -1 if n < 0 else 1) for n in filters.strides)]
+        pairs = list(zip(filters.shape, filters.strides, strict=True))
+        ascending = filters[tuple(slice(None, None, -1 if step < 0 else 1) for _, step in pairs)]
+        start = sum((n - 1) * max(-step, 0) for n, step in pairs) // filters.itemsize
     if not has_whole_steps(ascending, chunk.accumulator):
-        ascending = filters = filters.astype(chunk.accumulator)
-    memory, _ = flat_memory(ascending)
-    steps = tuple(step // filters.itemsize for step in filters.strides)
-    start = sum((n - 1) * max(-step, 0) for n, step in zip(filters.shape, steps, strict=True))
+        start, ascending = 0, filters.astype(chunk.accumulator)
+        filters = ascending
+    memory, steps = flat_memory(ascending)
+    if ascending is not filters:
+        steps = tuple(step // filters.itemsize for step in filters.strides)
     pack = partial(_loops().pack, memory, start, steps, tuple(terms), count, panels)
     if panels.size <= LEAST_PACKED:
         pack(0, shape[1])
@@ -261,9 +264,16 @@ def _operands(chunk: Correlation) -> _Operands | None:
 
 
 def _views(chunk: Correlation) -> _Operands:
-    axes = tuple((a.stride, a.dilation, a.offset, a.taps, a.size) for a in chunk.axes)
-    counts = chunk.channels, chunk.filter_count, _channels_are_first(chunk)
+    axes, counts = (
+        _rules(chunk.axes),
+        (chunk.channels, chunk.filter_count, _channels_are_first(chunk)),
+    )
     return (*flat_memory(chunk.source), axes, counts, *flat_memory(chunk.result))
+
+
+@lru_cache(maxsize=4096)
+def _rules(axes: tuple[Axis, ...]) -> tuple[tuple[int, ...], ...]:
+    return tuple((a.stride, a.dilation, a.offset, a.taps, a.size) for a in axes)
 
 
 def _is_by_channel(whole: Correlation) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
-from math import prod
+from math import gcd, prod
 
 import numpy as np
 
@@ -91,10 +91,11 @@ def has_whole_steps(array: np.ndarray, dtype: np.dtype) -> bool:
 
     Its dtype must be ``dtype``, and its strides must be whole and not negative.
     """
-    if array.dtype != dtype or not array.flags.aligned or min(array.strides) < 0:
+    strides = array.strides
+    if array.dtype != dtype or not array.flags.aligned or min(strides) < 0:
         return False
     # Complex arrays may be aligned to half an element, and a stride may include half an element.
-    return not any(step % array.itemsize for step in array.strides)
+    return gcd(*strides) % array.itemsize == 0
 
 
 def flat_memory(array: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
@@ -102,9 +103,13 @@ def flat_memory(array: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
 
     The view is writable even if the array is not, so that loops are compiled once for both.
     """
-    steps = tuple(step // array.itemsize for step in array.strides)
-    span = 1 + sum((n - 1) * step for n, step in zip(array.shape, steps, strict=True))
-    span = span if array.size else 0
+    size = array.itemsize
+    steps = tuple([step // size for step in array.strides])
+    span = 0
+    if array.size:
+        for extent, step in zip(array.shape, steps, strict=True):
+            span += (extent - 1) * step
+        span += 1
     return np.asarray(_Memory(array, span)), steps
 
 

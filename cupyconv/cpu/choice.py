@@ -105,6 +105,9 @@ TILE_BYTES = 64
 TILE_ROWS = 12
 """Number of rows of a tile (rough)."""
 
+PACKING = 6
+"""Elements that NumPy copies in the time that it takes to pack a weight for tiles (rough)."""
+
 PART_PRODUCTS = 1 << 23
 """Products of a block of tiles, below which more blocks are not worth their calls (hand-set)."""
 
@@ -376,7 +379,7 @@ def _tiles(work: _Pass, is_gradient: bool) -> Iterator[Method]:
     if work.dtype.startswith("complex") or not has_numba():
         return
     if is_by_channel(work.groups, work.channels, work.filters, work.itemsize):
-        yield _channel_tiles(work, is_gradient)
+        yield from _channel_tiles(work, is_gradient)
     if work.channels == work.filters == 1 < work.groups:
         return  # tiles of a single filter would be mostly empty
     lanes = TILE_BYTES // work.itemsize
@@ -391,10 +394,11 @@ def _tiles(work: _Pass, is_gradient: bool) -> Iterator[Method]:
     operations = 2.0 * prod(counts) * division.pairs * columns * padded_rows
     is_converted = work.itemsize != ITEMSIZE[work.dtype]
     is_padded = any(axis.offset < 0 or axis.offset + axis.span > axis.size for axis in work.axes)
-    elements = 2.0 * work.weights
+    elements = PACKING * float(work.weights)
     if is_padded or is_converted:
         elements += prod(counts) * prod(axis.span for axis in work.axes)
     order = 1 if work.channels_last else TRANSPOSED
+    operations *= work.itemsize / 4  # the rates are for float32
     if is_gradient:
         elements += work.pixels * columns * order
     elif is_converted or not work.channels_last:
@@ -416,8 +420,11 @@ def is_by_channel(groups: int, channels: int, filters: int, itemsize: int) -> bo
     return channels == filters == 1 and groups * itemsize >= TILE_BYTES
 
 
-def _channel_tiles(work: _Pass, is_gradient: bool) -> Method:
+def _channel_tiles(work: _Pass, is_gradient: bool) -> Iterator[Method]:
     blocks = channel_blocks(work.axes, work.images, work.groups, work.itemsize, BLOCK_BYTES)
+    sums = 8 * work.weights if is_gradient else work.weights  # a gradient has 8 partial sums
+    if max(blocks.places, sums) * work.itemsize > 4 * BLOCK_BYTES:
+        return
     rows = -(-work.taps // TILE_ROWS) * TILE_ROWS / work.taps if is_gradient else 1
     division = product_pieces(work.axes, work.images, work.groups, 1, 1)
     pairs = work.taps * prod(axis.outputs for axis in work.axes) if is_gradient else division.pairs
@@ -428,7 +435,7 @@ def _channel_tiles(work: _Pass, is_gradient: bool) -> Method:
         elements += 2 * TRANSPOSED * (sources + work.pixels)
     threads = 2 if blocks.blocks == 1 else 1
     calls = 12 + 24 * blocks.blocks * (1 if is_gradient else prod(map(len, division.cuts)))
-    return _method(
+    yield _method(
         work,
         "tiles",
         "taps times pixels, in vectors of channels",

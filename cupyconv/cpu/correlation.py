@@ -157,9 +157,6 @@ class Correlation(NamedTuple):
                 part has fewer groups.
         """
         window = max(prod(self.filters.shape[2:]), 1) * self.accumulator.itemsize
-        if self.groups * max(self.filter_count, least_filters) * window <= most_bytes:
-            yield self
-            return
         filters = clamp(most_bytes // window, self.filter_count)
         groups = clamp(most_bytes // (window * max(filters, least_filters)), self.groups)
         for group in parts(self.groups, groups):

@@ -30,7 +30,7 @@ MANY_IMAGES = 16
 def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
     """Compute ``whole.result`` in blocks, whose size is proportional to ``block_bytes``."""
     for piece in whole.pieces():
-        for chunk in piece.chunks(8 * block_bytes, least_filters(piece)):
+        for chunk in piece.chunks(8 * block_bytes, _least_filters(piece)):
             channels = parts(chunk.channels, _channels_at_once(chunk, block_bytes))
             terms = _terms(chunk, list(channels), pool)
             window, results, most = _columns(chunk, block_bytes)
@@ -64,7 +64,7 @@ def filter_gradient(whole: Correlation, pool: Pool, block_bytes: int, clears: bo
     Args:
         clears: whether to replace infinite and NaN operands by zeros.
     """
-    for chunk in whole.chunks(4 * block_bytes, least_filters(whole)):
+    for chunk in whole.chunks(4 * block_bytes, _least_filters(whole)):
         _filter_gradient(chunk, pool, block_bytes, clears)
 
 
@@ -116,7 +116,7 @@ def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int, clears: b
         copy(part.filters, first)
 
 
-def least_filters(piece: Correlation) -> int:
+def _least_filters(piece: Correlation) -> int:
     """Return the argument ``least_filters`` of ``Correlation.chunks``; smaller for few pixels."""
     return clamp(4 * prod(piece.result.shape[2:]), LEAST_FILTERS)
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from cupyconv.cpu.axis import Axis, LoopBlocks, boxes, parts
+from cupyconv.cpu.axis import Axis, LoopBlocks, boxes, clamp, parts
 from cupyconv.cpu.choice import channel_blocks, is_by_channel, tile_blocks
 from cupyconv.cpu.correlation import SUMS, Correlation, gather, with_three_axes
-from cupyconv.cpu.products import least_filters, weights_of_sums
+from cupyconv.cpu.products import weights_of_sums
 from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
 from cupyconv.cpu.views import channels_are_last, copy, flat_memory, has_whole_steps
@@ -27,6 +27,9 @@ from cupyconv.signals import import_whole
 
 LEAST_PACKED = 1 << 18
 """Smallest number of weights that a thread packs (hand-set)."""
+
+MANY_CHANNELS = 128
+"""Number of channels of planes from which all taps of a channel are summed first (hand-set)."""
 
 SLOWER = 4
 """Time of a product by channel, relative to a product in a tile (rough)."""
@@ -41,8 +44,7 @@ def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
         if _is_by_channel(whole):
             _correlate_channels(_channels_as_one_group(with_three_axes(piece)), pool, block_bytes)
             continue
-        columns = _loops().width(whole.accumulator.itemsize)
-        for chunk in with_three_axes(piece).chunks(4 * block_bytes, columns):
+        for chunk in _chunks(with_three_axes(piece), 4 * block_bytes):
             panels, blocks = _packed(chunk, pool), _blocks(chunk, block_bytes)
             loop = _loops().correlate
             work = partial(_correlate, loop, panels, chunk, _operands(chunk), blocks.places)
@@ -130,7 +132,7 @@ def filter_gradient(whole: Correlation, pool: Pool, block_bytes: int, clears: bo
     if _is_by_channel(whole):
         _channel_gradient(_channels_as_one_group(with_three_axes(whole)), pool, block_bytes)
         return
-    for chunk in with_three_axes(whole).chunks(4 * block_bytes, least_filters(whole)):
+    for chunk in _chunks(with_three_axes(whole), 4 * block_bytes):
         _filter_gradient(chunk, pool, block_bytes, clears)
 
 
@@ -191,16 +193,18 @@ def _channel_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
     are_last = _are_last(chunk.source, chunk.result)
 
     def add(number: int, memory: Scratch) -> None:
-        term, (sums, steps) = terms[number], flat_memory(totals[number])
         totals[number] = 0
-        operands = _operands(term) if are_last else None
-        for box in _boxes(term, blocks[number].most):
-            scratch, bounds, ready = memory.rest(), _bounds(box), operands
-            if ready is None:
-                block = _converted(_part(term, box), scratch, with_result=True)
-                bounds, ready = _bounds(_whole(block)), _views(block)
-            pixels = scratch.array("memory", (size if operands else 0,))
-            _loops().add_channel_gradient(ready, sums, steps, bounds, pixels)
+        sums = totals[number].transpose(3, 0, 1, 2)[None, :, None]  # (1, columns, 1, *taps)
+        for piece in terms[number]._replace(filters=sums).pieces():
+            operands = _operands(piece) if are_last else None
+            by_tap = flat_memory(piece.filters[0, :, 0].transpose(1, 2, 3, 0))
+            for box in _boxes(piece, blocks[number].most):
+                scratch, bounds, ready = memory.rest(), _bounds(box), operands
+                if ready is None:
+                    block = _converted(_part(piece, box), scratch, with_result=True)
+                    bounds, ready = _bounds(_whole(block)), _views(block)
+                pixels = scratch.array("memory", (size if operands else 0,))
+                _loops().add_channel_gradient(ready, *by_tap, bounds, pixels)
 
     each(add, range(len(terms)), pool, size)
     for total in totals[1:]:
@@ -212,6 +216,19 @@ def _channel_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
 
 
 # -- parts -----------------------------------------------------------------------------------------
+
+
+def _chunks(whole: Correlation, most_bytes: int) -> Iterator[Correlation]:
+    """Divide groups and filters into whole tiles whose weights take at most ``most_bytes``."""
+    itemsize = whole.accumulator.itemsize
+    columns = _loops().width(itemsize)
+    tile_bytes = max(prod(whole.filters.shape[2:]), 1) * columns * itemsize
+    filters = clamp(most_bytes // tile_bytes, _width(whole) // columns) * columns
+    groups = clamp(most_bytes * columns // (tile_bytes * filters), whole.groups)
+    for group in parts(whole.groups, groups):
+        for first in range(0, whole.filter_count, filters):
+            of_filters = slice(first, min(first + filters, whole.filter_count))
+            yield whole.part(groups=group, filters=of_filters)
 
 
 def _blocks(chunk: Correlation, block_bytes: int, is_gradient: bool = False) -> LoopBlocks:
@@ -325,8 +342,15 @@ def _converted(block: Correlation, scratch: Scratch, with_result: bool = False) 
 
 
 def _channels_are_first(block: Correlation) -> bool:
-    """Return whether a term's last axis is a spatial axis, because it is longer."""
-    return not channels_are_last(block.source) and block.channels < block.axes[-1].taps
+    """Return whether a term's last axis is a spatial axis.
+
+    It is one if it is longer, or if there are so many channels that the pixels of a row of taps
+    would leave the cache before the next tap reads them.
+    """
+    if channels_are_last(block.source):
+        return False
+    taps = block.axes[-1].taps
+    return block.channels < taps or (taps > 1 and block.channels >= MANY_CHANNELS)
 
 
 @cache

@@ -31,9 +31,6 @@ LEAST_DIVIDED_CHANNELS = 1 << 8
 CACHED_ELEMENTS = 1 << 15
 """Elements of pixels that are read again from the cache (hand-set)."""
 
-COPIED_ELEMENTS = 1 << 16
-"""Most elements that are copied at once, if the channels of a pixel are far apart (hand-set)."""
-
 
 def width(itemsize: int) -> int:
     """Return the columns of a tile: two vectors of elements of this size."""
@@ -231,12 +228,10 @@ def correlate(operands: Any, panels: Any, box: Any, memory: Any) -> None:
     Args:
         panels: the filters; see ``pack``.
     """
-    _, steps, axes, (channels, filters, are_first), result, places = operands
+    _, _, axes, (channels, filters, are_first), result, places = operands
     terms = _ordered(channels, axes[0][3], axes[1][3], axes[2][3], are_first)
-    copies = steps[1] > 1 and channels * steps[1] > COPIED_ELEMENTS and len(memory) > 0
-    parts = _small_parts(axes, box, channels) if copies else _parts(axes, box, LEAST_DIVIDED)
-    for part in parts:
-        pixels, by, _ = _pixels(operands, part, memory, copies)
+    for part in _parts(axes, box, LEAST_DIVIDED):
+        pixels, by, _ = _pixels(operands, part, memory)
         rows, row_steps = _outputs(by, axes, part)
         _products(
             pixels,
@@ -263,7 +258,7 @@ def add_gradient(
         memory: also has space for the dy of the box.
     """
     _, _, axes, (channels, filters, are_first), gradients, places = operands
-    pixels, by, used = _pixels(operands, box, memory, False)
+    pixels, by, used = _pixels(operands, box, memory)
     terms, term_steps = _outputs(by, axes, box)
     depth = terms[0] * terms[1] * terms[2] * terms[3]
     groups, count = box[0][1] - box[0][0], -(-filters // columns)
@@ -296,7 +291,7 @@ def correlate_channels(operands: Any, weights: Any, box: Any, memory: Any) -> No
     terms = 1, axes[0][3], axes[1][3], axes[2][3]
     line = axes[2][3] * channels
     for part in _parts(axes, box, LEAST_DIVIDED_CHANNELS):
-        pixels, by, _ = _pixels(operands, part, memory, False)
+        pixels, by, _ = _pixels(operands, part, memory)
         rows, row_steps = _outputs(by, axes, part)
         _channel_products(
             pixels,
@@ -320,7 +315,7 @@ def add_channel_gradient(operands: Any, sums: Any, sum_steps: Any, box: Any, mem
     _, _, axes, (channels, _, _), gradients, places = operands
     rows = 1, axes[0][3], axes[1][3], axes[2][3]
     for part in _parts(axes, box, LEAST_DIVIDED_CHANNELS):
-        pixels, by, _ = _pixels(operands, part, memory, False)
+        pixels, by, _ = _pixels(operands, part, memory)
         terms, term_steps = _outputs(by, axes, part)
         _channel_products(
             pixels,
@@ -397,26 +392,6 @@ def _parts(axes: Any, box: Any, least: int) -> Any:
 
 
 @compiled
-def _small_parts(axes: Any, box: Any, channels: int) -> Any:
-    """Divide a box into parts with at most about COPIED_ELEMENTS pixels of all channels."""
-    halos = [max(axis[3] - 1, 0) * axis[1] for axis in axes]
-    most = COPIED_ELEMENTS // (channels * (box[0][1] - box[0][0])) // (halos[0] + 1)
-    (a, b), (c, d) = box[3], box[4]
-    columns = max((most // (halos[1] + 1) - halos[2] - 1) // axes[2][0] + 1, 2 * ROWS)
-    columns = min(columns, d - c)
-    width = (columns - 1) * axes[2][0] + halos[2] + 1
-    rows = min(max((most // width - halos[1] - 1) // axes[1][0] + 1, 1), b - a)
-    parts = []
-    for n in range(box[1][0], box[1][1]):
-        for z in range(box[2][0], box[2][1]):
-            for p in range(a, b, rows):
-                for q in range(c, d, columns):
-                    of_rows, of_columns = (p, min(p + rows, b)), (q, min(q + columns, d))
-                    parts.append((box[0], (n, n + 1), (z, z + 1), of_rows, of_columns))
-    return parts
-
-
-@compiled
 def _cuts(axis: Any, outputs: Any) -> Any:
     """Return the first output, the range of outputs that read no padding, and the last output."""
     stride, dilation, offset, taps, size = axis
@@ -459,10 +434,10 @@ def _ordered(channel: int, depth: int, row: int, column: int, are_first: bool) -
 
 
 @compiled
-def _pixels(operands: Any, box: Any, memory: Any, copies: bool) -> Any:
+def _pixels(operands: Any, box: Any, memory: Any) -> Any:
     """Return memory that begins with a box's first pixel, its strides, and the memory used.
 
-    If ``copies`` holds, or windows contain padding, the source is copied to ``memory``.
+    If windows of the box contain padding, the source is copied to ``memory`` with padding.
     """
     source, steps, axes, (channels, _, _), _, _ = operands
     d, depth, size_d = _window(axes[0], box[2])
@@ -471,7 +446,7 @@ def _pixels(operands: Any, box: Any, memory: Any, copies: bool) -> Any:
     first = box[0][0] * steps[0] + box[1][0] * steps[2]
     first += d * steps[3] + h * steps[4] + w * steps[5]
     is_inside = min(d, h, w) >= 0 and d + depth <= size_d
-    if is_inside and h + height <= size_h and w + width <= size_w and not copies:
+    if is_inside and h + height <= size_h and w + width <= size_w:
         return source[first:], steps, 0
     groups, images = box[0][1] - box[0][0], box[1][1] - box[1][0]
     # Rows are copied; a row has the pixels of all channels, or of one.

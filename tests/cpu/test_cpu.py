@@ -234,7 +234,7 @@ TILES = {
     "few channels, wide filter": ConvProblem((2, 2, 12, 13), (20, 2, 3, 5), padding=2),
     "groups": ConvProblem((1, 24, 5, 30), (66, 8, 3, 1), groups=3, dilation=(2, 1)),
     "far channels": ConvProblem((2, 70, 45, 44), (18, 35, 3, 3), groups=2, stride=(1, 2)),
-    "far channels of a signal": ConvProblem((1, 40, 6000), (9, 40, 7), padding=3),
+    "far channels of a signal": ConvProblem((1, 300, 1000), (5, 300, 2), padding=1),
     "depthwise": ConvProblem((2, 57, 21, 20), (57, 1, 3, 3), groups=57, padding=1),
     "depthwise, strided": DEPTHWISE.replace(stride=(2, 3), padding=((0, 2), (3, 1))),
     "volume": ConvProblem((1, 6, 6, 7, 8), (18, 6, 2, 3, 2), padding=1, stride=2),

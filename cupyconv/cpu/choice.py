@@ -411,7 +411,7 @@ def _tiles(work: _Pass, is_gradient: bool) -> Iterator[Method]:
         "filters times pixels, in tiles",
         threads * operations * RATE / TILE_RATE,
         threads * elements,
-        12 + 24 * blocks.blocks * prod(map(len, division.cuts)),
+        8 + 14 * blocks.blocks * prod(map(len, division.cuts)),
     )
 
 
@@ -434,7 +434,7 @@ def _channel_tiles(work: _Pass, is_gradient: bool) -> Iterator[Method]:
     if not work.channels_last:
         elements += 2 * TRANSPOSED * (sources + work.pixels)
     threads = 2 if blocks.blocks == 1 else 1
-    calls = 12 + 24 * blocks.blocks * (1 if is_gradient else prod(map(len, division.cuts)))
+    calls = 8 + 14 * blocks.blocks * (1 if is_gradient else prod(map(len, division.cuts)))
     yield _method(
         work,
         "tiles",
@@ -503,7 +503,7 @@ def _scattered(work: _Pass) -> Iterator[Method]:
         "scattered",
         "filters times pixels, added up by taps",
         2.0 * read * work.channels * sums * _slower(sums),
-        3 * (added + work.pixels * work.filters) * run + 2 * read * sums + work.weights,
+        2 * (added + work.pixels * work.filters) * run + 2 * read * sums + work.weights,
         48 + TAP_CALLS * blocks * work.taps,
     )
 

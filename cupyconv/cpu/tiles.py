@@ -344,8 +344,8 @@ def _converted(block: Correlation, scratch: Scratch, with_result: bool = False) 
 def _channels_are_first(block: Correlation) -> bool:
     """Return whether a term's last axis is a spatial axis.
 
-    It is one if it is longer, or if there are so many channels that the pixels of a row of taps
-    would leave the cache before the next tap reads them.
+    It is one if it is longer, or if there are many channels, because a pixel would then leave the
+    cache before the next tap reads it.
     """
     if channels_are_last(block.source):
         return False

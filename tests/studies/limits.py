@@ -101,6 +101,11 @@ def _metered(meter: _Meter) -> Iterator[None]:
             (compiled, "plane_sums", _of_planes),
             (compiled, "planar_products", lambda x, at, dy, dw, length, _: dw.size * length),
         ]
+        tiles = import_module("cupyconv.cpu.tiles_numba")
+        counts += [(tiles, name, _of_tiles) for name in ("correlate", "add_gradient")]
+        counts += [
+            (tiles, name, _of_channels) for name in ("correlate_channels", "add_channel_gradient")
+        ]
     before = [getattr(module, name) for module, name, _ in counts]
 
     def timed(function: Callable, count: Callable[..., float]) -> Callable:
@@ -122,10 +127,15 @@ def _metered(meter: _Meter) -> Iterator[None]:
             setattr(module, name, function)
 
 
-def _of_pixels(
-    x: Any, steps: Any, weights: Any, sums: Any, places: Any, outputs: Any, *_: Any
-) -> float:
-    return prod(outputs) * prod(weights.shape[:3])
+def _of_tiles(operands: Any, *more: Any) -> float:
+    _, filters, _ = operands[3]
+    return filters * _of_channels(operands, *more)
+
+
+def _of_channels(operands: Any, *more: Any) -> float:
+    *_, box, _memory, _result = more
+    _, _, axes, (channels, *_), *_ = operands
+    return channels * prod(stop - first for first, stop in box) * prod(axis[3] for axis in axes)
 
 
 def _of_planes(_source: Any, _steps: Any, shape: Any, weights: Any, *more: Any) -> float:

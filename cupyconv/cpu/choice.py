@@ -398,7 +398,6 @@ def _tiles(work: _Pass, is_gradient: bool) -> Iterator[Method]:
     if is_padded or is_converted:
         elements += prod(counts) * prod(axis.span for axis in work.axes)
     order = 1 if work.channels_last else TRANSPOSED
-    operations *= work.itemsize / 4  # the rates are for float32
     if is_gradient:
         elements += work.pixels * columns * order
     elif is_converted or not work.channels_last:

@@ -123,6 +123,9 @@ PLANE_RATE = 60e9
 FOUR_FILTERS = 2.4
 """Factor on PLANE_RATE for four or more filters, which share the loaded pixels (rough)."""
 
+SUMS = 8
+"""Largest number of partial sums of a filter gradient (hand-set)."""
+
 MOST_PAIRS = 1 << 10
 """Channels times filters of a group above which matrix products beat loops (hand-set)."""
 
@@ -421,7 +424,7 @@ def is_by_channel(groups: int, channels: int, filters: int, itemsize: int) -> bo
 
 def _channel_tiles(work: _Pass, is_gradient: bool) -> Iterator[Method]:
     blocks = channel_blocks(work.axes, work.images, work.groups, work.itemsize, BLOCK_BYTES)
-    sums = 8 * work.weights if is_gradient else work.weights  # a gradient has 8 partial sums
+    sums = SUMS * work.weights if is_gradient else work.weights
     if max(blocks.places, sums) * work.itemsize > 4 * BLOCK_BYTES:
         return
     rows = -(-work.taps // TILE_ROWS) * TILE_ROWS / work.taps if is_gradient else 1

@@ -43,7 +43,8 @@ class _CodeCache:
     cache_path = None  # read by Numba's statistics
 
     def __init__(self, function: Callable) -> None:
-        self._name, self._file = function.__qualname__, function.__code__.co_filename
+        # The file is read before it can change, since its code is cached under this key.
+        self._name, self._versions = function.__qualname__, _versions(function.__code__.co_filename)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the code for a signature; None if it is not cached or not readable."""
@@ -70,7 +71,7 @@ class _CodeCache:
 
     def _path(self, sig: Any, codegen: Any) -> Path | None:
         folder = trusted_directory("loops")
-        key = repr((_versions(self._file), self._name, str(sig), codegen.magic_tuple()))
+        key = repr((self._versions, self._name, str(sig), codegen.magic_tuple()))
         return folder and folder / f"{self._name}-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
 
 

@@ -27,9 +27,6 @@ from cupyconv.problem import ConvAxis, ConvProblem
 
 ALL: Any = slice(None)
 
-SUMS = 8
-"""Largest number of partial sums of a filter gradient (hand-set)."""
-
 LEAST_SUMMED = 512
 """Smallest number of pixels per partial sum (hand-set)."""
 

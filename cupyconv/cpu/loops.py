@@ -26,8 +26,8 @@ from numpy.lib.stride_tricks import as_strided
 
 from cupyconv.cpu import products
 from cupyconv.cpu.axis import Axis, clamp, extent, loop_blocks, step
-from cupyconv.cpu.choice import LOOP_PARTS, has_numba, most_loop_bytes
-from cupyconv.cpu.correlation import ALL, SUMS, Correlation, gather, with_three_axes
+from cupyconv.cpu.choice import LOOP_PARTS, SUMS, has_numba, most_loop_bytes
+from cupyconv.cpu.correlation import ALL, Correlation, gather, with_three_axes
 from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
 from cupyconv.cpu.views import are_finite, copy, flat_memory, has_whole_steps, merged

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import groupby
 from math import prod
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from cupyconv.cpu.axis import box_of, boxes, clamp, parts
-from cupyconv.cpu.choice import LEAST_PIXELS
-from cupyconv.cpu.correlation import ALL, SUMS, Correlation, gather
+from cupyconv.cpu.choice import LEAST_PIXELS, SUMS
+from cupyconv.cpu.correlation import ALL, Correlation, gather
 from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
 from cupyconv.cpu.views import channels_are_last, copy, merged, operand
@@ -84,9 +85,7 @@ def _cleared(matrices: np.ndarray) -> np.ndarray:
 
 
 def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int, clears: bool) -> None:
-    weights = list(weights_of_sums(chunk, block_bytes))
-    count = SUMS // len(weights)
-    terms = [(part, term) for part in weights for term in part.divided(count)]
+    terms = partial_sums(chunk, block_bytes)
     [shared] = pool.divided("shared", sum(term.filters.size for _, term in terms))
     totals = [_like_filters(term, shared, f"{number}") for number, (_, term) in enumerate(terms)]
     window, results, most = _columns(terms[0][1], block_bytes)
@@ -109,9 +108,25 @@ def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int, clears: b
                 is_begun = True
 
     each(add, range(len(terms)), pool, size)
-    for part in weights:
-        first, *more = (total for (of, _), total in zip(terms, totals, strict=True) if of is part)
-        for total in more:
+    add_up(terms, totals)
+
+
+PartialSums = list[tuple[Correlation, Correlation]]
+"""Parts of a filter gradient, each with a part of its outputs, which one thread sums."""
+
+
+def partial_sums(chunk: Correlation, block_bytes: int) -> PartialSums:
+    """Divide a filter gradient into weights whose sums fit the cache, and these into outputs."""
+    weights = list(_weights_of_sums(chunk, block_bytes))
+    return [(part, term) for part in weights for term in part.divided(SUMS // len(weights))]
+
+
+def add_up(terms: PartialSums, totals: Sequence[np.ndarray]) -> None:
+    """Write the filter gradient of each part, the sum of its arrays (G, K, C, *taps)."""
+    pairs = zip(terms, totals, strict=True)
+    for _, of_part in groupby(pairs, key=lambda pair: id(pair[0][0])):
+        ((part, _), first), *more = of_part
+        for _, total in more:
             first += total
         copy(part.filters, first)
 
@@ -130,7 +145,7 @@ def _channels_at_once(piece: Correlation, block_bytes: int) -> int:
     return clamp(2 * block_bytes // max(window * LEAST_PIXELS, 1), piece.channels)
 
 
-def weights_of_sums(chunk: Correlation, block_bytes: int) -> Iterator[Correlation]:
+def _weights_of_sums(chunk: Correlation, block_bytes: int) -> Iterator[Correlation]:
     """Divide channels and taps into parts whose filter gradient fits the cache."""
     weight = chunk.groups * max(chunk.filter_count, LEAST_PIXELS) * chunk.accumulator.itemsize
     extents = chunk.filters.shape[2:]

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from cupyconv.cpu.axis import Axis, LoopBlocks, boxes, clamp, parts
-from cupyconv.cpu.choice import channel_blocks, is_by_channel, tile_blocks
-from cupyconv.cpu.correlation import SUMS, Correlation, gather, with_three_axes
-from cupyconv.cpu.products import weights_of_sums
+from cupyconv.cpu.choice import SUMS, channel_blocks, is_by_channel, tile_blocks
+from cupyconv.cpu.correlation import Correlation, gather, with_three_axes
+from cupyconv.cpu.products import add_up, partial_sums
 from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
 from cupyconv.cpu.views import channels_are_last, copy, flat_memory, has_whole_steps
@@ -56,7 +56,7 @@ def _correlate_channels(chunk: Correlation, pool: Pool, block_bytes: int) -> Non
     factors = pool.array("shared", (1, weights.size))
     copy(factors.reshape(weights.shape), weights)
     blocks = _channel_blocks(chunk, block_bytes)
-    operands = _operands(chunk) if _are_last(chunk.source, chunk.result) else None
+    operands = _channel_operands(chunk)
     loop = _loops().correlate_channels
     work = partial(_correlate, loop, factors, chunk, operands, blocks.places)
     each(work, _boxes(chunk, blocks.most), pool, blocks.places)
@@ -137,8 +137,7 @@ def filter_gradient(whole: Correlation, pool: Pool, block_bytes: int, clears: bo
 
 
 def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int, clears: bool) -> None:
-    weights = list(weights_of_sums(chunk, block_bytes))
-    terms = [(part, term) for part in weights for term in part.divided(SUMS // len(weights))]
+    terms = partial_sums(chunk, block_bytes)
     width = _width(chunk)
     shapes = [(of.groups, *of.filters.shape[3:], of.channels, width) for _, of in terms]
     [shared] = pool.divided("shared", sum(map(prod, shapes)))
@@ -156,11 +155,7 @@ def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int, clears: b
                 _add_gradient(piece, operands, size, box, memory.rest(), clears)
 
     each(add, range(len(terms)), pool, size)
-    for part in weights:
-        first, *more = (total for (of, _), total in zip(terms, sums, strict=True) if of is part)
-        for total in more:
-            first += total
-        copy(part.filters, first)
+    add_up(terms, sums)
 
 
 def _add_gradient(
@@ -190,13 +185,12 @@ def _channel_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
     totals = pool.array("shared", (len(terms), *chunk.filters.shape[3:], panels * columns))
     blocks = [_channel_blocks(term, block_bytes) for term in terms]
     size = max(block.places for block in blocks)
-    are_last = _are_last(chunk.source, chunk.result)
 
     def add(number: int, memory: Scratch) -> None:
         totals[number] = 0
         sums = totals[number].transpose(3, 0, 1, 2)[None, :, None]  # (1, columns, 1, *taps)
         for piece in terms[number]._replace(filters=sums).pieces():
-            operands = _operands(piece) if are_last else None
+            operands = _channel_operands(piece)
             by_tap = flat_memory(piece.filters[0, :, 0].transpose(1, 2, 3, 0))
             for box in _boxes(piece, blocks[number].most):
                 scratch, bounds, ready = memory.rest(), _bounds(box), operands
@@ -280,6 +274,12 @@ def _operands(chunk: Correlation) -> _Operands | None:
     return _views(chunk) if all(has_whole_steps(a, chunk.accumulator) for a in both) else None
 
 
+def _channel_operands(chunk: Correlation) -> _Operands | None:
+    """Return ``_operands(chunk)`` if channels are contiguous, else None."""
+    are_last = all(map(channels_are_last, (chunk.source, chunk.result)))
+    return _operands(chunk) if are_last else None
+
+
 def _views(chunk: Correlation) -> _Operands:
     axes, counts = (
         _rules(chunk.axes),
@@ -308,10 +308,6 @@ def _channels_as_one_group(whole: Correlation) -> Correlation:
         bias=None if whole.bias is None else whole.bias.swapaxes(0, 1),
         addend=None if whole.addend is None else whole.addend.swapaxes(0, 1),
     )
-
-
-def _are_last(*arrays: np.ndarray) -> bool:
-    return all(array.strides[1] == array.itemsize for array in arrays)
 
 
 def _converted(block: Correlation, scratch: Scratch, with_result: bool = False) -> Correlation:

@@ -37,6 +37,7 @@ def width(itemsize: int) -> int:
     return 2 * VECTOR_BYTES // itemsize
 
 
+@compiled
 def channel_width(channels: int, itemsize: int) -> int:
     """Return the columns of a tile by channel: two vectors if there are as many channels."""
     lanes = VECTOR_BYTES // itemsize
@@ -64,13 +65,13 @@ def _tile(vectors: int, by_channel: bool = False) -> Callable:
         out: Any,
         adds: Any,
     ) -> Any:
-        """Compute sums[places[i] + j * out[1]] = sum over t, u of a[rows[i] + x] * b[y + j].
+        """Set sums[places[i] + j * out[1]] to the sum of a[rows[i] + x] * b[y + j] over t and u.
 
-        If tiles are computed by channel, a[rows[i] + x] becomes a[rows[i] + x + j].
+        Here x = a_terms[t] + u * run[1], y = b_terms[t] + u * run[2], and u < run[0].  If tiles are
+        computed by channel, the factor is a[rows[i] + x + j] instead.
 
-        Here x = a_terms[t] + u * run[1], y = b_terms[t] + u * run[2], and u < run[0].  The rows i
-        are ROWS elements of ``rows`` and ``places``.  At most ``columns`` columns j are written.
-        If ``adds`` holds, the sum is added to the previous value, and all columns are written.
+        There are ROWS rows i.  Columns j < out[0] are written, at most as many as a tile has.  If
+        ``adds`` holds, sums are added to the previous values; a tile must then be whole.
         """
 
         def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -342,8 +343,7 @@ def _channel_products(
         terms: extents of a term's axes, and their strides in ``pixels`` and in ``factors``.
         adds: whether to add to ``sums``, where panels then follow each other.
     """
-    lanes = VECTOR_BYTES // sums.itemsize
-    at_once = 2 * lanes if channels >= 2 * lanes else lanes
+    lanes, at_once = VECTOR_BYTES // sums.itemsize, channel_width(channels, sums.itemsize)
     extents = terms[0][0], terms[0][1], terms[0][2], 1
     depth = terms[0][0] * terms[0][1] * terms[0][2]
     pixel_terms = _offsets(extents, terms[1], depth, depth)

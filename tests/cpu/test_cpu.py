@@ -18,6 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from math import prod
 from types import SimpleNamespace
@@ -263,11 +264,13 @@ def test_tiles_of_narrower_vectors_are_exact(missing, monkeypatch, tmp_path):
     binding = pytest.importorskip("llvmlite.binding")
     features = binding.get_host_cpu_features()
     fewer = {name: has and not name.startswith(missing) for name, has in features.items()}
-    monkeypatch.setattr(binding, "get_host_cpu_features", lambda: fewer)
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))  # codes are cached by processor
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))  # code is cached by processor
     spec = find_spec("cupyconv.cpu.tiles_numba")
+    import_module(spec.name)  # Numba itself reads the features once
     narrow = module_from_spec(spec)
-    spec.loader.exec_module(narrow)
+    with monkeypatch.context() as patch:
+        patch.setattr(binding, "get_host_cpu_features", lambda: fewer)
+        spec.loader.exec_module(narrow)
     assert narrow.width(4) <= {"avx512": 16, "avx": 8}[missing]
     monkeypatch.setattr(tiles, "_loops", lambda: narrow)
     for problem in TILES.values():

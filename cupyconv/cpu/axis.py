@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import chain, pairwise
+from itertools import chain, pairwise, product
 from math import gcd, prod
 from typing import NamedTuple
 
@@ -209,39 +209,63 @@ class Pieces(NamedTuple):
 
     Attributes:
         cuts: for each axis, the slices into which its outputs are divided.
-        pairs: number of (output, tap) pairs in all parts.
+        pairs: number of computed (output, tap) pairs per image, in all parts.
         calls: number of calls of NumPy, if each part is one block.
     """
 
     cuts: tuple[tuple[slice, ...], ...]
-    pairs: int
+    pairs: float
     calls: float
 
 
 @lru_cache(maxsize=4096)
-def pieces(axes: tuple[Axis, ...], call: float) -> Pieces:
+def pieces(
+    axes: tuple[Axis, ...],
+    call: float,
+    part_calls: int = PART_CALLS,
+    images: int = 1,
+    rows: int = 1,
+) -> Pieces:
     """Divide the outputs if the saved products with padding cost more than the added calls.
 
     Args:
         axes: axes of a correlation.
         call: cost of a call of NumPy, relative to the cost of one (output, tap) pair.
+        part_calls: number of calls per part.
+        images: number of images.
+        rows: number of outputs of all images that are computed together; the outputs of a part are
+            rounded up to a multiple.
     """
-    whole = tuple((slice(0, axis.outputs),) for axis in axes)
-    tries = [_pieces(axes, cuts) for cuts in (whole, tuple(tuple(axis.cuts()) for axis in axes))]
+    whole = [((slice(0, axis.outputs),),) for axis in axes]
+    either = [
+        (*uncut, cut) if len(cut) > 1 else uncut
+        for uncut, cut in zip(whole, (tuple(axis.cuts()) for axis in axes), strict=True)
+    ]
+    tries = [_pieces(axes, cuts, part_calls, images, rows) for cuts in product(*either)]
     return min(tries, key=lambda division: division.pairs + call * division.calls)
 
 
-def _pieces(axes: Sequence[Axis], cuts: tuple[tuple[slice, ...], ...]) -> Pieces:
-    pairs, taps, outputs, span = 1, 1.0, 1.0, 1.0  # the last three are means over the parts
+def _pieces(
+    axes: Sequence[Axis],
+    cuts: tuple[tuple[slice, ...], ...],
+    part_calls: int,
+    images: int,
+    rows: int,
+) -> Pieces:
+    taps, outputs, span, parts_of = 1.0, 1.0, 1.0, []  # three means over the parts
     for axis, slices in zip(axes, cuts, strict=True):
-        parts_of = [axis.part(cut) for cut in slices]
-        parts_of = [part.with_taps(part.reached()) for part in parts_of]
-        pairs *= sum(part.outputs * part.taps for part in parts_of)
-        taps *= sum(part.taps for part in parts_of) / len(slices)
+        along = [axis.part(cut) for cut in slices]
+        along = [part.with_taps(part.reached()) for part in along]
+        taps *= sum(part.taps for part in along) / len(slices)
         outputs *= axis.outputs / len(slices)
-        span *= sum(part.span for part in parts_of) / len(slices)
+        span *= sum(part.span for part in along) / len(slices)
+        parts_of.append(along)
+    pairs = 0.0
+    for part in product(*parts_of):
+        computed = -(-images * prod(axis.outputs for axis in part) // rows) * rows
+        pairs += computed * prod(axis.taps for axis in part) / images
     # If windows are far apart, the pixels of each tap are gathered separately.
-    calls = PART_CALLS + (TAP_CALLS * taps if outputs * taps < span else 0)
+    calls = part_calls + (TAP_CALLS * taps if outputs * taps < span and rows == 1 else 0)
     return Pieces(cuts, pairs, calls * prod(map(len, cuts)))
 
 

@@ -14,16 +14,18 @@ from cupyconv.cpu.choice import BLOCK_BYTES
 from cupyconv.cpu.correlation import Correlation, correlation, input_gradient, phases_of
 from cupyconv.cpu.scratch import Pool
 from cupyconv.cpu.views import are_finite
-from cupyconv.problem import ConvProblem
+from cupyconv.problem import ConvAxis, ConvProblem
 
 METHODS = {
     "products": products,
     "windows": windows,
     "scattered": scattered,
     "loops": loops,
-    "tiles": tiles,
 }
-"""Modules that compute a correlation and, except ``scattered``, the filter gradient."""
+"""Modules that compute a correlation and, except ``scattered``, the filter gradient.
+
+The method ``tiles`` computes all correlations of a pass together.
+"""
 
 EXCHANGED = {"exchanged": "products", "exchanged-tiles": "tiles"}
 """Methods of the filter gradient that exchange x and dy, and the method that they use."""
@@ -44,6 +46,10 @@ def forward(
     Here h = p * stride - pad + r * dilation is the input pixel that tap r reads for output pixel p
     of image n; k is a filter and c a channel of its group.  A term that is None is omitted.
     """
+    if method == "tiles":
+        if problem.N:
+            tiles.correlate(problem, "forward", x, w, y, bias, add, activation, BLOCK_BYTES)
+        return
     _compute("correlate", method, correlation(problem, x, w, y, bias, add, activation))
 
 
@@ -68,6 +74,11 @@ def backprop_input(
     Args:
         conjugates: whether to conjugate a complex w.
     """
+    if method == "tiles":
+        if problem.N:
+            operands = dx, w, dy, bias, add, activation
+            tiles.correlate(problem, "backprop_input", *operands, BLOCK_BYTES)
+        return
     conjugate = conjugates and problem.is_complex
     whole = input_gradient(problem, w, dy, dx, bias, add, activation, conjugate)
     if any(axis.unread_inputs for axis in problem.axes):
@@ -76,8 +87,7 @@ def backprop_input(
         with Pool(whole.accumulator) as memory:
             patches.backprop_input(whole, problem.axes, memory, BLOCK_BYTES)
         return
-    for phase in phases_of(whole, problem.axes):
-        _compute("correlate", method, phase)
+    _compute("correlate", method, whole, problem.axes)
 
 
 def backprop_filter(
@@ -94,6 +104,9 @@ def backprop_filter(
     if method in EXCHANGED:
         _exchanged(problem, EXCHANGED[method], x, dy, dw)
         return
+    if method == "tiles":
+        tiles.filter_gradient(problem, "backprop_filter", x, dw, dy, BLOCK_BYTES)
+        return
     # dw = conj(sum of conj(dy) x), because conjugating dw is cheaper than conjugating x.
     whole = correlation(problem, x, dw, dy)._replace(conjugate=problem.is_complex)
     _compute("filter_gradient", method, whole)
@@ -108,9 +121,11 @@ def _exchanged(
 
     def compute(target: np.ndarray, clears: bool) -> None:
         target[...] = 0  # some taps may have no products
+        if method == "tiles":
+            tiles.filter_gradient(problem, "exchanged", x, target, dy, BLOCK_BYTES, clears)
+            return
         whole = input_gradient(problem, target, dy, x, conjugate=problem.is_complex)
-        for phase in phases_of(whole, problem.axes):
-            _compute("filter_gradient", method, phase, clears=clears)
+        _compute("filter_gradient", method, whole, problem.axes, clears=clears)
 
     compute(dw, clears=False)
     if are_finite(dw) or are_finite(x, dy):
@@ -124,16 +139,23 @@ def _exchanged(
     np.copyto(dw, sums, where=np.isfinite(dw))
 
 
-def _compute(function: str, method: str, whole: Correlation, **more: bool) -> None:
+def _compute(
+    function: str,
+    method: str,
+    whole: Correlation,
+    axes: tuple[ConvAxis, ...] = (),
+    **more: bool,
+) -> None:
+    """Compute the correlations or filter gradients of all ``phases_of(whole, axes)``."""
     if not whole.images:
         return
-    inner = whole.without_unused()
-    if inner is not whole:
-        if function == "correlate":
-            whole.fill_unused()
-        elif inner.filters.size < whole.filters.size:
-            whole.filters[...] = 0
-        if not inner.axes[0].outputs:
-            return
-    with Pool(inner.accumulator) as memory:
-        getattr(METHODS[method], function)(inner, memory, BLOCK_BYTES, **more)
+    with Pool(whole.accumulator) as memory:
+        for phase in phases_of(whole, axes):
+            inner = phase.without_unused()
+            if function == "correlate":
+                for part in phase.unused():
+                    part.finish_empty()
+            elif inner.filters.size < phase.filters.size:
+                phase.filters[...] = 0
+            if inner.axes[0].outputs:
+                getattr(METHODS[method], function)(inner, memory, BLOCK_BYTES, **more)

@@ -114,6 +114,9 @@ PART_PRODUCTS = 1 << 23
 PART_BYTES = 1 << 20
 """Bytes of a block of tiles, below which more blocks are not worth their calls (hand-set)."""
 
+WINDOWS = 4
+"""Smallest size of a block of tiles in windows, so that few pixels are in two blocks (hand-set)."""
+
 LOOP_RATE = 15e9
 """FLOP/s of sums of rows of channels without Numba, for long rows (rough)."""
 
@@ -122,6 +125,12 @@ PLANE_RATE = 60e9
 
 FOUR_FILTERS = 2.4
 """Factor on PLANE_RATE for four or more filters, which share the loaded pixels (rough)."""
+
+BLOCK_CALLS = 2
+"""Calls of NumPy that take as long as starting a block of tiles (rough)."""
+
+CONVERSION_CALLS = 20
+"""The same if the block's operands are copied first (rough)."""
 
 SUMS = 8
 """Largest number of partial sums of a filter gradient (hand-set)."""
@@ -246,6 +255,22 @@ def product_pieces(
     """Divide a correlation's outputs into parts, so that few products read padding."""
     products = max(images * groups * channels * filters * _slower(filters), 1)
     return pieces(axes, CALL * RATE / 2 / products)
+
+
+def tile_pieces(
+    axes: tuple[Axis, ...],
+    images: int,
+    groups: int,
+    channels: int,
+    filters: int,
+    itemsize: int,
+    is_gradient: bool,
+) -> Pieces:
+    """Do the same for the method ``tiles``, whose parts need few calls."""
+    by_channel = is_by_channel(groups, channels, filters, itemsize)
+    rate = CHANNEL_RATE if by_channel else TILE_RATE
+    call = CALL * rate / 2 / (images * groups * channels * filters)
+    return pieces(axes, call, BLOCK_CALLS, images, 1 if is_gradient else TILE_ROWS)
 
 
 def most_loop_bytes(block_bytes: int, share: int) -> int:
@@ -392,28 +417,27 @@ def _tiles(work: _Pass, is_gradient: bool) -> Iterator[Method]:
     rows = work.channels * work.taps
     if max(blocks.places * work.itemsize, 2 * TILE_BYTES * rows) > 4 * BLOCK_BYTES:
         return  # a single pixel, or the filters of a tile, take too much memory
-    division = product_pieces(work.axes, *counts, work.filters)
+    division = tile_pieces(work.axes, *counts, work.filters, work.itemsize, is_gradient)
     padded_rows = -(-rows // TILE_ROWS) * TILE_ROWS / rows if is_gradient else 1
     operations = 2.0 * prod(counts) * division.pairs * columns * padded_rows
     is_converted = work.itemsize != ITEMSIZE[work.dtype]
     is_padded = any(axis.offset < 0 or axis.offset + axis.span > axis.size for axis in work.axes)
     elements = PACKING * float(work.weights)
     if is_padded or is_converted:
-        elements += prod(counts) * prod(axis.span for axis in work.axes)
+        elements += blocks.blocks * blocks.places - work.pixels * columns
     order = 1 if work.channels_last else TRANSPOSED
     if is_gradient:
         elements += work.pixels * columns * order
     elif is_converted or not work.channels_last:
         elements += work.pixels * work.filters * order
-    # The rates are for two threads; a single block is computed by one.
-    threads = 2 if blocks.blocks == 1 else 1
-    yield _method(
+    count = blocks.blocks * prod(map(len, division.cuts)) * work.phases
+    yield _prepared(
         work,
-        "tiles",
         "filters times pixels, in tiles",
-        threads * operations * RATE / TILE_RATE,
-        threads * elements,
-        8 + 14 * blocks.blocks * prod(map(len, division.cuts)),
+        operations * RATE / TILE_RATE,
+        elements,
+        count,
+        is_converted,
     )
 
 
@@ -428,23 +452,42 @@ def _channel_tiles(work: _Pass, is_gradient: bool) -> Iterator[Method]:
     if max(blocks.places, sums) * work.itemsize > 4 * BLOCK_BYTES:
         return
     rows = -(-work.taps // TILE_ROWS) * TILE_ROWS / work.taps if is_gradient else 1
-    division = product_pieces(work.axes, work.images, work.groups, 1, 1)
-    pairs = work.taps * prod(axis.outputs for axis in work.axes) if is_gradient else division.pairs
-    operations = 2.0 * work.images * work.groups * pairs * rows
-    sources = work.images * work.groups * prod(axis.span for axis in work.axes)
+    counts = work.images, work.groups, 1, 1
+    division = tile_pieces(work.axes, *counts, work.itemsize, is_gradient)
+    operations = 2.0 * work.images * work.groups * division.pairs * rows
+    sources = blocks.blocks * blocks.places - work.pixels
     elements: float = sources + work.weights
     if not work.channels_last:
-        elements += 2 * TRANSPOSED * (sources + work.pixels)
-    threads = 2 if blocks.blocks == 1 else 1
-    calls = 8 + 14 * blocks.blocks * (1 if is_gradient else prod(map(len, division.cuts)))
-    yield _method(
+        elements += 3 * TRANSPOSED * (sources + work.pixels)
+    count = blocks.blocks * prod(map(len, division.cuts)) * work.phases
+    yield _prepared(
         work,
-        "tiles",
         "taps times pixels, in vectors of channels",
-        threads * operations * RATE / CHANNEL_RATE,
-        threads * elements,
-        calls,
+        operations * RATE / CHANNEL_RATE,
+        elements,
+        count,
+        not work.channels_last or work.itemsize != ITEMSIZE[work.dtype],
     )
+
+
+def _prepared(
+    work: _Pass,
+    summary: str,
+    operations: float,
+    elements: float,
+    blocks: int,
+    is_converted: bool,
+) -> Method:
+    """Return the method ``tiles``, from the costs of one of the pass's equal correlations.
+
+    Args:
+        blocks: number of blocks in all correlations.
+        is_converted: whether operands are copied before the loops read them.
+    """
+    # The rates are for two threads; a single block is computed by one.
+    factor = work.phases * (2 if blocks == 1 else 1)
+    calls = 12 + (CONVERSION_CALLS if is_converted else BLOCK_CALLS) * blocks
+    return Method("tiles", summary, factor * operations, factor * elements, calls)
 
 
 def channel_blocks(
@@ -456,8 +499,14 @@ def channel_blocks(
     )
     size = (sources + pixels) * channels * itemsize
     share = size // clamp(size // PART_BYTES, LOOP_PARTS)
-    most = min(max(share, block_bytes // 4), 2 * block_bytes) // itemsize
+    least = max(block_bytes // 4, WINDOWS * _window_places(axes, channels, channels) * itemsize)
+    most = min(max(share, least), 2 * block_bytes) // itemsize
     return loop_blocks(axes, images, 1, channels, channels, most, by_pixel=True)
+
+
+def _window_places(axes: tuple[Axis, ...], channels: int, columns: int) -> int:
+    """Return the number of elements that a single output reads and writes, padding included."""
+    return channels * prod(axis.part(slice(0, 1)).span for axis in axes) + columns
 
 
 def tile_blocks(
@@ -483,7 +532,8 @@ def tile_blocks(
         sources = images * groups * channels * prod(axis.span for axis in axes)
         share = (sources + pixels * columns) * itemsize
         share //= clamp(max(products // PART_PRODUCTS, share // PART_BYTES), LOOP_PARTS // 2)
-        most = min(max(share, block_bytes // 4), 2 * block_bytes)
+        least = WINDOWS * _window_places(axes, channels, columns) * itemsize
+        most = min(max(share, least, block_bytes // 64), 2 * block_bytes)
     return loop_blocks(axes, images, groups, channels, columns, most // itemsize, by_pixel=True)
 
 

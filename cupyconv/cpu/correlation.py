@@ -27,7 +27,7 @@ from cupyconv.problem import ConvAxis, ConvProblem
 
 ALL: Any = slice(None)
 
-LEAST_SUMMED = 512
+LEAST_SUMMED = 256
 """Smallest number of pixels per partial sum (hand-set)."""
 
 LEAST_PRODUCTS = 1 << 24
@@ -129,14 +129,14 @@ class Correlation(NamedTuple):
         axes = tuple(axis.without_unused() for axis in self.axes)
         return inner._replace(axes=axes, source=inner.source[(ALL, ALL, ALL, *pixels)])
 
-    def fill_unused(self) -> None:
-        """Write the results that ``without_unused`` leaves out, whose sums have no terms."""
+    def unused(self) -> Iterator[Correlation]:
+        """Yield the parts that ``without_unused`` leaves out, whose sums have no terms."""
         for at, (outputs, _, _) in enumerate(used_parts(self.axes) or ()):
             for outside in (slice(0, outputs.start), slice(outputs.stop, self.axes[at].outputs)):
                 if outside.start < outside.stop:
                     extents = [slice(0, axis.outputs) for axis in self.axes]
                     extents[at] = outside
-                    self.part(outputs=extents).finish_empty()
+                    yield self.part(outputs=extents)
 
     def trimmed(self) -> Correlation:
         """Trim leading and trailing taps that read only padding."""
@@ -160,10 +160,15 @@ class Correlation(NamedTuple):
             for part in parts(self.filter_count, filters):
                 yield self.part(groups=group, filters=part)
 
-    def pieces(self) -> Iterator[Correlation]:
-        """Divide the outputs and trim each part's taps, to avoid products with padding."""
-        extents = self.images, self.groups, self.channels, self.filter_count
-        cuts = product_pieces(self.axes, *extents).cuts
+    def pieces(self, cuts: Sequence[Sequence[slice]] = ()) -> Iterator[Correlation]:
+        """Divide the outputs and trim each part's taps, to avoid products with padding.
+
+        Args:
+            cuts: slices of each axis; by default those for a matrix product.
+        """
+        if not cuts:
+            extents = self.images, self.groups, self.channels, self.filter_count
+            cuts = product_pieces(self.axes, *extents).cuts
         if all(len(slices) == 1 for slices in cuts):
             yield self.trimmed()
             return
@@ -286,7 +291,13 @@ def with_three_axes(whole: Correlation) -> Correlation:
 
 
 def phases_of(whole: Correlation, axes: Sequence[ConvAxis]) -> Iterator[Correlation]:
-    """Yield the correlations that compute an ``input_gradient``, one per stride phase with taps."""
+    """Yield the correlations that compute an ``input_gradient``, one per stride phase with taps.
+
+    If ``axes`` are empty, the correlation is already the only phase.
+    """
+    if not axes:
+        yield whole
+        return
     for rules in _combinations(axes):
         rule, outputs, pixels, taps = zip(*rules, strict=True)
         at = (ALL, ALL, ALL, *pixels)

@@ -117,7 +117,7 @@ PartialSums = list[tuple[Correlation, Correlation]]
 
 def partial_sums(chunk: Correlation, block_bytes: int) -> PartialSums:
     """Divide a filter gradient into weights whose sums fit the cache, and these into outputs."""
-    weights = list(_weights_of_sums(chunk, block_bytes))
+    weights = list(weights_of_sums(chunk, block_bytes))
     return [(part, term) for part in weights for term in part.divided(SUMS // len(weights))]
 
 
@@ -145,7 +145,7 @@ def _channels_at_once(piece: Correlation, block_bytes: int) -> int:
     return clamp(2 * block_bytes // max(window * LEAST_PIXELS, 1), piece.channels)
 
 
-def _weights_of_sums(chunk: Correlation, block_bytes: int) -> Iterator[Correlation]:
+def weights_of_sums(chunk: Correlation, block_bytes: int) -> Iterator[Correlation]:
     """Divide channels and taps into parts whose filter gradient fits the cache."""
     weight = chunk.groups * max(chunk.filter_count, LEAST_PIXELS) * chunk.accumulator.itemsize
     extents = chunk.filters.shape[2:]

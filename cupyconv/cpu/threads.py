@@ -96,12 +96,17 @@ class _Process:
         """Queue tasks for helper threads, after starting missing threads if the system permits."""
         with self.lock:
             count = min(len(self.helpers) + len(tasks), MOST_THREADS - 1)
-            with suppress(RuntimeError):  # no more threads can start, or the interpreter shuts down
-                while self.threads < count:
-                    threading.Thread(target=self._do_tasks, name="cupyconv", daemon=True).start()
-                    self.threads += 1
+            if self.threads < count:
+                self._start_threads(count)
         for task in tasks if self.threads else ():
             self.tasks.put(task)
+
+    def _start_threads(self, count: int) -> None:
+        """Start helper threads until there are ``count``, if the system permits."""
+        with suppress(RuntimeError):  # no more threads can start, or the interpreter shuts down
+            while self.threads < count:
+                threading.Thread(target=self._do_tasks, name="cupyconv", daemon=True).start()
+                self.threads += 1
 
     def _do_tasks(self) -> None:
         tasks = self.tasks

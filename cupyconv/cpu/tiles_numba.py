@@ -37,13 +37,6 @@ def width(itemsize: int) -> int:
     return 2 * VECTOR_BYTES // itemsize
 
 
-@compiled
-def channel_width(channels: int, itemsize: int) -> int:
-    """Return the columns of a tile by channel: two vectors if there are as many channels."""
-    lanes = VECTOR_BYTES // itemsize
-    return 2 * lanes if channels >= 2 * lanes else lanes
-
-
 def _tile(vectors: int, by_channel: bool = False) -> Callable:
     """Return an intrinsic that computes a tile of ROWS rows of some vectors.
 
@@ -185,8 +178,31 @@ _two_vectors, _one_vector = _tile(2), _tile(1)
 _two_of_channels, _one_of_channels = _tile(2, by_channel=True), _tile(1, by_channel=True)
 
 
+# A job is a block of a pass, as a row of integers; ``tile_plans.row_of`` writes rows, and ``_job``
+# reads them.  ``source`` and ``result`` are the memories of whole operands, and ``shared`` is the
+# shared memory of a stage; a row has the positions of the block's first elements.  A filter
+# gradient reads ``result``, which is dy.  Strides are in elements.
+
+
 @compiled
-def pack(
+def pack(filters: Any, shared: Any, rows: Any, first: int, stop: int) -> None:
+    """Copy filters (G, K, *terms) to panels, for the rows from ``first`` to ``stop``.
+
+    A row has the position of the first filter, the strides of G, K and the four axes of a term,
+    the extents of these axes, the numbers of groups and filters, the position of the array
+    (G, panels, terms, columns of a tile), its extents, and the first and the last panel to copy.
+    """
+    for number in range(first, stop):
+        row = rows[number]
+        groups, panels, depth, columns = row[14], row[15], row[16], row[17]
+        size = groups * panels * depth * columns
+        target = shared[row[13] : row[13] + size].reshape((groups, panels, depth, columns))
+        terms = row[7], row[8], row[9], row[10]
+        _pack(filters, row[0], _six(row, 1), terms, row[12], target, row[18], row[19])
+
+
+@compiled
+def _pack(
     array: Any, start: int, steps: Any, terms: Any, filters: int, panels: Any, first: int, stop: int
 ) -> None:
     """Copy filters (G, K, *terms) to panels ``first`` to ``stop``; missing columns become zero.
@@ -214,124 +230,181 @@ def pack(
                 target[count:] = 0
 
 
-# The functions below compute a part of a correlation.  Its ``operands`` are: memory and strides of
-# the source (G, C, N, depth, rows, columns); the tuple (stride, dilation, offset, taps, size) of
-# each spatial axis; the number of channels, the number of filters, and whether the axes of a term
-# begin with the channel; memory and strides of the result, which is dy for a gradient.  Strides are
-# in elements.  A ``box`` has the first and the last group, image and output along each axis.
-# ``memory`` has space for the padded source of the box.
+@compiled
+def _six(row: Any, at: int) -> Any:
+    return row[at], row[at + 1], row[at + 2], row[at + 3], row[at + 4], row[at + 5]
 
 
 @compiled
-def correlate(operands: Any, panels: Any, box: Any, memory: Any) -> None:
-    """Compute a box of a correlation's result.
+def _job(row: Any) -> Any:
+    """Return the parts of a row.
+
+    Returns:
+        (starts, steps, places, sum_steps, axes, counts, box, columns): positions in ``source``,
+        ``result`` and ``shared``; strides of the source (G, C, N, depth, rows, columns), of the
+        result (G, K, N, depth, rows, columns), and of a filter gradient's sums (G, K, C, *taps);
+        the tuple (stride, dilation, offset, taps, size) of each spatial axis; the number of
+        channels, the number of filters, and whether the axes of a term begin with the channel; the
+        first and the last group, image and output along each axis; and the columns of a tile.
+    """
+    starts = row[0], row[1], row[2]
+    axes = (
+        (row[21], row[22], row[23], row[24], row[25]),
+        (row[26], row[27], row[28], row[29], row[30]),
+        (row[31], row[32], row[33], row[34], row[35]),
+    )
+    counts = row[36], row[37], row[38] != 0
+    box = (
+        (row[39], row[40]),
+        (row[41], row[42]),
+        (row[43], row[44]),
+        (row[45], row[46]),
+        (row[47], row[48]),
+    )
+    return starts, _six(row, 3), _six(row, 9), _six(row, 15), axes, counts, box, row[49]
+
+
+@compiled
+def correlate(
+    source: Any, result: Any, shared: Any, rows: Any, first: int, stop: int, memory: Any
+) -> None:
+    """Compute the blocks of a correlation's result from rows ``first`` to ``stop``.
 
     Args:
-        panels: the filters; see ``pack``.
+        shared: packed filters; see ``pack``.
+        memory: has space for the padded source of a block.
     """
-    _, _, axes, (channels, filters, are_first), result, places = operands
-    terms = _ordered(channels, axes[0][3], axes[1][3], axes[2][3], are_first)
-    for part in _parts(axes, box, LEAST_DIVIDED):
-        pixels, by, _ = _pixels(operands, part, memory)
-        rows, row_steps = _outputs(by, axes, part)
-        _products(
-            pixels,
-            panels[part[0][0] : part[0][1]],
-            result[_start(places, part) :],
-            (rows, row_steps, places[2:]),
-            (terms, _term_steps(by, axes, are_first)),
-            (by[0], places[0]),
-            (filters, places[1]),
-            False,
-        )
+    for number in range(first, stop):
+        starts, steps, places, _, axes, counts, box, columns = _job(rows[number])
+        channels, filters, are_first = counts
+        operands = source[starts[0] :], steps, axes, channels
+        terms = _ordered(channels, axes[0][3], axes[1][3], axes[2][3], are_first)
+        depth, count = terms[0] * terms[1] * terms[2] * terms[3], -(-filters // columns)
+        begin = starts[2] + box[0][0] * count * depth * columns
+        groups = box[0][1] - box[0][0]
+        panels = shared[begin : begin + groups * count * depth * columns]
+        panels = panels.reshape((groups, count, depth, columns))
+        for part in _parts(axes, box, LEAST_DIVIDED):
+            pixels, by, _ = _pixels(operands, part, memory)
+            extents, row_steps = _outputs(by, axes, part)
+            _products(
+                pixels,
+                panels,
+                result[starts[1] + _start(places, part) :],
+                (extents, row_steps, places[2:]),
+                (terms, _term_steps(by, axes, are_first)),
+                (by[0], places[0]),
+                (filters, places[1]),
+                False,
+            )
 
 
 @compiled
 def add_gradient(
-    operands: Any, sums: Any, sum_steps: Any, columns: int, box: Any, memory: Any
+    source: Any, result: Any, shared: Any, rows: Any, first: int, stop: int, memory: Any
 ) -> None:
-    """Add the filter gradient of a box of dy's pixels to ``sums``.
+    """Add the filter gradients of the blocks of dy from rows ``first`` to ``stop``.
 
     Args:
-        sums, sum_steps: memory and strides of an array (G, K, C, *taps), whose filters are
-            contiguous and extend to whole tiles.
-        columns: columns of a tile.
-        memory: also has space for the dy of the box.
+        shared: has the sums, whose filters are contiguous and extend to whole tiles.
+        memory: has space for the padded source and the dy of a block.
     """
-    _, _, axes, (channels, filters, are_first), gradients, places = operands
-    pixels, by, used = _pixels(operands, box, memory)
-    terms, term_steps = _outputs(by, axes, box)
-    depth = terms[0] * terms[1] * terms[2] * terms[3]
-    groups, count = box[0][1] - box[0][0], -(-filters // columns)
-    used = -(-used // columns) * columns
-    panels = memory[used : used + groups * count * depth * columns]
-    panels = panels.reshape((groups, count, depth, columns))
-    pack(gradients, _start(places, box), places, terms, filters, panels, 0, count)
-    rows = _ordered(channels, axes[0][3], axes[1][3], axes[2][3], are_first)
-    by_row = _ordered(sum_steps[2], sum_steps[3], sum_steps[4], sum_steps[5], are_first)
-    _products(
-        pixels,
-        panels,
-        sums[box[0][0] * sum_steps[0] :],
-        (rows, _term_steps(by, axes, are_first), by_row),
-        (terms, term_steps),
-        (by[0], sum_steps[0]),
-        (filters, 1),
-        True,
-    )
-
-
-@compiled
-def correlate_channels(operands: Any, weights: Any, box: Any, memory: Any) -> None:
-    """Compute a box of a depthwise correlation's result; channels are contiguous.
-
-    Args:
-        weights: array (1, taps * channels).
-    """
-    _, _, axes, (channels, _, _), result, places = operands
-    terms = 1, axes[0][3], axes[1][3], axes[2][3]
-    line = axes[2][3] * channels
-    for part in _parts(axes, box, LEAST_DIVIDED_CHANNELS):
-        pixels, by, _ = _pixels(operands, part, memory)
-        rows, row_steps = _outputs(by, axes, part)
-        _channel_products(
+    for number in range(first, stop):
+        starts, steps, places, sum_steps, axes, counts, box, columns = _job(rows[number])
+        channels, filters, are_first = counts
+        pixels, by, used = _pixels((source[starts[0] :], steps, axes, channels), box, memory)
+        terms, term_steps = _outputs(by, axes, box)
+        depth = terms[0] * terms[1] * terms[2] * terms[3]
+        groups, count = box[0][1] - box[0][0], -(-filters // columns)
+        used = -(-used // columns) * columns
+        panels = memory[used : used + groups * count * depth * columns]
+        panels = panels.reshape((groups, count, depth, columns))
+        at = starts[1] + _start(places, box)
+        _pack(result, at, places, terms, filters, panels, 0, count)
+        extents = _ordered(channels, axes[0][3], axes[1][3], axes[2][3], are_first)
+        by_row = _ordered(sum_steps[2], sum_steps[3], sum_steps[4], sum_steps[5], are_first)
+        _products(
             pixels,
-            weights[0],
-            result[_start(places, part) :],
-            (rows, row_steps, places[2:]),
-            (terms, _term_steps(by, axes, True), (0, axes[1][3] * line, line, channels)),
-            channels,
-            False,
-        )
-
-
-@compiled
-def add_channel_gradient(operands: Any, sums: Any, sum_steps: Any, box: Any, memory: Any) -> None:
-    """Add the filter gradient of a box of dy's pixels to ``sums``, for a depthwise correlation.
-
-    Args:
-        sums, sum_steps: memory and strides of an array (taps along three axes, panels * columns);
-            see ``_channel_products``.
-    """
-    _, _, axes, (channels, _, _), gradients, places = operands
-    rows = 1, axes[0][3], axes[1][3], axes[2][3]
-    for part in _parts(axes, box, LEAST_DIVIDED_CHANNELS):
-        pixels, by, _ = _pixels(operands, part, memory)
-        terms, term_steps = _outputs(by, axes, part)
-        _channel_products(
-            pixels,
-            gradients[_start(places, part) :],
-            sums,
-            (rows, _term_steps(by, axes, True), (0, sum_steps[0], sum_steps[1], sum_steps[2])),
-            (terms, term_steps, places[2:]),
-            channels,
+            panels,
+            shared[starts[2] + box[0][0] * sum_steps[0] :],
+            (extents, _term_steps(by, axes, are_first), by_row),
+            (terms, term_steps),
+            (by[0], sum_steps[0]),
+            (filters, 1),
             True,
         )
 
 
 @compiled
+def correlate_channels(
+    source: Any, result: Any, shared: Any, rows: Any, first: int, stop: int, memory: Any
+) -> None:
+    """Do the same as ``correlate`` for a depthwise correlation, whose channels are contiguous.
+
+    Args:
+        shared: weights (taps, channels).
+    """
+    for number in range(first, stop):
+        starts, steps, places, _, axes, counts, box, columns = _job(rows[number])
+        channels, _, _ = counts
+        terms = 1, axes[0][3], axes[1][3], axes[2][3]
+        line = axes[2][3] * channels
+        weights = shared[starts[2] : starts[2] + terms[1] * terms[2] * line]
+        operands = source[starts[0] :], steps, axes, channels
+        for part in _parts(axes, box, LEAST_DIVIDED_CHANNELS):
+            pixels, by, _ = _pixels(operands, part, memory)
+            extents, row_steps = _outputs(by, axes, part)
+            _channel_products(
+                pixels,
+                weights,
+                result[starts[1] + _start(places, part) :],
+                (extents, row_steps, places[2:]),
+                (terms, _term_steps(by, axes, True), (0, axes[1][3] * line, line, channels)),
+                channels,
+                columns,
+                False,
+            )
+
+
+@compiled
+def add_channel_gradient(
+    source: Any, result: Any, shared: Any, rows: Any, first: int, stop: int, memory: Any
+) -> None:
+    """Do the same as ``add_gradient`` for a depthwise correlation.
+
+    Args:
+        shared: has the sums (taps along three axes, panels * columns); see ``_channel_products``.
+    """
+    for number in range(first, stop):
+        starts, steps, places, sum_steps, axes, counts, box, columns = _job(rows[number])
+        channels, _, _ = counts
+        operands = source[starts[0] :], steps, axes, channels
+        extents = 1, axes[0][3], axes[1][3], axes[2][3]
+        for part in _parts(axes, box, LEAST_DIVIDED_CHANNELS):
+            pixels, by, _ = _pixels(operands, part, memory)
+            terms, term_steps = _outputs(by, axes, part)
+            _channel_products(
+                pixels,
+                result[starts[1] + _start(places, part) :],
+                shared[starts[2] :],
+                (extents, _term_steps(by, axes, True), (0, *sum_steps[3:])),
+                (terms, term_steps, places[2:]),
+                channels,
+                columns,
+                True,
+            )
+
+
+@compiled
 def _channel_products(
-    pixels: Any, factors: Any, sums: Any, rows: Any, terms: Any, channels: int, adds: bool
+    pixels: Any,
+    factors: Any,
+    sums: Any,
+    rows: Any,
+    terms: Any,
+    channels: int,
+    at_once: int,
+    adds: bool,
 ) -> None:
     """Set sums[row, c] = sum over terms of pixels[row, term, c] * factors[term, c].
 
@@ -341,9 +414,10 @@ def _channel_products(
     Args:
         rows: extents of a row's axes, and their strides in ``pixels`` and in ``sums``.
         terms: extents of a term's axes, and their strides in ``pixels`` and in ``factors``.
+        at_once: columns of a tile, one or two vectors.
         adds: whether to add to ``sums``, where panels then follow each other.
     """
-    lanes, at_once = VECTOR_BYTES // sums.itemsize, channel_width(channels, sums.itemsize)
+    lanes = VECTOR_BYTES // sums.itemsize
     extents = terms[0][0], terms[0][1], terms[0][2], 1
     depth = terms[0][0] * terms[0][1] * terms[0][2]
     pixel_terms = _offsets(extents, terms[1], depth, depth)
@@ -439,7 +513,7 @@ def _pixels(operands: Any, box: Any, memory: Any) -> Any:
 
     If windows of the box contain padding, the source is copied to ``memory`` with padding.
     """
-    source, steps, axes, (channels, _, _), _, _ = operands
+    source, steps, axes, channels = operands
     d, depth, size_d = _window(axes[0], box[2])
     h, height, size_h = _window(axes[1], box[3])
     w, width, size_w = _window(axes[2], box[4])

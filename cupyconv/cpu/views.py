@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 from math import gcd, prod
+from typing import NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from cupyconv.problem import ConvProblem
 
@@ -99,28 +101,79 @@ def has_whole_steps(array: np.ndarray, dtype: np.dtype) -> bool:
 
 
 def flat_memory(array: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Return the memory as a 1-D view, and the strides in elements, which must be whole.
+    """Return the memory as a 1-D view, and the strides in elements, which must be whole."""
+    size = array.itemsize
+    return memory_of(array), tuple([step // size for step in array.strides])
+
+
+def memory_of(array: np.ndarray) -> np.ndarray:
+    """Return the memory as a 1-D view; strides must be whole and not negative.
 
     The view is writable even if the array is not, so that loops are compiled once for both.
     """
-    size = array.itemsize
-    steps = tuple([step // size for step in array.strides])
+    if array.flags.c_contiguous and array.flags.writeable:
+        return array.reshape(-1)
     span = 0
     if array.size:
-        for extent, step in zip(array.shape, steps, strict=True):
-            span += (extent - 1) * step
-        span += 1
-    return np.asarray(_Memory(array, span)), steps
+        steps = zip(array.shape, array.strides, strict=True)
+        span = sum((extent - 1) * (step // array.itemsize) for extent, step in steps) + 1
+    return np.asarray(_Memory(array, 0, (span,), None))
 
 
 class _Memory:
-    """Object with NumPy's array interface, for a 1-D view of an array's memory."""
+    """Object with NumPy's array interface, for a view of an array's memory.
 
-    def __init__(self, array: np.ndarray, span: int) -> None:
+    Args:
+        start: position of the view's first element, in bytes.
+    """
+
+    def __init__(
+        self, array: np.ndarray, start: int, shape: tuple[int, ...], strides: tuple[int, ...] | None
+    ) -> None:
         self._array = array
         interface = array.__array_interface__
-        data = (interface["data"][0], False)
-        self.__array_interface__ = {**interface, "data": data, "shape": (span,), "strides": None}
+        place = {"data": (interface["data"][0] + start, False), "shape": shape, "strides": strides}
+        self.__array_interface__ = {**interface, **place}
+
+
+class Layout(NamedTuple):
+    """Geometry of an array, without its memory."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype
+    is_aligned: bool
+
+
+def layout_of(array: np.ndarray) -> Layout:
+    return Layout(array.shape, array.strides, array.dtype, array.flags.aligned)
+
+
+def dense(shape: tuple[int, ...], dtype: np.dtype) -> Layout:
+    """Return the layout of an array in C order."""
+    strides = tuple(prod(shape[at + 1 :]) * dtype.itemsize for at in range(len(shape)))
+    return Layout(shape, strides, dtype, True)
+
+
+def without_memory(layout: Layout) -> np.ndarray:
+    """Return an array whose elements must not be accessed, to find views of such arrays."""
+    address = np.empty(1, layout.dtype)
+    if not layout.is_aligned:
+        address = np.empty(layout.dtype.itemsize + 1, np.uint8)[1:].view(layout.dtype)
+    return as_strided(address, layout.shape, layout.strides)
+
+
+def offset(view: np.ndarray, array: np.ndarray) -> int:
+    """Return the distance in elements from the array's first element to the view's."""
+    first, start = (of.__array_interface__["data"][0] for of in (array, view))
+    return (start - first) // array.itemsize
+
+
+def same_view(view: np.ndarray, of: np.ndarray, array: np.ndarray) -> np.ndarray:
+    """Return the view of ``array`` that corresponds to a view of an array with the same layout."""
+    start = offset(view, of) * array.itemsize
+    memory = _Memory(array, start, view.shape, view.strides)
+    return np.asarray(memory).view(array.dtype)
 
 
 def copy(

@@ -31,7 +31,7 @@ from threadpoolctl import threadpool_limits
 import cupyconv
 from cupyconv import ConvProblem, Plan, cache_folder
 from cupyconv.cache_folder import CACHE_VARIABLE
-from cupyconv.cpu import blocked, choice, correlation, loops, threads, tiles, views
+from cupyconv.cpu import blocked, choice, correlation, loops, threads, tile_plans, views
 from cupyconv.cpu.scratch import Scratch
 from cupyconv.errors import ConvError
 from cupyconv.formats import data_formats, filter_formats
@@ -41,7 +41,7 @@ from tests.agreement import plain_sums
 from tests.configurations import CASES, Data, in_formats, integer_data, random_data
 from tests.views import KINDS, assignments, named, require_exact
 
-METHODS = tuple(blocked.METHODS)
+METHODS = (*blocked.METHODS, "tiles")
 MEMORY = 64_000_000
 
 # Layers that have many blocks: one for most methods, one for depthwise layers, one in 3-D.
@@ -272,7 +272,7 @@ def test_tiles_of_narrower_vectors_are_exact(missing, monkeypatch, tmp_path):
         patch.setattr(binding, "get_host_cpu_features", lambda: fewer)
         spec.loader.exec_module(narrow)
     assert narrow.width(4) <= {"avx512": 16, "avx": 8}[missing]
-    monkeypatch.setattr(tiles, "_loops", lambda: narrow)
+    monkeypatch.setattr(tile_plans, "loops", lambda: narrow)
     for problem in TILES.values():
         for dtype in ("float32", "float64"):
             require_exact_tiles(problem.replace(dtype=dtype))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,17 @@ import pytest
 
 import cupyconv
 from cupyconv import ConvProblem
-from cupyconv.cpu import choice, correlation, loops, products, scattered, scratch, threads, tiles
+from cupyconv.cpu import (
+    choice,
+    correlation,
+    loops,
+    products,
+    scattered,
+    scratch,
+    threads,
+    tile_plans,
+    tiles,
+)
 from cupyconv.problem import PASSES
 from tests import agreement
 from tests.configurations import Data
@@ -70,29 +81,34 @@ class Work:
         products = positions * len(offsets) * choice.RATE / choice.PLANE_RATE
         self.add(products, pixels.size + sums.size)
 
-    def tiles(self, rate: float, columns: int, *arguments: Any) -> None:
-        """Count the products of a box of tiles, and the copied pixels of its windows."""
-        (_, _, axes, (channels, *_), *_), *_, box, _ = arguments
-        extents = [stop - first for first, stop in box]
-        taps = [axis[3] for axis in axes]
-        spans = (
-            (n - 1) * axis[0] + max(axis[3] - 1, 0) * axis[1] + 1
-            for n, axis in zip(extents[2:], axes, strict=True)
-        )
-        pixels = extents[0] * extents[1] * channels * float(np.prod([*spans]))
-        self.add(float(np.prod(extents + taps)) * columns * choice.RATE / rate, pixels)
+    def tiles(self, arguments: Any, by_channel: bool = False) -> None:
+        """Count the products of blocks of tiles, and the copied pixels of their windows."""
+        _, _, _, rows, first, stop, _ = arguments
+        job = import_module("cupyconv.cpu.tiles_numba")._job.py_func
+        for row in rows[first:stop]:
+            *_, axes, (channels, filters, _), box, _ = job(row)
+            extents = [stop - first for first, stop in box]
+            taps = [axis[3] for axis in axes]
+            spans = (
+                (n - 1) * axis[0] + max(axis[3] - 1, 0) * axis[1] + 1
+                for n, axis in zip(extents[2:], axes, strict=True)
+            )
+            pixels = extents[0] * extents[1] * channels * float(np.prod([*spans]))
+            columns = 1 if by_channel else -(-filters // 16) * 16
+            rate = choice.CHANNEL_RATE if by_channel else choice.TILE_RATE
+            products = float(np.prod(extents + taps)) * channels * columns
+            self.add(products * choice.RATE / rate, pixels)
 
     def product_tiles(self, *arguments: Any) -> None:
-        (_, _, _, (channels, filters, _), *_), *_ = arguments
-        self.tiles(choice.TILE_RATE, channels * -(-filters // 16) * 16, *arguments)
+        self.tiles(arguments)
 
     def channel_tiles(self, *arguments: Any) -> None:
-        (_, _, _, (channels, *_), *_), *_ = arguments
-        self.tiles(choice.CHANNEL_RATE, channels, *arguments)
+        self.tiles(arguments, by_channel=True)
 
-    def pack(self, *arguments: Any) -> None:
-        *_, panels, first, stop = arguments
-        self.add(0, 2 * panels[:, first:stop].size)
+    def pack(self, _filters: Any, _shared: Any, rows: Any, first: int, stop: int) -> None:
+        for row in rows[first:stop]:
+            groups, _, depth, columns, begin, end = row[14:20]
+            self.add(0, 2 * groups * depth * columns * (end - begin))
 
 
 @pytest.fixture
@@ -108,11 +124,10 @@ def work(monkeypatch) -> Work:
     compiled |= {"plane_sums": counter.single_planes}
     monkeypatch.setattr(loops, "_loops", lambda: SimpleNamespace(**compiled))
     of_tiles = {"width": lambda itemsize: 128 // itemsize, "pack": counter.pack}
-    of_tiles |= {"channel_width": lambda _, itemsize: 64 // itemsize}
     of_tiles |= dict.fromkeys(("correlate", "add_gradient"), counter.product_tiles)
     channels = ("correlate_channels", "add_channel_gradient")
     of_tiles |= dict.fromkeys(channels, counter.channel_tiles)
-    monkeypatch.setattr(tiles, "_loops", lambda: SimpleNamespace(**of_tiles))
+    monkeypatch.setattr(tile_plans, "loops", lambda: SimpleNamespace(**of_tiles))
     monkeypatch.setattr(threads, "blas_threads", lambda: 1)
     return counter
 

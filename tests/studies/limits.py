@@ -127,15 +127,22 @@ def _metered(meter: _Meter) -> Iterator[None]:
             setattr(module, name, function)
 
 
-def _of_tiles(operands: Any, *more: Any) -> float:
-    _, filters, _ = operands[3]
-    return filters * _of_channels(operands, *more)
+def _of_tiles(*operands: Any) -> float:
+    return sum(filters * products for filters, products in _blocks(*operands))
 
 
-def _of_channels(operands: Any, *more: Any) -> float:
-    *_, box, _memory, _result = more
-    _, _, axes, (channels, *_), *_ = operands
-    return channels * prod(stop - first for first, stop in box) * prod(axis[3] for axis in axes)
+def _of_channels(*operands: Any) -> float:
+    return sum(products for _, products in _blocks(*operands))
+
+
+def _blocks(_source: Any, _result: Any, _shared: Any, *more: Any) -> Iterator[tuple[int, int]]:
+    """Yield the number of filters, and of products per filter, of blocks of tiles."""
+    rows, first, stop, *_ = more
+    job = import_module("cupyconv.cpu.tiles_numba")._job.py_func
+    for row in rows[first:stop]:
+        *_, axes, (channels, filters, _), box, _columns = job(row)
+        pixels = prod(end - begin for begin, end in box)
+        yield filters, channels * pixels * prod(axis[3] for axis in axes)
 
 
 def _of_planes(_source: Any, _steps: Any, shape: Any, weights: Any, *more: Any) -> float:

@@ -140,13 +140,16 @@ class Axis(_Fields):
         """Return the axis that copies the padded source: one tap, and ``span`` outputs."""
         return Axis(self.span, size=self.size, offset=self.offset)
 
-    def cuts(self) -> list[slice]:
+    def cuts(self, share: float = READ_SHARE) -> list[slice]:
         """Divide the outputs if many products read padding; otherwise return one slice.
 
         The outputs of a slice have about the same taps inside the source.
+
+        Args:
+            share: smallest share of (output, tap) pairs without padding that is not divided.
         """
         edges = {0, self.outputs}
-        if self.pairs(self.taps) < READ_SHARE * self.outputs * self.taps:
+        if self.pairs(self.taps) < share * self.outputs * self.taps:
             taps = range(self.taps)[self.reached()]
             most = MOST_CUTS // 2
             for tap in (*taps[:: len(taps) // most + 1], *taps[-1:]):
@@ -225,6 +228,7 @@ def pieces(
     part_calls: int = PART_CALLS,
     images: int = 1,
     rows: int = 1,
+    share: float = READ_SHARE,
 ) -> Pieces:
     """Divide the outputs if the saved products with padding cost more than the added calls.
 
@@ -235,11 +239,12 @@ def pieces(
         images: number of images.
         rows: number of outputs of all images that are computed together; the outputs of a part are
             rounded up to a multiple.
+        share: smallest share of (output, tap) pairs without padding that is not divided.
     """
     whole = [((slice(0, axis.outputs),),) for axis in axes]
     either = [
         (*uncut, cut) if len(cut) > 1 else uncut
-        for uncut, cut in zip(whole, (tuple(axis.cuts()) for axis in axes), strict=True)
+        for uncut, cut in zip(whole, (tuple(axis.cuts(share)) for axis in axes), strict=True)
     ]
     tries = [_pieces(axes, cuts, part_calls, images, rows) for cuts in product(*either)]
     return min(tries, key=lambda division: division.pairs + call * division.calls)

@@ -105,8 +105,15 @@ TILE_BYTES = 64
 TILE_ROWS = 12
 """Number of rows of a tile (rough)."""
 
-PACKING = 6
+PACKING = 3
 """Elements that NumPy copies in the time that it takes to pack a weight for tiles (rough)."""
+
+EXCHANGE = 5
+"""Elements that NumPy copies in the time that it takes to transpose a weight and to check that it
+is finite (rough)."""
+
+PASS_CALLS = 5
+"""Calls of NumPy that take as long as starting a pass of tiles (rough)."""
 
 PART_PRODUCTS = 1 << 23
 """Products of a block of tiles, below which more blocks are not worth their calls (hand-set)."""
@@ -125,6 +132,9 @@ PLANE_RATE = 60e9
 
 FOUR_FILTERS = 2.4
 """Factor on PLANE_RATE for four or more filters, which share the loaded pixels (rough)."""
+
+GRADIENT_ROWS = 32
+"""Number of pixels whose products take as long as reading and writing sums twice (rough)."""
 
 BLOCK_CALLS = 2
 """Calls of NumPy that take as long as starting a block of tiles (rough)."""
@@ -270,7 +280,9 @@ def tile_pieces(
     by_channel = is_by_channel(groups, channels, filters, itemsize)
     rate = CHANNEL_RATE if by_channel else TILE_RATE
     call = CALL * rate / 2 / (images * groups * channels * filters)
-    return pieces(axes, call, BLOCK_CALLS, images, 1 if is_gradient else TILE_ROWS)
+    # A part of a gradient reads and writes all sums, in the time of some products.
+    rows = GRADIENT_ROWS if is_gradient else TILE_ROWS
+    return pieces(axes, call, BLOCK_CALLS, images, rows, share=1)
 
 
 def most_loop_bytes(block_bytes: int, share: int) -> int:
@@ -345,7 +357,7 @@ def _windows(work: _Pass) -> Iterator[Method]:
     size = work.itemsize * (padded + gathered + work.weights + results)
     if size <= 2 * BLOCK_BYTES:
         # The rates are for two threads.  This method uses one, as all methods do for little data.
-        factor = 2 if work.phases * size > BLOCK_BYTES else 1
+        factor = 2 if work.phases * size > BLOCK_BYTES else 1.25
         yield _method(
             work,
             "windows",
@@ -367,7 +379,8 @@ def _exchanged(problem: ConvProblem) -> Iterator[Method]:
     if not work.channels == work.filters == 1:
         for tiles in _tiles(work, is_gradient=True):
             summary = "pixels of x times pixels of dy, in tiles"
-            yield replace(tiles, name="exchanged-tiles", summary=summary)
+            elements = tiles.elements + EXCHANGE * work.weights * work.phases
+            yield replace(tiles, name="exchanged-tiles", summary=summary, elements=elements)
 
 
 def _patches(problem: ConvProblem, work: _Pass) -> Iterator[Method]:
@@ -422,10 +435,10 @@ def _tiles(work: _Pass, is_gradient: bool) -> Iterator[Method]:
     operations = 2.0 * prod(counts) * division.pairs * columns * padded_rows
     is_converted = work.itemsize != ITEMSIZE[work.dtype]
     is_padded = any(axis.offset < 0 or axis.offset + axis.span > axis.size for axis in work.axes)
-    elements = PACKING * float(work.weights)
+    order = 1 if work.channels_last else TRANSPOSED
+    elements = PACKING * float(work.weights) * (1 if is_gradient else order)
     if is_padded or is_converted:
         elements += blocks.blocks * blocks.places - work.pixels * columns
-    order = 1 if work.channels_last else TRANSPOSED
     if is_gradient:
         elements += work.pixels * columns * order
     elif is_converted or not work.channels_last:
@@ -486,7 +499,7 @@ def _prepared(
     """
     # The rates are for two threads; a single block is computed by one.
     factor = work.phases * (2 if blocks == 1 else 1)
-    calls = 12 + (CONVERSION_CALLS if is_converted else BLOCK_CALLS) * blocks
+    calls = PASS_CALLS + (CONVERSION_CALLS if is_converted else BLOCK_CALLS) * blocks
     return Method("tiles", summary, factor * operations, factor * elements, calls)
 
 
@@ -555,7 +568,7 @@ def _scattered(work: _Pass) -> Iterator[Method]:
         "scattered",
         "filters times pixels, added up by taps",
         2.0 * read * work.channels * sums * _slower(sums),
-        2 * (added + work.pixels * work.filters) * run + 2 * read * sums + work.weights,
+        1.5 * (added + work.pixels * work.filters) * run + 1.5 * read * sums + work.weights,
         48 + TAP_CALLS * blocks * work.taps,
     )
 

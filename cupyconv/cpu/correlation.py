@@ -199,6 +199,9 @@ class Correlation(NamedTuple):
 
     def finish_empty(self) -> None:
         """Write the results of sums that have no terms: the bias plus the addend, activated."""
+        if not self.has_epilogue:
+            self.result[...] = 0
+            return
         if self.addend is not None:
             for box in self.boxes(1, 1):
                 for filters in parts(self.filter_count, 1):

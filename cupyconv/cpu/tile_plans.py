@@ -57,7 +57,7 @@ SLOWER = 4
 LEAST_ROWS = 96
 """Smallest number of weights per filter in a part of a filter gradient (hand-set)."""
 
-MOST_PARTS = 16
+MOST_PARTS = 8
 """Largest number of parts into which blocks are divided (hand-set)."""
 
 MOST_PREPARED = 128
@@ -110,12 +110,15 @@ class Block(NamedTuple):
     Attributes:
         of: correlation that contains the block.
         box: groups, images and outputs of the block.
-        position: position in the shared memory of the packed filters, or of the sums.
+        position: position in the shared memory of the packed filters, or of the sums; these are
+            ``of.filters``.
+        channels_first: whether the axes of a term begin with the channel.
     """
 
     of: Correlation
     box: Box
     position: int
+    channels_first: bool
 
 
 class Part(NamedTuple):
@@ -193,22 +196,22 @@ def prepared_correlation(geometry: Geometry) -> Prepared:
     whole, axes = geometry.without_memory()
     block_bytes = geometry.block_bytes
     stages, empty = [Stage()], []
-    if any(axis.unread_inputs for axis in axes):
+    has_unread = any(axis.unread_inputs for axis in axes)
+    if has_unread:
         empty.append(whole)
     for phase in phases_of(whole, axes):
-        empty += phase.unused()
+        if not has_unread:
+            empty += phase.unused()
         inner = phase.without_unused()
         if not inner.axes[0].outputs:
             continue
-        for piece in _pieces(inner):
-            for chunk in _chunks(piece, 4 * block_bytes):
-                size = _aligned(packed_size(chunk), chunk)
-                stage = _with_room(stages, size, chunk, block_bytes)
-                blocks, position = _blocks(chunk, block_bytes), stage.shared
-                stage.packed.append((chunk, position))
-                stage.blocks += [Block(chunk, box, position) for box in _boxes(chunk, blocks.most)]
-                stage.shared += size
-                stage.size = max(stage.size, blocks.places)
+        for chunk in _chunks(inner, 4 * block_bytes):
+            shape = _packed_shape(chunk)
+            stage = _with_room(stages, prod(shape), chunk, block_bytes)
+            packed = _packed_filters(without_memory(dense(shape, chunk.accumulator)), chunk)
+            stage.packed.append((chunk, stage.shared))
+            _add_blocks(stage, chunk._replace(filters=packed), _channels_first(chunk), block_bytes)
+            stage.shared += _aligned(prod(shape), chunk)
     for stage in stages:
         rows = (pack_rows(chunk, whole.filters, position) for chunk, position in stage.packed)
         stage.packs = np.array([*chain.from_iterable(rows)])
@@ -247,15 +250,29 @@ def _add_sums(stages: list[Stage], chunk: Correlation, block_bytes: int) -> None
             positions.append(position)
             sums = _as_filters(without_memory(dense(shape, term.accumulator)), term)
             first = len(stage.blocks)
-            for piece in _pieces(term._replace(filters=sums), is_gradient=True):
-                start = position + offset(piece.filters, sums)
-                blocks = _blocks(piece, block_bytes, is_gradient=True)
-                stage.blocks += [Block(piece, box, start) for box in _boxes(piece, blocks.most)]
-                stage.size = max(stage.size, blocks.places + width(term))
+            _add_blocks(
+                stage, term._replace(filters=sums), _channels_first(term), block_bytes, True
+            )
             of_sums = slice(position, position + prod(shape))
             stage.parts.append(Part(slice(first, len(stage.blocks)), of_sums))
             stage.shared += size
         stage.sums.append(Sums(part.filters, tuple(positions), shape))
+
+
+def _add_blocks(
+    stage: Stage,
+    whole: Correlation,
+    channels_first: bool,
+    block_bytes: int,
+    is_gradient: bool = False,
+) -> None:
+    """Add the blocks of a correlation, whose filters begin at ``stage.shared``."""
+    for piece in _pieces(whole, is_gradient):
+        position = stage.shared + offset(piece.filters, whole.filters)
+        blocks = _blocks(piece, block_bytes, is_gradient)
+        for box in _boxes(piece, blocks.most):
+            stage.blocks.append(Block(piece, box, position, channels_first))
+        stage.size = max(stage.size, blocks.places + (width(whole) if is_gradient else 0))
 
 
 def _terms(chunk: Correlation, block_bytes: int) -> PartialSums:
@@ -310,8 +327,7 @@ def _prepared(
         is_direct &= all(array.strides[0] == itemsize for array in both)
     used = tuple(stage for stage in stages if stage.blocks)
     for stage in used:
-        rows = [row_of(of, box, position, whole) for of, box, position in stage.blocks]
-        stage.rows = np.array(rows)
+        stage.rows = np.array([row_of(*block, whole) for block in stage.blocks])
         if is_direct and not geometry.keeps_blocks:
             stage.blocks.clear()
         if packs_directly:
@@ -347,16 +363,20 @@ def _shares(blocks: Sequence[Block]) -> Iterator[slice]:
 
 def _products(block: Block) -> int:
     extents = prod(part.stop - part.start for part in block.box)
-    return extents * prod(block.of.filters.shape[1:])
+    return extents * prod(block.of.filters.shape[2:]) * width(block.of)
 
 
 def row_of(
-    block: Correlation, box: Box, position: int, whole: Correlation | None = None
+    block: Correlation,
+    box: Box,
+    position: int,
+    channels_first: bool,
+    whole: Correlation | None = None,
 ) -> list[int]:
     """Return the row of a block; see cupyconv/cpu/tiles_numba.py.
 
     Args:
-        position: position of the packed filters or of the sums; the latter are ``block.filters``.
+        block, box, position, channels_first: attributes of a ``Block``.
         whole: correlation whose arrays the loops get; by default ``block``.
     """
     whole = whole or block
@@ -371,7 +391,7 @@ def row_of(
         *chain.from_iterable((a.stride, a.dilation, a.offset, a.taps, a.size) for a in axes),
         block.channels,
         block.filter_count,
-        _channels_are_first(block),
+        channels_first,
         *chain.from_iterable((part.start, part.stop) for part in box),
         _columns(block),
     ]
@@ -385,7 +405,7 @@ def pack_rows(chunk: Correlation, filters: np.ndarray, position: int) -> Iterato
         position: position in the shared memory.
     """
     by_channel = multiplies_channels(chunk)
-    order = (0, 1, 2, 3, 4, 5) if _channels_are_first(chunk) else (0, 1, 3, 4, 5, 2)
+    order = (0, 1, 2, 3, 4, 5) if _channels_first(chunk) else (0, 1, 3, 4, 5, 2)
     weights = chunk.filters.transpose(order)
     groups, count, *terms = weights.shape
     columns = count if by_channel else loops().width(chunk.accumulator.itemsize)
@@ -408,11 +428,22 @@ def pack_rows(chunk: Correlation, filters: np.ndarray, position: int) -> Iterato
         ]
 
 
-def packed_size(chunk: Correlation) -> int:
-    """Return the number of elements of the packed filters."""
+def _packed_shape(chunk: Correlation) -> tuple[int, ...]:
+    """Return the shape of packed filters: (G, panels, *term, K of a panel), or (*taps, K)."""
+    groups, filters, channels, *taps = chunk.filters.shape
     if multiplies_channels(chunk):
-        return chunk.filters.size
-    return chunk.groups * width(chunk) * prod(chunk.filters.shape[2:])
+        return *taps, filters
+    term = (channels, *taps) if _channels_first(chunk) else (*taps, channels)
+    columns = _columns(chunk)
+    return groups, width(chunk) // columns, *term, columns
+
+
+def _packed_filters(packed: np.ndarray, chunk: Correlation) -> np.ndarray:
+    """Return a view of packed filters (G, panels, C, *taps), or (1, K, 1, *taps)."""
+    if multiplies_channels(chunk):
+        return packed.transpose(3, 0, 1, 2)[None, :, None]
+    firsts = packed[..., 0]
+    return firsts if _channels_first(chunk) else np.moveaxis(firsts, -1, 2)
 
 
 # -- parts -----------------------------------------------------------------------------------------
@@ -511,7 +542,7 @@ def steps(array: np.ndarray) -> list[int]:
     return [step // array.itemsize for step in array.strides]
 
 
-def _channels_are_first(block: Correlation) -> bool:
+def _channels_first(block: Correlation) -> bool:
     """Return whether a term's last axis is a spatial axis.
 
     It is one if it is longer, or if there are many channels, because a pixel would then leave the

@@ -34,7 +34,6 @@ from cupyconv.cpu.tile_plans import (
     columns_by_channel,
     multiplies_channels,
     pack_rows,
-    packed_size,
     part_of,
     prepared_correlation,
     prepared_gradient,
@@ -164,8 +163,7 @@ def _correlate_converted(
     groups, filters, *others = inner.result.shape
     sums = np.moveaxis(scratch.array("sums", (groups, *others, filters)), -1, 1)
     converted = _converted(inner, scratch)._replace(result=sums)
-    of_group = packed_size(block.of) // block.of.groups
-    row = row_of(converted, whole_box(inner), block.position + block.box[0].start * of_group)
+    row = _converted_row(block, converted)
     memories = _flat(converted.source, converted.result)
     loop(*memories, shared, np.array([row]), 0, 1, scratch.array("none", (0,)))
     inner.finish(sums)
@@ -243,8 +241,7 @@ def _add_converted(running: _Pass, block: Block, shared: np.ndarray, scratch: Sc
     converted = _converted(inner, scratch, with_result=True)
     for operand in (converted.source, converted.result) if running.clears else ():
         operand[~np.isfinite(operand)] = 0
-    of_group, *_ = steps(block.of.filters)
-    row = row_of(converted, whole_box(inner), block.position + block.box[0].start * of_group)
+    row = _converted_row(block, converted)
     size = 0
     if not running.prepared.is_by_channel:
         size = width(inner) * inner.groups * prod(inner.result.shape[2:])
@@ -306,6 +303,13 @@ def _memories(prepared: Prepared, source: np.ndarray, result: np.ndarray) -> tup
 
 def _flat(source: np.ndarray, result: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return memory_of(source), memory_of(result)
+
+
+def _converted_row(block: Block, converted: Correlation) -> list[int]:
+    """Return the row of a block whose operands have been copied."""
+    of_group, *_ = steps(block.of.filters)
+    position = block.position + block.box[0].start * of_group
+    return row_of(converted, whole_box(converted), position, block.channels_first)
 
 
 def _converted(block: Correlation, scratch: Scratch, with_result: bool = False) -> Correlation:

@@ -240,9 +240,10 @@ def _job(row: Any) -> Any:
     """Return the parts of a row.
 
     Returns:
-        (starts, steps, places, sum_steps, axes, counts, box, columns): positions in ``source``,
+        (starts, steps, places, weights, axes, counts, box, columns): positions in ``source``,
         ``result`` and ``shared``; strides of the source (G, C, N, depth, rows, columns), of the
-        result (G, K, N, depth, rows, columns), and of a filter gradient's sums (G, K, C, *taps);
+        result (G, K, N, depth, rows, columns), and of packed filters (G, panels, C, *taps), or of
+        the sums of a filter gradient (G, K, C, *taps);
         the tuple (stride, dilation, offset, taps, size) of each spatial axis; the number of
         channels, the number of filters, and whether the axes of a term begin with the channel; the
         first and the last group, image and output along each axis; and the columns of a tile.
@@ -275,26 +276,22 @@ def correlate(
         memory: has space for the padded source of a block.
     """
     for number in range(first, stop):
-        starts, steps, places, _, axes, counts, box, columns = _job(rows[number])
+        starts, steps, places, weights, axes, counts, box, columns = _job(rows[number])
         channels, filters, are_first = counts
         operands = source[starts[0] :], steps, axes, channels
         terms = _ordered(channels, axes[0][3], axes[1][3], axes[2][3], are_first)
-        depth, count = terms[0] * terms[1] * terms[2] * terms[3], -(-filters // columns)
-        begin = starts[2] + box[0][0] * count * depth * columns
-        groups = box[0][1] - box[0][0]
-        panels = shared[begin : begin + groups * count * depth * columns]
-        panels = panels.reshape((groups, count, depth, columns))
+        panel_steps = _ordered(weights[2], weights[3], weights[4], weights[5], are_first)
         for part in _parts(axes, box, LEAST_DIVIDED):
             pixels, by, _ = _pixels(operands, part, memory)
             extents, row_steps = _outputs(by, axes, part)
             _products(
                 pixels,
-                panels,
+                shared[starts[2] + box[0][0] * weights[0] :],
                 result[starts[1] + _start(places, part) :],
                 (extents, row_steps, places[2:]),
-                (terms, _term_steps(by, axes, are_first)),
-                (by[0], places[0]),
-                (filters, places[1]),
+                (terms, _term_steps(by, axes, are_first), panel_steps),
+                (box[0][1] - box[0][0], by[0], places[0], weights[0]),
+                (filters, places[1], columns, weights[1]),
                 False,
             )
 
@@ -310,7 +307,7 @@ def add_gradient(
         memory: has space for the padded source and the dy of a block.
     """
     for number in range(first, stop):
-        starts, steps, places, sum_steps, axes, counts, box, columns = _job(rows[number])
+        starts, steps, places, weights, axes, counts, box, columns = _job(rows[number])
         channels, filters, are_first = counts
         pixels, by, used = _pixels((source[starts[0] :], steps, axes, channels), box, memory)
         terms, term_steps = _outputs(by, axes, box)
@@ -322,15 +319,16 @@ def add_gradient(
         at = starts[1] + _start(places, box)
         _pack(result, at, places, terms, filters, panels, 0, count)
         extents = _ordered(channels, axes[0][3], axes[1][3], axes[2][3], are_first)
-        by_row = _ordered(sum_steps[2], sum_steps[3], sum_steps[4], sum_steps[5], are_first)
+        by_row = _ordered(weights[2], weights[3], weights[4], weights[5], are_first)
+        line, row = terms[3] * columns, terms[2] * terms[3] * columns
         _products(
             pixels,
-            panels,
-            shared[starts[2] + box[0][0] * sum_steps[0] :],
+            panels.ravel(),
+            shared[starts[2] + box[0][0] * weights[0] :],
             (extents, _term_steps(by, axes, are_first), by_row),
-            (terms, term_steps),
-            (by[0], sum_steps[0]),
-            (filters, 1),
+            (terms, term_steps, (terms[1] * row, row, line, columns)),
+            (groups, by[0], weights[0], count * depth * columns),
+            (filters, 1, columns, depth * columns),
             True,
         )
 
@@ -342,24 +340,22 @@ def correlate_channels(
     """Do the same as ``correlate`` for a depthwise correlation, whose channels are contiguous.
 
     Args:
-        shared: weights (taps, channels).
+        shared: packed filters (taps, channels).
     """
     for number in range(first, stop):
-        starts, steps, places, _, axes, counts, box, columns = _job(rows[number])
+        starts, steps, places, weights, axes, counts, box, columns = _job(rows[number])
         channels, _, _ = counts
         terms = 1, axes[0][3], axes[1][3], axes[2][3]
-        line = axes[2][3] * channels
-        weights = shared[starts[2] : starts[2] + terms[1] * terms[2] * line]
         operands = source[starts[0] :], steps, axes, channels
         for part in _parts(axes, box, LEAST_DIVIDED_CHANNELS):
             pixels, by, _ = _pixels(operands, part, memory)
             extents, row_steps = _outputs(by, axes, part)
             _channel_products(
                 pixels,
-                weights,
+                shared[starts[2] :],
                 result[starts[1] + _start(places, part) :],
                 (extents, row_steps, places[2:]),
-                (terms, _term_steps(by, axes, True), (0, axes[1][3] * line, line, channels)),
+                (terms, _term_steps(by, axes, True), (0, *weights[3:])),
                 channels,
                 columns,
                 False,
@@ -376,7 +372,7 @@ def add_channel_gradient(
         shared: has the sums (taps along three axes, panels * columns); see ``_channel_products``.
     """
     for number in range(first, stop):
-        starts, steps, places, sum_steps, axes, counts, box, columns = _job(rows[number])
+        starts, steps, places, weights, axes, counts, box, columns = _job(rows[number])
         channels, _, _ = counts
         operands = source[starts[0] :], steps, axes, channels
         extents = 1, axes[0][3], axes[1][3], axes[2][3]
@@ -387,7 +383,7 @@ def add_channel_gradient(
                 pixels,
                 result[starts[1] + _start(places, part) :],
                 shared[starts[2] :],
-                (extents, _term_steps(by, axes, True), (0, *sum_steps[3:])),
+                (extents, _term_steps(by, axes, True), (0, *weights[3:])),
                 (terms, term_steps, places[2:]),
                 channels,
                 columns,
@@ -583,33 +579,34 @@ def _products(
 
     Args:
         rows: extents of a row's axes, and their strides in ``pixels`` and in ``sums``.
-        terms: extents of a term's axes, and their strides in ``pixels``.
-        groups: strides of a group in ``pixels`` and in ``sums``.
-        columns: number of columns, and their stride in ``sums``.
+        terms: extents of a term's axes, and their strides in ``pixels`` and in ``panels``.
+        groups: number of groups, and strides of a group in ``pixels``, ``sums`` and ``panels``.
+        columns: number of columns, their stride in ``sums``, the number of columns of a tile, and
+            the stride of a panel in ``panels``.
         adds: whether to add to ``sums``, whose rows then extend to whole tiles.
     """
-    _, count, depth, at_once = panels.shape
     # The last axes of a term, if they are one axis in memory, are summed in one loop.
-    length, step = 1, 0
+    length, step, panel_step = 1, 0, 0
     for axis in range(3, -1, -1):
         if terms[0][axis] > 1:
             if length == 1:
-                step = terms[1][axis]
-            elif terms[1][axis] != length * step:
+                step, panel_step = terms[1][axis], terms[2][axis]
+            elif terms[1][axis] != length * step or terms[2][axis] != length * panel_step:
                 break
             length *= terms[0][axis]
+    depth = terms[0][0] * terms[0][1] * terms[0][2] * terms[0][3]
     pixel_terms = _offsets(terms[0], terms[1], depth, depth)[::length].copy()
-    panel_terms = np.arange(depth // length) * (length * at_once)
+    panel_terms = _offsets(terms[0], terms[2], depth, depth)[::length].copy()
     row_count = rows[0][0] * rows[0][1] * rows[0][2] * rows[0][3]
     whole = -(-row_count // ROWS) * ROWS
     sources = _offsets(rows[0], rows[1], row_count, whole)
     targets = _offsets(rows[0], rows[2], row_count, whole)
-    run = (length, step, at_once)
-    for g in range(len(panels)):
-        x, y = pixels[g * groups[0] :], sums[g * groups[1] :]
-        for number in range(count):
+    run, at_once = (length, step, panel_step), columns[2]
+    for g in range(groups[0]):
+        x, y, of_group = pixels[g * groups[1] :], sums[g * groups[2] :], panels[g * groups[3] :]
+        for number in range(-(-columns[0] // at_once)):
             left = columns[0] - number * at_once
-            panel, z = panels[g, number].ravel(), y[number * at_once * columns[1] :]
+            panel, z = of_group[number * columns[3] :], y[number * at_once * columns[1] :]
             for row in range(0, row_count, ROWS):
                 at, to = sources[row:], targets[row:]
                 out = (at_once if adds else left, columns[1])

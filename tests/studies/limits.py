@@ -142,7 +142,7 @@ def _blocks(_source: Any, _result: Any, _shared: Any, *more: Any) -> Iterator[tu
     for row in rows[first:stop]:
         *_, axes, (channels, filters, _), box, _columns = job(row)
         pixels = prod(end - begin for begin, end in box)
-        yield filters, channels * pixels * prod(axis[3] for axis in axes)
+        yield int(filters), int(channels * pixels * prod(axis[3] for axis in axes))
 
 
 def _of_planes(_source: Any, _steps: Any, shape: Any, weights: Any, *more: Any) -> float:

@@ -121,6 +121,9 @@ PART_PRODUCTS = 1 << 23
 PART_BYTES = 1 << 20
 """Bytes of a block of tiles, below which more blocks are not worth their calls (hand-set)."""
 
+MOST_PHASES = 1 << 10
+"""Largest number of stride phases for tiles, as each is prepared and kept (hand-set)."""
+
 WINDOWS = 4
 """Smallest size of a block of tiles in windows, so that few pixels are in two blocks (hand-set)."""
 
@@ -417,7 +420,7 @@ def _patches(problem: ConvProblem, work: _Pass) -> Iterator[Method]:
 
 
 def _tiles(work: _Pass, is_gradient: bool) -> Iterator[Method]:
-    if work.dtype.startswith("complex") or not has_numba():
+    if work.dtype.startswith("complex") or work.phases > MOST_PHASES or not has_numba():
         return
     if is_by_channel(work.groups, work.channels, work.filters, work.itemsize):
         yield from _channel_tiles(work, is_gradient)

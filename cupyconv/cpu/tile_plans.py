@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cupyconv.cpu.axis import LoopBlocks, box_of, boxes, clamp, parts
+from cupyconv.cpu.axis import Axis, LoopBlocks, box_of, boxes, clamp, parts
 from cupyconv.cpu.choice import (
     PART_PRODUCTS,
     SUMS,
@@ -51,11 +51,19 @@ LEAST_PACKED = 1 << 18
 MANY_CHANNELS = 128
 """Number of channels of planes from which all taps of a channel are summed first (hand-set)."""
 
-SLOWER = 4
-"""Time of a product by channel, relative to a product in a tile (rough)."""
+SLOWER = 16
+"""Time of a product by channel, whose pixels are not in the cache, relative to a product in a tile
+(rough)."""
+
+PRODUCTS_PER_BYTE = 6
+"""Products in a tile that take as long as reading or writing a byte that is not in the cache
+(rough)."""
 
 LEAST_ROWS = 96
 """Smallest number of weights per filter in a part of a filter gradient (hand-set)."""
+
+MANY_PRODUCTS = 1 << 26
+"""Products per part of a filter gradient that is divided into more than two parts (hand-set)."""
 
 MOST_PARTS = 8
 """Largest number of parts into which blocks are divided (hand-set)."""
@@ -281,9 +289,17 @@ def _terms(chunk: Correlation, block_bytes: int) -> PartialSums:
     Sums of different outputs must be added up, but every part of the weights reads all outputs.
     """
     weights = list(weights_of_sums(chunk, block_bytes))
-    terms = [(part, term) for part in weights for term in part.divided(SUMS // len(weights), 2)]
-    products = prod(chunk.result.shape) * prod(chunk.filters.shape[2:])
-    rows = prod(chunk.filters.shape[2:])
+    products, rows = (
+        chunk.result.size * prod(chunk.filters.shape[2:]),
+        prod(chunk.filters.shape[2:]),
+    )
+    count = clamp(products // MANY_PRODUCTS, SUMS)
+    slower = 2 if count == 1 else 1
+    terms = [
+        (part, term)
+        for part in weights
+        for term in part.divided(max(count, 2) // len(weights), slower)
+    ]
     if len(terms) > 1 or products < 2 * PART_PRODUCTS or rows < 2 * LEAST_ROWS:
         return terms
     most = -(-rows // clamp(min(products // PART_PRODUCTS, rows // LEAST_ROWS), SUMS // 2))
@@ -350,20 +366,30 @@ def _aligned(size: int, chunk: Correlation) -> int:
 
 
 def _shares(blocks: Sequence[Block]) -> Iterator[slice]:
-    """Divide blocks into parts with enough products for a thread."""
-    products = [_products(block) for block in blocks]
-    least = max(sum(products) // MOST_PARTS, PART_PRODUCTS)
+    """Divide blocks into parts with enough work for a thread."""
+    works = [_work(block) for block in blocks]
+    least = max(sum(works) // MOST_PARTS, PART_PRODUCTS)
     first, total = 0, 0
-    for number, of_block in enumerate(products, 1):
+    for number, of_block in enumerate(works, 1):
         total += of_block
         if total >= least or number == len(blocks):
             yield slice(first, number)
             first, total = number, 0
 
 
-def _products(block: Block) -> int:
-    extents = prod(part.stop - part.start for part in block.box)
-    return extents * prod(block.of.filters.shape[2:]) * width(block.of)
+def _work(block: Block) -> int:
+    """Return the time of a block, in products in a tile."""
+    groups, images, *outputs = (part.stop - part.start for part in block.box)
+    pixels, filters, itemsize = prod(outputs), width(block.of), block.of.accumulator.itemsize
+    read = prod(map(_read, block.of.axes, outputs)) * block.of.channels
+    products = pixels * filters * prod(block.of.filters.shape[2:])
+    moved = (read + pixels * filters) * itemsize
+    return groups * images * (products + PRODUCTS_PER_BYTE * moved)
+
+
+def _read(axis: Axis, outputs: int) -> int:
+    """Return the number of positions that some consecutive outputs read along an axis."""
+    return (outputs - 1) * axis.stride + max(axis.taps - 1, 0) * axis.dilation + 1
 
 
 def row_of(

@@ -120,10 +120,10 @@ def _exchanged(
     """Compute dw from the correlations of backprop_input, which sum over the input pixels."""
 
     def compute(target: np.ndarray, clears: bool) -> None:
-        target[...] = 0  # some taps may have no products
         if method == "tiles":
             tiles.filter_gradient(problem, "exchanged", x, target, dy, BLOCK_BYTES, clears)
             return
+        target[...] = 0  # some taps may have no products
         whole = input_gradient(problem, target, dy, x, conjugate=problem.is_complex)
         _compute("filter_gradient", method, whole, problem.axes, clears=clears)
 

@@ -116,13 +116,13 @@ PASS_CALLS = 5
 """Calls of NumPy that take as long as starting a pass of tiles (rough)."""
 
 PART_PRODUCTS = 1 << 23
-"""Products of a block of tiles, below which more blocks are not worth their calls (hand-set)."""
+"""Products of a block or part of tiles, below which more are not worth their calls (hand-set)."""
 
 PART_BYTES = 1 << 20
 """Bytes of a block of tiles, below which more blocks are not worth their calls (hand-set)."""
 
-MOST_PHASES = 1 << 10
-"""Largest number of stride phases for tiles, as each is prepared and kept (hand-set)."""
+MOST_PHASES = 1 << 8
+"""Largest number of stride phases for tiles, since the plan of each is kept (hand-set)."""
 
 WINDOWS = 4
 """Smallest size of a block of tiles in windows, so that few pixels are in two blocks (hand-set)."""
@@ -143,7 +143,7 @@ BLOCK_CALLS = 2
 """Calls of NumPy that take as long as starting a block of tiles (rough)."""
 
 CONVERSION_CALLS = 20
-"""The same if the block's operands are copied first (rough)."""
+"""Calls of NumPy that take as long as starting a block of tiles with copied operands (rough)."""
 
 SUMS = 8
 """Largest number of partial sums of a filter gradient (hand-set)."""
@@ -279,7 +279,7 @@ def tile_pieces(
     itemsize: int,
     is_gradient: bool,
 ) -> Pieces:
-    """Do the same for the method ``tiles``, whose parts need few calls."""
+    """Divide a correlation's outputs into parts for the method ``tiles``; see ``pieces``."""
     by_channel = is_by_channel(groups, channels, filters, itemsize)
     rate = CHANNEL_RATE if by_channel else TILE_RATE
     call = CALL * rate / 2 / (images * groups * channels * filters)
@@ -447,7 +447,7 @@ def _tiles(work: _Pass, is_gradient: bool) -> Iterator[Method]:
     elif is_converted or not work.channels_last:
         elements += work.pixels * work.filters * order
     count = blocks.blocks * prod(map(len, division.cuts)) * work.phases
-    yield _prepared(
+    yield _tiles_method(
         work,
         "filters times pixels, in tiles",
         operations * RATE / TILE_RATE,
@@ -476,7 +476,7 @@ def _channel_tiles(work: _Pass, is_gradient: bool) -> Iterator[Method]:
     if not work.channels_last:
         elements += 3 * TRANSPOSED * (sources + work.pixels)
     count = blocks.blocks * prod(map(len, division.cuts)) * work.phases
-    yield _prepared(
+    yield _tiles_method(
         work,
         "taps times pixels, in vectors of channels",
         operations * RATE / CHANNEL_RATE,
@@ -486,7 +486,7 @@ def _channel_tiles(work: _Pass, is_gradient: bool) -> Iterator[Method]:
     )
 
 
-def _prepared(
+def _tiles_method(
     work: _Pass,
     summary: str,
     operations: float,

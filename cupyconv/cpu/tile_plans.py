@@ -1,8 +1,9 @@
-"""Preparation of passes of the method ``tiles``, for cupyconv/cpu/tiles.py.
+"""Plans of the passes that cupyconv/cpu/tiles.py computes.
 
-A prepared pass has everything that depends only on the layer and on the strides of its arrays.  Its
-blocks are rows of integers, which the compiled loops in cupyconv/cpu/tiles_numba.py read.  The
-correlations that describe the blocks have arrays without memory; see ``views.without_memory``.
+A plan contains everything that depends only on the layer and on the layouts of its arrays, so that
+later calls with the same geometry only run its blocks.  A block is a row of integers, which the
+compiled loops in cupyconv/cpu/tiles_numba.py read.  The correlations in a plan have arrays without
+memory; see ``views.without_memory``.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from itertools import chain, groupby
+from itertools import chain
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cupyconv.cpu.axis import Axis, LoopBlocks, box_of, boxes, clamp, parts
+from cupyconv.cpu.axis import LoopBlocks, box_of, boxes, clamp, parts
 from cupyconv.cpu.choice import (
     PART_PRODUCTS,
     SUMS,
@@ -32,7 +33,7 @@ from cupyconv.cpu.correlation import (
     phases_of,
     with_three_axes,
 )
-from cupyconv.cpu.products import PartialSums, weights_of_sums
+from cupyconv.cpu.products import weights_of_sums
 from cupyconv.cpu.scratch import LINE
 from cupyconv.cpu.views import (
     Layout,
@@ -46,46 +47,45 @@ from cupyconv.problem import ConvAxis, ConvProblem
 from cupyconv.signals import import_whole
 
 LEAST_PACKED = 1 << 18
-"""Smallest number of weights that a thread packs (hand-set)."""
+"""Number of weights above which several threads pack filters (hand-set)."""
 
 MANY_CHANNELS = 128
-"""Number of channels of planes from which all taps of a channel are summed first (hand-set)."""
+"""Channels per group of channels-first memory from which taps vary fastest in a term (hand-set)."""
 
-SLOWER = 16
-"""Time of a product by channel, whose pixels are not in the cache, relative to a product in a tile
+CHANNEL_PRODUCT = 16
+"""Time of a product of a depthwise layer whose pixels are not in the cache, in products of a tile
 (rough)."""
 
-PRODUCTS_PER_BYTE = 6
-"""Products in a tile that take as long as reading or writing a byte that is not in the cache
-(rough)."""
+BYTE = 6
+"""Time to read or write a byte that is not in the cache, in products of a tile (rough)."""
 
-LEAST_ROWS = 96
+LEAST_WEIGHTS = 96
 """Smallest number of weights per filter in a part of a filter gradient (hand-set)."""
 
 MANY_PRODUCTS = 1 << 26
-"""Products per part of a filter gradient that is divided into more than two parts (hand-set)."""
+"""Smallest number of products per part, if a filter gradient has more than two (hand-set)."""
 
 MOST_PARTS = 8
-"""Largest number of parts into which blocks are divided (hand-set)."""
+"""Largest number of parts into which the blocks of a stage are divided (hand-set)."""
 
-MOST_PREPARED = 128
-"""Number of prepared passes that are kept (hand-set)."""
+MOST_PLANS = 64
+"""Largest number of cached plans, of correlations and of filter gradients each (hand-set)."""
 
 Box = tuple[slice, ...]
 """Groups, images and outputs along each axis of a block."""
 
 
 class Geometry(NamedTuple):
-    """Layer, strides and options on which a prepared pass depends.
+    """Layer, layouts and options on which a plan depends.
 
     Attributes:
-        pass_: forward, backprop_input, backprop_filter, or "exchanged", which is backprop_filter
-            with the correlations of backprop_input.
+        pass_: forward, backprop_input, backprop_filter, or "exchanged": backprop_filter with dy as
+            the source and x as the result, in the correlations of backprop_input.
         x, w, y: layouts of the arrays, or of their gradients.
         add: layout of the addend; None for no addend.
         has_bias: whether there is a bias.
         keeps_blocks: whether ``Stage.blocks`` are needed, for an epilogue or a conversion.
-        columns: columns of a tile, two vectors.
+        columns: columns of a tile, which depend on the processor.
         block_bytes: bytes of a thread's buffer, from which the size of blocks follows.
     """
 
@@ -100,7 +100,7 @@ class Geometry(NamedTuple):
     columns: int
     block_bytes: int
 
-    def without_memory(self) -> tuple[Correlation, tuple[ConvAxis, ...]]:
+    def phase_arguments(self) -> tuple[Correlation, tuple[ConvAxis, ...]]:
         """Return the arguments of ``phases_of``, with arrays without memory."""
         problem = self.problem
         x, w, y = map(without_memory, (self.x, self.w, self.y))
@@ -116,17 +116,17 @@ class Block(NamedTuple):
     """Block that a compiled loop computes at once.
 
     Attributes:
-        of: correlation that contains the block.
+        correlation: correlation that contains the block; its filters are a view of the packed
+            filters, or of the sums of a filter gradient.
         box: groups, images and outputs of the block.
-        position: position in the shared memory of the packed filters, or of the sums; these are
-            ``of.filters``.
-        channels_first: whether the axes of a term begin with the channel.
+        position: position of the first of these filters in the shared memory.
+        begins_with_channel: whether the axes of a term begin with the channel.
     """
 
-    of: Correlation
+    correlation: Correlation
     box: Box
     position: int
-    channels_first: bool
+    begins_with_channel: bool
 
 
 class Part(NamedTuple):
@@ -134,20 +134,20 @@ class Part(NamedTuple):
 
     Attributes:
         blocks: range of the blocks.
-        sums: range of the shared memory that has the sums of a filter gradient.
+        cleared: range of the shared memory that is cleared first; the sums of a filter gradient.
     """
 
     blocks: slice
-    sums: slice = slice(0, 0)
+    cleared: slice = slice(0, 0)
 
 
-class Sums(NamedTuple):
-    """Sums of a filter gradient, which are added up and copied to the filters.
+class Gradient(NamedTuple):
+    """Filter gradient, the sum of arrays in the shared memory.
 
     Attributes:
-        filters: filters (G, K, C, *taps).
-        positions: positions in the shared memory of the arrays to add.
-        shape: shape of these arrays.
+        filters: view (G, K, C, *taps) of the filters.
+        positions: positions of the arrays.
+        shape: shape of each array; see ``_gradient_shape``.
     """
 
     filters: np.ndarray
@@ -160,48 +160,52 @@ class Stage:
     """Blocks whose packed filters, or sums, are in the shared memory at the same time.
 
     Attributes:
-        shared, size: number of elements of the shared memory, and of scratch memory per thread.
-        packed: correlations with filters to pack, and positions in the shared memory; empty if
-            loops can read the filters.
-        blocks: blocks; empty if only their rows are needed.
-        packs, rows: rows of ``packed`` and of ``blocks``; see cupyconv/cpu/tiles_numba.py.
+        shared_size, scratch_size: number of elements of the shared memory, and of the scratch
+            memory of a thread.
+        packed: correlations whose filters are packed, and positions of the packed filters; empty if
+            only ``packs`` are needed.
+        packs: rows that pack filters; see ``tiles_numba.pack``.
+        blocks: blocks; empty if only ``rows`` are needed.
+        rows: rows of the blocks; see ``tiles_numba.correlate``.
+        parts: division of the blocks among threads.
+        gradients: filter gradients that the blocks add up.
     """
 
-    shared: int = 0
-    size: int = 0
+    shared_size: int = 0
+    scratch_size: int = 0
     packed: list[tuple[Correlation, int]] = field(default_factory=list)
+    packs: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     blocks: list[Block] = field(default_factory=list)
+    rows: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     parts: list[Part] = field(default_factory=list)
-    sums: list[Sums] = field(default_factory=list)
-    packs: np.ndarray = field(default_factory=lambda: np.empty(0))
-    rows: np.ndarray = field(default_factory=lambda: np.empty(0))
+    gradients: list[Gradient] = field(default_factory=list)
 
 
-class Prepared(NamedTuple):
-    """Everything about a pass that depends only on its geometry.
+class TilePlan(NamedTuple):
+    """Plan of a pass.
 
     Attributes:
-        whole: first argument of ``phases_of``, with arrays without memory.
+        whole: correlation that ``phases_of`` divides.
         empty: parts of the result whose sums have no terms.
-        is_partial: whether some filters have no products.
-        is_by_channel: whether tiles are computed by channel.
-        is_direct: whether loops can read and write the source and the result, without conversion.
-        packs_directly: whether loops can read the filters.
+        is_partial: whether some filters have no gradient in ``stages``.
+        is_depthwise: whether tiles are computed by channel.
+        is_direct: whether loops can use the source and the result without conversion.
+        packs_directly: whether loops can read the filters without conversion.
     """
 
     whole: Correlation
     stages: tuple[Stage, ...]
     empty: tuple[Correlation, ...]
     is_partial: bool
-    is_by_channel: bool
+    is_depthwise: bool
     is_direct: bool
     packs_directly: bool
 
 
-@lru_cache(maxsize=MOST_PREPARED)
-def prepared_correlation(geometry: Geometry) -> Prepared:
-    """Prepare forward or backprop_input."""
-    whole, axes = geometry.without_memory()
+@lru_cache(maxsize=MOST_PLANS)
+def plan_correlation(geometry: Geometry) -> TilePlan:
+    """Plan forward or backprop_input."""
+    whole, axes = geometry.phase_arguments()
     block_bytes = geometry.block_bytes
     stages, empty = [Stage()], []
     has_unread = any(axis.unread_inputs for axis in axes)
@@ -215,146 +219,149 @@ def prepared_correlation(geometry: Geometry) -> Prepared:
             continue
         for chunk in _chunks(inner, 4 * block_bytes):
             shape = _packed_shape(chunk)
-            stage = _with_room(stages, prod(shape), chunk, block_bytes)
+            size = _aligned(prod(shape), chunk)
+            stage = _with_room(stages, size, chunk, block_bytes)
             packed = _packed_filters(without_memory(dense(shape, chunk.accumulator)), chunk)
-            stage.packed.append((chunk, stage.shared))
-            _add_blocks(stage, chunk._replace(filters=packed), _channels_first(chunk), block_bytes)
-            stage.shared += _aligned(prod(shape), chunk)
+            stage.packed.append((chunk, stage.shared_size))
+            _add_blocks(stage, chunk._replace(filters=packed), chunk, block_bytes)
+            stage.shared_size += size
     for stage in stages:
-        rows = (pack_rows(chunk, whole.filters, position) for chunk, position in stage.packed)
-        stage.packs = np.array([*chain.from_iterable(rows)])
-        stage.parts = [Part(blocks) for blocks in _shares(stage.blocks)]
-    return _prepared(geometry, whole, stages, empty)
+        stage.parts = [Part(blocks) for blocks in _divided(stage.blocks)]
+    return _finished(geometry, whole, stages, empty)
 
 
-@lru_cache(maxsize=MOST_PREPARED)
-def prepared_gradient(geometry: Geometry) -> Prepared:
-    """Prepare backprop_filter, or "exchanged"."""
-    whole, axes = geometry.without_memory()
-    block_bytes = geometry.block_bytes
-    stages, is_partial = [Stage()], False
+@lru_cache(maxsize=MOST_PLANS)
+def plan_gradient(geometry: Geometry) -> TilePlan:
+    """Plan backprop_filter, or "exchanged"."""
+    whole, axes = geometry.phase_arguments()
+    stages, computed = [Stage()], 0
     for phase in phases_of(whole, axes):
         inner = phase.without_unused()
-        is_partial |= inner.filters.size < phase.filters.size
         if inner.axes[0].outputs:
-            for chunk in _chunks(inner, 4 * block_bytes):
-                _add_sums(stages, chunk, block_bytes)
-    return _prepared(geometry, whole, stages, is_partial=is_partial)
+            computed += inner.filters.size
+            for chunk in _chunks(inner, 4 * geometry.block_bytes):
+                _add_gradients(stages, chunk, geometry.block_bytes)
+    return _finished(geometry, whole, stages, is_partial=computed < whole.filters.size)
 
 
-def _add_sums(stages: list[Stage], chunk: Correlation, block_bytes: int) -> None:
-    """Add the blocks of a filter gradient, and its sums."""
-    if multiplies_channels(chunk):
-        terms = [(chunk, term) for term in chunk.divided(SUMS, SLOWER)]
-    else:
-        terms = _terms(chunk, block_bytes)
-    sizes = [_aligned(prod(_sums_shape(term)), term) for _, term in terms]
+def _add_gradients(stages: list[Stage], chunk: Correlation, block_bytes: int) -> None:
+    """Add the blocks of a filter gradient."""
+    parts_of = _weights_and_outputs(chunk, block_bytes)
+    sizes = (_aligned(prod(_gradient_shape(part)), part) * len(terms) for part, terms in parts_of)
     stage = _with_room(stages, sum(sizes), chunk, block_bytes)
-    pairs = zip(terms, sizes, strict=True)
-    for _, of_part in groupby(pairs, key=lambda pair: id(pair[0][0])):
-        positions = []
-        for (part, term), size in of_part:  # noqa: B007
-            position, shape = stage.shared, _sums_shape(term)
-            positions.append(position)
+    for part, terms in parts_of:
+        shape, positions = _gradient_shape(part), []
+        for term in terms:
+            positions.append(stage.shared_size)
             sums = _as_filters(without_memory(dense(shape, term.accumulator)), term)
             first = len(stage.blocks)
-            _add_blocks(
-                stage, term._replace(filters=sums), _channels_first(term), block_bytes, True
-            )
-            of_sums = slice(position, position + prod(shape))
-            stage.parts.append(Part(slice(first, len(stage.blocks)), of_sums))
-            stage.shared += size
-        stage.sums.append(Sums(part.filters, tuple(positions), shape))
+            _add_blocks(stage, term._replace(filters=sums), term, block_bytes, is_gradient=True)
+            cleared = slice(stage.shared_size, stage.shared_size + prod(shape))
+            stage.parts.append(Part(slice(first, len(stage.blocks)), cleared))
+            stage.shared_size += _aligned(prod(shape), term)
+        stage.gradients.append(Gradient(part.filters, tuple(positions), shape))
+
+
+def _weights_and_outputs(
+    chunk: Correlation, block_bytes: int
+) -> list[tuple[Correlation, list[Correlation]]]:
+    """Divide a filter gradient into weights, and each part of the weights into outputs.
+
+    The sums of different outputs must be added up.  Each part of the weights reads all outputs, so
+    the weights are divided for several threads only if the outputs are few.
+    """
+    if is_depthwise(chunk):
+        return [(chunk, list(chunk.divided(SUMS, CHANNEL_PRODUCT)))]
+    weights = list(weights_of_sums(chunk, block_bytes))
+    rows = prod(chunk.filters.shape[2:])
+    products = chunk.result.size * rows
+    count = clamp(products // MANY_PRODUCTS, SUMS) // len(weights)
+    if count > 1:
+        divided = [(part, list(part.divided(count))) for part in weights]
+    else:
+        divided = [(part, list(part.divided(2 // len(weights), 2))) for part in weights]
+    is_single = len(divided) == 1 and len(divided[0][1]) == 1
+    if not is_single or products < 2 * PART_PRODUCTS or rows < 2 * LEAST_WEIGHTS:
+        return divided
+    count = clamp(min(products // PART_PRODUCTS, rows // LEAST_WEIGHTS), SUMS // 2)
+    extents = chunk.filters.shape[2:]
+    boxes_of = boxes(extents, box_of(extents, -(-rows // count)))
+    parts_of = [chunk.part(channels=channels, taps=taps) for channels, *taps in boxes_of]
+    return [(part, [part]) for part in parts_of]
+
+
+def _gradient_shape(term: Correlation) -> tuple[int, ...]:
+    """Return the shape of the sums: (G, *taps, C, K), or (*taps, channels) in whole tiles."""
+    taps = term.filters.shape[3:]
+    if is_depthwise(term):
+        return *taps, width(term)
+    return term.groups, *taps, term.channels, width(term)
+
+
+def _as_filters(sums: np.ndarray, term: Correlation) -> np.ndarray:
+    """Return the sums of a filter gradient as a view (G, K, C, *taps)."""
+    if is_depthwise(term):
+        return sums.transpose(3, 0, 1, 2)[None, :, None]
+    return sums[..., : term.filter_count].transpose(0, 5, 4, 1, 2, 3)
 
 
 def _add_blocks(
     stage: Stage,
     whole: Correlation,
-    channels_first: bool,
+    original: Correlation,
     block_bytes: int,
     is_gradient: bool = False,
 ) -> None:
-    """Add the blocks of a correlation, whose filters begin at ``stage.shared``."""
+    """Add the blocks of a correlation, whose filters begin at ``stage.shared_size``.
+
+    Args:
+        original: the same correlation, with the filters of the layer.
+    """
+    begins_with_channel = _begins_with_channel(original)
     for piece in _pieces(whole, is_gradient):
-        position = stage.shared + offset(piece.filters, whole.filters)
+        position = stage.shared_size + offset(piece.filters, whole.filters)
         blocks = _blocks(piece, block_bytes, is_gradient)
         for box in _boxes(piece, blocks.most):
-            stage.blocks.append(Block(piece, box, position, channels_first))
-        stage.size = max(stage.size, blocks.places + (width(whole) if is_gradient else 0))
+            stage.blocks.append(Block(piece, box, position, begins_with_channel))
+        size = blocks.places
+        if is_gradient:
+            size += width(whole)
+        stage.scratch_size = max(stage.scratch_size, size)
 
 
-def _terms(chunk: Correlation, block_bytes: int) -> PartialSums:
-    """Divide a filter gradient into weights, and into outputs if these are many.
-
-    Sums of different outputs must be added up, but every part of the weights reads all outputs.
-    """
-    weights = list(weights_of_sums(chunk, block_bytes))
-    products, rows = (
-        chunk.result.size * prod(chunk.filters.shape[2:]),
-        prod(chunk.filters.shape[2:]),
-    )
-    count = clamp(products // MANY_PRODUCTS, SUMS)
-    slower = 2 if count == 1 else 1
-    terms = [
-        (part, term)
-        for part in weights
-        for term in part.divided(max(count, 2) // len(weights), slower)
-    ]
-    if len(terms) > 1 or products < 2 * PART_PRODUCTS or rows < 2 * LEAST_ROWS:
-        return terms
-    most = -(-rows // clamp(min(products // PART_PRODUCTS, rows // LEAST_ROWS), SUMS // 2))
-    extents = chunk.filters.shape[2:]
-    for channels, *taps in boxes(extents, box_of(extents, most)):
-        part = chunk.part(channels=channels, taps=taps)
-        terms.append((part, part))
-    return terms[1:]
-
-
-def _sums_shape(term: Correlation) -> tuple[int, ...]:
-    """Return the shape of the sums: (G, *taps, C, K), or (*taps, channels) in whole tiles."""
-    taps = term.filters.shape[3:]
-    if multiplies_channels(term):
-        columns = _columns(term)
-        return *taps, -(-term.channels // columns) * columns
-    return term.groups, *taps, term.channels, width(term)
-
-
-def _as_filters(sums: np.ndarray, term: Correlation) -> np.ndarray:
-    """Return a view of sums like the filters, (G, K, C, *taps)."""
-    if multiplies_channels(term):
-        return sums.transpose(3, 0, 1, 2)[None, :, None]
-    return sums[..., : term.filter_count].transpose(0, 5, 4, 1, 2, 3)
-
-
-def _prepared(
+def _finished(
     geometry: Geometry,
     whole: Correlation,
     stages: list[Stage],
     empty: Sequence[Correlation] = (),
     is_partial: bool = False,
-) -> Prepared:
+) -> TilePlan:
+    """Return the plan of stages that have all blocks."""
     both, itemsize = (whole.source, whole.result), whole.accumulator.itemsize
     by_channel = is_by_channel(whole.groups, whole.channels, whole.filter_count, itemsize)
-    is_direct, packs_directly = (
-        all(has_whole_steps(array, whole.accumulator) for array in arrays)
-        for arrays in (both, [whole.filters])
-    )
+    is_direct = all(has_whole_steps(array, whole.accumulator) for array in both)
     if by_channel:
         is_direct &= all(array.strides[0] == itemsize for array in both)
+    packs_directly = has_whole_steps(whole.filters, whole.accumulator)
     used = tuple(stage for stage in stages if stage.blocks)
     for stage in used:
-        stage.rows = np.array([row_of(*block, whole) for block in stage.blocks])
-        if is_direct and not geometry.keeps_blocks:
-            stage.blocks.clear()
         if packs_directly:
+            rows = (pack_rows(chunk, whole.filters, position) for chunk, position in stage.packed)
+            stage.packs = np.array([*chain.from_iterable(rows)], np.int64)
             stage.packed.clear()
-    return Prepared(whole, used, tuple(empty), is_partial, by_channel, is_direct, packs_directly)
+        if is_direct:
+            stage.rows = np.array([row_of(*block, whole) for block in stage.blocks], np.int64)
+            if not geometry.keeps_blocks:
+                stage.blocks.clear()
+        if stage.blocks and stage.gradients:
+            stage.scratch_size *= 2  # dy is also copied
+    return TilePlan(whole, used, tuple(empty), is_partial, by_channel, is_direct, packs_directly)
 
 
 def _with_room(stages: list[Stage], size: int, chunk: Correlation, block_bytes: int) -> Stage:
     """Return the last stage, or a new one if the last has no room for ``size`` elements."""
     most = 4 * block_bytes // chunk.accumulator.itemsize
-    if stages[-1].shared and stages[-1].shared + size > most:
+    if stages[-1].shared_size and stages[-1].shared_size + size > most:
         stages.append(Stage())
     return stages[-1]
 
@@ -365,8 +372,8 @@ def _aligned(size: int, chunk: Correlation) -> int:
     return -(-size // line) * line
 
 
-def _shares(blocks: Sequence[Block]) -> Iterator[slice]:
-    """Divide blocks into parts with enough work for a thread."""
+def _divided(blocks: Sequence[Block]) -> Iterator[slice]:
+    """Divide blocks into ranges with enough work for a thread."""
     works = [_work(block) for block in blocks]
     least = max(sum(works) // MOST_PARTS, PART_PRODUCTS)
     first, total = 0, 0
@@ -378,31 +385,27 @@ def _shares(blocks: Sequence[Block]) -> Iterator[slice]:
 
 
 def _work(block: Block) -> int:
-    """Return the time of a block, in products in a tile."""
+    """Return the time of a block, in products of a tile."""
+    whole = block.correlation
     groups, images, *outputs = (part.stop - part.start for part in block.box)
-    pixels, filters, itemsize = prod(outputs), width(block.of), block.of.accumulator.itemsize
-    read = prod(map(_read, block.of.axes, outputs)) * block.of.channels
-    products = pixels * filters * prod(block.of.filters.shape[2:])
-    moved = (read + pixels * filters) * itemsize
-    return groups * images * (products + PRODUCTS_PER_BYTE * moved)
-
-
-def _read(axis: Axis, outputs: int) -> int:
-    """Return the number of positions that some consecutive outputs read along an axis."""
-    return (outputs - 1) * axis.stride + max(axis.taps - 1, 0) * axis.dilation + 1
+    axes = [axis.part(slice(0, n)) for axis, n in zip(whole.axes, outputs, strict=True)]
+    results = prod(outputs) * width(whole)
+    read = prod(axis.span for axis in axes) * whole.channels
+    products = results * prod(whole.filters.shape[2:])
+    return groups * images * (products + BYTE * (read + results) * whole.accumulator.itemsize)
 
 
 def row_of(
     block: Correlation,
     box: Box,
     position: int,
-    channels_first: bool,
+    begins_with_channel: bool,
     whole: Correlation | None = None,
 ) -> list[int]:
     """Return the row of a block; see cupyconv/cpu/tiles_numba.py.
 
     Args:
-        block, box, position, channels_first: attributes of a ``Block``.
+        block, box, position, begins_with_channel: attributes of a ``Block``.
         whole: correlation whose arrays the loops get; by default ``block``.
     """
     whole = whole or block
@@ -417,7 +420,7 @@ def row_of(
         *chain.from_iterable((a.stride, a.dilation, a.offset, a.taps, a.size) for a in axes),
         block.channels,
         block.filter_count,
-        channels_first,
+        begins_with_channel,
         *chain.from_iterable((part.start, part.stop) for part in box),
         _columns(block),
     ]
@@ -430,11 +433,10 @@ def pack_rows(chunk: Correlation, filters: np.ndarray, position: int) -> Iterato
         filters: array that contains the filters.
         position: position in the shared memory.
     """
-    by_channel = multiplies_channels(chunk)
-    order = (0, 1, 2, 3, 4, 5) if _channels_first(chunk) else (0, 1, 3, 4, 5, 2)
+    order = (0, 1, 2, 3, 4, 5) if _begins_with_channel(chunk) else (0, 1, 3, 4, 5, 2)
     weights = chunk.filters.transpose(order)
     groups, count, *terms = weights.shape
-    columns = count if by_channel else loops().width(chunk.accumulator.itemsize)
+    columns = count if is_depthwise(chunk) else _columns(chunk)
     panels, depth = -(-count // columns), prod(terms)
     at_once = max(LEAST_PACKED // max(groups * depth * columns, 1), 1)
     for some in parts(panels, at_once):
@@ -442,7 +444,6 @@ def pack_rows(chunk: Correlation, filters: np.ndarray, position: int) -> Iterato
             offset(weights, filters),
             *steps(weights),
             *terms,
-            groups,
             count,
             position,
             groups,
@@ -457,19 +458,19 @@ def pack_rows(chunk: Correlation, filters: np.ndarray, position: int) -> Iterato
 def _packed_shape(chunk: Correlation) -> tuple[int, ...]:
     """Return the shape of packed filters: (G, panels, *term, K of a panel), or (*taps, K)."""
     groups, filters, channels, *taps = chunk.filters.shape
-    if multiplies_channels(chunk):
+    if is_depthwise(chunk):
         return *taps, filters
-    term = (channels, *taps) if _channels_first(chunk) else (*taps, channels)
+    term = (channels, *taps) if _begins_with_channel(chunk) else (*taps, channels)
     columns = _columns(chunk)
     return groups, width(chunk) // columns, *term, columns
 
 
 def _packed_filters(packed: np.ndarray, chunk: Correlation) -> np.ndarray:
     """Return a view of packed filters (G, panels, C, *taps), or (1, K, 1, *taps)."""
-    if multiplies_channels(chunk):
+    if is_depthwise(chunk):
         return packed.transpose(3, 0, 1, 2)[None, :, None]
     firsts = packed[..., 0]
-    return firsts if _channels_first(chunk) else np.moveaxis(firsts, -1, 2)
+    return firsts if _begins_with_channel(chunk) else np.moveaxis(firsts, -1, 2)
 
 
 # -- parts -----------------------------------------------------------------------------------------
@@ -478,7 +479,7 @@ def _packed_filters(packed: np.ndarray, chunk: Correlation) -> np.ndarray:
 def _pieces(whole: Correlation, is_gradient: bool = False) -> Iterator[Correlation]:
     """Divide the outputs and trim each part's taps; see ``choice.tile_pieces``."""
     counts = whole.groups, whole.channels, whole.filter_count
-    if multiplies_channels(whole):
+    if is_depthwise(whole):
         counts = whole.channels, 1, 1
     itemsize = whole.accumulator.itemsize
     return whole.pieces(tile_pieces(whole.axes, whole.images, *counts, itemsize, is_gradient).cuts)
@@ -494,7 +495,7 @@ def _chunks(piece: Correlation, most_bytes: int) -> Iterator[Correlation]:
     if is_by_channel(whole.groups, whole.channels, whole.filter_count, itemsize):
         yield _channels_as_one_group(whole)
         return
-    columns = loops().width(itemsize)
+    columns = compiled_loops().width(itemsize)
     tile_bytes = max(prod(whole.filters.shape[2:]), 1) * columns * itemsize
     filters = clamp(most_bytes // tile_bytes, width(whole) // columns) * columns
     groups = clamp(most_bytes * columns // (tile_bytes * filters), whole.groups)
@@ -507,7 +508,7 @@ def _chunks(piece: Correlation, most_bytes: int) -> Iterator[Correlation]:
 def _blocks(chunk: Correlation, block_bytes: int, is_gradient: bool = False) -> LoopBlocks:
     """Divide groups, images and outputs into blocks; see ``choice.tile_blocks``."""
     itemsize = chunk.accumulator.itemsize
-    if multiplies_channels(chunk):
+    if is_depthwise(chunk):
         return channel_blocks(chunk.axes, chunk.images, chunk.channels, itemsize, block_bytes)
     counts = chunk.images, chunk.groups, chunk.channels, width(chunk)
     return tile_blocks(chunk.axes, *counts, itemsize, block_bytes, is_gradient)
@@ -516,14 +517,14 @@ def _blocks(chunk: Correlation, block_bytes: int, is_gradient: bool = False) -> 
 def _columns(chunk: Correlation) -> int:
     """Return the columns of a tile."""
     itemsize = chunk.accumulator.itemsize
-    if multiplies_channels(chunk):
+    if is_depthwise(chunk):
         return columns_by_channel(chunk.channels, itemsize)
-    return loops().width(itemsize)
+    return compiled_loops().width(itemsize)
 
 
 def columns_by_channel(channels: int, itemsize: int) -> int:
     """Return the columns of a tile by channel: two vectors if there are as many channels."""
-    columns = loops().width(itemsize)
+    columns = compiled_loops().width(itemsize)
     return columns if channels >= columns else columns // 2
 
 
@@ -547,8 +548,8 @@ def part_of(chunk: Correlation, box: Box) -> Correlation:
     return chunk.part(groups=groups, images=images, outputs=outputs)
 
 
-def multiplies_channels(chunk: Correlation) -> bool:
-    """Return whether a chunk is a depthwise correlation whose channels are those of one group."""
+def is_depthwise(chunk: Correlation) -> bool:
+    """Return whether a correlation comes from ``_channels_as_one_group``."""
     return chunk.filters.shape[2] != chunk.channels
 
 
@@ -568,19 +569,19 @@ def steps(array: np.ndarray) -> list[int]:
     return [step // array.itemsize for step in array.strides]
 
 
-def _channels_first(block: Correlation) -> bool:
-    """Return whether a term's last axis is a spatial axis.
+def _begins_with_channel(block: Correlation) -> bool:
+    """Return whether the taps vary fastest in a term.
 
-    It is one if it is longer, or if there are many channels, because a pixel would then leave the
-    cache before the next tap reads it.
+    In channels-first memory they do if a row has more taps than a group has channels, or if there
+    are many channels, because a pixel would otherwise leave the cache before the next tap reads it.
     """
-    if channels_are_last(block.source) or multiplies_channels(block):
+    if channels_are_last(block.source) or is_depthwise(block):
         return False
     taps = block.axes[-1].taps
     return block.channels < taps or (taps > 1 and block.channels >= MANY_CHANNELS)
 
 
 @cache
-def loops() -> Any:
-    """Return the module of compiled loops."""
+def compiled_loops() -> Any:
+    """Return the module of compiled loops; tests replace this function."""
     return import_whole("cupyconv.cpu.tiles_numba")

@@ -6,7 +6,7 @@ and an offset for its term.  In a correlation, rows are pixels of the result, an
 of all channels.  In a filter gradient, rows are the taps of all channels, and terms are the pixels
 of dy.  Columns are filters.
 
-cupyconv/cpu/tile_plans.py prepares a pass once for all calls with the same geometry.
+cupyconv/cpu/tile_plans.py plans a pass once for all calls with the same geometry.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from cupyconv.cpu.tile_plans import (
     LEAST_PACKED,
     Block,
     Geometry,
+    Gradient,
     Part,
-    Prepared,
     Stage,
-    Sums,
+    TilePlan,
     columns_by_channel,
-    multiplies_channels,
+    is_depthwise,
     pack_rows,
     part_of,
-    prepared_correlation,
-    prepared_gradient,
+    plan_correlation,
+    plan_gradient,
     row_of,
     steps,
     whole_box,
@@ -53,43 +53,43 @@ from cupyconv.cpu.views import (
 from cupyconv.problem import ConvProblem
 
 
-class _Pass(NamedTuple):
+class _Run(NamedTuple):
     """Pass in progress.
 
     Attributes:
-        prepared: the pass without its arrays.
+        plan: plan of the pass.
         loop: compiled loop of the pass.
         memories: memory of the source and of the result; empty if blocks are converted.
-        whole: all operands; None if no block needs them.
+        whole: correlation of the operands; None if loops need only their memory.
         clears: whether to replace infinite and NaN operands by zeros.
     """
 
-    prepared: Prepared
+    plan: TilePlan
     loop: Callable[..., None]
     memories: tuple[np.ndarray, ...]
     whole: Correlation | None
     clears: bool = False
 
-    def located(self, block: Correlation) -> Correlation:
-        """Return a part of ``prepared.whole`` as a part of ``whole``, except the filters."""
-        of, whole = self.prepared.whole, self.whole
-        assert whole is not None, "this pass has no operands"
+    def compute(self, stage: Stage, shared: np.ndarray, part: Part, scratch: Scratch) -> None:
+        """Compute the blocks of a part, whose operands need no conversion."""
+        memory, blocks = scratch.array("memory", (stage.scratch_size,)), part.blocks
+        self.loop(*self.memories, shared, stage.rows, blocks.start, blocks.stop, memory)
 
-        def view(part: Any, base: Any, array: Any) -> Any:
-            return None if part is None else same_view(part, base, array)
+    def with_operands(self, block: Correlation) -> Correlation:
+        """Return a part of ``plan.whole`` with the operands of this call; its filters are kept."""
+        planned, whole = self.plan.whole, self.whole
+        assert whole is not None, "this pass needs no operands"
+
+        def view(part: Any, of: Any, array: Any) -> Any:
+            return None if part is None else same_view(part, of, array)
 
         return block._replace(
-            source=view(block.source, of.source, whole.source),
-            result=view(block.result, of.result, whole.result),
-            bias=view(block.bias, of.bias, whole.bias),
-            addend=view(block.addend, of.addend, whole.addend),
+            source=view(block.source, planned.source, whole.source),
+            result=view(block.result, planned.result, whole.result),
+            bias=view(block.bias, planned.bias, whole.bias),
+            addend=view(block.addend, planned.addend, whole.addend),
             activation=whole.activation,
         )
-
-    def run(self, stage: Stage, shared: np.ndarray, part: Part, scratch: Scratch) -> None:
-        """Run the compiled loop for all blocks of a part, whose operands need no conversion."""
-        memory, blocks = scratch.array("memory", (stage.size,)), part.blocks
-        self.loop(*self.memories, shared, stage.rows, blocks.start, blocks.stop, memory)
 
 
 def correlate(
@@ -103,49 +103,50 @@ def correlate(
     activation: str | None,
     block_bytes: int,
 ) -> None:
-    """Compute forward or backprop_input; the arguments are those of the pass.
+    """Compute forward or backprop_input.
 
     Args:
-        x, w, y: arrays, or their gradients.
+        pass_: name of the pass.
+        x, w, y: operands; the result is y in forward, and x, which is dx, in backprop_input.
         block_bytes: bytes of a thread's buffer, from which the size of blocks follows.
     """
     source, result = (x, y) if pass_ == "forward" else (y, x)
-    has_epilogue = not (bias is add is activation is None)
-    prepared = prepared_correlation(
-        _geometry(problem, pass_, x, w, y, add, bias is not None, has_epilogue, block_bytes)
-    )
+    has_epilogue = any(term is not None for term in (bias, add, activation))
+    geometry = _geometry(problem, pass_, x, w, y, block_bytes, has_epilogue)
+    if has_epilogue:
+        add_layout = None if add is None else layout_of(add)
+        geometry = geometry._replace(add=add_layout, has_bias=bias is not None)
+    plan = plan_correlation(geometry)
     whole = None
-    if has_epilogue or prepared.empty or not prepared.is_direct:
+    if has_epilogue or plan.empty or not plan.is_direct:
         if pass_ == "forward":
             whole = correlation(problem, x, w, y, bias, add, activation)
         else:
             whole = input_gradient(problem, w, y, x, bias, add, activation)
-    compiled = tile_plans.loops()
-    loop = compiled.correlate_channels if prepared.is_by_channel else compiled.correlate
-    running = _Pass(prepared, loop, _memories(prepared, source, result), whole)
-    for part in prepared.empty:
-        running.located(part).finish_empty()
+    compiled = tile_plans.compiled_loops()
+    loop = compiled.correlate_channels if plan.is_depthwise else compiled.correlate
+    run = _Run(plan, loop, _memories(source, result) if plan.is_direct else (), whole)
+    for part in plan.empty:
+        run.with_operands(part).finish_empty()
     with Pool(accumulator_of(problem.dtype)) as pool:
-        for stage in prepared.stages:
-            shared = pool.array("shared", (stage.shared,))
-            _pack(running, stage, w, shared, pool)
-            work = partial(_correlate, running, stage, shared)
-            each(work, stage.parts, pool, stage.size)
+        for stage in plan.stages:
+            shared = pool.array("shared", (stage.shared_size,))
+            _pack(run, stage, w, shared, pool)
+            each(partial(_correlate, run, stage, shared), stage.parts, pool, stage.scratch_size)
 
 
-def _correlate(
-    running: _Pass, stage: Stage, shared: np.ndarray, part: Part, scratch: Scratch
-) -> None:
-    if running.memories:
-        running.run(stage, shared, part, scratch)
-        if running.whole is None or not running.whole.has_epilogue:
+def _correlate(run: _Run, stage: Stage, shared: np.ndarray, part: Part, scratch: Scratch) -> None:
+    """Compute the results of a part's blocks."""
+    if run.memories:
+        run.compute(stage, shared, part, scratch)
+        if run.whole is None or not run.whole.has_epilogue:
             return
     for block in stage.blocks[part.blocks]:
-        inner = part_of(running.located(block.of), block.box)
-        if running.memories:
+        inner = part_of(run.with_operands(block.correlation), block.box)
+        if run.memories:
             inner.finish(inner.result)
         else:
-            _correlate_converted(running.loop, inner, block, shared, scratch.rest())
+            _correlate_converted(run.loop, inner, block, shared, scratch.rest())
 
 
 def _correlate_converted(
@@ -155,112 +156,120 @@ def _correlate_converted(
     shared: np.ndarray,
     scratch: Scratch,
 ) -> None:
-    """Compute a block with converted operands.
+    """Compute the results of a block with converted operands.
 
     Args:
         inner: the block's correlation.
     """
-    groups, filters, *others = inner.result.shape
-    sums = np.moveaxis(scratch.array("sums", (groups, *others, filters)), -1, 1)
+    groups, filters, *spatial = inner.result.shape
+    sums = np.moveaxis(scratch.array("sums", (groups, *spatial, filters)), -1, 1)
     converted = _converted(inner, scratch)._replace(result=sums)
-    row = _converted_row(block, converted)
-    memories = _flat(converted.source, converted.result)
-    loop(*memories, shared, np.array([row]), 0, 1, scratch.array("none", (0,)))
+    memories, row = _memories(converted.source, sums), _converted_row(block, converted)
+    loop(*memories, shared, row, 0, 1, scratch.array("unused", (0,)))
     inner.finish(sums)
 
 
-def _pack(running: _Pass, stage: Stage, w: np.ndarray, shared: np.ndarray, pool: Pool) -> None:
+def _pack(run: _Run, stage: Stage, w: np.ndarray, shared: np.ndarray, pool: Pool) -> None:
     """Copy the filters of a stage to the shared memory as panels."""
-    prepared, pack, rows = running.prepared, tile_plans.loops().pack, stage.packs
-    if prepared.packs_directly:
-        filters = memory_of(w)
-        if stage.shared <= LEAST_PACKED:
-            pack(filters, shared, rows, 0, len(rows))
-            return
-        work = lambda some, _: pack(filters, shared, rows, some.start, some.stop)  # noqa: E731
-        each(work, parts(len(rows), 1), pool, 0)
+    if run.plan.packs_directly:
+        _pack_rows(memory_of(w), shared, stage.packs, pool)
         return
     for chunk, position in stage.packed:
-        of = same_view(chunk.filters, prepared.whole.filters, w)
-        weights = of.astype(shared.dtype, order="C")
-        rows = np.array([*pack_rows(chunk._replace(filters=weights), weights, position)])
-        pack(weights.reshape(-1), shared, rows, 0, len(rows))
+        filters = same_view(chunk.filters, run.plan.whole.filters, w)
+        filters = filters.astype(shared.dtype, order="C")
+        rows = [*pack_rows(chunk._replace(filters=filters), filters, position)]
+        _pack_rows(memory_of(filters), shared, np.array(rows, np.int64), pool)
+
+
+def _pack_rows(filters: np.ndarray, shared: np.ndarray, rows: np.ndarray, pool: Pool) -> None:
+    pack = tile_plans.compiled_loops().pack
+    if len(shared) <= LEAST_PACKED:
+        pack(filters, shared, rows, 0, len(rows))
+    else:
+        each(
+            lambda some, _: pack(filters, shared, rows, some.start, some.stop),
+            parts(len(rows), 1),
+            pool,
+            0,
+        )
 
 
 def filter_gradient(
     problem: ConvProblem,
     pass_: str,
     x: np.ndarray,
-    w: np.ndarray,
-    y: np.ndarray,
+    dw: np.ndarray,
+    dy: np.ndarray,
     block_bytes: int,
     clears: bool = False,
 ) -> None:
-    """Compute backprop_filter, or "exchanged", which does it with exchanged x and dy.
+    """Compute backprop_filter.
 
     Args:
-        w, y: dw and dy.
+        pass_: backprop_filter, or "exchanged": dy is then the source, and x the result.
         block_bytes: bytes of a thread's buffer, from which the size of blocks follows.
         clears: whether to replace infinite and NaN operands by zeros.
     """
-    source, result = (x, y) if pass_ == "backprop_filter" else (y, x)
-    prepared = prepared_gradient(
-        _geometry(problem, pass_, x, w, y, None, False, clears, block_bytes)
-    )
-    if prepared.is_partial:
-        w[...] = 0
-    memories, whole = () if clears else _memories(prepared, source, result), None
-    if not memories:
-        if pass_ == "backprop_filter":
-            whole = correlation(problem, x, w, y)
-        else:
-            whole = input_gradient(problem, w, y, x)
-    compiled = tile_plans.loops()
-    loop = compiled.add_channel_gradient if prepared.is_by_channel else compiled.add_gradient
-    running = _Pass(prepared, loop, memories, whole, clears)
+    is_exchanged = pass_ == "exchanged"
+    source, result = (dy, x) if is_exchanged else (x, dy)
+    plan = plan_gradient(_geometry(problem, pass_, x, dw, dy, block_bytes, clears))
+    if plan.is_partial:
+        dw[...] = 0
+    memories: tuple[np.ndarray, ...] = ()
+    whole = None
+    if plan.is_direct and not clears:
+        memories = _memories(source, result)
+    elif is_exchanged:
+        whole = input_gradient(problem, dw, dy, x)
+    else:
+        whole = correlation(problem, x, dw, dy)
+    compiled = tile_plans.compiled_loops()
+    loop = compiled.add_channel_gradient if plan.is_depthwise else compiled.add_gradient
+    run = _Run(plan, loop, memories, whole, clears)
     with Pool(accumulator_of(problem.dtype)) as pool:
-        for stage in prepared.stages:
-            shared = pool.array("shared", (stage.shared,))
-            each(partial(_add, running, stage, shared), stage.parts, pool, stage.size)
-            for sums in stage.sums:
-                _add_up(sums, same_view(sums.filters, prepared.whole.filters, w), shared)
+        for stage in plan.stages:
+            shared = pool.array("shared", (stage.shared_size,))
+            each(partial(_add, run, stage, shared), stage.parts, pool, stage.scratch_size)
+            for gradient in stage.gradients:
+                filters = same_view(gradient.filters, plan.whole.filters, dw)
+                _add_up(gradient, filters, shared)
 
 
-def _add(running: _Pass, stage: Stage, shared: np.ndarray, part: Part, scratch: Scratch) -> None:
-    shared[part.sums] = 0
-    if running.memories:
-        running.run(stage, shared, part, scratch)
+def _add(run: _Run, stage: Stage, shared: np.ndarray, part: Part, scratch: Scratch) -> None:
+    """Add the filter gradients of a part's blocks."""
+    shared[part.cleared] = 0
+    if run.memories:
+        run.compute(stage, shared, part, scratch)
         return
     for block in stage.blocks[part.blocks]:
-        _add_converted(running, block, shared, scratch.rest())
+        _add_converted(run, block, shared, scratch.rest())
 
 
-def _add_converted(running: _Pass, block: Block, shared: np.ndarray, scratch: Scratch) -> None:
+def _add_converted(run: _Run, block: Block, shared: np.ndarray, scratch: Scratch) -> None:
     """Add the filter gradient of a block with converted operands."""
-    inner = part_of(running.located(block.of), block.box)
+    inner = part_of(run.with_operands(block.correlation), block.box)
     converted = _converted(inner, scratch, with_result=True)
-    for operand in (converted.source, converted.result) if running.clears else ():
+    for operand in (converted.source, converted.result) if run.clears else ():
         operand[~np.isfinite(operand)] = 0
-    row = _converted_row(block, converted)
     size = 0
-    if not running.prepared.is_by_channel:
+    if not run.plan.is_depthwise:
         size = width(inner) * inner.groups * prod(inner.result.shape[2:])
-    memories = _flat(converted.source, converted.result)
+    memories = _memories(converted.source, converted.result)
     memory = scratch.array("memory", (size,))
-    running.loop(*memories, shared, np.array([row]), 0, 1, memory)
+    run.loop(*memories, shared, _converted_row(block, converted), 0, 1, memory)
 
 
-def _add_up(sums: Sums, filters: np.ndarray, shared: np.ndarray) -> None:
+def _add_up(gradient: Gradient, filters: np.ndarray, shared: np.ndarray) -> None:
     """Write a filter gradient, the sum of arrays in the shared memory."""
-    size = prod(sums.shape)
-    first, *more = (shared[position : position + size] for position in sums.positions)
-    for total in more:
-        first += total
-    total = first.reshape(sums.shape)
-    if total.ndim > 4:
-        copy(filters, total[..., : filters.shape[1]].transpose(0, 5, 4, 1, 2, 3))
+    size = prod(gradient.shape)
+    total, *terms = (shared[position : position + size] for position in gradient.positions)
+    for term in terms:
+        total += term
+    sums = total.reshape(gradient.shape)
+    if sums.ndim > 4:
+        copy(filters, sums[..., : filters.shape[1]].transpose(0, 5, 4, 1, 2, 3))
         return
-    by_channel, filters = total.transpose(3, 0, 1, 2), filters[0, :, 0]
+    by_channel, filters = sums.transpose(3, 0, 1, 2), filters[0, :, 0]
     columns = columns_by_channel(len(filters), shared.itemsize)
     # The last panel also has columns of the one before it.
     before = len(by_channel) - columns
@@ -277,39 +286,25 @@ def _geometry(
     x: np.ndarray,
     w: np.ndarray,
     y: np.ndarray,
-    add: np.ndarray | None,
-    has_bias: bool,
-    keeps_blocks: bool,
     block_bytes: int,
+    keeps_blocks: bool,
 ) -> Geometry:
-    return Geometry(
-        problem,
-        pass_,
-        layout_of(x),
-        layout_of(w),
-        layout_of(y),
-        None if add is None else layout_of(add),
-        has_bias,
-        keeps_blocks,
-        tile_plans.loops().width(accumulator_of(problem.dtype).itemsize),
-        block_bytes,
-    )
+    """Return the geometry of a pass without addend and bias."""
+    columns = tile_plans.compiled_loops().width(accumulator_of(problem.dtype).itemsize)
+    layouts = layout_of(x), layout_of(w), layout_of(y)
+    return Geometry(problem, pass_, *layouts, None, False, keeps_blocks, columns, block_bytes)
 
 
-def _memories(prepared: Prepared, source: np.ndarray, result: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return the memory of the source and of the result, or nothing if blocks are converted."""
-    return _flat(source, result) if prepared.is_direct else ()
-
-
-def _flat(source: np.ndarray, result: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _memories(source: np.ndarray, result: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return memory_of(source), memory_of(result)
 
 
-def _converted_row(block: Block, converted: Correlation) -> list[int]:
-    """Return the row of a block whose operands have been copied."""
-    of_group, *_ = steps(block.of.filters)
+def _converted_row(block: Block, converted: Correlation) -> np.ndarray:
+    """Return the row of a block whose operands have been copied, as an array of one row."""
+    of_group, *_ = steps(block.correlation.filters)
     position = block.position + block.box[0].start * of_group
-    return row_of(converted, whole_box(converted), position, block.channels_first)
+    row = row_of(converted, whole_box(converted), position, block.begins_with_channel)
+    return np.array([row], np.int64)
 
 
 def _converted(block: Correlation, scratch: Scratch, with_result: bool = False) -> Correlation:
@@ -321,7 +316,7 @@ def _converted(block: Correlation, scratch: Scratch, with_result: bool = False) 
     axes = [axis.pixels() for axis in block.axes]
     source, sizes = block.source, tuple(axis.outputs for axis in axes)
     groups, channels, images = source.shape[:3]
-    if channels_are_last(source) or multiplies_channels(block):
+    if channels_are_last(source) or is_depthwise(block):
         pixels = np.moveaxis(scratch.array("pixels", (groups, images, *sizes, channels)), -1, 1)
     else:
         pixels = scratch.array("pixels", (groups, channels, images, *sizes))

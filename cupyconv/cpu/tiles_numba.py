@@ -14,7 +14,7 @@ from numba.extending import intrinsic
 from cupyconv.cpu.compiled import compiled
 
 _features = binding.get_host_cpu_features()
-_has_32_registers = bool(_features.get("avx512f")) or "neon" in _features
+_has_32_registers = bool(_features.get("avx512f")) or bool(_features.get("neon"))
 
 VECTOR_BYTES = 64 if _features.get("avx512f") else 32 if _features.get("avx") else 16
 """Bytes of a vector register."""
@@ -26,7 +26,8 @@ LEAST_DIVIDED = 1 << 11
 """Smallest number of pixels for which padding is treated separately (hand-set)."""
 
 LEAST_DIVIDED_CHANNELS = 1 << 8
-"""The same number for depthwise layers (hand-set)."""
+"""Smallest number of pixels of a depthwise layer for which padding is treated separately
+(hand-set)."""
 
 CACHED_ELEMENTS = 1 << 15
 """Elements of pixels that are read again from the cache (hand-set)."""
@@ -189,16 +190,16 @@ def pack(filters: Any, shared: Any, rows: Any, first: int, stop: int) -> None:
     """Copy filters (G, K, *terms) to panels, for the rows from ``first`` to ``stop``.
 
     A row has the position of the first filter, the strides of G, K and the four axes of a term,
-    the extents of these axes, the numbers of groups and filters, the position of the array
-    (G, panels, terms, columns of a tile), its extents, and the first and the last panel to copy.
+    the extents of these axes, the number of filters, the position of the array (G, panels, terms,
+    columns of a tile), its extents, and the first panel to copy and the first not to copy.
     """
     for number in range(first, stop):
         row = rows[number]
-        groups, panels, depth, columns = row[14], row[15], row[16], row[17]
+        groups, panels, depth, columns = row[13], row[14], row[15], row[16]
         size = groups * panels * depth * columns
-        target = shared[row[13] : row[13] + size].reshape((groups, panels, depth, columns))
+        target = shared[row[12] : row[12] + size].reshape((groups, panels, depth, columns))
         terms = row[7], row[8], row[9], row[10]
-        _pack(filters, row[0], _six(row, 1), terms, row[12], target, row[18], row[19])
+        _pack(filters, row[0], _six(row, 1), terms, row[11], target, row[17], row[18])
 
 
 @compiled
@@ -246,7 +247,8 @@ def _job(row: Any) -> Any:
         the sums of a filter gradient (G, K, C, *taps);
         the tuple (stride, dilation, offset, taps, size) of each spatial axis; the number of
         channels, the number of filters, and whether the axes of a term begin with the channel; the
-        first and the last group, image and output along each axis; and the columns of a tile.
+        pairs (first, stop) of the groups, images and outputs along each axis; and the columns of a
+        tile.
     """
     starts = row[0], row[1], row[2]
     axes = (
@@ -314,6 +316,7 @@ def add_gradient(
         depth = terms[0] * terms[1] * terms[2] * terms[3]
         groups, count = box[0][1] - box[0][0], -(-filters // columns)
         used = -(-used // columns) * columns
+        assert used + groups * count * depth * columns <= len(memory), "dy exceeds its memory"
         panels = memory[used : used + groups * count * depth * columns]
         panels = panels.reshape((groups, count, depth, columns))
         at = starts[1] + _start(places, box)
@@ -337,9 +340,10 @@ def add_gradient(
 def correlate_channels(
     source: Any, result: Any, shared: Any, rows: Any, first: int, stop: int, memory: Any
 ) -> None:
-    """Do the same as ``correlate`` for a depthwise correlation, whose channels are contiguous.
+    """Compute the blocks of a depthwise correlation's result from rows ``first`` to ``stop``.
 
     Args:
+        source, result: their channels are contiguous.
         shared: packed filters (taps, channels).
     """
     for number in range(first, stop):
@@ -366,9 +370,10 @@ def correlate_channels(
 def add_channel_gradient(
     source: Any, result: Any, shared: Any, rows: Any, first: int, stop: int, memory: Any
 ) -> None:
-    """Do the same as ``add_gradient`` for a depthwise correlation.
+    """Add the depthwise filter gradients of the blocks of dy from rows ``first`` to ``stop``.
 
     Args:
+        source, result: their channels are contiguous.
         shared: has the sums (taps along three axes, panels * columns); see ``_channel_products``.
     """
     for number in range(first, stop):
@@ -439,10 +444,10 @@ def _channel_products(
 
 @compiled
 def _parts(axes: Any, box: Any, least: int) -> Any:
-    """Divide a box into those outputs whose windows contain padding and the others.
+    """Separate the outputs of a box whose windows contain padding from all others.
 
     Only the former copy pixels.  There is no division if there are fewer than ``least`` pixels, or
-    if a quarter of the outputs read padding.
+    if more than a quarter of the outputs read padding.
     """
     depth, rows, columns = _cuts(axes[0], box[2]), _cuts(axes[1], box[3]), _cuts(axes[2], box[4])
     inner, outer = box[1][1] - box[1][0], box[1][1] - box[1][0]
@@ -463,7 +468,8 @@ def _parts(axes: Any, box: Any, least: int) -> Any:
 
 @compiled
 def _cuts(axis: Any, outputs: Any) -> Any:
-    """Return the first output, the range of outputs that read no padding, and the last output."""
+    """Return (first, begin, end, stop): outputs first to stop, of which begin to end read no
+    padding."""
     stride, dilation, offset, taps, size = axis
     first, stop = outputs
     begin = min(max(-(offset // stride), first), stop)
@@ -480,7 +486,7 @@ def _start(places: Any, box: Any) -> int:
 
 @compiled
 def _outputs(by: Any, axes: Any, box: Any) -> Any:
-    """Return the extents of images and outputs, and the strides of the pixels of a tap."""
+    """Return the extents of images and outputs, and the strides in pixels from one to the next."""
     extents = (
         box[1][1] - box[1][0],
         box[2][1] - box[2][0],
@@ -492,7 +498,7 @@ def _outputs(by: Any, axes: Any, box: Any) -> Any:
 
 @compiled
 def _term_steps(by: Any, axes: Any, are_first: bool) -> Any:
-    """Return the strides of the pixels of an output."""
+    """Return the strides in pixels from one channel or tap to the next, in a term's order."""
     return _ordered(by[1], axes[0][1] * by[3], axes[1][1] * by[4], axes[2][1] * by[5], are_first)
 
 
@@ -618,7 +624,7 @@ def _products(
 
 @compiled
 def _offsets(extents: Any, steps: Any, count: int, whole: int) -> Any:
-    """Return the positions of ``count`` elements in C order; the last one is repeated."""
+    """Return the positions of ``count`` elements in C order, and the last one up to ``whole``."""
     offsets = np.empty(whole, np.int64)
     number = 0
     for i in range(extents[0]):

@@ -76,11 +76,23 @@ def compute(
 # -- exact on integers -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_every_method_is_exact(case, monkeypatch):
-    # Divide small layers into parts and partial sums too.
+@pytest.fixture
+def divided(monkeypatch):
+    """Divide small layers into parts and partial sums too."""
     monkeypatch.setattr(choice, "CALL", 0)
     monkeypatch.setattr(correlation, "LEAST_PRODUCTS", 1)
+    for name in ("PART_PRODUCTS", "MANY_PRODUCTS", "LEAST_PACKED", "LEAST_WEIGHTS"):
+        monkeypatch.setattr(tile_plans, name, 1)
+    plans = tile_plans.plan_correlation, tile_plans.plan_gradient
+    for cached in plans:
+        cached.cache_clear()
+    yield
+    for cached in plans:
+        cached.cache_clear()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_method_is_exact(case, divided):
     for problem in (case.problem, *channels_last(case.problem)):
         data = integer_data(problem)
         for pass_, method in methods(problem):
@@ -98,9 +110,8 @@ def channels_last(problem: ConvProblem) -> list[ConvProblem]:
 @pytest.mark.costly
 @pytest.mark.parametrize("block_bytes", [3000, 30_000, 1])
 @pytest.mark.parametrize("problem", [DENSE, DEPTHWISE, DEEP], ids=["dense", "depthwise", "deep"])
-def test_every_method_is_exact_for_any_block_size(problem, block_bytes, monkeypatch):
+def test_every_method_is_exact_for_any_block_size(problem, block_bytes, divided, monkeypatch):
     monkeypatch.setattr(blocked, "BLOCK_BYTES", block_bytes)
-    monkeypatch.setattr(choice, "CALL", 0)
     # With blocks of one byte every step is a block, which is slow.
     sizes = (5, 4) if block_bytes == 1 else (11, 10)
     small = problem.replace(input_shape=(2, *problem.input_shape[1:-2], *sizes))
@@ -258,6 +269,47 @@ def test_tiles_are_exact(name, dtype):
     require_exact_tiles(TILES[name].replace(dtype=dtype))
 
 
+def test_tiles_are_planned_for_the_layout_of_their_operands():
+    """A layer computes with operands of several layouts in turn, twice."""
+    pytest.importorskip("numba")
+    problem = ConvProblem((2, 20, 9, 10), (24, 20, 3, 3), padding=1, stride=2)
+    data = integer_data(problem)
+    for _, layout, has_bias, has_addend in itertools.product(
+        range(2),
+        ("contiguous", "channels last", "reversed", "every second element"),
+        *[[False, True]] * 2,
+    ):
+        changed = replace(
+            data,
+            **{name: in_layout(getattr(data, name), layout) for name in ("x", "w", "dy")},
+            bias=data.bias if has_bias else None,
+        )
+        add = in_layout(data.dy, layout) if has_addend else None
+        got = cupyconv.conv_forward(
+            changed.x, changed.w, changed.bias, add=add, padding=1, stride=2,
+            impl=by_method(problem, "forward", "tiles"),
+        )  # fmt: skip
+        expected = cupyconv.conv_forward(
+            data.x, data.w, changed.bias, add=add, padding=1, stride=2, impl="reference"
+        )
+        np.testing.assert_array_equal(got, expected, err_msg=layout)
+        for pass_ in PASSES[1:]:
+            got = compute(problem, pass_, "tiles", changed)
+            expected = agreement.compute(cupyconv, pass_, problem, data, impl="reference")
+            np.testing.assert_array_equal(got, expected, err_msg=f"{pass_}, {layout}")
+
+
+def in_layout(array: np.ndarray, layout: str) -> np.ndarray:
+    """Return a view with the elements of an array in another memory layout."""
+    if layout == "channels last":
+        return np.moveaxis(np.ascontiguousarray(np.moveaxis(array, 1, -1)), -1, 1)
+    if layout == "reversed":
+        return np.ascontiguousarray(array[::-1])[::-1]
+    if layout == "every second element":
+        return np.stack([array, np.zeros_like(array)], axis=-1)[..., 0]
+    return array
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("missing", ["avx512", "avx"])
 def test_tiles_of_narrower_vectors_are_exact(missing, monkeypatch, tmp_path):
@@ -272,7 +324,7 @@ def test_tiles_of_narrower_vectors_are_exact(missing, monkeypatch, tmp_path):
         patch.setattr(binding, "get_host_cpu_features", lambda: fewer)
         spec.loader.exec_module(narrow)
     assert narrow.width(4) <= {"avx512": 16, "avx": 8}[missing]
-    monkeypatch.setattr(tile_plans, "loops", lambda: narrow)
+    monkeypatch.setattr(tile_plans, "compiled_loops", lambda: narrow)
     for problem in TILES.values():
         for dtype in ("float32", "float64"):
             require_exact_tiles(problem.replace(dtype=dtype))

@@ -107,7 +107,7 @@ class Work:
 
     def pack(self, _filters: Any, _shared: Any, rows: Any, first: int, stop: int) -> None:
         for row in rows[first:stop]:
-            groups, _, depth, columns, begin, end = row[14:20]
+            groups, _, depth, columns, begin, end = row[13:19]
             self.add(0, 2 * groups * depth * columns * (end - begin))
 
 
@@ -127,7 +127,7 @@ def work(monkeypatch) -> Work:
     of_tiles |= dict.fromkeys(("correlate", "add_gradient"), counter.product_tiles)
     channels = ("correlate_channels", "add_channel_gradient")
     of_tiles |= dict.fromkeys(channels, counter.channel_tiles)
-    monkeypatch.setattr(tile_plans, "loops", lambda: SimpleNamespace(**of_tiles))
+    monkeypatch.setattr(tile_plans, "compiled_loops", lambda: SimpleNamespace(**of_tiles))
     monkeypatch.setattr(threads, "blas_threads", lambda: 1)
     return counter
 

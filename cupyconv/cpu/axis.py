@@ -213,12 +213,16 @@ class Pieces(NamedTuple):
     Attributes:
         cuts: for each axis, the slices into which its outputs are divided.
         pairs: number of computed (output, tap) pairs per image, in all parts.
+        slow_pairs: the number of pairs that would take as long, if all rows were long.
         calls: number of calls of NumPy, if each part is one block.
+        taps: number of taps in all parts.
     """
 
     cuts: tuple[tuple[slice, ...], ...]
     pairs: float
+    slow_pairs: float
     calls: float
+    taps: int
 
 
 @lru_cache(maxsize=4096)
@@ -229,6 +233,8 @@ def pieces(
     images: int = 1,
     rows: int = 1,
     share: float = READ_SHARE,
+    tap: float = 0,
+    row: int = 1,
 ) -> Pieces:
     """Divide the outputs if the saved products with padding cost more than the added calls.
 
@@ -240,14 +246,17 @@ def pieces(
         rows: number of outputs of all images that are computed together; the outputs of a part are
             rounded up to a multiple.
         share: smallest share of (output, tap) pairs without padding that is not divided.
+        row: number of outputs along the last axis below which a row takes as long as if it had
+            this number.
+        tap: cost of copying the filters of a tap, relative to the cost of one (output, tap) pair.
     """
     whole = [((slice(0, axis.outputs),),) for axis in axes]
     either = [
         (*uncut, cut) if len(cut) > 1 else uncut
         for uncut, cut in zip(whole, (tuple(axis.cuts(share)) for axis in axes), strict=True)
     ]
-    tries = [_pieces(axes, cuts, part_calls, images, rows) for cuts in product(*either)]
-    return min(tries, key=lambda division: division.pairs + call * division.calls)
+    tries = [_pieces(axes, cuts, part_calls, images, rows, row) for cuts in product(*either)]
+    return min(tries, key=lambda of: of.slow_pairs + call * of.calls + tap * of.taps)
 
 
 def _pieces(
@@ -256,6 +265,7 @@ def _pieces(
     part_calls: int,
     images: int,
     rows: int,
+    row: int,
 ) -> Pieces:
     taps, outputs, span, parts_of = 1.0, 1.0, 1.0, []  # three means over the parts
     for axis, slices in zip(axes, cuts, strict=True):
@@ -265,13 +275,16 @@ def _pieces(
         outputs *= axis.outputs / len(slices)
         span *= sum(part.span for part in along) / len(slices)
         parts_of.append(along)
-    pairs = 0.0
+    pairs, slow_pairs, all_taps = 0.0, 0.0, 0
     for part in product(*parts_of):
-        computed = -(-images * prod(axis.outputs for axis in part) // rows) * rows
-        pairs += computed * prod(axis.taps for axis in part) / images
+        of_part = prod(axis.taps for axis in part)
+        lines, line = images * prod(axis.outputs for axis in part[:-1]), part[-1].outputs
+        pairs += -(-lines * line // rows) * rows * of_part / images
+        slow_pairs += -(-lines * (-(-line // row) * row) // rows) * rows * of_part / images
+        all_taps += of_part
     # If windows are far apart, the pixels of each tap are gathered separately.
     calls = part_calls + (TAP_CALLS * taps if outputs * taps < span and rows == 1 else 0)
-    return Pieces(cuts, pairs, calls * prod(map(len, cuts)))
+    return Pieces(cuts, pairs, slow_pairs, calls * prod(map(len, cuts)), all_taps)
 
 
 # -- the stride phases of backprop_input -----------------------------------------------------------
@@ -434,6 +447,7 @@ def loop_blocks(
     filters: int,
     most_elements: int,
     by_pixel: bool,
+    long_rows: bool = True,
 ) -> LoopBlocks:
     """Divide a correlation into blocks of limited size that read few inputs twice.
 
@@ -446,6 +460,7 @@ def loop_blocks(
         most_elements: largest number of elements per block; only a block with a single output may
             have more.
         by_pixel: whether to sum rows of channels, not planes.
+        long_rows: whether a block should have many groups, which are a row.
     """
     extents = (groups, images, *(axis.outputs for axis in axes))
 
@@ -461,9 +476,12 @@ def loop_blocks(
 
     def work(most: tuple[int, ...]) -> float:
         """Return the number of elements in all blocks, times a factor for short rows."""
-        return count(most) * places(most) * (1 + SHORT_RUN / most[0] if by_pixel else 1)
+        is_slow = by_pixel and long_rows
+        return count(most) * places(most) * (1 + SHORT_RUN / most[0] if is_slow else 1)
 
     most, order = extents, [*range(1, len(extents)), 0]
+    if not long_rows:
+        order.sort()
     if not by_pixel:
         most = (groups, min(-(-LEAST_PLANE // prod(extents[2:])), images), *extents[2:])
         order.sort()

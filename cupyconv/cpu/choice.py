@@ -99,11 +99,21 @@ TILE_RATE = 300e9
 CHANNEL_RATE = 100e9
 """FLOP/s of compiled tiles of depthwise layers (rough)."""
 
+NARROW = 1.7
+"""Factor by which tiles with few filters are slower (measured)."""
+
+NARROW_GRADIENT = 2.5
+"""Factor by which tiles of filter gradients with few filters are slower (measured)."""
+
 TILE_BYTES = 64
 """Bytes of a vector of results of a tile (rough)."""
 
 TILE_ROWS = 12
 """Number of rows of a tile (rough)."""
+
+SCATTERED = 10
+"""Elements that NumPy copies in the time that it takes to transpose a weight for ``scattered``
+(rough)."""
 
 PACKING = 3
 """Elements that NumPy copies in the time that it takes to pack a weight for tiles (rough)."""
@@ -135,6 +145,9 @@ PLANE_RATE = 60e9
 
 FOUR_FILTERS = 2.4
 """Factor on PLANE_RATE for four or more filters, which share the loaded pixels (rough)."""
+
+SHORT_ROW = 16
+"""Outputs of a row whose products take as long as those of a shorter row (rough)."""
 
 GRADIENT_ROWS = 32
 """Number of pixels whose products take as long as reading and writing sums twice (rough)."""
@@ -267,7 +280,9 @@ def product_pieces(
 ) -> Pieces:
     """Divide a correlation's outputs into parts, so that few products read padding."""
     products = max(images * groups * channels * filters * _slower(filters), 1)
-    return pieces(axes, CALL * RATE / 2 / products)
+    # Each part copies its filters once more.
+    tap = groups * channels * filters / SPEED * RATE / products
+    return pieces(axes, CALL * RATE / 2 / products, tap=tap)
 
 
 def tile_pieces(
@@ -278,14 +293,22 @@ def tile_pieces(
     filters: int,
     itemsize: int,
     is_gradient: bool,
+    is_in_place: bool,
 ) -> Pieces:
-    """Divide a correlation's outputs into parts for the method ``tiles``; see ``pieces``."""
+    """Divide a correlation's outputs into parts for the method ``tiles``; see ``pieces``.
+
+    Args:
+        is_in_place: whether pixels are read in place and their channels are contiguous.  Otherwise
+            short rows of outputs are slow.
+    """
     by_channel = is_by_channel(groups, channels, filters, itemsize)
     rate = CHANNEL_RATE if by_channel else TILE_RATE
     call = CALL * rate / 2 / (images * groups * channels * filters)
     # A part of a gradient reads and writes all sums, in the time of some products.
     rows = GRADIENT_ROWS if is_gradient else TILE_ROWS
-    return pieces(axes, call, BLOCK_CALLS, images, rows, share=1)
+    if is_in_place:
+        return pieces(axes, call, BLOCK_CALLS, images, rows, share=1)
+    return pieces(axes, call, BLOCK_CALLS, images, rows, row=SHORT_ROW)
 
 
 def most_loop_bytes(block_bytes: int, share: int) -> int:
@@ -433,26 +456,33 @@ def _tiles(work: _Pass, is_gradient: bool) -> Iterator[Method]:
     rows = work.channels * work.taps
     if max(blocks.places * work.itemsize, 2 * TILE_BYTES * rows) > 4 * BLOCK_BYTES:
         return  # a single pixel, or the filters of a tile, take too much memory
-    division = tile_pieces(work.axes, *counts, work.filters, work.itemsize, is_gradient)
+    is_converted = work.itemsize != ITEMSIZE[work.dtype]
+    is_in_place = work.channels_last and not is_converted
+    extents = *counts, work.filters, work.itemsize
+    division = tile_pieces(work.axes, *extents, is_gradient, is_in_place)
     padded_rows = -(-rows // TILE_ROWS) * TILE_ROWS / rows if is_gradient else 1
     operations = 2.0 * prod(counts) * division.pairs * columns * padded_rows
-    is_converted = work.itemsize != ITEMSIZE[work.dtype]
+    if work.filters <= lanes // 2:
+        operations *= NARROW_GRADIENT if is_gradient else NARROW
     is_padded = any(axis.offset < 0 or axis.offset + axis.span > axis.size for axis in work.axes)
+    parts = prod(map(len, division.cuts))
+    count = max(blocks.blocks, parts)
     order = 1 if work.channels_last else TRANSPOSED
     elements = PACKING * float(work.weights) * (1 if is_gradient else order)
     if is_padded or is_converted:
         elements += blocks.blocks * blocks.places - work.pixels * columns
     if is_gradient:
-        elements += work.pixels * columns * order
+        # Each block reads and writes the sums of its groups.
+        sums = count / parts * blocks.most[0] * work.channels * division.taps * columns
+        elements += work.pixels * columns * order + sums
     elif is_converted or not work.channels_last:
-        elements += work.pixels * work.filters * order
-    count = blocks.blocks * prod(map(len, division.cuts)) * work.phases
+        elements += 1.5 * work.pixels * work.filters * order
     yield _tiles_method(
         work,
         "filters times pixels, in tiles",
         operations * RATE / TILE_RATE,
         elements,
-        count,
+        count * work.phases,
         is_converted,
     )
 
@@ -469,20 +499,22 @@ def _channel_tiles(work: _Pass, is_gradient: bool) -> Iterator[Method]:
         return
     rows = -(-work.taps // TILE_ROWS) * TILE_ROWS / work.taps if is_gradient else 1
     counts = work.images, work.groups, 1, 1
-    division = tile_pieces(work.axes, *counts, work.itemsize, is_gradient)
+    is_in_place = work.channels_last and work.itemsize == ITEMSIZE[work.dtype]
+    division = tile_pieces(work.axes, *counts, work.itemsize, is_gradient, is_in_place)
     operations = 2.0 * work.images * work.groups * division.pairs * rows
     sources = blocks.blocks * blocks.places - work.pixels
     elements: float = sources + work.weights
     if not work.channels_last:
-        elements += 3 * TRANSPOSED * (sources + work.pixels)
-    count = blocks.blocks * prod(map(len, division.cuts)) * work.phases
+        run = 1 + LOOP_ELEMENTS / (4 * work.axes[-1].outputs)
+        elements += 2.5 * TRANSPOSED * (sources + work.pixels) * run
+    count = max(blocks.blocks, prod(map(len, division.cuts))) * work.phases
     yield _tiles_method(
         work,
         "taps times pixels, in vectors of channels",
         operations * RATE / CHANNEL_RATE,
         elements,
         count,
-        not work.channels_last or work.itemsize != ITEMSIZE[work.dtype],
+        not is_in_place,
     )
 
 
@@ -550,7 +582,8 @@ def tile_blocks(
         share //= clamp(max(products // PART_PRODUCTS, share // PART_BYTES), LOOP_PARTS // 2)
         least = WINDOWS * _window_places(axes, channels, columns) * itemsize
         most = min(max(share, least, block_bytes // 64), 2 * block_bytes)
-    return loop_blocks(axes, images, groups, channels, columns, most // itemsize, by_pixel=True)
+    most //= itemsize
+    return loop_blocks(axes, images, groups, channels, columns, most, True, long_rows=False)
 
 
 def _scattered(work: _Pass) -> Iterator[Method]:
@@ -571,7 +604,9 @@ def _scattered(work: _Pass) -> Iterator[Method]:
         "scattered",
         "filters times pixels, added up by taps",
         2.0 * read * work.channels * sums * _slower(sums),
-        1.5 * (added + work.pixels * work.filters) * run + 1.5 * read * sums + work.weights,
+        1.5 * (added + work.pixels * work.filters) * run
+        + 1.5 * read * sums
+        + SCATTERED * work.weights,
         48 + TAP_CALLS * blocks * work.taps,
     )
 

@@ -319,6 +319,8 @@ def _add_blocks(
     """
     begins_with_channel = _begins_with_channel(original)
     for piece in _pieces(whole, is_gradient):
+        if is_gradient and not piece.filters.size:
+            continue
         position = stage.shared_size + offset(piece.filters, whole.filters)
         blocks = _blocks(piece, block_bytes, is_gradient)
         for box in _boxes(piece, blocks.most):
@@ -481,8 +483,10 @@ def _pieces(whole: Correlation, is_gradient: bool = False) -> Iterator[Correlati
     counts = whole.groups, whole.channels, whole.filter_count
     if is_depthwise(whole):
         counts = whole.channels, 1, 1
-    itemsize = whole.accumulator.itemsize
-    return whole.pieces(tile_pieces(whole.axes, whole.images, *counts, itemsize, is_gradient).cuts)
+    itemsize, source = whole.accumulator.itemsize, whole.source
+    is_in_place = source.dtype == whole.accumulator and channels_are_last(source)
+    extents = whole.images, *counts, itemsize
+    return whole.pieces(tile_pieces(whole.axes, *extents, is_gradient, is_in_place).cuts)
 
 
 def _chunks(piece: Correlation, most_bytes: int) -> Iterator[Correlation]:

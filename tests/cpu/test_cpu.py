@@ -758,6 +758,12 @@ def test_calls_stay_within_their_announced_memory(seed, limited_scratch):
     assert computed == {*METHODS, "patches", *blocked.EXCHANGED}
 
 
+def test_converted_gradients_stay_within_their_announced_memory(limited_scratch):
+    pytest.importorskip("numba")
+    problem = ConvProblem((4, 40, 12, 12), (40, 40, 3, 3), padding=1, dtype="float16")
+    compute(problem, "backprop_filter", "tiles", zeros(problem))
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(2))
 def test_loops_stay_within_their_announced_memory(seed, limited_scratch, monkeypatch):

@@ -213,7 +213,7 @@ class Pieces(NamedTuple):
     Attributes:
         cuts: for each axis, the slices into which its outputs are divided.
         pairs: number of computed (output, tap) pairs per image, in all parts.
-        slow_pairs: the number of pairs that would take as long, if all rows were long.
+        slow_pairs: number of pairs in long rows that take as long; short rows are slower.
         calls: number of calls of NumPy, if each part is one block.
         taps: number of taps in all parts.
     """
@@ -246,9 +246,9 @@ def pieces(
         rows: number of outputs of all images that are computed together; the outputs of a part are
             rounded up to a multiple.
         share: smallest share of (output, tap) pairs without padding that is not divided.
+        tap: cost of copying the filters of a tap, relative to the cost of one (output, tap) pair.
         row: number of outputs along the last axis below which a row takes as long as if it had
             this number.
-        tap: cost of copying the filters of a tap, relative to the cost of one (output, tap) pair.
     """
     whole = [((slice(0, axis.outputs),),) for axis in axes]
     either = [

@@ -13,7 +13,7 @@ Each method has a module in cupyconv/cpu/:
 - products: filters times gathered pixels (im2col); supports every configuration.
 - windows: filters times gathered pixels in a single product, for small layers.
 - exchanged: filter gradients; pixels of x times gathered pixels of dy, for layers with few filters.
-- exchanged-tiles: the same in tiles.
+- exchanged-tiles: filter gradients; pixels of x times pixels of dy, in tiles.
 - scattered: filters times pixels; the products are then added up tap by tap (col2im).
 - patches: input gradients; dy's pixels times slices of taps within which windows do not overlap.
 - tiles: filters times pixels, in tiles whose sums stay in registers; needs Numba and a real dtype.
@@ -100,10 +100,10 @@ CHANNEL_RATE = 100e9
 """FLOP/s of compiled tiles of depthwise layers (rough)."""
 
 NARROW = 1.7
-"""Factor by which tiles with few filters are slower (measured)."""
+"""Factor by which tiles with few filters are slower (rough)."""
 
 NARROW_GRADIENT = 2.5
-"""Factor by which tiles of filter gradients with few filters are slower (measured)."""
+"""Factor by which tiles of filter gradients with few filters are slower (rough)."""
 
 TILE_BYTES = 64
 """Bytes of a vector of results of a tile (rough)."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import groupby
 from math import prod
 
 import numpy as np
@@ -85,7 +84,9 @@ def _cleared(matrices: np.ndarray) -> np.ndarray:
 
 
 def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int, clears: bool) -> None:
-    terms = partial_sums(chunk, block_bytes)
+    weights = list(weights_of_sums(chunk, block_bytes))
+    count = SUMS // len(weights)
+    terms = [(part, term) for part in weights for term in part.divided(count)]
     [shared] = pool.divided("shared", sum(term.filters.size for _, term in terms))
     totals = [_like_filters(term, shared, f"{number}") for number, (_, term) in enumerate(terms)]
     window, results, most = _columns(terms[0][1], block_bytes)
@@ -108,25 +109,9 @@ def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int, clears: b
                 is_begun = True
 
     each(add, range(len(terms)), pool, size)
-    add_up(terms, totals)
-
-
-PartialSums = list[tuple[Correlation, Correlation]]
-"""Parts of a filter gradient, each with a part of its outputs, which one thread sums."""
-
-
-def partial_sums(chunk: Correlation, block_bytes: int) -> PartialSums:
-    """Divide a filter gradient into weights whose sums fit the cache, and these into outputs."""
-    weights = list(weights_of_sums(chunk, block_bytes))
-    return [(part, term) for part in weights for term in part.divided(SUMS // len(weights))]
-
-
-def add_up(terms: PartialSums, totals: Sequence[np.ndarray]) -> None:
-    """Write the filter gradient of each part, the sum of its arrays (G, K, C, *taps)."""
-    pairs = zip(terms, totals, strict=True)
-    for _, of_part in groupby(pairs, key=lambda pair: id(pair[0][0])):
-        ((part, _), first), *more = of_part
-        for _, total in more:
+    for part in weights:
+        first, *more = (total for (of, _), total in zip(terms, totals, strict=True) if of is part)
+        for total in more:
             first += total
         copy(part.filters, first)
 

@@ -43,6 +43,7 @@ from cupyconv.cpu.views import (
     offset,
     without_memory,
 )
+from cupyconv.kernels.strides import element_strides
 from cupyconv.problem import ConvAxis, ConvProblem
 from cupyconv.signals import import_whole
 
@@ -416,9 +417,9 @@ def row_of(
         offset(block.source, whole.source),
         offset(block.result, whole.result),
         position,
-        *steps(block.source),
-        *steps(block.result),
-        *steps(block.filters),
+        *element_strides(block.source),
+        *element_strides(block.result),
+        *element_strides(block.filters),
         *chain.from_iterable((a.stride, a.dilation, a.offset, a.taps, a.size) for a in axes),
         block.channels,
         block.filter_count,
@@ -444,7 +445,7 @@ def pack_rows(chunk: Correlation, filters: np.ndarray, position: int) -> Iterato
     for some in parts(panels, at_once):
         yield [
             offset(weights, filters),
-            *steps(weights),
+            *element_strides(weights),
             *terms,
             count,
             position,
@@ -566,11 +567,6 @@ def _channels_as_one_group(whole: Correlation) -> Correlation:
         bias=None if whole.bias is None else whole.bias.swapaxes(0, 1),
         addend=None if whole.addend is None else whole.addend.swapaxes(0, 1),
     )
-
-
-def steps(array: np.ndarray) -> list[int]:
-    """Return the strides in elements."""
-    return [step // array.itemsize for step in array.strides]
 
 
 def _begins_with_channel(block: Correlation) -> bool:

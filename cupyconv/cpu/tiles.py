@@ -38,7 +38,6 @@ from cupyconv.cpu.tile_plans import (
     plan_correlation,
     plan_gradient,
     row_of,
-    steps,
     whole_box,
     width,
 )
@@ -50,6 +49,7 @@ from cupyconv.cpu.views import (
     memory_of,
     same_view,
 )
+from cupyconv.kernels.strides import element_strides
 from cupyconv.problem import ConvProblem
 
 
@@ -301,7 +301,7 @@ def _memories(source: np.ndarray, result: np.ndarray) -> tuple[np.ndarray, np.nd
 
 def _converted_row(block: Block, converted: Correlation) -> np.ndarray:
     """Return the row of a block whose operands have been copied, as an array of one row."""
-    of_group, *_ = steps(block.correlation.filters)
+    of_group, *_ = element_strides(block.correlation.filters)
     position = block.position + block.box[0].start * of_group
     row = row_of(converted, whole_box(converted), position, block.begins_with_channel)
     return np.array([row], np.int64)

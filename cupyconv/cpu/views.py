@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from cupyconv.kernels.strides import element_strides
 from cupyconv.problem import ConvProblem
 
 SHORT_ROW = 16
@@ -102,8 +103,7 @@ def has_whole_steps(array: np.ndarray, dtype: np.dtype) -> bool:
 
 def flat_memory(array: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
     """Return the memory as a 1-D view, and the strides in elements, which must be whole."""
-    size = array.itemsize
-    return memory_of(array), tuple([step // size for step in array.strides])
+    return memory_of(array), element_strides(array)
 
 
 def memory_of(array: np.ndarray) -> np.ndarray:
@@ -115,8 +115,8 @@ def memory_of(array: np.ndarray) -> np.ndarray:
         return array.reshape(-1)
     span = 0
     if array.size:
-        steps = zip(array.shape, array.strides, strict=True)
-        span = sum((extent - 1) * (step // array.itemsize) for extent, step in steps) + 1
+        pairs = zip(array.shape, element_strides(array), strict=True)
+        span = sum((extent - 1) * step for extent, step in pairs) + 1
     return np.asarray(_Memory(array, 0, (span,), None))
 
 

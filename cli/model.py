@@ -15,7 +15,6 @@ from cupyconv.errors import require_word
 from cupyconv.explaining import model_page
 from cupyconv.explaining.onnx_graph import open_shape_text
 from cupyconv.explaining.onnx_model import Model, ModelLayer, UnreadLayer, read
-from cupyconv.explaining.transposed import output_padding
 from cupyconv.markup import in_line, spreadsheet_cell
 from cupyconv.planning import Plan, plan
 from cupyconv.problem import bytes_text, counted, shape_text
@@ -123,7 +122,7 @@ def command(
         plans = plans_of[id(layer)]
         shapes = (
             f"{shape_text(layer.input_shape)} * {shape_text(layer.problem.filter_shape)}\n"
-            f"-> {shape_text(layer.output_shape)}\n{_settings(layer)}"
+            f"-> {shape_text(layer.output_shape)}\n{layer.settings}"
         )
         shapes += "".join(f"\n{in_line(note)}" for note in layer.notes)
         table.add_row(
@@ -211,7 +210,7 @@ def _unread_cells(layer: UnreadLayer) -> tuple[str, ...]:
         open_shape_text(shape) or "?"
         for shape in (layer.input_shape, layer.filter_shape, layer.output_shape)
     )
-    words = [layer.operator] if layer.operator != "Conv" else []
+    words = [layer.settings] if layer.settings else []
     words += [] if layer.is_open else ["left out"]
     words += [f"inside {operator}" for operator in layer.inside]
     shapes = in_line(f"{x} * {w}") + "\n" + in_line(f"-> {y}")
@@ -249,7 +248,7 @@ def _csv(
         writer.writerow(
             [
                 *(spreadsheet_cell(layer.name), layer.operator, *map(shape_text, shapes)),
-                *(_settings(layer), layer.parameters, problem.flops),
+                *(layer.settings, layer.parameters, problem.flops),
                 *(f"{model.share(layer):.6f}", problem.bytes, *names),
                 spreadsheet_cell("; ".join(layer.notes)),
             ]
@@ -266,25 +265,6 @@ def _input(text: str) -> tuple[str, tuple[int, ...]]:
             "Write, for example, data=1x3x224x224",
         )
     return name.strip(), configuration.read_shape("--input", shape)
-
-
-def _settings(layer: ModelLayer) -> str:
-    """Return the settings of a layer that differ from the defaults, and its dtype, as text."""
-    problem = layer.problem
-    words = [layer.operator] if layer.is_transposed else []
-    if max(problem.stride) > 1:
-        words.append(f"stride {shape_text(problem.stride)}")
-    extra = tuple(map(output_padding, problem.axes)) if layer.is_transposed else ()
-    if any(extra):
-        words.append(f"output_padding {shape_text(extra)}")
-    if any(map(any, problem.padding)):
-        sides = [str(b) if b == a else f"{b}:{a}" for b, a in problem.padding]
-        words.append(f"padding {sides[0] if len(set(sides)) == 1 else ','.join(sides)}")
-    if max(problem.dilation) > 1:
-        words.append(f"dilation {shape_text(problem.dilation)}")
-    if problem.groups > 1:
-        words.append(f"groups {problem.groups}")
-    return ", ".join([*words, problem.dtype])
 
 
 def _kernels(layer: ModelLayer, layer_plan: Plan) -> str:
@@ -323,7 +303,7 @@ def _as_json(
         x, w, y = layer.input_shape, problem.filter_shape, layer.output_shape
         shapes = {"x": x, "w": w, "y": y, "dx": x, "dw": w, "dy": y}
         if layer.has_bias:
-            bias = (y[1],)
+            bias = (layer.output_channels,)
             shapes |= {"bias": bias, "db": bias}
         layers.append(
             {
@@ -331,6 +311,8 @@ def _as_json(
                 **configuration.as_json(unnamed, problem),
                 "shapes": {tensor: list(shape) for tensor, shape in shapes.items()},
                 "parameters": layer.parameters,
+                "adds": layer.added or None,
+                "activation": layer.activation or None,
                 "same_filter_as": layer.same_filter_as,
                 "same_values_as": layer.same_values_as,
                 "filter_is_stored": layer.filter is not None,
@@ -373,6 +355,7 @@ def _unread_json(layer: UnreadLayer) -> dict[str, Any]:
         "name": layer.name,
         "operator": layer.operator,
         "reason": layer.reason,
+        "attributes": dict(layer.attributes),
         "shapes": {
             "x": list(layer.input_shape),
             "w": list(layer.filter_shape),

@@ -437,7 +437,7 @@ def test_summary_counts_layers_left_out_with_reasons(saved):
     path = saved(mixed())
     text = " ".join(run(path).stdout.split())
     assert "1 of 5 convolutions (1 of unknown size, 3 left out), 144 weights" in text
-    assert "left out: quantised, because ConvInteger is not ONNX's Conv" in text
+    assert "left out: quantised, because ConvInteger computes with quantized integers" in text
     assert "left out: wide, because 4 spatial axes are unsupported, 1 to 3 are supported" in text
     assert "left out: idle, because no output of the model depends on it" in text
     assert json.loads(run(path, "--json").stdout)["totals"]["convolutions"] == 5
@@ -449,8 +449,9 @@ def test_summary_counts_layers_left_out_with_reasons(saved):
         ("ConvInteger", ""),
         ("QLinearConv", ""),
         ("DeformConv", ""),
-        ("FusedConv", "com.microsoft"),
-        ("NhwcConv", "com.microsoft"),
+        ("QLinearConvTranspose", "com.microsoft"),
+        ("ConvTransposeWithDynamicPads", "com.microsoft"),
+        ("Conv", "com.microsoft.nchwc"),
     ],
 )
 def test_model_with_only_unsupported_convolutions_names_them(saved, operator, domain):

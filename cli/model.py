@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +96,9 @@ def command(
         for node in shown
         if isinstance(node, ModelLayer)
     ]
+    plans_of = {id(layer): plans for layer, plans in planned}
     if csv:
-        paths.write(Path(csv), _csv(model, planned, devices).encode())
+        paths.write(Path(csv), _csv(model, shown, plans_of, devices).encode())
     if html:
         paths.write(Path(html), model_page.html(Path(file).name, model, planned).encode())
     if paths.STANDARD in saved:
@@ -114,7 +115,6 @@ def command(
         *(f"kernels on {device}" for device in devices),
         right=("parameters", "FLOP", "share"),
     )
-    plans_of = {id(layer): plans for layer, plans in planned}
     for layer in shown:
         if isinstance(layer, UnreadLayer):
             table.add_row(in_line(layer.name), *_unread_cells(layer))
@@ -229,9 +229,15 @@ def _counted(model: Model) -> str:
 
 
 def _csv(
-    model: Model, planned: list[tuple[ModelLayer, list[Plan]]], devices: tuple[str, ...]
+    model: Model,
+    shown: Sequence[ModelLayer | UnreadLayer],
+    plans_of: Mapping[int, Sequence[Plan]],
+    devices: tuple[str, ...],
 ) -> str:
-    """Return CSV text with a line per layer, which includes its kernels on every device."""
+    """Return CSV text with a line per layer, which includes its kernels on every device.
+
+    A layer that is not read has neither cost nor kernels; the reason is in the notes.
+    """
     import csv
     import io
 
@@ -241,18 +247,15 @@ def _csv(
     kernels = [f"{tensor} on {device}" for device in devices for tensor in ("y", "dx", "dw")]
     texts = ("layer", "operator", "x", "w", "y", "settings")
     writer.writerow([*texts, *numbers, *kernels, "notes"])
-    for layer, plans in planned:
-        problem = layer.problem
-        shapes = (layer.input_shape, problem.filter_shape, layer.output_shape)
-        names = [each[pass_].implementation for each in plans for pass_ in layer.passes.values()]
-        writer.writerow(
-            [
-                *(spreadsheet_cell(layer.name), layer.operator, *map(shape_text, shapes)),
-                *(layer.settings, layer.parameters, problem.flops),
-                *(f"{model.share(layer):.6f}", problem.bytes, *names),
-                spreadsheet_cell("; ".join(layer.notes)),
-            ]
-        )
+    for layer in shown:
+        shapes = map(open_shape_text, (layer.input_shape, layer.filter_shape, layer.output_shape))
+        cost: list[Any] = [""] * (3 + len(kernels))
+        if isinstance(layer, ModelLayer):
+            plans, passes = plans_of[id(layer)], layer.passes.values()
+            cost = [layer.problem.flops, f"{model.share(layer):.6f}", layer.problem.bytes]
+            cost += [each[pass_].implementation for each in plans for pass_ in passes]
+        row = [layer.name, layer.operator, *shapes, layer.settings, layer.parameters, *cost]
+        writer.writerow(spreadsheet_cell(str(cell)) for cell in (*row, "; ".join(layer.notes)))
     return buffer.getvalue()
 
 

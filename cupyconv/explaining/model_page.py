@@ -30,7 +30,8 @@ def html(name: str, model: Model, planned: Sequence[tuple[ModelLayer, Sequence[P
         planned: layers to show, each with its plans for the devices to show.
     """
     unread = tuple(
-        (node.name, node.operator, node.reason) for node in (*model.unknown, *model.left_out)
+        (node.name, node.settings or node.operator, node.reason)
+        for node in (*model.unknown, *model.left_out)
     )
     parts = [
         f"<h1>{escape(name)}</h1>",
@@ -41,7 +42,7 @@ def html(name: str, model: Model, planned: Sequence[tuple[ModelLayer, Sequence[P
     if unread:
         parts += [
             "<h2>Layers that were not read</h2>",
-            Table(("layer", "operator", "why"), unread).html(),
+            Table(("layer", "settings", "why"), unread).html(),
         ]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'

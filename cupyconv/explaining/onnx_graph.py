@@ -156,7 +156,8 @@ class Visit:
     Attributes:
         node: ONNX's NodeProto.
         scope: facts about the tensors that the node can read.
-        inside: operators whose inner graphs contain the node, outermost first, such as ("If",).
+        inside: operators whose inner graphs contain the node, outermost first, such as
+            ("Loop", "then_branch of If_0").
         used: whether an output of the model depends on the node.
     """
 
@@ -387,7 +388,8 @@ class Walk:
             for attribute in node.attribute:
                 for inner in _graphs_of(attribute):
                     known = self._inner_types(node, inner, scope)
-                    where = (*inside, node.op_type)
+                    branch = f"{attribute.name} of {node.name or node.op_type}"
+                    where = (*inside, branch if node.op_type == "If" else node.op_type)
                     types_out = yield from self._graph(inner, scope, known, where, is_used)
                     returned[attribute.name] = types_out
             inferred_types, values = self._outputs(node, scope, returned)

@@ -76,7 +76,7 @@ class _Node:
         operator: operator of the node, such as "Conv" or "ConvInteger".
         filter: Stored object of the filter; None if the filter is not stored.
         bias: Stored object of the bias; None without a bias, or if the bias is not stored.
-        inside: operators whose inner graphs contain the node, such as ("Loop",).
+        inside: operators and branches that contain the node, as for ``Visit``.
     """
 
     name: str
@@ -120,6 +120,11 @@ class ModelLayer(_Node):
     def input_shape(self) -> tuple[int, ...]:
         """Shape of the node's input, and of the gradient with respect to it."""
         return self.problem.output_shape if self.is_transposed else self.problem.input_shape
+
+    @property
+    def filter_shape(self) -> tuple[int, ...]:
+        """Shape of the filter, and of the gradient with respect to it."""
+        return self.problem.filter_shape
 
     @property
     def output_shape(self) -> tuple[int, ...]:
@@ -219,6 +224,11 @@ class UnreadLayer(_Node):
             if sizes.get(name) and not (name == "kernel_shape" and self.filter_shape):
                 words.append(f"{name} {shape_text(sizes[name])}")
         return ", ".join(words)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Enclosing operators, and the reason why the node is not read."""
+        return (*(f"inside {operator}" for operator in self.inside), self.reason)
 
 
 def _settings(
@@ -396,6 +406,12 @@ def _convolutions(
             nodes.append(_unread(walk, visit, name, why, form))
         except _Unsupported as error:
             nodes.append(_unread(walk, visit, name, str(error)))
+        except (ConvError, ConvTypeError) as error:
+            if not visit.inside:
+                raise
+            fault = f"{error.rule}: {error.values}" if isinstance(error, ConvError) else f"{error}"
+            why = f"{fault.removeprefix(f'{name}: ')} (a branch that does not run may be invalid)"
+            nodes.append(_unread(walk, visit, name, why))
     return Model(walk.inputs, tuple(nodes)), unknown
 
 

@@ -690,7 +690,8 @@ def _of_model(path: str, input_shapes: dict[str, tuple[int, ...]], notes: list[s
     """Return the convolutions of an ONNX model as layers, and extend ``notes`` by the others."""
     from cupyconv.explaining.onnx_model import read
 
-    model = read(path, input_shapes, paths.read(Path(path)))
+    with paths.opened(Path(path)) as file:
+        model = read(path, input_shapes, file)
     if not model.layers:
         raise ConvError(
             "a model must have a convolution that can be read",

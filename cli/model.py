@@ -85,8 +85,8 @@ def command(
             paths.require_writable(option, Path(path))
     if html:
         paths.require_suffix("--html", Path(html), ".html", ".htm")
-    content = paths.read(Path(file))
-    model = read(file, dict(map(_input, inputs)), content, open_sizes=True)
+    with paths.opened(Path(file)) as content:
+        model = read(file, dict(map(_input, inputs)), content, open_sizes=True)
     nodes: list[ModelLayer | UnreadLayer] = list(model.nodes)
     if sort:
         nodes = [*sorted(model.layers, key=_ORDERS[sort]), *model.unknown, *model.left_out]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import click
 
@@ -93,14 +95,23 @@ _READ = "cupyconv.standard_input"
 
 
 def read(path: Path) -> bytes:
-    """Return the content of a file or of standard input.
+    """Return the content of a file or of standard input; raise as ``opened`` does."""
+    with opened(path) as file:
+        return file.read()
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file or standard input, to be read.
 
     Raises:
         ConvError: standard input is closed, or was read before by the same command.
         OSError: the file cannot be read.
     """
     if str(path) != STANDARD:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            yield file
+        return
     if sys.stdin is None:
         raise ConvError("standard input must be open", "it is closed", "Give a file, or a pipe")
     meta = click.get_current_context().meta
@@ -111,7 +122,7 @@ def read(path: Path) -> bytes:
             "Give one of them as a file",
         )
     meta[_READ] = True
-    return sys.stdin.buffer.read()
+    yield sys.stdin.buffer
 
 
 def write_json(path: str, content: dict[str, Any]) -> None:

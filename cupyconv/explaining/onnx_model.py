@@ -15,9 +15,10 @@ from functools import cached_property
 from importlib import import_module
 from math import prod
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 from cupyconv.errors import ConvError, ConvTypeError, CupyconvError, install_command
+from cupyconv.explaining.onnx_file import damaged, other_kind, read_content
 from cupyconv.explaining.onnx_graph import (
     MOST_NODES,
     Scope,
@@ -331,7 +332,7 @@ def _stored_size(every: Iterable[Stored | None]) -> int:
 def read(
     path: str | Path,
     inputs: Mapping[str, tuple[int, ...]] | None = None,
-    content: bytes | None = None,
+    file: BinaryIO | None = None,
     *,
     open_sizes: bool = False,
 ) -> Model:
@@ -342,25 +343,25 @@ def read(
         inputs: shapes by name.  A name is an input of the model with unknown sizes, a tensor inside
             the model whose shape cannot be inferred, or a named unknown size such as "batch", for
             which the shape has one size.
-        content: content of the file, if it was read already.
+        file: the file, if it is open already.
         open_sizes: accept a model in which no convolution has known sizes.
 
     Raises:
-        ConvError: the file is damaged or too large, or no convolution has known sizes.
+        ConvError: the file is of another kind, damaged or too large, or no convolution has known
+            sizes.
         ConvTypeError: the onnx package is not installed.
         OSError: the file cannot be read.
     """
     onnx = _onnx()
-    if content is None:
-        content = Path(path).read_bytes()
+    content = read_content(path, file)
     try:
         model = onnx.load_model_from_string(content)
     except Exception as error:  # protobuf's error class is unknown here
-        raise _damaged(
+        raise other_kind(path, content) or damaged(
             path, f"it cannot be parsed ({' '.join(str(error).split())[:120]})"
         ) from None
     if not model.graph.node:
-        raise _damaged(path, "it has no graph")
+        raise other_kind(path, content) or damaged(path, "it has no graph")
     _require_texts(path, model)
     model = _inlined(path, model)
     open_unusable_sizes(model.graph)
@@ -394,7 +395,7 @@ def _convolutions(
             nodes.append(_unread(walk, visit, name, unsupported(node)))
             continue
         if not node.input or not node.output:
-            raise _damaged(path, f"{name} has no inputs or no outputs")
+            raise damaged(path, f"{name} has no inputs or no outputs")
         if not visit.used:
             nodes.append(_unread(walk, visit, name, "no output of the model depends on it"))
             continue
@@ -621,14 +622,6 @@ def _onnx() -> Any:
     return onnx
 
 
-def _damaged(path: str | Path, what: str) -> ConvError:
-    return ConvError(
-        "a model must be a complete ONNX file",
-        f"{path}: {what}",
-        "Export it again, or check the path",
-    )
-
-
 def _inlined(path: str | Path, model: Any) -> Any:
     """Return the model with each function call replaced by the body of the function."""
     if not model.functions:
@@ -636,7 +629,7 @@ def _inlined(path: str | Path, model: Any) -> Any:
     try:
         count = expanded_nodes(model)
     except ValueError as error:
-        raise _damaged(path, f"its functions cannot be expanded ({error})") from None
+        raise damaged(path, f"its functions cannot be expanded ({error})") from None
     if count > MOST_NODES:
         raise ConvError(
             f"a model must have at most {MOST_NODES:,} nodes with its functions expanded",
@@ -647,7 +640,7 @@ def _inlined(path: str | Path, model: Any) -> Any:
     try:
         return import_module("onnx.inliner").inline_local_functions(model)
     except Exception as error:
-        raise _damaged(
+        raise damaged(
             path, f"its functions cannot be expanded ({' '.join(str(error).split())[:160]})"
         ) from None
 
@@ -658,7 +651,7 @@ def _require_texts(path: str | Path, message: Any) -> None:
         if field.type == field.TYPE_STRING:
             texts = [value] if isinstance(value, (str, bytes)) else value
             if any(isinstance(text, bytes) for text in texts):
-                raise _damaged(path, f"its {field.name} is not UTF-8")
+                raise damaged(path, f"its {field.name} is not UTF-8")
         elif field.type == field.TYPE_MESSAGE:
             for inner in [value] if hasattr(value, "ListFields") else value:
                 _require_texts(path, inner)

@@ -17,6 +17,7 @@ from cupyconv.explaining.onnx_graph import open_shape_text
 from cupyconv.explaining.onnx_model import Model, ModelLayer, UnreadLayer, read
 from cupyconv.markup import in_line, spreadsheet_cell
 from cupyconv.planning import Plan, plan
+from cupyconv.planning.plan import workspace_notes
 from cupyconv.problem import bytes_text, counted, shape_text
 
 
@@ -152,6 +153,9 @@ def command(
             "a layer inside another operator counts once, although Loop and Scan run it in each "
             "iteration, and If runs only one branch"
         )
+    lines += map(
+        in_line, workspace_notes((layer.name, each) for layer, plans in planned for each in plans)
+    )
     if len(shown) < len(nodes):
         lines.append(f"{len(nodes) - len(shown)} more are not shown")
     if model.unknown:

@@ -8,6 +8,7 @@ from cupyconv.explaining.explanation import explain
 from cupyconv.explaining.onnx_model import Model, ModelLayer
 from cupyconv.markup import STYLE, Document, Table, escape
 from cupyconv.planning import Plan
+from cupyconv.planning.plan import workspace_notes
 from cupyconv.problem import shape_text
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -64,7 +65,8 @@ def _layer(layer: ModelLayer, plans: Sequence[Plan], share: float) -> str:
         f"<h4>Kernels on {escape(plan.place)}</h4>{plan.table.html()}{plan.origin.html()}"
         for plan in plans
     )
-    notes = "".join(f"<p>{escape(note)}</p>" for note in layer.notes)
+    remarks = (*layer.notes, *workspace_notes(("", plan) for plan in plans))
+    notes = "".join(f"<p>{escape(note)}</p>" for note in remarks)
     return (
         f"<details><summary><b>{escape(layer.name)}</b> {escape(layer.operator)} {shapes} "
         f"<span>{layer.parameters:,} parameters, {share:.1%} of the FLOP</span></summary>"

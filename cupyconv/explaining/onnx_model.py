@@ -739,17 +739,12 @@ def _in_own_order(form: Form, problem: ConvProblem, w: Shape) -> ConvProblem:
     """Return a problem with x, y and w in the order of the node; w is the shape in this order."""
     if not form.is_channels_last:
         return problem
-    rank = len(w) - 2
-    output_first, _, last = filter_formats(rank)
-    return ConvProblem(
-        channels_last(problem.input_shape),
-        cast("tuple[int, ...]", w),
-        **problem.keywords
-        | {
-            "data_format": data_formats(rank)[1],
-            "filter_format": output_first if w == problem.filter_shape else last,
-        },
-        dtype=problem.dtype,
+    output_first, _, last = filter_formats(len(w) - 2)
+    return problem.replace(
+        input_shape=channels_last(problem.input_shape),
+        filter_shape=cast("tuple[int, ...]", w),
+        data_format=data_formats(len(w) - 2)[1],
+        filter_format=output_first if w == problem.filter_shape else last,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache, lru_cache
 from math import inf, isfinite
@@ -18,7 +18,7 @@ from cupyconv.kernels.request import Impl, Implementation, Request
 from cupyconv.kernels.strides import Strides
 from cupyconv.planning import calibration
 from cupyconv.planning.families import FAMILIES
-from cupyconv.problem import PASSES, ConvProblem
+from cupyconv.problem import PASSES, ConvProblem, bytes_text, counted
 
 AUTO: Impl = "auto"
 
@@ -291,6 +291,30 @@ def plan(
         plan_pass(problem, pass_, chosen, impl, precision, workspace_limit) for pass_ in PASSES
     )
     return Plan(problem, chosen, passes)
+
+
+def workspace_notes(plans: Iterable[tuple[str, Plan]]) -> list[str]:
+    """Return a note on the passes whose workspace is larger than x, w and y together, if any.
+
+    Args:
+        plans: plans with the names of their layers; "" for a layer without a name.
+    """
+    large = [
+        (planned.workspace_bytes, f"{name} {planned.pass_}".strip(), plan)
+        for name, plan in plans
+        for planned in plan
+        if planned.workspace_bytes > plan.problem.bytes
+    ]
+    if not large:
+        return []
+    size, name, plan = max(large, key=lambda entry: entry[0])
+    others = counted(len(large) - 1, "other pass", "other passes")
+    also = f"; {others} also {'need' if len(large) > 2 else 'needs'} more" if large[1:] else ""
+    return [
+        f"{name} needs {bytes_text(size)} of workspace on {plan.place}, more than x, w and y "
+        f"together ({bytes_text(plan.problem.bytes)}){also}. Set cupyconv.workspace_limit to the "
+        "number of bytes that a pass may use"
+    ]
 
 
 @lru_cache(maxsize=4096, typed=True)

@@ -6,8 +6,10 @@ import json
 
 import pytest
 
+import cupyconv
 from cupyconv.explaining import onnx_graph
 from cupyconv.explaining import onnx_model as models
+from cupyconv.problem import bytes_text
 from tests.command import run as run_command
 from tests.explaining.test_model import build, listed, onnx, run, saved, value, weights
 
@@ -180,3 +182,34 @@ def test_pads_beside_auto_pad_are_rejected(saved, batch):
     result = run(path)
     assert result.exit_code == 2
     assert "c: pads must not be combined with an auto_pad other than NOTSET" in result.stderr
+
+
+def test_workspace_larger_than_the_tensors_is_named(saved, tmp_path):
+    """cuda-columns stores one product per pixel of y and element of a filter for dx."""
+    stored = [weights("w", (64, 16, 5, 5, 5)), weights("v", (1, 64, 1, 1, 1))]
+    nodes = [
+        onnx.helper.make_node("Conv", ["x", "w"], ["h"], name="wide", pads=[2] * 6),
+        onnx.helper.make_node("Conv", ["h", "v"], ["y"], name="thin"),
+    ]
+    path = saved(build(nodes, [value("x", (2, 16, 16, 16, 16))], stored))
+    layers = models.read(path).layers
+    plans = [(layer.problem, cupyconv.plan(layer.problem, "sm_80")) for layer in layers]
+    large = [one for problem, p in plans for one in p if one.workspace_bytes > problem.bytes]
+    most = max(large, key=lambda planned: planned.workspace_bytes)
+    page = tmp_path / "net.html"
+    assert run(path, "--html", str(page), "--device", "sm_80").exit_code == 0
+    texts = [
+        listed(path, "--device", "sm_80"),
+        run_command("plan", "--model", path, "--layer", "wide", "--device", "sm_80").stdout,
+        run_command("plan", "--model", path, "--device", "sm_80").stdout,
+        page.read_text(),
+    ]
+    size = bytes_text(most.workspace_bytes)
+    for text in texts:
+        said = f"{most.pass_} needs {size} of workspace on sm_80, more than x, w and y together"
+        assert said in " ".join(text.split())
+        assert "cupyconv.workspace_limit" in text
+    assert f"{len(large) - 1} other passes" in " ".join(texts[2].split())
+    limited = cupyconv.plan(layers[0].problem, "sm_80", workspace_limit=layers[0].problem.bytes)
+    assert all(one.workspace_bytes <= layers[0].problem.bytes for one in limited)
+    assert "cupyconv.workspace_limit" not in listed(path, "--device", "cpu")

@@ -78,7 +78,7 @@ def channels_last(sizes: tuple[_Size, ...]) -> tuple[_Size, ...]:
     return (sizes[0], *sizes[2:], sizes[1]) if len(sizes) > 1 else sizes
 
 
-_FIRST, _SECOND_TENSOR = slice(0, 1), slice(0, 4, 3)
+_FIRST, _TWO_TENSORS = slice(0, 1), slice(0, 4, 3)
 
 _FORMS = {
     "FusedConv": Form("Conv", slice(0, 2)),
@@ -87,11 +87,11 @@ _FORMS = {
     "NhwcFusedConv": Form("Conv", slice(0, 2), True, (False, True)),
     "NhwcMaxPool": Form("MaxPool", _FIRST, True),
     "QLinearConv": Form("QLinearConv"),
-    "QLinearConvTranspose": Form("ConvTranspose", _SECOND_TENSOR),
+    "QLinearConvTranspose": Form("ConvTranspose", _TWO_TENSORS),
     "QLinearAveragePool": Form("AveragePool", _FIRST),
     "QLinearGlobalAveragePool": Form("GlobalAveragePool", _FIRST),
-    "QLinearAdd": Form("Add", _SECOND_TENSOR),
-    "QLinearMul": Form("Mul", _SECOND_TENSOR),
+    "QLinearAdd": Form("Add", _TWO_TENSORS),
+    "QLinearMul": Form("Mul", _TWO_TENSORS),
     "QLinearConcat": Form("Concat", slice(2, None, 3)),
     "QuantizeLinear": Form("QuantizeLinear"),
     "DequantizeLinear": Form("DequantizeLinear"),

@@ -68,7 +68,7 @@ def command(
             "Use --output-shape for the size of the result" if dy else "Leave it out",
         )
     if dy is not None:
-        _backwards(layers, dy, options, as_json)
+        show_inputs(layers, dy, options, as_json)
         return
     if sweep is not None:
         _sweep(layers, sweep, as_json)
@@ -84,7 +84,7 @@ def command(
     output.draw(*parts, *configuration.left_out(notes))
 
 
-def _backwards(layers: list[Layer], dy: str, options: Mapping[str, Any], as_json: bool) -> None:
+def show_inputs(layers: list[Layer], dy: str, options: Mapping[str, Any], as_json: bool) -> None:
     """Print the input sizes that give an output of shape ``dy``, and check --input against it."""
     shape = configuration.read_shape("--dy", dy)
     if options.get("input"):

@@ -34,10 +34,10 @@ from __future__ import annotations
 from numbers import Integral
 from typing import Any, Literal
 
-import cupyconv
-from cupyconv import arrays, formats, operations
+from cupyconv import arrays, formats, settings
+from cupyconv.binding import Called
+from cupyconv.calls import compute
 from cupyconv.errors import ConvError, ConvTypeError, require_word, shown
-from cupyconv.operations import Called
 from cupyconv.problem import LARGEST, ConvOptions, Padding, Size
 from cupyconv.remedies import Names, any_padding
 
@@ -106,7 +106,7 @@ def get_max_workspace_size() -> int:
     >>> cudnn.get_max_workspace_size()
     67108864
     """
-    limit = cupyconv.workspace_limit
+    limit = settings.workspace_limit
     return LARGEST if limit is None else limit
 
 
@@ -127,7 +127,7 @@ def set_max_workspace_size(size: int) -> None:
             f"got {shown(size)}",
             "Use 0 for no workspace, or 2**63 - 1 for no limit",
         )
-    cupyconv.workspace_limit = int(size)
+    settings.workspace_limit = int(size)
 
 
 def convolution_forward(
@@ -171,17 +171,10 @@ def convolution_forward(
     >>> y[0, 0].tolist()
     [[18.0, 18.0], [18.0, 18.0]]
     """
-    options = _options(x, pad, stride, dilation, groups, d_layout, w_layout)
-    operations.compute(
-        "forward",
-        (x, W) if b is None else (x, W, _flat(b)),
-        None,
-        options,
-        _result("y", y),
-        precision=_precision(tensor_core),
-        measure=bool(auto_tune),
-        called=_FORWARD,
-    )
+    layer = _options(x, pad, stride, dilation, groups, d_layout, w_layout)
+    arrays_of = (x, W, None if b is None else _flat(b), None, _result("y", y))
+    options = (None, *layer, None, _precision(tensor_core), "auto")
+    compute("forward", *arrays_of, options, _FORWARD, bool(auto_tune))
 
 
 def convolution_backward_filter(
@@ -217,17 +210,10 @@ def convolution_backward_filter(
     >>> gW[0, 0].tolist()
     [[4.0, 4.0, 4.0], [4.0, 4.0, 4.0], [4.0, 4.0, 4.0]]
     """
-    options = _options(x, pad, stride, dilation, groups, d_layout, w_layout)
-    operations.compute(
-        "backprop_filter",
-        (x, gy),
-        _result("gW", gW).shape,
-        options,
-        gW,
-        precision=_precision(tensor_core),
-        measure=bool(auto_tune) and not deterministic,
-        called=_BACKWARD_FILTER,
-    )
+    layer = _options(x, pad, stride, dilation, groups, d_layout, w_layout)
+    options = (_result("gW", gW).shape, *layer, None, _precision(tensor_core), "auto")
+    measure = bool(auto_tune) and not deterministic
+    compute("backprop_filter", x, gy, None, None, gW, options, _BACKWARD_FILTER, measure)
 
 
 def convolution_backward_data(
@@ -269,18 +255,17 @@ def convolution_backward_data(
     >>> gx[0, 0].tolist()
     [[3.0, 6.0, 3.0], [6.0, 12.0, 6.0], [3.0, 6.0, 3.0]]
     """
-    options = _options(x, pad, stride, dilation, groups, d_layout, w_layout)
+    layer = _options(x, pad, stride, dilation, groups, d_layout, w_layout)
     shape = _result("y", y).shape
-    how: dict[str, Any] = {
-        "precision": _precision(tensor_core),
-        "measure": bool(auto_tune) and not deterministic,
-        "called": _BACKWARD_DATA,
-    }
+    how = (*layer, None, _precision(tensor_core), "auto")
+    measure = bool(auto_tune) and not deterministic
     if b is None:
-        operations.compute("backprop_input", (W, x), shape, options, y, **how)
+        arrays_of = (W, x, None, None, y)
+        compute("backprop_input", *arrays_of, (shape, *how), _BACKWARD_DATA, measure)
         return
-    operands = (W, x, _flat(b))
-    operations.compute("transpose", operands, (shape, None), options, y, conjugates=True, **how)
+    arrays_of = (W, x, _flat(b), None, y)
+    options = ((shape, None), *how)
+    compute("conjugate_transpose", *arrays_of, options, _BACKWARD_DATA, measure)
 
 
 # -- reading the arguments -------------------------------------------------------------------------

@@ -35,9 +35,10 @@ from functools import lru_cache
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, overload
 
-from cupyconv import arrays, operations
+from cupyconv import arrays, operands
+from cupyconv.binding import Called
+from cupyconv.calls import compute
 from cupyconv.errors import ConvError, ConvTypeError, require_word, shown
-from cupyconv.operations import Called
 from cupyconv.problem import (
     TRANSPOSED,
     ConvOptions,
@@ -193,13 +194,13 @@ def conv(
     >>> onnx.conv(x, w, auto_pad="SAME_UPPER").shape
     (1, 4, 5, 5)
     """
-    x, w = arrays.take("x", x)[0], operations.take_filter(w)
+    x, w = arrays.take("x", x)[0], operands.take_filter(w)
     b = None if b is None else arrays.take("b", b)[0]
     attributes = _Attributes(auto_pad, dilations, group, kernel_shape, pads, strides)
     shapes = x.shape, w.shape, None if b is None else b.shape
     options = _from_cache(_conv_options, shapes, attributes)
-    operands = (x, w) if b is None else (x, w, b)
-    return operations.compute("forward", operands, None, options, None, called=_CONV_CALLED)
+    call_options = (None, *options, None, "ieee", "auto")
+    return compute("forward", x, w, b, None, None, call_options, _CONV_CALLED)
 
 
 @overload
@@ -262,17 +263,15 @@ def conv_transpose(
     >>> onnx.conv_transpose(x, w, strides=[2, 2], output_shape=[6, 6]).shape
     (1, 2, 6, 6)
     """
-    x, w = arrays.take("x", x)[0], operations.take_filter(w)
+    x, w = arrays.take("x", x)[0], operands.take_filter(w)
     b = None if b is None else arrays.take("b", b)[0]
     attributes = _Attributes(
         auto_pad, dilations, group, kernel_shape, pads, strides, output_padding, output_shape
     )
     shapes = x.shape, w.shape, None if b is None else b.shape
     options, extra = _from_cache(_conv_transpose_options, shapes, attributes)
-    operands, sizes = (w, x) if b is None else (w, x, b), (None, extra)
-    return operations.compute(
-        "transpose", operands, sizes, options, None, called=_CONV_TRANSPOSE_CALLED
-    )
+    call_options = ((None, extra), *options, None, "ieee", "auto")
+    return compute("transpose", w, x, b, None, None, call_options, _CONV_TRANSPOSE_CALLED)
 
 
 @lru_cache(maxsize=4096)
@@ -383,7 +382,7 @@ def _conv_problem(
         }
         problem = named_problem(_CONV, input_shape, filter_shape, **layer)
         if bias_shape is not None:
-            operations.require_bias("b", bias_shape, problem.K, _CONV.w)
+            operands.require_bias("b", bias_shape, problem.K, _CONV.w)
         return problem
 
     given = {
@@ -463,7 +462,7 @@ def _conv_transpose_problem(
         )
         problem = _transposed(output_shape, filter_shape, changed, dtype)
         if bias_shape is not None:
-            operations.require_bias("b", bias_shape, problem.C, _CONV_TRANSPOSE.x)
+            operands.require_bias("b", bias_shape, problem.C, _CONV_TRANSPOSE.x)
         return problem
 
     given = {

@@ -42,9 +42,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
-from cupyconv import arrays, formats, operations
+from cupyconv import arrays, formats
+from cupyconv.binding import Called
+from cupyconv.calls import compute
 from cupyconv.errors import ConvError, ConvTypeError, shown, unknown_word
-from cupyconv.operations import Called
 from cupyconv.problem import (
     ConvOptions,
     counted,
@@ -124,6 +125,7 @@ _CALLED = {
     "forward": Called(("input", "filter"), tensors=_NAMES._replace(y="the output")),
     "backprop_input": Called(("filter", "out_backprop"), tensors=_NAMES),
     "backprop_filter": Called(("input", "out_backprop"), tensors=_NAMES),
+    "backprop_bias": Called(("out_backprop",)),
 }
 _SIZES: dict[str, tuple[str, ...]] = {
     "forward": (),
@@ -812,7 +814,8 @@ def BiasAddGrad(
     if word not in words:
         raise unknown_word("data_format", data_format, words)
     layout = words[word]
-    return operations.sum_bias(out_backprop, layout, None, "out_backprop")
+    options = ConvOptions(data_format=layout)
+    return _compute("backprop_bias", out_backprop, None, None, options)
 
 
 # -- the passes, from TensorFlow's arguments -------------------------------------------------------
@@ -822,8 +825,7 @@ def _forward(input: Any, filter: Any, window: _Window, *, depthwise: bool = Fals
     x, w = arrays.take("input", input)[0], _array(window, "filter", filter)
     options = _checked("forward", (x.shape, w.shape, None), window, depthwise)
     w = w.reshape(_grouped_shape(w.shape)) if depthwise else w
-    called = _CALLED["forward"]
-    return operations.compute("forward", (x, w), None, options, None, called=called)
+    return _compute("forward", x, w, None, options)
 
 
 def _backprop_input(
@@ -833,8 +835,7 @@ def _backprop_input(
     shape = _input_shape(input_sizes, w, dy, window)
     options = _checked("backprop_input", (shape, w.shape, dy.shape), window, depthwise)
     w = w.reshape(_grouped_shape(w.shape)) if depthwise else w
-    called = _CALLED["backprop_input"]
-    return operations.compute("backprop_input", (w, dy), shape, options, None, called=called)
+    return _compute("backprop_input", w, dy, shape, options)
 
 
 def _backprop_filter(
@@ -844,9 +845,12 @@ def _backprop_filter(
     shape = _filter_shape(filter_sizes, window, depthwise)
     options = _checked("backprop_filter", (x.shape, shape, dy.shape), window, depthwise)
     grouped = _grouped_shape(shape) if depthwise else shape
-    called = _CALLED["backprop_filter"]
-    dw = operations.compute("backprop_filter", (x, dy), grouped, options, None, called=called)
-    return dw.reshape(shape)
+    return _compute("backprop_filter", x, dy, grouped, options).reshape(shape)
+
+
+def _compute(operation: str, first: Any, second: Any, shape: Any, layer: ConvOptions) -> Any:
+    options = (shape, *layer, None, "ieee", "auto")
+    return compute(operation, first, second, None, None, None, options, _CALLED[operation])
 
 
 @lru_cache(maxsize=4096)

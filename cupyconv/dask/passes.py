@@ -9,7 +9,7 @@ from typing import Any
 
 import dask.array as da
 
-from cupyconv import arrays, formats, operations
+from cupyconv import arrays, binding, formats
 from cupyconv.dask import tasks
 from cupyconv.dask.chunks import as_chunked
 from cupyconv.dask.graph import FAN_IN, Graph
@@ -71,7 +71,7 @@ def conv_forward(
     options = ConvOptions(stride, padding, dilation, groups, data_format, filter_format)
     bias = None if bias is None else as_chunked("bias", bias)
     operands = {"x": x, "w": w} if bias is None else {"x": x, "w": w, "bias": bias}
-    problem = operations.problem_of("forward", operands, None, options)
+    problem = binding.problem_of("forward", operands, None, options)
     n_axis, c_axis, *spatial = problem.data_axes
     batches = ranges_of(x.chunks[n_axis])
     blocks = channel_blocks(
@@ -138,7 +138,7 @@ def conv_backprop_input(
     """
     w, dy = as_chunked("w", w), as_chunked("dy", dy)
     options = ConvOptions(stride, padding, dilation, groups, data_format, filter_format)
-    problem = operations.problem_of("backprop_input", {"w": w, "dy": dy}, input_shape, options)
+    problem = binding.problem_of("backprop_input", {"w": w, "dy": dy}, input_shape, options)
     return _input_gradient(problem, w, dy, precision, impl)
 
 
@@ -228,7 +228,7 @@ def conv_transpose(
     bias = None if bias is None else as_chunked("bias", bias)
     operands = {"w": w, "x": x} if bias is None else {"w": w, "x": x, "bias": bias}
     sizes = (output_shape, output_padding)
-    problem = operations.problem_of("transpose", operands, sizes, options)
+    problem = binding.problem_of("transpose", operands, sizes, options)
     dtype = problem.dtype
     if problem.is_complex:
         w = w.conj()  # the input gradient conjugates w again
@@ -288,7 +288,7 @@ def conv_backprop_filter(
     """
     x, dy = as_chunked("x", x), as_chunked("dy", dy)
     options = ConvOptions(stride, padding, dilation, groups, data_format, filter_format)
-    problem = operations.problem_of("backprop_filter", {"x": x, "dy": dy}, filter_shape, options)
+    problem = binding.problem_of("backprop_filter", {"x": x, "dy": dy}, filter_shape, options)
     n_axis, c_axis, *spatial = problem.data_axes
     batches = ranges_of(dy.chunks[n_axis])
     blocks = channel_blocks(problem, bounds_of(x.chunks[c_axis]), bounds_of(dy.chunks[c_axis]))

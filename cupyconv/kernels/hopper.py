@@ -472,7 +472,7 @@ def tma_refuses(request: Request, operand_bytes: int) -> str | None:
     if request.device.target != "sm_90a":
         return "wgmma needs compute capability 9.0"
     if not request.device.has_tensor_maps:
-        return "TMA needs NVIDIA's bindings of the driver: pip install cuda-bindings"
+        return "TMA needs a driver that encodes tensor maps"
     if 0 in (*problem.input_shape, *problem.filter_shape, *problem.output_shape):
         return "TMA does not support empty tensors"
     if problem.groups > 1:

@@ -12,7 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from cupyconv import foreign, formats
 from cupyconv.errors import ConvError, ConvTypeError, shown
-from cupyconv.operations import require_add, require_bias
+from cupyconv.operands import require_add, require_bias
 from cupyconv.problem import (
     ITEMSIZE,
     ConvAxis,

@@ -25,10 +25,10 @@ from cupyconv.formats import data_formats, filter_formats
 from cupyconv.gpu.runtime import Series
 from cupyconv.kernels.strides import Strides
 from cupyconv.launch import Launch
-from cupyconv.planning import Device, Request, launches
+from cupyconv.planning import Device, Request
 from cupyconv.planning.plan import PassPlan, contenders
 from cupyconv.problem import ITEMSIZE, PASSES
-from tests import cubins
+from tests import cubins, launches
 from tests.configurations import in_formats
 
 from . import driver, memory

@@ -221,9 +221,9 @@ class EmulatedKernel(Function):
         pointers = (ctypes.c_void_p * max(len(holders), 1))(
             *[holder.ctypes.data for holder in holders]
         )
-        for value in args:
-            if isinstance(value, np.ndarray) and not value.dtype.names:
-                memory.note_kernel(value, self)
+        for index, holder in enumerate(holders):
+            if self._entry.parameters[index].kind == _POINTER:
+                memory.note_kernel(int(holder), self)
         outcome = self.run(grid_extents, block_extents, pointers, shared_mem, self.may_overlap)
         if outcome.reports and options.raise_reports:
             raise CheckerError(outcome.reports)

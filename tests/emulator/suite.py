@@ -46,10 +46,10 @@ from cupyconv.gpu import compiler, sources
 from cupyconv.kernels.device import Chip
 from cupyconv.kernels.strides import Strides
 from cupyconv.launch import Launch, Part
-from cupyconv.planning import Device, Request, launches
+from cupyconv.planning import Device, Request
 from cupyconv.planning.plan import PassPlan, contenders
 from cupyconv.problem import PASSES
-from tests import cubins
+from tests import cubins, launches
 from tests.cubins import Resources
 
 from . import driver, memory

@@ -13,10 +13,10 @@ import pytest
 from cupyconv import ConvProblem, arrays, operations
 from cupyconv.kernels import bias, direct
 from cupyconv.kernels.strides import Strides, contiguous_strides
-from cupyconv.planning import Device, Request, launches, plan_pass
+from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.plan import contenders
 from cupyconv.problem import PASSES
-from tests import cubins
+from tests import cubins, launches
 from tests.configurations import in_formats
 from tests.emulator import EmulatedModule, Outcome, account, driver, memory, settings, suite
 from tests.emulator.ptx.nvrtc import ptx_of

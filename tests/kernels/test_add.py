@@ -13,11 +13,11 @@ from cupyconv import ConvError, ConvProblem, ConvTypeError, Plan, arrays
 from cupyconv.gpu import compiler, sources
 from cupyconv.kernels.request import Epilogue
 from cupyconv.kernels.strides import Strides
-from cupyconv.planning import Device, Request, launches, plan_pass
+from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.planning.plan import plan_of, ranked_candidates
 from cupyconv.problem import PASSES
-from tests import emulator
+from tests import emulator, launches
 from tests.agreement import fits, require_equal
 from tests.configurations import CASES, COLUMNS_CASES, in_formats, integer_data
 from tests.cubins import no_spills

@@ -20,7 +20,6 @@ from cupyconv.kernels.strides import Strides, element_strides
 from cupyconv.launch import Part
 from cupyconv.planning import Device, Request, plan, plan_pass
 from cupyconv.planning.families import FAMILIES
-from cupyconv.planning.launches import filter_form, prepare
 from cupyconv.planning.plan import contenders
 from cupyconv.problem import PASSES
 from tests import agreement, emulator, views
@@ -33,6 +32,7 @@ from tests.configurations import (
     integer_data,
     random_data,
 )
+from tests.launches import filter_form, prepare
 
 pytestmark = pytest.mark.costly
 

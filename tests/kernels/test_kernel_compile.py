@@ -16,9 +16,10 @@ from cupyconv.kernels.gather import Access, Accesses, ring
 from cupyconv.kernels.request import ACTIVATIONS
 from cupyconv.kernels.strides import Strides
 from cupyconv.launch import STORAGE
-from cupyconv.planning import Device, Request, launches, plan_pass
+from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
+from tests import launches
 from tests.configurations import Case
 from tests.cubins import disassemble, instructions, no_spills, resources
 

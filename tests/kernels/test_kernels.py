@@ -9,14 +9,13 @@ import pytest
 
 import cupyconv
 from cupyconv import ConvProblem, arrays
-from cupyconv.backends import Tensors
 from cupyconv.bench import suites
 from cupyconv.kernels.bias import prepare_bias
 from cupyconv.kernels.strides import Strides
-from cupyconv.planning import Device, Request, launches, plan_pass
+from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES
-from tests import agreement, emulator
+from tests import agreement, emulator, launches
 from tests.agreement import fits, plan_with_tiling, plan_without_copies
 from tests.configurations import (
     CASES,
@@ -377,8 +376,7 @@ def test_last_block_of_a_tensor_beyond_32_bits(impl):
     last = pass_plan.blocks - 1
     assert last == parts - 1
     with emulator.settings(blocks=[last]):
-        tensors = Tensors(x, emulator.memory.array(w, "w"), y)
-        backend.prepare(pass_plan, problem, Strides.contiguous(problem))(tensors)
+        launches.run(backend, problem, pass_plan, x, emulator.memory.array(w, "w"), y)
     written = expected[0, 0, -1, -4:]  # the last tile's part of the last row
     assert written.any()
     assert (y[0, 0, -1, -4:] == written).all()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import cupyconv
-from cupyconv import ConvError, ConvProblem, operations
+from cupyconv import ConvError, ConvProblem, binding
 from cupyconv.gpu import compiler, sources
 from cupyconv.gpu.runtime import Series
 from cupyconv.kernels import bias, direct, gather, patch, toeplitz
@@ -21,7 +21,6 @@ from cupyconv.kernels.strides import Strides, contiguous_strides
 from cupyconv.launch import Launch
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
-from cupyconv.planning.launches import prepare
 from cupyconv.planning.plan import contenders
 from cupyconv.problem import ITEMSIZE, PASSES
 from tests import emulator, launches
@@ -38,6 +37,7 @@ from tests.cubins import Parameter, Resources, resources
 from tests.emulator import driver, tensormap
 from tests.emulator.driver import CHIPS, CheckedFunction, Refusal
 from tests.kernels.test_kernel_compile import ARCHITECTURES
+from tests.launches import prepare
 
 KERNELS = r"""
 struct alignas(64) Map { char bytes[128]; };
@@ -299,10 +299,10 @@ def test_kernels_are_allowed_their_dynamic_shared_memory(kernels):
     runtime = driver.DriverRuntime("sm_86")
     one = Launch("kernels.cu", "tables", (), (1,), (384,), 48 << 10, ("x",))
     runtime._functions[one.source, one.defines, one.entry] = function
-    Series([one], runtime)((np.uint64(0),))
+    Series([one], runtime)((0,) * 5)
     assert function.max_dynamic_shared_size_bytes == 48 << 10
     less = replace(one, shared_bytes=1 << 10)
-    Series([one, less], runtime)((np.uint64(0),))  # both launches use one function
+    Series([one, less], runtime)((0,) * 5)  # both launches use one function
 
 
 @pytest.mark.parametrize(("filters", "blocks"), [(1, 1), (64, 1), (65, 2), (256, 4)])
@@ -583,7 +583,7 @@ def reaching(far):
 
 def bias_launches(shape, layout, dtype, device="sm_80", limit=None):
     """Return the launches of a bias gradient of contiguous dy, and their bytes of workspace."""
-    problem = operations.bias_problem("dy", shape, layout, dtype)
+    problem = binding.bias_problem("dy", shape, layout, dtype)
     strides = Strides.of_sum(contiguous_strides(shape), 1, 16)
     return bias.prepare_bias(problem, strides, Device.of(device), limit)
 
@@ -674,7 +674,7 @@ def test_conv_backprop_bias_respects_the_workspace_limit(monkeypatch):
 
 
 def test_bias_gradient_of_a_huge_tensor_raises_memory_error():
-    problem = operations.bias_problem("dy", (2**40, 2, 2**31), None, "float32")
+    problem = binding.bias_problem("dy", (2**40, 2, 2**31), None, "float32")
     strides = Strides.of_sum(contiguous_strides(problem.output_shape), 1, 16)
     with pytest.raises(MemoryError, match="an array of 1099511627776x2x2147483648 float32 takes"):
         emulator.convolutions.backend().prepare_bias(problem, strides, None)

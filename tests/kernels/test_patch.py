@@ -8,13 +8,12 @@ import pytest
 
 import cupyconv
 from cupyconv import ConvProblem, backends
-from cupyconv.backends import Tensors
 from cupyconv.kernels import parameters, patch
 from cupyconv.kernels.family import spatial
 from cupyconv.kernels.strides import Strides
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
-from tests import agreement, emulator
+from tests import agreement, emulator, launches
 from tests.agreement import fits
 from tests.configurations import (
     CASES,
@@ -221,8 +220,7 @@ def _only_the_last_tile(problem):
     x[0, 0, -height:, -width:] = values
     made = patch.geometry(Request(problem, "forward", backend.device), pass_plan.tiling)
     with emulator.settings(blocks=[made.parts - 1]):
-        tensors = Tensors(x, emulator.memory.array(w, "w"), y)
-        backend.prepare(pass_plan, problem, Strides.contiguous(problem))(tensors)
+        launches.run(backend, problem, pass_plan, x, emulator.memory.array(w, "w"), y)
     return y[0, 0, -1, -1] == (values * w[0, 0]).sum()
 
 

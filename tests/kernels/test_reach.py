@@ -13,10 +13,10 @@ from cupyconv.kernels.cost import LEAST_SPLIT_STEPS
 from cupyconv.kernels.family import Choices
 from cupyconv.kernels.parameters import index_type
 from cupyconv.kernels.strides import Strides
-from cupyconv.planning import Device, Request, launches, plan_pass
+from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES
-from tests import agreement, emulator
+from tests import agreement, emulator, launches
 from tests.agreement import fits
 from tests.emulator import convolutions, memory
 

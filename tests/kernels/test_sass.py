@@ -14,11 +14,11 @@ from cupyconv.gpu import compiler, sources
 from cupyconv.kernels.request import Epilogue
 from cupyconv.kernels.strides import Strides
 from cupyconv.launch import Launch
-from cupyconv.planning import Device, Request, launches
+from cupyconv.planning import Device, Request
 from cupyconv.planning.families import FAMILIES
 from cupyconv.planning.plan import contenders
 from cupyconv.problem import PASSES
-from tests import loops
+from tests import launches, loops
 from tests.activations import ACTIVATIONS
 from tests.agreement import plan_without_copies
 from tests.configurations import in_formats

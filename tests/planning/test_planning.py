@@ -17,13 +17,13 @@ from cupyconv.kernels import cost, direct, gather, parameters, patch, toeplitz
 from cupyconv.kernels.streaming import MOST_CHUNKS, chunk_counts
 from cupyconv.kernels.strides import Strides
 from cupyconv.kernels.tiled import Tiled
-from cupyconv.planning import PRECISIONS, Device, Request, launches, plan, plan_pass
+from cupyconv.planning import PRECISIONS, Device, Request, plan, plan_pass
 from cupyconv.planning.families import FAMILIES
-from cupyconv.planning.launches import prepare
 from cupyconv.planning.plan import contenders
 from cupyconv.problem import ITEMSIZE, PASSES
-from tests import agreement, emulator
+from tests import agreement, emulator, launches
 from tests.configurations import DIRECT_CASES, PATCH_CASES, in_formats, integer_data
+from tests.launches import prepare
 
 CHIPS = tuple(map(Device.of, ARCHITECTURES))
 

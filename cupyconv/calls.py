@@ -94,7 +94,12 @@ class Call:
         self._described = backends.described(operand_layouts, alignment, backend.ordinal)
         device = () if backend.ordinal is None else (backend.ordinal,)
         self._described_out = (*result, *device)
-        self._spans = [None if one is None else one.span for one in operand_layouts]
+        # Bytes around the addresses in which the arrays' elements are, by position in Described.
+        self._spans = [
+            (position, *layout.span)
+            for position, layout in zip((0, 1, 3, 4), operand_layouts, strict=True)
+            if layout is not None
+        ]
         self._out_span = result.span
         # Arrays that the pass cannot read directly are copied in each call.
         on_gpu, add = backend.device.is_gpu, layouts.get("add")
@@ -104,6 +109,8 @@ class Call:
             or (on_gpu and self._conjugates)
             or (add is not None and not (on_gpu and arrays.have_same_steps(add, result)))
         )
+        self._is_direct = on_gpu and not self._copies
+        self._swaps = OPERATIONS[operation].is_transposed  # users pass x first
         self._run = prepare(bound.planned)
 
     @property
@@ -135,32 +142,47 @@ class Call:
             ConvError: the arrays have another layout, dtype, device or alignment.
             ConvTypeError: an argument is not an array.
         """
-        if self._is_transposed:
+        if self._swaps:
             first, second = second, first
         describe = DESCRIBE.get(first.__class__)
         described = describe and describe(first, second, bias, add, out)
         if described is None or described[0] != self._described:
             return self._call_others(first, second, bias, add, out)
-        if out is not None:
-            if described[1] != self._described_out:
-                return self._call_others(first, second, bias, add, out)
-            self.check_out((first, second, bias, add, out), described[2])
-        if self._copies or not described[2]:
-            return self.run((first, second, bias, add, out), described[2])
-        result = self._empty(self.shape, self._dtype) if out is None else out
-        a, b, _, c, d = described[2]
-        self._run((a, b, self._address(result), c, d))
-        return result
+        if out is not None and described[1] != self._described_out:
+            return self._call_others(first, second, bias, add, out)
+        if out is None and self._is_direct:  # as ``run`` does, with a function less
+            result = self._empty(self.shape, self._dtype)
+            a, b, _, c, d = described[2]
+            self._run((a, b, self._address(result), c, d))
+            return result
+        return self.run((first, second, bias, add, out), described[2])
 
-    def run(self, given: Given, addresses: tuple[int, ...]) -> Any:
+    def run(self, given: Given, addresses: tuple[int, ...], called: Called | None = None) -> Any:
         """Return the result for arrays that fit the call.
 
         Args:
             given: the arrays.
             addresses: their addresses, as in ``backends.Described``; empty on the CPU.
+            called: names of the arrays in errors.
+
+        Raises:
+            ConvError: ``out`` is read-only or shares memory with an operand.
         """
         first, second, bias, add, out = given
-        result = self._empty(self.shape, self._dtype) if out is None else out
+        if out is None:
+            result = self._empty(self.shape, self._dtype)
+        else:
+            result = out
+            if not addresses:
+                require_writable(self.operation, given, self._backend, called)
+            else:
+                low, high = addresses[2] + self._out_span[0], addresses[2] + self._out_span[1]
+                for position, start, end in self._spans:
+                    address = addresses[position]
+                    if address + start < high and low < address + end:
+                        # Perhaps the addend, which may be ``out`` itself.
+                        require_writable(self.operation, given, self._backend, called)
+                        break
         if self._copies:
             self._run_on_copies(given, result)
         elif addresses:
@@ -199,29 +221,6 @@ class Call:
             return
         first, second, bias, add = (0 if one is None else self._address(one) for one in readable)
         run((first, second, self._address(result), bias, add))
-
-    def check_out(
-        self, given: Given, addresses: tuple[int, ...], called: Called | None = None
-    ) -> None:
-        """Check that the result may be written to ``out``, whose layout fits.
-
-        Args:
-            given, addresses: as for ``run``.
-            called: names of the arrays in errors.
-
-        Raises:
-            ConvError: ``out`` is read-only or shares memory with an operand.
-        """
-        if addresses:
-            first, second, out, bias, add = addresses
-            low, high = self._out_span
-            low, high = out + low, out + high
-            for address, span in zip((first, second, bias, add), self._spans, strict=False):
-                if span is not None and address + span[0] < high and low < address + span[1]:
-                    break  # perhaps the addend, which may be ``out`` itself
-            else:
-                return
-        require_writable(self.operation, given, self._backend, called)
 
     @property
     def is_loaded(self) -> bool:
@@ -268,7 +267,7 @@ class Call:
             for array in new.values():
                 array.fill(1)
             first, second, bias, add, out = map(new.get, (*self._names, "bias", "add", "out"))
-        elif self._is_transposed:
+        elif self._swaps:
             first, second = second, first
         return self.measured((first, second, bias, add, out))
 
@@ -353,10 +352,6 @@ class Call:
             result._run = result._prepare(self.plan)
         return result
 
-    @property
-    def _is_transposed(self) -> bool:
-        return OPERATIONS[self.operation].is_transposed
-
     def _call_others(self, *given: Any) -> Any:
         """Call with arrays that were not recognised: of another library, or of another layout."""
         names = _slots(self.operation)
@@ -379,10 +374,7 @@ class Call:
         described = DESCRIBE[type(first)](first, second, bias, add, result)
         assert described is not None
         self._require_alignment(described[0])
-        checked = (first, second, bias, add, result)
-        if result is not None:
-            self.check_out(checked, described[2])
-        computed = self.run(checked, described[2])
+        computed = self.run((first, second, bias, add, result), described[2])
         return computed if out is None or out is result else operands.written_to(out)
 
     def _require_layout(self, name: str, array: Any) -> None:
@@ -510,9 +502,7 @@ def compute(
     given = (first, second, bias, add, out)
     if call is None:
         call = _new_call(calls, key, given, called or CALLED[operation], prepared)
-    elif out is not None:
-        call.check_out(given, addresses, called)
-    return (call, given, addresses) if deferred else call.run(given, addresses)
+    return (call, given, addresses) if deferred else call.run(given, addresses, called)
 
 
 def _types(options: tuple[Any, ...]) -> tuple[type, ...]:

@@ -329,6 +329,8 @@ class GpuBackend(Backend):
         new = [run for run in runs if isinstance(run, Series) and not run.is_loaded]
         if len(new) > 1:
             self.runtime.load([kernel for run in new for kernel in run.launches])
+        for run in new:
+            run.load()
 
     def _series(
         self,

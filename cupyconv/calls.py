@@ -236,7 +236,7 @@ class Call:
         Raises:
             KernelCompileError: a kernel does not compile.
         """
-        load_together([self], even_one=True)
+        load_together([self])
         return self
 
     def fastest(
@@ -427,15 +427,10 @@ class FilterCall(Call):
         return Call.__call__(self, first, self.filter, bias, add=add, out=out)
 
 
-def load_together(calls: Iterable[Call], even_one: bool = False) -> None:
-    """Load the kernels of several calls, compiling missing kernels in parallel.
-
-    Args:
-        calls: calls on one device.
-        even_one: whether to load the kernels of a single call, which otherwise loads them itself.
-    """
+def load_together(calls: Iterable[Call]) -> None:
+    """Load the kernels of several calls on one device, compiling missing kernels in parallel."""
     new = [call for call in calls if not call.is_loaded]
-    if len(new) > 1 or (new and even_one):
+    if new:
         new[0]._backend.load([call._run for call in new])
 
 

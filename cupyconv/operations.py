@@ -198,8 +198,16 @@ def conv_forward(
     [[[[0.0, 0.0], [0.0, 4.0]]]]
     """
     options = (
-        *(None, stride, padding, dilation, groups, data_format, filter_format),
-        *(activation, precision, impl),
+        None,
+        stride,
+        padding,
+        dilation,
+        groups,
+        data_format,
+        filter_format,
+        activation,
+        precision,
+        impl,
     )
     return compute("forward", x, w, bias, add, out, options)
 
@@ -283,8 +291,16 @@ def conv_backprop_input(
     [[[1.0, 1.0, 2.0, 2.0, 0.0]]]
     """
     options = (
-        *(input_shape, stride, padding, dilation, groups, data_format, filter_format),
-        *(None, precision, impl),
+        input_shape,
+        stride,
+        padding,
+        dilation,
+        groups,
+        data_format,
+        filter_format,
+        None,
+        precision,
+        impl,
     )
     return compute("backprop_input", w, dy, None, None, out, options)
 
@@ -359,8 +375,16 @@ def conv_backprop_filter(
     [[[21.0, 32.0]]]
     """
     options = (
-        *(filter_shape, stride, padding, dilation, groups, data_format, filter_format),
-        *(None, precision, impl),
+        filter_shape,
+        stride,
+        padding,
+        dilation,
+        groups,
+        data_format,
+        filter_format,
+        None,
+        precision,
+        impl,
     )
     return compute("backprop_filter", x, dy, None, None, out, options)
 
@@ -603,8 +627,16 @@ def conv_transpose(
     """
     sizes = (output_shape, output_padding)
     options = (
-        *(sizes, stride, padding, dilation, groups, data_format, filter_format),
-        *(activation, precision, impl),
+        sizes,
+        stride,
+        padding,
+        dilation,
+        groups,
+        data_format,
+        filter_format,
+        activation,
+        precision,
+        impl,
     )
     return compute("transpose", w, x, bias, add, out, options)
 

@@ -109,7 +109,8 @@ class Call:
             or (on_gpu and self._conjugates)
             or (add is not None and not (on_gpu and arrays.have_same_steps(add, result)))
         )
-        self._is_direct = on_gpu and not self._copies
+        self._done_measuring: Callable[[Call], None] | None = None
+        self._is_indirect, self._is_direct = self._copies, on_gpu and not self._copies
         self._swaps = OPERATIONS[operation].is_transposed  # users pass x first
         self._run = prepare(bound.planned)
 
@@ -183,8 +184,8 @@ class Call:
                         # Perhaps the addend, which may be ``out`` itself.
                         require_writable(self.operation, given, self._backend, called)
                         break
-        if self._copies:
-            self._run_on_copies(given, result)
+        if self._is_indirect:
+            self._run_indirectly(given, result)
         elif addresses:
             a, b, _, c, d = addresses
             self._run((a, b, self._address(result), c, d))
@@ -192,9 +193,12 @@ class Call:
             self._run((first, second, bias, add, result))
         return result
 
-    def _run_on_copies(self, given: Given, result: Any) -> None:
+    def _run_indirectly(self, given: Given, result: Any) -> None:
         try:
-            self._execute(self._run, self._readable(given, result), result)
+            readable = self._readable(given, result)
+            if self._done_measuring is not None:
+                self._choose(given, readable, result)
+            self._execute(self._run, readable, result)
         except BaseException as error:
             # The error's traceback keeps this call's frames, which keep the copies.  Copies made
             # during a graph capture must be freed before the capture ends.
@@ -266,10 +270,14 @@ class Call:
             new = {name: self._backend.like(one) for name, one in self._layouts.items()}
             for array in new.values():
                 array.fill(1)
-            first, second, bias, add, out = map(new.get, (*self._names, "bias", "add", "out"))
+            first, second, bias, add, out = map(new.get, (*_slots(self.operation), "out"))
         elif self._swaps:
             first, second = second, first
-        return self.measured((first, second, bias, add, out))
+        result = self._empty(self.shape, self._dtype) if out is None else out
+        given = (first, second, bias, add, out)
+        changed = copy(self)
+        changed._choose(given, self._readable(given, result), result)
+        return changed
 
     @property
     def is_measurable(self) -> bool:
@@ -277,41 +285,50 @@ class Call:
         is_planned = isinstance(self._impl, Plan) or self.plan is None
         return self._backend.device.is_gpu and not is_planned
 
-    def measured(self, given: Given) -> Call:
-        """Return the call with the fastest kernels, timed on these arrays."""
-        backend, add, out = self._backend, given[3], given[4]
+    def measure_at_first_run(self, done: Callable[[Call], None]) -> None:
+        """Choose the fastest kernels in the first run, on its arrays, and then call ``done``."""
+        self._done_measuring, self._is_indirect, self._is_direct = done, True, False
+
+    def _choose(self, given: Given, readable: tuple[Any, ...], result: Any) -> None:
+        """Change the plan to the fastest on these arrays."""
+        planned = self._fastest(given, readable, result)
+        self.plan, self._run = planned, self._prepare(planned)
+        done, self._done_measuring = self._done_measuring, None
+        self._is_indirect, self._is_direct = self._copies, not self._copies
+        if done is not None:
+            done(self)
+
+    def _fastest(self, given: Given, readable: tuple[Any, ...], result: Any) -> PassPlan:
+        """Return the plan that is fastest on arrays of the call; without a result, a stored one."""
+        backend, add = self._backend, given[3]
         run_of = cache(self._prepare)
-        results: list[Any] = [] if out is None else [out]
-        readable: list[tuple[Any, ...]] = []
 
         def run(planned: PassPlan) -> None:
-            if not results:
-                results.append(self._empty(self.shape, self._dtype))
-            if not readable:
-                readable.append(self._readable(given, results[0]))
-            self._execute(run_of(planned), readable[0], results[0])
+            self._execute(run_of(planned), readable, result)
 
         def load(candidates: Sequence[PassPlan]) -> None:
             backend.load(map(run_of, candidates))
 
         original = None
-        if add is not None and out is not None and arrays.are_same(add, out, backend.home):
+        if add is not None and result is not None and arrays.are_same(add, result, backend.home):
             # The timed calls overwrite the addend.
-            original = backend.empty(out.shape, self._dtype)
-            backend.copy(original, out)
+            original = backend.empty(result.shape, self._dtype)
+            backend.copy(original, result)
         try:
             assert isinstance(self._impl, str)
             assert self._bound.request is not None
-            planned = measuring.fastest(self._bound.request, self._impl, run, load)
+            return measuring.fastest(self._bound.request, self._impl, run, load)
         finally:
             if original is not None:
-                backend.copy(out, original)
-        return self._with_plan(planned)
+                backend.copy(result, original)
 
-    def _with_plan(self, planned: PassPlan) -> Call:
-        changed = copy(self)
-        changed.plan, changed._run = planned, self._prepare(planned)
-        return changed
+    def require_measured(self) -> None:
+        """Check that a measurement is stored, as nothing can be measured in a capture.
+
+        Raises:
+            ConvError: it is not.
+        """
+        self._fastest((None,) * 5, (None,) * 4, None)
 
     @property
     def filter_form(self) -> FilterForm | None:
@@ -340,7 +357,7 @@ class Call:
             )
         (array,), _, backend = operands.take(("w",), (w,))
         self._require_layout("w", array)
-        require_no_capture(backend)
+        require_no_capture(backend, "Call.with_filter")
         result = copy(self)
         result.__class__ = FilterCall
         assert isinstance(result, FilterCall)
@@ -595,12 +612,19 @@ def _new_call(
     alignment = backends.ALIGNMENT if backend.address is None else layouts[-2]
     every = Options._make(options)
     call = _make(operation, described, every, alignment, backend, limit, called, prepared)
+
+    def remember(call: Call) -> None:
+        if is_kept:
+            if len(calls) >= MOST_CALLS:
+                calls.clear()
+            calls[key] = call
+
     if measure and call.is_measurable:
-        call = call.measured(given)
-    if is_kept:
-        if len(calls) >= MOST_CALLS:
-            calls.clear()
-        calls[key] = call
+        if backend.is_capturing():
+            call.require_measured()
+        call.measure_at_first_run(remember)
+    else:
+        remember(call)
     return call
 
 
@@ -684,8 +708,8 @@ def require_writable(
         operands.take_add(names["add"], add, called.out, out, backend.home)
 
 
-def require_no_capture(backend: Backend) -> None:
-    """Check that the current stream captures no graph, before a filter is copied.
+def require_no_capture(backend: Backend, function: str) -> None:
+    """Check that the current stream captures no graph, before ``function`` copies a filter.
 
     Raises:
         ConvError: it does.
@@ -694,7 +718,7 @@ def require_no_capture(backend: Backend) -> None:
         raise ConvError(
             "a filter must be prepared before a graph is captured",
             "the current stream is capturing a graph, which copies the filter only when launched",
-            "Prepare the filter before the capture, and keep the result while the graph exists",
+            f"Call {function} before the capture, and keep its result while the graph exists",
         )
 
 

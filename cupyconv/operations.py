@@ -685,7 +685,7 @@ def prepare(
     require_words(None, precision, impl)
     names = words_of("passes", "pass that reads a filter", passes, FILTER_PASSES)
     (array,), _, backend = take(("w",), (w,))
-    calls.require_no_capture(backend)
+    calls.require_no_capture(backend, "cupyconv.prepare")
     layout = Layout.of(array)
     dtype = common_dtype({"w": layout})
     if (layout.shape, dtype) != (problem.filter_shape, problem.dtype):

@@ -14,6 +14,7 @@ from cupy.cuda import runtime
 import cupyconv
 from cupyconv import ConvProblem, arrays, measuring
 from cupyconv.errors import ConvError, ConvTypeError
+from cupyconv.gpu.runtime import CupyRuntime
 from tests.configurations import HOPPER_CASES, in_formats, random_data
 from tests.device import machine
 from tests.device.test_memory import POOLS, require_recovers
@@ -269,9 +270,9 @@ def test_call_reads_prepared_forms(empty_kernels, launched, encoded, case):
 
 def test_workspace_excludes_prepared_forms(empty_kernels, monkeypatch):
     calls = Calls(in_formats(LAYER, "NHWC", "OIHW"))
-    sizes, scratch = [], runtime.CupyRuntime.scratch
+    sizes, scratch = [], CupyRuntime.scratch
     monkeypatch.setattr(
-        runtime.CupyRuntime,
+        CupyRuntime,
         "scratch",
         lambda self, size: (sizes.append(size), scratch(self, size))[1],
     )

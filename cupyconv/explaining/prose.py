@@ -259,13 +259,14 @@ def sizes_section(problem: ConvProblem) -> Section:
             f"dy and w do not determine the size of dx: {several}. A stride above 1 rounds "
             "several input sizes to the same output size. This is why Conv2DBackpropInput "
             f"and similar functions take the size of dx, here {x}, as their argument "
-            "input_sizes. They reject sizes that do not give this dy."
+            "input_sizes. They reject sizes that do not give this dy. The gradient of the padded x "
+            "is the same for each of these sizes, up to zeros at its end. dx is this gradient "
+            "without the padding."
         )
         if moved := _clauses(problem, _moved):
             texts.append(
-                "Under SAME, the input size also decides the padding, and so where the "
-                f"windows start: {moved}. Therefore dx for the other input size is not this "
-                "dx padded or cropped: its values differ."
+                f"Under SAME, the input size also decides the padding: {moved}. Therefore dx for "
+                "another size may start at another element of this gradient."
             )
     else:
         strided = [axis for axis in problem.axes if axis.stride > 1]

@@ -207,7 +207,8 @@ def _require_below_stride(output_padding: Any, stride: Any, dilation: Any) -> No
             raise ConvError(
                 "on the command line, output_padding must be less than the stride",
                 f"got {extra} with stride {step}",
-                f"Use --output-padding {step - 1}",
+                f"Use --output-padding {step - 1}; cupyconv.conv_transpose also takes values below "
+                "the dilation",
             )
 
 
@@ -450,8 +451,8 @@ _OPTIONS = (
     click.option(
         "--output-padding",
         metavar="N|NxN",
-        help="Set the pixels that a transposed layer adds at the end of each axis of its result; "
-        "at most stride - 1.  [default: 0]",
+        help="Set the size of a transposed layer's result minus the smallest possible size, per "
+        "axis; less than the stride.  [default: 0, or stride - 1 with SAME padding]",
     ),
     click.option(
         "--output-shape",

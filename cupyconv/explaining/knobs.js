@@ -225,7 +225,8 @@ function buildHand() {
 // -- what follows from the layer -------------------------------------------------------------------
 
 // Returns sentences on an axis: its formula, padding, input sizes and unread inputs.
-function factsOf(axis) {
+// PyTorch pads both sides of all axes equally; otherwise, all axes are padded and cropped.
+function factsOf(axis, isUneven) {
   const { inputs, unread, before, after, mode, stride, outputPadding } = axis;
   const pads = mode.startsWith("same")
     ? `SAME pads by ${before} before and ${after} after`
@@ -235,7 +236,7 @@ function factsOf(axis) {
     : inputs[1] - inputs[0] === 1 ? `input sizes ${inputs.join(" and ")} both give output size ${axis.output}`
     : `input sizes ${inputs.join(" to ")} all give output size ${axis.output}`;
   const stepped = stride === 1 ? ""
-    : before === after ? `; PyTorch computes dx with output_padding=${outputPadding}`
+    : !isUneven ? `; PyTorch computes dx with output_padding=${outputPadding}`
     : `; PyTorch computes dx with padding=0 and output_padding=${outputPadding}, cropped by ${before} and ${after}`;
   const skipped = unread.length
     ? ` No window reads ${unread.length === 1 ? "input" : "inputs"} ${runsOf(unread)}: ` +
@@ -260,7 +261,7 @@ function showLayer() {
   for (const axis of problem.axes) (alike[JSON.stringify({ ...axis, name: "" })] ??= []).push(axis);
   $("facts").replaceChildren(...Object.values(alike).map((axes) => {
     const names = axes.map((axis) => axis.name).join(", ").replace(/, (.)$/, " and $1");
-    return element("div", "", element("p", "", element("b", "", `${names}: `), factsOf(axes[0])), strip(axes[0], names));
+    return element("div", "", element("p", "", element("b", "", `${names}: `), factsOf(axes[0], problem.isUneven)), strip(axes[0], names));
   }));
 }
 

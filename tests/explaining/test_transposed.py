@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import cupyconv
-from cupyconv import ConvProblem
+from cupyconv import ConvProblem, checking
 from cupyconv.cli.main import main
 from cupyconv.explaining import transposed
 
@@ -127,6 +127,35 @@ def test_grads_match_autograd(tmp_path):
     repeated = loaded(again)
     for name in data:
         np.testing.assert_array_equal(repeated[name], data[name])
+
+
+def test_all_gradients_of_the_layer_are_checked():
+    words = ("2x4x4x4", "4x3x3x3", "--transposed", "--stride", "2", "--groups", "2")
+    (layer,) = json.loads(invoke("grads", *words, "--json"))["layers"]
+    checked: dict[str, list[str]] = {}
+    for one in layer["agreements"]:
+        assert one["passed"]
+        checked.setdefault(one["compared_with"], []).append(one["tensor"])
+    assert checked["finite differences"] == ["dx", "dw", "db"]
+    assert checked["float64 reference"] == ["y", "dx", "dw", "db"]
+
+
+@pytest.mark.parametrize("most_flops", [checking.LARGE, 1])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_finite_differences_find_a_wrong_gradient(monkeypatch, most_flops, groups):
+    monkeypatch.setattr(checking, "LARGE", most_flops)
+    problem = ConvProblem((2, 6, 7, 8), (4, 6 // groups, 3, 2), stride=2, groups=groups)
+    generator = np.random.default_rng(0)
+    shapes = (problem.output_shape, problem.filter_shape, problem.input_shape)
+    operands = checking.Operands(*map(generator.standard_normal, shapes))
+    problem = problem.replace(dtype="float64")
+    results = checking.compute(problem, operands, "auto", is_transposed=True)
+    truth = checking.Truth(problem, operands, is_transposed=True)
+    assert all(one.passed for one in truth.against_finite_differences(results, 0))
+    for name in ("dx", "dw", "db"):
+        wrong = results._replace(**{name: getattr(results, name) * 1.001})
+        found = [one.tensor for one in truth.against_finite_differences(wrong, 0) if not one.passed]
+        assert found == [name]
 
 
 def loaded(path):

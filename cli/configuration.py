@@ -21,6 +21,7 @@ from cupyconv.cli import output, paths
 from cupyconv.errors import require_word, shown, unknown_word
 from cupyconv.explaining import transposed
 from cupyconv.explaining.shapes import one
+from cupyconv.explaining.terms import CONVOLUTION_NAMES
 from cupyconv.explaining.values import KINDS, require_kind
 from cupyconv.formats import SPATIAL_AXES, data_formats
 from cupyconv.kernels.device import CARDS, DEVICES
@@ -116,7 +117,7 @@ class Layer:
     @property
     def problem_names(self) -> Mapping[str, str]:
         """Names of the layer's tensors in the problem, keyed by their names in the layer."""
-        names = transposed.CONVOLUTION_NAMES
+        names = CONVOLUTION_NAMES
         return names if self.is_transposed else {name: name for name in names}
 
     def require_output(self, dy: tuple[int, ...]) -> None:

@@ -251,10 +251,13 @@ const runsOf = (numbers) => numbers.length <= 8 ? numbers.join(", ")
 function showLayer() {
   const { problem, knobs: { layer } } = scene;
   const text = rules.shapeText;
+  // A transposed layer exchanges x and y of the convolution that it reverses.
+  const sides = [[layer.input_shape, problem.C], [problem.outputShape, problem.K]];
+  const [[x], [y, biases]] = original.isTransposed ? sides.reverse() : sides;
   showTitle(isTurned()
-    ? `${text(layer.input_shape)} * ${text(layer.filter_shape)} -> ${text(problem.outputShape)}` : "");
-  const shapes = [["y, dy", problem.outputShape, problem.dataFormat], ["x, dx", layer.input_shape, problem.dataFormat],
-    ["w, dw", layer.filter_shape, problem.filterFormat], ["db", [problem.K], ""]];
+    ? `${original.isTransposed ? "transposed layer: " : ""}${text(x)} * ${text(layer.filter_shape)} -> ${text(y)}` : "");
+  const shapes = [["y, dy", y, problem.dataFormat], ["x, dx", x, problem.dataFormat],
+    ["w, dw", layer.filter_shape, problem.filterFormat], ["db", [biases], ""]];
   $("shapes").replaceChildren(...shapes.map(([names, shape, order]) => element("span", "shape",
     element("b", "", names), ` ${text(shape)}`, element("small", "", order && ` ${order}`))));
   const alike = {}; // axes that differ only in name
@@ -347,7 +350,7 @@ async function copy(code, button) {
 // Shows the layer, the bias gradient, the check and the programs of the scene and the chosen element.
 function showKnobs() {
   const { k } = chosen;
-  $("bias").textContent = scene.data
+  $("bias").textContent = scene.data && !original.isTransposed
     ? `db[${k}], the gradient of the bias, is the sum of dy[${k}]${scene.problem.N > 1 ? " over all images" : ""}: ` +
       `${long(scene.data.db[k])}.` : "";
   $("hand").hidden = !scene.data || Boolean(story);

@@ -67,7 +67,6 @@ def _head(problem: ConvProblem, is_transposed: bool) -> Section:
         f"y {shape_text(problem.output_shape)}"
     )
     x, w, y = (terms.indexed(t, terms.names(problem, t)) for t in ("x", "w", "y"))
-    grouped = terms.GROUPED if problem.groups > 1 else ""
     return Section(
         "The convolution that the transposed layer reverses" if is_transposed else "",
         (
@@ -75,7 +74,8 @@ def _head(problem: ConvProblem, is_transposed: bool) -> Section:
             Paragraph(shapes.settings(problem)),
             Paragraph(
                 f"Indices are written {x}, {w} and {y}, whatever the memory order: n is the image, "
-                f"c the input channel and k the filter or output channel.{terms.INDEX_W}{grouped} "
+                f"c the input channel and k the filter or output channel.{terms.INDEX_W}"
+                f"{terms.grouped(problem)} "
                 "dy, dx and dw are the gradients of the loss with respect to y, x and w (dE/dO, "
                 "dE/dX and dE/dF)."
             ),

@@ -529,7 +529,7 @@ def test_checkerboards_and_unread_borders_are_named():
     overlapping = maps.term_map(ConvProblem((1, 1, 12), (1, 1, 4), stride=2), "dx")
     assert "fewer towards the border" in overlapping.verdict
     dead = maps.term_map(VALID.replace(input_shape=(1, 6, 6, 3)), "dx")
-    assert "11 of 36 positions, which no tap reads, have no terms" in dead.verdict
+    assert "11 of 36 positions, which no tap reaches, have no terms" in dead.verdict
     assert maps.term_map(MULTI_CHANNEL, "dw").verdict == "every position has 9,216 terms"
     assert "fewer towards the border" in maps.term_map(MULTI_CHANNEL, "dx").verdict
 
@@ -538,8 +538,8 @@ def test_gaps_of_a_dilated_filter_are_not_called_a_border():
     holes = maps.term_map(DILATED, "dx")
     assert holes.array()[0].tolist() == [4, 0, 4, 0, 4]
     assert holes.verdict == (
-        "9 of 25 positions have 4 terms; the other 16, which no tap reads, have none: uneven along "
-        "H and W, because the taps of a window are 2 apart, and one window leaves gaps"
+        "9 of 25 positions have 4 terms; the other 16, which no tap reaches, have none: uneven "
+        "along H and W, because the taps of a window are 2 apart, and one window leaves gaps"
     )
     enough = maps.term_map(ConvProblem((1, 1, 9), (1, 1, 3), dilation=2), "dx")
     assert "fewer towards the border" in enough.verdict

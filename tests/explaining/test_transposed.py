@@ -13,6 +13,7 @@ import cupyconv
 from cupyconv import ConvProblem, checking
 from cupyconv.cli.main import main
 from cupyconv.explaining import transposed
+from tests.browser import acted, logged
 
 LAYER = ("1x8x4x4", "8x3x2x2", "--stride", "4", "--transposed")
 
@@ -199,7 +200,23 @@ def test_explanation_names_each_tensor_twice():
     assert told["shapes"]["y"] == [1, 3, 14, 14]
     problem = ConvProblem((1, 3, 14, 14), (8, 3, 2, 2), stride=4)
     assert cupyconv.explain(problem).to_dict()["transposed"] is None
-    assert cupyconv.explain(problem, transposed=True).to_dict()["transposed"] == told
+    explanation = cupyconv.explain(problem, transposed=True)
+    assert explanation.to_dict()["transposed"] == told
+    assert explanation.to_dict()["shapes"] == told["shapes"]
+    for drawn in (explanation.svg("y[0,0,13,13]"), explanation.page("y[0,0,13,13]")):
+        assert "transposed layer: 1x8x4x4 * 8x3x2x2 -&gt; 1x3x14x14<" in drawn
+        assert "Its dx is the layer" in drawn
+
+
+@pytest.mark.costly  # starts a browser
+def test_page_of_a_transposed_layer_has_its_own_shapes(browse):
+    problem = ConvProblem((1, 3, 14, 14), (8, 3, 2, 2), stride=4)
+    script = "log(text('shapes')); log(text('bias'));"
+    shapes, bias = logged(browse(problem, "", acted(script), transposed=True))
+    assert "y, dy 1x3x14x14" in shapes
+    assert "x, dx 1x8x4x4" in shapes
+    assert "db 3" in shapes
+    assert not bias
 
 
 @pytest.mark.parametrize(
@@ -241,6 +258,47 @@ def test_unsupported_options_are_rejected(words, text):
     assert text in error_of("explain", *LAYER, *words)
 
 
-def test_element_of_a_transposed_layer_names_the_convolution():
-    text = " ".join(invoke("explain", *LAYER, "--element", "dX[0,0,1,1]").split())
-    assert "The convolution's dx is the layer's y" in text
+@pytest.mark.parametrize("groups", [1, 2])
+def test_elements_and_maps_use_the_names_of_the_layer(groups):
+    """Elements, values and numbers of terms are those of the layer's own y, dx and dw."""
+    rules = {"stride": (2, 3), "dilation": (2, 1), "groups": groups}
+    generator = np.random.default_rng(0)
+    x, w = (generator.standard_normal(shape) for shape in ((2, 4, 3, 4), (4, 3, 3, 2)))
+    y = cupyconv.conv_transpose(x, w, **rules)
+    dy = generator.standard_normal(y.shape)
+    problem = ConvProblem.from_output(x.shape, w.shape, dtype="float64", **rules)
+    operands = {"x": x, "w": w, "dy": dy}
+    explanation = cupyconv.explain(problem, transposed=True, **operands)
+    words = {"y": "y", "dx": "dX", "dw": "dF"}
+    results = {
+        "y": y,
+        "dx": cupyconv.conv_forward(dy, w, **rules),
+        "dw": cupyconv.conv_backprop_filter(dy, w.shape, x, **rules),
+    }
+    for tensor, result in results.items():
+        counts = explanation.map(tensor)
+        assert counts.legend.startswith(f"{tensor}: ")
+        assert counts.to_dict()["tensor"] == tensor
+        for _ in range(20):
+            index = tuple(map(int, generator.integers(result.shape)))
+            element = explanation.element(f"{words[tensor]}[{','.join(map(str, index))}]")
+            assert element.name == f"{tensor}[{','.join(map(str, index))}]"
+            assert element.sum == pytest.approx(result[index], abs=1e-12)
+            assert element.computed == result[index]
+            assert element.count == counts.at(index[2:])
+            factors = [
+                [operands[name][tuple(term[name])] for name in term if name in operands]
+                for term in element.to_dict(everything=True)["terms"]
+            ]
+            assert sum(first * second for first, second in factors) == pytest.approx(element.sum)
+
+
+def test_element_outside_a_transposed_layer_states_its_shape():
+    words = ("--input", "1x1x4x4", "--filter", "1x1x3x3", "--stride", "2", "--transposed")
+    assert "y[0,0,8,8]" in invoke("explain", *words, "--element", "y[0,0,8,8]")
+    error = error_of("explain", *words, "--element", "y[0,0,9,8]")
+    assert "y of 1x1x9x9" in error
+    assert "h from 0 to 8" in error
+    assert "x is an operand; use dX[n,k,...]" in error_of(
+        "explain", *words, "--element", "x[0,0,0,0]"
+    )

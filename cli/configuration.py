@@ -36,6 +36,7 @@ from cupyconv.problem import (
     ConvOptions,
     count_text,
     counted,
+    named_problem,
     require_output,
     shape_text,
     transposed_problem,
@@ -147,6 +148,24 @@ class Layer:
     def _require_output(self, output_shape: tuple[int, ...], **arguments: Any) -> None:
         problem = replace(self, arguments=arguments).problem()
         require_output(Names(), problem, output_shape)
+
+    def with_result(self, y: tuple[int, ...]) -> Layer:
+        """Return this transposed layer with the only input whose result can have shape ``y``.
+
+        Raises:
+            ConvError: no input gives this result.
+        """
+        rules = {k: v for k, v in self.arguments.items() if k not in _TRANSPOSED_KEYS}
+        given = {**ConvOptions()._asdict(), "dtype": "float32", **rules, "input_shape": y}
+        if "filter_shape" not in given:
+            raise ConvError(
+                "--dy must be accompanied by the shape of the filter",
+                "no filter is given",
+                "Give, for example, --filter 3x3x3x4",
+            )
+        problem = offering(partial(named_problem, _TRANSPOSED_NAMES), _TRANSPOSED_NAMES, given)
+        shapes = {"input_shape": problem.output_shape, "output_shape": y}
+        return replace(self, arguments={**rules, "transposed": True, **shapes})
 
     def output_padding(self, problem: ConvProblem) -> tuple[int, ...]:
         """Return the output_padding of a transposed layer; ``problem`` is the layer's problem."""

@@ -13,6 +13,7 @@ import cupyconv
 from cupyconv import ConvProblem, checking
 from cupyconv.cli.main import main
 from cupyconv.explaining import transposed
+from cupyconv.problem import shape_text
 from tests.browser import acted, logged
 
 LAYER = ("1x8x4x4", "8x3x2x2", "--stride", "4", "--transposed")
@@ -225,12 +226,31 @@ def test_page_of_a_transposed_layer_has_its_own_shapes(browse):
         (("--output-padding", "4"), "0 to 3 would fit. Use --output-padding 3"),
         (("--output-padding", "1", "--output-shape", "1x3x14x14"), "must be given only once"),
         (("--output-shape", "1x3x19x19"), "Use a result of 14 to 17 by 14 to 17"),
-        (("--dy", "1x3x9x9"), "Use --output-shape"),
+        (("--dy", "1x3x15x15"), "Use --output-shape 1x3x15x15"),
         (("--sweep", "stride=1:3"), "Leave it out"),
     ],
 )
 def test_errors_name_the_way_out(words, text):
     assert text in error_of("shapes", *LAYER, *words)
+
+
+def test_dy_gives_the_input_and_the_output_padding():
+    rng = random.Random(7)
+    for _ in range(20):
+        problem, layer = random_layer(rng)
+        words = [f"--{key.replace('_', '-')}={value}" for key, value in layer.items()]
+        given = ("--dy", shape_text(problem.input_shape), "--filter")
+        own = shape_text(problem.output_shape), shape_text(problem.filter_shape)
+        told = invoke("shapes", *given, own[1], *words[:-1], "--transposed")
+        assert told == invoke("shapes", *own, *words, "--transposed")
+
+
+def test_dy_needs_layers_of_one_kind(tmp_path):
+    file = tmp_path / "two.toml"
+    layer = '[[layer]]\ninput = "1x8x4x4"\nfilter = "8x8x2x2"\n'
+    file.write_text(f"{layer}{layer}transposed = true\n")
+    text = error_of("shapes", "--config", str(file), "--dy", "1x8x3x3")
+    assert "1 of 2 layers are transposed" in text
 
 
 def test_output_padding_needs_a_transposed_layer():

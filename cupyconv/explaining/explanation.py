@@ -192,6 +192,8 @@ class Explanation:
     def code(self, framework: str) -> Translation:
         """Return the layer as a complete program in "tensorflow", "pytorch", "jax" or "onnx".
 
+        For a transposed layer, the program computes the convolution that the layer reverses.
+
         >>> explanation = cupyconv.explain(cupyconv.ConvProblem((1, 1, 5), (1, 1, 3)))
         >>> explanation.code("pytorch").call
         'F.conv1d(X, W, padding=0, stride=1, dilation=1, groups=1)'

@@ -230,8 +230,8 @@ class Scene:
 
 
 REVERSED = (
-    "Drawn: the convolution that the layer reverses. Its dx is the layer's y, its dy is x, its x "
-    "is dy, and its y is dx."
+    "Shown below: the convolution that the layer reverses. Its dx is the layer's y, its dy is x, "
+    "its x is dy, and its y is dx."
 )
 """Sentences on the names in a picture or page of a transposed layer."""
 

@@ -21,6 +21,7 @@ from cupyconv.cli import output, paths
 from cupyconv.errors import require_word, shown, unknown_word
 from cupyconv.explaining import transposed
 from cupyconv.explaining.shapes import one
+from cupyconv.explaining.terms import CONVOLUTION_NAMES
 from cupyconv.explaining.values import KINDS, require_kind
 from cupyconv.formats import SPATIAL_AXES, data_formats
 from cupyconv.kernels.device import CARDS, DEVICES
@@ -35,6 +36,7 @@ from cupyconv.problem import (
     ConvOptions,
     count_text,
     counted,
+    named_problem,
     require_output,
     shape_text,
     transposed_problem,
@@ -116,7 +118,7 @@ class Layer:
     @property
     def problem_names(self) -> Mapping[str, str]:
         """Names of the layer's tensors in the problem, keyed by their names in the layer."""
-        names = transposed.CONVOLUTION_NAMES
+        names = CONVOLUTION_NAMES
         return names if self.is_transposed else {name: name for name in names}
 
     def require_output(self, dy: tuple[int, ...]) -> None:
@@ -146,6 +148,24 @@ class Layer:
     def _require_output(self, output_shape: tuple[int, ...], **arguments: Any) -> None:
         problem = replace(self, arguments=arguments).problem()
         require_output(Names(), problem, output_shape)
+
+    def with_result(self, y: tuple[int, ...]) -> Layer:
+        """Return this transposed layer with the only input whose result can have shape ``y``.
+
+        Raises:
+            ConvError: no input gives this result.
+        """
+        rules = {k: v for k, v in self.arguments.items() if k not in _TRANSPOSED_KEYS}
+        given = {**ConvOptions()._asdict(), "dtype": "float32", **rules, "input_shape": y}
+        if "filter_shape" not in given:
+            raise ConvError(
+                "--dy must be accompanied by the shape of the filter",
+                "no filter is given",
+                "Give, for example, --filter 3x3x3x4",
+            )
+        problem = offering(partial(named_problem, _TRANSPOSED_NAMES), _TRANSPOSED_NAMES, given)
+        shapes = {"input_shape": problem.output_shape, "output_shape": y}
+        return replace(self, arguments={**rules, "transposed": True, **shapes})
 
     def output_padding(self, problem: ConvProblem) -> tuple[int, ...]:
         """Return the output_padding of a transposed layer; ``problem`` is the layer's problem."""
@@ -207,7 +227,8 @@ def _require_below_stride(output_padding: Any, stride: Any, dilation: Any) -> No
             raise ConvError(
                 "on the command line, output_padding must be less than the stride",
                 f"got {extra} with stride {step}",
-                f"Use --output-padding {step - 1}",
+                f"Use --output-padding {step - 1}; cupyconv.conv_transpose also takes values below "
+                "the dilation",
             )
 
 
@@ -450,8 +471,8 @@ _OPTIONS = (
     click.option(
         "--output-padding",
         metavar="N|NxN",
-        help="Set the pixels that a transposed layer adds at the end of each axis of its result; "
-        "at most stride - 1.  [default: 0]",
+        help="Set the size of a transposed layer's result minus the smallest possible size, per "
+        "axis; less than the stride.  [default: 0, or stride - 1 with SAME padding]",
     ),
     click.option(
         "--output-shape",

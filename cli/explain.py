@@ -142,8 +142,6 @@ def command(
             continue
         elif explanation.title and (chosen or counted):
             parts.append(output.strong(in_line(explanation.title)))
-        if explanation.is_transposed and not whole:
-            parts.append("\n".join(Paragraph(_NAMES_NOTE).lines(width)))
         sections = [element.section(everything) for element in chosen]
         if counted:
             lines = counted.lines(width - 4, _height(), colour=output.coloured())
@@ -161,12 +159,6 @@ def command(
         how = ", with a separate drawing of each spatial axis" if volume else ""
         parts.append(f"saved to {in_line(' and '.join(saved))}{how}")
     output.write_paged("\n\n".join(parts) + "\n")
-
-
-_NAMES_NOTE = (
-    "The names are those of the convolution that the layer reverses. The convolution's dx is the "
-    "layer's y, its dy is the layer's x, its x is the layer's dy, and its y is the layer's dx."
-)
 
 
 class _Explained(NamedTuple):
@@ -213,7 +205,7 @@ def _explanation(
     if opened:
         data.require_shapes(layer, problem, opened)
         data.require_parts(problem, opened)
-        loaded = {layer.problem_names[name]: file.read() for name, file in opened.items()}
+        loaded = {name: file.read() for name, file in opened.items()}
     if large:
         from cupyconv.cli import data
 

@@ -244,8 +244,8 @@ def conv_transpose(
         x: input, (N, C, ...).
         w: filter, (C, M / group, ...), or a filter from ``cupyconv.prepare``.
         b: bias, (M,); None for no bias.
-        output_padding: pixels added at the end of each spatial axis, less than the stride or less
-            than the dilation of the axis; 0 by default.
+        output_padding: pixels added at the end of each spatial axis, less than the stride or the
+            dilation of the axis; 0 by default.
         output_shape: spatial sizes of the result, which determine the padding.  A size may exceed
             the span of the windows, (size of x - 1) * stride + (size of w - 1) * dilation + 1, by
             at most stride - 1.

@@ -585,9 +585,9 @@ def conv_transpose(
             that fits x, per spatial axis.  With a stride above 1, several sizes fit.  The default
             is 0, as in PyTorch.  With padding "same" or "same_lower", the default is stride - 1,
             which makes the result ``stride`` times as large as x, as in Keras and JAX.
-            output_padding must be less than the stride; with any other padding than these two, a
-            value below the dilation is valid, too.  If output_padding is at least the stride, x is
-            copied and extended by zeros.  With padding "valid" and a filter smaller than the
+            output_padding must be less than the stride or the dilation; with these two paddings, it
+            must be less than the stride.  If output_padding is at least the stride, x is copied and
+            extended by zeros.  With padding "valid" and a filter smaller than the
             stride, JAX and Keras return ``stride`` times x's size; to get this size, pass the
             stride minus the filter's size.
         stride, padding, dilation, groups, data_format, filter_format: parameters of the underlying

@@ -690,9 +690,9 @@ class ConvProblem:
                 with this output size, per spatial axis.  The default is 0, as in PyTorch.  With
                 padding "same" or "same_lower", the default is stride - 1, which makes the input
                 size ``stride`` times the output size, as in Keras and JAX.  output_padding must be
-                less than the stride; with any other padding than these two, a value below the
-                dilation is valid, too.  If output_padding is at least the stride, the input has
-                more windows, and the output is larger than ``output_shape``.
+                less than the stride or the dilation; with these two paddings, it must be less than
+                the stride.  If output_padding is at least the stride, the input has more windows,
+                and the output is larger than ``output_shape``.
 
         Raises:
             ConvError: no such convolution exists.  If ``input_shape`` gives another output shape,

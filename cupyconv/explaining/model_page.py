@@ -60,7 +60,8 @@ def _layer(layer: ModelLayer, plans: Sequence[Plan], share: float) -> str:
         f"{shape_text(layer.input_shape)} * {shape_text(layer.problem.filter_shape)} -> "
         f"{shape_text(layer.output_shape)}"
     )
-    explanation = explain(layer.problem, values=None).document
+    reverses = layer.is_transposed
+    explanation = explain(layer.problem, values=None, transposed=reverses).document
     kernels = "".join(
         f"<h4>Kernels on {escape(plan.place)}</h4>{plan.table.html()}{plan.origin.html()}"
         for plan in plans

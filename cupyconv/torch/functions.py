@@ -176,7 +176,7 @@ def conv_transpose1d(
         bias: (C,).
         stride, padding, dilation, groups: parameters of the convolution that is transposed.
         output_padding: pixels added to the smallest result size that matches ``input``; it must be
-            less than the stride or less than the dilation.
+            less than the stride or the dilation.
 
     Returns:
         (N, C, W), or (C, W).

@@ -33,7 +33,6 @@ from cupyconv.problem import (
     PADDING_WORDS,
     PASSES,
     ConvOptions,
-    count_text,
     counted,
     require_output,
     shape_text,
@@ -93,7 +92,6 @@ class Layer:
                 "Give, for example, --input 1x3x32x32 --filter 8x3x5x5, a --config file, or "
                 "--preset multi-channel",
             )
-        _require_sides(arguments)
         extra = {key: arguments.pop(key) for key in _TRANSPOSED_KEYS if key in arguments}
         if extra.pop("transposed", False):
             return _reversed_problem(arguments, **extra)
@@ -281,20 +279,6 @@ def _padding(what: str, value: Any) -> Any:
     if max(map(len, entries)) > 2:
         raise _wrong(what, value, rule, example)
     return [_single(numbers) for numbers in entries]
-
-
-def _require_sides(arguments: Mapping[str, Any]) -> None:
-    """Check the number of padding entries; ConvProblem's message would suggest Python syntax."""
-    padding, rank = arguments.get("padding"), len(arguments["input_shape"]) - 2
-    if not isinstance(padding, (list, tuple)) or rank not in SPATIAL_AXES:
-        return
-    if len(padding) != rank:
-        raise ConvError(
-            "padding must be one integer for all axes, or one entry per spatial axis (an integer "
-            "or before:after)",
-            count_text(len(padding), rank, "entry", "entries"),
-            f"Write, for example, {','.join(['1:2'] * rank)}",
-        )
 
 
 def _single(numbers: list[int]) -> int | tuple[int, ...]:

@@ -181,17 +181,23 @@ _LONGEST = 120
 """Largest number of characters of a value in a message (hand-set)."""
 
 
-def unknown_word(what: str, given: object, known: Iterable[str]) -> ConvError:
+def unknown_word(
+    what: str, given: object, known: Iterable[str], others: Iterable[str] = ()
+) -> ConvError:
     """Return the error for an unknown option value; it suggests the most similar known value.
 
     Args:
         what: name of the option.
         given: the unknown value.
         known: valid values.
+        others: values with a meaning of their own, for which no similar value is suggested.
     """
     words, text = list(known), shown(given)
     word = given if isinstance(given, str) and len(given) <= _LONGEST else text
-    matches = get_close_matches(word.lower(), [word.lower() for word in words], n=1, cutoff=0.55)
+    lower = [word.lower() for word in words]
+    matches = get_close_matches(word.lower(), lower, n=1, cutoff=0.55)
+    if word.lower() in set(others).difference(lower):
+        matches = []
     suggestion = next((word for word in words if matches and word.lower() == matches[0]), None)
     remedy = f"Did you mean {suggestion!r}? " if suggestion else ""
     return ConvError(f"unknown {what}", text, f"{remedy}Known: {', '.join(map(repr, words))}")

@@ -46,6 +46,7 @@ from cupyconv import arrays, formats, operations
 from cupyconv.errors import ConvError, ConvTypeError, shown, unknown_word
 from cupyconv.operations import Called
 from cupyconv.problem import (
+    PADDING_WORDS,
     ConvOptions,
     counted,
     integers,
@@ -941,7 +942,7 @@ def _window(
     word_of_padding = _word(padding)
     known = ("SAME", "VALID") if explicit_paddings is None else ("SAME", "VALID", "EXPLICIT")
     if word_of_padding not in known:
-        raise unknown_word("padding", padding, known)
+        raise unknown_word("padding", padding, known, PADDING_WORDS)
     if dilations is None:
         dilations = (1,) * (rank + 2)
     sides = () if explicit_paddings is None else explicit_paddings

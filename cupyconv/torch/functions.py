@@ -22,6 +22,7 @@ from cupyconv.problem import (
     integers,
     is_sequence,
     transposed_problem,
+    unknown_padding,
 )
 from cupyconv.remedies import Names, any_padding, offering
 from cupyconv.torch import derivatives, operators
@@ -874,11 +875,8 @@ def _window(
     if padding == "valid":
         return strides, [0] * (2 * rank), dilations
     if padding != "same":
-        raise ConvError(
-            "padding must be 'same', 'valid', or one or more integers",
-            f"got {shown(padding)}",
-            "Use one of them",
-        )
+        reach = [(taps[i] - 1) * dilations[i] for i in range(rank)]
+        raise unknown_padding(_CONVOLUTION, padding, ("valid", "same"), reach, _own_values)
     if any(s != 1 for s in strides):
         raise ConvError(
             "the stride must be 1 with PyTorch's padding='same'",
@@ -887,6 +885,13 @@ def _window(
         )
     totals = [(taps[i] - 1) * dilations[i] for i in range(rank)]
     return strides, [p for t in totals for p in (t // 2, t - t // 2)], dilations
+
+
+def _own_values(mode: str) -> str | None:
+    """Return code that pads the input with its own values, as ``problem.numpy_pad`` does."""
+    own = {"circular": "circular", "wrap": "circular", "reflect": "reflect"}
+    own |= dict.fromkeys(("replicate", "edge"), "replicate")
+    return own.get(mode) and f"torch.nn.functional.pad(input, ..., mode={own[mode]!r})"
 
 
 def _per_axis(what: str, value: IntOrInts, rank: int) -> list[int]:

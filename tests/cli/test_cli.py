@@ -148,7 +148,7 @@ MISTAKES = {
     "padding-word": ((*SMALL, "--padding", "sme"), ("'sme'", "Did you mean 'same'")),
     "padding-nonsense": ((*SMALL, "--padding", "1:b,2"), ("'1:b'", "1:2,0:1")),
     "padding-three": ((*SMALL, "--padding", "1:2:3,1"), ("before:after", "1:2,0:1")),
-    "padding-count": ((*SMALL, "--padding", "1,2,3"), ("got 3 entries", "example, 1:2,1:2")),
+    "padding-count": ((*SMALL, "--padding", "1,2,3"), ("got 3 entries", "Pass 2 entries")),
     "data-format": ((*SMALL, "--data-format", "NHCW"), ("Did you mean 'NHWC'",)),
     "data-format-rank": ((*SMALL, "--data-format", "NCW"), ("Use --data-format NCHW",)),
     "filter-format": ((*SMALL, "--filter-format", "OIHX"), ("Did you mean 'OIHW'",)),

@@ -36,7 +36,7 @@ from typing import Any, Literal
 
 import cupyconv
 from cupyconv import arrays, formats, operations
-from cupyconv.errors import ConvError, ConvTypeError, require_word, shown
+from cupyconv.errors import ConvError, ConvTypeError, naming_arguments, require_word, shown
 from cupyconv.operations import Called
 from cupyconv.problem import LARGEST, ConvOptions, Padding, Size
 from cupyconv.remedies import Names, any_padding
@@ -130,6 +130,7 @@ def set_max_workspace_size(size: int) -> None:
     cupyconv.workspace_limit = int(size)
 
 
+@naming_arguments
 def convolution_forward(
     x: Any,
     W: Any,
@@ -184,6 +185,7 @@ def convolution_forward(
     )
 
 
+@naming_arguments
 def convolution_backward_filter(
     x: Any,
     gy: Any,
@@ -230,6 +232,7 @@ def convolution_backward_filter(
     )
 
 
+@naming_arguments
 def convolution_backward_data(
     W: Any,
     x: Any,

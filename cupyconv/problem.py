@@ -18,7 +18,15 @@ from math import gcd, prod
 from typing import Any, Literal, NamedTuple, Protocol, TypedDict, Unpack, cast
 
 from cupyconv import formats, markup
-from cupyconv.errors import ConvError, ConvTypeError, Phrase, require_word, shown, unknown_word
+from cupyconv.errors import (
+    ConvError,
+    ConvTypeError,
+    Phrase,
+    naming_arguments,
+    require_word,
+    shown,
+    unknown_word,
+)
 from cupyconv.formats import DataFormat, FilterFormat
 from cupyconv.remedies import Fix, Names, offering
 
@@ -381,6 +389,7 @@ class ConvProblem:
     dtype: DtypeName
     padding_mode: str
 
+    @naming_arguments
     def __init__(
         self,
         input_shape: Iterable[int],
@@ -668,6 +677,7 @@ class ConvProblem:
     # -- relations --------------------------------------------------------------------------
 
     @classmethod
+    @naming_arguments
     def from_output(
         cls,
         output_shape: Iterable[int],

@@ -43,7 +43,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from cupyconv import arrays, formats, operations
-from cupyconv.errors import ConvError, ConvTypeError, shown, unknown_word
+from cupyconv.errors import ConvError, ConvTypeError, naming_arguments, shown, unknown_word
 from cupyconv.operations import Called
 from cupyconv.problem import (
     PADDING_WORDS,
@@ -142,6 +142,7 @@ def Conv2D(
 def Conv2D(*, input: CuPyArray, filter: CuPyArray, **rest: Unpack[_Conv2D]) -> CuPyArray: ...
 @overload
 def Conv2D(*, input: Exporter, filter: Exporter, **rest: Unpack[_Conv2D]) -> Any: ...
+@naming_arguments
 def Conv2D(
     *,
     input: Any,
@@ -208,6 +209,7 @@ def Conv2DBackpropInput(
 def Conv2DBackpropInput(
     *, input_sizes: Any, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv2D]
 ) -> Any: ...
+@naming_arguments
 def Conv2DBackpropInput(
     *,
     input_sizes: Any,
@@ -269,6 +271,7 @@ def Conv2DBackpropFilter(
 def Conv2DBackpropFilter(
     *, filter_sizes: Any, input: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv2D]
 ) -> Any: ...
+@naming_arguments
 def Conv2DBackpropFilter(
     *,
     input: Any,
@@ -329,6 +332,7 @@ def Conv2DBackpropInputV2(
 def Conv2DBackpropInputV2(
     *, input: Exporter, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv2D]
 ) -> Any: ...
+@naming_arguments
 def Conv2DBackpropInputV2(
     *,
     input: Any,
@@ -390,6 +394,7 @@ def Conv2DBackpropFilterV2(
 def Conv2DBackpropFilterV2(
     *, input: Exporter, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv2D]
 ) -> Any: ...
+@naming_arguments
 def Conv2DBackpropFilterV2(
     *,
     input: Any,
@@ -443,6 +448,7 @@ def Conv3D(
 def Conv3D(*, input: CuPyArray, filter: CuPyArray, **rest: Unpack[_Conv3D]) -> CuPyArray: ...
 @overload
 def Conv3D(*, input: Exporter, filter: Exporter, **rest: Unpack[_Conv3D]) -> Any: ...
+@naming_arguments
 def Conv3D(
     *,
     input: Any,
@@ -501,6 +507,7 @@ def Conv3DBackpropInputV2(
 def Conv3DBackpropInputV2(
     *, input_sizes: Any, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv3D]
 ) -> Any: ...
+@naming_arguments
 def Conv3DBackpropInputV2(
     *,
     input_sizes: Any,
@@ -559,6 +566,7 @@ def Conv3DBackpropFilterV2(
 def Conv3DBackpropFilterV2(
     *, filter_sizes: Any, input: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv3D]
 ) -> Any: ...
+@naming_arguments
 def Conv3DBackpropFilterV2(
     *,
     input: Any,
@@ -613,6 +621,7 @@ def DepthwiseConv2dNative(
 def DepthwiseConv2dNative(
     *, input: Exporter, filter: Exporter, **rest: Unpack[_Depthwise]
 ) -> Any: ...
+@naming_arguments
 def DepthwiseConv2dNative(
     *,
     input: Any,
@@ -667,6 +676,7 @@ def DepthwiseConv2dNativeBackpropInput(
 def DepthwiseConv2dNativeBackpropInput(
     *, input_sizes: Any, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Depthwise]
 ) -> Any: ...
+@naming_arguments
 def DepthwiseConv2dNativeBackpropInput(
     *,
     input_sizes: Any,
@@ -726,6 +736,7 @@ def DepthwiseConv2dNativeBackpropFilter(
 def DepthwiseConv2dNativeBackpropFilter(
     *, filter_sizes: Any, input: Exporter, out_backprop: Exporter, **rest: Unpack[_Depthwise]
 ) -> Any: ...
+@naming_arguments
 def DepthwiseConv2dNativeBackpropFilter(
     *,
     input: Any,
@@ -780,6 +791,7 @@ def BiasAddGrad(
 def BiasAddGrad(
     *, out_backprop: Exporter, data_format: Format2D | None = "NHWC", name: str | None = None
 ) -> Any: ...
+@naming_arguments
 def BiasAddGrad(
     *, out_backprop: Any, data_format: Format2D | None = "NHWC", name: str | None = None
 ) -> Any:

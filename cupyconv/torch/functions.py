@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Any, Literal, TypeVar, cast
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from cupyconv import foreign, formats
-from cupyconv.errors import ConvError, ConvTypeError, shown
+from cupyconv.errors import ConvError, ConvTypeError, shown, unknown_arguments
 from cupyconv.operations import require_add, require_bias
 from cupyconv.problem import (
     ITEMSIZE,
@@ -50,9 +51,12 @@ def _overridable(function: _Function) -> _Function:
 
     A tensor subclass may replace the function, and ``torch.fx.symbolic_trace`` records its calls.
     """
+    names = inspect.signature(function).parameters.keys()
 
     @wraps(function)
     def overridable(*args: Any, **kwargs: Any) -> Any:
+        if kwargs and not torch.compiler.is_compiling() and not kwargs.keys() <= names:
+            raise unknown_arguments(function, kwargs)
         arguments = (*args, *kwargs.values())
         if has_torch_function(arguments):
             return handle_torch_function(overridable, arguments, *args, **kwargs)

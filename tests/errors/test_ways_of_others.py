@@ -10,8 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 import cupyconv
-from cupyconv import ConvProblem, CupyconvError, cudnn, onnx, raw_ops
+from cupyconv import ConvProblem, ConvTypeError, CupyconvError, cudnn, onnx, raw_ops
 from cupyconv.cli.main import main
+from tests.layer_functions import WAYS
 
 pytestmark = pytest.mark.quick
 
@@ -39,6 +40,28 @@ PYTHON = {
     "ConvProblem(X.shape, W.shape, padding=[(0, 0), (0, 0), (1, 2), (2, 1)])": "Use padding=((1, 2"
     "), (2, 1))",
     "ConvProblem((1, 3, 9), (4, 3, 3), padding=[2, 0])": "Use padding=((2, 0),)",
+    # names of arguments
+    "ConvProblem(X.shape, W.shape, strides=2)": "ConvProblem must be called with its own arguments:"
+    " got strides. Use stride instead of strides",
+    "ConvProblem(X.shape, kernel_size=3)": "Use filter_shape instead of kernel_size",
+    "ConvProblem.from_output(V.shape, W.shape, pads=1)": "from_output must be called with its own",
+    "ConvProblem(X.shape, W.shape).replace(group=1)": "Use groups instead of group",
+    "cupyconv.conv_forward(X, W, strides=2, pad=1)": "got strides, pad. Use stride instead of "
+    "strides. Use padding instead of pad",
+    "cupyconv.conv_forward(X, W, kernel_size=3)": "Leave out kernel_size, which follows from w",
+    "cupyconv.conv_forward(X, W, zzz=3)": "got zzz. Known: x, w, bias, stride, padding, dilation",
+    "cupyconv.conv_backprop_input(X.shape, W, V, rate=2)": "Use dilation instead of rate",
+    "cupyconv.conv_backprop_filter(X, W.shape, V, kernel_shape=3)": "Use filter_shape instead of kernel_",
+    "cupyconv.conv_backprop_bias(V, format='NHWC')": "Use data_format instead of format",
+    "cupyconv.conv_backward(X, W, V, pads=1)": "Use padding instead of pads",
+    "cupyconv.conv_transpose(V, W, output_size=1)": "Use output_shape instead of output_size",
+    "cupyconv.plan(ConvProblem(X.shape, W.shape), card='L4')": "Use device instead of card",
+    "onnx.conv(X, W, stride=[2, 2])": "Use strides instead of stride",
+    "onnx.conv_problem(X.shape, W.shape, padding=1)": "Use pads instead of padding",
+    "raw_ops.Conv2D(input=X, filter=W, stride=1, padding='SAME')": "Use strides instead of stride",
+    "cudnn.convolution_forward(X, W, None, V, padding=1)": "Use pad instead of padding",
+    "torch.conv2d(T(X), T(W), strides=2)": "Use stride instead of strides",
+    "dask.conv_forward(X, W, strides=2)": "Use stride instead of strides",
 }
 """End of the message, or a part that is specific to it, keyed by the call."""
 
@@ -46,6 +69,11 @@ COMMANDS = {
     "shapes 1x3x9x9 4x3x3x3 --padding same-upper": "Use --padding same",
     "shapes 1x3x9x9 4x3x3x3 --padding causal": "Use --padding 2:0,2:0",
     "shapes 1x3x9x9 4x3x3x3 --padding 1,0,1,0": "Use --padding 1:0,1:0, or use --padding 1:1,0:0",
+    "shapes 1x3x9x9 4x3x3x3 --strides 2": "No such option '--strides'. Use --stride (see",
+    "grads 1x3x9x9 4x3x3x3 --dilation-rate 2": "Use --dilation",
+    "shapes --kernel-size 3": "Use --filter",
+    "shapes --kernel 3": "Use --filter",
+    "shapes --layout NHWC": "Use --data-format",
 }
 """Part of the message, keyed by the command line."""
 
@@ -54,12 +82,19 @@ COMMANDS = {
 def test_calls_are_answered_in_the_words_of_cupyconv(call):
     known = {"ConvProblem": ConvProblem, "cupyconv": cupyconv, "cudnn": cudnn, "onnx": onnx}
     known |= {"raw_ops": raw_ops, "X": X, "W": W, "V": V}
-    if call.startswith("torch."):
-        known["T"] = pytest.importorskip("torch").tensor
-        known["torch"] = import_module("cupyconv.torch")
+    library = call.partition(".")[0]
+    if library in ("torch", "dask"):
+        known["T"] = getattr(pytest.importorskip(library), "tensor", None)
+        known[library] = import_module(f"cupyconv.{library}")
     with pytest.raises(CupyconvError) as caught:
         eval(call, known)
     assert PYTHON[call] in str(caught.value)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_every_function_lists_its_arguments(way):
+    with pytest.raises(ConvTypeError, match=r"must be called with its own .*: got nonsense. Known"):
+        way.call(**way.valid(), nonsense=1)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

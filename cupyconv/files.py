@@ -176,6 +176,8 @@ def distrusted(folder: Path) -> tuple[Path, str] | None:
             pointed = at.parent / os.readlink(at)
             at, rest = Path(pointed.anchor), [*pointed.parts[1:], *rest]
             continue
+        if not stat.S_ISDIR(status.st_mode):
+            return None  # a file or device, below which no folder can be
         shared = bool(status.st_mode & _OTHERS_WRITE)
         if shared and not (rest and status.st_mode & stat.S_ISVTX):
             return at, "can be written by other users"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from itertools import chain, starmap
@@ -22,7 +23,7 @@ from cupyconv.errors import require_word, shown, unknown_word
 from cupyconv.explaining import transposed
 from cupyconv.explaining.shapes import one
 from cupyconv.explaining.values import KINDS, require_kind
-from cupyconv.formats import SPATIAL_AXES, data_formats
+from cupyconv.formats import SPATIAL_AXES, data_formats, filter_formats
 from cupyconv.kernels.device import CARDS, DEVICES
 from cupyconv.markup import in_line
 from cupyconv.planning import PRECISIONS
@@ -832,6 +833,36 @@ def as_options(problem: ConvProblem) -> str:
     """Return the command-line options of a problem, except --dtype."""
     shapes = {"input_shape": problem.input_shape, "filter_shape": problem.filter_shape}
     return " ".join(starmap(output.option, {**shapes, **problem.keywords}.items()))
+
+
+def order_note(layer: Layer, problem: ConvProblem) -> str:
+    """Return a note if another axis order makes the filter likelier; else an empty string.
+
+    A filter is likelier if the ratio of its longest to its shortest spatial size is smaller.
+    """
+    if "filter_format" in layer.arguments:
+        return ""
+    ratio, likelier = _ratio(problem), None
+    for word in filter_formats(problem.spatial_rank):
+        with suppress(ConvError):
+            other = problem.replace(filter_format=word)
+            if _ratio(other) < ratio and max(other.filter_sizes) > 1:
+                ratio, likelier = _ratio(other), other
+    if likelier is None:
+        return ""
+    readings = [
+        f"{shape_text(other.filter_sizes)} with O = {other.K} ({other.filter_format})"
+        for other in (problem, likelier)
+    ]
+    word = output.option("filter_format", likelier.filter_format)
+    return (
+        f"note: the filter {shape_text(problem.filter_shape)} was read as {readings[0]}. If it is "
+        f"{readings[1]}, use {word}"
+    )
+
+
+def _ratio(problem: ConvProblem) -> float:
+    return max(problem.filter_sizes) / min(problem.filter_sizes)
 
 
 def summary(problem: ConvProblem, other: Mapping[str, str] | None = None) -> str:

@@ -134,8 +134,10 @@ def command(
         return
     width = output.width()
     parts = []
-    for _, explanation, source, chosen, counted, translated in explained:
+    for layer, explanation, source, chosen, counted, translated in explained:
         if whole:
+            if note := configuration.order_note(layer, explanation.problem):
+                parts.append("\n".join(Paragraph(note).lines(width)))
             parts.append(explanation.document.text(width, output.strong))
         elif translated and not (chosen or counted or saved):
             parts.append(translated.program.rstrip("\n"))

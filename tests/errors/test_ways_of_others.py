@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import cupyconv
-from cupyconv import ConvProblem, ConvTypeError, CupyconvError, cudnn, onnx, raw_ops
+from cupyconv import ConvError, ConvProblem, ConvTypeError, CupyconvError, cudnn, onnx, raw_ops
 from cupyconv.cli.main import main
 from tests.layer_functions import WAYS
 
@@ -51,7 +51,7 @@ PYTHON = {
     "cupyconv.conv_forward(X, W, kernel_size=3)": "Leave out kernel_size, which follows from w",
     "cupyconv.conv_forward(X, W, zzz=3)": "got zzz. Known: x, w, bias, stride, padding, dilation",
     "cupyconv.conv_backprop_input(X.shape, W, V, rate=2)": "Use dilation instead of rate",
-    "cupyconv.conv_backprop_filter(X, W.shape, V, kernel_shape=3)": "Use filter_shape instead of kernel_",
+    "cupyconv.conv_backprop_filter(X, W.shape, V, kernel_shape=3)": "Use filter_shape instead",
     "cupyconv.conv_backprop_bias(V, format='NHWC')": "Use data_format instead of format",
     "cupyconv.conv_backward(X, W, V, pads=1)": "Use padding instead of pads",
     "cupyconv.conv_transpose(V, W, output_size=1)": "Use output_shape instead of output_size",
@@ -97,6 +97,48 @@ def test_every_function_lists_its_arguments(way):
         way.call(**way.valid(), nonsense=1)
 
 
+NOTES = {
+    "1x3x32x32 3x3x3x16": "read as 3x16 with O = 3 (OIHW). If it is 3x3 with O = 16 (HWIO), use "
+    "--filter-format HWIO",
+    "1x3x9x9x20 3x3x3x3x16": "If it is 3x3x3 with O = 16 (DHWIO), use --filter-format DHWIO",
+    "1x8x8x3 3x3x3x16 --data-format NHWC": "",
+    "1x20x9x3 16x3x3x3 --data-format NHWC": "use --filter-format OIHW",
+    "1x3x32x32 3x3x3x16 --filter-format OIHW": "",
+    "1x1x9x9 1x1x1x5": "",
+    "1x64x17x17 64x64x1x7": "",
+}
+"""Note on the axis order of a valid layer's filter, keyed by the layer; empty for no note."""
+
+
+@pytest.mark.parametrize("layer", NOTES)
+@pytest.mark.parametrize("command", ["shapes", "explain"])
+def test_a_filter_that_is_likelier_in_another_order_is_noted(command, layer):
+    result = CliRunner().invoke(main, [command, *layer.split()])
+    assert result.exit_code == 0
+    text = " ".join(result.stdout.split())
+    assert ("note: " in text) == bool(NOTES[layer])
+    assert NOTES[layer] in text
+
+
+ORDERS = {
+    ((1, 5, 100, 100), (10, 3, 5, 5)): set(),
+    ((1, 3, 32, 32), (8, 1, 3, 3)): set(),
+    ((8, 64, 56, 56), (3, 3, 64, 128)): {"HWIO"},
+    ((8, 64, 56, 56), (128, 3, 3, 64)): {"OHWI"},
+    ((1, 3, 32, 32), (64, 7, 1, 3)): {"OHWI"},
+}
+"""Filter formats that the error suggests, keyed by the shapes of the input and the filter."""
+
+
+@pytest.mark.parametrize("shapes", ORDERS, ids=str)
+def test_only_plausible_filter_formats_are_suggested(shapes):
+    with pytest.raises(ConvError) as caught:
+        ConvProblem(*shapes)
+    phrases = [phrase for fix in caught.value.fixes for phrase in fix]
+    formats = {phrase[1] for phrase in phrases if phrase[0] == "filter_format"}
+    assert formats == ORDERS[shapes]
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_are_answered_in_the_words_of_cupyconv(command):
     result = CliRunner().invoke(main, shlex.split(command))
@@ -108,7 +150,7 @@ def test_causal_and_full_padding_are_those_of_others():
     x, w = np.arange(1.0, 8.0), np.array([1.0, 10.0, 100.0])
     full = np.convolve(x, w[::-1], mode="full")
     for word, values in (("causal", full[: len(x)]), ("full", full)):
-        with pytest.raises(cupyconv.ConvError) as caught:
+        with pytest.raises(ConvError) as caught:
             cupyconv.conv_forward(x[None, None], w[None, None], padding=word)
         ((_, padding),) = caught.value.fixes[0]
         y = cupyconv.conv_forward(x[None, None], w[None, None], padding=padding)

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from cupyconv import ConvError
+from cupyconv import ConvError, files
 from cupyconv.cli import configuration, output, paths
 from cupyconv.errors import require_word
 from cupyconv.explaining import model_page
@@ -86,7 +86,7 @@ def command(
             paths.require_writable(option, Path(path))
     if html:
         paths.require_suffix("--html", Path(html), ".html", ".htm")
-    content = paths.read(Path(file))
+    content = paths.read(Path(file), files.LARGEST_MODEL)
     model = read(file, dict(map(_input, inputs)), content, open_sizes=True)
     nodes: list[ModelLayer | UnreadLayer] = list(model.nodes)
     if sort:

@@ -92,15 +92,15 @@ _READ = "cupyconv.standard_input"
 """Key in click's context: whether this command has read standard input."""
 
 
-def read(path: Path) -> bytes:
-    """Return the content of a file or of standard input.
+def read(path: Path, largest: int = files.LARGEST_TEXT) -> bytes:
+    """Return the content of a file or of standard input, which has at most ``largest`` bytes.
 
     Raises:
         ConvError: standard input is closed, or was read before by the same command.
-        OSError: the file cannot be read.
+        OSError: the file cannot be read, or is too large.
     """
     if str(path) != STANDARD:
-        return path.read_bytes()
+        return files.read(path, largest)
     if sys.stdin is None:
         raise ConvError("standard input must be open", "it is closed", "Give a file, or a pipe")
     meta = click.get_current_context().meta
@@ -111,7 +111,7 @@ def read(path: Path) -> bytes:
             "Give one of them as a file",
         )
     meta[_READ] = True
-    return sys.stdin.buffer.read()
+    return files.read_stream(sys.stdin.buffer, "standard input", largest)
 
 
 def write_json(path: str, content: dict[str, Any]) -> None:

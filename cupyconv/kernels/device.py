@@ -97,7 +97,7 @@ CHIPS = {
 
 
 def _nominal(capability: tuple[int, int]) -> tuple[int, int]:
-    """Return the compute capability of the nominal chip: the largest one in CHIPS that is reached."""
+    """Return the compute capability of a GPU's nominal chip: the largest one that it reaches."""
     return max(known for known in CHIPS if known <= capability)
 
 
@@ -111,7 +111,7 @@ class Card(NamedTuple):
         bandwidth: bandwidth of device memory, in GB/s.
         tensor_share: rate of 16-bit products summed in float32, relative to the nominal chip of the
             architecture at the same clock and number of multiprocessors.
-        double_limit: largest rate of float64 in TFLOP/s, for a card whose float64 units are limited.
+        double_limit: largest rate of float64 in TFLOP/s, for a card with limited float64 units.
     """
 
     capability: tuple[int, int]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cupyconv import ConvError, ConvProblem
+from cupyconv import ConvError, ConvProblem, files
 from cupyconv.cli import output, paths
 from cupyconv.errors import require_word, shown, unknown_word
 from cupyconv.explaining import transposed
@@ -247,7 +247,33 @@ def _integers(
 def read_shape(what: str, value: Any) -> tuple[int, ...]:
     """Parse a shape such as ``1x5x5x3``, ``1,5,5,3`` or, in TOML, a list."""
     rule = "a shape, written as sizes separated by x or commas"
-    return tuple(_integers(what, value, rule, "1x5x5x3 or 1,5,5,3"))
+    text = _bare(value) if isinstance(value, str) else value
+    if isinstance(text, str) and (names := [word for word in _sizes(text) if word.isalpha()]):
+        raise ConvError(
+            f"every size of {what} must be a number",
+            f"got {shown(value)}",
+            f"Write a number instead of {' and '.join(dict.fromkeys(names))}",
+        )
+    return tuple(_integers(what, text, rule, "1x5x5x3 or 1,5,5,3"))
+
+
+def is_shape(text: str) -> bool:
+    """Return whether a text has the form of a shape; a name may stand for an unknown size."""
+    return bool(_sizes(text))
+
+
+def _sizes(text: str) -> list[str]:
+    """Return the sizes in a shape, as text; none if the text does not have the form of a shape."""
+    sizes = re.split("[xX,]", _bare(text))
+    known = [size for size in sizes if size.isdecimal()]
+    return sizes if len(sizes) > 1 and known and all(map(str.isalnum, sizes)) else []
+
+
+def _bare(text: str) -> str:
+    """Return a shape without spaces and brackets, such as ``torch.Size([1, 5])`` or ``(1, 5)``."""
+    bare = re.sub(r"\s", "", text)
+    inside = re.fullmatch(r"(?:torch\.Size)?[(\[]+([^()\[\]]+?),?[)\]]+", bare)
+    return inside[1] if inside else bare
 
 
 def _size(what: str, value: Any) -> int | tuple[int, ...]:
@@ -570,7 +596,7 @@ def read_short_form(shapes: Sequence[str]) -> dict[str, str]:
     Raises:
         ConvError: the number of arguments is not two, or an argument is not a shape.
     """
-    if shapes and (len(shapes) != 2 or not all(map(_SHAPE.fullmatch, shapes))):
+    if shapes and (len(shapes) != 2 or not all(map(is_shape, shapes))):
         raise ConvError(
             "the short form must have two shapes, for the input and the filter",
             f"got {' '.join(shapes)}",
@@ -582,12 +608,9 @@ def read_short_form(shapes: Sequence[str]) -> dict[str, str]:
 
 def shape_or_file(option: str, value: str | None) -> tuple[tuple[int, ...] | None, str | None]:
     """Return (shape, None) for an option that gives a shape, (None, file) for a file name."""
-    if value is None or Path(value).exists() or not _SHAPE.fullmatch(value):
+    if value is None or Path(value).exists() or not is_shape(value):
         return None, value
     return read_shape(option, value), None
-
-
-_SHAPE = re.compile(r"[0-9]+([xX,][0-9]+)+")
 
 
 def configuration_options(command: Callable) -> Callable:
@@ -675,7 +698,7 @@ def _of_model(path: str, input_shapes: dict[str, tuple[int, ...]], notes: list[s
     """Return the convolutions of an ONNX model as layers, and extend ``notes`` by the others."""
     from cupyconv.explaining.onnx_model import read
 
-    model = read(path, input_shapes, paths.read(Path(path)))
+    model = read(path, input_shapes, paths.read(Path(path), files.LARGEST_MODEL))
     if not model.layers:
         raise ConvError(
             "a model must have a convolution that can be read",

@@ -53,10 +53,12 @@ class Program(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0][:1].isdigit():  # the short form, without a command
-            args = ["explain", *args]
         if args[0] not in COMMANDS and not args[0].startswith("-"):
-            raise unknown_word("command", args[0], COMMANDS)
+            from cupyconv.cli.configuration import is_shape
+
+            if not (args[0][:1].isdigit() or is_shape(args[0])):
+                raise unknown_word("command", args[0], COMMANDS)
+            args = ["explain", *args]  # the short form, without a command
         return super().resolve_command(ctx, args)
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:

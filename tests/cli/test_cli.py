@@ -128,7 +128,7 @@ def test_config_with_several_layers_and_a_common_option(tmp_path):
 # -- invalid input ---------------------------------------------------------------------------------
 
 MISTAKES = {
-    "shape-word": (("--input", "1xax3", "--filter", "4x3x3x3"), ("1xax3", "1x5x5x3")),
+    "shape-word": (("--input", "1xax3", "--filter", "4x3x3x3"), ("1xax3", "a number instead of a")),
     "shape-empty": (("--input", "", "--filter", "4x3x3x3"), ("''", "1x5x5x3")),
     "shape-negative": (("--input", "1x3x-8x8", "--filter", "4x3x3x3"), ("at least 1", "-8")),
     "shape-zero": (("--input", "1x3x8x8", "--filter", "4x3x0x3"), ("at least 1", "H = 0")),

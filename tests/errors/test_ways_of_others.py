@@ -74,6 +74,11 @@ COMMANDS = {
     "shapes --kernel-size 3": "Use --filter",
     "shapes --kernel 3": "Use --filter",
     "shapes --layout NHWC": "Use --data-format",
+    # shapes
+    "shapes Nx5x8x8 2x5x3x3": "every size of --input must be a number: got 'Nx5x8x8'. Write "
+    "a number instead of N",
+    "'(None, 5, 8, 8)' 2x5x3x3": "Write a number instead of None",
+    "shapes 1x5x8x8 2x5xx3": "the short form must have two shapes",
 }
 """Part of the message, keyed by the command line."""
 
@@ -95,6 +100,16 @@ def test_calls_are_answered_in_the_words_of_cupyconv(call):
 def test_every_function_lists_its_arguments(way):
     with pytest.raises(ConvTypeError, match=r"must be called with its own .*: got nonsense. Known"):
         way.call(**way.valid(), nonsense=1)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    ["(1,5,9,8) (2,5,3,3)", "[1,5,9,8] [2,5,3,3,]", "'torch.Size([1, 5, 9, 8])' '2, 5, 3, 3'"],
+)
+def test_shapes_are_read_as_programs_print_them(shapes):
+    result = CliRunner().invoke(main, ["shapes", *shlex.split(shapes)])
+    assert result.stdout.startswith("1x5x9x8 * 2x5x3x3 -> 1x2x7x6")
+    assert CliRunner().invoke(main, shlex.split(shapes)).exit_code == 0
 
 
 NOTES = {

@@ -537,7 +537,8 @@ def _transposed(
         raise ConvError(
             "the padding of a transposed convolution must be one or more integers",
             f"got {shown(padding)}",
-            "Pass an integer, or one for each spatial axis",
+            "Pass an integer, or one for each spatial axis, or call cupyconv.conv_transpose, which has "
+            "Keras's 'same'",
         )
     (x, w, b), batched = _operands(rank, "input", input, weight, bias)
     strides, pads, dilations = _window(rank, w.shape[2:], stride, padding, dilation)
@@ -545,12 +546,14 @@ def _transposed(
     sizes, missing = [], []
     for i in range(rank):
         if strides[i] < 1 or extra[i] < 0 or extra[i] >= max(strides[i], dilations[i]):
-            _require_output_padding(x, w, extra, strides, pads, dilations, groups)
+            _require_result(x, w, extra, strides, pads, dilations, groups)
         size, taps, before = x.shape[2 + i], w.shape[2 + i], pads[2 * i]
         axis = ConvAxis("", 0, taps, strides[i], dilations[i], before, before, "explicit")
         sizes.append(axis.first_input_size_for(size) + extra[i])
         # With output_padding >= stride, the result has more windows than x has pixels: pad x.
         missing.append(extra[i] // strides[i])
+    if not torch.compiler.is_compiling() and min(sizes) < 1:
+        _require_result(x, w, extra, strides, pads, dilations, groups)
     if any(missing):
         x = torch.nn.functional.pad(x, [n for last in reversed(missing) for n in (0, last)])
     shape = [x.shape[0], w.shape[1] * groups, *sizes]
@@ -692,7 +695,7 @@ def _fits(names: Names, shapes: tuple[Any, ...], *call: Any) -> bool:
     return True
 
 
-def _require_output_padding(
+def _require_result(
     x: Tensor,
     w: Tensor,
     extra: list[int],
@@ -701,6 +704,7 @@ def _require_output_padding(
     dilations: list[int],
     groups: int,
 ) -> None:
+    """Check the sizes of a transposed convolution's result, as ``cupyconv.conv_transpose`` does."""
     given: dict[str, Any] = {
         "output_shape": tuple(x.shape),
         "filter_shape": tuple(w.shape),

@@ -17,6 +17,7 @@ from tests.layer_functions import WAYS
 pytestmark = pytest.mark.quick
 
 X, W, V = np.ones((1, 3, 9, 9)), np.ones((4, 3, 5, 3)), np.ones((1, 4, 9, 9))
+ONES = np.ones((1, 1, 2, 2))
 
 PYTHON = {
     # padding modes
@@ -33,6 +34,11 @@ PYTHON = {
     "torch.conv2d(T(X), T(W), padding='SAME')": "Did you mean 'same'?",
     "torch.conv2d(T(X), T(W), padding='reflect')": "torch.nn.functional.pad(input, ..., mode='refl",
     "torch.conv2d(T(X), T(W), padding='causal')": "Pad the input with ((4, 0), (2, 0)) zeros",
+    "torch.conv_transpose2d(T(X), T(X), padding='same')": "call cupyconv.conv_transpose, which has",
+    # padding of a transposed convolution
+    "cupyconv.conv_transpose(ONES, ONES, stride=2, padding=2)": "Pad by at most 3 in total",
+    "torch.conv_transpose2d(T(ONES), T(ONES), stride=2, padding=2)": "Pad by at most 3 in total",
+    "onnx.conv_transpose(ONES, ONES, strides=[2, 2], pads=[2] * 4)": "Pad by at most 3 in total",
     # numbers of padding entries
     "ConvProblem(X.shape, W.shape, padding=[1, 0, 1, 0])": "Use padding=((1, 0), (1, 0)), or use "
     "padding=((1, 1), (0, 0))",
@@ -86,7 +92,7 @@ COMMANDS = {
 @pytest.mark.parametrize("call", PYTHON)
 def test_calls_are_answered_in_the_words_of_cupyconv(call):
     known = {"ConvProblem": ConvProblem, "cupyconv": cupyconv, "cudnn": cudnn, "onnx": onnx}
-    known |= {"raw_ops": raw_ops, "X": X, "W": W, "V": V}
+    known |= {"raw_ops": raw_ops, "X": X, "W": W, "V": V, "ONES": ONES}
     library = call.partition(".")[0]
     if library in ("torch", "dask"):
         known["T"] = getattr(pytest.importorskip(library), "tensor", None)

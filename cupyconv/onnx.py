@@ -9,7 +9,7 @@ The formulas are those of https://onnx.ai/onnx/operators/onnx__Conv.html and
 onnx__ConvTranspose.html, with these clarifications:
 
 * ``pads`` has the padding at the beginning of every spatial axis, then the padding at the end of
-  every axis.  It is only used with ``auto_pad="NOTSET"``.
+  every axis.  ``auto_pad`` must then be "NOTSET"; only zeros may be combined with "VALID".
 * If the total padding of an axis is odd, SAME_UPPER adds the larger half at the end, and SAME_LOWER
   adds it at the beginning.
 * The spatial sizes of a ConvTranspose's result are ``output_shape`` if that is passed.  Otherwise,
@@ -569,6 +569,13 @@ def _require_types(attributes: _Attributes) -> None:
                 f"{what} must be a list of integers: got {shown(values)}. "
                 f"Pass {count} for each spatial axis"
             ) from None
+    mode, pads = attributes.auto_pad, attributes.pads
+    if pads is not None and mode != "NOTSET" and (mode != "VALID" or any(pads)):
+        raise ConvError(
+            "auto_pad and pads must not both be passed",
+            f"got {mode!r} and {shown(list(pads))}",
+            "Leave out one of them",
+        )
 
 
 def _require_kernel_shape(kernel_shape: Ints, w_shape: Sequence[int]) -> None:

@@ -537,8 +537,8 @@ def _transposed(
         raise ConvError(
             "the padding of a transposed convolution must be one or more integers",
             f"got {shown(padding)}",
-            "Pass an integer, or one for each spatial axis, or call cupyconv.conv_transpose, which has "
-            "Keras's 'same'",
+            "Pass an integer, or one for each spatial axis, or call cupyconv.conv_transpose, which "
+            "has Keras's 'same'",
         )
     (x, w, b), batched = _operands(rank, "input", input, weight, bias)
     strides, pads, dilations = _window(rank, w.shape[2:], stride, padding, dilation)

@@ -34,7 +34,7 @@ PYTHON = {
     "torch.conv2d(T(X), T(W), padding='SAME')": "Did you mean 'same'?",
     "torch.conv2d(T(X), T(W), padding='reflect')": "torch.nn.functional.pad(input, ..., mode='refl",
     "torch.conv2d(T(X), T(W), padding='causal')": "Pad the input with ((4, 0), (2, 0)) zeros",
-    "torch.conv_transpose2d(T(X), T(X), padding='same')": "call cupyconv.conv_transpose, which has",
+    "torch.conv_transpose2d(T(X), T(X), padding='same')": "call cupyconv.conv_transpose, which",
     # padding of a transposed convolution
     "cupyconv.conv_transpose(ONES, ONES, stride=2, padding=2)": "Pad by at most 3 in total",
     "torch.conv_transpose2d(T(ONES), T(ONES), stride=2, padding=2)": "Pad by at most 3 in total",
@@ -46,6 +46,10 @@ PYTHON = {
     "ConvProblem(X.shape, W.shape, padding=[(0, 0), (0, 0), (1, 2), (2, 1)])": "Use padding=((1, 2"
     "), (2, 1))",
     "ConvProblem((1, 3, 9), (4, 3, 3), padding=[2, 0])": "Use padding=((2, 0),)",
+    # ONNX's two attributes for padding
+    "onnx.conv(X, W, auto_pad='VALID', pads=[1, 1, 1, 1])": "auto_pad and pads must not both be",
+    "onnx.conv(X, W, auto_pad='SAME_UPPER', pads=[0, 0, 0, 0])": "Leave out one of them",
+    "onnx.conv_transpose(V, W, auto_pad='SAME_LOWER', pads=[1] * 4)": "got 'SAME_LOWER' and [1, 1,",
     # names of arguments
     "ConvProblem(X.shape, W.shape, strides=2)": "ConvProblem must be called with its own arguments:"
     " got strides. Use stride instead of strides",

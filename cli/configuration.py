@@ -405,6 +405,10 @@ def _list_presets(ctx: click.Context, _param: click.Parameter, asked: bool) -> N
     ctx.exit()
 
 
+_layer_option = click.option(
+    "--layer", metavar="NAME", help="Use only the layer of this name from --config or --model."
+)
+
 _OPTIONS = (
     click.option(
         "--input",
@@ -481,9 +485,7 @@ _OPTIONS = (
         metavar="FILE.onnx",
         help="Read the convolutions of an ONNX model; --input NAME=SHAPE sets its unknown sizes.",
     ),
-    click.option(
-        "--layer", metavar="NAME", help="Use only the layer of this name from --config or --model."
-    ),
+    _layer_option,
     click.option(
         "--preset",
         metavar="NAME",
@@ -613,24 +615,38 @@ def shape_or_file(option: str, value: str | None) -> tuple[tuple[int, ...] | Non
     return read_shape(option, value), None
 
 
-def configuration_options(command: Callable) -> Callable:
-    """Add the positional shapes and the options of ``read_layers``, except --dtype and --values."""
+def layer_options(*, named: bool = True) -> Callable[[Callable], Callable]:
+    """Add the positional shapes and the options of ``read_layers``, except --dtype and --values.
 
-    @wraps(command)
-    def configured(shapes: Sequence[str], **options: Any) -> Any:
-        for key, value in read_short_form(shapes).items():
-            if options[key] is not None:
-                raise ConvError(
-                    "a shape must be given only once",
-                    f"got {' '.join(shapes)} and --{key} {options[key]}",
-                    f"Leave out --{key}, or the two shapes",
-                )
-            options[key] = value
-        return command(**options)
+    Args:
+        named: whether to add --layer.
+    """
+    added = [option for option in _OPTIONS if named or option is not _layer_option]
 
-    for option in (*reversed(_OPTIONS), short_form):
-        configured = option(configured)
-    return configured
+    def add(command: Callable) -> Callable:
+        @wraps(command)
+        def configured(shapes: Sequence[str], **options: Any) -> Any:
+            for key, value in read_short_form(shapes).items():
+                if options[key] is not None:
+                    raise ConvError(
+                        "a shape must be given only once",
+                        f"got {' '.join(shapes)} and --{key} {options[key]}",
+                        f"Leave out --{key}, or the two shapes",
+                    )
+                options[key] = value
+            return command(**options)
+
+        for option in (*reversed(added), short_form):
+            configured = option(configured)
+        return configured
+
+    return add
+
+
+configuration_options = layer_options()
+
+LAYER_OPTIONS = (*_READERS, "config", "model", "preset")
+"""Names of the options that ``layer_options`` adds, except --layer; --dtype is one of them."""
 
 
 def read_layers(options: Mapping[str, Any], notes: list[str] | None = None) -> list[Layer]:

@@ -201,6 +201,19 @@ def test_bench_accepts_two_shapes():
     assert "layers from one source" in refused("bench", "1x3x8x8", "4x3x3x3", "--suite", "resnet50")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        (("1x3x8x8", "4x3x3x3", "--stride", "2"), "--stride 2x2"),
+        (("--preset", "by-hand"), "--filter 3x2x2x2"),
+        (("--input", "1x3x8x8", "--filter", "4x3x3x3", "--padding", "same"), "--padding same"),
+    ],
+)
+def test_bench_takes_layers_like_every_command(arguments, options):
+    (layer,) = json.loads(said("bench", *arguments, "--list", "--json"))["layers"]
+    assert options in layer["options"]
+
+
 def test_two_shapes_without_a_command_are_explained():
     short = said("1x3x8x8", "4x3x3x3", "--stride", "2")
     assert short == said("explain", *SMALL, "--stride", "2")

@@ -1,4 +1,4 @@
-"""Layers of a command, read from options, a TOML file, an ONNX model or the presets.
+"""Layers of a command, read from options, a file, an ONNX model or the presets.
 
 Options and TOML keys have the same names; an option overrides the value of a file or preset.
 """
@@ -477,7 +477,7 @@ _OPTIONS = (
         "--config",
         type=paths.FILE,
         metavar="FILE",
-        help="Read layers from a TOML file, whose keys are the names of these options.",
+        help="Read layers from a TOML, JSON or CSV file, whose keys are these options.",
     ),
     click.option(
         "--model",
@@ -773,8 +773,8 @@ def _changed(layer: Layer, given: Mapping[str, Any], values: str | None) -> Laye
     return replace(layer, title=title, arguments=arguments, values=values or layer.values)
 
 
-def _toml_fault(error: Exception) -> str:
-    """Return the reason why a file is not TOML."""
+def _fault(error: Exception) -> str:
+    """Return the reason why a file does not have its format."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if type(error) is ValueError:  # Python's message names sys.set_int_max_str_digits
@@ -782,23 +782,62 @@ def _toml_fault(error: Exception) -> str:
     return str(error)
 
 
-def read_file(path: Path) -> list[Layer]:
-    """Return the layers of a TOML file: one at its top level, or several [[layer]] tables.
-
-    Raises:
-        ConvError: the file is not TOML, or a key or value is invalid.
-        OSError: the file cannot be read.
-    """
+def _toml(text: str) -> dict[str, Any]:
     import tomllib
 
+    return tomllib.loads(text)
+
+
+def _json(text: str) -> dict[str, Any]:
+    import json
+
+    content = json.loads(text)
+    return content if isinstance(content, dict) else {"layers": content}
+
+
+def _csv(text: str) -> dict[str, Any]:
+    """Return the rows below the header as layers; an empty cell leaves its key out."""
+    import csv
+    import io
+
+    flags = {"true": True, "false": False}
+    rows = csv.DictReader(io.StringIO(text, newline=""), restkey="a column without a heading")
+    return {
+        "layers": [
+            {
+                key: flags.get(str(cell).lower(), cell) if key == "transposed" else cell
+                for key, cell in row.items()
+                if cell
+            }
+            for row in rows
+        ]
+    }
+
+
+_FORMATS: Mapping[str, tuple[str, Callable[[str], dict[str, Any]], str]] = {
+    ".json": ("JSON", _json, '[{"input": "1x5x5x3", "filter": "3x3x3x4"}]'),
+    ".csv": ("CSV", _csv, 'a line "input,filter", and below it "1x5x5x3,3x3x3x4"'),
+    "": ("TOML", _toml, 'lines such as input = "1x5x5x3"'),
+}
+"""Name, parser and example of the format of a file of layers, keyed by suffix; else TOML."""
+
+
+def read_file(path: Path) -> list[Layer]:
+    """Return the layers of a file: one at the top level of TOML or JSON, or several.
+
+    Several layers are [[layer]] tables in TOML, a list in JSON, and rows in CSV.
+
+    Raises:
+        ConvError: the file does not have the format of its suffix, or a key or value is invalid.
+        OSError: the file cannot be read.
+    """
+    from csv import Error
+
+    name, parse, example = _FORMATS.get(path.suffix.lower(), _FORMATS[""])
     try:
-        content = tomllib.loads(paths.read(path).decode())
-    except (ValueError, RecursionError) as error:  # syntax, UTF-8 and huge integers
-        raise ConvError(
-            f"{path} must be TOML",
-            _toml_fault(error),
-            'Write lines such as input = "1x5x5x3"',
-        ) from None
+        content = parse(paths.read(path).decode())
+    except (ValueError, RecursionError, Error) as error:  # syntax, UTF-8 and huge integers
+        raise ConvError(f"{path} must be {name}", _fault(error), f"Write {example}") from None
     words = [word for word in ("layer", "layers") if word in content]
     if len(words) > 1:
         raise ConvError(
@@ -818,9 +857,13 @@ def read_file(path: Path) -> list[Layer]:
     listed = isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
     if not listed or not tables:
         raise ConvError(
-            f"the layers of {path} must be [[layer]] tables",
+            f"the layers of {path} must be [[layer]] tables"
+            if name == "TOML"
+            else f"{path} must have a list of layers",
             f"got {shown(tables)}",
-            "Write [[layer]], with two brackets, above each layer",
+            "Write [[layer]], with two brackets, above each layer"
+            if name == "TOML"
+            else f"Write {example}",
         )
     return [_layer(f"layer {number} of {path.name}", t) for number, t in enumerate(tables, 1)]
 

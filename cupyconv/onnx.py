@@ -36,7 +36,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, overload
 
 from cupyconv import arrays, operations
-from cupyconv.errors import ConvError, ConvTypeError, require_word, shown
+from cupyconv.errors import ConvError, ConvTypeError, naming_arguments, require_word, shown
 from cupyconv.operations import Called
 from cupyconv.problem import (
     TRANSPOSED,
@@ -156,6 +156,7 @@ def conv(
     b: Exporter | None = None,
     **attributes: Unpack[_Conv],
 ) -> Any: ...
+@naming_arguments
 def conv(
     x: Any,
     w: Any,
@@ -224,6 +225,7 @@ def conv_transpose(
     b: Exporter | None = None,
     **attributes: Unpack[_ConvTranspose],
 ) -> Any: ...
+@naming_arguments
 def conv_transpose(
     x: Any,
     w: Any,
@@ -316,6 +318,7 @@ def _from_cache(function: Any, shapes: _Shapes, attributes: _Attributes) -> Any:
     return function(shapes, _Attributes(**keys))
 
 
+@naming_arguments
 def conv_problem(
     x_shape: Sequence[int],
     w_shape: Sequence[int],
@@ -399,6 +402,7 @@ def _conv_problem(
     return offering(require, _CONV, given, sizes)
 
 
+@naming_arguments
 def conv_transpose_problem(
     x_shape: Sequence[int],
     w_shape: Sequence[int],

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, ge
 import cupyconv
 from cupyconv import arrays, backends, foreign, formats, measuring
 from cupyconv.backends import Backend, Run, Tensors
-from cupyconv.errors import ConvError, ConvTypeError, require_word, unknown_word, words_of
+from cupyconv.errors import (
+    ConvError,
+    ConvTypeError,
+    naming_arguments,
+    require_word,
+    unknown_arguments,
+    unknown_word,
+    words_of,
+)
 from cupyconv.formats import DataFormat, FilterFormat
 from cupyconv.kernels.request import Epilogue
 from cupyconv.kernels.strides import Strides, contiguous_strides, element_strides
@@ -53,7 +61,7 @@ from cupyconv.problem import (
 from cupyconv.remedies import Fix, Names, offering
 
 if TYPE_CHECKING:
-    from typing import Unpack
+    from typing import Never, Unpack
 
     from numpy.typing import NDArray
 
@@ -151,6 +159,7 @@ def conv_forward(
     precision: Precision = "ieee",
     impl: Impl | Plan = "auto",
     out: Any = None,
+    **others: Never,
 ) -> Any:
     """Compute y = activation(t + bias + add), where t is the cross-correlation of x and w.
 
@@ -214,6 +223,8 @@ def conv_forward(
     >>> cupyconv.conv_forward(x, w, add=shortcut, activation="relu").tolist()
     [[[[0.0, 0.0], [0.0, 4.0]]]]
     """
+    if others:
+        raise unknown_arguments(conv_forward, others)
     options = ConvOptions(stride, padding, dilation, groups, data_format, filter_format)
     given = (x, w, bias, add)
     return compute("forward", given, None, options, out, impl, precision, activation)
@@ -260,6 +271,7 @@ def conv_backprop_input(
     precision: Precision = "ieee",
     impl: Impl | Plan = "auto",
     out: Any = None,
+    **others: Never,
 ) -> Any:
     """Compute dx, the gradient with respect to the input, from the output gradient dy.
 
@@ -297,6 +309,8 @@ def conv_backprop_input(
     >>> cupyconv.conv_backprop_input((1, 1, 5), w, dy, stride=2).tolist()
     [[[1.0, 1.0, 2.0, 2.0, 0.0]]]
     """
+    if others:
+        raise unknown_arguments(conv_backprop_input, others)
     options = ConvOptions(stride, padding, dilation, groups, data_format, filter_format)
     return compute("backprop_input", (w, dy), input_shape, options, out, impl, precision)
 
@@ -342,6 +356,7 @@ def conv_backprop_filter(
     precision: Precision = "ieee",
     impl: Impl | Plan = "auto",
     out: Any = None,
+    **others: Never,
 ) -> Any:
     """Compute dw, the gradient with respect to the filter, from the output gradient dy.
 
@@ -370,6 +385,8 @@ def conv_backprop_filter(
     >>> cupyconv.conv_backprop_filter(x, (1, 1, 2), dy).tolist()
     [[[21.0, 32.0]]]
     """
+    if others:
+        raise unknown_arguments(conv_backprop_filter, others)
     options = ConvOptions(stride, padding, dilation, groups, data_format, filter_format)
     return compute("backprop_filter", (x, dy), filter_shape, options, out, impl, precision)
 
@@ -391,7 +408,9 @@ def conv_backprop_bias(
 ) -> Any: ...
 
 
-def conv_backprop_bias(dy: Any, *, data_format: DataFormat | None = None, out: Any = None) -> Any:
+def conv_backprop_bias(
+    dy: Any, *, data_format: DataFormat | None = None, out: Any = None, **others: Never
+) -> Any:
     """Compute db, the gradient with respect to the bias: dy summed over all axes but the channels.
 
     Args:
@@ -408,6 +427,8 @@ def conv_backprop_bias(dy: Any, *, data_format: DataFormat | None = None, out: A
     >>> cupyconv.conv_backprop_bias(np.ones((2, 3, 4))).tolist()
     [8.0, 8.0, 8.0]
     """
+    if others:
+        raise unknown_arguments(conv_backprop_bias, others)
     return sum_bias(dy, data_format, out)
 
 
@@ -463,6 +484,7 @@ def conv_backward(
     filter_format: FilterFormat | None = None,
     precision: Precision = "ieee",
     impl: Impl | Plan = "auto",
+    **others: Never,
 ) -> ConvGradients[Any]:
     """Compute several gradients of a layer: those in ``needs``, by default all.
 
@@ -484,6 +506,8 @@ def conv_backward(
     >>> dx.shape, dw.shape, db.shape
     ((1, 2, 4, 4), (3, 2, 3, 3), (3,))
     """
+    if others:
+        raise unknown_arguments(conv_backward, others)
     needed = words_of("needs", "gradient in needs", needs, GRADIENTS)
     options = ConvOptions(stride, padding, dilation, groups, data_format, filter_format)
     prepared_filter = w if isinstance(w, PreparedFilter) else None
@@ -564,6 +588,7 @@ def conv_transpose(
     precision: Precision = "ieee",
     impl: Impl | Plan = "auto",
     out: Any = None,
+    **others: Never,
 ) -> Any:
     """Compute activation(t + bias + add), where t is the transposed convolution of x with w.
 
@@ -607,12 +632,15 @@ def conv_transpose(
     >>> cupyconv.conv_transpose(x, w, stride=2, output_padding=1).tolist()
     [[[1.0, 10.0, 2.0, 20.0, 0.0]]]
     """
+    if others:
+        raise unknown_arguments(conv_transpose, others)
     options = ConvOptions(stride, padding, dilation, groups, data_format, filter_format)
     sizes = (output_shape, output_padding)
     given = (w, x, bias, add)
     return compute("transpose", given, sizes, options, out, impl, precision, activation)
 
 
+@naming_arguments
 def prepare(
     w: _Array,
     problem: ConvProblem,
@@ -686,6 +714,7 @@ def prepare(
     return PreparedFilter(array, forms, problem, backend.device, names, precision)
 
 
+@naming_arguments
 def plan(
     problem: ConvProblem,
     device: str | Device | None = None,

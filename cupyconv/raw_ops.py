@@ -43,9 +43,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from cupyconv import arrays, formats, operations
-from cupyconv.errors import ConvError, ConvTypeError, shown, unknown_word
+from cupyconv.errors import ConvError, ConvTypeError, naming_arguments, shown, unknown_word
 from cupyconv.operations import Called
 from cupyconv.problem import (
+    PADDING_WORDS,
     ConvOptions,
     counted,
     integers,
@@ -141,6 +142,7 @@ def Conv2D(
 def Conv2D(*, input: CuPyArray, filter: CuPyArray, **rest: Unpack[_Conv2D]) -> CuPyArray: ...
 @overload
 def Conv2D(*, input: Exporter, filter: Exporter, **rest: Unpack[_Conv2D]) -> Any: ...
+@naming_arguments
 def Conv2D(
     *,
     input: Any,
@@ -207,6 +209,7 @@ def Conv2DBackpropInput(
 def Conv2DBackpropInput(
     *, input_sizes: Any, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv2D]
 ) -> Any: ...
+@naming_arguments
 def Conv2DBackpropInput(
     *,
     input_sizes: Any,
@@ -268,6 +271,7 @@ def Conv2DBackpropFilter(
 def Conv2DBackpropFilter(
     *, filter_sizes: Any, input: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv2D]
 ) -> Any: ...
+@naming_arguments
 def Conv2DBackpropFilter(
     *,
     input: Any,
@@ -328,6 +332,7 @@ def Conv2DBackpropInputV2(
 def Conv2DBackpropInputV2(
     *, input: Exporter, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv2D]
 ) -> Any: ...
+@naming_arguments
 def Conv2DBackpropInputV2(
     *,
     input: Any,
@@ -389,6 +394,7 @@ def Conv2DBackpropFilterV2(
 def Conv2DBackpropFilterV2(
     *, input: Exporter, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv2D]
 ) -> Any: ...
+@naming_arguments
 def Conv2DBackpropFilterV2(
     *,
     input: Any,
@@ -442,6 +448,7 @@ def Conv3D(
 def Conv3D(*, input: CuPyArray, filter: CuPyArray, **rest: Unpack[_Conv3D]) -> CuPyArray: ...
 @overload
 def Conv3D(*, input: Exporter, filter: Exporter, **rest: Unpack[_Conv3D]) -> Any: ...
+@naming_arguments
 def Conv3D(
     *,
     input: Any,
@@ -500,6 +507,7 @@ def Conv3DBackpropInputV2(
 def Conv3DBackpropInputV2(
     *, input_sizes: Any, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv3D]
 ) -> Any: ...
+@naming_arguments
 def Conv3DBackpropInputV2(
     *,
     input_sizes: Any,
@@ -558,6 +566,7 @@ def Conv3DBackpropFilterV2(
 def Conv3DBackpropFilterV2(
     *, filter_sizes: Any, input: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv3D]
 ) -> Any: ...
+@naming_arguments
 def Conv3DBackpropFilterV2(
     *,
     input: Any,
@@ -612,6 +621,7 @@ def DepthwiseConv2dNative(
 def DepthwiseConv2dNative(
     *, input: Exporter, filter: Exporter, **rest: Unpack[_Depthwise]
 ) -> Any: ...
+@naming_arguments
 def DepthwiseConv2dNative(
     *,
     input: Any,
@@ -666,6 +676,7 @@ def DepthwiseConv2dNativeBackpropInput(
 def DepthwiseConv2dNativeBackpropInput(
     *, input_sizes: Any, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Depthwise]
 ) -> Any: ...
+@naming_arguments
 def DepthwiseConv2dNativeBackpropInput(
     *,
     input_sizes: Any,
@@ -725,6 +736,7 @@ def DepthwiseConv2dNativeBackpropFilter(
 def DepthwiseConv2dNativeBackpropFilter(
     *, filter_sizes: Any, input: Exporter, out_backprop: Exporter, **rest: Unpack[_Depthwise]
 ) -> Any: ...
+@naming_arguments
 def DepthwiseConv2dNativeBackpropFilter(
     *,
     input: Any,
@@ -779,6 +791,7 @@ def BiasAddGrad(
 def BiasAddGrad(
     *, out_backprop: Exporter, data_format: Format2D | None = "NHWC", name: str | None = None
 ) -> Any: ...
+@naming_arguments
 def BiasAddGrad(
     *, out_backprop: Any, data_format: Format2D | None = "NHWC", name: str | None = None
 ) -> Any:
@@ -941,7 +954,7 @@ def _window(
     word_of_padding = _word(padding)
     known = ("SAME", "VALID") if explicit_paddings is None else ("SAME", "VALID", "EXPLICIT")
     if word_of_padding not in known:
-        raise unknown_word("padding", padding, known)
+        raise unknown_word("padding", padding, known, PADDING_WORDS)
     if dilations is None:
         dilations = (1,) * (rank + 2)
     sides = () if explicit_paddings is None else explicit_paddings

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cupyconv import arrays, files
-from cupyconv.errors import ConvError, ConvTypeError, shown
+from cupyconv.errors import ConvError, ConvTypeError, naming_arguments, shown
 from cupyconv.explaining import adjoints, figure, maps, page, prose, shapes, terms, translate
 from cupyconv.explaining import transposed as transposed_layer
 from cupyconv.explaining import values as numbers
@@ -23,6 +23,7 @@ from cupyconv.markup import Document, Section, Table
 from cupyconv.problem import PASSES, RESULT, ConvProblem, integer, require_problem, shape_text
 
 
+@naming_arguments
 def explain(
     problem: ConvProblem,
     *,

@@ -1,10 +1,10 @@
-"""HTML page of a model: a list of its convolutions, with an explanation of each."""
+"""HTML page of several layers, such as the convolutions of a model, with an explanation of each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cupyconv.explaining.explanation import explain
+from cupyconv.explaining.explanation import Explanation, explain
 from cupyconv.explaining.onnx_model import Model, ModelLayer
 from cupyconv.markup import STYLE, Document, Table, escape
 from cupyconv.planning import Plan
@@ -45,6 +45,32 @@ def html(name: str, model: Model, planned: Sequence[tuple[ModelLayer, Sequence[P
             "<h2>Layers that were not read</h2>",
             Table(("layer", "settings", "why"), unread).html(),
         ]
+    return _page(name, parts)
+
+
+def layers_page(name: str, explanations: Sequence[Explanation]) -> str:
+    """Return a page of several explained layers, as one HTML file without scripts.
+
+    Args:
+        name: heading of the page.
+        explanations: the layers, in the order of the page.
+    """
+    parts = [
+        f"<h1>{escape(name)}</h1>",
+        f"<p>{len(explanations)} layers. Select a layer for its explanation.</p>",
+    ]
+    for number, explanation in enumerate(explanations, 1):
+        problem = explanation.problem
+        x = problem.output_shape if explanation.is_transposed else problem.input_shape
+        shapes = f"{shape_text(x)} * {shape_text(problem.filter_shape)}"
+        parts.append(
+            f"<details><summary><b>{escape(explanation.title or f'layer {number}')}</b> {shapes}"
+            f"</summary>{Document('', explanation.document.sections).html()}</details>"
+        )
+    return _page(name, parts)
+
+
+def _page(name: str, parts: Sequence[str]) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from cupyconv import markup, records
 from cupyconv.errors import ConvError, require_word, shown, unknown_word
 from cupyconv.kernels.cost import duration
-from cupyconv.kernels.device import CPU, Device
+from cupyconv.kernels.device import CPU, Device, card_named
 from cupyconv.kernels.family import Candidate, Choices, Family
 from cupyconv.kernels.request import Impl, Implementation, Request
 from cupyconv.kernels.strides import Strides
@@ -120,10 +120,11 @@ class Plan:
         """Origin of the times, and the compiler's target if it differs from the architecture."""
         measured = sum(p.reason.startswith("measured") for p in self.passes)
         other = ""
-        if self.device.is_gpu and self.device.nominal != self.device.capability:
+        if self.device.card is not None:
+            name = card_named(self.device.name)
+            other = f" from the {name}'s data sheet" if name else " from the card's figures"
+        elif self.device.is_gpu and self.device.nominal != self.device.capability:
             other = ", for the chip of compute capability {}.{}".format(*self.device.nominal)
-        elif self.device.card is not None:
-            other = f" from the {self.device.card}'s data sheet"
         requests = (Request(self.problem, p.pass_, self.device, p.precision) for p in self.passes)
         gpu = next(filter(None, map(calibration.measured_gpu, requests)), None)
         scaled = f" and scaled by the times of other layers on an {gpu}" if gpu else ""

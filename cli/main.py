@@ -17,7 +17,14 @@ import click
 
 import cupyconv
 from cupyconv.cli import INTERRUPTED, output
-from cupyconv.errors import ConvError, CupyconvError, DeviceError, KernelCompileError, unknown_word
+from cupyconv.errors import (
+    ConvError,
+    CupyconvError,
+    DeviceError,
+    KernelCompileError,
+    similar_argument,
+    unknown_word,
+)
 from cupyconv.signals import interrupts
 
 COMMANDS = ("shapes", "grads", "explain", "plan", "model", "check", "bench", "warm", "env")
@@ -46,10 +53,12 @@ class Program(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0][:1].isdigit():  # the short form, without a command
-            args = ["explain", *args]
         if args[0] not in COMMANDS and not args[0].startswith("-"):
-            raise unknown_word("command", args[0], COMMANDS)
+            from cupyconv.cli.configuration import is_shape
+
+            if not (args[0][:1].isdigit() or is_shape(args[0])):
+                raise unknown_word("command", args[0], COMMANDS)
+            args = ["explain", *args]  # the short form, without a command
         return super().resolve_command(ctx, args)
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -113,7 +122,7 @@ def _report(error: Exception) -> int:
     if isinstance(error, click.ClickException):
         context = getattr(error, "ctx", None)  # only usage errors have one
         where = f" (see {context.command_path} --help)" if context else ""
-        output.error(error.format_message() + where)
+        output.error((_meant_option(error) or error.format_message()) + where)
         return WRONG_USAGE
     if isinstance(error, CupyconvError):
         output.error(error.told(output.option) if isinstance(error, ConvError) else str(error))
@@ -135,6 +144,26 @@ def _report(error: Exception) -> int:
         f"{TRACEBACK_VARIABLE}=1 shows where; please report it"
     )
     return BUG
+
+
+_SHAPES: dict[str | None, str] = {"input": "input_shape", "filter": "filter_shape"}
+"""Arguments of the library that options have another name for, keyed by option."""
+
+
+def _meant_option(error: click.ClickException) -> str | None:
+    """Return the message for an unknown option that means a known one; None for other errors."""
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
+        return None
+    options = {
+        name: option.opts[-1]
+        for option in error.ctx.command.params
+        if isinstance(option, click.Option)
+        for name in (option.name, _SHAPES.get(option.name))
+        if name is not None
+    }
+    word = error.option_name.lstrip("-").replace("-", "_")
+    similar = similar_argument(word, options)
+    return similar and f"No such option {error.option_name!r}. Use {options[similar]}"
 
 
 @click.group(

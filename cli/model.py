@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from cupyconv.errors import require_word
 from cupyconv.explaining import model_page
 from cupyconv.explaining.onnx_graph import open_shape_text
 from cupyconv.explaining.onnx_model import Model, ModelLayer, UnreadLayer, read
-from cupyconv.explaining.transposed import output_padding
 from cupyconv.markup import in_line, spreadsheet_cell
 from cupyconv.planning import Plan, plan
+from cupyconv.planning.plan import workspace_notes
 from cupyconv.problem import bytes_text, counted, shape_text
 
 
@@ -86,8 +86,8 @@ def command(
             paths.require_writable(option, Path(path))
     if html:
         paths.require_suffix("--html", Path(html), ".html", ".htm")
-    content = paths.read(Path(file))
-    model = read(file, dict(map(_input, inputs)), content, open_sizes=True)
+    with paths.opened(Path(file)) as content:
+        model = read(file, dict(map(_input, inputs)), content, open_sizes=True)
     nodes: list[ModelLayer | UnreadLayer] = list(model.nodes)
     if sort:
         nodes = [*sorted(model.layers, key=_ORDERS[sort]), *model.unknown, *model.left_out]
@@ -97,8 +97,9 @@ def command(
         for node in shown
         if isinstance(node, ModelLayer)
     ]
+    plans_of = {id(layer): plans for layer, plans in planned}
     if csv:
-        paths.write(Path(csv), _csv(model, planned, devices).encode())
+        paths.write(Path(csv), _csv(model, shown, plans_of, devices).encode())
     if html:
         paths.write(Path(html), model_page.html(Path(file).name, model, planned).encode())
     if paths.STANDARD in saved:
@@ -115,7 +116,6 @@ def command(
         *(f"kernels on {device}" for device in devices),
         right=("parameters", "FLOP", "share"),
     )
-    plans_of = {id(layer): plans for layer, plans in planned}
     for layer in shown:
         if isinstance(layer, UnreadLayer):
             table.add_row(in_line(layer.name), *_unread_cells(layer))
@@ -123,7 +123,7 @@ def command(
         plans = plans_of[id(layer)]
         shapes = (
             f"{shape_text(layer.input_shape)} * {shape_text(layer.problem.filter_shape)}\n"
-            f"-> {shape_text(layer.output_shape)}\n{_settings(layer)}"
+            f"-> {shape_text(layer.output_shape)}\n{layer.settings}"
         )
         shapes += "".join(f"\n{in_line(note)}" for note in layer.notes)
         table.add_row(
@@ -153,6 +153,9 @@ def command(
             "a layer inside another operator counts once, although Loop and Scan run it in each "
             "iteration, and If runs only one branch"
         )
+    lines += map(
+        in_line, workspace_notes((layer.name, each) for layer, plans in planned for each in plans)
+    )
     if len(shown) < len(nodes):
         lines.append(f"{len(nodes) - len(shown)} more are not shown")
     if model.unknown:
@@ -211,7 +214,7 @@ def _unread_cells(layer: UnreadLayer) -> tuple[str, ...]:
         open_shape_text(shape) or "?"
         for shape in (layer.input_shape, layer.filter_shape, layer.output_shape)
     )
-    words = [layer.operator] if layer.operator != "Conv" else []
+    words = [layer.settings] if layer.settings else []
     words += [] if layer.is_open else ["left out"]
     words += [f"inside {operator}" for operator in layer.inside]
     shapes = in_line(f"{x} * {w}") + "\n" + in_line(f"-> {y}")
@@ -230,9 +233,15 @@ def _counted(model: Model) -> str:
 
 
 def _csv(
-    model: Model, planned: list[tuple[ModelLayer, list[Plan]]], devices: tuple[str, ...]
+    model: Model,
+    shown: Sequence[ModelLayer | UnreadLayer],
+    plans_of: Mapping[int, Sequence[Plan]],
+    devices: tuple[str, ...],
 ) -> str:
-    """Return CSV text with a line per layer, which includes its kernels on every device."""
+    """Return CSV text with a line per layer, which includes its kernels on every device.
+
+    A layer that is not read has neither cost nor kernels; the reason is in the notes.
+    """
     import csv
     import io
 
@@ -242,18 +251,15 @@ def _csv(
     kernels = [f"{tensor} on {device}" for device in devices for tensor in ("y", "dx", "dw")]
     texts = ("layer", "operator", "x", "w", "y", "settings")
     writer.writerow([*texts, *numbers, *kernels, "notes"])
-    for layer, plans in planned:
-        problem = layer.problem
-        shapes = (layer.input_shape, problem.filter_shape, layer.output_shape)
-        names = [each[pass_].implementation for each in plans for pass_ in layer.passes.values()]
-        writer.writerow(
-            [
-                *(spreadsheet_cell(layer.name), layer.operator, *map(shape_text, shapes)),
-                *(_settings(layer), layer.parameters, problem.flops),
-                *(f"{model.share(layer):.6f}", problem.bytes, *names),
-                spreadsheet_cell("; ".join(layer.notes)),
-            ]
-        )
+    for layer in shown:
+        shapes = map(open_shape_text, (layer.input_shape, layer.filter_shape, layer.output_shape))
+        cost: list[Any] = [""] * (3 + len(kernels))
+        if isinstance(layer, ModelLayer):
+            plans, passes = plans_of[id(layer)], layer.passes.values()
+            cost = [layer.problem.flops, f"{model.share(layer):.6f}", layer.problem.bytes]
+            cost += [each[pass_].implementation for each in plans for pass_ in passes]
+        row = [layer.name, layer.operator, *shapes, layer.settings, layer.parameters, *cost]
+        writer.writerow(spreadsheet_cell(str(cell)) for cell in (*row, "; ".join(layer.notes)))
     return buffer.getvalue()
 
 
@@ -266,25 +272,6 @@ def _input(text: str) -> tuple[str, tuple[int, ...]]:
             "Write, for example, data=1x3x224x224",
         )
     return name.strip(), configuration.read_shape("--input", shape)
-
-
-def _settings(layer: ModelLayer) -> str:
-    """Return the settings of a layer that differ from the defaults, and its dtype, as text."""
-    problem = layer.problem
-    words = [layer.operator] if layer.is_transposed else []
-    if max(problem.stride) > 1:
-        words.append(f"stride {shape_text(problem.stride)}")
-    extra = tuple(map(output_padding, problem.axes)) if layer.is_transposed else ()
-    if any(extra):
-        words.append(f"output_padding {shape_text(extra)}")
-    if any(map(any, problem.padding)):
-        sides = [str(b) if b == a else f"{b}:{a}" for b, a in problem.padding]
-        words.append(f"padding {sides[0] if len(set(sides)) == 1 else ','.join(sides)}")
-    if max(problem.dilation) > 1:
-        words.append(f"dilation {shape_text(problem.dilation)}")
-    if problem.groups > 1:
-        words.append(f"groups {problem.groups}")
-    return ", ".join([*words, problem.dtype])
 
 
 def _kernels(layer: ModelLayer, layer_plan: Plan) -> str:
@@ -323,7 +310,7 @@ def _as_json(
         x, w, y = layer.input_shape, problem.filter_shape, layer.output_shape
         shapes = {"x": x, "w": w, "y": y, "dx": x, "dw": w, "dy": y}
         if layer.has_bias:
-            bias = (y[1],)
+            bias = (layer.output_channels,)
             shapes |= {"bias": bias, "db": bias}
         layers.append(
             {
@@ -331,6 +318,8 @@ def _as_json(
                 **configuration.as_json(unnamed, problem),
                 "shapes": {tensor: list(shape) for tensor, shape in shapes.items()},
                 "parameters": layer.parameters,
+                "adds": layer.added or None,
+                "activation": layer.activation or None,
                 "same_filter_as": layer.same_filter_as,
                 "same_values_as": layer.same_values_as,
                 "filter_is_stored": layer.filter is not None,
@@ -373,6 +362,7 @@ def _unread_json(layer: UnreadLayer) -> dict[str, Any]:
         "name": layer.name,
         "operator": layer.operator,
         "reason": layer.reason,
+        "attributes": dict(layer.attributes),
         "shapes": {
             "x": list(layer.input_shape),
             "w": list(layer.filter_shape),

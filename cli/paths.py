@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import click
 
@@ -92,15 +94,34 @@ _READ = "cupyconv.standard_input"
 """Key in click's context: whether this command has read standard input."""
 
 
-def read(path: Path) -> bytes:
-    """Return the content of a file or of standard input.
+def read(path: Path, largest: int = files.LARGEST_TEXT) -> bytes:
+    """Return the content of a file or of standard input, which has at most ``largest`` bytes.
+
+    Raises:
+        ConvError: as for ``opened``.
+        OSError: the file cannot be read, or is too large.
+    """
+    if str(path) != STANDARD:
+        return files.read(path, largest)
+    return files.read_stream(_standard_input(), "standard input", largest)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file or standard input, to be read.
 
     Raises:
         ConvError: standard input is closed, or was read before by the same command.
         OSError: the file cannot be read.
     """
-    if str(path) != STANDARD:
-        return path.read_bytes()
+    if str(path) == STANDARD:
+        yield _standard_input()
+        return
+    with path.open("rb") as file:
+        yield file
+
+
+def _standard_input() -> BinaryIO:
     if sys.stdin is None:
         raise ConvError("standard input must be open", "it is closed", "Give a file, or a pipe")
     meta = click.get_current_context().meta
@@ -111,7 +132,7 @@ def read(path: Path) -> bytes:
             "Give one of them as a file",
         )
     meta[_READ] = True
-    return sys.stdin.buffer.read()
+    return sys.stdin.buffer
 
 
 def write_json(path: str, content: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from cupyconv.kernels.cost import duration
 from cupyconv.markup import Table, in_line
 from cupyconv.planning import PassPlan, Plan
 from cupyconv.planning.estimates import Estimate, estimate, instead
+from cupyconv.planning.plan import workspace_notes
 from cupyconv.problem import PASSES, bytes_text
 
 MOST_IN_FULL = 4
@@ -142,7 +143,7 @@ def _in_full(entry: LayerPlan) -> list[Any]:
     return [
         table,
         _instead_table(entry),
-        output.heading("", *reasons),
+        output.heading("", *reasons, *workspace_notes([("", entry.plan)])),
         entry.plan.origin.text,
     ]
 
@@ -175,7 +176,8 @@ def _overview(plans: Sequence[LayerPlan]) -> list[Any]:
             share = _share(one.microseconds, total)
             listing.add_row(_name(one), _time(y), _time(dx), _time(dw), share, kernels)
         parts.append(listing)
-    parts += [_slowest_table(plans, total), _totals_table(plans), plans[0].plan.origin.text]
+    notes = workspace_notes((_name(one), one.plan) for one in plans)
+    parts += [_slowest_table(plans, total), _totals_table(plans), plans[0].plan.origin.text, *notes]
     return parts
 
 

@@ -60,16 +60,28 @@ def command(
     layers = configuration.read_layers(options, notes)
     if dy is not None and sweep is not None:
         raise ConvError("--dy and --sweep cannot be combined", "got both", "Give one of them")
-    if any(layer.is_transposed for layer in layers) and (dy or sweep):
-        option = "--dy" if dy else "--sweep"
+    transposed_layers = [layer for layer in layers if layer.is_transposed]
+    if transposed_layers and sweep:
         raise ConvError(
-            f"{option} must be used only for ordinary convolutions",
+            "--sweep must be used only for ordinary convolutions",
             "the layer is transposed",
-            "Use --output-shape for the size of the result" if dy else "Leave it out",
+            "Leave it out",
         )
     if dy is not None:
-        _backwards(layers, dy, options, as_json)
-        return
+        shape = configuration.read_shape("--dy", dy)
+        if options.get("input"):
+            for layer in layers:
+                layer.require_output(shape)
+        if not transposed_layers:
+            _backwards(layers, shape, options, as_json)
+            return
+        if len(transposed_layers) < len(layers):
+            raise ConvError(
+                "--dy must be used with layers of one kind",
+                f"{len(transposed_layers)} of {len(layers)} layers are transposed",
+                "Choose one with --layer NAME",
+            )
+        layers = [layer.with_result(shape) for layer in layers]
     if sweep is not None:
         _sweep(layers, sweep, as_json)
         return
@@ -84,13 +96,11 @@ def command(
     output.draw(*parts, *configuration.left_out(notes))
 
 
-def _backwards(layers: list[Layer], dy: str, options: Mapping[str, Any], as_json: bool) -> None:
-    """Print the input sizes that give an output of shape ``dy``, and check --input against it."""
-    shape = configuration.read_shape("--dy", dy)
-    if options.get("input"):
-        for layer in layers:
-            layer.require_output(shape)
-    entries = [(layer, backwards.largest_input(layer, shape)) for layer in layers]
+def _backwards(
+    layers: list[Layer], dy: tuple[int, ...], options: Mapping[str, Any], as_json: bool
+) -> None:
+    """Print the input sizes that give an output of shape ``dy``."""
+    entries = [(layer, backwards.largest_input(layer, dy)) for layer in layers]
     if as_json:
         output.write_json({"layers": [backwards.backwards_json(*entry) for entry in entries]})
         return
@@ -127,6 +137,7 @@ def title(layer: Layer, problem: ConvProblem) -> Any:
     if layer.is_transposed:
         settings["output_padding"] = one(layer.output_padding(problem))
     lines = [f"{kind}{x} * {w} -> {y}", configuration.summary(problem, settings)]
+    lines.append(configuration.order_note(layer, problem))
     return output.heading(*filter(None, [layer.heading, *lines]))
 
 

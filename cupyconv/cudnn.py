@@ -37,7 +37,7 @@ from typing import Any, Literal
 from cupyconv import arrays, formats, settings
 from cupyconv.binding import Called
 from cupyconv.calls import compute
-from cupyconv.errors import ConvError, ConvTypeError, require_word, shown
+from cupyconv.errors import ConvError, ConvTypeError, naming_arguments, require_word, shown
 from cupyconv.problem import LARGEST, ConvOptions, Padding, Size
 from cupyconv.remedies import Names, any_padding
 
@@ -54,6 +54,31 @@ __all__ = [
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+_INSTEAD = {
+    "activation": "torch.nn.functional.relu, or the argument activation of cupyconv.conv_forward",
+    "batch_normalization": "torch.nn.functional.batch_norm",
+    "dropout": "torch.nn.functional.dropout",
+    "pooling": "torch.nn.functional.max_pool2d or avg_pool2d",
+    "rnn": "torch.nn.RNN, torch.nn.LSTM or torch.nn.GRU",
+    "softmax": "torch.nn.functional.softmax",
+    "spatial_tf": "torch.nn.functional.affine_grid and grid_sample",
+}
+"""Replacements of the groups of functions of ``cupy.cudnn``, keyed by the start of their names."""
+
+
+def __getattr__(name: str) -> Any:
+    text = f"module {__name__!r} has no attribute {name!r}"
+    if name == "get_handle" or name.startswith("create_"):
+        text += ": its functions need no handles, descriptors or states of cuDNN"
+    for start, instead in _INSTEAD.items():
+        if name.startswith(start):
+            text += (
+                ": it has only the convolutions of cupy.cudnn, and CuPy 14 no longer supports "
+                f"cuDNN. Use NVIDIA's cudnn-frontend, or with torch.from_dlpack {instead}"
+            )
+    raise AttributeError(text, name=name)
 
 
 CUDNN_TENSOR_NCHW: Literal[0] = 0
@@ -130,6 +155,7 @@ def set_max_workspace_size(size: int) -> None:
     settings.workspace_limit = int(size)
 
 
+@naming_arguments
 def convolution_forward(
     x: Any,
     W: Any,
@@ -177,6 +203,7 @@ def convolution_forward(
     compute("forward", *arrays_of, options, _FORWARD, bool(auto_tune))
 
 
+@naming_arguments
 def convolution_backward_filter(
     x: Any,
     gy: Any,
@@ -216,6 +243,7 @@ def convolution_backward_filter(
     compute("backprop_filter", x, gy, None, None, gW, options, _BACKWARD_FILTER, measure)
 
 
+@naming_arguments
 def convolution_backward_data(
     W: Any,
     x: Any,

@@ -9,7 +9,7 @@ The formulas are those of https://onnx.ai/onnx/operators/onnx__Conv.html and
 onnx__ConvTranspose.html, with these clarifications:
 
 * ``pads`` has the padding at the beginning of every spatial axis, then the padding at the end of
-  every axis.  It is only used with ``auto_pad="NOTSET"``.
+  every axis.  It is accepted only with ``auto_pad="NOTSET"``.
 * If the total padding of an axis is odd, SAME_UPPER adds the larger half at the end, and SAME_LOWER
   adds it at the beginning.
 * The spatial sizes of a ConvTranspose's result are ``output_shape`` if that is passed.  Otherwise,
@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, overload
 from cupyconv import arrays, operands
 from cupyconv.binding import Called
 from cupyconv.calls import compute
-from cupyconv.errors import ConvError, ConvTypeError, require_word, shown
+from cupyconv.errors import ConvError, ConvTypeError, naming_arguments, require_word, shown
 from cupyconv.problem import (
     TRANSPOSED,
     ConvOptions,
@@ -157,6 +157,7 @@ def conv(
     b: Exporter | None = None,
     **attributes: Unpack[_Conv],
 ) -> Any: ...
+@naming_arguments
 def conv(
     x: Any,
     w: Any,
@@ -180,6 +181,7 @@ def conv(
         group: number of independent convolutions into which C and M are divided.
         kernel_shape: expected spatial sizes of w; not checked by default.
         pads: padding at the beginning of each spatial axis, then at the end of each; 0 by default.
+            Only with ``auto_pad="NOTSET"``.
 
     Returns:
         y, (N, M, ...), with x's dtype and device.
@@ -224,6 +226,7 @@ def conv_transpose(
     b: Exporter | None = None,
     **attributes: Unpack[_ConvTranspose],
 ) -> Any: ...
+@naming_arguments
 def conv_transpose(
     x: Any,
     w: Any,
@@ -244,8 +247,8 @@ def conv_transpose(
         x: input, (N, C, ...).
         w: filter, (C, M / group, ...), or a filter from ``cupyconv.prepare``.
         b: bias, (M,); None for no bias.
-        output_padding: pixels added at the end of each spatial axis, less than the stride or less
-            than the dilation of the axis; 0 by default.
+        output_padding: pixels added at the end of each spatial axis, less than the stride or the
+            dilation of the axis; 0 by default.
         output_shape: spatial sizes of the result, which determine the padding.  A size may exceed
             the span of the windows, (size of x - 1) * stride + (size of w - 1) * dilation + 1, by
             at most stride - 1.
@@ -314,6 +317,7 @@ def _from_cache(function: Any, shapes: _Shapes, attributes: _Attributes) -> Any:
     return function(shapes, _Attributes(**keys))
 
 
+@naming_arguments
 def conv_problem(
     x_shape: Sequence[int],
     w_shape: Sequence[int],
@@ -397,6 +401,7 @@ def _conv_problem(
     return offering(require, _CONV, given, sizes)
 
 
+@naming_arguments
 def conv_transpose_problem(
     x_shape: Sequence[int],
     w_shape: Sequence[int],
@@ -548,9 +553,24 @@ def require_attributes(operator: str, names: Iterable[str]) -> None:
             )
 
 
+def require_padding(auto_pad: object = "NOTSET", pads: object = None) -> None:
+    """Check that auto_pad is known, and that pads are passed only with NOTSET.
+
+    Raises:
+        ConvError: auto_pad is unknown, or pads are passed with another auto_pad.
+    """
+    require_word("auto_pad", auto_pad, _AUTO_PADS)
+    if auto_pad != "NOTSET" and pads is not None:
+        raise ConvError(
+            "pads must not be combined with an auto_pad other than NOTSET",
+            f"got auto_pad={auto_pad!r} and pads={shown(pads)}",
+            "Remove one of them",
+        )
+
+
 def _require_types(attributes: _Attributes) -> None:
-    """Check that auto_pad is known, and that attributes with several integers are lists."""
-    require_word("auto_pad", attributes.auto_pad, _AUTO_PADS)
+    """Check auto_pad and pads, and that attributes with several integers are lists."""
+    require_padding(attributes.auto_pad, attributes.pads)
     for what in ATTRIBUTES["ConvTranspose"]:
         values = getattr(attributes, what)
         if what in ("auto_pad", "group") or values is None:

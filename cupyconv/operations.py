@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, ge
 from cupyconv import arrays, backends, calls, settings
 from cupyconv.binding import CALLED, problem_of, require_words
 from cupyconv.calls import compute
-from cupyconv.errors import ConvError, words_of
+from cupyconv.errors import ConvError, naming_arguments, unknown_arguments, words_of
 from cupyconv.formats import DataFormat, FilterFormat
 from cupyconv.operands import Layout, common_dtype, take
 from cupyconv.planning import (
@@ -36,7 +36,7 @@ from cupyconv.problem import (
 )
 
 if TYPE_CHECKING:
-    from typing import Unpack
+    from typing import Never, Unpack
 
     from numpy.typing import NDArray
 
@@ -134,6 +134,7 @@ def conv_forward(
     precision: Precision = "ieee",
     impl: Impl | Plan = "auto",
     out: Any = None,
+    **others: Never,
 ) -> Any:
     """Compute y = activation(t + bias + add), where t is the cross-correlation of x and w.
 
@@ -197,6 +198,8 @@ def conv_forward(
     >>> cupyconv.conv_forward(x, w, add=shortcut, activation="relu").tolist()
     [[[[0.0, 0.0], [0.0, 4.0]]]]
     """
+    if others:
+        raise unknown_arguments(conv_forward, others)
     options = (
         None,
         stride,
@@ -253,6 +256,7 @@ def conv_backprop_input(
     precision: Precision = "ieee",
     impl: Impl | Plan = "auto",
     out: Any = None,
+    **others: Never,
 ) -> Any:
     """Compute dx, the gradient with respect to the input, from the output gradient dy.
 
@@ -290,6 +294,8 @@ def conv_backprop_input(
     >>> cupyconv.conv_backprop_input((1, 1, 5), w, dy, stride=2).tolist()
     [[[1.0, 1.0, 2.0, 2.0, 0.0]]]
     """
+    if others:
+        raise unknown_arguments(conv_backprop_input, others)
     options = (
         input_shape,
         stride,
@@ -346,6 +352,7 @@ def conv_backprop_filter(
     precision: Precision = "ieee",
     impl: Impl | Plan = "auto",
     out: Any = None,
+    **others: Never,
 ) -> Any:
     """Compute dw, the gradient with respect to the filter, from the output gradient dy.
 
@@ -374,6 +381,8 @@ def conv_backprop_filter(
     >>> cupyconv.conv_backprop_filter(x, (1, 1, 2), dy).tolist()
     [[[21.0, 32.0]]]
     """
+    if others:
+        raise unknown_arguments(conv_backprop_filter, others)
     options = (
         filter_shape,
         stride,
@@ -406,7 +415,9 @@ def conv_backprop_bias(
 ) -> Any: ...
 
 
-def conv_backprop_bias(dy: Any, *, data_format: DataFormat | None = None, out: Any = None) -> Any:
+def conv_backprop_bias(
+    dy: Any, *, data_format: DataFormat | None = None, out: Any = None, **others: Never
+) -> Any:
     """Compute db, the gradient with respect to the bias: dy summed over all axes but the channels.
 
     Args:
@@ -423,6 +434,8 @@ def conv_backprop_bias(dy: Any, *, data_format: DataFormat | None = None, out: A
     >>> cupyconv.conv_backprop_bias(np.ones((2, 3, 4))).tolist()
     [8.0, 8.0, 8.0]
     """
+    if others:
+        raise unknown_arguments(conv_backprop_bias, others)
     options = (None, 1, 0, 1, 1, data_format, None, None, "ieee", "auto")
     return compute("backprop_bias", dy, None, None, None, out, options)
 
@@ -479,6 +492,7 @@ def conv_backward(
     filter_format: FilterFormat | None = None,
     precision: Precision = "ieee",
     impl: Impl | Plan = "auto",
+    **others: Never,
 ) -> ConvGradients[Any]:
     """Compute several gradients of a layer: those in ``needs``, by default all.
 
@@ -500,6 +514,8 @@ def conv_backward(
     >>> dx.shape, dw.shape, db.shape
     ((1, 2, 4, 4), (3, 2, 3, 3), (3,))
     """
+    if others:
+        raise unknown_arguments(conv_backward, others)
     needed = words_of("needs", "gradient in needs", needs, GRADIENTS)
     layer = (stride, padding, dilation, groups, data_format, filter_format, None, precision, impl)
     prepared_filter = w if isinstance(w, PreparedFilter) else None
@@ -582,6 +598,7 @@ def conv_transpose(
     precision: Precision = "ieee",
     impl: Impl | Plan = "auto",
     out: Any = None,
+    **others: Never,
 ) -> Any:
     """Compute activation(t + bias + add), where t is the transposed convolution of x with w.
 
@@ -603,9 +620,9 @@ def conv_transpose(
             that fits x, per spatial axis.  With a stride above 1, several sizes fit.  The default
             is 0, as in PyTorch.  With padding "same" or "same_lower", the default is stride - 1,
             which makes the result ``stride`` times as large as x, as in Keras and JAX.
-            output_padding must be less than the stride; with any other padding than these two, a
-            value below the dilation is valid, too.  If output_padding is at least the stride, x is
-            copied and extended by zeros.  With padding "valid" and a filter smaller than the
+            output_padding must be less than the stride or the dilation; with these two paddings, it
+            must be less than the stride.  If output_padding is at least the stride, x is copied and
+            extended by zeros.  With padding "valid" and a filter smaller than the
             stride, JAX and Keras return ``stride`` times x's size; to get this size, pass the
             stride minus the filter's size.
         stride, padding, dilation, groups, data_format, filter_format: parameters of the underlying
@@ -625,6 +642,8 @@ def conv_transpose(
     >>> cupyconv.conv_transpose(x, w, stride=2, output_padding=1).tolist()
     [[[1.0, 10.0, 2.0, 20.0, 0.0]]]
     """
+    if others:
+        raise unknown_arguments(conv_transpose, others)
     sizes = (output_shape, output_padding)
     options = (
         sizes,
@@ -641,6 +660,7 @@ def conv_transpose(
     return compute("transpose", w, x, bias, add, out, options)
 
 
+@naming_arguments
 def prepare(
     w: _Array,
     problem: ConvProblem,
@@ -707,6 +727,7 @@ def prepare(
     return PreparedFilter(array, forms, problem, backend.device, names, precision)
 
 
+@naming_arguments
 def plan(
     problem: ConvProblem,
     device: str | Device | None = None,

@@ -45,8 +45,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 from cupyconv import arrays, formats
 from cupyconv.binding import Called
 from cupyconv.calls import compute
-from cupyconv.errors import ConvError, ConvTypeError, shown, unknown_word
+from cupyconv.errors import ConvError, ConvTypeError, naming_arguments, shown, unknown_word
 from cupyconv.problem import (
+    PADDING_WORDS,
     ConvOptions,
     counted,
     integers,
@@ -143,6 +144,7 @@ def Conv2D(
 def Conv2D(*, input: CuPyArray, filter: CuPyArray, **rest: Unpack[_Conv2D]) -> CuPyArray: ...
 @overload
 def Conv2D(*, input: Exporter, filter: Exporter, **rest: Unpack[_Conv2D]) -> Any: ...
+@naming_arguments
 def Conv2D(
     *,
     input: Any,
@@ -209,6 +211,7 @@ def Conv2DBackpropInput(
 def Conv2DBackpropInput(
     *, input_sizes: Any, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv2D]
 ) -> Any: ...
+@naming_arguments
 def Conv2DBackpropInput(
     *,
     input_sizes: Any,
@@ -270,6 +273,7 @@ def Conv2DBackpropFilter(
 def Conv2DBackpropFilter(
     *, filter_sizes: Any, input: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv2D]
 ) -> Any: ...
+@naming_arguments
 def Conv2DBackpropFilter(
     *,
     input: Any,
@@ -330,6 +334,7 @@ def Conv2DBackpropInputV2(
 def Conv2DBackpropInputV2(
     *, input: Exporter, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv2D]
 ) -> Any: ...
+@naming_arguments
 def Conv2DBackpropInputV2(
     *,
     input: Any,
@@ -391,6 +396,7 @@ def Conv2DBackpropFilterV2(
 def Conv2DBackpropFilterV2(
     *, input: Exporter, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv2D]
 ) -> Any: ...
+@naming_arguments
 def Conv2DBackpropFilterV2(
     *,
     input: Any,
@@ -444,6 +450,7 @@ def Conv3D(
 def Conv3D(*, input: CuPyArray, filter: CuPyArray, **rest: Unpack[_Conv3D]) -> CuPyArray: ...
 @overload
 def Conv3D(*, input: Exporter, filter: Exporter, **rest: Unpack[_Conv3D]) -> Any: ...
+@naming_arguments
 def Conv3D(
     *,
     input: Any,
@@ -502,6 +509,7 @@ def Conv3DBackpropInputV2(
 def Conv3DBackpropInputV2(
     *, input_sizes: Any, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv3D]
 ) -> Any: ...
+@naming_arguments
 def Conv3DBackpropInputV2(
     *,
     input_sizes: Any,
@@ -560,6 +568,7 @@ def Conv3DBackpropFilterV2(
 def Conv3DBackpropFilterV2(
     *, filter_sizes: Any, input: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv3D]
 ) -> Any: ...
+@naming_arguments
 def Conv3DBackpropFilterV2(
     *,
     input: Any,
@@ -614,6 +623,7 @@ def DepthwiseConv2dNative(
 def DepthwiseConv2dNative(
     *, input: Exporter, filter: Exporter, **rest: Unpack[_Depthwise]
 ) -> Any: ...
+@naming_arguments
 def DepthwiseConv2dNative(
     *,
     input: Any,
@@ -668,6 +678,7 @@ def DepthwiseConv2dNativeBackpropInput(
 def DepthwiseConv2dNativeBackpropInput(
     *, input_sizes: Any, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Depthwise]
 ) -> Any: ...
+@naming_arguments
 def DepthwiseConv2dNativeBackpropInput(
     *,
     input_sizes: Any,
@@ -727,6 +738,7 @@ def DepthwiseConv2dNativeBackpropFilter(
 def DepthwiseConv2dNativeBackpropFilter(
     *, filter_sizes: Any, input: Exporter, out_backprop: Exporter, **rest: Unpack[_Depthwise]
 ) -> Any: ...
+@naming_arguments
 def DepthwiseConv2dNativeBackpropFilter(
     *,
     input: Any,
@@ -781,6 +793,7 @@ def BiasAddGrad(
 def BiasAddGrad(
     *, out_backprop: Exporter, data_format: Format2D | None = "NHWC", name: str | None = None
 ) -> Any: ...
+@naming_arguments
 def BiasAddGrad(
     *, out_backprop: Any, data_format: Format2D | None = "NHWC", name: str | None = None
 ) -> Any:
@@ -945,7 +958,7 @@ def _window(
     word_of_padding = _word(padding)
     known = ("SAME", "VALID") if explicit_paddings is None else ("SAME", "VALID", "EXPLICIT")
     if word_of_padding not in known:
-        raise unknown_word("padding", padding, known)
+        raise unknown_word("padding", padding, known, PADDING_WORDS)
     if dilations is None:
         dilations = (1,) * (rank + 2)
     sides = () if explicit_paddings is None else explicit_paddings

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from cupyconv import arrays, backends, binding, cache_folder, markup, measuring, settings
 from cupyconv.backends import GpuBackend, Run
 from cupyconv.cpu.threads import cores
-from cupyconv.errors import ConvError, DeviceError, require_word, shown, words_of
+from cupyconv.errors import ConvError, DeviceError, naming_arguments, require_word, shown, words_of
 from cupyconv.formats import CHANNELS_FIRST, CHANNELS_LAST
 from cupyconv.gpu import compiler, runtime
 from cupyconv.gpu.compiler import Variant
@@ -148,6 +148,7 @@ class Warmed:
         return markup.Document("Kernels compiled ahead", (section,)).html()
 
 
+@naming_arguments
 def warm(
     problems: ConvProblem | Iterable[ConvProblem],
     device: str | Device | None = None,

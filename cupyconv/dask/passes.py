@@ -15,7 +15,7 @@ from cupyconv.dask.chunks import as_chunked
 from cupyconv.dask.graph import FAN_IN, Graph
 from cupyconv.dask.halos import channel_blocks, input_bounds, output_bounds, reach_of, window_of
 from cupyconv.dask.ranges import bounds_of, combinations, lengths_of, ranges_of, split
-from cupyconv.errors import ConvError
+from cupyconv.errors import ConvError, naming_arguments
 from cupyconv.formats import DataFormat, FilterFormat
 from cupyconv.planning import Impl, Precision
 from cupyconv.problem import (
@@ -29,6 +29,7 @@ from cupyconv.problem import (
 )
 
 
+@naming_arguments
 def conv_forward(
     x: Any,
     w: Any,
@@ -101,6 +102,7 @@ def conv_forward(
     return graph.array(graph.data(*map(lengths_of, sizes)))
 
 
+@naming_arguments
 def conv_backprop_input(
     input_shape: Iterable[int],
     w: Any,
@@ -187,6 +189,7 @@ def _input_gradient(
     return graph.array(graph.data(*map(lengths_of, sizes)))
 
 
+@naming_arguments
 def conv_transpose(
     x: Any,
     w: Any,
@@ -248,6 +251,7 @@ def conv_transpose(
     return y.astype(arrays.numpy_dtype(dtype))
 
 
+@naming_arguments
 def conv_backprop_filter(
     x: Any,
     filter_shape: Iterable[int],
@@ -325,6 +329,7 @@ def conv_backprop_filter(
     return graph.array(chunks)
 
 
+@naming_arguments
 def conv_backprop_bias(dy: Any, *, data_format: DataFormat | None = None) -> da.Array:
     """Compute ``cupyconv.conv_backprop_bias`` on Dask arrays: sum over all axes but the channels.
 

@@ -111,7 +111,11 @@ Look = tuple[str, str, str] | None
 
 
 def svg(
-    problem: ConvProblem, data: Mapping[str, Any], title: str = "", element: Element | None = None
+    problem: ConvProblem,
+    data: Mapping[str, Any],
+    title: str = "",
+    element: Element | None = None,
+    is_transposed: bool = False,
 ) -> str:
     """Return the picture as one SVG document.
 
@@ -120,20 +124,23 @@ def svg(
         data: values of the tensors by name, as far as they are known.
         title: line above the picture.
         element: element to mark; by default, an example element of each result.
+        is_transposed: whether the layer is the transposed layer that reverses the problem.
 
     Raises:
         ConvError: the layer is too large to draw.
     """
     drawn = scene.scene(problem, data, element)
     canvas = Canvas()
-    head = scene.heading(problem)
+    head = scene.heading(problem, is_transposed)
     canvas.text(MARGIN, MARGIN + 12, title or head, "ink title")
     top = MARGIN + 34.0
     if title:
         canvas.text(MARGIN, top, head, "soft")
         top += 18
-    canvas.text(MARGIN, top, shapes.settings(problem), "soft")
-    top += 34
+    for line in (scene.REVERSED, shapes.settings(problem))[not is_transposed :]:
+        canvas.text(MARGIN, top, line, "soft")
+        top += 18
+    top += 16
     if max(problem.C, problem.K) > 1:
         top = _channels(canvas, drawn, top) + GAP
     order = dict.fromkeys((drawn.opened, *scene.RESULTS))

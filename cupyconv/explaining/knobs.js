@@ -225,7 +225,8 @@ function buildHand() {
 // -- what follows from the layer -------------------------------------------------------------------
 
 // Returns sentences on an axis: its formula, padding, input sizes and unread inputs.
-function factsOf(axis) {
+// PyTorch pads both sides of all axes equally; otherwise, all axes are padded and cropped.
+function factsOf(axis, isUneven) {
   const { inputs, unread, before, after, mode, stride, outputPadding } = axis;
   const pads = mode.startsWith("same")
     ? `SAME pads by ${before} before and ${after} after`
@@ -235,7 +236,7 @@ function factsOf(axis) {
     : inputs[1] - inputs[0] === 1 ? `input sizes ${inputs.join(" and ")} both give output size ${axis.output}`
     : `input sizes ${inputs.join(" to ")} all give output size ${axis.output}`;
   const stepped = stride === 1 ? ""
-    : before === after ? `; PyTorch computes dx with output_padding=${outputPadding}`
+    : !isUneven ? `; PyTorch computes dx with output_padding=${outputPadding}`
     : `; PyTorch computes dx with padding=0 and output_padding=${outputPadding}, cropped by ${before} and ${after}`;
   const skipped = unread.length
     ? ` No window reads ${unread.length === 1 ? "input" : "inputs"} ${runsOf(unread)}: ` +
@@ -250,17 +251,20 @@ const runsOf = (numbers) => numbers.length <= 8 ? numbers.join(", ")
 function showLayer() {
   const { problem, knobs: { layer } } = scene;
   const text = rules.shapeText;
+  // A transposed layer exchanges x and y of the convolution that it reverses.
+  const sides = [[layer.input_shape, problem.C], [problem.outputShape, problem.K]];
+  const [[x], [y, biases]] = original.isTransposed ? sides.reverse() : sides;
   showTitle(isTurned()
-    ? `${text(layer.input_shape)} * ${text(layer.filter_shape)} -> ${text(problem.outputShape)}` : "");
-  const shapes = [["y, dy", problem.outputShape, problem.dataFormat], ["x, dx", layer.input_shape, problem.dataFormat],
-    ["w, dw", layer.filter_shape, problem.filterFormat], ["db", [problem.K], ""]];
+    ? `${original.isTransposed ? "transposed layer: " : ""}${text(x)} * ${text(layer.filter_shape)} -> ${text(y)}` : "");
+  const shapes = [["y, dy", y, problem.dataFormat], ["x, dx", x, problem.dataFormat],
+    ["w, dw", layer.filter_shape, problem.filterFormat], ["db", [biases], ""]];
   $("shapes").replaceChildren(...shapes.map(([names, shape, order]) => element("span", "shape",
     element("b", "", names), ` ${text(shape)}`, element("small", "", order && ` ${order}`))));
   const alike = {}; // axes that differ only in name
   for (const axis of problem.axes) (alike[JSON.stringify({ ...axis, name: "" })] ??= []).push(axis);
   $("facts").replaceChildren(...Object.values(alike).map((axes) => {
     const names = axes.map((axis) => axis.name).join(", ").replace(/, (.)$/, " and $1");
-    return element("div", "", element("p", "", element("b", "", `${names}: `), factsOf(axes[0])), strip(axes[0], names));
+    return element("div", "", element("p", "", element("b", "", `${names}: `), factsOf(axes[0], problem.isUneven)), strip(axes[0], names));
   }));
 }
 
@@ -346,7 +350,7 @@ async function copy(code, button) {
 // Shows the layer, the bias gradient, the check and the programs of the scene and the chosen element.
 function showKnobs() {
   const { k } = chosen;
-  $("bias").textContent = scene.data
+  $("bias").textContent = scene.data && !original.isTransposed
     ? `db[${k}], the gradient of the bias, is the sum of dy[${k}]${scene.problem.N > 1 ? " over all images" : ""}: ` +
       `${long(scene.data.db[k])}.` : "";
   $("hand").hidden = !scene.data || Boolean(story);

@@ -1,13 +1,14 @@
-"""HTML page of a model: a list of its convolutions, with an explanation of each."""
+"""HTML page of several layers, such as the convolutions of a model, with an explanation of each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cupyconv.explaining.explanation import explain
+from cupyconv.explaining.explanation import Explanation, explain
 from cupyconv.explaining.onnx_model import Model, ModelLayer
 from cupyconv.markup import STYLE, Document, Table, escape
 from cupyconv.planning import Plan
+from cupyconv.planning.plan import workspace_notes
 from cupyconv.problem import shape_text
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -30,7 +31,8 @@ def html(name: str, model: Model, planned: Sequence[tuple[ModelLayer, Sequence[P
         planned: layers to show, each with its plans for the devices to show.
     """
     unread = tuple(
-        (node.name, node.operator, node.reason) for node in (*model.unknown, *model.left_out)
+        (node.name, node.settings or node.operator, node.reason)
+        for node in (*model.unknown, *model.left_out)
     )
     parts = [
         f"<h1>{escape(name)}</h1>",
@@ -41,8 +43,34 @@ def html(name: str, model: Model, planned: Sequence[tuple[ModelLayer, Sequence[P
     if unread:
         parts += [
             "<h2>Layers that were not read</h2>",
-            Table(("layer", "operator", "why"), unread).html(),
+            Table(("layer", "settings", "why"), unread).html(),
         ]
+    return _page(name, parts)
+
+
+def layers_page(name: str, explanations: Sequence[Explanation]) -> str:
+    """Return a page of several explained layers, as one HTML file without scripts.
+
+    Args:
+        name: heading of the page.
+        explanations: the layers, in the order of the page.
+    """
+    parts = [
+        f"<h1>{escape(name)}</h1>",
+        f"<p>{len(explanations)} layers. Select a layer for its explanation.</p>",
+    ]
+    for number, explanation in enumerate(explanations, 1):
+        problem = explanation.problem
+        x = problem.output_shape if explanation.is_transposed else problem.input_shape
+        shapes = f"{shape_text(x)} * {shape_text(problem.filter_shape)}"
+        parts.append(
+            f"<details><summary><b>{escape(explanation.title or f'layer {number}')}</b> {shapes}"
+            f"</summary>{Document('', explanation.document.sections).html()}</details>"
+        )
+    return _page(name, parts)
+
+
+def _page(name: str, parts: Sequence[str]) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
@@ -58,12 +86,14 @@ def _layer(layer: ModelLayer, plans: Sequence[Plan], share: float) -> str:
         f"{shape_text(layer.input_shape)} * {shape_text(layer.problem.filter_shape)} -> "
         f"{shape_text(layer.output_shape)}"
     )
-    explanation = explain(layer.problem, values=None).document
+    reverses = layer.is_transposed
+    explanation = explain(layer.problem, values=None, transposed=reverses).document
     kernels = "".join(
         f"<h4>Kernels on {escape(plan.place)}</h4>{plan.table.html()}{plan.origin.html()}"
         for plan in plans
     )
-    notes = "".join(f"<p>{escape(note)}</p>" for note in layer.notes)
+    remarks = (*layer.notes, *workspace_notes(("", plan) for plan in plans))
+    notes = "".join(f"<p>{escape(note)}</p>" for note in remarks)
     return (
         f"<details><summary><b>{escape(layer.name)}</b> {escape(layer.operator)} {shapes} "
         f"<span>{layer.parameters:,} parameters, {share:.1%} of the FLOP</span></summary>"

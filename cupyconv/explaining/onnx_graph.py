@@ -8,7 +8,7 @@ evaluates small constants.  The limits below bound time and memory for every fil
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import chain
@@ -16,13 +16,19 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from cupyconv.errors import ConvError
+from cupyconv.explaining.onnx_operators import (
+    CONVOLUTIONS,
+    OWN_DOMAINS,
+    Form,
+    channels_first,
+    channels_last,
+    form_of,
+    plain_attributes,
+)
 from cupyconv.problem import shape_text
 
 if TYPE_CHECKING:
     import numpy as np
-
-OWN_DOMAINS = ("", "ai.onnx")
-"""Domain names of ONNX's standard operators."""
 
 MOST_NODES = 50_000
 """Largest number of nodes of a model with all function calls expanded (hand-set)."""
@@ -150,7 +156,8 @@ class Visit:
     Attributes:
         node: ONNX's NodeProto.
         scope: facts about the tensors that the node can read.
-        inside: operators whose inner graphs contain the node, outermost first, such as ("If",).
+        inside: operators whose inner graphs contain the node, outermost first, such as
+            ("Loop", "then_branch of If_0").
         used: whether an output of the model depends on the node.
     """
 
@@ -315,6 +322,9 @@ class Walk:
     def __init__(self, onnx: Any, model: Any, sizes: Mapping[str, tuple[int, ...]]) -> None:
         self._onnx, self._model, self._sizes = onnx, model, dict(sizes)
         self._opsets = list(model.opset_import) or [onnx.helper.make_opsetid("", 1)]
+        if all(opset.domain not in OWN_DOMAINS for opset in self._opsets):
+            newest = onnx.helper.make_opsetid("", onnx.defs.onnx_opset_version())
+            self._opsets.append(newest)  # the forms of other operators need a version
         self._versions = {
             "" if opset.domain in OWN_DOMAINS else opset.domain: opset.version
             for opset in self._opsets
@@ -378,7 +388,8 @@ class Walk:
             for attribute in node.attribute:
                 for inner in _graphs_of(attribute):
                     known = self._inner_types(node, inner, scope)
-                    where = (*inside, node.op_type)
+                    branch = f"{attribute.name} of {node.name or node.op_type}"
+                    where = (*inside, branch if node.op_type == "If" else node.op_type)
                     types_out = yield from self._graph(inner, scope, known, where, is_used)
                     returned[attribute.name] = types_out
             inferred_types, values = self._outputs(node, scope, returned)
@@ -456,7 +467,7 @@ class Walk:
             elif own and node.op_type == "Loop":
                 kinds = _loop_types(node, scope, returned.get("body", []))
             return dict(zip(node.output, kinds, strict=False)), {}
-        types = self._infer(node, scope)
+        types = self.infer(node, scope)
         values = self._evaluate(node, scope, types) if own else {}
         for name, array in values.items():
             kind = self._onnx.helper.make_tensor_type_proto(
@@ -490,6 +501,43 @@ class Walk:
             except Exception:  # onnx's SchemaError, or an invalid version number
                 self._schemas[key] = None
         return self._schemas[key]
+
+    def infer(self, node: Any, scope: Scope) -> dict[str, Any]:
+        """Return the types of a node's outputs, as far as they are known."""
+        form = None if node.domain in OWN_DOMAINS else form_of(node)
+        return self._infer(node, scope) if form is None else self._infer_form(node, form, scope)
+
+    def _infer_form(self, node: Any, form: Form, scope: Scope) -> dict[str, Any]:
+        """Return the output types of an operator with the shapes of a standard operator.
+
+        Except to quantize, the output has the element type of the first input; shapes are inferred
+        for float32, because many standard operators reject integers.
+        """
+        helper, float32 = self._onnx.helper, self._onnx.TensorProto.FLOAT
+        standard = helper.make_node(form.operator, [], node.output)
+        standard.attribute.extend(node.attribute)
+        schema, keeps_type = self._schema(standard), "Linear" not in form.operator
+        names = list(node.input)[form.inputs][: schema.max_input if schema else 0]
+        kinds = [_copied(scope.types.get(name)) for name in names]
+        if form.operator in CONVOLUTIONS and len(names) > 1:
+            x, w = map(scope.shape, names[:2])
+            if form.has_filter_channels_last(x, w, plain_attributes(node)):
+                _reorder(kinds[1], channels_first)
+        if form.is_channels_last and names:
+            _reorder(kinds[0], channels_first)
+        inner = Scope()
+        for number, (name, kind) in enumerate(zip(names, kinds, strict=True)):
+            standard.input.append(f"input {number}" if name else "")
+            if kind is not None and keeps_type:
+                kind.tensor_type.elem_type = float32
+            inner.types[standard.input[-1]] = kind
+            inner.values[standard.input[-1]] = scope.values.get(name)
+        types = self._infer(standard, inner)
+        if form.is_channels_last and node.output:
+            _reorder(types.get(node.output[0]), channels_last)
+        for kind in types.values() if keeps_type else ():
+            kind.tensor_type.elem_type = scope.element_type(names[0])
+        return types
 
     def _infer(self, node: Any, scope: Scope) -> dict[str, Any]:
         """Return the types of a node's outputs that the onnx package infers."""
@@ -703,6 +751,14 @@ def _copied(message: Any) -> Any:
     copy = type(message)()
     copy.CopyFrom(message)
     return copy
+
+
+def _reorder(kind: Any, order: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> None:
+    """Change the order of the sizes in a TypeProto, if it has a shape."""
+    if kind is not None and _has_rank(kind):
+        dims = order(tuple(map(_copied, kind.tensor_type.shape.dim)))
+        del kind.tensor_type.shape.dim[:]
+        kind.tensor_type.shape.dim.extend(dims)
 
 
 def _text(shape: Shape) -> str:

@@ -15,12 +15,12 @@ from functools import cached_property
 from importlib import import_module
 from math import prod
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 from cupyconv.errors import ConvError, ConvTypeError, CupyconvError, install_command
+from cupyconv.explaining.onnx_file import damaged, other_kind, read_content
 from cupyconv.explaining.onnx_graph import (
     MOST_NODES,
-    OWN_DOMAINS,
     Scope,
     Shape,
     Stored,
@@ -31,12 +31,28 @@ from cupyconv.explaining.onnx_graph import (
     open_shape_text,
     open_unusable_sizes,
     set_named_sizes,
+    sizes_of,
 )
-from cupyconv.formats import SPATIAL_AXES
-from cupyconv.onnx import conv_problem, conv_transpose_problem, require_attributes
+from cupyconv.explaining.onnx_operators import (
+    FUSED_ATTRIBUTES,
+    OWN_DOMAINS,
+    Form,
+    channels_first,
+    channels_last,
+    form_of,
+    operator_text,
+    plain_attributes,
+    unsupported,
+)
+from cupyconv.explaining.transposed import output_padding
+from cupyconv.formats import SPATIAL_AXES, data_formats, filter_formats
+from cupyconv.onnx import (
+    conv_problem,
+    conv_transpose_problem,
+    require_attributes,
+    require_padding,
+)
 from cupyconv.problem import ITEMSIZE, ConvProblem, DtypeName, counted, shape_text
-
-OPERATORS = ("Conv", "ConvTranspose")
 
 _CONVOLUTION = re.compile(r"Conv(olution)?(?![a-z])")
 """Pattern that matches a part of the name of every operator that convolves."""
@@ -61,7 +77,7 @@ class _Node:
         operator: operator of the node, such as "Conv" or "ConvInteger".
         filter: Stored object of the filter; None if the filter is not stored.
         bias: Stored object of the bias; None without a bias, or if the bias is not stored.
-        inside: operators whose inner graphs contain the node, such as ("Loop",).
+        inside: operators and branches that contain the node, as for ``Visit``.
     """
 
     name: str
@@ -78,12 +94,15 @@ class _Node:
 
 @dataclass(frozen=True)
 class ModelLayer(_Node):
-    """A Conv or ConvTranspose node of a model.
+    """A Conv or ConvTranspose node of a model, or a node of ONNX Runtime that contains one.
 
     Attributes:
         problem: the convolution.  A ConvTranspose is the transpose of this convolution: its forward
             pass is ``backprop_input``.
+        is_transposed: whether the node is a ConvTranspose.
         has_bias: whether the node adds a bias.
+        added: name of another tensor that the node adds to the result; "" without one.
+        activation: name of the activation that the node applies at the end; "" without one.
         same_filter_as: first layer of the model with the same filter; None for the first layer
             itself, and for a filter that is not stored in the file.
         same_values_as: first layer whose filter has the same values, possibly transposed or
@@ -91,13 +110,12 @@ class ModelLayer(_Node):
     """
 
     problem: ConvProblem
+    is_transposed: bool
     has_bias: bool
+    added: str
+    activation: str
     same_filter_as: str | None
     same_values_as: str | None
-
-    @property
-    def is_transposed(self) -> bool:
-        return self.operator == "ConvTranspose"
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -105,9 +123,19 @@ class ModelLayer(_Node):
         return self.problem.output_shape if self.is_transposed else self.problem.input_shape
 
     @property
+    def filter_shape(self) -> tuple[int, ...]:
+        """Shape of the filter, and of the gradient with respect to it."""
+        return self.problem.filter_shape
+
+    @property
     def output_shape(self) -> tuple[int, ...]:
         """Shape of the node's output, and of the gradient with respect to it."""
         return self.problem.input_shape if self.is_transposed else self.problem.output_shape
+
+    @property
+    def output_channels(self) -> int:
+        """Number of channels of the node's output, and of its bias."""
+        return self.problem.C if self.is_transposed else self.problem.K
 
     @property
     def activation_bytes(self) -> int:
@@ -123,9 +151,23 @@ class ModelLayer(_Node):
         return {"y": forward, "dx": backward, "dw": "backprop_filter"}
 
     @property
+    def settings(self) -> str:
+        """Operator and settings that differ from the defaults, memory order and dtype, as text."""
+        problem = self.problem
+        extra = tuple(map(output_padding, problem.axes)) if self.is_transposed else ()
+        words = _settings(
+            self.operator, problem.stride, extra, problem.padding, problem.dilation, problem.groups
+        )
+        if problem.data_format.endswith("C"):
+            words.append(f"{problem.data_format} with {problem.filter_format}")
+        return ", ".join([*words, problem.dtype])
+
+    @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks on sharing, storage and enclosing operators."""
-        notes = []
+        """Remarks on fused operators, sharing, storage and enclosing operators."""
+        notes = [f"adds {self.added}"] if self.added else []
+        if self.activation:
+            notes.append(f"applies {self.activation}")
         if self.same_filter_as is not None:
             notes.append(f"same filter as {self.same_filter_as}")
         elif self.same_values_as is not None:
@@ -145,15 +187,77 @@ class UnreadLayer(_Node):
     Attributes:
         reason: why the node is not read.
         is_open: whether an unknown size is the only reason.
+        attributes: the node's attributes that are numbers, strings or lists of these, by name.
         input_shape, filter_shape, output_shape: sizes, with names or "?" for unknown sizes; () for
             an unknown shape.
     """
 
     reason: str
     is_open: bool
+    attributes: Mapping[str, Any]
     input_shape: Shape
     filter_shape: Shape
     output_shape: Shape
+
+    @property
+    def settings(self) -> str:
+        """Operator and settings that differ from the defaults, as text."""
+        sizes = {
+            name: tuple(values)
+            for name, values in self.attributes.items()
+            if isinstance(values, list) and all(isinstance(size, int) for size in values)
+        }
+        pads = sizes.get("pads", ())
+        half = len(pads) // 2
+        padding = tuple(zip(pads[:half], pads[half:], strict=False))
+        groups, auto_pad = self.attributes.get("group", 1), self.attributes.get("auto_pad")
+        words = _settings(
+            self.operator,
+            sizes.get("strides", ()),
+            sizes.get("output_padding", ()),
+            padding,
+            sizes.get("dilations", ()),
+            groups if isinstance(groups, int) else 1,
+        )
+        if auto_pad not in (None, "", "NOTSET"):
+            words.append(f"auto_pad {auto_pad}")
+        for name in ("kernel_shape", "output_shape"):
+            if sizes.get(name) and not (name == "kernel_shape" and self.filter_shape):
+                words.append(f"{name} {shape_text(sizes[name])}")
+        return ", ".join(words)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Enclosing operators, and the reason why the node is not read."""
+        return (*(f"inside {operator}" for operator in self.inside), self.reason)
+
+
+def _settings(
+    operator: str,
+    stride: tuple[int, ...],
+    extra: tuple[int, ...],
+    padding: tuple[tuple[int, int], ...],
+    dilation: tuple[int, ...],
+    groups: int,
+) -> list[str]:
+    """Return the operator, if it is not Conv, and the settings that differ from the defaults.
+
+    Args:
+        extra: output_padding of each axis.
+    """
+    words = [operator] if operator != "Conv" else []
+    if any(step != 1 for step in stride):
+        words.append(f"stride {shape_text(stride)}")
+    if any(extra):
+        words.append(f"output_padding {shape_text(extra)}")
+    if any(map(any, padding)):
+        sides = [str(b) if b == a else f"{b}:{a}" for b, a in padding]
+        words.append(f"padding {sides[0] if len(set(sides)) == 1 else ','.join(sides)}")
+    if any(step != 1 for step in dilation):
+        words.append(f"dilation {shape_text(dilation)}")
+    if groups != 1:
+        words.append(f"groups {groups}")
+    return words
 
 
 @dataclass(frozen=True)
@@ -228,7 +332,7 @@ def _stored_size(every: Iterable[Stored | None]) -> int:
 def read(
     path: str | Path,
     inputs: Mapping[str, tuple[int, ...]] | None = None,
-    content: bytes | None = None,
+    file: BinaryIO | None = None,
     *,
     open_sizes: bool = False,
 ) -> Model:
@@ -239,25 +343,25 @@ def read(
         inputs: shapes by name.  A name is an input of the model with unknown sizes, a tensor inside
             the model whose shape cannot be inferred, or a named unknown size such as "batch", for
             which the shape has one size.
-        content: content of the file, if it was read already.
+        file: the file, if it is open already.
         open_sizes: accept a model in which no convolution has known sizes.
 
     Raises:
-        ConvError: the file is damaged or too large, or no convolution has known sizes.
+        ConvError: the file is of another kind, damaged or too large, or no convolution has known
+            sizes.
         ConvTypeError: the onnx package is not installed.
         OSError: the file cannot be read.
     """
     onnx = _onnx()
-    if content is None:
-        content = Path(path).read_bytes()
+    content = read_content(path, file)
     try:
         model = onnx.load_model_from_string(content)
     except Exception as error:  # protobuf's error class is unknown here
-        raise _damaged(
+        raise other_kind(path, content) or damaged(
             path, f"it cannot be parsed ({' '.join(str(error).split())[:120]})"
         ) from None
     if not model.graph.node:
-        raise _damaged(path, "it has no graph")
+        raise other_kind(path, content) or damaged(path, "it has no graph")
     _require_texts(path, model)
     model = _inlined(path, model)
     open_unusable_sizes(model.graph)
@@ -286,31 +390,36 @@ def _convolutions(
         if not _CONVOLUTION.search(node.op_type):
             continue
         name = node.name or next(iter(node.output), node.op_type)
-        if node.op_type not in OPERATORS or node.domain not in OWN_DOMAINS:
-            where = "" if node.domain in OWN_DOMAINS else f" of {node.domain}"
-            operator = f"{node.op_type}{where}"
-            why = f"{operator} is not ONNX's Conv or ConvTranspose"
-            nodes.append(_unread(visit, name, why, operator=operator))
+        form = form_of(node)
+        if form is None or unsupported(node):
+            nodes.append(_unread(walk, visit, name, unsupported(node)))
             continue
         if not node.input or not node.output:
-            raise _damaged(path, f"{name} has no inputs or no outputs")
+            raise damaged(path, f"{name} has no inputs or no outputs")
         if not visit.used:
-            nodes.append(_unread(visit, name, "no output of the model depends on it"))
+            nodes.append(_unread(walk, visit, name, "no output of the model depends on it"))
             continue
         try:
-            nodes.append(_layer(onnx, visit, name, walk.open_inputs, filters))
+            nodes.append(_layer(onnx, visit, form, name, walk.open_inputs, filters))
         except _UnknownSize as error:
             unknown.append(error)
-            nodes.append(_unread(visit, name, f"{error}. {error.remedy_by_hand}", is_open=True))
+            why = f"{error}. {error.remedy_by_hand}"
+            nodes.append(_unread(walk, visit, name, why, form))
         except _Unsupported as error:
-            nodes.append(_unread(visit, name, str(error)))
+            nodes.append(_unread(walk, visit, name, str(error)))
+        except (ConvError, ConvTypeError) as error:
+            if not visit.inside:
+                raise
+            fault = f"{error.rule}: {error.values}" if isinstance(error, ConvError) else f"{error}"
+            why = f"{fault.removeprefix(f'{name}: ')} (a branch that does not run may be invalid)"
+            nodes.append(_unread(walk, visit, name, why))
     return Model(walk.inputs, tuple(nodes)), unknown
 
 
-_FILTER_INPUTS = {"QLinearConv": 3}
+_FILTER_INPUTS = {"QLinearConv": 3, "QLinearConvTranspose": 3}
 """Index of the filter among an operator's inputs, for operators where the index is not 1."""
 
-_BIAS_INPUTS = {"QLinearConv": 8, "ConvInteger": 4, "DeformConv": 3}
+_BIAS_INPUTS = {"QLinearConv": 8, "QLinearConvTranspose": 8, "ConvInteger": 4, "DeformConv": 3}
 """Index of the bias among an operator's inputs, for operators where the index is not 2.
 
 ConvInteger has four inputs, so its index 4 means that there is no bias.
@@ -318,9 +427,13 @@ ConvInteger has four inputs, so its index 4 means that there is no bias.
 
 
 def _unread(
-    visit: Visit, name: str, reason: str, *, operator: str = "", is_open: bool = False
+    walk: Walk, visit: Visit, name: str, reason: str, open_form: Form | None = None
 ) -> UnreadLayer:
-    """Return the entry of a node that is not read, with the known shapes."""
+    """Return the entry of a node that is not read, with the known shapes.
+
+    Args:
+        open_form: form of the node, if an unknown size is the only reason.
+    """
     node, scope = visit.node, visit.scope
     filter_ = _FILTER_INPUTS.get(node.op_type, 1)
     bias = _BIAS_INPUTS.get(node.op_type, 2)
@@ -328,22 +441,27 @@ def _unread(
         node.input[i] if i < len(node.input) else "" for i in (0, filter_, bias)
     )
     x, w = scope.shape(x_name), scope.shape(w_name)
-    x, y = _open_shapes(node, name, x, w) if is_open else (x, ())
+    if open_form:
+        x, y = _open_shapes(node, name, open_form, x, w)
+    else:
+        types = walk.infer(node, scope)
+        y = next((sizes_of(types[one]) for one in node.output[:1] if one in types), ())
     return UnreadLayer(
         name=name,
-        operator=operator or node.op_type,
+        operator=operator_text(node),
         filter=scope.stored.get(w_name),
         bias=scope.stored.get(bias_name),
         inside=visit.inside,
         reason=reason,
-        is_open=is_open,
+        is_open=open_form is not None,
+        attributes=plain_attributes(node),
         input_shape=x,
         filter_shape=w,
         output_shape=y,
     )
 
 
-def _open_shapes(node: Any, name: str, x: Shape, w: Shape) -> tuple[Shape, Shape]:
+def _open_shapes(node: Any, name: str, form: Form, x: Shape, w: Shape) -> tuple[Shape, Shape]:
     """Return the shapes of x and y of a Conv or ConvTranspose, as far as they are known.
 
     Axes are independent of each other, so the known sizes of y are computed with an arbitrary size
@@ -351,32 +469,55 @@ def _open_shapes(node: Any, name: str, x: Shape, w: Shape) -> tuple[Shape, Shape
     """
     if not _is_numbers(w) or len(w) - 2 not in SPATIAL_AXES:
         return x, ()
-    attributes, is_transposed = _attributes(name, node), node.op_type == "ConvTranspose"
-    x = x or ("?",) * len(w)
-    channels = _input_channels(node, w, attributes)
+    attributes = _attributes(name, node)
+    _, w = _in_standard_order(form, x, w, attributes)
+    own = x or ("?",) * len(w)
+    x = form.in_standard_order(own)
+    channels = _input_channels(form, w, attributes)
     if isinstance(channels, int):
         x = (x[0], x[1] if isinstance(x[1], int) else channels, *x[2:])
     filled = tuple(size if isinstance(size, int) else _ANY_SIZE for size in x)
-    sizes = tuple(size for size in w if isinstance(size, int))
-    meaning = conv_transpose_problem if is_transposed else conv_problem
+    is_transposed = form.operator == "ConvTranspose"
     try:
-        problem = meaning(filled, sizes, dtype="float32", **attributes)
+        problem = _standard_problem(form, filled, w, "float32", attributes)
     except CupyconvError:
-        return x, ()
-    y = problem.input_shape if is_transposed else problem.output_shape
+        return form.in_own_order(x), ()
+    y: Shape = problem.input_shape if is_transposed else problem.output_shape
     named = (x[0] if not isinstance(x[0], int) else y[0], y[1])
     pairs = zip(x[2:], y[2:], strict=True)
-    return x, (*named, *("?" if not isinstance(size, int) else out for size, out in pairs))
+    y = (*named, *("?" if not isinstance(size, int) else out for size, out in pairs))
+    return form.in_own_order(x), form.in_own_order(y)
+
+
+def _standard_problem(
+    form: Form, x: Shape, w: Shape, dtype: str, attributes: Mapping[str, Any]
+) -> ConvProblem:
+    """Return the problem of a node whose shapes are in the order of the standard operator."""
+    meaning = conv_transpose_problem if form.operator == "ConvTranspose" else conv_problem
+    return meaning(
+        cast("tuple[int, ...]", x),
+        cast("tuple[int, ...]", w),
+        dtype=cast("DtypeName", dtype),
+        **attributes,
+    )
+
+
+def _in_standard_order(
+    form: Form, x: Shape, w: Shape, attributes: Mapping[str, Any]
+) -> tuple[Shape, Shape]:
+    """Return the shapes of x and w in the order of the standard operator."""
+    last = form.has_filter_channels_last(x, w, attributes)
+    return form.in_standard_order(x), channels_first(w) if last else w
 
 
 _ANY_SIZE = 1 << 12
 """Size in place of an unknown size; larger than the span of an ordinary filter (hand-set)."""
 
 
-def _input_channels(node: Any, w: Shape, attributes: Mapping[str, Any]) -> int | str:
+def _input_channels(form: Form, w: Shape, attributes: Mapping[str, Any]) -> int | str:
     """Return the number of input channels by a node's filter; if unknown, its name or "?"."""
     groups = attributes.get("group", 1)
-    if node.op_type == "ConvTranspose":
+    if form.operator == "ConvTranspose":
         return w[0]
     if isinstance(w[1], int) and isinstance(groups, int) and groups > 0:
         return w[1] * groups
@@ -481,14 +622,6 @@ def _onnx() -> Any:
     return onnx
 
 
-def _damaged(path: str | Path, what: str) -> ConvError:
-    return ConvError(
-        "a model must be a complete ONNX file",
-        f"{path}: {what}",
-        "Export it again, or check the path",
-    )
-
-
 def _inlined(path: str | Path, model: Any) -> Any:
     """Return the model with each function call replaced by the body of the function."""
     if not model.functions:
@@ -496,7 +629,7 @@ def _inlined(path: str | Path, model: Any) -> Any:
     try:
         count = expanded_nodes(model)
     except ValueError as error:
-        raise _damaged(path, f"its functions cannot be expanded ({error})") from None
+        raise damaged(path, f"its functions cannot be expanded ({error})") from None
     if count > MOST_NODES:
         raise ConvError(
             f"a model must have at most {MOST_NODES:,} nodes with its functions expanded",
@@ -507,7 +640,7 @@ def _inlined(path: str | Path, model: Any) -> Any:
     try:
         return import_module("onnx.inliner").inline_local_functions(model)
     except Exception as error:
-        raise _damaged(
+        raise damaged(
             path, f"its functions cannot be expanded ({' '.join(str(error).split())[:160]})"
         ) from None
 
@@ -518,7 +651,7 @@ def _require_texts(path: str | Path, message: Any) -> None:
         if field.type == field.TYPE_STRING:
             texts = [value] if isinstance(value, (str, bytes)) else value
             if any(isinstance(text, bytes) for text in texts):
-                raise _damaged(path, f"its {field.name} is not UTF-8")
+                raise damaged(path, f"its {field.name} is not UTF-8")
         elif field.type == field.TYPE_MESSAGE:
             for inner in [value] if hasattr(value, "ListFields") else value:
                 _require_texts(path, inner)
@@ -527,15 +660,17 @@ def _require_texts(path: str | Path, message: Any) -> None:
 def _layer(
     onnx: Any,
     visit: Visit,
+    form: Form,
     name: str,
     inputs: Mapping[str, Shape],
     filters: dict[tuple[Stored, Stored | None], str],
 ) -> ModelLayer:
-    """Return the layer of a Conv or ConvTranspose node.
+    """Return the layer of a node that has the form of a Conv or ConvTranspose.
 
     Args:
         onnx: the package.
         visit: the node, with the facts about its tensors.
+        form: the form of the node.
         name: the layer's name.
         inputs: shapes, by name, of the inputs of the model that have unknown sizes.
         filters: names of layers, keyed by the Stored objects of their filters; this function adds
@@ -552,26 +687,26 @@ def _layer(
     count = len(list(filter(None, node.input[:2])))
     if count < 2:
         raise ConvError(
-            f"{name}: a {node.op_type} must have the inputs x and w",
+            f"{name}: a {form.operator} must have the inputs x and w",
             f"it has {count} of these inputs",
             "Export the model again",
         )
     attributes = _attributes(name, node)
     try:
-        require_attributes(node.op_type, [entry.name for entry in node.attribute])
-        x, w = _operand_shapes(node, name, scope, attributes, inputs)
+        require_attributes(form.operator, [one.name for one in _own_attributes(node)])
+        require_padding(attributes.get("auto_pad", "NOTSET"), attributes.get("pads"))
+        x, w = _operand_shapes(node, name, form, scope, attributes, inputs)
         dtype = _dtype(onnx, scope.element_type(node.input[0]))
         if dtype not in ITEMSIZE:
             raise _Unsupported(f"elements of type {dtype} are unsupported")
-        meaning = conv_problem if node.op_type == "Conv" else conv_transpose_problem
-        problem = meaning(x, w, dtype=cast("DtypeName", dtype), **attributes)
+        problem = _standard_problem(form, x, w, dtype, attributes)
     except ConvError as error:
         raise ConvError(
             f"{name}: {error.rule}", error.values, error.remedy, axis=error.axis
         ) from None
     except ConvTypeError as error:
         raise ConvTypeError(f"{name}: {error}") from None
-    if node.op_type == "ConvTranspose" and problem.output_shape != x:
+    if form.operator == "ConvTranspose" and problem.output_shape != x:
         # The convolution has more windows than the node has inputs, so its cost would differ.
         raise _Unsupported("an output_padding that is not less than the stride is unsupported here")
     stored = scope.stored.get(node.input[1])
@@ -579,15 +714,20 @@ def _layer(
     if stored is not None:
         same_filter = filters.setdefault((stored.origin, stored), name)
         same_values = filters.setdefault((stored.origin, None), name)
-    bias = node.input[2] if len(node.input) > 2 else ""
+    bias, added = (node.input[i] if i < len(node.input) else "" for i in (2, 3))
+    is_fused = node.domain not in OWN_DOMAINS
+    activation = plain_attributes(node).get("activation") if is_fused else None
     layer = ModelLayer(
         name=name,
-        operator=node.op_type,
+        operator=operator_text(node),
         filter=stored,
         bias=scope.stored.get(bias) if bias else None,
         inside=visit.inside,
-        problem=problem,
+        problem=_in_own_order(form, problem, scope.shape(node.input[1])),
+        is_transposed=form.operator == "ConvTranspose",
         has_bias=bool(bias),
+        added=added if is_fused else "",
+        activation=activation if isinstance(activation, str) else "",
         same_filter_as=None if same_filter == name else same_filter,
         same_values_as=None if same_values == name else same_values,
     )
@@ -595,14 +735,31 @@ def _layer(
     return layer
 
 
+def _in_own_order(form: Form, problem: ConvProblem, w: Shape) -> ConvProblem:
+    """Return a problem with x, y and w in the order of the node; w is the shape in this order."""
+    if not form.is_channels_last:
+        return problem
+    output_first, _, last = filter_formats(len(w) - 2)
+    return problem.replace(
+        input_shape=channels_last(problem.input_shape),
+        filter_shape=cast("tuple[int, ...]", w),
+        data_format=data_formats(len(w) - 2)[1],
+        filter_format=output_first if w == problem.filter_shape else last,
+    )
+
+
 def _operand_shapes(
     node: Any,
     name: str,
+    form: Form,
     scope: Scope,
     attributes: Mapping[str, Any],
     inputs: Mapping[str, Shape],
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shapes of x and w, after checking that all their sizes are known."""
+) -> tuple[Shape, Shape]:
+    """Return the shapes of x and w, after checking that all their sizes are known.
+
+    The shapes are in the order of the standard operator.
+    """
     x_name, w_name = node.input[:2]
     x, w = scope.shape(x_name), scope.shape(w_name)
     rank = (len(w) if scope.has_rank(w_name) else len(x)) - 2
@@ -619,18 +776,19 @@ def _operand_shapes(
         if likely and isinstance(taps, list) and len(taps) == rank:
             likely = ("?", "?", *taps)
         raise _UnknownSize(name, w_name, w or likely, _text(w), inputs)
+    standard_x, standard_w = _in_standard_order(form, x, w, attributes)
     if not _is_numbers(x):
-        likely = ("?", _input_channels(node, w, attributes), *["?"] * rank)
+        likely = ("?", _input_channels(form, standard_w, attributes), *["?"] * rank)
         shape = tuple(
             size if isinstance(size, int) or size != "?" else guess
-            for size, guess in zip(x or likely, likely, strict=False)
+            for size, guess in zip(standard_x or likely, likely, strict=False)
         )
-        raise _UnknownSize(name, x_name, shape, _text(x), inputs)
-    return x, w  # type: ignore[return-value]  # _is_numbers checked both
+        raise _UnknownSize(name, x_name, form.in_own_order(shape), _text(x), inputs)
+    return standard_x, standard_w
 
 
 def _require_bias(layer: ModelLayer, scope: Scope, bias: str) -> None:
-    shape, channels = scope.shape(bias), layer.output_shape[1]
+    shape, channels = scope.shape(bias), layer.output_channels
     known = bool(bias) and scope.has_rank(bias) and all(isinstance(size, int) for size in shape)
     if known and shape != (channels,):
         got = _text(shape) if shape else "a scalar"
@@ -641,10 +799,16 @@ def _require_bias(layer: ModelLayer, scope: Scope, bias: str) -> None:
         )
 
 
+def _own_attributes(node: Any) -> list[Any]:
+    """Return the attributes of a node that its standard operator has, too."""
+    added = () if node.domain in OWN_DOMAINS else FUSED_ATTRIBUTES
+    return [attribute for attribute in node.attribute if attribute.name not in added]
+
+
 def _attributes(name: str, node: Any) -> dict[str, Any]:
     """Return the attributes of a node for ``cupyconv.onnx``, with bytes decoded to strings."""
     values = {}
-    for attribute in node.attribute:
+    for attribute in _own_attributes(node):
         try:
             value = import_module("onnx.helper").get_attribute_value(attribute)
         except ValueError:

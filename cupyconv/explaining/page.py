@@ -22,6 +22,7 @@ from cupyconv.explaining.scene import (
     DRAWN,
     PASSES,
     RESULTS,
+    REVERSED,
     Limits,
     Scene,
     heading,
@@ -72,6 +73,7 @@ def html(
     data: Mapping[str, Any],
     document: Document,
     element: Element | None = None,
+    is_transposed: bool = False,
 ) -> str:
     """Return the page of an explanation, as one file.
 
@@ -80,6 +82,7 @@ def html(
         data: values of the tensors by name, as far as they are known.
         document: text of the explanation.
         element: element to show first.
+        is_transposed: whether the layer is the transposed layer that reverses the problem.
 
     Raises:
         ConvError: the layer is too large to draw, or too large for a browser's integers.
@@ -97,7 +100,8 @@ def html(
         for entry in translate.translations(problem)
     )
     content = {
-        "title": escape(document.title or heading(problem)),
+        "title": escape(document.title or heading(problem, is_transposed)),
+        "reversed": f"<p>{escape(REVERSED)}</p>" if is_transposed else "",
         "policy": escape(_POLICY),
         "style": _asset("page.css"),
         "script": "".join(map(_script, _SCRIPTS)),
@@ -106,7 +110,7 @@ def html(
     }
     filled = (*content.values(), _asset("page.html"))
     left = _MOST_BYTES - sum(len(text.encode()) for text in filled)
-    content["scene"] = _scene(problem, data, element, left)
+    content["scene"] = _scene(problem, data, element, left, is_transposed)
     # Fill all places in one pass, so that filled-in text is never filled again.
     return re.sub(r"\{\{(\w+)\}\}", lambda place: content[place[1]], _asset("page.html"))
 
@@ -158,7 +162,11 @@ def open_in_browser(content: str, path: str | Path | None = None) -> None:
 
 
 def _scene(
-    problem: ConvProblem, data: Mapping[str, Any], element: Element | None, most_bytes: int
+    problem: ConvProblem,
+    data: Mapping[str, Any],
+    element: Element | None,
+    most_bytes: int,
+    is_transposed: bool,
 ) -> str:
     """Return the data of the page as JSON in ASCII, for a script of the page.
 
@@ -167,6 +175,7 @@ def _scene(
     tried: list[tuple[Limits, Kept]] = [(limits, "all") for limits in _LIMITS]
     for limits, kept in [*tried, (_LIMITS[-1], "sums"), (_LIMITS[-1], "pair")]:
         content = _content(scene(problem, data, element, limits), limits, kept)
+        content["isTransposed"] = is_transposed
         # Escape "<": in a script, "</" and "<!--" change how a browser reads the rest.
         text = json.dumps(content, separators=(",", ":")).replace("<", "\\u003c")
         if len(text) <= most_bytes:

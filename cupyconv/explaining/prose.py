@@ -67,7 +67,6 @@ def _head(problem: ConvProblem, is_transposed: bool) -> Section:
         f"y {shape_text(problem.output_shape)}"
     )
     x, w, y = (terms.indexed(t, terms.names(problem, t)) for t in ("x", "w", "y"))
-    grouped = terms.GROUPED if problem.groups > 1 else ""
     return Section(
         "The convolution that the transposed layer reverses" if is_transposed else "",
         (
@@ -75,7 +74,8 @@ def _head(problem: ConvProblem, is_transposed: bool) -> Section:
             Paragraph(shapes.settings(problem)),
             Paragraph(
                 f"Indices are written {x}, {w} and {y}, whatever the memory order: n is the image, "
-                f"c the input channel and k the filter or output channel.{terms.INDEX_W}{grouped} "
+                f"c the input channel and k the filter or output channel.{terms.INDEX_W}"
+                f"{terms.grouped(problem)} "
                 "dy, dx and dw are the gradients of the loss with respect to y, x and w (dE/dO, "
                 "dE/dX and dE/dF)."
             ),
@@ -259,13 +259,14 @@ def sizes_section(problem: ConvProblem) -> Section:
             f"dy and w do not determine the size of dx: {several}. A stride above 1 rounds "
             "several input sizes to the same output size. This is why Conv2DBackpropInput "
             f"and similar functions take the size of dx, here {x}, as their argument "
-            "input_sizes. They reject sizes that do not give this dy."
+            "input_sizes. They reject sizes that do not give this dy. The gradient of the padded x "
+            "is the same for each of these sizes, up to zeros at its end. dx is this gradient "
+            "without the padding."
         )
         if moved := _clauses(problem, _moved):
             texts.append(
-                "Under SAME, the input size also decides the padding, and so where the "
-                f"windows start: {moved}. Therefore dx for the other input size is not this "
-                "dx padded or cropped: its values differ."
+                f"Under SAME, the input size also decides the padding: {moved}. Therefore dx for "
+                "another size may start at another element of this gradient."
             )
     else:
         strided = [axis for axis in problem.axes if axis.stride > 1]

@@ -176,7 +176,8 @@ const rules = (() => {
     }
     const places = { N, C: K };
     axes.forEach((axis) => (places[axis.name] = axis.output));
-    return { layer, rank, N, C, K, groups, groupChannels: C / groups, groupFilters: K / groups, axes, mode, stride, dilation, dataFormat, filterFormat,
+    return { layer, rank, N, C, K, groups, groupChannels: C / groups, groupFilters: K / groups, axes,
+      isUneven: axes.some((axis) => axis.before !== axis.after), mode, stride, dilation, dataFormat, filterFormat,
       outputShape: [...dataFormat].map((letter) => places[letter]) };
   }
 

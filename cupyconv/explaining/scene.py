@@ -229,10 +229,17 @@ class Scene:
         return arrays.on_host(array.transpose(order)[self.index(tensor, k, c)])
 
 
-def heading(problem: ConvProblem) -> str:
+REVERSED = (
+    "Shown below: the convolution that the layer reverses. Its dx is the layer's y, its dy is x, "
+    "its x is dy, and its y is dx."
+)
+"""Sentences on the names in a picture or page of a transposed layer."""
+
+
+def heading(problem: ConvProblem, is_transposed: bool = False) -> str:
     """Return the shapes of a layer as one line, the heading of a picture or page without title."""
-    given = f"{shape_text(problem.input_shape)} * {shape_text(problem.filter_shape)}"
-    return f"{given} -> {shape_text(problem.output_shape)}"
+    x, w, y = map(shape_text, (problem.input_shape, problem.filter_shape, problem.output_shape))
+    return f"transposed layer: {y} * {w} -> {x}" if is_transposed else f"{x} * {w} -> {y}"
 
 
 def plain(number: Any) -> float:

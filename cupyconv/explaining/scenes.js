@@ -140,11 +140,10 @@ const scenes = (() => {
   const tuple = (values) => rules.python(rules.compact(values));
   const list = (values) => `[${values.map((one) => (Array.isArray(one) ? list(one) : one)).join(", ")}]`;
 
-  function pytorch({ rank, axes, stride, dilation, groups, mode }) {
-    const isCropped = axes.some((axis) => axis.before !== axis.after);
+  function pytorch({ rank, axes, isUneven, stride, dilation, groups, mode }) {
     const rest = `stride=${tuple(stride)}, dilation=${tuple(dilation)}, groups=${groups}`;
     let [source, padding] = ["X", `padding=${tuple(axes.map((axis) => axis.before))}`];
-    if (isCropped) {
+    if (isUneven) {
       const sides = [...axes].reverse().flatMap((axis) => [axis.before, axis.after]);
       [source, padding] = [`F.pad(X, ${rules.python(sides)})`, "padding=0"];
     } else if (mode.startsWith("same") && Math.max(...stride) === 1) padding = "padding='same'";

@@ -25,11 +25,9 @@ from cupyconv.explaining.shapes import (
     span_text,
     the,
 )
+from cupyconv.explaining.terms import CONVOLUTION_NAMES
 from cupyconv.markup import Paragraph, Section, Table
 from cupyconv.problem import ConvAxis, ConvProblem, counted, interval_text, shape_text
-
-CONVOLUTION_NAMES = {"x": "dy", "w": "w", "y": "dx", "dy": "x", "dx": "y", "dw": "dw"}
-"""Names of a transposed layer's tensors in the convolution that it reverses."""
 
 
 class TransposedAxis(NamedTuple):

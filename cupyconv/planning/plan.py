@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache, lru_cache
 from math import inf, isfinite
@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 from cupyconv import markup, records
 from cupyconv.errors import ConvError, require_word, shown, unknown_word
 from cupyconv.kernels.cost import duration
-from cupyconv.kernels.device import CPU, Device
+from cupyconv.kernels.device import CPU, Device, card_named
 from cupyconv.kernels.family import Candidate, Choices, Family
 from cupyconv.kernels.request import Impl, Implementation, Request
 from cupyconv.kernels.strides import Strides
 from cupyconv.planning import calibration
 from cupyconv.planning.families import FAMILIES
-from cupyconv.problem import PASSES, ConvProblem
+from cupyconv.problem import PASSES, ConvProblem, bytes_text, counted
 
 AUTO: Impl = "auto"
 
@@ -120,10 +120,11 @@ class Plan:
         """Origin of the times, and the compiler's target if it differs from the architecture."""
         measured = sum(p.reason.startswith("measured") for p in self.passes)
         other = ""
-        if self.device.is_gpu and self.device.nominal != self.device.capability:
+        if self.device.card is not None:
+            name = card_named(self.device.name)
+            other = f" from the {name}'s data sheet" if name else " from the card's figures"
+        elif self.device.is_gpu and self.device.nominal != self.device.capability:
             other = ", for the chip of compute capability {}.{}".format(*self.device.nominal)
-        elif self.device.card is not None:
-            other = f" from the {self.device.card}'s data sheet"
         requests = (Request(self.problem, p.pass_, self.device, p.precision) for p in self.passes)
         gpu = next(filter(None, map(calibration.measured_gpu, requests)), None)
         scaled = f" and scaled by the times of other layers on an {gpu}" if gpu else ""
@@ -291,6 +292,30 @@ def plan(
         plan_pass(problem, pass_, chosen, impl, precision, workspace_limit) for pass_ in PASSES
     )
     return Plan(problem, chosen, passes)
+
+
+def workspace_notes(plans: Iterable[tuple[str, Plan]]) -> list[str]:
+    """Return a note on the passes whose workspace is larger than x, w and y together, if any.
+
+    Args:
+        plans: plans with the names of their layers; "" for a layer without a name.
+    """
+    large = [
+        (planned.workspace_bytes, f"{name} {planned.pass_}".strip(), plan)
+        for name, plan in plans
+        for planned in plan
+        if planned.workspace_bytes > plan.problem.bytes
+    ]
+    if not large:
+        return []
+    size, name, plan = max(large, key=lambda entry: entry[0])
+    others = counted(len(large) - 1, "other pass", "other passes")
+    also = f"; {others} also {'need' if len(large) > 2 else 'needs'} more" if large[1:] else ""
+    return [
+        f"{name} needs {bytes_text(size)} of workspace on {plan.place}, more than x, w and y "
+        f"together ({bytes_text(plan.problem.bytes)}){also}. Set cupyconv.workspace_limit to the "
+        "number of bytes that a pass may use"
+    ]
 
 
 @lru_cache(maxsize=4096, typed=True)

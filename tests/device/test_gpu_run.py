@@ -131,9 +131,11 @@ def test_sanitizer_report_fails_a_case_that_passed(tmp_path, monkeypatch):
     script = 'echo "========= Invalid __global__ write of size 4"; exec "$@"'
     step = Step("memcheck", "tests.device.faulty_step", 1, 1, 60, tool=("sh", "-c", script, "sh"))
     Run(step, Options(tmp_path, only="add 1"), Results(tmp_path), 300).everything()
-    (record,) = [entry for entry in report.load(tmp_path) if "case" in entry]
+    records = report.load(tmp_path)
+    (record,) = [entry for entry in records if "case" in entry]
     assert record["state"] == "failed"
     assert "Invalid __global__ write" in record["output"]
+    assert report.failures(records)[0].endswith("failed: Invalid __global__ write of size 4")
 
 
 def test_recorded_variants_are_those_of_a_run(tmp_path, monkeypatch, nothing_loaded):

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
+import gzip
+import io
 import json
+import lzma
+import os
 import sys
+import time
+import zipfile
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +21,7 @@ import pytest
 
 import cupyconv
 from cupyconv import ConvTypeError
+from cupyconv.explaining import onnx_file
 from cupyconv.explaining import onnx_model as models
 from cupyconv.problem import shape_text
 from tests import command
@@ -283,6 +291,7 @@ def test_page_explains_every_layer(saved, tmp_path):
         )
     assert text.count("<details>") == 4
     assert "Why dx is" in text
+    assert text.count("The transposed layer") == 1
     assert "http" not in text.replace("http-equiv", "")
     assert "--html must be the path of a .html" in refused(
         saved(small_net()), "--html", str(tmp_path / "net.txt")
@@ -331,7 +340,7 @@ def test_explain_accepts_a_layer_of_a_model(saved):
     assert "x 1x8x16x16 * w 6x8x3x3 -> y 1x6x15x13" in result.stdout
     up = explained("--model", path, "--layer", "up", "--json")
     (layer,) = json.loads(up.stdout)["layers"]
-    assert layer["shapes"]["dx"] == [1, 4, 31, 26]
+    assert layer["shapes"]["y"] == [1, 4, 31, 26]
     assert "Did you mean 'dilated'?" in explained("--model", path, "--layer", "dilate").stderr
     opened = saved(small_net(("N", 3, "H", "W")))
     result = explained("--model", opened, "--layer", "stem", "--input", "data=1x3x32x32")
@@ -343,10 +352,77 @@ def test_explain_accepts_a_layer_of_a_model(saved):
 def test_damaged_files_are_rejected(tmp_path, saved):
     whole = Path(saved(small_net())).read_bytes()
     broken = tmp_path / "broken.onnx"
-    for content in (b"", b"not a model at all", whole[: len(whole) // 2], whole[:40]):
+    for content in (whole[: len(whole) // 2], whole[:40], whole[4:]):
         broken.write_bytes(content)
         assert "a model must be a complete ONNX file" in refused(str(broken))
     assert "No such file" in refused(str(tmp_path / "none.onnx"))
+
+
+def zipped(name: str, content: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as packed:
+        packed.writestr(name, content)
+    return buffer.getvalue()
+
+
+def pytorch_file(**options) -> bytes:
+    torch = pytest.importorskip("torch")
+    buffer = io.BytesIO()
+    torch.save({"w": torch.zeros(3)}, buffer, **options)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Run git lfs pull"),
+        (pytorch_file, "is a PyTorch file. Export the model from PyTorch with torch.onnx.export"),
+        (partial(pytorch_file, _use_new_zipfile_serialization=False), "is a Python pickle"),
+        (partial(zipped, "net.onnx", b"\x08\x08"), "is a ZIP archive. Unpack it first"),
+        (gzip.compress(b"\x08\x08"), "is compressed with gzip"),
+        (bz2.compress(b"\x08\x08"), "is compressed with bzip2"),
+        (lzma.compress(b"\x08\x08"), "is compressed with xz"),
+        (json.dumps({"modelTopology": {}}).encode(), "is JSON text"),
+        (b"\xef\xbb\xbf[1, 2]", "is JSON text"),
+        (b"\n<!DOCTYPE html><html></html>", "is an HTML page. Download the file itself"),
+        (b'<?xml version="1.0"?><net name="a"/>', "is XML text"),
+        (b"\x20\0\0\0TFL3\x14\0\x20\0", "is a TensorFlow Lite model"),
+        (b"\x20\0\0\0ORTM\x14\0\x20\0", "is in the ORT format"),
+        (b"\x40\0\0\0\0\0\0\0" + b'{"w":{"dtype":"F32"}}' + bytes(40), "is a safetensors file"),
+        (b"\x08\1\x12\x12\n\x10\x12\7\n\5\n\3Add\x22\5serve", "is a TensorFlow SavedModel"),
+        (b"\n\x13\n\1x\x12\x0bPlaceholder*\1a", "is a TensorFlow graph"),
+        (b"\x89HDF\r\n\x1a\n\0", "is an HDF5 file"),
+        (b"GGUF\3\0\0\0", "is a GGUF file"),
+        (b"not a model at all", "is a text file"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_files_of_other_kinds_are_named(tmp_path, content, said):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content if isinstance(content, bytes) else content())
+    for line in (refused(str(path)), command.refused("shapes", "--model", path)):
+        assert said in line
+        assert "a model must be a complete ONNX file" in line
+        assert "Wire format" not in line
+
+
+@pytest.mark.parametrize("head", [b"\x08\x08", b"\x20\0\0\0TFL3"])
+def test_file_larger_than_protobuf_allows_is_not_read(tmp_path, monkeypatch, head):
+    path = tmp_path / "large.onnx"
+    path.write_bytes(head)
+    os.truncate(path, 1 << 31)  # takes no space on the disk
+    begin = time.perf_counter()
+    line = refused(str(path))
+    assert time.perf_counter() - begin < 2
+    limit = "must have at most 2.0 GiB, the limit of protobuf"
+    assert ("is a TensorFlow Lite model" if b"TFL3" in head else limit) in line
+    monkeypatch.setattr(onnx_file, "MOST_BYTES", 1000)
+    result = command.run("model", "-", given=bytes(1001))
+    assert (result.exit_code, "- has more" in result.stderr) == (2, True)
+    whole = small_net().SerializeToString()
+    monkeypatch.setattr(onnx_file, "MOST_BYTES", len(whole))
+    assert "4 convolutions" in command.said("model", "-", given=whole)
 
 
 def test_unsupported_operators_are_left_out(saved):
@@ -430,8 +506,8 @@ def test_operators_of_other_domains_are_left_out(saved):
     found = models.read(saved(net))
     assert [layer.name for layer in found.layers] == ["own"]
     assert [(one.name, one.reason) for one in found.left_out] == [
-        ("blocked", "Conv of com.example is not ONNX's Conv or ConvTranspose"),
-        ("fused", "FusedConv of com.example is not ONNX's Conv or ConvTranspose"),
+        ("blocked", "Conv of com.example is not a known operator"),
+        ("fused", "FusedConv of com.example is not a known operator"),
     ]
 
 

@@ -437,10 +437,16 @@ def test_summary_counts_layers_left_out_with_reasons(saved):
     path = saved(mixed())
     text = " ".join(run(path).stdout.split())
     assert "1 of 5 convolutions (1 of unknown size, 3 left out), 144 weights" in text
-    assert "left out: quantised, because ConvInteger is not ONNX's Conv" in text
+    assert "left out: quantised, because ConvInteger computes with quantized integers" in text
     assert "left out: wide, because 4 spatial axes are unsupported, 1 to 3 are supported" in text
     assert "left out: idle, because no output of the model depends on it" in text
     assert json.loads(run(path, "--json").stdout)["totals"]["convolutions"] == 5
+    good, *others = csv.DictReader(run(path, "--csv", "-").stdout.splitlines())
+    assert (good["layer"], good["notes"]) == ("good", "")
+    assert [row["layer"] for row in others] == ["open", "quantised", "wide", "idle"]
+    for row in others:
+        assert row["notes"]
+        assert row["flops"] == row["y on sm_80"] == ""
 
 
 @pytest.mark.parametrize(
@@ -449,8 +455,9 @@ def test_summary_counts_layers_left_out_with_reasons(saved):
         ("ConvInteger", ""),
         ("QLinearConv", ""),
         ("DeformConv", ""),
-        ("FusedConv", "com.microsoft"),
-        ("NhwcConv", "com.microsoft"),
+        ("QLinearConvTranspose", "com.microsoft"),
+        ("ConvTransposeWithDynamicPads", "com.microsoft"),
+        ("Conv", "com.microsoft.nchwc"),
     ],
 )
 def test_model_with_only_unsupported_convolutions_names_them(saved, operator, domain):
@@ -519,6 +526,60 @@ def test_unreliable_input_suggestions_are_omitted(saved, form):
     assert f"--input {option} with a number for each ?" in line
 
 
+def rates():
+    """Return a model that chooses a branch by its input rate, as Silero's voice detector does.
+
+    Each branch has its own filters and captures x.  Inside, an If squeezes a tensor if its last
+    size is 1, and the rank of the result depends on this branch.
+    """
+    helper = onnx.helper
+
+    def graph(name, nodes, stored=()):
+        outputs = [value(one, None) for one in nodes[-1].output]
+        return helper.make_graph(nodes, name, [], outputs, stored)
+
+    def branch(name, stride):
+        squeezed = graph("s", [node("Squeeze", [f"{name}_a_out", "two"], f"{name}_squeezed")])
+        same = graph("i", [node("Identity", [f"{name}_a_out"], f"{name}_same")])
+        nodes = [
+            node("Conv", ["x", f"{name}_w"], f"{name}_a", strides=[stride]),
+            node("Shape", [f"{name}_a_out"], f"{name}_s"),
+            node("Gather", [f"{name}_s_out", "two"], f"{name}_n"),
+            node("Equal", [f"{name}_n_out", "one"], f"{name}_e"),
+            node("If", [f"{name}_e_out"], f"{name}_if", then_branch=squeezed, else_branch=same),
+            node("Unsqueeze", [f"{name}_if_out", "two"], f"{name}_u"),
+            node("If", ["fast"], f"{name}_inner",
+                 then_branch=graph("c", [node("Conv", [f"{name}_a_out", "v"], f"{name}_b")]),
+                 else_branch=graph("d", [node("Conv", [f"{name}_u_out", "v"], f"{name}_c")])),
+        ]  # fmt: skip
+        return graph(name, nodes, [weights(f"{name}_w", (6, 1, stride))])
+
+    which = node("Equal", ["rate", "high"], "which")
+    either = node("If", ["which_out"], "rate", then_branch=branch("high", 8),
+                  else_branch=branch("low", 4))  # fmt: skip
+    numbers = {"two": [2], "one": [1], "high": [16000]}
+    stored = [onnx.numpy_helper.from_array(np.array(v), name) for name, v in numbers.items()]
+    inputs = [value("x", (1, 1, "T")), value("rate", (1,), 7), value("fast", (), 9)]
+    return build([which, either], inputs, [*stored, weights("v", (2, 6, 1))])
+
+
+@pytest.mark.parametrize(
+    ("length", "missing"), [(8, ["low_c"]), (4, ["high_a"]), (16, ["low_c", "high_c"])]
+)
+def test_layers_of_all_branches_are_listed_with_their_branch(saved, length, missing):
+    """A layer is left out if its branch cannot run with the given sizes."""
+    path = saved(rates())
+    found = models.read(path, {"T": (length,)}, open_sizes=True)
+    names = [layer.name for layer in found.nodes]
+    assert sorted(names) == [f"{rate}_{one}" for rate in ("high", "low") for one in "abc"]
+    assert [layer.name for layer in found.left_out] == missing
+    inside = {layer.name: layer.inside for layer in found.nodes}
+    assert inside["high_a"] == ("then_branch of rate",)
+    assert inside["low_b"] == ("else_branch of rate", "then_branch of low_inner")
+    assert inside["low_c"] == ("else_branch of rate", "else_branch of low_inner")
+    assert "inside then_branch of rate" in listed(path)
+
+
 def branches(shape=("N", 4, "H", "W")):
     """Return an If with a Conv in both branches, one after a shape known only at run time."""
     helper = onnx.helper
@@ -537,7 +598,7 @@ def test_layer_in_a_branch_is_listed_and_its_size_accepted(saved):
     path = saved(branches((1, 4, 9, 9)))
     text = " ".join(run(path).stdout.split())
     assert "1 of 2 convolutions (1 of unknown size)" in text
-    assert "inside If" in text
+    assert "inside then_branch of If" in text
     assert "--input 'turn_out=?x4x?x?'" in text
     whole = run(path, "--input", "turn_out=1x4x5x7", "--json")
     layers = json.loads(whole.stdout)["layers"]

@@ -10,9 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 import cupyconv
-from cupyconv import ConvProblem
+from cupyconv import ConvProblem, checking
 from cupyconv.cli.main import main
 from cupyconv.explaining import transposed
+from cupyconv.problem import shape_text
+from tests.browser import acted, logged
 
 LAYER = ("1x8x4x4", "8x3x2x2", "--stride", "4", "--transposed")
 
@@ -129,6 +131,35 @@ def test_grads_match_autograd(tmp_path):
         np.testing.assert_array_equal(repeated[name], data[name])
 
 
+def test_all_gradients_of_the_layer_are_checked():
+    words = ("2x4x4x4", "4x3x3x3", "--transposed", "--stride", "2", "--groups", "2")
+    (layer,) = json.loads(invoke("grads", *words, "--json"))["layers"]
+    checked: dict[str, list[str]] = {}
+    for one in layer["agreements"]:
+        assert one["passed"]
+        checked.setdefault(one["compared_with"], []).append(one["tensor"])
+    assert checked["finite differences"] == ["dx", "dw", "db"]
+    assert checked["float64 reference"] == ["y", "dx", "dw", "db"]
+
+
+@pytest.mark.parametrize("most_flops", [checking.LARGE, 1])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_finite_differences_find_a_wrong_gradient(monkeypatch, most_flops, groups):
+    monkeypatch.setattr(checking, "LARGE", most_flops)
+    problem = ConvProblem((2, 6, 7, 8), (4, 6 // groups, 3, 2), stride=2, groups=groups)
+    generator = np.random.default_rng(0)
+    shapes = (problem.output_shape, problem.filter_shape, problem.input_shape)
+    operands = checking.Operands(*map(generator.standard_normal, shapes))
+    problem = problem.replace(dtype="float64")
+    results = checking.compute(problem, operands, "auto", is_transposed=True)
+    truth = checking.Truth(problem, operands, is_transposed=True)
+    assert all(one.passed for one in truth.against_finite_differences(results, 0))
+    for name in ("dx", "dw", "db"):
+        wrong = results._replace(**{name: getattr(results, name) * 1.001})
+        found = [one.tensor for one in truth.against_finite_differences(wrong, 0) if not one.passed]
+        assert found == [name]
+
+
 def loaded(path):
     """Return the arrays of an npz file, which is closed."""
     with np.load(path) as file:
@@ -170,7 +201,23 @@ def test_explanation_names_each_tensor_twice():
     assert told["shapes"]["y"] == [1, 3, 14, 14]
     problem = ConvProblem((1, 3, 14, 14), (8, 3, 2, 2), stride=4)
     assert cupyconv.explain(problem).to_dict()["transposed"] is None
-    assert cupyconv.explain(problem, transposed=True).to_dict()["transposed"] == told
+    explanation = cupyconv.explain(problem, transposed=True)
+    assert explanation.to_dict()["transposed"] == told
+    assert explanation.to_dict()["shapes"] == told["shapes"]
+    for drawn in (explanation.svg("y[0,0,13,13]"), explanation.page("y[0,0,13,13]")):
+        assert "transposed layer: 1x8x4x4 * 8x3x2x2 -&gt; 1x3x14x14<" in drawn
+        assert "Its dx is the layer" in drawn
+
+
+@pytest.mark.costly  # starts a browser
+def test_page_of_a_transposed_layer_has_its_own_shapes(browse):
+    problem = ConvProblem((1, 3, 14, 14), (8, 3, 2, 2), stride=4)
+    script = "log(text('shapes')); log(text('bias'));"
+    shapes, bias = logged(browse(problem, "", acted(script), transposed=True))
+    assert "y, dy 1x3x14x14" in shapes
+    assert "x, dx 1x8x4x4" in shapes
+    assert "db 3" in shapes
+    assert not bias
 
 
 @pytest.mark.parametrize(
@@ -179,12 +226,31 @@ def test_explanation_names_each_tensor_twice():
         (("--output-padding", "4"), "0 to 3 would fit. Use --output-padding 3"),
         (("--output-padding", "1", "--output-shape", "1x3x14x14"), "must be given only once"),
         (("--output-shape", "1x3x19x19"), "Use a result of 14 to 17 by 14 to 17"),
-        (("--dy", "1x3x9x9"), "Use --output-shape"),
+        (("--dy", "1x3x15x15"), "Use --output-shape 1x3x15x15"),
         (("--sweep", "stride=1:3"), "Leave it out"),
     ],
 )
 def test_errors_name_the_way_out(words, text):
     assert text in error_of("shapes", *LAYER, *words)
+
+
+def test_dy_gives_the_input_and_the_output_padding():
+    rng = random.Random(7)
+    for _ in range(20):
+        problem, layer = random_layer(rng)
+        words = [f"--{key.replace('_', '-')}={value}" for key, value in layer.items()]
+        given = ("--dy", shape_text(problem.input_shape), "--filter")
+        own = shape_text(problem.output_shape), shape_text(problem.filter_shape)
+        told = invoke("shapes", *given, own[1], *words[:-1], "--transposed")
+        assert told == invoke("shapes", *own, *words, "--transposed")
+
+
+def test_dy_needs_layers_of_one_kind(tmp_path):
+    file = tmp_path / "two.toml"
+    layer = '[[layer]]\ninput = "1x8x4x4"\nfilter = "8x8x2x2"\n'
+    file.write_text(f"{layer}{layer}transposed = true\n")
+    text = error_of("shapes", "--config", str(file), "--dy", "1x8x3x3")
+    assert "1 of 2 layers are transposed" in text
 
 
 def test_output_padding_needs_a_transposed_layer():
@@ -212,6 +278,47 @@ def test_unsupported_options_are_rejected(words, text):
     assert text in error_of("explain", *LAYER, *words)
 
 
-def test_element_of_a_transposed_layer_names_the_convolution():
-    text = " ".join(invoke("explain", *LAYER, "--element", "dX[0,0,1,1]").split())
-    assert "The convolution's dx is the layer's y" in text
+@pytest.mark.parametrize("groups", [1, 2])
+def test_elements_and_maps_use_the_names_of_the_layer(groups):
+    """Elements, values and numbers of terms are those of the layer's own y, dx and dw."""
+    rules = {"stride": (2, 3), "dilation": (2, 1), "groups": groups}
+    generator = np.random.default_rng(0)
+    x, w = (generator.standard_normal(shape) for shape in ((2, 4, 3, 4), (4, 3, 3, 2)))
+    y = cupyconv.conv_transpose(x, w, **rules)
+    dy = generator.standard_normal(y.shape)
+    problem = ConvProblem.from_output(x.shape, w.shape, dtype="float64", **rules)
+    operands = {"x": x, "w": w, "dy": dy}
+    explanation = cupyconv.explain(problem, transposed=True, **operands)
+    words = {"y": "y", "dx": "dX", "dw": "dF"}
+    results = {
+        "y": y,
+        "dx": cupyconv.conv_forward(dy, w, **rules),
+        "dw": cupyconv.conv_backprop_filter(dy, w.shape, x, **rules),
+    }
+    for tensor, result in results.items():
+        counts = explanation.map(tensor)
+        assert counts.legend.startswith(f"{tensor}: ")
+        assert counts.to_dict()["tensor"] == tensor
+        for _ in range(20):
+            index = tuple(map(int, generator.integers(result.shape)))
+            element = explanation.element(f"{words[tensor]}[{','.join(map(str, index))}]")
+            assert element.name == f"{tensor}[{','.join(map(str, index))}]"
+            assert element.sum == pytest.approx(result[index], abs=1e-12)
+            assert element.computed == result[index]
+            assert element.count == counts.at(index[2:])
+            factors = [
+                [operands[name][tuple(term[name])] for name in term if name in operands]
+                for term in element.to_dict(everything=True)["terms"]
+            ]
+            assert sum(first * second for first, second in factors) == pytest.approx(element.sum)
+
+
+def test_element_outside_a_transposed_layer_states_its_shape():
+    words = ("--input", "1x1x4x4", "--filter", "1x1x3x3", "--stride", "2", "--transposed")
+    assert "y[0,0,8,8]" in invoke("explain", *words, "--element", "y[0,0,8,8]")
+    error = error_of("explain", *words, "--element", "y[0,0,9,8]")
+    assert "y of 1x1x9x9" in error
+    assert "h from 0 to 8" in error
+    assert "x is an operand; use dX[n,k,...]" in error_of(
+        "explain", *words, "--element", "x[0,0,0,0]"
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from cupyconv.planning.calibration import dtype_class
 from tests import speed_table
 from tests.fuzz import cliffs
 from tests.gpu import contenders, instructions
-from tests.gpu.running import GOOD
+from tests.gpu.running import GOOD, SANITIZER_LINE
 
 MOST_SPREAD = 1.1  # largest ratio of a timing's ends for choices and calibration (hand-set)
 
@@ -148,15 +148,44 @@ def machine(records: Iterable[Record]) -> Record:
     return found
 
 
+def last_of_each(records: Iterable[Record]) -> list[Record]:
+    """Return the last record of each case; a case that failed may have been repeated."""
+    return list({(one["step"], one["case"]): one for one in records if "case" in one}.values())
+
+
+def counts(records: Sequence[Record]) -> dict[str, Counter[str]]:
+    """Return the number of cases of each step, and of its cases in each state."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for one in last_of_each(records):
+        found[one["step"]].update(("cases", one["state"]))
+    return found
+
+
+def tally(records: Sequence[Record]) -> list[str]:
+    """Return a table of ``counts``."""
+    found = counts(records)
+    states = list(dict.fromkeys(["cases", *(state for one in found.values() for state in one)]))
+    lines = [f"| step | {' | '.join(states)} |", f"|---|{'---:|' * len(states)}"]
+    for step, count in found.items():
+        lines.append(f"| {step} | {' | '.join(str(count[state] or '') for state in states)} |")
+    return lines
+
+
+def reason(one: Record) -> str:
+    """Return why a case failed, in one line; a tool's first report has no ``detail``."""
+    output = str(one.get("output", "")).splitlines()
+    reports = [line.lstrip("= ") for line in output if line.startswith(SANITIZER_LINE)]
+    return " ".join(str(one.get("detail") or next(iter(reports), "")).split())[:300]
+
+
 def failures(records: Iterable[Record]) -> list[str]:
-    """Return each failed case with the command that repeats it, and each step that did not run."""
-    last = {(one["step"], one["case"]): one for one in records if "case" in one}
+    """Return each failed case with its reason and the command that repeats it."""
     lines = []
-    for (step, case), one in last.items():
+    for one in last_of_each(records):
         if one["state"] not in GOOD:
+            step, case = one["step"], one["case"]
             command = f"python -m tests.gpu {step} --only {shlex.quote(case)}"
-            detail = " ".join(str(one.get("detail", "")).split())[:300]
-            lines += [f"- {step}: {case}: {one['state']}: {detail}", f"  `{command}`"]
+            lines += [f"- {step}: {case}: {one['state']}: {reason(one)}", f"  `{command}`"]
     return lines or ["None."]
 
 
@@ -167,9 +196,15 @@ def main(folder: Path) -> int:
         print(f"no results*.jsonl in {folder}")
         return 1
     about = machine(records)
-    ends = [one["text"] for one in records if one.get("event") in ("end", "no worker")]
+    ends = {one["step"]: one for one in records if one.get("event") == "end"}
+    unfinished = [one for one in ends.values() if one.get("left") != 0]
+    unfinished += [one for one in records if one.get("event") == "no worker"]
     parts = {
-        f"Run on {environment.title(about)}": [f"- {text}" for text in ends],
+        f"Run on {environment.title(about)}": [
+            *tally(records),
+            "",
+            *(f"- {one['text']}" for one in unfinished),
+        ],
         "Speed": speed_table.of_results(results(records, "ieee")).splitlines(),
         "Speed with TF32": speed_table.of_results(results(records, "tf32")).splitlines(),
         "Layers with large strides, large filters or few channels": unusual(records),

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from operator import attrgetter
 
 import numpy as np
 import pytest
@@ -428,3 +429,26 @@ def test_words_of_any_kind_are_refused(wrong):
         cudnn.convolution_forward(
             x, np.ones((1, 1, 1, 1)), None, y, (0, 0), (1, 1), (1, 1), 1, **how
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("activation_forward", "only the convolutions .* argument activation"),
+        ("pooling_backward", "CuPy 14 no longer supports cuDNN. Use .*max_pool2d"),
+        ("batch_normalization_forward_training", "batch_norm"),
+        ("create_tensor_descriptor", "need no handles, descriptors"),
+        ("convolution_forwards", "has no attribute 'convolution_forwards'$"),
+    ],
+)
+def test_other_functions_of_cudnn_are_answered_with_what_computes_them(name, said):
+    with pytest.raises(AttributeError, match=said):
+        getattr(cudnn, name)
+    assert not hasattr(cudnn, name)
+
+
+def test_what_is_named_instead_exists():
+    torch = pytest.importorskip("torch")
+    for text in cudnn._INSTEAD.values():
+        for name in re.findall(r"torch\.([\w.]+)", text):
+            assert attrgetter(name)(torch)

@@ -101,11 +101,6 @@ def test_conv_without_attributes_is_conv_forward():
     np.testing.assert_array_equal(co.conv_transpose(x, w[:2]), cupyconv.conv_transpose(x, w[:2]))
 
 
-def test_pads_are_of_no_account_under_another_auto_pad():
-    shapes = (1, 2, 6), (3, 2, 3)
-    assert co.conv_problem(*shapes, auto_pad="VALID", pads=[9, 9]).padding == ((0, 0),)
-
-
 # -- ConvTranspose ---------------------------------------------------------------------------------
 
 
@@ -234,6 +229,7 @@ def test_tensors_of_other_libraries_are_taken():
         ({"kernel_shape": [3, 2]}, "got 3x2, the filter is 4x4x3x3. Leave it out, or pass [3, 3]"),
         ({"group": 3}, "group must divide"),
         ({"pads": [0, -1, 0, 0]}, "pads must not be negative"),
+        ({"pads": [0] * 4, "auto_pad": "VALID"}, "auto_pad='VALID' and pads=(0, 0, 0, 0). Remove"),
     ],
 )
 @pytest.mark.parametrize("function", [co.conv, co.conv_transpose])

@@ -1,4 +1,4 @@
-"""Launches as the driver gets them: the parameters' bytes, for each family, pass, dtype, epilogue."""
+"""Parameters of launches as the driver gets them, for all families, passes and dtypes."""
 
 from __future__ import annotations
 

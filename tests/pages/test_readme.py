@@ -5,7 +5,19 @@ import re
 import pytest
 
 from tests import speed_table
-from tests.readme import COUNTED, README, SPEED, counted, filled, measured, put_into
+from tests.readme import (
+    BELIEF,
+    COUNTED,
+    README,
+    SPEED,
+    STATUS,
+    counted,
+    filled,
+    measured,
+    put_into,
+    with_runs,
+    with_status,
+)
 
 
 def without_numbers(text):
@@ -27,6 +39,15 @@ def test_make_commands_are_in_the_makefile():
 def test_speed_tables_have_the_newest_results():
     assert speed_table.summary(README.parent / "tests") in README.read_text()
     assert measured(SPEED.read_text()) == SPEED.read_text()
+
+
+@pytest.mark.parametrize(
+    ("page", "write"),
+    [*((page, with_status) for page in STATUS), (BELIEF, with_runs)],
+    ids=lambda one: getattr(one, "name", ""),
+)
+def test_pages_list_the_same_runs_on_gpus(page, write):
+    assert write(page.read_text()) == page.read_text()
 
 
 def test_readme_is_short():

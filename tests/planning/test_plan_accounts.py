@@ -334,4 +334,4 @@ def test_resident_blocks_match_nvidias_occupancy_calculator(dtype):
             one.shared_bytes,
             one.shared_bytes,
         )
-        assert gather.resident(request, tile) == resident, tile
+        assert gather.resident(request, tile) == resident, f"{tile}: correct gather.BY_REGISTERS"

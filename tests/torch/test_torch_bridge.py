@@ -557,7 +557,7 @@ def test_addend_of_another_dtype_is_rejected():
         ),
         (lambda x, w, b: ct.conv2d(x[0, 0], w, b), r"must have 4 axes, or 3 without a batch"),
         (lambda x, w, b: ct.conv2d(x, w, stride=(1, 2, 3)), r"3 values for 2 spatial axes"),
-        (lambda x, w, b: ct.conv2d(x, w, padding="full"), r"'same', 'valid', or"),
+        (lambda x, w, b: ct.conv2d(x, w, padding="full"), r"Use padding=\(1, 2\)"),
         (lambda x, w, b: ct.conv2d(x, w, padding="same", stride=2), r"stride must be 1"),
         (lambda x, w, b: ct.conv2d(x, w, groups=3), r"groups must divide"),
         (lambda x, w, b: ct.conv2d(x[:, :3], w), r"input channels"),

@@ -1,11 +1,10 @@
-"""Write real output and measured figures into the README, and counted figures into a page.
+"""Write real output and measured figures into the README and a page.
 
 Run as `python -m tests.readme`; a test checks that the texts between the markers are up to date.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -14,11 +13,9 @@ from pathlib import Path
 
 from cupyconv.bench.results import load
 from tests import speed_table
-from tests.emulator import suite
 
 README = Path(__file__).parent.parent / "README.md"
 PAGES = README.parent / "notebooks"
-COUNTED = PAGES / "contributing" / "counted.md"
 SPEED = PAGES / "explanation" / "speed.md"
 
 PICTURE = ["explain", "--preset", "multi-channel"]
@@ -61,12 +58,6 @@ def measured(text: str) -> str:
     return put_into(text, "speed, gpu, TF32", speed_table.of_results(load(path)))
 
 
-def counted(text: str) -> str:
-    """Return the page's text with the table of the counted layers."""
-    lines = suite.summary(json.loads(suite.RESULTS.read_text()))
-    return put_into(text, "counted", "\n".join(("", *lines, "")))
-
-
 def put_into(text: str, name: str, content: str) -> str:
     """Return a text with the content between the two comment lines of a block."""
     block = f"<!-- {name} -->\n{content}\n<!-- /{name} -->"
@@ -79,5 +70,4 @@ def put_into(text: str, name: str, content: str) -> str:
 
 if __name__ == "__main__":
     README.write_text(filled(README.read_text()))
-    COUNTED.write_text(counted(COUNTED.read_text()))
     SPEED.write_text(measured(SPEED.read_text()))

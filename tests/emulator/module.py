@@ -16,7 +16,6 @@ from tests.cubins import Parameter, Resources
 from . import memory, ptx
 from .build import INCLUDE_DIRECTORY, build_kernel, cache_directory, digest
 from .driver import CHIPS, Chip, Function, three
-from .ptx.counting import Counted
 from .ptx.nvrtc import put
 from .ptx.translation import MACHINE_DIRECTORY
 from .reports import CheckerError, Report, render, short_path, symbols_of
@@ -27,7 +26,6 @@ from .runtime import (
     current_settings,
     library,
 )
-from .work import Work, counted_work
 
 _POINTER, _INTEGER, _FLOAT, _STRUCT = range(4)
 _KIND_NAMES = ("a pointer", "an integer", "a float", "a struct")
@@ -59,7 +57,6 @@ class Outcome:
     accesses: int
     blocks: int
     bank_conflicts: list[BankConflicts] = field(default_factory=list)
-    work: Work | None = None
 
 
 class EmulatedModule:
@@ -100,7 +97,6 @@ class EmulatedModule:
         self.resources = resources
         self.cubin = cubin
         self.variant = variant
-        self.counters: Mapping[str, list[Counted]] = {}
         self.ptx = ""
 
     @classmethod
@@ -110,7 +106,6 @@ class EmulatedModule:
         name: str = "kernel",
         source_directories: Sequence[Path] = (),
         cluster: tuple[int, ...] | None = None,
-        counted: bool = False,
         **rest: Any,
     ) -> EmulatedModule:
         """Return the kernels of a PTX text.
@@ -120,20 +115,19 @@ class EmulatedModule:
             name: Name of the cached files.
             source_directories: Folders of the files of ``.loc``, if the text has bare names.
             cluster: Blocks per cluster, if the launch defines them and the text does not.
-            counted: Count executed instructions (``settings(work=True)``).
             rest: As for a source file: ``checked``, ``chip``, ``resources``, ``cubin`` and
                 ``variant``.
 
         Raises:
             PtxError: The text has an unsupported construct; with its line.
         """
-        stem = cache_directory() / f"{name}-{digest(text, cluster, counted)}"
+        stem = cache_directory() / f"{name}-{digest(text, cluster)}"
         listing, unit = stem.with_suffix(".ptx"), stem.with_suffix(".cu")
-        translation = ptx.translate(text, str(listing), source_directories, cluster, counted)
+        translation = ptx.translate(text, str(listing), source_directories, cluster)
         put(listing, text)
-        put(unit, translation.text)
+        put(unit, translation)
         module = cls(unit, {}, [MACHINE_DIRECTORY], **rest)
-        module.counters, module.ptx = translation.counters, text
+        module.ptx = text
         return module
 
     def get_function(self, name: str) -> EmulatedKernel:
@@ -171,11 +165,6 @@ class EmulatedKernel(Function):
     def cubin(self) -> bytes | None:
         """The module's cubin, if known."""
         return self._module.cubin
-
-    @property
-    def counters(self) -> Sequence[Counted]:
-        """Instructions per execution of each counter; empty if the kernel is not counted."""
-        return self._module.counters.get(self.name, ())
 
     @property
     def ptx(self) -> str:
@@ -298,8 +287,7 @@ class EmulatedKernel(Function):
             statistics.switches,
             statistics.accesses,
             statistics.blocks,
-            self._bank_conflicts() if options.bank_conflicts or options.work else [],
-            counted_work(self.counters or None) if options.work else None,
+            self._bank_conflicts() if options.bank_conflicts else [],
         )
 
     def _bank_conflicts(self) -> list[BankConflicts]:

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests import speed_table
-from tests.readme import COUNTED, README, SPEED, counted, filled, measured, put_into
+from tests.readme import README, SPEED, filled, measured, put_into
 
 
 def without_numbers(text):
@@ -31,11 +31,6 @@ def test_speed_tables_have_the_newest_results():
 
 def test_readme_is_short():
     assert len(README.read_text().splitlines()) <= 150
-
-
-def test_page_of_counts_has_the_stored_counts():
-    text = COUNTED.read_text()
-    assert counted(text) == text
 
 
 def test_readme_prints_no_unreliable_figure():

@@ -57,12 +57,6 @@ void thread_fence();
 uint32_t shared_address(const void* pointer);
 [[noreturn]] void trap();
 
-// --- executed instructions (counted_work.cpp) ---
-// The running thread begins a kernel with these basic blocks and loops; `around`: loop parents.
-void begin_counting(uint32_t blocks, uint32_t loops, const int* around);
-void begin_pass(int loop);
-void execute(uint32_t block, int loop);
-
 // --- asynchronous copies (async_copies.cpp) ---
 void cp_async(void* destination, const void* source, int size, int source_size);
 void cp_async_commit();

@@ -25,7 +25,7 @@ def _place(writer: KernelWriter, kind: str, address: str, space: str | None) -> 
     return f"{how}<{kind}>({writer.pointer(address, space or '')})"
 
 
-# Kinds under which accesses of each state space are counted.
+# Kinds of accesses of each state space.
 _KINDS = (("global", "global"), ("shared", "shared"), ("own", "(?:local|param|const)"))
 
 

@@ -247,6 +247,5 @@ def _kernel(
         chip=driver.chip_of("sm_80"),
         resources=resources_of(text, "sm_80"),
         cubin=assembled(text, "sm_80")[0],
-        counted=counted,
     )
     return module.get_function(entry)

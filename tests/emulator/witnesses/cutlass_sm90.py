@@ -202,7 +202,6 @@ def kernel_of(
         text,
         name,
         cluster=cluster,
-        counted=counted,
         chip=driver.chip_of("sm_90a"),
         # The launch defines the cluster, the cubin does not.
         resources={

@@ -97,7 +97,6 @@ def _ptx_module(
         checked=checked,
         chip=driver.chip_of(architecture),
         resources=driver.compiled(source, defines, architecture) if compiled else None,
-        cubin=driver.cubin(source, defines, architecture)[0] if compiled else None,
     )
 
 

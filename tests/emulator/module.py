@@ -70,7 +70,6 @@ class EmulatedModule:
         chip: The chip to emulate, with its limits.
         resources: Resources of the kernels' cubins (tests/cubins.py).  Default: what the source
             declares, with no registers and no static shared memory.
-        cubin: The kernels' cubin, for callers that inspect it.
         variant: Description of the module's variant, for messages.
     """
 
@@ -82,7 +81,6 @@ class EmulatedModule:
         checked: bool = True,
         chip: Chip = CHIPS[LARGEST_CHIP],
         resources: Mapping[str, Resources] | None = None,
-        cubin: bytes | None = None,
         variant: str = "",
     ) -> None:
         folders = [Path(directory) for directory in include_directories]
@@ -95,9 +93,7 @@ class EmulatedModule:
         self._library = ctypes.CDLL(str(self.library_path), mode=mode)
         self.chip = chip
         self.resources = resources
-        self.cubin = cubin
         self.variant = variant
-        self.ptx = ""
 
     @classmethod
     def from_ptx(
@@ -115,8 +111,7 @@ class EmulatedModule:
             name: Name of the cached files.
             source_directories: Folders of the files of ``.loc``, if the text has bare names.
             cluster: Blocks per cluster, if the launch defines them and the text does not.
-            rest: As for a source file: ``checked``, ``chip``, ``resources``, ``cubin`` and
-                ``variant``.
+            rest: As for a source file: ``checked``, ``chip``, ``resources`` and ``variant``.
 
         Raises:
             PtxError: The text has an unsupported construct; with its line.
@@ -126,9 +121,7 @@ class EmulatedModule:
         translation = ptx.translate(text, str(listing), source_directories, cluster)
         put(listing, text)
         put(unit, translation)
-        module = cls(unit, {}, [MACHINE_DIRECTORY], **rest)
-        module.ptx = text
-        return module
+        return cls(unit, {}, [MACHINE_DIRECTORY], **rest)
 
     def get_function(self, name: str) -> EmulatedKernel:
         """Return the kernel of that name; ValueError if the module has none."""
@@ -160,16 +153,6 @@ class EmulatedKernel(Function):
     def chip(self) -> Chip:
         """The emulated chip."""
         return self._module.chip
-
-    @property
-    def cubin(self) -> bytes | None:
-        """The module's cubin, if known."""
-        return self._module.cubin
-
-    @property
-    def ptx(self) -> str:
-        """The module's PTX; empty for a source file."""
-        return self._module.ptx
 
     @property
     def parameter_sizes(self) -> list[int]:

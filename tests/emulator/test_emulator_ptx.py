@@ -236,7 +236,7 @@ INSTRUCTIONS = [
 
 
 @pytest.mark.parametrize("case", INSTRUCTIONS)
-def test_ptx_instruction_matches_the_manual(case: golden.Case) -> None:
+def test_ptx_instruction_agrees_with_the_gpu(case: golden.Case) -> None:
     with settings(source="ptx"):
         assert same(case, golden.run(case, EmulatorDevice()), expected(case))
 

@@ -14,7 +14,7 @@ DEVICE_PYTEST := $(BIN)/python -m tests.device -m pytest -n $(TEST_JOBS) --dist 
 	tests/gpu tests/device
 
 .PHONY: demo test test-rest test-all test-slow test-chips test-compilers test-device \
-	fuzz lint mutants docs wheel matrix clean
+	fuzz lint docs wheel matrix clean
 
 demo: .venv/installed
 	$(BIN)/cupyconv grads --preset multi-channel
@@ -52,9 +52,6 @@ lint: .venv/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-
-mutants: .venv/installed-test
-	$(BIN)/python -m tests.emulator.mutants --jobs $(TEST_JOBS)
 
 # Builds the pages of notebooks/ in build/docs; a warning is an error.
 docs: .venv/installed-docs

@@ -124,33 +124,3 @@ def test_archive_is_unpacked_once_into_the_cache(tmp_path, monkeypatch):
     assert [one["entry"]["architecture"] for one in pack.cases()] == ["sm_80"]
     monkeypatch.setattr(pack.tarfile, "open", None)
     pack.unpack(archive)  # not a second time
-
-
-_HANGING = """
-import signal, sys
-from pathlib import Path
-from tests.gpu.running import Options, Results, Run, Step
-
-signal.signal(signal.SIGTERM, signal.default_int_handler)  # as the command line does
-out = Path(sys.argv[1])
-results = Results(out)
-results.described = True  # a machine without a GPU cannot be
-step = Step("faulty", "tests.device.faulty_step", 1, 1, 600)
-Run(step, Options(out, only="hang"), results, 600).everything()
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
-def test_interrupted_run_ends_its_workers(tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-c", _HANGING, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "faulty: 1 cases\n"
-    threads = Path(f"/proc/{process.pid}/task").glob("*/children")
-    workers = [pid for path in threads for pid in path.read_text().split()]
-    assert workers
-    process.terminate()
-    process.communicate(timeout=60)
-    assert process.returncode != 0
-    assert not [pid for pid in workers if Path("/proc", pid).exists()]

@@ -91,7 +91,6 @@ class KernelWriter:
         self._parameter_names: list[str] = []
         self._accumulator_lengths: list[int] = []
         self._accumulator_places: dict[str, str] = {}
-        self._targets: dict[str, list[str]] = {}
 
     # --- operands ---
     def read(self, text: str, type_name: str) -> str:
@@ -121,12 +120,6 @@ class KernelWriter:
         if space == "shared":
             return f"pointer(shared_base + u32({address}))"
         return f"pointer({'parameter_base + ' if space == 'param' else ''}{address})"
-
-    def targets(self, name: str) -> list[str]:
-        """Return the labels of a ``.branchtargets`` list."""
-        if name not in self._targets:
-            raise PtxError(f"{name} is not a list of labels")
-        return self._targets[name]
 
     def accumulators(self, names: list[str]) -> str:
         """Return the array of exactly these registers, which wgmma writes at its wait."""
@@ -252,7 +245,6 @@ class KernelWriter:
         return f"{kind} {', '.join(declared)};" if declared else ""
 
     def _scope(self, scope: Scope) -> Iterator[str]:
-        self._targets |= scope.targets
         if is_outermost := scope is self._entry.body:
             self._mentioned = {
                 name

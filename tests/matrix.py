@@ -101,11 +101,10 @@ assert "Overload[" in run.stdout, run.stdout + run.stderr
     "docs": "import sphinx, myst_nb, furo\n",
     "fuzz": "import torch\n",
     "test": "import pytest, hypothesis, jax\n",
-    "witnesses": "",
 }
 """Program that tries each extra, to run in an environment with the extra."""
 
-LARGE = ("compilers", "cuda12", "cuda13", "fuzz", "test", "witnesses")
+LARGE = ("compilers", "cuda12", "cuda13", "fuzz", "test")
 """Extras that are only resolved, unless ``--whole`` is given."""
 
 

@@ -49,7 +49,7 @@ PYTHON = {
     # ONNX's two attributes for padding
     "onnx.conv(X, W, auto_pad='VALID', pads=[1, 1, 1, 1])": "pads must not be combined",
     "onnx.conv(X, W, auto_pad='SAME_UPPER', pads=[0, 0, 0, 0])": "Remove one of them",
-    "onnx.conv_transpose(V, W, auto_pad='SAME_LOWER', pads=[1] * 4)": "got auto_pad='SAME_LOWER' and pads=(1, 1",
+    "onnx.conv_transpose(V, W, auto_pad='SAME_LOWER', pads=[1] * 4)": "auto_pad='SAME_LOWER' and",
     # names of arguments
     "ConvProblem(X.shape, W.shape, strides=2)": "ConvProblem must be called with its own arguments:"
     " got strides. Use stride instead of strides",

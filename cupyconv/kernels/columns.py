@@ -56,6 +56,10 @@ _PIXEL_INSTRUCTIONS, _TERM_INSTRUCTIONS = 450, 80
 (counted in SASS for 8.0).  The model uses this number in forward too, where a term takes 51."""
 
 
+_STEP_INSTRUCTIONS = 40
+"""Instructions of the sum kernel per position between two taps of a dilated filter (fitted)."""
+
+
 @dataclass(frozen=True)
 class Columns:
     """The matrix product of a pass, as the forward pass of a pointwise convolution.
@@ -299,22 +303,28 @@ class ColumnSums(Family):
         itemsize = ITEMSIZE[problem.dtype]
         operands = (prod(columns.problem.input_shape) + prod(problem.filter_shape)) * itemsize
         result = prod(_result(request)[1]) * itemsize
-        adding, workspace = _sum_kernel(request, product.splits), product.splits * columns.bytes
-        multiplying = max(product.computing, cost.moving(chip, operands + workspace))
-        microseconds = multiplying + cost.LAUNCH_OVERHEAD
-        microseconds += adding.microseconds(chip, workspace + result)
+        workspace = product.splits * columns.bytes
+        adding = _sum_kernel(request, product.splits).demand(chip, 0)
+        assert product.demand is not None
+        demands = [
+            product.demand._replace(
+                further=0, copied=0, moved=cost.moving(chip, operands + workspace)
+            ),
+            adding._replace(launches=0, further=1, copied=cost.moving(chip, workspace + result)),
+        ]
         summary, method = "", ""
         if columns.is_copied:
             size = _copied_bytes(request)
-            microseconds += cost.of_copy(chip, 2 * size)
+            demands.append(cost.further(chip, 2 * size))
             workspace = aligned(workspace) + size
             summary, method = "w copied for its columns", COPIED
-        return replace(
-            product,
-            family=self,
-            microseconds=microseconds,
+        return self.priced(
+            request,
+            cost.together(*demands),
             summary=summary,
-            computing=product.computing + adding.computing(chip),
+            tile=product.tile,
+            blocks=product.blocks,
+            splits=product.splits,
             workspace_bytes=workspace,
             method=method,
         )
@@ -356,10 +366,15 @@ def _sum_kernel(request: Request, splits: int) -> cost.Kernel:
     """Return the work of the sum kernel, for the cost model."""
     forward, problem = request.pass_ == "forward", request.problem
     _, _, channels = _result(request)
-    terms = splits * prod(
-        axis.filter if forward else min(ceil(axis.effective_filter / axis.stride), axis.output)
-        for axis in problem.axes
-    )
+    terms, walked = splits, 0.0
+    for axis in reversed(problem.axes):
+        here = axis.filter if forward else min(ceil(axis.filter / axis.stride), axis.output)
+        terms *= here
+        if not forward and axis.dilation > 1:  # the loop skips positions between the taps
+            passed = min(ceil(axis.effective_filter / axis.stride), axis.output)
+            walked = passed + here * walked
+        else:
+            walked *= here
     warps = THREADS // 32
     work = cost.Work(
         multiplying=0.0,
@@ -367,10 +382,11 @@ def _sum_kernel(request: Request, splits: int) -> cost.Kernel:
         * terms
         * min(channels, CHANNELS)
         * cost.wavefronts(accumulator_bytes(problem)),
-        instructions=warps * (_PIXEL_INSTRUCTIONS + _TERM_INSTRUCTIONS * terms),
+        instructions=warps
+        * (_PIXEL_INSTRUCTIONS + _TERM_INSTRUCTIONS * terms + _STEP_INSTRUCTIONS * walked),
         waits=terms,
     )
-    return cost.Kernel(_sum_blocks(request), _RESIDENT, warps, work)
+    return cost.Kernel(_sum_blocks(request), _RESIDENT, work)
 
 
 CUDA_COLUMNS = ColumnSums()

@@ -298,11 +298,11 @@ class Gather(Tiled):
     def _costed(self, request: Request, tile: Tile, splits: int) -> Candidate:
         candidate = super()._costed(request, tile, splits)
         more = phase_launches(request.problem, request.pass_) - 1
-        return replace(candidate, microseconds=candidate.microseconds + more * cost.LAUNCH_OVERHEAD)
+        return candidate.with_demand(request, cost.Demand(further=more)) if more else candidate
 
     def kernel(self, request: Request, tile: Tile, depth: int, blocks: int) -> cost.Kernel:
         of_block = work(request, tile, depth / max(blocks, 1))
-        return cost.Kernel(blocks, resident(request, tile), tile.threads // 32, of_block)
+        return cost.Kernel(blocks, resident(request, tile), of_block)
 
     def launches(
         self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN
@@ -421,8 +421,7 @@ def _with_copies(candidate: Candidate, request: Request, method: str) -> Candida
     of_product = _product_request(request, method)
     size = copied_bytes(of_product)
     return replace(
-        candidate,
-        microseconds=candidate.microseconds + cost.of_copy(request.chip, 2 * size),
+        candidate.with_demand(request, cost.further(request.chip, 2 * size)),
         workspace_bytes=aligned(candidate.workspace_bytes) + size,
         method=method,
         summary=f"{operand_names(of_product.memory.copied)} copied with channels last",
@@ -515,7 +514,7 @@ def work(request: Request, tile: Tile, depth: float) -> cost.Work:
     found = accesses(request.pass_, request.problem, request.memory)
     rate = cost.tensor_rate(request) if macros["TENSOR_CORES"] else cost.plain_rate(request)
     flops = tile.block_m * tile.block_n * request.problem.flops_of_product
-    wavefronts = waits = 0.0  # per element of k
+    wavefronts = instructions = waits = 0.0  # per element of k
     for access, extent, readers in (
         (found.a, tile.block_m, macros["WARPS_N"]),
         (found.b, tile.block_n, macros["WARPS_M"]),
@@ -524,11 +523,14 @@ def work(request: Request, tile: Tile, depth: float) -> cost.Work:
         vectors = extent / access.vector / 32
         wavefronts += vectors * (cost.wavefronts(size, apart) + cost.wavefronts(size))
         wavefronts += readers * extent * itemsize / cost.WAVEFRONT_BYTES
+        instructions += vectors * cost.ACCESS_INSTRUCTIONS
         if size < 4 or not copies_async(request.device):  # the copy passes through registers
+            instructions += vectors * cost.ACCESS_INSTRUCTIONS * (cost.REGISTER_COPY - 1)
             waits = 1 / tile.block_k
     return cost.Work(
         multiplying=depth * flops / cost.per_cycle(chip, rate),
         wavefronts=depth * wavefronts + cost.RESULT_WAVEFRONTS * tile.block_m * tile.block_n / 32,
+        instructions=depth * instructions,
         waits=depth * waits,
     )
 

@@ -62,7 +62,7 @@ class Generic(Tiled):
             waits=1 / tile.block_k,
         )
         per_block = depth / max(blocks, 1)
-        return cost.Kernel(blocks, _RESIDENT, tile.threads // 32, work.times(per_block))
+        return cost.Kernel(blocks, _RESIDENT, work.times(per_block))
 
     def launches(
         self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN

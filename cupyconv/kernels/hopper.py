@@ -87,6 +87,9 @@ PLANES = 3
 SUMS_PIECE = 8
 """Columns of C per vector access of the kernel that adds up splits."""
 
+EMPTY_LINE = 4
+"""Wavefronts that TMA takes to fill a line with zeros, beyond the line's own (fitted)."""
+
 _MOST_WAVES = 4
 """Largest number of waves of blocks that the choice of splits aims at (hand-set)."""
 
@@ -608,6 +611,17 @@ def _matrices(request: Request, tile: Tile, splits: int) -> list[tuple[int, int,
     return matrices(layout_of(request, tile).problem, request.pass_, tile, splits)
 
 
+def _empty(request: Request, tile: Tile) -> float:
+    """Return the share of the source's lines that TMA fills with zeros, for lack of channels."""
+    problem, line = request.problem, tile.block_k
+    if tile.defines["PLANAR"]:
+        return 0.0
+    channels, filters = problem.C // problem.groups, problem.K // problem.groups
+    summed = {"forward": (channels,), "backprop_input": (filters,)}
+    counts = summed.get(request.pass_, (channels, filters))
+    return max(1 - count / (-(-count // line) * line) for count in counts)
+
+
 def _split_bytes(request: Request, tile: Tile) -> int:
     """Return the workspace bytes per split."""
     return split_elements(layout_of(request, tile).problem, request.pass_, tile) * 4
@@ -1096,25 +1110,28 @@ class Persistent(Family):
     def _costed(self, request: Request, tile: Tile, splits: int) -> Candidate:
         """Return the candidate; its time includes the copies and the reduction of splits."""
         problem, chip = request.problem, request.chip
-        tiles = steps = 0
+        tiles = steps = longest = 0
         for rows, columns, steps_of_sum in _matrices(request, tile, splits):
             here = tile_count(tile, rows, columns) * problem.groups
+            each = -(-steps_of_sum // splits)
             tiles += here
-            steps += here * -(-steps_of_sum // splits)
+            steps += here * each
+            longest = max(longest, -(-here * splits // chip.multiprocessors) * each)
+        # The longest tiles may keep few multiprocessors busy.
+        mean = max(steps / tiles, longest / -(-tiles * splits // chip.multiprocessors))
         sums = splits * _split_bytes(request, tile) if splits > 1 else 0
         moved, workspace, before = self.before(request, tile)
 
-        kernel = self._kernel(request, tile, tiles * splits, steps / tiles)
-        microseconds = kernel.microseconds(chip, problem.bytes + sums)
+        kernel = self._kernel(request, tile, tiles * splits, mean)
+        demands = [kernel.demand(chip, problem.bytes + sums)]
         if splits > 1:
-            microseconds += cost.of_reduction(chip, splits, sums)
+            demands.append(cost.further(chip, sums, splits))
         if before:
-            microseconds += cost.of_copy(chip, moved)
-        return Candidate(
-            self,
-            microseconds,
+            demands.append(cost.further(chip, moved))
+        return self.priced(
+            request,
+            cost.together(*demands),
             summary=before,
-            computing=kernel.computing(chip),
             tile=tile,
             blocks=tiles,
             splits=splits,
@@ -1127,12 +1144,12 @@ class Persistent(Family):
         rate = chip.group_tensor_rate / (2 if request.operands == "tf32" else 1)
         # TMA writes the lines of A and B.  A warpgroup reads its own lines of A and, for every 64
         # rows, all lines of B.
-        lines = (m + n) + (m + m / 64 * n)
+        lines = (m + n) + (m + m / 64 * n) + EMPTY_LINE * m * _empty(request, tile)
         work = cost.Work(
             multiplying=steps * self.passes * 2 * m * n * tile.block_k / cost.per_cycle(chip, rate),
             wavefronts=steps * self.passes * lines + cost.RESULT_WAVEFRONTS * m * n / 32,
         )
-        return cost.Kernel(tiles, 1, tile.threads // 32, work)
+        return cost.Kernel(tiles, 1, work)
 
     def launches(
         self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN

@@ -14,6 +14,7 @@ from itertools import product
 from math import prod
 
 from cupyconv.kernels import cost, parameters, streaming
+from cupyconv.kernels.calibration import prices
 from cupyconv.kernels.device import CHIPS
 from cupyconv.kernels.family import accumulator_bytes, copies_async, mma_refuses, spatial
 from cupyconv.kernels.reach import Count
@@ -222,7 +223,8 @@ def ranked_tilings(request: Request) -> tuple[Tiling, ...]:
     chip = request.chip
 
     def microseconds(geom: Geometry) -> float:
-        return geom.kernel(geom.blocks(chip.multiprocessors)).computing(chip)
+        demand = geom.kernel(geom.blocks(chip.multiprocessors)).demand(chip, 0)
+        return demand.microseconds(prices(request, Patch.name))
 
     geometries = (geometry(request, tiling) for tiling in _tilings(request))
     return tuple(fitting.tiling for fitting in sorted(filter(None, geometries), key=microseconds))
@@ -355,11 +357,14 @@ def _work(
     flops = 2 * 16 * 8 * 8 * (2 if itemsize == 2 else 1)
     of_x, of_y = (cost.wavefronts(n * itemsize) for n in (access.x_vector, access.y_vector))
     accesses = (patch.pieces + others) / 32
+    through_registers = access.x_vector * itemsize < 4 or not copies_async(request.device)
+    if through_registers:
+        accesses *= cost.REGISTER_COPY
     return cost.Work(
         multiplying=products * flops / cost.per_cycle(chip, rate) if rate else 0.0,
         wavefronts=loads + 2 * (patch.pieces * of_x + others * of_y) / 32,
         instructions=products + loads + cost.ACCESS_INSTRUCTIONS * accesses,
-        waits=float(access.x_vector * itemsize < 4 or not copies_async(request.device)),
+        waits=float(through_registers),
     )
 
 

@@ -82,8 +82,7 @@ class Geometry:
     def kernel(self, blocks: int) -> cost.Kernel:
         """Return the work of the product if ``blocks`` blocks or chunks divide the parts."""
         work = self.work.times(-(-self.parts // blocks)) + self.fixed_work
-        warps = -(-self.threads // 32)
-        return cost.Kernel(blocks * prod(self.others), self.resident, warps, work)
+        return cost.Kernel(blocks * prod(self.others), self.resident, work)
 
 
 AnyGeometry = TypeVar("AnyGeometry", bound=Geometry)
@@ -203,25 +202,23 @@ class Streaming(Family, Generic[AnyGeometry]):
 
     def _costed(self, request: Request, tiling: Any, chunks: int = 1, blocks: int = 0) -> Candidate:
         chip, problem, geom = request.chip, request.problem, self.geometry(request, tiling)
-        moved, workspace, adding = problem.bytes, 0, 0.0
+        workspace = 0
         if request.pass_ != "backprop_filter":
             # Count the nominal chip's multiprocessors, not the card's, so that all cards of an
             # architecture have the same plans.
-            kernel = geom.kernel(geom.blocks(chip.multiprocessors))
+            demand = geom.kernel(geom.blocks(chip.multiprocessors)).demand(chip, problem.bytes)
         else:
-            kernel = geom.kernel(chunks)
             workspace = chunks * chunk_bytes(problem)
             result = prod(problem.filter_shape) * ITEMSIZE[problem.dtype]
-            moved += workspace - result
-            adding = cost.of_reduction(chip, chunks, workspace + result)
-        return Candidate(
-            self,
-            kernel.microseconds(chip, moved) + adding,
+            product = geom.kernel(chunks).demand(chip, problem.bytes + workspace - result)
+            demand = cost.together(product, cost.further(chip, workspace + result, chunks))
+        return self.priced(
+            request,
+            demand,
             blocks=blocks,
             splits=chunks,
             workspace_bytes=workspace,
             tiling=tiling,
-            computing=kernel.computing(chip),
         )
 
     def launches(

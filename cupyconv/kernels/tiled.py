@@ -65,20 +65,22 @@ class Tiled(Family):
         per_gemm = [tile.blocks(gemm.gemm_m, gemm.gemm_n) * gemm.groups for gemm in gemms]
         depth = [-(-gemm.gemm_k // tile.block_k) * tile.block_k for gemm in gemms]
         padded = sum(n * k for n, k in zip(per_gemm, depth, strict=True))
-        blocks = sum(per_gemm)
+        blocks, places = sum(per_gemm), chip.multiprocessors
+        if len(gemms) > 1 and blocks:  # the longest blocks may keep few multiprocessors busy
+            longest = max(-(-n // places) * k for n, k in zip(per_gemm, depth, strict=True))
+            padded = max(padded, longest * blocks // -(-blocks // places))
         workspace = splits * self.split_bytes(request) if splits > 1 else 0
         problem = request.problem
         kernel = self.kernel(request, tile, padded, blocks * splits)
-        moved, adding = problem.bytes, 0.0
         if splits > 1:  # one launch writes the sums, and the next launch reads them
             result = self.sums(request) * ITEMSIZE[problem.dtype]
-            moved += workspace - result
-            adding = cost.of_reduction(chip, splits, workspace + result)
-        microseconds = kernel.microseconds(chip, moved) + adding
-        return Candidate(
-            self,
-            microseconds,
-            computing=kernel.computing(chip),
+            product = kernel.demand(chip, problem.bytes + workspace - result)
+            demand = cost.together(product, cost.further(chip, workspace + result, splits))
+        else:
+            demand = kernel.demand(chip, problem.bytes)
+        return self.priced(
+            request,
+            demand,
             tile=tile,
             blocks=blocks,
             splits=splits,

@@ -14,6 +14,7 @@ from itertools import product
 from math import gcd
 
 from cupyconv.kernels import cost, parameters, streaming
+from cupyconv.kernels.calibration import prices
 from cupyconv.kernels.family import copies_async, spatial
 from cupyconv.kernels.reach import MOST_BLOCKS, Count
 from cupyconv.kernels.request import Epilogue, Request
@@ -122,8 +123,8 @@ def ranked_tilings(request: Request) -> tuple[Tiling, ...]:
         # With a single resident block, an SM does not multiply while this block copies.
         blocks = geom.parts * geom.shares * -(-problem.groups // CHANNELS)
         work = _work(request, geom.tiling, geom.tap_rows, geom.lines, whole)
-        kernel = cost.Kernel(blocks, geom.resident, CHANNELS, work)
-        return geom.resident == 1, kernel.computing(chip)
+        demand = cost.Kernel(blocks, geom.resident, work).demand(chip, 0)
+        return geom.resident == 1, demand.microseconds(prices(request, Toeplitz.name))
 
     geometries = (geometry(request, tiling) for tiling in _tilings(request))
     return tuple(fitting.tiling for fitting in sorted(filter(None, geometries), key=order))
@@ -228,7 +229,9 @@ def _work(
     for access, height, columns in zip(read, (lines, rows), (blocks, tiling.strips), strict=True):
         vectors = CHANNELS * 8 * height * columns / access.vector / 32
         copied += vectors
-        wavefronts += 2 * vectors * cost.wavefronts(2 * access.vector)
+        apart = 2 * request.problem.groups if access.is_last else 0
+        of_copy = cost.wavefronts(2 * access.vector, apart) + cost.wavefronts(2 * access.vector)
+        wavefronts += vectors * of_copy
     return cost.Work(
         multiplying=multiplied * 2 * 16 * 8 * 16 / cost.per_cycle(chip, cost.tensor_rate(request)),
         wavefronts=loads + wavefronts,

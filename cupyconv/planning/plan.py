@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 from cupyconv import markup, records
 from cupyconv.errors import ConvError, require_word, shown, unknown_word
+from cupyconv.kernels import calibration
 from cupyconv.kernels.cost import duration
 from cupyconv.kernels.device import CPU, Device
 from cupyconv.kernels.family import Candidate, Choices, Family
 from cupyconv.kernels.request import Impl, Implementation, Request
 from cupyconv.kernels.strides import Strides
-from cupyconv.planning import calibration
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES, ConvProblem
 
@@ -124,11 +124,16 @@ class Plan:
             other = ", for the chip of compute capability {}.{}".format(*self.device.nominal)
         elif self.device.card is not None:
             other = f" from the {self.device.card}'s data sheet"
-        requests = (Request(self.problem, p.pass_, self.device, p.precision) for p in self.passes)
-        gpu = next(filter(None, map(calibration.measured_gpu, requests)), None)
-        scaled = f" and scaled by the times of other layers on an {gpu}" if gpu else ""
+        scaled = "; nothing was measured"
+        if self.device.is_gpu:
+            first = self.passes[0]
+            request = Request(self.problem, first.pass_, self.device, first.precision)
+            gpu, is_like = calibration.measured_gpu(request)
+            scaled = f" and scaled by the times of other layers on an {gpu}"
+            if not is_like:
+                scaled = f"; kernel families compare as on an {gpu}, and nothing else was measured"
         sentences = {
-            0: f"Estimates are modelled{other}{scaled or '; nothing was measured'}.",
+            0: f"Estimates are modelled{other}{scaled}.",
             len(self.passes): "Times are measured, on a GPU like this one.",
         }
         times = sentences.get(measured, "Times are measured if the reason says so, else modelled.")
@@ -217,7 +222,6 @@ class Plan:
                 f"{planned.implementation} does not compute {pass_} of {self.problem} with {text}",
                 "",
             )
-        candidate = _calibrated(request, candidate)
         passes = (
             plan_of(request, candidate) if pass_plan is planned else pass_plan
             for pass_plan in self.passes
@@ -333,7 +337,7 @@ def contenders(request: Request, impl: str, count: int) -> tuple[PassPlan, ...]:
     """
     candidates = ranked_candidates(request, impl)
     alternatives = [
-        _calibrated(request, candidate)
+        candidate
         for family in dict.fromkeys(c.family for c in candidates)
         for candidate in family.alternatives(request.reduced)
     ]
@@ -346,24 +350,12 @@ def contenders(request: Request, impl: str, count: int) -> tuple[PassPlan, ...]:
 
 
 def ranked_candidates(request: Request, impl: str) -> list[Candidate]:
-    """Return all candidates of a pass, sorted by estimated time, and by ``computing`` if equal."""
+    """Return all candidates of a pass, sorted by estimated time."""
     request = request.reduced
     candidates = [
-        _calibrated(request, candidate)
-        for family in _families(request, impl)
-        for candidate in family.candidates(request)
+        candidate for family in _families(request, impl) for candidate in family.candidates(request)
     ]
-    return sorted(candidates, key=lambda c: (c.microseconds, c.computing))
-
-
-def _calibrated(request: Request, candidate: Candidate) -> Candidate:
-    """Return the candidate with its modelled time scaled by the measured factor of its family."""
-    factor = calibration.factor(request, candidate.family.name)
-    return (
-        candidate
-        if factor == 1
-        else replace(candidate, microseconds=factor * candidate.microseconds)
-    )
+    return sorted(candidates, key=lambda c: c.microseconds)
 
 
 def _estimated(request: Request, chosen: Candidate) -> Candidate:
@@ -374,7 +366,7 @@ def _estimated(request: Request, chosen: Candidate) -> Candidate:
     priced = chosen.family.candidate(own, chosen)
     if priced is None:
         return chosen
-    return replace(chosen, microseconds=_calibrated(own, priced).microseconds)
+    return replace(chosen, microseconds=priced.microseconds)
 
 
 def plan_of(request: Request, chosen: Candidate, note: str = "") -> PassPlan:

@@ -48,8 +48,13 @@ and y, or SMALL_BYTES if that is more.  They must never take more than MOST_BYTE
 COPIED = "w arranged"
 """Name of the method that first copies w, so that the columns have a constant stride."""
 
-_RESIDENT = 2
-"""Resident blocks of the sum kernel per multiprocessor that registers allow (launch bounds)."""
+_RESIDENT = {1: 4, 4: 2}
+"""Resident blocks of the sum kernel per multiprocessor that registers allow, keyed by the number of
+terms that a thread loads together (counted)."""
+
+FEW_BLOCKS = 256
+"""Number of blocks of the sum kernel up to which threads load four terms together (hand-set).  More
+blocks hide the latency of single loads."""
 
 _PIXEL_INSTRUCTIONS, _TERM_INSTRUCTIONS = 450, 80
 """Instructions of the sum kernel per thread: a constant, and the number per term in backprop_input
@@ -267,6 +272,7 @@ class ColumnSums(Family):
             "INDEX": parameters.index_type(problem, strides, prod(shape)),
             "TAPS_FASTEST": int(columns.taps_fastest),
             "CHANNELS_LAST": int(getattr(strides, result)[problem.data_axes[1]] == 1),
+            "AT_ONCE": _at_once(request),
             **epilogue.defines,
         }
         second = Launch(
@@ -362,11 +368,16 @@ def _sum_blocks(request: Request) -> int:
     return ceil(pixels * groups * ceil(channels / CHANNELS) / THREADS)
 
 
+def _at_once(request: Request) -> int:
+    """Return the number of terms along the last axis that a thread loads together."""
+    return 4 if request.problem.axes[-1].filter > 1 and _sum_blocks(request) <= FEW_BLOCKS else 1
+
+
 def _sum_kernel(request: Request, splits: int) -> cost.Kernel:
     """Return the work of the sum kernel, for the cost model."""
     forward, problem = request.pass_ == "forward", request.problem
     _, _, channels = _result(request)
-    terms, walked = splits, 0.0
+    terms, walked, at_once = splits, 0.0, _at_once(request)
     for axis in reversed(problem.axes):
         here = axis.filter if forward else min(ceil(axis.filter / axis.stride), axis.output)
         terms *= here
@@ -384,9 +395,9 @@ def _sum_kernel(request: Request, splits: int) -> cost.Kernel:
         * cost.wavefronts(accumulator_bytes(problem)),
         instructions=warps
         * (_PIXEL_INSTRUCTIONS + _TERM_INSTRUCTIONS * terms + _STEP_INSTRUCTIONS * walked),
-        waits=terms,
+        waits=ceil(terms / at_once),
     )
-    return cost.Kernel(_sum_blocks(request), _RESIDENT, work)
+    return cost.Kernel(_sum_blocks(request), _RESIDENT[at_once], work)
 
 
 CUDA_COLUMNS = ColumnSums()

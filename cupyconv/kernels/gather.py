@@ -71,9 +71,11 @@ BY_REGISTERS = {
     (128, 128, 2): 2,
     (128, 64, 2): 3,
     (128, 32, 2): 4,
+    (32, 128, 2): 5,
     (64, 64, 2): 4,
     (128, 128, 4): 2,
     (128, 64, 4): 4,
+    (32, 128, 4): 5,
     (64, 64, 4): 5,
     (64, 64, 8): 4,
 }
@@ -205,19 +207,25 @@ class Gather(Tiled):
         _tile(128, 64, 2, 2, itemsize=2),
         _tile(128, 32, 4, 1, itemsize=2),
         _tile(64, 64, 2, 2, itemsize=2, since=(7, 5)),
+        # Tiles of few rows compute few products of padding in filter gradients of few filters.
+        _tile(32, 128, 1, 4, itemsize=2),
         _tile(128, 128, 2, 2, itemsize=4),
         _tile(128, 64, 2, 2, itemsize=4),
         _tile(64, 64, 2, 2, itemsize=4),
+        _tile(32, 128, 1, 4, itemsize=4),
         # A float64 sum takes two registers: 128 x 128 sums do not fit.
         _tile(128, 64, 4, 2, itemsize=8),
         _tile(64, 64, 2, 2, itemsize=8),
+        _tile(16, 64, 1, 2, itemsize=8, resident=4),
         _tile(128, 64, 2, 2, itemsize=4, tensor_cores=False, resident=3, since=(7, 5)),
         _tile(64, 64, 2, 2, itemsize=4, tensor_cores=False, resident=4, since=(7, 5)),
         _tile(128, 32, 4, 1, itemsize=4, tensor_cores=False, resident=4, since=(7, 5)),
+        _tile(32, 128, 1, 4, itemsize=4, tensor_cores=False, resident=4, since=(7, 5)),
         _tile(64, 64, 2, 2, itemsize=8, tensor_cores=False, resident=3, since=(7, 5)),
         # A small tile computes few products of padding, which take long: on some chips, a float64
         # product takes as long as 32 float32 products.
         _tile(64, 16, 2, 1, itemsize=8, tensor_cores=False, resident=8, since=(7, 5)),
+        _tile(16, 64, 1, 2, itemsize=8, tensor_cores=False, resident=8, since=(7, 5)),
     )
 
     def refuses_layer(self, request: Request) -> str | None:

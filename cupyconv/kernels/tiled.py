@@ -39,9 +39,15 @@ class Tiled(Family):
     def candidates(self, request: Request) -> list[Candidate]:
         return [
             self._costed(request, tile, splits)
-            for tile in self.fitting_tiles(request)
+            for tile in self.worthwhile_tiles(request)
             for splits in self.splits(request, tile)
         ]
+
+    def worthwhile_tiles(self, request: Request) -> list[Tile]:
+        """Return the tiles to estimate: tiles of few rows only for matrices of as few rows."""
+        rows = max((gemm.gemm_m for gemm in self.gemms(request)), default=0)
+        tiles = self.fitting_tiles(request)
+        return [tile for tile in tiles if tile.block_m >= 64 or rows <= tile.block_m]
 
     def candidate(self, request: Request, choices: Choices) -> Candidate | None:
         tile, splits = choices.tile, choices.splits

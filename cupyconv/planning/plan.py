@@ -25,6 +25,10 @@ AUTO: Impl = "auto"
 FAR = 10
 """Largest ratio of an estimate to the shortest estimate, for plans to autotune first (hand-set)."""
 
+SLOWER = 1.3
+"""Largest ratio of estimates at which a plan with less workspace is preferred to a plan whose
+workspace is larger than the tensors (chosen)."""
+
 FORMAT = 2
 """Version of a plan's JSON; version 1 had no tilings and no field "format"."""
 
@@ -314,7 +318,14 @@ def plan_pass(
         strides: strides of the tensors; None for contiguous tensors.
     """
     request = Request(problem, pass_, device, precision, workspace_limit, strides)
-    best, note = ranked_candidates(request, impl)[0], ""
+    candidates = ranked_candidates(request, impl)
+    best, note = candidates[0], ""
+    fastest = min(candidates[:2], key=lambda c: c.microseconds)
+    if fastest is not best:
+        note = (
+            f" ({duration(fastest.microseconds)} by {fastest.family.name} with "
+            f"{fastest.workspace_bytes} bytes of workspace, more than the tensors)"
+        )
     if workspace_limit is not None:
         free = ranked_candidates(replace(request, workspace_limit=None), impl)[0]
         if free != best:
@@ -342,7 +353,7 @@ def contenders(request: Request, impl: str, count: int) -> tuple[PassPlan, ...]:
         for candidate in family.alternatives(request.reduced)
     ]
     candidates[1:] = sorted([*candidates[1:], *alternatives], key=lambda c: c.microseconds)
-    least = candidates[0].microseconds
+    least = min(candidate.microseconds for candidate in candidates[:2])
     near = [c for c in candidates if c.microseconds <= FAR * least]
     best = {(c.family.name, bool(c.method)): c for c in reversed(near)}.values()
     chosen = sorted(candidates, key=lambda c: c not in best)[:count]
@@ -350,12 +361,22 @@ def contenders(request: Request, impl: str, count: int) -> tuple[PassPlan, ...]:
 
 
 def ranked_candidates(request: Request, impl: str) -> list[Candidate]:
-    """Return all candidates of a pass, sorted by estimated time."""
+    """Return all candidates of a pass, the planner's choice first, then by estimated time.
+
+    The choice is the fastest candidate, unless its workspace is larger than the tensors.  Then it
+    is the fastest candidate whose workspace is not larger than the tensors, if this candidate takes
+    at most SLOWER times as long.
+    """
     request = request.reduced
     candidates = [
         candidate for family in _families(request, impl) for candidate in family.candidates(request)
     ]
-    return sorted(candidates, key=lambda c: c.microseconds)
+    candidates.sort(key=lambda c: c.microseconds)
+    size, most = request.problem.bytes, SLOWER * candidates[0].microseconds
+    small = next((c for c in candidates if c.workspace_bytes <= size), candidates[0])
+    if small.microseconds <= most:
+        candidates.sort(key=lambda c: c is not small)
+    return candidates
 
 
 def _estimated(request: Request, chosen: Candidate) -> Candidate:

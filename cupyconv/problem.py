@@ -141,17 +141,17 @@ class ConvAxis:
     pad_after: int
     padding_mode: str
 
-    @property
+    @cached_property
     def effective_filter(self) -> int:
         """Length of a window, from its first to its last tap: (filter - 1) * dilation + 1."""
         return (self.filter - 1) * self.dilation + 1
 
-    @property
+    @cached_property
     def padded_input(self) -> int:
         """Input size plus the padding on both sides."""
         return self.input + self.pad_before + self.pad_after
 
-    @property
+    @cached_property
     def output(self) -> int:
         """Output size: ceil(input / stride) for SAME, else the number of windows that fit."""
         if self.padding_mode.startswith("same"):
@@ -454,17 +454,17 @@ class ConvProblem:
         """Positions of O, I and the spatial axes in w and its gradient."""
         return formats.filter_axes(self.filter_format)
 
-    @property
+    @cached_property
     def N(self) -> int:
         """Batch size."""
         return self.input_shape[self.data_axes[0]]
 
-    @property
+    @cached_property
     def C(self) -> int:
         """Number of input channels of all groups together."""
         return self.input_shape[self.data_axes[1]]
 
-    @property
+    @cached_property
     def K(self) -> int:
         """Number of output channels of all groups together."""
         return self.filter_shape[self.filter_axes[0]]
@@ -556,7 +556,7 @@ class ConvProblem:
         dilation = tuple(axis.dilation if axis.filter > 1 else 1 for axis in self.axes)
         if (stride, dilation) == (self.stride, self.dilation):
             return self
-        return self.replace(stride=stride, dilation=dilation, padding=self.padding)
+        return self.with_fields(stride=stride, dilation=dilation, padding_mode="explicit")
 
     # -- cost -------------------------------------------------------------------------------
 
@@ -726,6 +726,16 @@ class ConvProblem:
         (1, 4, 5, 5)
         """
         return ConvProblem(**{**self._arguments, **changes})
+
+    def with_fields(self, **fields: Any) -> ConvProblem:
+        """Return this problem with other values of its dataclass fields, without checks.
+
+        The values must be those of a valid problem, such as the same tensors in another order.
+        """
+        problem = object.__new__(ConvProblem)
+        own = vars(self)
+        vars(problem).update({name: own[name] for name in ConvProblem.__match_args__}, **fields)
+        return problem
 
     @property
     def _arguments(self) -> dict[str, Any]:

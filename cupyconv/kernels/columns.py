@@ -158,13 +158,14 @@ def _columns(
     rank, groups = problem.spatial_rank, problem.groups
     role, _, _ = ROLES_OF[pass_]
     source = shape_of(problem, role)
-    product = ConvProblem(
-        source,
-        (groups * count, source[problem.data_axes[1]] // groups, *(1,) * rank),
-        groups=groups,
-        data_format=problem.data_format,
+    product = problem.with_fields(
+        input_shape=source,
+        filter_shape=(groups * count, source[problem.data_axes[1]] // groups, *(1,) * rank),
+        stride=(1,) * rank,
+        padding=((0, 0),) * rank,
+        dilation=(1,) * rank,
         filter_format=filter_formats(rank)[0],
-        dtype=problem.dtype,
+        padding_mode="explicit",
     )
     y = Strides.of(product, CHANNELS_LAST).y
     w = (*w_strides, *(1,) * rank)

@@ -102,7 +102,7 @@ def reordered(
     """
     rank = problem.spatial_rank
     data, filters = formats.data_formats(rank), formats.filter_formats(rank)
-    target = problem.replace(
+    target = problem.with_fields(
         input_shape=permuted(problem.input_shape, data_order),
         filter_shape=permuted(problem.filter_shape, filter_order),
         data_format=data[data_order[-1] == problem.data_axes[1]],

@@ -279,12 +279,12 @@ class Device:
         """Compute capability of the nominal chip: the largest in CHIPS that the GPU reaches."""
         return max(known for known in CHIPS if known <= self.capability)
 
-    @property
+    @cached_property
     def chip(self) -> Chip:
         """The nominal chip of a GPU's architecture."""
         return CHIPS[self.nominal]
 
-    @property
+    @cached_property
     def card(self) -> str | None:
         """Key of a GPU's card in CARDS; None if CARDS lacks the card."""
         return card_named(self.name) if self.is_gpu else None

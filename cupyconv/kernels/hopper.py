@@ -384,13 +384,15 @@ def _channels_first(
         return target, steps
     taps = target.filter_axes[2:]
     kept = [axis for axis in range(len(filter_order)) if axis not in taps[1:]]
-    flat = ConvProblem(
-        (*shapes["x"][:2], prod(shapes["x"][2:])),
-        permuted(target.filter_shape, kept),
-        groups=problem.groups,
+    flat = problem.with_fields(
+        input_shape=(*shapes["x"][:2], prod(shapes["x"][2:])),
+        filter_shape=permuted(target.filter_shape, kept),
+        stride=(1,),
+        padding=((0, 0),),
+        dilation=(1,),
         data_format="NCW",
         filter_format="WIO" if filters_last(target) else "OWI",
-        dtype=problem.dtype,
+        padding_mode="explicit",
     )
     flat_steps = {"w": permuted(steps["w"], kept)}
     for role, shape in shapes.items():

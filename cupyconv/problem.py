@@ -220,7 +220,7 @@ class ConvAxis:
         last_read = (self.output - 1) * self.stride + self.effective_filter - 1 - self.pad_before
         return min(max(self.input - 1 - last_read, 0), self.input)
 
-    @property
+    @cached_property
     def pairs(self) -> int:
         """Number of pairs of an output and a tap that read an input instead of padding."""
         low = self.pad_before

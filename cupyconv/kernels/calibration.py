@@ -1,8 +1,9 @@
 """Measured prices of the cost model's units.
 
 ``measured/<architecture>.json`` is the ``calibration.json`` that tests/gpu fits to times measured
-on a GPU.  It has the prices of each kernel family, by pass and class of dtypes (``dtype_class``),
-the prices of each family for all passes and dtypes, and the prices of all families.
+on a GPU.  It has the prices of each kernel family, by pass and class of dtypes
+(``Request.dtype_class``), the prices of each family for all passes and dtypes, and the prices of
+all families.
 
 A chip without measurements has the prices of REFERENCE, so that its estimates compare kernel
 families as they compare there.
@@ -24,25 +25,13 @@ REFERENCE = "sm_90a"
 """Architecture whose prices stand for chips without measurements."""
 
 
-def dtype_class(dtype: str, precision: str) -> str:
-    """Return the name of a dtype's class; dtypes of one class have the same prices.
-
-    >>> dtype_class("bfloat16", "ieee"), dtype_class("float32", "tf32")
-    ('16-bit', 'tf32')
-    """
-    if dtype in ("float16", "bfloat16"):
-        return "16-bit"
-    return dtype if precision == "ieee" else precision
-
-
 def prices(request: Request, family: str) -> Demand:
     """Return the prices of a kernel family for a request.
 
     A pass or dtype that was not measured has the prices of the family, and a family that was not
     measured has the prices of all families together.
     """
-    class_ = dtype_class(request.problem.dtype, request.precision)
-    return _prices(request.device.architecture, family, request.pass_, class_)
+    return _prices(request.device.architecture, family, request.pass_, request.dtype_class)
 
 
 def measured_gpu(request: Request) -> tuple[str, bool]:
@@ -52,8 +41,7 @@ def measured_gpu(request: Request) -> tuple[str, bool]:
     """
     architecture = request.device.architecture
     gpu: str = _measured(architecture)["gpu"]
-    class_ = dtype_class(request.problem.dtype, request.precision)
-    known = any(dtypes == class_ for _, _, dtypes in _table(architecture))
+    known = any(dtypes == request.dtype_class for _, _, dtypes in _table(architecture))
     return gpu, known and architecture == _measured(architecture)["chip"]
 
 

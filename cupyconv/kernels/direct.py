@@ -166,15 +166,14 @@ class Geometry(streaming.Geometry):
         and the busiest SM has nearly the least possible work.
         """
         (others,) = self.others
-        shares = (multiprocessors * n // others for n in range(1, self.resident + 1))
-        each = {max(-(-self.parts // max(share, 1)), 1) for share in shares}
-
-        def busiest(rounds: int) -> float:
+        busiest: dict[int, float] = {}  # time of the busiest SM, keyed by rounds per block
+        for number in range(1, self.resident + 1):
+            share = max(multiprocessors * number // others, 1)
+            rounds = max(-(-self.parts // share), 1)
             blocks = -(-self.parts // rounds) * others
-            return -(-blocks // multiprocessors) * (rounds + _STAGING)
-
-        most = _BALANCE * min(map(busiest, each))
-        rounds = min(rounds for rounds in each if busiest(rounds) <= most)
+            busiest[rounds] = -(-blocks // multiprocessors) * (rounds + _STAGING)
+        most = _BALANCE * min(busiest.values())
+        rounds = min([rounds for rounds, time in busiest.items() if time <= most])
         return max(-(-self.parts // rounds), 1)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -194,8 +194,14 @@ class Family(ABC):
 
     def fitting_tiles(self, request: Request) -> list[Tile]:
         """Return the tiles that the request's chip and dtype support."""
-        itemsize, newest = ITEMSIZE[request.problem.dtype], request.device.instructions
-        return [t for t in self.tiles if t.since <= newest and t.is_for(itemsize)]
+        itemsize = ITEMSIZE[request.problem.dtype]
+        return list(_tiles_for(self, itemsize, request.device.instructions))
+
+
+@cache
+def _tiles_for(family: Family, itemsize: int, newest: tuple[int, int]) -> tuple[Tile, ...]:
+    """Return the tiles of a family for elements of a size and instructions of a capability."""
+    return tuple(t for t in family.tiles if t.since <= newest and t.is_for(itemsize))
 
 
 def mma_refuses(request: Request) -> str | None:

@@ -54,7 +54,7 @@ MOST_TAP_BITS = 255
 MOST_SPLITS = (1 << 16) - 1
 """Largest number of splits, which are blocks along the second axis of the grid (CUDA's rule)."""
 
-BLOCKS = (0.5, 1, 2, 3, 4, 6, 8, 12, 16)
+BLOCKS = (1, 2, 4, 8, 16)
 """Numbers of blocks per SM that the choice of splits aims at (hand-set)."""
 
 FILLED = 0.9
@@ -256,9 +256,9 @@ class Gather(Tiled):
 
     def candidates(self, request: Request) -> list[Candidate]:
         return [
-            _with_copies(candidate, request, method)
-            for method in worthwhile_methods(request)
-            for candidate in self.products(_product_request(request, method))
+            candidate
+            for method, of_product in worthwhile_methods(request)
+            for candidate in _with_copies(self.products(of_product), of_product, request, method)
         ]
 
     def products(self, request: Request) -> list[Candidate]:
@@ -269,8 +269,9 @@ class Gather(Tiled):
         method = choices.method
         if method not in METHODS[request.pass_]:
             return None
-        found = super().candidate(_product_request(request, method), replace(choices, method=""))
-        return found and _with_copies(found, request, method)
+        of_product = _product_request(request, method)
+        found = super().candidate(of_product, replace(choices, method=""))
+        return _with_copies([found], of_product, request, method)[0] if found else None
 
     def gemms(self, request: Request) -> tuple[GemmView, ...]:
         if request.pass_ == "backprop_input":
@@ -303,14 +304,12 @@ class Gather(Tiled):
             found = [splits for splits in found if tiles * splits >= filling] or found[-1:]
         return [1, *found]
 
-    def _costed(self, request: Request, tile: Tile, splits: int) -> Candidate:
-        candidate = super()._costed(request, tile, splits)
-        more = phase_launches(request.problem, request.pass_) - 1
-        return candidate.with_demand(request, cost.Demand(further=more)) if more else candidate
+    def further_launches(self, request: Request) -> int:
+        return phase_launches(request.problem, request.pass_) - 1
 
-    def kernel(self, request: Request, tile: Tile, depth: int, blocks: int) -> cost.Kernel:
-        of_block = work(request, tile, depth / max(blocks, 1))
-        return cost.Kernel(blocks, resident(request, tile), of_block)
+    def block(self, request: Request, tile: Tile) -> tuple[int, cost.Work, cost.Work]:
+        stored = cost.RESULT_WAVEFRONTS * tile.block_m * tile.block_n / 32
+        return resident(request, tile), work(request, tile), cost.Work(0, stored)
 
     def launches(
         self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN
@@ -403,37 +402,46 @@ def _product_request(request: Request, method: str) -> Request:
     return replace(product, workspace_limit=left)
 
 
-def worthwhile_methods(request: Request) -> Iterator[str]:
-    """Yield the methods within the workspace limit whose copies all allow wider vector loads."""
-    products = {
-        roles: _product_request(request, method) for method, roles in METHODS[request.pass_].items()
-    }
-    vectors = {}
-    for roles, of_product in products.items():
-        found = accesses(of_product.pass_, of_product.problem, of_product.memory)
-        vectors[roles] = dict(
-            zip(OPERANDS[request.pass_], (found.a.vector, found.b.vector), strict=True)
-        )
-    for method, roles in METHODS[request.pass_].items():
+def worthwhile_methods(request: Request) -> Iterator[tuple[str, Request]]:
+    """Yield the methods within the workspace limit, with the requests of their products.
+
+    All copies of a method allow wider vector loads than the method without the copy.
+    """
+    pass_, itemsize = request.pass_, ITEMSIZE[request.problem.dtype]
+    yield "", request
+    own = accesses(pass_, request.problem, request.memory)
+    if own.a.vector == own.b.vector == PIECE_BYTES // itemsize:
+        return
+    vectors: dict[tuple[str, ...], dict[str, int]] = {}
+    for method, roles in METHODS[pass_].items():
+        of_product = _product_request(request, method)
+        found = accesses(pass_, of_product.problem, of_product.memory)
+        names = OPERANDS[pass_]
+        vectors[roles] = dict(zip(names, (found.a.vector, found.b.vector), strict=True))
         others = {role: tuple(other for other in roles if other != role) for role in roles}
-        if request.affords(copied_bytes(products[roles])) and all(
-            vectors[roles][role] > vectors[others[role]][role] for role in roles
-        ):
-            yield method
+        wider = all(vectors[roles][role] > vectors[others[role]][role] for role in roles)
+        if roles and wider and request.affords(copied_bytes(of_product)):
+            yield method, of_product
 
 
-def _with_copies(candidate: Candidate, request: Request, method: str) -> Candidate:
-    """Return the candidate of a product, extended by the launch that copies its operands."""
+def _with_copies(
+    products: Sequence[Candidate], of_product: Request, request: Request, method: str
+) -> list[Candidate]:
+    """Return the candidates of a product, extended by the launch that copies its operands."""
     if not method:
-        return candidate
-    of_product = _product_request(request, method)
+        return list(products)
     size = copied_bytes(of_product)
-    return replace(
-        candidate.with_demand(request, cost.further(request.chip, 2 * size)),
-        workspace_bytes=aligned(candidate.workspace_bytes) + size,
-        method=method,
-        summary=f"{operand_names(of_product.memory.copied)} copied with channels last",
-    )
+    copying = cost.further(request.chip, 2 * size)
+    summary = f"{operand_names(of_product.memory.copied)} copied with channels last"
+    return [
+        replace(
+            candidate.with_demand(request, copying),
+            workspace_bytes=aligned(candidate.workspace_bytes) + size,
+            method=method,
+            summary=summary,
+        )
+        for candidate in products
+    ]
 
 
 # -- blocks ----------------------------------------------------------------------------------------
@@ -516,13 +524,13 @@ def resident(request: Request, tile: Tile) -> int:
     return min(by_shared, by_registers)
 
 
-def work(request: Request, tile: Tile, depth: float) -> cost.Work:
-    """Return the work of a thread block that sums over ``depth`` elements of k."""
+def work(request: Request, tile: Tile) -> cost.Work:
+    """Return the work of a thread block per element of k, without storing the results."""
     chip, itemsize, macros = request.chip, ITEMSIZE[request.problem.dtype], tile.defines
     found = accesses(request.pass_, request.problem, request.memory)
     rate = cost.tensor_rate(request) if macros["TENSOR_CORES"] else cost.plain_rate(request)
     flops = tile.block_m * tile.block_n * request.problem.flops_of_product
-    wavefronts = instructions = waits = 0.0  # per element of k
+    wavefronts = instructions = waits = 0.0
     for access, extent, readers in (
         (found.a, tile.block_m, macros["WARPS_N"]),
         (found.b, tile.block_n, macros["WARPS_M"]),
@@ -536,10 +544,10 @@ def work(request: Request, tile: Tile, depth: float) -> cost.Work:
             instructions += vectors * cost.ACCESS_INSTRUCTIONS * (cost.REGISTER_COPY - 1)
             waits = 1 / tile.block_k
     return cost.Work(
-        multiplying=depth * flops / cost.per_cycle(chip, rate),
-        wavefronts=depth * wavefronts + cost.RESULT_WAVEFRONTS * tile.block_m * tile.block_n / 32,
-        instructions=depth * instructions,
-        waits=depth * waits,
+        multiplying=flops / cost.per_cycle(chip, rate),
+        wavefronts=wavefronts,
+        instructions=instructions,
+        waits=waits,
     )
 
 

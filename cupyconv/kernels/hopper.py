@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise, product
 from math import prod
 from typing import TYPE_CHECKING, ClassVar
@@ -135,6 +135,7 @@ def has_taps(walk: Walk) -> bool:
     return all(axis.taps for axis in walk)
 
 
+@lru_cache(maxsize=256)
 def walks(problem: ConvProblem, pass_: str) -> tuple[Walk, ...]:
     """Return the walks of TMA in a pass: one, or one per non-empty stride phase in backprop_input.
 
@@ -200,22 +201,29 @@ def matrices(
     A step multiplies one line along k.  In the filter gradient, the channels of each tap are padded
     to whole lines.
     """
-    line = tile.block_k
+    found = list(_matrices_of(problem, pass_, tile.block_k))
+    if pass_ == "backprop_filter" and not has_window_rows(problem, tile, splits):
+        ((rows, columns, steps),) = found
+        return [(columns, rows, steps)]
+    return found
+
+
+@lru_cache(maxsize=256)
+def _matrices_of(problem: ConvProblem, pass_: str, line: int) -> tuple[tuple[int, int, int], ...]:
+    """Return ``matrices`` for lines of ``line`` elements, with windows as rows."""
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
     if pass_ == "backprop_filter":
-        rows, columns = windows(problem, line) * line, filters
-        if not has_window_rows(problem, tile, splits):
-            rows, columns = columns, rows
-        return [(rows, columns, -(-_pixels(problem, problem.output_sizes, line) // line))]
+        steps = -(-_pixels(problem, problem.output_sizes, line) // line)
+        return ((windows(problem, line) * line, filters, steps),)
     summed, columns = (channels, filters) if pass_ == "forward" else (filters, channels)
-    return [
+    return tuple(
         (
             _pixels(problem, [axis.pixels for axis in walk], line),
             columns,
-            prod(axis.taps for axis in walk) * -(-summed // line),
+            prod([axis.taps for axis in walk]) * -(-summed // line),
         )
         for walk in walks(problem, pass_)
-    ]
+    )
 
 
 def _pixels(problem: ConvProblem, sizes: Sequence[int], line: int) -> int:
@@ -311,7 +319,7 @@ class Layout:
     strides: Strides
     copied: tuple[str, ...]
 
-    @property
+    @cached_property
     def copied_bytes(self) -> int:
         """Size of the copies, in bytes."""
         itemsize = ITEMSIZE[self.problem.dtype]
@@ -1070,9 +1078,9 @@ class Persistent(Family):
 
     def candidates(self, request: Request) -> list[Candidate]:
         return [
-            self._costed(request, tile, splits)
+            candidate
             for tile in self.fitting_tiles(request)
-            for splits in self._splits(request, tile)
+            for candidate in self._costed(request, tile, self._splits(request, tile))
         ]
 
     def candidate(self, request: Request, choices: Choices) -> Candidate | None:
@@ -1081,7 +1089,7 @@ class Persistent(Family):
             return None
         assert tile is not None
         fits = 1 <= splits <= self._most_splits(request, tile)
-        return self._costed(request, tile, splits) if fits else None
+        return self._costed(request, tile, [splits])[0] if fits else None
 
     def _splits(self, request: Request, tile: Tile) -> list[int]:
         """Return the numbers of splits to estimate: 1, and numbers that fill a few waves."""
@@ -1109,49 +1117,54 @@ class Persistent(Family):
             most = min(most, left // _split_bytes(request, tile))
         return max(most, 1)
 
-    def _costed(self, request: Request, tile: Tile, splits: int) -> Candidate:
-        """Return the candidate; its time includes the copies and the reduction of splits."""
-        problem, chip = request.problem, request.chip
-        tiles = steps = longest = 0
-        for rows, columns, steps_of_sum in _matrices(request, tile, splits):
-            here = tile_count(tile, rows, columns) * problem.groups
-            each = -(-steps_of_sum // splits)
-            tiles += here
-            steps += here * each
-            longest = max(longest, -(-here * splits // chip.multiprocessors) * each)
-        # The longest tiles may keep few multiprocessors busy.
-        mean = max(steps / tiles, longest / -(-tiles * splits // chip.multiprocessors))
-        sums = splits * _split_bytes(request, tile) if splits > 1 else 0
+    def _costed(self, request: Request, tile: Tile, splits: Sequence[int]) -> list[Candidate]:
+        """Return the candidates with a tile; times include copies and the reduction of splits."""
+        problem, chip, places = request.problem, request.chip, request.chip.multiprocessors
         moved, workspace, before = self.before(request, tile)
+        of_step, stored = self._work(request, tile)
+        found = []
+        for count in splits:
+            tiles = steps = longest = 0
+            for rows, columns, steps_of_sum in _matrices(request, tile, count):
+                here = tile_count(tile, rows, columns) * problem.groups
+                each = -(-steps_of_sum // count)
+                tiles += here
+                steps += here * each
+                longest = max(longest, -(-here * count // places) * each)
+            # The longest tiles may keep few multiprocessors busy.
+            mean = max(steps / tiles, longest / -(-tiles * count // places))
+            sums = count * _split_bytes(request, tile) if count > 1 else 0
+            kernel = cost.Kernel(tiles * count, 1, of_step.times(mean) + stored)
+            demands = [kernel.demand(chip, problem.bytes + sums)]
+            if count > 1:
+                demands.append(cost.further(chip, sums, count))
+            if before:
+                demands.append(cost.further(chip, moved))
+            found.append(
+                self.priced(
+                    request,
+                    cost.together(*demands) if len(demands) > 1 else demands[0],
+                    summary=before,
+                    tile=tile,
+                    blocks=tiles,
+                    splits=count,
+                    workspace_bytes=workspace + sums,
+                )
+            )
+        return found
 
-        kernel = self._kernel(request, tile, tiles * splits, mean)
-        demands = [kernel.demand(chip, problem.bytes + sums)]
-        if splits > 1:
-            demands.append(cost.further(chip, sums, splits))
-        if before:
-            demands.append(cost.further(chip, moved))
-        return self.priced(
-            request,
-            cost.together(*demands),
-            summary=before,
-            tile=tile,
-            blocks=tiles,
-            splits=splits,
-            workspace_bytes=workspace + sums,
-        )
-
-    def _kernel(self, request: Request, tile: Tile, tiles: int, steps: float) -> cost.Kernel:
-        """Return the work of a product with ``steps`` steps along k per tile."""
+    def _work(self, request: Request, tile: Tile) -> tuple[cost.Work, cost.Work]:
+        """Return the work of a step along k, and of storing the results of a tile."""
         chip, m, n = request.chip, tile.block_m, tile.block_n
         rate = chip.group_tensor_rate / (2 if request.operands == "tf32" else 1)
         # TMA writes the lines of A and B.  A warpgroup reads its own lines of A and, for every 64
         # rows, all lines of B.
         lines = (m + n) + (m + m / 64 * n) + EMPTY_LINE * m * _empty(request, tile)
-        work = cost.Work(
-            multiplying=steps * self.passes * 2 * m * n * tile.block_k / cost.per_cycle(chip, rate),
-            wavefronts=steps * self.passes * lines + cost.RESULT_WAVEFRONTS * m * n / 32,
+        of_step = cost.Work(
+            multiplying=self.passes * 2 * m * n * tile.block_k / cost.per_cycle(chip, rate),
+            wavefronts=self.passes * lines,
         )
-        return cost.Kernel(tiles, 1, work)
+        return of_step, cost.Work(0, cost.RESULT_WAVEFRONTS * m * n / 32)
 
     def launches(
         self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN

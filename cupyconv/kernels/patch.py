@@ -226,7 +226,7 @@ def ranked_tilings(request: Request) -> tuple[Tiling, ...]:
         demand = geom.kernel(geom.blocks(chip.multiprocessors)).demand(chip, 0)
         return demand.microseconds(prices(request, Patch.name))
 
-    geometries = (geometry(request, tiling) for tiling in _tilings(request))
+    geometries = (_construct(request, tiling) for tiling in _tilings(request))
     return tuple(fitting.tiling for fitting in sorted(filter(None, geometries), key=microseconds))
 
 
@@ -249,12 +249,15 @@ def _tilings(request: Request) -> Iterator[Tiling]:
 @lru_cache(maxsize=4096)
 def geometry(request: Request, tiling: Tiling) -> Geometry | None:
     """Return the blocks of a tiling; None if the tiling is illegal on the request's device."""
-    if tiling not in _tilings(request):
-        return None
+    return _construct(request, tiling) if tiling in _tilings(request) else None
+
+
+def _construct(request: Request, tiling: Tiling) -> Geometry | None:
+    """Return the blocks of a tiling that the kernels support; None if they do not fit."""
     rows = rows_of(request)
     patch = _patch(request, rows, tiling.tile_p, tiling.tile_q)
-    construct = _forward_geometry if request.pass_ == "forward" else _filter_geometry
-    geom = construct(request, rows, patch, tiling)
+    of_pass = _forward_geometry if request.pass_ == "forward" else _filter_geometry
+    geom = of_pass(request, rows, patch, tiling)
     limit = request.chip.block_shared << 10
     return geom if geom is not None and geom.shared_bytes <= limit else None
 

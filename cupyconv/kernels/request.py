@@ -62,6 +62,17 @@ Impl = Literal["auto", Implementation]
 """Names that the argument ``impl`` takes."""
 
 
+def dtype_class(dtype: str, precision: str) -> str:
+    """Return the name of a dtype's class; dtypes of one class have the same prices.
+
+    >>> dtype_class("bfloat16", "ieee"), dtype_class("float32", "tf32")
+    ('16-bit', 'tf32')
+    """
+    if dtype in ("float16", "bfloat16"):
+        return "16-bit"
+    return dtype if precision == "ieee" else precision
+
+
 def require_limit(limit: int | None) -> None:
     """Require a workspace limit to be a number of bytes or None.
 
@@ -108,6 +119,11 @@ class Request:
         require_word("pass", self.pass_, PASSES)
         require_word("precision", self.precision, PRECISIONS)
         require_limit(self.workspace_limit)
+
+    @cached_property
+    def dtype_class(self) -> str:
+        """Name of the class of dtypes that have the same prices (calibration.py)."""
+        return dtype_class(self.problem.dtype, self.precision)
 
     @cached_property
     def operands(self) -> str:

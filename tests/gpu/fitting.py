@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cupyconv.kernels.calibration import dtype_class
 from cupyconv.kernels.cost import Demand
+from cupyconv.kernels.request import dtype_class
 from tests.gpu import contenders
 
 Record = dict[str, Any]

@@ -2,6 +2,7 @@
 
 import json
 import random
+import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import product
@@ -698,6 +699,34 @@ def test_cuda_direct_tiles_need_most_rows_of_their_loop(pass_, dilation):
     request = Request(problem, pass_, Device.of("sm_80"))
     rows = direct.geometry(request, direct.ranked_tilings(request)[0]).down
     assert rows.met <= rows.passed <= 2 * rows.met
+
+
+DENSE = ConvProblem(
+    (32, 56, 56, 64), (64, 3, 3, 64), data_format="NHWC", filter_format="OHWI", padding=1,
+    dtype="float16",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pass_", "most"),
+    [("forward", 2000), ("backprop_input", 2200), ("backprop_filter", 4000)],
+)
+def test_cold_plan_enters_few_functions_and_checks_no_problem(pass_, most):
+    """The passes entered 4,200, 5,300 and 9,300 functions, and checked 4 or 5 problems."""
+    names = Counter()
+
+    def count(frame, event, argument):
+        if event == "call":
+            names[frame.f_code.co_name] += 1
+
+    problem = DENSE.replace(padding=((1, 0), (0, 1)))  # no other test plans this layer
+    sys.setprofile(count)
+    try:
+        plan_pass.__wrapped__(problem, pass_, Device.of("sm_90a"))
+    finally:
+        sys.setprofile(None)
+    assert names.total() < most
+    assert names["_assign"] == 0
 
 
 # -- plans determine their launches ----------------------------------------------------------------

@@ -29,10 +29,6 @@ fewer blocks move fewer bytes."""
 MOST_ALTERNATIVES = 7
 """Largest number of tilings that autotuning tries in addition to the planned tiling (hand-set)."""
 
-IDLE = 0.95
-"""A candidate that leaves multiprocessors idle is dropped unless its time is below this fraction of
-the shortest time of the candidates that fill the chip (hand-set)."""
-
 NO_WORK = cost.Work(0, 0)
 
 
@@ -179,10 +175,7 @@ class Streaming(Family, Generic[AnyGeometry]):
         # A smaller limit must not add candidates: no modelled time may become shorter.
         found = [chunks for chunks in wanted if request.affords(chunks * size)]
         found = found or [even(geom.parts, max(request.most_within_limit(wanted[0], size), 1))]
-        costed = [self._costed(request, tiling, chunks) for chunks in reversed(found)]
-        filling = [one for one in costed if one.splits * others >= places] or costed[:1]
-        most = IDLE * min(one.microseconds for one in filling)
-        return [one for one in costed if one in filling or one.microseconds < most]
+        return [self._costed(request, tiling, chunks) for chunks in reversed(found)]
 
     def candidate(self, request: Request, choices: Choices) -> Candidate | None:
         tiling, splits, blocks = choices.tiling, choices.splits, choices.blocks

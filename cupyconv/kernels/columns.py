@@ -398,7 +398,7 @@ def _sum_kernel(request: Request, splits: int) -> cost.Kernel:
         * (_PIXEL_INSTRUCTIONS + _TERM_INSTRUCTIONS * terms + _STEP_INSTRUCTIONS * walked),
         waits=ceil(terms / at_once),
     )
-    return cost.Kernel(_sum_blocks(request), _RESIDENT[at_once], work)
+    return cost.Kernel(_sum_blocks(request), _RESIDENT[at_once], warps, work)
 
 
 CUDA_COLUMNS = ColumnSums()

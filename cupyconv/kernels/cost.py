@@ -4,8 +4,10 @@
 
 A ``Demand`` says how much of each unit a pass needs: launches, waves of thread blocks, and the
 microseconds that the busiest multiprocessor would take at the rates of the data sheet if nothing
-else limited it.  ``calibration.py`` has the prices, which are fitted to times that were measured on
-a GPU.  A price of 1.3 means that the unit reaches 1 / 1.3 of its data-sheet rate.
+else limited it.  Few resident warps reach less than these rates: ``warps`` warps reach the share
+``warps / (warps + HALF_RATE_WARPS)``.  ``calibration.py`` has the prices, which are fitted to times
+that were measured on a GPU.  A price of 1.3 means that the unit reaches 1 / 1.3 of its data-sheet
+rate.
 
 No estimate is shorter than the time of the multiplications or of the memory traffic at the rates of
 the data sheet.  Bytes count each tensor once.
@@ -38,6 +40,9 @@ PARTS_AT_ONCE = 16
 ACCESS_INSTRUCTIONS = 8
 """Instructions per access of a warp to device memory, including address and bounds checks
 (counted)."""
+
+HALF_RATE_WARPS = 3
+"""Number of resident warps that reach half of a multiprocessor's rate (fitted)."""
 
 REGISTER_COPY = 2.5
 """Instructions of a copy to shared memory through registers, relative to cp.async (fitted)."""
@@ -101,17 +106,21 @@ class Kernel:
     Attributes:
         blocks: blocks of the grid.
         resident: largest number of resident blocks per multiprocessor.
+        warps: warps per block.
         work: work per block.
     """
 
     blocks: int
     resident: int
+    warps: int
     work: Work
 
     def demand(self, chip: Chip, moved: float) -> Demand:
         """Return the demand of a pass with this kernel, which reads and writes ``moved`` bytes."""
         most = ceil(self.blocks / chip.multiprocessors)  # blocks of the busiest multiprocessor
-        waves, microseconds, work = ceil(most / self.resident), most / (chip.clock * 1e3), self.work
+        waves, work = ceil(most / self.resident), self.work
+        warps = max(min(most, self.resident), 1) * self.warps
+        microseconds = most / (chip.clock * 1e3) * (1 + HALF_RATE_WARPS / warps)
         return Demand(
             launches=1,
             waves=waves,

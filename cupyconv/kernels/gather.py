@@ -57,9 +57,6 @@ MOST_SPLITS = (1 << 16) - 1
 BLOCKS = (1, 2, 4, 8, 16)
 """Numbers of blocks per SM that the choice of splits aims at (hand-set)."""
 
-FILLED = 0.9
-"""Fraction of the macro RESIDENT (blocks per SM) from which the chip counts as full (hand-set)."""
-
 MOST_STAGES = 4
 """Largest number of stages of the ring (hand-set)."""
 
@@ -283,11 +280,7 @@ class Gather(Tiled):
         return max(min(gemms[0].gemm_k, MOST_SPLITS), 1) if len(gemms) == 1 else 1
 
     def splits(self, request: Request, tile: Tile) -> list[int]:
-        """Return 1 and the numbers of splits that balance the multiprocessors.
-
-        In backprop_filter, numbers above 1 that do not fill the chip are left out, except the
-        largest if no number fills the chip.
-        """
+        """Return 1 and the numbers of splits that balance the multiprocessors."""
         gemm = request.problem.gemm(request.pass_)
         steps = -(-gemm.gemm_k // tile.block_k)
         most = min(steps // cost.LEAST_SPLIT_STEPS, self.most_splits(request))
@@ -299,9 +292,6 @@ class Gather(Tiled):
         wanted = (min(int(count * places) // tiles, most) for count in BLOCKS)
         # All splits have the same number of steps, up to rounding, and no split is empty.
         found = sorted({-(-steps // -(-steps // splits)) for splits in wanted if splits > 1})
-        if request.pass_ == "backprop_filter":
-            filling = FILLED * places * tile.defines["RESIDENT"]
-            found = [splits for splits in found if tiles * splits >= filling] or found[-1:]
         return [1, *found]
 
     def further_launches(self, request: Request) -> int:

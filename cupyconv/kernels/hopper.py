@@ -1134,7 +1134,7 @@ class Persistent(Family):
             # The longest tiles may keep few multiprocessors busy.
             mean = max(steps / tiles, longest / -(-tiles * count // places))
             sums = count * _split_bytes(request, tile) if count > 1 else 0
-            kernel = cost.Kernel(tiles * count, 1, of_step.times(mean) + stored)
+            kernel = cost.Kernel(tiles * count, 1, tile.threads // 32, of_step.times(mean) + stored)
             demands = [kernel.demand(chip, problem.bytes + sums)]
             if count > 1:
                 demands.append(cost.further(chip, sums, count))

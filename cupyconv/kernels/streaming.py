@@ -78,7 +78,8 @@ class Geometry:
     def kernel(self, blocks: int) -> cost.Kernel:
         """Return the work of the product if ``blocks`` blocks or chunks divide the parts."""
         work = self.work.times(-(-self.parts // blocks)) + self.fixed_work
-        return cost.Kernel(blocks * prod(self.others), self.resident, work)
+        warps = -(-self.threads // 32)
+        return cost.Kernel(blocks * prod(self.others), self.resident, warps, work)
 
 
 AnyGeometry = TypeVar("AnyGeometry", bound=Geometry)

@@ -80,7 +80,9 @@ class Tiled(Family):
         part, result = sums * accumulator_bytes(problem), sums * ITEMSIZE[problem.dtype]
         found = []
         for count in splits:
-            kernel = cost.Kernel(blocks * count, resident, per_k.times(depth / count) + fixed)
+            kernel = cost.Kernel(
+                blocks * count, resident, tile.threads // 32, per_k.times(depth / count) + fixed
+            )
             workspace = count * part if count > 1 else 0
             if count > 1:  # one launch writes the sums, and the next launch reads them
                 product = kernel.demand(chip, problem.bytes + workspace - result)

@@ -123,7 +123,7 @@ def ranked_tilings(request: Request) -> tuple[Tiling, ...]:
         # With a single resident block, an SM does not multiply while this block copies.
         blocks = geom.parts * geom.shares * -(-problem.groups // CHANNELS)
         work = _work(request, geom.tiling, geom.tap_rows, geom.lines, whole)
-        demand = cost.Kernel(blocks, geom.resident, work).demand(chip, 0)
+        demand = cost.Kernel(blocks, geom.resident, CHANNELS, work).demand(chip, 0)
         return geom.resident == 1, demand.microseconds(prices(request, Toeplitz.name))
 
     read = accesses(request)

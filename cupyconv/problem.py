@@ -556,7 +556,7 @@ class ConvProblem:
         dilation = tuple(axis.dilation if axis.filter > 1 else 1 for axis in self.axes)
         if (stride, dilation) == (self.stride, self.dilation):
             return self
-        return self.with_fields(stride=stride, dilation=dilation, padding_mode="explicit")
+        return derived(self, stride=stride, dilation=dilation, padding_mode="explicit")
 
     # -- cost -------------------------------------------------------------------------------
 
@@ -727,16 +727,6 @@ class ConvProblem:
         """
         return ConvProblem(**{**self._arguments, **changes})
 
-    def with_fields(self, **fields: Any) -> ConvProblem:
-        """Return this problem with other values of its dataclass fields, without checks.
-
-        The values must be those of a valid problem, such as the same tensors in another order.
-        """
-        problem = object.__new__(ConvProblem)
-        own = vars(self)
-        vars(problem).update({name: own[name] for name in ConvProblem.__match_args__}, **fields)
-        return problem
-
     @property
     def _arguments(self) -> dict[str, Any]:
         """Arguments of the constructor for this problem."""
@@ -823,6 +813,16 @@ class ConvProblem:
             markup.Table(heads, axes),
         )
         return markup.Document("ConvProblem", (markup.Section("", blocks),)).html()
+
+
+def derived(problem: ConvProblem, **fields: Any) -> ConvProblem:
+    """Return a problem with other values of its dataclass fields, without checks.
+
+    The values must be those of a valid problem, such as the same tensors in another order.
+    """
+    found, own = object.__new__(ConvProblem), vars(problem)
+    vars(found).update({name: own[name] for name in ConvProblem.__match_args__}, **fields)
+    return found
 
 
 def count_pairs(outputs: int, taps: int, stride: int, dilation: int, low: int, high: int) -> int:

@@ -32,7 +32,7 @@ from cupyconv.kernels.reach import LONGEST_REACH, MOST_BLOCKS, Count, reach_coun
 from cupyconv.kernels.request import PLAIN, Epilogue, Request
 from cupyconv.kernels.strides import Strides
 from cupyconv.launch import STORAGE, FilterForm, Launch, Part
-from cupyconv.problem import ITEMSIZE, ConvProblem
+from cupyconv.problem import ITEMSIZE, ConvProblem, derived
 
 THREADS, CHANNELS = 256, 4
 """Threads per block of the sum kernel, and number of channels that a thread computes per pixel."""
@@ -158,7 +158,8 @@ def _columns(
     rank, groups = problem.spatial_rank, problem.groups
     role, _, _ = ROLES_OF[pass_]
     source = shape_of(problem, role)
-    product = problem.with_fields(
+    product = derived(
+        problem,
         input_shape=source,
         filter_shape=(groups * count, source[problem.data_axes[1]] // groups, *(1,) * rank),
         stride=(1,) * rank,

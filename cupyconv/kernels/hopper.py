@@ -46,7 +46,7 @@ from cupyconv.launch import (
     TensorMaps,
     TiledMap,
 )
-from cupyconv.problem import ITEMSIZE, PASSES, ConvAxis, ConvProblem
+from cupyconv.problem import ITEMSIZE, PASSES, ConvAxis, ConvProblem, derived
 
 if TYPE_CHECKING:
     import numpy as np
@@ -392,7 +392,8 @@ def _channels_first(
         return target, steps
     taps = target.filter_axes[2:]
     kept = [axis for axis in range(len(filter_order)) if axis not in taps[1:]]
-    flat = problem.with_fields(
+    flat = derived(
+        problem,
         input_shape=(*shapes["x"][:2], prod(shapes["x"][2:])),
         filter_shape=permuted(target.filter_shape, kept),
         stride=(1,),

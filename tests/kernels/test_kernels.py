@@ -11,6 +11,7 @@ import cupyconv
 from cupyconv import ConvProblem, arrays
 from cupyconv.backends import Tensors
 from cupyconv.bench import suites
+from cupyconv.kernels import columns
 from cupyconv.kernels.bias import prepare_bias
 from cupyconv.kernels.strides import Strides
 from cupyconv.planning import Device, Request, launches, plan_pass
@@ -168,6 +169,24 @@ def test_cuda_gather_is_exact_without_asynchronous_copies():
     for case in FAMILY_CASES[:8]:
         for problem in all_formats(case.problem.replace(dtype="float16"))[::3]:
             require_exact(problem, "cuda-gather", arch="sm_75")
+
+
+@pytest.mark.parametrize("few", [0, 1 << 30], ids=["one term", "four terms"])
+@pytest.mark.parametrize(
+    ("input_shape", "filter_shape", "rules"),
+    [
+        ((2, 3, 9, 11), (16, 3, 3, 7), {"padding": 3}),
+        ((1, 5, 8, 17), (8, 5, 2, 6), {"padding": 4, "dilation": 2}),
+        ((1, 1, 7, 30), (12, 1, 5, 9), {"stride": (1, 2), "padding": 2}),
+    ],
+    ids=["dense", "dilated", "strided"],
+)
+def test_cuda_columns_is_exact_with_terms_loaded_together(
+    input_shape, filter_shape, rules, few, monkeypatch
+):
+    monkeypatch.setattr(columns, "FEW_BLOCKS", few)
+    problem = ConvProblem(input_shape, filter_shape, dtype="float16", **rules)
+    assert require_exact(problem, "cuda-columns") == PASSES[:2]
 
 
 LAST = {"data_format": "NHWC", "filter_format": "OHWI", "padding": 1}

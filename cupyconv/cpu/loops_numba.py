@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from cupyconv.cpu.compiled import compiled
+from cupyconv.cpu.compiled import TERMS, compiled
+
+_TERMS = TERMS // 3 * 3  # three taps are added together
 
 _STRETCH = 1024  # positions summed at once, so that four rows fit the L1 cache (hand-set)
 
@@ -18,19 +20,45 @@ def planar_sums(pixels: Any, offsets: Any, weights: Any, sums: Any, length: int)
     Index t runs over the taps of all channels.
     """
     groups, filters, _ = sums.shape
+    chunk = np.empty((4, _STRETCH), sums.dtype)
     for g in range(groups):
-        x, w = pixels[g], weights[g]
         for begin in range(0, length, _STRETCH):
             end = min(begin + _STRETCH, length)
             for first in range(0, filters, 4):
-                last, done = min(first + 4, filters), 0
-                sums[g, first:last, begin:end] = 0
-                if first + 4 == last:
-                    p, q = sums[g, first, begin:end], sums[g, first + 1, begin:end]
-                    r, s = sums[g, first + 2, begin:end], sums[g, first + 3, begin:end]
-                    done = _add_to_four(x, offsets, w, first, begin, p, q, r, s)
-                for k in range(first, last):
-                    _add_to_one(x, offsets, w, k, begin, sums[g, k, begin:end], done)
+                last = min(first + 4, filters)
+                _sum(pixels[g], offsets, weights[g], (first, last), (begin, end), sums[g], chunk)
+
+
+@compiled
+def _sum(
+    pixels: Any, offsets: Any, weights: Any, rows: Any, columns: Any, sums: Any, chunk: Any
+) -> None:
+    """Set a part of sums[k, i] = sum over t of weights[k, t] * pixels[offsets[t] + i].
+
+    At most _TERMS products are added one after another.
+
+    Args:
+        rows, columns: pairs (first, stop) of the filters, at most four, and of the positions.
+        chunk: scratch for the sums of some taps.
+    """
+    first, last = rows
+    begin, end = columns
+    sums[first:last, begin:end] = 0
+    for tap in range(0, len(offsets), _TERMS):
+        places, w = offsets[tap : tap + _TERMS], weights[:, tap : tap + _TERMS]
+        target, k, left = sums, first, begin
+        if tap:
+            target, k, left = chunk, 0, 0
+            target[: last - first, : end - begin] = 0
+        right, done = left + end - begin, 0
+        if first + 4 == last:
+            p, q = target[k, left:right], target[k + 1, left:right]
+            r, s = target[k + 2, left:right], target[k + 3, left:right]
+            done = _add_to_four(pixels, places, w, first, begin, p, q, r, s)
+        for row in range(first, last):
+            _add_to_one(pixels, places, w, row, begin, target[k + row - first, left:right], done)
+        if tap:
+            sums[first:last, begin:end] += target[: last - first, left:right]
 
 
 @compiled
@@ -104,13 +132,15 @@ def plane_sums(
     left = max(-first_column, 0)
     right = min(width - first_column, pitch)
     length = (outputs - 1) * pitch + columns
+    chunk, plane = np.empty((1, _STRETCH), sums.dtype), sums.reshape((1, len(sums)))
     pixels[:] = 0
     for g, n in np.ndindex((groups, images)):
         for line in range(max(-first_row, 0), min(height - first_row, lines)):
             begin = g * steps[0] + n * steps[1] + (line + first_row) * steps[2] + first_column
             _copy(pixels[line * pitch + left : line * pitch + right], source[begin + left :])
-        sums[:length] = 0
-        _add_to_one(pixels, offsets, weights[g], 0, 0, sums[:length], 0)
+        for begin in range(0, length, _STRETCH):
+            end = min(begin + _STRETCH, length)
+            _sum(pixels, offsets, weights[g], (0, 1), (begin, end), plane, chunk)
         for p in range(outputs):
             begin = g * places[0] + n * places[1] + p * places[2]
             _copy(result[begin : begin + columns], sums[p * pitch :])

@@ -18,7 +18,7 @@ from cupyconv.cpu.choice import LEAST_PIXELS, SUMS
 from cupyconv.cpu.correlation import ALL, Correlation, gather
 from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
-from cupyconv.cpu.views import channels_are_last, copy, merged, operand
+from cupyconv.cpu.views import channels_are_last, copy, matmul, merged, operand
 
 LEAST_FILTERS = 512
 """Largest value of ``least_filters``, an argument of ``Correlation.chunks`` (hand-set)."""
@@ -52,9 +52,9 @@ def _multiply(
     for channels, matrix in terms:
         windows = _windows(block.part(channels=channels), scratch)
         if channels.start == 0:
-            np.matmul(matrix, windows, out=flat)
+            matmul(matrix, windows, out=flat)
         else:
-            flat += np.matmul(matrix, windows, out=scratch.array("more", flat.shape))
+            flat += matmul(matrix, windows, out=scratch.array("more", flat.shape))
     block.finish(sums)
 
 
@@ -73,7 +73,7 @@ def _contract(block: Correlation, scratch: Scratch, clears: bool, total: np.ndar
     columns = _windows(block, scratch).swapaxes(1, 2)
     if clears:
         gradients, columns = _cleared(gradients), _cleared(columns)
-    np.matmul(gradients, columns, out=merged(_like_pixels(total, block), 2))
+    matmul(gradients, columns, out=merged(_like_pixels(total, block), 2))
 
 
 def _cleared(matrices: np.ndarray) -> np.ndarray:

@@ -26,6 +26,13 @@ MOST_LINES = 256
 """Cache lines that may be read in turn before the first is evicted (hand-set)."""
 
 
+MOST_TERMS = 256
+"""Terms of a small matrix product that BLAS adds one after another (hand-set)."""
+
+SMALL_PRODUCTS = 100**3
+"""Products of a matrix product up to which OpenBLAS adds all terms one after another."""
+
+
 def accumulator_of(dtype: str) -> np.dtype:
     """Return the dtype in which values of this dtype are summed."""
     return np.dtype("float32" if dtype in ("float16", "bfloat16") else dtype)
@@ -82,6 +89,24 @@ def operand(array: np.ndarray, first: int, dtype: np.dtype) -> np.ndarray | None
 
 def _flat(array: np.ndarray, first: int) -> np.ndarray:
     return array.reshape(*array.shape[:first], prod(array.shape[first:]))
+
+
+def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """Return ``numpy.matmul(a, b, out)``, with small rounding errors for small matrices too.
+
+    BLAS divides the sums of large matrices into parts, but not those of small matrices.
+    """
+    rows, depth = a.shape[-2:]
+    parts, columns = depth // MOST_TERMS, b.shape[-1]
+    if parts < 2 or rows * depth * columns > SMALL_PRODUCTS:
+        return np.matmul(a, b, out=out)
+    end = parts * MOST_TERMS
+    first = a[..., :end].reshape(*a.shape[:-1], parts, MOST_TERMS).swapaxes(-3, -2)
+    second = b[..., :end, :].reshape(*b.shape[:-2], parts, MOST_TERMS, columns)
+    total = np.matmul(first, second).sum(axis=-3, out=out)
+    if end < depth:
+        total += np.matmul(a[..., end:], b[..., end:, :])
+    return total
 
 
 def channels_are_last(array: np.ndarray) -> bool:

@@ -512,6 +512,66 @@ def test_errors_are_at_most_twice_those_of_plain_sums(problem, dtype):
         assert np.abs(got - exact).max() <= bound, f"{pass_} by {method}"
 
 
+LONG_SUMS = {
+    "channels": ConvProblem((1, 256, 14, 14), (64, 256, 3, 3), padding=1),
+    "few filters": ConvProblem((1, 256, 14, 14), (3, 256, 3, 3), padding=1),
+    "few pixels": ConvProblem((1, 300, 6, 6), (8, 300, 3, 3)),
+    "pixels": ConvProblem((2, 4, 100, 100), (8, 4, 3, 3), padding=1),
+    "patches": ConvProblem((2, 64, 32, 32), (300, 64, 8, 8), stride=8),
+    "taps": ConvProblem((1, 20, 60, 60), (20, 1, 48, 48), groups=20),
+}
+EPSILON = np.finfo(np.float32).eps
+
+
+def terms(rng: np.random.Generator, shape: tuple[int, ...], decades: int) -> np.ndarray:
+    """Draw positive numbers, or numbers of both signs over some decades."""
+    if not decades:
+        return rng.random(shape, np.float32)
+    return (10 ** rng.uniform(-decades / 2, decades / 2, shape)).astype(np.float32) * rng.choice(
+        [-1, 1], shape
+    ).astype(np.float32)
+
+
+def torch_errors(problem: ConvProblem, data: Data, error: Callable) -> dict[str, float]:
+    """Return the errors of PyTorch's passes; empty if PyTorch is not installed."""
+    if find_spec("torch") is None:
+        return {}
+    torch = import_module("torch")
+    x, w, dy = (torch.from_numpy(array).requires_grad_() for array in (data.x, data.w, data.dy))
+    padding = [before for before, _ in problem.padding]
+    y = torch.nn.functional.conv2d(
+        x, w, None, problem.stride, padding, problem.dilation, problem.groups
+    )
+    results = y.detach(), *torch.autograd.grad(y, (x, w), dy.detach())
+    return {pass_: error(pass_, y.numpy()) for pass_, y in zip(PASSES, results, strict=True)}
+
+
+@pytest.mark.parametrize("decades", [0, 8])
+@pytest.mark.parametrize("name", LONG_SUMS)
+def test_errors_of_long_sums_are_near_those_of_pytorch(name, decades):
+    """Errors are in epsilons of the sum of magnitudes; a sum of many terms needs parts."""
+    problem, rng = LONG_SUMS[name], np.random.default_rng(1)
+    shapes = problem.input_shape, problem.filter_shape, problem.output_shape
+    data = Data(*(terms(rng, shape, decades) for shape in shapes), None)
+    wide = problem.replace(dtype="float64")
+
+    @cache
+    def exact(pass_: str, function: Callable = np.asarray) -> np.ndarray:
+        arrays = (function(array.astype(np.float64)) for array in (data.x, data.w, data.dy))
+        return agreement.compute(cupyconv, pass_, wide, Data(*arrays, None), impl="reference")
+
+    def error(pass_: str, result: np.ndarray) -> float:
+        return np.max(np.abs(result - exact(pass_)) / exact(pass_, np.abs)) / EPSILON
+
+    of_torch = torch_errors(problem, data, error)
+    for pass_, method in methods(problem):
+        got = error(pass_, compute(problem, pass_, method, data))
+        # ``scattered`` adds up tap by tap, as PyTorch does.
+        model = 24 if (name, method) == ("taps", "scattered") else 10
+        bound = min(model, max(2 * of_torch.get(pass_, model), 5))
+        assert got <= bound, f"{pass_} by {method}"
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("problem", [DENSE, DEPTHWISE], ids=["dense", "depthwise"])
 def test_infinities_and_nans_only_affect_their_windows(problem, value):

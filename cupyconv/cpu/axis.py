@@ -472,7 +472,8 @@ def loop_blocks(
             _part_extents(axis, n, by_pixel) for axis, n in zip(axes, most[2:], strict=True)
         ]
         source, result = map(prod, zip(*parts_of, strict=True))
-        return most[0] * most[1] * (channels * source + filters * result)
+        planes = most[0] * (channels * source + filters * result)
+        return most[1] * (planes if by_pixel else planes + result)
 
     def work(most: tuple[int, ...]) -> float:
         """Return the number of elements in all blocks, times a factor for short rows."""

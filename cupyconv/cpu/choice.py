@@ -12,8 +12,6 @@ Each method has a module in cupyconv/cpu/:
 
 - products: filters times gathered pixels (im2col); supports every configuration.
 - windows: filters times gathered pixels in a single product, for small layers.
-- exchanged: filter gradients; pixels of x times gathered pixels of dy, for layers with few filters.
-- exchanged-tiles: filter gradients; pixels of x times pixels of dy, in tiles.
 - scattered: filters times pixels; the products are then added up tap by tap (col2im).
 - patches: input gradients; dy's pixels times slices of taps within which windows do not overlap.
 - tiles: filters times pixels, in tiles whose sums stay in registers; needs Numba and a real dtype.
@@ -29,7 +27,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from itertools import islice
@@ -81,9 +79,6 @@ LOOP_ELEMENTS = 32
 SUM_ELEMENTS = 256
 """Elements that NumPy adds in the time that it takes to start a row of a strided sum (rough)."""
 
-MOST_EXCHANGED_TAPS = 49
-"""Largest number of taps for the method ``exchanged`` (hand-set)."""
-
 MOST_ROW_BYTES = 16 << 20
 """Largest size in bytes of a block or of an image's sums in the method ``patches`` (hand-set)."""
 
@@ -117,10 +112,6 @@ SCATTERED = 10
 
 PACKING = 3
 """Elements that NumPy copies in the time that it takes to pack a weight for tiles (rough)."""
-
-EXCHANGE = 5
-"""Elements that NumPy copies in the time that it takes to transpose a weight and to check that it
-is finite (rough)."""
 
 PASS_CALLS = 5
 """Calls of NumPy that take as long as starting a pass of tiles (rough)."""
@@ -261,9 +252,7 @@ def methods(problem: ConvProblem, pass_: str) -> tuple[Method, ...]:
     is_gradient = pass_ == "backprop_filter"
     candidates = [_products(work, is_gradient), *_windows(work), *_loops(work)]
     candidates += _tiles(work, is_gradient)
-    if is_gradient:
-        candidates += _exchanged(problem)
-    else:
+    if not is_gradient:
         candidates += _scattered(work)
     if pass_ == "backprop_input":
         candidates += _patches(problem, work)
@@ -392,21 +381,6 @@ def _windows(work: _Pass) -> Iterator[Method]:
             factor * (padded + gathered * _short_runs(work) + results),
             6,
         )
-
-
-def _exchanged(problem: ConvProblem) -> Iterator[Method]:
-    # ``phases`` divides some axes by windows, whose taps are the same.
-    if prod(problem.filter_sizes) > MOST_EXCHANGED_TAPS or any(map(by_window, problem.axes)):
-        return
-    work = _correlations_of(problem, "backprop_input")
-    products = _products(work, is_gradient=True)
-    summary = "pixels of x times gathered pixels of dy"
-    yield replace(products, name="exchanged", summary=summary)
-    if not work.channels == work.filters == 1:
-        for tiles in _tiles(work, is_gradient=True):
-            summary = "pixels of x times pixels of dy, in tiles"
-            elements = tiles.elements + EXCHANGE * work.weights * work.phases
-            yield replace(tiles, name="exchanged-tiles", summary=summary, elements=elements)
 
 
 def _patches(problem: ConvProblem, work: _Pass) -> Iterator[Method]:

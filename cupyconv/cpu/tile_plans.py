@@ -80,8 +80,7 @@ class Geometry(NamedTuple):
     """Layer, layouts and options on which a plan depends.
 
     Attributes:
-        pass_: forward, backprop_input, backprop_filter, or "exchanged": backprop_filter with dy as
-            the source and x as the result, in the correlations of backprop_input.
+        pass_: name of the pass.
         x, w, y: layouts of the arrays, or of their gradients.
         add: layout of the addend; None for no addend.
         has_bias: whether there is a bias.
@@ -106,11 +105,11 @@ class Geometry(NamedTuple):
         problem = self.problem
         x, w, y = map(without_memory, (self.x, self.w, self.y))
         add = None if self.add is None else without_memory(self.add)
-        is_forward = self.pass_ in ("forward", "backprop_filter")
-        bias = np.zeros(problem.K if is_forward else problem.C) if self.has_bias else None
-        if is_forward:
-            return correlation(problem, x, w, y, bias, add), ()
-        return input_gradient(problem, w, y, x, bias, add), problem.axes
+        is_input = self.pass_ == "backprop_input"
+        bias = np.zeros(problem.C if is_input else problem.K) if self.has_bias else None
+        if is_input:
+            return input_gradient(problem, w, y, x, bias, add), problem.axes
+        return correlation(problem, x, w, y, bias, add), ()
 
 
 class Block(NamedTuple):
@@ -233,16 +232,14 @@ def plan_correlation(geometry: Geometry) -> TilePlan:
 
 @lru_cache(maxsize=MOST_PLANS)
 def plan_gradient(geometry: Geometry) -> TilePlan:
-    """Plan backprop_filter, or "exchanged"."""
-    whole, axes = geometry.phase_arguments()
-    stages, computed = [Stage()], 0
-    for phase in phases_of(whole, axes):
-        inner = phase.without_unused()
-        if inner.axes[0].outputs:
-            computed += inner.filters.size
-            for chunk in _chunks(inner, 4 * geometry.block_bytes):
-                _add_gradients(stages, chunk, geometry.block_bytes)
-    return _finished(geometry, whole, stages, is_partial=computed < whole.filters.size)
+    """Plan backprop_filter."""
+    whole, _ = geometry.phase_arguments()
+    stages, inner = [Stage()], whole.without_unused()
+    if inner.axes[0].outputs:
+        for chunk in _chunks(inner, 4 * geometry.block_bytes):
+            _add_gradients(stages, chunk, geometry.block_bytes)
+    is_partial = inner.filters.size < whole.filters.size
+    return _finished(geometry, whole, stages, is_partial=is_partial)
 
 
 def _add_gradients(stages: list[Stage], chunk: Correlation, block_bytes: int) -> None:

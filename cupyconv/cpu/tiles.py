@@ -61,14 +61,12 @@ class _Run(NamedTuple):
         loop: compiled loop of the pass.
         memories: memory of the source and of the result; empty if blocks are converted.
         whole: correlation of the operands; None if loops need only their memory.
-        clears: whether to replace infinite and NaN operands by zeros.
     """
 
     plan: TilePlan
     loop: Callable[..., None]
     memories: tuple[np.ndarray, ...]
     whole: Correlation | None
-    clears: bool = False
 
     def compute(self, stage: Stage, shared: np.ndarray, part: Part, scratch: Scratch) -> None:
         """Compute the blocks of a part, whose operands need no conversion."""
@@ -195,37 +193,25 @@ def _pack_rows(filters: np.ndarray, shared: np.ndarray, rows: np.ndarray, pool: 
 
 
 def filter_gradient(
-    problem: ConvProblem,
-    pass_: str,
-    x: np.ndarray,
-    dw: np.ndarray,
-    dy: np.ndarray,
-    block_bytes: int,
-    clears: bool = False,
+    problem: ConvProblem, x: np.ndarray, dw: np.ndarray, dy: np.ndarray, block_bytes: int
 ) -> None:
     """Compute backprop_filter.
 
     Args:
-        pass_: backprop_filter, or "exchanged": dy is then the source, and x the result.
         block_bytes: bytes of a thread's buffer, from which the size of blocks follows.
-        clears: whether to replace infinite and NaN operands by zeros.
     """
-    is_exchanged = pass_ == "exchanged"
-    source, result = (dy, x) if is_exchanged else (x, dy)
-    plan = plan_gradient(_geometry(problem, pass_, x, dw, dy, block_bytes, clears))
+    plan = plan_gradient(_geometry(problem, "backprop_filter", x, dw, dy, block_bytes, False))
     if plan.is_partial:
         dw[...] = 0
     memories: tuple[np.ndarray, ...] = ()
     whole = None
-    if plan.is_direct and not clears:
-        memories = _memories(source, result)
-    elif is_exchanged:
-        whole = input_gradient(problem, dw, dy, x)
+    if plan.is_direct:
+        memories = _memories(x, dy)
     else:
         whole = correlation(problem, x, dw, dy)
     compiled = tile_plans.compiled_loops()
     loop = compiled.add_channel_gradient if plan.is_depthwise else compiled.add_gradient
-    run = _Run(plan, loop, memories, whole, clears)
+    run = _Run(plan, loop, memories, whole)
     with Pool(accumulator_of(problem.dtype)) as pool:
         for stage in plan.stages:
             shared = pool.array("shared", (stage.shared_size,))
@@ -249,8 +235,6 @@ def _add_converted(run: _Run, block: Block, shared: np.ndarray, scratch: Scratch
     """Add the filter gradient of a block with converted operands."""
     inner = part_of(run.with_operands(block.correlation), block.box)
     converted = _converted(inner, scratch, with_result=True)
-    for operand in (converted.source, converted.result) if run.clears else ():
-        operand[~np.isfinite(operand)] = 0
     size = 0
     if not run.plan.is_depthwise:
         size = width(inner) * inner.groups * prod(inner.result.shape[2:])

@@ -277,13 +277,3 @@ def _is_mergeable(array: np.ndarray, first: int) -> bool:
 
 def _slice(indices: range) -> slice:
     return slice(indices.start, indices.stop, indices.step) if indices else slice(0, 0)
-
-
-def are_finite(*operands: np.ndarray) -> bool:
-    """Return whether all elements of arrays are finite, without temporary arrays of their size."""
-    return all(
-        bool(np.isfinite(part.min()) and np.isfinite(part.max()))
-        for operand in operands
-        for part in ((operand.real, operand.imag) if operand.dtype.kind == "c" else (operand,))
-        if operand.size
-    )

@@ -71,8 +71,8 @@ class Work:
         self.add(windows.size * choice.RATE / choice.LOOP_RATE, out.size)
         return out
 
-    def planes(self, _pixels: Any, offsets: Any, first: Any, second: Any, length: int) -> None:
-        groups, filters, _ = first.shape
+    def planes(self, _pixels: Any, offsets: Any, first: Any, *arguments: Any) -> None:
+        (groups, filters, _), length = first.shape, arguments[-1]
         self.add(groups * filters * len(offsets) * length * choice.RATE / choice.PLANE_RATE, 0)
 
     def single_planes(self, *arguments: Any) -> None:

@@ -20,6 +20,9 @@ from cupyconv.problem import ConvAxis, count_pairs
 
 ALL = slice(None)
 
+Slices = tuple[slice, ...]
+"""A slice of each axis."""
+
 MANY_PHASES = 64
 """Number of stride phases above which backprop_input may compute dx window by window (hand-set)."""
 
@@ -186,16 +189,25 @@ def _used(axis: Axis) -> tuple[slice, slice, slice]:
 
 
 @lru_cache(maxsize=4096)
-def used_parts(axes: tuple[Axis, ...]) -> tuple[tuple[slice, slice, slice], ...] | None:
-    """Return ``Axis.used`` of each axis, or None if all outputs, taps and pixels are used.
+def used_parts(
+    axes: tuple[Axis, ...],
+) -> tuple[tuple[Slices, Slices, Slices], tuple[Axis, ...]] | None:
+    """Return what contributes to the results; None if all outputs, taps and pixels do.
 
-    If the slices of one axis are empty, the slices of all axes are empty.
+    Returns:
+        (slices, axes): the slices of outputs, taps and pixels of all axes, and the axes restricted
+        to them.  If the slices of one axis are empty, the slices of all axes are empty.
     """
     parts_of = [axis.used() for axis in axes]
     if any(outputs.start == outputs.stop for outputs, _, _ in parts_of):
-        return ((slice(0, 0),) * 3,) * len(axes)
+        nothing = (slice(0, 0),) * len(axes)
+        inner = tuple(axis.changed(outputs=0, taps=0) for axis in axes)
+        return (nothing, nothing, nothing), inner
     whole = [tuple(slice(0, n) for n in (axis.outputs, axis.taps, axis.size)) for axis in axes]
-    return None if parts_of == whole else tuple(parts_of)
+    if parts_of == whole:
+        return None
+    outputs, taps, pixels = zip(*parts_of, strict=True)
+    return (outputs, taps, pixels), tuple(axis.without_unused() for axis in axes)
 
 
 def _indices_inside(first: int, last: int, size: int, step: int, count: int) -> slice:

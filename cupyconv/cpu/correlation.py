@@ -122,16 +122,20 @@ class Correlation(NamedTuple):
         used = used_parts(self.axes)
         if used is None:
             return self
-        outputs, taps, pixels = zip(*used, strict=True)
-        inner = self.part(outputs=outputs, taps=taps)
-        if not inner.axes[0].outputs:
-            return inner
-        axes = tuple(axis.without_unused() for axis in self.axes)
-        return inner._replace(axes=axes, source=inner.source[(ALL, ALL, ALL, *pixels)])
+        (outputs, taps, pixels), axes = used
+        of_result = (ALL, ALL, ALL, *outputs)
+        return self._replace(
+            axes=axes,
+            source=self.source[(ALL, ALL, ALL, *pixels)],
+            filters=self.filters[(ALL, ALL, ALL, *taps)],
+            result=self.result[of_result],
+            addend=None if self.addend is None else self.addend[of_result],
+        )
 
     def unused(self) -> Iterator[Correlation]:
         """Yield the parts that ``without_unused`` leaves out, whose sums have no terms."""
-        for at, (outputs, _, _) in enumerate(used_parts(self.axes) or ()):
+        used = used_parts(self.axes)
+        for at, outputs in enumerate(used[0][0] if used else ()):
             for outside in (slice(0, outputs.start), slice(outputs.stop, self.axes[at].outputs)):
                 if outside.start < outside.stop:
                     extents = [slice(0, axis.outputs) for axis in self.axes]

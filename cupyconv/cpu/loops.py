@@ -15,7 +15,7 @@ several.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from itertools import product
 from math import prod
 from typing import Any
@@ -24,6 +24,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from cupyconv.cpu.axis import Axis, clamp, extent, loop_blocks, step
+from cupyconv.cpu.caching import ByteCache
 from cupyconv.cpu.choice import LOOP_PARTS, SUMS, has_numba, most_loop_bytes
 from cupyconv.cpu.correlation import ALL, Correlation, gather, with_three_axes
 from cupyconv.cpu.scratch import Pool, Scratch
@@ -36,6 +37,9 @@ SLOWER = 4
 
 LARGEST_ROWS = 1 << 16
 """Largest number of weights, counting copies for several pixels, that fit the cache (hand-set)."""
+
+MOST_BYTES = 8 << 20
+"""Bytes of all cached layouts of blocks, which have an offset per weight of a filter (hand-set)."""
 
 MOST_PADDED = 4
 """Largest ratio of padded to source pixels for which planes are summed one at a time (hand-set)."""
@@ -185,7 +189,7 @@ def _windows(source: np.ndarray, block: Correlation, several: int) -> np.ndarray
 
 
 def _sum_planes(block: Correlation, scratch: Scratch) -> None:
-    layout = _layout(tuple(map(_shape, block.axes)), block.channels, block.images)
+    layout = _layout((tuple(map(_shape, block.axes)), block.channels, block.images))
     weights = scratch.array("weights", block.filters.shape)
     copy(weights, block.filters, block.conjugate)
     sums = scratch.array("sums", (*weights.shape[:2], block.images, *layout.extents))
@@ -242,7 +246,7 @@ def _sum_block_of_planes(
 
 def _add_planes(block: Correlation, scratch: Scratch) -> None:
     """Add the filter gradient of a block's images and outputs to ``block.filters``."""
-    layout = _layout(tuple(map(_shape, block.axes)), block.channels, block.images)
+    layout = _layout((tuple(map(_shape, block.axes)), block.channels, block.images))
     total = scratch.array("weights", block.filters.shape)
     total[...] = 0
     gradients = scratch.array("sums", (*total.shape[:2], block.images, *layout.extents))
@@ -275,6 +279,11 @@ class _Layout:
     offsets: np.ndarray
     length: int
 
+    @property
+    def nbytes(self) -> int:
+        """Estimated size of the layout in bytes."""
+        return self.offsets.nbytes + 2048
+
     def pixels(self, block: Correlation, scratch: Scratch) -> np.ndarray:
         """Copy the source to an array (G, elements) of the planes of all channels and phases."""
         phases = prod(map(len, self.firsts))
@@ -296,8 +305,9 @@ def _shape(axis: Axis) -> Axis:
     return Axis(axis.outputs, axis.taps, 1, axis.stride, axis.dilation)
 
 
-@lru_cache(maxsize=16)  # few, since a layout stores an offset per weight of a filter
-def _layout(axes: tuple[Axis, ...], channels: int, images: int) -> _Layout:
+def _plan_layout(key: tuple[tuple[Axis, ...], int, int]) -> _Layout:
+    """Return the layout of a block, from its axes, its channels per group and its images."""
+    axes, channels, images = key
     extents = tuple(map(extent, axes))
     pitches = [prod(extents[axis + 1 :]) for axis in range(len(axes))]
     # For each tap, the index of its phase and its shift within the phase.
@@ -313,6 +323,9 @@ def _layout(axes: tuple[Axis, ...], channels: int, images: int) -> _Layout:
     offsets = np.add.outer(of_channels, (numbers * of_phase + shifts).ravel()).ravel()
     last = sum((axis.outputs - 1) * pitch for axis, pitch in zip(axes, pitches, strict=True))
     return _Layout(extents, tuple(firsts), offsets, of_phase - prod(extents) + last + 1)
+
+
+_layout = ByteCache(_plan_layout, MOST_BYTES)
 
 
 @cache

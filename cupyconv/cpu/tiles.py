@@ -29,14 +29,14 @@ from cupyconv.cpu.tile_plans import (
     Geometry,
     Gradient,
     Part,
+    Shifts,
     Stage,
     TilePlan,
     columns_by_channel,
     is_depthwise,
     pack_rows,
     part_of,
-    plan_correlation,
-    plan_gradient,
+    plan_of,
     row_of,
     whole_box,
     width,
@@ -51,6 +51,8 @@ from cupyconv.cpu.views import (
 )
 from cupyconv.kernels.strides import element_strides
 from cupyconv.problem import ConvProblem
+
+NO_SHIFTS = Shifts()
 
 
 class _Run(NamedTuple):
@@ -73,19 +75,21 @@ class _Run(NamedTuple):
         memory, blocks = scratch.array("memory", (stage.scratch_size,)), part.blocks
         self.loop(*self.memories, shared, stage.rows, blocks.start, blocks.stop, memory)
 
-    def with_operands(self, block: Correlation) -> Correlation:
+    def with_operands(self, block: Correlation, shifts: Shifts = NO_SHIFTS) -> Correlation:
         """Return a part of ``plan.whole`` with the operands of this call; its filters are kept."""
         planned, whole = self.plan.whole, self.whole
         assert whole is not None, "this pass needs no operands"
 
-        def view(part: Any, of: Any, array: Any) -> Any:
-            return None if part is None else same_view(part, of, array)
+        def view(name: str, shift: int = 0) -> Any:
+            part = getattr(block, name)
+            arrays = getattr(planned, name), getattr(whole, name)
+            return None if part is None else same_view(part, *arrays, shift)
 
         return block._replace(
-            source=view(block.source, planned.source, whole.source),
-            result=view(block.result, planned.result, whole.result),
-            bias=view(block.bias, planned.bias, whole.bias),
-            addend=view(block.addend, planned.addend, whole.addend),
+            source=view("source", shifts.source),
+            result=view("result", shifts.result),
+            bias=view("bias"),
+            addend=view("addend", shifts.addend),
             activation=whole.activation,
         )
 
@@ -114,7 +118,7 @@ def correlate(
     if has_epilogue:
         add_layout = None if add is None else layout_of(add)
         geometry = geometry._replace(add=add_layout, has_bias=bias is not None)
-    plan = plan_correlation(geometry)
+    plan = plan_of(geometry)
     whole = None
     if has_epilogue or plan.empty or not plan.is_direct:
         if pass_ == "forward":
@@ -140,7 +144,7 @@ def _correlate(run: _Run, stage: Stage, shared: np.ndarray, part: Part, scratch:
         if run.whole is None or not run.whole.has_epilogue:
             return
     for block in stage.blocks[part.blocks]:
-        inner = part_of(run.with_operands(block.correlation), block.box)
+        inner = part_of(run.with_operands(block.correlation, block.shifts), block.box)
         if run.memories:
             inner.finish(inner.result)
         else:
@@ -172,8 +176,8 @@ def _pack(run: _Run, stage: Stage, w: np.ndarray, shared: np.ndarray, pool: Pool
     if run.plan.packs_directly:
         _pack_rows(memory_of(w), shared, stage.packs, pool)
         return
-    for chunk, position in stage.packed:
-        filters = same_view(chunk.filters, run.plan.whole.filters, w)
+    for chunk, position, shift in stage.packed:
+        filters = same_view(chunk.filters, run.plan.whole.filters, w, shift)
         filters = filters.astype(shared.dtype, order="C")
         rows = [*pack_rows(chunk._replace(filters=filters), filters, position)]
         _pack_rows(memory_of(filters), shared, np.array(rows, np.int64), pool)
@@ -200,7 +204,7 @@ def filter_gradient(
     Args:
         block_bytes: bytes of a thread's buffer, from which the size of blocks follows.
     """
-    plan = plan_gradient(_geometry(problem, "backprop_filter", x, dw, dy, block_bytes, False))
+    plan = plan_of(_geometry(problem, "backprop_filter", x, dw, dy, block_bytes, False))
     if plan.is_partial:
         dw[...] = 0
     memories: tuple[np.ndarray, ...] = ()
@@ -233,7 +237,7 @@ def _add(run: _Run, stage: Stage, shared: np.ndarray, part: Part, scratch: Scrat
 
 def _add_converted(run: _Run, block: Block, shared: np.ndarray, scratch: Scratch) -> None:
     """Add the filter gradient of a block with converted operands."""
-    inner = part_of(run.with_operands(block.correlation), block.box)
+    inner = part_of(run.with_operands(block.correlation, block.shifts), block.box)
     converted = _converted(inner, scratch, with_result=True)
     size = 0
     if not run.plan.is_depthwise:

@@ -194,9 +194,13 @@ def offset(view: np.ndarray, array: np.ndarray) -> int:
     return (start - first) // array.itemsize
 
 
-def same_view(view: np.ndarray, of: np.ndarray, array: np.ndarray) -> np.ndarray:
-    """Return the view of ``array`` that corresponds to a view of an array with the same layout."""
-    start = offset(view, of) * array.itemsize
+def same_view(view: np.ndarray, of: np.ndarray, array: np.ndarray, shift: int = 0) -> np.ndarray:
+    """Return the view of ``array`` that corresponds to a view of an array with the same layout.
+
+    Args:
+        shift: distance in elements from that view to the returned one.
+    """
+    start = (offset(view, of) + shift) * array.itemsize
     memory = _Memory(array, start, view.shape, view.strides)
     return np.asarray(memory).view(array.dtype)
 

@@ -83,12 +83,9 @@ def divided(monkeypatch):
     monkeypatch.setattr(correlation, "LEAST_PRODUCTS", 1)
     for name in ("PART_PRODUCTS", "MANY_PRODUCTS", "LEAST_PACKED", "LEAST_WEIGHTS"):
         monkeypatch.setattr(tile_plans, name, 1)
-    plans = tile_plans.plan_correlation, tile_plans.plan_gradient
-    for cached in plans:
-        cached.cache_clear()
+    tile_plans.plan_of.cache_clear()
     yield
-    for cached in plans:
-        cached.cache_clear()
+    tile_plans.plan_of.cache_clear()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -853,21 +850,21 @@ def peak_of_method(problem, pass_, method, data, out) -> int:
     return peak
 
 
-def test_layouts_of_earlier_layers_are_freed():
-    def used(sizes: range) -> int:
-        """Return the memory in use after layers of these sizes, with 15,376 offsets each."""
-        for size in sizes:
-            compute(problem := layer_with_many_taps(size), "forward", "loops", random_data(problem))
-        return tracemalloc.get_traced_memory()[0]
-
-    tracemalloc.start()
-    first, then = in_a_new_thread(used, range(20)), in_a_new_thread(used, range(20, 60))
-    tracemalloc.stop()
-    assert then - first < 1 << 20
-
-
-def layer_with_many_taps(size: int) -> ConvProblem:
-    return ConvProblem((1, 16, 31, 31 + size), (1, 16, 31, 31))
+@pytest.mark.parametrize(
+    ("method", "cache"), [("tiles", tile_plans.plan_of), ("loops", loops._layout)]
+)
+def test_geometries_in_turn_are_planned_once_within_a_limit(method, cache, monkeypatch):
+    pytest.importorskip("numba")
+    planned, plan = [], cache._function
+    monkeypatch.setattr(cache, "_function", lambda key: planned.append(key) or plan(key))
+    cache.cache_clear()
+    for size in (*range(7, 107), *range(7, 107)):
+        problem = ConvProblem((1, 4, 5, size), (4, 4, 3, 3))
+        compute(problem, "forward", method, zeros(problem))
+    assert len(planned) == 100
+    monkeypatch.setattr(cache, "most", 50_000)
+    compute(problem := problem.replace(stride=2), "forward", method, zeros(problem))
+    assert 0 < sum(one.nbytes for one in cache._results.values()) <= 50_000
 
 
 def test_repeated_passes_allocate_no_memory(monkeypatch):

@@ -88,7 +88,7 @@ MOST_PIECES = 256
 TRANSPOSED = 2.5
 """Factor by which copies between channels first and channels last are slower (measured)."""
 
-TILE_RATE = 300e9
+TILE_RATE = 260e9
 """FLOP/s of compiled tiles (rough)."""
 
 CHANNEL_RATE = 100e9
@@ -106,6 +106,24 @@ TILE_BYTES = 64
 TILE_ROWS = 12
 """Number of rows of a tile (rough)."""
 
+TILE_TERMS = 16
+"""Terms of a tile that take as long as starting and writing it (rough)."""
+
+LINE_ELEMENTS = 96
+"""Elements that NumPy copies in the time that a tile's loops start to copy a row (rough)."""
+
+LINE_TOUCH = 24
+"""Elements that NumPy copies in the time to read a cache line of another channel (rough)."""
+
+FAR_ELEMENTS = 128
+"""Elements that NumPy copies in the time to read a line that has left the cache (rough)."""
+
+NEAR_ELEMENTS = 12
+"""Elements that NumPy copies in the time to read a pixel of a group with few channels (rough)."""
+
+CACHE_PERIOD, CACHE_WAYS = 1 << 16, 16
+"""Bytes after which addresses share a set of the L2 cache, and lines per set (hand-set)."""
+
 SCATTERED = 10
 """Elements that NumPy copies in the time that it takes to transpose a weight for ``scattered``
 (rough)."""
@@ -113,7 +131,7 @@ SCATTERED = 10
 PACKING = 3
 """Elements that NumPy copies in the time that it takes to pack a weight for tiles (rough)."""
 
-PASS_CALLS = 5
+PASS_CALLS = 3
 """Calls of NumPy that take as long as starting a pass of tiles (rough)."""
 
 PART_PRODUCTS = 1 << 23
@@ -131,7 +149,7 @@ WINDOWS = 4
 LOOP_RATE = 15e9
 """FLOP/s of sums of rows of channels without Numba, for long rows (rough)."""
 
-PLANE_RATE = 60e9
+PLANE_RATE = 48e9
 """FLOP/s of compiled loops over planes of pixels (rough)."""
 
 FOUR_FILTERS = 2.4
@@ -143,7 +161,7 @@ SHORT_ROW = 16
 GRADIENT_ROWS = 32
 """Number of pixels whose products take as long as reading and writing sums twice (rough)."""
 
-BLOCK_CALLS = 2
+BLOCK_CALLS = 1
 """Calls of NumPy that take as long as starting a block of tiles (rough)."""
 
 CONVERSION_CALLS = 20
@@ -354,7 +372,8 @@ def _products(work: _Pass, is_gradient: bool) -> Method:
     is_view = all(axis.taps == axis.stride == 1 and axis.span <= axis.size for axis in work.axes)
     if is_view and (work.groups == 1 or not work.channels_last):
         gathered = 0  # nothing to gather
-    elements = gathered * _short_runs(work) + 2 * work.weights + results
+    weights = work.groups * work.channels * work.filters * division.taps  # copied for each part
+    elements = 1.5 * gathered * _short_runs(work) + 2 * weights + results
     blocks = max(gathered, results) * work.itemsize / BLOCK_BYTES
     parts = 1.0  # number of parts of a filter gradient
     if is_gradient:
@@ -372,7 +391,7 @@ def _windows(work: _Pass) -> Iterator[Method]:
     size = work.itemsize * (padded + gathered + work.weights + results)
     if size <= 2 * BLOCK_BYTES:
         # The rates are for two threads.  This method uses one, as all methods do for little data.
-        factor = 2 if work.phases * size > BLOCK_BYTES else 1.25
+        factor = 2 if work.phases * size > BLOCK_BYTES else 1.5
         yield _method(
             work,
             "windows",
@@ -401,7 +420,7 @@ def _patches(problem: ConvProblem, work: _Pass) -> Iterator[Method]:
     last = problem.axes[-1]
     run = work.filters if work.channels_last else min(last.filter, separate_taps(last))
     blocks = max(gradients * work.itemsize * 4 / BLOCK_BYTES, slices * work.groups)
-    start = LOOP_ELEMENTS if slices == 1 else SUM_ELEMENTS
+    start = 3 * LOOP_ELEMENTS if slices == 1 else SUM_ELEMENTS
     copies = gradients * (1 + start / run) + slices * pixels * problem.K + weights
     threads = 1  # the rates are for two threads; slices are added up by one
     if slices > 1:
@@ -435,22 +454,44 @@ def _tiles(work: _Pass, is_gradient: bool) -> Iterator[Method]:
     extents = *counts, work.filters, work.itemsize
     division = tile_pieces(work.axes, *extents, is_gradient, is_in_place)
     padded_rows = -(-rows // TILE_ROWS) * TILE_ROWS / rows if is_gradient else 1
-    operations = 2.0 * prod(counts) * division.pairs * columns * padded_rows
-    if work.filters <= lanes // 2:
-        operations *= NARROW_GRADIENT if is_gradient else NARROW
-    is_padded = any(axis.offset < 0 or axis.offset + axis.span > axis.size for axis in work.axes)
+    # A term of a tile is a channel of a tap, or in a filter gradient a pixel.
+    terms = work.channels * division.pairs + TILE_TERMS * division.outputs
     parts = prod(map(len, division.cuts))
     count = max(blocks.blocks, parts)
+    if is_gradient:
+        tiles = count / parts * division.taps
+        terms = (division.pairs + TILE_TERMS * tiles) * work.channels * padded_rows
+    operations = 2.0 * work.images * work.groups * terms * columns
+    if work.filters <= lanes // 2:
+        operations *= NARROW_GRADIENT if is_gradient else NARROW
     order = 1 if work.channels_last else TRANSPOSED
     elements = PACKING * float(work.weights) * (1 if is_gradient else order)
-    if is_padded or is_converted:
+    images = work.images * work.groups
+    if is_converted:
         elements += blocks.blocks * blocks.places - work.pixels * columns
+    else:
+        lines = division.lines if work.channels_last else division.lines * work.channels
+        elements += images * (division.padded * work.channels + LINE_ELEMENTS * lines)
     if is_gradient:
         # Each block reads and writes the sums of its groups.
         sums = count / parts * blocks.most[0] * work.channels * division.taps * columns
         elements += work.pixels * columns * order + sums
     elif is_converted or not work.channels_last:
         elements += 1.5 * work.pixels * work.filters * order
+    if not work.channels_last:
+        # A tile reads another cache line for each channel and row of taps.
+        read = work.channels * division.pairs / (TILE_ROWS * work.axes[-1].taps)
+        elements += images * read * LINE_TOUCH
+    elif work.groups > 1:
+        # Groups share cache lines, which stay in the cache unless strides are powers of two.
+        sizes, outputs = (
+            work.images * prod(getattr(axis, name) for axis in work.axes)
+            for name in ("size", "outputs")
+        )
+        for pixels, channels in ((sizes, work.channels), (outputs, work.filters)):
+            step = gcd(work.groups * channels * work.itemsize, CACHE_PERIOD)
+            is_far = pixels * step > CACHE_WAYS * CACHE_PERIOD
+            elements += pixels * work.groups * (FAR_ELEMENTS if is_far else NEAR_ELEMENTS)
     yield _tiles_method(
         work,
         "filters times pixels, in tiles",
@@ -476,7 +517,7 @@ def _channel_tiles(work: _Pass, is_gradient: bool) -> Iterator[Method]:
     is_in_place = work.channels_last and work.itemsize == ITEMSIZE[work.dtype]
     division = tile_pieces(work.axes, *counts, work.itemsize, is_gradient, is_in_place)
     operations = 2.0 * work.images * work.groups * division.pairs * rows
-    sources = blocks.blocks * blocks.places - work.pixels
+    sources = work.images * work.groups * (division.padded if is_in_place else division.read)
     elements: float = sources + work.weights
     if not work.channels_last:
         run = 1 + LOOP_ELEMENTS / (4 * work.axes[-1].outputs)
@@ -578,9 +619,7 @@ def _scattered(work: _Pass) -> Iterator[Method]:
         "scattered",
         "filters times pixels, added up by taps",
         2.0 * read * work.channels * sums * _slower(sums),
-        1.5 * (added + work.pixels * work.filters) * run
-        + 1.5 * read * sums
-        + SCATTERED * work.weights,
+        (added + work.pixels * work.filters) * run + read * sums + SCATTERED * work.weights,
         48 + TAP_CALLS * blocks * work.taps,
     )
 
@@ -606,6 +645,7 @@ def _loops(work: _Pass) -> Iterator[Method]:
         most = zip(work.axes, division.most[2:], strict=True)
         plane = prod(extent(axis.part(slice(0, outputs))) for axis, outputs in most)
         operations = 2.0 * division.blocks * prod(division.most[:2]) * plane * weights
+        moved *= 0.5 + SHORT_ROW / work.axes[-1].outputs
         rate, gathers = PLANE_RATE, prod(map(stride_phases, work.axes))
     if by_pixel != work.channels_last:
         moved *= TRANSPOSED

@@ -924,7 +924,7 @@ def test_copy_broadcasts_the_source(size, shape):
 @pytest.mark.parametrize(
     ("input_shape", "filter_shape", "rules", "method"),
     [
-        ((8, 256, 14, 14), (1024, 256, 1, 1), {}, "tiles"),
+        ((8, 256, 14, 14), (1024, 256, 1, 1), {}, "products"),
         ((8, 256, 14, 14), (256, 256, 3, 3), {"padding": 1}, "tiles"),
         ((8, 128, 56, 56), (128, 128, 3, 3), {"padding": 1, "stride": 2}, "tiles"),
         ((8, 128, 56, 56), (3, 128, 5, 5), {"padding": 2}, "scattered"),
@@ -940,6 +940,26 @@ def test_plan_reports_the_chosen_method(input_shape, filter_shape, rules, method
     assert planned.method == method
     assert planned.reason.startswith(f"{method}, ")
     assert planned.reason in str(cupyconv.plan(problem))
+
+
+@pytest.mark.parametrize("multiplier", [2, 4, 8])
+@pytest.mark.parametrize("pass_", PASSES)
+def test_tiles_are_not_chosen_for_groups_with_few_channels(pass_, multiplier):
+    pytest.importorskip("numba")
+    for shape in ((4, 28, 28, 64), (8, 40, 11, 4096)):
+        channels, stride = shape[-1], 2 if shape[-1] > 64 else 1
+        problem = ConvProblem(
+            shape, (3, 3, 1, multiplier * channels), padding=1, stride=stride, groups=channels,
+            data_format="NHWC",
+        )  # fmt: skip
+        assert cupyconv.plan(problem)[pass_].method != "tiles"
+
+
+def test_tiles_are_not_chosen_for_short_rows_with_padding_and_few_filters():
+    pytest.importorskip("numba")
+    problem = ConvProblem((32, 96, 4, 4, 4), (7, 96, 3, 3, 3), padding=1)
+    for layer in (problem, problem.replace(stride=2, padding=(1, 16, 1), dilation=(1, 8, 1))):
+        assert cupyconv.plan(layer)["forward"].method == "scattered"
 
 
 def test_saved_plan_runs_its_method(monkeypatch):

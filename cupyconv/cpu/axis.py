@@ -228,7 +228,8 @@ class Pieces(NamedTuple):
         slow_pairs: number of pairs in long rows that take as long; short rows are slower.
         calls: number of calls of NumPy, if each part is one block.
         taps: number of taps in all parts.
-        outputs: number of computed outputs per image, in all parts.
+        parts: number of parts that have taps.
+        outputs: number of computed outputs per image, in parts that have taps.
         read: number of positions that the windows of all parts read per image and channel.
         padded: number of these positions in parts with padding.
         lines: number of rows of the positions in parts with padding.
@@ -239,6 +240,7 @@ class Pieces(NamedTuple):
     slow_pairs: float
     calls: float
     taps: int
+    parts: int
     outputs: float
     read: int
     padded: int
@@ -296,13 +298,14 @@ def _pieces(
         span *= sum(part.span for part in along) / len(slices)
         parts_of.append(along)
     pairs, slow_pairs, all_outputs = 0.0, 0.0, 0.0
-    all_taps, read, padded, padded_lines = 0, 0, 0, 0
+    all_taps, busy, read, padded, padded_lines = 0, 0, 0, 0, 0
     for part in product(*parts_of):
         of_part = prod(axis.taps for axis in part)
         lines, line = images * prod(axis.outputs for axis in part[:-1]), part[-1].outputs
         computed = -(-lines * line // rows) * rows / images
         pairs += computed * of_part
-        all_outputs += computed
+        all_outputs += computed if of_part else 0
+        busy += of_part > 0
         above = prod(axis.span for axis in part[:-1])
         read += above * part[-1].span
         if any(axis.offset < 0 or axis.offset + axis.span > axis.size for axis in part):
@@ -313,7 +316,9 @@ def _pieces(
     # If windows are far apart, the pixels of each tap are gathered separately.
     calls = part_calls + (TAP_CALLS * taps if outputs * taps < span and rows == 1 else 0)
     calls *= prod(map(len, cuts))
-    return Pieces(cuts, pairs, slow_pairs, calls, all_taps, all_outputs, read, padded, padded_lines)
+    return Pieces(
+        cuts, pairs, slow_pairs, calls, all_taps, busy, all_outputs, read, padded, padded_lines
+    )
 
 
 # -- the stride phases of backprop_input -----------------------------------------------------------

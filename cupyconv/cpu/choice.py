@@ -64,20 +64,11 @@ CALL = 4e-6
 BLOCK_BYTES = 2 << 20
 """Bytes of a thread's buffer; a few buffers of this size fit the cache of a core (hand-set)."""
 
-LEAST_ROWS = 64
-"""Rows of a matrix product (filters) below which a FLOP takes longer (rough)."""
-
-GRADIENT = 1.3
-"""Factor by which the matrix products of a filter gradient are slower (measured)."""
-
 LEAST_PIXELS = 128
 """Number of columns, which are pixels, from which a matrix product is fast (rough)."""
 
 LOOP_ELEMENTS = 32
 """Elements that NumPy copies in the time that it takes to start a contiguous row (rough)."""
-
-SUM_ELEMENTS = 256
-"""Elements that NumPy adds in the time that it takes to start a row of a strided sum (rough)."""
 
 MOST_ROW_BYTES = 16 << 20
 """Largest size in bytes of a block or of an image's sums in the method ``patches`` (hand-set)."""
@@ -94,11 +85,8 @@ TILE_RATE = 260e9
 CHANNEL_RATE = 100e9
 """FLOP/s of compiled tiles of depthwise layers (rough)."""
 
-NARROW = 1.7
+NARROW = 2
 """Factor by which tiles with few filters are slower (rough)."""
-
-NARROW_GRADIENT = 2.5
-"""Factor by which tiles of filter gradients with few filters are slower (rough)."""
 
 TILE_BYTES = 64
 """Bytes of a vector of results of a tile (rough)."""
@@ -112,9 +100,6 @@ TILE_TERMS = 16
 LINE_ELEMENTS = 96
 """Elements that NumPy copies in the time that a tile's loops start to copy a row (rough)."""
 
-LINE_TOUCH = 24
-"""Elements that NumPy copies in the time to read a cache line of another channel (rough)."""
-
 FAR_ELEMENTS = 128
 """Elements that NumPy copies in the time to read a line that has left the cache (rough)."""
 
@@ -123,10 +108,6 @@ NEAR_ELEMENTS = 12
 
 CACHE_PERIOD, CACHE_WAYS = 1 << 16, 16
 """Bytes after which addresses share a set of the L2 cache, and lines per set (hand-set)."""
-
-SCATTERED = 10
-"""Elements that NumPy copies in the time that it takes to transpose a weight for ``scattered``
-(rough)."""
 
 PACKING = 3
 """Elements that NumPy copies in the time that it takes to pack a weight for tiles (rough)."""
@@ -149,14 +130,8 @@ WINDOWS = 4
 LOOP_RATE = 15e9
 """FLOP/s of sums of rows of channels without Numba, for long rows (rough)."""
 
-PLANE_RATE = 48e9
+PLANE_RATE = 64e9
 """FLOP/s of compiled loops over planes of pixels (rough)."""
-
-FOUR_FILTERS = 2.4
-"""Factor on PLANE_RATE for four or more filters, which share the loaded pixels (rough)."""
-
-SHORT_ROW = 16
-"""Outputs of a row whose products take as long as those of a shorter row (rough)."""
 
 GRADIENT_ROWS = 32
 """Number of pixels whose products take as long as reading and writing sums twice (rough)."""
@@ -286,7 +261,7 @@ def product_pieces(
     axes: tuple[Axis, ...], images: int, groups: int, channels: int, filters: int
 ) -> Pieces:
     """Divide a correlation's outputs into parts, so that few products read padding."""
-    products = max(images * groups * channels * filters * _slower(filters), 1)
+    products = max(images * groups * channels * filters, 1)
     # Each part copies its filters once more.
     tap = groups * channels * filters / SPEED * RATE / products
     return pieces(axes, CALL * RATE / 2 / products, tap=tap)
@@ -315,7 +290,7 @@ def tile_pieces(
     rows = GRADIENT_ROWS if is_gradient else TILE_ROWS
     if is_in_place:
         return pieces(axes, call, BLOCK_CALLS, images, rows, share=1)
-    return pieces(axes, call, BLOCK_CALLS, images, rows, row=SHORT_ROW)
+    return pieces(axes, call, BLOCK_CALLS, images, rows, row=LOOP_ELEMENTS)
 
 
 def most_loop_bytes(block_bytes: int, share: int) -> int:
@@ -368,7 +343,7 @@ def _products(work: _Pass, is_gradient: bool) -> Method:
     division = product_pieces(work.axes, work.images, work.groups, work.channels, work.filters)
     gathered = work.images * work.groups * work.channels * division.pairs
     results = work.pixels * work.filters
-    operations = 2.0 * gathered * work.filters * _slower(work.filters)
+    operations = 2.0 * gathered * work.filters
     is_view = all(axis.taps == axis.stride == 1 and axis.span <= axis.size for axis in work.axes)
     if is_view and (work.groups == 1 or not work.channels_last):
         gathered = 0  # nothing to gather
@@ -377,7 +352,6 @@ def _products(work: _Pass, is_gradient: bool) -> Method:
     blocks = max(gathered, results) * work.itemsize / BLOCK_BYTES
     parts = 1.0  # number of parts of a filter gradient
     if is_gradient:
-        operations *= GRADIENT
         rows = max(work.filters, LEAST_PIXELS) * work.weights / max(work.filters, 1)
         parts = max(rows * work.itemsize / BLOCK_BYTES, 1.0)
     calls = 44 + division.calls * (parts + blocks)
@@ -396,7 +370,7 @@ def _windows(work: _Pass) -> Iterator[Method]:
             work,
             "windows",
             "filters times all windows",
-            factor * work.operations * _slower(work.filters),
+            factor * work.operations,
             factor * (padded + gathered * _short_runs(work) + results),
             6,
         )
@@ -420,7 +394,7 @@ def _patches(problem: ConvProblem, work: _Pass) -> Iterator[Method]:
     last = problem.axes[-1]
     run = work.filters if work.channels_last else min(last.filter, separate_taps(last))
     blocks = max(gradients * work.itemsize * 4 / BLOCK_BYTES, slices * work.groups)
-    start = 3 * LOOP_ELEMENTS if slices == 1 else SUM_ELEMENTS
+    start = 3 * LOOP_ELEMENTS
     copies = gradients * (1 + start / run) + slices * pixels * problem.K + weights
     threads = 1  # the rates are for two threads; slices are added up by one
     if slices > 1:
@@ -429,7 +403,7 @@ def _patches(problem: ConvProblem, work: _Pass) -> Iterator[Method]:
     yield Method(
         "patches",
         "pixels times slices of taps of windows that do not overlap",
-        threads * 2.0 * pixels * weights * _slower(pixels),
+        threads * 2.0 * pixels * weights,
         threads * copies,
         blocks * (12 + padded) + 20 * slices,
     )
@@ -456,32 +430,33 @@ def _tiles(work: _Pass, is_gradient: bool) -> Iterator[Method]:
     padded_rows = -(-rows // TILE_ROWS) * TILE_ROWS / rows if is_gradient else 1
     # A term of a tile is a channel of a tap, or in a filter gradient a pixel.
     terms = work.channels * division.pairs + TILE_TERMS * division.outputs
-    parts = prod(map(len, division.cuts))
-    count = max(blocks.blocks, parts)
+    parts = max(division.parts, 1) if is_gradient else prod(map(len, division.cuts))
+    images = work.images * work.groups
+    size = images * (work.channels * division.read + columns * division.outputs)
+    count = max(round(size / blocks.places), parts)
     if is_gradient:
         tiles = count / parts * division.taps
         terms = (division.pairs + TILE_TERMS * tiles) * work.channels * padded_rows
-    operations = 2.0 * work.images * work.groups * terms * columns
+    operations = 2.0 * images * terms * columns
     if work.filters <= lanes // 2:
-        operations *= NARROW_GRADIENT if is_gradient else NARROW
+        operations *= NARROW
     order = 1 if work.channels_last else TRANSPOSED
     elements = PACKING * float(work.weights) * (1 if is_gradient else order)
-    images = work.images * work.groups
     if is_converted:
-        elements += blocks.blocks * blocks.places - work.pixels * columns
+        elements += images * work.channels * division.read
     else:
         lines = division.lines if work.channels_last else division.lines * work.channels
         elements += images * (division.padded * work.channels + LINE_ELEMENTS * lines)
     if is_gradient:
         # Each block reads and writes the sums of its groups.
         sums = count / parts * blocks.most[0] * work.channels * division.taps * columns
-        elements += work.pixels * columns * order + sums
+        elements += images * division.outputs * columns * order + sums
     elif is_converted or not work.channels_last:
         elements += 1.5 * work.pixels * work.filters * order
     if not work.channels_last:
         # A tile reads another cache line for each channel and row of taps.
         read = work.channels * division.pairs / (TILE_ROWS * work.axes[-1].taps)
-        elements += images * read * LINE_TOUCH
+        elements += images * read * NEAR_ELEMENTS
     elif work.groups > 1:
         # Groups share cache lines, which stay in the cache unless strides are powers of two.
         sizes, outputs = (
@@ -618,8 +593,8 @@ def _scattered(work: _Pass) -> Iterator[Method]:
         work,
         "scattered",
         "filters times pixels, added up by taps",
-        2.0 * read * work.channels * sums * _slower(sums),
-        (added + work.pixels * work.filters) * run + read * sums + SCATTERED * work.weights,
+        2.0 * read * work.channels * sums,
+        (added + work.pixels * work.filters) * run + read * sums + PACKING * work.weights,
         48 + TAP_CALLS * blocks * work.taps,
     )
 
@@ -645,7 +620,7 @@ def _loops(work: _Pass) -> Iterator[Method]:
         most = zip(work.axes, division.most[2:], strict=True)
         plane = prod(extent(axis.part(slice(0, outputs))) for axis, outputs in most)
         operations = 2.0 * division.blocks * prod(division.most[:2]) * plane * weights
-        moved *= 0.5 + SHORT_ROW / work.axes[-1].outputs
+        moved *= 0.5 + LOOP_ELEMENTS / work.axes[-1].outputs
         rate, gathers = PLANE_RATE, prod(map(stride_phases, work.axes))
     if by_pixel != work.channels_last:
         moved *= TRANSPOSED
@@ -653,8 +628,6 @@ def _loops(work: _Pass) -> Iterator[Method]:
         row = work.axes[-1]
         run = work.groups * (row.outputs if row.stride == 1 else 1)
         operations *= 1 + 3 * LOOP_ELEMENTS / run
-    elif work.filters >= 4:
-        rate *= FOUR_FILTERS
     yield _method(
         work,
         "loops",
@@ -678,8 +651,3 @@ def _short_runs(work: _Pass) -> float:
     row = work.axes[-1]
     run = work.channels * row.taps if work.channels_last else row.outputs
     return 1 + LOOP_ELEMENTS / run
-
-
-def _slower(rows: int) -> float:
-    """Return the factor by which a FLOP takes longer in a matrix product with few rows."""
-    return max(LEAST_ROWS / max(rows, 1), 1.0) ** 0.6

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from cupyconv.cpu import loops, patches, products, scattered, tiles, windows
+from cupyconv.cpu.axis import used_parts
 from cupyconv.cpu.choice import BLOCK_BYTES
 from cupyconv.cpu.correlation import Correlation, correlation, input_gradient, phases_of
 from cupyconv.cpu.scratch import Pool
@@ -101,9 +102,10 @@ def backprop_filter(
         tiles.filter_gradient(problem, x, dw, dy, BLOCK_BYTES)
         return
     # dw = conj(sum of conj(dy) x), because conjugating dw is cheaper than conjugating x.
-    whole = correlation(problem, x, dw, dy)._replace(conjugate=problem.is_complex)
-    _compute("filter_gradient", method, whole)
-    if problem.is_complex:
+    is_complex = problem.is_complex
+    whole = correlation(problem, x, dw, dy)
+    _compute("filter_gradient", method, whole._replace(conjugate=True) if is_complex else whole)
+    if is_complex:
         np.conjugate(dw, out=dw)
 
 
@@ -114,12 +116,13 @@ def _compute(
     if not whole.images:
         return
     with Pool(whole.accumulator) as memory:
-        for phase in phases_of(whole, axes):
-            inner = phase.without_unused()
-            if function == "correlate":
-                for part in phase.unused():
+        for phase in phases_of(whole, axes) if axes else (whole,):
+            inner = phase
+            if used_parts(phase.axes) is not None:
+                inner = phase.without_unused()
+                for part in phase.unused() if function == "correlate" else ():
                     part.finish_empty()
-            elif inner.filters.size < phase.filters.size:
-                phase.filters[...] = 0
+                if function == "filter_gradient" and inner.filters.size < phase.filters.size:
+                    phase.filters[...] = 0
             if inner.axes[0].outputs:
                 getattr(METHODS[method], function)(inner, memory, BLOCK_BYTES)

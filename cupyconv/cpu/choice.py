@@ -112,7 +112,7 @@ CACHE_PERIOD, CACHE_WAYS = 1 << 16, 16
 PACKING = 3
 """Elements that NumPy copies in the time that it takes to pack a weight for tiles (rough)."""
 
-PASS_CALLS = 3
+PASS_CALLS = 5
 """Calls of NumPy that take as long as starting a pass of tiles (rough)."""
 
 PART_PRODUCTS = 1 << 23

@@ -30,6 +30,9 @@ ALL: Any = slice(None)
 LEAST_SUMMED = 256
 """Smallest number of pixels per partial sum (hand-set)."""
 
+MOST_KEPT = 64
+"""Largest number of combinations of stride phases that are kept for the next call (hand-set)."""
+
 LEAST_PRODUCTS = 1 << 24
 """Smallest number of products per partial sum, if a matrix product computes it (hand-set)."""
 
@@ -249,7 +252,7 @@ def correlation(
         filter_view(problem, w),
         _by_channel(problem, y),
         accumulator,
-        _by_group(problem, bias),
+        None if bias is None else _by_group(problem, bias),
         None if add is None else _by_channel(problem, add),
         activation,
     )
@@ -277,7 +280,7 @@ def input_gradient(
         filter_view(problem, w).swapaxes(1, 2),
         _by_channel(problem, dx),
         accumulator_of(problem.dtype),
-        _by_group(problem, bias),
+        None if bias is None else _by_group(problem, bias),
         None if add is None else _by_channel(problem, add),
         activation,
         conjugate,
@@ -305,7 +308,8 @@ def phases_of(whole: Correlation, axes: Sequence[ConvAxis]) -> Iterator[Correlat
     if not axes:
         yield whole
         return
-    for rules in _combinations(axes):
+    axes = tuple(axes)
+    for rules in _few_combinations(axes) or _combinations(axes):
         rule, outputs, pixels, taps = zip(*rules, strict=True)
         at = (ALL, ALL, ALL, *pixels)
         yield whole._replace(
@@ -324,10 +328,15 @@ def _by_channel(problem: ConvProblem, array: np.ndarray) -> np.ndarray:
     return ordered.reshape(problem.groups, len(ordered) // problem.groups, *ordered.shape[1:])
 
 
-def _by_group(problem: ConvProblem, bias: np.ndarray | None) -> np.ndarray | None:
-    if bias is None:
-        return None
+def _by_group(problem: ConvProblem, bias: np.ndarray) -> np.ndarray:
     return bias.astype(accumulator_of(problem.dtype)).reshape(problem.groups, -1)
+
+
+@lru_cache(maxsize=4096)
+def _few_combinations(axes: tuple[ConvAxis, ...]) -> tuple[tuple[Phase, ...], ...]:
+    """Return every combination of the axes' phases; empty if there may be more than MOST_KEPT."""
+    count = prod(min(axis.stride, axis.filter) for axis in axes)
+    return tuple(_combinations(axes)) if count <= MOST_KEPT else ()
 
 
 def _combinations(axes: Sequence[ConvAxis]) -> Iterator[tuple[Phase, ...]]:

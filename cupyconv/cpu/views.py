@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from itertools import product
 from math import gcd, prod
 from typing import NamedTuple
@@ -33,6 +34,7 @@ SMALL_PRODUCTS = 100**3
 """Products of a matrix product up to which OpenBLAS adds all terms one after another."""
 
 
+@cache
 def accumulator_of(dtype: str) -> np.dtype:
     """Return the dtype in which values of this dtype are summed."""
     return np.dtype("float32" if dtype in ("float16", "bfloat16") else dtype)
@@ -49,7 +51,7 @@ def filter_view(problem: ConvProblem, array: np.ndarray) -> np.ndarray:
     """Return w or its gradient as a view (G, K/G, C/G, *spatial)."""
     ordered = array.transpose(problem.filter_axes)
     groups = problem.groups
-    return ordered.reshape(groups, problem.K // groups, *ordered.shape[1:])
+    return ordered.reshape(groups, len(ordered) // groups, *ordered.shape[1:])
 
 
 def taps(problem: ConvProblem) -> Iterator[tuple[tuple[int, ...], tuple, tuple]]:

@@ -23,6 +23,10 @@ def correlate(whole: Correlation, _pool: Pool, _block_bytes: int) -> None:
     is_small = columns.nbytes <= SMALL_BYTES
     flat = None if is_small else operand(whole.result, 2, whole.accumulator)
     sums = matmul(_matrix(filters, whole), columns, out=flat)
+    if whole.bias is None and whole.addend is None and whole.activation is None:
+        if flat is None:
+            whole.result[...] = sums.reshape(whole.result.shape)
+        return
     whole.finish(sums.reshape(whole.result.shape) if flat is None else whole.result)
 
 

@@ -893,6 +893,23 @@ def peaks_of_two(problem: ConvProblem, pass_: str, data: Data, out: np.ndarray) 
     return peaks
 
 
+@pytest.mark.parametrize("pass_", PASSES)
+def test_repeated_pass_of_a_small_layer_enters_few_functions(pass_):
+    problem = ConvProblem((1, 8, 8, 8), (8, 8, 3, 3), padding=1)
+    data, entered = random_data(problem), []
+
+    def note(frame, event, _argument):
+        if event == "call" and "/cupyconv/cpu/" in frame.f_code.co_filename:
+            entered.append(frame.f_code.co_qualname)
+
+    compute(problem, pass_, "windows", data)
+    impl = by_method(problem, pass_, "windows")
+    sys.setprofile(note)
+    agreement.compute(cupyconv, pass_, problem, data, impl=impl)
+    sys.setprofile(None)
+    assert len(entered) <= 28, entered
+
+
 # -- copies ----------------------------------------------------------------------------------------
 
 

@@ -99,7 +99,7 @@ def _metered(meter: _Meter) -> Iterator[None]:
         counts += [
             (compiled, "planar_sums", lambda x, at, w, y, length, _: w.size * length),
             (compiled, "plane_sums", _of_planes),
-            (compiled, "planar_products", lambda x, at, dy, dw, length, _: dw.size * length),
+            (compiled, "planar_products", lambda x, at, dy, inside, dw, n, _: dw.size * n),
         ]
         tiles = import_module("cupyconv.cpu.tiles_numba")
         counts += [(tiles, name, _of_tiles) for name in ("correlate", "add_gradient")]

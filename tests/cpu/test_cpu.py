@@ -972,7 +972,7 @@ def test_tiles_are_not_chosen_for_groups_with_few_channels(pass_, multiplier):
         assert cupyconv.plan(problem)[pass_].method != "tiles"
 
 
-def test_tiles_are_not_chosen_for_short_rows_with_padding_and_few_filters():
+def test_tiles_are_not_chosen_for_short_padded_rows():
     pytest.importorskip("numba")
     problem = ConvProblem((32, 96, 4, 4, 4), (7, 96, 3, 3, 3), padding=1)
     for layer in (problem, problem.replace(stride=2, padding=(1, 16, 1), dilation=(1, 8, 1))):

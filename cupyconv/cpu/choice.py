@@ -133,6 +133,9 @@ LOOP_RATE = 15e9
 PLANE_RATE = 64e9
 """FLOP/s of compiled loops over planes of pixels (rough)."""
 
+SHORT_ROW = 16
+"""Outputs of a row whose products take as long as those of a shorter row (rough)."""
+
 GRADIENT_ROWS = 32
 """Number of pixels whose products take as long as reading and writing sums twice (rough)."""
 
@@ -290,7 +293,7 @@ def tile_pieces(
     rows = GRADIENT_ROWS if is_gradient else TILE_ROWS
     if is_in_place:
         return pieces(axes, call, BLOCK_CALLS, images, rows, share=1)
-    return pieces(axes, call, BLOCK_CALLS, images, rows, row=LOOP_ELEMENTS)
+    return pieces(axes, call, BLOCK_CALLS, images, rows, row=SHORT_ROW)
 
 
 def most_loop_bytes(block_bytes: int, share: int) -> int:

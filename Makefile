@@ -13,8 +13,8 @@ PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal
 DEVICE_PYTEST := $(BIN)/python -m tests.device -m pytest -n $(TEST_JOBS) --dist worksteal \
 	tests/gpu tests/device
 
-.PHONY: demo test test-rest test-all test-slow test-chips test-compilers test-device witnesses \
-	beliefs fuzz lint mutants docs wheel matrix clean
+.PHONY: demo test test-rest test-all test-slow test-chips test-compilers test-device \
+	fuzz lint docs wheel matrix clean
 
 demo: .venv/installed
 	$(BIN)/cupyconv grads --preset multi-channel
@@ -40,18 +40,10 @@ test-chips: .venv/installed-test
 test-compilers: .venv/installed-test
 	$(BIN)/python -m tests.compilers
 
-test-all: test test-rest test-chips test-compilers test-device witnesses
+test-all: test test-rest test-chips test-compilers test-device
 
 test-slow: .venv/installed-test
 	$(PYTEST) -m slow
-
-# Third-party kernels on the emulator; as in CI, a missing package fails the run.
-witnesses: .venv/installed-witnesses
-	CI=true $(PYTEST) -m slow tests/emulator/test_emulator_witnesses.py tests/emulator/test_emulator_beliefs.py
-
-# Writes to confirmed.json which third-party kernels confirm the emulator's model of the chip.
-beliefs: .venv/installed-witnesses
-	$(BIN)/python -m tests.emulator.beliefs --jobs $(TEST_JOBS)
 
 fuzz: .venv/installed-fuzz
 	$(BIN)/python -m tests.fuzz --jobs $(TEST_JOBS) --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
@@ -60,9 +52,6 @@ lint: .venv/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-
-mutants: .venv/installed-test
-	$(BIN)/python -m tests.emulator.mutants --jobs $(TEST_JOBS)
 
 # Builds the pages of notebooks/ in build/docs; a warning is an error.
 docs: .venv/installed-docs
@@ -90,11 +79,6 @@ $(BIN)/python:
 	$(INSTALL) ".[test]"
 	$(INSTALL) ".[compilers]"
 	touch $@ .venv/installed
-
-.venv/installed-witnesses: pyproject.toml | $(BIN)/python
-	$(INSTALL) ".[test,witnesses]"
-	$(INSTALL) ".[compilers]"
-	touch $@ .venv/installed-test .venv/installed
 
 .venv/installed-docs: pyproject.toml | $(BIN)/python
 	$(INSTALL) ".[docs]"

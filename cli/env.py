@@ -71,9 +71,6 @@ def command(require_gpu: bool, as_json: bool) -> None:
             "nvrtc": _nvrtc(missing),
             "driver": _driver(missing),
             "gpus": _gpus(missing),
-            "bindings": _package(
-                "cuda-bindings", "NVIDIA's bindings, for TMA on Hopper", _install_cupy(), missing
-            ),
             **{name: _optional(name, missing) for name in OPTIONAL},
             "sources": _sources(missing),
             "cache": _cache(missing),
@@ -224,7 +221,6 @@ def _tables(report: dict[str, Any], missing: list[Missing]) -> list[Any]:
     for name, key, entry in (
         ("CuPy", "cupy", "version"),
         ("NVRTC", "nvrtc", "version"),
-        ("cuda-bindings", "bindings", "version"),
         ("driver", "driver", "cuda"),
     ):
         version = report[key][entry] if report[key] else "missing"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import sys
@@ -25,7 +26,6 @@ from cupyconv.errors import (
     similar_argument,
     unknown_word,
 )
-from cupyconv.signals import interrupts
 
 COMMANDS = ("shapes", "grads", "explain", "plan", "model", "check", "bench", "warm", "env")
 """Names of the commands; each command is the object ``command`` of the module with its name."""
@@ -63,15 +63,15 @@ class Program(click.Group):
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Run a command line; exits with the code that the command returns, 0 if it is None."""
-        has_interrupt = bool
+        interrupts: list[int] = []
         try:
-            with interrupts() as has_interrupt, _ending_by_signal(), _without_numerical_warnings():
+            with _noting(interrupts), _ending_by_signal(), _without_numerical_warnings():
                 code = super().main(*args, **{**kwargs, "standalone_mode": False})
         except Exception as error:
             if os.environ.get(TRACEBACK_VARIABLE):
                 raise
             # An interrupt during NumPy's import raises an exception other than KeyboardInterrupt.
-            was_interrupted = has_interrupt() and not isinstance(error, OSError)
+            was_interrupted = interrupts and not isinstance(error, OSError)
             code = INTERRUPTED if was_interrupted else _report(error)
         sys.exit(code or GOOD)
 
@@ -109,6 +109,35 @@ def _ending_by_signal() -> Iterator[None]:
     finally:
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def _noting(interrupts: list[int]) -> Iterator[None]:
+    """Add each interrupt to a list, and raise it as usual, or after the import that it would stop.
+
+    Compiled modules print a traceback if an interrupt stops their import, and some libraries
+    suppress the interrupt.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        interrupts.append(number)
+        while frame is not None:
+            if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+                again = threading.Timer(0.02, _thread.interrupt_main)
+                again.daemon = True
+                return again.start()
+            frame = frame.f_back
+        raise KeyboardInterrupt
+
+    is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_usual and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+    else:
+        yield
 
 
 def _report(error: Exception) -> int:

@@ -150,17 +150,17 @@ class ConvAxis:
     pad_after: int
     padding_mode: str
 
-    @property
+    @cached_property
     def effective_filter(self) -> int:
         """Length of a window, from its first to its last tap: (filter - 1) * dilation + 1."""
         return (self.filter - 1) * self.dilation + 1
 
-    @property
+    @cached_property
     def padded_input(self) -> int:
         """Input size plus the padding on both sides."""
         return self.input + self.pad_before + self.pad_after
 
-    @property
+    @cached_property
     def output(self) -> int:
         """Output size: ceil(input / stride) for SAME, else the number of windows that fit."""
         if self.padding_mode.startswith("same"):
@@ -229,7 +229,7 @@ class ConvAxis:
         last_read = (self.output - 1) * self.stride + self.effective_filter - 1 - self.pad_before
         return min(max(self.input - 1 - last_read, 0), self.input)
 
-    @property
+    @cached_property
     def pairs(self) -> int:
         """Number of pairs of an output and a tap that read an input instead of padding."""
         low = self.pad_before
@@ -468,17 +468,17 @@ class ConvProblem:
         """Positions of O, I and the spatial axes in w and its gradient."""
         return formats.filter_axes(self.filter_format)
 
-    @property
+    @cached_property
     def N(self) -> int:
         """Batch size."""
         return self.input_shape[self.data_axes[0]]
 
-    @property
+    @cached_property
     def C(self) -> int:
         """Number of input channels of all groups together."""
         return self.input_shape[self.data_axes[1]]
 
-    @property
+    @cached_property
     def K(self) -> int:
         """Number of output channels of all groups together."""
         return self.filter_shape[self.filter_axes[0]]
@@ -570,7 +570,7 @@ class ConvProblem:
         dilation = tuple(axis.dilation if axis.filter > 1 else 1 for axis in self.axes)
         if (stride, dilation) == (self.stride, self.dilation):
             return self
-        return self.replace(stride=stride, dilation=dilation, padding=self.padding)
+        return derived(self, stride=stride, dilation=dilation, padding_mode="explicit")
 
     # -- cost -------------------------------------------------------------------------------
 
@@ -828,6 +828,16 @@ class ConvProblem:
             markup.Table(heads, axes),
         )
         return markup.Document("ConvProblem", (markup.Section("", blocks),)).html()
+
+
+def derived(problem: ConvProblem, **fields: Any) -> ConvProblem:
+    """Return a problem with other values of its dataclass fields, without checks.
+
+    The values must be those of a valid problem, such as the same tensors in another order.
+    """
+    found, own = object.__new__(ConvProblem), vars(problem)
+    vars(found).update({name: own[name] for name in ConvProblem.__match_args__}, **fields)
+    return found
 
 
 def count_pairs(outputs: int, taps: int, stride: int, dilation: int, low: int, high: int) -> int:

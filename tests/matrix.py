@@ -88,8 +88,8 @@ assert cupyconv.plan(grouped, "cpu")["forward"].method in ("loops", "windows")
 found = cupyconv.conv_forward(xs, ws, padding="same", groups=8)
 assert (found[:, :, 1, 1] == 9).all() and (found[:, :, 0, 0] == 4).all()
 """,
-    "cuda12": "import cupy, cuda.bindings\n",
-    "cuda13": "import cupy, cuda.bindings\n",
+    "cuda12": "import cupy\n",
+    "cuda13": "import cupy\n",
     "compilers": "import importlib.metadata as m\nassert m.version('nvidia-cuda-nvrtc') >= '13'\n",
     "types": """
 import pathlib
@@ -101,11 +101,10 @@ assert "Overload[" in run.stdout, run.stdout + run.stderr
     "docs": "import sphinx, myst_nb, furo\n",
     "fuzz": "import torch\n",
     "test": "import pytest, hypothesis, jax\n",
-    "witnesses": "",
 }
 """Program that tries each extra, to run in an environment with the extra."""
 
-LARGE = ("compilers", "cuda12", "cuda13", "fuzz", "test", "witnesses")
+LARGE = ("compilers", "cuda12", "cuda13", "fuzz", "test")
 """Extras that are only resolved, unless ``--whole`` is given."""
 
 

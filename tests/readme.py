@@ -1,11 +1,10 @@
-"""Write real output, measured and counted figures, and the runs on GPUs into the pages.
+"""Write real output, measured figures, and the runs on GPUs into the pages.
 
 Run as `python -m tests.readme`; a test checks that the texts between the markers are up to date.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -17,12 +16,10 @@ from typing import Any
 
 from cupyconv.bench.results import load
 from tests import speed_table
-from tests.emulator import suite
 from tests.gpu import report
 
 README = Path(__file__).parent.parent / "README.md"
 PAGES = README.parent / "notebooks"
-COUNTED = PAGES / "contributing" / "counted.md"
 SPEED = PAGES / "explanation" / "speed.md"
 BELIEF = PAGES / "explanation" / "belief.md"
 STATUS = (README, PAGES / "index.md", PAGES / "faq.md")
@@ -98,12 +95,6 @@ def with_runs(text: str) -> str:
     return put_into(text, "runs", "\n".join(lines).rstrip())
 
 
-def counted(text: str) -> str:
-    """Return the page's text with the table of the counted layers."""
-    lines = suite.summary(json.loads(suite.RESULTS.read_text()))
-    return put_into(text, "counted", "\n".join(("", *lines, "")))
-
-
 def put_into(text: str, name: str, content: str) -> str:
     """Return a text with the content between the two comment lines of a block."""
     block = f"<!-- {name} -->\n{content}\n<!-- /{name} -->"
@@ -119,5 +110,4 @@ if __name__ == "__main__":
     for page in STATUS:
         page.write_text(with_status(page.read_text()))
     BELIEF.write_text(with_runs(BELIEF.read_text()))
-    COUNTED.write_text(counted(COUNTED.read_text()))
     SPEED.write_text(measured(SPEED.read_text()))

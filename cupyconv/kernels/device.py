@@ -383,7 +383,7 @@ class Device:
         """Compute capability of the nominal chip: the largest in CHIPS that the GPU reaches."""
         return _nominal(self.capability)
 
-    @property
+    @cached_property
     def chip(self) -> Chip:
         """The nominal chip of a GPU's architecture."""
         return CHIPS[self.nominal]

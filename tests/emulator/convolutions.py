@@ -45,14 +45,12 @@ class EmulatorRuntime:
         """Return the kernel of a launch's variant."""
         options = current_settings()
         load = _ptx_module if options.source == "ptx" else _module
-        counting = {"counted": True} if options.work and options.source == "ptx" else {}
         module = load(
             launch.source,
             launch.defines,
             self.architecture,
             self.checked,
             options.compiled,
-            **counting,
         )
         kernel = module.get_function(launch.entry)
         kernel.may_overlap = launch.may_overlap
@@ -106,18 +104,15 @@ def _ptx_module(
     architecture: str,
     checked: bool,
     compiled: bool,
-    counted: bool = False,
 ) -> EmulatedModule:
     directory = sources.directory()
     return EmulatedModule.from_ptx(
         ptx_of(source, defines, architecture),
         Path(source).stem,
         [directory, directory / "include"],
-        counted=counted,
         checked=checked,
         chip=driver.chip_of(architecture),
         resources=driver.compiled(source, defines, architecture) if compiled else None,
-        cubin=driver.cubin(source, defines, architecture)[0] if compiled else None,
     )
 
 

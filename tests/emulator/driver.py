@@ -266,19 +266,12 @@ class DriverRuntime:
 
 
 @cache
-def cubin(
-    source: str, defines: tuple[tuple[str, str | int], ...], architecture: str
-) -> tuple[bytes, str]:
-    """Return the cubin of a shipped variant and the compiler's log."""
-    return compiler.compile_cubin(sources.load(source), dict(defines), architecture)
-
-
-@cache
 def compiled(
     source: str, defines: tuple[tuple[str, str | int], ...], architecture: str
 ) -> dict[str, Resources]:
     """Return the resources of a shipped variant's kernels, by name."""
-    return resources(*cubin(source, defines, architecture))
+    made = compiler.compile_cubin(sources.load(source), dict(defines), architecture)
+    return resources(*made)
 
 
 def variant_name(launch: Launch) -> str:

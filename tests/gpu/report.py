@@ -1,7 +1,7 @@
 """Write tables and files of a run's results: ``python -m tests.gpu report DIR``.
 
 The files are report.md (speed compared with cuDNN, the planner's choices, failures with commands
-that repeat them), calibration.json (measured time / modelled time, for the planner),
+that repeat them), calibration.json (prices for the planner, which fitting.py fits),
 golden-<chip>.npz, and bench-<chip>.json and tf32-<chip>.json, from which ``python -m tests.readme``
 writes tables.
 """
@@ -19,10 +19,9 @@ from typing import Any
 
 from cupyconv.bench import environment
 from cupyconv.bench.results import Results, Row
-from cupyconv.planning.calibration import dtype_class
 from tests import speed_table
 from tests.fuzz import cliffs
-from tests.gpu import contenders, instructions
+from tests.gpu import fitting, instructions
 from tests.gpu.running import GOOD, SANITIZER_LINE
 
 MOST_SPREAD = 1.1  # largest ratio of a timing's ends for choices and calibration (hand-set)
@@ -62,6 +61,11 @@ def by_pass(records: Iterable[Record]) -> dict[tuple[str, ...], dict[str, Record
         key = tuple(one[name] for name in ("dtype", "precision", "layout", "layer", "pass"))
         found[key][one["candidate"]] = one
     return found
+
+
+def once(records: Iterable[Record]) -> Iterator[Record]:
+    """Yield the steady candidates; a later measurement replaces an earlier one."""
+    return (one for labels in by_pass(records).values() for one in labels.values())
 
 
 def results(records: Iterable[Record], precision: str) -> Results:
@@ -115,29 +119,25 @@ def choices(records: Sequence[Record]) -> list[str]:
 
 
 def calibration(records: Sequence[Record]) -> dict[str, Any]:
-    """Return geometric means of measured / modelled time, by family, pass and class of dtypes.
-
-    The modelled times come from the current cost model.
-    """
-    ratios: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    """Return the prices that today's cost model needs for the measured times."""
     about = machine(records)
-    for one in steady(records):
-        candidate = contenders.candidate_of(one, about["architecture"])
-        if candidate is not None:
-            class_ = dtype_class(one["dtype"], one["precision"])
-            key = one["implementation"], one["pass"], class_
-            ratios[key].append(one["microseconds"] / candidate.microseconds)
+    names = {"chip": "architecture", "gpu": "gpu", "date": "date", "commit": "commit"}
+    timed = fitting.timings(once(records), about["architecture"])
     return {
-        "chip": about.get("architecture"),
-        "gpu": about.get("gpu"),
-        "date": about.get("date"),
-        "commit": about.get("commit"),
-        "measured_over_modelled": [
-            {"family": family, "pass": pass_, "dtypes": class_, "mean": geometric_mean(found),
-             "low": min(found), "high": max(found), "count": len(found)}
-            for (family, pass_, class_), found in sorted(ratios.items())
-        ],
-    }  # fmt: skip
+        **{name: about.get(entry) for name, entry in names.items()},
+        "prices": fitting.fit(timed) if timed else [],
+    }
+
+
+def replay(folder: Path) -> int:
+    """Print the errors of today's estimates, and what the first choices lose; 1 without results."""
+    records = load(folder)
+    if not records:
+        print(f"no results*.jsonl in {folder}")
+        return 1
+    timed = fitting.timings(once(records), machine(records)["architecture"])
+    print("\n".join(fitting.report(timed)))
+    return 0
 
 
 def machine(records: Iterable[Record]) -> Record:

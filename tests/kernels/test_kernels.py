@@ -10,6 +10,7 @@ import pytest
 import cupyconv
 from cupyconv import ConvProblem, arrays
 from cupyconv.bench import suites
+from cupyconv.kernels import columns
 from cupyconv.kernels.bias import prepare_bias
 from cupyconv.kernels.strides import Strides
 from cupyconv.planning import Device, Request, plan_pass
@@ -31,7 +32,7 @@ from tests.configurations import (
     random_problems,
 )
 from tests.emulator import convolutions, memory
-from tests.emulator.cases import BIAS_SHAPES, bias_in_chunks, require_activations
+from tests.emulator.cases import require_activations
 
 pytestmark = pytest.mark.costly
 
@@ -169,6 +170,24 @@ def test_cuda_gather_is_exact_without_asynchronous_copies():
             require_exact(problem, "cuda-gather", arch="sm_75")
 
 
+@pytest.mark.parametrize("few", [0, 1 << 30], ids=["one term", "four terms"])
+@pytest.mark.parametrize(
+    ("input_shape", "filter_shape", "rules"),
+    [
+        ((2, 3, 9, 11), (16, 3, 3, 7), {"padding": 3}),
+        ((1, 5, 8, 17), (8, 5, 2, 6), {"padding": 4, "dilation": 2}),
+        ((1, 1, 7, 30), (12, 1, 5, 9), {"stride": (1, 2), "padding": 2}),
+    ],
+    ids=["dense", "dilated", "strided"],
+)
+def test_cuda_columns_is_exact_with_terms_loaded_together(
+    input_shape, filter_shape, rules, few, monkeypatch
+):
+    monkeypatch.setattr(columns, "FEW_BLOCKS", few)
+    problem = ConvProblem(input_shape, filter_shape, dtype="float16", **rules)
+    assert require_exact(problem, "cuda-columns") == PASSES[:2]
+
+
 LAST = {"data_format": "NHWC", "filter_format": "OHWI", "padding": 1}
 DEPTHWISE = ConvProblem((2, 12, 12, 32), (32, 7, 7, 1), groups=32, **LAST)
 ADDED = {
@@ -299,10 +318,26 @@ def test_bias_gradient_is_exact(dtype):
         assert (got == expected).all()
 
 
+# One or several chunks; vectors of channels or pixels, or single elements.
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
-@pytest.mark.parametrize(("shape", "layout"), BIAS_SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [
+        ((4, 2, 100, 100), "NCHW"),
+        ((3, 2, 5, 151), "NCHW"),
+        ((40, 33, 30, 24), "NHWC"),
+        ((2, 9, 11, 5), "NHWC"),
+        ((2, 3, 4, 5, 40), "NDHWC"),
+    ],
+)
 def test_bias_gradient_is_exact_in_vectors_and_chunks(shape, layout, dtype):
-    bias_in_chunks(shape, layout, dtype)
+    dy = np.random.default_rng(0).integers(-3, 4, shape).astype(dtype)
+    axes = tuple(axis for axis, letter in enumerate(layout) if letter != "C")
+    expected = dy.astype(np.float64).sum(axis=axes)
+    assert (emulator.conv_backprop_bias(dy, data_format=layout) == expected).all()
+    out = np.zeros(expected.shape, dtype)[::-1]
+    emulator.conv_backprop_bias(np.flip(dy), data_format=layout, out=out)
+    assert (out == expected[::-1]).all()
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])

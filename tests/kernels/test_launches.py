@@ -6,7 +6,7 @@ Each rule is tested separately, and every planned launch satisfies all rules.
 import itertools
 from collections import Counter
 from dataclasses import replace
-from math import ceil, gcd, log2
+from math import ceil, gcd, log2, prod
 
 import numpy as np
 import pytest
@@ -473,6 +473,30 @@ def test_cuda_gather_predicts_the_size_of_its_tables(taps, dtype, architecture):
         found, words = gather.accesses(pass_, problem, strides), gather.tap_words(problem)
         made = gather.ring(tile, found, device, words)
         assert compiled["conv_gather"].static_shared == made.table_bytes, launch.defines
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("impl", ["cuda-direct", "cuda-gather"])
+def test_planner_and_compiler_agree_on_resident_blocks(impl, dtype):
+    """The planner assumes the resident blocks that NVIDIA's calculator computes, or fewer."""
+    family, device = FAMILIES[impl], Device.of("sm_80")
+    filters = (64, 3, 3, 1 if impl == "cuda-direct" else 64)
+    problem = ConvProblem((8, 28, 28, 64), filters, groups=64 // filters[3], padding=1,
+                          data_format="NHWC", filter_format="OHWI", dtype=dtype)  # fmt: skip
+    strides = Strides.contiguous(problem)
+    request = Request(problem, "forward", device, strides=strides)
+    for planned in contenders(request, impl, 1000 if impl == "cuda-gather" else 1):
+        launch, *_ = prepare(planned, problem, strides, device)
+        resources = driver.compiled(launch.source, launch.defines, "sm_80")[launch.entry]
+        shared, chip = launch.shared_bytes, driver.chip_of("sm_80")
+        resident, _ = driver.resident_blocks(
+            chip, resources, prod(launch.block), shared, shared or None
+        )
+        if impl == "cuda-gather":
+            assert gather.resident(request, planned.tile) == resident, planned
+        else:
+            assert family.geometry(request, planned.tiling).resident <= resident, planned
 
 
 def test_planner_and_driver_agree_on_the_chips():

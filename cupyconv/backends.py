@@ -186,29 +186,35 @@ class CpuBackend(Backend):
         copied_filter: tuple[FilterForm, Any] | None = None,
         conjugates: bool = True,
     ) -> Run:
-        compute = getattr(_CPU_MODULES[planned.implementation], planned.pass_)
         layer = (request.problem, planned.method) if planned.method else (request.problem,)
-        compute = partial(compute, *layer)
-        if planned.pass_ == "backprop_input":
-            compute = partial(compute, conjugates=conjugates)
+        keywords = {"conjugates": conjugates} if planned.pass_ == "backprop_input" else {}
         if planned.pass_ == "backprop_filter":
 
             def run(operands: Arrays) -> None:
                 x, dy, _, _, dw = operands
-                self.run(planned, compute, x, dy, dw)
+                self.run(planned, keywords, *layer, x, dy, dw)
 
         else:
 
             def run(operands: Arrays) -> None:
                 first, second, bias, add, result = operands
-                self.run(planned, compute, first, second, bias, add, epilogue.activation, result)
+                activation = epilogue.activation
+                self.run(planned, keywords, *layer, first, second, bias, add, activation, result)
 
         return run
 
-    def run(self, planned: PassPlan, compute: Callable[..., None], *operands: Any) -> None:
-        """Run the computation of one planned pass."""
+    def run(self, planned: PassPlan, keywords: dict[str, Any], *operands: Any) -> None:
+        """Run one planned pass.
+
+        Args:
+            planned: the plan.
+            keywords: keyword arguments of the function that computes the pass.
+            operands: its other arguments: the problem, the method if the plan has one, the arrays
+                and the activation; the result comes last.
+        """
+        compute = getattr(_CPU_MODULES[planned.implementation], planned.pass_)
         with np.errstate(**_AS_ON_A_GPU):
-            with_one_blas_thread(partial(compute, *operands))
+            with_one_blas_thread(partial(compute, *operands, **keywords))
 
     def prepare_bias(
         self, problem: ConvProblem, strides: Strides | None, workspace_limit: int | None

@@ -150,17 +150,17 @@ class ConvAxis:
     pad_after: int
     padding_mode: str
 
-    @cached_property
+    @property
     def effective_filter(self) -> int:
         """Length of a window, from its first to its last tap: (filter - 1) * dilation + 1."""
         return (self.filter - 1) * self.dilation + 1
 
-    @cached_property
+    @property
     def padded_input(self) -> int:
         """Input size plus the padding on both sides."""
         return self.input + self.pad_before + self.pad_after
 
-    @cached_property
+    @property
     def output(self) -> int:
         """Output size: ceil(input / stride) for SAME, else the number of windows that fit."""
         if self.padding_mode.startswith("same"):
@@ -229,7 +229,7 @@ class ConvAxis:
         last_read = (self.output - 1) * self.stride + self.effective_filter - 1 - self.pad_before
         return min(max(self.input - 1 - last_read, 0), self.input)
 
-    @cached_property
+    @property
     def pairs(self) -> int:
         """Number of pairs of an output and a tap that read an input instead of padding."""
         low = self.pad_before
@@ -237,7 +237,7 @@ class ConvAxis:
             self.output, self.filter, self.stride, self.dilation, low, low + self.input
         )
 
-    @cached_property
+    @property
     def unread_inputs(self) -> int:
         """Number of inputs that no tap reads: between taps, between windows or at the end."""
         # The pairs (output o, tap r) and (o + across, r - along) read the same input; the second is

@@ -7,7 +7,8 @@ replaced.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -168,6 +169,17 @@ def backend(arch: str = "sm_80", checked: bool = True) -> EmulatorBackend:
     return EmulatorBackend(emulated, EmulatorRuntime(emulated.architecture, checked))
 
 
+@contextmanager
+def installed(emulated: EmulatorBackend) -> Iterator[None]:
+    """Let the library compute NumPy arrays in emulator memory with a backend."""
+    with (
+        mock.patch.object(backends, "of", return_value=emulated),
+        mock.patch.dict(backends.DESCRIBE, {np.ndarray: emulated.describe}),
+        mock.patch.dict(arrays.HOMES, {np.ndarray: arrays.Home.CPU}),
+    ):
+        yield
+
+
 def _emulated(function: Callable[..., Any]) -> Callable[..., np.ndarray]:
     """Return a function of the library on the emulator.
 
@@ -190,12 +202,7 @@ def _emulated(function: Callable[..., Any]) -> Callable[..., np.ndarray]:
                 memory.write(arguments["out"], out)
                 arguments["add"] = arguments["out"]
             arguments["out"].flags.writeable = out.flags.writeable
-        emulated = backend(arch)
-        with (
-            mock.patch.object(backends, "of", return_value=emulated),
-            mock.patch.dict(backends.DESCRIBE, {np.ndarray: emulated.describe}),
-            mock.patch.dict(arrays.HOMES, {np.ndarray: arrays.Home.CPU}),
-        ):
+        with installed(backend(arch)):
             result = function(**arguments)
         memory.check_written(result)
         if out is None:

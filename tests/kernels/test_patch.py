@@ -1,13 +1,12 @@
 """cuda-patch: its results in the emulator, and the layers that it is planned for."""
 
 from dataclasses import replace
-from unittest import mock
 
 import numpy as np
 import pytest
 
 import cupyconv
-from cupyconv import ConvProblem, backends
+from cupyconv import ConvProblem
 from cupyconv.kernels import parameters, patch
 from cupyconv.kernels.family import spatial
 from cupyconv.kernels.strides import Strides
@@ -245,7 +244,7 @@ def test_offsets_of_missing_filters_do_not_overflow():
     out = emulator.memory.lazy((problem.K * step,), np.float16, "y")
     y = np.lib.stride_tricks.as_strided(out, problem.output_shape, (0, 2 * step, 16, 2))
     x, w = emulator.memory.array(data.x, "x"), emulator.memory.array(data.w, "w")
-    with mock.patch.object(backends, "of", return_value=emulator.convolutions.backend()):
+    with emulator.convolutions.installed(emulator.convolutions.backend()):
         cupyconv.conv_forward(x, w, out=y, impl="cuda-patch", **problem.keywords)
     assert (y == cupyconv.conv_forward(data.x, data.w, impl="reference", **problem.keywords)).all()
 

@@ -404,7 +404,7 @@ class Call:
                 continue
             strides = "" if one.shape == () else f" with strides of {one.strides} bytes"
             texts.append(f"{shape_text(one.shape) or 'a scalar'} {one.dtype}{strides}")
-        if array is None or expected is None or Layout.of(array) != expected:
+        if array is None or expected is None or not expected.fits(array):
             raise ConvError(
                 "a bound call takes arrays of the layout with which it was bound",
                 f"{name}: got {texts[0]}, bound with {texts[1]}",
@@ -489,9 +489,9 @@ def compute(
             instead of the result.
     """
     calls, prepared = _calls, None
-    if second.__class__ is PreparedFilter:
+    if second.__class__ is PreparedFilter and operation == "forward":
         prepared, second, calls = second, second.array, second.calls
-    elif first.__class__ is PreparedFilter:
+    elif first.__class__ is PreparedFilter and OPERATIONS[operation].arrays[0] == "w":
         prepared, first, calls = first, first.array, first.calls
     describe = DESCRIBE.get(first.__class__)
     described = describe and describe(first, second, bias, add, out)

@@ -36,6 +36,12 @@ class Layout(NamedTuple):
             max(step, 0) for step in steps
         ) + self.itemsize
 
+    def fits(self, array: Any) -> bool:
+        """Return whether an array has this layout; strides of axes of one element do not count."""
+        if (array.shape, array.dtype) != (self.shape, self.dtype):
+            return False
+        return 0 in self.shape or arrays.have_same_steps(array, self)
+
     @staticmethod
     def of(array: Any) -> Layout:
         """Return the layout of a NumPy or CuPy array."""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cache, cached_property
 from math import inf
 from typing import NamedTuple
 
@@ -234,6 +234,7 @@ _DECORATION = frozenset(
 """Words that may be part of a card's name and do not change its values."""
 
 
+@cache
 def _joined(name: str) -> str:
     """Return the name in lower case without spaces and hyphens."""
     return "".join(name.lower().replace("-", " ").split())
@@ -254,7 +255,7 @@ def _words_in(name: str, cards: Iterable[str]) -> Iterator[tuple[str, frozenset[
     joined, words = _joined(name), frozenset(name.lower().replace("-", " ").split())
     for card in cards:
         own = frozenset(card.lower().split()) - {"rtx", "gtx"}
-        if joined in (_joined(card), re.sub("^[rg]tx", "", _joined(card))):
+        if joined in (_joined(card), _joined(card).removeprefix("rtx").removeprefix("gtx")):
             yield card, frozenset()
         elif own <= words:
             yield card, words - own

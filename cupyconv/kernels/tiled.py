@@ -42,7 +42,7 @@ class Tiled(Family):
         """Return the tiles to estimate: tiles of few rows only for matrices of as few rows."""
         rows = max((gemm.gemm_m for gemm in self.gemms(request)), default=0)
         tiles = self.fitting_tiles(request)
-        return [tile for tile in tiles if tile.block_m >= 64 or rows <= tile.block_m]
+        return [tile for tile in tiles if tile.block_m >= 64 or rows <= tile.block_m] or tiles
 
     def candidate(self, request: Request, choices: Choices) -> Candidate | None:
         tile, splits = choices.tile, choices.splits

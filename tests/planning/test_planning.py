@@ -432,17 +432,18 @@ def test_kernels_follow_a_plan_from_json(splits):
 
 def test_kernels_respect_the_workspace_limit(monkeypatch):
     asked = []
-    for name in ("empty", "scratch"):
-        make = getattr(emulator.convolutions.EmulatorBackend, name)
+    for owner, name in (("EmulatorBackend", "empty"), ("EmulatorRuntime", "scratch")):
+        kind = getattr(emulator.convolutions, owner)
+        made = getattr(kind, name)
 
-        def watched(self, shape, dtype, make=make):
-            asked.append(tuple(shape))
-            return make(self, shape, dtype)
+        def watched(self, size, *dtype, make=made):
+            asked.append(size)
+            return make(self, size, *dtype)
 
-        monkeypatch.setattr(emulator.convolutions.EmulatorBackend, name, watched)
+        monkeypatch.setattr(kind, name, watched)
     depthwise = ConvProblem((2, 8, 9, 7), (8, 1, 3, 3), groups=8, padding=1)
     agreement.require_exact(emulator, depthwise, arch="sm_80", passes=("backprop_filter",))
-    assert asked == [depthwise.filter_shape, (8 * 9,)]
+    assert asked == [depthwise.filter_shape, 4 * 8 * 9]
     asked.clear()
     monkeypatch.setattr(cupyconv, "workspace_limit", 0)
     agreement.require_exact(emulator, depthwise, arch="sm_80", passes=("backprop_filter",))

@@ -1,20 +1,20 @@
-"""Install and try the sdist and the wheel in clean environments of every Python found.
+"""Build a release, and try it as users install it.
 
-    python -m tests.matrix --out dist [--whole] [--extra NAME ...] [--python PATH ...]
+    python -m tests.release [--out dist] [--python 3.12 ...]
 
-Both distributions are tried without extras, then the wheel with each extra.  In each environment a
-program runs that uses nothing of the checkout: it computes, plans, explains, reads the kernels'
-source, and runs the README's example and the command line.  With an extra, it also uses what the
-extra adds.  Extras that need gigabytes are resolved but not installed, which shows whether an index
-has them for that Python; --whole installs them too.  --built uses the distributions of an earlier
-run, for a Python without build tools, as in a container.
+The wheel is built from the sdist.  Both are checked, and installed outside the checkout in fresh
+environments of each Python that pyproject.toml names, with the newest and with the oldest permitted
+packages.  In each environment a program computes, plans, explains, and runs the README's example
+and the command line.  With the extras of PROGRAMS, a sample of the tests runs too.  The packages of
+other extras are looked up, but not installed; tests/device tries CuPy.
 
-Prints a table; exits with 1 if anything available failed.
+Prints each outcome and the text of a release note; exits with 1 if anything failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import re
 import shutil
@@ -22,13 +22,28 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-OLDEST, NEWEST = 11, 15
-"""Oldest and newest minor version of Python 3 to look for."""
+from cupyconv import __version__
+from tests import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = list(PROJECT["optional-dependencies"])
+
+PLACEHOLDER = "example.org"
+"""Part of every address in pyproject.toml that the owner has not set yet."""
+
+SAMPLE = (
+    "tests/problem/test_problem.py",
+    "tests/operations/test_operations.py",
+    "tests/cpu/test_cpu.py",
+    "tests/files/test_damaged_input.py::test_programs_in_zarr_chunks_do_not_run",
+    "tests/explaining/test_explain.py",
+    "tests/pages/test_doctests.py",
+    "tests/pages/test_docs.py::test_code_blocks_run[notebooks/quick-start.md]",
+)
+"""Tests of the installed wheel; they need pytest, hypothesis and the extras of PROGRAMS."""
 
 PLAIN = """
 import importlib.metadata, re, subprocess, sys
@@ -46,8 +61,8 @@ problem = cupyconv.ConvProblem(x.shape, w.shape, padding="same")
 assert cupyconv.plan(problem, "sm_90a")["forward"].implementation.startswith("cuda-")
 assert "<svg" in cupyconv.explain(problem, values="integers").svg()
 assert "<html" in cupyconv.explain(problem).page()
-for words, said in ((["grads", "--preset", "by-hand"], "0 failed"), (["env"], "kernel sources")):
-    command = [sys.executable, "-m", "cupyconv", *words]
+for words, said in (("grads --preset multi-channel", "0 failed"), ("env", "kernel sources")):
+    command = [sys.executable, "-m", "cupyconv", *words.split()]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0 and said in run.stdout, run.stdout + run.stderr
 readme = importlib.metadata.metadata("cupyconv").get_payload()
@@ -57,8 +72,11 @@ exec(example.replace("import cupy as cp", "import numpy as cp"), found)
 assert found["dw"].shape == found["w"].shape and found["dx"].shape == found["x"].shape
 """
 
+VERSIONS = """
+print(*(f"{name} {importlib.metadata.version(name)}" for name in ("numpy", "click")))
+"""
+
 PROGRAMS = {
-    "": "",
     "onnx": """
 import onnx
 from onnx import TensorProto, helper
@@ -88,160 +106,147 @@ assert cupyconv.plan(grouped, "cpu")["forward"].method in ("loops", "windows")
 found = cupyconv.conv_forward(xs, ws, padding="same", groups=8)
 assert (found[:, :, 1, 1] == 9).all() and (found[:, :, 0, 0] == 4).all()
 """,
-    "cuda12": "import cupy, cuda.bindings\n",
-    "cuda13": "import cupy, cuda.bindings\n",
-    "compilers": "import importlib.metadata as m\nassert m.version('nvidia-cuda-nvrtc') >= '13'\n",
-    "types": """
-import pathlib
-pathlib.Path("typed.py").write_text("import cupyconv\\nreveal_type(cupyconv.conv_forward)\\n")
-command = [sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable, "typed.py"]
-run = subprocess.run(command, capture_output=True, text=True)
-assert "Overload[" in run.stdout, run.stdout + run.stderr
-""",
-    "docs": "import sphinx, myst_nb, furo\n",
-    "fuzz": "import torch\n",
-    "test": "import pytest, hypothesis, jax\n",
-    "witnesses": "",
 }
-"""Program that tries each extra, to run in an environment with the extra."""
-
-LARGE = ("compilers", "cuda12", "cuda13", "fuzz", "test", "witnesses")
-"""Extras that are only resolved, unless ``--whole`` is given."""
+"""Program that tries each extra of users, to run after PLAIN in an environment with all of them."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """One row of the table."""
-
-    python: str
-    distribution: str
-    extra: str
-    what: str
-    good: bool
+def pythons() -> list[str]:
+    """Return the versions of Python that the classifiers name."""
+    pattern = r"Programming Language :: Python :: (3\.\d+)"
+    return re.findall(pattern, "\n".join(PROJECT["classifiers"]))
 
 
-def extras() -> list[str]:
-    """Return the names of the extras that pyproject.toml declares."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return list(project["optional-dependencies"])
+def run(*words: str | Path, folder: Path = ROOT) -> str:
+    """Run a program, and return what it prints.
 
-
-def pythons() -> dict[str, Path]:
-    """Return the newest interpreter of each minor version, on the path or in pyenv, by version."""
-    found: dict[tuple[int, ...], Path] = {}
+    Raises:
+        CalledProcessError: it failed.
+    """
     pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser()
-    for minor in range(OLDEST, NEWEST + 1):
-        name = f"python3.{minor}"
-        places = [*pyenv.glob(f"versions/*/bin/{name}"), Path(shutil.which(name) or name)]
-        for place in (Path(sys.executable), *places):
-            version = version_of(place)
-            if version and version[1] == minor:
-                found.setdefault(version, place)
-    newest = {version[:2]: (version, place) for version, place in sorted(found.items())}
-    return {".".join(map(str, version)): place for version, place in newest.values()}
+    places = [*map(str, pyenv.glob("versions/*/bin")), os.environ["PATH"]]
+    environment = {**os.environ, "PATH": os.pathsep.join(places), "UV_NO_PROGRESS": "1"}
+    return subprocess.run(
+        words, cwd=folder, env=environment, capture_output=True, text=True, check=True
+    ).stdout
 
 
-def version_of(python: Path) -> tuple[int, ...] | None:
-    """Return an interpreter's version; None if it does not run or cannot create environments."""
-    program = "import ensurepip, sys, venv; print(*sys.version_info[:3])"
-    try:
-        run = subprocess.run([python, "-I", "-c", program], capture_output=True, text=True)
-    except OSError:
-        return None
-    return tuple(map(int, run.stdout.split())) if run.returncode == 0 else None
+def uv(*words: str | Path, folder: Path = ROOT) -> str:
+    """Run uv, which finds Pythons on the path and of pyenv, or downloads them."""
+    return run(sys.executable, "-m", "uv", *words, folder=folder)
 
 
 def build(out: Path) -> tuple[Path, Path]:
     """Build an sdist, and a wheel from it, so that a file missing in the sdist is noticed."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "build", "--outdir", folder, str(ROOT)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        run(sys.executable, "-m", "build", "--outdir", folder, ROOT, folder=Path())
         out.mkdir(parents=True, exist_ok=True)
-        # The paths must be absolute: pip runs in other folders.
+        # The paths must be absolute: uv runs in other folders.
         made = [Path(shutil.copy(path, out.resolve())) for path in Path(folder).iterdir()]
-    return distributions(made)
-
-
-def distributions(files: Iterable[Path]) -> tuple[Path, Path]:
-    """Return the sdist and the wheel among files.
-
-    Raises:
-        SystemExit: there is not exactly one of each.
-    """
-    of_kinds = [
-        [path for path in files if path.name.endswith(ending)] for ending in (".tar.gz", ".whl")
-    ]
-    if [len(kind) for kind in of_kinds] != [1, 1]:
-        raise SystemExit(f"there must be one sdist and one wheel, got {list(map(str, files))}")
-    (sdist,), (wheel,) = of_kinds
+    sdist, wheel = sorted(made, key=lambda path: path.suffix != ".gz")
     return sdist, wheel
 
 
-def tried(version: str, python: Path, distribution: Path, extra: str, whole: bool) -> Outcome:
-    """Install a distribution with an extra, and run the program that tries the extra."""
-    kind = "sdist" if distribution.name.endswith(".tar.gz") else "wheel"
-    wanted = f"{distribution}[{extra}]" if extra else str(distribution)
-    resolving = extra in LARGE and not whole
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([python, "-m", "venv", f"{folder}/venv"], check=True)
-        inside = f"{folder}/venv/bin/python"
-        options = ["--dry-run"] if resolving else []
-        pip = [inside, "-I", "-m", "pip", "--disable-pip-version-check", "install", "-q"]
-        run = subprocess.run([*pip, *options, wanted], cwd=folder, capture_output=True, text=True)
-        if run.returncode:
-            lacking = re.findall(r"No matching distribution found for (\S+)", run.stderr)
-            said = f"no index here has {lacking[0]}" if lacking else _last(run.stderr)
-            return Outcome(version, kind, extra, said, bool(lacking) and resolving)
-        if resolving:
-            return Outcome(version, kind, extra, "resolved, not installed", True)
-        program = PLAIN + PROGRAMS[extra]
-        run = subprocess.run(
-            [inside, "-I", "-c", program], cwd=folder, capture_output=True, text=True
-        )
-        said = "installed, works" if run.returncode == 0 else _last(run.stderr)
-        return Outcome(version, kind, extra, said, run.returncode == 0)
+def checked(folder: Path, *words: str | Path) -> str:
+    """Run a program that checks the metadata or the contents of the distributions."""
+    uv("tool", "run", *words, folder=folder)
+    return "passed"
 
 
-def _last(text: str) -> str:
-    return (text.strip().splitlines() or ["no message"])[-1][:200]
+def installed(
+    folder: Path, python: str, distribution: Path, extras: Sequence[str], oldest: bool
+) -> str:
+    """Install a distribution, run the programs and a sample of the tests, and return the outcome.
+
+    Args:
+        folder: empty folder for the environment.
+        python: version of Python.
+        distribution: path of the sdist or the wheel.
+        extras: names of the extras to install.  With extras, the sample of the tests runs.
+        oldest: install the oldest permitted version of each required package.
+    """
+    inside = folder / "venv" / "bin" / "python"
+    options = ["--no-build"] if distribution.suffix == ".whl" else []
+    uv("venv", "--python", python, "venv", folder=folder)
+    if oldest:
+        words = ["--resolution", "lowest-direct", "--no-build", "--python-version", python]
+        words += [word for extra in extras for word in ("--extra", extra)]
+        (folder / "oldest.txt").write_text(uv("pip", "compile", *words, ROOT / "pyproject.toml"))
+        options += ["--constraint", "oldest.txt"]
+    install = ("pip", "install", "--python", inside, *options)
+    uv(*install, _wanted(distribution, extras), folder=folder)
+    program = PLAIN + "".join(PROGRAMS[extra] for extra in extras) + VERSIONS
+    packages = run(inside, "-I", "-c", program, folder=folder).splitlines()[-1]
+    if not extras:
+        return f"{packages}: works"
+    for path in ("tests", "notebooks"):
+        shutil.copytree(ROOT / path, folder / path)
+    for path in ("pyproject.toml", "README.md", "CONTRIBUTING.md"):
+        shutil.copy(ROOT / path, folder)
+    uv(*install, "pytest", "hypothesis", folder=folder)
+    words = ["-q", "--part", "sample", "-m", "not slow"]
+    said = run(inside, "-m", "pytest", *words, *SAMPLE, folder=folder).splitlines()[-1]
+    return f"{packages}: works, {said}"
 
 
-def outcomes(options: argparse.Namespace) -> Iterator[Outcome]:
-    """Build the distributions, and try each combination in order."""
-    if options.built:
-        sdist, wheel = distributions(sorted(options.built.resolve().glob("cupyconv-*")))
-    else:
-        sdist, wheel = build(options.out)
-    here = pythons()
-    if options.python:
-        versions = {path: version_of(path) or ("does not run",) for path in options.python}
-        here = {".".join(map(str, version)): path for path, version in versions.items()}
-    for version, python in here.items():
-        yield tried(version, python, sdist, "", options.whole)
-        for extra in ("", *(options.extra or extras())):
-            yield tried(version, python, wheel, extra, options.whole)
+def resolved(folder: Path, python: str, wheel: Path, extra: str) -> str:
+    """Look up the packages of an extra without installing them."""
+    uv("venv", "--python", python, "venv", folder=folder)
+    words = ("pip", "install", "--dry-run", "--python", folder / "venv" / "bin" / "python")
+    uv(*words, _wanted(wheel, [extra]))
+    return "resolved, not installed"
+
+
+def _wanted(distribution: Path, extras: Sequence[str]) -> str:
+    return f"cupyconv[{','.join(extras)}] @ {distribution.as_uri()}"
+
+
+def attempts(options: argparse.Namespace) -> Iterator[tuple[str, Callable[..., str], tuple]]:
+    """Build the distributions, and yield each check with its function and arguments."""
+    sdist, wheel = build(options.out)
+    for words in (
+        ("twine", "check", "--strict", sdist, wheel),
+        ("check-wheel-contents", "--toplevel", "cupyconv", wheel),
+        ("--from=validate-pyproject[all]", "validate-pyproject", ROOT / "pyproject.toml"),
+        ("cffconvert", "--validate", "--infile", ROOT / "CITATION.cff"),
+    ):
+        yield f"{words[0]} {words[1]}", checked, words
+    for python in options.python or pythons():
+        yield f"Python {python}, sdist", installed, (python, sdist, (), False)
+        for extras in ((), tuple(PROGRAMS)):
+            for oldest in (False, True):
+                what = f"wheel[{','.join(extras)}], {'oldest' if oldest else 'newest'} packages"
+                yield f"Python {python}, {what}", installed, (python, wheel, extras, oldest)
+        for extra in sorted({*EXTRAS} - {*PROGRAMS}):
+            yield f"Python {python}, wheel[{extra}]", resolved, (python, wheel, extra)
+
+
+def note() -> str:
+    """Return the section of CHANGELOG.md about this version."""
+    sections = re.split(r"^(?=## )", (ROOT / "CHANGELOG.md").read_text(), flags=re.M)
+    return next(section for section in sections if section.startswith(f"## {__version__} "))
 
 
 def main() -> int:
-    """Try all combinations, and print the outcome of each."""
+    """Try all combinations, and print the outcome of each and the release note."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder to write to")
-    parser.add_argument("--built", type=Path, help="use the distributions in this folder")
-    parser.add_argument("--whole", action="store_true", help="install extras of gigabytes too")
-    parser.add_argument("--extra", action="append", choices=extras(), help="try only this one")
-    parser.add_argument("--python", action="append", type=Path, help="try only this one")
+    parser.add_argument("--python", action="append", help="try only this version, such as 3.14")
     options = parser.parse_args()
-    if not options.python:
-        minors = {version.split(".")[1] for version in pythons()}
-        lacking = [f"3.{n}" for n in range(OLDEST, NEWEST) if str(n) not in minors]
-        print(f"not found: Python {', '.join(lacking) or 'none'}")
-    good = True
-    for one in outcomes(options):
-        what = f"{one.distribution}{f'[{one.extra}]' if one.extra else ''}"
-        mark = "" if one.good else "   FAILED"
-        print(f"{one.python:10} {what:18} {one.what}{mark}", flush=True)
-        good = good and one.good
-    return 0 if good else 1
+    failures = 0
+    for what, function, arguments in attempts(options):
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                said = function(Path(folder), *arguments)
+            except subprocess.CalledProcessError as error:
+                failures += 1
+                said = "\n".join(["FAILED", *(error.stdout + error.stderr).splitlines()[-15:]])
+        print(f"{what}: {said}", flush=True)
+    if any(PLACEHOLDER in url for url in PROJECT["urls"].values()):
+        print("\nBefore you publish, set the addresses in [project.urls] of pyproject.toml.")
+    print("\nRelease note:\n", note(), sep="\n")
+    for path in sorted(options.out.glob(f"cupyconv-{__version__}*")):
+        print(hashlib.sha256(path.read_bytes()).hexdigest(), path.name)
+    return min(failures, 1)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ Examples assume the import above, ``import cupyconv`` and ``import numpy as np``
 from __future__ import annotations
 
 from numbers import Integral
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import cupyconv
 from cupyconv import arrays, formats, operations
@@ -52,8 +52,33 @@ __all__ = [
 ]
 
 
+_ELSEWHERE = {
+    "activation": "use cupy.maximum(x, 0), cupy.tanh or activation= of cupyconv.conv_forward",
+    "softmax": "use cupyx.scipy.special.softmax",
+    "pooling": "reduce cupy.lib.stride_tricks.sliding_window_view",
+    "batch_normalization": "use cupy.mean and cupy.var over all axes but the channels",
+    "dropout": "multiply by a random mask of cupy.random",
+    "reduce": "use cupy.sum, cupy.max or another reduction of CuPy",
+    "add": "add the arrays, or use add= of cupyconv.conv_forward",
+    "rnn": "use PyTorch, which reads CuPy arrays through DLPack",
+    "create": "pass arrays, since cupyconv needs no descriptors",
+    "get": "pass arrays, since cupyconv needs no handles",
+}
+"""Replacement of other functions of ``cupy.cudnn``, keyed by the start of their names."""
+
+
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+if not TYPE_CHECKING:  # type checkers report unknown names themselves
+
+    def __getattr__(name: str) -> Any:
+        text = f"module {__name__!r} has no attribute {name!r}"
+        for start, replacement in _ELSEWHERE.items():
+            if name.startswith(f"{start}_"):
+                text += f": it has the convolutions of cupy.cudnn only; {replacement}"
+        raise AttributeError(text)
 
 
 CUDNN_TENSOR_NCHW: Literal[0] = 0

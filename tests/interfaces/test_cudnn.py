@@ -428,3 +428,17 @@ def test_words_of_any_kind_are_refused(wrong):
         cudnn.convolution_forward(
             x, np.ones((1, 1, 1, 1)), None, y, (0, 0), (1, 1), (1, 1), 1, **how
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "replacement"),
+    [
+        ("activation_forward", "cupy.maximum"),
+        ("create_tensor_descriptor", "needs no descriptors"),
+        ("get_handle", "needs no handles"),
+        ("nothing", "no attribute 'nothing'$"),
+    ],
+)
+def test_other_names_of_cupys_module_say_what_replaces_them(name, replacement):
+    with pytest.raises(AttributeError, match=replacement):
+        getattr(cudnn, name)

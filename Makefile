@@ -67,7 +67,7 @@ mutants: .venv/installed-test
 
 # Builds the pages of notebooks/ in build/docs; a warning is an error.
 docs: .venv/installed-docs
-	$(BIN)/python -m sphinx -W --keep-going --quiet -E -j $(TEST_JOBS) notebooks build/docs
+	$(BIN)/python -m sphinx -W --keep-going --quiet -E -j $(TEST_JOBS) -d build/doctrees notebooks build/docs
 	@echo "read them in build/docs/index.html"
 
 # Builds the sdist and the wheel in dist, and tries them with every supported Python, or with PYTHONS=3.14.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -156,19 +157,24 @@ def _figure(kind: str, content: str) -> nodes.raw:
 
 
 class Explained(SphinxDirective):
-    """Embed the interactive page of a preset's layer: ``{explained} by-hand``."""
+    """Embed the interactive page of a preset's layer: ``{explained} by-hand``.
+
+    A second argument is the part of the page's address that chooses what it shows: ``story=size``.
+    """
 
     required_arguments = 1
+    optional_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        name = self.arguments[0]
+        name, *place = self.arguments
+        address = "#".join((f"gallery/{name}.html", *place))
         shown = escape(preset(name).heading)
         command = f"cupyconv explain --preset {name} --open"
         words = " ".join(f'<span class="pre">{word}</span>' for word in command.split())
         frame = (
-            f'<p><a href="gallery/{name}.html">Open as a separate page</a>, or run '
+            f'<p><a href="{address}">Open as a separate page</a>, or run '
             f'<code class="docutils literal">{words}</code>.</p>'
-            f'<iframe class="page" loading="lazy" src="gallery/{name}.html" title="{shown}">'
+            f'<iframe class="page" loading="lazy" src="{address}" title="{shown}">'
             "</iframe>"
         )
         return [nodes.raw("", frame, format="html")]
@@ -232,11 +238,12 @@ def explained(layer: Layer) -> cupyconv.Explanation:
 
 
 def write_gallery(app: Sphinx) -> None:
-    """Write the interactive page of each preset into the gallery folder."""
+    """Write the interactive page of each preset, and of any layer, into the gallery folder."""
     folder = Path(app.outdir) / "gallery"
     folder.mkdir(parents=True, exist_ok=True)
     for layer in read_file(PRESETS):
         (folder / f"{layer.name}.html").write_text(explained(layer).page(), encoding="utf-8")
+    shutil.copy(folder / "by-hand.html", folder / "layer.html")  # the address chooses the layer
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -28,7 +28,11 @@ from sphinx.util.docutils import SphinxDirective
 
 import cupyconv
 from cupyconv.cli.configuration import PRESETS, Layer, read_file
+from cupyconv.gpu import compiler
+from cupyconv.kernels.device import CARDS
 from cupyconv.markup import escape
+from tests import speed_table
+from tests.device import machine
 
 logger = logging.getLogger(__name__)
 
@@ -206,6 +210,17 @@ def link_names(
     lines[:] = links.linked(lines, name)
 
 
+class Tried(SphinxDirective):
+    """Insert a table of what has been tried: ``{tried} chips``, ``{tried} speed``."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        made = nodes.container()
+        self.state.nested_parse(StringList(TABLES[self.arguments[0]](), "tried"), 0, made)
+        return made.children
+
+
 class Bridge(SphinxDirective):
     """Document the module of cupyconv for an optional package: ``{bridge} torch``.
 
@@ -224,6 +239,27 @@ class Bridge(SphinxDirective):
         made = nodes.container()
         self.state.nested_parse(StringList(lines, name), self.content_offset, made)
         return made.children
+
+
+def chips() -> list[str]:
+    """Return a table of the supported chips, and of how the kernels were tried on each."""
+    measured = {run.environment["architecture"]: run for run in speed_table.runs(MEASURED, "gpu")}
+    emulated = {device.chip for device in machine.DEVICES}
+    lines = ["| architecture | common cards | tried |", "|---|---|---|"]
+    for target in compiler.ARCHITECTURES:
+        device = cupyconv.Device.of(target)
+        cards = [name for name, card in CARDS.items() if card.capability == device.capability]
+        tried = ["compiled"]
+        if machine.CHIPS[device.capability] in emulated:
+            tried.append("run by CuPy on an emulated GPU")
+        if target in measured:
+            tried.append(f"measured on {measured[target].environment['gpu']}")
+        lines.append(f"| {target} | {', '.join(cards)} | {', '.join(tried)} |")
+    return lines
+
+
+MEASURED = FOLDER.parent / "tests" / "gpu" / "results"
+TABLES = {"chips": chips, "speed": lambda: speed_table.by_card(MEASURED.parents[1]).splitlines()}
 
 
 def preset(name: str) -> Layer:
@@ -255,6 +291,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("windows", Windows)
     app.add_directive("explained", Explained)
     app.add_directive("bridge", Bridge)
+    app.add_directive("tried", Tried)
     app.add_directive("summary", Summary)
     app.connect("autodoc-process-docstring", link_names, priority=600)  # after napoleon
     app.connect("builder-inited", write_gallery)

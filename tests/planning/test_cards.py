@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from cupyconv import ConvError, ConvProblem, plan
 from cupyconv.kernels.device import CARDS, CHIPS, Device, card_named
-from tests import ROOT
 from tests.cli.test_cli import run
 
-PAGE = ROOT / "notebooks" / "how-to" / "read-a-plan.md"
 LAYER = ConvProblem((32, 128, 28, 28), (128, 128, 3, 3), padding=1, dtype="float16")
 
 DATA_SHEETS = {
@@ -102,10 +98,3 @@ def test_an_unknown_card_gets_the_nearest_names():
 def test_the_command_line_takes_cards():
     arguments = ("--input", "1x3x8x8", "--filter", "4x3x3x3", "--device", "rtx 4090")
     assert "on RTX 4090 sm_89" in run("plan", *arguments).output
-
-
-def test_the_page_lists_all_cards():
-    rows = re.findall(r"^\| ([^|]+) \| (sm_\w+) \|$", PAGE.read_text(encoding="utf-8"), re.M)
-    assert {card: architecture for cards, architecture in rows for card in cards.split(", ")} == {
-        name: Device.of(name).architecture for name in CARDS
-    }

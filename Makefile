@@ -5,6 +5,7 @@ TEST_JOBS ?= 2
 MINUTES ?= 10
 SEED ?=
 TURN ?=
+PYTHONS ?=
 
 INSTALL := $(BIN)/python -m pip install --quiet --editable
 
@@ -14,7 +15,7 @@ DEVICE_PYTEST := $(BIN)/python -m tests.device -m pytest -n $(TEST_JOBS) --dist 
 	tests/gpu tests/device
 
 .PHONY: demo test test-rest test-all test-slow test-chips test-compilers test-device \
-	fuzz lint docs wheel matrix clean
+	fuzz lint docs release clean
 
 demo: .venv/installed
 	$(BIN)/cupyconv grads --preset multi-channel
@@ -55,15 +56,12 @@ lint: .venv/installed-test
 
 # Builds the pages of notebooks/ in build/docs; a warning is an error.
 docs: .venv/installed-docs
-	$(BIN)/python -m sphinx -W --keep-going --quiet -E -j $(TEST_JOBS) notebooks build/docs
+	$(BIN)/python -m sphinx -W --keep-going --quiet -E -j $(TEST_JOBS) -d build/doctrees notebooks build/docs
 	@echo "read them in build/docs/index.html"
 
-wheel: .venv/installed-test
-	$(BIN)/python -m build
-
-# Installs both distributions in clean environments of every Python on this machine.
-matrix: .venv/installed-test
-	$(BIN)/python -m tests.matrix --out dist
+# Builds the sdist and the wheel in dist, and tries them with every supported Python, or with PYTHONS=3.14.
+release: .venv/installed-release
+	$(BIN)/python -m tests.release --out dist $(PYTHONS:%=--python %)
 
 clean:
 	rm -rf .venv build dist *.egg-info
@@ -82,6 +80,10 @@ $(BIN)/python:
 
 .venv/installed-docs: pyproject.toml | $(BIN)/python
 	$(INSTALL) ".[docs]"
+	touch $@ .venv/installed
+
+.venv/installed-release: pyproject.toml | $(BIN)/python
+	$(INSTALL) ".[release]"
 	touch $@ .venv/installed
 
 .venv/installed-fuzz: pyproject.toml | $(BIN)/python

@@ -32,7 +32,7 @@ Examples assume the import above, ``import cupyconv`` and ``import numpy as np``
 from __future__ import annotations
 
 from numbers import Integral
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from cupyconv import arrays, formats, settings
 from cupyconv.binding import Called
@@ -52,33 +52,33 @@ __all__ = [
 ]
 
 
+_ELSEWHERE = {
+    "activation": "use cupy.maximum(x, 0), cupy.tanh or activation= of cupyconv.conv_forward",
+    "softmax": "use cupyx.scipy.special.softmax",
+    "pooling": "reduce cupy.lib.stride_tricks.sliding_window_view",
+    "batch_normalization": "use cupy.mean and cupy.var over all axes but the channels",
+    "dropout": "multiply by a random mask of cupy.random",
+    "reduce": "use cupy.sum, cupy.max or another reduction of CuPy",
+    "add": "add the arrays, or use add= of cupyconv.conv_forward",
+    "rnn": "use PyTorch, which reads CuPy arrays through DLPack",
+    "create": "pass arrays, since cupyconv needs no descriptors",
+    "get": "pass arrays, since cupyconv needs no handles",
+}
+"""Replacement of other functions of ``cupy.cudnn``, keyed by the start of their names."""
+
+
 def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-_INSTEAD = {
-    "activation": "torch.nn.functional.relu, or the argument activation of cupyconv.conv_forward",
-    "batch_normalization": "torch.nn.functional.batch_norm",
-    "dropout": "torch.nn.functional.dropout",
-    "pooling": "torch.nn.functional.max_pool2d or avg_pool2d",
-    "rnn": "torch.nn.RNN, torch.nn.LSTM or torch.nn.GRU",
-    "softmax": "torch.nn.functional.softmax",
-    "spatial_tf": "torch.nn.functional.affine_grid and grid_sample",
-}
-"""Replacements of the groups of functions of ``cupy.cudnn``, keyed by the start of their names."""
+if not TYPE_CHECKING:  # type checkers report unknown names themselves
 
-
-def __getattr__(name: str) -> Any:
-    text = f"module {__name__!r} has no attribute {name!r}"
-    if name == "get_handle" or name.startswith("create_"):
-        text += ": its functions need no handles, descriptors or states of cuDNN"
-    for start, instead in _INSTEAD.items():
-        if name.startswith(start):
-            text += (
-                ": it has only the convolutions of cupy.cudnn, and CuPy 14 no longer supports "
-                f"cuDNN. Use NVIDIA's cudnn-frontend, or with torch.from_dlpack {instead}"
-            )
-    raise AttributeError(text, name=name)
+    def __getattr__(name: str) -> Any:
+        text = f"module {__name__!r} has no attribute {name!r}"
+        for start, replacement in _ELSEWHERE.items():
+            if name.startswith(f"{start}_"):
+                text += f": it has the convolutions of cupy.cudnn only; {replacement}"
+        raise AttributeError(text, name=name)
 
 
 CUDNN_TENSOR_NCHW: Literal[0] = 0

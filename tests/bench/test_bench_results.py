@@ -385,6 +385,9 @@ def test_readme_table_uses_the_newest_gpu_run(folders, capsys):
         "| 4.00× (2 / 2 / 0) | 0.67× (2 / 0 / 2) |",
     ]
     assert "skipped bench-other.json" in capsys.readouterr().err
+    by_card = speed_table.by_card(folders)
+    assert by_card.startswith(text)
+    assert "\n\nOlder, 2026-10-20" in by_card
 
 
 def test_readme_table_uses_the_cpu_run(folders):

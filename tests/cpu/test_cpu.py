@@ -1071,7 +1071,7 @@ def test_patches_are_exact(overlaps):
             problem.input_shape, data.w, data.dy, impl="reference", **problem.keywords
         )
         assert np.array_equal(dx, expected), problem
-        bias = np.arange(problem.C).astype(data.w.dtype) - 2
+        bias = (np.arange(problem.C) - 2).astype(data.w.dtype)
         y, exact = (
             cupyconv.conv_transpose(
                 data.dy,

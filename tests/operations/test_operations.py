@@ -569,17 +569,14 @@ def test_transpose_with_same_padding_scales_by_the_stride(word, stride, taps, di
 # -- importing -------------------------------------------------------------------------------------
 
 
-def test_import_loads_few_modules_and_no_array_library():
+def test_import_loads_no_other_library():
     """Other modules are imported on first use."""
     code = (
         "import sys; before = set(sys.modules); import cupyconv; print(*set(sys.modules) - before)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    imported = set(done.stdout.split())
-    assert "cupyconv" in imported
-    assert len(imported) < 20
-    heavy = {"numpy", "cupy", "torch", "jax", "tensorflow", "ml_dtypes", "click", "rich"}
-    assert not heavy & imported
+    roots = {name.partition(".")[0] for name in done.stdout.split()}
+    assert roots - sys.stdlib_module_names == {"cupyconv"}
 
 
 def test_calls_on_numpy_arrays_import_no_framework():

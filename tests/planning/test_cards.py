@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from cupyconv import ConvError, ConvProblem, Plan, plan
 from cupyconv.kernels.device import CARDS, CHIPS, Device, card_named
-from tests import ROOT
 from tests.cli.test_cli import run
 
-PAGE = ROOT / "notebooks" / "how-to" / "read-a-plan.md"
 LAYER = ConvProblem((32, 128, 28, 28), (128, 128, 3, 3), padding=1, dtype="float16")
 
 DATA_SHEETS = {
@@ -155,10 +151,3 @@ def test_the_command_line_takes_cards():
     assert "on RTX 4090 sm_89" in run("plan", *arguments).output
     figures = "sm_89, 76 SMs, 2.5 GHz, 672 GB/s"
     assert f"on {figures}" in run("plan", *arguments[:-1], figures).output
-
-
-def test_the_page_lists_all_cards():
-    rows = re.findall(r"^\| ([^|]+) \| (sm_\w+) \|$", PAGE.read_text(encoding="utf-8"), re.M)
-    assert {card: architecture for cards, architecture in rows for card in cards.split(", ")} == {
-        name: Device.of(name).architecture for name in CARDS
-    }

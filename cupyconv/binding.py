@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, get_args
 
-from cupyconv import formats
+from cupyconv import formats, log
 from cupyconv.errors import ConvError, ConvTypeError, require_word, unknown_word
 from cupyconv.formats import DataFormat
 from cupyconv.kernels.request import PLAIN, Epilogue
@@ -264,6 +264,7 @@ def bound(
         require(request)
     epilogue = Epilogue(options.activation, "add" in layouts)
     planned = chosen(request, options.impl)
+    log.info("plan of %s of %s: %s, %s", of.pass_, problem, planned.kernel, planned.reason)
     return Bound(problem, request, planned, epilogue, shape, extends)
 
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cupyconv import arrays, files
+from cupyconv import arrays, files, log
 from cupyconv.gpu import capture, compiler, driver, sources, tensormaps
 from cupyconv.gpu.compiler import Variant
 from cupyconv.gpu.tensormaps import MAP_ALIGNMENT, MAP_BYTES, Encoder
@@ -188,9 +188,22 @@ class Series:
                 else:
                     pointers[position] = value.ctypes.data
             function, config = self._runtime.launcher(launch)
+            if log.logs_launches():
+                function = _logged(function, launch)
             block.launches.append((function, config, ctypes.addressof(pointers)))
             block.kept.append(pointers)
         return block
+
+
+def _logged(function: Callable[..., Any], launch: Launch) -> Callable[..., Any]:
+    """Return a function that logs a launch before it launches."""
+
+    def run(*arguments: int) -> Any:
+        shape = launch.grid, launch.block, launch.shared_bytes
+        log.launch("launch of %s: grid %s, block %s, %s shared bytes", launch.entry, *shape)
+        return function(*arguments)
+
+    return run
 
 
 class _Block:
@@ -278,6 +291,7 @@ class CupyRuntime:
                     module = arrays.cupy().RawModule(path=str(path))
                     for key in missing:
                         if key[0] == variant:
+                            log.info("loaded %s for %s", key[1], self.target)
                             self._kernels[key] = module.get_function(key[1])
                             _ = self._kernels[key].kernel  # load while the file exists
         for one in compiled.values():

@@ -233,3 +233,11 @@ def test_unknown_chip_runs_cubins_of_an_older_one(own_cache, nothing_loaded, mon
     names = [path.name for path in own_cache.glob("*.cubin")]
     assert names
     assert all("-sm_80-" in name for name in names)
+
+
+def test_log_has_plans_kernels_and_launches(own_cache, nothing_loaded, caplog):
+    with caplog.at_level("DEBUG", "cupyconv"):
+        for _ in range(2):
+            cupyconv.conv_forward(*cupy.ones((2, 1, 1, 4, 4), "float32"), impl="cuda-generic")
+    events = [record.getMessage().partition(" ")[0] for record in caplog.records]
+    assert events == ["plan", "compiled", "loaded", "launch", "launch"]

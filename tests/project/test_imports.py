@@ -18,6 +18,7 @@ PAGE = ROOT / "notebooks" / "contributing" / "architecture.md"
 
 ROOMS = (
     "settings",
+    "log",
     "errors",
     "records",
     "signals",

@@ -64,6 +64,9 @@ _OPTIONAL_MODULES = ("dask", "torch")
 """Public modules that import optional packages; __all__ omits them, because ``from cupyconv import
 *`` would fail if a package is missing."""
 
+benchmark: bool
+workspace_limit: int | None
+
 __all__ = [*_MODULES, "__version__"]
 
 
@@ -76,9 +79,6 @@ if TYPE_CHECKING:  # the names in _MODULES and _OPTIONAL_MODULES
         torch as torch,
         typing as typing,
     )
-
-    benchmark: bool
-    workspace_limit: int | None
     from cupyconv.arrays import as_kind_of as as_kind_of
     from cupyconv.calls import Call as Call, bind as bind
     from cupyconv.errors import (

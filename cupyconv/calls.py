@@ -151,14 +151,16 @@ class Call:
             return self._call_others(first, second, bias, add, out)
         if out is not None and described[1] != self._described_out:
             return self._call_others(first, second, bias, add, out)
-        if out is None and self._is_direct:  # as ``run`` does, with a function less
+        if out is None and self._is_direct:  # as ``_compute`` does, with a function less
             result = self._empty(self.shape, self._dtype)
             a, b, _, c, d = described[2]
             self._run((a, b, self._address(result), c, d))
             return result
-        return self.run((first, second, bias, add, out), described[2])
+        return self._compute((first, second, bias, add, out), described[2])
 
-    def run(self, given: Given, addresses: tuple[int, ...], called: Called | None = None) -> Any:
+    def _compute(
+        self, given: Given, addresses: tuple[int, ...], called: Called | None = None
+    ) -> Any:
         """Return the result for arrays that fit the call.
 
         Args:
@@ -239,8 +241,11 @@ class Call:
 
         Raises:
             KernelCompileError: a kernel does not compile.
+
+        >>> cupyconv.bind("forward", (1, 2, 4), (3, 2, 3), device="cpu").load().shape
+        (1, 3, 2)
         """
-        load_together([self])
+        _load([self])
         return self
 
     def fastest(
@@ -263,6 +268,10 @@ class Call:
 
         Raises:
             ConvError: a graph is being captured, and the candidates have not been measured.
+
+        >>> call = cupyconv.bind("forward", (1, 2, 4), (3, 2, 3), device="cpu")
+        >>> call.fastest() is call  # nothing is measured on the CPU
+        True
         """
         if not self.is_measurable:
             return self
@@ -285,7 +294,7 @@ class Call:
         is_planned = isinstance(self._impl, Plan) or self.plan is None
         return self._backend.device.is_gpu and not is_planned
 
-    def measure_at_first_run(self, done: Callable[[Call], None]) -> None:
+    def _measure_at_first_run(self, done: Callable[[Call], None]) -> None:
         """Choose the fastest kernels in the first run, on its arrays, and then call ``done``."""
         self._done_measuring, self._is_indirect, self._is_direct = done, True, False
 
@@ -322,7 +331,7 @@ class Call:
             if original is not None:
                 backend.copy(result, original)
 
-    def require_measured(self) -> None:
+    def _require_measured(self) -> None:
         """Check that a measurement is stored, as nothing can be measured in a capture.
 
         Raises:
@@ -348,6 +357,10 @@ class Call:
 
         Raises:
             ConvError: the call reads no filter, w has another layout, or a graph is being captured.
+
+        >>> w, x = np.ones((3, 2, 3), "float32"), np.ones((1, 2, 4), "float32")
+        >>> cupyconv.bind("forward", x, w).with_filter(w)(x).shape
+        (1, 3, 2)
         """
         if "w" not in self._names:
             raise ConvError(
@@ -391,7 +404,7 @@ class Call:
         described = DESCRIBE[type(first)](first, second, bias, add, result)
         assert described is not None
         self._require_alignment(described[0])
-        computed = self.run((first, second, bias, add, result), described[2])
+        computed = self._compute((first, second, bias, add, result), described[2])
         return computed if out is None or out is result else operands.written_to(out)
 
     def _require_layout(self, name: str, array: Any) -> None:
@@ -444,11 +457,17 @@ class FilterCall(Call):
         return Call.__call__(self, first, self.filter, bias, add=add, out=out)
 
 
-def load_together(calls: Iterable[Call]) -> None:
+def _load(calls: Iterable[Call]) -> None:
     """Load the kernels of several calls on one device, compiling missing kernels in parallel."""
     new = [call for call in calls if not call.is_loaded]
     if new:
         new[0]._backend.load([call._run for call in new])
+
+
+def run_together(found: Sequence[tuple[Call, Given, tuple[int, ...]]]) -> list[Any]:
+    """Return the results of several calls that ``compute`` deferred, after loading all kernels."""
+    _load(call for call, _, _ in found)
+    return [call._compute(given, addresses) for call, given, addresses in found]
 
 
 def forget() -> None:
@@ -485,7 +504,7 @@ def compute(
         called: names of the arrays in errors; by default those of the public functions.
         measure: whether to time the candidate kernels on a GPU and use the fastest; by default
             ``cupyconv.benchmark``.
-        deferred: whether to return the call, its arrays and their addresses, for ``Call.run``,
+        deferred: whether to return the call, its arrays and their addresses, for ``run_together``,
             instead of the result.
     """
     calls, prepared = _calls, None
@@ -514,7 +533,7 @@ def compute(
     given = (first, second, bias, add, out)
     if call is None:
         call = _new_call(calls, key, given, called or CALLED[operation], prepared)
-    return (call, given, addresses) if deferred else call.run(given, addresses, called)
+    return (call, given, addresses) if deferred else call._compute(given, addresses, called)
 
 
 def _types(options: tuple[Any, ...]) -> tuple[type, ...]:
@@ -601,7 +620,7 @@ def _new_call(
                 return calls.get(other) or _new_call(calls, other, given, called, prepared)
     measure, limit = key[5:7]
     present, names = _present(operation, given), binding.error_names(operation, called)
-    backend = backends.of(arrays.HOMES[type(given[0])])
+    backend = backends.of(arrays.take(names[next(iter(present))], given[0])[1])
     if backend.ordinal is not None:
         error_names = [names[name] for name in present]
         operands.require_current_device(error_names, tuple(present.values()), backend.ordinal)
@@ -621,8 +640,8 @@ def _new_call(
 
     if measure and call.is_measurable:
         if backend.is_capturing():
-            call.require_measured()
-        call.measure_at_first_run(remember)
+            call._require_measured()
+        call._measure_at_first_run(remember)
     else:
         remember(call)
     return call
@@ -636,10 +655,10 @@ def _is_immutable(kind: type) -> bool:
 _IMMUTABLE = (int, str, type(None), tuple, Plan)
 
 
-def _frozen(value: Any) -> Any:
-    """Return a value with its lists and special tuples replaced by tuples."""
-    if isinstance(value, list | tuple):
-        return tuple(map(_frozen, value))
+def _frozen(value: Any, depth: int = 3) -> Any:
+    """Return a value with its lists and special tuples replaced by tuples, down to a depth."""
+    if depth and isinstance(value, list | tuple):
+        return tuple([_frozen(item, depth - 1) for item in value])
     return value
 
 

@@ -541,8 +541,7 @@ def conv_backward(
     if "bias" in needed:
         bias_layer = (1, 0, 1, 1, data_format, None, None, "ieee", "auto")
         found["bias"] = call("backprop_bias", dy, None, None, bias_layer)
-    calls.load_together([each for each, _, _ in found.values()])
-    results = {name: one.run(given, addresses) for name, (one, given, addresses) in found.items()}
+    results = dict(zip(found, calls.run_together(list(found.values())), strict=True))
     return ConvGradients(*map(results.get, GRADIENTS))
 
 

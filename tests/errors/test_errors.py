@@ -685,7 +685,7 @@ def test_missing_cupy_suggests_an_install_command(monkeypatch):
     exporter = SimpleNamespace(__cuda_array_interface__={})
     with pytest.raises(DeviceError) as caught:
         cupyconv.conv_forward(exporter, exporter)
-    assert "pip install 'cupy-cuda13x[ctk]>=14'" in str(caught.value)
+    assert "pip install 'cupy-cuda13x[ctk]>=14.2'" in str(caught.value)
 
 
 def test_device_count_is_0_without_cupy_or_a_driver(monkeypatch):

@@ -16,7 +16,7 @@ from cupyconv.errors import ConvTypeError
 FUNCTION, BOUND = 8, 4
 """Most Python functions that a repeated call and a bound call enter (chosen)."""
 
-OF_A_LAYER, OF_A_CORRELATION = 40, 25
+OF_A_LAYER, OF_A_CORRELATION = 50, 45
 """Maximum functions that NumPy's computation of a small layer enters: per call, per correlation."""
 
 

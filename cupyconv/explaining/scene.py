@@ -12,15 +12,14 @@ part: both ends and the surroundings of the chosen element, with None for each g
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from cupyconv import arrays
 from cupyconv.errors import ConvError
 from cupyconv.explaining import adjoints, shapes, terms
-from cupyconv.explaining.counts import visible
+from cupyconv.explaining.counts import visible, with_gaps
 from cupyconv.explaining.terms import Element
 from cupyconv.explaining.values import OPERANDS
 from cupyconv.problem import ConvAxis, ConvProblem, shape_text
@@ -366,19 +365,6 @@ def _busiest(axis: ConvAxis) -> int:
 
 
 # -- positions -------------------------------------------------------------------------------------
-
-
-def with_gaps(positions: Iterable[int]) -> Places:
-    """Return positions in ascending order, with None in each gap of more than one position."""
-    ordered = sorted(set(positions))
-    places: list[int | None] = [*ordered[:1]]
-    for before, after in pairwise(ordered):
-        if after - before == 2:  # the position takes no more room than the sign for a gap
-            places.append(before + 1)
-        elif after - before > 2:
-            places.append(None)
-        places.append(after)
-    return tuple(places)
 
 
 def _drawn(size: int, room: int, needed: int) -> Places:

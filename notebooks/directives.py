@@ -27,6 +27,7 @@ from sphinx.util.docutils import SphinxDirective
 
 import cupyconv
 from cupyconv.cli.configuration import PRESETS, Layer, read_file
+from cupyconv.explaining.page import framed
 from cupyconv.markup import escape
 
 logger = logging.getLogger(__name__)
@@ -168,8 +169,7 @@ class Explained(SphinxDirective):
         frame = (
             f'<p><a href="gallery/{name}.html">Open as a separate page</a>, or run '
             f'<code class="docutils literal">{words}</code>.</p>'
-            f'<iframe class="page" loading="lazy" src="gallery/{name}.html" title="{shown}">'
-            "</iframe>"
+            + framed(f'class="page" loading="lazy" src="gallery/{name}.html" title="{shown}"')
         )
         return [nodes.raw("", frame, format="html")]
 

@@ -40,7 +40,7 @@ TURNED = {
 }
 """Query strings of pages with changed settings, valid and invalid, by name of the picture."""
 
-STORIES = {"channels": 8, "size": 8, "number": 8}
+STORIES = {"channels": 8, "size": 9, "flip": 8, "number": 8}
 """Number of steps of each story."""
 
 

@@ -391,7 +391,7 @@ def _plane(
         window = bool(below) and all(s in u for s, u in zip(spots, below, strict=True))
         if row < 0 or column < 0:
             kind = "pad" if PAD in (row, column) else "zero"
-            return "ap" if window else kind, "0", ""
+            return "ap" if window else kind, "", ""
         position = (row, column) if len(places) > 1 else (column,)
         marked = all(at in part for at, part in zip(position, parts[-2:], strict=True))
         text = UNKNOWN if values is None else short(scene.plain(values[(*outer, *position)]))

@@ -9,12 +9,13 @@ const MODES = { valid: "valid", same: "same", same_lower: "same_lower" };
 const VALUES = { normal: "random", integers: "integers", x: "x one hot", w: "w one hot", dy: "dy one hot" };
 const LOSSES = { dot: "sum(dy · y)", sum: "sum(y)", squares: "sum(y²) / 2" };
 const isSeed = (text) => /^\d{1,19}$/.test(text) && BigInt(text) < 2n ** 63n;
-const MOST_CELLS = 40; // largest number of positions in the picture of an axis
+const MOST_CELLS = innerWidth < 600 ? 12 : 19; // largest number of positions in the picture of an axis
 const MOST_WINDOWS = 8; // largest number of windows in the picture of an axis
 
 let knobs = {}; // the state of the knobs
 let wrong = null; // the error of the state
 let built = ""; // number of axes and padding mode for which the knobs are built
+let lastValid = null; // the last state without an error
 let plain = null; // the first layer and its values, in the notation of the knobs
 let pictured = null; // the scene whose layer is shown
 
@@ -77,6 +78,7 @@ function turn(state) {
     if (!(error instanceof rules.ConvError)) throw error;
     wrong = error;
   }
+  if (!wrong) lastValid = knobs;
   buildDials();
   showWrong();
   if (wrong) address(`#${layerAddress()}`);
@@ -91,12 +93,25 @@ function showWrong() {
   showTitle([layerOf(knobs).input_shape, layerOf(knobs).filter_shape].map(rules.shapeText).join(" * "));
   const where = wrong.axis ? ` (axis ${wrong.axis})` : "";
   const told = element("p", "", `${wrong.rule[0].toUpperCase()}${wrong.rule.slice(1)}${where}: ${wrong.values}.`);
-  const ways = wrong.fixes.map(({ changes, text }) => buttonOf("way", () => {
-    turn(knobsOf({ ...knobs, layer: { ...layerOf(knobs), ...changes } }));
+  const way = (text, state) => buttonOf("way", () => {
+    turn(state());
     $("dials").querySelector("input").focus();
-  }, {}, `${text[0].toUpperCase()}${text.slice(1)}`));
-  const remedy = ways.length ? "Fixes:" : wrong.remedy ? `${wrong.remedy}.` : "";
+  }, {}, `${text[0].toUpperCase()}${text.slice(1)}`);
+  const ways = wrong.fixes.map(({ changes, text }) =>
+    way(text, () => knobsOf({ ...knobs, layer: { ...layerOf(knobs), ...changes } })));
+  if (!ways.length && !rules.same(raised(), knobs)) ways.push(way("use the smallest usual value", raised));
+  if (!ways.length) ways.push(way("go back to the last valid layer", () => lastValid));
+  const remedy = wrong.fixes.length ? "Fixes:" : wrong.remedy ? `${wrong.remedy}.` : "";
   $("wrong").replaceChildren(told, element("p", "", remedy), ...ways);
+}
+
+// Returns the state with all numbers raised to their smallest usual values.
+function raised() {
+  const atLeast = (state, keys, least) =>
+    ({ ...state, ...Object.fromEntries(keys.map((key) => [key, Math.max(state[key], least)])) });
+  const axes = knobs.axes.map((axis) =>
+    atLeast(atLeast(axis, ["input", "filter", "stride", "dilation"], 1), ["before", "after"], 0));
+  return atLeast({ ...knobs, axes }, ["images", "channels", "filters", "groups"], 1);
 }
 
 // -- the controls ----------------------------------------------------------------------------------
@@ -276,48 +291,71 @@ function showTitle(turned) {
   $("stale").hidden = !turned;
 }
 
-// Returns the picture of an axis: its padded input, and each window with its taps.
+// Returns the picture of an axis: its padded input, each window with its taps, and the possible
+// sizes of dx as parts of the gradient of the padded input.
 function strip(axis, name) {
-  const cells = Math.min(axis.padded, MOST_CELLS);
+  const crops = axis.inputs[0] === axis.inputs[1] ? [] : possible(axis).map((size) => axis.ofInput(size));
+  const end = (one) => one.before + one.input;
+  const cells = Math.min(Math.max(axis.padded, ...crops.map(end)), MOST_CELLS);
+  const padded = Math.min(axis.padded, cells);
   const unread = new Set(axis.unread);
-  const hidden = axis.padded - cells;
+  const hidden = axis.padded - padded;
   const shown = rules.span(axis.output).filter((o) => o * axis.stride + axis.span <= cells);
   const windows = shown.length <= MOST_WINDOWS ? shown : shown.slice(0, MOST_WINDOWS - 2);
   if (windows.length < axis.output) windows.push(null);
   if (!hidden && shown.length > MOST_WINDOWS) windows.push(shown.at(-1));
   const [size, high] = [22, 15];
-  const picture = inSvg("svg", { width: cells * size + 44, height: size + 8 + windows.length * high,
-    role: "img", class: "strip" });
+  const picture = inSvg("svg", { width: cells * size + 66,
+    height: size + 8 + (windows.length + crops.length) * high, role: "img", class: "strip" });
   const drawnWindows = windows.filter((o) => o !== null).length;
   const cuts = [];
-  if (hidden) cuts.push(`${cells} of ${plural(axis.padded, "position")}`);
+  if (hidden) cuts.push(`${padded} of ${plural(axis.padded, "position")}`);
   if (drawnWindows < axis.output) cuts.push(`${drawnWindows} of ${plural(axis.output, "window")}`);
   const cut = cuts.length ? ` Drawn: ${cuts.join(", ")}.` : "";
   const label = `Axis ${name}: input ${axis.input}, padded to ${axis.padded}, and its windows.${cut}`;
   picture.setAttribute("aria-label", label);
-  for (let i = 0; i < cells; i++) {
+  const write = (x, y, text) => picture.append(inSvg("text", { x, y }, text));
+  for (let i = 0; i < padded; i++) {
     const at = i - axis.before;
     const isPad = at < 0 || at >= axis.input;
     const kind = isPad ? "padded" : unread.has(at) ? "unread" : "read";
-    picture.append(inSvg("rect", { x: i * size + 1, y: 1, width: size - 1, height: size - 1, class: kind }),
-      inSvg("text", { x: i * size + 1 + size / 2, y: size - 6 }, isPad ? "0" : at));
+    picture.append(inSvg("rect", { x: i * size + 1, y: 1, width: size - 1, height: size - 1, class: kind }));
+    if (!isPad) write(i * size + 1 + size / 2, size - 6, at);
   }
-  if (hidden) picture.append(inSvg("text", { x: cells * size + 14, y: size - 6 }, "…"));
+  if (hidden) write(cells * size + 14, size - 6, "…");
   windows.forEach((o, line) => {
     const y = size + 8 + line * high;
     if (o === null) {
-      picture.append(inSvg("text", { x: size, y: y + 8 }, "…"));
+      write(size, y + 8, "…");
       return;
     }
     const first = o * axis.stride;
     picture.append(inSvg("line", { x1: first * size + 4, x2: (first + axis.span) * size - 3, y1: y + 4, y2: y + 4 }));
     for (let r = 0; r < axis.filter; r++)
       picture.append(inSvg("rect", { x: (first + r * axis.dilation) * size + 5, y, width: size - 9, height: 9, class: "tap" }));
-    picture.append(inSvg("text", { x: (first + axis.span) * size + 12, y: y + 8 }, `${o}`));
+    write((first + axis.span) * size + 12, y + 8, o);
+  });
+  const full = (axis.output - 1) * axis.stride + axis.span;
+  crops.forEach((one, line) => {
+    const y = size + 8 + (windows.length + line) * high;
+    const bar = (from, to, kind) => to > from && picture.append(
+      inSvg("rect", { x: from * size + 3, y, width: (to - from) * size - 5, height: 10, class: kind }));
+    const [from, to] = [one.before, end(one)].map((place) => Math.min(place, cells));
+    bar(from, Math.min(to, full), one.input === axis.input ? "crop own" : "crop");
+    bar(Math.max(from, full), to, "crop beyond");
+    write(to * size + 32, y + 9, `${end(one) > cells ? "… " : ""}dx ${one.input}`);
   });
   return element("figure", "axis", picture,
-    element("figcaption", "", "Each bar is a window, with its taps and the number of its output." +
-      `${axis.before || axis.after ? " Dashed: padding." : ""}${unread.size ? " Grey: not read." : ""}${cut}`));
+    element("figcaption", "", "Each bar with taps is a window, with the number of its output." +
+      `${axis.before || axis.after ? " Dashed: padding." : ""}${unread.size ? " Grey: not read." : ""}` +
+      `${crops.length ? " Bars without taps: dx of each possible size, a part of the gradient of the padded input" +
+        `${crops.some((one) => end(one) > full) ? ", with zeros (dashed) after the last window." : "."}` : ""}${cut}`));
+}
+
+// Returns the input sizes with the same output: the first two, the axis's own, and the last two.
+function possible({ input, inputs: [first, last] }) {
+  const sizes = [first, first + 1, input, last - 1, last].filter((one) => first <= one && one <= last);
+  return [...new Set(sizes)].sort((a, b) => a - b);
 }
 
 function inSvg(tag, attributes, text = "") {
@@ -460,7 +498,7 @@ function buildKnobs() {
   }
   knobs = knobsOf(original.knobs);
   plain = { layer: layerOf(knobs), values: knobs.values, seed: knobs.seed, loss: "dot", edits: {} };
-  $("turn").open = !NARROW;
+  $("turn").open = !NARROW && !FRAMED;
   if (original.dtype !== "float32") $("first-dtype").textContent = ` The first layer has ${original.dtype}; the knobs use float32.`;
   buildHand();
   $("reset").addEventListener("click", () => turn(knobsOf(original.knobs)));

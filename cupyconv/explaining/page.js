@@ -8,6 +8,7 @@ let scene = original;
 const PAD = -1;
 const ZERO = -2;
 const NARROW = innerWidth < 600;
+const FRAMED = self !== top; // part of another page, such as a notebook
 const TENSORS = ["x", "dx", "w", "dw", "y", "dy"];
 
 const plural = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
@@ -543,7 +544,7 @@ class Panel {
         const isPad = i === PAD || j === PAD;
         const isEmpty = i < 0 || j < 0; // padding or a zero of the dilation
         const cell = isEmpty
-          ? attributed(element("span", isPad ? "pad" : "zero", "0"),
+          ? attributed(element("span", isPad ? "pad" : "zero"),
             { role: "gridcell", "aria-label": isPad ? "padding, 0" : "zero of the dilation" })
           : buttonOf("c", () => this.choose(spot), { tabindex: -1, role: "gridcell" });
         if (this.index === 2)
@@ -790,8 +791,8 @@ function arrange() {
   const focused = panels.findIndex((panel) => panel.grid.contains(document.activeElement));
   drawChannels();
   panels = [0, 1, 2].map((index) => new Panel(index));
-  $("planes").replaceChildren(...panels.flatMap((panel, i) =>
-    i ? [element("span", "sign", i === 1 ? "∗" : "→"), panel.element] : [panel.element]));
+  $("planes").replaceChildren(...panels.map((panel, i) => i
+    ? element("div", "operand", element("span", "sign", i === 1 ? "∗" : "→"), panel.element) : panel.element));
   $("key-zero").hidden = !drawn.planes[0].some((places) => places.includes(ZERO));
   return focused;
 }
@@ -987,10 +988,18 @@ addEventListener("change", (event) => event.target.closest("#hand") || quiet(), 
 addEventListener("pointerdown", (event) => event.target.closest("button") && quiet(), true);
 addEventListener("click", (event) => !event.detail && event.target.closest("button") && quiet(), true);
 
+// Folds the text of a framed page, and tells the other page the height of its content.
+function fitFrame() {
+  for (const part of document.querySelectorAll("details.made")) part.open = false;
+  const tell_ = () => parent.postMessage({ cupyconvHeight: Math.ceil(document.body.getBoundingClientRect().height) }, "*");
+  new ResizeObserver(tell_).observe(document.body);
+}
+
 function start() {
   $("live").hidden = false;
   buildKnobs();
   buildStories();
   fromAddress();
+  if (FRAMED) fitFrame();
   document.documentElement.dataset.ready = "true";
 }

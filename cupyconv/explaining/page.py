@@ -115,6 +115,24 @@ def html(
     return re.sub(r"\{\{(\w+)\}\}", lambda place: content[place[1]], _asset("page.html"))
 
 
+def framed(attributes: str) -> str:
+    """Return HTML that shows a page in a frame as high as the page's content.
+
+    Where scripts do not run, the frame keeps the height of its style.
+
+    Args:
+        attributes: attributes of the frame, which name the page.
+    """
+    # The page sends its height whenever it changes.
+    script = (
+        "(frame => addEventListener('message', ({ source, data }) => {"
+        "if (source === frame.contentWindow && data.cupyconvHeight)"
+        "frame.style.height = `${data.cupyconvHeight}px`}))"
+        "(document.currentScript.previousElementSibling)"
+    )
+    return f"<iframe {attributes}></iframe><script>{script}</script>"
+
+
 class Page:
     """A page that Jupyter shows below the cell."""
 
@@ -123,9 +141,9 @@ class Page:
 
     def _repr_html_(self) -> str:
         # A frame isolates the styles and scripts of the page and of the notebook.
-        return (
-            f'<iframe srcdoc="{escape(self.content)}" sandbox="allow-scripts" '
-            'style="width:100%;height:52rem;border:0" title="interactive explanation"></iframe>'
+        return framed(
+            f'srcdoc="{escape(self.content)}" sandbox="allow-scripts" '
+            'style="width:100%;height:52rem;border:0" title="interactive explanation"'
         )
 
     def __repr__(self) -> str:

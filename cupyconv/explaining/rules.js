@@ -78,6 +78,13 @@ const rules = (() => {
       return [Math.max(this.firstInput, 1), this.firstInput + this.stride - 1];
     }
 
+    // The axis with another input size; SAME padding depends on the size.
+    ofInput(size) {
+      const rule = [size, this.filter, this.stride, this.dilation];
+      const pair = this.mode.startsWith("same") ? samePadding(this.mode, ...rule) : [this.before, this.after];
+      return new Axis(this.name, ...rule, ...pair, this.mode);
+    }
+
     // All triples (input, tap, output) in which the tap reads the input for the output, as a flat array.
     get triples() {
       const { input, filter, output, stride, dilation, before } = this;

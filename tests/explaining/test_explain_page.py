@@ -19,7 +19,9 @@ import cupyconv
 from cupyconv import ConvError, ConvProblem
 from cupyconv.cli.configuration import PRESETS, read_file
 from cupyconv.explaining import scene
+from cupyconv.explaining.page import Page
 from cupyconv.explaining.terms import extents, names
+from tests import browser
 from tests.browser import acted, logged
 from tests.configurations import random_problems
 
@@ -373,7 +375,7 @@ def test_unread_input_is_explained_as_zero(browse):
 
 def test_counts_button_shows_product_counts(browse):
     script = """
-      const blank = () => $$('.panel [role=gridcell]').filter((c) => !c.textContent).length;
+      const blank = () => $$('.panel .c').filter((c) => !c.textContent).length;
       const shown = () => $$('.panel.result button').map((b) => b.textContent).join();
       log(blank()); const values = shown(); press('counts');
       log($$('.panel h3')[2].textContent); log(shown()); log(blank());
@@ -457,7 +459,7 @@ def test_page_supports_one_and_three_axes(browse, problem):
     script = """
       direct('dx'); log($$('[role=grid]').length);
       log($$('.panel h3').map((h) => h.textContent).join(', ')); log(text('told').split(' is ')[0]);
-      log($$('.panel [role=gridcell]').filter((c) => !c.textContent).length);
+      log($$('.panel .c').filter((c) => !c.textContent).length);
       $$('.slices button').at(-1)?.click(); log(text('told').split(' is ')[0]);
     """
     log = logged(browse(problem, script=acted(script)))
@@ -866,6 +868,22 @@ def test_preset_page_opens_on_the_gradient_of_its_title(browse, layer):
     script = f"{_SEEN} log(seen_().direction);"
     opened = "dx" if "input gradient" in layer.title else "dw"
     assert logged(browse(layer.problem(), script=acted(script))) == [opened]
+
+
+def test_frame_of_a_notebook_is_as_high_as_its_page(tmp_path):
+    if browser.program() is None:
+        pytest.skip("chromium is not installed")
+    path = tmp_path / "notebook.html"
+    content = cupyconv.explain(PADDED).page()
+    watch = """
+      addEventListener('message', ({ data }) => setTimeout(() => (document.body.dataset.log =
+        document.querySelector('iframe').getBoundingClientRect().height - data.cupyconvHeight)));
+    """
+    path.write_text(f"<body>{Page(content)._repr_html_()}<script>{watch}</script></body>")
+    run = browser.run(path.as_uri(), "--dump-dom")
+    if 'data-log="' not in run.stdout:
+        pytest.skip("this chromium does not load frames in time")
+    assert browser.logged(run.stdout) == ["0"]
 
 
 def test_partial_axes_are_labelled_in_the_figure():

@@ -82,6 +82,7 @@ def in_library(layer: dict[str, Any]) -> dict[str, Any]:
                 "inputs": [axis.valid_input_sizes[0], axis.valid_input_sizes[-1]],
                 "extra": axis.input - axis.first_input_size_for(axis.output),
                 "outputPadding": left,
+                "largest": axis.of_input(axis.valid_input_sizes[-1]).pad_before,
                 "unread": axis.unread_inputs,
             }
             for axis, left in zip(problem.axes, translate._output_padding(problem), strict=True)
@@ -167,6 +168,7 @@ function result(layer) {
     return { output: outputShape, axes: axes.map((axis) => ({
       formula: axis.formula, padding: [axis.before, axis.after], inputs: axis.inputs,
       extra: axis.input - axis.firstInput, outputPadding: axis.outputPadding,
+      largest: axis.ofInput(axis.inputs[1]).before,
       unread: axis.unread.length })) };
   } catch (error) {
     return { error: error.text ?? error.stack, fixes: error.fixes?.length };

@@ -347,9 +347,10 @@ function strip(axis, name) {
   });
   return element("figure", "axis", picture,
     element("figcaption", "", "Each bar with taps is a window, with the number of its output." +
-      `${axis.before || axis.after ? " Dashed: padding." : ""}${unread.size ? " Grey: not read." : ""}` +
+      `${axis.before || axis.after ? " Dashed: padding." : ""}` +
+      `${axis.unread.some((at) => at + axis.before < padded) ? " Grey: not read." : ""}` +
       `${crops.length ? " Bars without taps: dx of each possible size, a part of the gradient of the padded input" +
-        `${crops.some((one) => end(one) > full) ? ", with zeros (dashed) after the last window." : "."}` : ""}${cut}`));
+        `${crops.some((one) => end(one) > full) && full < cells ? ", with zeros (dashed) after the last window." : "."}` : ""}${cut}`));
 }
 
 // Returns the input sizes with the same output: the first two, the axis's own, and the last two.

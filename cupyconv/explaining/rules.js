@@ -233,7 +233,9 @@ const rules = (() => {
 
   function working(call) {
     const [orders, others] = [call.orders(), call.others()];
-    const swaps = distinct(valid(call, orders), MOST_ORDERS);
+    // A filter with as many taps on each axis is hardly one of another shape in another order.
+    const plausible = orders.filter((fix) => call.score()[0] > 1 || call.after(fix).score()[0] === 1);
+    const swaps = distinct(valid(call, plausible), MOST_ORDERS);
     const changes = distinct(valid(call, others), MOST_OTHERS);
     if (swaps.length || changes.length) {
       const keys = (fix) => Object.keys(fix.changes);

@@ -316,9 +316,10 @@ class Explanation:
         # Use an image: in untrusted notebooks, the sanitizer removes the tags of an <svg>, but
         # shows the words inside it.
         encoded = base64.b64encode(figure.encode()).decode()
+        # The image has its own size: in a smaller one, the numbers would be unreadable.
         image = (
-            f'<img src="data:image/svg+xml;base64,{encoded}" style="max-width:100%" '
-            f'alt="Figure of the layer; the text below describes it."/>'
+            f'<div style="overflow-x:auto"><img src="data:image/svg+xml;base64,{encoded}" '
+            'style="max-width:none" alt="Figure of the layer; the text below describes it."/></div>'
         )
         return f"<div>{image}{self.document.html()}</div>"
 

@@ -49,7 +49,7 @@ MOST_FOR_WINDOW = 48
 """Largest number of cells, from the start of a strip to the end of its marked window, for which all
 of these cells are drawn (hand-set)."""
 
-PROSE = 128
+PROSE = 104
 """Largest number of characters in a line of text (hand-set)."""
 
 _INK, _SOFT, _PAPER = ("#1f2933", "#e8ecf1"), ("#52606d", "#b3bec9"), ("#fff", "#14181d")

@@ -193,13 +193,11 @@ class Explanation:
     def code(self, framework: str) -> Translation:
         """Return the layer as a complete program in "tensorflow", "pytorch", "jax" or "onnx".
 
-        For a transposed layer, the program computes the convolution that the layer reverses.
-
         >>> explanation = cupyconv.explain(cupyconv.ConvProblem((1, 1, 5), (1, 1, 3)))
         >>> explanation.code("pytorch").call
         'F.conv1d(X, W, padding=0, stride=1, dilation=1, groups=1)'
         """
-        return translate.translation(self.problem, framework)
+        return translate.translation(self.problem, framework, self.is_transposed)
 
     def svg(self, element: str = "") -> str:
         """Return a picture of the layer and its gradients.
@@ -326,7 +324,7 @@ class Explanation:
     @cached_property
     def translations(self) -> tuple[Translation, ...]:
         """The layer in every supported framework."""
-        return translate.translations(self.problem)
+        return translate.translations(self.problem, self.is_transposed)
 
     # -- data --------------------------------------------------------------------------------------
 

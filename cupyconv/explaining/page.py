@@ -97,7 +97,7 @@ def html(
     programs = "".join(
         f"<details><summary>{escape(entry.framework)}</summary>"
         f"<pre>{escape(entry.program)}</pre></details>"
-        for entry in translate.translations(problem)
+        for entry in translate.translations(problem, is_transposed)
     )
     content = {
         "title": escape(document.title or heading(problem, is_transposed)),

@@ -56,7 +56,7 @@ def sections(
         _around(problem),
         _products(problem),
         _counts(problem),
-        _elsewhere(translations, is_transposed),
+        _elsewhere(translate.translations(problem, is_transposed), is_transposed),
     )
 
 
@@ -502,15 +502,15 @@ def _elsewhere(translations: Sequence[Translation], is_transposed: bool) -> Sect
     for entry in translations:
         rows.append((entry.framework, entry.call))
         rows += [("", f"- {flag}") for flag in entry.flags]
-    option = "" if is_transposed else "pass --code pytorch on the command line, or "
     text = (
         "Each entry is the line of a program that computes the forward pass, with notes on limits "
         "of the framework. X and W are x and w in the axis order of the framework. "
-        f"For the whole program, {option}read explanation.code('pytorch').program in Python."
+        "For the whole program, pass --code pytorch on the command line, or read "
+        "explanation.code('pytorch').program in Python."
     )
-    return Section(
-        "The same layer in other frameworks", (Paragraph(text), Table(("", ""), tuple(rows)))
-    )
+    layer = "transposed layer" if is_transposed else "same layer"
+    title = f"The {layer} in other frameworks"
+    return Section(title, (Paragraph(text), Table(("", ""), tuple(rows))))
 
 
 # -- parts of sentences ----------------------------------------------------------------------------

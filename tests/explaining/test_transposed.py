@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 
 import numpy as np
 import pytest
@@ -267,15 +268,19 @@ def test_dy_shape_is_checked():
         assert "Use --padding same, use --padding 1, " in text
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (("--dtype", "complex64"), "must have a real dtype"),
-        (("--code", "pytorch"), "Leave out --code"),
-    ],
-)
-def test_unsupported_options_are_rejected(words, text):
-    assert text in error_of("explain", *LAYER, *words)
+def test_complex_layers_are_rejected():
+    assert "must have a real dtype" in error_of("explain", *LAYER, "--dtype", "complex64")
+
+
+def test_printed_program_draws_the_numbers_of_grads(capsys):
+    pytest.importorskip("torch")
+    exec(invoke("explain", *LAYER, "--code", "pytorch"), {})
+    printed = re.findall(r"(\w+): shape \((.*)\), norm (\S+)", capsys.readouterr().out)
+    (layer,) = json.loads(invoke("grads", *LAYER, "--json"))["layers"]
+    for name, shape, norm in printed:
+        assert list(map(int, shape.split(", "))) == layer["shapes"][name]
+        assert float(norm) == pytest.approx(layer["norms"][name], rel=1e-4)
+    assert [name for name, _, _ in printed] == ["y", "dx", "dw"]
 
 
 @pytest.mark.parametrize("groups", [1, 2])

@@ -20,11 +20,10 @@ from cupyconv.errors import ConvError
 from cupyconv.explaining import translate
 from cupyconv.explaining.scene import (
     DRAWN,
-    PASSES,
     RESULTS,
-    REVERSED,
     Limits,
     Scene,
+    equivalent,
     heading,
     plain,
     scene,
@@ -101,7 +100,7 @@ def html(
     )
     content = {
         "title": escape(document.title or heading(problem, is_transposed)),
-        "reversed": f"<p>{escape(REVERSED)}</p>" if is_transposed else "",
+        "equivalent": escape(equivalent(problem)) if is_transposed else "",
         "policy": escape(_POLICY),
         "style": _asset("page.css"),
         "script": "".join(map(_script, _SCRIPTS)),
@@ -192,8 +191,7 @@ def _scene(
     """
     tried: list[tuple[Limits, Kept]] = [(limits, "all") for limits in _LIMITS]
     for limits, kept in [*tried, (_LIMITS[-1], "sums"), (_LIMITS[-1], "pair")]:
-        content = _content(scene(problem, data, element, limits), limits, kept)
-        content["isTransposed"] = is_transposed
+        content = _content(scene(problem, data, element, limits, is_transposed), limits, kept)
         # Escape "<": in a script, "</" and "<!--" change how a browser reads the rest.
         text = json.dumps(content, separators=(",", ":")).replace("<", "\\u003c")
         if len(text) <= most_bytes:
@@ -219,7 +217,7 @@ def _is_kept(drawn: Scene, tensor: str, k: int, c: int, kept: Kept) -> bool:
 
 def _content(drawn: Scene, limits: Limits, kept: Kept) -> dict[str, Any]:
     """Return the data of the page: the first layer, its first elements, its values, and limits."""
-    problem, data = drawn.problem, drawn.data
+    problem, data, reverses = drawn.problem, drawn.data, drawn.is_transposed
     reason, knobs = _no_knobs(problem), _knobs(problem, data)
     numbers = sum(map(prod, (problem.input_shape, problem.filter_shape, problem.output_shape)))
     computes = (
@@ -250,10 +248,14 @@ def _content(drawn: Scene, limits: Limits, kept: Kept) -> dict[str, Any]:
         "k": drawn.k,
         "c": drawn.c,
         "directions": {
-            tensor: {"at": direction.at, "rule": Element(problem, tensor, origin).rule}
+            tensor: {
+                "at": direction.at,
+                "rule": Element(problem, tensor, origin, is_transposed=reverses).rule,
+            }
             for tensor, direction in drawn.directions.items()
         },
-        "passes": {tensor: pass_._asdict() for tensor, pass_ in PASSES.items()},
+        "passes": {name: each.pass_._asdict() for name, each in drawn.directions.items()},
+        "isTransposed": reverses,
         "dtype": problem.dtype,
         "knobs": knobs,
         "noKnobs": reason,

@@ -110,13 +110,14 @@ function numberSteps() {
 // element of dx or dw; empty for elements of y and for layers with many products.
 function differenceText() {
   const { data, problem } = scene;
-  if (!data || chosen.tensor === "y" || tensors.cost(problem).products > MOST_CHECKED) return "";
-  const operand = chosen.tensor.slice(1);
+  const result_ = called("y");
+  if (!data || chosen.tensor === result_ || tensors.cost(problem).products > MOST_CHECKED) return "";
+  const operand = called(called(chosen.tensor).slice(1)); // the gradient dx belongs to x
   const index = indexOf(chosen.tensor, chosen.k, chosen.c, at());
   const { loss = "dot" } = scene.knobs;
   const [before, more, less] = tensors.losses(problem, data, loss, operand, index,
-    loss === "squares" ? [0, 1, -1] : [0, 1]);
-  const [name, result] = [operand, chosen.tensor].map((tensor) => `${tensor}[${index.join()}]`);
+    loss === "squares" ? [0, 1, -1] : [0, 1], result_, called("dy"));
+  const [name, result] = [operand, chosen.tensor].map((tensor) => `${called(tensor)}[${index.join()}]`);
   const gradient = exactly(chosen.tensor, chosen.k, chosen.c, at()) ?? number(chosen.tensor, chosen.k, chosen.c, at());
   const size = products.reduce((sum, { product }) => sum + Math.abs(product ?? 0), Math.abs(gradient));
   const compared = (change) => long(change) === long(gradient) ? `${long(change)}, is ${result}.`
@@ -166,7 +167,7 @@ function leave(layer) {
 }
 
 function buildStories() {
-  $("front").hidden = Boolean(original.noKnobs);
+  $("front").hidden = Boolean(original.noKnobs) || original.isTransposed; // the stories show convolutions
   for (const [name, { title }] of Object.entries(STORIES)) {
     const open = () => {
       openStep(name, 0);
@@ -185,7 +186,7 @@ function buildStories() {
 // Opens the story of an address such as #story=size,3.  Returns whether there was one.
 function storyFromAddress(hash) {
   const [, name, place] = /^#story=(\w+)(?:,(\d+))?$/.exec(hash) ?? [];
-  if (original.noKnobs || !Object.hasOwn(STORIES, name ?? "")) return false;
+  if (original.noKnobs || original.isTransposed || !Object.hasOwn(STORIES, name ?? "")) return false;
   openStep(name, (place ?? 1) - 1);
   return true;
 }

@@ -7,7 +7,16 @@ from math import prod
 from typing import Any, TypeVar
 
 from cupyconv.errors import ConvError
-from cupyconv.explaining import adjoints, crops, maps, shapes, terms, translate, transposed
+from cupyconv.explaining import (
+    adjoints,
+    crops,
+    maps,
+    receptive,
+    shapes,
+    terms,
+    translate,
+    transposed,
+)
 from cupyconv.explaining import values as numbers
 from cupyconv.explaining.adjoints import AdjointAxis
 from cupyconv.explaining.counts import MAPPED, visible
@@ -317,6 +326,7 @@ def _axes(problem: ConvProblem) -> list[Section]:
             ("window", _window(axis)),
             ("input sizes", f"{entry.input_sizes}{_interval(axis)}"),
             ("unread inputs", entry.unread),
+            ("receptive field", receptive.text(axis)),
         )
         title = f"{'Axis' if len(entry.axes) == 1 else 'Axes'} {shapes.listed(entry.axes)}"
         sections.append(Section(title, (Table(("", ""), rows),)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from cupyconv.explaining import crops
+from cupyconv.explaining import crops, receptive
 from cupyconv.explaining.shapes import (
     WORDS,
     Reason,
@@ -41,6 +41,7 @@ class TransposedAxis(NamedTuple):
         output_padding: the possible values of ``output_padding``, and why there are no others.
         frameworks: clause on the output size in JAX and Keras; "" if it is the same there.
         unreached: outputs that no input reaches.
+        receptive: inputs that an output reads.
     """
 
     axes: tuple[str, ...]
@@ -49,6 +50,7 @@ class TransposedAxis(NamedTuple):
     output_padding: str
     frameworks: str
     unreached: str
+    receptive: str
 
 
 def output_padding(axis: ConvAxis) -> int:
@@ -156,6 +158,7 @@ def rows(entry: TransposedAxis) -> list[tuple[str, str, str]]:
         "output_padding": entry.output_padding,
         "elsewhere": entry.frameworks,
         "unreached": entry.unreached,
+        "receptive field": entry.receptive,
     }
     shown = [(rule, text) for rule, text in texts.items() if text]
     axes = listed(entry.axes)
@@ -165,13 +168,14 @@ def rows(entry: TransposedAxis) -> list[tuple[str, str, str]]:
 # -- one axis --------------------------------------------------------------------------------------
 
 
-def _axis(axis: ConvAxis) -> tuple[str, str, str, str, str]:
+def _axis(axis: ConvAxis) -> tuple[str, ...]:
     return (
         _padding(axis),
         _output_size(axis),
         _output_padding(axis),
         _frameworks(axis),
         _unreached(axis),
+        receptive.text(axis, is_transposed=True),
     )
 
 

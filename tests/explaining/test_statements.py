@@ -181,6 +181,21 @@ def _window(layer, match, axes):
         assert ends == [(o, o + span) for o in dict.fromkeys((windows[0], windows[-1]))]
 
 
+@form(r"^receptive field +(?:at most )?(\d+) inputs? for each output; .* are (\S+) apart")
+def _receptive_field(layer, match, axes):
+    for name in axes:
+        _, taps, stride, dilation, _ = layer.rule(name)
+        if "/" not in match[2]:
+            assert (int(match[1]), int(match[2])) == ((taps - 1) * dilation + 1, stride)
+            continue
+        assert match[2] == f"1/{stride}"  # of the transposed layer
+        reads = [
+            [-r * dilation // stride for r in range(taps) if (o - r * dilation) % stride == 0]
+            for o in range(stride)
+        ]
+        assert int(match[1]) == max(max(each) - min(each) + 1 for each in reads if each)
+
+
 @form(r"no window covers ((?:[DHW]) = (\d+)(?: to (\d+))?)")
 def _not_covered(layer, match, axes):
     name = match[1][0]

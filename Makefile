@@ -19,6 +19,8 @@ DEVICE_PYTEST := $(BIN)/python -m tests.device -m pytest -n $(TEST_JOBS) --dist 
 
 demo: .venv/installed
 	$(BIN)/cupyconv grads --preset multi-channel
+	@echo
+	@echo "Next, see why, in a browser: $(BIN)/cupyconv explain --preset multi-channel --open"
 
 # A few cases of every test, in minutes.
 test: .venv/installed-test

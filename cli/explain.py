@@ -107,12 +107,6 @@ def command(
             f"the configuration has {len(layers)} layers",
             "Choose one with --layer NAME",
         )
-    if code and any(layer.is_transposed for layer in layers):
-        raise ConvError(
-            "--code must be used only for ordinary convolutions",
-            "the layer is transposed",
-            "Leave out --code",
-        )
     whole = not (elements or mapped or code or saved or opened)
     explained = []
     for layer in layers:

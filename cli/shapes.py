@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import click
@@ -11,7 +12,8 @@ import click
 from cupyconv import ConvError, ConvProblem
 from cupyconv.cli import backwards, configuration, output
 from cupyconv.cli.configuration import Layer
-from cupyconv.explaining import transposed
+from cupyconv.explaining import receptive, transposed
+from cupyconv.explaining.receptive import Field
 from cupyconv.explaining.shapes import Reason, axis_dict, axis_reasons, listed, one, reasons
 from cupyconv.planning import Plan, plan
 from cupyconv.problem import PASSES, RESULT, GemmView, bytes_text, shape_text
@@ -89,11 +91,38 @@ def command(
     for layer in layers:
         problem = layer.problem()
         described.append((layer, problem, [plan(problem, device) for device in devices]))
+    fields = None if notes or options["model"] else _receptive(layers)
     if as_json:
-        output.write_json({"layers": [_as_json(*entry) for entry in described], "left_out": notes})
+        content = {"layers": [_as_json(*entry) for entry in described], "left_out": notes}
+        if fields:
+            sizes, steps = [entry.size for entry in fields], [float(entry.step) for entry in fields]
+            content["receptive_field"] = {"sizes": sizes, "steps": steps}
+        output.write_json(content)
         return
     parts = [part for entry in described for part in _tables(*entry)]
+    if fields:
+        sizes, step = (" x ".join(str(entry[i]) for entry in fields) for i in range(len(fields[0])))
+        text = (
+            f"The receptive field of an output of the {len(layers)} layers is at most {sizes} "
+            f"inputs; the fields of neighbouring outputs are {step} apart."
+        )
+        parts.append(output.heading("receptive field", text))
     output.draw(*parts, *configuration.left_out(notes))
+
+
+def _receptive(layers: list[Layer]) -> tuple[Field, ...] | None:
+    """Return the receptive field of layers of which each reads the result of the one before it.
+
+    The result is None for other layers, for one layer, and for a field too large to list.
+    """
+    problems = [layer.problem() for layer in layers]
+    shapes = [layer.shapes(problem) for layer, problem in zip(layers, problems, strict=True)]
+    formats = {problem.data_format for problem in problems}
+    chained = all(before["y"] == after["x"] for before, after in pairwise(shapes))
+    if len(layers) < 2 or len(formats) > 1 or not chained:
+        return None
+    kinds = (layer.is_transposed for layer in layers)
+    return receptive.stacked([*zip(problems, kinds, strict=True)])
 
 
 def _backwards(

@@ -28,6 +28,7 @@ from sphinx.util.docutils import SphinxDirective
 
 import cupyconv
 from cupyconv.cli.configuration import PRESETS, Layer, read_file
+from cupyconv.explaining.page import framed
 from cupyconv.gpu import compiler
 from cupyconv.kernels.device import CARDS
 from cupyconv.markup import escape
@@ -178,8 +179,7 @@ class Explained(SphinxDirective):
         frame = (
             f'<p><a href="{address}">Open as a separate page</a>, or run '
             f'<code class="docutils literal">{words}</code>.</p>'
-            f'<iframe class="page" loading="lazy" src="{address}" title="{shown}">'
-            "</iframe>"
+            + framed(f'class="page" loading="lazy" src="{address}" title="{shown}"')
         )
         return [nodes.raw("", frame, format="html")]
 

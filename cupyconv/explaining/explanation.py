@@ -193,13 +193,11 @@ class Explanation:
     def code(self, framework: str) -> Translation:
         """Return the layer as a complete program in "tensorflow", "pytorch", "jax" or "onnx".
 
-        For a transposed layer, the program computes the convolution that the layer reverses.
-
         >>> explanation = cupyconv.explain(cupyconv.ConvProblem((1, 1, 5), (1, 1, 3)))
         >>> explanation.code("pytorch").call
         'F.conv1d(X, W, padding=0, stride=1, dilation=1, groups=1)'
         """
-        return translate.translation(self.problem, framework)
+        return translate.translation(self.problem, framework, self.is_transposed)
 
     def svg(self, element: str = "") -> str:
         """Return a picture of the layer and its gradients.
@@ -316,16 +314,17 @@ class Explanation:
         # Use an image: in untrusted notebooks, the sanitizer removes the tags of an <svg>, but
         # shows the words inside it.
         encoded = base64.b64encode(figure.encode()).decode()
+        # The image has its own size: in a smaller one, the numbers would be unreadable.
         image = (
-            f'<img src="data:image/svg+xml;base64,{encoded}" style="max-width:100%" '
-            f'alt="Figure of the layer; the text below describes it."/>'
+            f'<div style="overflow-x:auto"><img src="data:image/svg+xml;base64,{encoded}" '
+            'style="max-width:none" alt="Figure of the layer; the text below describes it."/></div>'
         )
         return f"<div>{image}{self.document.html()}</div>"
 
     @cached_property
     def translations(self) -> tuple[Translation, ...]:
         """The layer in every supported framework."""
-        return translate.translations(self.problem)
+        return translate.translations(self.problem, self.is_transposed)
 
     # -- data --------------------------------------------------------------------------------------
 

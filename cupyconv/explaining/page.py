@@ -20,11 +20,10 @@ from cupyconv.errors import ConvError
 from cupyconv.explaining import translate
 from cupyconv.explaining.scene import (
     DRAWN,
-    PASSES,
     RESULTS,
-    REVERSED,
     Limits,
     Scene,
+    equivalent,
     heading,
     plain,
     scene,
@@ -97,11 +96,11 @@ def html(
     programs = "".join(
         f"<details><summary>{escape(entry.framework)}</summary>"
         f"<pre>{escape(entry.program)}</pre></details>"
-        for entry in translate.translations(problem)
+        for entry in translate.translations(problem, is_transposed)
     )
     content = {
         "title": escape(document.title or heading(problem, is_transposed)),
-        "reversed": f"<p>{escape(REVERSED)}</p>" if is_transposed else "",
+        "equivalent": escape(equivalent(problem)) if is_transposed else "",
         "policy": escape(_POLICY),
         "style": _asset("page.css"),
         "script": "".join(map(_script, _SCRIPTS)),
@@ -115,6 +114,24 @@ def html(
     return re.sub(r"\{\{(\w+)\}\}", lambda place: content[place[1]], _asset("page.html"))
 
 
+def framed(attributes: str) -> str:
+    """Return HTML that shows a page in a frame as high as the page's content.
+
+    Where scripts do not run, the frame keeps the height of its style.
+
+    Args:
+        attributes: attributes of the frame, which name the page.
+    """
+    # The page sends its height whenever it changes.
+    script = (
+        "(frame => addEventListener('message', ({ source, data }) => {"
+        "if (source === frame.contentWindow && data.cupyconvHeight)"
+        "frame.style.height = `${data.cupyconvHeight}px`}))"
+        "(document.currentScript.previousElementSibling)"
+    )
+    return f"<iframe {attributes}></iframe><script>{script}</script>"
+
+
 class Page:
     """A page that Jupyter shows below the cell."""
 
@@ -123,9 +140,9 @@ class Page:
 
     def _repr_html_(self) -> str:
         # A frame isolates the styles and scripts of the page and of the notebook.
-        return (
-            f'<iframe srcdoc="{escape(self.content)}" sandbox="allow-scripts" '
-            'style="width:100%;height:52rem;border:0" title="interactive explanation"></iframe>'
+        return framed(
+            f'srcdoc="{escape(self.content)}" sandbox="allow-scripts" '
+            'style="width:100%;height:52rem;border:0" title="interactive explanation"'
         )
 
     def __repr__(self) -> str:
@@ -174,8 +191,7 @@ def _scene(
     """
     tried: list[tuple[Limits, Kept]] = [(limits, "all") for limits in _LIMITS]
     for limits, kept in [*tried, (_LIMITS[-1], "sums"), (_LIMITS[-1], "pair")]:
-        content = _content(scene(problem, data, element, limits), limits, kept)
-        content["isTransposed"] = is_transposed
+        content = _content(scene(problem, data, element, limits, is_transposed), limits, kept)
         # Escape "<": in a script, "</" and "<!--" change how a browser reads the rest.
         text = json.dumps(content, separators=(",", ":")).replace("<", "\\u003c")
         if len(text) <= most_bytes:
@@ -201,7 +217,7 @@ def _is_kept(drawn: Scene, tensor: str, k: int, c: int, kept: Kept) -> bool:
 
 def _content(drawn: Scene, limits: Limits, kept: Kept) -> dict[str, Any]:
     """Return the data of the page: the first layer, its first elements, its values, and limits."""
-    problem, data = drawn.problem, drawn.data
+    problem, data, reverses = drawn.problem, drawn.data, drawn.is_transposed
     reason, knobs = _no_knobs(problem), _knobs(problem, data)
     numbers = sum(map(prod, (problem.input_shape, problem.filter_shape, problem.output_shape)))
     computes = (
@@ -232,10 +248,14 @@ def _content(drawn: Scene, limits: Limits, kept: Kept) -> dict[str, Any]:
         "k": drawn.k,
         "c": drawn.c,
         "directions": {
-            tensor: {"at": direction.at, "rule": Element(problem, tensor, origin).rule}
+            tensor: {
+                "at": direction.at,
+                "rule": Element(problem, tensor, origin, is_transposed=reverses).rule,
+            }
             for tensor, direction in drawn.directions.items()
         },
-        "passes": {tensor: pass_._asdict() for tensor, pass_ in PASSES.items()},
+        "passes": {name: each.pass_._asdict() for name, each in drawn.directions.items()},
+        "isTransposed": reverses,
         "dtype": problem.dtype,
         "knobs": knobs,
         "noKnobs": reason,

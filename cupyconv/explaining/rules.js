@@ -78,6 +78,13 @@ const rules = (() => {
       return [Math.max(this.firstInput, 1), this.firstInput + this.stride - 1];
     }
 
+    // The axis with another input size; SAME padding depends on the size.
+    ofInput(size) {
+      const rule = [size, this.filter, this.stride, this.dilation];
+      const pair = this.mode.startsWith("same") ? samePadding(this.mode, ...rule) : [this.before, this.after];
+      return new Axis(this.name, ...rule, ...pair, this.mode);
+    }
+
     // All triples (input, tap, output) in which the tap reads the input for the output, as a flat array.
     get triples() {
       const { input, filter, output, stride, dilation, before } = this;
@@ -227,8 +234,8 @@ const rules = (() => {
   function working(call) {
     const [orders, others] = [call.orders(), call.others()];
     // A filter with as many taps on each axis is hardly one of another shape in another order.
-    const isPlausible = (fix) => call.score()[0] > 1 || call.after(fix).score()[0] === 1;
-    const swaps = distinct(valid(call, orders.filter(isPlausible)), MOST_ORDERS);
+    const plausible = orders.filter((fix) => call.score()[0] > 1 || call.after(fix).score()[0] === 1);
+    const swaps = distinct(valid(call, plausible), MOST_ORDERS);
     const changes = distinct(valid(call, others), MOST_OTHERS);
     if (swaps.length || changes.length) {
       const keys = (fix) => Object.keys(fix.changes);

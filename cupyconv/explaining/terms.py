@@ -63,6 +63,16 @@ MOST_VALUES = 50_000_000
 MOST_LISTED = 100_000
 """Largest number of terms that can be listed in full (hand-set)."""
 
+_DIGITS = {
+    "float16": 3,
+    "bfloat16": 2,
+    "float32": 7,
+    "float64": 16,
+    "complex64": 7,
+    "complex128": 16,
+}
+"""Number of significant decimal digits, keyed by dtype."""
+
 _LISTED_TAPS = 12
 """Largest number of taps of an axis for which the text of dx has a line per tap (hand-set)."""
 
@@ -155,6 +165,18 @@ def output_text(axis: ConvAxis, position: int | None = None, tap: int | None = N
         moved = str(tap * axis.dilation)
     sum_ = f"{read}{pad} - {moved}"
     return f"{p} = ({sum_})/{axis.stride}" if axis.stride > 1 else f"{p} = {sum_}"
+
+
+def tap_text(axis: ConvAxis) -> str:
+    """Return the formula of the tap through which an output reads an input: ``r = h - 2*p + 1``.
+
+    With a dilation d, d*r replaces r.
+    """
+    h, r, p = letters(axis)
+    output = f"{axis.stride}*{p}" if axis.stride > 1 else p
+    pad = f" + {axis.pad_before}" if axis.pad_before else ""
+    tap = f"{axis.dilation}*{r}" if axis.dilation > 1 else r
+    return f"{tap} = {h} - {output}{pad}"
 
 
 def tap_terms(axis: ConvAxis, tap: int) -> AxisTerms:
@@ -369,6 +391,13 @@ class Element:
         return complex(_exact_sum(products.real.tolist()), _exact_sum(products.imag.tolist()))
 
     @property
+    def _is_rounded(self) -> bool:
+        """Whether ``computed`` differs from ``sum`` by no more than rounding errors."""
+        size = float(abs(self.values[0] * self.values[1]).sum())
+        error = abs((self.computed or 0) - self.sum)
+        return error <= size * 10.0 ** (1 - _DIGITS[self.problem.dtype])
+
+    @property
     def computed(self) -> float | complex | None:
         """Value of the element in ``data``; None if ``data`` does not have the tensor."""
         if self.data.get(self.tensor) is None:
@@ -495,8 +524,14 @@ class Element:
         name = {"y": "conv_forward", "dx": "conv_backprop_input", "dw": "conv_backprop_filter"}
         if self.is_transposed:
             name |= {"y": "conv_forward(dy, w)", "dx": "conv_transpose"}
-        gives = f"cupyconv.{name[self.tensor]} gives {self.computed:.9g}"
-        return [Paragraph(f"{gives} in {self.problem.dtype}.")]
+        dtype, gives = self.problem.dtype, f"{self.computed:.9g}"
+        text = f"cupyconv.{name[self.tensor]} gives {gives} in {dtype}"
+        if self.has_values and gives != f"{self.sum:.9g}" and self._is_rounded:
+            text += (
+                f", which has about {_DIGITS[dtype]} digits and rounds while it adds; the sum "
+                "above is rounded at the end"
+            )
+        return [Paragraph(f"{text}.")]
 
     def _counted(self) -> str:
         over = {"dw": "image", "dx": "filter", "y": "channel"}[self.tensor]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from cupyconv.cli.main import main
 from cupyconv.explaining import transposed
 from cupyconv.problem import shape_text
 from tests.browser import acted, logged
+from tests.explaining.test_page_knobs import HELPERS
 
 LAYER = ("1x8x4x4", "8x3x2x2", "--stride", "4", "--transposed")
 
@@ -206,18 +208,108 @@ def test_explanation_names_each_tensor_twice():
     assert explanation.to_dict()["shapes"] == told["shapes"]
     for drawn in (explanation.svg("y[0,0,13,13]"), explanation.page("y[0,0,13,13]")):
         assert "transposed layer: 1x8x4x4 * 8x3x2x2 -&gt; 1x3x14x14<" in drawn
-        assert "Its dx is the layer" in drawn
+        assert "input gradient of the convolution 1x3x14x14 * 8x3x2x2 -&gt; 1x8x4x4." in drawn
+    assert "y[0,0,13,13] (inverted colours) is the sum of" in explanation.svg("y[0,0,13,13]")
+
+
+SMALL = ConvProblem.from_output((2, 4, 3), (4, 2, 3), stride=2, padding=1, output_padding=1)
+
+
+def on_page(browse, script: str, problem: ConvProblem = SMALL, place: str = "") -> list[str]:
+    return logged(browse(problem, place, acted(HELPERS + script), transposed=True))
 
 
 @pytest.mark.costly  # starts a browser
-def test_page_of_a_transposed_layer_has_its_own_shapes(browse):
-    problem = ConvProblem((1, 3, 14, 14), (8, 3, 2, 2), stride=4)
-    script = "log(text('shapes')); log(text('bias'));"
-    shapes, bias = logged(browse(problem, "", acted(script), transposed=True))
-    assert "y, dy 1x3x14x14" in shapes
-    assert "x, dx 1x8x4x4" in shapes
-    assert "db 3" in shapes
-    assert not bias
+def test_page_of_a_transposed_layer_has_its_own_names(browse):
+    script = """
+      log(text('shapes')); log(text('bias')); log($$('#directions span').map((s) => s.textContent));
+      for (const tensor of ['dw', 'dx', 'y']) {
+        direct(tensor); log(text('told').split(' ')[0], numbers()); log(text('rule').split('.')[0]);
+      }
+      log(location.hash);
+    """
+    log = on_page(browse, script)
+    explanation = cupyconv.explain(SMALL, transposed=True)
+    data = explanation.data
+    assert log[0] == "y, dy 2x2x6 NCWx, dx 2x4x3 NCWw, dw 4x2x3 OIWdb 2"
+    db = float(data["x"][:, 1].sum())  # dy of the layer is x of the convolution
+    assert log[1].startswith("db[1], the gradient of the bias, is the sum of dy[1] over all images")
+    assert float(log[1].split(": ")[1].rstrip(".")) == pytest.approx(db, rel=1e-5)
+    assert log[2] == "dy, x → dw,x, w → y,dy, w → dx"
+    for place, (own, name) in enumerate({"dw": "dw", "y": "dx", "dx": "y"}.items()):
+        element, shown = log[3 + 2 * place].split(" ")
+        assert element.startswith(f"{own}[")
+        index = tuple(map(int, element[len(own) + 1 : -1].split(",")))[:2]
+        expected = data[name][index].ravel()
+        assert list(map(float, shown.split(","))) == pytest.approx(expected.tolist(), rel=1e-5)
+        assert log[4 + 2 * place] == explanation.element(element).rule
+    assert log[9].startswith("#dx=0,")
+
+
+@pytest.mark.costly  # starts a browser
+def test_knobs_of_a_transposed_layer_are_its_own(browse):
+    """Sizes follow PyTorch's formula, and the address alone opens the same layer."""
+    script = """
+      const own = ['input', 'filter', 'stride', 'dilation', 'padding before', 'output_padding'];
+      log(own.map((label) => field(`${label} W`).value));
+      log($$('.counts > div > span:first-child').map((s) => s.textContent));
+      set('stride W', 3); set('output_padding W', 2); set('input W', 5); set('channels of y', 3);
+      log(title()); log(facts()); pick('padding', 'same'); log(title()); log(location.hash);
+      set('output_padding W', 3); log(text('wrong')); $$('.way')[0].click(); log(title());
+      pick('padding', 'numbers'); set('input W', 1); set('padding before W', 9); log(text('wrong'));
+    """
+    log = on_page(browse, script)
+    assert log[0] == "3,3,2,1,1,1"
+    assert log[1] == "images,channels of x,channels of y,groups"
+    title = "transposed layer: 2x4x5 * 4x3x3 -> 2x3x15"
+    assert log[2] == log[4] == log[7] == title
+    assert "output (5 - 1)*3 + 3 - 2 + output_padding 2 = 15; the padding crops 1 before" in log[3]
+    assert "output_padding 0 to 2 gives sizes 13 to 15." in log[3]
+    assert log[5].startswith("#input=2x4x5&filter=4x3x3&stride=3&padding=same&output_padding=2&y=0")
+    assert log[6].startswith("Output_padding must be at least 0 and less than the stride (axis W)")
+    assert "the result of a transposed layer must have a size of at least 1" in log[8].lower()
+    script = "log(title()); log(location.hash);"
+    assert on_page(browse, script, place=log[5]) == [title, log[5]]
+
+
+@pytest.mark.costly  # starts a browser
+@pytest.mark.parametrize("loss", ["dot", "sum", "squares"])
+def test_programs_and_checks_of_a_transposed_page_hold(browse, loss):
+    """The programs compute the numbers of the page, which the change of the loss confirms."""
+    script = """
+      pick('values', 'integers'); hand('x[0,1,2]', 5); pick('loss', 'LOSS'); set('stride W', 3);
+      log(JSON.stringify($$('.program pre').map((one) => one.textContent)));
+      for (const tensor of ['dw', 'dx', 'y']) {
+        direct(tensor);
+        log($$('.panel.result h3')[0].textContent, numbers());
+        for (const button of $$('.panel.result .c').slice(0, 4)) {
+          button.click();
+          const [, difference] = text('check').match(/difference, (.*), is d/) ?? [];
+          log(button.ariaLabel.split(' = ')[1], difference);
+        }
+      }
+    """
+    log = on_page(browse, script.replace("LOSS", loss))
+    python, torch_, *_, jax_ = json.loads(log[0])
+    checks = [line.split(" ") for line in log[1:] if "]" not in line]
+    assert [pair for pair in checks if pair[1] and pair[0] != pair[1]] == []
+    assert sum(bool(pair[1]) for pair in checks) == 3 + 3  # elements of dw and dx
+    planes = [line.split(" ") for line in log[1:] if "]" in line]
+    for program in (python.replace("explanation.show", "str"), torch_, jax_):
+        names: dict = {}
+        exec(program, names)
+        if "explanation" in names:
+            data = names["explanation"].data
+            results = {"y": data["dx"], "dx": data["y"], "dw": data["dw"]}
+        else:
+            results = {name: names[name.upper()] for name in ("y", "dx", "dw")}
+        for plane, shown in planes:
+            tensor, index = re.fullmatch(r"(\w+)\[(.*)\].*", plane).groups()
+            place = tuple(map(int, index.split(",")))
+            array = results[tensor]
+            array = np.asarray(array.detach() if hasattr(array, "detach") else array)
+            expected = array[place if tensor == "dw" else (0, *place)].ravel()
+            assert list(map(float, shown.split(","))) == expected.tolist()
 
 
 @pytest.mark.parametrize(
@@ -267,15 +359,19 @@ def test_dy_shape_is_checked():
         assert "Use --padding same, use --padding 1, " in text
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (("--dtype", "complex64"), "must have a real dtype"),
-        (("--code", "pytorch"), "Leave out --code"),
-    ],
-)
-def test_unsupported_options_are_rejected(words, text):
-    assert text in error_of("explain", *LAYER, *words)
+def test_complex_layers_are_rejected():
+    assert "must have a real dtype" in error_of("explain", *LAYER, "--dtype", "complex64")
+
+
+def test_printed_program_draws_the_numbers_of_grads(capsys):
+    pytest.importorskip("torch")
+    exec(invoke("explain", *LAYER, "--code", "pytorch"), {})
+    printed = re.findall(r"(\w+): shape \((.*)\), norm (\S+)", capsys.readouterr().out)
+    (layer,) = json.loads(invoke("grads", *LAYER, "--json"))["layers"]
+    for name, shape, norm in printed:
+        assert list(map(int, shape.split(", "))) == layer["shapes"][name]
+        assert float(norm) == pytest.approx(layer["norms"][name], rel=1e-4)
+    assert [name for name, _, _ in printed] == ["y", "dx", "dw"]
 
 
 @pytest.mark.parametrize("groups", [1, 2])

@@ -208,17 +208,19 @@ const scenes = (() => {
 
   function tensorflowTransposed(problem) {
     const { rank, N, C, axes, stride, dilation, groups, mode } = problem;
-    const isWord = mode === "same" || mode === "valid";
+    const left = axes.map((axis) => axis.outputPadding);
+    const isPadded = axes.every((axis) => axis.filter === 1) && left.some(Boolean);
+    const isWord = !isPadded && (mode === "same" || mode === "valid");
     const isCropped = !isWord && axes.some((axis) => axis.before || axis.after);
-    const sizes = axes.map((axis) => (isCropped ? axis.padded : axis.input));
+    const sizes = axes.map((axis, i) => (isWord ? axis.input : axis.padded) - (isPadded ? left[i] : 0));
     const each = (values) => rank === 1 ? values[0] : list(rank === 2 ? values : [1, ...values, 1]);
     const gaps = Math.max(...dilation) > 1 ? `, dilations=${each(dilation)}` : "";
     const call = (x, w) => `tf.nn.conv${rank}d_transpose(${x}, ${w}, ${list([N, ...sizes, C / groups])}, ` +
       `strides=${each(stride)}, padding="${isWord ? mode.toUpperCase() : "VALID"}"${gaps})`;
-    const crop = isCropped ? `[:, ${inside(axes)}]` : "";
-    if (groups === 1) return call("X", "W") + crop;
-    return `tf.concat([${call("a", "b")} for a, b in zip(tf.split(X, ${groups}, -1), ` +
-      `tf.split(W, ${groups}, -1))], -1)${crop}`;
+    const all = groups === 1 ? call("X", "W")
+      : `tf.concat([${call("a", "b")} for a, b in zip(tf.split(X, ${groups}, -1), tf.split(W, ${groups}, -1))], -1)`;
+    const zeros = `, ${list([[0, 0], ...left.map((one) => [0, one]), [0, 0]])})`;
+    return (isPadded ? `tf.pad(${all}${zeros}` : all) + (isCropped ? `[:, ${inside(axes)}]` : "");
   }
 
   const jaxTransposed = (problem) =>

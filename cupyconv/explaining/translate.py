@@ -574,16 +574,28 @@ def _tensorflow_transposed(problem: ConvProblem) -> Translation:
             f"{formats.filter_formats(rank)[1]}, the orders that TensorFlow supports on a CPU"
         )
     sizes, padding, crop = problem.input_sizes, problem.padding_mode.upper(), ""
-    if problem.padding_mode not in ("same", "valid"):
+    extra, zeros = _output_padding(problem), ""
+    if max(problem.filter_sizes) == 1 and any(extra):
+        zeros = f", {[[0, 0], *([0, each] for each in extra), [0, 0]]})"
+        flags.append(
+            "With oneDNN, TensorFlow 2.21 may crash on strided layers with one-tap filters if no "
+            "input reaches the last outputs: the program adds these zeros"
+        )
+    if zeros or problem.padding_mode not in ("same", "valid"):
         padding = "VALID"
         if any(map(any, problem.padding)):
-            sizes = tuple(axis.padded_input for axis in problem.axes)
             crop = f"[:, {_inside(problem)}]"
             flags.append(
                 f"conv{rank}d_transpose supports only SAME and VALID: the program crops the result"
             )
+        sizes = tuple(axis.padded_input for axis in problem.axes)
+    if zeros:
+        sizes = tuple(size - each for size, each in zip(sizes, extra, strict=True))
     if max(problem.dilation) > 1:
-        flags.append("On a CPU, TensorFlow has no dilated transposed layers")
+        flags.append(
+            "On a CPU, TensorFlow computes dilated transposed layers only with oneDNN, in float32 "
+            "and bfloat16"
+        )
     shape = [problem.N, *sizes, problem.C // groups]
     strides = {1: str(problem.stride[0]), 2: str(list(problem.stride))}.get(
         rank, str([1, *problem.stride, 1])
@@ -606,7 +618,7 @@ def _tensorflow_transposed(problem: ConvProblem) -> Translation:
             f"tf.concat([{one('a', 'b')} for a, b in "
             f"zip(tf.split(X, {groups}, -1), tf.split(W, {groups}, -1))], -1)"
         )
-    call += crop
+    call = f"{'tf.pad(' if zeros else ''}{call}{zeros}{crop}"
     results = ["Y", "DX", "DW"]
     if problem.dtype == "bfloat16":
         results = [f"tf.cast({name}, tf.float32)" for name in results]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from cupyconv.explaining.explanation import Explanation, explain
 from cupyconv.explaining.onnx_model import Model, ModelLayer
+from cupyconv.explaining.scene import heading
 from cupyconv.markup import STYLE, Document, Table, escape
 from cupyconv.planning import Plan
 from cupyconv.planning.plan import workspace_notes
@@ -60,9 +61,7 @@ def layers_page(name: str, explanations: Sequence[Explanation]) -> str:
         f"<p>{len(explanations)} layers. Select a layer for its explanation.</p>",
     ]
     for number, explanation in enumerate(explanations, 1):
-        problem = explanation.problem
-        x = problem.output_shape if explanation.is_transposed else problem.input_shape
-        shapes = f"{shape_text(x)} * {shape_text(problem.filter_shape)}"
+        shapes = escape(heading(explanation.problem, explanation.is_transposed))
         parts.append(
             f"<details><summary><b>{escape(explanation.title or f'layer {number}')}</b> {shapes}"
             f"</summary>{Document('', explanation.document.sections).html()}</details>"

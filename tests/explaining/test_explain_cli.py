@@ -219,7 +219,7 @@ def test_several_layers_are_explained(tmp_path):
     said("--config", str(path), "--html", str(tmp_path / "a.html"))
     page = (tmp_path / "a.html").read_text()
     assert re.findall("<summary><b>(.*?)</b> (.*?)<", page) == [
-        ("layer 1", "1x1x4 * 1x1x2"), ("layer 2", "1x1x5 * 1x1x2"),
+        ("layer 1", "1x1x4 * 1x1x2 -&gt; 1x1x3"), ("layer 2", "1x1x5 * 1x1x2 -&gt; 1x1x4"),
     ]  # fmt: skip
     assert page.count("The same layer in other frameworks") == 2
 

@@ -69,7 +69,9 @@ def command(activation: str | None, as_json: bool, **options: Any) -> int | None
     dy_shape, files["dy"] = configuration.shape_or_file("--dy", files["dy"])
     given = {name: path for name, path in files.items() if path is not None}
     if not given and dy_shape is not None:
-        shapes.show_inputs(layers, shape_text(dy_shape), options, as_json)
+        click.get_current_context().invoke(
+            shapes.command, dy=shape_text(dy_shape), as_json=as_json, **options
+        )
         return None
     if dy_shape is not None or not given:
         raise ConvError(

@@ -174,6 +174,7 @@ def test_report_contains_all_sections():
         "25%",  # of the roofline
         "0.50",
         "12.0 µs of host time",
+        "In 2 of 8 passes, a call takes the host longer than the GPU",
         "1.0 MiB of workspace",
         "the layer: needs 9000.0 GiB of memory: over-2^31 float16",
         "Imaginary 9000, 2026-11-20",
@@ -185,10 +186,12 @@ def test_report_contains_all_sections():
     (means,) = (one for one in report.sections(suite()) if one.title.startswith("Against"))
     assert means.title == "Against PyTorch in float16, auto"
     assert means.blocks[-1].rows == (
-        ("dense", "1", "0.50", "-", "0.50", "0.50", "0/0/2"),
-        ("depthwise", "1", "8.00", "-", "8.00", "8.00", "2/0/0"),
-        ("all", "2", "2.00", "-", "2.00", "2.00", "2/0/2"),
+        ("dense", "1", "0.50", "-", "0.50", "0.50", "0.50", "0/0/2"),
+        ("depthwise", "1", "8.00", "-", "8.00", "8.00", "6.67", "2/0/0"),  # 80 / 12 in a loop
+        ("all", "2", "2.00", "-", "2.00", "2.00", "1.83", "2/0/2"),
     )
+    on_cpu = [replace(entry, host_microseconds=None) for entry in suite().rows]
+    assert "host" not in text_of(report.sections(measured(*on_cpu)))
 
 
 def test_report_without_pytorch_or_without_rows():

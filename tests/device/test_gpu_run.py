@@ -5,24 +5,24 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from cupyconv.bench.results import Row
-from cupyconv.gpu import compiler
 from cupyconv.kernels.cost import Demand
+from cupyconv.problem import PASSES
 from tests import speed_table
 from tests.gpu import __main__ as everything
-from tests.gpu import contenders, pack, report, smoke
-from tests.gpu.running import ROOT, Options
+from tests.gpu import contenders, report
+from tests.gpu.running import ROOT
 
 
 def test_every_step_runs_on_emulated_devices(tmp_path):
     command = [sys.executable, "-m", "tests.gpu", "--out", str(tmp_path), "--sample", "1",
-               "--minutes", "20"]  # fmt: skip
+               "--minutes", "60"]  # fmt: skip
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
     records = report.load(tmp_path)
@@ -82,22 +82,29 @@ def test_report_has_tables_calibration_and_failures(measured, monkeypatch):
     assert forward["prices"]["launches"] > 0
 
 
-def test_recorded_variants_are_those_of_a_run(tmp_path, monkeypatch, nothing_loaded):
-    name = "cuda-gather forward float16 ieee"
-    (step,) = (item for item in everything.steps() if item.name == "smoke")
-    monkeypatch.setattr(everything, "steps", lambda: (replace(step, lines=True),))
-    entries = pack.recorded(Options(tmp_path, only=name), "sm_90a")
-    assert entries
-    assert all(item["lines"] for item in entries)
-    compiled = []
-    compile_missing = compiler.compile_missing
+def test_slower_passes_come_first_with_four_candidates(monkeypatch):
+    words = ("resnet50-03", "forward", *contenders.ORDERS[1])
+    slower = ("vgg16-3", "backprop_filter", *contenders.ORDERS[0])
+    monkeypatch.setattr(contenders, "_ratios", lambda: {words: 0.9, slower: 0.5})
+    listed = contenders.cases("contenders")
+    assert [one["name"] for one in listed] == [" ".join(slower), " ".join(words)]
+    assert listed[0]["labels"] == ("cudnn", "0", "1", "2", "3")
+    others = contenders.cases("table")
+    assert len(others) == 2 * len(PASSES) * len(contenders.ORDERS) - 2
 
-    def record(variants, *arguments):
-        compiled.extend(variants)
-        return compile_missing(variants, *arguments)
 
-    monkeypatch.setattr(compiler, "compile_missing", record)
-    for case in smoke.cases():
-        if name in case["name"]:
-            smoke.run(case)
-    assert set(map(pack.variant_of, entries)) == set(compiled)
+def test_wrong_candidate_is_reported_and_not_timed(monkeypatch):
+    contenders.cases("contenders")
+    case = contenders._case("vgg16-3", "forward", *contenders.ORDERS[2]) | {"labels": ("0", "1")}
+    planned = contenders._planned
+
+    def wrong(case, label, sets):
+        one = planned(case, label, sets)
+        return one._replace(result=one.result * float("nan")) if label == "1" else one
+
+    monkeypatch.setattr(contenders, "_planned", wrong)
+    found = contenders.run(case)
+    assert found["state"] == "failed"
+    assert [one["candidate"] for one in found["timings"]] == ["0"]
+    assert found["timings"][0]["row"]["checked"] > 0
+    assert "not all values are finite" in found["detail"]

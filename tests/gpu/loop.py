@@ -1,0 +1,118 @@
+"""Step "loop": wall time of ResNet-50's layers called in a row, eager and captured in a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from cupyconv import arrays, backends, calls
+from cupyconv.bench import data
+from cupyconv.checking import pass_function
+from cupyconv.problem import PASSES
+from tests.gpu import contenders
+
+ARRAYS = {
+    "forward": ("x", "w"),
+    "backprop_input": ("w", "dy"),
+    "backprop_filter": ("x", "dy"),
+}
+"""Arguments of a bound call, by pass."""
+
+ROUNDS = 20  # turns in which each way is timed (hand-set)
+
+
+def cases(words: str = "") -> list[dict[str, Any]]:
+    """List the forward passes, and then all passes, in each dtype and precision."""
+    return [
+        {"name": f"{order[0]} {order[1]}, {text}", "order": order, "passes": passes}
+        for order in contenders.ORDERS[:3]
+        for text, passes in (("forward", PASSES[:1]), ("all passes", PASSES))
+    ]
+
+
+def run(case: dict[str, Any]) -> dict[str, Any]:
+    """Time each way of calling the layers, in turns; return the microseconds per call."""
+    place, found = contenders.place(), list(_layers(case))
+    ways = {**_ours(found, case["order"][1]), **_theirs(found, case["order"][1])}
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    for turn in range(ROUNDS):
+        for way in list(ways)[:: -1 if turn % 2 else 1]:
+            place.synchronize()
+            start = perf_counter()
+            ways[way]()
+            place.synchronize()
+            times[way].append(perf_counter() - start)
+    each = {way: median(values) / len(found) * 1e6 for way, values in times.items()}
+    text = ", ".join(f"{way} {time:.1f}" for way, time in each.items())
+    return {"microseconds": each, "calls": len(found), "detail": f"us per call: {text}"}
+
+
+Layer = tuple[Any, str, Any]  # problem, pass and operands
+
+
+def _layers(case: dict[str, Any]) -> Iterator[Layer]:
+    dtype, _, layout = case["order"]
+    for name in contenders.layers():
+        if name.startswith("resnet50"):
+            problem = contenders.problem_of(name, dtype, layout)
+            (operands,) = data.random_sets(problem, 1, contenders.place().xp)
+            yield from ((problem, pass_, operands) for pass_ in case["passes"])
+
+
+def _ours(layers: list[Layer], precision: str) -> dict[str, Callable[[], Any]]:
+    """Return cupyconv's functions, its bound calls, and a graph of these, to be timed.
+
+    Raises:
+        AssertionError: the graph gives other results than the functions.
+    """
+    xp, backend = contenders.place().xp, backends.of(arrays.Home.GPU)
+    functions, bound = [], []
+    for problem, pass_, operands in layers:
+        compute = pass_function(problem, pass_, "auto", precision)  # type: ignore[arg-type]
+        functions.append((compute, operands))
+        call = calls.of_problem(pass_, problem, backend, "auto", precision, None)
+        given = [getattr(operands, name) for name in ARRAYS[pass_]]
+        bound.append((call, given, xp.empty(call.shape, operands.x.dtype)))
+    calls._load(call for call, _, _ in bound)
+
+    def call_all() -> None:
+        for call, given, out in bound:
+            call(*given, out=out)
+
+    call_all()
+    contenders.place().synchronize()
+    with xp.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        call_all()
+        graph = stream.end_capture()
+    for _, _, out in bound:
+        out.fill(0)
+    graph.launch()
+    for (compute, operands), (_, _, out) in zip(functions, bound, strict=True):
+        assert bool((compute(operands) == out).all())
+    return {
+        "cupyconv": lambda: [compute(operands) for compute, operands in functions],
+        "cupyconv, bound": call_all,
+        "cupyconv, graph": graph.launch,
+    }
+
+
+def _theirs(layers: list[Layer], precision: str) -> dict[str, Callable[[], Any]]:
+    """Return PyTorch's functions and a graph of these; nothing if it has no CUDA device."""
+    peer = contenders.find_torch(precision)
+    if peer is None:
+        return {}
+    import torch
+
+    functions = [peer.call(problem, pass_, [operands]) for problem, pass_, operands in layers]
+
+    def call_all() -> list[Any]:
+        return [call(0) for call in functions]
+
+    call_all()  # cuDNN chooses its algorithms
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = call_all()
+    return {"PyTorch": call_all, "PyTorch, graph": lambda: (graph.replay(), kept)}

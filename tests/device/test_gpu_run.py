@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from cupyconv.bench.results import Row
+from cupyconv.checking import pass_function
 from cupyconv.kernels.cost import Demand
 from cupyconv.problem import PASSES
 from tests import speed_table
@@ -143,3 +144,24 @@ def test_wrong_candidate_is_reported_and_not_timed(monkeypatch):
     assert [one["candidate"] for one in found["timings"]] == ["0"]
     assert found["timings"][0]["row"]["checked"] > 0
     assert "not all values are finite" in found["detail"]
+
+
+def test_cudnn_is_timed_in_turns_with_and_without_determinism(monkeypatch):
+    torch = pytest.importorskip("torch")
+    flags, used = SimpleNamespace(deterministic=False, benchmark_limit=10), set()
+    monkeypatch.setattr(torch.backends, "cudnn", flags)
+
+    def call(problem, pass_, sets):
+        compute = pass_function(problem, pass_)
+        return lambda number: [used.add(flags.deterministic), compute(sets[number])][1]
+
+    peer = SimpleNamespace(
+        refuses=lambda problem, pass_: None, call=call, to_array=lambda result, *_: result
+    )
+    monkeypatch.setattr(contenders, "find_torch", lambda precision: peer)
+    listed = contenders.cases("cudnn")
+    assert listed[0]["labels"] == ("cudnn", "deterministic", "0")
+    found = contenders.run(listed[0])
+    assert found["state"] == "passed"
+    assert [one["candidate"] for one in found["timings"]] == list(listed[0]["labels"])
+    assert (used, flags.benchmark_limit) == ({False, True}, 0)

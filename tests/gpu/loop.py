@@ -9,8 +9,8 @@ from typing import Any
 
 from cupyconv import arrays, backends, calls
 from cupyconv.bench import data
-from cupyconv.checking import pass_function
-from cupyconv.problem import PASSES
+from cupyconv.checking import Operands, pass_function
+from cupyconv.problem import PASSES, ConvProblem
 from tests.gpu import contenders
 
 ARRAYS = {
@@ -49,10 +49,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     return {"microseconds": each, "calls": len(found), "detail": f"us per call: {text}"}
 
 
-Layer = tuple[Any, str, Any]  # problem, pass and operands
-
-
-def _layers(case: dict[str, Any]) -> Iterator[Layer]:
+def _layers(case: dict[str, Any]) -> Iterator[tuple[ConvProblem, str, Operands]]:
     dtype, _, layout = case["order"]
     for name in contenders.layers():
         if name.startswith("resnet50"):
@@ -61,45 +58,46 @@ def _layers(case: dict[str, Any]) -> Iterator[Layer]:
             yield from ((problem, pass_, operands) for pass_ in case["passes"])
 
 
-def _ours(layers: list[Layer], precision: str) -> dict[str, Callable[[], Any]]:
+def _ours(layers: list[Any], precision: Any) -> dict[str, Callable[[], Any]]:
     """Return cupyconv's functions, its bound calls, and a graph of these, to be timed.
 
     Raises:
         AssertionError: the graph gives other results than the functions.
     """
     xp, backend = contenders.place().xp, backends.of(arrays.Home.GPU)
-    functions, bound = [], []
-    for problem, pass_, operands in layers:
-        compute = pass_function(problem, pass_, "auto", precision)  # type: ignore[arg-type]
-        functions.append((compute, operands))
-        call = calls.of_problem(pass_, problem, backend, "auto", precision, None)
-        given = [getattr(operands, name) for name in ARRAYS[pass_]]
-        bound.append((call, given, xp.empty(call.shape, operands.x.dtype)))
-    calls._load(call for call, _, _ in bound)
+    functions = [pass_function(*layer[:2], "auto", precision) for layer in layers]
+    bound = [calls.of_problem(pass_, problem, backend, "auto", precision, None)
+             for problem, pass_, _ in layers]  # fmt: skip
+    calls._load(bound)
+    results = [xp.empty(call.shape, o.x.dtype) for call, (*_, o) in zip(bound, layers, strict=True)]
 
-    def call_all() -> None:
-        for call, given, out in bound:
-            call(*given, out=out)
+    def functions_in_a_row() -> list[Any]:
+        return [compute(o) for compute, (*_, o) in zip(functions, layers, strict=True)]
 
-    call_all()
+    def bound_in_a_row() -> None:
+        for call, (_, pass_, operands), out in zip(bound, layers, results, strict=True):
+            first, second = ARRAYS[pass_]
+            call(getattr(operands, first), getattr(operands, second), out=out)
+
+    bound_in_a_row()
     contenders.place().synchronize()
     with xp.cuda.Stream(non_blocking=True) as stream:
         stream.begin_capture()
-        call_all()
+        bound_in_a_row()
         graph = stream.end_capture()
-    for _, _, out in bound:
+    for out in results:
         out.fill(0)
     graph.launch()
-    for (compute, operands), (_, _, out) in zip(functions, bound, strict=True):
-        assert bool((compute(operands) == out).all())
+    for out, expected in zip(results, functions_in_a_row(), strict=True):
+        assert bool((out == expected).all())
     return {
-        "cupyconv": lambda: [compute(operands) for compute, operands in functions],
-        "cupyconv, bound": call_all,
+        "cupyconv": functions_in_a_row,
+        "cupyconv, bound": bound_in_a_row,
         "cupyconv, graph": graph.launch,
     }
 
 
-def _theirs(layers: list[Layer], precision: str) -> dict[str, Callable[[], Any]]:
+def _theirs(layers: list[Any], precision: str) -> dict[str, Callable[[], Any]]:
     """Return PyTorch's functions and a graph of these; nothing if it has no CUDA device."""
     peer = contenders.find_torch(precision)
     if peer is None:

@@ -33,11 +33,12 @@ NO_GPU = 3
 RESULTS = Path(__file__).with_name("results")
 LEAST_SECONDS = 5  # a step with less time is not started (hand-set)
 
-# Exports the profile for its viewer and prints its metrics.
+# Exports the profile for its viewer and prints its metrics, with the stalls of warps by reason.
 _PROFILE = (
     'ncu --export "$PROFILES/$$" --force-overwrite --set detailed --import-source yes '
+    "--section WarpStateStats --section SchedulerStats "
     "--kernel-name regex:^conv_ --launch-count 3 --clock-control none "
-    '"$@" && ncu --import "$PROFILES/$$.ncu-rep" --csv --page details'
+    '"$@" && ncu --import "$PROFILES/$$.ncu-rep" --csv --page details --print-details all'
 )
 
 

@@ -398,10 +398,9 @@ struct OutputTile {
   alignas(16) Storage element[STAGED ? LINES : 1][STAGED ? LINE + 8 : 1];
   Index lines[LINES], places[LINE];
 
-  // Calls use(element, offset) for each vector of the tile inside C, which ends `rows` rows and `columns`
-  // columns after the tile's first element.
+  // Calls use(element, offset) for each vector in the first `rows` rows and `columns` columns.
   template <class Use>
-  __device__ __forceinline__ void for_each_piece(Index rows, Index columns, Use use) {
+  __device__ __forceinline__ void for_each_piece(int rows, int columns, Use use) {
     constexpr int PIECES = LINE / C_VECTOR;
     for (int i = threadIdx.x; i < LINES * PIECES; i += THREADS) {
       const int line = i / PIECES, place = i % PIECES * C_VECTOR;
@@ -559,7 +558,7 @@ struct Sums {
 // Stores the first `existing` elements of a run, in the widest vectors that the strides of C allow;
 // place_of(i) is the address of the i-th element.
 template <class Element, int RUN, class PlaceOf>
-__device__ __forceinline__ void store_run(const Accumulator (&run)[RUN], Index existing,
+__device__ __forceinline__ void store_run(const Accumulator (&run)[RUN], int existing,
                                           PlaceOf place_of) {
   constexpr int MOST = 16 / sizeof(Element) < RUN ? 16 / sizeof(Element) : RUN;
   constexpr int VECTOR = C_VECTOR < MOST ? C_VECTOR : MOST;
@@ -665,17 +664,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   }
 
   tile = shared_tile;
-  const Index rows = pass.gemm_m - tile.row, columns = pass.gemm_n - tile.column;
+  // Rows and columns of the tile that are inside C.
+  const int rows = static_cast<int>(min(pass.gemm_m - tile.row, static_cast<Index>(BLOCK_M)));
+  const int columns = static_cast<int>(min(pass.gemm_n - tile.column, static_cast<Index>(BLOCK_N)));
   auto existing = [&](int row, int column) {  // elements of a run that are inside C
     return row < rows && column < columns ? C_ALONG_N ? columns - column : rows - row : 0;
   };
 #if SPLIT
+  const Index line = C_ALONG_N ? pass.gemm_n : pass.gemm_m;
   partial += (static_cast<long long>(blockIdx.y) * p.groups + tile.group) *
              static_cast<long long>(pass.gemm_m) * pass.gemm_n;
+  const Index first_m = tile.row + Sums::row_of(0), first_n = tile.column + Sums::column_of(0);
+  partial += C_ALONG_N ? first_m * line + first_n : first_n * line + first_m;
   sums.for_each_run([&](int i, int j, Accumulator(&run)[Sums::RUN]) {
     const int row = Sums::row_of(i), column = Sums::column_of(j);
-    const Index m = tile.row + row, n = tile.column + column;
-    Accumulator* first = partial + (C_ALONG_N ? m * pass.gemm_n + n : n * pass.gemm_m + m);
+    const int m = Sums::rows_apart(i), n = Sums::columns_apart(j);
+    Accumulator* first = partial + (C_ALONG_N ? m * line + n : n * line + m);
     store_run<Accumulator>(run, existing(row, column), [&](int e) { return first + e; });
   });
 #else
@@ -683,10 +687,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   __syncthreads();  // the ring is no longer used; the offsets and the tile of C replace it
 
   OutputTile& output = shared.output;
-  for (int row = threadIdx.x; row < BLOCK_M && row < rows; row += THREADS)
+  for (int row = threadIdx.x; row < rows; row += THREADS)
     (C_ALONG_N ? output.lines : output.places)[row] =
         tile.group * pass.group_c + pass.c_row(tile.row + row);
-  for (int column = threadIdx.x; column < BLOCK_N && column < columns; column += THREADS)
+  for (int column = threadIdx.x; column < columns; column += THREADS)
     (C_ALONG_N ? output.places : output.lines)[column] = pass.c_column(tile.column + column);
   if (ADD || !OutputTile::STAGED) __syncthreads();  // the offsets are written
 

@@ -75,38 +75,53 @@ __device__ __forceinline__ Pixel<Index> pixel_of(const Digits<Index>& at) {
   return {at.digit[3], at.digit[2], at.digit[1], at.digit[0]};
 }
 
-// Address halves of x under the windows of output pixels.
+// Address halves of the tensor that windows read: x, or dy in backprop_input.
 struct Windows {
-  const ConvParameters& p;
+  const TapAxis (&axis)[3];
+  const long long (&size)[3], (&stride)[5];
+  const int taps[3];
 
-  __device__ __forceinline__ Loops<Index> taps() const {
-    return tap_loops(narrowed(p.channels), narrowed(p.filter[0]), narrowed(p.filter[1]),
-                     narrowed(p.filter[2]));
-  }
-  __device__ __forceinline__ Loops<Index> pixels() const {
-    return {narrowed(p.output[2]), narrowed(p.output[1]), narrowed(p.output[0]), narrowed(p.batch)};
-  }
-  __device__ __forceinline__ AddressHalf of_pixel(const Pixel<Index>& out) const {
-    const int t = static_cast<int>(p.filter[0]), r = static_cast<int>(p.filter[1]);
-    const int s = static_cast<int>(p.filter[2]);
-    const Pixel<Index> first = {out.n, out.d * narrowed(p.stride[0]) - narrowed(p.pad[0]),
-                                out.h * narrowed(p.stride[1]) - narrowed(p.pad[1]),
-                                out.w * narrowed(p.stride[2]) - narrowed(p.pad[2])};
-    AddressHalf half = AddressHalf::of_pixel(pixel_offset(first, p.x_stride));
-    half.mark_outside(0, t, first.d, narrowed(p.dilation[0]), narrowed(p.input[0]));
-    half.mark_outside(t, r, first.h, narrowed(p.dilation[1]), narrowed(p.input[1]));
-    half.mark_outside(t + r, s, first.w, narrowed(p.dilation[2]), narrowed(p.input[2]));
+  // `first` is the pixel that the window's first tap reads.
+  __device__ __forceinline__ AddressHalf of_pixel(const Pixel<Index>& first) const {
+    const int coordinate[3] = {static_cast<int>(first.d), static_cast<int>(first.h),
+                               static_cast<int>(first.w)};
+    AddressHalf half = AddressHalf::outside(pixel_offset(first, stride));
+    int bit = 0;
+#pragma unroll
+    for (int i = 0; i < 3; bit += taps[i++])
+      half.bits.clear(bit + axis[i].before_0(coordinate[i], taps[i]),
+                      bit + axis[i].before_0(coordinate[i] - static_cast<int>(size[i]), taps[i]));
     return half;
   }
   __device__ __forceinline__ AddressHalf of_tap(const Tap<Index>& tap) const {
-    const Pixel<Index> step = {0, tap.t * narrowed(p.dilation[0]), tap.r * narrowed(p.dilation[1]),
-                               tap.s * narrowed(p.dilation[2])};
+    const Pixel<Index> step = {0, tap.t * axis[0].spacing, tap.r * axis[1].spacing,
+                               tap.s * axis[2].spacing};
     AddressHalf half =
-        AddressHalf::of_tap(pixel_offset(step, p.x_stride) + tap.c * narrowed(p.x_stride[1]));
+        AddressHalf::of_tap(pixel_offset(step, stride) + tap.c * narrowed(stride[1]));
     half.bits.set(static_cast<int>(tap.t));
-    half.bits.set(static_cast<int>(p.filter[0] + tap.r));
-    half.bits.set(static_cast<int>(p.filter[0] + p.filter[1] + tap.s));
+    half.bits.set(taps[0] + static_cast<int>(tap.r));
+    half.bits.set(taps[0] + taps[1] + static_cast<int>(tap.s));
     return half;
+  }
+};
+
+// x under the windows of output pixels.
+struct OutputWindows : Windows {
+  const ConvParameters& p;
+
+  __device__ __forceinline__ OutputWindows(const ConvParameters& p, const TapAxis (&axis)[3])
+      : Windows{axis, p.input, p.x_stride,
+                {static_cast<int>(p.filter[0]), static_cast<int>(p.filter[1]),
+                 static_cast<int>(p.filter[2])}},
+        p(p) {}
+
+  __device__ __forceinline__ Loops<Index> loops() const {
+    return tap_loops(narrowed(p.channels), taps[0], taps[1], taps[2]);
+  }
+  __device__ __forceinline__ AddressHalf of_output(const Pixel<Index>& out) const {
+    return of_pixel({out.n, out.d * narrowed(p.stride[0]) - narrowed(p.pad[0]),
+                     out.h * narrowed(p.stride[1]) - narrowed(p.pad[1]),
+                     out.w * narrowed(p.stride[2]) - narrowed(p.pad[2])});
   }
 };
 
@@ -114,13 +129,14 @@ struct Windows {
 
 struct Pass {
   const ConvParameters& p;
-  Windows windows;
+  OutputWindows windows;
   Index gemm_m, gemm_n, gemm_k;
   Index group_a, group_b, group_c;  // distance of adjacent groups, in elements
 
-  __device__ __forceinline__ Pass(const ConvParameters& parameters, const StridePhases<PHASES>&, int)
+  __device__ __forceinline__ Pass(const ConvParameters& parameters,
+                                  const StridePhases<PHASES>& phases, int)
       : p(parameters),
-        windows{parameters},
+        windows(parameters, phases.axis),
         gemm_m(narrowed(p.batch * p.output[0] * p.output[1] * p.output[2])),
         gemm_n(narrowed(p.filters)),
         gemm_k(narrowed(p.filter[0] * p.filter[1] * p.filter[2] * p.channels)),
@@ -128,9 +144,9 @@ struct Pass {
         group_b(narrowed(p.filters * p.w_stride[0])),
         group_c(narrowed(p.filters * p.y_stride[1])) {}
 
-  __device__ __forceinline__ Loops<Index> loops() const { return windows.taps(); }
+  __device__ __forceinline__ Loops<Index> loops() const { return windows.loops(); }
   __device__ __forceinline__ AddressHalf a_position(Index m) const {
-    return windows.of_pixel(pixel_at(m, p.output));
+    return windows.of_output(pixel_at(m, p.output));
   }
   __device__ __forceinline__ AddressHalf a_step(const Digits<Index>& k) const {
     return windows.of_tap(tap_of(k));
@@ -153,6 +169,7 @@ struct Pass {
   const ConvParameters& p;
   const StridePhases<PHASES>& phases;
   const StridePhase& phase;
+  Windows windows;
   Index gemm_m, gemm_n, gemm_k;
   Index group_a, group_b, group_c;
 
@@ -161,6 +178,7 @@ struct Pass {
       : p(parameters),
         phases(phases_),
         phase(phases_.phase[number]),
+        windows{phases.axis, p.output, p.y_stride, {phase.taps[0], phase.taps[1], phase.taps[2]}},
         gemm_m(narrowed(p.batch * phase.pixels[0] * phase.pixels[1] * phase.pixels[2])),
         gemm_n(narrowed(p.channels)),
         gemm_k(narrowed(p.filters * phase.taps[0] * phase.taps[1] * phase.taps[2])),
@@ -177,25 +195,13 @@ struct Pass {
   }
   __device__ __forceinline__ AddressHalf a_position(Index m) const {
     const Pixel<Index> in = pixel(m);
-    const int t = phase.taps[0], r = phase.taps[1], s = phase.taps[2];
-    const Pixel<Index> first = {in.n, in.d + phase.shift[0], in.h + phase.shift[1],
-                                in.w + phase.shift[2]};
-    AddressHalf half = AddressHalf::of_pixel(pixel_offset(first, p.y_stride));
-    half.mark_outside(0, t, first.d, -phases.spacing[0], narrowed(p.output[0]));
-    half.mark_outside(t, r, first.h, -phases.spacing[1], narrowed(p.output[1]));
-    half.mark_outside(t + r, s, first.w, -phases.spacing[2], narrowed(p.output[2]));
-    return half;
+    return windows.of_pixel(
+        {in.n, in.d + phase.base[0], in.h + phase.base[1], in.w + phase.base[2]});
   }
   __device__ __forceinline__ AddressHalf a_step(const Digits<Index>& k) const {
-    const Tap<Index> tap = tap_of(k);
-    const Pixel<Index> step = {0, -tap.t * phases.spacing[0], -tap.r * phases.spacing[1],
-                               -tap.s * phases.spacing[2]};
-    AddressHalf half =
-        AddressHalf::of_tap(pixel_offset(step, p.y_stride) + tap.c * narrowed(p.y_stride[1]));
-    half.bits.set(static_cast<int>(tap.t));
-    half.bits.set(static_cast<int>(phase.taps[0] + tap.r));
-    half.bits.set(static_cast<int>(phase.taps[0] + phase.taps[1] + tap.s));
-    return half;
+    const Tap<Index> tap = tap_of(k);  // the last tap reads the first pixel
+    return windows.of_tap({tap.c, phase.taps[0] - 1 - tap.t, phase.taps[1] - 1 - tap.r,
+                           phase.taps[2] - 1 - tap.s});
   }
   __device__ __forceinline__ AddressHalf b_position(Index n) const {
     return AddressHalf::of_pixel(n * narrowed(p.w_stride[1]));
@@ -222,13 +228,14 @@ struct Pass {
 
 struct Pass {
   const ConvParameters& p;
-  Windows windows;
+  OutputWindows windows;
   Index gemm_m, gemm_n, gemm_k;
   Index group_a, group_b, group_c;
 
-  __device__ __forceinline__ Pass(const ConvParameters& parameters, const StridePhases<PHASES>&, int)
+  __device__ __forceinline__ Pass(const ConvParameters& parameters,
+                                  const StridePhases<PHASES>& phases, int)
       : p(parameters),
-        windows{parameters},
+        windows(parameters, phases.axis),
         gemm_m(narrowed(p.filters)),
         gemm_n(narrowed(p.filter[0] * p.filter[1] * p.filter[2] * p.channels)),
         gemm_k(narrowed(p.batch * p.output[0] * p.output[1] * p.output[2])),
@@ -236,9 +243,11 @@ struct Pass {
         group_b(narrowed(p.channels * p.x_stride[1])),
         group_c(narrowed(p.filters * p.w_stride[0])) {}
 
-  __device__ __forceinline__ Loops<Index> loops() const { return windows.pixels(); }
+  __device__ __forceinline__ Loops<Index> loops() const {
+    return {narrowed(p.output[2]), narrowed(p.output[1]), narrowed(p.output[0]), narrowed(p.batch)};
+  }
   __device__ __forceinline__ Tap<Index> tap(Index n) const {
-    return tap_of(windows.taps().digits(n));
+    return tap_of(windows.loops().digits(n));
   }
   __device__ __forceinline__ AddressHalf a_position(Index m) const {
     return AddressHalf::of_pixel(m * narrowed(p.y_stride[1]));
@@ -250,7 +259,7 @@ struct Pass {
     return windows.of_tap(tap(n));
   }
   __device__ __forceinline__ AddressHalf b_step(const Digits<Index>& k) const {
-    return windows.of_pixel(pixel_of(k));
+    return windows.of_output(pixel_of(k));
   }
   __device__ __forceinline__ Index c_row(Index m) const { return m * narrowed(p.w_stride[0]); }
   __device__ __forceinline__ Index c_column(Index n) const {
@@ -316,7 +325,7 @@ struct Operand {
                                                 HalfOf half_of) {
     for (int i = threadIdx.x; i < POSITIONS; i += THREADS) {
       const Index position = first + i * (ALONG_K ? 1 : VECTOR);
-      positions[i] = position < end ? half_of(position) : AddressHalf::beyond();
+      positions[i] = position < end ? half_of(position) : AddressHalf::outside(0);
       positions[i].offset += group_offset;
     }
   }
@@ -626,8 +635,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     if (threadIdx.x >= BLOCK_K) return;
     const Digits<Index> k = counts[threadIdx.x];
     const bool exists = loops.contain(k);
-    table_a.steps[parity][threadIdx.x] = exists ? pass.a_step(k) : AddressHalf::beyond();
-    table_b.steps[parity][threadIdx.x] = exists ? pass.b_step(k) : AddressHalf::beyond();
+    table_a.steps[parity][threadIdx.x] = exists ? pass.a_step(k) : AddressHalf::outside(0);
+    table_b.steps[parity][threadIdx.x] = exists ? pass.b_step(k) : AddressHalf::outside(0);
     counts[threadIdx.x] = loops.next(k);
   };
   const OperandA::Own own_a = table_a.own();

@@ -31,6 +31,7 @@ from cupyconv.kernels.family import (
     Tile,
     copies_async,
     mma_refuses,
+    spatial,
 )
 from cupyconv.kernels.reach import MOST_BLOCKS, Count, reach_counts
 from cupyconv.kernels.request import PLAIN, Epilogue, Request
@@ -640,9 +641,10 @@ def phases_type(count: int) -> np.dtype:
     import numpy as np
 
     axes = (np.int32, parameters.SPATIAL)
-    names = ("first_pixel", "pixels", "first_tap", "taps", "shift")
+    names = ("first_pixel", "pixels", "first_tap", "taps", "base")
     phase = np.dtype([*((name, *axes) for name in names), ("end", np.int32)])
-    return np.dtype([("step", *axes), ("spacing", *axes), ("phase", phase, count)])
+    axis = np.dtype([("spacing", np.int32), ("reciprocal", np.uint32), ("shift", np.int32)])
+    return np.dtype([("axis", axis, parameters.SPATIAL), ("step", *axes), ("phase", phase, count)])
 
 
 def phase_launches(problem: ConvProblem, pass_: str) -> int:
@@ -662,6 +664,7 @@ def _phases(problem: ConvProblem, pass_: str, choices: Choices, number: int = 0)
     assert tile is not None
     if pass_ != "backprop_input":
         record = np.zeros(1, phases_type(1))
+        record["axis"] = [tap_axis(dilation) for dilation in spatial(problem.dilation)]
         record["phase"]["end"] = choices.blocks // problem.groups
         return record
     listed = list(product(*(axis.stride_phases for axis in problem.axes)))
@@ -669,21 +672,26 @@ def _phases(problem: ConvProblem, pass_: str, choices: Choices, number: int = 0)
     listed = listed[MAX_PHASES * number : MAX_PHASES * (number + 1)]
     record = np.zeros(1, phases_type(1 << (len(listed) - 1).bit_length()))
     fields, missing, end = record[0], parameters.SPATIAL - len(problem.axes), 0
-    fields["step"] = fields["spacing"] = 1
+    fields["step"], fields["axis"] = 1, tap_axis(1)
     for phase, axes in zip(fields["phase"], listed, strict=False):
         phase["pixels"] = phase["taps"] = 1
         pairs = zip(problem.axes, axes, strict=True)
         for at, (axis, (inputs, taps)) in enumerate(pairs, start=missing):
             phase["first_pixel"][at], phase["pixels"][at] = inputs.start, len(inputs)
             phase["first_tap"][at], phase["taps"][at] = taps.start, len(taps)
-            first, spacing = axis.outputs_of_phase(inputs, taps)
-            phase["shift"][at] = first + (len(taps) - 1) * spacing  # unused without taps
-            fields["step"][at], fields["spacing"][at] = taps.step, spacing
+            phase["base"][at], spacing = axis.outputs_of_phase(inputs, taps)
+            fields["step"][at], fields["axis"][at] = taps.step, tap_axis(spacing)
         pixels = problem.N * int(prod(phase["pixels"].tolist()))
         end += tile.blocks(pixels, problem.C // problem.groups)
         phase["end"] = end
     fields["phase"]["end"][len(listed) :] = end
     return record
+
+
+def tap_axis(spacing: int) -> tuple[int, int, int]:
+    """Return the fields of TapAxis: a spacing, and its reciprocal as a multiplier and a shift."""
+    shift = (spacing - 1).bit_length()
+    return spacing, -(-(1 << 31 + shift) // spacing), shift
 
 
 CUDA_GATHER = Gather()

@@ -16,11 +16,12 @@
 // contiguous in memory, along k (A_ALONG_K, B_ALONG_K) or else along m or n.
 //
 // The address of a vector is the sum of two halves (gather.cuh): one half depends on the position (m or
-// n), the other on k.  A block computes the halves of its positions once.  One warp computes the halves
-// of k, one step ahead of the copies, by incrementing digits instead of dividing.  For each operand, all
-// vectors of a thread share one half in a step.  A vector thus costs one load from shared memory, an
-// addition, and a bit test for whether it is inside the tensor.  In large 16-bit tiles, threads keep
-// the halves of their positions in registers and save the load.
+// n), the other on k.  A block computes the halves of its positions once.  The warps take turns to compute
+// the halves of the next TURN_K k, by incrementing digits instead of dividing.  Turns distribute this work
+// over the schedulers of a multiprocessor.  For each operand, all vectors of a thread
+// share one half in a step.  A vector thus costs one load from shared memory, an addition, and a bit test
+// for whether it is inside the tensor.  In large 16-bit tiles, threads keep the halves of their positions
+// in registers and save the load.
 //
 // In NCHW, vectors consist of contiguous pixels.  They are possible for results, for dy in
 // backprop_filter, and for all operands of pointwise layers (1 x 1 filter, stride 1, no padding).  A
@@ -58,7 +59,11 @@ using AddressHalf = Half<Index>;
 constexpr int THREADS = WARPS_M * WARPS_N * 32;
 constexpr int WARP_M = BLOCK_M / WARPS_M, WARP_N = BLOCK_N / WARPS_N;
 static_assert(WARP_M % 16 == 0 && WARP_N % 16 == 0, "whole fragments only");
-static_assert(BLOCK_K <= 32, "one warp computes the steps");
+// Number of k whose address halves a warp computes in its turn, one per lane.  Products of doubles take so
+// long that few lanes suffice; their blocks have no memory for larger tables.
+constexpr int TURN_K = sizeof(Storage) == 8 ? BLOCK_K : 32;
+constexpr int STEP_HALVES = 2 * TURN_K, ROUND_K = THREADS / 32 * TURN_K;  // of two turns; of all warps
+static_assert(TURN_K % BLOCK_K == 0 && ROUND_K % STEP_HALVES == 0, "whole steps, an even number of turns");
 
 // -- passes: sizes, and the halves of every address in A, B and C -----------------------------------
 
@@ -316,7 +321,7 @@ struct Operand {
   static_assert(THREADS % PIECES == 0 && Tile::LINES % (THREADS / PIECES) == 0, "equal shares");
 
   AddressHalf positions[POSITIONS];
-  AddressHalf steps[2][BLOCK_K];  // halves of k, of the current step and of the next step
+  AddressHalf steps[STEP_HALVES];  // halves of k, at k % STEP_HALVES
 
   // Writes the table entries of all positions.  half_of(position) returns the address half of a position
   // in the first group.
@@ -343,20 +348,20 @@ struct Operand {
     return found;
   }
 
-  // Copies the vectors of one step into a stage, TURN vectors at a time.  The halves of these vectors are
-  // loaded before their first copy: the compiler does not move a load above a copy, and loads between
-  // copies would wait one by one.
-  __device__ __forceinline__ void copy(Tile& tile, int parity, const Storage* memory,
+  // Copies the vectors of one step into a stage, TURN vectors at a time; the step's halves begin at
+  // steps[k].  The halves of these vectors are loaded before their first copy: the compiler does not move
+  // a load above a copy, and loads between copies would wait one by one.
+  __device__ __forceinline__ void copy(Tile& tile, int k, const Storage* memory,
                                        const Own& own) const {
     constexpr bool KEPT = KEEPS_POSITIONS && ASYNC_COPY && VECTOR * sizeof(Storage) == 16;
     const int first = threadIdx.x / PIECES, piece = threadIdx.x % PIECES;
     // The half that all vectors of this thread have in common.
-    const AddressHalf same = ALONG_K ? steps[parity][piece * VECTOR]
+    const AddressHalf same = ALONG_K ? steps[k + piece * VECTOR]
                              : KEPT  ? own.position[0]
                                      : positions[piece];
     auto other_of = [&](int i) {
       if constexpr (ALONG_K && KEPT) return own.position[i];
-      return (ALONG_K ? positions : steps[parity])[first + i * APART];
+      return ALONG_K ? positions[first + i * APART] : steps[k + first + i * APART];
     };
     constexpr bool AT_ONCE = COPIED_ASYNC<VECTOR, Storage> || COUNT < COPIES_AT_ONCE<VECTOR>;
     constexpr int TURN = AT_ONCE ? COUNT : COPIES_AT_ONCE<VECTOR>;
@@ -600,8 +605,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                 const __grid_constant__ StridePhases<PHASES> phases) {
   __shared__ OperandA table_a;
   __shared__ OperandB table_b;
-  __shared__ Loops<Index> loops;             // over k
-  __shared__ Digits<Index> counts[BLOCK_K];  // loop counters of each thread of the first warp
+  __shared__ Loops<Index> loops;            // over k
+  __shared__ Digits<Index> counts[TURN_K];  // loop counters of each lane of the next turn
   SharedMemory& shared = *reinterpret_cast<SharedMemory*>(shared_memory);
 
   __shared__ BlockTile shared_tile;  // in shared memory to save registers
@@ -620,9 +625,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 
   if (threadIdx.x == 0) {
     loops = pass.loops();
-    loops.step = loops.digits(BLOCK_K);
+    loops.step = loops.digits(TURN_K);
   }
-  if (threadIdx.x < BLOCK_K)
+  if (threadIdx.x < TURN_K)
     counts[threadIdx.x] = pass.loops().digits(first_step * BLOCK_K + static_cast<Index>(threadIdx.x));
   table_a.set_positions(tile.row, pass.gemm_m, tile.group * pass.group_a,
                         [&](Index m) { return pass.a_position(m); });
@@ -630,43 +635,45 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                         [&](Index n) { return pass.b_position(n); });
   __syncthreads();  // loops and halves of positions are written
 
-  // Writes the halves of the next step of k.
-  auto set_steps = [&](int parity) {
-    if (threadIdx.x >= BLOCK_K) return;
-    const Digits<Index> k = counts[threadIdx.x];
-    const bool exists = loops.contain(k);
-    table_a.steps[parity][threadIdx.x] = exists ? pass.a_step(k) : AddressHalf::outside(0);
-    table_b.steps[parity][threadIdx.x] = exists ? pass.b_step(k) : AddressHalf::outside(0);
-    counts[threadIdx.x] = loops.next(k);
+  // Writes the halves of the TURN_K k from k on, if it is this warp's turn; k is modulo ROUND_K.
+  auto set_steps = [&](int k) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (k != warp * TURN_K || lane >= TURN_K) return;
+    const int place = warp % 2 * TURN_K + lane;
+    const Digits<Index> digits = counts[lane];
+    const bool exists = loops.contain(digits);
+    table_a.steps[place] = exists ? pass.a_step(digits) : AddressHalf::outside(0);
+    table_b.steps[place] = exists ? pass.b_step(digits) : AddressHalf::outside(0);
+    counts[lane] = loops.next(digits);
   };
   const OperandA::Own own_a = table_a.own();
   const OperandB::Own own_b = table_b.own();
-  auto copy_step = [&](int stage, int parity) {
-    table_a.copy(shared.stages[stage].a, parity, a, own_a);
-    table_b.copy(shared.stages[stage].b, parity, b, own_b);
+  auto copy_step = [&](int stage, int k) {
+    table_a.copy(shared.stages[stage].a, k % STEP_HALVES, a, own_a);
+    table_b.copy(shared.stages[stage].b, k % STEP_HALVES, b, own_b);
   };
 
-  set_steps(0);
+  int k = 0;  // first k of the next copy in this split, modulo ROUND_K
+  set_steps(k);
 #pragma unroll 1
   for (int step = 0; step < STAGES - 1; ++step) {
-    __syncthreads();  // the halves of this step are written; the halves of the previous step are free
-    if (step < steps) copy_step(step, step % 2);
+    __syncthreads();  // the halves of this step are written
+    if (step < steps) copy_step(step, k);
     commit_copies();
-    set_steps((step + 1) % 2);
+    set_steps(k = (k + BLOCK_K) % ROUND_K);
   }
 
   Sums sums;
-  int stage = 0, free_stage = STAGES - 1, parity = (STAGES - 1) % 2;
+  int stage = 0, free_stage = STAGES - 1;
 #pragma unroll 1
   for (Index step = 0; step < steps; ++step) {
     wait_for_copies<STAGES - 2>();
     // The stage of this step is complete, and the stage of the previous step is free.  The halves for
-    // the next copy are written, and the halves of the previous copy are free.
+    // the next copy are written, and the halves that the next turn overwrites are free.
     __syncthreads();
-    if (step + STAGES - 1 < steps) copy_step(free_stage, parity);
+    if (step + STAGES - 1 < steps) copy_step(free_stage, k);
     commit_copies();
-    parity ^= 1;
-    set_steps(parity);
+    set_steps(k = (k + BLOCK_K) % ROUND_K);
     sums.multiply(shared.stages[stage]);
     free_stage = stage;
     stage = stage + 1 < STAGES ? stage + 1 : 0;

@@ -78,8 +78,8 @@ BY_REGISTERS = {
     (64, 64, 4): 5,
     (64, 64, 8): 4,
 }
-"""Blocks per SM that the registers of a tensor-core tile allow, keyed (block_m, block_n, itemsize);
-other tiles have RESIDENT blocks (counted)."""
+"""Largest number of blocks per SM that a tensor-core tile with 32-bit indices gets registers for,
+keyed (block_m, block_n, itemsize); other tiles get registers for RESIDENT blocks (hand-set)."""
 
 
 @dataclass(frozen=True)
@@ -473,15 +473,17 @@ def ring(tile: Tile, vectors: Accesses, device: Device, words: int, index: str =
 
     stage = of_operand(m, vectors.a.along_first) + of_operand(n, vectors.b.along_first)
     # An address is the sum of two halves.  Per operand, the tables have one half per vector along m
-    # or n, and one half for each k of two steps.  After them come the loop counters of a step, 8
-    # integers that describe the loops, and the block's tile.
+    # or n, and the halves of k of two turns (TURN_K of cuda/conv_gather.cu).  After them come the
+    # loop counters of a turn, 8 integers that describe the loops, and the block's tile.
     index_bytes = 4 if index == "int" else 8
     half = _multiple(index_bytes + 4 * words, 8 if words == 1 else index_bytes)
     positions = sum(
         extent // (1 if access.along_first else access.vector)
         for access, extent in ((vectors.a, m), (vectors.b, n))
     )
-    tables = _multiple((positions + 4 * k) * half + (4 * k + 12) * index_bytes, RING_ALIGNMENT)
+    turn = k if itemsize == 8 else 32
+    tables = (positions + 4 * turn) * half + (4 * turn + 12) * index_bytes
+    tables = _multiple(tables, RING_ALIGNMENT)
     stages = 2
     if copies_async(device):
         of_block = (device.chip.shared << 10) // tile.defines["RESIDENT"]
@@ -594,6 +596,8 @@ def product_launch(
         "ASYNC_COPY": int(copies_async(request.device)),
         **epilogue.defines,
     }
+    if index == "int":  # 64-bit indices leave no registers for more blocks
+        defines["RESIDENT"] = max(tile.defines["RESIDENT"], resident(request, tile))
     block_ring = ring(tile, found, request.device, tap_words(problem), index)
     defines["STAGES"], defines["SHARED_BYTES"] = block_ring.stages, block_ring.shared_bytes
     packed = parameters.pack(problem, strides)

@@ -351,7 +351,7 @@ struct Operand {
   // Copies the vectors of one step into a stage, TURN vectors at a time; the step's halves begin at
   // steps[k].  The halves of these vectors are loaded before their first copy: the compiler does not move
   // a load above a copy, and loads between copies would wait one by one.
-  __device__ __forceinline__ void copy(Tile& tile, int k, const Storage* memory,
+  __device__ __forceinline__ void copy(Tile& tile, unsigned k, const Storage* memory,
                                        const Own& own) const {
     constexpr bool KEPT = KEEPS_POSITIONS && ASYNC_COPY && VECTOR * sizeof(Storage) == 16;
     const int first = threadIdx.x / PIECES, piece = threadIdx.x % PIECES;
@@ -636,10 +636,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   __syncthreads();  // loops and halves of positions are written
 
   // Writes the halves of the TURN_K k from k on, if it is this warp's turn; k is modulo ROUND_K.
-  auto set_steps = [&](int k) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  auto set_steps = [&](unsigned k) {
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (k != warp * TURN_K || lane >= TURN_K) return;
-    const int place = warp % 2 * TURN_K + lane;
+    const unsigned place = warp % 2 * TURN_K + lane;
     const Digits<Index> digits = counts[lane];
     const bool exists = loops.contain(digits);
     table_a.steps[place] = exists ? pass.a_step(digits) : AddressHalf::outside(0);
@@ -648,12 +648,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   };
   const OperandA::Own own_a = table_a.own();
   const OperandB::Own own_b = table_b.own();
-  auto copy_step = [&](int stage, int k) {
+  auto copy_step = [&](int stage, unsigned k) {
     table_a.copy(shared.stages[stage].a, k % STEP_HALVES, a, own_a);
     table_b.copy(shared.stages[stage].b, k % STEP_HALVES, b, own_b);
   };
 
-  int k = 0;  // first k of the next copy in this split, modulo ROUND_K
+  unsigned k = 0;  // first k of the next copy in this split, modulo ROUND_K
   set_steps(k);
 #pragma unroll 1
   for (int step = 0; step < STAGES - 1; ++step) {

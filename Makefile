@@ -5,6 +5,7 @@ TEST_JOBS ?= 2
 MINUTES ?= 10
 SEED ?=
 TURN ?=
+PYTHONS ?=
 
 INSTALL := $(BIN)/python -m pip install --quiet --editable
 
@@ -13,11 +14,13 @@ PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal
 DEVICE_PYTEST := $(BIN)/python -m tests.device -m pytest -n $(TEST_JOBS) --dist worksteal \
 	tests/gpu tests/device
 
-.PHONY: demo test test-rest test-all test-slow test-chips test-compilers test-device witnesses \
-	beliefs fuzz lint mutants docs wheel matrix clean
+.PHONY: demo test test-rest test-all test-slow test-chips test-compilers test-device \
+	fuzz lint docs release clean
 
 demo: .venv/installed
 	$(BIN)/cupyconv grads --preset multi-channel
+	@echo
+	@echo "Next, see why, in a browser: $(BIN)/cupyconv explain --preset multi-channel --open"
 
 # A few cases of every test, in minutes.
 test: .venv/installed-test
@@ -40,18 +43,10 @@ test-chips: .venv/installed-test
 test-compilers: .venv/installed-test
 	$(BIN)/python -m tests.compilers
 
-test-all: test test-rest test-chips test-compilers test-device witnesses
+test-all: test test-rest test-chips test-compilers test-device
 
 test-slow: .venv/installed-test
 	$(PYTEST) -m slow
-
-# Third-party kernels on the emulator; as in CI, a missing package fails the run.
-witnesses: .venv/installed-witnesses
-	CI=true $(PYTEST) -m slow tests/emulator/test_emulator_witnesses.py tests/emulator/test_emulator_beliefs.py
-
-# Writes to confirmed.json which third-party kernels confirm the emulator's model of the chip.
-beliefs: .venv/installed-witnesses
-	$(BIN)/python -m tests.emulator.beliefs --jobs $(TEST_JOBS)
 
 fuzz: .venv/installed-fuzz
 	$(BIN)/python -m tests.fuzz --jobs $(TEST_JOBS) --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
@@ -61,20 +56,14 @@ lint: .venv/installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-mutants: .venv/installed-test
-	$(BIN)/python -m tests.emulator.mutants --jobs $(TEST_JOBS)
-
 # Builds the pages of notebooks/ in build/docs; a warning is an error.
 docs: .venv/installed-docs
-	$(BIN)/python -m sphinx -W --keep-going --quiet -E -j $(TEST_JOBS) notebooks build/docs
+	$(BIN)/python -m sphinx -W --keep-going --quiet -E -j $(TEST_JOBS) -d build/doctrees notebooks build/docs
 	@echo "read them in build/docs/index.html"
 
-wheel: .venv/installed-test
-	$(BIN)/python -m build
-
-# Installs both distributions in clean environments of every Python on this machine.
-matrix: .venv/installed-test
-	$(BIN)/python -m tests.matrix --out dist
+# Builds the sdist and the wheel in dist, and tries them with every supported Python, or with PYTHONS=3.14.
+release: .venv/installed-release
+	$(BIN)/python -m tests.release --out dist $(PYTHONS:%=--python %)
 
 clean:
 	rm -rf .venv build dist *.egg-info
@@ -91,13 +80,12 @@ $(BIN)/python:
 	$(INSTALL) ".[compilers]"
 	touch $@ .venv/installed
 
-.venv/installed-witnesses: pyproject.toml | $(BIN)/python
-	$(INSTALL) ".[test,witnesses]"
-	$(INSTALL) ".[compilers]"
-	touch $@ .venv/installed-test .venv/installed
-
 .venv/installed-docs: pyproject.toml | $(BIN)/python
 	$(INSTALL) ".[docs]"
+	touch $@ .venv/installed
+
+.venv/installed-release: pyproject.toml | $(BIN)/python
+	$(INSTALL) ".[release]"
 	touch $@ .venv/installed
 
 .venv/installed-fuzz: pyproject.toml | $(BIN)/python

@@ -42,7 +42,7 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
 
 
 @click.command()
-@configuration.short_form
+@configuration.layer_options(named=False)
 @click.option(
     "--suite",
     "suites",
@@ -56,9 +56,6 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
     metavar="A,B",
     callback=configuration.separated,
     help="Benchmark only these layers.",
-)
-@click.option(
-    "--config", type=paths.FILE, metavar="FILE", help="Benchmark the layers of a TOML file."
 )
 @click.option(
     "--drawn", type=int, callback=_positive, metavar="N", help="Benchmark N random layers."
@@ -147,10 +144,8 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
     help="Compare two files written by --json, and exit.",
 )
 def command(
-    shapes: tuple[str, ...],
     suites: tuple[str, ...],
     names: tuple[str, ...],
-    config: str | None,
     drawn: int | None,
     seed: int | None,
     only_list: bool,
@@ -161,7 +156,7 @@ def command(
 
     \b
     cupyconv bench --quick
-    cupyconv bench 8x64x56x56 64x64x3x3
+    cupyconv bench 8x64x56x56 64x64x3x3 --padding same
     cupyconv bench --suite resnet50,depthwise --dtype float16 \\
       --json new.json --plot new.svg
     cupyconv bench --compare old.json new.json
@@ -175,11 +170,11 @@ def command(
 
     if compare:
         return _compare(*map(Path, compare), options["json_path"])
-    given = configuration.read_short_form(shapes)
+    keys = [key for key in configuration.LAYER_OPTIONS if key in options]
+    given = {key: options.pop(key) for key in keys}
     ways = {
-        "two shapes": bool(given),
+        "a layer": any(value is not None for value in given.values()),
         "--drawn": bool(drawn),
-        "--config": bool(config),
         "--suite or --layer": bool(suites or names),
     }
     used = [way for way, is_used in ways.items() if is_used]
@@ -191,8 +186,11 @@ def command(
         )
     if drawn:
         layers = bench.drawn(secrets.randbelow(10**6) if seed is None else seed, drawn)
-    elif given or config:
-        layers = _configured({**given, "config": config})
+    elif ways["a layer"]:
+        notes: list[str] = []
+        layers = _configured(given, notes)
+        if notes and paths.STANDARD not in (options["json_path"], options["plot_path"]):
+            output.draw(*configuration.left_out(notes))
     else:
         layers = bench.select(suites, names)
     if only_list:
@@ -222,7 +220,7 @@ def _measure(
     from cupyconv.bench.data import LAYOUTS
     from cupyconv.bench.results import Results
     from cupyconv.bench.run import Options, run
-    from cupyconv.operations import PRECISIONS
+    from cupyconv.planning import PRECISIONS
 
     require_word("precision", precision, PRECISIONS)
     place = places.of(device)
@@ -281,14 +279,14 @@ def _measure(
     return 1 if results.failed or not results.rows else 0
 
 
-def _configured(options: dict[str, Any]) -> tuple[SuiteLayer, ...]:
-    """Return the layers of a TOML file, or the layer with the two given shapes."""
+def _configured(options: dict[str, Any], notes: list[str]) -> tuple[SuiteLayer, ...]:
+    """Return the layers that the options of a layer select; ``notes`` as for ``read_layers``."""
     from cupyconv.bench import suites
 
-    config = options["config"]
+    config = options["config"] or options["model"]
     stem = Path(config).stem if config else ""
     layers = []
-    for number, layer in enumerate(configuration.read_layers(options), 1):
+    for number, layer in enumerate(configuration.read_layers(options, notes), 1):
         problem = layer.problem()
         shapes = f"{shape_text(problem.input_shape)} * {shape_text(problem.filter_shape)}"
         name = layer.name or (f"{stem}-{number}" if config else shapes)

@@ -1,4 +1,4 @@
-"""Layers of a command, read from options, a TOML file, an ONNX model or the presets.
+"""Layers of a command, read from options, a file, an ONNX model or the presets.
 
 Options and TOML keys have the same names; an option overrides the value of a file or preset.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from itertools import chain, starmap
@@ -21,8 +22,9 @@ from cupyconv.cli import output, paths
 from cupyconv.errors import require_word, shown, unknown_word
 from cupyconv.explaining import transposed
 from cupyconv.explaining.shapes import one
+from cupyconv.explaining.terms import CONVOLUTION_NAMES
 from cupyconv.explaining.values import KINDS, require_kind
-from cupyconv.formats import SPATIAL_AXES, data_formats
+from cupyconv.formats import SPATIAL_AXES, data_formats, filter_formats
 from cupyconv.kernels.device import CARDS, DEVICES
 from cupyconv.markup import in_line
 from cupyconv.planning import PRECISIONS
@@ -33,8 +35,8 @@ from cupyconv.problem import (
     PADDING_WORDS,
     PASSES,
     ConvOptions,
-    count_text,
     counted,
+    named_problem,
     require_output,
     shape_text,
     transposed_problem,
@@ -93,7 +95,6 @@ class Layer:
                 "Give, for example, --input 1x3x32x32 --filter 8x3x5x5, a --config file, or "
                 "--preset multi-channel",
             )
-        _require_sides(arguments)
         extra = {key: arguments.pop(key) for key in _TRANSPOSED_KEYS if key in arguments}
         if extra.pop("transposed", False):
             return _reversed_problem(arguments, **extra)
@@ -116,7 +117,7 @@ class Layer:
     @property
     def problem_names(self) -> Mapping[str, str]:
         """Names of the layer's tensors in the problem, keyed by their names in the layer."""
-        names = transposed.CONVOLUTION_NAMES
+        names = CONVOLUTION_NAMES
         return names if self.is_transposed else {name: name for name in names}
 
     def require_output(self, dy: tuple[int, ...]) -> None:
@@ -146,6 +147,24 @@ class Layer:
     def _require_output(self, output_shape: tuple[int, ...], **arguments: Any) -> None:
         problem = replace(self, arguments=arguments).problem()
         require_output(Names(), problem, output_shape)
+
+    def with_result(self, y: tuple[int, ...]) -> Layer:
+        """Return this transposed layer with the only input whose result can have shape ``y``.
+
+        Raises:
+            ConvError: no input gives this result.
+        """
+        rules = {k: v for k, v in self.arguments.items() if k not in _TRANSPOSED_KEYS}
+        given = {**ConvOptions()._asdict(), "dtype": "float32", **rules, "input_shape": y}
+        if "filter_shape" not in given:
+            raise ConvError(
+                "--dy must be accompanied by the shape of the filter",
+                "no filter is given",
+                "Give, for example, --filter 3x3x3x4",
+            )
+        problem = offering(partial(named_problem, _TRANSPOSED_NAMES), _TRANSPOSED_NAMES, given)
+        shapes = {"input_shape": problem.output_shape, "output_shape": y}
+        return replace(self, arguments={**rules, "transposed": True, **shapes})
 
     def output_padding(self, problem: ConvProblem) -> tuple[int, ...]:
         """Return the output_padding of a transposed layer; ``problem`` is the layer's problem."""
@@ -207,7 +226,8 @@ def _require_below_stride(output_padding: Any, stride: Any, dilation: Any) -> No
             raise ConvError(
                 "on the command line, output_padding must be less than the stride",
                 f"got {extra} with stride {step}",
-                f"Use --output-padding {step - 1}",
+                f"Use --output-padding {step - 1}; cupyconv.conv_transpose also takes values below "
+                "the dilation",
             )
 
 
@@ -248,7 +268,33 @@ def _integers(
 def read_shape(what: str, value: Any) -> tuple[int, ...]:
     """Parse a shape such as ``1x5x5x3``, ``1,5,5,3`` or, in TOML, a list."""
     rule = "a shape, written as sizes separated by x or commas"
-    return tuple(_integers(what, value, rule, "1x5x5x3 or 1,5,5,3"))
+    text = _bare(value) if isinstance(value, str) else value
+    if isinstance(text, str) and (names := [word for word in _sizes(text) if word.isalpha()]):
+        raise ConvError(
+            f"every size of {what} must be a number",
+            f"got {shown(value)}",
+            f"Write a number instead of {' and '.join(dict.fromkeys(names))}",
+        )
+    return tuple(_integers(what, text, rule, "1x5x5x3 or 1,5,5,3"))
+
+
+def is_shape(text: str) -> bool:
+    """Return whether a text has the form of a shape; a name may stand for an unknown size."""
+    return bool(_sizes(text))
+
+
+def _sizes(text: str) -> list[str]:
+    """Return the sizes in a shape, as text; none if the text does not have the form of a shape."""
+    sizes = re.split("[xX,]", _bare(text))
+    known = [size for size in sizes if size.isdecimal()]
+    return sizes if len(sizes) > 1 and known and all(map(str.isalnum, sizes)) else []
+
+
+def _bare(text: str) -> str:
+    """Return a shape without spaces and brackets, such as ``torch.Size([1, 5])`` or ``(1, 5)``."""
+    bare = re.sub(r"\s", "", text)
+    inside = re.fullmatch(r"(?:torch\.Size)?[(\[]+([^()\[\]]+?),?[)\]]+", bare)
+    return inside[1] if inside else bare
 
 
 def _size(what: str, value: Any) -> int | tuple[int, ...]:
@@ -281,20 +327,6 @@ def _padding(what: str, value: Any) -> Any:
     if max(map(len, entries)) > 2:
         raise _wrong(what, value, rule, example)
     return [_single(numbers) for numbers in entries]
-
-
-def _require_sides(arguments: Mapping[str, Any]) -> None:
-    """Check the number of padding entries; ConvProblem's message would suggest Python syntax."""
-    padding, rank = arguments.get("padding"), len(arguments["input_shape"]) - 2
-    if not isinstance(padding, (list, tuple)) or rank not in SPATIAL_AXES:
-        return
-    if len(padding) != rank:
-        raise ConvError(
-            "padding must be one integer for all axes, or one entry per spatial axis (an integer "
-            "or before:after)",
-            count_text(len(padding), rank, "entry", "entries"),
-            f"Write, for example, {','.join(['1:2'] * rank)}",
-        )
 
 
 def _single(numbers: list[int]) -> int | tuple[int, ...]:
@@ -394,6 +426,10 @@ def _list_presets(ctx: click.Context, _param: click.Parameter, asked: bool) -> N
     ctx.exit()
 
 
+_layer_option = click.option(
+    "--layer", metavar="NAME", help="Use only the layer of this name from --config or --model."
+)
+
 _OPTIONS = (
     click.option(
         "--input",
@@ -450,8 +486,8 @@ _OPTIONS = (
     click.option(
         "--output-padding",
         metavar="N|NxN",
-        help="Set the pixels that a transposed layer adds at the end of each axis of its result; "
-        "at most stride - 1.  [default: 0]",
+        help="Set the size of a transposed layer's result minus the smallest possible size, per "
+        "axis; less than the stride.  [default: 0, or stride - 1 with SAME padding]",
     ),
     click.option(
         "--output-shape",
@@ -462,7 +498,7 @@ _OPTIONS = (
         "--config",
         type=paths.FILE,
         metavar="FILE",
-        help="Read layers from a TOML file, whose keys are the names of these options.",
+        help="Read layers from a TOML, JSON or CSV file, whose keys are these options.",
     ),
     click.option(
         "--model",
@@ -470,9 +506,7 @@ _OPTIONS = (
         metavar="FILE.onnx",
         help="Read the convolutions of an ONNX model; --input NAME=SHAPE sets its unknown sizes.",
     ),
-    click.option(
-        "--layer", metavar="NAME", help="Use only the layer of this name from --config or --model."
-    ),
+    _layer_option,
     click.option(
         "--preset",
         metavar="NAME",
@@ -585,7 +619,7 @@ def read_short_form(shapes: Sequence[str]) -> dict[str, str]:
     Raises:
         ConvError: the number of arguments is not two, or an argument is not a shape.
     """
-    if shapes and (len(shapes) != 2 or not all(map(_SHAPE.fullmatch, shapes))):
+    if shapes and (len(shapes) != 2 or not all(map(is_shape, shapes))):
         raise ConvError(
             "the short form must have two shapes, for the input and the filter",
             f"got {' '.join(shapes)}",
@@ -597,32 +631,43 @@ def read_short_form(shapes: Sequence[str]) -> dict[str, str]:
 
 def shape_or_file(option: str, value: str | None) -> tuple[tuple[int, ...] | None, str | None]:
     """Return (shape, None) for an option that gives a shape, (None, file) for a file name."""
-    if value is None or Path(value).exists() or not _SHAPE.fullmatch(value):
+    if value is None or Path(value).exists() or not is_shape(value):
         return None, value
     return read_shape(option, value), None
 
 
-_SHAPE = re.compile(r"[0-9]+([xX,][0-9]+)+")
+def layer_options(*, named: bool = True) -> Callable[[Callable], Callable]:
+    """Add the positional shapes and the options of ``read_layers``, except --dtype and --values.
+
+    Args:
+        named: whether to add --layer.
+    """
+    added = [option for option in _OPTIONS if named or option is not _layer_option]
+
+    def add(command: Callable) -> Callable:
+        @wraps(command)
+        def configured(shapes: Sequence[str], **options: Any) -> Any:
+            for key, value in read_short_form(shapes).items():
+                if options[key] is not None:
+                    raise ConvError(
+                        "a shape must be given only once",
+                        f"got {' '.join(shapes)} and --{key} {options[key]}",
+                        f"Leave out --{key}, or the two shapes",
+                    )
+                options[key] = value
+            return command(**options)
+
+        for option in (*reversed(added), short_form):
+            configured = option(configured)
+        return configured
+
+    return add
 
 
-def configuration_options(command: Callable) -> Callable:
-    """Add the positional shapes and the options of ``read_layers``, except --dtype and --values."""
+configuration_options = layer_options()
 
-    @wraps(command)
-    def configured(shapes: Sequence[str], **options: Any) -> Any:
-        for key, value in read_short_form(shapes).items():
-            if options[key] is not None:
-                raise ConvError(
-                    "a shape must be given only once",
-                    f"got {' '.join(shapes)} and --{key} {options[key]}",
-                    f"Leave out --{key}, or the two shapes",
-                )
-            options[key] = value
-        return command(**options)
-
-    for option in (*reversed(_OPTIONS), short_form):
-        configured = option(configured)
-    return configured
+LAYER_OPTIONS = (*_READERS, "config", "model", "preset")
+"""Names of the options that ``layer_options`` adds, except --layer; --dtype is one of them."""
 
 
 def read_layers(options: Mapping[str, Any], notes: list[str] | None = None) -> list[Layer]:
@@ -750,8 +795,8 @@ def _changed(layer: Layer, given: Mapping[str, Any], values: str | None) -> Laye
     return replace(layer, title=title, arguments=arguments, values=values or layer.values)
 
 
-def _toml_fault(error: Exception) -> str:
-    """Return the reason why a file is not TOML."""
+def _fault(error: Exception) -> str:
+    """Return the reason why a file does not have its format."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if type(error) is ValueError:  # Python's message names sys.set_int_max_str_digits
@@ -759,23 +804,62 @@ def _toml_fault(error: Exception) -> str:
     return str(error)
 
 
-def read_file(path: Path) -> list[Layer]:
-    """Return the layers of a TOML file: one at its top level, or several [[layer]] tables.
-
-    Raises:
-        ConvError: the file is not TOML, or a key or value is invalid.
-        OSError: the file cannot be read.
-    """
+def _toml(text: str) -> dict[str, Any]:
     import tomllib
 
+    return tomllib.loads(text)
+
+
+def _json(text: str) -> dict[str, Any]:
+    import json
+
+    content = json.loads(text)
+    return content if isinstance(content, dict) else {"layers": content}
+
+
+def _csv(text: str) -> dict[str, Any]:
+    """Return the rows below the header as layers; an empty cell leaves its key out."""
+    import csv
+    import io
+
+    flags = {"true": True, "false": False}
+    rows = csv.DictReader(io.StringIO(text, newline=""), restkey="a column without a heading")
+    return {
+        "layers": [
+            {
+                key: flags.get(str(cell).lower(), cell) if key == "transposed" else cell
+                for key, cell in row.items()
+                if cell
+            }
+            for row in rows
+        ]
+    }
+
+
+_FORMATS: Mapping[str, tuple[str, Callable[[str], dict[str, Any]], str]] = {
+    ".json": ("JSON", _json, '[{"input": "1x5x5x3", "filter": "3x3x3x4"}]'),
+    ".csv": ("CSV", _csv, 'a line "input,filter", and below it "1x5x5x3,3x3x3x4"'),
+    "": ("TOML", _toml, 'lines such as input = "1x5x5x3"'),
+}
+"""Name, parser and example of the format of a file of layers, keyed by suffix; else TOML."""
+
+
+def read_file(path: Path) -> list[Layer]:
+    """Return the layers of a file: one at the top level of TOML or JSON, or several.
+
+    Several layers are [[layer]] tables in TOML, a list in JSON, and rows in CSV.
+
+    Raises:
+        ConvError: the file does not have the format of its suffix, or a key or value is invalid.
+        OSError: the file cannot be read.
+    """
+    from csv import Error
+
+    name, parse, example = _FORMATS.get(path.suffix.lower(), _FORMATS[""])
     try:
-        content = tomllib.loads(paths.read(path).decode())
-    except (ValueError, RecursionError) as error:  # syntax, UTF-8 and huge integers
-        raise ConvError(
-            f"{path} must be TOML",
-            _toml_fault(error),
-            'Write lines such as input = "1x5x5x3"',
-        ) from None
+        content = parse(paths.read(path).decode())
+    except (ValueError, RecursionError, Error) as error:  # syntax, UTF-8 and huge integers
+        raise ConvError(f"{path} must be {name}", _fault(error), f"Write {example}") from None
     words = [word for word in ("layer", "layers") if word in content]
     if len(words) > 1:
         raise ConvError(
@@ -795,9 +879,13 @@ def read_file(path: Path) -> list[Layer]:
     listed = isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
     if not listed or not tables:
         raise ConvError(
-            f"the layers of {path} must be [[layer]] tables",
+            f"the layers of {path} must be [[layer]] tables"
+            if name == "TOML"
+            else f"{path} must have a list of layers",
             f"got {shown(tables)}",
-            "Write [[layer]], with two brackets, above each layer",
+            "Write [[layer]], with two brackets, above each layer"
+            if name == "TOML"
+            else f"Write {example}",
         )
     return [_layer(f"layer {number} of {path.name}", t) for number, t in enumerate(tables, 1)]
 
@@ -849,6 +937,36 @@ def as_options(problem: ConvProblem) -> str:
     """Return the command-line options of a problem, except --dtype."""
     shapes = {"input_shape": problem.input_shape, "filter_shape": problem.filter_shape}
     return " ".join(starmap(output.option, {**shapes, **problem.keywords}.items()))
+
+
+def order_note(layer: Layer, problem: ConvProblem) -> str:
+    """Return a note if another axis order makes the filter likelier; else an empty string.
+
+    A filter is likelier if the ratio of its longest to its shortest spatial size is smaller.
+    """
+    if "filter_format" in layer.arguments:
+        return ""
+    ratio, likelier = _ratio(problem), None
+    for word in filter_formats(problem.spatial_rank):
+        with suppress(ConvError):
+            other = problem.replace(filter_format=word)
+            if _ratio(other) < ratio and max(other.filter_sizes) > 1:
+                ratio, likelier = _ratio(other), other
+    if likelier is None:
+        return ""
+    readings = [
+        f"{shape_text(other.filter_sizes)} with O = {other.K} ({other.filter_format})"
+        for other in (problem, likelier)
+    ]
+    word = output.option("filter_format", likelier.filter_format)
+    return (
+        f"note: the filter {shape_text(problem.filter_shape)} was read as {readings[0]}. If it is "
+        f"{readings[1]}, use {word}"
+    )
+
+
+def _ratio(problem: ConvProblem) -> float:
+    return max(problem.filter_sizes) / min(problem.filter_sizes)
 
 
 def summary(problem: ConvProblem, other: Mapping[str, str] | None = None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -65,7 +66,8 @@ class ArrayFile:
             base, _, name = place.rpartition(":")
             self._path = Path(base)
         is_standard = str(self._path) == paths.STANDARD
-        self._content = paths.read(self._path) if is_standard else None
+        largest = available_memory() or sys.maxsize - 1
+        self._content = paths.read(self._path, largest) if is_standard else None
         with self._opened() as file:
             magic = file.read(len(_NPY))
             if not magic.startswith((_NPY, _ZIP)):
@@ -143,6 +145,8 @@ class ArrayFile:
         elif version not in ((2, 0), (3, 0)):
             raise ValueError(f"its format has version {version}")
         self.shape, _, dtype = read(file)  # type: ignore[arg-type]
+        if min(self.shape, default=0) < 0:
+            raise ValueError(f"its header has the shape {self.shape}")
         if dtype.hasobject:
             raise ValueError("objects need allow_pickle, which is never used")
         self.dtype = _native(np.empty(0, dtype)).dtype

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import shutil
 import warnings
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import click
 
 import cupyconv
-from cupyconv import CupyconvError, arrays, cache_folder
+from cupyconv import CupyconvError, arrays, cache_folder, log
 from cupyconv.cli import output
 from cupyconv.cpu.choice import has_numba
 from cupyconv.errors import DeviceError, install_command, reinstall_command
@@ -71,12 +72,10 @@ def command(require_gpu: bool, as_json: bool) -> None:
             "nvrtc": _nvrtc(missing),
             "driver": _driver(missing),
             "gpus": _gpus(missing),
-            "bindings": _package(
-                "cuda-bindings", "NVIDIA's bindings, for TMA on Hopper", _install_cupy(), missing
-            ),
             **{name: _optional(name, missing) for name in OPTIONAL},
             "sources": _sources(missing),
             "cache": _cache(missing),
+            "log": os.environ.get(log.VARIABLE, "off"),
         }
     if as_json:
         output.write_json({**report, "missing": [entry._asdict() for entry in missing]})
@@ -224,7 +223,6 @@ def _tables(report: dict[str, Any], missing: list[Missing]) -> list[Any]:
     for name, key, entry in (
         ("CuPy", "cupy", "version"),
         ("NVRTC", "nvrtc", "version"),
-        ("cuda-bindings", "bindings", "version"),
         ("driver", "driver", "cuda"),
     ):
         version = report[key][entry] if report[key] else "missing"
@@ -252,6 +250,7 @@ def _tables(report: dict[str, Any], missing: list[Missing]) -> list[Any]:
         f"{cache['folder'] or 'none'}, {cache['entries']} kernels, "
         f"{bytes_text(cache['bytes'])}, {state}",
     )
+    table.add_row("log", f"{report['log']} ({log.VARIABLE}: info or debug)")
     if not missing:
         return [table, "nothing is missing"]
     lacking = output.table("missing", "get it with")

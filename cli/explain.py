@@ -59,7 +59,10 @@ from cupyconv.markup import Document, Paragraph, Section, Verbatim, in_line
     help="Write a picture as SVG; with --map, write the map.",
 )
 @click.option(
-    "--html", type=paths.FILE, metavar="FILE", help="Write an interactive page; needs no network."
+    "--html",
+    type=paths.FILE,
+    metavar="FILE",
+    help="Write an interactive page, or a page that lists several layers; needs no network.",
 )
 @click.option("--open", "opened", is_flag=True, help="Open an interactive page in a browser.")
 @output.json_option
@@ -98,17 +101,11 @@ def command(
     paths.require_one_output(*saved, as_json=as_json)
     paths.require_writable("--svg", svg, ".svg")
     paths.require_writable("--html", html, ".html", ".htm")
-    if len(layers) > 1 and (read or saved or code or opened):
+    if len(layers) > 1 and (read or svg or code or opened):
         raise ConvError(
-            "--x, --w, --dy, --code, --svg, --html and --open must be used with a single layer",
+            "--x, --w, --dy, --code, --svg and --open must be used with a single layer",
             f"the configuration has {len(layers)} layers",
             "Choose one with --layer NAME",
-        )
-    if code and any(layer.is_transposed for layer in layers):
-        raise ConvError(
-            "--code must be used only for ordinary convolutions",
-            "the layer is transposed",
-            "Leave out --code",
         )
     whole = not (elements or mapped or code or saved or opened)
     explained = []
@@ -123,7 +120,14 @@ def command(
         picture = first.counted.svg() if first.counted else first.explanation.svg(*elements[:1])
         paths.write(Path(svg), picture.encode())
     if html:
-        paths.write(Path(html), first.explanation.page(*elements[:1]).encode())
+        if len(explained) == 1:
+            page = first.explanation.page(*elements[:1])
+        else:
+            from cupyconv.explaining import model_page
+
+            name = Path(options["config"] or options["model"]).name
+            page = model_page.layers_page(name, [entry.explanation for entry in explained])
+        paths.write(Path(html), page.encode())
     if opened:
         open_in_browser(first.explanation.page(*elements[:1]), html)
     if paths.STANDARD in saved:
@@ -134,16 +138,16 @@ def command(
         return
     width = output.width()
     parts = []
-    for _, explanation, source, chosen, counted, translated in explained:
+    for layer, explanation, source, chosen, counted, translated in explained:
         if whole:
+            if note := configuration.order_note(layer, explanation.problem):
+                parts.append("\n".join(Paragraph(note).lines(width)))
             parts.append(explanation.document.text(width, output.strong))
         elif translated and not (chosen or counted or saved):
             parts.append(translated.program.rstrip("\n"))
             continue
         elif explanation.title and (chosen or counted):
             parts.append(output.strong(in_line(explanation.title)))
-        if explanation.is_transposed and not whole:
-            parts.append("\n".join(Paragraph(_NAMES_NOTE).lines(width)))
         sections = [element.section(everything) for element in chosen]
         if counted:
             lines = counted.lines(width - 4, _height(), colour=output.coloured())
@@ -161,12 +165,6 @@ def command(
         how = ", with a separate drawing of each spatial axis" if volume else ""
         parts.append(f"saved to {in_line(' and '.join(saved))}{how}")
     output.write_paged("\n\n".join(parts) + "\n")
-
-
-_NAMES_NOTE = (
-    "The names are those of the convolution that the layer reverses. The convolution's dx is the "
-    "layer's y, its dy is the layer's x, its x is the layer's dy, and its y is the layer's dx."
-)
 
 
 class _Explained(NamedTuple):
@@ -213,7 +211,7 @@ def _explanation(
     if opened:
         data.require_shapes(layer, problem, opened)
         data.require_parts(problem, opened)
-        loaded = {layer.problem_names[name]: file.read() for name, file in opened.items()}
+        loaded = {name: file.read() for name, file in opened.items()}
     if large:
         from cupyconv.cli import data
 

@@ -108,12 +108,13 @@ def command(
         data.require_parts(problem, opened)
         planned = cupyconv.plan(problem, place.device, impl)
         _require_memory(problem, place, check=not no_check)
-        loaded = {layer.problem_names[name]: file.read() for name, file in opened.items()}
-        operands = _operands(problem, loaded, seed, layer.values)
+        loaded = {name: file.read() for name, file in opened.items()}
+        operands = _operands(layer, problem, loaded, seed)
+        reverse = layer.is_transposed
         with output.progress("computing and checking", 1 if no_check else 1 + STEPS) as advance:
-            results = compute(problem, operands, impl, xp=place.xp)
+            results = compute(problem, operands, impl, xp=place.xp, is_transposed=reverse)
             advance()
-            tensors = _tensors(layer, problem, operands, results)
+            tensors = {**operands._asdict(), **results._asdict()}
             report = _Report(layer, problem, planned, files, seed, _norms(tensors))
             if not no_check:
                 report.check(operands, results, advance)
@@ -213,7 +214,7 @@ class _Report:
         """Check the results; call ``advance`` after each of the STEPS."""
         from cupyconv.checking import Truth
 
-        truth = Truth(self.problem, operands)
+        truth = Truth(self.problem, operands, is_transposed=self.layer.is_transposed)
         for _ in truth.prepared():
             advance()
         self.agreements = []
@@ -222,25 +223,6 @@ class _Report:
             advance()
         self.agreements += [truth.against_adjoint(results), *truth.against_reference(results)]
         self.products = truth.inner_products(results)
-        if self.layer.is_transposed:
-            self._rename()
-
-    def _rename(self) -> None:
-        """Give the checked tensors their names in the transposed layer, and omit db.
-
-        The problem's db is a sum over the layer's x, so it is not a gradient of the layer.
-        """
-        names = {other: name for name, other in self.layer.problem_names.items()}
-        self.agreements = [
-            replace(one, tensor=", ".join(names[name] for name in one.tensor.split(", ")))
-            for one in self.agreements or ()
-            if one.tensor != "db"
-        ]
-        pairs = [key.strip("<>").split(",") for key in self.products]
-        values = self.products.values()
-        self.products = {
-            f"<{names[a]},{names[b]}>": value for (a, b), value in zip(pairs, values, strict=True)
-        }
 
     @property
     def passed(self) -> bool:
@@ -343,18 +325,6 @@ def _agreement_table(agreements: list[Agreement]) -> Any:
     return table
 
 
-def _tensors(
-    layer: Layer, problem: ConvProblem, operands: Operands, results: Results
-) -> dict[str, np.ndarray]:
-    """Return every tensor of a layer by its name in the layer."""
-    everything = {**operands._asdict(), **results._asdict()}
-    if not layer.is_transposed:
-        return everything
-    tensors = {name: everything[other] for name, other in layer.problem_names.items()}
-    db = cupyconv.conv_backprop_bias(tensors["dy"], data_format=problem.data_format)
-    return {**tensors, "db": db}
-
-
 def _norms(tensors: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Return the Euclidean norm of every tensor."""
     import numpy as np
@@ -406,12 +376,14 @@ def _problem(layer: Layer, loaded: Mapping[str, Any], options: Mapping[str, Any]
 
 
 def _operands(
-    problem: ConvProblem, loaded: dict[str, np.ndarray], seed: int, kind: str
+    layer: Layer, problem: ConvProblem, loaded: dict[str, np.ndarray], seed: int
 ) -> Operands:
+    """Return the layer's operands: ``loaded``, and random ones in place of the others."""
     from cupyconv import arrays
     from cupyconv.checking import Operands
 
-    drawn = draw(problem, seed, kind)
+    random = draw(problem, seed, layer.values)
+    drawn = {name: random[layer.problem_names[name]] for name in OPERANDS}
     dtype = arrays.numpy_dtype(problem.dtype)
     converted = {name: array.astype(dtype, copy=False) for name, array in loaded.items()}
     return Operands(**{**drawn, **converted})

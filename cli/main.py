@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import sys
@@ -17,8 +18,14 @@ import click
 
 import cupyconv
 from cupyconv.cli import INTERRUPTED, output
-from cupyconv.errors import ConvError, CupyconvError, DeviceError, KernelCompileError, unknown_word
-from cupyconv.signals import interrupts
+from cupyconv.errors import (
+    ConvError,
+    CupyconvError,
+    DeviceError,
+    KernelCompileError,
+    similar_argument,
+    unknown_word,
+)
 
 COMMANDS = ("shapes", "grads", "explain", "plan", "model", "check", "bench", "warm", "env")
 """Names of the commands; each command is the object ``command`` of the module with its name."""
@@ -46,23 +53,25 @@ class Program(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0][:1].isdigit():  # the short form, without a command
-            args = ["explain", *args]
         if args[0] not in COMMANDS and not args[0].startswith("-"):
-            raise unknown_word("command", args[0], COMMANDS)
+            from cupyconv.cli.configuration import is_shape
+
+            if not (args[0][:1].isdigit() or is_shape(args[0])):
+                raise unknown_word("command", args[0], COMMANDS)
+            args = ["explain", *args]  # the short form, without a command
         return super().resolve_command(ctx, args)
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Run a command line; exits with the code that the command returns, 0 if it is None."""
-        has_interrupt = bool
+        interrupts: list[int] = []
         try:
-            with interrupts() as has_interrupt, _ending_by_signal(), _without_numerical_warnings():
+            with _noting(interrupts), _ending_by_signal(), _without_numerical_warnings():
                 code = super().main(*args, **{**kwargs, "standalone_mode": False})
         except Exception as error:
             if os.environ.get(TRACEBACK_VARIABLE):
                 raise
             # An interrupt during NumPy's import raises an exception other than KeyboardInterrupt.
-            was_interrupted = has_interrupt() and not isinstance(error, OSError)
+            was_interrupted = interrupts and not isinstance(error, OSError)
             code = INTERRUPTED if was_interrupted else _report(error)
         sys.exit(code or GOOD)
 
@@ -102,6 +111,35 @@ def _ending_by_signal() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
+@contextmanager
+def _noting(interrupts: list[int]) -> Iterator[None]:
+    """Add each interrupt to a list, and raise it as usual, or after the import that it would stop.
+
+    Compiled modules print a traceback if an interrupt stops their import, and some libraries
+    suppress the interrupt.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        interrupts.append(number)
+        while frame is not None:
+            if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+                again = threading.Timer(0.02, _thread.interrupt_main)
+                again.daemon = True
+                return again.start()
+            frame = frame.f_back
+        raise KeyboardInterrupt
+
+    is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_usual and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+    else:
+        yield
+
+
 def _report(error: Exception) -> int:
     """Write an error in one line to standard error, and return its exit code."""
     if isinstance(error, click.Abort):
@@ -113,7 +151,7 @@ def _report(error: Exception) -> int:
     if isinstance(error, click.ClickException):
         context = getattr(error, "ctx", None)  # only usage errors have one
         where = f" (see {context.command_path} --help)" if context else ""
-        output.error(error.format_message() + where)
+        output.error((_meant_option(error) or error.format_message()) + where)
         return WRONG_USAGE
     if isinstance(error, CupyconvError):
         output.error(error.told(output.option) if isinstance(error, ConvError) else str(error))
@@ -135,6 +173,26 @@ def _report(error: Exception) -> int:
         f"{TRACEBACK_VARIABLE}=1 shows where; please report it"
     )
     return BUG
+
+
+_SHAPES: dict[str | None, str] = {"input": "input_shape", "filter": "filter_shape"}
+"""Arguments of the library that options have another name for, keyed by option."""
+
+
+def _meant_option(error: click.ClickException) -> str | None:
+    """Return the message for an unknown option that means a known one; None for other errors."""
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
+        return None
+    options = {
+        name: option.opts[-1]
+        for option in error.ctx.command.params
+        if isinstance(option, click.Option)
+        for name in (option.name, _SHAPES.get(option.name))
+        if name is not None
+    }
+    word = error.option_name.lstrip("-").replace("-", "_")
+    similar = similar_argument(word, options)
+    return similar and f"No such option {error.option_name!r}. Use {options[similar]}"
 
 
 @click.group(

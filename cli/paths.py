@@ -94,10 +94,16 @@ _READ = "cupyconv.standard_input"
 """Key in click's context: whether this command has read standard input."""
 
 
-def read(path: Path) -> bytes:
-    """Return the content of a file or of standard input; raise as ``opened`` does."""
-    with opened(path) as file:
-        return file.read()
+def read(path: Path, largest: int = files.LARGEST_TEXT) -> bytes:
+    """Return the content of a file or of standard input, which has at most ``largest`` bytes.
+
+    Raises:
+        ConvError: as for ``opened``.
+        OSError: the file cannot be read, or is too large.
+    """
+    if str(path) != STANDARD:
+        return files.read(path, largest)
+    return files.read_stream(_standard_input(), "standard input", largest)
 
 
 @contextmanager
@@ -108,10 +114,14 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         ConvError: standard input is closed, or was read before by the same command.
         OSError: the file cannot be read.
     """
-    if str(path) != STANDARD:
-        with path.open("rb") as file:
-            yield file
+    if str(path) == STANDARD:
+        yield _standard_input()
         return
+    with path.open("rb") as file:
+        yield file
+
+
+def _standard_input() -> BinaryIO:
     if sys.stdin is None:
         raise ConvError("standard input must be open", "it is closed", "Give a file, or a pipe")
     meta = click.get_current_context().meta
@@ -122,7 +132,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
             "Give one of them as a file",
         )
     meta[_READ] = True
-    yield sys.stdin.buffer
+    return sys.stdin.buffer
 
 
 def write_json(path: str, content: dict[str, Any]) -> None:

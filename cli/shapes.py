@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import click
@@ -11,7 +12,8 @@ import click
 from cupyconv import ConvError, ConvProblem
 from cupyconv.cli import backwards, configuration, output
 from cupyconv.cli.configuration import Layer
-from cupyconv.explaining import transposed
+from cupyconv.explaining import receptive, transposed
+from cupyconv.explaining.receptive import Field
 from cupyconv.explaining.shapes import Reason, axis_dict, axis_reasons, listed, one, reasons
 from cupyconv.planning import Plan, plan
 from cupyconv.problem import PASSES, RESULT, GemmView, bytes_text, shape_text
@@ -60,16 +62,28 @@ def command(
     layers = configuration.read_layers(options, notes)
     if dy is not None and sweep is not None:
         raise ConvError("--dy and --sweep cannot be combined", "got both", "Give one of them")
-    if any(layer.is_transposed for layer in layers) and (dy or sweep):
-        option = "--dy" if dy else "--sweep"
+    transposed_layers = [layer for layer in layers if layer.is_transposed]
+    if transposed_layers and sweep:
         raise ConvError(
-            f"{option} must be used only for ordinary convolutions",
+            "--sweep must be used only for ordinary convolutions",
             "the layer is transposed",
-            "Use --output-shape for the size of the result" if dy else "Leave it out",
+            "Leave it out",
         )
     if dy is not None:
-        _backwards(layers, dy, options, as_json)
-        return
+        shape = configuration.read_shape("--dy", dy)
+        if options.get("input"):
+            for layer in layers:
+                layer.require_output(shape)
+        if not transposed_layers:
+            _backwards(layers, shape, options, as_json)
+            return
+        if len(transposed_layers) < len(layers):
+            raise ConvError(
+                "--dy must be used with layers of one kind",
+                f"{len(transposed_layers)} of {len(layers)} layers are transposed",
+                "Choose one with --layer NAME",
+            )
+        layers = [layer.with_result(shape) for layer in layers]
     if sweep is not None:
         _sweep(layers, sweep, as_json)
         return
@@ -77,20 +91,45 @@ def command(
     for layer in layers:
         problem = layer.problem()
         described.append((layer, problem, [plan(problem, device) for device in devices]))
+    fields = None if notes or options["model"] else _receptive(layers)
     if as_json:
-        output.write_json({"layers": [_as_json(*entry) for entry in described], "left_out": notes})
+        content = {"layers": [_as_json(*entry) for entry in described], "left_out": notes}
+        if fields:
+            sizes, steps = [entry.size for entry in fields], [float(entry.step) for entry in fields]
+            content["receptive_field"] = {"sizes": sizes, "steps": steps}
+        output.write_json(content)
         return
     parts = [part for entry in described for part in _tables(*entry)]
+    if fields:
+        sizes, step = (" x ".join(str(entry[i]) for entry in fields) for i in range(len(fields[0])))
+        text = (
+            f"The receptive field of an output of the {len(layers)} layers is at most {sizes} "
+            f"inputs; the fields of neighbouring outputs are {step} apart."
+        )
+        parts.append(output.heading("receptive field", text))
     output.draw(*parts, *configuration.left_out(notes))
 
 
-def _backwards(layers: list[Layer], dy: str, options: Mapping[str, Any], as_json: bool) -> None:
-    """Print the input sizes that give an output of shape ``dy``, and check --input against it."""
-    shape = configuration.read_shape("--dy", dy)
-    if options.get("input"):
-        for layer in layers:
-            layer.require_output(shape)
-    entries = [(layer, backwards.largest_input(layer, shape)) for layer in layers]
+def _receptive(layers: list[Layer]) -> tuple[Field, ...] | None:
+    """Return the receptive field of layers of which each reads the result of the one before it.
+
+    The result is None for other layers, for one layer, and for a field too large to list.
+    """
+    problems = [layer.problem() for layer in layers]
+    shapes = [layer.shapes(problem) for layer, problem in zip(layers, problems, strict=True)]
+    formats = {problem.data_format for problem in problems}
+    chained = all(before["y"] == after["x"] for before, after in pairwise(shapes))
+    if len(layers) < 2 or len(formats) > 1 or not chained:
+        return None
+    kinds = (layer.is_transposed for layer in layers)
+    return receptive.stacked([*zip(problems, kinds, strict=True)])
+
+
+def _backwards(
+    layers: list[Layer], dy: tuple[int, ...], options: Mapping[str, Any], as_json: bool
+) -> None:
+    """Print the input sizes that give an output of shape ``dy``."""
+    entries = [(layer, backwards.largest_input(layer, dy)) for layer in layers]
     if as_json:
         output.write_json({"layers": [backwards.backwards_json(*entry) for entry in entries]})
         return
@@ -127,6 +166,7 @@ def title(layer: Layer, problem: ConvProblem) -> Any:
     if layer.is_transposed:
         settings["output_padding"] = one(layer.output_padding(problem))
     lines = [f"{kind}{x} * {w} -> {y}", configuration.summary(problem, settings)]
+    lines.append(configuration.order_note(layer, problem))
     return output.heading(*filter(None, [layer.heading, *lines]))
 
 

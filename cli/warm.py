@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     "--activation",
     metavar="WORD",
     shell_complete=configuration.completing(lambda: filter(None, ACTIVATIONS)),
-    help="Compile the forward pass with this activation: relu, silu or gelu.  [default: none]",
+    help="Compile the forward pass with this activation: "
+    f"{', '.join(filter(None, ACTIVATIONS))}.  [default: none]",
 )
 @click.option(
     "--add", is_flag=True, help="Compile the forward pass for calls with the argument add."

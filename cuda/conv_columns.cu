@@ -23,7 +23,9 @@
 //
 // A variant is chosen with -D: PASS (0 forward, 1 backprop_input), STORAGE, INDEX, ACTIVATION, ADD
 // (epilogue.cuh), TAPS_FASTEST (whether the columns are numbered with taps fastest, else with channels
-// fastest), CHANNELS_LAST (whether adjacent threads compute adjacent channels, else adjacent pixels).
+// fastest), CHANNELS_LAST (whether adjacent threads compute adjacent channels, else adjacent pixels),
+// AT_ONCE (terms along the last axis whose elements a thread loads together: more terms take more
+// registers, so that fewer threads are resident).
 #include "epilogue.cuh"
 #include "index.cuh"
 #include "maps.cuh"
@@ -126,16 +128,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
       if (!height.term(j, z_h, r)) continue;
       const long long line = ((n * sources[0] + z_d) * sources[1] + z_h) * sources[2];
 #pragma unroll 1
-      for (Index k = width.first; k <= width.last; ++k) {
-        Index z_w, s;
-        if (!width.term(k, z_w, s)) continue;
-        const Accumulator* column = columns + (line + z_w) * taps * channels +
-                                    ((t * r_taps + r) * s_taps + s) * tap_step;
-#pragma unroll 1
-        for (int part = 0; part < splits; ++part, column += split)
+      for (Index k = width.first; k <= width.last; k += AT_ONCE) {
+        const Accumulator* column[AT_ONCE];
+        bool exists[AT_ONCE];
 #pragma unroll
-          for (int c = 0; c < CHANNELS; ++c)
-            if (first + c < channels) sum[c] += column[c * channel_step];
+        for (int e = 0; e < AT_ONCE; ++e) {
+          Index z_w, s;
+          exists[e] = width.term(k + e, z_w, s) && k + e <= width.last;
+          column[e] =
+              columns + (line + z_w) * taps * channels + ((t * r_taps + r) * s_taps + s) * tap_step;
+        }
+        if (AT_ONCE == 1 && !exists[0]) continue;
+#pragma unroll 1
+        for (int part = 0; part < splits; ++part) {
+          Accumulator value[AT_ONCE][CHANNELS];
+#pragma unroll
+          for (int e = 0; e < AT_ONCE; ++e) {
+#pragma unroll
+            for (int c = 0; c < CHANNELS; ++c) {
+              const bool reads = exists[e] && first + c < channels;
+              value[e][c] = reads ? column[e][c * channel_step] : Accumulator(0);
+            }
+            column[e] += split;
+          }
+#pragma unroll
+          for (int e = 0; e < AT_ONCE; ++e)
+#pragma unroll
+            for (int c = 0; c < CHANNELS; ++c) sum[c] += value[e][c];
+        }
       }
     }
   }

@@ -16,13 +16,14 @@ Attributes:
         besides its tensors; 0 permits no workspace, and None, the default, sets no limit.
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from cupyconv import settings as _settings
 
-benchmark: bool = False
-workspace_limit: int | None = None
+__version__ = "0.1.0"
 
 _MODULES = {
     "ConvProblem": "problem",
@@ -37,6 +38,8 @@ _MODULES = {
     "Plan": "planning",
     "Explanation": "explaining.explanation",
     "explain": "explaining.explanation",
+    "Call": "calls",
+    "bind": "calls",
     "ConvGradients": "operations",
     "conv_forward": "operations",
     "conv_backprop_input": "operations",
@@ -61,6 +64,9 @@ _OPTIONAL_MODULES = ("dask", "torch")
 """Public modules that import optional packages; __all__ omits them, because ``from cupyconv import
 *`` would fail if a package is missing."""
 
+benchmark: bool
+workspace_limit: int | None
+
 __all__ = [*_MODULES, "__version__"]
 
 
@@ -74,6 +80,7 @@ if TYPE_CHECKING:  # the names in _MODULES and _OPTIONAL_MODULES
         typing as typing,
     )
     from cupyconv.arrays import as_kind_of as as_kind_of
+    from cupyconv.calls import Call as Call, bind as bind
     from cupyconv.errors import (
         ConvError as ConvError,
         ConvTypeError as ConvTypeError,
@@ -102,6 +109,8 @@ if TYPE_CHECKING:  # the names in _MODULES and _OPTIONAL_MODULES
 else:
 
     def __getattr__(name: str) -> Any:
+        if name in _settings.DEFAULTS:
+            return getattr(_settings, name)
         if name in _OPTIONAL_MODULES:
             return import_module(f"cupyconv.{name}")
         if name not in _MODULES:
@@ -111,6 +120,23 @@ else:
         value = getattr(module, name) if owner else module
         globals()[name] = value
         return value
+
+    class _Package(ModuleType):
+        """The package, whose settings are those of ``cupyconv.settings``."""
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name in _settings.DEFAULTS:
+                setattr(_settings, name, value)
+            else:
+                super().__setattr__(name, value)
+
+        def __delattr__(self, name: str) -> None:
+            if name in _settings.DEFAULTS:  # deleting a setting restores its default
+                setattr(_settings, name, _settings.DEFAULTS[name])
+            else:
+                super().__delattr__(name)
+
+    sys.modules[__name__].__class__ = _Package
 
 
 def __dir__() -> list[str]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from math import prod
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,35 +16,27 @@ from cupyconv import arrays
 from cupyconv.cpu import blocked, reference
 from cupyconv.cpu.threads import with_one_blas_thread
 from cupyconv.cpu.views import data_view
-from cupyconv.gpu import bindings, capture, compiler
+from cupyconv.gpu import capture, compiler
 from cupyconv.gpu.runtime import CupyRuntime, Runtime, Series
 from cupyconv.kernels import bias
 from cupyconv.kernels.device import CPU, Device
-from cupyconv.kernels.request import PLAIN, Epilogue
+from cupyconv.kernels.request import PLAIN, Epilogue, Request
 from cupyconv.kernels.strides import Strides
 from cupyconv.launch import FilterForm, Launch
-from cupyconv.planning import launches
 from cupyconv.planning.plan import PassPlan
 from cupyconv.problem import ITEMSIZE, LARGEST, ConvProblem, bytes_text, shape_text
 
+Arrays = tuple[Any, Any, Any, Any, Any]
+"""First and second operand, bias, addend and result of a call; None for missing arrays."""
 
-class Tensors(NamedTuple):
-    """Arrays of a pass by role; None for roles that the pass does not use.
+Roles = tuple[str, str, str]
+"""Roles of first operand, second operand and result: "x", "w" or "y", or "bias" for db."""
 
-    The forward pass reads x and w and writes y.  In backprop_input, ``x`` is dx and ``y`` is dy; in
-    backprop_filter, ``w`` is dw and ``y`` is dy.  The sum for the bias gradient reads dy as ``y``
-    and writes db as ``bias``.
-    """
+Run = Callable[[Any], None]
+"""Function that runs one pass on the arrays, or on a GPU on the addresses, of a call.
 
-    x: Any
-    w: Any
-    y: Any
-    bias: Any = None
-    add: Any = None
-
-
-Run = Callable[[Tensors], None]
-"""Function that runs one pass."""
+Addresses are in the order of first and second operand, result, bias and addend; 0 if missing.
+"""
 
 ALIGNMENT = 16
 """Largest alignment in bytes that kernels use."""
@@ -54,24 +47,25 @@ class Backend(ABC):
 
     Attributes:
         device: description of the device for the planner.
+        home: kind of the arrays.
         ordinal: CuPy's index of the device that arrays must be on; None if arrays need not be on a
             GPU.
+        address: function that returns the address of an array, which runs take; None if runs take
+            arrays.
     """
 
     device: Device
+    home: arrays.Home
     ordinal: int | None = None
+    address: Any = None
 
     def is_capturing(self) -> bool:
         """Return whether the current stream is capturing a CUDA graph."""
         return False
 
     @abstractmethod
-    def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """Return an uninitialised array."""
-
-    @abstractmethod
-    def alignment(self, tensors: Iterable[Any]) -> int:
-        """Return the largest power of two, up to 16, that divides the addresses of all arrays."""
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return an uninitialised array of a NumPy dtype."""
 
     def conjugate(self, array: Any) -> Any | None:
         """Return a contiguous conjugated copy of a complex array.
@@ -89,6 +83,10 @@ class Backend(ABC):
     def copy(self, target: Any, source: Any) -> None:
         """Copy the elements of ``source`` to ``target``, which has the same shape and dtype."""
 
+    def like(self, layout: Any) -> Any:
+        """Return an uninitialised array with the shape, strides and dtype of ``layout``."""
+        raise NotImplementedError
+
     @abstractmethod
     def addend(self, add: Any, result: Any) -> Any:
         """Return ``add``, or a copy that a pass can read while it writes ``result``.
@@ -101,27 +99,27 @@ class Backend(ABC):
     @abstractmethod
     def prepare(
         self,
-        pass_plan: PassPlan,
-        problem: ConvProblem,
-        strides: Strides | None,
+        request: Request,
+        planned: PassPlan,
+        roles: Roles,
         epilogue: Epilogue = PLAIN,
-        form: FilterForm | None = None,
+        copied_filter: tuple[FilterForm, Any] | None = None,
         conjugates: bool = True,
     ) -> Run:
-        """Return a function that runs a planned pass on tensors with these strides.
+        """Return a function that runs a planned pass on tensors with the request's strides.
 
         Args:
-            strides: strides of the tensors; ignored on the CPU.
+            request: the pass, its device and the strides of its tensors, ignored on the CPU.
+            planned: plan of the pass.
+            roles: roles of the operands and the result.
             epilogue: addition and activation that forward or backprop_input apply to their results.
-            form: memory order of the w that the function will get, from ``filter_form``; None for
-                w in the problem's format.
+            copied_filter: memory order from ``filter_form`` and the copy of w in this order, which
+                the pass reads in place of w; None if the pass gets w.
             conjugates: whether backprop_input conjugates a complex w.  A backend whose
                 ``conjugate`` returns a copy always conjugates.
         """
 
-    def filter_form(
-        self, pass_plan: PassPlan, problem: ConvProblem, strides: Strides | None
-    ) -> FilterForm | None:
+    def filter_form(self, request: Request, planned: PassPlan) -> FilterForm | None:
         """Return the memory order to which a pass copies w; None if the pass reads w itself."""
         return None
 
@@ -133,9 +131,7 @@ class Backend(ABC):
     def prepare_bias(
         self, problem: ConvProblem, strides: Strides | None, workspace_limit: int | None
     ) -> Run:
-        """Return a function that sums dy over the batch and the spatial axes.
-
-        The function reads ``y`` of its tensors, which is dy, and writes ``bias``, which is db.
+        """Return a function that sums dy, its first operand, over the batch and spatial axes.
 
         Args:
             strides: strides of dy and db; ignored on the CPU.
@@ -153,16 +149,6 @@ class Backend(ABC):
 
 _CPU_MODULES: dict[str, Any] = {"reference": reference, "numpy": blocked}
 
-_CPU_OPERANDS: dict[str, Callable[[Tensors, str | None], tuple[Any, ...]]] = {
-    "forward": lambda t, activation: (t.x, t.w, t.bias, t.add, activation, t.y),
-    "backprop_input": lambda t, activation: (t.w, t.y, t.bias, t.add, activation, t.x),
-    "backprop_filter": lambda t, activation: (t.x, t.y, t.w),
-}
-"""Arguments of the functions in _CPU_MODULES, keyed by pass.
-
-The problem and, if the plan has one, the method precede these arguments.
-"""
-
 _AS_ON_A_GPU: Any = {"over": "ignore", "under": "ignore", "invalid": "ignore"}
 """NumPy error handling: overflow, underflow and invalid operations are silent, as on a GPU."""
 
@@ -171,18 +157,16 @@ class CpuBackend(Backend):
     """Backend of NumPy arrays."""
 
     device = CPU
+    home = arrays.Home.CPU
 
-    def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         try:
-            return np.empty(shape, arrays.numpy_dtype(dtype))
+            return np.empty(shape, dtype)
         except (MemoryError, ValueError):  # ValueError: the size overflows an integer
-            raise MemoryError(memory_text(shape, dtype)) from None
-
-    def alignment(self, tensors: Iterable[Any]) -> int:
-        return ALIGNMENT  # constant, because NumPy accepts any alignment
+            raise MemoryError(memory_text(shape, np.dtype(dtype).name)) from None
 
     def extended(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        copied = self.empty(shape, array.dtype.name)
+        copied = self.empty(shape, array.dtype)
         copied.fill(0)
         copied[tuple(map(slice, array.shape))] = array
         return copied
@@ -191,40 +175,51 @@ class CpuBackend(Backend):
         target[...] = source
 
     def addend(self, add: np.ndarray, result: np.ndarray) -> np.ndarray:
-        return add.copy() if add is result else add
+        return add.copy() if arrays.are_same(add, result, self.home) else add
 
     def prepare(
         self,
-        pass_plan: PassPlan,
-        problem: ConvProblem,
-        strides: Strides | None,
+        request: Request,
+        planned: PassPlan,
+        roles: Roles,
         epilogue: Epilogue = PLAIN,
-        form: FilterForm | None = None,
+        copied_filter: tuple[FilterForm, Any] | None = None,
         conjugates: bool = True,
     ) -> Run:
-        return lambda tensors: self.run(pass_plan, problem, tensors, epilogue, conjugates)
+        layer = (request.problem, planned.method) if planned.method else (request.problem,)
+        keywords = {"conjugates": conjugates} if planned.pass_ == "backprop_input" else {}
+        if planned.pass_ == "backprop_filter":
 
-    def run(
-        self,
-        pass_plan: PassPlan,
-        problem: ConvProblem,
-        tensors: Tensors,
-        epilogue: Epilogue = PLAIN,
-        conjugates: bool = True,
-    ) -> None:
-        """Run one pass."""
-        compute = getattr(_CPU_MODULES[pass_plan.implementation], pass_plan.pass_)
-        layer = (problem, pass_plan.method) if pass_plan.method else (problem,)
-        operands = _CPU_OPERANDS[pass_plan.pass_](tensors, epilogue.activation)
-        if pass_plan.pass_ == "backprop_input":
-            compute = partial(compute, conjugates=conjugates)
+            def run(operands: Arrays) -> None:
+                x, dy, _, _, dw = operands
+                self.run(planned, keywords, *layer, x, dy, dw)
+
+        else:
+
+            def run(operands: Arrays) -> None:
+                first, second, bias, add, result = operands
+                activation = epilogue.activation
+                self.run(planned, keywords, *layer, first, second, bias, add, activation, result)
+
+        return run
+
+    def run(self, planned: PassPlan, keywords: dict[str, Any], *operands: Any) -> None:
+        """Run one planned pass.
+
+        Args:
+            planned: the plan.
+            keywords: keyword arguments of the function that computes the pass.
+            operands: its other arguments: the problem, the method if the plan has one, the arrays
+                and the activation; the result comes last.
+        """
+        compute = getattr(_CPU_MODULES[planned.implementation], planned.pass_)
         with np.errstate(**_AS_ON_A_GPU):
-            with_one_blas_thread(partial(compute, *layer, *operands))
+            with_one_blas_thread(partial(compute, *operands, **keywords))
 
     def prepare_bias(
         self, problem: ConvProblem, strides: Strides | None, workspace_limit: int | None
     ) -> Run:
-        return lambda tensors: self.sum_bias(problem, tensors.y, tensors.bias)
+        return lambda operands: self.sum_bias(problem, operands[0], operands[4])
 
     def load(self, runs: Iterable[Run]) -> None:
         """Do nothing: NumPy has no kernels to load."""
@@ -241,41 +236,38 @@ class CpuBackend(Backend):
 class GpuBackend(Backend):
     """Backend that runs kernels through a runtime: on CuPy's current device or on an emulator."""
 
+    home = arrays.Home.GPU
+
     def __init__(self, device: Device, runtime: Runtime, ordinal: int | None = None) -> None:
         self.device = device
         self.runtime = runtime
         self.ordinal = ordinal
         self._cupy = arrays.cupy()
+        self.address = attrgetter("data.ptr")
 
     def is_capturing(self) -> bool:
         return capture.is_active()
 
-    def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
-        array: Any = self._cupy.ndarray(shape, arrays.numpy_dtype(dtype))
-        return array
+    @property
+    def empty(self) -> Any:
+        """The class of CuPy arrays, which is called with shape and dtype."""
+        return self._cupy.ndarray
 
-    def scratch(self, shape: tuple[int, ...], dtype: str) -> Any:
+    def scratch(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return an uninitialised temporary array.
 
         If the call is captured in a CUDA graph, the array's memory lives as long as the graph.
         """
-        kind = arrays.numpy_dtype(dtype)
-        memory = capture.allocate(prod(shape) * kind.itemsize, self._cupy.cuda)
-        return self._cupy.ndarray(shape, kind, memory)
-
-    def alignment(self, tensors: Iterable[Any]) -> int:
-        bits, address = ALIGNMENT, self.runtime.address
-        for array in tensors:
-            bits |= address(array)
-        return bits & -bits  # lowest set bit
+        memory = capture.allocate(prod(shape) * dtype.itemsize, self._cupy.cuda)
+        return self._cupy.ndarray(shape, dtype, memory)
 
     def conjugate(self, array: Any) -> Any:
-        copied = self.scratch(array.shape, str(array.dtype))
+        copied = self.scratch(array.shape, array.dtype)
         with capture.relaxed():  # CuPy loads a kernel
             return arrays.cupy().conjugate(array, out=copied)
 
     def extended(self, array: Any, shape: tuple[int, ...]) -> Any:
-        copied = self.scratch(shape, array.dtype.name)
+        copied = self.scratch(shape, array.dtype)
         copied.data.memset_async(0, copied.nbytes)
         self.copy(copied[tuple(map(slice, array.shape))], array)
         return copied
@@ -289,46 +281,46 @@ class GpuBackend(Backend):
     def addend(self, add: Any, result: Any) -> Any:
         if arrays.have_same_steps(add, result) or not add.size:
             return add
-        copied = self._like(result)  # kernels read an addend with the result's strides
+        # Kernels read an addend with the strides and the alignment of the result.
+        copied = self.like(result, self.address(result))
         self.copy(copied, add)
         return copied
 
-    def _like(self, array: Any) -> Any:
-        """Return a temporary array with the shape, strides and alignment of a non-empty array."""
-        spans = [(n - 1) * step for n, step in zip(array.shape, array.strides, strict=True)]
+    def like(self, layout: Any, address: int = 0) -> Any:
+        """Return a temporary array with a layout, aligned like an address."""
+        spans = [(n - 1) * step for n, step in zip(layout.shape, layout.strides, strict=True)]
         before = -sum(span for span in spans if span < 0)
-        after = sum(span for span in spans if span > 0) + array.itemsize
-        lead = (self.runtime.address(array) - before) % ALIGNMENT
+        after = sum(span for span in spans if span > 0) + layout.itemsize
+        lead = (address - before) % ALIGNMENT
         memory = capture.allocate(lead + before + after, self._cupy.cuda) + (lead + before)
-        return self._cupy.ndarray(array.shape, array.dtype, memory, array.strides)
+        return self._cupy.ndarray(layout.shape, layout.dtype, memory, layout.strides)
 
     def prepare(
         self,
-        pass_plan: PassPlan,
-        problem: ConvProblem,
-        strides: Strides | None,
+        request: Request,
+        planned: PassPlan,
+        roles: Roles,
         epilogue: Epilogue = PLAIN,
-        form: FilterForm | None = None,
+        copied_filter: tuple[FilterForm, Any] | None = None,
         conjugates: bool = True,
     ) -> Run:
-        assert strides is not None
-        _require_memory(problem)
-        workspace_bytes = pass_plan.workspace_bytes
-        if form is not None:
-            strides = replace(strides, w_arranged=True)
+        _require_memory(request.problem)
+        workspace_bytes, fixed = planned.workspace_bytes, {}
+        if copied_filter is not None:
+            form, copied = copied_filter
+            request = replace(request, strides=replace(request.memory, w_arranged=True))
             workspace_bytes -= form.bytes
-        prepared = launches.prepare(pass_plan, problem, strides, self.device, epilogue)
-        return self._series(prepared, workspace_bytes)
+            fixed["w"] = copied
+        launches = planned.family.launches(request.reduced, planned, epilogue)
+        return self._series(launches, roles, workspace_bytes, fixed)
 
-    def filter_form(
-        self, pass_plan: PassPlan, problem: ConvProblem, strides: Strides | None
-    ) -> FilterForm | None:
-        assert strides is not None
-        return launches.filter_form(pass_plan, problem, strides, self.device)
+    def filter_form(self, request: Request, planned: PassPlan) -> FilterForm | None:
+        return planned.family.filter_form(request.reduced, planned)
 
     def arrange(self, form: FilterForm, w: Any) -> Any:
-        arranged = self.empty((form.bytes // 4,), "float32")
-        Series((form.launch,), self.runtime, lambda: arranged)(Tensors(None, w, None))
+        arranged = self.empty((form.bytes // 4,), np.dtype("float32"))
+        run = self._series((form.launch,), ("w", "x", "workspace"), 0)
+        run((self.address(w), 0, self.address(arranged), 0, 0))
         return arranged
 
     def prepare_bias(
@@ -336,16 +328,147 @@ class GpuBackend(Backend):
     ) -> Run:
         assert strides is not None
         _require_memory(problem)
-        return self._series(*bias.prepare_bias(problem, strides, self.device, workspace_limit))
+        launches, size = bias.prepare_bias(problem, strides, self.device, workspace_limit)
+        return self._series(launches, ("y", "w", "bias"), size)
 
     def load(self, runs: Iterable[Run]) -> None:
         new = [run for run in runs if isinstance(run, Series) and not run.is_loaded]
         if len(new) > 1:
             self.runtime.load([kernel for run in new for kernel in run.launches])
+        for run in new:
+            run.load()
 
-    def _series(self, prepared: Sequence[Launch], workspace_bytes: int) -> Run:
-        workspace = partial(self.scratch, (workspace_bytes // 4,), "float32")
-        return Series(prepared, self.runtime, workspace if workspace_bytes else None)
+    def _series(
+        self,
+        launches: Sequence[Launch],
+        roles: Roles,
+        workspace_bytes: int,
+        fixed: Mapping[str, Any] | None = None,
+    ) -> Run:
+        others = [role for role in ("bias", "add", "x", "w", "y") if role not in roles]
+        return Series(launches, self.runtime, (*roles, *others[:2]), workspace_bytes, fixed)
+
+
+class Described(NamedTuple):
+    """Arrays of a call without their contents.
+
+    Attributes:
+        layouts: everything about the operands, the bias and the addend on which a plan depends:
+            shapes, strides, dtypes, devices, the addresses' alignment and the current device.
+        out: shape, strides and dtype of the array for the result; None if it is not passed.
+        addresses: addresses of first and second operand, result, bias and addend; 0 for missing
+            arrays.  Empty on the CPU, which needs no addresses.
+    """
+
+    layouts: tuple[Any, ...]
+    out: tuple[Any, ...] | None
+    addresses: tuple[int, ...]
+
+
+Describe = Callable[[Any, Any, Any, Any, Any], "tuple[Any, ...] | None"]
+"""Function that returns the fields of a Described for arrays of one type, as a plain tuple.
+
+It takes first and second operand, bias, addend and ``out``; all but the first may be None.  It
+returns None if an array has another type than the first.
+"""
+
+DESCRIBE: dict[type, Describe] = {}
+"""Functions that describe the arrays of a call, keyed by array type.
+
+``register`` adds numpy.ndarray and cupy.ndarray.  Every call looks up its first operand's type.
+"""
+
+
+def _describe_numpy(first: Any, second: Any, bias: Any, add: Any, out: Any) -> Any:
+    kind = np.ndarray
+    layouts: tuple[Any, ...] = (first.shape, first.strides, first.dtype)
+    if second is not None:
+        if second.__class__ is not kind:
+            return None
+        layouts += second.shape, second.strides, second.dtype
+    if bias is not None:
+        if bias.__class__ is not kind:
+            return None
+        layouts += "bias", bias.shape, bias.strides, bias.dtype
+    if add is not None:
+        if add.__class__ is not kind:
+            return None
+        layouts += "add", add.shape, add.strides, add.dtype
+    if out is None:
+        return layouts, None, ()
+    if out.__class__ is not kind:
+        return None
+    return layouts, (out.shape, out.strides, out.dtype), ()
+
+
+def _describe_cupy(kind: Any, current_device: Callable[[], int]) -> Describe:
+    """Return the function for CuPy arrays, ``kind``."""
+
+    def describe(first: Any, second: Any, bias: Any, add: Any, out: Any) -> Any:
+        data = first.data
+        address = bits = data.ptr
+        second_address = bias_address = add_address = out_address = 0
+        layouts: tuple[Any, ...] = (first.shape, first.strides, first.dtype, data.device_id)
+        if second is not None:
+            if second.__class__ is not kind:
+                return None
+            data = second.data
+            second_address = data.ptr
+            bits |= second_address
+            layouts += second.shape, second.strides, second.dtype, data.device_id
+        if bias is not None:
+            if bias.__class__ is not kind:
+                return None
+            data = bias.data
+            bias_address = data.ptr
+            layouts += "bias", bias.shape, bias.strides, bias.dtype, data.device_id
+        if add is not None:
+            if add.__class__ is not kind:
+                return None
+            data = add.data
+            add_address = data.ptr
+            bits |= add_address
+            layouts += "add", add.shape, add.strides, add.dtype, data.device_id
+        out_layout = None
+        if out is not None:
+            if out.__class__ is not kind:
+                return None
+            data = out.data
+            out_address = data.ptr
+            bits |= out_address
+            out_layout = (out.shape, out.strides, out.dtype, data.device_id)
+        bits |= ALIGNMENT
+        layouts += bits & -bits, current_device()  # the lowest set bit is the alignment
+        addresses = (address, second_address, out_address, bias_address, add_address)
+        return layouts, out_layout, addresses
+
+    return describe
+
+
+def described(layouts: Sequence[Any], alignment: int, ordinal: int | None) -> tuple[Any, ...]:
+    """Return the field ``layouts`` of Described for arrays of these layouts.
+
+    Args:
+        layouts: layouts of first and second operand, bias and addend; None for missing arrays.
+        alignment: alignment of the addresses in bytes.
+        ordinal: index of the GPU; None on the CPU.
+    """
+    device = () if ordinal is None else (ordinal,)
+    found: tuple[Any, ...] = ()
+    for layout, name in zip(layouts, ((), (), ("bias",), ("add",)), strict=True):
+        if layout is not None:
+            found += *name, layout.shape, layout.strides, layout.dtype, *device
+    return found if ordinal is None else (*found, alignment, ordinal)
+
+
+def register(home: arrays.Home) -> None:
+    """Let calls with arrays of this kind be looked up by their description."""
+    if home is arrays.Home.CPU:
+        DESCRIBE.setdefault(np.ndarray, _describe_numpy)
+    else:
+        cupy = arrays.cupy()
+        current_device = cupy.cuda.runtime.getDevice
+        DESCRIBE.setdefault(cupy.ndarray, _describe_cupy(cupy.ndarray, current_device))
 
 
 _CPU = CpuBackend()
@@ -372,7 +495,6 @@ def _gpu(ordinal: int) -> GpuBackend:
         properties["name"].decode(),
         (properties["major"], properties["minor"]),
         properties["multiProcessorCount"],
-        bindings.available(),
     )
     device = compiler.fitted(chip)
     assert device.target is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import stat
 import warnings
 from functools import cache
 from pathlib import Path
@@ -53,11 +54,11 @@ def distrust(folder: Path) -> tuple[str, str] | None:
         return None
     place, reason = distrusted
     remedy = f"set {CACHE_VARIABLE} to a folder of your own"
-    name = shlex.quote(str(place))
-    if place.lstat().st_uid == os.geteuid():
-        remedy = f"chmod go-w {name}, or {remedy}"
-    elif str(place) == os.path.realpath(folder):  # a parent may rightly belong to another user
-        remedy = f"sudo chown -R {os.geteuid()} {name}, or {remedy}"
+    status = place.lstat()
+    # A sticky folder, such as /tmp, is shared on purpose.
+    is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & stat.S_ISVTX
+    if is_private and status.st_uid == os.geteuid():
+        remedy = f"chmod go-w {shlex.quote(str(place))}, or {remedy}"
     return f"{place}, which leads to the cache {folder}, {reason}", remedy
 
 

@@ -106,6 +106,11 @@ def pass_function(
     return lambda o: operations.conv_backprop_filter(o.x, shape, o.dy, **words)
 
 
+def _reversed(tensors: Operands, is_transposed: bool) -> Operands:
+    """Return a layer's operands as those of the problem; a transposed layer reverses x and dy."""
+    return Operands(tensors.dy, tensors.w, tensors.x) if is_transposed else tensors
+
+
 def compute(
     problem: ConvProblem,
     operands: Operands,
@@ -113,6 +118,7 @@ def compute(
     passes: Sequence[str] = PASSES,
     *,
     xp: Any = np,
+    is_transposed: bool = False,
 ) -> Results:
     """Compute the three passes and the bias gradient with the public functions.
 
@@ -122,14 +128,17 @@ def compute(
             implementation of the other passes.
         passes: names of passes.
         xp: numpy to compute on the CPU, or cupy to compute on the current GPU.
+        is_transposed: whether operands and results are those of the transposed layer that reverses
+            the problem.
     """
-    there = Operands(*map(xp.asarray, operands))
+    there = Operands(*map(xp.asarray, _reversed(operands, is_transposed)))
     by: dict[str, Impl] = {pass_: impl if pass_ in passes else "auto" for pass_ in PASSES}
-    results = (
-        *(pass_function(problem, pass_, by[pass_])(there) for pass_ in PASSES),
-        operations.conv_backprop_bias(there.dy, data_format=problem.data_format),
-    )
-    return Results(*map(arrays.on_host, results))
+    y, dx, dw = (pass_function(problem, pass_, by[pass_])(there) for pass_ in PASSES)
+    if is_transposed:
+        y, dx = dx, y
+    dy = there.x if is_transposed else there.dy
+    db = operations.conv_backprop_bias(dy, data_format=problem.data_format)
+    return Results(*map(arrays.on_host, (y, dx, dw, db)))
 
 
 class Truth:
@@ -143,14 +152,21 @@ class Truth:
         operands: operands as NumPy arrays.
         forward: implementation that computes the y of these losses; by default, the reference, or
             for a large layer the planned implementation if its y agrees with the reference.
+        is_transposed: whether operands and results are those of the transposed layer that reverses
+            the problem, which must be real.
     """
 
     def __init__(
-        self, problem: ConvProblem, operands: Operands, forward: Impl | None = None
+        self,
+        problem: ConvProblem,
+        operands: Operands,
+        forward: Impl | None = None,
+        is_transposed: bool = False,
     ) -> None:
         self.problem = problem
         self.operands = operands
         self._forward_impl = forward
+        self._is_transposed = is_transposed
 
     @cached_property
     def operands64(self) -> Operands:
@@ -164,7 +180,7 @@ class Truth:
     @cached_property
     def results(self) -> Results:
         """Results of the reference implementation, in float64 or complex128."""
-        return compute(self.problem, self.operands64, "reference")
+        return self._computed(self.operands64, "reference")
 
     @cached_property
     def magnitudes(self) -> Results:
@@ -174,7 +190,10 @@ class Truth:
         accurate enough.
         """
         impl: Impl = "auto" if self._is_large else "reference"
-        return compute(self.problem, Operands(*map(np.abs, self.operands64)), impl)
+        return self._computed(Operands(*map(np.abs, self.operands64)), impl)
+
+    def _computed(self, operands: Operands, impl: Impl) -> Results:
+        return compute(self.problem, operands, impl, is_transposed=self._is_transposed)
 
     @property
     def _is_large(self) -> bool:
@@ -190,11 +209,19 @@ class Truth:
         if self._forward_impl or not self._is_large:
             return self._forward_impl or "reference"
         x, w, _ = self.operands64
-        y = operations.conv_forward(x, w, **self.problem.keywords)
+        y = self._layer(x, w, impl="auto")
         with np.errstate(all="ignore"):
             apart = np.abs(y - self.results.y)
             same = apart <= 1e-12 * self.magnitudes.y
         return "auto" if bool(same.all()) else "reference"
+
+    def _layer(self, x: np.ndarray, w: np.ndarray, bias: Any = None, *, impl: Impl) -> Any:
+        """Return the layer's y for other operands."""
+        if not self._is_transposed:
+            return operations.conv_forward(x, w, bias, impl=impl, **self.problem.keywords)
+        shape = self.operands.dy.shape
+        keywords = {**self.problem.keywords, "output_shape": shape, "impl": impl}
+        return operations.conv_transpose(x, w, bias, **keywords)
 
     @cached_property
     def bounds(self) -> Mapping[str, float]:
@@ -212,7 +239,7 @@ class Truth:
     @cached_property
     def _plain(self) -> Results:
         """Results of plain summation in the problem's own dtype."""
-        return _naive(self.problem, self.operands)
+        return _naive(self.problem, self.operands, self._is_transposed)
 
     @property
     def _bounds64(self) -> Mapping[str, float]:
@@ -225,7 +252,7 @@ class Truth:
         narrower = _NARROWER[self.problem.dtype]
         with np.errstate(all="ignore"):
             rounded = Operands(*(_to_unit(a).astype(narrower) for a in self.operands))
-        less = Truth(self.problem.replace(dtype=narrower), rounded)
+        less = Truth(self.problem.replace(dtype=narrower), rounded, None, self._is_transposed)
         scale = ROUNDOFF["float64"] / ROUNDOFF["float32"]
         return {name: scale * bound for name, bound in less.bounds.items()}
 
@@ -351,7 +378,7 @@ class Truth:
         """
         problem, (x, w, dy) = self.problem, self.operands64
         n, k = problem.data_axes[:2]
-        o = problem.filter_axes[0]
+        o = problem.filter_axes[1 if self._is_transposed else 0]
         axis = n if name == "dx" else o
         if not self._is_large or (name == "dw" and problem.groups > 1):
             return self, index
@@ -360,8 +387,9 @@ class Truth:
             parts = Operands(_part_of_axis(x, n, only), w, _part_of_axis(dy, n, only))
         else:
             parts = Operands(x, _part_of_axis(w, o, only), _part_of_axis(dy, k, only))
-        shapes = {"input_shape": parts.x.shape, "filter_shape": parts.w.shape}
-        part = Truth(problem.replace(**shapes), parts, self._forward)
+        inputs = _reversed(parts, self._is_transposed).x
+        shapes = {"input_shape": inputs.shape, "filter_shape": parts.w.shape}
+        part = Truth(problem.replace(**shapes), parts, self._forward, self._is_transposed)
         return part, (*index[:axis], 0, *index[axis + 1 :])
 
     def _step(self, name: str, size: float) -> float:
@@ -397,15 +425,12 @@ class Truth:
         "dw" or "db".
         """
         x, w, dy = self.operands64
-        bias = np.zeros(self.problem.bias_shape, self._wide)
+        bias = np.zeros(self.results.db.shape, self._wide)
         operand = {"dx": x, "dw": w, "db": bias}[name]
         outputs = []
         for signed in (step, -step):
             operands = {"dx": x, "dw": w, "db": bias, name: operand + signed * direction}
-            y = operations.conv_forward(
-                *operands.values(), impl=self._forward, **self.problem.keywords
-            )
-            outputs.append(y)
+            outputs.append(self._layer(*operands.values(), impl=self._forward))
         with np.errstate(all="ignore"):
             return _inner(dy, outputs[0] - outputs[1]) / (2 * step)
 
@@ -626,16 +651,17 @@ def _part_of_axis(array: np.ndarray, axis: int, part: slice) -> np.ndarray:
     return array[(slice(None),) * axis + (part,)]
 
 
-def _naive(problem: ConvProblem, operands: Operands) -> Results:
-    x, w, dy = operands
-    shapes = (problem.output_shape, x.shape, w.shape, problem.bias_shape)
-    results = Results(*(np.empty(shape, x.dtype) for shape in shapes))
+def _naive(problem: ConvProblem, operands: Operands, is_transposed: bool = False) -> Results:
+    x, w, dy = _reversed(operands, is_transposed)
+    channels = problem.C if is_transposed else problem.K
+    shapes = (dy.shape, x.shape, w.shape, (channels,))
+    y, dx, dw, db = (np.empty(shape, x.dtype) for shape in shapes)
     with np.errstate(all="ignore"):
-        naive.forward(problem, x, w, None, None, None, results.y)
-        naive.backprop_input(problem, w, dy, None, None, None, results.dx)
-        naive.backprop_filter(problem, x, dy, results.dw)
-        naive.backprop_bias(problem, dy, results.db)
-    return results
+        naive.forward(problem, x, w, None, None, None, y)
+        naive.backprop_input(problem, w, dy, None, None, None, dx)
+        naive.backprop_filter(problem, x, dy, dw)
+        naive.backprop_bias(problem, operands.dy, db)
+    return Results(dx, y, dw, db) if is_transposed else Results(y, dx, dw, db)
 
 
 def _to_unit(array: np.ndarray) -> np.ndarray:

@@ -32,12 +32,12 @@ Examples assume the import above, ``import cupyconv`` and ``import numpy as np``
 from __future__ import annotations
 
 from numbers import Integral
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import cupyconv
-from cupyconv import arrays, formats, operations
-from cupyconv.errors import ConvError, ConvTypeError, require_word, shown
-from cupyconv.operations import Called
+from cupyconv import arrays, formats, settings
+from cupyconv.binding import Called
+from cupyconv.calls import compute
+from cupyconv.errors import ConvError, ConvTypeError, naming_arguments, require_word, shown
 from cupyconv.problem import LARGEST, ConvOptions, Padding, Size
 from cupyconv.remedies import Names, any_padding
 
@@ -52,8 +52,33 @@ __all__ = [
 ]
 
 
+_ELSEWHERE = {
+    "activation": "use cupy.maximum(x, 0), cupy.tanh or activation= of cupyconv.conv_forward",
+    "softmax": "use cupyx.scipy.special.softmax",
+    "pooling": "reduce cupy.lib.stride_tricks.sliding_window_view",
+    "batch_normalization": "use cupy.mean and cupy.var over all axes but the channels",
+    "dropout": "multiply by a random mask of cupy.random",
+    "reduce": "use cupy.sum, cupy.max or another reduction of CuPy",
+    "add": "add the arrays, or use add= of cupyconv.conv_forward",
+    "rnn": "use PyTorch, which reads CuPy arrays through DLPack",
+    "create": "pass arrays, since cupyconv needs no descriptors",
+    "get": "pass arrays, since cupyconv needs no handles",
+}
+"""Replacement of other functions of ``cupy.cudnn``, keyed by the start of their names."""
+
+
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+if not TYPE_CHECKING:  # type checkers report unknown names themselves
+
+    def __getattr__(name: str) -> Any:
+        text = f"module {__name__!r} has no attribute {name!r}"
+        for start, replacement in _ELSEWHERE.items():
+            if name.startswith(f"{start}_"):
+                text += f": it has the convolutions of cupy.cudnn only; {replacement}"
+        raise AttributeError(text, name=name)
 
 
 CUDNN_TENSOR_NCHW: Literal[0] = 0
@@ -106,7 +131,7 @@ def get_max_workspace_size() -> int:
     >>> cudnn.get_max_workspace_size()
     67108864
     """
-    limit = cupyconv.workspace_limit
+    limit = settings.workspace_limit
     return LARGEST if limit is None else limit
 
 
@@ -127,9 +152,10 @@ def set_max_workspace_size(size: int) -> None:
             f"got {shown(size)}",
             "Use 0 for no workspace, or 2**63 - 1 for no limit",
         )
-    cupyconv.workspace_limit = int(size)
+    settings.workspace_limit = int(size)
 
 
+@naming_arguments
 def convolution_forward(
     x: Any,
     W: Any,
@@ -171,19 +197,13 @@ def convolution_forward(
     >>> y[0, 0].tolist()
     [[18.0, 18.0], [18.0, 18.0]]
     """
-    options = _options(x, pad, stride, dilation, groups, d_layout, w_layout)
-    operations.compute(
-        "forward",
-        (x, W) if b is None else (x, W, _flat(b)),
-        None,
-        options,
-        _result("y", y),
-        precision=_precision(tensor_core),
-        measure=bool(auto_tune),
-        called=_FORWARD,
-    )
+    layer = _options(x, pad, stride, dilation, groups, d_layout, w_layout)
+    arrays_of = (x, W, None if b is None else _flat(b), None, _result("y", y))
+    options = (None, *layer, None, _precision(tensor_core), "auto")
+    compute("forward", *arrays_of, options, _FORWARD, bool(auto_tune))
 
 
+@naming_arguments
 def convolution_backward_filter(
     x: Any,
     gy: Any,
@@ -217,19 +237,13 @@ def convolution_backward_filter(
     >>> gW[0, 0].tolist()
     [[4.0, 4.0, 4.0], [4.0, 4.0, 4.0], [4.0, 4.0, 4.0]]
     """
-    options = _options(x, pad, stride, dilation, groups, d_layout, w_layout)
-    operations.compute(
-        "backprop_filter",
-        (x, gy),
-        _result("gW", gW).shape,
-        options,
-        gW,
-        precision=_precision(tensor_core),
-        measure=bool(auto_tune) and not deterministic,
-        called=_BACKWARD_FILTER,
-    )
+    layer = _options(x, pad, stride, dilation, groups, d_layout, w_layout)
+    options = (_result("gW", gW).shape, *layer, None, _precision(tensor_core), "auto")
+    measure = bool(auto_tune) and not deterministic
+    compute("backprop_filter", x, gy, None, None, gW, options, _BACKWARD_FILTER, measure)
 
 
+@naming_arguments
 def convolution_backward_data(
     W: Any,
     x: Any,
@@ -269,18 +283,17 @@ def convolution_backward_data(
     >>> gx[0, 0].tolist()
     [[3.0, 6.0, 3.0], [6.0, 12.0, 6.0], [3.0, 6.0, 3.0]]
     """
-    options = _options(x, pad, stride, dilation, groups, d_layout, w_layout)
+    layer = _options(x, pad, stride, dilation, groups, d_layout, w_layout)
     shape = _result("y", y).shape
-    how: dict[str, Any] = {
-        "precision": _precision(tensor_core),
-        "measure": bool(auto_tune) and not deterministic,
-        "called": _BACKWARD_DATA,
-    }
+    how = (*layer, None, _precision(tensor_core), "auto")
+    measure = bool(auto_tune) and not deterministic
     if b is None:
-        operations.compute("backprop_input", (W, x), shape, options, y, **how)
+        arrays_of = (W, x, None, None, y)
+        compute("backprop_input", *arrays_of, (shape, *how), _BACKWARD_DATA, measure)
         return
-    operands = (W, x, _flat(b))
-    operations.compute("transpose", operands, (shape, None), options, y, conjugates=True, **how)
+    arrays_of = (W, x, _flat(b), None, y)
+    options = ((shape, None), *how)
+    compute("conjugate_transpose", *arrays_of, options, _BACKWARD_DATA, measure)
 
 
 # -- reading the arguments -------------------------------------------------------------------------

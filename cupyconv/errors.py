@@ -9,7 +9,8 @@ from __future__ import annotations
 import copyreg
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 
 class CupyconvError(Exception):
@@ -181,17 +182,23 @@ _LONGEST = 120
 """Largest number of characters of a value in a message (hand-set)."""
 
 
-def unknown_word(what: str, given: object, known: Iterable[str]) -> ConvError:
+def unknown_word(
+    what: str, given: object, known: Iterable[str], others: Iterable[str] = ()
+) -> ConvError:
     """Return the error for an unknown option value; it suggests the most similar known value.
 
     Args:
         what: name of the option.
         given: the unknown value.
         known: valid values.
+        others: values with a meaning of their own, for which no similar value is suggested.
     """
     words, text = list(known), shown(given)
     word = given if isinstance(given, str) and len(given) <= _LONGEST else text
-    matches = get_close_matches(word.lower(), [word.lower() for word in words], n=1, cutoff=0.55)
+    lower = [word.lower() for word in words]
+    matches = get_close_matches(word.lower(), lower, n=1, cutoff=0.55)
+    if word.lower() in set(others).difference(lower):
+        matches = []
     suggestion = next((word for word in words if matches and word.lower() == matches[0]), None)
     remedy = f"Did you mean {suggestion!r}? " if suggestion else ""
     return ConvError(f"unknown {what}", text, f"{remedy}Known: {', '.join(map(repr, words))}")
@@ -286,3 +293,93 @@ def one_of(repairs: Sequence[str], comma: str = ",") -> str:
     *others, last = repairs
     text = f"{comma} ".join([*others, f"or {last}"]) if others else last
     return text[0].upper() + text[1:]
+
+
+# -- names of arguments ----------------------------------------------------------------------------
+
+_SPELLINGS = (
+    ("stride", "strides", "subsample", "step", "steps", "window_strides"),
+    ("padding", "pad", "pads", "auto_pad", "paddings", "pad_width", "border_mode"),
+    ("dilation", "dilations", "dilation_rate", "rate", "dilate", "rhs_dilation"),
+    ("groups", "group", "feature_group_count", "num_groups", "num_group", "n_groups"),
+    ("data_format", "d_layout", "data_layout", "layout", "format", "input_format"),
+    ("filter_format", "w_layout", "kernel_format", "kernel_layout", "weight_format"),
+    ("x", "input", "inputs", "data", "image", "lhs"),
+    ("w", "W", "filter", "filters", "weight", "weights", "kernel", "kernels", "rhs"),
+    ("bias", "b", "biases"),
+    ("dy", "gy", "grad_output", "out_backprop", "grad"),
+    ("input_shape", "x_shape", "input_size", "input_sizes", "image_shape"),
+    ("filter_shape", "w_shape", "weight_size", "filter_sizes", "kernel_shape", "kernel_size"),
+    ("output_shape", "output_size", "output_sizes"),
+    ("impl", "implementation", "algorithm", "algo", "backend"),
+    ("device", "card", "arch", "architecture"),
+)
+"""Names that libraries have for one argument, cupyconv's own first."""
+
+
+def similar_argument(name: str, known: Iterable[str]) -> str | None:
+    """Return the known argument that a name most likely means; None if there is none.
+
+    >>> from cupyconv.errors import similar_argument
+    >>> similar_argument("strides", ["x", "stride"]), similar_argument("pads", ["x", "padding"])
+    ('stride', 'padding')
+    """
+    names = list(known)
+    for spellings in _SPELLINGS:
+        if name in spellings:
+            return next((word for word in spellings if word in names), None)
+    return next(iter(get_close_matches(name, names, n=1, cutoff=0.7)), None)
+
+
+def unknown_arguments(function: Callable[..., Any], given: Iterable[str]) -> ConvTypeError:
+    """Return the error for keyword arguments that a function does not have.
+
+    Args:
+        function: the function.
+        given: names of the passed keyword arguments, known and unknown.
+    """
+    from inspect import Parameter, signature
+
+    kinds = signature(function).parameters
+    known = [key for key, entry in kinds.items() if entry.kind is not Parameter.VAR_KEYWORD]
+    known = [key for key in known if key != "self"]
+    unknown = [name for name in given if name not in known]
+    remedies = [answer for name in unknown if (answer := _name_instead(name, known))]
+    owner = function.__qualname__.removesuffix(".__init__")
+    return ConvTypeError(
+        f"{owner} must be called with its own arguments: got {', '.join(unknown)}. "
+        + (". ".join(remedies) or f"Known: {', '.join(known)}")
+    )
+
+
+def _name_instead(name: str, known: Sequence[str]) -> str | None:
+    """Return the remedy for an unknown argument; None if it means no known argument."""
+    if other := similar_argument(name, known):
+        return f"Use {other} instead of {name}"
+    shapes = {"filter_shape": "w", "input_shape": "x"}
+    tensor = similar_argument(shapes.get(similar_argument(name, shapes) or "", ""), known)
+    return tensor and f"Leave out {name}, which follows from {tensor}"
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def naming_arguments(function: _F) -> _F:
+    """Let a function answer an unknown keyword argument with the name of the argument it means.
+
+    A call of the decorated function has one more Python frame.  Functions whose calls must be fast
+    have a parameter ``**others: Never`` instead, and raise ``unknown_arguments``.
+    """
+    code = function.__code__
+    names = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+
+    @wraps(function)
+    def answering(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except TypeError:
+            if kwargs.keys() <= names:
+                raise
+        raise unknown_arguments(function, kwargs)
+
+    return cast(_F, answering)

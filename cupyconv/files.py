@@ -1,4 +1,4 @@
-"""Functions that write files atomically, and check that only the user can write a folder."""
+"""Functions that read files of limited size, write files atomically, and check their owners."""
 
 from __future__ import annotations
 
@@ -15,6 +15,35 @@ _LINKS = 40
 """Largest number of symbolic links that the resolution of a path may follow (Linux's limit)."""
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+LARGEST_TEXT = 64 << 20
+"""Largest number of bytes of a text, record or kernel that is read (hand-set)."""
+
+LARGEST_MODEL = (2 << 30) - 1
+"""Largest number of bytes of an ONNX model that is read (protobuf's limit)."""
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def read(path: Path, largest: int = LARGEST_TEXT) -> bytes:
+    """Return the content of a file.
+
+    Raises:
+        OSError: the file cannot be read, or has more than ``largest`` bytes, as a device may have.
+    """
+    with path.open("rb") as file:
+        return read_stream(file, str(path), largest)
+
+
+def read_stream(file: BinaryIO, name: str, largest: int = LARGEST_TEXT) -> bytes:
+    """Return the content of an open file; ``name`` is its name in the error, as for ``read``."""
+    content = file.read(largest + 1)
+    if len(content) > largest:
+        raise OSError(
+            errno.EFBIG, f"it has more than {largest:,} bytes, the most that is read", name
+        )
+    return content
+
 
 # -- writing ---------------------------------------------------------------------------------------
 
@@ -146,7 +175,7 @@ def read_private(path: Path) -> bytes:
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode) or _foreign(status) or status.st_mode & _OTHERS_WRITE:
             raise PermissionError(f"other users may write {path}")
-    return path.read_bytes()
+    return read(path)
 
 
 def distrusted(folder: Path) -> tuple[Path, str] | None:
@@ -176,6 +205,8 @@ def distrusted(folder: Path) -> tuple[Path, str] | None:
             pointed = at.parent / os.readlink(at)
             at, rest = Path(pointed.anchor), [*pointed.parts[1:], *rest]
             continue
+        if not stat.S_ISDIR(status.st_mode):
+            return None  # a file or device, below which no folder can be
         shared = bool(status.st_mode & _OTHERS_WRITE)
         if shared and not (rest and status.st_mode & stat.S_ISVTX):
             return at, "can be written by other users"

@@ -35,9 +35,10 @@ from functools import lru_cache
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, overload
 
-from cupyconv import arrays, operations
-from cupyconv.errors import ConvError, ConvTypeError, require_word, shown
-from cupyconv.operations import Called
+from cupyconv import arrays, operands
+from cupyconv.binding import Called
+from cupyconv.calls import compute
+from cupyconv.errors import ConvError, ConvTypeError, naming_arguments, require_word, shown
 from cupyconv.problem import (
     TRANSPOSED,
     ConvOptions,
@@ -156,6 +157,7 @@ def conv(
     b: Exporter | None = None,
     **attributes: Unpack[_Conv],
 ) -> Any: ...
+@naming_arguments
 def conv(
     x: Any,
     w: Any,
@@ -194,13 +196,13 @@ def conv(
     >>> onnx.conv(x, w, auto_pad="SAME_UPPER").shape
     (1, 4, 5, 5)
     """
-    x, w = arrays.take("x", x)[0], operations.take_filter(w)
+    x, w = arrays.take("x", x)[0], operands.take_filter(w)
     b = None if b is None else arrays.take("b", b)[0]
     attributes = _Attributes(auto_pad, dilations, group, kernel_shape, pads, strides)
     shapes = x.shape, w.shape, None if b is None else b.shape
     options = _from_cache(_conv_options, shapes, attributes)
-    operands = (x, w) if b is None else (x, w, b)
-    return operations.compute("forward", operands, None, options, None, called=_CONV_CALLED)
+    call_options = (None, *options, None, "ieee", "auto")
+    return compute("forward", x, w, b, None, None, call_options, _CONV_CALLED)
 
 
 @overload
@@ -224,6 +226,7 @@ def conv_transpose(
     b: Exporter | None = None,
     **attributes: Unpack[_ConvTranspose],
 ) -> Any: ...
+@naming_arguments
 def conv_transpose(
     x: Any,
     w: Any,
@@ -244,8 +247,8 @@ def conv_transpose(
         x: input, (N, C, ...).
         w: filter, (C, M / group, ...), or a filter from ``cupyconv.prepare``.
         b: bias, (M,); None for no bias.
-        output_padding: pixels added at the end of each spatial axis, less than the stride or less
-            than the dilation of the axis; 0 by default.
+        output_padding: pixels added at the end of each spatial axis, less than the stride or the
+            dilation of the axis; 0 by default.
         output_shape: spatial sizes of the result, which determine the padding.  A size may exceed
             the span of the windows, (size of x - 1) * stride + (size of w - 1) * dilation + 1, by
             at most stride - 1.
@@ -263,17 +266,15 @@ def conv_transpose(
     >>> onnx.conv_transpose(x, w, strides=[2, 2], output_shape=[6, 6]).shape
     (1, 2, 6, 6)
     """
-    x, w = arrays.take("x", x)[0], operations.take_filter(w)
+    x, w = arrays.take("x", x)[0], operands.take_filter(w)
     b = None if b is None else arrays.take("b", b)[0]
     attributes = _Attributes(
         auto_pad, dilations, group, kernel_shape, pads, strides, output_padding, output_shape
     )
     shapes = x.shape, w.shape, None if b is None else b.shape
     options, extra = _from_cache(_conv_transpose_options, shapes, attributes)
-    operands, sizes = (w, x) if b is None else (w, x, b), (None, extra)
-    return operations.compute(
-        "transpose", operands, sizes, options, None, called=_CONV_TRANSPOSE_CALLED
-    )
+    call_options = ((None, extra), *options, None, "ieee", "auto")
+    return compute("transpose", w, x, b, None, None, call_options, _CONV_TRANSPOSE_CALLED)
 
 
 @lru_cache(maxsize=4096)
@@ -316,6 +317,7 @@ def _from_cache(function: Any, shapes: _Shapes, attributes: _Attributes) -> Any:
     return function(shapes, _Attributes(**keys))
 
 
+@naming_arguments
 def conv_problem(
     x_shape: Sequence[int],
     w_shape: Sequence[int],
@@ -384,7 +386,7 @@ def _conv_problem(
         }
         problem = named_problem(_CONV, input_shape, filter_shape, **layer)
         if bias_shape is not None:
-            operations.require_bias("b", bias_shape, problem.K, _CONV.w)
+            operands.require_bias("b", bias_shape, problem.K, _CONV.w)
         return problem
 
     given = {
@@ -399,6 +401,7 @@ def _conv_problem(
     return offering(require, _CONV, given, sizes)
 
 
+@naming_arguments
 def conv_transpose_problem(
     x_shape: Sequence[int],
     w_shape: Sequence[int],
@@ -464,7 +467,7 @@ def _conv_transpose_problem(
         )
         problem = _transposed(output_shape, filter_shape, changed, dtype)
         if bias_shape is not None:
-            operations.require_bias("b", bias_shape, problem.C, _CONV_TRANSPOSE.x)
+            operands.require_bias("b", bias_shape, problem.C, _CONV_TRANSPOSE.x)
         return problem
 
     given = {

@@ -98,6 +98,7 @@ class PreparedFilter(Generic[_Array_co]):
         self.problem, self.device = problem, device
         self.passes, self.precision = passes, precision
         self.belonging = Belonging(problem, device, passes, precision, tuple(forms))
+        self.calls: dict[Any, Any] = {}  # calls with this filter, as in calls.py
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ in every framework.
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -17,7 +18,15 @@ from math import gcd, prod
 from typing import Any, Literal, NamedTuple, Protocol, TypedDict, Unpack, cast
 
 from cupyconv import formats, markup
-from cupyconv.errors import ConvError, ConvTypeError, require_word, shown, unknown_word
+from cupyconv.errors import (
+    ConvError,
+    ConvTypeError,
+    Phrase,
+    naming_arguments,
+    require_word,
+    shown,
+    unknown_word,
+)
 from cupyconv.formats import DataFormat, FilterFormat
 from cupyconv.remedies import Fix, Names, offering
 
@@ -228,7 +237,7 @@ class ConvAxis:
             self.output, self.filter, self.stride, self.dilation, low, low + self.input
         )
 
-    @cached_property
+    @property
     def unread_inputs(self) -> int:
         """Number of inputs that no tap reads: between taps, between windows or at the end."""
         # The pairs (output o, tap r) and (o + across, r - along) read the same input; the second is
@@ -380,6 +389,7 @@ class ConvProblem:
     dtype: DtypeName
     padding_mode: str
 
+    @naming_arguments
     def __init__(
         self,
         input_shape: Iterable[int],
@@ -424,7 +434,11 @@ class ConvProblem:
         )
         _require_sizes(names, self)
         _require_channels(names, self)
-        mode, pairs = _padding(names.padding, options.padding, rank)
+        reach = [
+            (taps - 1) * dilation
+            for taps, dilation in zip(self.filter_sizes, self.dilation, strict=True)
+        ]
+        mode, pairs = _padding(names, options.padding, layout, reach)
         if mode.startswith("same"):
             pairs = tuple(
                 _same_padding(mode, *sizes)
@@ -454,17 +468,17 @@ class ConvProblem:
         """Positions of O, I and the spatial axes in w and its gradient."""
         return formats.filter_axes(self.filter_format)
 
-    @property
+    @cached_property
     def N(self) -> int:
         """Batch size."""
         return self.input_shape[self.data_axes[0]]
 
-    @property
+    @cached_property
     def C(self) -> int:
         """Number of input channels of all groups together."""
         return self.input_shape[self.data_axes[1]]
 
-    @property
+    @cached_property
     def K(self) -> int:
         """Number of output channels of all groups together."""
         return self.filter_shape[self.filter_axes[0]]
@@ -556,7 +570,7 @@ class ConvProblem:
         dilation = tuple(axis.dilation if axis.filter > 1 else 1 for axis in self.axes)
         if (stride, dilation) == (self.stride, self.dilation):
             return self
-        return self.replace(stride=stride, dilation=dilation, padding=self.padding)
+        return derived(self, stride=stride, dilation=dilation, padding_mode="explicit")
 
     # -- cost -------------------------------------------------------------------------------
 
@@ -663,6 +677,7 @@ class ConvProblem:
     # -- relations --------------------------------------------------------------------------
 
     @classmethod
+    @naming_arguments
     def from_output(
         cls,
         output_shape: Iterable[int],
@@ -690,9 +705,9 @@ class ConvProblem:
                 with this output size, per spatial axis.  The default is 0, as in PyTorch.  With
                 padding "same" or "same_lower", the default is stride - 1, which makes the input
                 size ``stride`` times the output size, as in Keras and JAX.  output_padding must be
-                less than the stride; with any other padding than these two, a value below the
-                dilation is valid, too.  If output_padding is at least the stride, the input has
-                more windows, and the output is larger than ``output_shape``.
+                less than the stride or the dilation; with these two paddings, it must be less than
+                the stride.  If output_padding is at least the stride, the input has more windows,
+                and the output is larger than ``output_shape``.
 
         Raises:
             ConvError: no such convolution exists.  If ``input_shape`` gives another output shape,
@@ -813,6 +828,16 @@ class ConvProblem:
             markup.Table(heads, axes),
         )
         return markup.Document("ConvProblem", (markup.Section("", blocks),)).html()
+
+
+def derived(problem: ConvProblem, **fields: Any) -> ConvProblem:
+    """Return a problem with other values of its dataclass fields, without checks.
+
+    The values must be those of a valid problem, such as the same tensors in another order.
+    """
+    found, own = object.__new__(ConvProblem), vars(problem)
+    vars(found).update({name: own[name] for name in ConvProblem.__match_args__}, **fields)
+    return found
 
 
 def count_pairs(outputs: int, taps: int, stride: int, dilation: int, low: int, high: int) -> int:
@@ -1023,8 +1048,9 @@ def transposed_problem(
     filter_layout = formats.resolve_filter_format(layer.filter_format, rank, layout)
     layer = layer._replace(data_format=layout, filter_format=filter_layout)
     _require_batch(names.y, y_shape[formats.data_axes(layout)[0]])
+    padding = _padding(names, layer.padding, layout)
     if input_shape is None:
-        input_shape, y_shape = _shapes_for(names, y_shape, w_shape, layer, output_padding)
+        input_shape, y_shape = _shapes_for(names, y_shape, w_shape, layer, padding, output_padding)
     elif output_padding is not None:
         raise ConvError(
             f"{names.x_shape} and output_padding must not both be passed",
@@ -1181,13 +1207,14 @@ def _shapes_for(
     y_shape: tuple[int, ...],
     w_shape: tuple[int, ...],
     options: ConvOptions,
+    padding: tuple[str, tuple[tuple[int, int], ...]],
     output_padding: Size | None,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the shapes of the convolution's input and output that follow from output_padding."""
     rank = len(y_shape) - 2
     _, c_axis, *spatial_axes = formats.data_axes(options.data_format)
     _, i_axis, *filter_axes = formats.filter_axes(options.filter_format)
-    mode, pairs = _padding(names.padding, options.padding, rank)
+    mode, pairs = padding
     same = mode.startswith("same")
     strides = _per_axis(names.stride, options.stride, rank)
     if output_padding is None:
@@ -1285,33 +1312,39 @@ def _positive(
     return number
 
 
-def _padding(what: str, padding: Padding, rank: int) -> tuple[str, tuple[tuple[int, int], ...]]:
-    """Return the padding's mode and its (before, after) pairs; the pairs of SAME are zeros."""
+def _padding(
+    names: Names, padding: Padding, layout: str, reach: Sequence[int] = ()
+) -> tuple[str, tuple[tuple[int, int], ...]]:
+    """Return the padding's mode and its (before, after) pairs; the pairs of SAME are zeros.
+
+    Args:
+        names: names that messages use.
+        padding: the argument.
+        layout: data format of the layer.
+        reach: as for ``unknown_padding``.
+    """
+    rank, what = len(layout) - 2, names.padding
     if isinstance(padding, str):
         mode = padding.lower()
-        if mode in _NUMPY_MODES:
-            raise ConvError(
-                f"{what} must be zeros, not values of the input",
-                f"got {padding!r}",
-                f"Pad with numpy.pad(x, ..., mode={_NUMPY_MODES[mode]!r}) and convolve with "
-                f"{what} 0",
-            )
         if mode not in PADDING_WORDS:
-            raise unknown_word(what, padding, PADDING_WORDS)
+            raise unknown_padding(names, padding, PADDING_WORDS, reach)
         return mode, ((0, 0),) * rank
     if not is_sequence(padding):
         amount = integer(what, padding)
         sides: tuple = ((amount, amount),) * rank
     else:
-        sides = tuple(_pair(what, side) for side in padding)  # type: ignore[union-attr]
-    if len(sides) != rank:
-        example = ((1, 2),) * rank
-        raise ConvError(
-            f"{what} must be one integer, or an integer or a (before, after) pair for each "
-            "spatial axis",
-            count_text(len(sides), rank, "entry", "entries"),
-            f"Pass, for example, {example}",
-        )
+        entries = tuple(padding)  # type: ignore[arg-type]
+        sides = tuple(_pair(what, side) for side in entries)
+        if len(sides) != rank:
+            error = ConvError(
+                f"{what} must be one integer, or an integer or a (before, after) pair for each "
+                "spatial axis",
+                count_text(len(sides), rank, "entry", "entries"),
+                f"Pass {counted(rank, 'entry', 'entries')}",
+            )
+            if readings := _padding_readings(sides, any(map(is_sequence, entries)), layout):
+                error.offer([((what, pairs),) for pairs in readings])
+            raise error
     for (before, after), axis in zip(sides, formats.SPATIAL_AXES[rank], strict=True):
         if before < 0 or after < 0:
             raise ConvError(
@@ -1323,7 +1356,38 @@ def _padding(what: str, padding: Padding, rank: int) -> tuple[str, tuple[tuple[i
     return "explicit", sides
 
 
-_NUMPY_MODES = {
+def _padding_readings(
+    sides: Sequence[tuple[int, int]], has_pairs: bool, layout: str
+) -> list[tuple[tuple[int, int], ...]]:
+    """Return what a wrong number of padding entries may mean, as pairs per spatial axis.
+
+    Args:
+        sides: the entries as pairs; an integer is a pair of equal numbers.
+        has_pairs: whether an entry is a pair.
+        layout: data format of the layer.
+    """
+    rank, amounts = len(layout) - 2, [before for before, _ in sides]
+    readings: list[Iterable[tuple[int, int]]] = []
+    if len(sides) == 1:
+        readings = [list(sides) * rank]
+    elif has_pairs and len(sides) == len(layout):  # an entry per axis of x, as for numpy.pad
+        axes = formats.data_axes(layout)
+        if not any(map(any, (sides[axis] for axis in axes[:2]))):
+            readings = [[sides[axis] for axis in axes[2:]]]
+    elif not has_pairs and len(sides) == 2 * rank:  # pairs without brackets, and ONNX's order
+        orders = (amounts[::2], amounts[1::2]), (amounts[:rank], amounts[rank:])
+        readings = [list(zip(*order, strict=True)) for order in orders]
+    positive = (tuple(pairs) for pairs in readings if min(map(min, pairs)) >= 0)
+    return list(dict.fromkeys(positive))
+
+
+def numpy_pad(mode: str) -> str | None:
+    """Return code that pads x with its own values; None unless ``mode`` is a name for that."""
+    own = _OWN_VALUES.get(mode.lower())
+    return own and f"numpy.pad(x, ..., mode={own!r})"
+
+
+_OWN_VALUES = {
     "circular": "wrap",
     "wrap": "wrap",
     "reflect": "reflect",
@@ -1333,6 +1397,42 @@ _NUMPY_MODES = {
 }
 """Modes of numpy.pad, keyed by the names that libraries have for padding with the input's values.
 """
+
+
+def unknown_padding(
+    names: Names,
+    padding: str,
+    known: Sequence[str],
+    reach: Sequence[int] = (),
+    pad: Callable[[str], str | None] = numpy_pad,
+) -> ConvError:
+    """Return the error for a padding mode that a function does not have.
+
+    Args:
+        names: names that messages use.
+        padding: the padding mode.
+        known: modes that the function has.
+        reach: distance from the first to the last tap on each spatial axis; empty if no remedy is
+            known, as for a transposed convolution, which crops.
+        pad: function that takes a mode, and returns code that pads x in this mode; None if it does
+            not pad x with its own values.
+    """
+    what, mode = names.padding, re.sub("[^a-z]", "", padding.lower())
+    if code := pad(mode):
+        remedy = f"Pad with {code} and convolve with {what} 0" if reach else ""
+        return ConvError(
+            f"{what} must be zeros, not values of the input", f"got {padding!r}", remedy
+        )
+    causal = tuple((taps, 0) for taps in reach)
+    by_hand = f"pad {names.x} with {causal} zeros and use {what} 0"
+    choices: dict[str, Phrase | None] = {"sameupper": (what, "same")}
+    if reach:
+        choices["causal"] = by_hand if "padding" in names.absent else (what, causal)
+        choices["full"] = names.pad(tuple(reach))
+    error = unknown_word(what, padding, known, (*PADDING_WORDS, *choices))
+    if choice := choices.get(mode):
+        error.offer([(choice,)])
+    return error
 
 
 def _pair(what: str, side: object) -> tuple[int, int]:

@@ -42,10 +42,12 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
-from cupyconv import arrays, formats, operations
-from cupyconv.errors import ConvError, ConvTypeError, shown, unknown_word
-from cupyconv.operations import Called
+from cupyconv import arrays, formats
+from cupyconv.binding import Called
+from cupyconv.calls import compute
+from cupyconv.errors import ConvError, ConvTypeError, naming_arguments, shown, unknown_word
 from cupyconv.problem import (
+    PADDING_WORDS,
     ConvOptions,
     counted,
     integers,
@@ -124,6 +126,7 @@ _CALLED = {
     "forward": Called(("input", "filter"), tensors=_NAMES._replace(y="the output")),
     "backprop_input": Called(("filter", "out_backprop"), tensors=_NAMES),
     "backprop_filter": Called(("input", "out_backprop"), tensors=_NAMES),
+    "backprop_bias": Called(("out_backprop",)),
 }
 _SIZES: dict[str, tuple[str, ...]] = {
     "forward": (),
@@ -141,6 +144,7 @@ def Conv2D(
 def Conv2D(*, input: CuPyArray, filter: CuPyArray, **rest: Unpack[_Conv2D]) -> CuPyArray: ...
 @overload
 def Conv2D(*, input: Exporter, filter: Exporter, **rest: Unpack[_Conv2D]) -> Any: ...
+@naming_arguments
 def Conv2D(
     *,
     input: Any,
@@ -207,6 +211,7 @@ def Conv2DBackpropInput(
 def Conv2DBackpropInput(
     *, input_sizes: Any, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv2D]
 ) -> Any: ...
+@naming_arguments
 def Conv2DBackpropInput(
     *,
     input_sizes: Any,
@@ -268,6 +273,7 @@ def Conv2DBackpropFilter(
 def Conv2DBackpropFilter(
     *, filter_sizes: Any, input: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv2D]
 ) -> Any: ...
+@naming_arguments
 def Conv2DBackpropFilter(
     *,
     input: Any,
@@ -328,6 +334,7 @@ def Conv2DBackpropInputV2(
 def Conv2DBackpropInputV2(
     *, input: Exporter, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv2D]
 ) -> Any: ...
+@naming_arguments
 def Conv2DBackpropInputV2(
     *,
     input: Any,
@@ -389,6 +396,7 @@ def Conv2DBackpropFilterV2(
 def Conv2DBackpropFilterV2(
     *, input: Exporter, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv2D]
 ) -> Any: ...
+@naming_arguments
 def Conv2DBackpropFilterV2(
     *,
     input: Any,
@@ -442,6 +450,7 @@ def Conv3D(
 def Conv3D(*, input: CuPyArray, filter: CuPyArray, **rest: Unpack[_Conv3D]) -> CuPyArray: ...
 @overload
 def Conv3D(*, input: Exporter, filter: Exporter, **rest: Unpack[_Conv3D]) -> Any: ...
+@naming_arguments
 def Conv3D(
     *,
     input: Any,
@@ -500,6 +509,7 @@ def Conv3DBackpropInputV2(
 def Conv3DBackpropInputV2(
     *, input_sizes: Any, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv3D]
 ) -> Any: ...
+@naming_arguments
 def Conv3DBackpropInputV2(
     *,
     input_sizes: Any,
@@ -558,6 +568,7 @@ def Conv3DBackpropFilterV2(
 def Conv3DBackpropFilterV2(
     *, filter_sizes: Any, input: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv3D]
 ) -> Any: ...
+@naming_arguments
 def Conv3DBackpropFilterV2(
     *,
     input: Any,
@@ -612,6 +623,7 @@ def DepthwiseConv2dNative(
 def DepthwiseConv2dNative(
     *, input: Exporter, filter: Exporter, **rest: Unpack[_Depthwise]
 ) -> Any: ...
+@naming_arguments
 def DepthwiseConv2dNative(
     *,
     input: Any,
@@ -666,6 +678,7 @@ def DepthwiseConv2dNativeBackpropInput(
 def DepthwiseConv2dNativeBackpropInput(
     *, input_sizes: Any, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Depthwise]
 ) -> Any: ...
+@naming_arguments
 def DepthwiseConv2dNativeBackpropInput(
     *,
     input_sizes: Any,
@@ -725,6 +738,7 @@ def DepthwiseConv2dNativeBackpropFilter(
 def DepthwiseConv2dNativeBackpropFilter(
     *, filter_sizes: Any, input: Exporter, out_backprop: Exporter, **rest: Unpack[_Depthwise]
 ) -> Any: ...
+@naming_arguments
 def DepthwiseConv2dNativeBackpropFilter(
     *,
     input: Any,
@@ -779,6 +793,7 @@ def BiasAddGrad(
 def BiasAddGrad(
     *, out_backprop: Exporter, data_format: Format2D | None = "NHWC", name: str | None = None
 ) -> Any: ...
+@naming_arguments
 def BiasAddGrad(
     *, out_backprop: Any, data_format: Format2D | None = "NHWC", name: str | None = None
 ) -> Any:
@@ -812,7 +827,8 @@ def BiasAddGrad(
     if word not in words:
         raise unknown_word("data_format", data_format, words)
     layout = words[word]
-    return operations.sum_bias(out_backprop, layout, None, "out_backprop")
+    options = ConvOptions(data_format=layout)
+    return _compute("backprop_bias", out_backprop, None, None, options)
 
 
 # -- the passes, from TensorFlow's arguments -------------------------------------------------------
@@ -822,8 +838,7 @@ def _forward(input: Any, filter: Any, window: _Window, *, depthwise: bool = Fals
     x, w = arrays.take("input", input)[0], _array(window, "filter", filter)
     options = _checked("forward", (x.shape, w.shape, None), window, depthwise)
     w = w.reshape(_grouped_shape(w.shape)) if depthwise else w
-    called = _CALLED["forward"]
-    return operations.compute("forward", (x, w), None, options, None, called=called)
+    return _compute("forward", x, w, None, options)
 
 
 def _backprop_input(
@@ -833,8 +848,7 @@ def _backprop_input(
     shape = _input_shape(input_sizes, w, dy, window)
     options = _checked("backprop_input", (shape, w.shape, dy.shape), window, depthwise)
     w = w.reshape(_grouped_shape(w.shape)) if depthwise else w
-    called = _CALLED["backprop_input"]
-    return operations.compute("backprop_input", (w, dy), shape, options, None, called=called)
+    return _compute("backprop_input", w, dy, shape, options)
 
 
 def _backprop_filter(
@@ -844,9 +858,12 @@ def _backprop_filter(
     shape = _filter_shape(filter_sizes, window, depthwise)
     options = _checked("backprop_filter", (x.shape, shape, dy.shape), window, depthwise)
     grouped = _grouped_shape(shape) if depthwise else shape
-    called = _CALLED["backprop_filter"]
-    dw = operations.compute("backprop_filter", (x, dy), grouped, options, None, called=called)
-    return dw.reshape(shape)
+    return _compute("backprop_filter", x, dy, grouped, options).reshape(shape)
+
+
+def _compute(operation: str, first: Any, second: Any, shape: Any, layer: ConvOptions) -> Any:
+    options = (shape, *layer, None, "ieee", "auto")
+    return compute(operation, first, second, None, None, None, options, _CALLED[operation])
 
 
 @lru_cache(maxsize=4096)
@@ -941,7 +958,7 @@ def _window(
     word_of_padding = _word(padding)
     known = ("SAME", "VALID") if explicit_paddings is None else ("SAME", "VALID", "EXPLICIT")
     if word_of_padding not in known:
-        raise unknown_word("padding", padding, known)
+        raise unknown_word("padding", padding, known, PADDING_WORDS)
     if dilations is None:
         dilations = (1,) * (rank + 2)
     sides = () if explicit_paddings is None else explicit_paddings

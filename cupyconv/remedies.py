@@ -702,11 +702,13 @@ def _working(check: Callable[[Fix], None], call: Call, candidates: Sequence[Fix]
 
     orders, others = list(call.orders()), list(call.others())
     others = [*others, *candidates] if "input_shape" in call.sizes else [*candidates, *others]
-    swaps = _distinct(filter(works, orders), MOST_ORDERS)
+    limit = call.filter_score()
+    # A filter with as many taps on each axis is hardly one of another shape in another order.
+    plausible = (fix for fix in orders if limit[0] > 1 or call.after(fix).filter_score()[0] == 1)
+    swaps = _distinct(filter(works, plausible), MOST_ORDERS)
     rules = _distinct(filter(works, call.rules()), MOST_RULES)
     changes = _distinct([*rules, *filter(works, [*others, *call.steps()])], MOST_OTHERS)
     if swaps or changes:
-        limit = call.filter_score()
         likely = [
             fix
             for fix in swaps

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import cupyconv
-from cupyconv import arrays, backends, cache_folder, markup, measuring, operations
+from cupyconv import arrays, backends, binding, cache_folder, markup, measuring, settings
 from cupyconv.backends import GpuBackend, Run
 from cupyconv.cpu.threads import cores
-from cupyconv.errors import ConvError, DeviceError, require_word, shown, words_of
+from cupyconv.errors import ConvError, DeviceError, naming_arguments, require_word, shown, words_of
 from cupyconv.formats import CHANNELS_FIRST, CHANNELS_LAST
 from cupyconv.gpu import compiler, runtime
 from cupyconv.gpu.compiler import Variant
 from cupyconv.kernels.device import DEVICES
 from cupyconv.kernels.request import PLAIN, Epilogue
 from cupyconv.kernels.strides import Strides
+from cupyconv.launch import ROLES
 from cupyconv.planning import Activation, Device, PassPlan, Plan, Precision, Request
 from cupyconv.problem import PASSES, ConvProblem, counted, require_problem
 
@@ -148,6 +148,7 @@ class Warmed:
         return markup.Document("Kernels compiled ahead", (section,)).html()
 
 
+@naming_arguments
 def warm(
     problems: ConvProblem | Iterable[ConvProblem],
     device: str | Device | None = None,
@@ -231,8 +232,8 @@ class Ahead:
     ) -> None:
         self.device = compiler.fitted(_gpu(device))
         self._precision, self._impl = precision, impl
-        self._limit = cupyconv.workspace_limit if workspace_limit is None else workspace_limit
-        self._measure = cupyconv.benchmark if measure is None else measure
+        self._limit = settings.workspace_limit if workspace_limit is None else workspace_limit
+        self._measure = settings.benchmark if measure is None else measure
         assert self.device.target is not None
         # This backend only prepares runs; it loads nothing.
         self._backend = GpuBackend(self.device, runtime.CupyRuntime(self.device.target))
@@ -250,8 +251,8 @@ class Ahead:
     ) -> None:
         """Add the kernels that some passes of a layer will load; arguments are as for ``warm``."""
         require_problem("warm", problem)
-        operations.require_words(activation, self._precision, self._impl, self.device)
-        operations.require_activation(activation, problem)
+        binding.require_words(activation, self._precision, self._impl, self.device)
+        binding.require_activation(activation, problem)
         require_word("layout", layout, (None, *LAYOUTS))
         strides = Strides.contiguous(problem) if layout is None else Strides.of(problem, layout)
         for word in words_of("passes", "pass", passes, PASSES):
@@ -260,8 +261,9 @@ class Ahead:
                 pass_ = {"forward": "backprop_input", "backprop_input": "forward"}.get(word, word)
             epilogue = Epilogue(activation, add) if word == "forward" else PLAIN
             use = Use(problem, pass_, bool(transposed))
-            for planned in self._planned(problem, pass_, strides):
-                self._add(use, self._backend.prepare(planned, problem, strides, epilogue))
+            request = Request(problem, pass_, self.device, self._precision, self._limit, strides)
+            for planned in self._planned(request):
+                self._add(use, self._backend.prepare(request, planned, ROLES[:3], epilogue))
             if word == "backprop_filter":
                 run = self._bias_gradient(problem, strides, transposed)
                 self._add(use._replace(pass_=BIAS_GRADIENT), run)
@@ -309,18 +311,16 @@ class Ahead:
     def __len__(self) -> int:
         return len(self._uses)
 
-    def _planned(self, problem: ConvProblem, pass_: str, strides: Strides) -> tuple[PassPlan, ...]:
-        device, precision, limit, impl = self.device, self._precision, self._limit, self._impl
-        request = Request(problem, pass_, device, precision, limit, strides)
-        if self._measure and not isinstance(impl, Plan):
-            return measuring.candidates_of(request, impl)
-        return (operations.chosen(request, impl),)
+    def _planned(self, request: Request) -> tuple[PassPlan, ...]:
+        if self._measure and not isinstance(self._impl, Plan):
+            return measuring.candidates_of(request, self._impl)
+        return (binding.chosen(request, self._impl),)
 
     def _bias_gradient(self, problem: ConvProblem, strides: Strides, transposed: bool) -> Run:
         shape, steps = problem.output_shape, strides.y
         if transposed:
             shape, steps = problem.input_shape, strides.x
-        summed = operations.bias_problem("dy", shape, problem.data_format, problem.dtype)
+        summed = binding.bias_problem("dy", shape, problem.data_format, problem.dtype)
         sum_strides = Strides.of_sum(steps, 1, strides.alignment)
         return self._backend.prepare_bias(summed, sum_strides, self._limit)
 

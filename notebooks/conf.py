@@ -1,23 +1,28 @@
 """Sphinx configuration.  `make docs` builds the pages into build/docs."""
 
 import sys
+import tomllib
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))  # folder of directives.py
+sys.path.insert(0, str(Path(__file__).parent))  # folder of directives.py and site_files.py
+
+from sphinx.search.en import SearchEnglish
 
 import cupyconv
 
+settings = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text())
+
 project = "cupyconv"
 author = "the cupyconv authors"
-copyright = "the cupyconv authors, Apache-2.0"
 version = release = cupyconv.__version__
+copyright = f"the cupyconv authors. cupyconv {release}, license Apache-2.0"
 
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
-    "sphinx.ext.viewcode",
     "directives",
+    "site_files",
 ]
 
 # The notebooks are committed with their outputs, which tests/pages/test_notebooks.py compares with
@@ -35,6 +40,7 @@ napoleon_use_rtype = False
 python_use_unqualified_type_names = True
 
 html_theme = "furo"
+html_baseurl = settings["project"]["urls"]["Documentation"]
 html_title = f"cupyconv {release}"
 html_copy_source = False
 html_show_sourcelink = False
@@ -42,3 +48,4 @@ html_show_sphinx = False
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_theme_options = {"navigation_with_keys": True}
+SearchEnglish.stopwords -= {"same", "out"}  # names of arguments and values

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -27,7 +28,12 @@ from sphinx.util.docutils import SphinxDirective
 
 import cupyconv
 from cupyconv.cli.configuration import PRESETS, Layer, read_file
+from cupyconv.explaining.page import framed
+from cupyconv.gpu import compiler
+from cupyconv.kernels.device import CARDS
 from cupyconv.markup import escape
+from tests import speed_table
+from tests.device import machine
 
 logger = logging.getLogger(__name__)
 
@@ -156,20 +162,24 @@ def _figure(kind: str, content: str) -> nodes.raw:
 
 
 class Explained(SphinxDirective):
-    """Embed the interactive page of a preset's layer: ``{explained} by-hand``."""
+    """Embed the interactive page of a preset's layer: ``{explained} by-hand``.
+
+    A second argument is the part of the page's address that chooses what it shows: ``story=size``.
+    """
 
     required_arguments = 1
+    optional_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        name = self.arguments[0]
+        name, *place = self.arguments
+        address = "#".join((f"gallery/{name}.html", *place))
         shown = escape(preset(name).heading)
         command = f"cupyconv explain --preset {name} --open"
         words = " ".join(f'<span class="pre">{word}</span>' for word in command.split())
         frame = (
-            f'<p><a href="gallery/{name}.html">Open as a separate page</a>, or run '
+            f'<p><a href="{address}">Open as a separate page</a>, or run '
             f'<code class="docutils literal">{words}</code>.</p>'
-            f'<iframe class="page" loading="lazy" src="gallery/{name}.html" title="{shown}">'
-            "</iframe>"
+            + framed(f'class="page" loading="lazy" src="{address}" title="{shown}"')
         )
         return [nodes.raw("", frame, format="html")]
 
@@ -200,6 +210,17 @@ def link_names(
     lines[:] = links.linked(lines, name)
 
 
+class Tried(SphinxDirective):
+    """Insert a table of what has been tried: ``{tried} chips``, ``{tried} speed``."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        made = nodes.container()
+        self.state.nested_parse(StringList(TABLES[self.arguments[0]](), "tried"), 0, made)
+        return made.children
+
+
 class Bridge(SphinxDirective):
     """Document the module of cupyconv for an optional package: ``{bridge} torch``.
 
@@ -220,6 +241,27 @@ class Bridge(SphinxDirective):
         return made.children
 
 
+def chips() -> list[str]:
+    """Return a table of the supported chips, and of how the kernels were tried on each."""
+    measured = {run.environment["architecture"]: run for run in speed_table.runs(MEASURED, "gpu")}
+    emulated = {device.chip for device in machine.DEVICES}
+    lines = ["| architecture | common cards | tried |", "|---|---|---|"]
+    for target in compiler.ARCHITECTURES:
+        device = cupyconv.Device.of(target)
+        cards = [name for name, card in CARDS.items() if card.capability == device.capability]
+        tried = ["compiled"]
+        if machine.CHIPS[device.capability] in emulated:
+            tried.append("run by CuPy on an emulated GPU")
+        if target in measured:
+            tried.append(f"measured on {measured[target].environment['gpu']}")
+        lines.append(f"| {target} | {', '.join(cards)} | {', '.join(tried)} |")
+    return lines
+
+
+MEASURED = FOLDER.parent / "tests" / "gpu" / "results"
+TABLES = {"chips": chips, "speed": lambda: speed_table.by_card(MEASURED.parents[1]).splitlines()}
+
+
 def preset(name: str) -> Layer:
     """Return the built-in layer of this name."""
     (layer,) = (layer for layer in read_file(PRESETS) if layer.name == name)
@@ -232,11 +274,12 @@ def explained(layer: Layer) -> cupyconv.Explanation:
 
 
 def write_gallery(app: Sphinx) -> None:
-    """Write the interactive page of each preset into the gallery folder."""
+    """Write the interactive page of each preset, and of any layer, into the gallery folder."""
     folder = Path(app.outdir) / "gallery"
     folder.mkdir(parents=True, exist_ok=True)
     for layer in read_file(PRESETS):
         (folder / f"{layer.name}.html").write_text(explained(layer).page(), encoding="utf-8")
+    shutil.copy(folder / "by-hand.html", folder / "layer.html")  # the address chooses the layer
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -248,6 +291,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("windows", Windows)
     app.add_directive("explained", Explained)
     app.add_directive("bridge", Bridge)
+    app.add_directive("tried", Tried)
     app.add_directive("summary", Summary)
     app.connect("autodoc-process-docstring", link_names, priority=600)  # after napoleon
     app.connect("builder-inited", write_gallery)

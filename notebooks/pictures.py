@@ -12,7 +12,7 @@ from typing import Any
 from cupyconv.kernels.hopper import consumers, takes_turns
 from cupyconv.kernels.strides import Strides
 from cupyconv.launch import Launch
-from cupyconv.planning import Device, launches, plan_pass
+from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.problem import ConvProblem
 from cupyconv.svg import Canvas, themed
 
@@ -86,7 +86,8 @@ def launched(family: str, example: Example) -> Drawn:
     problem, device = example.problem, Device.of(example.device)
     planned = plan_pass(problem, example.pass_, device, family, example.precision)
     strides = Strides.contiguous(problem)
-    made = launches.prepare(planned, problem, strides, device)
+    request = Request(problem, planned.pass_, device, strides=strides).reduced
+    made = planned.family.launches(request, planned)
     copies = ("conv_arrange.cu", "conv_planes.cu")
     launch = next(one for one in made if one.source not in copies)
     macros = dict(launch.defines)

@@ -20,7 +20,6 @@ class Activation:
         plain: literal formula on a float32 array.
         steepest: largest slope, rounded up.
         at_minus_infinity: result of the formula at -infinity.
-        at_zero: slope at zero.
         bounds: lower ends of ranges of values, each with three error bounds of the kernels in units
             in the last place of the result; empty if results are exact.  The bounds apply if the
             chip's functions round to nearest, and if their errors are one unit and two units, which
@@ -33,7 +32,6 @@ class Activation:
     plain: Callable[[np.ndarray], np.ndarray]
     steepest: float
     at_minus_infinity: float = math.nan
-    at_zero: float = 0.5
     bounds: tuple[tuple[float, float, float, float], ...] = ()
     numpy_bound: float = 0
     worst: tuple[float, ...] = ()
@@ -50,7 +48,6 @@ ACTIVATIONS = {
         plain=lambda v: np.maximum(v, 0),
         steepest=1,
         at_minus_infinity=0,
-        at_zero=1,
     ),
     "silu": Activation(
         exact=lambda v: 0.0 if v <= -700 else v / (1 + math.exp(-v)),
@@ -87,4 +84,7 @@ def activated(values: np.ndarray, activation: str | None) -> np.ndarray:
     wide = values.astype(np.float64)
     if activation is None:
         return wide
-    return np.vectorize(ACTIVATIONS[activation].exact, otypes=[np.float64])(wide)
+    one = ACTIVATIONS[activation]
+    with np.errstate(invalid="ignore"):
+        exact = np.vectorize(one.exact, otypes=[np.float64])(wide)
+    return np.where(np.isneginf(wide), one.at_minus_infinity, exact)

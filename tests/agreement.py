@@ -103,7 +103,7 @@ def plan_with_tiling(
     def choose(request: Request) -> Candidate:
         made = sorted(TILED[impl](request), key=pixels_of, reverse=True)
         candidates = family.candidates_of(request, made[number % len(made)])
-        return min(candidates, key=lambda one: (one.microseconds, one.computing))
+        return min(candidates, key=lambda one: one.microseconds)
 
     return plan_by(choose, problem, impl, device, **how)
 

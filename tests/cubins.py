@@ -16,11 +16,6 @@ import pytest
 
 from tests import loops
 
-PRODUCTS = ("HMMA", "DMMA", "HGMMA")
-"""Mnemonics of tensor-core instructions; ``HFMA2.MMA`` is not one of them."""
-
-PLAIN_PRODUCTS = ("FFMA", "DFMA")
-
 
 def any_of(names: Iterable[str]) -> str:
     """Return a pattern for instructions of these names, guarded or not."""
@@ -96,11 +91,6 @@ def blocks(code: str) -> list[Block]:
 
 def main_loop(code: str, pattern: str) -> list[str]:
     """Return the instructions of the innermost loops that contain a match of ``pattern``."""
-    return main_loop_and_rest(code, pattern)[0]
-
-
-def main_loop_and_rest(code: str, pattern: str) -> tuple[list[str], list[str]]:
-    """Return the result of ``main_loop`` and all other instructions, in the order of the text."""
     every = blocks(code)
     wanted = {
         number
@@ -108,10 +98,7 @@ def main_loop_and_rest(code: str, pattern: str) -> tuple[list[str], list[str]]:
         if any(re.search(pattern, line) for line in block.instructions)
     }
     chosen = loops.innermost([block.follows for block in every], wanted)
-    parts: tuple[list[str], list[str]] = [], []
-    for number, block in enumerate(every):
-        parts[number not in chosen].extend(block.instructions)
-    return parts
+    return [line for number in sorted(chosen) for line in every[number].instructions]
 
 
 def loads_and_waits(lines: Iterable[str]) -> tuple[int, int]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
-import numpy as np
-
+from cupyconv.backends import GpuBackend
 from cupyconv.bench import suites
 from cupyconv.formats import data_formats, filter_formats
 from cupyconv.gpu.runtime import Series
+from cupyconv.kernels.request import PLAIN, Epilogue
 from cupyconv.kernels.strides import Strides
-from cupyconv.launch import ROLES, Launch
-from cupyconv.planning import Device, Request, launches
+from cupyconv.launch import ROLES, FilterForm, Launch
+from cupyconv.planning import Device, PassPlan, Request
 from cupyconv.planning.plan import contenders
 from cupyconv.problem import PASSES, ConvProblem
 from tests.configurations import in_formats
@@ -31,7 +32,35 @@ NUMBERS = (
 CONTENDERS = 5
 """Best-ranked candidates per pass; autotuning may select any of them."""
 
-_ADDRESSES = tuple(np.uint64(1 + role << 40) for role in range(len(ROLES)))
+_ADDRESSES = tuple(1 + role << 40 for role in range(len(ROLES)))
+
+
+def prepare(
+    planned: PassPlan,
+    problem: ConvProblem,
+    strides: Strides,
+    device: Device,
+    epilogue: Epilogue = PLAIN,
+) -> tuple[Launch, ...]:
+    """Return the launches of a planned pass."""
+    request = Request(problem, planned.pass_, device, strides=strides).reduced
+    return planned.family.launches(request, planned, epilogue)
+
+
+def filter_form(
+    planned: PassPlan, problem: ConvProblem, strides: Strides, device: Device
+) -> FilterForm | None:
+    """Return the copy of w that a planned pass writes first; None if the pass reads w itself."""
+    request = Request(problem, planned.pass_, device, strides=strides).reduced
+    return planned.family.filter_form(request, planned)
+
+
+def run(backend: GpuBackend, problem: ConvProblem, planned: PassPlan, *arrays: Any) -> None:
+    """Run a planned pass on contiguous arrays x, w and y."""
+    strides = Strides.contiguous(problem)
+    request = Request(problem, planned.pass_, backend.device, strides=strides)
+    addresses = map(backend.address, arrays)
+    backend.prepare(request, planned, ROLES[:3])((*addresses, 0, 0))
 
 
 @dataclass(frozen=True)
@@ -65,7 +94,7 @@ def planned(architecture: str, count: int = CONTENDERS) -> dict[tuple, Planned]:
         strides = Strides.contiguous(problem)
         request = Request(problem, pass_, device, precision, None, strides)
         for one in contenders(request, "auto", count):
-            for launch in launches.prepare(one, problem, strides, device):
+            for launch in prepare(one, problem, strides, device):
                 made = found.setdefault(
                     (launch.source, launch.defines, launch.entry), Planned(problem, pass_, launch)
                 )
@@ -93,4 +122,4 @@ def launch(made: Planned, architecture: str) -> None:
     Raises:
         Refusal: a GPU would refuse it.
     """
-    Series([made.launch], DriverRuntime(architecture))(_ADDRESSES)
+    Series([made.launch], DriverRuntime(architecture), ROLES)(_ADDRESSES)

@@ -70,7 +70,8 @@ class Way:
 
     @property
     def parameters(self) -> list[str]:
-        return list(inspect.signature(self.call).parameters)
+        parameters = inspect.signature(self.call).parameters.values()
+        return [entry.name for entry in parameters if entry.kind is not entry.VAR_KEYWORD]
 
     @property
     def outputs(self) -> list[str]:

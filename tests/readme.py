@@ -1,25 +1,32 @@
-"""Write real output and measured figures into the README, and counted figures into a page.
+"""Write real output, measured figures, and the runs on GPUs into the pages.
 
 Run as `python -m tests.readme`; a test checks that the texts between the markers are up to date.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 import sys
+import textwrap
+import tomllib
 from pathlib import Path
+from typing import Any
 
 from cupyconv.bench.results import load
 from tests import speed_table
-from tests.emulator import suite
+from tests.gpu import report
 
 README = Path(__file__).parent.parent / "README.md"
 PAGES = README.parent / "notebooks"
-COUNTED = PAGES / "contributing" / "counted.md"
 SPEED = PAGES / "explanation" / "speed.md"
+BELIEF = PAGES / "explanation" / "belief.md"
+STATUS = (README, PAGES / "index.md", PAGES / "faq.md")
+RESULTS = README.parent / "tests" / "gpu" / "results"
+
+WIDTH = 124
+"""Columns of the text that is written into the pages."""
 
 PICTURE = ["explain", "--preset", "multi-channel"]
 """Command whose output is shown, from the line beginning with FIRST to before that of BEYOND."""
@@ -55,16 +62,37 @@ def filled(text: str) -> str:
 
 def measured(text: str) -> str:
     """Return the page's text with the tables of the newest run on a GPU."""
-    folder = README.parent / "tests" / "gpu" / "results"
     text = put_into(text, "speed, gpu", speed_table.table(README.parent / "tests", "gpu"))
-    (path,) = folder.glob("tf32-*.json")
+    (path,) = RESULTS.glob("tf32-*.json")
     return put_into(text, "speed, gpu, TF32", speed_table.of_results(load(path)))
 
 
-def counted(text: str) -> str:
-    """Return the page's text with the table of the counted layers."""
-    lines = suite.summary(json.loads(suite.RESULTS.read_text()))
-    return put_into(text, "counted", "\n".join(("", *lines, "")))
+def runs() -> list[dict[str, Any]]:
+    """Return the runs on GPUs of runs.toml, with the numbers of the results."""
+    counts = report.counts(report.load(RESULTS))
+    found = tomllib.loads((RESULTS / "runs.toml").read_text())["runs"]
+    for run in found:
+        run["summary"] = run["summary"].format(**counts)
+        run["details"] = [text.format(**counts) for text in run["details"]]
+    return found
+
+
+def with_status(page: str) -> str:
+    """Return the page's text with the GPUs that have run the kernels."""
+    found = [f"On an {run['gpu']} ({run['date']}), {run['summary']}." for run in runs()]
+    text = ["**Status on GPUs.** All kernels are verified on a CPU emulator.", *found]
+    text += ["No other GPU has been tried."]
+    return put_into(page, "runs", textwrap.fill(" ".join(text), WIDTH))
+
+
+def with_runs(text: str) -> str:
+    """Return the page's text with the results of each GPU that has run the kernels."""
+    lines = []
+    for run in runs():
+        items = (f"- {detail}" for detail in run["details"])
+        details = (textwrap.fill(item, WIDTH, subsequent_indent="  ") for item in items)
+        lines += [f"{run['gpu']}, {run['date']}:", "", *details, ""]
+    return put_into(text, "runs", "\n".join(lines).rstrip())
 
 
 def put_into(text: str, name: str, content: str) -> str:
@@ -79,5 +107,7 @@ def put_into(text: str, name: str, content: str) -> str:
 
 if __name__ == "__main__":
     README.write_text(filled(README.read_text()))
-    COUNTED.write_text(counted(COUNTED.read_text()))
+    for page in STATUS:
+        page.write_text(with_status(page.read_text()))
+    BELIEF.write_text(with_runs(BELIEF.read_text()))
     SPEED.write_text(measured(SPEED.read_text()))

@@ -61,8 +61,17 @@ def summary(root: Path) -> str:
 
 def newest(root: Path, device: str) -> Results | None:
     """Return the latest run on "gpu" or "cpu" among bench-*.json; skip unreadable files."""
-    folder = root / device / "results"
-    runs = []
+    return next(iter(runs(root / device / "results", device)), None)
+
+
+def by_card(root: Path) -> str:
+    """Return the tables of all runs on GPUs as Markdown, the newest first."""
+    return "\n\n".join(of_results(run) for run in runs(root / "gpu" / "results", "gpu"))
+
+
+def runs(folder: Path, device: str) -> list[Results]:
+    """Return the runs on "gpu" or "cpu" among bench-*.json, the newest first."""
+    found = []
     for path in sorted(folder.glob("bench-*.json")) if folder.is_dir() else []:
         try:
             loaded = load(path)
@@ -70,8 +79,8 @@ def newest(root: Path, device: str) -> Results | None:
             print(f"skipped {path.name}: {error}", file=sys.stderr)
             continue
         if loaded.environment.get("device") == device and loaded.rows:
-            runs.append(loaded)
-    return max(runs, key=lambda run: str(run.environment.get("date")), default=None)
+            found.append(loaded)
+    return sorted(found, key=lambda run: str(run.environment.get("date")), reverse=True)
 
 
 def of_results(found: Results) -> str:

@@ -34,10 +34,13 @@ def tally(pairs: Iterable[Comparison]) -> tuple[int, int, int]:
 
 
 def number(value: float) -> str:
-    """Format to three significant digits or to an integer: 0.0123, 4.56, 78.9, 1,234."""
-    if value >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.3g}" if value >= 0.001 else f"{value:.4f}"
+    """Format to three significant digits or to an integer: 1.23e-05, 0.0123, 4.56, 78.9, 1,234."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def percent(share: float) -> str:
+    """Format a share as percent: 78%, or to one significant digit below 10 %, such as 0.03%."""
+    return f"{share:.0%}" if share >= 0.095 else f"{100 * share:.1g}%"
 
 
 def busy(about: dict[str, Any]) -> str | None:
@@ -95,7 +98,7 @@ def _measured(results: Results) -> list[Section]:
             number(row.microseconds),
             f"{(row.high - row.low) / 2 / row.microseconds:.0%}",
             number(row.tflops),
-            "-" if share is None else f"{share:.0%}",
+            "-" if share is None else percent(share),
             *([f"{Comparison(row, torch).ratio:.2f}" if torch else "-"] if has_torch else []),
         )
         tables.setdefault(row.dtype, []).append(cells)

@@ -223,7 +223,7 @@ def load(path: Path) -> Results:
         OSError: the file cannot be read.
     """
     try:
-        content = parse_json(path.read_text(errors="replace"))
+        content = parse_json(files.read(path).decode(errors="replace"))
     except ValueError:
         content = None
     known = isinstance(content, dict) and content.get("is") == KIND

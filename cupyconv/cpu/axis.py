@@ -20,6 +20,9 @@ from cupyconv.problem import ConvAxis, count_pairs
 
 ALL = slice(None)
 
+Slices = tuple[slice, ...]
+"""A slice of each axis."""
+
 MANY_PHASES = 64
 """Number of stride phases above which backprop_input may compute dx window by window (hand-set)."""
 
@@ -186,16 +189,25 @@ def _used(axis: Axis) -> tuple[slice, slice, slice]:
 
 
 @lru_cache(maxsize=4096)
-def used_parts(axes: tuple[Axis, ...]) -> tuple[tuple[slice, slice, slice], ...] | None:
-    """Return ``Axis.used`` of each axis, or None if all outputs, taps and pixels are used.
+def used_parts(
+    axes: tuple[Axis, ...],
+) -> tuple[tuple[Slices, Slices, Slices], tuple[Axis, ...]] | None:
+    """Return what contributes to the results; None if all outputs, taps and pixels do.
 
-    If the slices of one axis are empty, the slices of all axes are empty.
+    Returns:
+        (slices, axes): the slices of outputs, taps and pixels of all axes, and the axes restricted
+        to them.  If the slices of one axis are empty, the slices of all axes are empty.
     """
     parts_of = [axis.used() for axis in axes]
     if any(outputs.start == outputs.stop for outputs, _, _ in parts_of):
-        return ((slice(0, 0),) * 3,) * len(axes)
+        nothing = (slice(0, 0),) * len(axes)
+        inner = tuple(axis.changed(outputs=0, taps=0) for axis in axes)
+        return (nothing, nothing, nothing), inner
     whole = [tuple(slice(0, n) for n in (axis.outputs, axis.taps, axis.size)) for axis in axes]
-    return None if parts_of == whole else tuple(parts_of)
+    if parts_of == whole:
+        return None
+    outputs, taps, pixels = zip(*parts_of, strict=True)
+    return (outputs, taps, pixels), tuple(axis.without_unused() for axis in axes)
 
 
 def _indices_inside(first: int, last: int, size: int, step: int, count: int) -> slice:
@@ -216,6 +228,11 @@ class Pieces(NamedTuple):
         slow_pairs: number of pairs in long rows that take as long; short rows are slower.
         calls: number of calls of NumPy, if each part is one block.
         taps: number of taps in all parts.
+        parts: number of parts that have taps.
+        outputs: number of computed outputs per image, in parts that have taps.
+        read: number of positions that the windows of all parts read per image and channel.
+        padded: number of these positions in parts with padding.
+        lines: number of rows of the positions in parts with padding.
     """
 
     cuts: tuple[tuple[slice, ...], ...]
@@ -223,6 +240,11 @@ class Pieces(NamedTuple):
     slow_pairs: float
     calls: float
     taps: int
+    parts: int
+    outputs: float
+    read: int
+    padded: int
+    lines: int
 
 
 @lru_cache(maxsize=4096)
@@ -275,16 +297,28 @@ def _pieces(
         outputs *= axis.outputs / len(slices)
         span *= sum(part.span for part in along) / len(slices)
         parts_of.append(along)
-    pairs, slow_pairs, all_taps = 0.0, 0.0, 0
+    pairs, slow_pairs, all_outputs = 0.0, 0.0, 0.0
+    all_taps, busy, read, padded, padded_lines = 0, 0, 0, 0, 0
     for part in product(*parts_of):
         of_part = prod(axis.taps for axis in part)
         lines, line = images * prod(axis.outputs for axis in part[:-1]), part[-1].outputs
-        pairs += -(-lines * line // rows) * rows * of_part / images
+        computed = -(-lines * line // rows) * rows / images
+        pairs += computed * of_part
+        all_outputs += computed if of_part else 0
+        busy += of_part > 0
+        above = prod(axis.span for axis in part[:-1])
+        read += above * part[-1].span
+        if any(axis.offset < 0 or axis.offset + axis.span > axis.size for axis in part):
+            padded += above * part[-1].span
+            padded_lines += above
         slow_pairs += -(-lines * (-(-line // row) * row) // rows) * rows * of_part / images
         all_taps += of_part
     # If windows are far apart, the pixels of each tap are gathered separately.
     calls = part_calls + (TAP_CALLS * taps if outputs * taps < span and rows == 1 else 0)
-    return Pieces(cuts, pairs, slow_pairs, calls * prod(map(len, cuts)), all_taps)
+    calls *= prod(map(len, cuts))
+    return Pieces(
+        cuts, pairs, slow_pairs, calls, all_taps, busy, all_outputs, read, padded, padded_lines
+    )
 
 
 # -- the stride phases of backprop_input -----------------------------------------------------------
@@ -472,7 +506,8 @@ def loop_blocks(
             _part_extents(axis, n, by_pixel) for axis, n in zip(axes, most[2:], strict=True)
         ]
         source, result = map(prod, zip(*parts_of, strict=True))
-        return most[0] * most[1] * (channels * source + filters * result)
+        planes = most[0] * (channels * source + filters * result)
+        return most[1] * (planes if by_pixel else planes + result)
 
     def work(most: tuple[int, ...]) -> float:
         """Return the number of elements in all blocks, times a factor for short rows."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from cupyconv.cpu import loops, patches, products, scattered, tiles, windows
+from cupyconv.cpu.axis import used_parts
 from cupyconv.cpu.choice import BLOCK_BYTES
 from cupyconv.cpu.correlation import Correlation, correlation, input_gradient, phases_of
 from cupyconv.cpu.scratch import Pool
-from cupyconv.cpu.views import are_finite
 from cupyconv.problem import ConvAxis, ConvProblem
 
 METHODS = {
@@ -26,9 +26,6 @@ METHODS = {
 
 The method ``tiles`` computes all correlations of a pass together.
 """
-
-EXCHANGED = {"exchanged": "products", "exchanged-tiles": "tiles"}
-"""Methods of the filter gradient that exchange x and dy, and the method that they use."""
 
 
 def forward(
@@ -101,61 +98,31 @@ def backprop_filter(
     if not problem.N:
         dw[...] = 0
         return
-    if method in EXCHANGED:
-        _exchanged(problem, EXCHANGED[method], x, dy, dw)
-        return
     if method == "tiles":
-        tiles.filter_gradient(problem, "backprop_filter", x, dw, dy, BLOCK_BYTES)
+        tiles.filter_gradient(problem, x, dw, dy, BLOCK_BYTES)
         return
     # dw = conj(sum of conj(dy) x), because conjugating dw is cheaper than conjugating x.
-    whole = correlation(problem, x, dw, dy)._replace(conjugate=problem.is_complex)
-    _compute("filter_gradient", method, whole)
-    if problem.is_complex:
+    is_complex = problem.is_complex
+    whole = correlation(problem, x, dw, dy)
+    _compute("filter_gradient", method, whole._replace(conjugate=True) if is_complex else whole)
+    if is_complex:
         np.conjugate(dw, out=dw)
 
 
-def _exchanged(
-    problem: ConvProblem, method: str, x: np.ndarray, dy: np.ndarray, dw: np.ndarray
-) -> None:
-    """Compute dw from the correlations of backprop_input, which sum over the input pixels."""
-
-    def compute(target: np.ndarray, clears: bool) -> None:
-        if method == "tiles":
-            tiles.filter_gradient(problem, "exchanged", x, target, dy, BLOCK_BYTES, clears)
-            return
-        target[...] = 0  # some taps may have no products
-        whole = input_gradient(problem, target, dy, x, conjugate=problem.is_complex)
-        _compute("filter_gradient", method, whole, problem.axes, clears=clears)
-
-    compute(dw, clears=False)
-    if are_finite(dw) or are_finite(x, dy):
-        return
-    # Infinite and NaN pixels were also multiplied by zeros outside dy, which gives NaN.  The method
-    # ``products`` computes the gradients that sum such pixels.  The others are computed with zeros
-    # in place of such pixels, which does not change their bits.
-    sums = np.empty_like(dw)
-    compute(sums, clears=True)
-    backprop_filter(problem, "products", x, dy, dw)
-    np.copyto(dw, sums, where=np.isfinite(dw))
-
-
 def _compute(
-    function: str,
-    method: str,
-    whole: Correlation,
-    axes: tuple[ConvAxis, ...] = (),
-    **more: bool,
+    function: str, method: str, whole: Correlation, axes: tuple[ConvAxis, ...] = ()
 ) -> None:
     """Compute the correlations or filter gradients of all ``phases_of(whole, axes)``."""
     if not whole.images:
         return
     with Pool(whole.accumulator) as memory:
-        for phase in phases_of(whole, axes):
-            inner = phase.without_unused()
-            if function == "correlate":
-                for part in phase.unused():
+        for phase in phases_of(whole, axes) if axes else (whole,):
+            inner = phase
+            if used_parts(phase.axes) is not None:
+                inner = phase.without_unused()
+                for part in phase.unused() if function == "correlate" else ():
                     part.finish_empty()
-            elif inner.filters.size < phase.filters.size:
-                phase.filters[...] = 0
+                if function == "filter_gradient" and inner.filters.size < phase.filters.size:
+                    phase.filters[...] = 0
             if inner.axes[0].outputs:
-                getattr(METHODS[method], function)(inner, memory, BLOCK_BYTES, **more)
+                getattr(METHODS[method], function)(inner, memory, BLOCK_BYTES)

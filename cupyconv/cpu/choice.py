@@ -12,8 +12,6 @@ Each method has a module in cupyconv/cpu/:
 
 - products: filters times gathered pixels (im2col); supports every configuration.
 - windows: filters times gathered pixels in a single product, for small layers.
-- exchanged: filter gradients; pixels of x times gathered pixels of dy, for layers with few filters.
-- exchanged-tiles: filter gradients; pixels of x times pixels of dy, in tiles.
 - scattered: filters times pixels; the products are then added up tap by tap (col2im).
 - patches: input gradients; dy's pixels times slices of taps within which windows do not overlap.
 - tiles: filters times pixels, in tiles whose sums stay in registers; needs Numba and a real dtype.
@@ -29,7 +27,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from itertools import islice
@@ -66,23 +64,11 @@ CALL = 4e-6
 BLOCK_BYTES = 2 << 20
 """Bytes of a thread's buffer; a few buffers of this size fit the cache of a core (hand-set)."""
 
-LEAST_ROWS = 64
-"""Rows of a matrix product (filters) below which a FLOP takes longer (rough)."""
-
-GRADIENT = 1.3
-"""Factor by which the matrix products of a filter gradient are slower (measured)."""
-
 LEAST_PIXELS = 128
 """Number of columns, which are pixels, from which a matrix product is fast (rough)."""
 
 LOOP_ELEMENTS = 32
 """Elements that NumPy copies in the time that it takes to start a contiguous row (rough)."""
-
-SUM_ELEMENTS = 256
-"""Elements that NumPy adds in the time that it takes to start a row of a strided sum (rough)."""
-
-MOST_EXCHANGED_TAPS = 49
-"""Largest number of taps for the method ``exchanged`` (hand-set)."""
 
 MOST_ROW_BYTES = 16 << 20
 """Largest size in bytes of a block or of an image's sums in the method ``patches`` (hand-set)."""
@@ -93,17 +79,14 @@ MOST_PIECES = 256
 TRANSPOSED = 2.5
 """Factor by which copies between channels first and channels last are slower (measured)."""
 
-TILE_RATE = 300e9
+TILE_RATE = 260e9
 """FLOP/s of compiled tiles (rough)."""
 
 CHANNEL_RATE = 100e9
 """FLOP/s of compiled tiles of depthwise layers (rough)."""
 
-NARROW = 1.7
+NARROW = 2
 """Factor by which tiles with few filters are slower (rough)."""
-
-NARROW_GRADIENT = 2.5
-"""Factor by which tiles of filter gradients with few filters are slower (rough)."""
 
 TILE_BYTES = 64
 """Bytes of a vector of results of a tile (rough)."""
@@ -111,16 +94,23 @@ TILE_BYTES = 64
 TILE_ROWS = 12
 """Number of rows of a tile (rough)."""
 
-SCATTERED = 10
-"""Elements that NumPy copies in the time that it takes to transpose a weight for ``scattered``
-(rough)."""
+TILE_TERMS = 16
+"""Terms of a tile that take as long as starting and writing it (rough)."""
+
+LINE_ELEMENTS = 96
+"""Elements that NumPy copies in the time that a tile's loops start to copy a row (rough)."""
+
+FAR_ELEMENTS = 128
+"""Elements that NumPy copies in the time to read a line that has left the cache (rough)."""
+
+NEAR_ELEMENTS = 12
+"""Elements that NumPy copies in the time to read a pixel of a group with few channels (rough)."""
+
+CACHE_PERIOD, CACHE_WAYS = 1 << 16, 16
+"""Bytes after which addresses share a set of the L2 cache, and lines per set (hand-set)."""
 
 PACKING = 3
 """Elements that NumPy copies in the time that it takes to pack a weight for tiles (rough)."""
-
-EXCHANGE = 5
-"""Elements that NumPy copies in the time that it takes to transpose a weight and to check that it
-is finite (rough)."""
 
 PASS_CALLS = 5
 """Calls of NumPy that take as long as starting a pass of tiles (rough)."""
@@ -140,11 +130,8 @@ WINDOWS = 4
 LOOP_RATE = 15e9
 """FLOP/s of sums of rows of channels without Numba, for long rows (rough)."""
 
-PLANE_RATE = 60e9
+PLANE_RATE = 64e9
 """FLOP/s of compiled loops over planes of pixels (rough)."""
-
-FOUR_FILTERS = 2.4
-"""Factor on PLANE_RATE for four or more filters, which share the loaded pixels (rough)."""
 
 SHORT_ROW = 16
 """Outputs of a row whose products take as long as those of a shorter row (rough)."""
@@ -152,7 +139,7 @@ SHORT_ROW = 16
 GRADIENT_ROWS = 32
 """Number of pixels whose products take as long as reading and writing sums twice (rough)."""
 
-BLOCK_CALLS = 2
+BLOCK_CALLS = 1
 """Calls of NumPy that take as long as starting a block of tiles (rough)."""
 
 CONVERSION_CALLS = 20
@@ -261,9 +248,7 @@ def methods(problem: ConvProblem, pass_: str) -> tuple[Method, ...]:
     is_gradient = pass_ == "backprop_filter"
     candidates = [_products(work, is_gradient), *_windows(work), *_loops(work)]
     candidates += _tiles(work, is_gradient)
-    if is_gradient:
-        candidates += _exchanged(problem)
-    else:
+    if not is_gradient:
         candidates += _scattered(work)
     if pass_ == "backprop_input":
         candidates += _patches(problem, work)
@@ -279,7 +264,7 @@ def product_pieces(
     axes: tuple[Axis, ...], images: int, groups: int, channels: int, filters: int
 ) -> Pieces:
     """Divide a correlation's outputs into parts, so that few products read padding."""
-    products = max(images * groups * channels * filters * _slower(filters), 1)
+    products = max(images * groups * channels * filters, 1)
     # Each part copies its filters once more.
     tap = groups * channels * filters / SPEED * RATE / products
     return pieces(axes, CALL * RATE / 2 / products, tap=tap)
@@ -361,15 +346,15 @@ def _products(work: _Pass, is_gradient: bool) -> Method:
     division = product_pieces(work.axes, work.images, work.groups, work.channels, work.filters)
     gathered = work.images * work.groups * work.channels * division.pairs
     results = work.pixels * work.filters
-    operations = 2.0 * gathered * work.filters * _slower(work.filters)
+    operations = 2.0 * gathered * work.filters
     is_view = all(axis.taps == axis.stride == 1 and axis.span <= axis.size for axis in work.axes)
     if is_view and (work.groups == 1 or not work.channels_last):
         gathered = 0  # nothing to gather
-    elements = gathered * _short_runs(work) + 2 * work.weights + results
+    weights = work.groups * work.channels * work.filters * division.taps  # copied for each part
+    elements = 1.5 * gathered * _short_runs(work) + 2 * weights + results
     blocks = max(gathered, results) * work.itemsize / BLOCK_BYTES
     parts = 1.0  # number of parts of a filter gradient
     if is_gradient:
-        operations *= GRADIENT
         rows = max(work.filters, LEAST_PIXELS) * work.weights / max(work.filters, 1)
         parts = max(rows * work.itemsize / BLOCK_BYTES, 1.0)
     calls = 44 + division.calls * (parts + blocks)
@@ -383,30 +368,15 @@ def _windows(work: _Pass) -> Iterator[Method]:
     size = work.itemsize * (padded + gathered + work.weights + results)
     if size <= 2 * BLOCK_BYTES:
         # The rates are for two threads.  This method uses one, as all methods do for little data.
-        factor = 2 if work.phases * size > BLOCK_BYTES else 1.25
+        factor = 2 if work.phases * size > BLOCK_BYTES else 1.5
         yield _method(
             work,
             "windows",
             "filters times all windows",
-            factor * work.operations * _slower(work.filters),
+            factor * work.operations,
             factor * (padded + gathered * _short_runs(work) + results),
             6,
         )
-
-
-def _exchanged(problem: ConvProblem) -> Iterator[Method]:
-    # ``phases`` divides some axes by windows, whose taps are the same.
-    if prod(problem.filter_sizes) > MOST_EXCHANGED_TAPS or any(map(by_window, problem.axes)):
-        return
-    work = _correlations_of(problem, "backprop_input")
-    products = _products(work, is_gradient=True)
-    summary = "pixels of x times gathered pixels of dy"
-    yield replace(products, name="exchanged", summary=summary)
-    if not work.channels == work.filters == 1:
-        for tiles in _tiles(work, is_gradient=True):
-            summary = "pixels of x times pixels of dy, in tiles"
-            elements = tiles.elements + EXCHANGE * work.weights * work.phases
-            yield replace(tiles, name="exchanged-tiles", summary=summary, elements=elements)
 
 
 def _patches(problem: ConvProblem, work: _Pass) -> Iterator[Method]:
@@ -427,7 +397,7 @@ def _patches(problem: ConvProblem, work: _Pass) -> Iterator[Method]:
     last = problem.axes[-1]
     run = work.filters if work.channels_last else min(last.filter, separate_taps(last))
     blocks = max(gradients * work.itemsize * 4 / BLOCK_BYTES, slices * work.groups)
-    start = LOOP_ELEMENTS if slices == 1 else SUM_ELEMENTS
+    start = 3 * LOOP_ELEMENTS
     copies = gradients * (1 + start / run) + slices * pixels * problem.K + weights
     threads = 1  # the rates are for two threads; slices are added up by one
     if slices > 1:
@@ -436,7 +406,7 @@ def _patches(problem: ConvProblem, work: _Pass) -> Iterator[Method]:
     yield Method(
         "patches",
         "pixels times slices of taps of windows that do not overlap",
-        threads * 2.0 * pixels * weights * _slower(pixels),
+        threads * 2.0 * pixels * weights,
         threads * copies,
         blocks * (12 + padded) + 20 * slices,
     )
@@ -461,22 +431,45 @@ def _tiles(work: _Pass, is_gradient: bool) -> Iterator[Method]:
     extents = *counts, work.filters, work.itemsize
     division = tile_pieces(work.axes, *extents, is_gradient, is_in_place)
     padded_rows = -(-rows // TILE_ROWS) * TILE_ROWS / rows if is_gradient else 1
-    operations = 2.0 * prod(counts) * division.pairs * columns * padded_rows
+    # A term of a tile is a channel of a tap, or in a filter gradient a pixel.
+    terms = work.channels * division.pairs + TILE_TERMS * division.outputs
+    parts = max(division.parts, 1) if is_gradient else prod(map(len, division.cuts))
+    images = work.images * work.groups
+    size = images * (work.channels * division.read + columns * division.outputs)
+    count = max(round(size / blocks.places), parts)
+    if is_gradient:
+        tiles = count / parts * division.taps
+        terms = (division.pairs + TILE_TERMS * tiles) * work.channels * padded_rows
+    operations = 2.0 * images * terms * columns
     if work.filters <= lanes // 2:
-        operations *= NARROW_GRADIENT if is_gradient else NARROW
-    is_padded = any(axis.offset < 0 or axis.offset + axis.span > axis.size for axis in work.axes)
-    parts = prod(map(len, division.cuts))
-    count = max(blocks.blocks, parts)
+        operations *= NARROW
     order = 1 if work.channels_last else TRANSPOSED
     elements = PACKING * float(work.weights) * (1 if is_gradient else order)
-    if is_padded or is_converted:
-        elements += blocks.blocks * blocks.places - work.pixels * columns
+    if is_converted:
+        elements += images * work.channels * division.read
+    else:
+        lines = division.lines if work.channels_last else division.lines * work.channels
+        elements += images * (division.padded * work.channels + LINE_ELEMENTS * lines)
     if is_gradient:
         # Each block reads and writes the sums of its groups.
         sums = count / parts * blocks.most[0] * work.channels * division.taps * columns
-        elements += work.pixels * columns * order + sums
+        elements += images * division.outputs * columns * order + sums
     elif is_converted or not work.channels_last:
         elements += 1.5 * work.pixels * work.filters * order
+    if not work.channels_last:
+        # A tile reads another cache line for each channel and row of taps.
+        read = work.channels * division.pairs / (TILE_ROWS * work.axes[-1].taps)
+        elements += images * read * NEAR_ELEMENTS
+    elif work.groups > 1:
+        # Groups share cache lines, which stay in the cache unless strides are powers of two.
+        sizes, outputs = (
+            work.images * prod(getattr(axis, name) for axis in work.axes)
+            for name in ("size", "outputs")
+        )
+        for pixels, channels in ((sizes, work.channels), (outputs, work.filters)):
+            step = gcd(work.groups * channels * work.itemsize, CACHE_PERIOD)
+            is_far = pixels * step > CACHE_WAYS * CACHE_PERIOD
+            elements += pixels * work.groups * (FAR_ELEMENTS if is_far else NEAR_ELEMENTS)
     yield _tiles_method(
         work,
         "filters times pixels, in tiles",
@@ -502,7 +495,7 @@ def _channel_tiles(work: _Pass, is_gradient: bool) -> Iterator[Method]:
     is_in_place = work.channels_last and work.itemsize == ITEMSIZE[work.dtype]
     division = tile_pieces(work.axes, *counts, work.itemsize, is_gradient, is_in_place)
     operations = 2.0 * work.images * work.groups * division.pairs * rows
-    sources = blocks.blocks * blocks.places - work.pixels
+    sources = work.images * work.groups * (division.padded if is_in_place else division.read)
     elements: float = sources + work.weights
     if not work.channels_last:
         run = 1 + LOOP_ELEMENTS / (4 * work.axes[-1].outputs)
@@ -603,10 +596,8 @@ def _scattered(work: _Pass) -> Iterator[Method]:
         work,
         "scattered",
         "filters times pixels, added up by taps",
-        2.0 * read * work.channels * sums * _slower(sums),
-        1.5 * (added + work.pixels * work.filters) * run
-        + 1.5 * read * sums
-        + SCATTERED * work.weights,
+        2.0 * read * work.channels * sums,
+        (added + work.pixels * work.filters) * run + read * sums + PACKING * work.weights,
         48 + TAP_CALLS * blocks * work.taps,
     )
 
@@ -632,6 +623,7 @@ def _loops(work: _Pass) -> Iterator[Method]:
         most = zip(work.axes, division.most[2:], strict=True)
         plane = prod(extent(axis.part(slice(0, outputs))) for axis, outputs in most)
         operations = 2.0 * division.blocks * prod(division.most[:2]) * plane * weights
+        moved *= 0.5 + LOOP_ELEMENTS / work.axes[-1].outputs
         rate, gathers = PLANE_RATE, prod(map(stride_phases, work.axes))
     if by_pixel != work.channels_last:
         moved *= TRANSPOSED
@@ -639,8 +631,6 @@ def _loops(work: _Pass) -> Iterator[Method]:
         row = work.axes[-1]
         run = work.groups * (row.outputs if row.stride == 1 else 1)
         operations *= 1 + 3 * LOOP_ELEMENTS / run
-    elif work.filters >= 4:
-        rate *= FOUR_FILTERS
     yield _method(
         work,
         "loops",
@@ -664,8 +654,3 @@ def _short_runs(work: _Pass) -> float:
     row = work.axes[-1]
     run = work.channels * row.taps if work.channels_last else row.outputs
     return 1 + LOOP_ELEMENTS / run
-
-
-def _slower(rows: int) -> float:
-    """Return the factor by which a FLOP takes longer in a matrix product with few rows."""
-    return max(LEAST_ROWS / max(rows, 1), 1.0) ** 0.6

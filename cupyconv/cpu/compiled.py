@@ -20,6 +20,10 @@ from cupyconv import files
 from cupyconv.cache_folder import keep, trusted_directory
 from cupyconv.signals import uninterrupted
 
+TERMS = 64
+"""Largest number of terms that a loop adds one after another before it adds up such sums, so that
+rounding errors stay small (hand-set)."""
+
 
 def compiled(function: Callable) -> Any:
     """Wrap a function so that Numba compiles it per signature and caches the code."""

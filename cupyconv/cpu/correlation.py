@@ -30,6 +30,9 @@ ALL: Any = slice(None)
 LEAST_SUMMED = 256
 """Smallest number of pixels per partial sum (hand-set)."""
 
+MOST_KEPT = 64
+"""Largest number of combinations of stride phases that are kept for the next call (hand-set)."""
+
 LEAST_PRODUCTS = 1 << 24
 """Smallest number of products per partial sum, if a matrix product computes it (hand-set)."""
 
@@ -122,16 +125,20 @@ class Correlation(NamedTuple):
         used = used_parts(self.axes)
         if used is None:
             return self
-        outputs, taps, pixels = zip(*used, strict=True)
-        inner = self.part(outputs=outputs, taps=taps)
-        if not inner.axes[0].outputs:
-            return inner
-        axes = tuple(axis.without_unused() for axis in self.axes)
-        return inner._replace(axes=axes, source=inner.source[(ALL, ALL, ALL, *pixels)])
+        (outputs, taps, pixels), axes = used
+        of_result = (ALL, ALL, ALL, *outputs)
+        return self._replace(
+            axes=axes,
+            source=self.source[(ALL, ALL, ALL, *pixels)],
+            filters=self.filters[(ALL, ALL, ALL, *taps)],
+            result=self.result[of_result],
+            addend=None if self.addend is None else self.addend[of_result],
+        )
 
     def unused(self) -> Iterator[Correlation]:
         """Yield the parts that ``without_unused`` leaves out, whose sums have no terms."""
-        for at, (outputs, _, _) in enumerate(used_parts(self.axes) or ()):
+        used = used_parts(self.axes)
+        for at, outputs in enumerate(used[0][0] if used else ()):
             for outside in (slice(0, outputs.start), slice(outputs.stop, self.axes[at].outputs)):
                 if outside.start < outside.stop:
                     extents = [slice(0, axis.outputs) for axis in self.axes]
@@ -245,7 +252,7 @@ def correlation(
         filter_view(problem, w),
         _by_channel(problem, y),
         accumulator,
-        _by_group(problem, bias),
+        None if bias is None else _by_group(problem, bias),
         None if add is None else _by_channel(problem, add),
         activation,
     )
@@ -273,7 +280,7 @@ def input_gradient(
         filter_view(problem, w).swapaxes(1, 2),
         _by_channel(problem, dx),
         accumulator_of(problem.dtype),
-        _by_group(problem, bias),
+        None if bias is None else _by_group(problem, bias),
         None if add is None else _by_channel(problem, add),
         activation,
         conjugate,
@@ -301,7 +308,8 @@ def phases_of(whole: Correlation, axes: Sequence[ConvAxis]) -> Iterator[Correlat
     if not axes:
         yield whole
         return
-    for rules in _combinations(axes):
+    axes = tuple(axes)
+    for rules in _few_combinations(axes) or _combinations(axes):
         rule, outputs, pixels, taps = zip(*rules, strict=True)
         at = (ALL, ALL, ALL, *pixels)
         yield whole._replace(
@@ -320,10 +328,15 @@ def _by_channel(problem: ConvProblem, array: np.ndarray) -> np.ndarray:
     return ordered.reshape(problem.groups, len(ordered) // problem.groups, *ordered.shape[1:])
 
 
-def _by_group(problem: ConvProblem, bias: np.ndarray | None) -> np.ndarray | None:
-    if bias is None:
-        return None
+def _by_group(problem: ConvProblem, bias: np.ndarray) -> np.ndarray:
     return bias.astype(accumulator_of(problem.dtype)).reshape(problem.groups, -1)
+
+
+@lru_cache(maxsize=4096)
+def _few_combinations(axes: tuple[ConvAxis, ...]) -> tuple[tuple[Phase, ...], ...]:
+    """Return every combination of the axes' phases; empty if there may be more than MOST_KEPT."""
+    count = prod(min(axis.stride, axis.filter) for axis in axes)
+    return tuple(_combinations(axes)) if count <= MOST_KEPT else ()
 
 
 def _combinations(axes: Sequence[ConvAxis]) -> Iterator[tuple[Phase, ...]]:

@@ -14,9 +14,8 @@ several.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from itertools import product
 from math import prod
 from typing import Any
@@ -24,13 +23,13 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from cupyconv.cpu import products
 from cupyconv.cpu.axis import Axis, clamp, extent, loop_blocks, step
+from cupyconv.cpu.caching import ByteCache
 from cupyconv.cpu.choice import LOOP_PARTS, SUMS, has_numba, most_loop_bytes
 from cupyconv.cpu.correlation import ALL, Correlation, gather, with_three_axes
 from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
-from cupyconv.cpu.views import are_finite, copy, flat_memory, has_whole_steps, merged
+from cupyconv.cpu.views import copy, flat_memory, has_whole_steps, merged
 from cupyconv.signals import import_whole
 
 SLOWER = 4
@@ -38,6 +37,9 @@ SLOWER = 4
 
 LARGEST_ROWS = 1 << 16
 """Largest number of weights, counting copies for several pixels, that fit the cache (hand-set)."""
+
+MOST_BYTES = 8 << 20
+"""Bytes of all cached layouts of blocks, which have an offset per weight of a filter (hand-set)."""
 
 MOST_PADDED = 4
 """Largest ratio of padded to source pixels for which planes are summed one at a time (hand-set)."""
@@ -64,36 +66,19 @@ def filter_gradient(whole: Correlation, pool: Pool, block_bytes: int) -> None:
 
 
 def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
-    by_pixel = not has_numba()
     terms = list(chunk.divided(SUMS, SLOWER))
     blocks, sizes = zip(*(_blocks(term, block_bytes) for term in terms), strict=True)
     totals = pool.array("shared", (len(terms), *chunk.filters.shape))
 
-    def add(
-        add_block: Callable[[Correlation, Scratch], None], number: int, memory: Scratch
-    ) -> None:
+    def add(number: int, memory: Scratch) -> None:
         totals[number] = 0
         for block in terms[number]._replace(filters=totals[number]).boxes(*blocks[number]):
-            add_block(block, memory.rest())
+            (_add_planes if has_numba() else _add_pixels)(block, memory.rest())
 
-    def compute(add_block: Callable[[Correlation, Scratch], None]) -> None:
-        each(partial(add, add_block), range(len(terms)), pool, max(sizes))
-        for total in totals[1:]:
-            totals[0] += total
-
-    compute(_add_pixels if by_pixel else _add_planes)
-    is_finite = by_pixel or np.isfinite(totals[0]).all()
-    if is_finite or are_finite(chunk.source, chunk.result):
-        chunk.filters[...] = totals[0]
-        return
-    # ``_add_planes`` also multiplies the pixels between rows, by zero, which gives NaN for infinite
-    # and NaN pixels.  Matrix products therefore compute the gradients that sum such pixels.  The
-    # others are computed with zeros in place of such pixels, which does not change their bits.
-    compute(partial(_add_planes, clears=True))
-    sums = totals[0].copy()
-    exact = chunk._replace(filters=np.empty_like(sums))
-    products.filter_gradient(exact, pool, block_bytes)
-    chunk.filters[...] = np.where(np.isfinite(exact.filters), sums, exact.filters)
+    each(add, range(len(terms)), pool, max(sizes))
+    for total in totals[1:]:
+        totals[0] += total
+    chunk.filters[...] = totals[0]
 
 
 # -- parts -----------------------------------------------------------------------------------------
@@ -204,7 +189,7 @@ def _windows(source: np.ndarray, block: Correlation, several: int) -> np.ndarray
 
 
 def _sum_planes(block: Correlation, scratch: Scratch) -> None:
-    layout = _layout(tuple(map(_shape, block.axes)), block.channels, block.images)
+    layout = _layout((tuple(map(_shape, block.axes)), block.channels, block.images))
     weights = scratch.array("weights", block.filters.shape)
     copy(weights, block.filters, block.conjugate)
     sums = scratch.array("sums", (*weights.shape[:2], block.images, *layout.extents))
@@ -259,22 +244,20 @@ def _sum_block_of_planes(
     block.finish(block.result)
 
 
-def _add_planes(block: Correlation, scratch: Scratch, clears: bool = False) -> None:
-    """Add the filter gradient of a block's images and outputs to ``block.filters``.
-
-    Args:
-        clears: whether to replace infinite and NaN values of the operands by zero.
-    """
-    layout = _layout(tuple(map(_shape, block.axes)), block.channels, block.images)
+def _add_planes(block: Correlation, scratch: Scratch) -> None:
+    """Add the filter gradient of a block's images and outputs to ``block.filters``."""
+    layout = _layout((tuple(map(_shape, block.axes)), block.channels, block.images))
     total = scratch.array("weights", block.filters.shape)
     total[...] = 0
     gradients = scratch.array("sums", (*total.shape[:2], block.images, *layout.extents))
     gradients[...] = 0
     copy(layout.results(gradients, block), block.result, block.conjugate)
     pixels, by_offset, flat = layout.pixels(block, scratch), merged(total, 2), merged(gradients, 2)
-    for operand in (pixels, flat) if clears else ():
-        operand[~np.isfinite(operand)] = 0
-    _loops().planar_products(pixels, layout.offsets, flat, by_offset, layout.length)
+    inside = scratch.array("inside", (1, 1, *gradients.shape[2:]))
+    inside[...] = 0
+    layout.results(inside, block)[...] = 1
+    arrays = pixels, layout.offsets, flat, inside.ravel(), by_offset
+    _loops().planar_products(*arrays, layout.length)
     filters: Any = block.filters
     filters += total
 
@@ -295,6 +278,11 @@ class _Layout:
     firsts: tuple[tuple[int, ...], ...]
     offsets: np.ndarray
     length: int
+
+    @property
+    def nbytes(self) -> int:
+        """Estimated size of the layout in bytes."""
+        return self.offsets.nbytes + 2048
 
     def pixels(self, block: Correlation, scratch: Scratch) -> np.ndarray:
         """Copy the source to an array (G, elements) of the planes of all channels and phases."""
@@ -317,8 +305,9 @@ def _shape(axis: Axis) -> Axis:
     return Axis(axis.outputs, axis.taps, 1, axis.stride, axis.dilation)
 
 
-@lru_cache(maxsize=16)  # few, since a layout stores an offset per weight of a filter
-def _layout(axes: tuple[Axis, ...], channels: int, images: int) -> _Layout:
+def _plan_layout(key: tuple[tuple[Axis, ...], int, int]) -> _Layout:
+    """Return the layout of a block, from its axes, its channels per group and its images."""
+    axes, channels, images = key
     extents = tuple(map(extent, axes))
     pitches = [prod(extents[axis + 1 :]) for axis in range(len(axes))]
     # For each tap, the index of its phase and its shift within the phase.
@@ -334,6 +323,9 @@ def _layout(axes: tuple[Axis, ...], channels: int, images: int) -> _Layout:
     offsets = np.add.outer(of_channels, (numbers * of_phase + shifts).ravel()).ravel()
     last = sum((axis.outputs - 1) * pitch for axis, pitch in zip(axes, pitches, strict=True))
     return _Layout(extents, tuple(firsts), offsets, of_phase - prod(extents) + last + 1)
+
+
+_layout = ByteCache(_plan_layout, MOST_BYTES)
 
 
 @cache

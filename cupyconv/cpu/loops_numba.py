@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from cupyconv.cpu.compiled import compiled
+from cupyconv.cpu.compiled import TERMS, compiled
+
+_TERMS = TERMS // 3 * 3  # three taps are added together
 
 _STRETCH = 1024  # positions summed at once, so that four rows fit the L1 cache (hand-set)
 
@@ -18,19 +20,45 @@ def planar_sums(pixels: Any, offsets: Any, weights: Any, sums: Any, length: int)
     Index t runs over the taps of all channels.
     """
     groups, filters, _ = sums.shape
+    chunk = np.empty((4, _STRETCH), sums.dtype)
     for g in range(groups):
-        x, w = pixels[g], weights[g]
         for begin in range(0, length, _STRETCH):
             end = min(begin + _STRETCH, length)
             for first in range(0, filters, 4):
-                last, done = min(first + 4, filters), 0
-                sums[g, first:last, begin:end] = 0
-                if first + 4 == last:
-                    p, q = sums[g, first, begin:end], sums[g, first + 1, begin:end]
-                    r, s = sums[g, first + 2, begin:end], sums[g, first + 3, begin:end]
-                    done = _add_to_four(x, offsets, w, first, begin, p, q, r, s)
-                for k in range(first, last):
-                    _add_to_one(x, offsets, w, k, begin, sums[g, k, begin:end], done)
+                last = min(first + 4, filters)
+                _sum(pixels[g], offsets, weights[g], (first, last), (begin, end), sums[g], chunk)
+
+
+@compiled
+def _sum(
+    pixels: Any, offsets: Any, weights: Any, rows: Any, columns: Any, sums: Any, chunk: Any
+) -> None:
+    """Set a part of sums[k, i] = sum over t of weights[k, t] * pixels[offsets[t] + i].
+
+    At most _TERMS products are added one after another.
+
+    Args:
+        rows, columns: pairs (first, stop) of the filters, at most four, and of the positions.
+        chunk: scratch for the sums of some taps.
+    """
+    first, last = rows
+    begin, end = columns
+    sums[first:last, begin:end] = 0
+    for tap in range(0, len(offsets), _TERMS):
+        places, w = offsets[tap : tap + _TERMS], weights[:, tap : tap + _TERMS]
+        target, k, left = sums, first, begin
+        if tap:
+            target, k, left = chunk, 0, 0
+            target[: last - first, : end - begin] = 0
+        right, done = left + end - begin, 0
+        if first + 4 == last:
+            p, q = target[k, left:right], target[k + 1, left:right]
+            r, s = target[k + 2, left:right], target[k + 3, left:right]
+            done = _add_to_four(pixels, places, w, first, begin, p, q, r, s)
+        for row in range(first, last):
+            _add_to_one(pixels, places, w, row, begin, target[k + row - first, left:right], done)
+        if tap:
+            sums[first:last, begin:end] += target[: last - first, left:right]
 
 
 @compiled
@@ -104,13 +132,15 @@ def plane_sums(
     left = max(-first_column, 0)
     right = min(width - first_column, pitch)
     length = (outputs - 1) * pitch + columns
+    chunk, plane = np.empty((1, _STRETCH), sums.dtype), sums.reshape((1, len(sums)))
     pixels[:] = 0
     for g, n in np.ndindex((groups, images)):
         for line in range(max(-first_row, 0), min(height - first_row, lines)):
             begin = g * steps[0] + n * steps[1] + (line + first_row) * steps[2] + first_column
             _copy(pixels[line * pitch + left : line * pitch + right], source[begin + left :])
-        sums[:length] = 0
-        _add_to_one(pixels, offsets, weights[g], 0, 0, sums[:length], 0)
+        for begin in range(0, length, _STRETCH):
+            end = min(begin + _STRETCH, length)
+            _sum(pixels, offsets, weights[g], (0, 1), (begin, end), plane, chunk)
         for p in range(outputs):
             begin = g * places[0] + n * places[1] + p * places[2]
             _copy(result[begin : begin + columns], sums[p * pitch :])
@@ -123,38 +153,79 @@ def _copy(target: Any, source: Any) -> None:
 
 
 @compiled
-def planar_products(pixels: Any, offsets: Any, gradients: Any, totals: Any, length: int) -> None:
-    """Add the sum over i < length of gradients[g, k, i] * pixels[g, offsets[t] + i] to
-    totals[g, k, t], where t runs over the taps of all channels."""
+def planar_products(
+    pixels: Any, offsets: Any, gradients: Any, inside: Any, totals: Any, length: int
+) -> None:
+    """Add the sum of gradients[g, k, i] * pixels[g, offsets[t] + i] to totals[g, k, t].
+
+    The sum is over the positions i < length for which inside[i] is not 0; t runs over the taps of
+    all channels.
+    """
     groups, filters, _ = gradients.shape
     for g in range(groups):
         x = pixels[g]
         for begin in range(0, length, _STRETCH):
             end = min(begin + _STRETCH, length)
+            are_in = inside[begin:end]
             for first in range(0, filters, 4):
                 last, done = min(first + 4, filters), 0
                 if first + 4 == last:
                     p, q = gradients[g, first, begin:end], gradients[g, first + 1, begin:end]
                     r, s = gradients[g, first + 2, begin:end], gradients[g, first + 3, begin:end]
-                    done = _products_of_four(x, offsets, totals[g], first, begin, p, q, r, s)
+                    done = _products_of_four(
+                        x, offsets, totals[g], first, begin, are_in, p, q, r, s
+                    )
                 for k in range(first, last):
                     p = gradients[g, k, begin:end]
-                    for t in range(done, len(offsets)):
-                        a, pa = x[offsets[t] + begin :], totals[g, k, t]
-                        for i in range(len(p)):
-                            pa += p[i] * a[i]
-                        totals[g, k, t] = pa
+                    _products_of_one(x, offsets, totals[g, k], begin, are_in, p, done)
+
+
+@compiled
+def _products_of_one(
+    pixels: Any, offsets: Any, w: Any, begin: int, inside: Any, p: Any, t: int
+) -> None:
+    """Add the gradients p of a filter, times the pixels, to the totals w, from tap t on."""
+    zero = pixels.dtype.type(0)
+    while t < len(offsets):
+        # The last taps may be added together with taps that are then ignored.
+        u, v = min(t + 1, len(offsets) - 1), min(t + 2, len(offsets) - 1)
+        a, b, c = (
+            pixels[offsets[t] + begin :],
+            pixels[offsets[u] + begin :],
+            pixels[offsets[v] + begin :],
+        )
+        pa, pb, pc = zero, zero, zero
+        for i in range(len(p)):
+            x, y, z = a[i], b[i], c[i]
+            if inside[i] == 0:
+                x, y, z = zero, zero, zero
+            pa, pb, pc = pa + p[i] * x, pb + p[i] * y, pc + p[i] * z
+        w[t] += pa
+        if t + 1 < len(offsets):
+            w[u] += pb
+        if t + 2 < len(offsets):
+            w[v] += pc
+        t += 3
 
 
 @compiled
 def _products_of_four(
-    pixels: Any, offsets: Any, w: Any, k: int, begin: int, p: Any, q: Any, r: Any, s: Any
+    pixels: Any,
+    offsets: Any,
+    w: Any,
+    k: int,
+    begin: int,
+    inside: Any,
+    p: Any,
+    q: Any,
+    r: Any,
+    s: Any,
 ) -> int:
     """Add the gradients p, q, r and s of filters k to k + 3, times the pixels, to the totals w.
 
     Return the number of taps added, three at a time; up to two taps remain.
     """
-    taps = len(offsets) - len(offsets) % 3
+    taps, zero = len(offsets) - len(offsets) % 3, pixels.dtype.type(0)
     for t in range(0, taps, 3):
         u, v = offsets[t] + begin, offsets[t + 1] + begin
         a, b, c = pixels[u:], pixels[v:], pixels[offsets[t + 2] + begin :]
@@ -164,6 +235,8 @@ def _products_of_four(
         sa, sb, sc = w[k + 3, t], w[k + 3, t + 1], w[k + 3, t + 2]
         for i in range(len(p)):
             x, y, z = a[i], b[i], c[i]
+            if inside[i] == 0:
+                x, y, z = zero, zero, zero
             pa, pb, pc = pa + p[i] * x, pb + p[i] * y, pc + p[i] * z
             qa, qb, qc = qa + q[i] * x, qb + q[i] * y, qc + q[i] * z
             ra, rb, rc = ra + r[i] * x, rb + r[i] * y, rc + r[i] * z

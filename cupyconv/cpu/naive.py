@@ -69,5 +69,5 @@ backprop_filter = partial(reference.backprop_filter, by=_SUMS)
 
 def backprop_bias(problem: ConvProblem, dy: np.ndarray, db: np.ndarray) -> None:
     """Compute db, adding one output pixel of one image at a time."""
-    terms = _flat_pixels(_wide(data_view(problem, dy))).reshape(problem.K, -1)
+    terms = _flat_pixels(_wide(data_view(problem, dy))).reshape(len(db), -1)
     db[...] = np.cumsum(terms, axis=-1)[:, -1] if terms.size else 0

@@ -22,7 +22,7 @@ from cupyconv.cpu.axis import boxes, clamp, inner_windows, parts, separate_taps
 from cupyconv.cpu.correlation import ALL, Correlation
 from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
-from cupyconv.cpu.views import channels_are_last, copy
+from cupyconv.cpu.views import channels_are_last, copy, matmul
 from cupyconv.problem import ConvAxis
 
 SUMS_BYTES = 8 << 20
@@ -134,7 +134,7 @@ def _compute(
     copy(packed, pixels)
     flat = packed.reshape(-1, len(matrix))
     products = scratch.array("products", (len(flat), matrix[0].size))
-    np.matmul(flat, matrix.reshape(len(matrix), -1), out=products)
+    matmul(flat, matrix.reshape(len(matrix), -1), out=products)
     values = products.reshape(*pixels.shape[:-1], *matrix.shape[1:])
     rank = len(axes)
     if is_last:

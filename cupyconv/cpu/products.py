@@ -18,7 +18,7 @@ from cupyconv.cpu.choice import LEAST_PIXELS, SUMS
 from cupyconv.cpu.correlation import ALL, Correlation, gather
 from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
-from cupyconv.cpu.views import channels_are_last, copy, merged, operand
+from cupyconv.cpu.views import channels_are_last, copy, matmul, merged, operand
 
 LEAST_FILTERS = 512
 """Largest value of ``least_filters``, an argument of ``Correlation.chunks`` (hand-set)."""
@@ -52,38 +52,25 @@ def _multiply(
     for channels, matrix in terms:
         windows = _windows(block.part(channels=channels), scratch)
         if channels.start == 0:
-            np.matmul(matrix, windows, out=flat)
+            matmul(matrix, windows, out=flat)
         else:
-            flat += np.matmul(matrix, windows, out=scratch.array("more", flat.shape))
+            flat += matmul(matrix, windows, out=scratch.array("more", flat.shape))
     block.finish(sums)
 
 
-def filter_gradient(whole: Correlation, pool: Pool, block_bytes: int, clears: bool = False) -> None:
-    """Write the filter gradient to ``whole.filters``; ``whole.result`` is dy.
-
-    Args:
-        clears: whether to replace infinite and NaN operands by zeros.
-    """
+def filter_gradient(whole: Correlation, pool: Pool, block_bytes: int) -> None:
+    """Write the filter gradient to ``whole.filters``; ``whole.result`` is dy."""
     for chunk in whole.chunks(4 * block_bytes, _least_filters(whole)):
-        _filter_gradient(chunk, pool, block_bytes, clears)
+        _filter_gradient(chunk, pool, block_bytes)
 
 
-def _contract(block: Correlation, scratch: Scratch, clears: bool, total: np.ndarray) -> None:
+def _contract(block: Correlation, scratch: Scratch, total: np.ndarray) -> None:
     gradients = scratch.matrices("sums", block.result, block.conjugate)
     columns = _windows(block, scratch).swapaxes(1, 2)
-    if clears:
-        gradients, columns = _cleared(gradients), _cleared(columns)
-    np.matmul(gradients, columns, out=merged(_like_pixels(total, block), 2))
+    matmul(gradients, columns, out=merged(_like_pixels(total, block), 2))
 
 
-def _cleared(matrices: np.ndarray) -> np.ndarray:
-    """Return a copy in the same memory order, with zeros in place of infinite and NaN elements."""
-    copied = matrices.copy(order="K")
-    copied[~np.isfinite(copied)] = 0
-    return copied
-
-
-def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int, clears: bool) -> None:
+def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
     weights = list(weights_of_sums(chunk, block_bytes))
     count = SUMS // len(weights)
     terms = [(part, term) for part in weights for term in part.divided(count)]
@@ -99,12 +86,12 @@ def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int, clears: b
             for block in _blocks(piece, block_bytes):
                 scratch = memory.rest()
                 if not is_begun and piece.filters is total:
-                    _contract(block, scratch, clears, total)
+                    _contract(block, scratch, total)
                 else:
                     if not is_begun:
                         total[...] = 0
                     term = _like_filters(piece, scratch, "term")
-                    _contract(block, scratch, clears, term)
+                    _contract(block, scratch, term)
                     np.add(piece.filters, term, out=piece.filters)
                 is_begun = True
 

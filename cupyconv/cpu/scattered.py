@@ -16,7 +16,7 @@ from cupyconv.cpu.axis import clamp, parts
 from cupyconv.cpu.correlation import ALL, Correlation
 from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
-from cupyconv.cpu.views import copy
+from cupyconv.cpu.views import copy, matmul
 
 
 def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
@@ -57,7 +57,7 @@ def _add(
     taps = (row.taps, *matrices.shape[2:-2])
     by_tap = scratch.array("products", (block.groups, *taps, block.filter_count, *lines.shape[2:]))
     products = by_tap.reshape(block.groups, -1, pixels.shape[2])
-    np.matmul(matrix, pixels, out=products)
+    matmul(matrix, pixels, out=products)
     for tap in np.ndindex(*taps):
         inside = [axis.inside(t) for axis, t in zip((row, *others), tap, strict=True)]
         to, (read, *columns) = zip(*inside, strict=True)

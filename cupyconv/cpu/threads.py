@@ -74,7 +74,8 @@ class _Process:
             if not self.taken:
                 self.allowed = count
                 self.taken = True
-            _set_blas_threads(1)
+            for set_threads in _setters():
+                set_threads(1)
 
     def end(self, pass_: object) -> None:
         """Unregister a pass; after the last pass, restore the number of BLAS threads.
@@ -143,20 +144,16 @@ _process = _Process()
 
 def with_one_blas_thread(compute: Callable[[], None]) -> None:
     """Compute a pass with a single-threaded BLAS."""
-    process, pass_ = _process, object()
-
-    def begin_and_compute() -> None:
-        process.begin(pass_)
-        compute()
-
-    _compute_and_undo(begin_and_compute, partial(process.end, pass_))
+    pass_ = object()
+    _compute_and_undo(partial(_process.begin, pass_), compute, undo=partial(_process.end, pass_))
 
 
-def _compute_and_undo(compute: Callable[[], None], undo: Callable[[], None]) -> None:
-    """Call ``compute``; then call ``undo`` until no signal handler interrupts it."""
+def _compute_and_undo(*steps: Callable[[], None], undo: Callable[[], None]) -> None:
+    """Call the steps in turn; then call ``undo`` until no signal handler interrupts it."""
     interrupt = None
     try:
-        compute()
+        for step in steps:
+            step()
     finally:
         while True:
             try:
@@ -202,7 +199,7 @@ def each(
         loop.end()
         _process.loops.discard(loop)
 
-    _compute_and_undo(compute, end)
+    _compute_and_undo(compute, undo=end)
     if loop.error is not None:
         raise loop.error
 
@@ -316,18 +313,26 @@ def cores() -> int:
 
 def blas_threads() -> int:
     """Return the number of BLAS threads of the calling thread; 0 if it is unknown."""
-    libraries = _blas()
-    return libraries[0].get_num_threads() or 0 if libraries else 0
+    count = _getter()
+    return count() or 0 if count else 0
 
 
 def _has_one_thread() -> bool:
-    libraries = _blas()
-    return not libraries or libraries[0].get_num_threads() in (1, None)
+    count = _getter()
+    return count is None or count() in (1, None)
 
 
 def _set_blas_threads(count: int) -> None:
     for set_threads in _setters():
         set_threads(count)
+
+
+@cache
+def _getter() -> Callable[[], int | None] | None:
+    """Return the function that returns the number of threads of the first library."""
+    for library in _blas()[:1]:
+        return _symbol(library, "openblas_get_num_threads") or library.get_num_threads
+    return None
 
 
 @cache
@@ -337,7 +342,19 @@ def _setters() -> list[Callable[[int], None]]:
     ``set_num_threads`` of newer releases of threadpoolctl accepts a number only from the first
     thread that sets one.
     """
-    return [getattr(one, "_real_set_num_threads", one.set_num_threads) for one in _blas()]
+    return [
+        _symbol(one, "openblas_set_num_threads")
+        or getattr(one, "_real_set_num_threads", one.set_num_threads)
+        for one in _blas()
+    ]
+
+
+def _symbol(library: Any, name: str) -> Any:
+    """Return a function of OpenBLAS itself, which threadpoolctl would look up in every call."""
+    if library.internal_api != "openblas" or getattr(library, "threading_layer", "") == "openmp":
+        return None
+    find = getattr(library, "_get_symbol", None)
+    return find and find(name)
 
 
 @cache

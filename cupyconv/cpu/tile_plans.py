@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache
 from itertools import chain
 from math import prod
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupyconv.cpu.axis import LoopBlocks, box_of, boxes, clamp, parts
+from cupyconv.cpu.caching import ByteCache
 from cupyconv.cpu.choice import (
     PART_PRODUCTS,
     SUMS,
@@ -69,8 +70,11 @@ MANY_PRODUCTS = 1 << 26
 MOST_PARTS = 8
 """Largest number of parts into which the blocks of a stage are divided (hand-set)."""
 
-MOST_PLANS = 64
-"""Largest number of cached plans, of correlations and of filter gradients each (hand-set)."""
+MOST_BYTES = 32 << 20
+"""Bytes of all cached plans (hand-set)."""
+
+OBJECT_BYTES = 2048
+"""Bytes of a correlation or of a block in a plan (counted)."""
 
 Box = tuple[slice, ...]
 """Groups, images and outputs along each axis of a block."""
@@ -80,8 +84,7 @@ class Geometry(NamedTuple):
     """Layer, layouts and options on which a plan depends.
 
     Attributes:
-        pass_: forward, backprop_input, backprop_filter, or "exchanged": backprop_filter with dy as
-            the source and x as the result, in the correlations of backprop_input.
+        pass_: name of the pass.
         x, w, y: layouts of the arrays, or of their gradients.
         add: layout of the addend; None for no addend.
         has_bias: whether there is a bias.
@@ -106,11 +109,20 @@ class Geometry(NamedTuple):
         problem = self.problem
         x, w, y = map(without_memory, (self.x, self.w, self.y))
         add = None if self.add is None else without_memory(self.add)
-        is_forward = self.pass_ in ("forward", "backprop_filter")
-        bias = np.zeros(problem.K if is_forward else problem.C) if self.has_bias else None
-        if is_forward:
-            return correlation(problem, x, w, y, bias, add), ()
-        return input_gradient(problem, w, y, x, bias, add), problem.axes
+        is_input = self.pass_ == "backprop_input"
+        bias = np.zeros(problem.C if is_input else problem.K) if self.has_bias else None
+        if is_input:
+            return input_gradient(problem, w, y, x, bias, add), problem.axes
+        return correlation(problem, x, w, y, bias, add), ()
+
+
+class Shifts(NamedTuple):
+    """Distances in elements from the operands of a correlation to those of an equal correlation."""
+
+    source: int = 0
+    filters: int = 0
+    result: int = 0
+    addend: int = 0
 
 
 class Block(NamedTuple):
@@ -122,12 +134,14 @@ class Block(NamedTuple):
         box: groups, images and outputs of the block.
         position: position of the first of these filters in the shared memory.
         begins_with_channel: whether the axes of a term begin with the channel.
+        shifts: distances to the block's operands.
     """
 
     correlation: Correlation
     box: Box
     position: int
     begins_with_channel: bool
+    shifts: Shifts = Shifts()
 
 
 class Part(NamedTuple):
@@ -163,21 +177,23 @@ class Stage:
     Attributes:
         shared_size, scratch_size: number of elements of the shared memory, and of the scratch
             memory of a thread.
-        packed: correlations whose filters are packed, and positions of the packed filters; empty if
-            only ``packs`` are needed.
+        packed: correlations whose filters are packed, positions of the packed filters, and
+            distances to the filters; empty if only ``packs`` are needed.
         packs: rows that pack filters; see ``tiles_numba.pack``.
         blocks: blocks; empty if only ``rows`` are needed.
         rows: rows of the blocks; see ``tiles_numba.correlate``.
+        works: time of each block, in products of a tile; empty in a finished plan.
         parts: division of the blocks among threads.
         gradients: filter gradients that the blocks add up.
     """
 
     shared_size: int = 0
     scratch_size: int = 0
-    packed: list[tuple[Correlation, int]] = field(default_factory=list)
-    packs: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    packed: list[tuple[Correlation, int, int]] = field(default_factory=list)
+    packs: Any = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
-    rows: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    rows: Any = field(default_factory=list)
+    works: list[int] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
     gradients: list[Gradient] = field(default_factory=list)
 
@@ -202,13 +218,54 @@ class TilePlan(NamedTuple):
     is_direct: bool
     packs_directly: bool
 
+    @property
+    def nbytes(self) -> int:
+        """Estimated size of the plan in bytes."""
+        size = OBJECT_BYTES * (2 + len(self.empty))
+        for stage in self.stages:
+            objects = len(stage.packed) + len(stage.blocks) + len(stage.parts)
+            objects += len(stage.gradients)
+            size += stage.packs.nbytes + stage.rows.nbytes + OBJECT_BYTES * objects
+        return size
 
-@lru_cache(maxsize=MOST_PLANS)
-def plan_correlation(geometry: Geometry) -> TilePlan:
+
+class _Chunk(NamedTuple):
+    """Blocks of a part of a phase, whose filters or sums begin at position 0.
+
+    Attributes:
+        correlation: the part, with the filters of the layer.
+        size: number of elements of the filters or sums, in whole cache lines.
+        stage: packs, blocks, rows, works and scratch size.
+    """
+
+    correlation: Correlation
+    size: int
+    stage: Stage
+
+    def add_to(self, stage: Stage, shifts: Shifts) -> None:
+        """Add the blocks of an equal phase to a stage."""
+        position, own = stage.shared_size, self.stage
+        for chunk, _, _ in own.packed:
+            stage.packed.append((chunk, position, shifts.filters))
+        for first, *others in own.packs:
+            moved = (others[11] + position, *others[12:])
+            stage.packs.append((first + shifts.filters, *others[:11], *moved))
+        for block in own.blocks:
+            stage.blocks.append(block._replace(position=block.position + position, shifts=shifts))
+        for source, result, filters, *others in own.rows:
+            starts = source + shifts.source, result + shifts.result, filters + position
+            stage.rows.append((*starts, *others))
+        stage.works += own.works
+        stage.shared_size += self.size
+        stage.scratch_size = max(stage.scratch_size, own.scratch_size)
+
+
+def _plan_correlation(geometry: Geometry) -> TilePlan:
     """Plan forward or backprop_input."""
     whole, axes = geometry.phase_arguments()
-    block_bytes = geometry.block_bytes
+    layouts, block_bytes = _Layouts.of(geometry, whole), geometry.block_bytes
     stages, empty = [Stage()], []
+    planned: dict[Any, tuple[Correlation, list[_Chunk]]] = {}
     has_unread = any(axis.unread_inputs for axis in axes)
     if has_unread:
         empty.append(whole)
@@ -218,48 +275,73 @@ def plan_correlation(geometry: Geometry) -> TilePlan:
         inner = phase.without_unused()
         if not inner.axes[0].outputs:
             continue
-        for chunk in _chunks(inner, 4 * block_bytes):
-            shape = _packed_shape(chunk)
-            size = _aligned(prod(shape), chunk)
-            stage = _with_room(stages, size, chunk, block_bytes)
-            packed = _packed_filters(without_memory(dense(shape, chunk.accumulator)), chunk)
-            stage.packed.append((chunk, stage.shared_size))
-            _add_blocks(stage, chunk._replace(filters=packed), chunk, block_bytes)
-            stage.shared_size += size
+        # Most phases differ only in the positions of their operands.
+        operands = inner.source, inner.filters, inner.result
+        key = inner.axes, *(operand.strides for operand in operands)
+        if key not in planned:
+            chunks = [_packed_chunk(layouts, one) for one in _chunks(inner, 4 * block_bytes)]
+            planned[key] = inner, chunks
+        first, chunks = planned[key]
+        pairs = zip(operands, (first.source, first.filters, first.result), strict=True)
+        shifts = Shifts(*(offset(*pair) for pair in pairs))
+        if inner.addend is not None and first.addend is not None:
+            shifts = shifts._replace(addend=offset(inner.addend, first.addend))
+        for chunk in chunks:
+            chunk.add_to(_with_room(stages, chunk.size, whole, block_bytes), shifts)
     for stage in stages:
-        stage.parts = [Part(blocks) for blocks in _divided(stage.blocks)]
-    return _finished(geometry, whole, stages, empty)
+        stage.parts = [Part(blocks) for blocks in _divided(stage.works)]
+    return layouts.finished(stages, empty)
 
 
-@lru_cache(maxsize=MOST_PLANS)
-def plan_gradient(geometry: Geometry) -> TilePlan:
-    """Plan backprop_filter, or "exchanged"."""
-    whole, axes = geometry.phase_arguments()
-    stages, computed = [Stage()], 0
-    for phase in phases_of(whole, axes):
-        inner = phase.without_unused()
-        if inner.axes[0].outputs:
-            computed += inner.filters.size
-            for chunk in _chunks(inner, 4 * geometry.block_bytes):
-                _add_gradients(stages, chunk, geometry.block_bytes)
-    return _finished(geometry, whole, stages, is_partial=computed < whole.filters.size)
+def _packed_chunk(layouts: _Layouts, chunk: Correlation) -> _Chunk:
+    """Plan the blocks of a part of a phase, and the packing of its filters."""
+    shape, stage = _packed_shape(chunk), Stage()
+    packed = _packed_filters(without_memory(dense(shape, chunk.accumulator)), chunk)
+    if layouts.packs_directly:
+        stage.packs += pack_rows(chunk, layouts.whole.filters, 0)
+    else:
+        stage.packed.append((chunk, 0, 0))
+    layouts.add_blocks(stage, chunk._replace(filters=packed), chunk)
+    return _Chunk(chunk, _aligned(prod(shape), chunk), stage)
 
 
-def _add_gradients(stages: list[Stage], chunk: Correlation, block_bytes: int) -> None:
+def _plan_gradient(geometry: Geometry) -> TilePlan:
+    """Plan backprop_filter."""
+    whole, _ = geometry.phase_arguments()
+    layouts = _Layouts.of(geometry, whole)
+    stages, inner = [Stage()], whole.without_unused()
+    if inner.axes[0].outputs:
+        for chunk in _chunks(inner, 4 * geometry.block_bytes):
+            _add_gradients(layouts, stages, chunk)
+    return layouts.finished(stages, is_partial=inner.filters.size < whole.filters.size)
+
+
+def _plan(geometry: Geometry) -> TilePlan:
+    """Plan a pass."""
+    is_gradient = geometry.pass_ == "backprop_filter"
+    return _plan_gradient(geometry) if is_gradient else _plan_correlation(geometry)
+
+
+plan_of = ByteCache(_plan, MOST_BYTES)
+
+
+def _add_gradients(layouts: _Layouts, stages: list[Stage], chunk: Correlation) -> None:
     """Add the blocks of a filter gradient."""
+    block_bytes = layouts.geometry.block_bytes
     parts_of = _weights_and_outputs(chunk, block_bytes)
     sizes = (_aligned(prod(_gradient_shape(part)), part) * len(terms) for part, terms in parts_of)
     stage = _with_room(stages, sum(sizes), chunk, block_bytes)
     for part, terms in parts_of:
         shape, positions = _gradient_shape(part), []
         for term in terms:
-            positions.append(stage.shared_size)
+            position, first = stage.shared_size, len(stage.works)
             sums = _as_filters(without_memory(dense(shape, term.accumulator)), term)
-            first = len(stage.blocks)
-            _add_blocks(stage, term._replace(filters=sums), term, block_bytes, is_gradient=True)
-            cleared = slice(stage.shared_size, stage.shared_size + prod(shape))
-            stage.parts.append(Part(slice(first, len(stage.blocks)), cleared))
-            stage.shared_size += _aligned(prod(shape), term)
+            own = Stage()
+            layouts.add_blocks(own, term._replace(filters=sums), term, is_gradient=True)
+            _Chunk(term, _aligned(prod(shape), term), own).add_to(stage, Shifts())
+            cleared = slice(position, position + prod(shape))
+            stage.parts.append(Part(slice(first, len(stage.works)), cleared))
+            positions.append(position)
         stage.gradients.append(Gradient(part.filters, tuple(positions), shape))
 
 
@@ -306,59 +388,64 @@ def _as_filters(sums: np.ndarray, term: Correlation) -> np.ndarray:
     return sums[..., : term.filter_count].transpose(0, 5, 4, 1, 2, 3)
 
 
-def _add_blocks(
-    stage: Stage,
-    whole: Correlation,
-    original: Correlation,
-    block_bytes: int,
-    is_gradient: bool = False,
-) -> None:
-    """Add the blocks of a correlation, whose filters begin at ``stage.shared_size``.
+class _Layouts(NamedTuple):
+    """Layouts of the operands of a pass, and what follows from them; see ``TilePlan``."""
 
-    Args:
-        original: the same correlation, with the filters of the layer.
-    """
-    begins_with_channel = _begins_with_channel(original)
-    for piece in _pieces(whole, is_gradient):
-        if is_gradient and not piece.filters.size:
-            continue
-        position = stage.shared_size + offset(piece.filters, whole.filters)
-        blocks = _blocks(piece, block_bytes, is_gradient)
-        for box in _boxes(piece, blocks.most):
-            stage.blocks.append(Block(piece, box, position, begins_with_channel))
-        size = blocks.places
-        if is_gradient:
-            size += width(whole)
-        stage.scratch_size = max(stage.scratch_size, size)
+    geometry: Geometry
+    whole: Correlation
+    is_depthwise: bool
+    is_direct: bool
+    packs_directly: bool
 
+    @classmethod
+    def of(cls, geometry: Geometry, whole: Correlation) -> _Layouts:
+        both, itemsize = (whole.source, whole.result), whole.accumulator.itemsize
+        by_channel = is_by_channel(whole.groups, whole.channels, whole.filter_count, itemsize)
+        is_direct = all(has_whole_steps(array, whole.accumulator) for array in both)
+        if by_channel:
+            is_direct &= all(array.strides[0] == itemsize for array in both)
+        packs_directly = has_whole_steps(whole.filters, whole.accumulator)
+        return cls(geometry, whole, by_channel, is_direct, packs_directly)
 
-def _finished(
-    geometry: Geometry,
-    whole: Correlation,
-    stages: list[Stage],
-    empty: Sequence[Correlation] = (),
-    is_partial: bool = False,
-) -> TilePlan:
-    """Return the plan of stages that have all blocks."""
-    both, itemsize = (whole.source, whole.result), whole.accumulator.itemsize
-    by_channel = is_by_channel(whole.groups, whole.channels, whole.filter_count, itemsize)
-    is_direct = all(has_whole_steps(array, whole.accumulator) for array in both)
-    if by_channel:
-        is_direct &= all(array.strides[0] == itemsize for array in both)
-    packs_directly = has_whole_steps(whole.filters, whole.accumulator)
-    used = tuple(stage for stage in stages if stage.blocks)
-    for stage in used:
-        if packs_directly:
-            rows = (pack_rows(chunk, whole.filters, position) for chunk, position in stage.packed)
-            stage.packs = np.array([*chain.from_iterable(rows)], np.int64)
-            stage.packed.clear()
-        if is_direct:
-            stage.rows = np.array([row_of(*block, whole) for block in stage.blocks], np.int64)
-            if not geometry.keeps_blocks:
-                stage.blocks.clear()
-        if stage.blocks and stage.gradients:
-            stage.scratch_size *= 2  # dy is also copied
-    return TilePlan(whole, used, tuple(empty), is_partial, by_channel, is_direct, packs_directly)
+    def add_blocks(
+        self, stage: Stage, whole: Correlation, original: Correlation, is_gradient: bool = False
+    ) -> None:
+        """Add the blocks of a correlation, whose filters begin at position 0, to an empty stage.
+
+        Args:
+            original: the same correlation, with the filters of the layer.
+        """
+        begins_with_channel = _begins_with_channel(original)
+        for piece in _pieces(whole, is_gradient):
+            if is_gradient and not piece.filters.size:
+                continue
+            position = offset(piece.filters, whole.filters)
+            blocks = _blocks(piece, self.geometry.block_bytes, is_gradient)
+            for box in _boxes(piece, blocks.most):
+                block = Block(piece, box, position, begins_with_channel)
+                stage.works.append(0 if is_gradient else _work(block))
+                if self.is_direct:
+                    stage.rows.append(row_of(piece, box, position, begins_with_channel, self.whole))
+                if self.geometry.keeps_blocks or not self.is_direct:
+                    stage.blocks.append(block)
+            size = blocks.places
+            if is_gradient:
+                size += width(whole)
+            stage.scratch_size = max(stage.scratch_size, size)
+
+    def finished(
+        self, stages: list[Stage], empty: Sequence[Correlation] = (), is_partial: bool = False
+    ) -> TilePlan:
+        """Return the plan of stages that have all blocks."""
+        used = tuple(stage for stage in stages if stage.works)
+        for stage in used:
+            stage.works.clear()
+            stage.packs, stage.rows = (
+                np.array(rows, np.int64) for rows in (stage.packs, stage.rows)
+            )
+            if stage.blocks and stage.gradients:
+                stage.scratch_size *= 2  # dy is also copied
+        return TilePlan(self.whole, used, tuple(empty), is_partial, *self[2:])
 
 
 def _with_room(stages: list[Stage], size: int, chunk: Correlation, block_bytes: int) -> Stage:
@@ -375,14 +462,13 @@ def _aligned(size: int, chunk: Correlation) -> int:
     return -(-size // line) * line
 
 
-def _divided(blocks: Sequence[Block]) -> Iterator[slice]:
+def _divided(works: Sequence[int]) -> Iterator[slice]:
     """Divide blocks into ranges with enough work for a thread."""
-    works = [_work(block) for block in blocks]
     least = max(sum(works) // MOST_PARTS, PART_PRODUCTS)
     first, total = 0, 0
     for number, of_block in enumerate(works, 1):
         total += of_block
-        if total >= least or number == len(blocks):
+        if total >= least or number == len(works):
             yield slice(first, number)
             first, total = number, 0
 

@@ -29,14 +29,14 @@ from cupyconv.cpu.tile_plans import (
     Geometry,
     Gradient,
     Part,
+    Shifts,
     Stage,
     TilePlan,
     columns_by_channel,
     is_depthwise,
     pack_rows,
     part_of,
-    plan_correlation,
-    plan_gradient,
+    plan_of,
     row_of,
     whole_box,
     width,
@@ -52,6 +52,8 @@ from cupyconv.cpu.views import (
 from cupyconv.kernels.strides import element_strides
 from cupyconv.problem import ConvProblem
 
+NO_SHIFTS = Shifts()
+
 
 class _Run(NamedTuple):
     """Pass in progress.
@@ -61,33 +63,33 @@ class _Run(NamedTuple):
         loop: compiled loop of the pass.
         memories: memory of the source and of the result; empty if blocks are converted.
         whole: correlation of the operands; None if loops need only their memory.
-        clears: whether to replace infinite and NaN operands by zeros.
     """
 
     plan: TilePlan
     loop: Callable[..., None]
     memories: tuple[np.ndarray, ...]
     whole: Correlation | None
-    clears: bool = False
 
     def compute(self, stage: Stage, shared: np.ndarray, part: Part, scratch: Scratch) -> None:
         """Compute the blocks of a part, whose operands need no conversion."""
         memory, blocks = scratch.array("memory", (stage.scratch_size,)), part.blocks
         self.loop(*self.memories, shared, stage.rows, blocks.start, blocks.stop, memory)
 
-    def with_operands(self, block: Correlation) -> Correlation:
+    def with_operands(self, block: Correlation, shifts: Shifts = NO_SHIFTS) -> Correlation:
         """Return a part of ``plan.whole`` with the operands of this call; its filters are kept."""
         planned, whole = self.plan.whole, self.whole
         assert whole is not None, "this pass needs no operands"
 
-        def view(part: Any, of: Any, array: Any) -> Any:
-            return None if part is None else same_view(part, of, array)
+        def view(name: str, shift: int = 0) -> Any:
+            part = getattr(block, name)
+            arrays = getattr(planned, name), getattr(whole, name)
+            return None if part is None else same_view(part, *arrays, shift)
 
         return block._replace(
-            source=view(block.source, planned.source, whole.source),
-            result=view(block.result, planned.result, whole.result),
-            bias=view(block.bias, planned.bias, whole.bias),
-            addend=view(block.addend, planned.addend, whole.addend),
+            source=view("source", shifts.source),
+            result=view("result", shifts.result),
+            bias=view("bias"),
+            addend=view("addend", shifts.addend),
             activation=whole.activation,
         )
 
@@ -116,7 +118,7 @@ def correlate(
     if has_epilogue:
         add_layout = None if add is None else layout_of(add)
         geometry = geometry._replace(add=add_layout, has_bias=bias is not None)
-    plan = plan_correlation(geometry)
+    plan = plan_of(geometry)
     whole = None
     if has_epilogue or plan.empty or not plan.is_direct:
         if pass_ == "forward":
@@ -142,7 +144,7 @@ def _correlate(run: _Run, stage: Stage, shared: np.ndarray, part: Part, scratch:
         if run.whole is None or not run.whole.has_epilogue:
             return
     for block in stage.blocks[part.blocks]:
-        inner = part_of(run.with_operands(block.correlation), block.box)
+        inner = part_of(run.with_operands(block.correlation, block.shifts), block.box)
         if run.memories:
             inner.finish(inner.result)
         else:
@@ -174,8 +176,8 @@ def _pack(run: _Run, stage: Stage, w: np.ndarray, shared: np.ndarray, pool: Pool
     if run.plan.packs_directly:
         _pack_rows(memory_of(w), shared, stage.packs, pool)
         return
-    for chunk, position in stage.packed:
-        filters = same_view(chunk.filters, run.plan.whole.filters, w)
+    for chunk, position, shift in stage.packed:
+        filters = same_view(chunk.filters, run.plan.whole.filters, w, shift)
         filters = filters.astype(shared.dtype, order="C")
         rows = [*pack_rows(chunk._replace(filters=filters), filters, position)]
         _pack_rows(memory_of(filters), shared, np.array(rows, np.int64), pool)
@@ -195,37 +197,25 @@ def _pack_rows(filters: np.ndarray, shared: np.ndarray, rows: np.ndarray, pool: 
 
 
 def filter_gradient(
-    problem: ConvProblem,
-    pass_: str,
-    x: np.ndarray,
-    dw: np.ndarray,
-    dy: np.ndarray,
-    block_bytes: int,
-    clears: bool = False,
+    problem: ConvProblem, x: np.ndarray, dw: np.ndarray, dy: np.ndarray, block_bytes: int
 ) -> None:
     """Compute backprop_filter.
 
     Args:
-        pass_: backprop_filter, or "exchanged": dy is then the source, and x the result.
         block_bytes: bytes of a thread's buffer, from which the size of blocks follows.
-        clears: whether to replace infinite and NaN operands by zeros.
     """
-    is_exchanged = pass_ == "exchanged"
-    source, result = (dy, x) if is_exchanged else (x, dy)
-    plan = plan_gradient(_geometry(problem, pass_, x, dw, dy, block_bytes, clears))
+    plan = plan_of(_geometry(problem, "backprop_filter", x, dw, dy, block_bytes, False))
     if plan.is_partial:
         dw[...] = 0
     memories: tuple[np.ndarray, ...] = ()
     whole = None
-    if plan.is_direct and not clears:
-        memories = _memories(source, result)
-    elif is_exchanged:
-        whole = input_gradient(problem, dw, dy, x)
+    if plan.is_direct:
+        memories = _memories(x, dy)
     else:
         whole = correlation(problem, x, dw, dy)
     compiled = tile_plans.compiled_loops()
     loop = compiled.add_channel_gradient if plan.is_depthwise else compiled.add_gradient
-    run = _Run(plan, loop, memories, whole, clears)
+    run = _Run(plan, loop, memories, whole)
     with Pool(accumulator_of(problem.dtype)) as pool:
         for stage in plan.stages:
             shared = pool.array("shared", (stage.shared_size,))
@@ -247,10 +237,8 @@ def _add(run: _Run, stage: Stage, shared: np.ndarray, part: Part, scratch: Scrat
 
 def _add_converted(run: _Run, block: Block, shared: np.ndarray, scratch: Scratch) -> None:
     """Add the filter gradient of a block with converted operands."""
-    inner = part_of(run.with_operands(block.correlation), block.box)
+    inner = part_of(run.with_operands(block.correlation, block.shifts), block.box)
     converted = _converted(inner, scratch, with_result=True)
-    for operand in (converted.source, converted.result) if run.clears else ():
-        operand[~np.isfinite(operand)] = 0
     size = 0
     if not run.plan.is_depthwise:
         size = width(inner) * inner.groups * prod(inner.result.shape[2:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from cupyconv.cpu.compiled import compiled
+from cupyconv.cpu.compiled import TERMS, compiled
 
 _features = binding.get_host_cpu_features()
 _has_32_registers = bool(_features.get("avx512f")) or bool(_features.get("neon"))
@@ -53,19 +53,21 @@ def _tile(vectors: int, by_channel: bool = False) -> Callable:
         sums: Any,
         rows: Any,
         places: Any,
-        a_terms: Any,
-        b_terms: Any,
+        runs: Any,
         run: Any,
         out: Any,
         adds: Any,
+        lines: Any,
     ) -> Any:
         """Set sums[places[i] + j * out[1]] to the sum of a[rows[i] + x] * b[y + j] over t and u.
 
-        Here x = a_terms[t] + u * run[1], y = b_terms[t] + u * run[2], and u < run[0].  If tiles are
-        computed by channel, the factor is a[rows[i] + x + j] instead.
+        Here x = runs[t, 0] + u * run[0], y = runs[t, 1] + u * run[1], and u < runs[t, 2].  If tiles
+        are computed by channel, the factor is a[rows[i] + x + j] instead.  The terms of run[2] runs
+        are summed in registers, and these sums are then added up.
 
         There are ROWS rows i.  Columns j < out[0] are written, at most as many as a tile has.  If
-        ``adds`` holds, sums are added to the previous values; a tile must then be whole.
+        ``adds`` holds, sums are added to the previous values; a tile must then be whole.  ``lines``
+        is scratch memory for a tile.
         """
 
         def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -111,54 +113,72 @@ def _tile(vectors: int, by_channel: bool = False) -> Callable:
                         builder.store(value, copied, align=a.dtype.bitwidth // 8)
                     bit //= 2
 
-            length, a_step, b_step = cgutils.unpack_tuple(builder, arguments[7])
+            a_step, b_step, runs_at_once = cgutils.unpack_tuple(builder, arguments[6])
             a_rows, targets = (
                 [place(to, builder.load(place(of, index(row)))) for row in range(ROWS)]
                 for to, of in ((0, 3), (2, 4))
             )
-            totals = [
-                [cgutils.alloca_once(builder, vector) for _ in range(vectors)] for _ in range(ROWS)
-            ]
             tile_of = [(row, v) for row in range(ROWS) for v in range(vectors)]
-            for row, v in tile_of:
-                builder.store(ir.Constant(vector, [0.0] * lanes), totals[row][v])
-            with builder.if_then(arguments[9]):
+            totals = {at: cgutils.alloca_once(builder, vector) for at in tile_of}
+            scratch = [place(9, index(row * width_of_tile)) for row in range(ROWS)]
+            zero = ir.Constant(vector, [0.0] * lanes)
+
+            def clear() -> None:
+                for at in tile_of:
+                    builder.store(zero, totals[at])
+
+            def add(addresses: Sequence[Any]) -> None:
                 for row, v in tile_of:
-                    builder.store(load(targets[row], v), totals[row][v])
-            count = context.make_array(a_terms)(context, builder, arguments[5]).shape
-            with cgutils.for_range(builder, builder.extract_value(count, 0)) as outer:
-                a_first, b_first = (builder.load(place(of, outer.index)) for of in (5, 6))
-                with cgutils.for_range(builder, length) as inner:
-                    steps = (builder.mul(inner.index, step) for step in (a_step, b_step))
-                    a_at, b_at = map(builder.add, (a_first, b_first), steps)
-                    factors = [load(place(1, b_at), v) for v in range(vectors)]
-                    for row in range(ROWS):
-                        pointer = builder.gep(a_rows[row], [a_at])
-                        value = None if by_channel else repeated(builder.load(pointer))
-                        for v in range(vectors):
-                            operand = load(pointer, v) if by_channel else value
-                            product = builder.fmul(operand, factors[v], flags=("contract",))
-                            total = builder.load(totals[row][v])
-                            total = builder.fadd(product, total, flags=("contract",))
-                            builder.store(total, totals[row][v])
-            columns, column_step = cgutils.unpack_tuple(builder, arguments[8])
+                    total = builder.fadd(builder.load(totals[row, v]), load(addresses[row], v))
+                    builder.store(total, totals[row, v])
+
+            def write(addresses: Sequence[Any]) -> None:
+                for row, v in tile_of:
+                    store(builder.load(totals[row, v]), addresses[row], v)
+
+            clear()
+            count = context.make_array(runs)(context, builder, arguments[5]).shape
+            count = builder.extract_value(count, 0)
+            with cgutils.for_range_slice(builder, index(0), count, runs_at_once) as (begin, _):
+                clear()
+                end = builder.add(begin, runs_at_once)
+                is_last = builder.icmp_signed(">=", end, count)
+                end = builder.select(is_last, count, end)
+                with cgutils.for_range(builder, end, begin) as outer:
+                    first = builder.mul(outer.index, index(3))
+                    a_first, b_first, length = (
+                        builder.load(place(5, first, index(at))) for at in range(3)
+                    )
+                    with cgutils.for_range(builder, length) as inner:
+                        steps = (builder.mul(inner.index, step) for step in (a_step, b_step))
+                        a_at, b_at = map(builder.add, (a_first, b_first), steps)
+                        factors = [load(place(1, b_at), v) for v in range(vectors)]
+                        for row in range(ROWS):
+                            pointer = builder.gep(a_rows[row], [a_at])
+                            value = None if by_channel else repeated(builder.load(pointer))
+                            for v in range(vectors):
+                                operand = load(pointer, v) if by_channel else value
+                                product = builder.fmul(operand, factors[v], flags=("contract",))
+                                total = builder.load(totals[row, v])
+                                total = builder.fadd(product, total, flags=("contract",))
+                                builder.store(total, totals[row, v])
+                with builder.if_then(builder.icmp_signed(">", begin, index(0))):
+                    add(scratch)
+                with builder.if_then(builder.not_(is_last)):
+                    write(scratch)
+            with builder.if_then(arguments[8]):
+                add(targets)
+            columns, column_step = cgutils.unpack_tuple(builder, arguments[7])
             is_contiguous = builder.icmp_signed("==", column_step, index(1))
             is_whole = builder.icmp_signed(">=", columns, index(vectors * lanes))
             with builder.if_else(builder.and_(is_whole, is_contiguous)) as (whole, part):
                 with whole:
-                    for row, v in tile_of:
-                        store(builder.load(totals[row][v]), targets[row], v)
+                    write(targets)
                 with part:
-                    lines = cgutils.alloca_once(
-                        builder, ir.ArrayType(element, ROWS * width_of_tile)
-                    )
-                    lines = builder.bitcast(lines, element.as_pointer())
-                    for row, v in tile_of:
-                        line = builder.gep(lines, [index(row * width_of_tile)])
-                        store(builder.load(totals[row][v]), line, v)
+                    write(scratch)
                     count = builder.select(is_whole, index(width_of_tile), columns)
                     with cgutils.for_range(builder, index(ROWS)) as loop:
-                        line = builder.gep(lines, [builder.mul(loop.index, index(width_of_tile))])
+                        line = place(9, builder.mul(loop.index, index(width_of_tile)))
                         target = place(2, builder.load(place(4, loop.index)))
                         with builder.if_else(is_contiguous) as (near, far):
                             with near:
@@ -169,7 +189,7 @@ def _tile(vectors: int, by_channel: bool = False) -> Callable:
                                 builder.store(value, builder.gep(target, [to]))
             return context.get_dummy_value()
 
-        operands = (a, b, sums, rows, places, a_terms, b_terms, run, out, adds)
+        operands = (a, b, sums, rows, places, runs, run, out, adds, lines)
         return types.void(*operands), build
 
     return tile
@@ -419,16 +439,13 @@ def _channel_products(
         adds: whether to add to ``sums``, where panels then follow each other.
     """
     lanes = VECTOR_BYTES // sums.itemsize
-    extents = terms[0][0], terms[0][1], terms[0][2], 1
-    depth = terms[0][0] * terms[0][1] * terms[0][2]
-    pixel_terms = _offsets(extents, terms[1], depth, depth)
-    factor_terms = _offsets(extents, terms[2], depth, depth)
-    run = terms[0][3], terms[1][3], terms[2][3]
+    runs, runs_at_once = _runs(terms, terms[0][3], terms[1][3], terms[2][3])
+    run = terms[1][3], terms[2][3], runs_at_once
     row_count = rows[0][0] * rows[0][1] * rows[0][2] * rows[0][3]
     whole = -(-row_count // ROWS) * ROWS
     sources = _offsets(rows[0], rows[1], row_count, whole)
     targets = _offsets(rows[0], rows[2], row_count, whole)
-    out = at_once, 1
+    out, lines = (at_once, 1), _lines(sums)
     some = max(CACHED_ELEMENTS // (channels * ROWS), 1) * ROWS
     for first in range(0, row_count, some):
         for number in range(-(-channels // at_once)):
@@ -437,9 +454,9 @@ def _channel_products(
             for row in range(first, min(first + some, row_count), ROWS):
                 at, to = sources[row:], targets[row:]
                 if at_once > lanes:
-                    _two_of_channels(x, w, z, at, to, pixel_terms, factor_terms, run, out, adds)
+                    _two_of_channels(x, w, z, at, to, runs, run, out, adds, lines)
                 else:
-                    _one_of_channels(x, w, z, at, to, pixel_terms, factor_terms, run, out, adds)
+                    _one_of_channels(x, w, z, at, to, runs, run, out, adds, lines)
 
 
 @compiled
@@ -600,14 +617,13 @@ def _products(
             elif terms[1][axis] != length * step or terms[2][axis] != length * panel_step:
                 break
             length *= terms[0][axis]
-    depth = terms[0][0] * terms[0][1] * terms[0][2] * terms[0][3]
-    pixel_terms = _offsets(terms[0], terms[1], depth, depth)[::length].copy()
-    panel_terms = _offsets(terms[0], terms[2], depth, depth)[::length].copy()
+    runs, runs_at_once = _runs(terms, length, step, panel_step)
     row_count = rows[0][0] * rows[0][1] * rows[0][2] * rows[0][3]
     whole = -(-row_count // ROWS) * ROWS
     sources = _offsets(rows[0], rows[1], row_count, whole)
     targets = _offsets(rows[0], rows[2], row_count, whole)
-    run, at_once = (length, step, panel_step), columns[2]
+    run, at_once = (step, panel_step, runs_at_once), columns[2]
+    lines = _lines(sums)
     for g in range(groups[0]):
         x, y, of_group = pixels[g * groups[1] :], sums[g * groups[2] :], panels[g * groups[3] :]
         for number in range(-(-columns[0] // at_once)):
@@ -617,9 +633,40 @@ def _products(
                 at, to = sources[row:], targets[row:]
                 out = (at_once if adds else left, columns[1])
                 if 2 * left > at_once:
-                    _two_vectors(x, panel, z, at, to, pixel_terms, panel_terms, run, out, adds)
+                    _two_vectors(x, panel, z, at, to, runs, run, out, adds, lines)
                 else:
-                    _one_vector(x, panel, z, at, to, pixel_terms, panel_terms, run, out, adds)
+                    _one_vector(x, panel, z, at, to, runs, run, out, adds, lines)
+
+
+@compiled
+def _lines(sums: Any) -> Any:
+    """Return memory for the sums of a tile."""
+    return np.empty(ROWS * 2 * VECTOR_BYTES // sums.itemsize, sums.dtype)
+
+
+@compiled
+def _runs(terms: Any, length: int, step: int, panel_step: int) -> Any:
+    """Divide terms into runs of at most TERMS neighbours.
+
+    Args:
+        terms: extents of a term's axes, and their strides in the two factors.
+        length, step, panel_step: number of neighbours in memory, and their strides.
+
+    Returns:
+        (runs, at_once): the array (runs, 3) of a tile, and how many runs have TERMS terms.
+    """
+    depth = terms[0][0] * terms[0][1] * terms[0][2] * terms[0][3]
+    of_pixels = _offsets(terms[0], terms[1], depth, depth)
+    of_panels = _offsets(terms[0], terms[2], depth, depth)
+    pieces = max(-(-length // TERMS), 1)
+    runs = np.empty((depth // max(length, 1) * pieces, 3), np.int64)
+    for number in range(len(runs)):
+        at, piece = number // pieces * length, number % pieces
+        begin, end = length * piece // pieces, length * (piece + 1) // pieces
+        runs[number, 0] = of_pixels[at] + begin * step
+        runs[number, 1] = of_panels[at] + begin * panel_step
+        runs[number, 2] = end - begin
+    return runs, max(TERMS // max(length, 1), 1)
 
 
 @compiled

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from itertools import product
 from math import gcd, prod
 from typing import NamedTuple
@@ -26,6 +27,14 @@ MOST_LINES = 256
 """Cache lines that may be read in turn before the first is evicted (hand-set)."""
 
 
+MOST_TERMS = 256
+"""Terms of a small matrix product that BLAS adds one after another (hand-set)."""
+
+SMALL_PRODUCTS = 100**3
+"""Products of a matrix product up to which OpenBLAS adds all terms one after another."""
+
+
+@cache
 def accumulator_of(dtype: str) -> np.dtype:
     """Return the dtype in which values of this dtype are summed."""
     return np.dtype("float32" if dtype in ("float16", "bfloat16") else dtype)
@@ -42,7 +51,7 @@ def filter_view(problem: ConvProblem, array: np.ndarray) -> np.ndarray:
     """Return w or its gradient as a view (G, K/G, C/G, *spatial)."""
     ordered = array.transpose(problem.filter_axes)
     groups = problem.groups
-    return ordered.reshape(groups, problem.K // groups, *ordered.shape[1:])
+    return ordered.reshape(groups, len(ordered) // groups, *ordered.shape[1:])
 
 
 def taps(problem: ConvProblem) -> Iterator[tuple[tuple[int, ...], tuple, tuple]]:
@@ -82,6 +91,24 @@ def operand(array: np.ndarray, first: int, dtype: np.dtype) -> np.ndarray | None
 
 def _flat(array: np.ndarray, first: int) -> np.ndarray:
     return array.reshape(*array.shape[:first], prod(array.shape[first:]))
+
+
+def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """Return ``numpy.matmul(a, b, out)``, with small rounding errors for small matrices too.
+
+    BLAS divides the sums of large matrices into parts, but not those of small matrices.
+    """
+    rows, depth = a.shape[-2:]
+    parts, columns = depth // MOST_TERMS, b.shape[-1]
+    if parts < 2 or rows * depth * columns > SMALL_PRODUCTS:
+        return np.matmul(a, b, out=out)
+    end = parts * MOST_TERMS
+    first = a[..., :end].reshape(*a.shape[:-1], parts, MOST_TERMS).swapaxes(-3, -2)
+    second = b[..., :end, :].reshape(*b.shape[:-2], parts, MOST_TERMS, columns)
+    total = np.matmul(first, second).sum(axis=-3, out=out)
+    if end < depth:
+        total += np.matmul(a[..., end:], b[..., end:, :])
+    return total
 
 
 def channels_are_last(array: np.ndarray) -> bool:
@@ -169,9 +196,13 @@ def offset(view: np.ndarray, array: np.ndarray) -> int:
     return (start - first) // array.itemsize
 
 
-def same_view(view: np.ndarray, of: np.ndarray, array: np.ndarray) -> np.ndarray:
-    """Return the view of ``array`` that corresponds to a view of an array with the same layout."""
-    start = offset(view, of) * array.itemsize
+def same_view(view: np.ndarray, of: np.ndarray, array: np.ndarray, shift: int = 0) -> np.ndarray:
+    """Return the view of ``array`` that corresponds to a view of an array with the same layout.
+
+    Args:
+        shift: distance in elements from that view to the returned one.
+    """
+    start = (offset(view, of) + shift) * array.itemsize
     memory = _Memory(array, start, view.shape, view.strides)
     return np.asarray(memory).view(array.dtype)
 
@@ -252,13 +283,3 @@ def _is_mergeable(array: np.ndarray, first: int) -> bool:
 
 def _slice(indices: range) -> slice:
     return slice(indices.start, indices.stop, indices.step) if indices else slice(0, 0)
-
-
-def are_finite(*operands: np.ndarray) -> bool:
-    """Return whether all elements of arrays are finite, without temporary arrays of their size."""
-    return all(
-        bool(np.isfinite(part.min()) and np.isfinite(part.max()))
-        for operand in operands
-        for part in ((operand.real, operand.imag) if operand.dtype.kind == "c" else (operand,))
-        if operand.size
-    )

@@ -14,7 +14,7 @@ import numpy as np
 from cupyconv.cpu.axis import Axis
 from cupyconv.cpu.correlation import ALL, Correlation
 from cupyconv.cpu.scratch import Pool
-from cupyconv.cpu.views import SMALL_BYTES, channels_are_last, operand
+from cupyconv.cpu.views import SMALL_BYTES, channels_are_last, matmul, operand
 
 
 def correlate(whole: Correlation, _pool: Pool, _block_bytes: int) -> None:
@@ -22,14 +22,18 @@ def correlate(whole: Correlation, _pool: Pool, _block_bytes: int) -> None:
     columns, filters = _columns(whole)
     is_small = columns.nbytes <= SMALL_BYTES
     flat = None if is_small else operand(whole.result, 2, whole.accumulator)
-    sums = np.matmul(_matrix(filters, whole), columns, out=flat)
+    sums = matmul(_matrix(filters, whole), columns, out=flat)
+    if whole.bias is None and whole.addend is None and whole.activation is None:
+        if flat is None:
+            whole.result[...] = sums.reshape(whole.result.shape)
+        return
     whole.finish(sums.reshape(whole.result.shape) if flat is None else whole.result)
 
 
 def filter_gradient(whole: Correlation, _pool: Pool, _block_bytes: int) -> None:
     """Write the filter gradient to ``whole.filters``; ``whole.result`` is dy."""
     columns, filters = _columns(whole)
-    total = np.matmul(_matrix(whole.result, whole), columns.swapaxes(1, 2))
+    total = matmul(_matrix(whole.result, whole), columns.swapaxes(1, 2))
     if filters.size < whole.filters.size:
         whole.filters[...] = 0
     filters[...] = total.reshape(filters.shape)

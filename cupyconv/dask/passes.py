@@ -9,13 +9,13 @@ from typing import Any
 
 import dask.array as da
 
-from cupyconv import arrays, formats, operations
+from cupyconv import arrays, binding, formats
 from cupyconv.dask import tasks
 from cupyconv.dask.chunks import as_chunked
 from cupyconv.dask.graph import FAN_IN, Graph
 from cupyconv.dask.halos import channel_blocks, input_bounds, output_bounds, reach_of, window_of
 from cupyconv.dask.ranges import bounds_of, combinations, lengths_of, ranges_of, split
-from cupyconv.errors import ConvError
+from cupyconv.errors import ConvError, naming_arguments
 from cupyconv.formats import DataFormat, FilterFormat
 from cupyconv.planning import Impl, Precision
 from cupyconv.problem import (
@@ -29,6 +29,7 @@ from cupyconv.problem import (
 )
 
 
+@naming_arguments
 def conv_forward(
     x: Any,
     w: Any,
@@ -71,7 +72,7 @@ def conv_forward(
     options = ConvOptions(stride, padding, dilation, groups, data_format, filter_format)
     bias = None if bias is None else as_chunked("bias", bias)
     operands = {"x": x, "w": w} if bias is None else {"x": x, "w": w, "bias": bias}
-    problem = operations.problem_of("forward", operands, None, options)
+    problem = binding.problem_of("forward", operands, None, options)
     n_axis, c_axis, *spatial = problem.data_axes
     batches = ranges_of(x.chunks[n_axis])
     blocks = channel_blocks(
@@ -101,6 +102,7 @@ def conv_forward(
     return graph.array(graph.data(*map(lengths_of, sizes)))
 
 
+@naming_arguments
 def conv_backprop_input(
     input_shape: Iterable[int],
     w: Any,
@@ -138,7 +140,7 @@ def conv_backprop_input(
     """
     w, dy = as_chunked("w", w), as_chunked("dy", dy)
     options = ConvOptions(stride, padding, dilation, groups, data_format, filter_format)
-    problem = operations.problem_of("backprop_input", {"w": w, "dy": dy}, input_shape, options)
+    problem = binding.problem_of("backprop_input", {"w": w, "dy": dy}, input_shape, options)
     return _input_gradient(problem, w, dy, precision, impl)
 
 
@@ -187,6 +189,7 @@ def _input_gradient(
     return graph.array(graph.data(*map(lengths_of, sizes)))
 
 
+@naming_arguments
 def conv_transpose(
     x: Any,
     w: Any,
@@ -228,7 +231,7 @@ def conv_transpose(
     bias = None if bias is None else as_chunked("bias", bias)
     operands = {"w": w, "x": x} if bias is None else {"w": w, "x": x, "bias": bias}
     sizes = (output_shape, output_padding)
-    problem = operations.problem_of("transpose", operands, sizes, options)
+    problem = binding.problem_of("transpose", operands, sizes, options)
     dtype = problem.dtype
     if problem.is_complex:
         w = w.conj()  # the input gradient conjugates w again
@@ -248,6 +251,7 @@ def conv_transpose(
     return y.astype(arrays.numpy_dtype(dtype))
 
 
+@naming_arguments
 def conv_backprop_filter(
     x: Any,
     filter_shape: Iterable[int],
@@ -288,7 +292,7 @@ def conv_backprop_filter(
     """
     x, dy = as_chunked("x", x), as_chunked("dy", dy)
     options = ConvOptions(stride, padding, dilation, groups, data_format, filter_format)
-    problem = operations.problem_of("backprop_filter", {"x": x, "dy": dy}, filter_shape, options)
+    problem = binding.problem_of("backprop_filter", {"x": x, "dy": dy}, filter_shape, options)
     n_axis, c_axis, *spatial = problem.data_axes
     batches = ranges_of(dy.chunks[n_axis])
     blocks = channel_blocks(problem, bounds_of(x.chunks[c_axis]), bounds_of(dy.chunks[c_axis]))
@@ -325,6 +329,7 @@ def conv_backprop_filter(
     return graph.array(chunks)
 
 
+@naming_arguments
 def conv_backprop_bias(dy: Any, *, data_format: DataFormat | None = None) -> da.Array:
     """Compute ``cupyconv.conv_backprop_bias`` on Dask arrays: sum over all axes but the channels.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from collections.abc import Iterable
+from itertools import accumulate, pairwise
 
 from cupyconv.problem import ConvAxis
 
@@ -72,3 +73,16 @@ def visible(size: int, room: int, needed: int = 0) -> list[int | None]:
     if size <= max(room, head + tail + 1):
         return list(range(size))
     return [*range(head), None, *range(size - tail, size)]
+
+
+def with_gaps(positions: Iterable[int]) -> tuple[int | None, ...]:
+    """Return positions in ascending order, with None in each gap of more than one position."""
+    ordered = sorted(set(positions))
+    places: list[int | None] = [*ordered[:1]]
+    for before, after in pairwise(ordered):
+        if after - before == 2:  # the position takes no more room than the sign for a gap
+            places.append(before + 1)
+        elif after - before > 2:
+            places.append(None)
+        places.append(after)
+    return tuple(places)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cupyconv import arrays, files
-from cupyconv.errors import ConvError, ConvTypeError, shown
+from cupyconv.errors import ConvError, ConvTypeError, naming_arguments, shown
 from cupyconv.explaining import adjoints, figure, maps, page, prose, shapes, terms, translate
 from cupyconv.explaining import transposed as transposed_layer
 from cupyconv.explaining import values as numbers
@@ -23,6 +23,7 @@ from cupyconv.markup import Document, Section, Table
 from cupyconv.problem import PASSES, RESULT, ConvProblem, integer, require_problem, shape_text
 
 
+@naming_arguments
 def explain(
     problem: ConvProblem,
     *,
@@ -43,7 +44,8 @@ def explain(
     Args:
         problem: the layer.
         x, w, dy: NumPy or CuPy arrays in the problem's formats, which are converted to its dtype;
-            random arrays by default.
+            random arrays by default.  With ``transposed``, these are the tensors of the transposed
+            layer.
         y, dx, dw: results to show next to the sums of products; computed by default.
         title: first line of the explanation.
         values: kind of random numbers, "normal" or "integers", for operands that are not passed;
@@ -51,9 +53,9 @@ def explain(
         seed: seed of the random numbers, an integer from 0 to 2^63 - 1.
         large: compute the values whatever the size of the layer; by default, the explanation
             omits values that take more than a few seconds, and says so.
-        transposed: also explain the transposed layer whose forward pass is the input gradient of
-            the problem: the size of its result, and which tensor of the problem each of its
-            tensors is.
+        transposed: explain the transposed layer whose forward pass is the input gradient of the
+            problem: the size of its result, and which tensor of the problem each of its tensors
+            is.  ``element`` and ``map`` use the transposed layer's names.
 
     Returns:
         an Explanation: text with str() or print(), HTML in Jupyter, plain data with ``to_dict()``.
@@ -79,18 +81,25 @@ def explain(
     seed = integer("seed", seed)
     if seed < 0:
         raise ConvError("seed must be at least 0", f"got {seed}", "Use 0")
-    data = _checked_arrays(problem, {"x": x, "w": w, "dy": dy, "y": y, "dx": dx, "dw": dw})
+    tensors = {"x": x, "w": w, "dy": dy, "y": y, "dx": dx, "dw": dw}
+    data = _checked_arrays(problem, tensors, bool(transposed))
     known = Values(problem, data, values, seed, bool(large))
     return Explanation(problem, title, known, bool(transposed))
 
 
-def _checked_arrays(problem: ConvProblem, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the passed tensors as arrays, after checking that they have the problem's shapes.
+def _checked_arrays(
+    problem: ConvProblem, tensors: Mapping[str, Any], is_transposed: bool
+) -> dict[str, Any]:
+    """Return the passed tensors by their names in the problem, after checking their shapes.
 
     Raises:
         ConvError, ConvTypeError: an array is invalid, as in ``explain``.
     """
     shapes_of = {"x": problem.input_shape, "w": problem.filter_shape, "y": problem.output_shape}
+    layer = "problem"
+    if is_transposed:
+        layer = "transposed layer"
+        shapes_of |= {"x": problem.output_shape, "y": problem.input_shape}
     passed = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     if not passed:
         return {}
@@ -101,8 +110,8 @@ def _checked_arrays(problem: ConvProblem, tensors: Mapping[str, Any]) -> dict[st
         expected = shapes_of[name[-1]]  # a gradient has the shape of its tensor
         if tuple(array.shape) != expected:
             raise ConvError(
-                f"{name} must have the shape of the problem's {name}",
-                f"got {shape_text(array.shape)}, the problem has {shape_text(expected)}",
+                f"{name} must have the shape of the {layer}'s {name}",
+                f"got {shape_text(array.shape)}, the {layer} has {shape_text(expected)}",
                 f"Pass an array of {shape_text(expected)}, or make a problem for this array",
             )
         if array.dtype.kind == "c" and not problem.is_complex:
@@ -114,6 +123,8 @@ def _checked_arrays(problem: ConvProblem, tensors: Mapping[str, Any]) -> dict[st
         if name in numbers.OPERANDS and array.dtype != kind:
             with np.errstate(over="ignore"):  # overflow to infinity, as a layer of this dtype does
                 data[name] = arrays.on_host(array).astype(kind)
+    if is_transposed:
+        return {terms.CONVOLUTION_NAMES[name]: array for name, array in data.items()}
     return data
 
 
@@ -124,9 +135,9 @@ class Explanation:
     Attributes:
         problem: the layer.
         title: line above the explanation.
-        data: values of x, w, dy, y, dx and dw by name, as far as they are known; random operands
-            and results are computed when they are first read.
-        is_transposed: whether the transposed layer is explained, too.
+        data: values of the problem's x, w, dy, y, dx and dw by name, as far as they are known;
+            random operands and results are computed when they are first read.
+        is_transposed: whether the transposed layer is explained.
 
     >>> explanation = cupyconv.explain(cupyconv.ConvProblem((1, 2, 7), (4, 2, 3), stride=2))
     >>> explanation.question, explanation.middle
@@ -162,8 +173,8 @@ class Explanation:
         dy[0,0,1] * x[0,0,2]  =  1 *  2 =   2
         sum of 2 products = 3
         """
-        changed = _checked_arrays(self.problem, {"x": x, "w": w, "dy": dy})
-        element = terms.parse(self.problem, name)
+        changed = _checked_arrays(self.problem, {"x": x, "w": w, "dy": dy}, self.is_transposed)
+        element = terms.parse(self.problem, name, self.is_transposed)
         data = self.data
         if changed:
             # Drop the results, which belong to the previous operands.
@@ -177,7 +188,7 @@ class Explanation:
         >>> explanation.map("dx").array().tolist()
         [1, 2, 3, 2, 1]
         """
-        return maps.term_map(self.problem, tensor)
+        return maps.term_map(self.problem, tensor, self.is_transposed)
 
     def code(self, framework: str) -> Translation:
         """Return the layer as a complete program in "tensorflow", "pytorch", "jax" or "onnx".
@@ -186,7 +197,7 @@ class Explanation:
         >>> explanation.code("pytorch").call
         'F.conv1d(X, W, padding=0, stride=1, dilation=1, groups=1)'
         """
-        return translate.translation(self.problem, framework)
+        return translate.translation(self.problem, framework, self.is_transposed)
 
     def svg(self, element: str = "") -> str:
         """Return a picture of the layer and its gradients.
@@ -198,7 +209,8 @@ class Explanation:
         >>> explanation.svg()[:4], "dw[0,0,1]" in explanation.svg("dF[0,0,1]")
         ('<svg', True)
         """
-        return figure.svg(self.problem, self.data, self.title, self._marked(element))
+        marked = self._marked(element)
+        return figure.svg(self.problem, self.data, self.title, marked, self.is_transposed)
 
     def page(self, element: str = "") -> str:
         """Return an interactive HTML page, which works offline.
@@ -210,7 +222,8 @@ class Explanation:
         >>> explanation.page("dw[0,0,1]")[:15]
         '<!doctype html>'
         """
-        return page.html(self.problem, self.data, self.document, self._marked(element))
+        marked = self._marked(element)
+        return page.html(self.problem, self.data, self.document, marked, self.is_transposed)
 
     def _marked(self, element: str) -> Element | None:
         unmarked = element is None or (isinstance(element, str) and not element)
@@ -301,16 +314,17 @@ class Explanation:
         # Use an image: in untrusted notebooks, the sanitizer removes the tags of an <svg>, but
         # shows the words inside it.
         encoded = base64.b64encode(figure.encode()).decode()
+        # The image has its own size: in a smaller one, the numbers would be unreadable.
         image = (
-            f'<img src="data:image/svg+xml;base64,{encoded}" style="max-width:100%" '
-            f'alt="Figure of the layer; the text below describes it."/>'
+            f'<div style="overflow-x:auto"><img src="data:image/svg+xml;base64,{encoded}" '
+            'style="max-width:none" alt="Figure of the layer; the text below describes it."/></div>'
         )
         return f"<div>{image}{self.document.html()}</div>"
 
     @cached_property
     def translations(self) -> tuple[Translation, ...]:
         """The layer in every supported framework."""
-        return translate.translations(self.problem)
+        return translate.translations(self.problem, self.is_transposed)
 
     # -- data --------------------------------------------------------------------------------------
 
@@ -322,7 +336,8 @@ class Explanation:
         [1, 1, 3]
         """
         problem = self.problem
-        explained = shapes.reasons_with_addend(problem)
+        reasons = transposed_layer.reasons if self.is_transposed else shapes.reasons_with_addend
+        explained = reasons(problem)
         backward = adjoints.input_gradient_axes(problem)
         weights = adjoints.filter_gradient_axes(problem)
         return {

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from cupyconv.explaining import scene, shapes, terms
+from cupyconv.explaining import scene, shapes, terms, transposed
 from cupyconv.explaining.counts import input_counts, visible
 from cupyconv.explaining.scene import PAD, Direction, Scene, cut_text
 from cupyconv.explaining.shapes import the
@@ -49,7 +49,7 @@ MOST_FOR_WINDOW = 48
 """Largest number of cells, from the start of a strip to the end of its marked window, for which all
 of these cells are drawn (hand-set)."""
 
-PROSE = 128
+PROSE = 104
 """Largest number of characters in a line of text (hand-set)."""
 
 _INK, _SOFT, _PAPER = ("#1f2933", "#e8ecf1"), ("#52606d", "#b3bec9"), ("#fff", "#14181d")
@@ -111,7 +111,11 @@ Look = tuple[str, str, str] | None
 
 
 def svg(
-    problem: ConvProblem, data: Mapping[str, Any], title: str = "", element: Element | None = None
+    problem: ConvProblem,
+    data: Mapping[str, Any],
+    title: str = "",
+    element: Element | None = None,
+    is_transposed: bool = False,
 ) -> str:
     """Return the picture as one SVG document.
 
@@ -120,20 +124,28 @@ def svg(
         data: values of the tensors by name, as far as they are known.
         title: line above the picture.
         element: element to mark; by default, an example element of each result.
+        is_transposed: whether the layer is the transposed layer that reverses the problem.
 
     Raises:
         ConvError: the layer is too large to draw.
     """
-    drawn = scene.scene(problem, data, element)
+    drawn = scene.scene(problem, data, element, is_transposed=is_transposed)
     canvas = Canvas()
-    head = scene.heading(problem)
+    head = scene.heading(problem, is_transposed)
     canvas.text(MARGIN, MARGIN + 12, title or head, "ink title")
     top = MARGIN + 34.0
     if title:
         canvas.text(MARGIN, top, head, "soft")
         top += 18
-    canvas.text(MARGIN, top, shapes.settings(problem), "soft")
-    top += 34
+    lines = [shapes.settings(problem)]
+    if is_transposed:
+        extra = shapes.one(tuple(map(transposed.output_padding, problem.axes)))
+        lines[0] += f"; output_padding {extra}, bias of {problem.C}"
+        lines.append(scene.equivalent(problem))
+    for line in lines:
+        canvas.text(MARGIN, top, line, "soft")
+        top += 18
+    top += 16
     if max(problem.C, problem.K) > 1:
         top = _channels(canvas, drawn, top) + GAP
     order = dict.fromkeys((drawn.opened, *scene.RESULTS))
@@ -152,9 +164,10 @@ def svg(
             canvas.text(MARGIN, top, text, "ink")
             top += 30
         for axis in problem.axes:
-            _strips(canvas, axis, top)
+            _strips(canvas, axis, top, drawn)
             top = canvas.height + 34
-    return _document(canvas, f"The convolution {head}, and its gradients")
+    kind = "" if is_transposed else "convolution "
+    return _document(canvas, f"The {kind}{head}, and its gradients")
 
 
 def _values(drawn: Scene) -> list[str]:
@@ -164,7 +177,7 @@ def _values(drawn: Scene) -> list[str]:
         sentences.append(f"The figure shows image {drawn.image} of {drawn.problem.N:,}.")
     reasons: dict[str, list[str]] = {}
     for tensor, reason in drawn.missing.items():
-        reasons.setdefault(reason, []).append(tensor)
+        reasons.setdefault(reason, []).append(drawn.called(tensor))
     for reason, tensors in reasons.items():
         sentences.append(f"{UNKNOWN} marks omitted values of {', '.join(tensors)}. {reason}")
     return sentences
@@ -303,12 +316,12 @@ def _direction(canvas: Canvas, drawn: Scene, direction: Direction, top: float) -
     k, c, at = drawn.k, drawn.c, direction.at
     here = [along[place] for along, place in zip(direction.meetings, at, strict=True)]
     index = (*drawn.index(direction.tensor, k, c), *at)
-    name = f"{direction.tensor}[{','.join(map(str, index))}]"
+    name = terms.indexed(drawn.called(direction.tensor), index)
     pass_ = direction.pass_
     canvas.text(MARGIN, top, pass_.title, "ink head")
     count = prod(meeting.count for meeting in here)
-    first, second = pass_.operands
-    each = f" for each of {counted(direction.terms, pass_.over)}" if direction.terms > 1 else ""
+    first, second = map(drawn.called, pass_.operands)
+    each = f" for each of {counted(direction.terms, pass_.noun)}" if direction.terms > 1 else ""
     text = (
         f"{name} (inverted colours) is the sum of {terms.counted_large(count, 'product')}{each}: "
         f"the marked values of {first} and {second} are multiplied pair by pair."
@@ -374,7 +387,8 @@ def _plane(
     values = drawn.plane(tensor, k, c)
     note = ", flipped" if direction.pass_.flipped and number == 1 else ""
     slices = f" at {','.join(map(str, outer))}" if outer else ""
-    canvas.text(left, top, f"{tensor}[{drawn.key(tensor, k, c)}]{slices}{note}", "ink")
+    name = f"{drawn.called(tensor)}[{drawn.key(tensor, k, c)}]"
+    canvas.text(left, top, f"{name}{slices}{note}", "ink")
 
     def look(i: int, j: int) -> Look:
         row, column = rows[i], columns[j]
@@ -384,7 +398,7 @@ def _plane(
         window = bool(below) and all(s in u for s, u in zip(spots, below, strict=True))
         if row < 0 or column < 0:
             kind = "pad" if PAD in (row, column) else "zero"
-            return "ap" if window else kind, "0", ""
+            return "ap" if window else kind, "", ""
         position = (row, column) if len(places) > 1 else (column,)
         marked = all(at in part for at, part in zip(position, parts[-2:], strict=True))
         text = UNKNOWN if values is None else short(scene.plain(values[(*outer, *position)]))
@@ -400,7 +414,8 @@ def _plane(
 def _channels(canvas: Canvas, drawn: Scene, top: float) -> float:
     """Draw dw as an outer product of the channels of x and dy; return the bottom edge."""
     problem, k, c = drawn.problem, drawn.k, drawn.c
-    title = "Channels: each slice of dw comes from one channel of x and one of dy"
+    x, dy, y, dx = map(drawn.called, ("x", "dy", "y", "dx"))
+    title = f"Channels: each slice of dw comes from one channel of {x} and one of {dy}"
     canvas.text(MARGIN, top, title, "ink head")
     own = c % drawn.group_channels
     filters, channels = drawn.group_filters, drawn.group_channels
@@ -408,12 +423,11 @@ def _channels(canvas: Canvas, drawn: Scene, top: float) -> float:
     pairs = problem.K * channels
     where = " in its group" if problem.groups > 1 else ""
     text = (
-        f"dw[{k},{own}] has {values}, which come only from channel {c} of x and channel {k} of dy. "
-        f"{counted(problem.K, 'channel')} of dy times {counted(channels, 'channel')} of x "
-        f"give {terms.counted_large(pairs, 'slice')}: nothing is tiled, broadcast or averaged. In "
-        f"the forward pass, y[k] sums along its row, over {the(channels, 'channel')} of x{where}. "
-        "In the backward pass, dx[c] sums down its column, over "
-        f"{the(filters, 'filter')}{where}."
+        f"dw[{k},{own}] has {values}, which come only from channel {c} of {x} and channel {k} of "
+        f"{dy}. {counted(problem.K, 'channel')} of {dy} times {counted(channels, 'channel')} of "
+        f"{x} give {terms.counted_large(pairs, 'slice')}: nothing is tiled, broadcast or averaged. "
+        f"{y}[k] sums along its row, over {the(channels, 'channel')} of {x}{where}. "
+        f"{dx}[c] sums down its column, over {the(filters, 'filter')}{where}."
     )
     if problem.groups > 1:
         text += f" The {problem.groups} groups are separate blocks of the grid."
@@ -440,10 +454,10 @@ def _channels(canvas: Canvas, drawn: Scene, top: float) -> float:
         _cell(canvas, left - CELL - 14, below + RULE + i * CELL, head(channel, k, "b"))
     empty = [[""] * len(down), [""] * len(across)]
     end, bottom = _grid(canvas, left, below, down, across, look, empty)
-    canvas.text(end + 12, top + 18, "channels of x", "ink")
+    canvas.text(end + 12, top + 18, f"channels of {x}", "ink")
     canvas.text(end + 12, below + RULE + 18, "dw[k,c]", "ink")
-    canvas.text(MARGIN, bottom + 16, "channels of dy", "ink")
-    cuts = [cut_text("k", down, problem.K), cut_text("c of x", across, problem.C)]
+    canvas.text(MARGIN, bottom + 16, f"channels of {dy}", "ink")
+    cuts = [cut_text("k", down, problem.K), cut_text(f"c of {x}", across, problem.C)]
     if any(cuts):
         bottom += 16
         canvas.text(MARGIN, bottom + 16, f"Drawn: {'; '.join(filter(None, cuts))}", "soft")
@@ -453,12 +467,14 @@ def _channels(canvas: Canvas, drawn: Scene, top: float) -> float:
 # -- one axis --------------------------------------------------------------------------------------
 
 
-def _strips(canvas: Canvas, axis: ConvAxis, top: float) -> None:
+def _strips(canvas: Canvas, axis: ConvAxis, top: float, drawn: Scene) -> None:
     """Draw strips of x, y and dx along an axis, with a line for each product of a drawn window.
 
     A line from x to y is a product of the forward pass. A line from y to dx is the same product in
     the backward pass.
     """
+    x_, y, dy, dx = map(drawn.called, ("x", "y", "dy", "dx"))
+    sizes = (axis.output, axis.input) if drawn.is_transposed else (axis.input, axis.output)
     h, _, p = terms.letters(axis)
     chosen = min(1, axis.output - 1)  # an output near the border
     needed = chosen * axis.stride + axis.effective_filter
@@ -474,8 +490,8 @@ def _strips(canvas: Canvas, axis: ConvAxis, top: float) -> None:
     canvas.text(
         MARGIN,
         top,
-        f"Axis {axis.name}: {axis.input} inputs, {counted(axis.filter, 'tap')}, "
-        f"{counted(axis.output, 'output')}; {terms.position_text(axis)}",
+        f"Axis {axis.name}: {counted(sizes[0], 'input')}, {counted(axis.filter, 'tap')}, "
+        f"{counted(sizes[1], 'output')}; {terms.position_text(axis)}",
         "ink head",
     )
     x_top, y_top, dx_top = top + 20, top + 20 + 4 * CELL, top + 20 + 8 * CELL
@@ -486,7 +502,7 @@ def _strips(canvas: Canvas, axis: ConvAxis, top: float) -> None:
         first, end = window[0], window[-1]
         if first in at and end in at and at[end] - at[first] == CELL * (end - first):
             whole[output] = window
-    for label, strip in ((f"x[{h}]", x_top), (f"y, dy[{p}]", y_top), (f"dx[{h}]", dx_top)):
+    for label, strip in ((f"{x_}[{h}]", x_top), (f"{y}, {dy}[{p}]", y_top), (f"{dx}[{h}]", dx_top)):
         canvas.text(MARGIN, strip + 15, label, "ink")
     for index, place in enumerate(places):
         x = MARGIN + 60 + index * CELL
@@ -514,17 +530,23 @@ def _strips(canvas: Canvas, axis: ConvAxis, top: float) -> None:
                 canvas.line(center, x_top + CELL, middle + CELL / 2, y_top, kind)
                 canvas.line(middle + CELL / 2, y_top + CELL, center, dx_top, kind)
         _cell(canvas, middle, y_top, ("a" if output == chosen else "cell", str(output), ""))
-    text = f"dx has {counted(axis.input, 'element')}, like x; a cell shows how many lines reach it"
+    text = f"{dx} has {counted(axis.input, 'element')}, like {x_}; a cell shows how many lines "
+    text += "reach it"
     if not all(read):
-        text += ". No window reads the hatched cells, so their gradient is zero"
-    cuts = [cut_text(h, places, axis.input), cut_text(p, [*whole], axis.output) if whole else ""]
+        reason = "No window reads the hatched cells, so their gradient is zero"
+        if drawn.is_transposed:
+            reason = "No input reaches the hatched cells, so y is the bias there"
+        text += f". {reason}"
+    inputs = [place for place in places if place is None or place < axis.input]
+    cuts = [cut_text(h, inputs, axis.input), cut_text(p, [*whole], axis.output) if whole else ""]
     if any(cuts):
         text += f". Drawn: {'; '.join(filter(None, cuts))}"
     bottom = _prose(canvas, MARGIN, dx_top + CELL + 18, f"{text}.")
     if not whole:
         text = f"A window spans {axis.effective_filter:,} inputs, which is too wide to draw."
         bottom = _prose(canvas, MARGIN, bottom, text)
-    sizes = axis.valid_input_sizes
-    if len(sizes) > 1:
-        text = shapes.sizes_that_give(sizes, axis.output)
+    if len(axis.valid_input_sizes) > 1:
+        text = shapes.sizes_that_give(axis.valid_input_sizes, axis.output)
+        if drawn.is_transposed:
+            text = text.replace("input size", "output size").replace("give output", "fit input")
         canvas.text(MARGIN, bottom, f"{text[0].upper()}{text[1:]}.", "soft")

@@ -1,40 +1,74 @@
 // Knobs: controls for the sizes, stride, padding and values of a layer.  Each turn makes a new scene
 // with scenes.js, or shows the broken rule and its fixes.  The address of the page contains the layer.
 const MOST = { images: 16, channels: 512, filters: 512, groups: 512,
-  input: 1000, filter: 64, stride: 64, dilation: 64, before: 64, after: 64 };
+  input: 1000, filter: 64, stride: 64, dilation: 64, before: 64, after: 64, extra: 63 };
 const ROWS = { input: "input", filter: "filter", stride: "stride", dilation: "dilation",
-  before: "padding before", after: "padding after" };
-const COUNTS = { images: "images", channels: "channels of x", filters: "filters", groups: "groups" };
+  before: "padding before", after: "padding after", ...(original.isTransposed ? { extra: "output_padding" } : {}) };
+const COUNTS = original.isTransposed
+  ? { images: "images", filters: "channels of x", channels: "channels of y", groups: "groups" }
+  : { images: "images", channels: "channels of x", filters: "filters", groups: "groups" };
 const MODES = { valid: "valid", same: "same", same_lower: "same_lower" };
-const VALUES = { normal: "random", integers: "integers", x: "x one hot", w: "w one hot", dy: "dy one hot" };
+const VALUES = { normal: "random", integers: "integers",
+  [called("x")]: "x one hot", w: "w one hot", [called("dy")]: "dy one hot" };
 const LOSSES = { dot: "sum(dy · y)", sum: "sum(y)", squares: "sum(y²) / 2" };
 const isSeed = (text) => /^\d{1,19}$/.test(text) && BigInt(text) < 2n ** 63n;
-const MOST_CELLS = 40; // largest number of positions in the picture of an axis
+const MOST_CELLS = innerWidth < 600 ? 12 : 19; // largest number of positions in the picture of an axis
 const MOST_WINDOWS = 8; // largest number of windows in the picture of an axis
 
 let knobs = {}; // the state of the knobs
 let wrong = null; // the error of the state
 let built = ""; // number of axes and padding mode for which the knobs are built
+let lastValid = null; // the last state without an error
 let plain = null; // the first layer and its values, in the notation of the knobs
 let pictured = null; // the scene whose layer is shown
 
 const isTurned = () => scene.knobs !== original.knobs;
 
 // Returns the state of the knobs for a layer, whose arguments may be invalid.
-function knobsOf({ layer, values, seed, loss = "dot", edits = {} }) {
+function knobsOf({ layer, ...rest }) {
+  return stateOf({ layer: original.isTransposed ? ownOf(layer) : layer, ...rest });
+}
+
+// A transposed layer has its own arguments: those of ConvProblem.from_output, with the shape of the
+// layer's x as input_shape.  Returns them for the convolution that the layer reverses.
+function ownOf(layer) {
+  const { outputShape, axes } = rules.problem(layer);
+  const output_padding = rules.compact(axes.map((axis) => axis.input - axis.firstInput));
+  return { ...layer, input_shape: outputShape, output_padding };
+}
+
+// Returns the input size of the convolution that a transposed layer reverses, along an axis.
+function reversedSize({ input, filter, stride, dilation, before, after, extra }, mode) {
+  const pads = mode === "numbers" ? before + after : 0;
+  return (input - 1) * stride + 1 + extra + (mode.startsWith("same") ? 0 : (filter - 1) * dilation - pads);
+}
+
+// Returns the state of the knobs for a layer's own arguments.
+function stateOf({ layer, values, seed, loss = "dot", edits = {} }) {
   const rank = layer.input_shape.length - 2;
   const letters = rules.LETTERS[rank];
   const [data, filter] = rules.formatsOf(layer, rank);
-  const [images, channels, ...inputs] = rules.ordered(layer.input_shape, data, `NC${letters}`);
+  let [images, channels, ...inputs] = rules.ordered(layer.input_shape, data, `NC${letters}`);
   const [filters, depth, ...taps] = rules.ordered(layer.filter_shape, filter, `OI${letters}`);
   const isWord = typeof layer.padding === "string";
   const pairs = rules.each(isWord ? 0 : layer.padding ?? 0, rank).map((one) => rules.each(one, 2));
-  const [strides, dilations] = [layer.stride ?? 1, layer.dilation ?? 1].map((one) => rules.each(one, rank));
+  const [strides, dilations, extras] = [layer.stride ?? 1, layer.dilation ?? 1, layer.output_padding ?? 0]
+    .map((one) => rules.each(one, rank));
   const groups = layer.groups ?? 1;
   const axes = inputs.map((input, i) => ({ input, filter: taps[i], stride: strides[i],
-    dilation: dilations[i], before: pairs[i][0], after: pairs[i][1] }));
+    dilation: dilations[i], before: pairs[i][0], after: pairs[i][1], extra: extras[i] }));
+  if (original.isTransposed) channels = depth * groups; // the channels of x are those of the filter's axis O
   return { rank, images, channels, filters, groups, depth: depth === channels / groups ? null : depth, axes,
     mode: isWord ? layer.padding.toLowerCase() : "numbers", data, filter, values, seed: String(seed), loss, edits };
+}
+
+// Returns the layer's own arguments for a state of the knobs.
+function ownLayerOf(state) {
+  if (!original.isTransposed) return layerOf(state);
+  const { images, filters, axes, data, rank } = state;
+  const sizes = { N: images, C: filters };
+  const input_shape = [...data].map((letter) => sizes[letter] ?? axes[rules.LETTERS[rank].indexOf(letter)].input);
+  return { ...layerOf(state), input_shape, output_padding: rules.compact(axes.map((axis) => axis.extra)) };
 }
 
 // Returns ConvProblem's arguments for a state of the knobs.
@@ -42,8 +76,9 @@ function layerOf(state) {
   const { rank, images, channels, filters, groups, axes, mode, data, filter } = state;
   const depth = state.depth ?? Math.max(Math.floor(channels / Math.max(groups, 1)), 1);
   const sizes = { N: images, C: channels, O: filters, I: depth };
+  const sizeOf = (axis, key) => key === "input" && original.isTransposed ? reversedSize(axis, mode) : axis[key];
   const shape = (format, key) => [...format].map((letter) =>
-    sizes[letter] ?? axes[rules.LETTERS[rank].indexOf(letter)][key]);
+    sizes[letter] ?? sizeOf(axes[rules.LETTERS[rank].indexOf(letter)], key));
   const all = (key) => rules.compact(axes.map((axis) => axis[key]));
   return { input_shape: shape(data, "input"), filter_shape: shape(filter, "filter"), stride: all("stride"),
     padding: mode === "numbers" ? scenes.paddingOf(axes) : mode, dilation: all("dilation"), groups,
@@ -58,18 +93,19 @@ function turn(state) {
   const asked = { layer: layerOf(state), values, seed, loss, edits };
   wrong = null;
   try {
+    if (original.isTransposed) checkResult(state);
     const problem = rules.problem(asked.layer);
     const [set, gone] = [[], []];
-    const fits = (name) => tensors.isElement(problem, name) && (loss === "dot" || !name.startsWith("dy"));
+    const fits = (name) => tensors.isElement(problem, name) && (loss === "dot" || !name.startsWith(called("dy")));
     for (const one of Object.entries(edits)) (fits(one[0]) ? set : gone).push(one);
     asked.edits = knobs.edits = Object.fromEntries(set);
     const isFixed = loss !== "dot" && gone.some(([name]) => tensors.isElement(problem, name));
-    if (gone.length) notify(`Not set: ${gone.map(([name]) => name).join(", ")}. ` + (isFixed
+    if (gone.length) notify(`Not set: ${gone.map(([name]) => scenes.renamed(name, called)).join(", ")}. ` + (isFixed
       ? "The loss determines dy." : `The layer does not have ${gone.length === 1 ? "this element" : "these elements"}.`));
     const isFirst = rules.same(asked, plain);
     const image = Math.max(0, Math.min(chosen.image, problem.N - 1));
     if (!isFirst && !isTurned() && original.knobs.given.length)
-      notify(`The values of ${original.knobs.given.join(", ")} that were passed belong to the first layer. ` +
+      notify(`The values of ${original.knobs.given.map(called).join(", ")} that were passed belong to the first layer. ` +
         "The knobs use the values that they name.");
     load(isFirst ? sceneOf(original.knobs, original.computes ? image : original.image) : sceneOf(asked, image));
     chosen.image = image;
@@ -77,10 +113,26 @@ function turn(state) {
     if (!(error instanceof rules.ConvError)) throw error;
     wrong = error;
   }
+  if (!wrong) lastValid = knobs;
   buildDials();
   showWrong();
   if (wrong) address(`#${layerAddress()}`);
   else turnTo(chosen.tensor);
+}
+
+// Throws a ConvError, as the library does, if a transposed layer has no result of the chosen size.
+function checkResult({ axes, rank, mode }) {
+  axes.forEach((axis, i) => {
+    const place = { axis: rules.LETTERS[rank][i] };
+    if (axis.input < 1 || axis.stride < 1) return;
+    if (axis.extra < 0 || axis.extra >= axis.stride)
+      throw new rules.ConvError("output_padding must be at least 0 and less than the stride",
+        `got ${axis.extra} with stride ${axis.stride}`, `Use 0 to ${axis.stride - 1}`, place);
+    const size = reversedSize(axis, mode);
+    if (size < 1)
+      throw new rules.ConvError("the result of a transposed layer must have a size of at least 1",
+        `it has ${size}`, `Pad by ${1 - size} less in total`, place);
+  });
 }
 
 function showWrong() {
@@ -88,15 +140,29 @@ function showWrong() {
   $("wrong").hidden = !wrong;
   if (!wrong) return;
   pictured = null;
-  showTitle([layerOf(knobs).input_shape, layerOf(knobs).filter_shape].map(rules.shapeText).join(" * "));
+  showTitle([ownLayerOf(knobs).input_shape, ownLayerOf(knobs).filter_shape].map(rules.shapeText).join(" * "));
   const where = wrong.axis ? ` (axis ${wrong.axis})` : "";
   const told = element("p", "", `${wrong.rule[0].toUpperCase()}${wrong.rule.slice(1)}${where}: ${wrong.values}.`);
-  const ways = wrong.fixes.map(({ changes, text }) => buttonOf("way", () => {
-    turn(knobsOf({ ...knobs, layer: { ...layerOf(knobs), ...changes } }));
+  const way = (text, state) => buttonOf("way", () => {
+    turn(state());
     $("dials").querySelector("input").focus();
-  }, {}, `${text[0].toUpperCase()}${text.slice(1)}`));
-  const remedy = ways.length ? "Fixes:" : wrong.remedy ? `${wrong.remedy}.` : "";
+  }, {}, `${text[0].toUpperCase()}${text.slice(1)}`);
+  const ways = wrong.fixes.map(({ changes, text }) =>
+    way(text, () => knobsOf({ ...knobs, layer: { ...layerOf(knobs), ...changes } })));
+  if (!ways.length && !rules.same(raised(), knobs)) ways.push(way("use the smallest usual value", raised));
+  if (!ways.length) ways.push(way("go back to the last valid layer", () => lastValid));
+  const remedy = wrong.fixes.length ? "Fixes:" : wrong.remedy ? `${wrong.remedy}.` : "";
   $("wrong").replaceChildren(told, element("p", "", remedy), ...ways);
+}
+
+// Returns the state with all numbers raised to their smallest usual values.
+function raised() {
+  const atLeast = (state, keys, least) =>
+    ({ ...state, ...Object.fromEntries(keys.map((key) => [key, Math.max(state[key], least)])) });
+  const axes = knobs.axes.map((axis) =>
+    atLeast(atLeast(axis, ["input", "filter", "stride", "dilation"], 1), ["before", "after", "extra"], 0))
+    .map((axis) => (original.isTransposed ? { ...axis, extra: Math.min(axis.extra, axis.stride - 1) } : axis));
+  return atLeast({ ...knobs, axes }, ["images", "channels", "filters", "groups"], 1);
 }
 
 // -- the controls ----------------------------------------------------------------------------------
@@ -106,7 +172,7 @@ function dial(label, key, read, write) {
   const box = element("span", "dial");
   const field = attributed(element("input"),
     { type: "number", inputmode: "numeric", step: 1, max: MOST[key], "aria-label": label });
-  const least = key === "before" || key === "after" || key === "images" ? 0 : 1;
+  const least = ["before", "after", "extra", "images"].includes(key) ? 0 : 1;
   const set = (value) => {
     const most = MOST[key].toLocaleString("en");
     if (!Number.isInteger(value)) notify(`The knob "${label}" needs a whole number.`);
@@ -168,9 +234,9 @@ function buildDials() {
         (value) => ({ ...knobs, [key]: value, depth: key === "images" ? knobs.depth : null })))),
       choice("padding", { numbers: "numbers", ...MODES }, () => knobs.mode, (mode) => ({ ...knobs, mode })),
       choice("values", VALUES, () => knobs.values,
-        (values) => ({ ...knobs, values, loss: values === "dy" ? "dot" : knobs.loss })),
+        (values) => ({ ...knobs, values, loss: values === called("dy") ? "dot" : knobs.loss })),
       choice("loss", LOSSES, () => knobs.loss,
-        (loss) => ({ ...knobs, loss, values: knobs.values === "dy" && loss !== "dot" ? "integers" : knobs.values })),
+        (loss) => ({ ...knobs, loss, values: knobs.values === called("dy") && loss !== "dot" ? "integers" : knobs.values })),
       choice("axes", { 1: "1-D", 2: "2-D", 3: "3-D" }, () => String(knobs.rank), (rank) => withRank(+rank)),
       choice("data format", { first: "channels first", last: "channels last" },
         () => (knobs.data.endsWith("C") ? "last" : "first"), (word) => ({ ...knobs,
@@ -203,13 +269,14 @@ function seedField() {
 // Sets the element of x, w or dy whose name and value are in the fields.
 function setByHand() {
   quiet();
-  const [name, value] = [$("hand-name").value.replaceAll(/\s/g, ""), $("hand-value").valueAsNumber];
+  const name = scenes.renamed($("hand-name").value.replaceAll(/\s/g, ""), called);
+  const value = $("hand-value").valueAsNumber;
   if (tensors.isElement(scene.problem, name) && tensors.isNumber(value)) {
     turn({ ...knobs, edits: { ...knobs.edits, [name]: value } });
     return;
   }
-  const [x, w, dy] = Object.values(tensors.sizes(scene.problem)).map(rules.shapeText);
-  notify(`Set an element to a number, for example x[${tensors.sizes(scene.problem).x.map(() => 0)}] to 2. ` +
+  const [x, w, dy] = ["x", "w", "dy"].map((tensor) => rules.shapeText(sizesOf(called(tensor))));
+  notify(`Set an element to a number, for example x[${sizesOf("x").map(() => 0)}] to 2. ` +
     `Indices count from 0; x is ${x}, w is ${w} and dy is ${dy}. Numbers are float32, at most 3.4e38 in size.`);
   $("notice").scrollIntoView({ block: "nearest" });
 }
@@ -225,8 +292,10 @@ function buildHand() {
 // -- what follows from the layer -------------------------------------------------------------------
 
 // Returns sentences on an axis: its formula, padding, input sizes and unread inputs.
-function factsOf(axis) {
+// PyTorch pads both sides of all axes equally; otherwise, all axes are padded and cropped.
+function factsOf(axis, isUneven) {
   const { inputs, unread, before, after, mode, stride, outputPadding } = axis;
+  if (original.isTransposed) return transposedFactsOf(axis);
   const pads = mode.startsWith("same")
     ? `SAME pads by ${before} before and ${after} after`
     : `the padding is ${before} before and ${after} after`;
@@ -235,12 +304,25 @@ function factsOf(axis) {
     : inputs[1] - inputs[0] === 1 ? `input sizes ${inputs.join(" and ")} both give output size ${axis.output}`
     : `input sizes ${inputs.join(" to ")} all give output size ${axis.output}`;
   const stepped = stride === 1 ? ""
-    : before === after ? `; PyTorch computes dx with output_padding=${outputPadding}`
+    : !isUneven ? `; PyTorch computes dx with output_padding=${outputPadding}`
     : `; PyTorch computes dx with padding=0 and output_padding=${outputPadding}, cropped by ${before} and ${after}`;
   const skipped = unread.length
     ? ` No window reads ${unread.length === 1 ? "input" : "inputs"} ${runsOf(unread)}: ` +
       `${unread.length === 1 ? "its" : "their"} gradient is 0.` : "";
   return `output ${axis.formula}; ${pads}; ${others}${stepped}.${skipped}`;
+}
+
+// Returns sentences on an axis of a transposed layer: its size, padding, other sizes and unreached outputs.
+function transposedFactsOf({ input, output, inputs, unread, before, after, mode, stride, span, firstInput }) {
+  const full = `(${output} - 1)*${stride} + ${mode.startsWith("same") ? 1 : span}`;
+  const pads = mode.startsWith("same") || !(before + after) ? "" : ` - ${before + after}`;
+  const last = inputs[1] - firstInput;
+  const extras = inputs[0] === inputs[1] ? "only this size is possible"
+    : `output_padding ${inputs[0] - firstInput} to ${last} gives sizes ${inputs.join(" to ")}`;
+  const unreached = unread.length
+    ? ` No input reaches ${unread.length === 1 ? "output" : "outputs"} ${runsOf(unread)}: y is the bias there.` : "";
+  return `output ${full}${pads} + output_padding ${input - firstInput} = ${input}; the padding crops ${before} before ` +
+    `and ${after} after; ${extras}.${unreached}`;
 }
 
 // Returns numbers as "0, 2, 4", or shorter if there are many.
@@ -250,17 +332,23 @@ const runsOf = (numbers) => numbers.length <= 8 ? numbers.join(", ")
 function showLayer() {
   const { problem, knobs: { layer } } = scene;
   const text = rules.shapeText;
+  // A transposed layer exchanges x and y of the convolution that it reverses.
+  const sides = [[layer.input_shape, problem.C], [problem.outputShape, problem.K]];
+  const convolution = [sides[0][0], layer.filter_shape].map(text).join(" * ") + ` -> ${text(problem.outputShape)}`;
+  const [[x], [y, biases]] = original.isTransposed ? sides.reverse() : sides;
   showTitle(isTurned()
-    ? `${text(layer.input_shape)} * ${text(layer.filter_shape)} -> ${text(problem.outputShape)}` : "");
-  const shapes = [["y, dy", problem.outputShape, problem.dataFormat], ["x, dx", layer.input_shape, problem.dataFormat],
-    ["w, dw", layer.filter_shape, problem.filterFormat], ["db", [problem.K], ""]];
+    ? `${original.isTransposed ? "transposed layer: " : ""}${text(x)} * ${text(layer.filter_shape)} -> ${text(y)}` : "");
+  if (original.isTransposed)
+    $("equivalent").textContent = `The layer computes the input gradient of the convolution ${convolution}.`;
+  const shapes = [["y, dy", y, problem.dataFormat], ["x, dx", x, problem.dataFormat],
+    ["w, dw", layer.filter_shape, problem.filterFormat], ["db", [biases], ""]];
   $("shapes").replaceChildren(...shapes.map(([names, shape, order]) => element("span", "shape",
     element("b", "", names), ` ${text(shape)}`, element("small", "", order && ` ${order}`))));
   const alike = {}; // axes that differ only in name
   for (const axis of problem.axes) (alike[JSON.stringify({ ...axis, name: "" })] ??= []).push(axis);
   $("facts").replaceChildren(...Object.values(alike).map((axes) => {
     const names = axes.map((axis) => axis.name).join(", ").replace(/, (.)$/, " and $1");
-    return element("div", "", element("p", "", element("b", "", `${names}: `), factsOf(axes[0])), strip(axes[0], names));
+    return element("div", "", element("p", "", element("b", "", `${names}: `), factsOf(axes[0], problem.isUneven)), strip(axes[0], names));
   }));
 }
 
@@ -272,48 +360,79 @@ function showTitle(turned) {
   $("stale").hidden = !turned;
 }
 
-// Returns the picture of an axis: its padded input, and each window with its taps.
+// Returns the picture of an axis: its padded input, each window with its taps, and the possible
+// sizes of dx as parts of the gradient of the padded input.
 function strip(axis, name) {
-  const cells = Math.min(axis.padded, MOST_CELLS);
+  const crops = axis.inputs[0] === axis.inputs[1] ? [] : possible(axis).map((size) => axis.ofInput(size));
+  const end = (one) => one.before + one.input;
+  const cells = Math.min(Math.max(axis.padded, ...crops.map(end)), MOST_CELLS);
+  const padded = Math.min(axis.padded, cells);
   const unread = new Set(axis.unread);
-  const hidden = axis.padded - cells;
+  const hidden = axis.padded - padded;
   const shown = rules.span(axis.output).filter((o) => o * axis.stride + axis.span <= cells);
   const windows = shown.length <= MOST_WINDOWS ? shown : shown.slice(0, MOST_WINDOWS - 2);
   if (windows.length < axis.output) windows.push(null);
   if (!hidden && shown.length > MOST_WINDOWS) windows.push(shown.at(-1));
   const [size, high] = [22, 15];
-  const picture = inSvg("svg", { width: cells * size + 44, height: size + 8 + windows.length * high,
-    role: "img", class: "strip" });
+  const picture = inSvg("svg", { width: cells * size + 66,
+    height: size + 8 + (windows.length + crops.length) * high, role: "img", class: "strip" });
   const drawnWindows = windows.filter((o) => o !== null).length;
   const cuts = [];
-  if (hidden) cuts.push(`${cells} of ${plural(axis.padded, "position")}`);
+  if (hidden) cuts.push(`${padded} of ${plural(axis.padded, "position")}`);
   if (drawnWindows < axis.output) cuts.push(`${drawnWindows} of ${plural(axis.output, "window")}`);
   const cut = cuts.length ? ` Drawn: ${cuts.join(", ")}.` : "";
-  const label = `Axis ${name}: input ${axis.input}, padded to ${axis.padded}, and its windows.${cut}`;
+  const label = original.isTransposed
+    ? `Axis ${name}: output ${axis.input}, ${axis.padded} with the cropped positions, and the copies of the filter.${cut}`
+    : `Axis ${name}: input ${axis.input}, padded to ${axis.padded}, and its windows.${cut}`;
   picture.setAttribute("aria-label", label);
-  for (let i = 0; i < cells; i++) {
+  const write = (x, y, text) => picture.append(inSvg("text", { x, y }, text));
+  for (let i = 0; i < padded; i++) {
     const at = i - axis.before;
     const isPad = at < 0 || at >= axis.input;
     const kind = isPad ? "padded" : unread.has(at) ? "unread" : "read";
-    picture.append(inSvg("rect", { x: i * size + 1, y: 1, width: size - 1, height: size - 1, class: kind }),
-      inSvg("text", { x: i * size + 1 + size / 2, y: size - 6 }, isPad ? "0" : at));
+    picture.append(inSvg("rect", { x: i * size + 1, y: 1, width: size - 1, height: size - 1, class: kind }));
+    if (!isPad) write(i * size + 1 + size / 2, size - 6, at);
   }
-  if (hidden) picture.append(inSvg("text", { x: cells * size + 14, y: size - 6 }, "…"));
+  if (hidden) write(cells * size + 14, size - 6, "…");
   windows.forEach((o, line) => {
     const y = size + 8 + line * high;
     if (o === null) {
-      picture.append(inSvg("text", { x: size, y: y + 8 }, "…"));
+      write(size, y + 8, "…");
       return;
     }
     const first = o * axis.stride;
     picture.append(inSvg("line", { x1: first * size + 4, x2: (first + axis.span) * size - 3, y1: y + 4, y2: y + 4 }));
     for (let r = 0; r < axis.filter; r++)
       picture.append(inSvg("rect", { x: (first + r * axis.dilation) * size + 5, y, width: size - 9, height: 9, class: "tap" }));
-    picture.append(inSvg("text", { x: (first + axis.span) * size + 12, y: y + 8 }, `${o}`));
+    write((first + axis.span) * size + 12, y + 8, o);
   });
-  return element("figure", "axis", picture,
-    element("figcaption", "", "Each bar is a window, with its taps and the number of its output." +
-      `${axis.before || axis.after ? " Dashed: padding." : ""}${unread.size ? " Grey: not read." : ""}${cut}`));
+  const full = (axis.output - 1) * axis.stride + axis.span;
+  crops.forEach((one, line) => {
+    const y = size + 8 + (windows.length + line) * high;
+    const bar = (from, to, kind) => to > from && picture.append(
+      inSvg("rect", { x: from * size + 3, y, width: (to - from) * size - 5, height: 10, class: kind }));
+    const [from, to] = [one.before, end(one)].map((place) => Math.min(place, cells));
+    bar(from, Math.min(to, full), one.input === axis.input ? "crop own" : "crop");
+    bar(Math.max(from, full), to, "crop beyond");
+    write(to * size + 32, y + 9, `${end(one) > cells ? "… " : ""}${called("dx")} ${one.input}`);
+  });
+  const words = original.isTransposed
+    ? ["a copy of the filter, with the number of its input", "cropped", "not reached: y is the bias",
+      "y of each possible size, a part of the sum of all copies", "copy"]
+    : ["a window, with the number of its output", "padding", "not read",
+      "dx of each possible size, a part of the gradient of the padded input", "window"];
+  const [bar_, pad, grey, crop, last] = words;
+  return element("figure", "axis", picture, element("figcaption", "", `Each bar with taps is ${bar_}.` +
+    `${axis.before || axis.after ? ` Dashed: ${pad}.` : ""}` +
+    `${axis.unread.some((at) => at + axis.before < padded) ? ` Grey: ${grey}.` : ""}` +
+    `${crops.length ? ` Bars without taps: ${crop}` +
+      `${crops.some((one) => end(one) > full) && full < cells ? `, with zeros (dashed) after the last ${last}.` : "."}` : ""}${cut}`));
+}
+
+// Returns the input sizes with the same output: the first two, the axis's own, and the last two.
+function possible({ input, inputs: [first, last] }) {
+  const sizes = [first, first + 1, input, last - 1, last].filter((one) => first <= one && one <= last);
+  return [...new Set(sizes)].sort((a, b) => a - b);
 }
 
 function inSvg(tag, attributes, text = "") {
@@ -345,10 +464,10 @@ async function copy(code, button) {
 
 // Shows the layer, the bias gradient, the check and the programs of the scene and the chosen element.
 function showKnobs() {
-  const { k } = chosen;
+  const own = original.isTransposed ? chosen.c : chosen.k;
   $("bias").textContent = scene.data
-    ? `db[${k}], the gradient of the bias, is the sum of dy[${k}]${scene.problem.N > 1 ? " over all images" : ""}: ` +
-      `${long(scene.data.db[k])}.` : "";
+    ? `db[${own}], the gradient of the bias, is the sum of dy[${own}]${scene.problem.N > 1 ? " over all images" : ""}: ` +
+      `${long(tensors.sums(scene.problem, called("dy"), scene.data[called("dy")])[own])}.` : "";
   $("hand").hidden = !scene.data || Boolean(story);
   $("hand-undo").hidden = !Object.keys(knobs.edits ?? {}).length;
   $("check").textContent = story ? "" : differenceText();
@@ -363,21 +482,25 @@ function showKnobs() {
 
 // Returns the layer in the notation of the address, which resembles the options of the command line.
 function layerAddress() {
-  const layer = layerOf(knobs);
+  const layer = ownLayerOf(knobs);
   const words = [`input=${rules.shapeText(layer.input_shape)}`, `filter=${rules.shapeText(layer.filter_shape)}`];
   for (const [name, value] of scenes.changed(knobs.rank, layer)) words.push(`${name}=${rules.optionText(value)}`);
-  if (knobs.values !== "normal") words.push(`values=${knobs.values}`);
+  if (layer.output_padding) words.push(`output_padding=${rules.optionText(layer.output_padding)}`);
+  if (knobs.values !== "normal") words.push(`values=${isTensor(knobs.values) ? called(knobs.values) : knobs.values}`);
   if (knobs.seed !== "0") words.push(`seed=${knobs.seed}`);
   if (knobs.loss !== "dot") words.push(`loss=${knobs.loss}`);
-  const set = Object.entries(knobs.edits).map(([name, value]) => `${name.replace("[", ":").replace("]", "")}:${value}`);
+  const set = Object.entries(knobs.edits).map(([name, value]) => `${scenes.renamed(name, called).replace("[", ":").replace("]", "")}:${value}`);
   if (set.length) words.push(`set=${set.join(";")}`);
   return words.join("&");
 }
 
+const isTensor = (values) => values === "x" || values === "w" || values === "dy"; // is one hot
+
 // Parts of an address that hold a layer, with an example of each.
 const PARTS = { input: "1x5x8x8, with 3 to 5 sizes of at most 1,000", filter: "10x5x3x3, with as many sizes as the input",
   stride: "2, or 2,1 for two axes", padding: "same, or 1, or 0:1,1:1 for both sides of two axes",
-  dilation: "2, or 2,1 for two axes", groups: "2", data_format: "NHWC", filter_format: "HWIO",
+  dilation: "2, or 2,1 for two axes", groups: "2",
+  ...(original.isTransposed ? { output_padding: "1, or 1,0 for two axes" } : {}), data_format: "NHWC", filter_format: "HWIO",
   values: "integers", seed: "7", loss: "sum, which determines dy", set: "x:0,1,2,3:5, an element and its float32 number" };
 
 // Shows the layer of an address, or a notice on the first part that is not valid.  Returns whether
@@ -386,7 +509,7 @@ const PARTS = { input: "1x5x8x8, with 3 to 5 sizes of at most 1,000", filter: "1
 // take: returns the text of a part and marks it as used; null if the address does not have it.
 function showLayerOf(take) {
   try {
-    turn(knobsOf(readLayer(take)));
+    turn(stateOf(readLayer(take)));
     return true;
   } catch (text) {
     if (typeof text !== "string") throw text;
@@ -429,7 +552,8 @@ function readLayer(take) {
     const set = text.split(";").map((one) => one.split(":"));
     const isValid = ([name, index, value, ...rest]) => !rest.length && tensors.parsed(`${name}[${index}]`) &&
       /^-?\d+(\.\d*)?(e[-+]?\d+)?$/.test(value) && tensors.isNumber(Number(value));
-    return set.every(isValid) ? Object.fromEntries(set.map(([name, index, value]) => [`${name}[${index}]`, Number(value)]))
+    return set.every(isValid)
+      ? Object.fromEntries(set.map(([name, index, value]) => [`${called(name)}[${index}]`, Number(value)]))
       : undefined;
   };
   const layer = { input_shape: input, filter_shape: filter, stride: read("stride", 1, each),
@@ -437,9 +561,17 @@ function readLayer(take) {
     groups: read("groups", 1, (text) => (numbers(text, ",")?.length === 1 ? Number(text) : undefined)),
     data_format: read("data_format", null, format(rules.dataFormats(rank))),
     filter_format: read("filter_format", null, format(rules.filterFormats(rank))) };
+  if (original.isTransposed) {
+    layer.output_padding = read("output_padding", 0, each);
+    const [data, format] = rules.formatsOf(layer, rank);
+    const [channels, filters] = [input[data.indexOf("C")], filter[format.indexOf("O")]];
+    if (channels !== filters)
+      throw `A transposed layer has one filter for each channel of x: x has ${channels}, and there are ${filters} filters.`;
+  }
   const loss = read("loss", "dot", word(Object.keys(LOSSES)));
-  const values = read("values", "normal", word(Object.keys(VALUES)));
-  if (values === "dy" && loss !== "dot")
+  const word_ = read("values", "normal", word(Object.keys(VALUES)));
+  const values = isTensor(word_) ? called(word_) : word_;
+  if (word_ === "dy" && loss !== "dot")
     throw `"values=dy" and "loss=${loss}" in the address exclude each other, because this loss determines dy.`;
   return { layer, loss, values,
     seed: read("seed", "0", (text) => (isSeed(text) ? String(BigInt(text)) : undefined)), edits: read("set", {}, edits) };
@@ -456,7 +588,7 @@ function buildKnobs() {
   }
   knobs = knobsOf(original.knobs);
   plain = { layer: layerOf(knobs), values: knobs.values, seed: knobs.seed, loss: "dot", edits: {} };
-  $("turn").open = !NARROW;
+  $("turn").open = !NARROW && !FRAMED;
   if (original.dtype !== "float32") $("first-dtype").textContent = ` The first layer has ${original.dtype}; the knobs use float32.`;
   buildHand();
   $("reset").addEventListener("click", () => turn(knobsOf(original.knobs)));

@@ -22,7 +22,7 @@ from cupyconv.explaining.counts import (
     visible,
 )
 from cupyconv.explaining.shapes import listed
-from cupyconv.explaining.terms import LETTERS
+from cupyconv.explaining.terms import CONVOLUTION_NAMES, LETTERS
 from cupyconv.problem import ConvProblem, counted
 
 MOST_POSITIONS = 1_000_000
@@ -32,7 +32,7 @@ SHADES = " ░▒▓█"
 """Characters of a heat map, from no terms to the most terms."""
 
 _NO_TERMS = {
-    "dx": "which no tap reads",
+    "dx": "which no tap reaches",
     "dw": "where the tap reads only padding",
     "y": "where the window covers only padding",
 }
@@ -62,6 +62,7 @@ class TermMap:
         factor_name: the factor in words, such as "8 filters".
         why: reason why positions have different numbers of terms; printed only if the
             numbers differ.
+        name: the layer's name of the tensor, if the layer is transposed.
     """
 
     tensor: str
@@ -69,6 +70,7 @@ class TermMap:
     factor: int
     factor_name: str
     why: str = ""
+    name: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -191,12 +193,12 @@ class TermMap:
         if len(names) == 3:
             slice_ = f" of the slice {names[0]} = {len(self.axes[0][1]) // 2}"
         each = f" for each of the {self.factor_name}" if self.factor != 1 else ""
-        return f"{self.tensor}{slice_}: {grid}; number of terms{each}"
+        return f"{self.name or self.tensor}{slice_}: {grid}; number of terms{each}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the map as plain data, with one list of counts per axis."""
         return {
-            "tensor": self.tensor,
+            "tensor": self.name or self.tensor,
             "axes": {name: list(counts) for name, counts in self.axes},
             "factor": self.factor,
             "factor_is": self.factor_name,
@@ -207,12 +209,13 @@ class TermMap:
         }
 
 
-def term_map(problem: ConvProblem, tensor: str = "dx") -> TermMap:
+def term_map(problem: ConvProblem, tensor: str = "dx", is_transposed: bool = False) -> TermMap:
     """Return the number of terms of each element of dx, dw or y.
 
     Args:
         problem: the layer.
         tensor: "dx", "dw" or "y"; "x" stands for dx, "w" and "dF" for dw, "O" for y.
+        is_transposed: whether the tensor is that of the transposed layer that reverses the problem.
 
     Raises:
         ConvError: the tensor is unknown, or an axis is too long to count.
@@ -231,13 +234,15 @@ def term_map(problem: ConvProblem, tensor: str = "dx") -> TermMap:
                 axis=axis.name,
             )
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
-    count, factor, name = {
+    name, side = (mapped, "output") if is_transposed else ("", "input")
+    mapped = CONVOLUTION_NAMES[mapped] if is_transposed else mapped
+    count, factor, factors = {
         "dx": (input_counts, filters, counted(filters, "filter")),
         "dw": (tap_counts, problem.N, counted(problem.N, "image")),
-        "y": (output_counts, channels, counted(channels, "input channel")),
+        "y": (output_counts, channels, counted(channels, f"{side} channel")),
     }[mapped]
     axes = tuple((axis.name, tuple(count(axis))) for axis in problem.axes)
-    return TermMap(mapped, axes, factor, name, _why(mapped, problem, axes))
+    return TermMap(mapped, axes, factor, factors, _why(mapped, problem, axes), name)
 
 
 def _why(tensor: str, problem: ConvProblem, axes: Axes) -> str:

@@ -1,11 +1,12 @@
-"""HTML page of a model: a list of its convolutions, with an explanation of each."""
+"""HTML page of several layers, such as the convolutions of a model, with an explanation of each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cupyconv.explaining.explanation import explain
+from cupyconv.explaining.explanation import Explanation, explain
 from cupyconv.explaining.onnx_model import Model, ModelLayer
+from cupyconv.explaining.scene import heading
 from cupyconv.markup import STYLE, Document, Table, escape
 from cupyconv.planning import Plan
 from cupyconv.planning.plan import workspace_notes
@@ -45,6 +46,30 @@ def html(name: str, model: Model, planned: Sequence[tuple[ModelLayer, Sequence[P
             "<h2>Layers that were not read</h2>",
             Table(("layer", "settings", "why"), unread).html(),
         ]
+    return _page(name, parts)
+
+
+def layers_page(name: str, explanations: Sequence[Explanation]) -> str:
+    """Return a page of several explained layers, as one HTML file without scripts.
+
+    Args:
+        name: heading of the page.
+        explanations: the layers, in the order of the page.
+    """
+    parts = [
+        f"<h1>{escape(name)}</h1>",
+        f"<p>{len(explanations)} layers. Select a layer for its explanation.</p>",
+    ]
+    for number, explanation in enumerate(explanations, 1):
+        shapes = escape(heading(explanation.problem, explanation.is_transposed))
+        parts.append(
+            f"<details><summary><b>{escape(explanation.title or f'layer {number}')}</b> {shapes}"
+            f"</summary>{Document('', explanation.document.sections).html()}</details>"
+        )
+    return _page(name, parts)
+
+
+def _page(name: str, parts: Sequence[str]) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
@@ -60,7 +85,8 @@ def _layer(layer: ModelLayer, plans: Sequence[Plan], share: float) -> str:
         f"{shape_text(layer.input_shape)} * {shape_text(layer.problem.filter_shape)} -> "
         f"{shape_text(layer.output_shape)}"
     )
-    explanation = explain(layer.problem, values=None).document
+    reverses = layer.is_transposed
+    explanation = explain(layer.problem, values=None, transposed=reverses).document
     kernels = "".join(
         f"<h4>Kernels on {escape(plan.place)}</h4>{plan.table.html()}{plan.origin.html()}"
         for plan in plans

@@ -8,6 +8,7 @@ let scene = original;
 const PAD = -1;
 const ZERO = -2;
 const NARROW = innerWidth < 600;
+const FRAMED = self !== top; // part of another page, such as a notebook
 const TENSORS = ["x", "dx", "w", "dw", "y", "dy"];
 
 const plural = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
@@ -17,7 +18,9 @@ const meet = (k, c) =>
 const isFilter = (tensor) => tensor === "w" || tensor === "dw";
 const keyOf = (tensor, k, c) =>
   isFilter(tensor) ? `${k},${own(c)}` : String(tensor.endsWith("x") ? c : k);
-const planeName = (tensor, k, c) => `${tensor}[${keyOf(tensor, k, c)}]`;
+// The layer's name of a tensor of the problem: a transposed layer has other names.  Also the reverse.
+const called = scenes.naming(original.isTransposed);
+const planeName = (tensor, k, c) => `${called(tensor)}[${keyOf(tensor, k, c)}]`;
 const sizesOf = (tensor) => tensors.sizeOf(scene.problem, tensor);
 const lettersOf = (tensor) =>
   scenes.LETTERS[{ x: "input", w: "filter", y: "output" }[tensor.at(-1)]][scene.problem.rank];
@@ -27,7 +30,7 @@ function indexOf(tensor, k, c, at) {
   return [chosen.image, tensor.endsWith("x") ? c : k, ...at];
 }
 
-const nameOf = (tensor, k, c, at) => `${tensor}[${indexOf(tensor, k, c, at).join(",")}]`;
+const nameOf = (tensor, k, c, at) => `${called(tensor)}[${indexOf(tensor, k, c, at).join(",")}]`;
 
 // Returns the scene of the first layer, from the data of the page.
 function firstScene(data) {
@@ -416,7 +419,7 @@ function drawChannels() {
   const top = planes.find((t) => t.endsWith("x"));
   const side = planes.find((t) => t.endsWith("y"));
   const inner = planes.find(isFilter);
-  const grid = emptyGrid(`${inner} by channels: rows are channels of ${side}, columns of ${top}`);
+  const grid = emptyGrid(`${inner} by channels: rows are channels of ${called(side)}, columns of ${called(top)}`);
   grid.enter = enterChannels;
   largest = {};
   drawn.unknown = new Set();
@@ -442,8 +445,8 @@ function drawChannels() {
     }
   }
   const cuts = [
-    cutText(`k of ${side} and ${inner}`, drawn.filters, scene.problem.K),
-    cutText(`c of ${top}`, drawn.channels, scene.problem.C),
+    cutText(`k of ${called(side)} and ${inner}`, drawn.filters, scene.problem.K),
+    cutText(`c of ${called(top)}`, drawn.channels, scene.problem.C),
   ].filter(Boolean);
   $("cut").textContent = cuts.length ? `Drawn: ${cuts.join("; ")}.` : "";
   const columns = drawn.channels.length + 1;
@@ -543,7 +546,7 @@ class Panel {
         const isPad = i === PAD || j === PAD;
         const isEmpty = i < 0 || j < 0; // padding or a zero of the dilation
         const cell = isEmpty
-          ? attributed(element("span", isPad ? "pad" : "zero", "0"),
+          ? attributed(element("span", isPad ? "pad" : "zero"),
             { role: "gridcell", "aria-label": isPad ? "padding, 0" : "zero of the dilation" })
           : buttonOf("c", () => this.choose(spot), { tabindex: -1, role: "gridcell" });
         if (this.index === 2)
@@ -708,7 +711,7 @@ function reasonFor(tensor) {
 }
 
 function tell() {
-  const { tensor, operands: [first, second], over, function: name } = direction();
+  const { tensor, operands: [first, second], noun, function: name } = direction();
   const result = nameOf(tensor, chosen.k, chosen.c, at());
   const one = now();
   const added = one ? one.sum : chosen.step ? rest.total : 0;
@@ -716,12 +719,13 @@ function tell() {
   const total = rest ? rest.total : products.at(-1)?.sum;
   const computed = byLibrary(tensor, chosen.k, chosen.c, at());
   if (count === 0) {
-    $("told").textContent = tensor === "dx"
-      ? `${result} is zero: no window reads this element of x, so it does not affect y.`
+    $("told").textContent = tensor === "dx" && original.isTransposed
+      ? `${result} is the bias: no input reaches this element.`
+      : tensor === "dx" ? `${result} is zero: no window reads this element of x, so it does not affect y.`
       : `${result} is zero: it reads only padding.`;
   } else if (whole()) {
     $("told").textContent = `${result} is the sum of ${plural(count, "product")}` +
-      (direction().terms > 1 ? ` over ${plural(direction().terms, over)}` : "") +
+      (direction().terms > 1 ? ` over ${plural(direction().terms, noun)}` : "") +
       (total === undefined ? "." : `: ${long(total)}.`);
   } else if (!chosen.step) {
     $("told").textContent = `${result}: no product is added yet.`;
@@ -790,8 +794,8 @@ function arrange() {
   const focused = panels.findIndex((panel) => panel.grid.contains(document.activeElement));
   drawChannels();
   panels = [0, 1, 2].map((index) => new Panel(index));
-  $("planes").replaceChildren(...panels.flatMap((panel, i) =>
-    i ? [element("span", "sign", i === 1 ? "∗" : "→"), panel.element] : [panel.element]));
+  $("planes").replaceChildren(...panels.map((panel, i) => i
+    ? element("div", "operand", element("span", "sign", i === 1 ? "∗" : "→"), panel.element) : panel.element));
   $("key-zero").hidden = !drawn.planes[0].some((places) => places.includes(ZERO));
   return focused;
 }
@@ -812,7 +816,7 @@ function show() {
   $("image-count").textContent = `of ${scene.problem.N.toLocaleString("en")}` +
     (direction().over === "image" ? ": dw sums over all images; the list has the products of this image." : ".");
   $("source").textContent = `${scene.source ? `Values: ${scene.source}. ` : ""}${image}`;
-  const element_ = scene.problem.N && `${chosen.tensor}=${indexOf(chosen.tensor, chosen.k, chosen.c, at()).join()}`;
+  const element_ = scene.problem.N && `${called(chosen.tensor)}=${indexOf(chosen.tensor, chosen.k, chosen.c, at()).join()}`;
   address(story ? `#story=${story.name},${story.place + 1}`
     : `#${[isTurned() && layerAddress(), element_].filter(Boolean).join("&")}`);
   showKnobs();
@@ -876,6 +880,12 @@ function play() {
   tick();
 }
 
+// Returns the operands and the result of a pass, such as "x, w → y".
+function flowOf(tensor) {
+  const [first, second] = scene.directions[tensor].operands.map(called);
+  return `${first}, ${second} → ${called(tensor)}`;
+}
+
 function turnTo(tensor, looked = {}) {
   stop();
   chosen.tensor = tensor;
@@ -885,10 +895,10 @@ function turnTo(tensor, looked = {}) {
   document.querySelector(`input[value="${tensor}"]`).checked = true;
   $("channels-title").textContent = title;
   $("rule").textContent = `${rule}. ${note}`;
-  $("name-first").textContent = `of ${first}`;
-  $("name-second").textContent = `of ${second}`;
-  $("name-result").textContent = tensor;
-  $("planes-title").textContent = `The planes of one pair: ${first}, ${second} → ${tensor}`;
+  $("name-first").textContent = `of ${called(first)}`;
+  $("name-second").textContent = `of ${called(second)}`;
+  $("name-result").textContent = called(tensor);
+  $("planes-title").textContent = `The planes of one pair: ${flowOf(tensor)}`;
   show();
 }
 
@@ -907,15 +917,15 @@ function fromAddress() {
   };
   const isLayer = !original.noKnobs && parts.some(([name]) => Object.hasOwn(PARTS, name));
   if (isLayer && !showLayerOf((name) => take(name)[1] ?? null)) return;
-  const [tensor, indices] = take(...TENSORS);
-  if (tensor && !wrong) {
-    const [index, sizes] = [indices.split(","), sizesOf(tensor)];
+  const [name, indices] = take(...TENSORS);
+  if (name && !wrong) {
+    const [index, sizes] = [indices.split(","), sizesOf(called(name))];
     if (index.length === sizes.length && index.every((one, i) => /^\d+$/.test(one) && +one < sizes[i]))
-      visit(tensor, index.map(Number));
-    else notify(`${tensor}[${indices}] is not an element: ${tensor} is ${sizes.join("x")}, indices count from 0.`);
+      visit(called(name), index.map(Number));
+    else notify(`${name}[${indices}] is not an element: ${name} is ${sizes.join("x")}, indices count from 0.`);
   }
   if (parts.length) notify(`The page does not use ${parts.map((part) => `"${part.join("=")}"`).join(", ")} in the address.`);
-  if (!tensor && !isLayer) notify(`Write, for example, #dw=${sizesOf("dw").fill(0).join()}.`);
+  if (!name && !isLayer) notify(`Write, for example, #dw=${sizesOf("dw").fill(0).join()}.`);
 }
 
 // Shows the first layer with the element that it opens with.
@@ -958,10 +968,10 @@ function visit(tensor, [a, b, ...position]) {
   panels[direction().operands.indexOf(tensor)].focus(position);
 }
 
-for (const [tensor, { operands }] of Object.entries(scene.directions)) {
+for (const tensor of Object.keys(scene.directions)) {
   const radio = attributed(element("input"), { type: "radio", name: "direction", value: tensor });
   radio.addEventListener("change", () => turnTo(tensor));
-  $("directions").append(element("label", "", radio, element("span", "", `${operands.join(", ")} → ${tensor}`)));
+  $("directions").append(element("label", "", radio, element("span", "", flowOf(tensor))));
 }
 $("first").addEventListener("click", () => { stop(); stepTo(0); });
 $("back").addEventListener("click", () => { stop(); stepTo(chosen.step - 1); });
@@ -987,10 +997,18 @@ addEventListener("change", (event) => event.target.closest("#hand") || quiet(), 
 addEventListener("pointerdown", (event) => event.target.closest("button") && quiet(), true);
 addEventListener("click", (event) => !event.detail && event.target.closest("button") && quiet(), true);
 
+// Folds the text of a framed page, and tells the other page the height of its content.
+function fitFrame() {
+  for (const part of document.querySelectorAll("details.made")) part.open = false;
+  const tell_ = () => parent.postMessage({ cupyconvHeight: Math.ceil(document.body.getBoundingClientRect().height) }, "*");
+  new ResizeObserver(tell_).observe(document.body);
+}
+
 function start() {
   $("live").hidden = false;
   buildKnobs();
   buildStories();
   fromAddress();
+  if (FRAMED) fitFrame();
   document.documentElement.dataset.ready = "true";
 }

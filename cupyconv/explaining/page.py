@@ -20,10 +20,10 @@ from cupyconv.errors import ConvError
 from cupyconv.explaining import translate
 from cupyconv.explaining.scene import (
     DRAWN,
-    PASSES,
     RESULTS,
     Limits,
     Scene,
+    equivalent,
     heading,
     plain,
     scene,
@@ -72,6 +72,7 @@ def html(
     data: Mapping[str, Any],
     document: Document,
     element: Element | None = None,
+    is_transposed: bool = False,
 ) -> str:
     """Return the page of an explanation, as one file.
 
@@ -80,6 +81,7 @@ def html(
         data: values of the tensors by name, as far as they are known.
         document: text of the explanation.
         element: element to show first.
+        is_transposed: whether the layer is the transposed layer that reverses the problem.
 
     Raises:
         ConvError: the layer is too large to draw, or too large for a browser's integers.
@@ -94,10 +96,11 @@ def html(
     programs = "".join(
         f"<details><summary>{escape(entry.framework)}</summary>"
         f"<pre>{escape(entry.program)}</pre></details>"
-        for entry in translate.translations(problem)
+        for entry in translate.translations(problem, is_transposed)
     )
     content = {
-        "title": escape(document.title or heading(problem)),
+        "title": escape(document.title or heading(problem, is_transposed)),
+        "equivalent": escape(equivalent(problem)) if is_transposed else "",
         "policy": escape(_POLICY),
         "style": _asset("page.css"),
         "script": "".join(map(_script, _SCRIPTS)),
@@ -106,9 +109,27 @@ def html(
     }
     filled = (*content.values(), _asset("page.html"))
     left = _MOST_BYTES - sum(len(text.encode()) for text in filled)
-    content["scene"] = _scene(problem, data, element, left)
+    content["scene"] = _scene(problem, data, element, left, is_transposed)
     # Fill all places in one pass, so that filled-in text is never filled again.
     return re.sub(r"\{\{(\w+)\}\}", lambda place: content[place[1]], _asset("page.html"))
+
+
+def framed(attributes: str) -> str:
+    """Return HTML that shows a page in a frame as high as the page's content.
+
+    Where scripts do not run, the frame keeps the height of its style.
+
+    Args:
+        attributes: attributes of the frame, which name the page.
+    """
+    # The page sends its height whenever it changes.
+    script = (
+        "(frame => addEventListener('message', ({ source, data }) => {"
+        "if (source === frame.contentWindow && data.cupyconvHeight)"
+        "frame.style.height = `${data.cupyconvHeight}px`}))"
+        "(document.currentScript.previousElementSibling)"
+    )
+    return f"<iframe {attributes}></iframe><script>{script}</script>"
 
 
 class Page:
@@ -119,9 +140,9 @@ class Page:
 
     def _repr_html_(self) -> str:
         # A frame isolates the styles and scripts of the page and of the notebook.
-        return (
-            f'<iframe srcdoc="{escape(self.content)}" sandbox="allow-scripts" '
-            'style="width:100%;height:52rem;border:0" title="interactive explanation"></iframe>'
+        return framed(
+            f'srcdoc="{escape(self.content)}" sandbox="allow-scripts" '
+            'style="width:100%;height:52rem;border:0" title="interactive explanation"'
         )
 
     def __repr__(self) -> str:
@@ -158,7 +179,11 @@ def open_in_browser(content: str, path: str | Path | None = None) -> None:
 
 
 def _scene(
-    problem: ConvProblem, data: Mapping[str, Any], element: Element | None, most_bytes: int
+    problem: ConvProblem,
+    data: Mapping[str, Any],
+    element: Element | None,
+    most_bytes: int,
+    is_transposed: bool,
 ) -> str:
     """Return the data of the page as JSON in ASCII, for a script of the page.
 
@@ -166,7 +191,7 @@ def _scene(
     """
     tried: list[tuple[Limits, Kept]] = [(limits, "all") for limits in _LIMITS]
     for limits, kept in [*tried, (_LIMITS[-1], "sums"), (_LIMITS[-1], "pair")]:
-        content = _content(scene(problem, data, element, limits), limits, kept)
+        content = _content(scene(problem, data, element, limits, is_transposed), limits, kept)
         # Escape "<": in a script, "</" and "<!--" change how a browser reads the rest.
         text = json.dumps(content, separators=(",", ":")).replace("<", "\\u003c")
         if len(text) <= most_bytes:
@@ -192,7 +217,7 @@ def _is_kept(drawn: Scene, tensor: str, k: int, c: int, kept: Kept) -> bool:
 
 def _content(drawn: Scene, limits: Limits, kept: Kept) -> dict[str, Any]:
     """Return the data of the page: the first layer, its first elements, its values, and limits."""
-    problem, data = drawn.problem, drawn.data
+    problem, data, reverses = drawn.problem, drawn.data, drawn.is_transposed
     reason, knobs = _no_knobs(problem), _knobs(problem, data)
     numbers = sum(map(prod, (problem.input_shape, problem.filter_shape, problem.output_shape)))
     computes = (
@@ -223,10 +248,14 @@ def _content(drawn: Scene, limits: Limits, kept: Kept) -> dict[str, Any]:
         "k": drawn.k,
         "c": drawn.c,
         "directions": {
-            tensor: {"at": direction.at, "rule": Element(problem, tensor, origin).rule}
+            tensor: {
+                "at": direction.at,
+                "rule": Element(problem, tensor, origin, is_transposed=reverses).rule,
+            }
             for tensor, direction in drawn.directions.items()
         },
-        "passes": {tensor: pass_._asdict() for tensor, pass_ in PASSES.items()},
+        "passes": {name: each.pass_._asdict() for name, each in drawn.directions.items()},
+        "isTransposed": reverses,
         "dtype": problem.dtype,
         "knobs": knobs,
         "noKnobs": reason,

@@ -7,7 +7,16 @@ from math import prod
 from typing import Any, TypeVar
 
 from cupyconv.errors import ConvError
-from cupyconv.explaining import adjoints, maps, shapes, terms, translate, transposed
+from cupyconv.explaining import (
+    adjoints,
+    crops,
+    maps,
+    receptive,
+    shapes,
+    terms,
+    translate,
+    transposed,
+)
 from cupyconv.explaining import values as numbers
 from cupyconv.explaining.adjoints import AdjointAxis
 from cupyconv.explaining.counts import MAPPED, visible
@@ -19,6 +28,9 @@ from cupyconv.problem import PASSES, RESULT, ConvAxis, ConvProblem, counted, sha
 
 _DRAWN_CHANNELS = 6
 """Largest number of rows and of columns in the grid of channel pairs, gaps included (hand-set)."""
+
+_MOST_TRIED = 9
+"""Largest number of inputs among which the example of the chain rule is chosen (hand-set)."""
 
 MOST_PRINTED = 300
 """Largest number of elements of all six tensors together for which all are printed (hand-set)."""
@@ -47,11 +59,13 @@ def sections(
         _tensors(problem),
         *_axes(problem),
         _size_options(problem, translations),
+        _chain_rule(problem),
         _input_gradient(problem),
         _filter_gradient(problem),
+        _around(problem),
         _products(problem),
         _counts(problem),
-        _elsewhere(translations, is_transposed),
+        _elsewhere(translate.translations(problem, is_transposed), is_transposed),
     )
 
 
@@ -67,7 +81,6 @@ def _head(problem: ConvProblem, is_transposed: bool) -> Section:
         f"y {shape_text(problem.output_shape)}"
     )
     x, w, y = (terms.indexed(t, terms.names(problem, t)) for t in ("x", "w", "y"))
-    grouped = terms.GROUPED if problem.groups > 1 else ""
     return Section(
         "The convolution that the transposed layer reverses" if is_transposed else "",
         (
@@ -75,7 +88,8 @@ def _head(problem: ConvProblem, is_transposed: bool) -> Section:
             Paragraph(shapes.settings(problem)),
             Paragraph(
                 f"Indices are written {x}, {w} and {y}, whatever the memory order: n is the image, "
-                f"c the input channel and k the filter or output channel.{terms.INDEX_W}{grouped} "
+                f"c the input channel and k the filter or output channel.{terms.INDEX_W}"
+                f"{terms.grouped(problem)} "
                 "dy, dx and dw are the gradients of the loss with respect to y, x and w (dE/dO, "
                 "dE/dX and dE/dF)."
             ),
@@ -251,6 +265,7 @@ def sizes_section(problem: ConvProblem) -> Section:
         f"{shapes.sized(problem.output_sizes, 'output')}: {forward}.",
     ]
     wide = [axis for axis in problem.axes if len(axis.valid_input_sizes) > 1]
+    crop: list[Block] = []
     if wide:
         several = _clauses(
             problem, lambda axis: shapes.sizes_that_give(axis.valid_input_sizes, axis.output)
@@ -261,12 +276,9 @@ def sizes_section(problem: ConvProblem) -> Section:
             f"and similar functions take the size of dx, here {x}, as their argument "
             "input_sizes. They reject sizes that do not give this dy."
         )
+        crop = list(crops.blocks(problem))
         if moved := _clauses(problem, _moved):
-            texts.append(
-                "Under SAME, the input size also decides the padding, and so where the "
-                f"windows start: {moved}. Therefore dx for the other input size is not this "
-                "dx padded or cropped: its values differ."
-            )
+            crop.append(Paragraph(f"Under SAME, the input size also decides the padding: {moved}."))
     else:
         strided = [axis for axis in problem.axes if axis.stride > 1]
         only = (
@@ -280,16 +292,19 @@ def sizes_section(problem: ConvProblem) -> Section:
             f"{'less padding' if strided else 'a larger stride'} several sizes of dx would fit "
             "the same dy."
         )
+    blocks: list[Block] = [*map(Paragraph, texts), *crop]
     dead = [axis for axis in problem.axes if axis.unread_after]
     if dead:
         rows = "; ".join(_trailing(axis) for axis in dead)
         between = any(axis.unread_inputs > axis.unread_after for axis in problem.axes)
         more = "; inputs between windows or taps are not read either" if between else ""
-        texts.append(
-            f"Part of x is never read: {rows}{more}. These inputs do not affect y, so their "
-            "gradient is exactly zero. dx contains these zeros."
+        blocks.append(
+            Paragraph(
+                f"Part of x is never read: {rows}{more}. These inputs do not affect y, so their "
+                "gradient is exactly zero. dx contains these zeros."
+            )
         )
-    return Section(title, tuple(map(Paragraph, texts)))
+    return Section(title, tuple(blocks))
 
 
 def _tensors(problem: ConvProblem) -> Section:
@@ -311,6 +326,7 @@ def _axes(problem: ConvProblem) -> list[Section]:
             ("window", _window(axis)),
             ("input sizes", f"{entry.input_sizes}{_interval(axis)}"),
             ("unread inputs", entry.unread),
+            ("receptive field", receptive.text(axis)),
         )
         title = f"{'Axis' if len(entry.axes) == 1 else 'Axes'} {shapes.listed(entry.axes)}"
         sections.append(Section(title, (Table(("", ""), rows),)))
@@ -322,6 +338,69 @@ def _size_options(problem: ConvProblem, translations: Sequence[Translation]) -> 
     rows += [(entry.framework, entry.size) for entry in translations]
     title = "How other frameworks specify the size of dx"
     return Section(title, (Table(("", ""), tuple(rows)),))
+
+
+def _chain_rule(problem: ConvProblem) -> Section:
+    """Return the section that derives dx and dw, and explains why only dx flips the filter."""
+    examples = [(axis, _busiest_input(axis)) for axis in problem.axes]
+    axis, (h_, found) = max(examples, key=lambda example: len(example[1][1].first))
+    h, r, p = terms.letters(axis)
+    reads, filters = terms.position_text(axis), "conj(w" if problem.is_complex else "w"
+    x, end = ("conj(x", ")") if problem.is_complex else ("x", "")
+    lines = [
+        f"y[{p}]  = sum over {r} of x[{h}] * w[{r}],   where {reads}",
+        f"dx[{h}] = sum over {p} of dy[{p}] * {filters}[{r}]{end},  where {terms.tap_text(axis)}",
+        f"dw[{r}] = sum over {p} of dy[{p}] * {x}[{h}]{end},  where {reads}",
+    ]
+    blocks: list[Block] = [
+        Paragraph(
+            "By the chain rule, the gradient of an element is a sum over all outputs that read it: "
+            f"dy of the output times the other factor of the product. In y[{p}], x[{h}] is "
+            f"multiplied by w[{r}], and w[{r}] by x[{h}]. Along {axis.name}, for one channel and "
+            "one filter:"
+        ),
+        Verbatim("\n".join(lines)),
+    ]
+    title = "The chain rule"
+    if len(found.first) > 1:
+        title = "The chain rule, and why dx flips the filter"
+        pairs = sorted(zip(found.first, found.second, strict=True))
+        most = terms.SHOWN_FIRST + terms.SHOWN_LAST
+        width = max(len(str(number)) for pair in pairs for number in pair) + 2
+        rows = [
+            f"{label}{''.join(str(pair[i]).rjust(width) for pair in pairs[:most])}"
+            + (" ..." if len(pairs) > most else "")
+            for i, label in enumerate((f"output {p}", f"tap {r}   "))
+        ]
+        blocks += [
+            Paragraph(f"For example, these outputs read x[{h_}], each through one tap:"),
+            Verbatim("\n".join(rows)),
+            Paragraph(
+                f"As {p} grows, {r} falls: from the side of x, the taps run backwards. So the "
+                f"filter is flipped in dx. In dw, {h} grows with {p}, so nothing is flipped."
+            ),
+        ]
+    return Section(title, tuple(blocks))
+
+
+def _busiest_input(axis: ConvAxis) -> tuple[int, terms.AxisTerms]:
+    """Return the first of the first inputs with the most terms in dx, and these terms."""
+    first = ((h, terms.input_terms(axis, h)) for h in range(min(axis.input, _MOST_TRIED)))
+    return max(first, key=lambda found: len(found[1].first))
+
+
+def _around(problem: ConvProblem) -> Section:
+    """Return the section on the batch, a bias, an activation and a filter that is used twice."""
+    over = f"the {problem.N} images" if problem.N > 1 else "the images of a batch"
+    texts = (
+        f"dw and db are sums over {over}, not means. If the loss is a mean over the batch, dy "
+        "already contains the factor 1/N.",
+        "A bias is added to y, so it changes neither dx nor dw; db sums dy. If an activation "
+        "follows, dy is the gradient before it: multiply the gradient of the result by the "
+        "derivative of the activation. For ReLU, dy is 0 where the result is 0.",
+        "If two layers use the same filter, its gradient is the sum of both dw.",
+    )
+    return Section("Batch, bias, activation and shared filters", tuple(map(Paragraph, texts)))
 
 
 def _input_gradient(problem: ConvProblem) -> Section:
@@ -433,15 +512,15 @@ def _elsewhere(translations: Sequence[Translation], is_transposed: bool) -> Sect
     for entry in translations:
         rows.append((entry.framework, entry.call))
         rows += [("", f"- {flag}") for flag in entry.flags]
-    option = "" if is_transposed else "pass --code pytorch on the command line, or "
     text = (
         "Each entry is the line of a program that computes the forward pass, with notes on limits "
         "of the framework. X and W are x and w in the axis order of the framework. "
-        f"For the whole program, {option}read explanation.code('pytorch').program in Python."
+        "For the whole program, pass --code pytorch on the command line, or read "
+        "explanation.code('pytorch').program in Python."
     )
-    return Section(
-        "The same layer in other frameworks", (Paragraph(text), Table(("", ""), tuple(rows)))
-    )
+    layer = "transposed layer" if is_transposed else "same layer"
+    title = f"The {layer} in other frameworks"
+    return Section(title, (Paragraph(text), Table(("", ""), tuple(rows))))
 
 
 # -- parts of sentences ----------------------------------------------------------------------------

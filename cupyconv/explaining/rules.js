@@ -78,6 +78,13 @@ const rules = (() => {
       return [Math.max(this.firstInput, 1), this.firstInput + this.stride - 1];
     }
 
+    // The axis with another input size; SAME padding depends on the size.
+    ofInput(size) {
+      const rule = [size, this.filter, this.stride, this.dilation];
+      const pair = this.mode.startsWith("same") ? samePadding(this.mode, ...rule) : [this.before, this.after];
+      return new Axis(this.name, ...rule, ...pair, this.mode);
+    }
+
     // All triples (input, tap, output) in which the tap reads the input for the output, as a flat array.
     get triples() {
       const { input, filter, output, stride, dilation, before } = this;
@@ -176,7 +183,8 @@ const rules = (() => {
     }
     const places = { N, C: K };
     axes.forEach((axis) => (places[axis.name] = axis.output));
-    return { layer, rank, N, C, K, groups, groupChannels: C / groups, groupFilters: K / groups, axes, mode, stride, dilation, dataFormat, filterFormat,
+    return { layer, rank, N, C, K, groups, groupChannels: C / groups, groupFilters: K / groups, axes,
+      isUneven: axes.some((axis) => axis.before !== axis.after), mode, stride, dilation, dataFormat, filterFormat,
       outputShape: [...dataFormat].map((letter) => places[letter]) };
   }
 
@@ -225,7 +233,9 @@ const rules = (() => {
 
   function working(call) {
     const [orders, others] = [call.orders(), call.others()];
-    const swaps = distinct(valid(call, orders), MOST_ORDERS);
+    // A filter with as many taps on each axis is hardly one of another shape in another order.
+    const plausible = orders.filter((fix) => call.score()[0] > 1 || call.after(fix).score()[0] === 1);
+    const swaps = distinct(valid(call, plausible), MOST_ORDERS);
     const changes = distinct(valid(call, others), MOST_OTHERS);
     if (swaps.length || changes.length) {
       const keys = (fix) => Object.keys(fix.changes);

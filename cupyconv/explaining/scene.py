@@ -12,17 +12,16 @@ part: both ends and the surroundings of the chosen element, with None for each g
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from cupyconv import arrays
 from cupyconv.errors import ConvError
 from cupyconv.explaining import adjoints, shapes, terms
-from cupyconv.explaining.counts import visible
+from cupyconv.explaining.counts import visible, with_gaps
 from cupyconv.explaining.terms import Element
-from cupyconv.explaining.values import OPERANDS
+from cupyconv.explaining.values import OPERANDS, Values
 from cupyconv.problem import ConvAxis, ConvProblem, shape_text
 
 PAD, ZERO = -1, -2
@@ -65,6 +64,7 @@ class Pass(NamedTuple):
         operands: names of the two tensors that are multiplied.
         title: heading of the drawing.
         over: what the sum runs over besides positions: "channel", "filter" or "image".
+        noun: name of one of them in sentences.
         function: name of the library function that computes the result.
         flipped: whether the second operand is drawn in reverse order.
         notes: two sentences on the padding and zeros in the first operand's plane: for layers
@@ -74,6 +74,7 @@ class Pass(NamedTuple):
     operands: tuple[str, str]
     title: str
     over: str
+    noun: str
     function: str
     flipped: bool
     notes: tuple[str, str]
@@ -84,6 +85,7 @@ PASSES = {
         ("x", "dy"),
         "dw: one channel of x and one channel of dy give each slice",
         "image",
+        "image",
         "conv_backprop_filter",
         False,
         ("", "Padding is dashed."),
@@ -91,6 +93,7 @@ PASSES = {
     "dx": Pass(
         ("dy", "w"),
         "dx: each channel of x sums over the filters that read it",
+        "filter",
         "filter",
         "conv_backprop_input",
         True,
@@ -104,11 +107,33 @@ PASSES = {
         ("x", "w"),
         "y: each filter sums over the channels of x",
         "channel",
+        "channel",
         "conv_forward",
         False,
         ("", "Padding is dashed."),
     ),
 }
+
+
+TRANSPOSED_PASSES = {
+    "dw": PASSES["dw"]._replace(title="dw: one channel of dy and one channel of x give each slice"),
+    "dx": PASSES["dx"]._replace(
+        title="y: each output channel sums over the input channels, each with its own filter",
+        noun="input channel",
+        function="conv_transpose",
+        notes=(
+            "Dashed padding around x lets the flipped filter reach all of y.",
+            "x is dilated by the stride: its zeros are hatched, its padding is dashed. The "
+            "flipped filter slides over it with stride 1.",
+        ),
+    ),
+    "y": PASSES["y"]._replace(
+        title="dx: each input channel sums over the channels of dy",
+        noun="output channel",
+        function="conv_forward(dy, w)",
+    ),
+}
+"""Properties of the results of a transposed layer, keyed by their names in the convolution."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +164,7 @@ class Direction:
             drawn position of the result.
         terms: number of channels, filters or images that the sum runs over.
         note: sentence on the padding and zeros in the first operand's plane.
+        pass_: properties of the computation that are the same for all layers.
     """
 
     tensor: str
@@ -147,10 +173,7 @@ class Direction:
     meetings: tuple[Mapping[int, Meeting], ...]
     terms: int
     note: str
-
-    @property
-    def pass_(self) -> Pass:
-        return PASSES[self.tensor]
+    pass_: Pass
 
     @property
     def tensors(self) -> tuple[str, str, str]:
@@ -172,6 +195,8 @@ class Scene:
         directions: drawing of each result.
         missing: reason for missing values, for each tensor without values.
         source: origin of the values, in words.
+        is_transposed: whether texts have the names of the transposed layer that reverses the
+            problem.
     """
 
     problem: ConvProblem
@@ -185,6 +210,11 @@ class Scene:
     directions: Mapping[str, Direction]
     missing: Mapping[str, str]
     source: str
+    is_transposed: bool
+
+    def called(self, tensor: str) -> str:
+        """Return the layer's name of a tensor of the problem."""
+        return terms.CONVOLUTION_NAMES[tensor] if self.is_transposed else tensor
 
     @property
     def group_filters(self) -> int:
@@ -229,10 +259,15 @@ class Scene:
         return arrays.on_host(array.transpose(order)[self.index(tensor, k, c)])
 
 
-def heading(problem: ConvProblem) -> str:
+def equivalent(problem: ConvProblem) -> str:
+    """Return a sentence on the convolution whose input gradient a transposed layer computes."""
+    return f"The layer computes the input gradient of the convolution {heading(problem)}."
+
+
+def heading(problem: ConvProblem, is_transposed: bool = False) -> str:
     """Return the shapes of a layer as one line, the heading of a picture or page without title."""
-    given = f"{shape_text(problem.input_shape)} * {shape_text(problem.filter_shape)}"
-    return f"{given} -> {shape_text(problem.output_shape)}"
+    x, w, y = map(shape_text, (problem.input_shape, problem.filter_shape, problem.output_shape))
+    return f"transposed layer: {y} * {w} -> {x}" if is_transposed else f"{x} * {w} -> {y}"
 
 
 def plain(number: Any) -> float:
@@ -269,6 +304,7 @@ def scene(
     data: Mapping[str, Any],
     element: Element | None = None,
     limits: Limits = DRAWN,
+    is_transposed: bool = False,
 ) -> Scene:
     """Return the drawing of a layer.
 
@@ -277,6 +313,7 @@ def scene(
         data: values of the tensors by name, as far as they are known.
         element: element to mark and to show first.
         limits: largest part to draw.
+        is_transposed: whether the layer is the transposed layer that reverses the problem.
 
     Raises:
         ConvError: the layer is too large to draw.
@@ -294,19 +331,25 @@ def scene(
     image, k, c = _channels_of(problem, element)
     chosen = _chosen(problem, element)
     missing = {tensor: _reason(problem, data, tensor) for tensor in (*OPERANDS, *RESULTS)}
-    return Scene(
+    opened = "dx" if is_transposed else shapes.question(problem)
+    passes = TRANSPOSED_PASSES if is_transposed else PASSES
+    drawn = Scene(
         problem,
         data,
-        element.tensor if element else shapes.question(problem),
+        element.tensor if element else opened,
         image,
         k,
         c,
         _drawn(problem.K, limits.channels, k),
         _drawn(problem.C, limits.channels, c),
-        {tensor: _direction(problem, tensor, chosen, limits) for tensor in RESULTS},
+        {name: _direction(problem, name, chosen, limits, passes[name]) for name in RESULTS},
         {tensor: reason for tensor, reason in missing.items() if reason},
-        "" if all(missing.values()) else getattr(data, "source", ""),
+        "",
+        is_transposed,
     )
+    if isinstance(data, Values) and not all(missing.values()):
+        return replace(drawn, source=data.source_of(drawn.called))
+    return drawn
 
 
 def _reason(problem: ConvProblem, data: Mapping[str, Any], tensor: str) -> str:
@@ -359,19 +402,6 @@ def _busiest(axis: ConvAxis) -> int:
 
 
 # -- positions -------------------------------------------------------------------------------------
-
-
-def with_gaps(positions: Iterable[int]) -> Places:
-    """Return positions in ascending order, with None in each gap of more than one position."""
-    ordered = sorted(set(positions))
-    places: list[int | None] = [*ordered[:1]]
-    for before, after in pairwise(ordered):
-        if after - before == 2:  # the position takes no more room than the sign for a gap
-            places.append(before + 1)
-        elif after - before > 2:
-            places.append(None)
-        places.append(after)
-    return tuple(places)
 
 
 def _drawn(size: int, room: int, needed: int) -> Places:
@@ -438,7 +468,11 @@ def _content(tensor: str, axis: ConvAxis, place: int | None) -> int | None:
 
 
 def _direction(
-    problem: ConvProblem, tensor: str, chosen: Mapping[str, tuple[int, ...]], limits: Limits
+    problem: ConvProblem,
+    tensor: str,
+    chosen: Mapping[str, tuple[int, ...]],
+    limits: Limits,
+    pass_: Pass,
 ) -> Direction:
     """Return the drawing of a result."""
     rules = {
@@ -472,7 +506,8 @@ def _direction(
         tuple(zip(*planes, strict=True)),
         tuple(meetings),
         {"dw": problem.N, "dx": filters, "y": channels}[tensor],
-        PASSES[tensor].notes[condition],
+        pass_.notes[condition],
+        pass_,
     )
 
 

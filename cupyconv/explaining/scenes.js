@@ -6,6 +6,11 @@ const scenes = (() => {
     filter: { 1: "s", 2: "rs", 3: "trs" },
     output: { 1: "q", 2: "pq", 3: "zpq" },
   };
+  // Names of a transposed layer's tensors in the convolution that it reverses, and vice versa.
+  const NAMES = { x: "dy", w: "w", y: "dx", dy: "x", dx: "y", dw: "dw" };
+  // Returns a function that returns the layer's name of a tensor of the problem, and vice versa.
+  const naming = (isTransposed) => (tensor) => (isTransposed ? NAMES[tensor] : tensor);
+
   const the = (count, noun) => (count === 1 ? `the only ${noun}` : `the ${count} ${noun}s`);
 
   // Returns the convolution along an axis that computes dx: dilated dy with the flipped filter.
@@ -43,10 +48,12 @@ const scenes = (() => {
   }
 
   // Returns how each result is computed.  `first` is the data of the page, as in `blank`.
-  function directions(problem, { passes, turned }) {
+  function directions(problem, { passes, turned, isTransposed }) {
+    const called = naming(isTransposed);
+    const [X, DY, Y, DX] = ["x", "dy", "y", "dx"].map(called);
     const { rank, N, groups, groupChannels, groupFilters, axes, stride } = problem;
     const [h, r, p] = ["input", "filter", "output"].map((kind) => [...LETTERS[kind][rank]].join());
-    const [x, w, dy] = [`x[n,c,${h}]`, `w[k,c,${r}]`, `dy[n,k,${p}]`];
+    const [x, w, dy] = [`${X}[n,c,${h}]`, `w[k,c,${r}]`, `${DY}[n,k,${p}]`];
     const where = groups > 1 ? " of its group" : "";
     const comma = (letters) => letters.split(",").join(", ");
     const isPadded = axes.some((axis) => axis.before || axis.after);
@@ -54,20 +61,20 @@ const scenes = (() => {
       ({ tensor, ...passes[tensor], note: passes[tensor].notes[+condition], ...parts });
     return {
       dw: of("dw", isPadded, {
-        pair: "dw[{k},{own}] depends on channel {c} of x and channel {k} of dy only. Each pair fills its " +
+        pair: `dw[{k},{own}] depends on channel {c} of ${X} and channel {k} of ${DY} only. Each pair fills its ` +
           "own cell: nothing is tiled, broadcast or averaged.",
         rules: axes.map(filterRule), terms: N, rule: `dw[k,c,${r}] = sum over n, ${comma(p)} of ${dy} * ${x}`,
         at: axes.map((axis) => axis.filter >> 1) }),
       dx: of("dx", Math.max(...stride) > 1, {
-        pair: `dx[{c}] is the sum of its column, over ${the(groupFilters, "channel")} of dy${where}: dy[{k}] ` +
-          "enters the sum through w[{k},{own}].",
+        pair: `${DX}[{c}] is the sum of its column, over ${the(groupFilters, "channel")} of ${DY}${where}: ` +
+          `${DY}[{k}] enters the sum through w[{k},{own}].`,
         rules: axes.map(inputRule), terms: groupFilters,
-        rule: `dx[n,c,${h}] = sum over k, ${comma(r)} of ${dy} * ${w}`,
+        rule: `${DX}[n,c,${h}] = sum over k, ${comma(r)} of ${dy} * ${w}`,
         at: axes.map((axis) => busiest(axis, turned.places)) }),
       y: of("y", isPadded, {
-        pair: `y[{k}] is the sum of its row, over ${the(groupChannels, "channel")} of x${where}: x[{c}] enters ` +
-          "the sum through w[{k},{own}].",
-        rules: axes, terms: groupChannels, rule: `y[n,k,${p}] = sum over c, ${comma(r)} of ${x} * ${w}`,
+        pair: `${Y}[{k}] is the sum of its row, over ${the(groupChannels, "channel")} of ${X}${where}: ${X}[{c}] ` +
+          "enters the sum through w[{k},{own}].",
+        rules: axes, terms: groupChannels, rule: `${Y}[n,k,${p}] = sum over c, ${comma(r)} of ${x} * ${w}`,
         at: axes.map((axis) => Math.min(1, axis.output - 1)) }),
     };
   }
@@ -100,7 +107,8 @@ const scenes = (() => {
     const problem = rules.problem(layer);
     const { groupFilters, groupChannels, axes } = problem;
     const plain = axes.every((axis) => axis.stride === 1 && axis.dilation === 1 && !axis.before && !axis.after);
-    return { problem, opened: plain ? "dw" : "dx", image: 0, k: Math.min(2, groupFilters - 1),
+    const { isTransposed } = first;
+    return { problem, isTransposed, opened: plain && !isTransposed ? "dw" : "dx", image: 0, k: Math.min(2, groupFilters - 1),
       c: Math.min(1, groupChannels - 1), directions: directions(problem, first), limits: first.turned,
       dtype: "float32", source: "", missing: {}, library: {}, values: {}, data: null };
   }
@@ -118,19 +126,22 @@ const scenes = (() => {
     const reason = tooLarge(problem, first.most);
     const names = ["x", "w", "dy", "dw", "dx", "y"];
     if (reason) return { ...made, missing: Object.fromEntries(names.map((name) => [name, reason])) };
-    const data = known ?? tensors.all(problem, knobs);
+    const data = known ?? tensors.all(problem, knobs, ...["y", "dy"].map(naming(first.isTransposed)));
     const values = Object.fromEntries(names.map((name) =>
       [name, packed(data[name], tensors.sizeOf(problem, name), image, name.endsWith("w"))]));
-    return { ...made, values, data, source: sourceOf(knobs) };
+    return { ...made, values, data, source: sourceOf(knobs, naming(first.isTransposed)) };
   }
+
+  // Returns the name of an element with the other name of its tensor.
+  const renamed = (element, called) => element.replace(/^(x|w|dy)(?=\[)/, called);
 
   const isDrawn = (values) => values === "normal" || values === "integers";
 
-  function sourceOf({ values, seed, loss, edits = {} }) {
+  function sourceOf({ values, seed, loss, edits = {} }, called) {
     const drawn = `random ${values === "normal" ? "data" : "integers"} of seed ${seed}`;
-    const others = loss === "dot" ? "the others are" : `${values === "x" ? "w" : "x"} is`;
-    const first = isDrawn(values) ? "" : `${values} is 1 in its middle and 0 elsewhere, ${others} `;
-    const set = Object.entries(edits).map(([element, value]) => `, ${element} = ${value}`);
+    const others = loss === "dot" ? "the others are" : `${values === called("x") ? "w" : "x"} is`;
+    const first = isDrawn(values) ? "" : `${called(values)} is 1 in its middle and 0 elsewhere, ${others} `;
+    const set = Object.entries(edits).map(([element, value]) => `, ${renamed(element, called)} = ${value}`);
     const fixed = { sum: "; dy is 1 everywhere", squares: "; dy is y" }[loss] ?? "";
     return `${first}${drawn}${set.join("")}${fixed}`;
   }
@@ -140,11 +151,10 @@ const scenes = (() => {
   const tuple = (values) => rules.python(rules.compact(values));
   const list = (values) => `[${values.map((one) => (Array.isArray(one) ? list(one) : one)).join(", ")}]`;
 
-  function pytorch({ rank, axes, stride, dilation, groups, mode }) {
-    const isCropped = axes.some((axis) => axis.before !== axis.after);
+  function pytorch({ rank, axes, isUneven, stride, dilation, groups, mode }) {
     const rest = `stride=${tuple(stride)}, dilation=${tuple(dilation)}, groups=${groups}`;
     let [source, padding] = ["X", `padding=${tuple(axes.map((axis) => axis.before))}`];
-    if (isCropped) {
+    if (isUneven) {
       const sides = [...axes].reverse().flatMap((axis) => [axis.before, axis.after]);
       [source, padding] = [`F.pad(X, ${rules.python(sides)})`, "padding=0"];
     } else if (mode.startsWith("same") && Math.max(...stride) === 1) padding = "padding='same'";
@@ -185,6 +195,37 @@ const scenes = (() => {
       `'${dataFormat}'), feature_group_count=${groups}, precision='highest')`;
   }
 
+  // The lines of a transposed layer; the problem is the convolution that it reverses.
+  const inside = (axes) => axes.map((axis) => `${axis.before}:${axis.before + axis.input}`).join(", ");
+  const extra = (axes) => rules.compact(axes.map((axis) => axis.outputPadding));
+
+  function pytorchTransposed({ rank, axes, isUneven, stride, dilation, groups }) {
+    const padding = isUneven ? "0" : tuple(axes.map((axis) => axis.before));
+    return `F.conv_transpose${rank}d(X, W, padding=${padding}, output_padding=${rules.python(extra(axes))}, ` +
+      `stride=${tuple(stride)}, dilation=${tuple(dilation)}, groups=${groups})` +
+      (isUneven ? `[:, :, ${inside(axes)}]` : "");
+  }
+
+  function tensorflowTransposed(problem) {
+    const { rank, N, C, axes, stride, dilation, groups, mode } = problem;
+    const left = axes.map((axis) => axis.outputPadding);
+    const isPadded = axes.every((axis) => axis.filter === 1) && left.some(Boolean);
+    const isWord = !isPadded && (mode === "same" || mode === "valid");
+    const isCropped = !isWord && axes.some((axis) => axis.before || axis.after);
+    const sizes = axes.map((axis, i) => (isWord ? axis.input : axis.padded) - (isPadded ? left[i] : 0));
+    const each = (values) => rank === 1 ? values[0] : list(rank === 2 ? values : [1, ...values, 1]);
+    const gaps = Math.max(...dilation) > 1 ? `, dilations=${each(dilation)}` : "";
+    const call = (x, w) => `tf.nn.conv${rank}d_transpose(${x}, ${w}, ${list([N, ...sizes, C / groups])}, ` +
+      `strides=${each(stride)}, padding="${isWord ? mode.toUpperCase() : "VALID"}"${gaps})`;
+    const all = groups === 1 ? call("X", "W")
+      : `tf.concat([${call("a", "b")} for a, b in zip(tf.split(X, ${groups}, -1), tf.split(W, ${groups}, -1))], -1)`;
+    const zeros = `, ${list([[0, 0], ...left.map((one) => [0, one]), [0, 0]])})`;
+    return (isPadded ? `tf.pad(${all}${zeros}` : all) + (isCropped ? `[:, ${inside(axes)}]` : "");
+  }
+
+  const jaxTransposed = (problem) =>
+    `jax.linear_transpose(lambda y: ${jax(problem).replace("(x, w,", "(y, w,")}, y)(x)[0]`;
+
   // Returns ConvProblem's arguments that differ from their defaults, as pairs of a name and a value.
   function changed(rank, layer) {
     const usual = { stride: 1, padding: 0, dilation: 1, groups: 1, data_format: rules.dataFormats(rank)[0],
@@ -210,11 +251,20 @@ const scenes = (() => {
     return Boolean(knobs.large) || numbers > most.elements || 2 * products > most.flops;
   }
 
+  // Returns the shape of the layer's x, and its arguments that differ from their defaults.
+  function own({ problem, isTransposed, knobs: { layer } }) {
+    if (!isTransposed) return [layer.input_shape, options(problem)];
+    const value = extra(problem.axes);
+    return [problem.outputShape, [...options(problem), ["output_padding", value]]];
+  }
+
   // Returns the command line that explains a layer with random values.
   function command(scene, element) {
-    const { problem, knobs: { layer, values, seed, dtype = "float32" } } = scene;
-    const words = ["cupyconv explain", rules.shapeText(layer.input_shape), rules.shapeText(layer.filter_shape)];
-    for (const [name, value] of options(problem)) words.push(`--${name.replace("_", "-")} ${rules.optionText(value)}`);
+    const { isTransposed, knobs: { layer, values, seed, dtype = "float32" } } = scene;
+    const [x, arguments_] = own(scene);
+    const words = ["cupyconv explain", rules.shapeText(x), rules.shapeText(layer.filter_shape)];
+    if (isTransposed) words.push("--transposed");
+    for (const [name, value] of arguments_) words.push(`--${name.replace("_", "-")} ${rules.optionText(value)}`);
     if (values !== "normal") words.push("--values integers");
     if (String(seed) !== "0") words.push(`--seed ${seed}`);
     if (dtype !== "float32") words.push(`--dtype ${dtype}`);
@@ -224,49 +274,55 @@ const scenes = (() => {
   }
 
   // Returns the lines of Python that make x, w and dy, with the values of the scene.
-  function arrays({ problem, knobs: { layer, values, seed, loss, given = [], dtype = "float32", edits = {} } }) {
+  function arrays({ problem, isTransposed, knobs: { layer, values, seed, loss, given = [], dtype = "float32", edits = {} } }) {
     const kind = dtype === "float64" ? dtype : "float32";
     const rounded = /^(float16|complex)/.test(dtype) ? `.astype("${dtype}")` : "";
     const size = tensors.sizes(problem);
+    const called = naming(isTransposed);
     const place = (name, index) => {
       const [format, logical] = name === "w" ? [problem.filterFormat, "OI"] : [problem.dataFormat, "NC"];
       return [...format].map((letter) => index[`${logical}${rules.LETTERS[problem.rank]}`.indexOf(letter)]).join(", ");
     };
     const shapes = { x: layer.input_shape, w: layer.filter_shape, dy: problem.outputShape };
-    if (loss === "squares") delete shapes.dy;
-    const lines = Object.entries(shapes).map(([name, shape]) => `${name} = ` +
+    if (loss === "squares" && !isTransposed) delete shapes.dy; // the last to be drawn
+    const lines = Object.entries(shapes).map(([name, shape]) => `${called(name)} = ` +
       (values === "normal" ? `rng.standard_normal(${rules.python(shape)}, dtype="${kind}")${rounded}`
         : `rng.integers(-3, 4, ${rules.python(shape)}).astype("${dtype === "bfloat16" ? kind : dtype}")`) +
       (given.includes(name) ? "  # replace it by the array that you passed" : ""));
     if (loss === "sum") lines.push("dy[:] = 1  # the loss is sum(y)");
-    if (!isDrawn(values)) lines.push(`${values}[:] = 0`, `${values}[${place(values, tensors.middle(size[values]))}] = 1`);
+    const set = (name, index, value) => lines.push(`${called(name)}[${place(name, index)}] = ${value}`);
+    if (!isDrawn(values)) {
+      lines.push(`${called(values)}[:] = 0`);
+      set(values, tensors.middle(size[values]), 1);
+    }
     for (const [element, value] of Object.entries(edits)) {
-      const [name, index] = tensors.parsed(element);
-      lines.push(`${name}[${place(name, index)}] = ${value}`);
+      set(...tensors.parsed(element), value);
     }
     return [`rng = np.random.default_rng(${seed})`, ...lines];
   }
 
   // Returns the programs of a scene: for each, its name, its text, and a reason if it is left out.
   function programs(scene, element = "") {
-    const { problem, knobs: { layer, values, seed, loss, given = [], dtype = "float32", edits = {} } } = scene;
+    const { problem, isTransposed, knobs: { layer, values, seed, loss, given = [], dtype = "float32", edits = {} } } = scene;
     const { rank, dataFormat, filterFormat } = problem;
-    const keywords = options(problem).map(([name, value]) => `${name}=${rules.python(value)}`);
+    const called = naming(isTransposed);
+    const [x, arguments_] = own(scene);
+    const keywords = arguments_.map(([name, value]) => `${name}=${rules.python(value)}`);
     const isSquares = loss === "squares"; // then dy is y
-    const gradient = `dy = cupyconv.conv_forward(${["x", "w", ...keywords].join(", ")})  # the loss is sum(y²) / 2`;
+    const gradient = `dy = cupyconv.${isTransposed ? "conv_transpose" : "conv_forward"}(${["x", "w", ...keywords].join(", ")})  # the loss is sum(y²) / 2`;
     if (dtype !== "float32") keywords.push(`dtype="${dtype}"`);
     const isRandom = isDrawn(values) && !Object.keys(edits).length && (loss ?? "dot") === "dot";
-    const names = isRandom ? given : ["x", "w", "dy"];
+    const names = isRandom ? given.map(called) : ["x", "w", "dy"];
     const made = arrays(scene).filter((line) => names.some((name) => line.startsWith(name)) || names.length && line.startsWith("rng"));
     if (isSquares) made.push(gradient);
     const passed = names.map((name) => `${name}=${name}`);
     if (isRandom && values !== "normal") passed.push('values="integers"');
     if (isRandom && String(seed) !== "0") passed.push(`seed=${seed}`);
     if (isLarge(scene)) passed.push("large=True");
-    const shapes = [layer.input_shape, layer.filter_shape].map(rules.python);
+    const shapes = [x, layer.filter_shape].map(rules.python);
     const python = ["import cupyconv", ...(names.length ? ["import numpy as np"] : []), "",
-      `problem = cupyconv.ConvProblem(${[...shapes, ...keywords].join(", ")})`, ...made,
-      `explanation = cupyconv.explain(${["problem", ...passed].join(", ")})`,
+      `problem = cupyconv.ConvProblem${isTransposed ? ".from_output" : ""}(${[...shapes, ...keywords].join(", ")})`, ...made,
+      `explanation = cupyconv.explain(${["problem", ...(isTransposed ? ["transposed=True"] : []), ...passed].join(", ")})`,
       `explanation.show(${element ? `"${element}"` : ""})`];
     const shell = names.length ? "" : command(scene, element);
     const complex = dtype.startsWith("complex") ? "The programs below convert complex gradients." : "";
@@ -293,17 +349,19 @@ const scenes = (() => {
         ...converted(0, (name, axes) => `torch.from_numpy(${name})${short}${axes && `.permute${axes}`}` +
           `${axes && name === "w" ? ".contiguous()" : ""}` +
           `${name === "dy" ? "" : ".requires_grad_()"}`),
-        `Y = ${pytorch(problem)}`, `DX, DW = torch.autograd.grad(Y, (X, W), ${dy("DY", "Y.detach()")}`]) },
+        `Y = ${(isTransposed ? pytorchTransposed : pytorch)(problem)}`, `DX, DW = torch.autograd.grad(Y, (X, W), ${dy("DY", "Y.detach()")}`]) },
       { name: "TensorFlow", why: complex && "TensorFlow has no complex convolution.", text: program(["import tensorflow as tf"], [
         ...converted(1, (name, axes) => `tf.constant(${name}${axes && `.transpose${axes}`}, tf.${dtype})`),
-        "with tf.GradientTape() as tape:", "    tape.watch([X, W])", `    Y = ${tensorflow(problem)}`,
+        "with tf.GradientTape() as tape:", "    tape.watch([X, W])", `    Y = ${(isTransposed ? tensorflowTransposed : tensorflow)(problem)}`,
         `DX, DW = tape.gradient(Y, [X, W], ${dy("DY", "Y")}`]) },
       { name: "JAX", why: complex, text: program(["import jax", "from jax import lax",
         ...(dtype === "float64" ? ["", 'jax.config.update("jax_enable_x64", True)'] : [])], [
         ...(short ? ["x, w, dy = (jax.numpy.asarray(one, \"bfloat16\") for one in (x, w, dy))"] : []),
-        `Y, backward = jax.vjp(lambda x, w: ${jax(problem)}, x, w)`, `DX, DW = backward(${dy("jax.numpy.asarray(dy)", "Y")}`]) },
+        ...(isTransposed ? [`y = jax.ShapeDtypeStruct(${rules.python(layer.input_shape)}, x.dtype)`] : []),
+        `Y, backward = jax.vjp(lambda x, w: ${(isTransposed ? jaxTransposed : jax)(problem)}, x, w)`, `DX, DW = backward(${dy("jax.numpy.asarray(dy)", "Y")}`]) },
     ];
   }
 
-  return { LETTERS, meetings, blank, of, programs, pytorch, tensorflow, jax, paddingOf, changed };
+  return { LETTERS, naming, renamed, meetings, blank, of, programs, pytorch, tensorflow, jax, pytorchTransposed,
+    tensorflowTransposed, jaxTransposed, paddingOf, changed };
 })();

@@ -2,6 +2,7 @@
 const STORIES = {
   channels: { title: "5 channels meet 10", steps: channelSteps },
   size: { title: "Why is dx this size?", steps: sizeSteps },
+  flip: { title: "Why does dx flip the filter?", steps: flipSteps },
   number: { title: "Where does this number come from?", steps: numberSteps },
 };
 
@@ -50,10 +51,36 @@ function sizeSteps() {
       "from the smallest possible size: 0 for 5x5, and 1 for 6x6."),
     step(5, "same", "dx=0,1,2,2", "sizes", () => "SAME pads an input of 5 so that it has 5/2 windows, rounded up: 3. An " +
       "input of 6 also has 3 windows, with less padding. Both have a dy of 3x3."),
+    step(6, "same", "dx=0,1,2,2", "sizes", () => "The windows span 7 positions for both sizes, so the gradient of the " +
+      "padded input is the same. dx is a part of it: for size 5, it begins after one position of padding; for size 6, at " +
+      "the first position. The bars without taps show both parts."),
     step(5, "same", "dx=0,1,2,2", "planes", () => "To compute a dx of 5x5 from a dy of 3x3, insert stride - 1 zeros " +
       "between its elements, here one zero, and pad the result. Then slide the flipped filter over it with stride 1."),
     step(5, "same", "dx=0,1,2,2", "sizes", () => "With stride 1, each output size has only one input size, so dx has only " +
       "one possible size. Now turn the knobs: change the stride, the padding or the input.", 1),
+  ];
+}
+
+function flipSteps() {
+  const step = (stride, element_, say, added, images = 1) => ({ element: element_, view: "planes", say, added,
+    layer: { input_shape: [images, 1, 7], filter_shape: [1, 1, 3], stride } });
+  return [
+    step(1, "y=0,0,2", () => "Begin with the forward pass. y[2] reads x[2], x[3] and x[4], and multiplies them by the " +
+      "taps w[0], w[1] and w[2]: both indices grow together. (The indices of the image and the channel are left out.)"),
+    step(1, "dx=0,0,4", () => "Now look from x[4]. y[2] reads it through w[2], y[3] through w[1], and y[4] through w[0]. " +
+      "As the output moves to the right, the tap moves to the left: from the side of x, the taps run backwards."),
+    step(1, "dx=0,0,4", () => "By the chain rule, dx[4] is a sum over the outputs that read x[4]: dy of the output times " +
+      "the tap through which it reads. So dx[4] = dy[2] · w[2] + dy[3] · w[1] + dy[4] · w[0].", 1),
+    step(1, "dx=0,0,4", () => "Therefore dx flips the filter: drawn backwards, it slides over dy like a filter in the " +
+      "forward pass. dx[0] meets dy[0] only, so dy is padded by 2 on both sides."),
+    step(2, "dx=0,0,4", () => "With stride 2, only every second tap reads x[4]: y[1] through w[2], and y[2] through w[0]. " +
+      "The zeros between the elements of dy leave out the other taps."),
+    step(1, "dw=0,0,1", () => "dw is not flipped. The tap w[1] multiplies x[1] for y[0], x[2] for y[1], and so on: the " +
+      "position in x grows with the output. dw[1] is the sum of dy of each output times the element that it reads."),
+    step(1, "dw=0,0,1", () => "A batch adds a sum over its images to dw: a sum, not a mean. If the loss is a mean over " +
+      "2 images, dy already contains the factor 1/2. A filter that two layers use adds up in the same way.", undefined, 2),
+    step(1, "dx=0,0,4", () => `Check dx[4] without a formula for the gradient. ${differenceText()} Now turn the knobs: ` +
+      "change the stride, the dilation or the padding."),
   ];
 }
 
@@ -83,13 +110,14 @@ function numberSteps() {
 // element of dx or dw; empty for elements of y and for layers with many products.
 function differenceText() {
   const { data, problem } = scene;
-  if (!data || chosen.tensor === "y" || tensors.cost(problem).products > MOST_CHECKED) return "";
-  const operand = chosen.tensor.slice(1);
+  const result_ = called("y");
+  if (!data || chosen.tensor === result_ || tensors.cost(problem).products > MOST_CHECKED) return "";
+  const operand = called(called(chosen.tensor).slice(1)); // the gradient dx belongs to x
   const index = indexOf(chosen.tensor, chosen.k, chosen.c, at());
   const { loss = "dot" } = scene.knobs;
   const [before, more, less] = tensors.losses(problem, data, loss, operand, index,
-    loss === "squares" ? [0, 1, -1] : [0, 1]);
-  const [name, result] = [operand, chosen.tensor].map((tensor) => `${tensor}[${index.join()}]`);
+    loss === "squares" ? [0, 1, -1] : [0, 1], result_, called("dy"));
+  const [name, result] = [operand, chosen.tensor].map((tensor) => `${called(tensor)}[${index.join()}]`);
   const gradient = exactly(chosen.tensor, chosen.k, chosen.c, at()) ?? number(chosen.tensor, chosen.k, chosen.c, at());
   const size = products.reduce((sum, { product }) => sum + Math.abs(product ?? 0), Math.abs(gradient));
   const compared = (change) => long(change) === long(gradient) ? `${long(change)}, is ${result}.`
@@ -139,7 +167,7 @@ function leave(layer) {
 }
 
 function buildStories() {
-  $("front").hidden = Boolean(original.noKnobs);
+  $("front").hidden = Boolean(original.noKnobs) || original.isTransposed; // the stories show convolutions
   for (const [name, { title }] of Object.entries(STORIES)) {
     const open = () => {
       openStep(name, 0);
@@ -158,7 +186,7 @@ function buildStories() {
 // Opens the story of an address such as #story=size,3.  Returns whether there was one.
 function storyFromAddress(hash) {
   const [, name, place] = /^#story=(\w+)(?:,(\d+))?$/.exec(hash) ?? [];
-  if (original.noKnobs || !Object.hasOwn(STORIES, name ?? "")) return false;
+  if (original.noKnobs || original.isTransposed || !Object.hasOwn(STORIES, name ?? "")) return false;
   openStep(name, (place ?? 1) - 1);
   return true;
 }

@@ -189,12 +189,11 @@ const tensors = (() => {
   // Returns the index of the middle element of the first image, or of the first filter.
   const middle = (size) => size.map((one, i) => (i || size.length < 3 ? one >> 1 : 0));
 
-  // Returns x, w and dy together with y, dx, dw and db, which it computes.
+  // Returns x, w and dy together with y, dx and dw, which it computes.
   function run(problem, { x, w, dy }) {
     const { N, C, K, groups, axes } = problem;
-    const [y, dx, dw, db] = [dy, x, w, { length: K }].map(({ length }) => new Float64Array(length));
+    const [y, dx, dw] = [dy, x, w].map(({ length }) => new Float64Array(length));
     const loops = axes.map(({ triples, input, filter, output }) => ({ triples, input, filter, output }));
-    const ys = product(loops.map((loop) => loop.output));
     // Adds all products of axis i and the axes after it; a, b and c are places in x, w and dy.
     const add = (i, a, b, c) => {
       const { triples, input, filter, output } = loops[i];
@@ -214,27 +213,39 @@ const tensors = (() => {
     for (let n = 0; n < N; n++)
       for (let k = 0; k < K; k++) {
         const out = n * K + k;
-        for (let i = out * ys; i < (out + 1) * ys; i++) db[k] += dy[i];
         const first = Math.floor(k / filters) * channels;
         for (let own = 0; own < channels; own++) add(0, n * C + first + own, k * channels + own, out);
       }
-    return { x, w, dy, y, dx, dw, db };
+    return { x, w, dy, y, dx, dw };
   }
 
-  // Returns all tensors of a state of the knobs.  dy is the gradient of the chosen loss.
-  function all(problem, { seed, values, loss, edits }) {
+  // Returns all tensors of a state of the knobs.
+  //
+  // y, dy: names of the layer's result and of its gradient, which is that of the chosen loss; for a
+  // transposed layer, these are "dx" and "x".
+  function all(problem, { seed, values, loss, edits }, y = "y", dy = "dy") {
     const data = draw(problem, seed, values, edits);
-    if (loss === "sum") data.dy.fill(1);
-    if (loss === "squares") data.dy = run(problem, data).y.map(Math.fround);
+    if (loss === "sum") data[dy].fill(1);
+    if (loss === "squares") data[dy] = run(problem, data)[y].map(Math.fround);
     return run(problem, data);
   }
 
-  // Returns a list: for each number in `added`, the loss with this number added to an element of x or w.
-  function losses(problem, data, loss, name, index, added) {
+  // Returns a list: for each number in `added`, the loss with this number added to an element of an operand.
+  function losses(problem, data, loss, name, index, added, y, dy) {
     const place = placeOf(sizes(problem)[name], index);
-    const sum = (y) => y.reduce((total, value, i) => total + value * (loss === "squares" ? value / 2 : data.dy[i]), 0);
+    const sum = (result) =>
+      result.reduce((total, value, i) => total + value * (loss === "squares" ? value / 2 : data[dy][i]), 0);
     return added.map((step) => sum(run(problem, { ...data,
-      [name]: data[name].map((value, i) => (i === place ? value + step : value)) }).y));
+      [name]: data[name].map((value, i) => (i === place ? value + step : value)) })[y]));
+  }
+
+  // Returns the sum of a tensor over each of its channels, over all images.
+  function sums(problem, name, array) {
+    const [images, channels, ...inner] = sizeOf(problem, name);
+    const length = product(inner);
+    const found = new Float64Array(channels);
+    for (let i = 0; i < images * channels * length; i++) found[Math.floor(i / length) % channels] += array[i];
+    return found;
   }
 
   // Returns the number of elements of x, w and dy, and the number of products of a pass, in which
@@ -246,5 +257,5 @@ const tensors = (() => {
     return { numbers, products: (N * K * C * pairs) / groups };
   }
 
-  return { generator, integers, normal, draw, run, all, losses, parsed, isElement, isNumber, cost, sizes, sizeOf, middle, product };
+  return { generator, integers, normal, draw, run, all, losses, sums, parsed, isElement, isNumber, cost, sizes, sizeOf, middle, product };
 })();

@@ -5,6 +5,8 @@ channel, filter or image, gives a term.
 
 Indices have the same order for every memory order: (n, c, h, w) for x and dx, (n, k, p, q) for y
 and dy, (k, c, r, s) for w and dw. In w and dw, c counts channels within the group of filter k.
+
+Tensors have the names of the problem. Texts on a transposed layer have the layer's names.
 """
 
 from __future__ import annotations
@@ -28,28 +30,26 @@ LETTERS = {
 }
 """Letters of the spatial indices of x, w and y, by the number of spatial axes."""
 
+CONVOLUTION_NAMES = {"x": "dy", "w": "w", "y": "dx", "dy": "x", "dx": "y", "dw": "dw"}
+"""Names of a transposed layer's tensors in the convolution that it reverses, and vice versa."""
+
 ALIASES = {"y": "y", "o": "y", "dx": "dx", "dw": "dw", "df": "dw"}
 """Tensor of each name that ``parse`` accepts, keyed by the name in lower case."""
 
 _NO_PRODUCTS = {
-    "db": "db[k] has no products: it is the sum of all dy[n,k,...]",
+    "db": "db[{y}] has no products: it is the sum of all dy[n,{y},...]",
     "dadd": "dadd has no products: it is equal to dy",
-    "x": "x is an operand; use dX[n,c,...] for its gradient",
+    "x": "x is an operand; use dX[n,{x},...] for its gradient",
     "w": "w is an operand; use dF[k,c,...] for its gradient",
     "f": "w is an operand; use dF[k,c,...] for its gradient",
-    "dy": "dy is an operand; use O[n,k,...], dX[n,c,...] or dF[k,c,...]",
-    "do": "dy is an operand; use O[n,k,...], dX[n,c,...] or dF[k,c,...]",
+    "dy": "dy is an operand; use O[n,{y},...], dX[n,{x},...] or dF[k,c,...]",
+    "do": "dy is an operand; use O[n,{y},...], dX[n,{x},...] or dF[k,c,...]",
 }
-"""Advice for tensors whose elements are not explained, keyed by the name in lower case."""
+"""Advice for tensors whose elements are not explained, keyed by the name in lower case; {x} and {y}
+are the letters of the channels of x and y."""
 
 INDEX_W = " The index w is a position on axis W, not the filter w."
 """Sentence on the letter w, which names the filter and the last spatial index of x."""
-
-GROUPED = (
-    " In w and dw, c counts only the channels of the group of filter k. In a formula with w or dw, "
-    "x[c] and dx[c] are channel c of this group."
-)
-"""Sentence on the indices of a layer with groups."""
 
 SHOWN_FIRST, SHOWN_LAST = 4, 2
 """Number of terms printed at the beginning and at the end of a long list (hand-set)."""
@@ -62,6 +62,16 @@ MOST_VALUES = 50_000_000
 
 MOST_LISTED = 100_000
 """Largest number of terms that can be listed in full (hand-set)."""
+
+_DIGITS = {
+    "float16": 3,
+    "bfloat16": 2,
+    "float32": 7,
+    "float64": 16,
+    "complex64": 7,
+    "complex128": 16,
+}
+"""Number of significant decimal digits, keyed by dtype."""
 
 _LISTED_TAPS = 12
 """Largest number of taps of an axis for which the text of dx has a line per tap (hand-set)."""
@@ -95,6 +105,17 @@ def names(problem: ConvProblem, tensor: str) -> tuple[str, ...]:
     if tensor in ("y", "dy"):
         return ("n", "k", *LETTERS["output"][rank])
     return ("k", "c", *LETTERS["filter"][rank])
+
+
+def grouped(problem: ConvProblem, is_transposed: bool = False) -> str:
+    """Return sentences on the indices of a layer with groups; "" for other layers."""
+    if problem.groups == 1:
+        return ""
+    tensors = "y[c] and dy[c]" if is_transposed else "x[c] and dx[c]"
+    return (
+        " In w and dw, c counts only the channels of the group of filter k. In a formula with w or "
+        f"dw, {tensors} are channel c of this group."
+    )
 
 
 def extents(problem: ConvProblem, tensor: str) -> tuple[int, ...]:
@@ -146,6 +167,18 @@ def output_text(axis: ConvAxis, position: int | None = None, tap: int | None = N
     return f"{p} = ({sum_})/{axis.stride}" if axis.stride > 1 else f"{p} = {sum_}"
 
 
+def tap_text(axis: ConvAxis) -> str:
+    """Return the formula of the tap through which an output reads an input: ``r = h - 2*p + 1``.
+
+    With a dilation d, d*r replaces r.
+    """
+    h, r, p = letters(axis)
+    output = f"{axis.stride}*{p}" if axis.stride > 1 else p
+    pad = f" + {axis.pad_before}" if axis.pad_before else ""
+    tap = f"{axis.dilation}*{r}" if axis.dilation > 1 else r
+    return f"{tap} = {h} - {output}{pad}"
+
+
 def tap_terms(axis: ConvAxis, tap: int) -> AxisTerms:
     """Return the pairs of an output and the input that a tap reads for this output, for dw."""
     h, _, p = letters(axis)
@@ -155,12 +188,12 @@ def tap_terms(axis: ConvAxis, tap: int) -> AxisTerms:
     moved += f" + {shift}" if shift > 0 else f" - {-shift}" if shift < 0 else ""
     if not outputs:
         return AxisTerms(outputs, inputs, f"{h} = {moved} is padding for every {p}")
-    count, rest = counted(axis.output, "output"), axis.output - len(outputs)
-    every = {1: "the only output", 2: "both outputs"}.get(axis.output, f"all {count}")
-    where = f"{p} = {_span(outputs)}" + (f" ({len(outputs)} of {count})" if rest else f", {every}")
+    rest = axis.output - len(outputs)
+    where = f"{p} = {_span(outputs)}"
     if rest:
-        other = "output" if rest == 1 else f"{rest} outputs"
-        where += f"; for the other {other}, the tap reads padding"
+        where += f" ({len(outputs)} of {axis.output}); for the other {p}, {h} is padding"
+    elif axis.output > 1:
+        where += f" (all {axis.output})"
     return AxisTerms(outputs, inputs, f"{h} = {moved}, for {where}")
 
 
@@ -182,16 +215,16 @@ def input_terms(axis: ConvAxis, position: int) -> AxisTerms:
     if axis.filter > _LISTED_TAPS:
         where = f"{r} = {_span(taps)}, where {p} = {_span(outputs)}" if taps else "no tap"
         rule = output_text(axis, position)
-        return AxisTerms(outputs, taps, f"{rule} is the index of an output for {where}")
+        return AxisTerms(outputs, taps, f"{rule} is a valid index for {where}")
     why = []
     for tap in range(axis.filter):
         output, rest = divmod(shifted - tap * axis.dilation, axis.stride)
         if rest:
             verdict = "is not an integer: the stride skips this tap"
         elif output < 0:
-            verdict = f"= {output}: before the first output"
+            verdict = f"= {output}: the smallest {p} is 0"
         elif output >= axis.output:
-            verdict = f"= {output}: beyond the last output, {axis.output - 1}"
+            verdict = f"= {output}: the largest {p} is {axis.output - 1}"
         else:
             verdict = f"= {output}"
         why.append(f"{r} = {tap}: {output_text(axis, position, tap)} {verdict}")
@@ -231,6 +264,8 @@ class Element:
         asked: name of the element as the caller wrote it, such as "dF[0,0,0,0]".
         data: values of x, w, dy, y, dx and dw by name, as far as they are known, in the problem's
             formats.
+        is_transposed: whether texts have the names of the transposed layer that reverses the
+            problem.
     """
 
     problem: ConvProblem
@@ -238,11 +273,16 @@ class Element:
     index: tuple[int, ...]
     asked: str = ""
     data: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    is_transposed: bool = False
+
+    def called(self, tensor: str) -> str:
+        """Return the layer's name of a tensor of the problem."""
+        return CONVOLUTION_NAMES[tensor] if self.is_transposed else tensor
 
     @property
     def name(self) -> str:
         """Name of the element, such as ``dw[5,2,0,0]``."""
-        return indexed(self.tensor, self.index)
+        return indexed(self.called(self.tensor), self.index)
 
     @property
     def factors(self) -> tuple[str, str]:
@@ -351,6 +391,13 @@ class Element:
         return complex(_exact_sum(products.real.tolist()), _exact_sum(products.imag.tolist()))
 
     @property
+    def _is_rounded(self) -> bool:
+        """Whether ``computed`` differs from ``sum`` by no more than rounding errors."""
+        size = float(abs(self.values[0] * self.values[1]).sum())
+        error = abs((self.computed or 0) - self.sum)
+        return error <= size * 10.0 ** (1 - _DIGITS[self.problem.dtype])
+
+    @property
     def computed(self) -> float | complex | None:
         """Value of the element in ``data``; None if ``data`` does not have the tensor."""
         if self.data.get(self.tensor) is None:
@@ -366,7 +413,8 @@ class Element:
         """Formula of the sum, with letters for the indices."""
         problem = self.problem
         result, first, second = (
-            indexed(tensor, names(problem, tensor)) for tensor in (self.tensor, *self.factors)
+            indexed(self.called(tensor), names(problem, tensor))
+            for tensor in (self.tensor, *self.factors)
         )
         if self.conjugates:
             second = f"conj({second})"
@@ -385,6 +433,8 @@ class Element:
         problem = self.problem
         a, b = self.index[:2]
         if self.count == 0:
+            if self.tensor == "dx" and self.is_transposed:
+                return "No input reaches this output, so it has no terms: y is the bias here."
             if self.tensor == "dx":
                 return "No window reads this input, so it has no terms and its gradient is zero."
             return "This element has no terms, so it is zero."
@@ -393,12 +443,16 @@ class Element:
         if self.tensor == "dw":
             own = a // filters * channels + b
             text = (
-                f"The sum uses only channel {own} of x and channel {a} of dy. The products are "
-                "added, not averaged"
+                f"The sum uses only channel {own} of {self.called('x')} and channel {a} of "
+                f"{self.called('dy')}. The products are added, not averaged"
             )
             images = f", over {counted(problem.N, 'image')}" if problem.N > 1 else ""
             return f"{text}{images}."
         if self.tensor == "dx":
+            images = f"The sum uses only image {a}: images do not mix."
+            if self.is_transposed:
+                inputs = counted(filters, "input channel")
+                return f"The sum runs over {inputs}{where}, each with its own filter. {images}"
             read = (
                 f"Each of the {filters} filters{where} reads this input, so each window with a tap "
                 "on it gives one term per filter"
@@ -406,11 +460,12 @@ class Element:
                 else f"One filter{where} reads this input, so each window with a tap on it gives "
                 "one term"
             )
-            return f"{read}. The sum uses only image {a}: images do not mix."
+            return f"{read}. {images}"
+        side = "output" if self.is_transposed else "input"
         if channels == 1:
-            return f"The sum runs over one input channel{where}, with the taps of filter {b}."
+            return f"The sum runs over one {side} channel{where}, with the taps of filter {b}."
         return (
-            f"The sum runs over the {channels} input channels{where}, each with its own taps of "
+            f"The sum runs over the {channels} {side} channels{where}, each with its own taps of "
             f"filter {b}."
         )
 
@@ -446,10 +501,10 @@ class Element:
         lines = [Verbatim("\n".join(self.lines(everything)))] if self.count else []
         blocks: tuple[Block, ...] = (
             Paragraph(
-                f"{place} of {self.tensor}. Its indices are "
+                f"{place} of {self.called(self.tensor)}. Its indices are "
                 f"({', '.join(names(problem, self.tensor))}), with sizes {shape_text(sizes)}, "
                 f"whatever the memory order (here {order}).{INDEX_W}"
-                f"{GROUPED if problem.groups > 1 else ''}"
+                f"{grouped(problem, self.is_transposed)}"
             ),
             Verbatim(f"{self.rule}\nwith {self.places}{solved}"),
             Verbatim("\n".join(axis.why for axis in self.axes)),
@@ -467,12 +522,20 @@ class Element:
             is_needed = reason and self.count
             return [Paragraph(f"Not computed by the library: {reason}")] if is_needed else []
         name = {"y": "conv_forward", "dx": "conv_backprop_input", "dw": "conv_backprop_filter"}
-        gives = f"cupyconv.{name[self.tensor]} gives {self.computed:.9g}"
-        return [Paragraph(f"{gives} in {self.problem.dtype}.")]
+        if self.is_transposed:
+            name |= {"y": "conv_forward(dy, w)", "dx": "conv_transpose"}
+        dtype, gives = self.problem.dtype, f"{self.computed:.9g}"
+        text = f"cupyconv.{name[self.tensor]} gives {gives} in {dtype}"
+        if self.has_values and gives != f"{self.sum:.9g}" and self._is_rounded:
+            text += (
+                f", which has about {_DIGITS[dtype]} digits and rounds while it adds; the sum "
+                "above is rounded at the end"
+            )
+        return [Paragraph(f"{text}.")]
 
     def _counted(self) -> str:
         over = {"dw": "image", "dx": "filter", "y": "channel"}[self.tensor]
-        what = "tap" if self.tensor != "dw" else "output"
+        what = "tap" if self.tensor != "dw" else "position"
         sizes = [counted(len(self.contracted), over)]
         along = zip(self.problem.axes, self.axes, strict=True)
         sizes += [f"{counted(len(terms.first), what)} along {axis.name}" for axis, terms in along]
@@ -493,7 +556,7 @@ class Element:
 
     def _product(self, number: int) -> tuple[str, str, str]:
         term = self.term(number)
-        first, second = self.factors
+        first, second = map(self.called, self.factors)
         texts = indexed(first, term.first), indexed(second, term.second)
         if self.conjugates:
             texts = texts[0], f"conj({texts[1]})"
@@ -521,7 +584,7 @@ class Element:
     def to_dict(self, everything: bool = False) -> dict[str, Any]:
         """Return the element as plain data; a long list of terms is shortened as in the text."""
         head, tail = self.shown(everything)
-        first, second = self.factors
+        first, second = map(self.called, self.factors)
         terms = []
         for number in (*head, *tail):
             term = self.term(number)
@@ -556,8 +619,13 @@ class Element:
         return Document("", (self.section(),)).html()
 
 
-def parse(problem: ConvProblem, text: str) -> Element:
+def parse(problem: ConvProblem, text: str, is_transposed: bool = False) -> Element:
     """Return the element with a name such as ``dF[3,1,0,2]`` or ``dE/dF[3,1,0,2]``.
+
+    Args:
+        problem: the layer.
+        text: name of the element.
+        is_transposed: whether the name is that of the transposed layer that reverses the problem.
 
     Raises:
         ConvError: the text is not the name of an element, or an index is out of range; the message
@@ -573,13 +641,14 @@ def parse(problem: ConvProblem, text: str) -> Element:
         )
     word, asked = match[1].lower(), text.strip()
     if word in _NO_PRODUCTS:
-        raise ConvError(
-            "an element must belong to y, dx or dw", f"got {asked!r}", _NO_PRODUCTS[word]
-        )
+        x, y = ("k", "c") if is_transposed else ("c", "k")
+        advice = _NO_PRODUCTS[word].format(x=x, y=y)
+        raise ConvError("an element must belong to y, dx or dw", f"got {asked!r}", advice)
     if word not in ALIASES:
         raise unknown_word("tensor", match[1], ("dF", "dw", "dX", "dx", "O", "y"))
     tensor = ALIASES[word]
-    labels, sizes = names(problem, tensor), extents(problem, tensor)
+    called = CONVOLUTION_NAMES[tensor] if is_transposed else tensor  # in the problem
+    labels, sizes = names(problem, called), extents(problem, called)
     ranges = ", ".join(
         f"{label} from 0 to {size - 1}" if size else f"no {label}, because the batch is empty"
         for label, size in zip(labels, sizes, strict=True)
@@ -602,7 +671,7 @@ def parse(problem: ConvProblem, text: str) -> Element:
                 f"{asked} has {label} = {part}",
                 f"Use {ranges}",
             )
-    return Element(problem, tensor, index, asked)
+    return Element(problem, called, index, asked, is_transposed=is_transposed)
 
 
 def _exact_sum(numbers: list[float]) -> float:

@@ -6,6 +6,7 @@ computes ``y``, ``dx`` and ``dw`` as arrays in the same formats.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from cupyconv import formats
 from cupyconv.errors import ConvError, unknown_word
 from cupyconv.explaining.adjoints import filter_gradient_axes, input_gradient_axes
+from cupyconv.explaining.terms import CONVOLUTION_NAMES
 from cupyconv.problem import REAL_PART, ConvProblem
 
 _PRINT = """\
@@ -62,14 +64,26 @@ class Translation:
         }
 
 
-def translations(problem: ConvProblem) -> tuple[Translation, ...]:
-    """Return the layer in every framework that supports its dtype."""
-    words = _SUPPORT_COMPLEX if problem.is_complex else FRAMEWORKS
-    return tuple(FRAMEWORKS[word](problem) for word in words)
+def translations(problem: ConvProblem, is_transposed: bool = False) -> tuple[Translation, ...]:
+    """Return the layer in every framework that supports its dtype.
+
+    Args:
+        problem: the layer.
+        is_transposed: whether the layer is the transposed layer that reverses the problem.
+    """
+    words = tuple(FRAMEWORKS)
+    if problem.is_complex:
+        words = () if is_transposed else _SUPPORT_COMPLEX
+    return tuple(translation(problem, word, is_transposed) for word in words)
 
 
-def translation(problem: ConvProblem, framework: str) -> Translation:
+def translation(problem: ConvProblem, framework: str, is_transposed: bool = False) -> Translation:
     """Return the layer in one framework.
+
+    Args:
+        problem: the layer.
+        framework: name of the framework.
+        is_transposed: whether the layer is the transposed layer that reverses the problem.
 
     Raises:
         ConvError: the framework is unknown, or it has no convolution of complex numbers.
@@ -78,20 +92,25 @@ def translation(problem: ConvProblem, framework: str) -> Translation:
     word = {"torch": "pytorch", "tf": "tensorflow"}.get(name, name)
     if word not in FRAMEWORKS:
         raise unknown_word("framework", framework, FRAMEWORKS)
+    if problem.is_complex and is_transposed:
+        raise ConvError(
+            "the program of a transposed layer must have a real dtype", f"got {problem.dtype}"
+        )
     if problem.is_complex and word not in _SUPPORT_COMPLEX:
         raise ConvError(
             "the framework must support convolutions of the problem's dtype",
             f"{word} does not support {problem.dtype}",
             f"Use {' or '.join(_SUPPORT_COMPLEX)}",
         )
-    return FRAMEWORKS[word](problem)
+    return (TRANSPOSED if is_transposed else FRAMEWORKS)[word](problem)
 
 
 # -- shared parts ----------------------------------------------------------------------------------
 
 
-def _setup(problem: ConvProblem) -> str:
-    shapes = {"x": problem.input_shape, "w": problem.filter_shape, "dy": problem.output_shape}
+def _setup(problem: ConvProblem, is_transposed: bool = False) -> str:
+    x, dy = ("dy", "x") if is_transposed else ("x", "dy")
+    shapes = {x: problem.input_shape, "w": problem.filter_shape, dy: problem.output_shape}
     part = REAL_PART.get(problem.dtype, problem.dtype)
     drawn = "float64" if part == "float64" else "float32"
     rounded = f'.astype("{problem.dtype}")' if problem.dtype == "float16" else ""
@@ -151,12 +170,7 @@ def _torch_tuple(values: Sequence[int]) -> str:
 def _pytorch(problem: ConvProblem) -> Translation:
     rank = problem.spatial_rank
     data, filters, data_back, filters_back = _permutations(problem, False, "permute")
-    flags = []
-    if data or filters:
-        flags.append(
-            f"PyTorch's axes are {formats.data_formats(rank)[0]} and "
-            f"{formats.filter_formats(rank)[0]}: the program permutes the arrays"
-        )
+    flags = _order_flags("PyTorch", problem, data or filters)
     stride, dilation = _torch_tuple(problem.stride), _torch_tuple(problem.dilation)
     rest = f"stride={stride}, dilation={dilation}, groups={problem.groups}"
     cropped = any(before != after for before, after in problem.padding)
@@ -508,11 +522,206 @@ def _onnx_dw(groups: int, rest: str, swap: str) -> list[str]:
     ]
 
 
+# -- transposed layers -----------------------------------------------------------------------------
+# The problem is the convolution that the layer reverses: the layer's x has the shape of the
+# convolution's output, and its y the shape of the convolution's input.
+
+
+def _pytorch_transposed(problem: ConvProblem) -> Translation:
+    rank = problem.spatial_rank
+    data, filters, data_back, filters_back = _permutations(problem, False, "permute")
+    flags = _order_flags("PyTorch", problem, data or filters)
+    padding, crop = _torch_tuple([before for before, _ in problem.padding]), ""
+    if any(before != after for before, after in problem.padding):
+        padding, crop = "0", f"[:, :, {_inside(problem)}]"
+        flags.append(
+            "PyTorch's transposed convolution crops both sides of an axis equally: the program "
+            "crops the full result"
+        )
+    extra = f"output_padding={_torch_tuple(_output_padding(problem))}"
+    stride, dilation = _torch_tuple(problem.stride), _torch_tuple(problem.dilation)
+    call = (
+        f"F.conv_transpose{rank}d(X, W, padding={padding}, {extra}, stride={stride}, "
+        f"dilation={dilation}, groups={problem.groups}){crop}"
+    )
+    rounded, numpy = "", ".numpy()"
+    if problem.dtype == "bfloat16":
+        rounded, numpy = ".bfloat16()", ".float().numpy()"
+        flags.append(_THROUGH_FLOAT32)
+    contiguous = ".contiguous()" if filters else ""
+    lines = [
+        f"X = torch.from_numpy(x){rounded}{data}.requires_grad_()",
+        f"W = torch.from_numpy(w){rounded}{filters}{contiguous}.requires_grad_()",
+        f"DY = torch.from_numpy(dy){rounded}{data}",
+        f"Y = {call}",
+        "DX, DW = torch.autograd.grad(Y, (X, W), DY)",
+        f"y = Y.detach(){data_back}{numpy}",
+        f"dx = DX{data_back}{numpy}",
+        f"dw = DW{filters_back}{numpy}",
+    ]
+    imports = "import numpy as np\nimport torch\nimport torch.nn.functional as F"
+    setup = _setup(problem, is_transposed=True)
+    return Translation("PyTorch", call, imports, setup, "\n".join(lines), extra, tuple(flags))
+
+
+def _tensorflow_transposed(problem: ConvProblem) -> Translation:
+    rank, groups = problem.spatial_rank, problem.groups
+    data, filters, data_back, filters_back = _permutations(problem, channels_last=True)
+    flags = []
+    if data or filters:
+        flags.append(
+            f"The program transposes the arrays to {formats.data_formats(rank)[1]} and "
+            f"{formats.filter_formats(rank)[1]}, the orders that TensorFlow supports on a CPU"
+        )
+    sizes, padding, crop = problem.input_sizes, problem.padding_mode.upper(), ""
+    extra, zeros = _output_padding(problem), ""
+    if max(problem.filter_sizes) == 1 and any(extra):
+        zeros = f", {[[0, 0], *([0, each] for each in extra), [0, 0]]})"
+        flags.append(
+            "With oneDNN, TensorFlow 2.21 may crash on strided layers with one-tap filters if no "
+            "input reaches the last outputs: the program adds these zeros"
+        )
+    if zeros or problem.padding_mode not in ("same", "valid"):
+        padding = "VALID"
+        if any(map(any, problem.padding)):
+            crop = f"[:, {_inside(problem)}]"
+            flags.append(
+                f"conv{rank}d_transpose supports only SAME and VALID: the program crops the result"
+            )
+        sizes = tuple(axis.padded_input for axis in problem.axes)
+    if zeros:
+        sizes = tuple(size - each for size, each in zip(sizes, extra, strict=True))
+    if max(problem.dilation) > 1:
+        flags.append(
+            "On a CPU, TensorFlow computes dilated transposed layers only with oneDNN, in float32 "
+            "and bfloat16"
+        )
+    shape = [problem.N, *sizes, problem.C // groups]
+    strides = {1: str(problem.stride[0]), 2: str(list(problem.stride))}.get(
+        rank, str([1, *problem.stride, 1])
+    )
+    dilations = ""
+    if max(problem.dilation) > 1:
+        values = {1: str(problem.dilation[0]), 2: str(list(problem.dilation))}
+        dilations = f", dilations={values.get(rank, str([1, *problem.dilation, 1]))}"
+
+    def one(x: str, w: str) -> str:
+        return (
+            f"tf.nn.conv{rank}d_transpose({x}, {w}, {shape}, strides={strides}, "
+            f'padding="{padding}"{dilations})'
+        )
+
+    call = one("X", "W")
+    if groups > 1:
+        flags.append(f"The program computes the {groups} groups one by one")
+        call = (
+            f"tf.concat([{one('a', 'b')} for a, b in "
+            f"zip(tf.split(X, {groups}, -1), tf.split(W, {groups}, -1))], -1)"
+        )
+    call = f"{'tf.pad(' if zeros else ''}{call}{zeros}{crop}"
+    results = ["Y", "DX", "DW"]
+    if problem.dtype == "bfloat16":
+        results = [f"tf.cast({name}, tf.float32)" for name in results]
+        flags.append(_THROUGH_FLOAT32)
+    y, dx, dw = results
+    lines = [
+        f"X = tf.constant(x{data}, tf.{problem.dtype})",
+        f"W = tf.constant(w{filters}, tf.{problem.dtype})",
+        f"DY = tf.constant(dy{data}, tf.{problem.dtype})",
+        "with tf.GradientTape() as tape:",
+        "    tape.watch([X, W])",
+        f"    Y = {call}",
+        "DX, DW = tape.gradient(Y, [X, W], DY)",
+        f"y = {y}.numpy(){data_back}",
+        f"dx = {dx}.numpy(){data_back}",
+        f"dw = {dw}.numpy(){filters_back}",
+    ]
+    imports = "import numpy as np\nimport tensorflow as tf"
+    setup = _setup(problem, is_transposed=True)
+    return Translation(
+        "TensorFlow", call, imports, setup, "\n".join(lines), f"output_shape={shape}", tuple(flags)
+    )
+
+
+def _jax_transposed(problem: ConvProblem) -> Translation:
+    forward = _jax(problem)
+    call = forward.call.replace("(x, w,", "(y, w,")
+    operands = "x, w"
+    results = "np.asarray(Y), np.asarray(DX), np.asarray(DW)"
+    size = f"y = jax.ShapeDtypeStruct({problem.input_shape}, x.dtype)"
+    if problem.dtype == "bfloat16":
+        operands = "x.astype(jax.numpy.bfloat16), w.astype(jax.numpy.bfloat16)"
+        results = '(np.asarray(a.astype("float32")) for a in (Y, DX, DW))'
+    lines = [
+        "",
+        "def layer(x, w):",
+        f"    {size}",
+        "    # The transposed layer is the transpose of this function, which is linear in y.",
+        "    convolution = lambda y: (",
+        f"        {call}",
+        "    )",
+        "    return jax.linear_transpose(convolution, y)(x)[0]",
+        "",
+        "",
+        f"Y, backward = jax.vjp(layer, {operands})",
+        "DX, DW = backward(jax.numpy.asarray(dy, Y.dtype))",
+        f"y, dx, dw = {results}",
+    ]
+    call = f"jax.linear_transpose(lambda y: {call}, y)(x)[0]"
+    setup = _setup(problem, is_transposed=True)
+    return Translation("JAX", call, forward.imports, setup, "\n".join(lines), size, forward.flags)
+
+
+def _onnx_transposed(problem: ConvProblem) -> Translation:
+    """Return the program of the convolution, with its tensors under the layer's names."""
+    forward = _onnx(problem)
+    names = {**CONVOLUTION_NAMES, "X_read": "DY_read"}
+    names |= {name.upper(): other.upper() for name, other in CONVOLUTION_NAMES.items()}
+
+    def renamed(text: str) -> str:
+        return re.sub(r"\b(?:X_read|d?[xyw]|D?[XYW])\b", lambda name: names[name[0]], text)
+
+    befores, afters = zip(*problem.padding, strict=True)
+    extra = list(_output_padding(problem))
+    call = (
+        f"ConvTranspose(x, w, pads={[*befores, *afters]}, output_padding={extra}, "
+        f"strides={list(problem.stride)}, dilations={list(problem.dilation)}, "
+        f"group={problem.groups})"
+    )
+    flags = [
+        "ONNX has no gradients of ConvTranspose: the program computes dx and dw with Conv"
+        if flag.startswith("ONNX has no gradients")
+        else renamed(flag)
+        for flag in forward.flags
+    ]
+    setup = _setup(problem, is_transposed=True)
+    size = f"output_padding={extra}"
+    code = renamed(forward.code)
+    return Translation("ONNX", call, forward.imports, setup, code, size, tuple(flags))
+
+
+def _order_flags(framework: str, problem: ConvProblem, is_permuted: object) -> list[str]:
+    rank = problem.spatial_rank
+    if not is_permuted:
+        return []
+    return [
+        f"{framework}'s axes are {formats.data_formats(rank)[0]} and "
+        f"{formats.filter_formats(rank)[0]}: the program permutes the arrays"
+    ]
+
+
 FRAMEWORKS: dict[str, Callable[[ConvProblem], Translation]] = {
     "tensorflow": _tensorflow,
     "pytorch": _pytorch,
     "jax": _jax,
     "onnx": _onnx,
+}
+
+TRANSPOSED: dict[str, Callable[[ConvProblem], Translation]] = {
+    "tensorflow": _tensorflow_transposed,
+    "pytorch": _pytorch_transposed,
+    "jax": _jax_transposed,
+    "onnx": _onnx_transposed,
 }
 
 _SUPPORT_COMPLEX = ("pytorch", "jax")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from cupyconv.explaining import crops, receptive
 from cupyconv.explaining.shapes import (
     WORDS,
     Reason,
@@ -25,11 +26,9 @@ from cupyconv.explaining.shapes import (
     span_text,
     the,
 )
+from cupyconv.explaining.terms import CONVOLUTION_NAMES
 from cupyconv.markup import Paragraph, Section, Table
 from cupyconv.problem import ConvAxis, ConvProblem, counted, interval_text, shape_text
-
-CONVOLUTION_NAMES = {"x": "dy", "w": "w", "y": "dx", "dy": "x", "dx": "y", "dw": "dw"}
-"""Names of a transposed layer's tensors in the convolution that it reverses."""
 
 
 class TransposedAxis(NamedTuple):
@@ -42,6 +41,7 @@ class TransposedAxis(NamedTuple):
         output_padding: the possible values of ``output_padding``, and why there are no others.
         frameworks: clause on the output size in JAX and Keras; "" if it is the same there.
         unreached: outputs that no input reaches.
+        receptive: inputs that an output reads.
     """
 
     axes: tuple[str, ...]
@@ -50,6 +50,7 @@ class TransposedAxis(NamedTuple):
     output_padding: str
     frameworks: str
     unreached: str
+    receptive: str
 
 
 def output_padding(axis: ConvAxis) -> int:
@@ -113,23 +114,27 @@ def axis_reasons(problem: ConvProblem) -> tuple[TransposedAxis, ...]:
 
 def section(problem: ConvProblem) -> Section:
     """Return the part of an explanation that describes the transposed layer."""
-    shapes = {entry.tensor: shape_text(entry.shape) for entry in reasons(problem)}
-    names = [
-        (tensor, shapes[tensor], convolution) for tensor, convolution in CONVOLUTION_NAMES.items()
+    explained = reasons(problem)
+    shapes = {entry.tensor: shape_text(entry.shape) for entry in explained}
+    tensors = [
+        (entry.tensor, shapes[entry.tensor], CONVOLUTION_NAMES.get(entry.tensor, ""), entry.reason)
+        for entry in explained
     ]
     return Section(
         "The transposed layer",
         (
             Paragraph(
-                f"x {shapes['x']}, w {shapes['w']} -> y {shapes['y']}. The forward pass of this "
-                "layer computes the input gradient of the convolution that is explained below. So "
-                "most of the layer's tensors have another name in that convolution:"
+                f"x {shapes['x']}, w {shapes['w']} -> y {shapes['y']}, with a bias of "
+                f"{shapes['db']}. The forward pass of this layer computes the input gradient of "
+                "the convolution that is explained below. So most of the layer's tensors have "
+                "another name in that convolution:"
             ),
-            Table(("transposed layer", "shape", "name below"), tuple(names)),
+            Table(("tensor", "shape", "name below", "why"), tuple(tensors)),
             Table(
                 ("axis", "", ""),
                 tuple(row for entry in axis_reasons(problem) for row in rows(entry)),
             ),
+            *crops.blocks(problem, is_transposed=True),
         ),
     )
 
@@ -153,6 +158,7 @@ def rows(entry: TransposedAxis) -> list[tuple[str, str, str]]:
         "output_padding": entry.output_padding,
         "elsewhere": entry.frameworks,
         "unreached": entry.unreached,
+        "receptive field": entry.receptive,
     }
     shown = [(rule, text) for rule, text in texts.items() if text]
     axes = listed(entry.axes)
@@ -162,13 +168,14 @@ def rows(entry: TransposedAxis) -> list[tuple[str, str, str]]:
 # -- one axis --------------------------------------------------------------------------------------
 
 
-def _axis(axis: ConvAxis) -> tuple[str, str, str, str, str]:
+def _axis(axis: ConvAxis) -> tuple[str, ...]:
     return (
         _padding(axis),
         _output_size(axis),
         _output_padding(axis),
         _frameworks(axis),
         _unreached(axis),
+        receptive.text(axis, is_transposed=True),
     )
 
 
@@ -178,7 +185,7 @@ def _padding(axis: ConvAxis) -> str:
         return "none: nothing is cropped"
     return (
         f"{before} before, {after} after: cropped from the full result, whose size is "
-        f"{span_text(axis)} = {(axis.output - 1) * axis.stride + axis.effective_filter}"
+        f"{span_text(axis)} = {crops.full_size(axis)}"
     )
 
 

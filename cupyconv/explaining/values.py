@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import isfinite, prod
@@ -190,7 +190,15 @@ class Values(Mapping[str, Any]):
     @property
     def source(self) -> str:
         """Origin of the values of x, w and dy, in words."""
-        given = [name for name in OPERANDS if name in self.given]
+        return self.source_of(lambda name: name)
+
+    def source_of(self, called: Callable[[str], str]) -> str:
+        """Return ``source`` with other names of the tensors, such as those of a transposed layer.
+
+        Args:
+            called: function that returns the other name of a tensor.
+        """
+        given = [called(name) for name in OPERANDS if name in self.given]
         parts = [f"{', '.join(given)} as passed"] if given else []
         if len(given) < len(OPERANDS) and self.kind is not None:
             what = "random integers" if self.kind == "integers" else "random data"

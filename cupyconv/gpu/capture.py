@@ -6,13 +6,14 @@ owns the memory that the call allocates.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from cupyconv import arrays
-from cupyconv.errors import ConvError, DeviceError
-from cupyconv.gpu import bindings
+from cupyconv.errors import DeviceError
+from cupyconv.gpu import driver
 
 
 def is_active() -> bool:
@@ -76,27 +77,11 @@ def relaxed() -> Iterator[None]:
     """Allow this thread to load kernels while a stream captures, in any capture mode.
 
     Loading kernels adds nothing to the graph.  Work on a capturing stream is still recorded.
-
-    Raises:
-        ConvError: the capture mode forbids loading, and NVIDIA's bindings are not installed.
     """
-    if bindings.available():
-        driver = bindings.driver()
-        exchange = driver.cuThreadExchangeStreamCaptureMode
-        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        _, before = exchange(mode)
-        try:
-            yield
-        finally:
-            exchange(before)
-        return
+    exchange = driver.function("cuThreadExchangeStreamCaptureMode", ctypes.c_void_p)
+    mode = ctypes.c_int(driver.RELAXED)
+    exchange(ctypes.addressof(mode))  # the call replaces the mode by the previous one
     try:
         yield
-    except arrays.cupy().cuda.driver.CUDADriverError as error:
-        if "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED" not in str(error):
-            raise
-        raise ConvError(
-            "kernels must be loaded before a capture in the global or thread-local mode",
-            "a kernel of this call is not loaded yet",
-            "Make this call once before the capture, or install cuda-bindings",
-        ) from error
+    finally:
+        exchange(ctypes.addressof(mode))

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from cupyconv import arrays, cache_folder, files, records
+from cupyconv import arrays, cache_folder, files, log, records
 from cupyconv.cpu.threads import cores
 from cupyconv.errors import DeviceError, KernelCompileError, install_command, unknown_word
 from cupyconv.gpu.sources import KernelSource
@@ -178,8 +178,11 @@ def _cached_or_compiled(variant: Variant) -> Compiled:
             return Compiled(cached)
         source, defines, target = variant
         begun, cpu_begun = time.perf_counter(), time.thread_time()
-        cubin, log = compile_cubin(source, dict(defines), target)
+        cubin, messages = compile_cubin(source, dict(defines), target)
         durations = time.perf_counter() - begun, time.thread_time() - cpu_begun
+        macros = " ".join(f"-D{name}={value}" for name, value in defines)
+        event = "compiled %s for %s in %.2f s: %s"
+        log.info(event, source.name, target, durations[0], macros)
         paths = entry_paths(source, dict(defines), target)
         if paths is not None:
             record = {
@@ -188,7 +191,7 @@ def _cached_or_compiled(variant: Variant) -> Compiled:
                 "source": source.name,
                 "defines": dict(defines),
                 "architecture": target,
-                "log": log,
+                "log": messages,
             }
             with suppress(OSError):
                 for path, content in zip(

@@ -32,7 +32,7 @@ from cupyconv.kernels.reach import LONGEST_REACH, MOST_BLOCKS, Count, reach_coun
 from cupyconv.kernels.request import PLAIN, Epilogue, Request
 from cupyconv.kernels.strides import Strides
 from cupyconv.launch import STORAGE, FilterForm, Launch, Part
-from cupyconv.problem import ITEMSIZE, ConvProblem
+from cupyconv.problem import ITEMSIZE, ConvProblem, derived
 
 THREADS, CHANNELS = 256, 4
 """Threads per block of the sum kernel, and number of channels that a thread computes per pixel."""
@@ -48,12 +48,21 @@ and y, or SMALL_BYTES if that is more.  They must never take more than MOST_BYTE
 COPIED = "w arranged"
 """Name of the method that first copies w, so that the columns have a constant stride."""
 
-_RESIDENT = 2
-"""Resident blocks of the sum kernel per multiprocessor that registers allow (launch bounds)."""
+_RESIDENT = {1: 4, 4: 2}
+"""Resident blocks of the sum kernel per multiprocessor that registers allow, keyed by the number of
+terms that a thread loads together (counted)."""
+
+FEW_BLOCKS = 256
+"""Number of blocks of the sum kernel up to which threads load four terms together (hand-set).  More
+blocks hide the latency of single loads."""
 
 _PIXEL_INSTRUCTIONS, _TERM_INSTRUCTIONS = 450, 80
 """Instructions of the sum kernel per thread: a constant, and the number per term in backprop_input
 (counted in SASS for 8.0).  The model uses this number in forward too, where a term takes 51."""
+
+
+_STEP_INSTRUCTIONS = 40
+"""Instructions of the sum kernel per position between two taps of a dilated filter (fitted)."""
 
 
 @dataclass(frozen=True)
@@ -149,13 +158,15 @@ def _columns(
     rank, groups = problem.spatial_rank, problem.groups
     role, _, _ = ROLES_OF[pass_]
     source = shape_of(problem, role)
-    product = ConvProblem(
-        source,
-        (groups * count, source[problem.data_axes[1]] // groups, *(1,) * rank),
-        groups=groups,
-        data_format=problem.data_format,
+    product = derived(
+        problem,
+        input_shape=source,
+        filter_shape=(groups * count, source[problem.data_axes[1]] // groups, *(1,) * rank),
+        stride=(1,) * rank,
+        padding=((0, 0),) * rank,
+        dilation=(1,) * rank,
         filter_format=filter_formats(rank)[0],
-        dtype=problem.dtype,
+        padding_mode="explicit",
     )
     y = Strides.of(product, CHANNELS_LAST).y
     w = (*w_strides, *(1,) * rank)
@@ -263,6 +274,7 @@ class ColumnSums(Family):
             "INDEX": parameters.index_type(problem, strides, prod(shape)),
             "TAPS_FASTEST": int(columns.taps_fastest),
             "CHANNELS_LAST": int(getattr(strides, result)[problem.data_axes[1]] == 1),
+            "AT_ONCE": _at_once(request),
             **epilogue.defines,
         }
         second = Launch(
@@ -299,22 +311,28 @@ class ColumnSums(Family):
         itemsize = ITEMSIZE[problem.dtype]
         operands = (prod(columns.problem.input_shape) + prod(problem.filter_shape)) * itemsize
         result = prod(_result(request)[1]) * itemsize
-        adding, workspace = _sum_kernel(request, product.splits), product.splits * columns.bytes
-        multiplying = max(product.computing, cost.moving(chip, operands + workspace))
-        microseconds = multiplying + cost.LAUNCH_OVERHEAD
-        microseconds += adding.microseconds(chip, workspace + result)
+        workspace = product.splits * columns.bytes
+        adding = _sum_kernel(request, product.splits).demand(chip, 0)
+        assert product.demand is not None
+        demands = [
+            product.demand._replace(
+                further=0, copied=0, moved=cost.moving(chip, operands + workspace)
+            ),
+            adding._replace(launches=0, further=1, copied=cost.moving(chip, workspace + result)),
+        ]
         summary, method = "", ""
         if columns.is_copied:
             size = _copied_bytes(request)
-            microseconds += cost.of_copy(chip, 2 * size)
+            demands.append(cost.further(chip, 2 * size))
             workspace = aligned(workspace) + size
             summary, method = "w copied for its columns", COPIED
-        return replace(
-            product,
-            family=self,
-            microseconds=microseconds,
+        return self.priced(
+            request,
+            cost.together(*demands),
             summary=summary,
-            computing=product.computing + adding.computing(chip),
+            tile=product.tile,
+            blocks=product.blocks,
+            splits=product.splits,
             workspace_bytes=workspace,
             method=method,
         )
@@ -352,14 +370,24 @@ def _sum_blocks(request: Request) -> int:
     return ceil(pixels * groups * ceil(channels / CHANNELS) / THREADS)
 
 
+def _at_once(request: Request) -> int:
+    """Return the number of terms along the last axis that a thread loads together."""
+    return 4 if request.problem.axes[-1].filter > 1 and _sum_blocks(request) <= FEW_BLOCKS else 1
+
+
 def _sum_kernel(request: Request, splits: int) -> cost.Kernel:
     """Return the work of the sum kernel, for the cost model."""
     forward, problem = request.pass_ == "forward", request.problem
     _, _, channels = _result(request)
-    terms = splits * prod(
-        axis.filter if forward else min(ceil(axis.effective_filter / axis.stride), axis.output)
-        for axis in problem.axes
-    )
+    terms, walked, at_once = splits, 0.0, _at_once(request)
+    for axis in reversed(problem.axes):
+        here = axis.filter if forward else min(ceil(axis.filter / axis.stride), axis.output)
+        terms *= here
+        if not forward and axis.dilation > 1:  # the loop skips positions between the taps
+            passed = min(ceil(axis.effective_filter / axis.stride), axis.output)
+            walked = passed + here * walked
+        else:
+            walked *= here
     warps = THREADS // 32
     work = cost.Work(
         multiplying=0.0,
@@ -367,10 +395,11 @@ def _sum_kernel(request: Request, splits: int) -> cost.Kernel:
         * terms
         * min(channels, CHANNELS)
         * cost.wavefronts(accumulator_bytes(problem)),
-        instructions=warps * (_PIXEL_INSTRUCTIONS + _TERM_INSTRUCTIONS * terms),
-        waits=terms,
+        instructions=warps
+        * (_PIXEL_INSTRUCTIONS + _TERM_INSTRUCTIONS * terms + _STEP_INSTRUCTIONS * walked),
+        waits=ceil(terms / at_once),
     )
-    return cost.Kernel(_sum_blocks(request), _RESIDENT, warps, work)
+    return cost.Kernel(_sum_blocks(request), _RESIDENT[at_once], warps, work)
 
 
 CUDA_COLUMNS = ColumnSums()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from cupyconv import formats
 from cupyconv.kernels.strides import Strides, contiguous_strides
 from cupyconv.launch import STORAGE, Launch, Part
-from cupyconv.problem import ITEMSIZE, ConvProblem
+from cupyconv.problem import ITEMSIZE, ConvProblem, derived
 
 if TYPE_CHECKING:
     import numpy as np
@@ -102,7 +102,8 @@ def reordered(
     """
     rank = problem.spatial_rank
     data, filters = formats.data_formats(rank), formats.filter_formats(rank)
-    target = problem.replace(
+    target = derived(
+        problem,
         input_shape=permuted(problem.input_shape, data_order),
         filter_shape=permuted(problem.filter_shape, filter_order),
         data_format=data[data_order[-1] == problem.data_axes[1]],

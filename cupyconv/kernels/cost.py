@@ -1,18 +1,16 @@
-"""The cost model that the families share: a roofline with whole waves of thread blocks.
+"""The cost model that the families share: counted work times measured prices.
 
-    time of a launch = max(cycles / clock, bytes / bandwidth) + LAUNCH_OVERHEAD
-    cycles = max(most * busy * slower, ceil(most / together) * (busy + (1 + waits) * LATENCY))
+    time of a pass = sum over units of (demand for the unit * price of the unit)
 
-The busiest multiprocessor computes ``most = ceil(blocks / multiprocessors)`` blocks, and
-``together`` blocks are resident at a time.  ``busy`` is the number of cycles of a block's busiest
-unit: the multipliers, L1 with shared memory, or the schedulers.  ``waits`` is the number of
-consecutive waits of a block for device memory, after its first.  Warps run while other warps wait:
-``slower = 1 + HALF_RATE_WARPS / warps``, where ``warps`` counts the warps of all resident blocks.
-Bytes count each tensor once.  Launches that copy operands or add up splits are timed separately.
+A ``Demand`` says how much of each unit a pass needs: launches, waves of thread blocks, and the
+microseconds that the busiest multiprocessor would take at the rates of the data sheet if nothing
+else limited it.  Few resident warps reach less than these rates: ``warps`` warps reach the share
+``warps / (warps + HALF_RATE_WARPS)``.  ``calibration.py`` has the prices, which are fitted to times
+that were measured on a GPU.  A price of 1.3 means that the unit reaches 1 / 1.3 of its data-sheet
+rate.
 
-Rates are taken from data sheets.  LATENCY and HALF_RATE_WARPS fit the times of an H200 in
-tests/gpu/results.  The planner also multiplies an estimate by the measured factor of the
-family in ``planning/measured``, if any.
+No estimate is shorter than the time of the multiplications or of the memory traffic at the rates of
+the data sheet.  Bytes count each tensor once.
 
 The estimates that choose plans depend on the nominal chip of an architecture, never on the card.
 Therefore every card of an architecture runs the same kernels and returns the same bits.
@@ -22,6 +20,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from operator import mul
+from typing import NamedTuple
 
 from cupyconv.kernels.device import Chip
 from cupyconv.kernels.request import Request
@@ -37,18 +37,15 @@ ADDING_THREADS = 64
 PARTS_AT_ONCE = 16
 """Loads in flight per thread of the reduction kernels (cuda/include/parts.cuh)."""
 
-LAUNCH_OVERHEAD = 2.0
-"""Microseconds per launch (modelled)."""
-
-LATENCY = 1000
-"""Cycles per wait for device memory; each block waits at least once (fitted)."""
-
-HALF_RATE_WARPS = 2
-"""Number of resident warps that reach half of a multiprocessor's rate (fitted)."""
-
 ACCESS_INSTRUCTIONS = 8
 """Instructions per access of a warp to device memory, including address and bounds checks
 (counted)."""
+
+HALF_RATE_WARPS = 3
+"""Number of resident warps that reach half of a multiprocessor's rate (fitted)."""
+
+REGISTER_COPY = 2.5
+"""Instructions of a copy to shared memory through registers, relative to cp.async (fitted)."""
 
 RESULT_WAVEFRONTS = 2
 """Wavefronts of shared memory per 32 results of a tile: one to store them and one to load them
@@ -59,6 +56,9 @@ ISSUED = 4
 
 REGISTERS = 1 << 16
 """32-bit registers per multiprocessor (hardware)."""
+
+SECTOR_BYTES = 32
+"""Bytes per sector of device memory and caches (hardware)."""
 
 WAVEFRONT_BYTES = 128
 """Bytes per cycle of L1 and shared memory (hardware)."""
@@ -98,11 +98,6 @@ class Work:
             self.waits + other.waits,
         )
 
-    @property
-    def cycles(self) -> float:
-        """Cycles of the busiest unit."""
-        return max(self.multiplying, self.wavefronts, self.instructions / ISSUED)
-
 
 @dataclass(frozen=True)
 class Kernel:
@@ -120,20 +115,58 @@ class Kernel:
     warps: int
     work: Work
 
-    def computing(self, chip: Chip) -> float:
-        """Return the time of the busiest multiprocessor without memory traffic, in microseconds."""
-        if not self.blocks:
-            return 0.0
-        most = ceil(self.blocks / chip.multiprocessors)
-        together = min(most, self.resident)
-        slower = 1 + HALF_RATE_WARPS / (together * self.warps)
-        alone = self.work.cycles + (1 + self.work.waits) * LATENCY
-        cycles = max(most * self.work.cycles * slower, ceil(most / together) * alone)
-        return cycles / (chip.clock * 1e3)
+    def demand(self, chip: Chip, moved: float) -> Demand:
+        """Return the demand of a pass with this kernel, which reads and writes ``moved`` bytes."""
+        most = ceil(self.blocks / chip.multiprocessors)  # blocks of the busiest multiprocessor
+        waves, work = ceil(most / self.resident), self.work
+        warps = max(min(most, self.resident), 1) * self.warps
+        microseconds = most / (chip.clock * 1e3) * (1 + HALF_RATE_WARPS / warps)
+        return Demand(
+            launches=1,
+            waves=waves,
+            waits=waves * work.waits,
+            multiplying=microseconds * work.multiplying,
+            wavefronts=microseconds * work.wavefronts,
+            instructions=microseconds * work.instructions / ISSUED,
+            moved=moving(chip, moved),
+        )
 
-    def microseconds(self, chip: Chip, moved: float) -> float:
-        """Return the time in microseconds of a launch that reads and writes ``moved`` bytes."""
-        return max(self.computing(chip), moving(chip, moved)) + LAUNCH_OVERHEAD
+
+class Demand(NamedTuple):
+    """Demand of a pass for each unit of the cost model, or the prices of the units.
+
+    The times are microseconds of the busiest multiprocessor at the rates of the data sheet.
+
+    Attributes:
+        launches: 1; its price is the fixed time of a pass.
+        further: further launches, such as copies of operands and sums of splits.
+        waves: waves of resident thread blocks.
+        waits: consecutive waits for loads from device memory, of all waves.
+        multiplying: time of the tensor cores, or of the multiply-add units.
+        wavefronts: time of L1 and shared memory.
+        instructions: time of the schedulers.
+        moved: time of the device memory in the kernel that multiplies.
+        copied: time of the device memory in the further launches.
+    """
+
+    launches: float = 0.0
+    further: float = 0.0
+    waves: float = 0.0
+    waits: float = 0.0
+    multiplying: float = 0.0
+    wavefronts: float = 0.0
+    instructions: float = 0.0
+    moved: float = 0.0
+    copied: float = 0.0
+
+    def microseconds(self, prices: Demand) -> float:
+        """Return the estimated time at these prices, at least the data sheet's lower bound."""
+        return max(sum(map(mul, self, prices)), self.multiplying, self.moved)
+
+
+def together(*demands: Demand) -> Demand:
+    """Return the demand of several launches."""
+    return Demand(*map(sum, zip(*demands, strict=True)))
 
 
 def duration(microseconds: float) -> str:
@@ -156,32 +189,29 @@ def moving(chip: Chip, size: float) -> float:
     return size / (chip.bandwidth * 1e3)
 
 
-def of_copy(chip: Chip, moved: float) -> float:
-    """Return the time in microseconds of a launch that reads and writes ``moved`` bytes."""
-    return moving(chip, moved) + LAUNCH_OVERHEAD
-
-
-def of_reduction(chip: Chip, parts: int, moved: float) -> float:
-    """Return the time of a launch that adds up partial sums, in microseconds.
+def further(chip: Chip, moved: float, parts: int = 1) -> Demand:
+    """Return the demand of a launch that copies operands or adds up partial sums.
 
     Args:
         chip: the chip.
-        parts: partial sums per result.
         moved: bytes read and written.
+        parts: elements that a thread reads for each element that it writes.
     """
-    waiting = ceil(parts / PARTS_AT_ONCE) * LATENCY / (chip.clock * 1e3)
-    return max(waiting, moving(chip, moved)) + LAUNCH_OVERHEAD
+    return Demand(further=1, waits=ceil(parts / PARTS_AT_ONCE), copied=moving(chip, moved))
 
 
-def wavefronts(size: float, apart: float = 0) -> float:
+def wavefronts(size: float, apart: float = 0, least: float = 1) -> float:
     """Return the wavefronts of a warp's access with vectors of ``size`` bytes.
 
     Args:
         size: bytes per lane.
         apart: bytes between the starts of adjacent lanes' vectors; 0 if the vectors are adjacent.
-            Vectors at least 32 bytes apart take separate sectors of 32 bytes.
+            Vectors in 32 sectors take a cycle each.
+        least: smallest result; 0 for the mean over accesses of which several share a wavefront.
     """
-    return max(32 * max(size, min(apart, 32)) / WAVEFRONT_BYTES, 1)
+    if apart >= SECTOR_BYTES:
+        return 32
+    return max(32 * max(size, apart) / WAVEFRONT_BYTES, least)
 
 
 def tensor_rate(request: Request) -> float:

@@ -7,10 +7,11 @@ whose data-sheet values stand for all cards of the architecture when a plan is c
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cache, cached_property
+from math import inf
 from typing import NamedTuple
 
 from cupyconv.errors import ConvError, shown, unknown_word
@@ -95,6 +96,11 @@ CHIPS = {
 """Nominal chips by compute capability; other capabilities use the newest older chip."""
 
 
+def _nominal(capability: tuple[int, int]) -> tuple[int, int]:
+    """Return the compute capability of a GPU's nominal chip: the largest one that it reaches."""
+    return max(known for known in CHIPS if known <= capability)
+
+
 class Card(NamedTuple):
     """Data-sheet values of a graphics card.
 
@@ -105,6 +111,7 @@ class Card(NamedTuple):
         bandwidth: bandwidth of device memory, in GB/s.
         tensor_share: rate of 16-bit products summed in float32, relative to the nominal chip of the
             architecture at the same clock and number of multiprocessors.
+        double_limit: largest rate of float64 in TFLOP/s, for a card with limited float64 units.
     """
 
     capability: tuple[int, int]
@@ -112,6 +119,7 @@ class Card(NamedTuple):
     clock: float
     bandwidth: float
     tensor_share: float = 1.0
+    double_limit: float = inf
 
     @property
     def chip(self) -> Chip:
@@ -119,7 +127,7 @@ class Card(NamedTuple):
 
         Rates are those of the nominal chip, scaled to the card's multiprocessors and clock.
         """
-        nominal = CHIPS[self.capability]
+        nominal = CHIPS[_nominal(self.capability)]
         scale = self.multiprocessors * self.clock / (nominal.multiprocessors * nominal.clock)
         tensor = scale * self.tensor_share
         return replace(
@@ -128,8 +136,8 @@ class Card(NamedTuple):
             tensor_rate=tensor * nominal.tensor_rate,
             group_tensor_rate=tensor * nominal.group_tensor_rate,
             float_rate=scale * nominal.float_rate,
-            double_rate=scale * nominal.double_rate,
-            double_tensor_rate=scale * nominal.double_tensor_rate,
+            double_rate=min(scale * nominal.double_rate, self.double_limit),
+            double_tensor_rate=min(scale * nominal.double_tensor_rate, self.double_limit),
             bandwidth=self.bandwidth,
             clock=self.clock,
         )
@@ -137,46 +145,96 @@ class Card(NamedTuple):
 
 CARDS = {
     "T4": Card((7, 5), 40, 1.59, 320),
+    "RTX 2060": Card((7, 5), 30, 1.68, 336, 0.5),
+    "RTX 2070": Card((7, 5), 36, 1.62, 448, 0.5),
+    "RTX 2080": Card((7, 5), 46, 1.71, 448, 0.5),
     "RTX 2080 Ti": Card((7, 5), 68, 1.545, 616, 0.5),
     "A100": Card((8, 0), 108, 1.41, 1555),
     "A100 80GB": Card((8, 0), 108, 1.41, 2039),
     "A100 PCIe 80GB": Card((8, 0), 108, 1.41, 1935),
     "A30": Card((8, 0), 56, 1.44, 933),
     "A10": Card((8, 6), 72, 1.695, 600),
+    "A10G": Card((8, 6), 80, 1.71, 600, 0.5),
     "A40": Card((8, 6), 84, 1.74, 696),
     "RTX A6000": Card((8, 6), 84, 1.8, 768),
     "RTX 3060": Card((8, 6), 28, 1.777, 360, 0.5),
+    "RTX 3060 Ti": Card((8, 6), 38, 1.665, 448, 0.5),
     "RTX 3070": Card((8, 6), 46, 1.725, 448, 0.5),
+    "RTX 3070 Ti": Card((8, 6), 48, 1.77, 608, 0.5),
     "RTX 3080": Card((8, 6), 68, 1.71, 760, 0.5),
+    "RTX 3080 Ti": Card((8, 6), 80, 1.665, 912, 0.5),
     "RTX 3090": Card((8, 6), 82, 1.695, 936, 0.5),
+    "RTX 3090 Ti": Card((8, 6), 84, 1.86, 1008, 0.5),
+    "RTX 3060 Laptop": Card((8, 6), 30, 1.703, 336, 0.5),
+    "RTX 3070 Laptop": Card((8, 6), 40, 1.62, 448, 0.5),
+    "RTX 3080 Laptop": Card((8, 6), 48, 1.71, 448, 0.5),
+    "Orin": Card((8, 7), 16, 1.3, 204.8, 2.0),
+    "Orin NX": Card((8, 7), 8, 0.918, 102.4, 2.0),
+    "Orin Nano": Card((8, 7), 8, 0.625, 68, 2.0),
+    "Orin Nano Super": Card((8, 7), 8, 1.02, 102, 2.0),
     "L4": Card((8, 9), 58, 2.04, 300),
+    "L40": Card((8, 9), 142, 2.49, 864, 0.5),
     "L40S": Card((8, 9), 142, 2.52, 864),
     "RTX 6000 Ada": Card((8, 9), 142, 2.505, 960),
     "RTX 4060": Card((8, 9), 24, 2.46, 272, 0.5),
+    "RTX 4060 Ti": Card((8, 9), 34, 2.535, 288, 0.5),
     "RTX 4070": Card((8, 9), 46, 2.475, 504, 0.5),
+    "RTX 4070 Super": Card((8, 9), 56, 2.475, 504, 0.5),
+    "RTX 4070 Ti": Card((8, 9), 60, 2.61, 504, 0.5),
+    "RTX 4070 Ti Super": Card((8, 9), 66, 2.61, 672, 0.5),
     "RTX 4080": Card((8, 9), 76, 2.505, 717, 0.5),
+    "RTX 4080 Super": Card((8, 9), 80, 2.55, 736, 0.5),
     "RTX 4090": Card((8, 9), 128, 2.52, 1008, 0.5),
+    "RTX 4060 Laptop": Card((8, 9), 24, 2.37, 256, 0.5),
+    "RTX 4070 Laptop": Card((8, 9), 36, 2.175, 256, 0.5),
+    "RTX 4080 Laptop": Card((8, 9), 58, 2.28, 432, 0.5),
+    "RTX 4090 Laptop": Card((8, 9), 76, 2.04, 576, 0.5),
     "H100": Card((9, 0), 132, 1.98, 3350),
     "H100 PCIe": Card((9, 0), 114, 1.755, 2000),
+    "H800": Card((9, 0), 132, 1.98, 3350, double_limit=1.0),
     "H200": Card((9, 0), 132, 1.98, 4800),
+    "GH200": Card((9, 0), 132, 1.98, 4000),
     "B200": Card((10, 0), 148, 1.98, 8000),
+    "GB200": Card((10, 0), 152, 2.06, 8000),
+    "RTX 5060": Card((12, 0), 30, 2.497, 448),
+    "RTX 5060 Ti": Card((12, 0), 36, 2.572, 448),
     "RTX 5070": Card((12, 0), 48, 2.51, 672),
+    "RTX 5070 Ti": Card((12, 0), 70, 2.452, 896),
     "RTX 5080": Card((12, 0), 84, 2.62, 960),
     "RTX 5090": Card((12, 0), 170, 2.41, 1792),
     "RTX PRO 6000": Card((12, 0), 188, 2.6, 1792, 2.0),
 }
-"""Common cards, from NVIDIA's data sheets and architecture white papers."""
+"""Common cards, from NVIDIA's data sheets and architecture white papers.
+
+The boost clock of a laptop's GPU depends on its power limit; the highest one is used.  The SMs of
+A10G and GB200 are those that the driver reports.
+"""
+
+OLD_CARDS = {
+    **dict.fromkeys(("V100", "Titan V"), (7, 0)),
+    "Xavier": (7, 2),
+    "P100": (6, 0),
+    **dict.fromkeys(("GTX 1080", "GTX 1080 Ti", "GTX 1070", "GTX 1070 Ti", "GTX 1060"), (6, 1)),
+    **dict.fromkeys(("GTX 1050", "GTX 1050 Ti", "Titan Xp", "P40", "P4"), (6, 1)),
+    "TX2": (6, 2),
+    **dict.fromkeys(("M40", "M60", "GTX 980", "GTX 980 Ti", "GTX 970"), (5, 2)),
+    **dict.fromkeys(("TX1", "Jetson Nano"), (5, 3)),
+    "K80": (3, 7),
+}
+"""Compute capability of cards that are older than the kernels support, from NVIDIA's lists."""
 
 _DECORATION = frozenset(
     [
-        *("nvidia", "geforce", "tesla", "quadro", "rtx", "blackwell", "generation"),
+        *("nvidia", "geforce", "tesla", "quadro", "rtx", "blackwell", "generation", "gpu"),
         *("workstation", "server", "edition", "sxm", "sxm4", "sxm5"),
+        *("jetson", "agx", "developer", "kit", "480gb"),
         *("hbm2", "hbm2e", "hbm3", "hbm3e", "24gb", "40gb", "48gb", "80gb"),
     ]
 )
 """Words that may be part of a card's name and do not change its values."""
 
 
+@cache
 def _joined(name: str) -> str:
     """Return the name in lower case without spaces and hyphens."""
     return "".join(name.lower().replace("-", " ").split())
@@ -185,20 +243,67 @@ def _joined(name: str) -> str:
 def card_named(name: str) -> str | None:
     """Return the key in CARDS of the card with a given name; None if CARDS lacks the card.
 
-    >>> card_named("A100-SXM4-80GB"), card_named("rtx4090"), card_named("RTX 4090 Laptop GPU")
+    >>> card_named("A100-SXM4-80GB"), card_named("rtx4090"), card_named("RTX 4090 D")
     ('A100 80GB', 'RTX 4090', None)
     """
-    joined = _joined(name)
-    same = [card for card in CARDS if joined in (_joined(card), _joined(card).removeprefix("rtx"))]
-    if same:
-        return same[0]
-    words = frozenset(name.lower().replace("-", " ").split())
-    own = {card: frozenset(card.lower().split()) - {"rtx"} for card in CARDS}
-    fitting = [card for card in CARDS if own[card] <= words and words - own[card] <= _DECORATION]
-    return max(fitting, key=lambda card: len(own[card]), default=None)
+    fitting = {card: words for card, words in _words_in(name, CARDS) if words <= _DECORATION}
+    return min(fitting, key=lambda card: len(fitting[card]), default=None)
+
+
+def _words_in(name: str, cards: Iterable[str]) -> Iterator[tuple[str, frozenset[str]]]:
+    """Yield the cards whose words a name has, each with the name's other words."""
+    joined, words = _joined(name), frozenset(name.lower().replace("-", " ").split())
+    for card in cards:
+        own = frozenset(card.lower().split()) - {"rtx", "gtx"}
+        if joined in (_joined(card), _joined(card).removeprefix("rtx").removeprefix("gtx")):
+            yield card, frozenset()
+        elif own <= words:
+            yield card, words - own
 
 
 _ARCHITECTURE = re.compile(r"sm_([0-9]{1,3})([0-9])a?")
+_FIGURE = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,4})?) *(sms?|[gm]hz|[gt]b/s|tflop/?s)")
+_FIGURES_EXAMPLE = "sm_89, 76 SMs, 2.5 GHz, 672 GB/s"
+
+
+def _described_card(text: str) -> Card | None:
+    """Return a card that its figures describe, such as "sm_89, 76 SMs, 2.5 GHz, 672 GB/s".
+
+    Figures that are left out are those of the nominal chip.  The figure in TFLOP/s is the rate of
+    16-bit products summed in float32.
+
+    Returns:
+        The card; None if the text is not an architecture with figures.
+
+    Raises:
+        ConvError: a figure is invalid.
+    """
+    architecture, *figures = (part.strip() for part in text.split(","))
+    match = _ARCHITECTURE.fullmatch(architecture)
+    if match is None or not figures or (int(match[1]), int(match[2])) < _OLDEST:
+        return None
+    capability = int(match[1]), int(match[2])
+    nominal = CHIPS[_nominal(capability)]
+    found: dict[str, float] = {}
+    for figure in figures:
+        number = _FIGURE.fullmatch(figure.lower())
+        unit = "" if number is None else number[2][:2].replace("mh", "gh").replace("gb", "tb")
+        if number is None or unit in found or not float(number[1]):
+            raise ConvError(
+                "a card must have one figure of each kind: SMs, GHz, GB/s or TFLOP/s",
+                f"got {shown(figure)}",
+                f"Write, for example, {_FIGURES_EXAMPLE!r}",
+            )
+        scale = {"mhz": 1e-3, "tb/s": 1e3}.get(number[2], 1)
+        found[unit] = float(number[1]) * scale
+    card = Card(
+        capability,
+        int(found.get("sm", nominal.multiprocessors)),
+        found.get("gh", nominal.clock),
+        found.get("tb", nominal.bandwidth),
+    )
+    share = found.get("tf", card.chip.tensor_rate) / card.chip.tensor_rate
+    return card._replace(tensor_share=share)
 
 
 def _capability_of(target: str) -> tuple[int, int]:
@@ -277,22 +382,23 @@ class Device:
     @cached_property
     def nominal(self) -> tuple[int, int]:
         """Compute capability of the nominal chip: the largest in CHIPS that the GPU reaches."""
-        return max(known for known in CHIPS if known <= self.capability)
+        return _nominal(self.capability)
 
-    @property
+    @cached_property
     def chip(self) -> Chip:
         """The nominal chip of a GPU's architecture."""
         return CHIPS[self.nominal]
 
-    @property
-    def card(self) -> str | None:
-        """Key of a GPU's card in CARDS; None if CARDS lacks the card."""
-        return card_named(self.name) if self.is_gpu else None
+    @cached_property
+    def card(self) -> Card | None:
+        """Figures of a GPU's card; None if its name is neither in CARDS nor consists of figures."""
+        key = card_named(self.name) if self.is_gpu else None
+        return CARDS[key] if key else _described_card(self.name)
 
     @property
     def figures(self) -> Chip:
-        """Data-sheet values of a GPU's card, or of the nominal chip if CARDS lacks the card."""
-        return CARDS[self.card].chip if self.card else self.chip
+        """Data-sheet values of a GPU's card, or of the nominal chip if the card is unknown."""
+        return self.card.chip if self.card else self.chip
 
     @property
     def resident_blocks(self) -> int:
@@ -304,7 +410,8 @@ class Device:
         """Return the device with this name: "cpu", an architecture such as "sm_80", or a card.
 
         Chips newer than all known chips are supported.  Supported cards are the keys of CARDS, such
-        as "RTX 4090"; a card has the same plans as its architecture.
+        as "RTX 4090", and figures such as "sm_89, 76 SMs, 2.5 GHz, 672 GB/s"; a card has the same
+        plans as its architecture.
 
         Raises:
             ConvError: the name is unknown.
@@ -323,20 +430,24 @@ class Device:
         if card is not None:
             figures = CARDS[card]
             return Device.of_capability(card, figures.capability, figures.multiprocessors)
-        match = _ARCHITECTURE.fullmatch(text)
-        if match is None:
+        for card, _ in _words_in(text, OLD_CARDS):
+            return Device.of_capability(card, OLD_CARDS[card])  # raises an error
+        described = _described_card(text)
+        match = _ARCHITECTURE.fullmatch(text.partition(",")[0].strip())
+        if match is None or (described is None and "," in text):
             near = get_close_matches(text.lower(), [*map(str.lower, CARDS)], n=3, cutoff=0.5)
             cards = [card for card in CARDS if card.lower() in near] or ["RTX 4090"]
             raise ConvError(
                 "a device must be 'cpu', an architecture or a card",
                 f"got {shown(word)}",
-                f"Use, for example, 'sm_80' or {' or '.join(map(repr, cards))}",
+                f"Use, for example, 'sm_80', {', '.join(map(repr, cards))} or the card's figures, "
+                f"{_FIGURES_EXAMPLE!r}",
             )
         capability = int(match[1]), int(match[2])
         is_newer = capability > CAPABILITIES[-1] and capability[0] <= _LARGEST_MAJOR
         if capability > _OLDEST and capability not in CAPABILITIES and not is_newer:
             raise unknown_word("device", word, DEVICES)
-        return Device.of_capability(word, capability)
+        return Device.of_capability(word, capability, described and described.multiprocessors)
 
     @staticmethod
     def of_capability(

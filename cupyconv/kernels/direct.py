@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
-from math import gcd, prod
+from math import gcd, inf, prod
 from typing import TYPE_CHECKING
 
 from cupyconv.kernels import cost, parameters, streaming
+from cupyconv.kernels.calibration import prices
 from cupyconv.kernels.family import accumulator_bytes, spatial
 from cupyconv.kernels.reach import Count, window_count
 from cupyconv.kernels.request import Epilogue, Request
@@ -72,10 +73,12 @@ _ALLOCATED_REGISTERS = {False: (18, 0.9), True: (30, 0.85)}
 """Allocated registers per thread, as (constant, factor per live register), keyed by whether the
 pass is backprop_filter (counted)."""
 
+_RAGGED_INSTRUCTIONS = 10
+"""Instructions of backprop_filter per pixel and filter row, if tiles reach past the ends of axes
+(fitted)."""
+
 _BALANCE = 1.1  # largest accepted time of the busiest SM, relative to the best case (hand-set)
 _STAGING = 0.25  # time to stage the filter, relative to a round of tiles (modelled)
-
-_SECTOR = 32  # bytes per sector of global memory (hardware)
 
 
 @dataclass(frozen=True)
@@ -163,15 +166,14 @@ class Geometry(streaming.Geometry):
         and the busiest SM has nearly the least possible work.
         """
         (others,) = self.others
-        shares = (multiprocessors * n // others for n in range(1, self.resident + 1))
-        each = {max(-(-self.parts // max(share, 1)), 1) for share in shares}
-
-        def busiest(rounds: int) -> float:
+        busiest: dict[int, float] = {}  # time of the busiest SM, keyed by rounds per block
+        for number in range(1, self.resident + 1):
+            share = max(multiprocessors * number // others, 1)
+            rounds = max(-(-self.parts // share), 1)
             blocks = -(-self.parts // rounds) * others
-            return -(-blocks // multiprocessors) * (rounds + _STAGING)
-
-        most = _BALANCE * min(map(busiest, each))
-        rounds = min(rounds for rounds in each if busiest(rounds) <= most)
+            busiest[rounds] = -(-blocks // multiprocessors) * (rounds + _STAGING)
+        most = _BALANCE * min(busiest.values())
+        rounds = min([rounds for rounds, time in busiest.items() if time <= most])
         return max(-(-self.parts // rounds), 1)
 
 
@@ -193,14 +195,13 @@ def ranked_tilings(request: Request) -> tuple[Tiling, ...]:
     """
     chip = request.chip
 
-    def time(tiling: Tiling, geom: Geometry) -> tuple[float, float, int]:
+    def time(tiling: Tiling, geom: Geometry) -> tuple[float, int]:
         if request.pass_ == "backprop_filter":
             blocks = streaming.chunk_counts(geom.parts, prod(geom.others), chip.multiprocessors)[-1]
         else:
             blocks = geom.blocks(chip.multiprocessors)
-        kernel = geom.kernel(blocks)
-        microseconds = kernel.microseconds(chip, request.problem.bytes)
-        return microseconds, kernel.computing(chip), -tiling.vector
+        demand = geom.kernel(blocks).demand(chip, request.problem.bytes)
+        return demand.microseconds(prices(request, Direct.name)), -tiling.vector
 
     every = geometries(request)
     few = [pair for pair in every if pair[1].down.passed <= MOST_PASSED]
@@ -452,13 +453,15 @@ def _construct(request: Request, tiling: Tiling) -> Geometry | None:
         + from_shared
         + cost.ACCESS_INSTRUCTIONS * accessed
     )
+    if is_filter and (down.ragged or across.ragged):
+        instructions += _RAGGED_INSTRUCTIONS * down.pairs * across.extent
     channel_vectors = -(-problem.groups * outs // vector)
     blocks = -(-channel_vectors // tiling.lanes)
     read = (tiling.lanes, blocks, min(across.tiles, 32))
-    of_load = _sectors(request, source, *read, under, prod(of_source))
-    of_store = _sectors(request, result, *read, extent, prod(of_result))
-    sectors = loaded_slices * down.passed * loads * of_load + down.extent * stores * of_store
-    wavefronts = from_shared * (2 if tiling.lanes <= 2 else 4) + 8 * sectors
+    of_load = _wavefronts(request, source, *read, under, prod(of_source))
+    of_store = _wavefronts(request, result, *read, extent, prod(of_result))
+    accesses = loaded_slices * down.passed * loads * of_load + down.extent * stores * of_store
+    wavefronts = from_shared * (2 if tiling.lanes <= 2 else 4) + accesses
 
     chip, warps = request.chip, tiling.warps
     lanes = cost.per_cycle(chip, cost.plain_rate(request)) / 2
@@ -492,10 +495,10 @@ def _construct(request: Request, tiling: Tiling) -> Geometry | None:
     )
 
 
-def _sectors(
+def _wavefronts(
     request: Request, role: str, lanes: int, blocks: int, tiles: int, columns: int, of_piece: int
 ) -> float:
-    """Return the sectors of global memory per thread in a warp's access to x or y.
+    """Return the wavefronts of a warp's access to x or y.
 
     Args:
         request: the pass.
@@ -509,11 +512,12 @@ def _sectors(
     layout, channels = (memory.x, problem.C) if role == "x" else (memory.y, problem.K)
     itemsize = ITEMSIZE[problem.dtype]
     if lanes > 1:
-        apart = channels / (lanes * blocks) if layout[problem.data_axes[1]] == 1 else _SECTOR
-        return min(max(apart, of_piece) * itemsize, _SECTOR) / _SECTOR
+        apart = channels / (lanes * blocks) if layout[problem.data_axes[1]] == 1 else inf
+        return cost.wavefronts(of_piece * itemsize, apart * itemsize, least=0)
     # The tiles of a row are contiguous; the first tile may begin anywhere in a sector.
     apart = max(columns * layout[problem.data_axes[-1]], of_piece) * itemsize
-    return min((apart * (tiles - 1) / _SECTOR + 1) / tiles, 1)
+    spread = (apart * (tiles - 1) + cost.SECTOR_BYTES) / tiles
+    return cost.wavefronts(0, spread, least=0)
 
 
 TILE_WALK = (("tiles", "i8", 4), ("step", "i8", 4), ("rounds", "i8"))

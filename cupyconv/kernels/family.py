@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from itertools import chain
 from typing import Any, ClassVar
 
-from cupyconv.kernels.cost import duration
+from cupyconv.kernels import cost
+from cupyconv.kernels.calibration import prices
 from cupyconv.kernels.device import CHIPS, Device
 from cupyconv.kernels.reach import Count, offset_counts
 from cupyconv.kernels.request import PLAIN, Epilogue, Implementation, Request
@@ -97,14 +98,20 @@ class Candidate(Choices):
         microseconds: modelled time.
         summary: text that ``plan`` prints: the algorithm on the CPU, the copies of operands on a
             GPU.
-        computing: modelled time without memory traffic, in microseconds.  It decides between
-            candidates with equal ``microseconds``; 0 if unknown.
+        demand: demand from which the time was modelled; None on the CPU.
     """
 
     family: Family
     microseconds: float
     summary: str = ""
-    computing: float = 0.0
+    demand: cost.Demand | None = None
+
+    def with_demand(self, request: Request, more: cost.Demand) -> Candidate:
+        """Return the candidate with more demand, and its modelled time."""
+        assert self.demand is not None
+        demand = cost.together(self.demand, more)
+        time = demand.microseconds(prices(request, self.family.name))
+        return replace(self, demand=demand, microseconds=time)
 
 
 class Family(ABC):
@@ -177,13 +184,24 @@ class Family(ABC):
 
     def reason(self, candidate: Candidate, note: str = "") -> str:
         """Return the reason that ``plan`` prints; ``note`` is added after the estimated time."""
-        text = f"estimated {duration(candidate.microseconds)}{note}: {self.summary}"
+        text = f"estimated {cost.duration(candidate.microseconds)}{note}: {self.summary}"
         return f"{text}; before it, {candidate.summary}" if candidate.summary else text
+
+    def priced(self, request: Request, demand: cost.Demand, **choices: Any) -> Candidate:
+        """Return a candidate with the modelled time of its demand."""
+        microseconds = demand.microseconds(prices(request, self.name))
+        return Candidate(self, microseconds, demand=demand, **choices)
 
     def fitting_tiles(self, request: Request) -> list[Tile]:
         """Return the tiles that the request's chip and dtype support."""
-        itemsize, newest = ITEMSIZE[request.problem.dtype], request.device.instructions
-        return [t for t in self.tiles if t.since <= newest and t.is_for(itemsize)]
+        itemsize = ITEMSIZE[request.problem.dtype]
+        return list(_tiles_for(self, itemsize, request.device.instructions))
+
+
+@cache
+def _tiles_for(family: Family, itemsize: int, newest: tuple[int, int]) -> tuple[Tile, ...]:
+    """Return the tiles of a family for elements of a size and instructions of a capability."""
+    return tuple(t for t in family.tiles if t.since <= newest and t.is_for(itemsize))
 
 
 def mma_refuses(request: Request) -> str | None:

@@ -55,11 +55,8 @@ MOST_TAP_BITS = 255
 MOST_SPLITS = (1 << 16) - 1
 """Largest number of splits, which are blocks along the second axis of the grid (CUDA's rule)."""
 
-BLOCKS = (0.5, 1, 2, 3, 4, 6, 8, 12, 16)
+BLOCKS = (1, 2, 4, 8, 16)
 """Numbers of blocks per SM that the choice of splits aims at (hand-set)."""
-
-FILLED = 0.9
-"""Fraction of the macro RESIDENT (blocks per SM) from which the chip counts as full (hand-set)."""
 
 MOST_STAGES = 4
 """Largest number of stages of the ring (hand-set)."""
@@ -72,9 +69,11 @@ BY_REGISTERS = {
     (128, 128, 2): 2,
     (128, 64, 2): 3,
     (128, 32, 2): 4,
+    (32, 128, 2): 5,
     (64, 64, 2): 4,
     (128, 128, 4): 2,
     (128, 64, 4): 4,
+    (32, 128, 4): 5,
     (64, 64, 4): 5,
     (64, 64, 8): 4,
 }
@@ -206,19 +205,25 @@ class Gather(Tiled):
         _tile(128, 64, 2, 2, itemsize=2),
         _tile(128, 32, 4, 1, itemsize=2),
         _tile(64, 64, 2, 2, itemsize=2, since=(7, 5)),
+        # Tiles of few rows compute few products of padding in filter gradients of few filters.
+        _tile(32, 128, 1, 4, itemsize=2),
         _tile(128, 128, 2, 2, itemsize=4),
         _tile(128, 64, 2, 2, itemsize=4),
         _tile(64, 64, 2, 2, itemsize=4),
+        _tile(32, 128, 1, 4, itemsize=4),
         # A float64 sum takes two registers: 128 x 128 sums do not fit.
         _tile(128, 64, 4, 2, itemsize=8),
         _tile(64, 64, 2, 2, itemsize=8),
+        _tile(16, 64, 1, 2, itemsize=8, resident=4),
         _tile(128, 64, 2, 2, itemsize=4, tensor_cores=False, resident=3, since=(7, 5)),
         _tile(64, 64, 2, 2, itemsize=4, tensor_cores=False, resident=4, since=(7, 5)),
         _tile(128, 32, 4, 1, itemsize=4, tensor_cores=False, resident=4, since=(7, 5)),
+        _tile(32, 128, 1, 4, itemsize=4, tensor_cores=False, resident=4, since=(7, 5)),
         _tile(64, 64, 2, 2, itemsize=8, tensor_cores=False, resident=3, since=(7, 5)),
         # A small tile computes few products of padding, which take long: on some chips, a float64
         # product takes as long as 32 float32 products.
         _tile(64, 16, 2, 1, itemsize=8, tensor_cores=False, resident=8, since=(7, 5)),
+        _tile(16, 64, 1, 2, itemsize=8, tensor_cores=False, resident=8, since=(7, 5)),
     )
 
     def refuses_layer(self, request: Request) -> str | None:
@@ -249,9 +254,9 @@ class Gather(Tiled):
 
     def candidates(self, request: Request) -> list[Candidate]:
         return [
-            _with_copies(candidate, request, method)
-            for method in worthwhile_methods(request)
-            for candidate in self.products(_product_request(request, method))
+            candidate
+            for method, of_product in worthwhile_methods(request)
+            for candidate in _with_copies(self.products(of_product), of_product, request, method)
         ]
 
     def products(self, request: Request) -> list[Candidate]:
@@ -262,8 +267,9 @@ class Gather(Tiled):
         method = choices.method
         if method not in METHODS[request.pass_]:
             return None
-        found = super().candidate(_product_request(request, method), replace(choices, method=""))
-        return found and _with_copies(found, request, method)
+        of_product = _product_request(request, method)
+        found = super().candidate(of_product, replace(choices, method=""))
+        return _with_copies([found], of_product, request, method)[0] if found else None
 
     def gemms(self, request: Request) -> tuple[GemmView, ...]:
         if request.pass_ == "backprop_input":
@@ -275,11 +281,7 @@ class Gather(Tiled):
         return max(min(gemms[0].gemm_k, MOST_SPLITS), 1) if len(gemms) == 1 else 1
 
     def splits(self, request: Request, tile: Tile) -> list[int]:
-        """Return 1 and the numbers of splits that balance the multiprocessors.
-
-        In backprop_filter, numbers above 1 that do not fill the chip are left out, except the
-        largest if no number fills the chip.
-        """
+        """Return 1 and the numbers of splits that balance the multiprocessors."""
         gemm = request.problem.gemm(request.pass_)
         steps = -(-gemm.gemm_k // tile.block_k)
         most = min(steps // cost.LEAST_SPLIT_STEPS, self.most_splits(request))
@@ -291,19 +293,14 @@ class Gather(Tiled):
         wanted = (min(int(count * places) // tiles, most) for count in BLOCKS)
         # All splits have the same number of steps, up to rounding, and no split is empty.
         found = sorted({-(-steps // -(-steps // splits)) for splits in wanted if splits > 1})
-        if request.pass_ == "backprop_filter":
-            filling = FILLED * places * tile.defines["RESIDENT"]
-            found = [splits for splits in found if tiles * splits >= filling] or found[-1:]
         return [1, *found]
 
-    def _costed(self, request: Request, tile: Tile, splits: int) -> Candidate:
-        candidate = super()._costed(request, tile, splits)
-        more = phase_launches(request.problem, request.pass_) - 1
-        return replace(candidate, microseconds=candidate.microseconds + more * cost.LAUNCH_OVERHEAD)
+    def further_launches(self, request: Request) -> int:
+        return phase_launches(request.problem, request.pass_) - 1
 
-    def kernel(self, request: Request, tile: Tile, depth: int, blocks: int) -> cost.Kernel:
-        of_block = work(request, tile, depth / max(blocks, 1))
-        return cost.Kernel(blocks, resident(request, tile), tile.threads // 32, of_block)
+    def block(self, request: Request, tile: Tile) -> tuple[int, cost.Work, cost.Work]:
+        stored = cost.RESULT_WAVEFRONTS * tile.block_m * tile.block_n / 32
+        return resident(request, tile), work(request, tile), cost.Work(0, stored)
 
     def launches(
         self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN
@@ -396,38 +393,46 @@ def _product_request(request: Request, method: str) -> Request:
     return replace(product, workspace_limit=left)
 
 
-def worthwhile_methods(request: Request) -> Iterator[str]:
-    """Yield the methods within the workspace limit whose copies all allow wider vector loads."""
-    products = {
-        roles: _product_request(request, method) for method, roles in METHODS[request.pass_].items()
-    }
-    vectors = {}
-    for roles, of_product in products.items():
-        found = accesses(of_product.pass_, of_product.problem, of_product.memory)
-        vectors[roles] = dict(
-            zip(OPERANDS[request.pass_], (found.a.vector, found.b.vector), strict=True)
-        )
-    for method, roles in METHODS[request.pass_].items():
+def worthwhile_methods(request: Request) -> Iterator[tuple[str, Request]]:
+    """Yield the methods within the workspace limit, with the requests of their products.
+
+    All copies of a method allow wider vector loads than the method without the copy.
+    """
+    pass_, itemsize = request.pass_, ITEMSIZE[request.problem.dtype]
+    yield "", request
+    own = accesses(pass_, request.problem, request.memory)
+    if own.a.vector == own.b.vector == PIECE_BYTES // itemsize:
+        return
+    vectors: dict[tuple[str, ...], dict[str, int]] = {}
+    for method, roles in METHODS[pass_].items():
+        of_product = _product_request(request, method)
+        found = accesses(pass_, of_product.problem, of_product.memory)
+        names = OPERANDS[pass_]
+        vectors[roles] = dict(zip(names, (found.a.vector, found.b.vector), strict=True))
         others = {role: tuple(other for other in roles if other != role) for role in roles}
-        if request.affords(copied_bytes(products[roles])) and all(
-            vectors[roles][role] > vectors[others[role]][role] for role in roles
-        ):
-            yield method
+        wider = all(vectors[roles][role] > vectors[others[role]][role] for role in roles)
+        if roles and wider and request.affords(copied_bytes(of_product)):
+            yield method, of_product
 
 
-def _with_copies(candidate: Candidate, request: Request, method: str) -> Candidate:
-    """Return the candidate of a product, extended by the launch that copies its operands."""
+def _with_copies(
+    products: Sequence[Candidate], of_product: Request, request: Request, method: str
+) -> list[Candidate]:
+    """Return the candidates of a product, extended by the launch that copies its operands."""
     if not method:
-        return candidate
-    of_product = _product_request(request, method)
+        return list(products)
     size = copied_bytes(of_product)
-    return replace(
-        candidate,
-        microseconds=candidate.microseconds + cost.of_copy(request.chip, 2 * size),
-        workspace_bytes=aligned(candidate.workspace_bytes) + size,
-        method=method,
-        summary=f"{operand_names(of_product.memory.copied)} copied with channels last",
-    )
+    copying = cost.further(request.chip, 2 * size)
+    summary = f"{operand_names(of_product.memory.copied)} copied with channels last"
+    return [
+        replace(
+            candidate.with_demand(request, copying),
+            workspace_bytes=aligned(candidate.workspace_bytes) + size,
+            method=method,
+            summary=summary,
+        )
+        for candidate in products
+    ]
 
 
 # -- blocks ----------------------------------------------------------------------------------------
@@ -512,13 +517,13 @@ def resident(request: Request, tile: Tile) -> int:
     return min(by_shared, by_registers)
 
 
-def work(request: Request, tile: Tile, depth: float) -> cost.Work:
-    """Return the work of a thread block that sums over ``depth`` elements of k."""
+def work(request: Request, tile: Tile) -> cost.Work:
+    """Return the work of a thread block per element of k, without storing the results."""
     chip, itemsize, macros = request.chip, ITEMSIZE[request.problem.dtype], tile.defines
     found = accesses(request.pass_, request.problem, request.memory)
     rate = cost.tensor_rate(request) if macros["TENSOR_CORES"] else cost.plain_rate(request)
     flops = tile.block_m * tile.block_n * request.problem.flops_of_product
-    wavefronts = waits = 0.0  # per element of k
+    wavefronts = instructions = waits = 0.0
     for access, extent, readers in (
         (found.a, tile.block_m, macros["WARPS_N"]),
         (found.b, tile.block_n, macros["WARPS_M"]),
@@ -527,12 +532,15 @@ def work(request: Request, tile: Tile, depth: float) -> cost.Work:
         vectors = extent / access.vector / 32
         wavefronts += vectors * (cost.wavefronts(size, apart) + cost.wavefronts(size))
         wavefronts += readers * extent * itemsize / cost.WAVEFRONT_BYTES
+        instructions += vectors * cost.ACCESS_INSTRUCTIONS
         if size < 4 or not copies_async(request.device):  # the copy passes through registers
+            instructions += vectors * cost.ACCESS_INSTRUCTIONS * (cost.REGISTER_COPY - 1)
             waits = 1 / tile.block_k
     return cost.Work(
-        multiplying=depth * flops / cost.per_cycle(chip, rate),
-        wavefronts=depth * wavefronts + cost.RESULT_WAVEFRONTS * tile.block_m * tile.block_n / 32,
-        waits=depth * waits,
+        multiplying=flops / cost.per_cycle(chip, rate),
+        wavefronts=wavefronts,
+        instructions=instructions,
+        waits=waits,
     )
 
 

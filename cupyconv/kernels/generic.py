@@ -46,23 +46,21 @@ class Generic(Tiled):
     def counts(self, request: Request) -> tuple[Count, ...]:
         return ()
 
-    def kernel(self, request: Request, tile: Tile, depth: int, blocks: int) -> cost.Kernel:
+    def block(self, request: Request, tile: Tile) -> tuple[int, cost.Work, cost.Work]:
         chip, problem = request.chip, request.problem
         size, flops = accumulator_bytes(problem), problem.flops_of_product
         rate = cost.per_cycle(chip, cost.plain_rate(request))
-        # All counts are per element of k.
         products = tile.block_m * tile.block_n
         copied = (tile.block_m + tile.block_n) / 32
         # A thread reads the elements of A and B for its square of sums.
         read = products / 32 * 2 / tile.defines["THREAD_M"]
-        work = cost.Work(
+        per_k = cost.Work(
             multiplying=products * flops / rate,
             wavefronts=(2 * copied + read) * cost.wavefronts(size),
             instructions=products / 32 * flops / 2 + read + cost.ACCESS_INSTRUCTIONS * copied,
             waits=1 / tile.block_k,
         )
-        per_block = depth / max(blocks, 1)
-        return cost.Kernel(blocks, _RESIDENT, tile.threads // 32, work.times(per_block))
+        return _RESIDENT, per_k, cost.Work(0, 0)
 
     def launches(
         self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise, product
 from math import prod
 from typing import TYPE_CHECKING, ClassVar
@@ -46,7 +46,7 @@ from cupyconv.launch import (
     TensorMaps,
     TiledMap,
 )
-from cupyconv.problem import ITEMSIZE, PASSES, ConvAxis, ConvProblem
+from cupyconv.problem import ITEMSIZE, PASSES, ConvAxis, ConvProblem, derived
 
 if TYPE_CHECKING:
     import numpy as np
@@ -86,6 +86,9 @@ PLANES = 3
 
 SUMS_PIECE = 8
 """Columns of C per vector access of the kernel that adds up splits."""
+
+EMPTY_LINE = 4
+"""Wavefronts that TMA takes to fill a line with zeros, beyond the line's own (fitted)."""
 
 _MOST_WAVES = 4
 """Largest number of waves of blocks that the choice of splits aims at (hand-set)."""
@@ -132,6 +135,7 @@ def has_taps(walk: Walk) -> bool:
     return all(axis.taps for axis in walk)
 
 
+@lru_cache(maxsize=256)
 def walks(problem: ConvProblem, pass_: str) -> tuple[Walk, ...]:
     """Return the walks of TMA in a pass: one, or one per non-empty stride phase in backprop_input.
 
@@ -197,22 +201,29 @@ def matrices(
     A step multiplies one line along k.  In the filter gradient, the channels of each tap are padded
     to whole lines.
     """
-    line = tile.block_k
+    found = list(_matrices_of(problem, pass_, tile.block_k))
+    if pass_ == "backprop_filter" and not has_window_rows(problem, tile, splits):
+        ((rows, columns, steps),) = found
+        return [(columns, rows, steps)]
+    return found
+
+
+@lru_cache(maxsize=256)
+def _matrices_of(problem: ConvProblem, pass_: str, line: int) -> tuple[tuple[int, int, int], ...]:
+    """Return ``matrices`` for lines of ``line`` elements, with windows as rows."""
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
     if pass_ == "backprop_filter":
-        rows, columns = windows(problem, line) * line, filters
-        if not has_window_rows(problem, tile, splits):
-            rows, columns = columns, rows
-        return [(rows, columns, -(-_pixels(problem, problem.output_sizes, line) // line))]
+        steps = -(-_pixels(problem, problem.output_sizes, line) // line)
+        return ((windows(problem, line) * line, filters, steps),)
     summed, columns = (channels, filters) if pass_ == "forward" else (filters, channels)
-    return [
+    return tuple(
         (
             _pixels(problem, [axis.pixels for axis in walk], line),
             columns,
-            prod(axis.taps for axis in walk) * -(-summed // line),
+            prod([axis.taps for axis in walk]) * -(-summed // line),
         )
         for walk in walks(problem, pass_)
-    ]
+    )
 
 
 def _pixels(problem: ConvProblem, sizes: Sequence[int], line: int) -> int:
@@ -308,7 +319,7 @@ class Layout:
     strides: Strides
     copied: tuple[str, ...]
 
-    @property
+    @cached_property
     def copied_bytes(self) -> int:
         """Size of the copies, in bytes."""
         itemsize = ITEMSIZE[self.problem.dtype]
@@ -381,13 +392,16 @@ def _channels_first(
         return target, steps
     taps = target.filter_axes[2:]
     kept = [axis for axis in range(len(filter_order)) if axis not in taps[1:]]
-    flat = ConvProblem(
-        (*shapes["x"][:2], prod(shapes["x"][2:])),
-        permuted(target.filter_shape, kept),
-        groups=problem.groups,
+    flat = derived(
+        problem,
+        input_shape=(*shapes["x"][:2], prod(shapes["x"][2:])),
+        filter_shape=permuted(target.filter_shape, kept),
+        stride=(1,),
+        padding=((0, 0),),
+        dilation=(1,),
         data_format="NCW",
         filter_format="WIO" if filters_last(target) else "OWI",
-        dtype=problem.dtype,
+        padding_mode="explicit",
     )
     flat_steps = {"w": permuted(steps["w"], kept)}
     for role, shape in shapes.items():
@@ -472,7 +486,7 @@ def tma_refuses(request: Request, operand_bytes: int) -> str | None:
     if request.device.target != "sm_90a":
         return "wgmma needs compute capability 9.0"
     if not request.device.has_tensor_maps:
-        return "TMA needs NVIDIA's bindings of the driver: pip install cuda-bindings"
+        return "TMA needs a driver that encodes tensor maps"
     if 0 in (*problem.input_shape, *problem.filter_shape, *problem.output_shape):
         return "TMA does not support empty tensors"
     if problem.groups > 1:
@@ -606,6 +620,17 @@ def takes_turns(tile: Tile) -> bool:
 def _matrices(request: Request, tile: Tile, splits: int) -> list[tuple[int, int, int]]:
     """Return ``matrices`` of a request, in the layout that the tile reads."""
     return matrices(layout_of(request, tile).problem, request.pass_, tile, splits)
+
+
+def _empty(request: Request, tile: Tile) -> float:
+    """Return the share of the source's lines that TMA fills with zeros, for lack of channels."""
+    problem, line = request.problem, tile.block_k
+    if tile.defines["PLANAR"]:
+        return 0.0
+    channels, filters = problem.C // problem.groups, problem.K // problem.groups
+    summed = {"forward": (channels,), "backprop_input": (filters,)}
+    counts = summed.get(request.pass_, (channels, filters))
+    return max(1 - count / (-(-count // line) * line) for count in counts)
 
 
 def _split_bytes(request: Request, tile: Tile) -> int:
@@ -1054,9 +1079,9 @@ class Persistent(Family):
 
     def candidates(self, request: Request) -> list[Candidate]:
         return [
-            self._costed(request, tile, splits)
+            candidate
             for tile in self.fitting_tiles(request)
-            for splits in self._splits(request, tile)
+            for candidate in self._costed(request, tile, self._splits(request, tile))
         ]
 
     def candidate(self, request: Request, choices: Choices) -> Candidate | None:
@@ -1065,7 +1090,7 @@ class Persistent(Family):
             return None
         assert tile is not None
         fits = 1 <= splits <= self._most_splits(request, tile)
-        return self._costed(request, tile, splits) if fits else None
+        return self._costed(request, tile, [splits])[0] if fits else None
 
     def _splits(self, request: Request, tile: Tile) -> list[int]:
         """Return the numbers of splits to estimate: 1, and numbers that fill a few waves."""
@@ -1093,46 +1118,54 @@ class Persistent(Family):
             most = min(most, left // _split_bytes(request, tile))
         return max(most, 1)
 
-    def _costed(self, request: Request, tile: Tile, splits: int) -> Candidate:
-        """Return the candidate; its time includes the copies and the reduction of splits."""
-        problem, chip = request.problem, request.chip
-        tiles = steps = 0
-        for rows, columns, steps_of_sum in _matrices(request, tile, splits):
-            here = tile_count(tile, rows, columns) * problem.groups
-            tiles += here
-            steps += here * -(-steps_of_sum // splits)
-        sums = splits * _split_bytes(request, tile) if splits > 1 else 0
+    def _costed(self, request: Request, tile: Tile, splits: Sequence[int]) -> list[Candidate]:
+        """Return the candidates with a tile; times include copies and the reduction of splits."""
+        problem, chip, places = request.problem, request.chip, request.chip.multiprocessors
         moved, workspace, before = self.before(request, tile)
+        of_step, stored = self._work(request, tile)
+        found = []
+        for count in splits:
+            tiles = steps = longest = 0
+            for rows, columns, steps_of_sum in _matrices(request, tile, count):
+                here = tile_count(tile, rows, columns) * problem.groups
+                each = -(-steps_of_sum // count)
+                tiles += here
+                steps += here * each
+                longest = max(longest, -(-here * count // places) * each)
+            # The longest tiles may keep few multiprocessors busy.
+            mean = max(steps / tiles, longest / -(-tiles * count // places))
+            sums = count * _split_bytes(request, tile) if count > 1 else 0
+            kernel = cost.Kernel(tiles * count, 1, tile.threads // 32, of_step.times(mean) + stored)
+            demands = [kernel.demand(chip, problem.bytes + sums)]
+            if count > 1:
+                demands.append(cost.further(chip, sums, count))
+            if before:
+                demands.append(cost.further(chip, moved))
+            found.append(
+                self.priced(
+                    request,
+                    cost.together(*demands) if len(demands) > 1 else demands[0],
+                    summary=before,
+                    tile=tile,
+                    blocks=tiles,
+                    splits=count,
+                    workspace_bytes=workspace + sums,
+                )
+            )
+        return found
 
-        kernel = self._kernel(request, tile, tiles * splits, steps / tiles)
-        microseconds = kernel.microseconds(chip, problem.bytes + sums)
-        if splits > 1:
-            microseconds += cost.of_reduction(chip, splits, sums)
-        if before:
-            microseconds += cost.of_copy(chip, moved)
-        return Candidate(
-            self,
-            microseconds,
-            summary=before,
-            computing=kernel.computing(chip),
-            tile=tile,
-            blocks=tiles,
-            splits=splits,
-            workspace_bytes=workspace + sums,
-        )
-
-    def _kernel(self, request: Request, tile: Tile, tiles: int, steps: float) -> cost.Kernel:
-        """Return the work of a product with ``steps`` steps along k per tile."""
+    def _work(self, request: Request, tile: Tile) -> tuple[cost.Work, cost.Work]:
+        """Return the work of a step along k, and of storing the results of a tile."""
         chip, m, n = request.chip, tile.block_m, tile.block_n
         rate = chip.group_tensor_rate / (2 if request.operands == "tf32" else 1)
         # TMA writes the lines of A and B.  A warpgroup reads its own lines of A and, for every 64
         # rows, all lines of B.
-        lines = (m + n) + (m + m / 64 * n)
-        work = cost.Work(
-            multiplying=steps * self.passes * 2 * m * n * tile.block_k / cost.per_cycle(chip, rate),
-            wavefronts=steps * self.passes * lines + cost.RESULT_WAVEFRONTS * m * n / 32,
+        lines = (m + n) + (m + m / 64 * n) + EMPTY_LINE * m * _empty(request, tile)
+        of_step = cost.Work(
+            multiplying=self.passes * 2 * m * n * tile.block_k / cost.per_cycle(chip, rate),
+            wavefronts=self.passes * lines,
         )
-        return cost.Kernel(tiles, 1, tile.threads // 32, work)
+        return of_step, cost.Work(0, cost.RESULT_WAVEFRONTS * m * n / 32)
 
     def launches(
         self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN

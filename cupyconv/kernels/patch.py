@@ -14,6 +14,7 @@ from itertools import product
 from math import prod
 
 from cupyconv.kernels import cost, parameters, streaming
+from cupyconv.kernels.calibration import prices
 from cupyconv.kernels.device import CHIPS
 from cupyconv.kernels.family import accumulator_bytes, copies_async, mma_refuses, spatial
 from cupyconv.kernels.reach import Count
@@ -222,9 +223,10 @@ def ranked_tilings(request: Request) -> tuple[Tiling, ...]:
     chip = request.chip
 
     def microseconds(geom: Geometry) -> float:
-        return geom.kernel(geom.blocks(chip.multiprocessors)).computing(chip)
+        demand = geom.kernel(geom.blocks(chip.multiprocessors)).demand(chip, 0)
+        return demand.microseconds(prices(request, Patch.name))
 
-    geometries = (geometry(request, tiling) for tiling in _tilings(request))
+    geometries = (_construct(request, tiling) for tiling in _tilings(request))
     return tuple(fitting.tiling for fitting in sorted(filter(None, geometries), key=microseconds))
 
 
@@ -247,12 +249,15 @@ def _tilings(request: Request) -> Iterator[Tiling]:
 @lru_cache(maxsize=4096)
 def geometry(request: Request, tiling: Tiling) -> Geometry | None:
     """Return the blocks of a tiling; None if the tiling is illegal on the request's device."""
-    if tiling not in _tilings(request):
-        return None
+    return _construct(request, tiling) if tiling in _tilings(request) else None
+
+
+def _construct(request: Request, tiling: Tiling) -> Geometry | None:
+    """Return the blocks of a tiling that the kernels support; None if they do not fit."""
     rows = rows_of(request)
     patch = _patch(request, rows, tiling.tile_p, tiling.tile_q)
-    construct = _forward_geometry if request.pass_ == "forward" else _filter_geometry
-    geom = construct(request, rows, patch, tiling)
+    of_pass = _forward_geometry if request.pass_ == "forward" else _filter_geometry
+    geom = of_pass(request, rows, patch, tiling)
     limit = request.chip.block_shared << 10
     return geom if geom is not None and geom.shared_bytes <= limit else None
 
@@ -355,11 +360,14 @@ def _work(
     flops = 2 * 16 * 8 * 8 * (2 if itemsize == 2 else 1)
     of_x, of_y = (cost.wavefronts(n * itemsize) for n in (access.x_vector, access.y_vector))
     accesses = (patch.pieces + others) / 32
+    through_registers = access.x_vector * itemsize < 4 or not copies_async(request.device)
+    if through_registers:
+        accesses *= cost.REGISTER_COPY
     return cost.Work(
         multiplying=products * flops / cost.per_cycle(chip, rate) if rate else 0.0,
         wavefronts=loads + 2 * (patch.pieces * of_x + others * of_y) / 32,
         instructions=products + loads + cost.ACCESS_INSTRUCTIONS * accesses,
-        waits=float(access.x_vector * itemsize < 4 or not copies_async(request.device)),
+        waits=float(through_registers),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, get_args
 
 from cupyconv.errors import ConvError, require_word, shown
@@ -61,6 +62,17 @@ Impl = Literal["auto", Implementation]
 """Names that the argument ``impl`` takes."""
 
 
+def dtype_class(dtype: str, precision: str) -> str:
+    """Return the name of a dtype's class; dtypes of one class have the same prices.
+
+    >>> dtype_class("bfloat16", "ieee"), dtype_class("float32", "tf32")
+    ('16-bit', 'tf32')
+    """
+    if dtype in ("float16", "bfloat16"):
+        return "16-bit"
+    return dtype if precision == "ieee" else precision
+
+
 def require_limit(limit: int | None) -> None:
     """Require a workspace limit to be a number of bytes or None.
 
@@ -108,23 +120,28 @@ class Request:
         require_word("precision", self.precision, PRECISIONS)
         require_limit(self.workspace_limit)
 
-    @property
+    @cached_property
+    def dtype_class(self) -> str:
+        """Name of the class of dtypes that have the same prices (calibration.py)."""
+        return dtype_class(self.problem.dtype, self.precision)
+
+    @cached_property
     def operands(self) -> str:
         """Type of the multiplied operands: "tf32" for float32 if permitted, else the dtype."""
         permitted = self.problem.dtype == "float32" and self.precision == "tf32"
         return "tf32" if permitted else self.problem.dtype
 
-    @property
+    @cached_property
     def chip(self) -> Chip:
         """Data-sheet values of the chip or card, for estimates."""
         return self.figures or self.device.chip
 
-    @property
+    @cached_property
     def memory(self) -> Strides:
         """Strides of the tensors; strides of contiguous tensors if ``strides`` is None."""
         return self.strides or Strides.contiguous(self.problem)
 
-    @property
+    @cached_property
     def reduced(self) -> Request:
         """Request for the simpler problem ``ConvProblem.reduced``; unchanged on the CPU."""
         problem = self.problem.reduced if self.device.is_gpu else self.problem

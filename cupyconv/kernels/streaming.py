@@ -29,10 +29,6 @@ fewer blocks move fewer bytes."""
 MOST_ALTERNATIVES = 7
 """Largest number of tilings that autotuning tries in addition to the planned tiling (hand-set)."""
 
-IDLE = 0.95
-"""A candidate that leaves multiprocessors idle is dropped unless its time is below this fraction of
-the shortest time of the candidates that fill the chip (hand-set)."""
-
 NO_WORK = cost.Work(0, 0)
 
 
@@ -180,10 +176,7 @@ class Streaming(Family, Generic[AnyGeometry]):
         # A smaller limit must not add candidates: no modelled time may become shorter.
         found = [chunks for chunks in wanted if request.affords(chunks * size)]
         found = found or [even(geom.parts, max(request.most_within_limit(wanted[0], size), 1))]
-        costed = [self._costed(request, tiling, chunks) for chunks in reversed(found)]
-        filling = [one for one in costed if one.splits * others >= places] or costed[:1]
-        most = IDLE * min(one.microseconds for one in filling)
-        return [one for one in costed if one in filling or one.microseconds < most]
+        return [self._costed(request, tiling, chunks) for chunks in reversed(found)]
 
     def candidate(self, request: Request, choices: Choices) -> Candidate | None:
         tiling, splits, blocks = choices.tiling, choices.splits, choices.blocks
@@ -203,25 +196,23 @@ class Streaming(Family, Generic[AnyGeometry]):
 
     def _costed(self, request: Request, tiling: Any, chunks: int = 1, blocks: int = 0) -> Candidate:
         chip, problem, geom = request.chip, request.problem, self.geometry(request, tiling)
-        moved, workspace, adding = problem.bytes, 0, 0.0
+        workspace = 0
         if request.pass_ != "backprop_filter":
             # Count the nominal chip's multiprocessors, not the card's, so that all cards of an
             # architecture have the same plans.
-            kernel = geom.kernel(geom.blocks(chip.multiprocessors))
+            demand = geom.kernel(geom.blocks(chip.multiprocessors)).demand(chip, problem.bytes)
         else:
-            kernel = geom.kernel(chunks)
             workspace = chunks * chunk_bytes(problem)
             result = prod(problem.filter_shape) * ITEMSIZE[problem.dtype]
-            moved += workspace - result
-            adding = cost.of_reduction(chip, chunks, workspace + result)
-        return Candidate(
-            self,
-            kernel.microseconds(chip, moved) + adding,
+            product = geom.kernel(chunks).demand(chip, problem.bytes + workspace - result)
+            demand = cost.together(product, cost.further(chip, workspace + result, chunks))
+        return self.priced(
+            request,
+            demand,
             blocks=blocks,
             splits=chunks,
             workspace_bytes=workspace,
             tiling=tiling,
-            computing=kernel.computing(chip),
         )
 
     def launches(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import prod
+from math import gcd
 from typing import Any
 
 from cupyconv.formats import CHANNELS_LAST
@@ -95,7 +95,11 @@ class Strides:
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Return the strides of a C-contiguous array, in elements."""
-    return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    steps, step = [], 1
+    for size in reversed(shape):
+        steps.append(step)
+        step *= size
+    return tuple(reversed(steps))
 
 
 def element_strides(array: Any) -> tuple[int, ...]:
@@ -129,14 +133,11 @@ def neighbours(
         alignment: alignment of the tensor's address, in bytes.
         itemsize: bytes per element.
     """
-    others = [stride for number, stride in enumerate(strides) if number != axis]
-    vector = 16 // itemsize if strides[axis] == 1 else 1
-    while vector > 1:
-        fits = alignment % (vector * itemsize) == 0 and extent % vector == 0
-        if fits and all(stride % vector == 0 for stride in others):
-            return vector
-        vector //= 2
-    return 1
+    if strides[axis] != 1:
+        return 1
+    axis %= len(strides)
+    others = (*strides[:axis], *strides[axis + 1 :])
+    return gcd(16 // itemsize, max(alignment // itemsize, 1), extent, *others)
 
 
 def followers(

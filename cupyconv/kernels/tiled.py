@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
+from operator import mul
 
 from cupyconv.kernels import cost
 from cupyconv.kernels.family import Candidate, Choices, Family, Tile, accumulator_bytes
@@ -14,15 +16,8 @@ class Tiled(Family):
     """An implicit GEMM with one thread block per tile."""
 
     @abstractmethod
-    def kernel(self, request: Request, tile: Tile, depth: int, blocks: int) -> cost.Kernel:
-        """Return the work of the product, for the cost model.
-
-        Args:
-            request: the pass.
-            tile: tile of each block.
-            depth: extents along k of all tiles, added up.
-            blocks: number of launched blocks, in all splits together.
-        """
+    def block(self, request: Request, tile: Tile) -> tuple[int, cost.Work, cost.Work]:
+        """Return the resident blocks per SM, and the work per element of k and per block."""
 
     def gemms(self, request: Request) -> tuple[GemmView, ...]:
         """Return the matrix products of the pass."""
@@ -38,10 +33,16 @@ class Tiled(Family):
 
     def candidates(self, request: Request) -> list[Candidate]:
         return [
-            self._costed(request, tile, splits)
-            for tile in self.fitting_tiles(request)
-            for splits in self.splits(request, tile)
+            candidate
+            for tile in self.worthwhile_tiles(request)
+            for candidate in self._costed(request, tile, self.splits(request, tile))
         ]
+
+    def worthwhile_tiles(self, request: Request) -> list[Tile]:
+        """Return the tiles to estimate: tiles of few rows only for matrices of as few rows."""
+        rows = max((gemm.gemm_m for gemm in self.gemms(request)), default=0)
+        tiles = self.fitting_tiles(request)
+        return [tile for tile in tiles if tile.block_m >= 64 or rows <= tile.block_m] or tiles
 
     def candidate(self, request: Request, choices: Choices) -> Candidate | None:
         tile, splits = choices.tile, choices.splits
@@ -49,7 +50,11 @@ class Tiled(Family):
             return None
         assert tile is not None
         fits = 1 <= splits <= self.most_splits(request)
-        return self._costed(request, tile, splits) if fits else None
+        return self._costed(request, tile, [splits])[0] if fits else None
+
+    def further_launches(self, request: Request) -> int:
+        """Return the number of launches of the product after the first."""
+        return 0
 
     def sums(self, request: Request) -> int:
         """Return the number of partial sums per split."""
@@ -60,27 +65,30 @@ class Tiled(Family):
         """Return the workspace bytes per split."""
         return self.sums(request) * accumulator_bytes(request.problem)
 
-    def _costed(self, request: Request, tile: Tile, splits: int) -> Candidate:
-        chip, gemms = request.chip, self.gemms(request)
-        per_gemm = [tile.blocks(gemm.gemm_m, gemm.gemm_n) * gemm.groups for gemm in gemms]
-        depth = [-(-gemm.gemm_k // tile.block_k) * tile.block_k for gemm in gemms]
-        padded = sum(n * k for n, k in zip(per_gemm, depth, strict=True))
-        blocks = sum(per_gemm)
-        workspace = splits * self.split_bytes(request) if splits > 1 else 0
-        problem = request.problem
-        kernel = self.kernel(request, tile, padded, blocks * splits)
-        moved, adding = problem.bytes, 0.0
-        if splits > 1:  # one launch writes the sums, and the next launch reads them
-            result = self.sums(request) * ITEMSIZE[problem.dtype]
-            moved += workspace - result
-            adding = cost.of_reduction(chip, splits, workspace + result)
-        microseconds = kernel.microseconds(chip, moved) + adding
-        return Candidate(
-            self,
-            microseconds,
-            computing=kernel.computing(chip),
-            tile=tile,
-            blocks=blocks,
-            splits=splits,
-            workspace_bytes=workspace,
-        )
+    def _costed(self, request: Request, tile: Tile, splits: Sequence[int]) -> list[Candidate]:
+        """Return the candidates with a tile, one for each number of splits."""
+        chip, problem, gemms = request.chip, request.problem, self.gemms(request)
+        blocks_of = [tile.blocks(gemm.gemm_m, gemm.gemm_n) * gemm.groups for gemm in gemms]
+        depth_of = [-(-gemm.gemm_k // tile.block_k) * tile.block_k for gemm in gemms]
+        blocks, places = sum(blocks_of), chip.multiprocessors
+        depth = sum(map(mul, blocks_of, depth_of)) / max(blocks, 1)
+        if len(gemms) > 1 and blocks:  # the longest blocks may keep few multiprocessors busy
+            longest = max(-(-n // places) * k for n, k in zip(blocks_of, depth_of, strict=True))
+            depth = max(depth, longest / -(-blocks // places))
+        resident, per_k, fixed = self.block(request, tile)
+        sums, further = self.sums(request), self.further_launches(request)
+        part, result = sums * accumulator_bytes(problem), sums * ITEMSIZE[problem.dtype]
+        found = []
+        for count in splits:
+            kernel = cost.Kernel(
+                blocks * count, resident, tile.threads // 32, per_k.times(depth / count) + fixed
+            )
+            workspace = count * part if count > 1 else 0
+            if count > 1:  # one launch writes the sums, and the next launch reads them
+                product = kernel.demand(chip, problem.bytes + workspace - result)
+                demand = cost.together(product, cost.further(chip, workspace + result, count))
+            else:
+                demand = kernel.demand(chip, problem.bytes)._replace(further=further)
+            choices = {"tile": tile, "blocks": blocks, "workspace_bytes": workspace}
+            found.append(self.priced(request, demand, splits=count, **choices))
+        return found

@@ -14,6 +14,7 @@ from itertools import product
 from math import gcd
 
 from cupyconv.kernels import cost, parameters, streaming
+from cupyconv.kernels.calibration import prices
 from cupyconv.kernels.family import copies_async, spatial
 from cupyconv.kernels.reach import MOST_BLOCKS, Count
 from cupyconv.kernels.request import Epilogue, Request
@@ -122,11 +123,18 @@ def ranked_tilings(request: Request) -> tuple[Tiling, ...]:
         # With a single resident block, an SM does not multiply while this block copies.
         blocks = geom.parts * geom.shares * -(-problem.groups // CHANNELS)
         work = _work(request, geom.tiling, geom.tap_rows, geom.lines, whole)
-        kernel = cost.Kernel(blocks, geom.resident, CHANNELS, work)
-        return geom.resident == 1, kernel.computing(chip)
+        demand = cost.Kernel(blocks, geom.resident, CHANNELS, work).demand(chip, 0)
+        return geom.resident == 1, demand.microseconds(prices(request, Toeplitz.name))
 
-    geometries = (geometry(request, tiling) for tiling in _tilings(request))
-    return tuple(fitting.tiling for fitting in sorted(filter(None, geometries), key=order))
+    read = accesses(request)
+    geometries = [_construct(request, tiling, read) for tiling in _tilings(request)]
+    fitting = [geom for geom in geometries if geom.shared_bytes <= _most_shared(request)]
+    return tuple(geom.tiling for geom in sorted(fitting, key=order))
+
+
+def _most_shared(request: Request) -> int:
+    """Return the largest shared memory per block, in bytes."""
+    return min(request.chip.block_shared, _MOST_SHARED) << 10
 
 
 def _tilings(request: Request) -> Iterator[Tiling]:
@@ -149,12 +157,11 @@ def geometry(request: Request, tiling: Tiling) -> Geometry | None:
     """Return the blocks of a tiling; None if the tiling is illegal on the request's device."""
     if tiling not in _tilings(request):
         return None
-    geom = _construct(request, tiling)
-    limit = min(request.chip.block_shared, _MOST_SHARED) << 10
-    return geom if geom.shared_bytes <= limit else None
+    geom = _construct(request, tiling, accesses(request))
+    return geom if geom.shared_bytes <= _most_shared(request) else None
 
 
-def _construct(request: Request, tiling: Tiling) -> Geometry:
+def _construct(request: Request, tiling: Tiling, read: tuple[Access, Access]) -> Geometry:
     problem, pass_, strips = request.problem, request.pass_, tiling.strips
     (height, width), (_, taps_r, taps) = _divided_sizes(request), spatial(problem.filter_sizes)
     is_filter, shares = pass_ == "backprop_filter", 1
@@ -195,7 +202,7 @@ def _construct(request: Request, tiling: Tiling) -> Geometry:
         threads=THREADS,
         shared_bytes=shared,
         resident=max(min(request.chip.blocks_by_shared(shared), by_registers), 1),
-        work=_work(request, tiling, tap_rows, lines, accesses(request)),
+        work=_work(request, tiling, tap_rows, lines, read),
     )
 
 
@@ -228,7 +235,9 @@ def _work(
     for access, height, columns in zip(read, (lines, rows), (blocks, tiling.strips), strict=True):
         vectors = CHANNELS * 8 * height * columns / access.vector / 32
         copied += vectors
-        wavefronts += 2 * vectors * cost.wavefronts(2 * access.vector)
+        apart = 2 * request.problem.groups if access.is_last else 0
+        of_copy = cost.wavefronts(2 * access.vector, apart) + cost.wavefronts(2 * access.vector)
+        wavefronts += vectors * of_copy
     return cost.Work(
         multiplying=multiplied * 2 * 16 * 8 * 16 / cost.per_cycle(chip, cost.tensor_rate(request)),
         wavefronts=loads + wavefronts,

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from cupyconv import formats
 from cupyconv.errors import ConvError
-from cupyconv.kernels.cost import LAUNCH_OVERHEAD, moving, plain_rate, tensor_rate
+from cupyconv.kernels.calibration import prices
+from cupyconv.kernels.cost import moving, plain_rate, tensor_rate
 from cupyconv.kernels.device import Device
 from cupyconv.kernels.family import mma_refuses
 from cupyconv.kernels.request import Request
@@ -72,8 +73,9 @@ def estimate(plan: Plan, pass_: str) -> Estimate:
     time, least = planned.microseconds, roofline(request) if plan.device.is_gpu else None
     bound = least.bound if least else ""
     if least:
-        launches = len(planned.family.launches(request.reduced, planned))
-        if launches * LAUNCH_OVERHEAD > least.microseconds:
+        priced = prices(request, planned.implementation)
+        further = len(planned.family.launches(request.reduced, planned)) - 1
+        if priced.launches + further * priced.further > least.microseconds:
             bound = "launches"
     return Estimate(
         planned,

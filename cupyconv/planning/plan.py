@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 from cupyconv import markup, records
 from cupyconv.errors import ConvError, require_word, shown, unknown_word
+from cupyconv.kernels import calibration
 from cupyconv.kernels.cost import duration
-from cupyconv.kernels.device import CPU, Device
+from cupyconv.kernels.device import CPU, Device, card_named
 from cupyconv.kernels.family import Candidate, Choices, Family
 from cupyconv.kernels.request import Impl, Implementation, Request
 from cupyconv.kernels.strides import Strides
-from cupyconv.planning import calibration
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES, ConvProblem, bytes_text, counted
 
@@ -24,6 +24,10 @@ AUTO: Impl = "auto"
 
 FAR = 10
 """Largest ratio of an estimate to the shortest estimate, for plans to autotune first (hand-set)."""
+
+SLOWER = 1.3
+"""Largest ratio of estimates at which a plan with less workspace is preferred to a plan whose
+workspace is larger than the tensors (chosen)."""
 
 FORMAT = 2
 """Version of a plan's JSON; version 1 had no tilings and no field "format"."""
@@ -120,15 +124,21 @@ class Plan:
         """Origin of the times, and the compiler's target if it differs from the architecture."""
         measured = sum(p.reason.startswith("measured") for p in self.passes)
         other = ""
-        if self.device.is_gpu and self.device.nominal != self.device.capability:
+        if self.device.card is not None:
+            name = card_named(self.device.name)
+            other = f" from the {name}'s data sheet" if name else " from the card's figures"
+        elif self.device.is_gpu and self.device.nominal != self.device.capability:
             other = ", for the chip of compute capability {}.{}".format(*self.device.nominal)
-        elif self.device.card is not None:
-            other = f" from the {self.device.card}'s data sheet"
-        requests = (Request(self.problem, p.pass_, self.device, p.precision) for p in self.passes)
-        gpu = next(filter(None, map(calibration.measured_gpu, requests)), None)
-        scaled = f" and scaled by the times of other layers on an {gpu}" if gpu else ""
+        scaled = "; nothing was measured"
+        if self.device.is_gpu:
+            first = self.passes[0]
+            request = Request(self.problem, first.pass_, self.device, first.precision)
+            gpu, is_like = calibration.measured_gpu(request)
+            scaled = f" and scaled by the times of other layers on an {gpu}"
+            if not is_like:
+                scaled = f"; kernel families compare as on an {gpu}, and nothing else was measured"
         sentences = {
-            0: f"Estimates are modelled{other}{scaled or '; nothing was measured'}.",
+            0: f"Estimates are modelled{other}{scaled}.",
             len(self.passes): "Times are measured, on a GPU like this one.",
         }
         times = sentences.get(measured, "Times are measured if the reason says so, else modelled.")
@@ -217,7 +227,6 @@ class Plan:
                 f"{planned.implementation} does not compute {pass_} of {self.problem} with {text}",
                 "",
             )
-        candidate = _calibrated(request, candidate)
         passes = (
             plan_of(request, candidate) if pass_plan is planned else pass_plan
             for pass_plan in self.passes
@@ -334,7 +343,14 @@ def plan_pass(
         strides: strides of the tensors; None for contiguous tensors.
     """
     request = Request(problem, pass_, device, precision, workspace_limit, strides)
-    best, note = ranked_candidates(request, impl)[0], ""
+    candidates = ranked_candidates(request, impl)
+    best, note = candidates[0], ""
+    fastest = min(candidates[:2], key=lambda c: c.microseconds)
+    if fastest is not best:
+        note = (
+            f" ({duration(fastest.microseconds)} by {fastest.family.name} with "
+            f"{fastest.workspace_bytes} bytes of workspace, more than the tensors)"
+        )
     if workspace_limit is not None:
         free = ranked_candidates(replace(request, workspace_limit=None), impl)[0]
         if free != best:
@@ -357,12 +373,12 @@ def contenders(request: Request, impl: str, count: int) -> tuple[PassPlan, ...]:
     """
     candidates = ranked_candidates(request, impl)
     alternatives = [
-        _calibrated(request, candidate)
+        candidate
         for family in dict.fromkeys(c.family for c in candidates)
         for candidate in family.alternatives(request.reduced)
     ]
     candidates[1:] = sorted([*candidates[1:], *alternatives], key=lambda c: c.microseconds)
-    least = candidates[0].microseconds
+    least = min(candidate.microseconds for candidate in candidates[:2])
     near = [c for c in candidates if c.microseconds <= FAR * least]
     best = {(c.family.name, bool(c.method)): c for c in reversed(near)}.values()
     chosen = sorted(candidates, key=lambda c: c not in best)[:count]
@@ -370,24 +386,22 @@ def contenders(request: Request, impl: str, count: int) -> tuple[PassPlan, ...]:
 
 
 def ranked_candidates(request: Request, impl: str) -> list[Candidate]:
-    """Return all candidates of a pass, sorted by estimated time, and by ``computing`` if equal."""
+    """Return all candidates of a pass, the planner's choice first, then by estimated time.
+
+    The choice is the fastest candidate, unless its workspace is larger than the tensors.  Then it
+    is the fastest candidate whose workspace is not larger than the tensors, if this candidate takes
+    at most SLOWER times as long.
+    """
     request = request.reduced
     candidates = [
-        _calibrated(request, candidate)
-        for family in _families(request, impl)
-        for candidate in family.candidates(request)
+        candidate for family in _families(request, impl) for candidate in family.candidates(request)
     ]
-    return sorted(candidates, key=lambda c: (c.microseconds, c.computing))
-
-
-def _calibrated(request: Request, candidate: Candidate) -> Candidate:
-    """Return the candidate with its modelled time scaled by the measured factor of its family."""
-    factor = calibration.factor(request, candidate.family.name)
-    return (
-        candidate
-        if factor == 1
-        else replace(candidate, microseconds=factor * candidate.microseconds)
-    )
+    candidates.sort(key=lambda c: c.microseconds)
+    size, most = request.problem.bytes, SLOWER * candidates[0].microseconds
+    small = next((c for c in candidates if c.workspace_bytes <= size), candidates[0])
+    if small.microseconds <= most:
+        candidates.sort(key=lambda c: c is not small)
+    return candidates
 
 
 def _estimated(request: Request, chosen: Candidate) -> Candidate:
@@ -398,7 +412,7 @@ def _estimated(request: Request, chosen: Candidate) -> Candidate:
     priced = chosen.family.candidate(own, chosen)
     if priced is None:
         return chosen
-    return replace(chosen, microseconds=_calibrated(own, priced).microseconds)
+    return replace(chosen, microseconds=priced.microseconds)
 
 
 def plan_of(request: Request, chosen: Candidate, note: str = "") -> PassPlan:

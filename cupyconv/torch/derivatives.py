@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from cupyconv.errors import ConvTypeError
-from cupyconv.operations import require_add
+from cupyconv.operands import require_add
 from cupyconv.torch import operators
 
 _LAYER = (None, None, None, None)  # gradients of stride, padding, dilation and groups

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Any, Literal, TypeVar, cast
@@ -11,8 +12,8 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from cupyconv import foreign, formats
-from cupyconv.errors import ConvError, ConvTypeError, shown
-from cupyconv.operations import require_add, require_bias
+from cupyconv.errors import ConvError, ConvTypeError, shown, unknown_arguments
+from cupyconv.operands import require_add, require_bias
 from cupyconv.problem import (
     ITEMSIZE,
     ConvAxis,
@@ -22,6 +23,7 @@ from cupyconv.problem import (
     integers,
     is_sequence,
     transposed_problem,
+    unknown_padding,
 )
 from cupyconv.remedies import Names, any_padding, offering
 from cupyconv.torch import derivatives, operators
@@ -49,9 +51,12 @@ def _overridable(function: _Function) -> _Function:
 
     A tensor subclass may replace the function, and ``torch.fx.symbolic_trace`` records its calls.
     """
+    names = inspect.signature(function).parameters.keys()
 
     @wraps(function)
     def overridable(*args: Any, **kwargs: Any) -> Any:
+        if kwargs and not torch.compiler.is_compiling() and not kwargs.keys() <= names:
+            raise unknown_arguments(function, kwargs)
         arguments = (*args, *kwargs.values())
         if has_torch_function(arguments):
             return handle_torch_function(overridable, arguments, *args, **kwargs)
@@ -176,7 +181,7 @@ def conv_transpose1d(
         bias: (C,).
         stride, padding, dilation, groups: parameters of the convolution that is transposed.
         output_padding: pixels added to the smallest result size that matches ``input``; it must be
-            less than the stride or less than the dilation.
+            less than the stride or the dilation.
 
     Returns:
         (N, C, W), or (C, W).
@@ -532,7 +537,8 @@ def _transposed(
         raise ConvError(
             "the padding of a transposed convolution must be one or more integers",
             f"got {shown(padding)}",
-            "Pass an integer, or one for each spatial axis",
+            "Pass an integer, or one for each spatial axis, or call cupyconv.conv_transpose, which "
+            "has Keras's 'same'",
         )
     (x, w, b), batched = _operands(rank, "input", input, weight, bias)
     strides, pads, dilations = _window(rank, w.shape[2:], stride, padding, dilation)
@@ -540,12 +546,14 @@ def _transposed(
     sizes, missing = [], []
     for i in range(rank):
         if strides[i] < 1 or extra[i] < 0 or extra[i] >= max(strides[i], dilations[i]):
-            _require_output_padding(x, w, extra, strides, pads, dilations, groups)
+            _require_result(x, w, extra, strides, pads, dilations, groups)
         size, taps, before = x.shape[2 + i], w.shape[2 + i], pads[2 * i]
         axis = ConvAxis("", 0, taps, strides[i], dilations[i], before, before, "explicit")
         sizes.append(axis.first_input_size_for(size) + extra[i])
         # With output_padding >= stride, the result has more windows than x has pixels: pad x.
         missing.append(extra[i] // strides[i])
+    if not torch.compiler.is_compiling() and min(sizes) < 1:
+        _require_result(x, w, extra, strides, pads, dilations, groups)
     if any(missing):
         x = torch.nn.functional.pad(x, [n for last in reversed(missing) for n in (0, last)])
     shape = [x.shape[0], w.shape[1] * groups, *sizes]
@@ -687,7 +695,7 @@ def _fits(names: Names, shapes: tuple[Any, ...], *call: Any) -> bool:
     return True
 
 
-def _require_output_padding(
+def _require_result(
     x: Tensor,
     w: Tensor,
     extra: list[int],
@@ -696,6 +704,7 @@ def _require_output_padding(
     dilations: list[int],
     groups: int,
 ) -> None:
+    """Check the sizes of a transposed convolution's result, as ``cupyconv.conv_transpose`` does."""
     given: dict[str, Any] = {
         "output_shape": tuple(x.shape),
         "filter_shape": tuple(w.shape),
@@ -874,11 +883,8 @@ def _window(
     if padding == "valid":
         return strides, [0] * (2 * rank), dilations
     if padding != "same":
-        raise ConvError(
-            "padding must be 'same', 'valid', or one or more integers",
-            f"got {shown(padding)}",
-            "Use one of them",
-        )
+        reach = [(taps[i] - 1) * dilations[i] for i in range(rank)]
+        raise unknown_padding(_CONVOLUTION, padding, ("valid", "same"), reach, _own_values)
     if any(s != 1 for s in strides):
         raise ConvError(
             "the stride must be 1 with PyTorch's padding='same'",
@@ -887,6 +893,13 @@ def _window(
         )
     totals = [(taps[i] - 1) * dilations[i] for i in range(rank)]
     return strides, [p for t in totals for p in (t // 2, t - t // 2)], dilations
+
+
+def _own_values(mode: str) -> str | None:
+    """Return code that pads the input with its own values, as ``problem.numpy_pad`` does."""
+    own = {"circular": "circular", "wrap": "circular", "reflect": "reflect"}
+    own |= dict.fromkeys(("replicate", "edge"), "replicate")
+    return own.get(mode) and f"torch.nn.functional.pad(input, ..., mode={own[mode]!r})"
 
 
 def _per_axis(what: str, value: IntOrInts, rank: int) -> list[int]:

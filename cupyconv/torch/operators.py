@@ -13,6 +13,7 @@ from torch import Tensor
 from cupyconv import arrays, foreign, operations
 from cupyconv.errors import ConvError
 from cupyconv.gpu.capture import LastingAllocator
+from cupyconv.operands import require_add, require_bias
 from cupyconv.problem import (
     ITEMSIZE,
     ConvAxis,
@@ -188,7 +189,7 @@ def _checked_layer(
         if bias_shape is not None:
             forward = output_shape is None
             channels, owner = (problem.K, names.w) if forward else (problem.C, names.x)
-            operations.require_bias("bias", bias_shape, channels, owner)
+            require_bias("bias", bias_shape, channels, owner)
         return problem
 
     problem = offering(require, names, {**tensors, **plain, **layer}, sizes)
@@ -293,7 +294,7 @@ def _forward_shape(x, w, bias, stride, padding, dilation, groups, add=None):
     if not _is_symbolic(x.shape, w.shape, stride, padding, dilation, (groups,)):
         problem, _ = _layer((x.shape, w.shape, None), x.dtype, (stride, padding, dilation, groups))
         if add is not None and not _is_symbolic(add.shape):
-            operations.require_add("add", tuple(add.shape), problem.output_shape)
+            require_add("add", tuple(add.shape), problem.output_shape)
         return _empty(problem.output_shape, x, w)
     sizes = [
         ConvAxis("", size, taps, s, d, before, after, "explicit").output

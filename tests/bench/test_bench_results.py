@@ -144,10 +144,23 @@ def test_overlapping_spreads_are_even():
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0123, "0.0123"), (4.561, "4.56"), (78.94, "78.9"), (1234.5, "1,234"), (0.00012, "0.0001")],
+    [
+        (0.0123, "0.0123"),
+        (4.561, "4.56"),
+        (78.94, "78.9"),
+        (1234.5, "1,234"),
+        (1.77e-06, "1.77e-06"),
+    ],
 )
 def test_numbers_have_three_digits_and_no_exponent(value, text):
     assert report.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"), [(0.784, "78%"), (0.096, "10%"), (0.094, "9%"), (0.00026, "0.03%")]
+)
+def test_percent_has_a_significant_digit(share, text):
+    assert report.percent(share) == text
 
 
 # -- tables ----------------------------------------------------------------------------------------
@@ -372,6 +385,9 @@ def test_readme_table_uses_the_newest_gpu_run(folders, capsys):
         "| 4.00× (2 / 2 / 0) | 0.67× (2 / 0 / 2) |",
     ]
     assert "skipped bench-other.json" in capsys.readouterr().err
+    by_card = speed_table.by_card(folders)
+    assert by_card.startswith(text)
+    assert "\n\nOlder, 2026-10-20" in by_card
 
 
 def test_readme_table_uses_the_cpu_run(folders):

@@ -128,7 +128,7 @@ def test_config_with_several_layers_and_a_common_option(tmp_path):
 # -- invalid input ---------------------------------------------------------------------------------
 
 MISTAKES = {
-    "shape-word": (("--input", "1xax3", "--filter", "4x3x3x3"), ("1xax3", "1x5x5x3")),
+    "shape-word": (("--input", "1xax3", "--filter", "4x3x3x3"), ("1xax3", "a number instead of a")),
     "shape-empty": (("--input", "", "--filter", "4x3x3x3"), ("''", "1x5x5x3")),
     "shape-negative": (("--input", "1x3x-8x8", "--filter", "4x3x3x3"), ("at least 1", "-8")),
     "shape-zero": (("--input", "1x3x8x8", "--filter", "4x3x0x3"), ("at least 1", "H = 0")),
@@ -148,7 +148,7 @@ MISTAKES = {
     "padding-word": ((*SMALL, "--padding", "sme"), ("'sme'", "Did you mean 'same'")),
     "padding-nonsense": ((*SMALL, "--padding", "1:b,2"), ("'1:b'", "1:2,0:1")),
     "padding-three": ((*SMALL, "--padding", "1:2:3,1"), ("before:after", "1:2,0:1")),
-    "padding-count": ((*SMALL, "--padding", "1,2,3"), ("got 3 entries", "example, 1:2,1:2")),
+    "padding-count": ((*SMALL, "--padding", "1,2,3"), ("got 3 entries", "Pass 2 entries")),
     "data-format": ((*SMALL, "--data-format", "NHCW"), ("Did you mean 'NHWC'",)),
     "data-format-rank": ((*SMALL, "--data-format", "NCW"), ("Use --data-format NCHW",)),
     "filter-format": ((*SMALL, "--filter-format", "OIHX"), ("Did you mean 'OIHW'",)),

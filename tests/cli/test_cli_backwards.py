@@ -88,7 +88,7 @@ def test_dy_overrides_a_preset():
         (("--dy", "1x1x1", "--filter", "1x1x3", "--input", "1x1x9"), "3 would give 1"),
         (("--dy", "1x1x1", "--sweep", "input=1:2"), "--dy and --sweep cannot be combined"),
         (("--dy", "1x1", "--filter", "1x1x3"), "axes"),
-        (("--dy", "1xa", "--filter", "1x1x3"), "--dy must be a shape"),
+        (("--dy", "1xa", "--filter", "1x1x3"), "every size of --dy must be a number"),
         (("--filter", "1x1x3", "--sweep", "inputs=1:4"), "Did you mean 'input'?"),
         (("--filter", "1x1x3", "--sweep", "input=4:1"), "must count up"),
         (("--filter", "1x1x3", "--sweep", "input=1:9999999"), "at most 1,000 values"),

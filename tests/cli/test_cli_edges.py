@@ -201,6 +201,19 @@ def test_bench_accepts_two_shapes():
     assert "layers from one source" in refused("bench", "1x3x8x8", "4x3x3x3", "--suite", "resnet50")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        (("1x3x8x8", "4x3x3x3", "--stride", "2"), "--stride 2x2"),
+        (("--preset", "by-hand"), "--filter 3x2x2x2"),
+        (("--input", "1x3x8x8", "--filter", "4x3x3x3", "--padding", "same"), "--padding same"),
+    ],
+)
+def test_bench_takes_layers_like_every_command(arguments, options):
+    (layer,) = json.loads(said("bench", *arguments, "--list", "--json"))["layers"]
+    assert options in layer["options"]
+
+
 def test_two_shapes_without_a_command_are_explained():
     short = said("1x3x8x8", "4x3x3x3", "--stride", "2")
     assert short == said("explain", *SMALL, "--stride", "2")
@@ -598,6 +611,47 @@ def test_too_many_terms_are_rejected_before_computing(monkeypatch):
     monkeypatch.setattr(cupyconv.Explanation, "to_dict", described.append)
     refused("explain", "1x1x4x4", "1x1x2x2", "--large", "--json")
     assert described == []
+
+
+LISTS = {
+    "a.toml": '[[layer]]\nname = "a"\ninput = "1x3x8x8"\nfilter = "4x3x3x3"\nstride = 2\n'
+    '[[layer]]\nname = "b"\ninput = "1x4x3x3"\nfilter = "4x2x3x3"\ngroups = 1\n'
+    "transposed = true\n",
+    "a.json": '[{"name": "a", "input": "1x3x8x8", "filter": [4, 3, 3, 3], "stride": 2}, {"name": '
+    '"b", "input": [1, 4, 3, 3], "filter": "4x2x3x3", "groups": 1, "transposed": true}]',
+    "a.csv": "name,input,filter,stride,groups,transposed\na,1x3x8x8,4x3x3x3,2,,\n"
+    'b,"1,4,3,3",4x2x3x3,,1,true\n',
+}
+"""The same two layers as TOML, JSON and CSV, keyed by file name."""
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_list_of_layers_may_have_any_format(tmp_path, name):
+    results = []
+    for file in ("a.toml", name):
+        (tmp_path / file).write_text(LISTS[file])
+        results.append(json.loads(said("shapes", "--config", tmp_path / file, "--json")))
+    assert results[0] == results[1]
+    assert len(results[0]["layers"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "text"),
+    [
+        ("a.json", "[1]", "must have a list of layers"),
+        ("a.json", "{", "must be JSON"),
+        ("a.json", "[" * 10**6, "must be JSON: it is nested too deeply"),
+        ("a.json", '[{"input": null, "filter": "1x1x3"}]', "got None"),
+        ("a.csv", "", "must have a list of layers: got []"),
+        ("a.csv", "input,filter\n1x1x9,1x1x3,5\n", "key in layer 1 of a.csv: 'a column without a"),
+        ("a.csv", "input,strides\n1x1x9,2\n", "Did you mean 'stride'"),
+        ("a.csv", "input\n" + "1" * 200_000, "must be CSV: field larger than"),
+        ("a.csv", "input,filter,transposed\n1x1x9,1x1x3,maybe\n", "must be true or false"),
+    ],
+)
+def test_invalid_lists_of_layers_are_rejected(tmp_path, name, content, text):
+    (tmp_path / name).write_text(content)
+    assert text in refused("shapes", "--config", tmp_path / name)
 
 
 def test_toml_integer_of_too_many_digits_is_rejected(tmp_path):

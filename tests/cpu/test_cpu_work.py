@@ -60,7 +60,7 @@ class Work:
     def matmul(self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         shape = (*a.shape[:-1], b.shape[-1])
         size = float(np.prod(shape))
-        self.add(size * a.shape[-1] * choice._slower(a.shape[-2]), size)
+        self.add(size * a.shape[-1], size)
         return np.empty(shape, a.dtype) if out is None else out
 
     def sum(self, a: np.ndarray, _b: np.ndarray, out: np.ndarray) -> np.ndarray:
@@ -71,8 +71,8 @@ class Work:
         self.add(windows.size * choice.RATE / choice.LOOP_RATE, out.size)
         return out
 
-    def planes(self, _pixels: Any, offsets: Any, first: Any, second: Any, length: int) -> None:
-        groups, filters, _ = first.shape
+    def planes(self, _pixels: Any, offsets: Any, first: Any, *arguments: Any) -> None:
+        (groups, filters, _), length = first.shape, arguments[-1]
         self.add(groups * filters * len(offsets) * length * choice.RATE / choice.PLANE_RATE, 0)
 
     def single_planes(self, *arguments: Any) -> None:

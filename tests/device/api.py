@@ -136,22 +136,38 @@ class Handles:
 handles = Handles()
 
 
+_IN_C = {
+    "cuCtxGetCurrent": "static CUcontext one; if (!one) hook_cuCtxGetCurrent(&one); *pctx = one;",
+    "cuCtxGetDevice": "*device = 0;",
+    "cuLaunchKernel": "",
+    "cuLaunchKernelEx": "",
+    "cuStreamIsCapturing": "*captureStatus = CU_STREAM_CAPTURE_STATUS_NONE;",
+    "cuThreadExchangeStreamCaptureMode": "",
+}
+"""Answers in C to the functions of a repeated call, for host_time.py, keyed by function."""
+
+
 def forwarders() -> str:
     """Return the library's C++ source: each function forwards its call to Python."""
     lines = [
         "#include <cuda.h>",
-        "static int closed = 1;",
+        "static int closed = 1, in_c = 0;",
+        'extern "C" void device_in_c(int now) { in_c = now; }',
         'extern "C" void device_close(int now) { closed = now; }',
     ]
     for name, entry in header.functions(list(FUNCTIONS)).items():
         arguments = ", ".join(parameter for parameter, _ in entry.parameters)
         # Destructors run after Python has ended and cannot handle an error status.
         status = "SUCCESS" if re.search("Destroy|Unload|Free", name) else "ERROR_DEINITIALIZED"
+        answered = ""
+        if name in _IN_C:
+            answered = f"  if (in_c) {{ {_IN_C[name]} return CUDA_SUCCESS; }}\n"
         lines.append(
             f"static CUresult (*hook_{name})({entry.declaration});\n"
             f'extern "C" void device_hook_{name}(void* hook) '
             f"{{ hook_{name} = reinterpret_cast<decltype(hook_{name})>(hook); }}\n"
             f'extern "C" CUresult CUDAAPI {name}({entry.declaration}) {{\n'
+            f"{answered}"
             f"  return closed ? CUDA_{status} : hook_{name}({arguments});\n}}"
         )
     return "\n".join(lines) + "\n"

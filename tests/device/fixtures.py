@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from cupyconv import arrays, backends, operations
+from cupyconv import arrays, backends, calls
 from cupyconv.gpu import compiler, runtime, tensormaps
 from cupyconv.gpu.sources import KernelSource
 from cupyconv.launch import Launch
 from tests.device import graphs, machine
+from tests.parameters import decoded
 
 
 @pytest.fixture(autouse=True)
@@ -43,13 +44,8 @@ def nothing_loaded() -> Iterator[None]:
     """Clear the caches of prepared calls and loaded kernels before and after the test."""
 
     def forget() -> None:
-        for cached in (
-            operations._ready,
-            operations._ready_bias,
-            backends._gpu,
-            tensormaps.encoded,
-        ):
-            cached.cache_clear()
+        calls.forget()
+        backends._gpu.cache_clear()
 
     forget()
     yield
@@ -85,19 +81,18 @@ def before_each_launch(
         patch: undoes the change after the test.
         do: called with the launch and its arguments.
     """
-    kernel = runtime.CupyRuntime.kernel
+    launcher = runtime.CupyRuntime.launcher
 
-    def watched(self: runtime.CupyRuntime, one: Launch) -> Any:
-        loaded = kernel(self, one)
+    def watched(self: runtime.CupyRuntime, one: Launch) -> tuple[Callable[..., Any], Any]:
+        launch, config = launcher(self, one)
 
-        class Kernel:
-            def __call__(self, grid, block, arguments, shared_mem):
-                do(one, arguments)
-                loaded(grid, block, arguments, shared_mem=shared_mem)
+        def run(*arguments: int) -> Any:
+            do(one, decoded(one, arguments[-2]))
+            return launch(*arguments)
 
-        return Kernel()
+        return run, config
 
-    patch.setattr(runtime.CupyRuntime, "kernel", watched)
+    patch.setattr(runtime.CupyRuntime, "launcher", watched)
 
 
 @pytest.fixture
@@ -105,20 +100,25 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Launch, tup
     """Return the list of launches and their arguments, filled as they happen."""
     launches: list[tuple[Launch, tuple]] = []
     before_each_launch(monkeypatch, lambda one, arguments: launches.append((one, arguments)))
-    operations._ready.cache_clear()
+    calls.forget()
     yield launches
-    operations._ready.cache_clear()
+    calls.forget()
 
 
 @pytest.fixture
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """Return the list of roles and addresses of tensors whose maps are encoded."""
     tensors: list[tuple[str, int]] = []
-    encode = tensormaps.encode
+    encoder = tensormaps.encoder
 
-    def recording_encode(tensor_map: tensormaps.TensorMap, address: int) -> bytes:
-        tensors.append((tensor_map.role, address))
-        return encode(tensor_map, address)
+    def recording_encoder(tensor_map: tensormaps.TensorMap) -> tensormaps.Encoder:
+        encode = encoder(tensor_map)
 
-    monkeypatch.setattr(runtime.CupyRuntime, "encode", staticmethod(recording_encode))
+        def record(address: int, destination: int) -> None:
+            tensors.append((tensor_map.role, address))
+            encode(address, destination)
+
+        return record
+
+    monkeypatch.setattr(runtime.CupyRuntime, "encoder", staticmethod(recording_encoder))
     return tensors

@@ -19,14 +19,11 @@ from typing import Any
 import cupy
 import numpy as np
 import pytest
-from cupy.cuda import driver, runtime
 
 import cupyconv
-from cupyconv import ConvError, DeviceError, backends, operations
+from cupyconv import ConvError, DeviceError, backends, calls
 from cupyconv.backends import current_device
 from cupyconv.formats import data_formats, filter_formats
-from cupyconv.gpu import bindings, capture, tensormaps
-from cupyconv.gpu.runtime import _Arguments
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES
 from tests.agreement import compute, fits, plan_with, require_equal
@@ -166,8 +163,7 @@ def captured(call: Callable[[], None], mode: str = "relaxed") -> cupy.cuda.Graph
 
 
 def forget_plans() -> None:
-    for cached in (operations._ready, operations._ready_bias, tensormaps.encoded):
-        cached.cache_clear()
+    calls.forget()
 
 
 def test_capture_cases_cover_every_workspace():
@@ -257,7 +253,7 @@ def test_failed_call_leaves_no_memory_in_graph(name, monkeypatch):
 
     def calls():
         with monkeypatch.context() as patched:
-            patched.setattr(_Arguments, "of", fail)
+            patched.setattr(backends._gpu(0).runtime, "stream", fail)
             with pytest.raises(DeviceError, match="the launch failed") as failure:
                 call()
         errors.append(failure.value)
@@ -380,40 +376,6 @@ def test_first_call_is_captured(name, mode, nothing_loaded):
             call.require(f"{name}, captured before anything was loaded")
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_first_captured_call_without_bindings(mode, nothing_loaded, monkeypatch):
-    call = bias_call()
-    call()
-    call.require("bias")
-    operations._ready_bias.cache_clear()
-    backends._gpu.cache_clear()
-    monkeypatch.setattr(bindings, "available", lambda: False)
-    if mode == "relaxed":
-        graph = captured(call, mode)
-        call.change()
-        graph.launch()
-        call.require("bias")
-        return
-    with cupy.cuda.Stream(non_blocking=True) as stream:
-        stream.begin_capture(MODES[mode])
-        with pytest.raises(ConvError, match=r"kernels must be loaded before .* once before"):
-            call()
-        (recording,) = graphs._captures
-        assert not recording.graph.nodes
-        with pytest.raises(runtime.CUDARuntimeError, match="CaptureInvalidated"):
-            stream.end_capture()
-    call()  # the remedy of the message
-    captured(call, mode)
-
-
-def test_load_error_is_raised_without_bindings(monkeypatch):
-    monkeypatch.setattr(bindings, "available", lambda: False)
-    error = driver.CUDADriverError(2)
-    with pytest.raises(driver.CUDADriverError) as raised, capture.relaxed():
-        raise error
-    assert raised.value is error
-
-
 # -- refusals --------------------------------------------------------------------------------------
 @contextmanager
 def refused_in_capture(words: str, kind: type[Exception] = ConvError) -> Iterator[None]:
@@ -452,7 +414,7 @@ def test_measurement_is_refused_in_capture(own_cache, monkeypatch):
     with refused_in_capture("nothing can be measured while a graph is captured"):
         cupyconv.conv_transpose(**arguments)
     call()
-    operations._ready.cache_clear()
+    calls.forget()
     graph = captured(call)  # uses the measured plan
     call.change()
     graph.launch()

@@ -10,17 +10,11 @@ import cupy
 import pytest
 
 import cupyconv
-from cupyconv import ConvError, ConvTypeError, backends, operations
+from cupyconv import ConvError, ConvTypeError, arrays, backends
 from cupyconv.gpu import runtime
 from tests.configurations import HOPPER_CASES, in_formats, integer_data
 from tests.device.test_order import on_device, split_layer
-from tests.operations.test_host_cost import FAST, FEW, entered
-
-CHECKS_OF_OUT = 8
-"""Functions that a call enters in addition when it is given ``out`` (counted)."""
-
-SECOND_LAUNCH = 6
-"""Further functions of cuda-hopper with splits, whose reduction overlaps the product."""
+from tests.operations.test_host_cost import BOUND, FUNCTION, entered
 
 FORMATS = {"data_format": "NHWC", "filter_format": "OHWI"}
 
@@ -49,21 +43,38 @@ def calls(problem, impl):
 
 
 @pytest.mark.parametrize(
-    ("ordinal", "problem", "impl", "few"),
-    [
-        (0, hopper_layer(), "cuda-hopper", FEW),
-        (0, split_layer(), "auto", FEW + SECOND_LAUNCH),
-        (1, split_layer(), "auto", FEW),
-    ],
+    ("ordinal", "problem", "impl"),
+    [(0, hopper_layer(), "cuda-hopper"), (0, split_layer(), "auto"), (1, split_layer(), "auto")],
     ids=["hopper", "sm_90a", "sm_80"],
 )
-def test_repeated_call_enters_few_functions(ordinal, problem, impl, few):
+def test_repeated_call_enters_few_functions(ordinal, problem, impl, empty_kernels):
     with cupy.cuda.Device(ordinal):
         for name, call in calls(problem, impl).items():
-            call()
+            for _ in range(3):
+                call()
             found = entered(call)
-            assert {file for file, _ in found} <= FAST, name
-            assert len(found) <= few + (CHECKS_OF_OUT if name == "out" else 0), (name, found)
+            assert len(found) <= FUNCTION, (name, found)
+
+
+def test_bound_call_enters_few_functions(empty_kernels):
+    problem = hopper_layer()
+    operands = on_device(integer_data(problem))
+    x, w, dy, bias = operands.x, operands.w, operands.dy, operands.bias
+    rules = {**problem.keywords, "impl": "cuda-hopper"}
+    forward = cupyconv.bind("forward", x, w, bias, activation="relu", **rules)
+    gradient = cupyconv.bind("backprop_filter", x, w.shape, dy, **rules)
+    own = forward.with_filter(w)
+    out = cupy.empty_like(dy)
+    for call in (
+        lambda: forward(x, w, bias),
+        lambda: forward(x, w, bias, out=out),
+        lambda: own(x, bias),
+        lambda: gradient(x, dy),
+    ):
+        for _ in range(3):
+            call()
+        found = entered(call)
+        assert len(found) <= BOUND, found
 
 
 def layer():
@@ -124,12 +135,13 @@ def test_out_with_overlapping_elements_is_refused(launched):
 @pytest.mark.parametrize(
     ("offset", "alignment"), [(0, 16), (2, 2), (8, 8), (24, 8), (32, 16), (36, 4)]
 )
-def test_backend_alignment_follows_addresses(offset, alignment):
-    backend = backends._gpu(0)
+def test_alignment_follows_addresses(offset, alignment):
     whole = cupy.empty(64, "uint8")
-    assert backend.alignment((whole,)) == 16
-    assert backend.alignment((whole, whole[offset:])) == alignment
-    assert backend.alignment((whole[offset:], whole)) == alignment
+    backends.register(arrays.Home.GPU)
+    describe = backends.DESCRIBE[cupy.ndarray]
+    assert describe(whole, None, None, None, None)[0][-2] == 16
+    assert describe(whole, whole[offset:], None, None, None)[0][-2] == alignment
+    assert describe(whole[offset:], whole, None, None, None)[0][-2] == alignment
 
 
 @pytest.mark.parametrize("needs", [("input", "filter", "bias"), ("input", "filter")], ids=len)
@@ -142,7 +154,6 @@ def test_backward_pass_loads_all_kernels_together(needs, launched, monkeypatch):
         load(self, launches)
 
     monkeypatch.setattr(runtime.CupyRuntime, "load", record)
-    operations._ready_bias.cache_clear()
     problem = hopper_layer()
     operands = on_device(integer_data(problem))
     for _ in range(2):

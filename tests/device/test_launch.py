@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
+from unittest import mock
 
 import cupy
 import numpy as np
@@ -11,10 +13,9 @@ import pytest
 import cupyconv
 from cupyconv import backends
 from cupyconv.errors import KernelCompileError
-from cupyconv.gpu import bindings, sources, tensormaps
-from cupyconv.gpu.overlapping import Overlapping
+from cupyconv.gpu import runtime, sources, tensormaps
 from cupyconv.gpu.runtime import CupyRuntime, Series
-from cupyconv.launch import ROLES, Launch, Part
+from cupyconv.launch import ROLES, Launch, Part, TensorMaps, TiledMap
 from tests.agreement import plan_with
 from tests.configurations import HOPPER_CASES, in_formats, integer_data
 from tests.device import machine
@@ -23,19 +24,19 @@ from tests.device.test_order import split_layer
 from tests.emulator.driver import CHIPS
 from tests.gpu.test_cupy import require_exact
 
-TILED = tensormaps.TiledMap("x", 2, (64, 8), (128,), (64, 8))
+TILED = TiledMap("x", 2, (64, 8), (128,), (64, 8))
 
 
 def test_shared_memory_limit_never_decreases(own_cache, monkeypatch):
     source = sources.KernelSource("one.cu", 'extern "C" __global__ void nothing() {}', ())
     monkeypatch.setattr(sources, "load", lambda _: source)
-    runtime = CupyRuntime("sm_90a")
+    loader = CupyRuntime("sm_90a")
     most = cupy.cuda.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     for size in (100_000, 60_000):
         one = Launch("one.cu", "nothing", (), (1,), (32,), size, ())
-        runtime.load([one])
-        kernel = runtime.kernel(one)
-        assert cupy.cuda.driver.funcGetAttribute(most, kernel.ptr) == 100_000
+        loader.load([one])
+        launcher, _ = loader.launcher(one)
+        assert cupy.cuda.driver.funcGetAttribute(most, launcher.args[0]) == 100_000
 
 
 BOUND = r"""
@@ -62,34 +63,34 @@ def test_arguments_are_bound_at_each_run(may_overlap, own_cache, encoded, monkey
     """The kernel writes the arguments that it receives."""
     source = sources.KernelSource("bound.cu", BOUND, ())
     monkeypatch.setattr(sources, "load", lambda _: source)
-    runtime = CupyRuntime("sm_90a")
+    loader = CupyRuntime("sm_90a")
     maps = [
-        tensormaps.TiledMap(role, 2, (64, 100), (128,), (64, 64), offset)
+        TiledMap(role, 2, (64, 100), (128,), (64, 64), offset)
         for role, offset in (("w", 0), ("y", 32))
     ]
-    tensor_maps = tensormaps.TensorMaps(tuple(maps))
+    tensor_maps = TensorMaps(tuple(maps))
     arguments = ("y", "bias", np.int32(7), Part("workspace", 48), tensor_maps, "x", "workspace")
     empty = Launch("bound.cu", "no such kernel", (), (0,), (1,), 0, ("x",))
     bound = Launch("bound.cu", "bound", (), (1,), (1,), 0, arguments, may_overlap)
-    series, arrays = Series((empty, bound), runtime), []
-    runtime.load((bound,))
-    assert isinstance(runtime.kernel(bound), Overlapping) == may_overlap
+    series, arrays = Series((empty, bound), loader, ROLES), []
+    loader.load((bound,))
+    assert (loader.launcher(bound)[1] is not None) == may_overlap
     for _ in range(2):
         x, w, y, bias, add, workspace = (cupy.zeros(2048, np.uint64) for _ in ROLES)
         arrays.append((x, w, y, bias, add, workspace))  # keeps their addresses in use
         pointers = w.data.ptr, y.data.ptr + 32
-        words = b"".join(map(tensormaps.encode, maps, pointers))
+        words = b"".join(map(encoded_map, maps, pointers))
         for b in (bias, None, bias):
-            series((x, w, y, b, add, workspace))
+            given = (x, w, y, b, add, workspace)
+            series(tuple(0 if one is None else one.data.ptr for one in given))
             values = (y.data.ptr, 0 if b is None else b.data.ptr, 7, workspace.data.ptr + 48)
             expected = [*values, workspace.data.ptr, *np.frombuffer(words, np.uint64).tolist()]
             assert cupy.asnumpy(x[: len(expected)]).tolist() == expected
         assert encoded[-2:] == list(zip(("w", "y"), pointers, strict=True))
     assert len(encoded) == 4, "once for each pair of addresses"
     y.fill(9)
-    Series((replace(bound, entry="missing", arguments=("y", "workspace")),), runtime)(
-        (None, None, y, bias)
-    )
+    missing = replace(bound, entry="missing", arguments=("y", "workspace"))
+    Series((missing,), loader)((0, 0, y.data.ptr, bias.data.ptr, 0))
     assert int(y[0]) == 0
 
 
@@ -103,16 +104,30 @@ def test_dependent_launches_may_overlap(splits, launched):
     assert overlap == [False, True, True][: 2 + (splits > 1)]
 
 
+def encoded_map(tensor_map: TiledMap, address: int) -> bytes:
+    structure = runtime._Struct(tensormaps.MAP_BYTES)
+    tensormaps.encoder(tensor_map)(address, structure.address)
+    return ctypes.string_at(structure.address, tensormaps.MAP_BYTES)
+
+
+def run_code(code: str, name: str, one: Launch, addresses: tuple[int, ...]) -> None:
+    """Run a launch of a kernel in ``code`` on the current device."""
+    loader = CupyRuntime("sm_90a")
+    loader.load = lambda launches: None
+    kernel = cupy.RawModule(code=code).get_function(name)
+    with mock.patch.object(runtime, "variant_of", return_value=name):
+        loader._kernels[name, one.entry] = kernel
+        Series((one,), loader)(addresses)
+
+
 def test_overlapping_launch_obeys_limits():
     code = 'extern "C" __global__ void nothing() {}'
     for device, block, status in ((0, (2048,), "INVALID_VALUE"), (1, (32,), "NOT_SUPPORTED")):
         with cupy.cuda.Device(device):
-            function = cupy.RawModule(code=code).get_function("nothing").kernel
+            one = Launch("", "nothing", (), (1,), block, 0, (), may_overlap=True)
             with pytest.raises(cupy.cuda.driver.CUDADriverError, match=status):
-                Overlapping(function)((1,), block, (), shared_mem=0)
-            function((1,), (32,), ())
-            if device == 0:
-                Overlapping(function)((1,), (32,), (), shared_mem=0)
+                run_code(code, "nothing", one, (0,) * 5)
+            run_code(code, "nothing", replace(one, block=(32,), may_overlap=device == 0), (0,) * 5)
             cupy.cuda.Device().synchronize()
 
 
@@ -132,14 +147,14 @@ extern "C" __global__ void extents(long long* y, const int number, const long lo
 
 @pytest.mark.parametrize("extents", [((2,), (32,)), ((2, 3), (4, 5)), ((2, 3, 4), (5, 6, 2))])
 def test_overlapping_launch_passes_same_arguments(extents):
-    function = cupy.RawModule(code=EXTENTS).get_function("extents").kernel
     x, results = cupy.arange(5, 7), []
     pair = np.array([(-8, 9)], np.dtype("i8, i8"))
-    for run in (function, Overlapping(function)):
+    arguments = ("y", np.int32(7), "x", pair, np.uint64(1 << 40))
+    for may_overlap in (False, True):
+        one = Launch("", "extents", (), *extents, 4096, arguments, may_overlap)
         with cupy.cuda.Stream(non_blocking=True):
             y = cupy.zeros(11, np.int64)
-            for _ in range(2):  # also with cached settings
-                run(*extents, (y, np.int32(7), x, pair, np.uint64(1 << 40)), shared_mem=4096)
+            run_code(EXTENTS, "extents", one, (x.data.ptr, 0, y.data.ptr, 0, 0))
             results.append(y.get().tolist())
     assert results[1] == results[0]
     assert results[0][6:] == [7, 5, -8, 9, 1 << 40]
@@ -149,10 +164,10 @@ def test_compile_error_does_not_block_other_kernels(own_cache):
     good = Launch("conv_arrange.cu", "conv_arrange", (("STORAGE", "float"),), (1,), (256,), 0, ())
     broken = replace(good, defines=(("STORAGE", "no_such_type"),))
     for launches in ((broken, good), (good, broken)):
-        runtime = CupyRuntime("sm_90a")
+        loader = CupyRuntime("sm_90a")
         with pytest.raises(KernelCompileError, match="no_such_type"):
-            runtime.load(launches)
-        assert runtime.kernel(good).ptr
+            loader.load(launches)
+        assert loader.launcher(good)
 
 
 def test_call_allocates_only_result_and_workspace():
@@ -203,20 +218,9 @@ def test_current_device_matches_driver_properties(ordinal, architecture):
 
 def test_refused_tensor_map_raises():
     x = cupy.zeros((8, 64), "float16")
-    assert len(tensormaps.encode(TILED, x.data.ptr)) == tensormaps.MAP_BYTES
+    assert encoded_map(TILED, x.data.ptr)
     with pytest.raises(RuntimeError, match="the driver refuses the tensor map"):
-        tensormaps.encode(TILED, x.data.ptr + 8)
-
-
-def test_missing_bindings_are_detected(monkeypatch):
-    def missing():
-        raise ImportError("no cuda.bindings")
-
-    assert bindings.available()
-    bindings.available.cache_clear()
-    monkeypatch.setattr(bindings, "driver", missing)
-    assert not bindings.available()
-    bindings.available.cache_clear()
+        encoded_map(TILED, x.data.ptr + 8)
 
 
 def test_unknown_chip_runs_cubins_of_an_older_one(own_cache, nothing_loaded, monkeypatch):
@@ -229,3 +233,11 @@ def test_unknown_chip_runs_cubins_of_an_older_one(own_cache, nothing_loaded, mon
     names = [path.name for path in own_cache.glob("*.cubin")]
     assert names
     assert all("-sm_80-" in name for name in names)
+
+
+def test_log_has_plans_kernels_and_launches(own_cache, nothing_loaded, caplog):
+    with caplog.at_level("DEBUG", "cupyconv"):
+        for _ in range(2):
+            cupyconv.conv_forward(*cupy.ones((2, 1, 1, 4, 4), "float32"), impl="cuda-generic")
+    events = [record.getMessage().partition(" ")[0] for record in caplog.records]
+    assert events == ["plan", "compiled", "loaded", "launch", "launch"]

@@ -36,7 +36,6 @@ RUNTIME_SOURCES = (
     "tensor_cores.cpp",
     "clusters.cpp",
     "bank_conflicts.cpp",
-    "counted_work.cpp",
     "launch.cpp",
 )
 MINIMUM_CLANG = 16

@@ -1,27 +1,19 @@
-"""Cases that judge mutants of the kernels.
-
-They are few and small because each mutant is compiled for every variant that a case uses.  Each
-case covers an edge where some mutant would otherwise survive.
-"""
+"""Small cases of the kernels, each at an edge where a fault in one line of a kernel shows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib import import_module
-from itertools import product
-from typing import Any
 from unittest import mock
 
 import numpy as np
 
 import cupyconv
 from cupyconv import ConvProblem, Plan
-from cupyconv.gpu import sources
 from cupyconv.kernels import parameters
 from cupyconv.kernels.family import Tile
 from cupyconv.planning.families import FAMILIES
-from cupyconv.problem import PASSES, REAL_ITEMSIZE, REAL_PART, shape_text
+from cupyconv.problem import REAL_ITEMSIZE, REAL_PART
 from tests import agreement, emulator, views
 from tests.activations import ACTIVATIONS
 from tests.agreement import fits, plan_with, plan_with_tiling, plan_without_copies
@@ -41,7 +33,6 @@ from tests.configurations import (
 from . import (
     SCHEDULES,
     Settings,
-    conv_backprop_bias,
     conv_forward,
     conv_transpose,
     device,
@@ -350,50 +341,8 @@ _SMALL = {
 _DTYPE = {2: "float16", 4: "float32", 8: "float64", 16: "complex128"}
 """Dtype of the tiles for this number of bytes per element."""
 
-# (kernel file, family, pass) to run for a mutant of the file.
-_KERNELS = (
-    ("conv_forward.cu", "cuda-generic", "forward"),
-    ("conv_backprop_input.cu", "cuda-generic", "backprop_input"),
-    ("conv_backprop_filter.cu", "cuda-generic", "backprop_filter"),
-    ("conv_gather.cu", "cuda-gather", None),
-    ("conv_direct.cu", "cuda-direct", None),
-    ("conv_toeplitz.cu", "cuda-toeplitz", None),
-    ("conv_patch.cu", "cuda-patch", None),
-    ("conv_columns.cu", "cuda-columns", None),
-    ("conv_hopper.cu", "cuda-hopper", None),
-    ("conv_hopper.cu", "cuda-hopper-bf16x6", None),
-    ("conv_arrange.cu", "cuda-hopper", None),
-    ("conv_planes.cu", "cuda-hopper-bf16x6", None),
-    ("conv_backprop_bias.cu", "bias", None),
-)
 
-
-def kernel_files(impl: str) -> list[str]:
-    """Return the files whose mutants a family's cases judge."""
-    return [file for file, family, _ in _KERNELS if family == impl]
-
-
-def mutation_cases(file: str) -> list[tuple[str, Callable[[], None]]]:
-    """Return the cases for a kernel file, or for the kernels that include a header.
-
-    The Hopper kernels are slow to build, so headers that other kernels include are judged by those
-    kernels alone.
-    """
-    users = [
-        (kernel, impl, pass_)
-        for kernel, impl, pass_ in _KERNELS
-        if file in (kernel, *(name for name, _ in sources.load(kernel).headers))
-    ]
-    others = [user for user in users if "hopper" not in user[1]]
-    selection = others if others and file.endswith(".cuh") else users
-    if file == "conv_arrange.cu":
-        test = "test_hopper_layouts.test_copies_of_16_bit_types_have_no_bank_conflicts"
-        conflicts = ("bank conflicts", partial(_run_test, test))
-        return [*_layers("cuda-hopper", _ARRANGED, None), *_views("cuda-hopper", None), conflicts]
-    return [case for _, impl, pass_ in selection for case in _cases_of(impl, pass_)]
-
-
-def _layers(impl: str, layers: Sequence[tuple[str, str, str, str]], only: str | None):
+def _layers(impl: str, layers: Sequence[tuple[str, str, str, str]]):
     for number, (name, *formats, dtype) in enumerate(layers):
         problem = _layer(name, *formats, dtype)
         precision = _PRECISION.get(impl, "ieee")
@@ -408,24 +357,19 @@ def _layers(impl: str, layers: Sequence[tuple[str, str, str, str]], only: str | 
         if "hopper" in impl:  # rotate tiles, clusters and splits
             run = partial(run, tile=2 * number, splits=1 + 2 * (number % 2))
         for pass_ in fits(problem, impl, arch, precision):
-            if only in (None, pass_):
-                yield f"{impl} {pass_} {name} {dtype}", partial(run, pass_=pass_)
+            yield f"{pass_} {name} {problem.data_format} {dtype}", partial(run, pass_=pass_)
 
 
 def with_addend():
     """Yield the cases with an addend of all families."""
-    for impl in _WITH_ADDEND:
-        yield from _with_addend(impl, None)
-
-
-def _with_addend(impl: str, only: str | None):
-    for number, (name, *formats, dtype) in enumerate(_WITH_ADDEND[impl]):
-        problem = _layer(name, *formats, dtype)
-        precision = _PRECISION.get(impl, "ieee")
-        run = partial(_exact_with_addend, problem, impl, precision, number)
-        for pass_ in fits(problem, impl, _ARCH[impl], precision):
-            if pass_ != "backprop_filter" and only in (None, pass_):
-                yield f"{impl} {pass_} {name} {dtype} with addend", partial(run, pass_)
+    for impl, layers in _WITH_ADDEND.items():
+        for number, (name, *formats, dtype) in enumerate(layers):
+            problem = _layer(name, *formats, dtype)
+            precision = _PRECISION.get(impl, "ieee")
+            run = partial(_exact_with_addend, problem, impl, precision, number)
+            for pass_ in fits(problem, impl, _ARCH[impl], precision):
+                if pass_ != "backprop_filter":
+                    yield f"{impl} {pass_} {name} {dtype} with addend", partial(run, pass_)
 
 
 def every_dtype(impl: str):
@@ -453,128 +397,70 @@ def every_tile(impl: str):
         yield " ".join([str(tile), dtype, *macros]), fits(problem, impl, arch, precision), run
 
 
-def _choices(impl: str, only: str | None):
-    """Yield a pass of every dtype and of every tile; the passes and schedules rotate."""
-    for number, (name, passes, run) in enumerate((*every_dtype(impl), *every_tile(impl))):
-        pass_ = passes[number % len(passes)] if only is None else only
-        yield f"{impl} {pass_} {name}", partial(run, pass_=pass_, schedule=SCHEDULES[number % 3])
-
-
-def _views(impl: str, only: str | None):
+def _views(impl: str):
     for number, (name, *formats, dtype, kind) in enumerate(_VIEWS[impl]):
         problem = _layer(name, *formats, dtype)
         for pass_ in fits(problem, impl, _ARCH[impl], _PRECISION.get(impl, "ieee")):
-            if only in (None, pass_):
-                run = partial(_exact_on_views, problem, impl, pass_, kind, SCHEDULES[number % 3])
-                if impl == "cuda-direct":  # the largest tile, then one with several channels
-                    run = partial(run, tiling=7 * number)
-                yield f"{impl} {pass_} {name} {kind}", run
+            run = partial(_exact_on_views, problem, impl, pass_, kind, SCHEDULES[number % 3])
+            if impl == "cuda-direct":  # the largest tile, then one with several channels
+                run = partial(run, tiling=7 * number)
+            yield f"{pass_} {name} {kind}", run
 
 
-def _cases_of(impl: str, only: str | None):
-    if impl == "bias":
-        for dtype in ("float32", "bfloat16"):
-            yield f"bias {dtype}", partial(_bias, dtype)
-        yield "bias of views", _bias_of_views
-        for shape, layout in BIAS_SHAPES:
-            yield f"bias {shape_text(shape)} {layout}", partial(bias_in_chunks, shape, layout)
-        return
-    yield from _layers(impl, _CASES[impl], only)
-    yield from _views(impl, only)
-    yield from _with_addend(impl, only)
-    yield from _choices(impl, only)
+def cases_of(impl: str):
+    """Yield the name and check of each case of a family; every_tile has those of tiles."""
+    yield from _layers(impl, _CASES[impl])
+    yield from _views(impl)
+    for number, (dtype, passes, run) in enumerate(every_dtype(impl)):
+        pass_ = passes[number % len(passes)]
+        yield f"{pass_} {dtype}", partial(run, pass_=pass_, schedule=SCHEDULES[number % 3])
     if impl == "cuda-hopper":
-        test = "test_hopper.test_tiles_are_visited_in_bands"
-        yield "tiles are taken in bands", partial(_run_test, test)
-        test = "test_hopper_layouts.test_padding_pixels_of_a_line_do_not_contribute"
-        yield "pixels that fill up a line", partial(_run_test, test, "rows_of_two_lines")
-    if impl == "cuda-hopper-bf16x6":
-        test = "test_hopper_float32.test_planes_keep_all_bits_of_float32"
-        yield "all bits of float32", partial(_run_test, test)
-        test = "test_hopper_float32.test_planes_handle_extreme_values"
-        yield "ends of the range of float32", partial(_run_test, test)
+        for name, run in _layers(impl, _ARRANGED):
+            yield f"{name} arranged", run
     if impl == "cuda-gather":
-        for splits, name, *in_memory in _SPLIT:
-            problem = _layer(name, *in_memory, "float16")
-            for pass_ in fits(problem, impl, "sm_80"):
-                run = partial(_exact, problem, impl, pass_=pass_, schedule=SCHEDULES[2])
-                run = partial(run, tile=2, splits=splits)
-                yield f"cuda-gather {pass_} split {name} {in_memory[0]}", run
-        for number, name in enumerate(("pieces_of_8_everything_differs", "ring_wraps")):
-            problem = _layer(name, "NHWC", "OHWI", "float16")
-            for pass_ in fits(problem, impl, "sm_80"):  # tiles whose threads keep positions
-                run = partial(_exact, problem, impl, pass_=pass_, schedule=SCHEDULES[1 + number])
-                yield f"cuda-gather {pass_} large {name}", partial(run, tile=number)
-        for number, (name, *in_memory) in enumerate(_PLAIN):
-            problem = _layer(name, *in_memory, "float32")
-            for pass_ in fits(problem, impl, "sm_80"):
-                run = partial(_exact, problem, impl, pass_=pass_, schedule=SCHEDULES[number % 3])
-                run = partial(run, tile=number, splits=1 + 2 * (number % 2))
-                yield f"cuda-gather {pass_} plain {name} {in_memory[0]}", run
-        test = "test_kernels.test_float32_is_rounded_to_tf32_only_where_permitted"
-        yield "cuda-gather rounds to tf32", partial(_run_test, test)
-        problem = _PROBLEMS["pieces_of_8"].replace(dtype="float16")
-        run = partial(_exact, problem, impl, pass_="forward", schedule=SCHEDULES[0], arch="sm_75")
-        yield "cuda-gather 7.5", run
-        test = "test_kernels.test_cuda_gather_ring_has_no_bank_conflicts"
-        for dtype, precision in product(("float16", "float32", "float64"), ("ieee", "tf32")):
-            for formats in (("NHWC", "OHWI"), ("NCHW", "OIHW")):
-                run = partial(_run_test, test, dtype, precision, formats)
-                if dtype == "float32" or precision == "ieee":
-                    yield f"cuda-gather bank conflicts {dtype} {precision} {formats[0]}", run
+        yield from _gather_cases()
     if impl == "cuda-direct":
         problem = _layer("sixteen_sources", "NDHWC", "DHWIO", "float32")
-        yield "cuda-direct not a number", partial(_not_a_number, impl, problem)
+        yield "not a number", partial(_not_a_number, impl, problem)
         problem = _PROBLEMS["ragged_tiles"]
         run = partial(_exact, problem, impl, pass_="forward", schedule=SCHEDULES[0])
-        yield "cuda-direct 64 bits", partial(_in_64_bits, partial(run, tiling=0))
+        yield "64 bits", partial(_in_64_bits, partial(run, tiling=0))
         problem = _layer("single_rows_of_the_filter", "NHWC", "OHWI", "float32")
         run = partial(_exact, problem, impl, pass_="backprop_filter", schedule=SCHEDULES[1])
-        yield "cuda-direct single_rows_of_the_filter", run
+        yield "single_rows_of_the_filter", run
         problem = _layer("taps_staged_one_by_one", "NHWC", "OHWI", "float32")
         run = partial(_exact, problem, impl, pass_="forward", schedule=SCHEDULES[2])
-        yield "cuda-direct taps_staged_one_by_one", partial(run, tiling=5)
-        test = "test_kernels.test_nan_in_the_last_pixel_reaches_only_the_last_tap"
-        for data_format in ("NCHW", "NHWC"):
-            run = partial(_run_test, test, impl, data_format)
-            yield f"cuda-direct last pixel {data_format}", run
-    if impl == "cuda-toeplitz":
-        test = "test_toeplitz.test_nan_reaches_only_the_windows_that_read_it"
-        for layer, pass_ in product(_PLAIN_LAYERS, PASSES):
-            run = partial(_run_test, test, layer, np.nan, pass_)
-            yield f"cuda-toeplitz {pass_} not a number {layer}", run
-        test = "test_toeplitz.test_nan_is_propagated_from_every_column_of_a_vector"
-        for formats, column in product((("NCHW", "OIHW"), ("NHWC", "OHWI")), (8, 15)):
-            run = partial(_run_test, test, formats, column)
-            yield f"cuda-toeplitz not a number {formats[0]} {column}", run
-    if impl == "cuda-patch":
-        test = "test_patch.test_nan_reaches_only_the_windows_that_read_it"
-        for pass_, *layer in (
-            ("forward", "odd_run", "float16"),
-            ("forward", "odd_runs_of_a_whole_step", "float16"),
-            ("forward", "two_classes", "float16"),
-            ("forward", "gaps", "float64"),
-            ("backprop_filter", "two_classes", "float16"),
-            ("backprop_filter", "two_classes", "float32"),
-        ):
-            run = partial(_run_test, test, pass_, *layer)
-            yield f"cuda-patch {pass_} not a number {' '.join(layer)}", run
-        for pass_ in ("forward", "backprop_filter"):
-            test = "test_patch.test_patch_loads_have_the_planned_bank_conflicts"
-            yield f"cuda-patch {pass_} conflicts", partial(_run_test, test, pass_)
-        test = "test_patch.test_float32_is_rounded_to_tf32"
-        yield "cuda-patch rounds to tf32", partial(_run_test, test)
-        test = "test_patch.test_all_bits_of_x_reach_the_filter_gradient"
-        yield "cuda-patch all bits", partial(_run_test, test)
-    if only in (None, "forward"):
-        yield f"{impl} activation", partial(require_activations, impl)
-    if only in (None, "backprop_input") and impl != "cuda-patch":
-        yield f"{impl} transposed", partial(_transposed, impl)
-    if impl == "cuda-generic" and only == "forward":
-        yield "cuda-generic activations to the last place", _activations_to_the_last_place
-    if only == "forward":
+        yield "taps_staged_one_by_one", partial(run, tiling=5)
+    if impl != "cuda-patch":
+        yield "transposed", partial(_transposed, impl)
+    if impl == "cuda-generic":
         for dtype in ("float16", "bfloat16"):
-            yield f"{impl} rounding {dtype}", partial(_rounding, impl, dtype)
+            yield f"rounding {dtype}", partial(_rounding, impl, dtype)
+
+
+def _gather_cases():
+    impl = "cuda-gather"
+    for splits, name, *formats in _SPLIT:
+        problem = _layer(name, *formats, "float16")
+        for pass_ in fits(problem, impl, "sm_80"):
+            run = partial(_exact, problem, impl, pass_=pass_, schedule=SCHEDULES[2])
+            yield f"{pass_} split {name} {formats[0]}", partial(run, tile=2, splits=splits)
+    for number, name in enumerate(("pieces_of_8_everything_differs", "ring_wraps")):
+        problem = _layer(name, "NHWC", "OHWI", "float16")
+        for pass_ in fits(problem, impl, "sm_80"):  # tiles whose threads keep positions
+            run = partial(_exact, problem, impl, pass_=pass_, schedule=SCHEDULES[1 + number])
+            yield f"{pass_} large {name}", partial(run, tile=number)
+    for number, (name, *formats) in enumerate(_PLAIN):
+        problem = _layer(name, *formats, "float32")
+        for pass_ in fits(problem, impl, "sm_80"):
+            run = partial(_exact, problem, impl, pass_=pass_, schedule=SCHEDULES[number % 3])
+            run = partial(run, tile=number, splits=1 + 2 * (number % 2))
+            yield f"{pass_} plain {name} {formats[0]}", run
+    problem = _PROBLEMS["pieces_of_8"].replace(dtype="float16")
+    yield (
+        "7.5",
+        partial(_exact, problem, impl, pass_="forward", schedule=SCHEDULES[0], arch="sm_75"),
+    )
 
 
 def _exact(
@@ -678,15 +564,6 @@ def _exact_on_views(
         )
 
 
-def _run_test(name: str, *arguments: Any) -> None:
-    """Run a test of tests/kernels by name, such as "test_patch.test_a".
-
-    Its file is imported now, because some of these files import this one.
-    """
-    file, _, function = name.partition(".")
-    getattr(import_module(f"tests.kernels.{file}"), function)(*arguments)
-
-
 def _in_64_bits(run: Callable[[], None]) -> None:
     with mock.patch.object(parameters, "index_type", return_value="long long"):
         run()
@@ -713,57 +590,6 @@ def _not_a_number(impl: str, problem: ConvProblem) -> None:
     expected = cupyconv.conv_forward(data.x, data.w, impl="reference", **arguments)
     assert 0 < np.isnan(expected).mean() < 1
     assert np.array_equal(result, expected, equal_nan=True)
-
-
-def _bias(dtype: str) -> None:
-    problem = _PROBLEMS["pixels_beyond_one_tile"].replace(dtype=dtype)
-    dy = integer_data(problem).dy
-    result = conv_backprop_bias(dy, data_format=problem.data_format)
-    exact = dy.astype(np.float64).sum(axis=(0, 2, 3))
-    assert (result.astype(np.float64) == exact).all()
-
-
-BIAS_SHAPES = (
-    ((4, 2, 100, 100), "NCHW"),
-    ((3, 2, 5, 151), "NCHW"),
-    ((40, 33, 30, 24), "NHWC"),
-    ((2, 9, 11, 5), "NHWC"),
-    ((2, 3, 4, 5, 40), "NDHWC"),
-)
-"""Shapes of dy: one or several chunks; vectors of channels or pixels, or single elements."""
-
-
-def bias_in_chunks(shape: tuple[int, ...], layout: str, dtype: str = "float32") -> None:
-    """Check the sum of integers of both signs over all axes except channels."""
-    dy = np.random.default_rng(0).integers(-3, 4, shape).astype(dtype)
-    axes = tuple(axis for axis, letter in enumerate(layout) if letter != "C")
-    result = conv_backprop_bias(dy, data_format=layout)
-    assert (result == dy.astype(np.float64).sum(axis=axes)).all()
-
-
-def _bias_of_views() -> None:
-    """Check the bias gradient of reversed views of dy, in one chunk and in several chunks."""
-    for shape in ((2, 5, 20, 9), BIAS_SHAPES[0][0]):
-        dy = np.random.default_rng(0).integers(-3, 4, shape).astype(np.float32)
-        out = np.zeros(dy.shape[1], dy.dtype)[::-1]
-        conv_backprop_bias(np.flip(dy), out=out)
-        assert (out == np.flip(dy).sum(axis=(0, 2, 3))).all()
-
-
-def _activations_to_the_last_place() -> None:
-    from tests.kernels import test_activations
-
-    step = 20
-    inputs = np.concatenate([test_activations.values()[::step], [-np.inf, np.inf, np.nan]])
-    filter_ = np.ones((1, 1, 1), np.float32)
-    for activation in test_activations.ROUNDED:
-        x = inputs.astype(np.float32).reshape(1, 1, -1)
-        *results, below, above, nan = conv_forward(
-            x, filter_, impl="cuda-generic", arch="sm_80", activation=activation
-        ).ravel()
-        test_activations.require_promised(activation, np.array(results), step)
-        assert np.isnan([below, nan]).all()
-        assert above == np.inf
 
 
 def _with_epilogue(impl: str) -> tuple[ConvProblem, dict[str, str]]:

@@ -7,10 +7,12 @@ replaced.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -20,6 +22,7 @@ from cupyconv import arrays, backends, operations
 from cupyconv.gpu import sources
 from cupyconv.launch import Launch
 from cupyconv.planning import Device
+from tests.parameters import decoded
 
 from . import driver, memory, tensormap
 from .module import EmulatedKernel, EmulatedModule
@@ -43,24 +46,36 @@ class EmulatorRuntime:
         """Return the kernel of a launch's variant."""
         options = current_settings()
         load = _ptx_module if options.source == "ptx" else _module
-        counting = {"counted": True} if options.work and options.source == "ptx" else {}
         module = load(
             launch.source,
             launch.defines,
             self.architecture,
             self.checked,
             options.compiled,
-            **counting,
         )
         kernel = module.get_function(launch.entry)
         kernel.may_overlap = launch.may_overlap
         kernel.allow(launch.shared_bytes)
         return kernel
 
-    def address(self, array: np.ndarray) -> int:
-        return array.ctypes.data
+    def launcher(self, launch: Launch) -> tuple[Callable[..., Any], None]:
+        """Return the function that runs a launch, whose arguments it reads from the parameters."""
+        kernel = self.kernel(launch)
 
-    encode = staticmethod(tensormap.encode)
+        def run(stream: int, parameters: int, extra: int) -> None:
+            arguments = decoded(launch, parameters)
+            kernel(launch.grid, launch.block, arguments, shared_mem=launch.shared_bytes)
+
+        return run, None
+
+    def stream(self) -> SimpleNamespace:
+        return SimpleNamespace(ptr=0)
+
+    def scratch(self, size: int) -> SimpleNamespace:
+        array = memory.empty((size // 4,), np.float32)
+        return SimpleNamespace(ptr=array.ctypes.data, array=array)
+
+    encoder = staticmethod(tensormap.encoder)
 
 
 @cache
@@ -90,29 +105,32 @@ def _ptx_module(
     architecture: str,
     checked: bool,
     compiled: bool,
-    counted: bool = False,
 ) -> EmulatedModule:
     directory = sources.directory()
     return EmulatedModule.from_ptx(
         ptx_of(source, defines, architecture),
         Path(source).stem,
         [directory, directory / "include"],
-        counted=counted,
         checked=checked,
         chip=driver.chip_of(architecture),
         resources=driver.compiled(source, defines, architecture) if compiled else None,
-        cubin=driver.cubin(source, defines, architecture)[0] if compiled else None,
     )
 
 
 class EmulatorBackend(backends.GpuBackend):
     """The library's GPU backend on emulator memory."""
 
+    home = arrays.Home.CPU
+
+    def __init__(self, device: Device, runtime: EmulatorRuntime) -> None:
+        super().__init__(device, runtime)
+        self.address = lambda array: array.ctypes.data
+
     def is_capturing(self) -> bool:
         return False
 
-    def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        return memory.empty(shape, arrays.numpy_dtype(dtype))
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        return memory.empty(shape, dtype)
 
     scratch = empty
 
@@ -122,8 +140,18 @@ class EmulatorBackend(backends.GpuBackend):
     def extended(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         return memory.like(backends.CpuBackend().extended(array, shape), "extended")
 
-    def _like(self, array: np.ndarray) -> np.ndarray:
-        return memory.like(array, "add", read_only=False)
+    def like(self, layout: np.ndarray, address: int = 0) -> np.ndarray:
+        return memory.like(layout, "add", read_only=False)
+
+    def describe(self, *given: np.ndarray | None) -> tuple[Any, ...]:
+        """Describe the arrays of a call, as ``backends.DESCRIBE`` does for CuPy arrays."""
+        layouts = tuple(
+            None if one is None else (one.shape, one.strides, one.dtype) for one in given
+        )
+        first, second, bias, add, out = (0 if one is None else self.address(one) for one in given)
+        bits = first | second | add | out | backends.ALIGNMENT
+        addresses = (first, second, out, bias, add)
+        return (*layouts[:4], self, bits & -bits, None), layouts[4], addresses
 
     def copy(self, target: np.ndarray, source: np.ndarray) -> None:
         target[...] = source
@@ -139,6 +167,17 @@ def backend(arch: str = "sm_80", checked: bool = True) -> EmulatorBackend:
     emulated = device(arch)
     assert emulated.architecture is not None
     return EmulatorBackend(emulated, EmulatorRuntime(emulated.architecture, checked))
+
+
+@contextmanager
+def installed(emulated: EmulatorBackend) -> Iterator[None]:
+    """Let the library compute NumPy arrays in emulator memory with a backend."""
+    with (
+        mock.patch.object(backends, "of", return_value=emulated),
+        mock.patch.dict(backends.DESCRIBE, {np.ndarray: emulated.describe}),
+        mock.patch.dict(arrays.HOMES, {np.ndarray: arrays.Home.CPU}),
+    ):
+        yield
 
 
 def _emulated(function: Callable[..., Any]) -> Callable[..., np.ndarray]:
@@ -163,7 +202,7 @@ def _emulated(function: Callable[..., Any]) -> Callable[..., np.ndarray]:
                 memory.write(arguments["out"], out)
                 arguments["add"] = arguments["out"]
             arguments["out"].flags.writeable = out.flags.writeable
-        with mock.patch.object(backends, "of", return_value=backend(arch)):
+        with installed(backend(arch)):
             result = function(**arguments)
         memory.check_written(result)
         if out is None:

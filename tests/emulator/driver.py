@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import ctypes
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
-
-import numpy as np
 
 from cupyconv.gpu import compiler, sources
 from cupyconv.launch import Launch
 from cupyconv.planning import Device
 from tests.cubins import Resources, resources
+from tests.parameters import decoded
 
 from . import tensormap
 from .build import BuildError, build_library
@@ -246,18 +246,23 @@ class DriverRuntime:
             self._functions[key].allow(launch.shared_bytes)
         return self._functions[key]
 
-    def address(self, array: np.uint64) -> int:
-        return int(array)
+    def launcher(self, launch: Launch) -> tuple[Callable[..., Any], None]:
+        """Return a function that checks a launch, without running it."""
+        function = self.kernel(launch)
 
-    encode = staticmethod(tensormap.encode)
+        def check(stream: int, parameters: int, extra: int) -> None:
+            arguments = decoded(launch, parameters)
+            function(launch.grid, launch.block, arguments, shared_mem=launch.shared_bytes)
 
+        return check, None
 
-@cache
-def cubin(
-    source: str, defines: tuple[tuple[str, str | int], ...], architecture: str
-) -> tuple[bytes, str]:
-    """Return the cubin of a shipped variant and the compiler's log."""
-    return compiler.compile_cubin(sources.load(source), dict(defines), architecture)
+    def stream(self) -> SimpleNamespace:
+        return SimpleNamespace(ptr=0)
+
+    def scratch(self, size: int) -> SimpleNamespace:
+        return SimpleNamespace(ptr=1 << 45)
+
+    encoder = staticmethod(tensormap.encoder)
 
 
 @cache
@@ -265,7 +270,8 @@ def compiled(
     source: str, defines: tuple[tuple[str, str | int], ...], architecture: str
 ) -> dict[str, Resources]:
     """Return the resources of a shipped variant's kernels, by name."""
-    return resources(*cubin(source, defines, architecture))
+    made = compiler.compile_cubin(sources.load(source), dict(defines), architecture)
+    return resources(*made)
 
 
 def variant_name(launch: Launch) -> str:

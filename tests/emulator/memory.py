@@ -176,10 +176,11 @@ def unwritten_elements(output: np.ndarray) -> np.ndarray:
     return np.argwhere(missing.reshape(output.shape))
 
 
-def note_kernel(view: np.ndarray, kernel: Kernel) -> None:
-    """Record that a kernel received an array, for the report of unwritten elements."""
-    if view.size:
-        _allocation_of(view).last_kernel = kernel
+def note_kernel(address: int, kernel: Kernel) -> None:
+    """Record that a kernel received an address, for the report of unwritten elements."""
+    for allocation in _regions.values():
+        if allocation.address <= address < allocation.address + max(allocation.size, 1):
+            allocation.last_kernel = kernel
 
 
 def name_of(view: np.ndarray) -> str:

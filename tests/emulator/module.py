@@ -16,7 +16,6 @@ from tests.cubins import Parameter, Resources
 from . import memory, ptx
 from .build import INCLUDE_DIRECTORY, build_kernel, cache_directory, digest
 from .driver import CHIPS, Chip, Function, three
-from .ptx.counting import Counted
 from .ptx.nvrtc import put
 from .ptx.translation import MACHINE_DIRECTORY
 from .reports import CheckerError, Report, render, short_path, symbols_of
@@ -27,7 +26,6 @@ from .runtime import (
     current_settings,
     library,
 )
-from .work import Work, counted_work
 
 _POINTER, _INTEGER, _FLOAT, _STRUCT = range(4)
 _KIND_NAMES = ("a pointer", "an integer", "a float", "a struct")
@@ -59,7 +57,6 @@ class Outcome:
     accesses: int
     blocks: int
     bank_conflicts: list[BankConflicts] = field(default_factory=list)
-    work: Work | None = None
 
 
 class EmulatedModule:
@@ -73,7 +70,6 @@ class EmulatedModule:
         chip: The chip to emulate, with its limits.
         resources: Resources of the kernels' cubins (tests/cubins.py).  Default: what the source
             declares, with no registers and no static shared memory.
-        cubin: The kernels' cubin, for callers that inspect it.
         variant: Description of the module's variant, for messages.
     """
 
@@ -85,7 +81,6 @@ class EmulatedModule:
         checked: bool = True,
         chip: Chip = CHIPS[LARGEST_CHIP],
         resources: Mapping[str, Resources] | None = None,
-        cubin: bytes | None = None,
         variant: str = "",
     ) -> None:
         folders = [Path(directory) for directory in include_directories]
@@ -98,10 +93,7 @@ class EmulatedModule:
         self._library = ctypes.CDLL(str(self.library_path), mode=mode)
         self.chip = chip
         self.resources = resources
-        self.cubin = cubin
         self.variant = variant
-        self.counters: Mapping[str, list[Counted]] = {}
-        self.ptx = ""
 
     @classmethod
     def from_ptx(
@@ -110,7 +102,6 @@ class EmulatedModule:
         name: str = "kernel",
         source_directories: Sequence[Path] = (),
         cluster: tuple[int, ...] | None = None,
-        counted: bool = False,
         **rest: Any,
     ) -> EmulatedModule:
         """Return the kernels of a PTX text.
@@ -120,21 +111,17 @@ class EmulatedModule:
             name: Name of the cached files.
             source_directories: Folders of the files of ``.loc``, if the text has bare names.
             cluster: Blocks per cluster, if the launch defines them and the text does not.
-            counted: Count executed instructions (``settings(work=True)``).
-            rest: As for a source file: ``checked``, ``chip``, ``resources``, ``cubin`` and
-                ``variant``.
+            rest: As for a source file: ``checked``, ``chip``, ``resources`` and ``variant``.
 
         Raises:
             PtxError: The text has an unsupported construct; with its line.
         """
-        stem = cache_directory() / f"{name}-{digest(text, cluster, counted)}"
+        stem = cache_directory() / f"{name}-{digest(text, cluster)}"
         listing, unit = stem.with_suffix(".ptx"), stem.with_suffix(".cu")
-        translation = ptx.translate(text, str(listing), source_directories, cluster, counted)
+        translation = ptx.translate(text, str(listing), source_directories, cluster)
         put(listing, text)
-        put(unit, translation.text)
-        module = cls(unit, {}, [MACHINE_DIRECTORY], **rest)
-        module.counters, module.ptx = translation.counters, text
-        return module
+        put(unit, translation)
+        return cls(unit, {}, [MACHINE_DIRECTORY], **rest)
 
     def get_function(self, name: str) -> EmulatedKernel:
         """Return the kernel of that name; ValueError if the module has none."""
@@ -166,21 +153,6 @@ class EmulatedKernel(Function):
     def chip(self) -> Chip:
         """The emulated chip."""
         return self._module.chip
-
-    @property
-    def cubin(self) -> bytes | None:
-        """The module's cubin, if known."""
-        return self._module.cubin
-
-    @property
-    def counters(self) -> Sequence[Counted]:
-        """Instructions per execution of each counter; empty if the kernel is not counted."""
-        return self._module.counters.get(self.name, ())
-
-    @property
-    def ptx(self) -> str:
-        """The module's PTX; empty for a source file."""
-        return self._module.ptx
 
     @property
     def parameter_sizes(self) -> list[int]:
@@ -221,9 +193,9 @@ class EmulatedKernel(Function):
         pointers = (ctypes.c_void_p * max(len(holders), 1))(
             *[holder.ctypes.data for holder in holders]
         )
-        for value in args:
-            if isinstance(value, np.ndarray) and not value.dtype.names:
-                memory.note_kernel(value, self)
+        for index, holder in enumerate(holders):
+            if self._entry.parameters[index].kind == _POINTER:
+                memory.note_kernel(int(holder), self)
         outcome = self.run(grid_extents, block_extents, pointers, shared_mem, self.may_overlap)
         if outcome.reports and options.raise_reports:
             raise CheckerError(outcome.reports)
@@ -298,8 +270,7 @@ class EmulatedKernel(Function):
             statistics.switches,
             statistics.accesses,
             statistics.blocks,
-            self._bank_conflicts() if options.bank_conflicts or options.work else [],
-            counted_work(self.counters or None) if options.work else None,
+            self._bank_conflicts() if options.bank_conflicts else [],
         )
 
     def _bank_conflicts(self) -> list[BankConflicts]:

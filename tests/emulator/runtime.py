@@ -34,7 +34,6 @@ class Settings:
             their cubins (driver.py), including registers and static shared memory.
         source: What the library's kernels are built from: their ``cuda`` source, or the ``ptx``
             that NVRTC compiles from it.
-        work: Count the instructions of a launch from PTX, and its sectors of global memory.
         on_outcome: Called with the Outcome of each launch, before it raises.
     """
 
@@ -48,7 +47,6 @@ class Settings:
     raise_reports: bool = True
     compiled: bool = False
     source: str = "cuda"
-    work: bool = False
     on_outcome: Callable[[Any], None] | None = None
 
 
@@ -94,7 +92,6 @@ class _SettingsRecord(ctypes.Structure):
             "preempt_period",
             "seed",
             "bank_conflicts",
-            "work",
         )
     ]
 
@@ -120,20 +117,6 @@ class BankRecord(ctypes.Structure):
     _fields_ = [("pc", ctypes.c_uint32), ("is_matrix", ctypes.c_uint32)] + [
         (name, ctypes.c_uint64) for name in ("requests", "ideal", "wavefronts")
     ]
-
-
-class ExecutionRecord(ctypes.Structure):
-    _fields_ = [("warp", ctypes.c_uint32), ("counter", ctypes.c_uint32)] + [
-        (name, ctypes.c_uint64) for name in ("by_warp", "by_lanes")
-    ]
-
-
-class SectorRecord(ctypes.Structure):
-    _fields_ = [
-        ("tensor", ctypes.c_char * 64),
-        ("is_write", ctypes.c_uint32),
-        ("unused", ctypes.c_uint32),
-    ] + [(name, ctypes.c_uint64) for name in ("requests", "sectors", "distinct")]
 
 
 class ParameterRecord(ctypes.Structure):
@@ -164,10 +147,6 @@ def library() -> ctypes.CDLL:
         "emulator_report": (ctypes.POINTER(ReportRecord), [size]),
         "emulator_bank_count": (size, []),
         "emulator_bank_record": (ctypes.POINTER(BankRecord), [size]),
-        "emulator_execution_count": (size, []),
-        "emulator_execution_record": (ctypes.POINTER(ExecutionRecord), [size]),
-        "emulator_sector_count": (size, []),
-        "emulator_sector_record": (ctypes.POINTER(SectorRecord), [size]),
         "emulator_register": (
             pointer,
             [ctypes.c_char_p, pointer, size, ctypes.c_uint, ctypes.c_int, ctypes.c_int],
@@ -201,5 +180,4 @@ def apply_settings(options: Settings) -> None:
     record.async_timing = TIMINGS.index(options.timing)
     record.preempt_period = options.preempt_period
     record.seed = options.seed
-    record.bank_conflicts = options.bank_conflicts or options.work
-    record.work = options.work
+    record.bank_conflicts = options.bank_conflicts

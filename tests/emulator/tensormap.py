@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -159,8 +160,17 @@ def encode_im2col(
     return record
 
 
+def encoder(tensor_map: tensormaps.TensorMap) -> tensormaps.Encoder:
+    """Return the function that encodes a map, like ``cupyconv.gpu.tensormaps.encoder``."""
+
+    def write(address: int, destination: int) -> None:
+        ctypes.memmove(destination, encode(tensor_map, address), MAP_BYTES)
+
+    return write
+
+
 def encode(tensor_map: tensormaps.TensorMap, address: int) -> bytes:
-    """Encode a map like ``cupyconv.gpu.tensormaps.encode``."""
+    """Return a map encoded for an address."""
     tensor = (address, tensor_map.itemsize, tensor_map.extents, tensor_map.strides)
     rules = {"swizzle": tensormaps.SWIZZLE, "to_tf32": tensor_map.itemsize == 4}
     if isinstance(tensor_map, tensormaps.TiledMap):

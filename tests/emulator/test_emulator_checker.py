@@ -276,6 +276,18 @@ LAYERS = {
 }
 
 
+def overstate_alignment(patch: pytest.MonkeyPatch) -> None:
+    """Let calls count all addresses as multiples of 16."""
+    backend = emulator.convolutions.EmulatorBackend
+    describe = backend.describe
+
+    def overstated(self, *given):
+        layouts, *others = describe(self, *given)
+        return (*layouts[:-2], 16, layouts[-1]), *others
+
+    patch.setattr(backend, "describe", overstated)
+
+
 @pytest.mark.parametrize("lies_of", ["x", "out"])
 @pytest.mark.parametrize("impl", LAYERS)
 def test_overstated_alignment_is_reported(impl: str, lies_of: str, monkeypatch) -> None:
@@ -286,7 +298,7 @@ def test_overstated_alignment_is_reported(impl: str, lies_of: str, monkeypatch) 
     arrays = {name: np.zeros(shape, "f2") for name, shape in shapes.items()}
     arrays[lies_of] = _between_multiples_of_16("f2", *shapes[lies_of])
     emulator.conv_forward(**arrays, padding=1, impl=impl, **options)  # with smaller vectors
-    monkeypatch.setattr(emulator.convolutions.EmulatorBackend, "alignment", lambda *_: 16)
+    overstate_alignment(monkeypatch)
     with pytest.raises(CheckerError, match=rf"misaligned: .* (global {lies_of} |cp\.async)"):
         emulator.conv_forward(**arrays, padding=1, impl=impl, **options)
 
@@ -296,7 +308,7 @@ def test_overstated_bias_alignment_is_reported(
 ) -> None:
     dy = _between_multiples_of_16("f4", 2, 3, 8, 8)
     emulator.conv_backprop_bias(dy)
-    monkeypatch.setattr(emulator.convolutions.EmulatorBackend, "alignment", lambda *_: 16)
+    overstate_alignment(monkeypatch)
     with pytest.raises(CheckerError, match=r"misaligned: .* global dy "):
         emulator.conv_backprop_bias(dy)
 
@@ -400,6 +412,68 @@ def test_bank_conflicts_are_counted(kernel: str, is_matrix: bool, ratio: float) 
     ]
     assert line.wavefronts / line.ideal == ratio
     assert line.requests == (4 if kernel.startswith("matrix") else 1)
+
+
+# Access, words per lane, byte offset in shared memory by lane (None: the lane is inactive), and
+# wavefronts.  The sources are measurements or NVIDIA's descriptions.
+EACH, PAIRS, SECONDS = (lambda lane: lane, lambda lane: lane // 2,
+                        lambda lane: lane // 4 * 2 + lane % 2)  # fmt: skip
+WIDE_ACCESSES = {
+    # Measured by Nsight Compute on an A10 and an H100 (forums.developer.nvidia.com/t/373160).
+    "32 apart, equal halves": ("ld", 4, lambda lane: 32 * (lane % 16), 8),
+    "one per half": ("ld", 4, lambda lane: 32 * (lane // 16), 2),
+    # Measured on an A100 (zhuanlan.zhihu.com/p/690052715).
+    "shared by neighbours": ("ld", 4, lambda lane: 16 * PAIRS(lane), 2),
+    "shared by every second": ("ld", 4, lambda lane: 16 * SECONDS(lane), 2),
+    "every other lane": ("ld", 4, lambda lane: None if lane % 2 else 16 * lane // 2, 2),
+    "both ways": ("ld", 4, lambda lane: 16 * (PAIRS if lane < 16 else SECONDS)(lane), 4),
+    "8 bytes, shared": ("ld", 2, lambda lane: 8 * PAIRS(lane), 1),
+    # Described by NVIDIA for 7.0 and 7.5 (forums.developer.nvidia.com/t/77228).
+    "neighbours": ("ld", 4, lambda lane: 16 * EACH(lane), 4),
+    "one address": ("ld", 4, lambda lane: 0, 2),
+    "shared except by one lane": ("ld", 4, lambda lane: 16 * (lane // 2 if lane else 31), 4),
+    "shared, 128 apart": ("ld", 4, lambda lane: 128 * PAIRS(lane), 16),
+    "8 bytes": ("ld", 2, lambda lane: 8 * EACH(lane), 2),
+    "4 bytes, shared": ("ld", 1, lambda lane: 4 * PAIRS(lane), 1),
+    # Only loads benefit from sharing.
+    "stored": ("st", 4, lambda lane: 16 * EACH(lane), 4),
+    "stored, shared": ("st", 4, lambda lane: 16 * PAIRS(lane), 4),
+}
+
+
+@pytest.mark.parametrize("case", WIDE_ACCESSES)
+def test_wavefronts_of_wide_loads(case: str) -> None:
+    access, words, offset_of, wavefronts = WIDE_ACCESSES[case]
+    registers = ", ".join(f"%r{4 + number}" for number in range(words))
+    operands = ["{" + registers + "}" if words > 1 else registers, "[%r3]"]
+    kind = {1: "u32", 2: "v2.u32", 4: "v4.u32"}[words]
+    text = f"""
+.version 8.8
+.target sm_80
+.address_size 64
+.visible .entry kernel(.param .u64 in)
+{{
+.reg .pred %p<9>; .reg .b32 %r<9>; .reg .b64 %rd<9>;
+.shared .align 128 .b8 tile[8192];
+mov.u32 %r1, %tid.x;
+mov.u32 %r2, tile;
+ld.param.u64 %rd1, [in];
+mul.wide.u32 %rd2, %r1, 4;
+add.s64 %rd3, %rd1, %rd2;
+ld.global.u32 %r3, [%rd3];
+setp.lt.s32 %p1, %r3, 0;
+add.s32 %r3, %r2, %r3;
+@!%p1 {access}.shared.{kind} {", ".join(operands if access == "ld" else operands[::-1])};
+ret;
+}}
+"""
+    offsets = [offset_of(lane) for lane in range(32)]
+    values = np.array([-1 if offset is None else offset for offset in offsets], np.int32)
+    kernel = EmulatedModule.from_ptx(text, "wavefronts").get_function("kernel")
+    with settings(bank_conflicts=True, raise_reports=False):
+        outcome = kernel((1,), (32,), (memory.array(values, "x"),))
+    (record,) = outcome.bank_conflicts
+    assert record.wavefronts == wavefronts
 
 
 # --------------------------------------------------------------------------------------------------

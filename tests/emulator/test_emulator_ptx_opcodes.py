@@ -195,46 +195,11 @@ def compared(how: str, a: Any, b: Any) -> bool:
     }[how[:2]]
 
 
-def to_integer(value: Any, mode: str, to: str, of: str) -> int:
-    """Round to an integer and clamp to the type's range."""
-    bits = width(to)
-    low, high = (
-        (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if to[0] == "s" else (0, (1 << bits) - 1)
-    )
-    if value == NAN:
-        return 1 << (bits - 1) if bits == 64 or of == "f64" else 0
-    if value in (INF, NEGATIVE_INF):
-        return high if value == INF else low
-    return min(max(whole(value, mode), low), high)
-
-
-def whole(value: Any, mode: str) -> int:
-    value = Fraction(0) if value == NEGATIVE_ZERO else value
-    return {"rni": round, "rzi": math.trunc, "rmi": math.floor, "rpi": math.ceil}[mode](value)
-
-
-def whole_float(value: Any, mode: str) -> Any:
-    if isinstance(value, str):
-        return value
-    return Fraction(whole(value, mode)) or signed_zero(sign_of(value))
-
-
 # --------------------------------------------------------------------------------------------------
 # Integers
 # --------------------------------------------------------------------------------------------------
 def quotient(a: int, b: int) -> int:
     return (abs(a) // abs(b)) * (1 if (a < 0) == (b < 0) else -1)
-
-
-def extracted(a: int, start: int, length: int, bits: int, is_signed: bool) -> int:
-    """Extract a bit field, like the manual's loop."""
-    start, length = start & 0xFF, length & 0xFF
-    top = bits - 1
-    fill = 0 if not is_signed or length == 0 else a >> min(start + length - 1, top) & 1
-    return sum(
-        (a >> (start + i) & 1 if i < length and start + i <= top else fill) << i
-        for i in range(bits)
-    )
 
 
 def inserted(a: int, b: int, start: int, length: int, bits: int) -> int:
@@ -253,25 +218,6 @@ def permuted(a: int, b: int, selector: int) -> int:
         byte = pool[pick & 7]
         result |= ((0xFF if byte >> 7 else 0) if pick & 8 else byte) << (8 * i)
     return result
-
-
-def dot_of_two(a: int, b: int, c: int, *, half: int, types: tuple[str, str]) -> int:
-    halves = [decoded(a >> 16 * i, f"{types[0][0]}16") for i in (0, 1)]
-    octets = [decoded(b >> 16 * half + 8 * i, f"{types[1][0]}8") for i in (0, 1)]
-    return c + halves[0] * octets[0] + halves[1] * octets[1]
-
-
-def looked_up(a: int, b: int, c: int, table: int) -> int:
-    return sum(
-        (table >> ((a >> i & 1) << 2 | (b >> i & 1) << 1 | (c >> i & 1)) & 1) << i
-        for i in range(32)
-    )
-
-
-def leading(a: int, bits: int) -> int:
-    """Return the position of the leading bit that differs from the sign, or all ones."""
-    size = (~a if a < 0 else a).bit_length()
-    return size - 1 if size else 0xFFFFFFFF
 
 
 def reversed_bits(a: int, bits: int) -> int:
@@ -296,7 +242,6 @@ class Op:
     mode: str = "rn"
     flushes: bool = False
     relative: float = 0.0
-    constants: tuple[int, ...] = ()  # immediate operands, after the others
 
 
 OPS: list[Op] = []
@@ -322,13 +267,6 @@ for bits in (16, 32, 64):
         op(f"mul.lo.{t}", t, f"{t} {t}", lambda a, b: a * b)
         op(f"mul.hi.{t}", t, f"{t} {t}", lambda a, b, n=bits: a * b >> n)
         op(f"mad.lo.{t}", t, f"{t} {t} {t}", lambda a, b, c: a * b + c)
-        if bits > 16:
-            op(f"mad.hi.{t}", t, f"{t} {t} {t}", lambda a, b, c, n=bits: (a * b >> n) + c)
-            extract = partial(extracted, bits=bits, is_signed=kind == "s")
-            op(f"bfe.{t}", t, f"{t} u32 u32", extract)
-            op(f"bfind.{t}", "u32", t, partial(leading, bits=bits))
-            op(f"bfind.shiftamt.{t}", "u32", t, lambda a, n=bits: (
-                n - 1 - leading(a, n) if leading(a, n) < n else 0xFFFFFFFF))  # fmt: skip
         # The result of a division by zero is unspecified.
         op(f"div.{t}", t, f"{t} {t}", lambda a, b: quotient(a, b) if b else None)
         op(f"rem.{t}", t, f"{t} {t}", lambda a, b: a - b * quotient(a, b) if b else None)
@@ -352,25 +290,17 @@ for bits in (16, 32, 64):
     if bits > 16:
         op(f"bfi.{t}", t, f"{t} {t} u32 u32", partial(inserted, bits=bits))
         op(f"popc.{t}", "u32", t, int.bit_count)
-        op(f"clz.{t}", "u32", t, lambda a, n=bits: n - a.bit_length())
-        op(f"brev.{t}", t, t, partial(reversed_bits, bits=bits))
+op("clz.b32", "u32", "b32", lambda a: 32 - a.bit_length())
+op("brev.b32", "b32", "b32", partial(reversed_bits, bits=32))
 op("selp.f32", "f32", "f32 f32 pred", lambda a, b, c: a if c else b)
 op("and.pred", "pred", "pred pred", lambda a, b: a and b)
 op("or.pred", "pred", "pred pred", lambda a, b: a or b)
 op("xor.pred", "pred", "pred pred", lambda a, b: a != b)
 op("not.pred", "pred", "pred", lambda a: not a)
-op("lop3.b32", "b32", "b32 b32 b32", lambda a, b, c: looked_up(a, b, c, 0xCA), constants=(0xCA,))
-for half, types in itertools.product((0, 1), itertools.product(("u32", "s32"), repeat=2)):
-    t = "s32" if "s32" in types else "u32"
-    op(f"dp2a.{('lo', 'hi')[half]}.{'.'.join(types)}", t, f"{' '.join(types)} {t}",
-       partial(dot_of_two, half=half, types=types))  # fmt: skip
 op("prmt.b32", "b32", "b32 b32 b32", permuted)
-for mode, amount in (("wrap", lambda n: n & 31), ("clamp", lambda n: min(n, 32))):
-    op(f"shf.l.{mode}.b32", "b32", "b32 b32 u32",
-       lambda a, b, c, amount=amount: ((b << 32 | a) << amount(c)) >> 32)  # fmt: skip
-    op(f"shf.r.{mode}.b32", "b32", "b32 b32 u32",
-       lambda a, b, c, amount=amount: (b << 32 | a) >> amount(c))  # fmt: skip
-for t in ("f16", "f32", "f64"):
+op("shf.l.wrap.b32", "b32", "b32 b32 u32", lambda a, b, n: ((b << 32 | a) << (n & 31)) >> 32)
+op("shf.r.wrap.b32", "b32", "b32 b32 u32", lambda a, b, n: (b << 32 | a) >> (n & 31))
+for t in ("f32", "f64"):
     entered = with_ftz if t == "f32" else op
     entered(f"add.{t}", t, f"{t} {t}", plus)
     entered(f"sub.{t}", t, f"{t} {t}", lambda a, b: plus(a, opposite(b)))
@@ -385,7 +315,7 @@ for t in ("f16", "f32", "f64"):
         entered(f"setp.{how}.{t}", "pred", f"{t} {t}", partial(compared, how))
 for t in ("f32", "f64"):
     (with_ftz if t == "f32" else op)(f"div.rn.{t}", t, f"{t} {t}", over)
-    (with_ftz if t == "f32" else op)(f"rcp.rn.{t}", t, t, lambda a: over(Fraction(1), a))
+with_ftz("rcp.rn.f32", "f32", "f32", lambda a: over(Fraction(1), a))
 for how in ("eq", "ne", "lt", "le", "gt", "ge", "lo", "ls", "hi", "hs"):
     for t in (
         ("u32", "u64") if how[0] in "lh" and how not in ("lt", "le") else ("s16", "u32", "s64")
@@ -395,12 +325,7 @@ for join, both in (("and", lambda x, y: x and y), ("or", lambda x, y: x or y),
                    ("xor", lambda x, y: x != y)):  # fmt: skip
     op(f"setp.lt.{join}.s32", "pred", "s32 s32 pred", lambda a, b, c, both=both: both(a < b, c))
 for mode in ("rm", "rp", "rz"):
-    with_ftz(f"add.{mode}.f32", "f32", "f32 f32", partial(plus, mode=mode), mode=mode)
-    with_ftz(f"sub.{mode}.f32", "f32", "f32 f32",
-             lambda a, b, mode=mode: plus(a, opposite(b), mode), mode=mode)  # fmt: skip
-    with_ftz(f"mul.{mode}.f32", "f32", "f32 f32", times, mode=mode)
     with_ftz(f"fma.{mode}.f32", "f32", "f32 f32 f32", partial(fused, mode=mode), mode=mode)
-    op(f"cvt.{mode}.f32.f64", "f32", "f64", lambda a: a, mode=mode)
 
 
 def same(a: Any) -> Any:
@@ -409,25 +334,13 @@ def same(a: Any) -> Any:
 
 for to, of in itertools.product([f"{k}{n}" for k in "us" for n in (8, 16, 32, 64)], repeat=2):
     op(f"cvt.{to}.{of}", to, of, same)
-    bits = width(to)
-    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if to[0] == "s" else (0, (1 << bits) - 1)
-    op(f"cvt.sat.{to}.{of}", to, of, lambda a, low=low, high=high: min(max(a, low), high))
 for to, of in itertools.product(
     ("f16", "f32", "f64"), [f"{k}{n}" for k in "us" for n in (16, 32, 64)]
 ):
     op(f"cvt.rn.{to}.{of}", to, of, lambda a: Fraction(a))
-for mode, to, of in itertools.product(
-    ("rni", "rzi", "rmi", "rpi"), ("s8", "u16", "s32", "u32", "s64", "u64"), ("f16", "f32", "f64")
-):
-    op(f"cvt.{mode}.{to}.{of}", to, of, partial(to_integer, mode=mode, to=to, of=of))
-for mode in ("rni", "rzi", "rmi", "rpi"):
-    with_ftz(f"cvt.{mode}.f32.f32", "f32", "f32", partial(whole_float, mode=mode))
-    op(f"cvt.{mode}.f64.f64", "f64", "f64", partial(whole_float, mode=mode))
-    op(f"cvt.{mode}.ftz.s32.f32", "s32", "f32",
-       lambda a, mode=mode: to_integer(without_subnormals(a), mode, "s32", "f32"))  # fmt: skip
-for to, of in (("f32", "f16"), ("f64", "f16"), ("f64", "f32"), ("f32", "bf16")):
+for to, of in (("f32", "f16"), ("f64", "f32")):
     op(f"cvt.{to}.{of}", to, of, same)
-for to, of in (("f32", "f64"), ("f16", "f64"), ("f16", "f32"), ("bf16", "f32")):
+for to, of in (("f32", "f64"), ("f16", "f32"), ("bf16", "f32")):
     op(f"cvt.rn.{to}.{of}", to, of, same)
 
 
@@ -458,18 +371,10 @@ def approximate(function: Callable[[float], float]) -> Callable[[Any], Any]:
 
 
 for name, function in (
-    ("sqrt.rn", math.sqrt),
-    ("sqrt.approx", math.sqrt),
-    ("rsqrt.approx", lambda a: 1 / math.sqrt(a)),
     ("rcp.approx", lambda a: 1 / a),
     ("ex2.approx", lambda a: 2**a),
-    ("lg2.approx", math.log2),
-    ("sin.approx", math.sin),
-    ("cos.approx", math.cos),
-    ("tanh.approx", math.tanh),
 ):
     with_ftz(f"{name}.f32", "f32", "f32", approximate(function), relative=2**-18)
-op("sqrt.rn.f64", "f64", "f64", approximate(math.sqrt), relative=2**-52)
 for how in ("full", "approx"):
     with_ftz(f"div.{how}.f32", "f32", "f32 f32", over, relative=2**-21)
 
@@ -547,7 +452,7 @@ def kernel_text(number: int, one: Op) -> str:
             }[kind]
         )
     kind = register(one.result)
-    operands = ", ".join([f"%{kind}40", *names, *map(str, one.constants)])
+    operands = ", ".join([f"%{kind}40", *names])
     lines.append(f"{one.opcode} {operands};")
     lines.append(
         {

@@ -397,14 +397,6 @@ def test_wrong_number_of_values_is_rejected(arguments, rule, values):
     )
 
 
-def test_suggested_padding_is_valid():
-    with pytest.raises(ConvError) as caught:
-        ConvProblem((1, 1, 5, 5), (1, 1, 3, 3), padding=(1, 1, 1))
-    example = re.search(r"example, (\(.*\))", caught.value.remedy)[1]
-    assert example == "((1, 2), (1, 2))"
-    ConvProblem((1, 1, 5, 5), (1, 1, 3, 3), padding=((1, 2), (1, 2)))
-
-
 # -- option values ---------------------------------------------------------------------------------
 
 
@@ -413,7 +405,6 @@ def test_suggested_padding_is_valid():
     [
         ({"padding": "smae"}, "padding", "smae", "same"),
         ({"padding": "VALDI"}, "padding", "VALDI", "valid"),
-        ({"padding": "same_upper"}, "padding", "same_upper", "same_lower"),
         ({"data_format": "NCHV"}, "data_format", "NCHV", "NCHW"),
         ({"data_format": "channel_last"}, "data_format", "channel_last", "channels_last"),
         ({"filter_format": "OHIW"}, "filter_format", "OHIW", "OIHW"),
@@ -694,7 +685,7 @@ def test_missing_cupy_suggests_an_install_command(monkeypatch):
     exporter = SimpleNamespace(__cuda_array_interface__={})
     with pytest.raises(DeviceError) as caught:
         cupyconv.conv_forward(exporter, exporter)
-    assert "pip install 'cupy-cuda13x[ctk]>=14' 'cuda-bindings" in str(caught.value)
+    assert "pip install 'cupy-cuda13x[ctk]>=14.2'" in str(caught.value)
 
 
 def test_device_count_is_0_without_cupy_or_a_driver(monkeypatch):

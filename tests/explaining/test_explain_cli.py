@@ -216,6 +216,12 @@ def test_several_layers_are_explained(tmp_path):
     assert "must be used with a single layer" in refused(
         "--config", str(path), "--svg", str(tmp_path / "a.svg")
     )
+    said("--config", str(path), "--html", str(tmp_path / "a.html"))
+    page = (tmp_path / "a.html").read_text()
+    assert re.findall("<summary><b>(.*?)</b> (.*?)<", page) == [
+        ("layer 1", "1x1x4 * 1x1x2 -&gt; 1x1x3"), ("layer 2", "1x1x5 * 1x1x2 -&gt; 1x1x4"),
+    ]  # fmt: skip
+    assert page.count("The same layer in other frameworks") == 2
 
 
 @pytest.mark.parametrize(("terminal", "lines", "paged"), [(1, 9, 1), (1, 10, 0), (0, 9, 0)])

@@ -19,7 +19,9 @@ import cupyconv
 from cupyconv import ConvError, ConvProblem
 from cupyconv.cli.configuration import PRESETS, read_file
 from cupyconv.explaining import scene
+from cupyconv.explaining.page import Page
 from cupyconv.explaining.terms import extents, names
+from tests import browser
 from tests.browser import acted, logged
 from tests.configurations import random_problems
 
@@ -84,12 +86,12 @@ def test_figure_marks_the_terms_of_an_element():
     assert kinds.count("zero") == 25 - 9 - (9 - 4)
 
 
-def test_cells_show_numbers_and_none_is_blank():
+def test_cells_show_numbers_and_only_padding_and_zeros_are_blank():
     problem = ConvProblem((1, 2, 4, 4), (3, 2, 2, 2))
     explanation = cupyconv.explain(problem, values="integers")
     root = ElementTree.fromstring(explanation.svg("dx[0,1,2,3]"))
     texts = [e.text for e in root.iter(f"{SVG}text") if "in" in e.get("class").split()]
-    cells = [kind for kind in kinds_of(root) if kind != "paper"]
+    cells = [kind for kind in kinds_of(root) if kind not in ("paper", "pad", "zero", "ap")]
     assert len(texts) == len(cells) + len(rulers(root)) // 2
     plane = [f"{number:.0f}" for number in explanation.data["dx"][0, 1].ravel()]
     assert any(texts[i : i + 15] == plane[:11] + plane[12:] for i in range(len(texts)))
@@ -373,7 +375,7 @@ def test_unread_input_is_explained_as_zero(browse):
 
 def test_counts_button_shows_product_counts(browse):
     script = """
-      const blank = () => $$('.panel [role=gridcell]').filter((c) => !c.textContent).length;
+      const blank = () => $$('.panel .c').filter((c) => !c.textContent).length;
       const shown = () => $$('.panel.result button').map((b) => b.textContent).join();
       log(blank()); const values = shown(); press('counts');
       log($$('.panel h3')[2].textContent); log(shown()); log(blank());
@@ -457,7 +459,7 @@ def test_page_supports_one_and_three_axes(browse, problem):
     script = """
       direct('dx'); log($$('[role=grid]').length);
       log($$('.panel h3').map((h) => h.textContent).join(', ')); log(text('told').split(' is ')[0]);
-      log($$('.panel [role=gridcell]').filter((c) => !c.textContent).length);
+      log($$('.panel .c').filter((c) => !c.textContent).length);
       $$('.slices button').at(-1)?.click(); log(text('told').split(' is ')[0]);
     """
     log = logged(browse(problem, script=acted(script)))
@@ -868,6 +870,22 @@ def test_preset_page_opens_on_the_gradient_of_its_title(browse, layer):
     assert logged(browse(layer.problem(), script=acted(script))) == [opened]
 
 
+def test_frame_of_a_notebook_is_as_high_as_its_page(tmp_path):
+    if browser.program() is None:
+        pytest.skip("chromium is not installed")
+    path = tmp_path / "notebook.html"
+    content = cupyconv.explain(PADDED).page()
+    watch = """
+      addEventListener('message', ({ data }) => setTimeout(() => (document.body.dataset.log =
+        document.querySelector('iframe').getBoundingClientRect().height - data.cupyconvHeight)));
+    """
+    path.write_text(f"<body>{Page(content)._repr_html_()}<script>{watch}</script></body>")
+    run = browser.run(path.as_uri(), "--dump-dom")
+    if 'data-log="' not in run.stdout:
+        pytest.skip("this chromium does not load frames in time")
+    assert browser.logged(run.stdout) == ["0"]
+
+
 def test_partial_axes_are_labelled_in_the_figure():
     """The layers are from a bug report: dx of 100x100 drawn as 5x5, and 248 outputs as two."""
     text = words(drawing(LARGE))
@@ -878,5 +896,5 @@ def test_partial_axes_are_labelled_in_the_figure():
     signal = words(drawing(ConvProblem((1, 3, 1000), (8, 3, 11), stride=4)))
     assert "q 0–1, 247 of 248 (245 hidden)" in signal
     assert "w 0–14, 986–999 of 1,000 (971 hidden); q 0–1, 247 of 248 (245 hidden)" in signal
-    cut = cupyconv.explain(LARGE).map("dx").svg()
+    cut = words(ElementTree.fromstring(cupyconv.explain(LARGE).map("dx").svg()))
     assert "Drawn: rows 0–14, 86–99 of 100 (71 hidden); columns 0–14" in cut

@@ -91,11 +91,10 @@ def execute(text: str, **given: object) -> dict:
     return names
 
 
-def run(problem: ConvProblem, told: Translation) -> dict:
-    """Run a translated program on small integers and return its variables."""
-    data = integer_data(problem)
-    plain = np.float32 if problem.dtype == "bfloat16" else data.x.dtype
-    given = {name: getattr(data, name).astype(plain) for name in ("x", "w", "dy")}
+def run(problem: ConvProblem, told: Translation, data: dict) -> dict:
+    """Run a translated program on x, w and dy, and return its variables."""
+    plain = np.float32 if problem.dtype == "bfloat16" else data["x"].dtype
+    given = {name: array.astype(plain) for name, array in data.items()}
     if told.framework != "JAX":
         return execute(f"{told.imports}\n{told.code}", **given)
     import jax
@@ -109,7 +108,8 @@ def run(problem: ConvProblem, told: Translation) -> dict:
 
 def held_to_ours(problem: ConvProblem, framework: str) -> None:
     told = translation(problem, framework)
-    names = run(problem, told)
+    data = integer_data(problem)
+    names = run(problem, told, {name: getattr(data, name) for name in ("x", "w", "dy")})
     ours = three_passes(problem, replace(integer_data(problem), bias=None))
     ours["dx_direct"] = ours["dx"]
     for name, array in ours.items():
@@ -130,6 +130,22 @@ def require(framework: str) -> None:
 def test_programs_match_cupyconv(framework, name):
     require(framework)
     held_to_ours(PROBLEMS[name], framework)
+
+
+@pytest.mark.parametrize("framework", MODULES)
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_programs_of_transposed_layers_match_cupyconv(framework, name):
+    """y, dx and dw are those of the transposed layer that reverses the problem."""
+    require(framework)
+    problem = PROBLEMS[name]
+    data = integer_data(problem)
+    ours = three_passes(problem, replace(data, bias=None))
+    told = translation(problem, framework, is_transposed=True)
+    assert "ranspose" in told.call
+    names = run(problem, told, {"x": data.dy, "w": data.w, "dy": data.x})
+    for theirs, array in {"y": ours["dx"], "dx": ours["y"], "dw": ours["dw"]}.items():
+        assert names[theirs].shape == array.shape
+        np.testing.assert_array_equal(names[theirs].astype(float), array.astype(float), theirs)
 
 
 @pytest.mark.parametrize("framework", MODULES)

@@ -291,6 +291,7 @@ def test_page_explains_every_layer(saved, tmp_path):
         )
     assert text.count("<details>") == 4
     assert "Why dx is" in text
+    assert text.count("The transposed layer<") == 1
     assert "http" not in text.replace("http-equiv", "")
     assert "--html must be the path of a .html" in refused(
         saved(small_net()), "--html", str(tmp_path / "net.txt")
@@ -339,7 +340,7 @@ def test_explain_accepts_a_layer_of_a_model(saved):
     assert "x 1x8x16x16 * w 6x8x3x3 -> y 1x6x15x13" in result.stdout
     up = explained("--model", path, "--layer", "up", "--json")
     (layer,) = json.loads(up.stdout)["layers"]
-    assert layer["shapes"]["dx"] == [1, 4, 31, 26]
+    assert layer["shapes"]["y"] == [1, 4, 31, 26]
     assert "Did you mean 'dilated'?" in explained("--model", path, "--layer", "dilate").stderr
     opened = saved(small_net(("N", 3, "H", "W")))
     result = explained("--model", opened, "--layer", "stem", "--input", "data=1x3x32x32")

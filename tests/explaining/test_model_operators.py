@@ -9,7 +9,7 @@ import pytest
 import cupyconv
 from cupyconv.explaining import onnx_graph
 from cupyconv.explaining import onnx_model as models
-from cupyconv.problem import bytes_text
+from cupyconv.problem import bytes_text, counted
 from tests.command import run as run_command
 from tests.explaining.test_model import build, listed, onnx, run, saved, value, weights
 
@@ -209,7 +209,7 @@ def test_workspace_larger_than_the_tensors_is_named(saved, tmp_path):
         said = f"{most.pass_} needs {size} of workspace on sm_80, more than x, w and y together"
         assert said in " ".join(text.split())
         assert "cupyconv.workspace_limit" in text
-    assert f"{len(large) - 1} other passes" in " ".join(texts[2].split())
+    assert f"{counted(len(large) - 1, 'other pass', 'other passes')} " in " ".join(texts[2].split())
     limited = cupyconv.plan(layers[0].problem, "sm_80", workspace_limit=layers[0].problem.bytes)
     assert all(one.workspace_bytes <= layers[0].problem.bytes for one in limited)
     assert "cupyconv.workspace_limit" not in listed(path, "--device", "cpu")

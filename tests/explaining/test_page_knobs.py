@@ -187,15 +187,18 @@ def test_output_padding_is_that_of_pytorch(browse):
         pick('padding', word); log(facts());
       }
       set('padding after H', 2); log(facts());
+      set('padding before H', 2); set('padding after W', 1); log(facts());
       pick('padding', 'same'); set('filter H', 4); log(facts());
     """
-    layers = [("same", 3), ("same_lower", 3), ("valid", 3), (0, 3), (((0, 2), 0), 3), ("same", 4)]
+    words = ("same", "same_lower", "valid", 0)
+    numbers = (((0, 2), 0), ((2, 2), (0, 1)))
+    layers = [*((word, 3) for word in (*words, *numbers)), ("same", 4)]
     for (padding, taps), text in zip(layers, turned(browse, script), strict=True):
         problem = ConvProblem((1, 2, 6, 5), (3, 2, taps, 3), stride=(2, 1), padding=padding)
-        axis = problem.axes[0]
+        axis = problem.axes[0]  # the only axis with a stride
         extra, crop = re.search(r"output_padding=(\d+)(.*?)\.", text).groups()
         cut = re.fullmatch(r", cropped by (\d+) and (\d+)", crop)
-        assert bool(cut) == (axis.pad_before != axis.pad_after)
+        assert bool(cut) == any(before != after for before, after in problem.padding)
         crops = map(int, cut.groups()) if cut else (axis.pad_before, axis.pad_after)
         size = (axis.output - 1) * 2 + axis.effective_filter + int(extra) - sum(crops)
         assert size == 6, text
@@ -220,7 +223,7 @@ def test_invalid_layer_shows_the_rule_and_its_ways_out(browse):
     ]
     assert log[4] == "true"
     assert log[5] == "number"
-    assert log[6] == "Stride must be at least 1 (axis W): got 0.Use 1 or more."
+    assert log[6].startswith("Stride must be at least 1 (axis W): got 0.Use 1 or more.")
     assert log[7].startswith("The filter must fit into the padded input (axis H): a filter of 9")
     assert "filter=3x1x9x3" in log[8] or "filter=3x2x9x3" in log[8]
 
@@ -484,7 +487,12 @@ def test_programs_of_huge_layers_compute_their_values(browse):
 
 @pytest.mark.parametrize(
     ("word", "title"),
-    [("channels", "5 channels"), ("size", "Why is dx"), ("number", "Where does this number")],
+    [
+        ("channels", "5 channels"),
+        ("size", "Why is dx"),
+        ("flip", "Why does dx flip"),
+        ("number", "Where does this number"),
+    ],
 )
 def test_stories_end_on_the_knobs(browse, word, title):
     """Each step has sentences and a visible picture; the last step leads to the layer's knobs."""
@@ -500,7 +508,7 @@ def test_stories_end_on_the_knobs(browse, word, title):
     """.replace("NAME", title)
     *steps, last, parts, focus, first = turned(browse, script)
     places, tales = steps[::2], steps[1::2]
-    assert 5 <= len(tales) <= 8
+    assert 5 <= len(tales) <= 9
     for number, place in enumerate(places, 1):
         text, address = place.split(" #")
         assert text.startswith(f"Step {number} of {len(tales)} ")
@@ -510,7 +518,7 @@ def test_stories_end_on_the_knobs(browse, word, title):
     assert all(len(tale) > 50 for tale in tales)
     assert "urn the knobs" in tales[-1]
     assert last in ("1x5x6x6 * 10x5x3x3 -> 1x10x4x4", "1x3x5x5 * 4x3x3x3 -> 1x4x5x5",
-                    "1x2x4x4 * 3x2x2x2 -> 1x3x3x3")  # fmt: skip
+                    "1x1x7 * 1x1x3 -> 1x1x5", "1x2x4x4 * 3x2x2x2 -> 1x3x3x3")  # fmt: skip
     assert parts == "answer,view-channels,view-planes,turn,front,copies"
     assert focus == "number"
     assert first == "1x2x5x5 * 3x2x3x3 -> 1x3x3x3"
@@ -531,6 +539,54 @@ def test_stories_end_on_the_knobs(browse, word, title):
         assert x * dy != 0
         assert f"grows by {x:.0f}. dy says" in tales[2]
         assert tales[2].endswith(f"[0,2,0,0] = {dy:.0f}. So the loss grows by {x * dy:.0f}.")
+
+
+def test_story_of_the_flip_names_the_products(browse):
+    """dx[4] sums the products that the story names; with a stride, fewer."""
+    script = "log($$('#ledger tbody td:first-child').map((one) => one.textContent).join('; '));"
+    products = "dy[0,0,4] · w[0,0,0]; dy[0,0,3] · w[0,0,1]; dy[0,0,2] · w[0,0,2]"
+    assert turned(browse, script, place="#story=flip,2") == [products]
+    products = "dy[0,0,2] · w[0,0,0]; dy[0,0,1] · w[0,0,2]"
+    assert turned(browse, script, place="#story=flip,5") == [products]
+
+
+def test_every_error_has_a_repair(browse):
+    """Each invalid state has a button, and pressing all first buttons gives a valid layer."""
+    script = """
+      const invalid = [['stride H', 0], ['input W', -3], ['filter W', 0], ['padding before H', -2],
+        ['images', -1], ['channels of x', 0], ['groups', 0], ['groups', 7], ['dilation W', -1]];
+      for (const [label, value] of invalid) {
+        set(label, value);
+        let count = 0;
+        while (visible('wrong') && count < 3) { $$('.way')[0].click(); count++; }
+        log(label, !visible('wrong'), count > 0);
+        press('reset');
+      }
+    """
+    log = turned(browse, script)
+    assert [line.rsplit(" ", 2)[1:] for line in log] == [["true", "true"]] * 9, log
+
+
+@pytest.mark.parametrize(
+    ("problem", "bars"),
+    [
+        (ConvProblem((1, 1, 5), (1, 1, 3), stride=2, padding="same"), [(1, 5), (0, 6)]),
+        (ConvProblem((1, 1, 5), (1, 1, 3), stride=2), [(0, 5), (0, 5), (5, 1)]),
+        (ConvProblem((1, 1, 5), (1, 1, 3)), []),
+    ],
+    ids=["same", "zeros after the last window", "one size"],
+)
+def test_strip_draws_dx_of_every_size(browse, problem, bars):
+    """A bar has the place of dx in the gradient of the padded input, as in cupyconv.explain."""
+    script = """
+      for (const bar of $$('.strip .crop')) {
+        const [x, width] = ['x', 'width'].map((key) => Number(bar.getAttribute(key)));
+        log((x - 3) / 22, (width + 5) / 22);
+      }
+      log($$('.strip .padded + text').length);
+    """
+    *seen, _ = turned(browse, script, problem)
+    assert [tuple(map(float, line.split())) for line in seen] == bars
 
 
 def test_controls_have_names_and_tab_stops(browse):

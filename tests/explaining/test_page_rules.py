@@ -82,6 +82,7 @@ def in_library(layer: dict[str, Any]) -> dict[str, Any]:
                 "inputs": [axis.valid_input_sizes[0], axis.valid_input_sizes[-1]],
                 "extra": axis.input - axis.first_input_size_for(axis.output),
                 "outputPadding": left,
+                "largest": axis.of_input(axis.valid_input_sizes[-1]).pad_before,
                 "unread": axis.unread_inputs,
             }
             for axis, left in zip(problem.axes, translate._output_padding(problem), strict=True)
@@ -129,7 +130,11 @@ def in_scene(layer: dict[str, Any], values: str, seed: int) -> dict[str, Any]:
         for name in ("x", "w", "dy", "y", "dx", "dw")
         if problem.N
     }
-    calls = {entry.framework: entry.call for entry in translate.translations(problem)}
+    calls = {
+        f"{entry.framework}{'Transposed' if reverses else ''}": entry.call
+        for reverses in (False, True)
+        for entry in translate.translations(problem, reverses)
+    }
     return {"scene": drawn, "tensors": tensors, "calls": calls}
 
 
@@ -167,6 +172,7 @@ function result(layer) {
     return { output: outputShape, axes: axes.map((axis) => ({
       formula: axis.formula, padding: [axis.before, axis.after], inputs: axis.inputs,
       extra: axis.input - axis.firstInput, outputPadding: axis.outputPadding,
+      largest: axis.ofInput(axis.inputs[1]).before,
       unread: axis.unread.length })) };
   } catch (error) {
     return { error: error.text ?? error.stack, fixes: error.fixes?.length };
@@ -216,9 +222,8 @@ function result([layer, values, seed]) {
       rules: rules.map((one) => sizes.map((size) => one[size])) }]));
   const tensors = Object.fromEntries(["x", "w", "dy", "y", "dx", "dw"].filter(() => data)
     .map((name) => [name, Array.from(data[name])]));
-  const { pytorch: PyTorch, tensorflow: TensorFlow, jax: JAX } = scenes;
-  const calls = Object.fromEntries(Object.entries({ PyTorch, TensorFlow, JAX })
-    .map(([name, call]) => [name, call(problem)]));
+  const calls = Object.fromEntries(["PyTorch", "TensorFlow", "JAX"].flatMap((name) =>
+    ["", "Transposed"].map((kind) => [name + kind, scenes[name.toLowerCase() + kind](problem)])));
   return { scene: { opened, image, k, c, directions }, tensors, calls };
 }
 """
@@ -233,7 +238,7 @@ def test_scenes_of_knobs_equal_the_library(tmp_path, batch):
     script = f"const FIRST = {json.dumps(FIRST)};{SCENES}"
     for case, one, found in zip(cases, expected, in_browser(tmp_path, cases, script), strict=True):
         assert found["scene"] == json.loads(json.dumps(one["scene"])), case
-        one["calls"].pop("ONNX")
+        del one["calls"]["ONNX"], one["calls"]["ONNXTransposed"]
         assert found["calls"] == one["calls"], case
         exactly = case[1] == "integers"
         for name, numbers in one["tensors"].items():

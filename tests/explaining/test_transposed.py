@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import random
+import re
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import cupyconv
-from cupyconv import ConvProblem
+from cupyconv import ConvProblem, checking
 from cupyconv.cli.main import main
 from cupyconv.explaining import transposed
+from cupyconv.problem import shape_text
+from tests.browser import acted, logged
+from tests.explaining.test_page_knobs import HELPERS
 
 LAYER = ("1x8x4x4", "8x3x2x2", "--stride", "4", "--transposed")
 
@@ -129,6 +133,35 @@ def test_grads_match_autograd(tmp_path):
         np.testing.assert_array_equal(repeated[name], data[name])
 
 
+def test_all_gradients_of_the_layer_are_checked():
+    words = ("2x4x4x4", "4x3x3x3", "--transposed", "--stride", "2", "--groups", "2")
+    (layer,) = json.loads(invoke("grads", *words, "--json"))["layers"]
+    checked: dict[str, list[str]] = {}
+    for one in layer["agreements"]:
+        assert one["passed"]
+        checked.setdefault(one["compared_with"], []).append(one["tensor"])
+    assert checked["finite differences"] == ["dx", "dw", "db"]
+    assert checked["float64 reference"] == ["y", "dx", "dw", "db"]
+
+
+@pytest.mark.parametrize("most_flops", [checking.LARGE, 1])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_finite_differences_find_a_wrong_gradient(monkeypatch, most_flops, groups):
+    monkeypatch.setattr(checking, "LARGE", most_flops)
+    problem = ConvProblem((2, 6, 7, 8), (4, 6 // groups, 3, 2), stride=2, groups=groups)
+    generator = np.random.default_rng(0)
+    shapes = (problem.output_shape, problem.filter_shape, problem.input_shape)
+    operands = checking.Operands(*map(generator.standard_normal, shapes))
+    problem = problem.replace(dtype="float64")
+    results = checking.compute(problem, operands, "auto", is_transposed=True)
+    truth = checking.Truth(problem, operands, is_transposed=True)
+    assert all(one.passed for one in truth.against_finite_differences(results, 0))
+    for name in ("dx", "dw", "db"):
+        wrong = results._replace(**{name: getattr(results, name) * 1.001})
+        found = [one.tensor for one in truth.against_finite_differences(wrong, 0) if not one.passed]
+        assert found == [name]
+
+
 def loaded(path):
     """Return the arrays of an npz file, which is closed."""
     with np.load(path) as file:
@@ -170,7 +203,113 @@ def test_explanation_names_each_tensor_twice():
     assert told["shapes"]["y"] == [1, 3, 14, 14]
     problem = ConvProblem((1, 3, 14, 14), (8, 3, 2, 2), stride=4)
     assert cupyconv.explain(problem).to_dict()["transposed"] is None
-    assert cupyconv.explain(problem, transposed=True).to_dict()["transposed"] == told
+    explanation = cupyconv.explain(problem, transposed=True)
+    assert explanation.to_dict()["transposed"] == told
+    assert explanation.to_dict()["shapes"] == told["shapes"]
+    for drawn in (explanation.svg("y[0,0,13,13]"), explanation.page("y[0,0,13,13]")):
+        assert "transposed layer: 1x8x4x4 * 8x3x2x2 -&gt; 1x3x14x14<" in drawn
+        assert "input gradient of the convolution 1x3x14x14 * 8x3x2x2 -&gt; 1x8x4x4." in drawn
+    assert "y[0,0,13,13] (inverted colours) is the sum of" in explanation.svg("y[0,0,13,13]")
+
+
+SMALL = ConvProblem.from_output((2, 4, 3), (4, 2, 3), stride=2, padding=1, output_padding=1)
+
+
+def on_page(browse, script: str, problem: ConvProblem = SMALL, place: str = "") -> list[str]:
+    return logged(browse(problem, place, acted(HELPERS + script), transposed=True))
+
+
+@pytest.mark.costly  # starts a browser
+def test_page_of_a_transposed_layer_has_its_own_names(browse):
+    script = """
+      log(text('shapes')); log(text('bias')); log($$('#directions span').map((s) => s.textContent));
+      for (const tensor of ['dw', 'dx', 'y']) {
+        direct(tensor); log(text('told').split(' ')[0], numbers()); log(text('rule').split('.')[0]);
+      }
+      log(location.hash);
+    """
+    log = on_page(browse, script)
+    explanation = cupyconv.explain(SMALL, transposed=True)
+    data = explanation.data
+    assert log[0] == "y, dy 2x2x6 NCWx, dx 2x4x3 NCWw, dw 4x2x3 OIWdb 2"
+    db = float(data["x"][:, 1].sum())  # dy of the layer is x of the convolution
+    assert log[1].startswith("db[1], the gradient of the bias, is the sum of dy[1] over all images")
+    assert float(log[1].split(": ")[1].rstrip(".")) == pytest.approx(db, rel=1e-5)
+    assert log[2] == "dy, x → dw,x, w → y,dy, w → dx"
+    for place, (own, name) in enumerate({"dw": "dw", "y": "dx", "dx": "y"}.items()):
+        element, shown = log[3 + 2 * place].split(" ")
+        assert element.startswith(f"{own}[")
+        index = tuple(map(int, element[len(own) + 1 : -1].split(",")))[:2]
+        expected = data[name][index].ravel()
+        assert list(map(float, shown.split(","))) == pytest.approx(expected.tolist(), rel=1e-5)
+        assert log[4 + 2 * place] == explanation.element(element).rule
+    assert log[9].startswith("#dx=0,")
+
+
+@pytest.mark.costly  # starts a browser
+def test_knobs_of_a_transposed_layer_are_its_own(browse):
+    """Sizes follow PyTorch's formula, and the address alone opens the same layer."""
+    script = """
+      const own = ['input', 'filter', 'stride', 'dilation', 'padding before', 'output_padding'];
+      log(own.map((label) => field(`${label} W`).value));
+      log($$('.counts > div > span:first-child').map((s) => s.textContent));
+      set('stride W', 3); set('output_padding W', 2); set('input W', 5); set('channels of y', 3);
+      log(title()); log(facts()); pick('padding', 'same'); log(title()); log(location.hash);
+      set('output_padding W', 3); log(text('wrong')); $$('.way')[0].click(); log(title());
+      pick('padding', 'numbers'); set('input W', 1); set('padding before W', 9); log(text('wrong'));
+    """
+    log = on_page(browse, script)
+    assert log[0] == "3,3,2,1,1,1"
+    assert log[1] == "images,channels of x,channels of y,groups"
+    title = "transposed layer: 2x4x5 * 4x3x3 -> 2x3x15"
+    assert log[2] == log[4] == log[7] == title
+    assert "output (5 - 1)*3 + 3 - 2 + output_padding 2 = 15; the padding crops 1 before" in log[3]
+    assert "output_padding 0 to 2 gives sizes 13 to 15." in log[3]
+    assert log[5].startswith("#input=2x4x5&filter=4x3x3&stride=3&padding=same&output_padding=2&y=0")
+    assert log[6].startswith("Output_padding must be at least 0 and less than the stride (axis W)")
+    assert "the result of a transposed layer must have a size of at least 1" in log[8].lower()
+    script = "log(title()); log(location.hash);"
+    assert on_page(browse, script, place=log[5]) == [title, log[5]]
+
+
+@pytest.mark.costly  # starts a browser
+@pytest.mark.parametrize("loss", ["dot", "sum", "squares"])
+def test_programs_and_checks_of_a_transposed_page_hold(browse, loss):
+    """The programs compute the numbers of the page, which the change of the loss confirms."""
+    script = """
+      pick('values', 'integers'); hand('x[0,1,2]', 5); pick('loss', 'LOSS'); set('stride W', 3);
+      log(JSON.stringify($$('.program pre').map((one) => one.textContent)));
+      for (const tensor of ['dw', 'dx', 'y']) {
+        direct(tensor);
+        log($$('.panel.result h3')[0].textContent, numbers());
+        for (const button of $$('.panel.result .c').slice(0, 4)) {
+          button.click();
+          const [, difference] = text('check').match(/difference, (.*), is d/) ?? [];
+          log(button.ariaLabel.split(' = ')[1], difference);
+        }
+      }
+    """
+    log = on_page(browse, script.replace("LOSS", loss))
+    python, torch_, *_, jax_ = json.loads(log[0])
+    checks = [line.split(" ") for line in log[1:] if "]" not in line]
+    assert [pair for pair in checks if pair[1] and pair[0] != pair[1]] == []
+    assert sum(bool(pair[1]) for pair in checks) == 3 + 3  # elements of dw and dx
+    planes = [line.split(" ") for line in log[1:] if "]" in line]
+    for program in (python.replace("explanation.show", "str"), torch_, jax_):
+        names: dict = {}
+        exec(program, names)
+        if "explanation" in names:
+            data = names["explanation"].data
+            results = {"y": data["dx"], "dx": data["y"], "dw": data["dw"]}
+        else:
+            results = {name: names[name.upper()] for name in ("y", "dx", "dw")}
+        for plane, shown in planes:
+            tensor, index = re.fullmatch(r"(\w+)\[(.*)\].*", plane).groups()
+            place = tuple(map(int, index.split(",")))
+            array = results[tensor]
+            array = np.asarray(array.detach() if hasattr(array, "detach") else array)
+            expected = array[place if tensor == "dw" else (0, *place)].ravel()
+            assert list(map(float, shown.split(","))) == expected.tolist()
 
 
 @pytest.mark.parametrize(
@@ -179,12 +318,31 @@ def test_explanation_names_each_tensor_twice():
         (("--output-padding", "4"), "0 to 3 would fit. Use --output-padding 3"),
         (("--output-padding", "1", "--output-shape", "1x3x14x14"), "must be given only once"),
         (("--output-shape", "1x3x19x19"), "Use a result of 14 to 17 by 14 to 17"),
-        (("--dy", "1x3x9x9"), "Use --output-shape"),
+        (("--dy", "1x3x15x15"), "Use --output-shape 1x3x15x15"),
         (("--sweep", "stride=1:3"), "Leave it out"),
     ],
 )
 def test_errors_name_the_way_out(words, text):
     assert text in error_of("shapes", *LAYER, *words)
+
+
+def test_dy_gives_the_input_and_the_output_padding():
+    rng = random.Random(7)
+    for _ in range(20):
+        problem, layer = random_layer(rng)
+        words = [f"--{key.replace('_', '-')}={value}" for key, value in layer.items()]
+        given = ("--dy", shape_text(problem.input_shape), "--filter")
+        own = shape_text(problem.output_shape), shape_text(problem.filter_shape)
+        told = invoke("shapes", *given, own[1], *words[:-1], "--transposed")
+        assert told == invoke("shapes", *own, *words, "--transposed")
+
+
+def test_dy_needs_layers_of_one_kind(tmp_path):
+    file = tmp_path / "two.toml"
+    layer = '[[layer]]\ninput = "1x8x4x4"\nfilter = "8x8x2x2"\n'
+    file.write_text(f"{layer}{layer}transposed = true\n")
+    text = error_of("shapes", "--config", str(file), "--dy", "1x8x3x3")
+    assert "1 of 2 layers are transposed" in text
 
 
 def test_output_padding_needs_a_transposed_layer():
@@ -201,17 +359,62 @@ def test_dy_shape_is_checked():
         assert "Use --padding same, use --padding 1, " in text
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (("--dtype", "complex64"), "must have a real dtype"),
-        (("--code", "pytorch"), "Leave out --code"),
-    ],
-)
-def test_unsupported_options_are_rejected(words, text):
-    assert text in error_of("explain", *LAYER, *words)
+def test_complex_layers_are_rejected():
+    assert "must have a real dtype" in error_of("explain", *LAYER, "--dtype", "complex64")
 
 
-def test_element_of_a_transposed_layer_names_the_convolution():
-    text = " ".join(invoke("explain", *LAYER, "--element", "dX[0,0,1,1]").split())
-    assert "The convolution's dx is the layer's y" in text
+def test_printed_program_draws_the_numbers_of_grads(capsys):
+    pytest.importorskip("torch")
+    exec(invoke("explain", *LAYER, "--code", "pytorch"), {})
+    printed = re.findall(r"(\w+): shape \((.*)\), norm (\S+)", capsys.readouterr().out)
+    (layer,) = json.loads(invoke("grads", *LAYER, "--json"))["layers"]
+    for name, shape, norm in printed:
+        assert list(map(int, shape.split(", "))) == layer["shapes"][name]
+        assert float(norm) == pytest.approx(layer["norms"][name], rel=1e-4)
+    assert [name for name, _, _ in printed] == ["y", "dx", "dw"]
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_elements_and_maps_use_the_names_of_the_layer(groups):
+    """Elements, values and numbers of terms are those of the layer's own y, dx and dw."""
+    rules = {"stride": (2, 3), "dilation": (2, 1), "groups": groups}
+    generator = np.random.default_rng(0)
+    x, w = (generator.standard_normal(shape) for shape in ((2, 4, 3, 4), (4, 3, 3, 2)))
+    y = cupyconv.conv_transpose(x, w, **rules)
+    dy = generator.standard_normal(y.shape)
+    problem = ConvProblem.from_output(x.shape, w.shape, dtype="float64", **rules)
+    operands = {"x": x, "w": w, "dy": dy}
+    explanation = cupyconv.explain(problem, transposed=True, **operands)
+    words = {"y": "y", "dx": "dX", "dw": "dF"}
+    results = {
+        "y": y,
+        "dx": cupyconv.conv_forward(dy, w, **rules),
+        "dw": cupyconv.conv_backprop_filter(dy, w.shape, x, **rules),
+    }
+    for tensor, result in results.items():
+        counts = explanation.map(tensor)
+        assert counts.legend.startswith(f"{tensor}: ")
+        assert counts.to_dict()["tensor"] == tensor
+        for _ in range(20):
+            index = tuple(map(int, generator.integers(result.shape)))
+            element = explanation.element(f"{words[tensor]}[{','.join(map(str, index))}]")
+            assert element.name == f"{tensor}[{','.join(map(str, index))}]"
+            assert element.sum == pytest.approx(result[index], abs=1e-12)
+            assert element.computed == result[index]
+            assert element.count == counts.at(index[2:])
+            factors = [
+                [operands[name][tuple(term[name])] for name in term if name in operands]
+                for term in element.to_dict(everything=True)["terms"]
+            ]
+            assert sum(first * second for first, second in factors) == pytest.approx(element.sum)
+
+
+def test_element_outside_a_transposed_layer_states_its_shape():
+    words = ("--input", "1x1x4x4", "--filter", "1x1x3x3", "--stride", "2", "--transposed")
+    assert "y[0,0,8,8]" in invoke("explain", *words, "--element", "y[0,0,8,8]")
+    error = error_of("explain", *words, "--element", "y[0,0,9,8]")
+    assert "y of 1x1x9x9" in error
+    assert "h from 0 to 8" in error
+    assert "x is an operand; use dX[n,k,...]" in error_of(
+        "explain", *words, "--element", "x[0,0,0,0]"
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import pickle
 import random
 import shutil
 import sys
@@ -19,7 +20,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from cupyconv import arrays
+from cupyconv import ConvError, arrays
 from cupyconv.cli import data
 from cupyconv.cli.main import main
 
@@ -247,9 +248,16 @@ def test_dtype_is_checked_before_reading_the_array(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_header_larger_than_the_data_is_rejected(tmp_path, packed):
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        ((1, 1, 1 << 20, 1 << 20), "its header promises 4398046511104 bytes, 100 follow"),
+        ((1, 1, -8, -8), "its header has the shape (1, 1, -8, -8)"),
+    ],
+)
+def test_wrong_shape_in_a_header_is_rejected(tmp_path, packed, shape, said):
     content = io.BytesIO()
-    header = {"descr": "<f4", "fortran_order": False, "shape": (1, 1, 1 << 20, 1 << 20)}
+    header = {"descr": "<f4", "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(content, header)
     path = tmp_path / "x"
     if packed:
@@ -258,7 +266,8 @@ def test_header_larger_than_the_data_is_rejected(tmp_path, packed):
     else:
         path.write_bytes(content.getvalue() + bytes(100))
     line = refused("grads", "--x", path, "--filter", "2x1x3x3")
-    assert "its header promises 4398046511104 bytes, 100 follow" in line
+    assert "is damaged or truncated" in line
+    assert said in line
 
 
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
@@ -320,6 +329,35 @@ def test_invalid_zarr_grids_are_rejected(tmp_path):
     refused(*with_dask(path))
     zarr_metadata(path, chunk_grid=grid(1, 1, 1, 1), shape=[10**6, 10**6, 5, 5])
     assert "at most 1,000,000 chunks" in refused(*with_dask(path))
+
+
+class Program:
+    """An object that creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return self.path.write_text, ("",)
+
+
+@pytest.mark.parametrize("codec", ["filters", "compressor"])
+def test_programs_in_zarr_chunks_do_not_run(tmp_path, codec):
+    """Releases of Zarr before 3.1 unpickle the chunks of such arrays of numbers."""
+    pytest.importorskip("zarr")
+    from cupyconv.dask.results import from_zarr
+
+    path = tmp_path / "x.zarr"
+    pickled = {"id": "pickle"}
+    metadata = {"zarr_format": 2, "shape": X.shape, "chunks": X.shape, "dtype": "<f4", "order": "C"}
+    metadata |= {"fill_value": 0, "filters": None, "compressor": None}
+    path.mkdir()
+    chosen = {codec: [pickled] if codec == "filters" else pickled}
+    (path / ".zarray").write_text(json.dumps(metadata | chosen))
+    (path / "0.0.0.0").write_bytes(pickle.dumps(Program(tmp_path / "written")))
+    with pytest.raises((ConvError, ValueError)):
+        from_zarr(path).compute()
+    assert not (tmp_path / "written").exists()
 
 
 # -- attacks ---------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 from cupyconv import arrays, files
 from cupyconv.bench import run as bench_run
-from cupyconv.cli import paths
+from cupyconv.cli import data, paths
 from cupyconv.cli.main import COMMANDS, main
 from tests import ROOT
 from tests.bench.test_bench_results import ROW
@@ -220,6 +220,27 @@ def test_invalid_paths_are_rejected(option, path):
     given = [path] if option in ("bench --compare", "model file") else [name, path]
     line = refused(CliRunner().invoke(main, [*words, *given]))
     assert "must be the path of a file" in line
+
+
+@posix
+@pytest.mark.parametrize("option", [*READERS, "shapes --model"])
+def test_an_endless_file_is_not_read_to_its_end(monkeypatch, option):
+    monkeypatch.setattr(files, "LARGEST_MODEL", 1 << 20)
+    _, name = option.split()
+    given = ["/dev/zero"] if option in ("bench --compare", "model file") else [name, "/dev/zero"]
+    words = READERS.get(option, ("shapes",))
+    words = (*words[:-1], "/dev/zero") if option == "bench --compare" else words
+    line = refused(CliRunner().invoke(main, [*words, *given]))
+    assert re.search("the most that is read|must have at most|must be a .npy or .npz file", line)
+
+
+@posix
+@pytest.mark.parametrize("words", [["shapes", "--config"], ["grads", *SMALL, "--x"]], ids=" ".join)
+def test_endless_standard_input_is_not_read_to_its_end(monkeypatch, words):
+    monkeypatch.setattr(data, "available_memory", lambda: 1 << 20)
+    with open("/dev/zero", "rb") as zeros:
+        line = refused(CliRunner().invoke(main, [*words, "-"], input=zeros))
+    assert "standard input: it has more than" in line
 
 
 @posix

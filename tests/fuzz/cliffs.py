@@ -24,7 +24,7 @@ import cupyconv
 from cupyconv import ConvProblem
 from cupyconv.bench import data
 from cupyconv.checking import pass_function
-from cupyconv.kernels.cost import LAUNCH_OVERHEAD, duration
+from cupyconv.kernels.cost import duration
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.estimates import roofline
 from cupyconv.problem import PASSES
@@ -42,6 +42,9 @@ MOST_FLOPS, MOST_BYTES = 1e12, 2 << 30
 
 MOST_MEASURED_FLOPS, MOST_MEASURED_BYTES = 1e9, 64 << 20
 """Limits on a layer whose passes are timed (hand-set)."""
+
+LAUNCHING = 5.0
+"""Microseconds of a launch, which are added to the roofline (modelled)."""
 
 CALL_SECONDS = 100e-6
 """Time of a pass on the CPU below which nothing is a finding (hand-set)."""
@@ -167,7 +170,7 @@ def cliffs(problem: ConvProblem, device: str, far: float = FAR) -> Iterator[Clif
     fastest = min(times.values())
     for pass_, planned in plans.items():
         request = Request(problem, pass_, Device.of(device))
-        least = roofline(request).microseconds + LAUNCH_OVERHEAD
+        least = roofline(request).microseconds + LAUNCHING
         if times[pass_] > far * max(least, fastest):
             name = planned.implementation
             yield Cliff(problem, device, pass_, name, times[pass_], least, fastest)

@@ -64,9 +64,9 @@ class Pool:
             self._built.add(key)
             return loaded
 
-        def prepared(backend: Any, pass_plan: Any, *rest: Any, **more: Any) -> Any:
-            self.ran = pass_plan.implementation
-            return prepare(backend, pass_plan, *rest, **more)
+        def prepared(backend: Any, request: Any, planned: Any, *rest: Any, **more: Any) -> Any:
+            self.ran = planned.implementation
+            return prepare(backend, request, planned, *rest, **more)
 
         with (
             mock.patch.object(convolutions.EmulatorRuntime, "kernel", kernel),

@@ -4,6 +4,7 @@
     python -m tests.gpu all --minutes 9 --out DIR # every step, in order
     python -m tests.gpu smoke --minutes 2         # one step
     python -m tests.gpu report DIR                # tables and files of the results
+    python -m tests.gpu replay DIR                # errors of today's estimates against the results
 
 Results are appended to DIR/results.jsonl as they come.
 """
@@ -137,7 +138,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     names = [step.name for step in steps()]
-    parser.add_argument("step", nargs="?", default="all", choices=("all", "pack", "report", *names))
+    parser.add_argument(
+        "step", nargs="?", default="all", choices=("all", "pack", "report", "replay", *names)
+    )
     parser.add_argument("results", nargs="?", type=Path, help="folder of the results to report on")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
     parser.add_argument("--minutes", type=float, default=9, help="time of all steps (default 9)")
@@ -147,10 +150,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--chips", default="sm_90a", help="pack: architectures, with commas")
     parser.add_argument("--nvrtc", type=Path, help="pack: folder of the compiler's libraries")
     chosen = parser.parse_args(arguments)
-    if chosen.step == "report":
+    if chosen.step in ("report", "replay"):
         from tests.gpu import report
 
-        return report.main(chosen.results or chosen.out)
+        run_on = report.main if chosen.step == "report" else report.replay
+        return run_on(chosen.results or chosen.out)
     from tests.gpu import pack
 
     if chosen.step == "pack" and not is_running():

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyconv import arrays, backends
+from cupyconv import arrays, backends, calls
 from cupyconv.bench import data, places, pytorch, suites
 from cupyconv.bench.results import Row
 from cupyconv.bench.timing import measure
@@ -163,9 +163,8 @@ def load(case: dict[str, Any]) -> dict[str, Any]:
     if case["candidate"] != "cudnn":
         plan, _ = _plan(case)
         backend = backends.of(arrays.Home.GPU)
-        strides = Strides.contiguous(plan.problem)
-        series: Any = backend.prepare(plan.passes[0], plan.problem, strides)
-        series._runtime.load(series.launches)
+        (planned,) = plan.passes
+        calls.of_problem(planned.pass_, plan.problem, backend, plan, planned.precision, None).load()
     return {}
 
 

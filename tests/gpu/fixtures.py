@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cupyconv import measuring, operations
+from cupyconv import calls, measuring
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -34,7 +34,7 @@ def collected_between_tests() -> Iterator[None]:
 def as_a_new_process() -> None:
     """Forget all measurements, as in a new process."""
     measuring.forget()
-    operations._ready.cache_clear()
+    calls.forget()
 
 
 @pytest.fixture

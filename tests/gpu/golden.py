@@ -422,16 +422,6 @@ def fill_tile(layout: TileLayout, values: np.ndarray) -> np.ndarray:
     return tile
 
 
-@dataclass(frozen=True)
-class WgmmaProblem:
-    """The matrices behind a wgmma case: d_after = a @ b.T + (d if scale_d)."""
-
-    a: np.ndarray  # (64, k)
-    b: np.ndarray  # (n, k)
-    d: np.ndarray  # (64, n)
-    scale_d: int
-
-
 def accumulator_registers(d: np.ndarray) -> np.ndarray:
     """Return the matrix d (64, n) as registers[n / 2][128]."""
     register, thread = np.indices((d.shape[1] // 2, 128))
@@ -449,22 +439,20 @@ def _wgmma_case(
     b_mn_major: bool = False,
     scale_d: int = 1,
     step: int = 0,
-) -> tuple[Case, WgmmaProblem]:
+) -> Case:
     generator = np.random.default_rng(n * 1000 + swizzle)
     itemsize = 4 if element == "tf32" else 2
     k = 32 // itemsize
-    problem = WgmmaProblem(
-        small_integers(generator, (64, k)),
-        small_integers(generator, (n, k)),
-        small_integers(generator, (64, n)),
-        scale_d,
+    # d = a @ b.T + (d if scale_d)
+    a_values, b_values, d = (
+        small_integers(generator, shape) for shape in ((64, k), (n, k), (64, n))
     )
     b_swizzle = swizzle
     while b_mn_major and b_swizzle and n * 2 % b_swizzle:
         b_swizzle = b_swizzle // 2 if b_swizzle > 32 else 0  # whole spans along n
     a_layout = mn_major(64, swizzle, k) if a_mn_major else k_major(64, swizzle, 32, step)
     b_layout = mn_major(n, b_swizzle, k) if b_mn_major else k_major(n, b_swizzle, 32, step)
-    a_bits, b_bits = bits_of(problem.a, element), bits_of(problem.b, element)
+    a_bits, b_bits = bits_of(a_values, element), bits_of(b_values, element)
     a_bytes = -(-a_layout.size // 1024) * 1024
     a = np.zeros(a_bytes, np.uint8)
     a[: a_layout.size] = fill_tile(a_layout, a_bits)
@@ -480,17 +468,15 @@ def _wgmma_case(
     kernel = f"wgmma_{element}_n{n}"
     if element != "tf32":
         kernel += f"_a{int(a_mn_major)}_b{int(b_mn_major)}"
-    before = accumulator_registers(problem.d).astype(np.float32)
+    before = accumulator_registers(d).astype(np.float32)
     output = Output((n // 2, 128), np.float32)
     name = f"{kernel}-swizzle {swizzle}" + (f" step {step}" if step else "")
     name += "" if scale_d else " overwrite"
     arguments = (a, b, before, output, parameters)
-    case = Case(name, kernel, 90, 128, arguments, shared=a_bytes + b.size, wgmma=True)
-    return case, problem
+    return Case(name, kernel, 90, 128, arguments, shared=a_bytes + b.size, wgmma=True)
 
 
-@cache
-def wgmma_cases() -> tuple[tuple[Case, WgmmaProblem], ...]:
+def _wgmma_cases() -> list[Case]:
     """Return a case for every wgmma wrapper, and for every layout at n = 64."""
     made = []
     for n in WGMMA_N:
@@ -504,7 +490,7 @@ def wgmma_cases() -> tuple[tuple[Case, WgmmaProblem], ...]:
             made.append(_wgmma_case("tf32", n, swizzle))
     made.append(_wgmma_case("f16", 64, 128, scale_d=0))
     made += [_wgmma_case("bf16", 64, 128, step=step) for step in (1, 2, 3)]
-    return tuple(made)
+    return made
 
 
 @cache
@@ -525,7 +511,7 @@ def cases() -> tuple[Case, ...]:
     made.append(
         Case("setmaxnreg", "setmaxnreg", 90, 256, (words, Output((256,), np.uint32)), wgmma=True)
     )
-    made += [case for case, _ in wgmma_cases()]
+    made += _wgmma_cases()
     assert len({case.name for case in made}) == len(made)
     return tuple(made)
 

@@ -1,7 +1,7 @@
 """Write tables and files of a run's results: ``python -m tests.gpu report DIR``.
 
 The files are report.md (speed compared with cuDNN, the planner's choices, failures with commands
-that repeat them), calibration.json (measured time / modelled time, for the planner),
+that repeat them), calibration.json (prices for the planner, which fitting.py fits),
 golden-<chip>.npz, and bench-<chip>.json and tf32-<chip>.json, from which ``python -m tests.readme``
 writes tables.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +19,10 @@ from typing import Any
 
 from cupyconv.bench import environment
 from cupyconv.bench.results import Results, Row
-from cupyconv.planning.calibration import dtype_class
 from tests import speed_table
 from tests.fuzz import cliffs
-from tests.gpu import contenders, instructions
-from tests.gpu.running import GOOD
+from tests.gpu import fitting, instructions
+from tests.gpu.running import GOOD, SANITIZER_LINE
 
 MOST_SPREAD = 1.1  # largest ratio of a timing's ends for choices and calibration (hand-set)
 
@@ -62,6 +61,11 @@ def by_pass(records: Iterable[Record]) -> dict[tuple[str, ...], dict[str, Record
         key = tuple(one[name] for name in ("dtype", "precision", "layout", "layer", "pass"))
         found[key][one["candidate"]] = one
     return found
+
+
+def once(records: Iterable[Record]) -> Iterator[Record]:
+    """Yield the steady candidates; a later measurement replaces an earlier one."""
+    return (one for labels in by_pass(records).values() for one in labels.values())
 
 
 def results(records: Iterable[Record], precision: str) -> Results:
@@ -115,29 +119,25 @@ def choices(records: Sequence[Record]) -> list[str]:
 
 
 def calibration(records: Sequence[Record]) -> dict[str, Any]:
-    """Return geometric means of measured / modelled time, by family, pass and class of dtypes.
-
-    The modelled times come from the current cost model.
-    """
-    ratios: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    """Return the prices that today's cost model needs for the measured times."""
     about = machine(records)
-    for one in steady(records):
-        candidate = contenders.candidate_of(one, about["architecture"])
-        if candidate is not None:
-            class_ = dtype_class(one["dtype"], one["precision"])
-            key = one["implementation"], one["pass"], class_
-            ratios[key].append(one["microseconds"] / candidate.microseconds)
+    names = {"chip": "architecture", "gpu": "gpu", "date": "date", "commit": "commit"}
+    timed = fitting.timings(once(records), about["architecture"])
     return {
-        "chip": about.get("architecture"),
-        "gpu": about.get("gpu"),
-        "date": about.get("date"),
-        "commit": about.get("commit"),
-        "measured_over_modelled": [
-            {"family": family, "pass": pass_, "dtypes": class_, "mean": geometric_mean(found),
-             "low": min(found), "high": max(found), "count": len(found)}
-            for (family, pass_, class_), found in sorted(ratios.items())
-        ],
-    }  # fmt: skip
+        **{name: about.get(entry) for name, entry in names.items()},
+        "prices": fitting.fit(timed) if timed else [],
+    }
+
+
+def replay(folder: Path) -> int:
+    """Print the errors of today's estimates, and what the first choices lose; 1 without results."""
+    records = load(folder)
+    if not records:
+        print(f"no results*.jsonl in {folder}")
+        return 1
+    timed = fitting.timings(once(records), machine(records)["architecture"])
+    print("\n".join(fitting.report(timed)))
+    return 0
 
 
 def machine(records: Iterable[Record]) -> Record:
@@ -148,15 +148,44 @@ def machine(records: Iterable[Record]) -> Record:
     return found
 
 
+def last_of_each(records: Iterable[Record]) -> list[Record]:
+    """Return the last record of each case; a case that failed may have been repeated."""
+    return list({(one["step"], one["case"]): one for one in records if "case" in one}.values())
+
+
+def counts(records: Sequence[Record]) -> dict[str, Counter[str]]:
+    """Return the number of cases of each step, and of its cases in each state."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for one in last_of_each(records):
+        found[one["step"]].update(("cases", one["state"]))
+    return found
+
+
+def tally(records: Sequence[Record]) -> list[str]:
+    """Return a table of ``counts``."""
+    found = counts(records)
+    states = list(dict.fromkeys(["cases", *(state for one in found.values() for state in one)]))
+    lines = [f"| step | {' | '.join(states)} |", f"|---|{'---:|' * len(states)}"]
+    for step, count in found.items():
+        lines.append(f"| {step} | {' | '.join(str(count[state] or '') for state in states)} |")
+    return lines
+
+
+def reason(one: Record) -> str:
+    """Return why a case failed, in one line; a tool's first report has no ``detail``."""
+    output = str(one.get("output", "")).splitlines()
+    reports = [line.lstrip("= ") for line in output if line.startswith(SANITIZER_LINE)]
+    return " ".join(str(one.get("detail") or next(iter(reports), "")).split())[:300]
+
+
 def failures(records: Iterable[Record]) -> list[str]:
-    """Return each failed case with the command that repeats it, and each step that did not run."""
-    last = {(one["step"], one["case"]): one for one in records if "case" in one}
+    """Return each failed case with its reason and the command that repeats it."""
     lines = []
-    for (step, case), one in last.items():
+    for one in last_of_each(records):
         if one["state"] not in GOOD:
+            step, case = one["step"], one["case"]
             command = f"python -m tests.gpu {step} --only {shlex.quote(case)}"
-            detail = " ".join(str(one.get("detail", "")).split())[:300]
-            lines += [f"- {step}: {case}: {one['state']}: {detail}", f"  `{command}`"]
+            lines += [f"- {step}: {case}: {one['state']}: {reason(one)}", f"  `{command}`"]
     return lines or ["None."]
 
 
@@ -167,9 +196,15 @@ def main(folder: Path) -> int:
         print(f"no results*.jsonl in {folder}")
         return 1
     about = machine(records)
-    ends = [one["text"] for one in records if one.get("event") in ("end", "no worker")]
+    ends = {one["step"]: one for one in records if one.get("event") == "end"}
+    unfinished = [one for one in ends.values() if one.get("left") != 0]
+    unfinished += [one for one in records if one.get("event") == "no worker"]
     parts = {
-        f"Run on {environment.title(about)}": [f"- {text}" for text in ends],
+        f"Run on {environment.title(about)}": [
+            *tally(records),
+            "",
+            *(f"- {one['text']}" for one in unfinished),
+        ],
         "Speed": speed_table.of_results(results(records, "ieee")).splitlines(),
         "Speed with TF32": speed_table.of_results(results(records, "tf32")).splitlines(),
         "Layers with large strides, large filters or few channels": unusual(records),

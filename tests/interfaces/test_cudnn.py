@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 import cupyconv
-from cupyconv import ConvError, ConvTypeError, backends, cudnn, measuring
+from cupyconv import ConvError, ConvTypeError, cudnn, measuring
 from cupyconv.arrays import numpy_dtype
+from cupyconv.binding import Options
 from tests import emulator
-from tests.emulator.convolutions import backend
+from tests.emulator.convolutions import backend, installed
 
 LAYOUTS = (cudnn.CUDNN_TENSOR_NCHW, cudnn.CUDNN_TENSOR_NHWC)
 DTYPES = ("float16", "float32", "float64")
@@ -246,13 +247,13 @@ def test_auto_tune_measures_unless_deterministic_is_asked_for(
         return measuring.contenders(request, impl, 1)[0]
 
     chosen = backend("sm_80", checked=False)
-    monkeypatch.setattr(backends, "of", lambda home: chosen)
     monkeypatch.setattr(measuring, "fastest", fastest)
     layer.convert(emulator.memory.like)
     options = {"auto_tune": auto_tune, "tensor_core": "never"}
     if deterministic is not None:
         options["deterministic"] = deterministic
-    run(function, layer, options)
+    with installed(chosen):
+        run(function, layer, options)
     assert bool(tried) == expected
 
 
@@ -271,7 +272,7 @@ def run(function, layer, options):
 
 @pytest.mark.costly
 @pytest.mark.parametrize("function", GRIDS)
-def test_kernels_compute_it(monkeypatch, function):
+def test_kernels_compute_it(function):
     """Emulated kernels with a bias give the results of the CPU."""
     for dtype, tensor_core in (("float16", "auto"), ("float32", "always"), ("float64", "never")):
         layer = Layer(dtype, 2, 2, 2)
@@ -279,9 +280,7 @@ def test_kernels_compute_it(monkeypatch, function):
         if function != "forward":
             options["deterministic"] = False
         expected = call(function, layer, True, LAYOUTS[0], options)
-        with monkeypatch.context() as patched:
-            chosen = backend("sm_80")
-            patched.setattr(backends, "of", lambda home, chosen=chosen: chosen)
+        with installed(backend("sm_80")):
             layer.convert(emulator.memory.like)
             np.testing.assert_array_equal(run(function, layer, options), expected)
 
@@ -292,7 +291,7 @@ def test_kernels_compute_it(monkeypatch, function):
 def test_tensor_core_decides_tf32(monkeypatch, tensor_core, precision):
     asked = []
     monkeypatch.setattr(
-        cudnn.operations, "compute", lambda *given, **more: asked.append(more["precision"])
+        cudnn, "compute", lambda *given: asked.append(Options._make(given[6]).precision)
     )
     layer = Layer("float32", 2, 1, 1)
     options = {"auto_tune": False, "tensor_core": tensor_core}
@@ -428,3 +427,17 @@ def test_words_of_any_kind_are_refused(wrong):
         cudnn.convolution_forward(
             x, np.ones((1, 1, 1, 1)), None, y, (0, 0), (1, 1), (1, 1), 1, **how
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "replacement"),
+    [
+        ("activation_forward", "cupy.maximum"),
+        ("create_tensor_descriptor", "needs no descriptors"),
+        ("get_handle", "needs no handles"),
+        ("nothing", "no attribute 'nothing'$"),
+    ],
+)
+def test_other_names_of_cupys_module_say_what_replaces_them(name, replacement):
+    with pytest.raises(AttributeError, match=replacement):
+        getattr(cudnn, name)

@@ -28,7 +28,6 @@ from cupyconv.dask import chunks as chunking  # noqa: E402
 from cupyconv.dask import halos, tasks  # noqa: E402
 from tests import ROOT  # noqa: E402
 from tests.configurations import CASES, integer_data, problems  # noqa: E402
-from tests.studies.ecosystem import worker_limit  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -551,6 +550,24 @@ def die(block, marker):
     os._exit(1)
 
 
+def peak_bytes():
+    """Return this process's peak resident bytes; getrusage would include its parent process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+@cache
+def worker_limit():
+    """Return a worker's memory limit at which Dask pauses it 120 MB above its idle memory."""
+    program = "import distributed, zarr, numpy, cupyconv.dask; x = numpy.ones((1, 1, 3), 'f');"
+    program += "cupyconv.conv_forward(x, x); from tests.interfaces import test_dask as t;"
+    program += "print(t.peak_bytes())"
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    return int((int(ended.stdout) + 120_000_000) / 0.8)
+
+
 @pytest.fixture
 def cluster():
     """Start two worker processes with a memory limit."""
@@ -643,10 +660,4 @@ def test_volume_larger_than_the_workers_memory(cluster, tmp_path):
     expected = cupyconv.conv_backprop_filter(exact[0], w.shape, exact[1], padding="same")
     np.testing.assert_allclose(dw, expected, rtol=1e-4)
 
-    def peak_memory():  # ru_maxrss would include the parent process
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
-
-    peaks = cluster.run(peak_memory)
-    print(f"peak memory of the workers: {', '.join(f'{p:.0f} MiB' for p in peaks.values())}")
-    assert max(peaks.values()) < worker_limit() / 2**20 * 1.05
+    assert max(cluster.run(peak_bytes).values()) < worker_limit() * 1.05

@@ -13,11 +13,12 @@ from cupyconv import ConvError, ConvProblem, ConvTypeError, Plan, arrays
 from cupyconv.gpu import compiler, sources
 from cupyconv.kernels.request import Epilogue
 from cupyconv.kernels.strides import Strides
-from cupyconv.planning import Device, Request, launches, plan_pass
+from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.planning.plan import plan_of, ranked_candidates
 from cupyconv.problem import PASSES
-from tests import emulator
+from tests import emulator, launches
+from tests.activations import ACTIVATIONS
 from tests.agreement import fits, require_equal
 from tests.configurations import CASES, COLUMNS_CASES, in_formats, integer_data
 from tests.cubins import no_spills
@@ -156,7 +157,7 @@ def require_exact_on_numpy(problem, pass_, kind, activation):
 
 
 @pytest.mark.parametrize("impl", ["reference", "numpy"])
-@pytest.mark.parametrize("activation", ["relu", "silu", "gelu"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activation_is_applied_after_bias_and_addend(impl, activation):
     generator = np.random.default_rng(0)
     x, w = generator.normal(size=(2, 3, 5, 4)), generator.normal(size=(4, 3, 2, 2))

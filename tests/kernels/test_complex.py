@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import cupyconv
-from cupyconv import ConvError, ConvProblem, ConvTypeError
+from cupyconv import ConvError, ConvProblem, ConvTypeError, calls
 from cupyconv.cpu import choice
 from cupyconv.planning import Device, plan_pass
 from cupyconv.planning.families import FAMILIES
@@ -122,12 +122,12 @@ def test_numpy_methods_are_exact_on_complex_numbers(pass_):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(choice, "methods", lambda *_, method=method: (method,))
                 plan_pass.cache_clear()
-                cupyconv.operations._ready.cache_clear()
+                calls.forget()
                 got = agreement.compute(cupyconv, pass_, problem, data, impl="numpy")
             np.testing.assert_array_equal(got, expected, f"{method.name} of {problem}")
             methods.add(method.name)
     plan_pass.cache_clear()
-    cupyconv.operations._ready.cache_clear()
+    calls.forget()
     assert methods >= {"products", "loops"}
 
 

@@ -15,12 +15,10 @@ import pytest
 
 import cupyconv
 from cupyconv import ConvProblem
-from cupyconv.backends import Tensors
 from cupyconv.kernels.family import Choices, Tile
-from cupyconv.kernels.strides import Strides
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.problem import PASSES
-from tests import agreement, emulator
+from tests import agreement, emulator, launches
 from tests.agreement import compute, fits, plan_with
 from tests.configurations import HOPPER_CASES, Case, Data, in_formats, integer_data
 from tests.hopper import (
@@ -257,9 +255,8 @@ def test_last_tile_of_tensors_beyond_32_bits():
     backend = emulator.convolutions.backend(ARCH)
     backend.device = replace(backend.device, multiprocessors=2**30)  # a block for each tile
     pass_plan = plan_pass(problem, "forward", backend.device, "cuda-hopper")
-    tensors = Tensors(x, emulator.memory.array(w, "w"), y)
     with emulator.settings(blocks=[pass_plan.blocks // pass_plan.tile.defines["CLUSTER"] - 1]):
-        backend.prepare(pass_plan, problem, Strides.contiguous(problem))(tensors)
+        launches.run(backend, problem, pass_plan, x, emulator.memory.array(w, "w"), y)
     assert (y[0, -1, -4:] == expected[0, -1, -4:]).all()
     assert not y[0, : 1 << 8, 0].any()
 
@@ -280,9 +277,9 @@ def test_tiles_are_visited_in_bands():
     met = []
     for block in range(pass_plan.blocks):
         y = emulator.memory.empty(problem.output_shape, np.float16, "y")
-        tensors = Tensors(*(emulator.memory.array(a) for a in (data.x, data.w)), y)
+        x, w = map(emulator.memory.array, (data.x, data.w))
         with emulator.settings(blocks=[block]):
-            backend.prepare(pass_plan, problem, Strides.contiguous(problem))(tensors)
+            launches.run(backend, problem, pass_plan, x, w, y)
         written = np.argwhere(~np.isnan(y.reshape(-1, 128)))
         row, column = written[0]
         assert len(written) == 128 * 64

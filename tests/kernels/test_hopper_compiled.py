@@ -10,10 +10,10 @@ from cupyconv.kernels.hopper import consumers, takes_turns
 from cupyconv.kernels.request import Epilogue
 from cupyconv.kernels.strides import Strides
 from cupyconv.planning import Device, PassPlan
-from cupyconv.planning.launches import prepare
 from tests.configurations import in_formats
 from tests.cubins import disassemble, instructions, no_spills
 from tests.hopper import ARCH, PLANAR, PLANES, SINGLE, WIDE
+from tests.launches import prepare
 
 
 def with_three_consumers(tiles):

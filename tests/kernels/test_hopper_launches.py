@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from cupyconv import ConvProblem, formats
-from cupyconv.gpu import tensormaps
+from cupyconv.gpu import runtime, tensormaps
 from cupyconv.kernels import hopper
 from cupyconv.kernels.copies import ROLES_OF, copy_bytes, shape_of
 from cupyconv.kernels.hopper import (
@@ -22,34 +23,34 @@ from cupyconv.kernels.hopper import (
     walks,
 )
 from cupyconv.kernels.strides import Strides, element_strides
-from cupyconv.launch import Part
+from cupyconv.launch import Part, TensorMap, TensorMaps, TiledMap
 from cupyconv.planning import Device, PassPlan, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
-from cupyconv.planning.launches import prepare
 from cupyconv.planning.plan import plan_of
 from cupyconv.problem import ITEMSIZE, PASSES
 from tests import emulator
 from tests.agreement import candidate_with
 from tests.configurations import HOPPER_CASES, all_formats
 from tests.hopper import ARCH, FAMILY, PLANES, random_lines, require_workspace
+from tests.launches import prepare
 
 
 def test_encoded_maps_are_cached_by_address_and_shape():
     made = []
 
-    def encode(one, address):
-        made.append((one, address))
-        return bytes(tensormaps.MAP_BYTES)
+    def encoder(one):
+        return lambda address, destination: made.append((one, address))
 
-    one = tensormaps.TiledMap("x", 2, (64, 100), (128,), (64, 64))
+    one = TiledMap("x", 2, (64, 100), (128,), (64, 64))
     other = replace(one, extents=(64, 50))
-    first, second = (tensormaps.TensorMaps((each, each)) for each in (one, other))
+    first, second = (
+        runtime._Maps(TensorMaps((each, each)), {"x": 0}, SimpleNamespace(encoder=encoder))
+        for each in (one, other)
+    )
     for maps, address in (
         (first, 4096), (first, 4096), (second, 4096), (first, 8192), (second, 4096),
     ):  # fmt: skip
-        struct = tensormaps.encoded(maps, (address,) * 2, encode)
-        assert struct.shape == (1,)
-        assert struct.nbytes == 2 * tensormaps.MAP_BYTES
+        assert maps.at((address,)).address % tensormaps.MAP_ALIGNMENT == 0
     assert made == [(one, 4096)] * 2 + [(other, 4096)] * 2 + [(one, 8192)] * 2
 
 
@@ -184,7 +185,7 @@ def inside_larger_ones(problem: ConvProblem, gap: int) -> Strides:
     return Strides(*steps)
 
 
-def require_map(one: tensormaps.TensorMap, problem: ConvProblem, role: str, operand) -> None:
+def require_map(one: TensorMap, problem: ConvProblem, role: str, operand) -> None:
     """Require a tensor map to address every element of every plane."""
     shape, steps = shape_of(problem, role), getattr(operand.strides, role)
     lies = operand.offset + operand.itemsize * sum_of_products(shape, steps)
@@ -314,7 +315,7 @@ def box_of_pixels(problem: ConvProblem, line: int, pixels: int) -> tuple[int, ..
     return (line, pixels, 1)
 
 
-def require_box(one: tensormaps.TiledMap, problem: ConvProblem, pass_: str, tile) -> None:
+def require_box(one: TiledMap, problem: ConvProblem, pass_: str, tile) -> None:
     """Require the box of w: a contiguous line, one tap, and a line of k or the block's columns."""
     line = tile.block_k
     filters_inner = problem.filter_axes[0] == len(problem.filter_shape) - 1
@@ -350,7 +351,7 @@ def test_planned_tensor_maps_are_valid():
             launches = prepare(pass_plan, problem, strides, device)
             product = next(one for one in launches if one.entry == "conv_hopper")
             for argument in product.arguments:
-                if isinstance(argument, tensormaps.TensorMaps):
+                if isinstance(argument, TensorMaps):
                     for one in argument.maps:
                         emulator.tensormap.encode(one, 4096)
                     taken += 1

@@ -16,9 +16,10 @@ from cupyconv.kernels.gather import Access, Accesses, ring
 from cupyconv.kernels.request import ACTIVATIONS
 from cupyconv.kernels.strides import Strides
 from cupyconv.launch import STORAGE
-from cupyconv.planning import Device, Request, launches, plan_pass
+from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
+from tests import launches
 from tests.configurations import Case
 from tests.cubins import disassemble, instructions, no_spills, resources
 
@@ -286,14 +287,17 @@ def test_copies_compile_without_spills(architecture):
 @pytest.mark.parametrize(("architecture", "every"), BY_TURNS)
 def test_columns_kernel_compiles_without_spills(architecture, every):
     dtypes = [dtype for dtype in STORAGE if not dtype.startswith("complex")]
-    variants = product(dtypes, ("int", "long long"), (0, 1), (0, 1), range(len(ACTIVATIONS)))
-    for dtype, index, pass_, last, activation in in_turn(variants, architecture, every):
+    variants = product(
+        dtypes, ("int", "long long"), (0, 1), (0, 1), (1, 4), range(len(ACTIVATIONS))
+    )
+    for dtype, index, pass_, last, at_once, activation in in_turn(variants, architecture, every):
         defines = {
             "PASS": pass_,
             "STORAGE": STORAGE[dtype],
             "INDEX": index,
             "TAPS_FASTEST": 1 - last,
             "CHANNELS_LAST": last,
+            "AT_ONCE": at_once,
             "ACTIVATION": activation,
         }
         cubin, log = compiler.compile_cubin(sources.load("conv_columns.cu"), defines, architecture)

@@ -12,9 +12,10 @@ from cupyconv.kernels import bias, copies, cost, hopper, patch, toeplitz
 from cupyconv.kernels.hopper_bf16x6 import PLANES
 from cupyconv.kernels.request import Epilogue
 from cupyconv.kernels.strides import Strides
-from cupyconv.planning import Device, Request, launches, plan_pass
+from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES
+from tests import launches
 from tests.configurations import in_formats
 
 CONSTANTS = [

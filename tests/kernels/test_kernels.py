@@ -9,14 +9,14 @@ import pytest
 
 import cupyconv
 from cupyconv import ConvProblem, arrays
-from cupyconv.backends import Tensors
 from cupyconv.bench import suites
+from cupyconv.kernels import columns
 from cupyconv.kernels.bias import prepare_bias
 from cupyconv.kernels.strides import Strides
-from cupyconv.planning import Device, Request, launches, plan_pass
+from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES
-from tests import agreement, emulator
+from tests import agreement, emulator, launches
 from tests.agreement import fits, plan_with_tiling, plan_without_copies
 from tests.configurations import (
     CASES,
@@ -32,7 +32,7 @@ from tests.configurations import (
     random_problems,
 )
 from tests.emulator import convolutions, memory
-from tests.emulator.cases import BIAS_SHAPES, bias_in_chunks, require_activations
+from tests.emulator.cases import require_activations
 
 pytestmark = pytest.mark.costly
 
@@ -170,6 +170,24 @@ def test_cuda_gather_is_exact_without_asynchronous_copies():
             require_exact(problem, "cuda-gather", arch="sm_75")
 
 
+@pytest.mark.parametrize("few", [0, 1 << 30], ids=["one term", "four terms"])
+@pytest.mark.parametrize(
+    ("input_shape", "filter_shape", "rules"),
+    [
+        ((2, 3, 9, 11), (16, 3, 3, 7), {"padding": 3}),
+        ((1, 5, 8, 17), (8, 5, 2, 6), {"padding": 4, "dilation": 2}),
+        ((1, 1, 7, 30), (12, 1, 5, 9), {"stride": (1, 2), "padding": 2}),
+    ],
+    ids=["dense", "dilated", "strided"],
+)
+def test_cuda_columns_is_exact_with_terms_loaded_together(
+    input_shape, filter_shape, rules, few, monkeypatch
+):
+    monkeypatch.setattr(columns, "FEW_BLOCKS", few)
+    problem = ConvProblem(input_shape, filter_shape, dtype="float16", **rules)
+    assert require_exact(problem, "cuda-columns") == PASSES[:2]
+
+
 LAST = {"data_format": "NHWC", "filter_format": "OHWI", "padding": 1}
 DEPTHWISE = ConvProblem((2, 12, 12, 32), (32, 7, 7, 1), groups=32, **LAST)
 ADDED = {
@@ -300,10 +318,26 @@ def test_bias_gradient_is_exact(dtype):
         assert (got == expected).all()
 
 
+# One or several chunks; vectors of channels or pixels, or single elements.
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
-@pytest.mark.parametrize(("shape", "layout"), BIAS_SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [
+        ((4, 2, 100, 100), "NCHW"),
+        ((3, 2, 5, 151), "NCHW"),
+        ((40, 33, 30, 24), "NHWC"),
+        ((2, 9, 11, 5), "NHWC"),
+        ((2, 3, 4, 5, 40), "NDHWC"),
+    ],
+)
 def test_bias_gradient_is_exact_in_vectors_and_chunks(shape, layout, dtype):
-    bias_in_chunks(shape, layout, dtype)
+    dy = np.random.default_rng(0).integers(-3, 4, shape).astype(dtype)
+    axes = tuple(axis for axis, letter in enumerate(layout) if letter != "C")
+    expected = dy.astype(np.float64).sum(axis=axes)
+    assert (emulator.conv_backprop_bias(dy, data_format=layout) == expected).all()
+    out = np.zeros(expected.shape, dtype)[::-1]
+    emulator.conv_backprop_bias(np.flip(dy), data_format=layout, out=out)
+    assert (out == expected[::-1]).all()
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
@@ -377,8 +411,7 @@ def test_last_block_of_a_tensor_beyond_32_bits(impl):
     last = pass_plan.blocks - 1
     assert last == parts - 1
     with emulator.settings(blocks=[last]):
-        tensors = Tensors(x, emulator.memory.array(w, "w"), y)
-        backend.prepare(pass_plan, problem, Strides.contiguous(problem))(tensors)
+        launches.run(backend, problem, pass_plan, x, emulator.memory.array(w, "w"), y)
     written = expected[0, 0, -1, -4:]  # the last tile's part of the last row
     assert written.any()
     assert (y[0, 0, -1, -4:] == written).all()

@@ -6,13 +6,13 @@ Each rule is tested separately, and every planned launch satisfies all rules.
 import itertools
 from collections import Counter
 from dataclasses import replace
-from math import ceil, gcd, log2
+from math import ceil, gcd, log2, prod
 
 import numpy as np
 import pytest
 
 import cupyconv
-from cupyconv import ConvError, ConvProblem, operations
+from cupyconv import ConvError, ConvProblem, binding
 from cupyconv.gpu import compiler, sources
 from cupyconv.gpu.runtime import Series
 from cupyconv.kernels import bias, direct, gather, patch, toeplitz
@@ -22,7 +22,6 @@ from cupyconv.kernels.strides import Strides, contiguous_strides
 from cupyconv.launch import Launch
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
-from cupyconv.planning.launches import prepare
 from cupyconv.planning.plan import contenders
 from cupyconv.problem import ITEMSIZE, PASSES
 from tests import emulator, launches
@@ -39,6 +38,7 @@ from tests.cubins import Parameter, Resources, resources
 from tests.emulator import driver, tensormap
 from tests.emulator.driver import CHIPS, CheckedFunction, Refusal
 from tests.kernels.test_kernel_compile import ARCHITECTURES
+from tests.launches import prepare
 
 KERNELS = r"""
 struct alignas(64) Map { char bytes[128]; };
@@ -300,10 +300,10 @@ def test_kernels_are_allowed_their_dynamic_shared_memory(kernels):
     runtime = driver.DriverRuntime("sm_86")
     one = Launch("kernels.cu", "tables", (), (1,), (384,), 48 << 10, ("x",))
     runtime._functions[one.source, one.defines, one.entry] = function
-    Series([one], runtime)((np.uint64(0),))
+    Series([one], runtime)((0,) * 5)
     assert function.max_dynamic_shared_size_bytes == 48 << 10
     less = replace(one, shared_bytes=1 << 10)
-    Series([one, less], runtime)((np.uint64(0),))  # both launches use one function
+    Series([one, less], runtime)((0,) * 5)  # both launches use one function
 
 
 @pytest.mark.parametrize(("filters", "blocks"), [(1, 1), (64, 1), (65, 2), (256, 4)])
@@ -488,6 +488,30 @@ def test_cuda_gather_predicts_the_size_of_its_tables(taps, dtype, architecture):
         assert compiled["conv_gather"].static_shared == made.table_bytes, launch.defines
 
 
+@pytest.mark.costly
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("impl", ["cuda-direct", "cuda-gather"])
+def test_planner_and_compiler_agree_on_resident_blocks(impl, dtype):
+    """The planner assumes the resident blocks that NVIDIA's calculator computes, or fewer."""
+    family, device = FAMILIES[impl], Device.of("sm_80")
+    filters = (64, 3, 3, 1 if impl == "cuda-direct" else 64)
+    problem = ConvProblem((8, 28, 28, 64), filters, groups=64 // filters[3], padding=1,
+                          data_format="NHWC", filter_format="OHWI", dtype=dtype)  # fmt: skip
+    strides = Strides.contiguous(problem)
+    request = Request(problem, "forward", device, strides=strides)
+    for planned in contenders(request, impl, 1000 if impl == "cuda-gather" else 1):
+        launch, *_ = prepare(planned, problem, strides, device)
+        resources = driver.compiled(launch.source, launch.defines, "sm_80")[launch.entry]
+        shared, chip = launch.shared_bytes, driver.chip_of("sm_80")
+        resident, _ = driver.resident_blocks(
+            chip, resources, prod(launch.block), shared, shared or None
+        )
+        if impl == "cuda-gather":
+            assert gather.resident(request, planned.tile) == resident, planned
+        else:
+            assert family.geometry(request, planned.tiling).resident <= resident, planned
+
+
 def test_planner_and_driver_agree_on_the_chips():
     for capability, planned in PLANNED_CHIPS.items():
         known = CHIPS[capability]
@@ -596,7 +620,7 @@ def reaching(far):
 
 def bias_launches(shape, layout, dtype, device="sm_80", limit=None):
     """Return the launches of a bias gradient of contiguous dy, and their bytes of workspace."""
-    problem = operations.bias_problem("dy", shape, layout, dtype)
+    problem = binding.bias_problem("dy", shape, layout, dtype)
     strides = Strides.of_sum(contiguous_strides(shape), 1, 16)
     return bias.prepare_bias(problem, strides, Device.of(device), limit)
 
@@ -687,7 +711,7 @@ def test_conv_backprop_bias_respects_the_workspace_limit(monkeypatch):
 
 
 def test_bias_gradient_of_a_huge_tensor_raises_memory_error():
-    problem = operations.bias_problem("dy", (2**40, 2, 2**31), None, "float32")
+    problem = binding.bias_problem("dy", (2**40, 2, 2**31), None, "float32")
     strides = Strides.of_sum(contiguous_strides(problem.output_shape), 1, 16)
     with pytest.raises(MemoryError, match="an array of 1099511627776x2x2147483648 float32 takes"):
         emulator.convolutions.backend().prepare_bias(problem, strides, None)

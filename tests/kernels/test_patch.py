@@ -1,20 +1,18 @@
 """cuda-patch: its results in the emulator, and the layers that it is planned for."""
 
 from dataclasses import replace
-from unittest import mock
 
 import numpy as np
 import pytest
 
 import cupyconv
-from cupyconv import ConvProblem, backends
-from cupyconv.backends import Tensors
+from cupyconv import ConvProblem
 from cupyconv.kernels import parameters, patch
 from cupyconv.kernels.family import spatial
 from cupyconv.kernels.strides import Strides
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
-from tests import agreement, emulator
+from tests import agreement, emulator, launches
 from tests.agreement import fits
 from tests.configurations import (
     CASES,
@@ -221,8 +219,7 @@ def _only_the_last_tile(problem):
     x[0, 0, -height:, -width:] = values
     made = patch.geometry(Request(problem, "forward", backend.device), pass_plan.tiling)
     with emulator.settings(blocks=[made.parts - 1]):
-        tensors = Tensors(x, emulator.memory.array(w, "w"), y)
-        backend.prepare(pass_plan, problem, Strides.contiguous(problem))(tensors)
+        launches.run(backend, problem, pass_plan, x, emulator.memory.array(w, "w"), y)
     return y[0, 0, -1, -1] == (values * w[0, 0]).sum()
 
 
@@ -247,7 +244,7 @@ def test_offsets_of_missing_filters_do_not_overflow():
     out = emulator.memory.lazy((problem.K * step,), np.float16, "y")
     y = np.lib.stride_tricks.as_strided(out, problem.output_shape, (0, 2 * step, 16, 2))
     x, w = emulator.memory.array(data.x, "x"), emulator.memory.array(data.w, "w")
-    with mock.patch.object(backends, "of", return_value=emulator.convolutions.backend()):
+    with emulator.convolutions.installed(emulator.convolutions.backend()):
         cupyconv.conv_forward(x, w, out=y, impl="cuda-patch", **problem.keywords)
     assert (y == cupyconv.conv_forward(data.x, data.w, impl="reference", **problem.keywords)).all()
 

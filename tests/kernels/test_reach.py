@@ -7,16 +7,16 @@ computes such a layer exactly or rejects it; cuda-generic computes those that ot
 import numpy as np
 import pytest
 
-from cupyconv import ConvError, ConvProblem, backends, operations
+from cupyconv import ConvError, ConvProblem, operations
 from cupyconv.kernels import direct
 from cupyconv.kernels.cost import LEAST_SPLIT_STEPS
 from cupyconv.kernels.family import Choices
 from cupyconv.kernels.parameters import index_type
 from cupyconv.kernels.strides import Strides
-from cupyconv.planning import Device, Request, launches, plan_pass
+from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES
-from tests import agreement, emulator
+from tests import agreement, emulator, launches
 from tests.agreement import fits
 from tests.emulator import convolutions, memory
 
@@ -149,12 +149,12 @@ def test_offsets_of_what_is_not_read_may_leave_32_bits(monkeypatch):
     assert index_type(problem, strides) == "int"
     assert last * far_apart >= 2**31
     monkeypatch.setattr(direct, "ranked_tilings", lambda _: (tiling,))
-    monkeypatch.setattr(backends, "of", lambda *_: convolutions.backend("sm_80"))
     elements = memory.lazy((32 * far_apart + 2,), np.float16, "x", read_only=False)
     x = np.ndarray(problem.input_shape, np.float16, elements, 0, [2 * step for step in strides.x])
     x[...] = np.arange(x.size).reshape(x.shape)
     w = memory.like(np.ones(problem.filter_shape, np.float16), "w")
-    y = operations.conv_forward(x, w, stride=problem.stride, groups=2, impl="cuda-direct")
+    with convolutions.installed(convolutions.backend("sm_80")):
+        y = operations.conv_forward(x, w, stride=problem.stride, groups=2, impl="cuda-direct")
     assert (np.asarray(y) == x[..., ::8]).all()
 
 

@@ -15,11 +15,11 @@ from cupyconv.gpu import compiler, sources
 from cupyconv.kernels.request import Epilogue
 from cupyconv.kernels.strides import Strides
 from cupyconv.launch import Launch
-from cupyconv.planning import Device, Request, launches
+from cupyconv.planning import Device, Request
 from cupyconv.planning.families import FAMILIES
 from cupyconv.planning.plan import contenders
 from cupyconv.problem import PASSES
-from tests import loops
+from tests import launches, loops
 from tests.activations import ACTIVATIONS
 from tests.agreement import plan_without_copies
 from tests.configurations import in_formats
@@ -138,44 +138,6 @@ def test_main_loop_is_the_innermost_loop_with_products():
     found = [line.split()[0] for line in main_loop(code, "MMA")]
     assert found == ["LDSM.16.M88.4", "HMMA.16816.F32", "@P2", "@!P0", "BAR.SYNC", "BRA"]
     assert main_loop(code, "FADD") == []
-
-
-FENCED = """
-__device__ __noinline__ void fence_gpu(int* p) { *p += 1; __threadfence(); *p += 2; }
-extern "C" __global__ void called(int* p, int n) {
-#pragma unroll 1
-  for (int i = 0; i < n; ++i) { p[i] = i; fence_gpu(p + i); }
-}
-extern "C" __global__ void system(volatile int* p, int n) {
-#pragma unroll 1
-  for (int i = 0; i < n; ++i) { p[i] = i; __threadfence_system(); }
-}
-extern "C" __global__ void plain(volatile int* p, int n) {
-#pragma unroll 1
-  for (int i = 0; i < n; ++i) { p[i] = i; __threadfence(); }
-}
-extern "C" __global__ void once(volatile int* p, int n) {
-#pragma unroll 1
-  for (int i = 0; i < n; ++i) p[i] = i;
-  __threadfence();
-  p[0] = 1;
-}
-"""
-
-
-def test_in_loops_finds_compiled_fences():
-    source = sources.KernelSource("fenced.cu", FENCED, ())
-    listing = disassemble(compiler.compile_cubin(source, {}, "sm_90a")[0])
-    sections = re.split(r"(?=^\s*\.section\s+\.text\.)", listing, flags=re.M)[1:]
-    found = {re.search(r"\.text\.(\w+)", one)[1]: in_loops(one, FENCE) for one in sections}
-    assert {name: bool(fences) for name, fences in found.items()} == {
-        "called": True,
-        "system": True,
-        "plain": True,
-        "once": False,
-    }
-    assert any("SYS" in one for one in found["system"])
-    assert any("ERRBAR" in one for one in found["plain"])
 
 
 FENCE = r"MEMBAR\S*\.(GPU|SYS)|ERRBAR"

@@ -1,7 +1,6 @@
 """Faults injected into the shipped kernels: the checker reports them at the expected line.
 
-The faults are typical mistakes of kernel authors.  The mutation run (tests/emulator/mutants.py)
-changes every line and counts the mutants that no test detects.
+The faults are typical mistakes of kernel authors.
 """
 
 from __future__ import annotations

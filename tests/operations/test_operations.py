@@ -267,11 +267,8 @@ def test_activations_of_extreme_values(activation, impl):
     x = np.array([-np.inf, -1000, -100, -0.0, 0, 100, 1000, np.inf, np.nan], np.float32)
     one = np.ones((1, 1, 1), np.float32)
     y = cupyconv.conv_forward(x.reshape(1, 1, -1), one, activation=activation, impl=impl).ravel()
-    assert np.isnan(y[8])
-    assert list(y[3:8]) == [0, 0, 100, 1000, np.inf]
-    assert y[1] == 0
-    assert abs(y[2]) < 1e-41  # silu(-100) itself is -3.7e-42
-    np.testing.assert_equal(y[0], ACTIVATIONS[activation].at_minus_infinity)
+    expected = activated(x, activation)
+    np.testing.assert_allclose(y, expected, rtol=1e-6, atol=1e-41)  # silu(-100) is -3.7e-42
 
 
 # -- floating-point edge cases ---------------------------------------------------------------------
@@ -285,7 +282,7 @@ def test_numpy_error_states_do_not_change_results(dtype, impl):
     w = np.array([[[np.finfo(dtype).tiny * 2, 2]], [[0.01, 1]]], dtype)
 
     def passes():
-        for activation in (None, "silu", "gelu"):
+        for activation in (None, *ACTIVATIONS):
             yield cupyconv.conv_forward(x, w, padding=1, activation=activation, impl=impl)
         yield from cupyconv.conv_backward(x, w, np.repeat(x, 2, 1)[..., :3], impl=impl)
 
@@ -572,17 +569,14 @@ def test_transpose_with_same_padding_scales_by_the_stride(word, stride, taps, di
 # -- importing -------------------------------------------------------------------------------------
 
 
-def test_import_loads_few_modules_and_no_array_library():
+def test_import_loads_no_other_library():
     """Other modules are imported on first use."""
     code = (
         "import sys; before = set(sys.modules); import cupyconv; print(*set(sys.modules) - before)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    imported = set(done.stdout.split())
-    assert "cupyconv" in imported
-    assert len(imported) < 20
-    heavy = {"numpy", "cupy", "torch", "jax", "tensorflow", "ml_dtypes", "click", "rich"}
-    assert not heavy & imported
+    roots = {name.partition(".")[0] for name in done.stdout.split()}
+    assert roots - sys.stdlib_module_names == {"cupyconv"}
 
 
 def test_calls_on_numpy_arrays_import_no_framework():

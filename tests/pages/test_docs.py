@@ -190,20 +190,11 @@ def test_error_table_matches_the_program():
         assert report_error(error) == 2
 
 
-def test_exit_codes_are_the_same_on_both_pages():
-    pages = (FOLDER / "how-to" / "errors.md", FOLDER / "reference" / "command-line.md")
-    first, second = (
-        re.findall(r"^\| (\d+|128 \+ n) \| ([^|]+) \|", page.read_text(), re.M) for page in pages
-    )
-    assert first == second
-    assert len(first) == 7
-
-
 def test_make_targets_in_pages_exist():
     makefile = (ROOT / "Makefile").read_text()
     told = "".join(path.read_text() for path in PAGES)
     wanted = set(re.findall(r"(?:`|^\$ |, )make ([a-z-]+)", told, re.M))
-    assert {"docs", "matrix", "test"} <= wanted
+    assert {"docs", "release", "test"} <= wanted
     assert [word for word in wanted if not re.search(rf"^{word}:", makefile, re.M)] == []
 
 
@@ -228,11 +219,6 @@ def test_reference_has_every_command():
     assert re.findall(r"^```\{run\} (\w+) --help$", text, re.M) == list(COMMANDS)
     _, table, _ = re.split("<!-- /?commands -->", (ROOT / "README.md").read_text())
     assert re.findall(r"^\| `cupyconv (\w+)` ", table, re.M) == list(COMMANDS)
-
-
-def test_gallery_has_every_preset():
-    shown = re.findall(r"^```\{explained\} (.*)$", (FOLDER / "gallery.md").read_text(), re.M)
-    assert sorted(shown) == sorted(layer.name or "" for layer in read_file(PRESETS))
 
 
 def test_kernel_families_all_have_a_page():
@@ -263,48 +249,6 @@ def test_reference_pages_begin_with_a_summary(page):
     for _, purpose in table:
         assert 10 < len(re.sub(r":py:obj:`([^<`]*) <[^`]*>`", r"\1", purpose)) <= 120
         assert "\n" not in purpose
-
-
-def role(word: str, name: str) -> str:
-    return f":py:obj:`{word} <cupyconv.{name}>`"
-
-
-FORWARD, PROBLEM = role("conv_forward", "conv_forward"), role("ConvProblem", "ConvProblem")
-
-
-@pytest.mark.parametrize(
-    ("owner", "text", "expected"),
-    [
-        ("plan", ":param x: as for ``conv_forward``.", f":param x: as for {FORWARD}."),
-        ("conv_forward", "as for ConvProblem.", f"as for {PROBLEM}."),
-        ("plan", "Plan again, or pass a Plan.", f"Plan again, or pass a {role('Plan', 'Plan')}."),
-        ("Plan.to_json", "``from_json`` reads", f"{role('from_json', 'Plan.from_json')} reads"),
-        ("onnx.conv_transpose", "as for ``conv``", f"as for {role('conv', 'onnx.conv')}"),
-        ("cudnn.convolution_forward", "``conv_forward``", FORWARD),
-    ],
-)
-def test_public_names_in_docstrings_become_links(owner, text, expected):
-    assert links.linked([text], f"cupyconv.{owner}") == [expected]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "``plan`` is the documented function",
-        ":raises ConvError: Sphinx links the type",
-        "``stride``, ``conv`` and ``conv_forward(x)`` are other code",
-        ":py:obj:`ConvProblem`, ``a ConvProblem``",
-        ">>> conv_forward(x)  # as for ConvProblem",
-    ],
-)
-def test_other_text_in_docstrings_is_not_linked(text):
-    assert links.linked([text], "cupyconv.plan") == [text]
-
-
-def test_examples_and_literal_blocks_stay_unchanged():
-    lines = ["See::", "", "    ``plan``", "", ">>> x", "ConvProblem()", "", "``plan``"]
-    changed = links.linked(lines, "cupyconv.explain")
-    assert changed == [*lines[:-1], ":py:obj:`plan <cupyconv.plan>`"]
 
 
 def test_references_to_other_docstrings_become_links():
@@ -351,15 +295,6 @@ def test_pictures_match_the_launches(family):
             found = re.search(rf"\b{macro}=(\d+)", drawn.facts["macros"])
             if found:
                 assert words.format(found[1]) in texts
-
-
-def test_picture_changes_with_its_launch():
-    example = pictures.EXAMPLES["cuda-hopper"][0]
-    before = pictures.launched("cuda-hopper", example).svg
-    fewer = example.problem.replace(filter_shape=(64, 3, 3, 256), input_shape=(64, 56, 56, 256))
-    after = pictures.launched("cuda-hopper", pictures.Example(fewer)).svg
-    assert "products of 64 x 64" not in before
-    assert "either warpgroup: products of 64 x 64" in after
 
 
 def shapes_of(svg: str) -> Counter:
@@ -487,24 +422,32 @@ def misfits(folder: Path, pages: list[Path]) -> list[str]:
     return json.loads(html.unescape(re.search(r'data-faults="([^"]*)"', shown)[1]))
 
 
-@pytest.mark.thorough
-def test_pages_build_without_warnings_and_load_nothing(tmp_path):
-    for module in ("sphinx", "myst_nb", "furo"):
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """Build the pages, where a warning is an error, and return their folder."""
+    for module in ("sphinx", "myst_nb", "furo", "markdownify"):
         pytest.importorskip(module)
-    subprocess.run(
-        [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", str(FOLDER), str(tmp_path)],
-        check=True,
-    )
-    built = list(tmp_path.rglob("*.html"))
+    folder = tmp_path_factory.mktemp("site")
+    options = ("-W", "--keep-going", "-q", "-d", str(tmp_path_factory.mktemp("doctrees")))
+    subprocess.run([sys.executable, "-m", "sphinx", *options, str(FOLDER), str(folder)], check=True)
+    return folder
+
+
+@pytest.mark.thorough
+def test_pages_fit_and_load_nothing(site):
+    built = list(site.rglob("*.html"))
     assert len(built) > len(PAGES)
-    apart = {"_modules", "gallery"}
-    assert misfits(tmp_path, [page for page in built if not apart & {*page.parts}]) == []
+    assert misfits(site, [page for page in built if "gallery" not in page.parts]) == []
     loaded = re.compile(
         r"<(?:script|img|iframe|source)[^>]*\ssrc=\"(https?:)?//[^\"]*\""
         r"|<link[^>]*(?:stylesheet|preload)[^>]*href=\"(https?:)?//"
     )
     assert [page.name for page in built if loaded.search(page.read_text())] == []
-    text = "".join(page.read_text() for page in (tmp_path / "reference").glob("*.html"))
+
+
+@pytest.mark.thorough
+def test_reference_describes_every_public_name(site):
+    text = "".join(page.read_text() for page in (site / "reference").glob("*.html"))
     described = set(re.findall(r"<dt class=\"sig[^>]* id=\"cupyconv\.([\w.]+)\"", text))
     modules = [name for name in cupyconv.__all__ if cupyconv._MODULES.get(name) == ""]
     modules += [name for name in cupyconv._OPTIONAL_MODULES if importlib.util.find_spec(name)]
@@ -513,21 +456,68 @@ def test_pages_build_without_warnings_and_load_nothing(tmp_path):
         names |= {f"{module}.{name}" for name in import_module(f"cupyconv.{module}").__all__}
     assert names - described == set()
     for page in REFERENCE:
-        shown = (tmp_path / "reference" / f"{page.stem}.html").read_text()
+        shown = (site / "reference" / f"{page.stem}.html").read_text()
         table = re.search(r"<table.*?</table>", shown, re.S)[0]
         for name in links.described(page.read_text(encoding="utf-8")):
             assert f'href="#{name}"' in table, f"{page.name}: {name}"
     assert 'as for <a class="reference internal"' in text
+
+
+HTML_LINK = re.compile(r"(?:src|href)=\"([^\"#?:]*)(?:\?[^\"#]*)?(?:#([^\"]+))?\"")
+MARKDOWN_LINK = re.compile(r"\]\(([^\s()#:]*)(?:#([^\s)]+))?[\s)]")
+
+
+@pytest.mark.thorough
+def test_links_of_the_site_lead_somewhere(site):
+    """Addresses of interactive pages have a layer where others have an anchor."""
     anchors = {
-        page.resolve(): set(re.findall(r"\bid=\"([^\"]+)\"", page.read_text())) for page in built
+        page.resolve(): set(re.findall(r"\bid=\"([^\"]+)\"", page.read_text()))
+        for page in site.rglob("*.html")
     }
-    for page in built:
-        for target in re.findall(
-            r"(?:src|href)=\"([^\"#?:]+\.(?:html|css|js|json|onnx|svg))[\"#?]", page.read_text()
-        ):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
-        if "_modules" in page.parts:
-            continue  # these pages link to a name only by its first module
-        for target, anchor in re.findall(r"href=\"([^\"#?:]*)#([^\"]+)\"", page.read_text()):
-            there = (page.parent / target).resolve() if target else page.resolve()
-            assert anchor in anchors[there], f"{page.name}: {target}#{anchor}"
+    twins = {page.with_suffix(".md") for page in anchors if page.with_suffix(".md").exists()}
+    for page in (*anchors, *twins):
+        text = page.read_text()
+        if page in twins:
+            found = MARKDOWN_LINK.findall(re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.S))
+        else:
+            found = HTML_LINK.findall(text)
+        for place, anchor in found:
+            target = (page.parent / place).resolve() if place else page
+            assert target.exists(), f"{page.name}: {place}"
+            there = anchors.get(target.with_suffix(".html"))
+            if anchor and there and "gallery" not in target.parts:
+                assert anchor in there, f"{page.name}: {place}#{anchor}"
+
+
+@pytest.mark.thorough
+def test_every_page_is_listed_and_has_a_twin(site):
+    names = {str(page.relative_to(FOLDER).with_suffix("")) for page in FOLDER.rglob("*.md")}
+    names |= {page.stem for page in FOLDER.glob("*.ipynb")}
+    places = re.findall("<loc>(.*)</loc>", (site / "sitemap.xml").read_text())
+    base = load("conf").html_baseurl
+    assert sorted(places) == sorted(f"{base}{name}.html" for name in names)
+    listed = re.findall(r"^- \[.+\]\((.*)\): \S", (site / "llms.txt").read_text(), re.M)
+    assert sorted(listed) == sorted(f"{base}{name}.md" for name in names - {"index"})
+    twin = (site / "quick-start.md").read_text()
+    assert "\n$ cupyconv shapes 1x5x100x100 10x5x5x5\n" in twin
+    assert "\n```python\nimport numpy as np\n" in twin
+    footer = re.search("<footer.*</footer>", (site / "faq.html").read_text(), re.S)[0]
+    assert f"cupyconv {cupyconv.__version__}, license Apache-2.0" in footer
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("word", "page"),
+    [
+        ("SAME", "reference/glossary.html"),
+        ("im2col", "reference/glossary.html"),
+        ("Conv2DSlowBackpropInput", "how-to/from-tensorflow.html"),
+        ("deconvolution", "how-to/transposed-layers.html"),
+    ],
+)
+def test_search_finds_words_of_the_field(site, word, page):
+    if browser.program() is None:
+        pytest.skip("chromium is not installed")
+    address = f"{(site / 'search.html').as_uri()}?q={word}"
+    shown = browser.run(address, "--dump-dom", "--allow-file-access-from-files").stdout
+    assert page in re.findall(r'<li class="kind-[^"]*"><a href="([^"#?]*)', shown)

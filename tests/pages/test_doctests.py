@@ -43,7 +43,7 @@ def load(name: str) -> Any:
 
 def members(kind: type) -> Iterator[tuple[str, Any, bool]]:
     """Yield name, documented object and kind (method or property) of a class's own members."""
-    for name, member in vars(kind).items():
+    for name, member in list(vars(kind).items()):  # examples may add attributes
         if name.startswith("_"):
             continue
         if isinstance(member, property | cached_property):

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import ROOT, matrix
+import cupyconv
+from tests import ROOT, release
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +20,7 @@ def distributions(tmp_path_factory):
     """Build an sdist and a wheel as for a release, and return their paths."""
     folder = tmp_path_factory.mktemp("dist")
     with contextlib.chdir(folder):
-        built = matrix.build(Path("made"))
+        built = release.build(Path("made"))
     assert all(path.is_relative_to(folder) for path in built)  # absolute paths
     return built
 
@@ -95,20 +96,36 @@ def test_wheel_lists_every_package():
     assert found | {"cupyconv.cli", "cupyconv.cuda", "cupyconv.cuda.include"} == listed
 
 
-def test_release_matrix_covers_every_extra_and_python():
-    assert set(matrix.PROGRAMS) == {"", *matrix.extras()}
-    assert set(matrix.LARGE) <= set(matrix.extras())
-    for program in matrix.PROGRAMS.values():
-        compile(matrix.PLAIN + program, "program", "exec")
-    here = matrix.version_of(Path(sys.executable))
-    assert here == sys.version_info[:3]
-    assert any(version.startswith(f"{here[0]}.{here[1]}.") for version in matrix.pythons())
-    assert matrix.version_of(Path("no-such-python")) is None
+def test_release_tries_the_named_pythons_and_extras():
+    lowest = int(release.PROJECT["requires-python"].removeprefix(">=3."))
+    assert release.pythons()[0] == f"3.{lowest}"
+    assert set(release.PROGRAMS) < set(release.EXTRAS)
+    for program in release.PROGRAMS.values():
+        compile(release.PLAIN + program + release.VERSIONS, "program", "exec")
+    assert all((ROOT / name.partition("::")[0]).exists() for name in release.SAMPLE)
+    assert release.note().startswith(f"## {cupyconv.__version__} ")
+
+
+@pytest.mark.parametrize("name", ["CITATION.cff", "SECURITY.md"])
+def test_addresses_are_those_of_the_project(name):
+    """The owner sets the addresses in pyproject.toml, and this test finds each copy."""
+    found = set(re.findall(r"https://[^\s)>\"]*\w/?", (ROOT / name).read_text()))
+    assert found <= set(release.PROJECT["urls"].values())
+
+
+def test_citation_names_the_project():
+    citation = (ROOT / "CITATION.cff").read_text()
+    for key, value in (
+        ("title", release.PROJECT["name"]),
+        ("version", cupyconv.__version__),
+        ("license", release.PROJECT["license"]),
+        ("  - name", release.PROJECT["authors"][0]["name"]),
+        ("keywords", f"[{', '.join(release.PROJECT['keywords'])}]"),
+    ):
+        assert re.search(rf"^{key}: (.*)$", citation, re.M)[1] == value
 
 
 def test_public_names_are_all_importable():
-    import cupyconv
-
     for name in cupyconv.__all__:
         assert getattr(cupyconv, name) is not None
     assert set(cupyconv.__all__) <= set(dir(cupyconv))

@@ -5,7 +5,17 @@ import re
 import pytest
 
 from tests import speed_table
-from tests.readme import COUNTED, README, SPEED, counted, filled, measured, put_into
+from tests.readme import (
+    BELIEF,
+    README,
+    SPEED,
+    STATUS,
+    filled,
+    measured,
+    put_into,
+    with_runs,
+    with_status,
+)
 
 
 def without_numbers(text):
@@ -29,17 +39,13 @@ def test_speed_tables_have_the_newest_results():
     assert measured(SPEED.read_text()) == SPEED.read_text()
 
 
-def test_readme_is_short():
-    assert len(README.read_text().splitlines()) <= 150
-
-
-def test_page_of_counts_has_the_stored_counts():
-    text = COUNTED.read_text()
-    assert counted(text) == text
-
-
-def test_readme_prints_no_unreliable_figure():
-    assert "not to be relied on" not in README.read_text() + SPEED.read_text()
+@pytest.mark.parametrize(
+    ("page", "write"),
+    [*((page, with_status) for page in STATUS), (BELIEF, with_runs)],
+    ids=lambda one: getattr(one, "name", ""),
+)
+def test_pages_list_the_same_runs_on_gpus(page, write):
+    assert write(page.read_text()) == page.read_text()
 
 
 def test_put_into_replaces_the_block():

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
-from cupyconv import ConvError, ConvProblem, plan
+from cupyconv import ConvError, ConvProblem, Plan, plan
 from cupyconv.kernels.device import CARDS, CHIPS, Device, card_named
-from tests import ROOT
 from tests.cli.test_cli import run
 
-PAGE = ROOT / "notebooks" / "how-to" / "read-a-plan.md"
 LAYER = ConvProblem((32, 128, 28, 28), (128, 128, 3, 3), padding=1, dtype="float16")
 
 DATA_SHEETS = {
@@ -23,6 +19,14 @@ DATA_SHEETS = {
     "A30": (165, 10.3),
     "L4": (121, 30.3),
     "RTX A6000": (154.8, 38.7),
+    "RTX 2060": (25.8, 6.5),
+    "RTX 3080 Ti": (68.2, 34.1),
+    "RTX 4060 Ti": (44.1, 22.1),
+    "RTX 4070 Ti": (80.2, 40.1),
+    "RTX 5060": (38.4, 19.2),
+    "L40": (181, 90.5),
+    "A10G": (70, 35),
+    "Orin": (42.5, 5.3),
 }
 """TFLOP/s on data sheets: tensor cores (float16, summed in float32), and float32, keyed by card."""
 
@@ -33,6 +37,10 @@ def test_rates_are_those_of_the_data_sheet(card):
     chip = CARDS[card].chip
     assert chip.tensor_rate == pytest.approx(tensor_rate, rel=0.02)
     assert chip.float_rate == pytest.approx(float_rate, rel=0.02)
+
+
+def test_an_h800_has_limited_float64_units():
+    assert CARDS["H800"].chip.double_rate == CARDS["H800"].chip.double_tensor_rate == 1
 
 
 def test_a_nominal_chip_is_one_of_its_cards():
@@ -58,7 +66,13 @@ def test_a_nominal_chip_is_one_of_its_cards():
         ("NVIDIA H100 80GB HBM3", "H100"),
         ("Tesla T4", "T4"),
         ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "RTX 4090 Laptop"),
+        ("NVIDIA GeForce RTX 3080 Ti Laptop GPU", None),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", "RTX 4070 Ti Super"),
+        ("NVIDIA GH200 480GB", "GH200"),
+        ("Jetson AGX Orin", "Orin"),
+        ("Jetson Orin Nano", "Orin Nano"),
+        ("NVIDIA A10G", "A10G"),
         ("RTX 4090 D", None),
         ("NVIDIA H100 NVL", None),
         ("", None),
@@ -99,13 +113,41 @@ def test_an_unknown_card_gets_the_nearest_names():
     assert "sm_80" in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["V100", "Tesla V100-SXM2-16GB", "P100", "1080ti", "Titan V"])
+def test_a_card_that_is_too_old_is_answered_like_its_architecture(name):
+    with pytest.raises(ConvError, match=r"compute capability 7\.5 .* has [67]\.[01]\. Use"):
+        Device.of(name)
+
+
+DESCRIBED = {
+    "sm_89, 128 SMs, 2.52 GHz, 1008 GB/s, 165.2 TFLOP/s": CARDS["RTX 4090"],
+    "sm_90a, 132 sms, 1980 MHz, 4.8 TB/s": CARDS["H200"],
+    "sm_89,142SMs": CARDS["L40S"],
+}
+"""Cards, keyed by their figures as text."""
+
+
+@pytest.mark.parametrize("text", DESCRIBED)
+def test_any_card_is_known_by_its_figures(text):
+    device = Device.of(text)
+    assert device.multiprocessors == DESCRIBED[text].multiprocessors
+    own, other = device.figures, DESCRIBED[text].chip
+    assert vars(own) == pytest.approx(vars(other), rel=0.015)
+    assert "modelled from the card's figures" in str(plan(LAYER, text))
+    restored = Plan.from_json(plan(LAYER, text).to_json())
+    assert restored == plan(LAYER, text)
+
+
+@pytest.mark.parametrize(
+    "text", ["sm_89, 76", "sm_89, 0 SMs", "sm_89, 2 GHz, 3 GHz", "sm_89, ", "sm_89, nan GHz"]
+)
+def test_an_invalid_figure_is_named(text):
+    with pytest.raises(ConvError, match="one figure of each kind: SMs, GHz, GB/s or TFLOP/s: got"):
+        Device.of(text)
+
+
 def test_the_command_line_takes_cards():
     arguments = ("--input", "1x3x8x8", "--filter", "4x3x3x3", "--device", "rtx 4090")
     assert "on RTX 4090 sm_89" in run("plan", *arguments).output
-
-
-def test_the_page_lists_all_cards():
-    rows = re.findall(r"^\| ([^|]+) \| (sm_\w+) \|$", PAGE.read_text(encoding="utf-8"), re.M)
-    assert {card: architecture for cards, architecture in rows for card in cards.split(", ")} == {
-        name: Device.of(name).architecture for name in CARDS
-    }
+    figures = "sm_89, 76 SMs, 2.5 GHz, 672 GB/s"
+    assert f"on {figures}" in run("plan", *arguments[:-1], figures).output

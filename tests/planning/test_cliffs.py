@@ -22,6 +22,24 @@ def test_no_pass_is_far_slower_than_the_others(name, dtype, device):
     assert list(cliffs.cliffs(cliffs.LAYERS[name].replace(dtype=dtype), device, far)) == []
 
 
+@pytest.mark.parametrize("device", ["sm_80", "sm_89"])
+@pytest.mark.parametrize(
+    ("layer", "pass_"),
+    [
+        (
+            ConvProblem((1, 1, 64, 64), (512, 1, 16, 16), dtype="float16"),
+            "backprop_input",
+        ),
+        (ConvProblem((16, 256, 112, 112), (3, 256, 4, 4)), "backprop_filter"),
+    ],
+    ids=["one channel", "few filters"],
+)
+def test_gradients_are_not_far_slower_than_forward(layer, pass_, device):
+    """The modelled times were up to 26 and 13 times that of the forward pass."""
+    slow, forward = (plan_pass(layer, one, Device.of(device)) for one in (pass_, "forward"))
+    assert slow.microseconds < cliffs.FAR * forward.microseconds
+
+
 def test_slow_passes_are_found():
     """The tool reports a layer whose input gradient has no fast kernel."""
     layer = ConvProblem((4, 64, 96, 96), (64, 64, 6, 6), stride=6, dtype="complex64")

@@ -63,7 +63,8 @@ def test_runner_up_is_another_kernel_and_not_faster(device):
         if device == "cpu" and found.runner_up is None:
             continue  # NumPy has one method for this pass
         assert found.runner_up.kernel != planned[pass_].kernel
-        assert found.runner_up.microseconds >= planned[pass_].microseconds
+        is_slower = found.runner_up.microseconds >= planned[pass_].microseconds
+        assert is_slower or found.runner_up.workspace_bytes > DENSE.bytes
 
 
 def test_other_settings_are_plans_of_the_changed_problem():

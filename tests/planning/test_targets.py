@@ -143,10 +143,12 @@ def test_current_device_loads_code_for_its_target(release, monkeypatch, tmp_path
         loaded.append(Path(path).read_bytes())
         return SimpleNamespace(get_function=lambda name: SimpleNamespace(kernel=name))
 
-    cuda = SimpleNamespace(runtime=runtime, nvrtc=arrays.cupy().cuda.nvrtc)
-    monkeypatch.setattr(arrays, "cupy", lambda: SimpleNamespace(cuda=cuda, RawModule=load))
-    # NVIDIA's bindings are installed for tests, but the driver's library is not.
-    monkeypatch.setattr(capture, "bindings", SimpleNamespace(available=lambda: False))
+    cuda = SimpleNamespace(runtime=runtime, get_current_stream=None, nvrtc=arrays.cupy().cuda.nvrtc)
+    monkeypatch.setattr(
+        arrays, "cupy", lambda: SimpleNamespace(cuda=cuda, RawModule=load, ndarray=None)
+    )
+    exchanged = SimpleNamespace(function=lambda *_: lambda _: 0, RELAXED=2)
+    monkeypatch.setattr(capture, "driver", exchanged)  # the driver's library is missing here
     backend = backends._gpu(0)
     assert (backend.device.architecture, backend.device.target) == ("sm_103", "compute_90")
     one = Launch("conv_arrange.cu", "conv_arrange", (("STORAGE", "float"),), (1,), (1,), 0, ())

@@ -1,14 +1,9 @@
 """A CI run fails if it skips tests without an accepted reason, and its parts cover all tests."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from tests import ROOT
 from tests.conftest import CASES_OF_A_QUICK_TEST, CASES_OF_A_SAMPLE, turn
 from tests.device import RUNNING
 from tests.skips import may_be_skipped
@@ -39,22 +34,6 @@ NO_GPU = "Skipped: no usable GPU: the CuPy path was not run"
 )
 def test_reasons(reason, environment, accepted):
     assert may_be_skipped(reason, environment) is accepted
-
-
-TEST = "import pytest\n\ndef test_nothing():\n    pytest.skip({!r})\n"
-FILE = "import pytest\n\npytest.skip({!r}, allow_module_level=True)\n"
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("jobs", [(), ("-n", "2")], ids=["alone", "two jobs"])
-@pytest.mark.parametrize("what", [TEST, FILE], ids=["a test", "a file"])
-@pytest.mark.parametrize(("reason", "code"), [("no usable GPU", 0), ("cupy is not installed", 1)])
-def test_a_run_with_a_wrong_skip_fails(tmp_path, reason, code, what, jobs):
-    (tmp_path / "test_one.py").write_text(what.format(reason))
-    (tmp_path / "test_two.py").write_text("def test_something():\n    pass\n")
-    run = pytest_of(tmp_path, *jobs)
-    assert run.returncode == code, run.stdout
-    assert ("not skipped on CI" in run.stdout) is bool(code)
 
 
 PARTS = ("sample", "rest --turn 1/3", "rest --turn 2/3", "rest --turn 3/3")
@@ -118,13 +97,3 @@ def test_parts_and_turns_have_every_case_once(tmp_path):
     assert sorted(sum(rest, sample)) == sorted(cases("all"))
     with pytest.raises(ValueError, match="4/3"):
         turn("4/3")
-
-
-def pytest_of(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Return a run of the tests in a folder, as on CI."""
-    environment = {**os.environ, "CI": "true", "CUPYCONV_CI_LACKS": "", RUNNING: ""}
-    settings = ("-q", "-p", "tests.conftest", "-p", "no:cacheprovider", "--rootdir", str(folder))
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", *settings, *words, str(folder)],
-        cwd=ROOT, env=environment, capture_output=True, text=True,
-    )  # fmt: skip

@@ -158,16 +158,6 @@ void mbarrier_init(uint64_t* address, uint32_t count) {
   mbarriers[address] = std::move(barrier);
 }
 
-void mbarrier_invalidate(uint64_t* address) {
-  const uint32_t pc = EMULATOR_CALLER;
-  find_mbarrier(address, pc);
-  mbarriers.erase(address);
-  for_each_cell(address, 8, [](Cell& cell, Region*, size_t) {
-    cell.flags &= static_cast<uint8_t>(~kBarrierObject);
-  });
-  if (settings.check) check_access(current, address, 8, kWrite, pc);
-}
-
 void mbarrier_arrive(uint64_t* address) {
   const uint32_t pc = EMULATOR_CALLER;
   Mbarrier& barrier = find_mbarrier(address, pc);
@@ -255,32 +245,6 @@ static void mark_landed(const void* destination, size_t size, const Mbarrier& ba
                         uint8_t flags) {
   mark_written(destination, size, barrier.pseudo + static_cast<unsigned>(group.fibers.size()),
                group.pseudo_clock[barrier.pseudo], pc, flags);
-}
-
-void cp_async_mbarrier_arrive(uint64_t* address) {
-  Fiber* self = current;
-  const uint32_t pc = EMULATOR_CALLER;
-  find_mbarrier(address, pc);
-  std::vector<CopyOperation> copies;
-  for (auto& copy_group : self->copy_groups)
-    copies.insert(copies.end(), copy_group.begin(), copy_group.end());
-  copies.insert(copies.end(), self->open_copies.begin(), self->open_copies.end());
-  self->copy_groups.clear();
-  self->open_copies.clear();
-  auto knew = std::make_shared<Knowledge>(group.participants);
-  release_to(*knew, self);
-  auto land = [address, copies, knew, pc] {
-    Mbarrier& barrier = mbarriers.at(address);
-    group.pseudo_clock[barrier.pseudo]++;
-    for (const CopyOperation& copy : copies) {
-      if (settings.async_timing != kEarly) land_copy(copy);
-      mark_landed(copy.destination, static_cast<size_t>(copy.size), barrier, copy.pc,
-                  kGenericWrite);
-    }
-    publish_landing(barrier, *knew);
-    arrive_once(address, barrier, pc);
-  };
-  start_async_operation({land, self, pc});
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 // Counts bank conflicts: the wavefronts of a warp's shared-memory requests.
 //
-// Lanes run one after another here, so requests are reassembled from the lanes' accesses, like
-// executions (counted_work.cpp).
+// Lanes run one after another here, so requests are reassembled from the lanes' accesses: the i-th
+// access by each lane at a place of the code belongs to one request.
 #include <algorithm>
 #include <cstring>
 #include <unordered_map>
@@ -25,7 +25,7 @@ struct Request {
 };
 struct WarpTraffic {
   uint32_t executions[kWarpSize] = {};
-  std::unordered_map<uint64_t, Request> requests;  // by loop iteration, or by execution
+  std::unordered_map<uint64_t, Request> requests;  // by execution
 };
 static std::map<std::tuple<unsigned, unsigned, uint32_t>, WarpTraffic> traffic;  // block, warp, pc
 
@@ -60,7 +60,7 @@ static void add(uint32_t pc, bool is_matrix, uint64_t ideal, uint64_t wavefronts
 void count_shared_access(Fiber* fiber, uint32_t offset, size_t size, bool is_load, uint32_t pc) {
   WarpTraffic& warp = traffic[{fiber->block->rank, fiber->warp, pc}];
   const uint32_t execution = warp.executions[fiber->lane]++;
-  Request& request = warp.requests[fiber->counts_passes ? fiber->pass : execution];
+  Request& request = warp.requests[execution];
   request.lanes |= 1u << fiber->lane;
   request.offsets[fiber->lane] = offset;
   request.size = size;

@@ -444,8 +444,6 @@ void check_access(Fiber* fiber, const void* address, size_t size, unsigned flags
   if (region->read_only && access.writes())
     report_fatal(ReportKind::kReadOnlyWrite, pc, 0, "write to %s, an input of the kernel",
                  describe_address(region, address).c_str());
-  if (settings.work && !region->is_shared)
-    count_global_access(fiber, region, address, size, flags, pc);
   if (!region->cells) return;
   const bool is_part = (start | size) & ((size_t{1} << region->granule_shift) - 1);
   if (is_part && !refine(region, start | size)) return;  // neighbours would look like races

@@ -134,10 +134,6 @@ void mark_written(const void* address, size_t size, unsigned writer, uint32_t cl
 void count_shared_access(Fiber* fiber, uint32_t offset, size_t size, bool is_load, uint32_t pc);
 void count_matrix_access(const uint32_t* row_offsets, int rows, uint32_t pc);
 
-// --- counted_work.cpp ---
-void count_global_access(Fiber* fiber, const Region* region, const void* address, size_t size,
-                         unsigned flags, uint32_t pc);
-
 }  // namespace emulator
 
 #endif

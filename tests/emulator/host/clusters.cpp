@@ -72,8 +72,4 @@ void cluster_load(void* value, uint32_t cluster_address, size_t size) {
   memcpy(value, distributed_pointer(cluster_address, size, kRead, EMULATOR_CALLER), size);
 }
 
-void cluster_store(const void* value, uint32_t cluster_address, size_t size) {
-  memcpy(distributed_pointer(cluster_address, size, kWrite, EMULATOR_CALLER), value, size);
-}
-
 }  // namespace emulator

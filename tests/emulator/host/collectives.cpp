@@ -186,7 +186,7 @@ void warpgroup_meet(int operation, void* argument, CollectiveBody body, uint32_t
 // ---------------------------------------------------------------------------------------------
 // Warp operations
 // ---------------------------------------------------------------------------------------------
-enum WarpOperation { kSyncWarp = 1, kBallot, kMatch, kReduce, kElect, kShuffle };
+enum WarpOperation { kSyncWarp = 1, kBallot, kMatch, kElect, kShuffle };
 
 static Fiber* lane_fiber(unsigned lane) {
   return current->block->fibers[current->warp * kWarpSize + lane];
@@ -271,49 +271,6 @@ unsigned match(unsigned mask, uint64_t key) {
           static_cast<VoteArgument*>(arguments[lane])->result |= 1u << other;
   };
   warp_meet(kMatch, mask, &argument, body, EMULATOR_CALLER);
-  return argument.result;
-}
-
-struct ReduceArgument {
-  uint32_t value, result;
-  bool is_signed;
-  WarpReduction reduction;
-};
-
-static uint32_t combine(const ReduceArgument& how, uint32_t a, uint32_t b) {
-  const bool less = how.is_signed ? static_cast<int32_t>(a) < static_cast<int32_t>(b) : a < b;
-  switch (how.reduction) {
-    case WarpReduction::kAdd:
-      return a + b;
-    case WarpReduction::kMin:
-      return less ? a : b;
-    case WarpReduction::kMax:
-      return less ? b : a;
-    case WarpReduction::kAnd:
-      return a & b;
-    case WarpReduction::kOr:
-      return a | b;
-    case WarpReduction::kXor:
-      return a ^ b;
-  }
-  return 0;
-}
-
-uint32_t reduce_warp(unsigned mask, uint32_t value, bool is_signed, WarpReduction reduction) {
-  ReduceArgument argument = {value, 0, is_signed, reduction};
-  auto body = [](void** arguments, unsigned) {
-    const ReduceArgument* first = nullptr;
-    uint32_t total = 0;
-    for (int lane = 0; lane < kWarpSize; lane++) {
-      auto* one = static_cast<ReduceArgument*>(arguments[lane]);
-      if (!one) continue;
-      total = first ? combine(*one, total, one->value) : one->value;
-      first = one;
-    }
-    for (int lane = 0; lane < kWarpSize; lane++)
-      if (arguments[lane]) static_cast<ReduceArgument*>(arguments[lane])->result = total;
-  };
-  warp_meet(kReduce, mask, &argument, body, EMULATOR_CALLER);
   return argument.result;
 }
 

@@ -113,20 +113,6 @@ EMULATOR_INLINE T __shfl_xor_sync(unsigned mask, T value, int lanes, int width =
   return emulator_shuffle(mask, value, lanes, width, emulator::ShuffleMode::kXor);
 }
 
-#define EMULATOR_WARP_REDUCTION(name, kind)                                                        \
-  EMULATOR_INLINE unsigned __reduce_##name##_sync(unsigned mask, unsigned value) {                 \
-    return emulator::reduce_warp(mask, value, false, emulator::WarpReduction::kind);               \
-  }                                                                                                \
-  EMULATOR_INLINE int __reduce_##name##_sync(unsigned mask, int value) {                           \
-    return (int)emulator::reduce_warp(mask, (unsigned)value, true, emulator::WarpReduction::kind); \
-  }
-EMULATOR_WARP_REDUCTION(add, kAdd)
-EMULATOR_WARP_REDUCTION(min, kMin)
-EMULATOR_WARP_REDUCTION(max, kMax)
-EMULATOR_WARP_REDUCTION(and, kAnd)
-EMULATOR_WARP_REDUCTION(or, kOr)
-EMULATOR_WARP_REDUCTION(xor, kXor)
-#undef EMULATOR_WARP_REDUCTION
 
 // ---------------------------------------------------------------------------------------------
 // Atomics: checked by the runtime, then performed without instrumentation

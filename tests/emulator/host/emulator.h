@@ -42,9 +42,6 @@ EMULATOR_MEETING void shuffle(unsigned mask, uint32_t* value, int words, int ope
 EMULATOR_MEETING unsigned ballot(unsigned mask, bool predicate);
 // The lanes of `mask` whose 64-bit key equals the caller's.
 EMULATOR_MEETING unsigned match(unsigned mask, uint64_t key);
-enum class WarpReduction { kAdd, kMin, kMax, kAnd, kOr, kXor };
-EMULATOR_MEETING uint32_t reduce_warp(unsigned mask, uint32_t value, bool is_signed,
-                                      WarpReduction reduction);
 EMULATOR_MEETING unsigned active_mask();
 EMULATOR_MEETING bool elect_one();
 
@@ -57,20 +54,12 @@ void thread_fence();
 uint32_t shared_address(const void* pointer);
 [[noreturn]] void trap();
 
-// --- executed instructions (counted_work.cpp) ---
-// The running thread begins a kernel with these basic blocks and loops; `around`: loop parents.
-void begin_counting(uint32_t blocks, uint32_t loops, const int* around);
-void begin_pass(int loop);
-void execute(uint32_t block, int loop);
-
 // --- asynchronous copies (async_copies.cpp) ---
 void cp_async(void* destination, const void* source, int size, int source_size);
 void cp_async_commit();
 EMULATOR_MEETING void cp_async_wait(int groups_left);
-void cp_async_mbarrier_arrive(uint64_t* barrier);
 
 void mbarrier_init(uint64_t* barrier, uint32_t count);
-void mbarrier_invalidate(uint64_t* barrier);
 EMULATOR_MEETING void mbarrier_arrive(uint64_t* barrier);
 void mbarrier_expect_tx(uint64_t* barrier, uint32_t bytes, bool arrive);
 void mbarrier_arrive_cluster(uint32_t cluster_address);
@@ -131,7 +120,6 @@ EMULATOR_MEETING void cluster_arrive();
 EMULATOR_MEETING void cluster_wait();
 uint32_t map_to_block(uint32_t address, unsigned block_rank);
 void cluster_load(void* value, uint32_t cluster_address, size_t size);
-void cluster_store(const void* value, uint32_t cluster_address, size_t size);
 
 // --- launches that overlap (launch.cpp) ---
 void wait_for_launches_before();

@@ -16,8 +16,6 @@ void seed_random(uint32_t seed);                    // scheduler.cpp
 void forget_published();                            // scheduler.cpp
 void finish_bank_conflicts_of_block();              // bank_conflicts.cpp
 void reset_bank_conflicts();                        // bank_conflicts.cpp
-void finish_counted_work_of_group();                // counted_work.cpp
-void reset_counted_work();                          // counted_work.cpp
 void check_async_state_at_group_end();              // async_copies.cpp
 
 uint3 thread_index() { return current->thread_index; }
@@ -234,7 +232,6 @@ static void run_cluster(uint32_t cluster_index) {
   run_group(blocks);
   if (!running.aborting) check_async_state_at_group_end();
   if (settings.bank_conflicts) finish_bank_conflicts_of_block();
-  if (settings.work) finish_counted_work_of_group();
 }
 
 }  // namespace emulator
@@ -267,7 +264,6 @@ void emulator_launch(const Entry* entry, const uint32_t* grid, const uint32_t* b
 
   statistics = Statistics();
   reset_bank_conflicts();
-  reset_counted_work();
   seed_random(settings.seed);
   begin_launch(may_overlap);
   forget_published();

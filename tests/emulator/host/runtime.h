@@ -37,7 +37,6 @@ struct Settings {
   uint32_t preempt_period;  // mean accesses between yields of a thread; 0: never
   uint32_t seed;
   uint32_t bank_conflicts;  // 1: count wavefronts of shared accesses
-  uint32_t work;            // 1: count executed instructions and sectors of global memory
 };
 extern Settings settings;
 
@@ -110,8 +109,6 @@ struct Fiber {
   GridKnowledgeHandle grid_known;   // acquired from other groups
   GridKnowledgeHandle grid_fenced;  // what a release by this thread publishes
 
-  bool counts_passes;  // a kernel from PTX, which counts loop iterations
-  uint64_t pass;       // current iterations of the surrounding loops; equal for converged lanes
 
   std::vector<CopyOperation> open_copies;
   std::deque<std::vector<CopyOperation>> copy_groups;

@@ -9,7 +9,7 @@
 
 namespace emulator {
 
-Settings settings = {1, kFirstIn, kLate, 0, 1, 0, 0};
+Settings settings = {1, kFirstIn, kLate, 0, 1, 0};
 Statistics statistics = {};
 Fiber* current = nullptr;
 Group group;
@@ -256,7 +256,6 @@ static Fiber* start_fiber(Block* block, unsigned thread, const KnowledgeHandle& 
   fiber->grid_fenced = nullptr;
   fiber->wait_mbarrier = nullptr;
   fiber->cluster_phase = 0;
-  fiber->counts_passes = false;
   fiber->wait_pc = 0;
   fiber->open_copies.clear();
   fiber->copy_groups.clear();

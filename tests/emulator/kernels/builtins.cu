@@ -11,14 +11,14 @@ extern "C" __global__ void __launch_bounds__(64)
   const int t = threadIdx.x;
   const int a = ints[t], b = ints[t + 64], c = ints[t + 128];
   const float x = floats[t], y = floats[t + 64];
-  unsigned* column = out + t * 49;
+  unsigned* column = out + t * 48;
   auto put = [&column](unsigned value) { *column++ = value; };
   put(__byte_perm(a, b, c));
   put((unsigned)a + (unsigned)b), put((unsigned)a * (unsigned)b);
   put(__mulhi(a, b)), put(__umulhi(a, b));
   put((unsigned)a / (b | 1)), put(a % (b | 1)), put(a >> (b & 31)), put((unsigned)a >> (c & 31));
   put(__funnelshift_l(a, b, c)), put(__funnelshift_r(a, b, c));
-  put(__popc(a)), put(__clz(a)), put(__clz(a & 3)), put(__brev(a)), put(__ffs(a));
+  put(__popc(a)), put(__clz(a)), put(__clz(a & 3)), put(__brev(a));
   const long long product = (long long)a * b;
   put((unsigned)(product >> 32)), put((unsigned)(product / (c | 1)));
   put((unsigned)__mul64hi(product, product)), put(__popcll(product));

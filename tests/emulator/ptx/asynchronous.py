@@ -50,8 +50,6 @@ def _cp_async(writer: KernelWriter, operands: list[str], cache: str) -> str:
 
 _call("async copy", r"cp\.async\.commit_group", "emulator::cp_async_commit();")
 _call("async copy", r"cp\.async\.wait_group", "emulator::cp_async_wait({n0});")
-_call("async copy", r"cp\.async\.wait_all",
-      "emulator::cp_async_commit(); emulator::cp_async_wait(0);")  # fmt: skip
 
 # --------------------------------------------------------------------------------------------------
 # mbarriers, fences, clusters
@@ -59,14 +57,8 @@ _call("async copy", r"cp\.async\.wait_all",
 _BARRIER = "reinterpret_cast<uint64_t*>({p0})"
 _call("mbarrier", r"mbarrier\.init\.shared(::cta)?\.b64",
       f"emulator::mbarrier_init({_BARRIER}, {{u1}});")  # fmt: skip
-_call("mbarrier", r"mbarrier\.inval\.shared(::cta)?\.b64",
-      f"emulator::mbarrier_invalidate({_BARRIER});")  # fmt: skip
-_call("mbarrier", r"mbarrier\.expect_tx(\.relaxed\.cta)?\.shared(::cta)?\.b64",
-      f"emulator::mbarrier_expect_tx({_BARRIER}, {{u1}}, false);")  # fmt: skip
 _call("mbarrier", r"mbarrier\.arrive(\.release\.cluster)?\.shared::cluster\.b64",
       "emulator::mbarrier_arrive_cluster({u1});")  # fmt: skip
-_call("mbarrier", r"cp\.async\.mbarrier\.arrive\.noinc\.shared(::cta)?\.b64",
-      f"emulator::cp_async_mbarrier_arrive({_BARRIER});")  # fmt: skip
 _call("fence", r"fence\.mbarrier_init\.release\.cluster", "emulator::fence_mbarrier_init();")
 _call("fence", r"fence\.proxy\.async(\.shared::cta|\.global)?", "emulator::fence_proxy_async();")
 _call("barrier", r"barrier\.cluster\.arrive(\.release|\.relaxed)?(\.aligned)?",

@@ -25,7 +25,7 @@ def _place(writer: KernelWriter, kind: str, address: str, space: str | None) -> 
     return f"{how}<{kind}>({writer.pointer(address, space or '')})"
 
 
-# Kinds under which accesses of each state space are counted.
+# Kinds of accesses of each state space.
 _KINDS = (("global", "global"), ("shared", "shared"), ("own", "(?:local|param|const)"))
 
 
@@ -72,13 +72,6 @@ def _cluster_load(writer: KernelWriter, operands: list[str], t: str) -> str:
     )
 
 
-@instruction("store shared", rf"st\.shared::cluster\.{ANY}")
-def _cluster_store(writer: KernelWriter, operands: list[str], t: str) -> str:
-    address = _cluster_address(writer, operands[0])
-    value = writer.read(operands[1], t)
-    return f"const auto value = {value}; emulator::cluster_store(&value, {address}, sizeof value);"
-
-
 _ATOMICS = {"add": "Add", "min": "Min", "max": "Max", "and": "And", "or": "Or", "xor": "Xor",
             "exch": "Exch", "inc": "Inc", "dec": "Dec", "cas": "CAS"}  # fmt: skip
 
@@ -114,13 +107,6 @@ def _bra(writer: KernelWriter, operands: list[str]) -> str:
     return f"goto {operands[0]};"
 
 
-@instruction("branch", r"brx\.idx(\.uni)?")
-def _brx(writer: KernelWriter, operands: list[str]) -> str:
-    labels = writer.targets(operands[1])
-    cases = " ".join(f"case {number}: goto {label};" for number, label in enumerate(labels))
-    return f"switch ({writer.read(operands[0], 'u32')}) {{ {cases} default: __trap(); }}"
-
-
 @instruction("branch", r"ret(\.uni)?|exit")
 def _ret(writer: KernelWriter, operands: list[str]) -> str:
     return "return;"
@@ -139,9 +125,3 @@ def _fence(writer: KernelWriter, operands: list[str]) -> str:
 @instruction("fence", r"(membar|fence(\.acq_rel|\.sc)?)\.cta")
 def _block_fence(writer: KernelWriter, operands: list[str]) -> str:
     return "__threadfence_block();"
-
-
-@instruction("other", r"nanosleep\.u32")
-def _nanosleep(writer: KernelWriter, operands: list[str]) -> str:
-    require_operands(operands, 1)
-    return ""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from .counting import Counters
 from .syntax import Entry, PtxError, Scope, Statement, elements, split_at_commas
 from .table import cpp_type, find, width
 
@@ -68,7 +67,6 @@ class KernelWriter:
         module_globals: dict[str, str],
         line_of: Callable[[Statement], tuple[str, int]],
         cluster: tuple[int, ...] | None,
-        counters: Counters | None,
     ) -> None:
         """
         Args:
@@ -76,13 +74,11 @@ class KernelWriter:
             module_shared, module_globals: the module's variables, name to declaration.
             line_of: returns the file and line to report for a statement.
             cluster: blocks per cluster, if the text does not declare them.
-            counters: counters of executed instructions, if they are counted.
         """
         self.registers: dict[str, str] = {}
         self.shared = dict(module_shared)
         self.used_globals: set[str] = set()
         self._entry, self._globals, self._line_of = entry, module_globals, line_of
-        self._counters = counters
         declared = re.search(r"\.reqnctapercluster ([\d, ]+)", entry.directives)
         self._cluster = tuple(map(int, declared[1].split(","))) if declared else cluster or ()
         self._special = dict(_SPECIAL)
@@ -95,7 +91,6 @@ class KernelWriter:
         self._parameter_names: list[str] = []
         self._accumulator_lengths: list[int] = []
         self._accumulator_places: dict[str, str] = {}
-        self._targets: dict[str, list[str]] = {}
 
     # --- operands ---
     def read(self, text: str, type_name: str) -> str:
@@ -125,12 +120,6 @@ class KernelWriter:
         if space == "shared":
             return f"pointer(shared_base + u32({address}))"
         return f"pointer({'parameter_base + ' if space == 'param' else ''}{address})"
-
-    def targets(self, name: str) -> list[str]:
-        """Return the labels of a ``.branchtargets`` list."""
-        if name not in self._targets:
-            raise PtxError(f"{name} is not a list of labels")
-        return self._targets[name]
 
     def accumulators(self, names: list[str]) -> str:
         """Return the array of exactly these registers, which wgmma writes at its wait."""
@@ -193,11 +182,6 @@ class KernelWriter:
             # Below all parameters, which are close together.
             head.append("const u64 parameter_base ="
                         f" address_of(&{self._parameter_names[0]}) - (1 << 20);")  # fmt: skip
-        if self._counters is not None:
-            around = ", ".join(map(str, [*self._counters.around, -1]))
-            head.append(f"static const int around[] = {{{around}}};")
-            counts = f"{len(self._counters.blocks)}, {len(self._counters.around)}"
-            head.append(f"emulator::begin_counting({counts}, around);")
         bounds = re.search(r"\.(?:maxntid|reqntid) ([\d, ]+)", self._entry.directives)
         threads = "*".join(bounds[1].split(",")) if bounds else "0"
         cluster = f"__cluster_dims__({', '.join(map(str, self._cluster))})" if self._cluster else ""
@@ -261,7 +245,6 @@ class KernelWriter:
         return f"{kind} {', '.join(declared)};" if declared else ""
 
     def _scope(self, scope: Scope) -> Iterator[str]:
-        self._targets |= scope.targets
         if is_outermost := scope is self._entry.body:
             self._mentioned = {
                 name
@@ -275,7 +258,6 @@ class KernelWriter:
         for item in scope.items:
             if isinstance(item, str):
                 yield f"{item}:;"
-                self._end_block()
             elif isinstance(item, Scope):
                 yield from self._scope(item)
             else:
@@ -302,25 +284,8 @@ class KernelWriter:
         row, groups = find(statement.opcode)
         code = row.write(self, statement.operands, **groups)
         file, line = self._line_of(statement)
-        guard = statement.guard
-        before = ""
-        if self._counters is not None:
-            if (loop_start := self._counters.begun_loop()) is not None:
-                before = f"emulator::begin_pass({loop_start});"
-            loop = self._counters.innermost_loop()
-            # A guarded instruction counts only when executed; a branch counts with its block.
-            if guard and row.kind != "branch":
-                code = f"emulator::execute({self._counters.guarded(row.kind)}, {loop});" + code
-            elif (block := self._counters.executed(row.kind)) is not None:
-                before += f"emulator::execute({block}, {loop});"
-            if row.kind == "branch":
-                self._end_block()
-        if guard:
+        if guard := statement.guard:
             condition = guard.replace("!", "")
             sign = "!" if guard.startswith("!") else ""
             code = f"if ({sign}{self.registers[condition]}) {{ {code} }}"
-        return f'{before}\n#line {line} "{file}"\n{{ {code} }}'
-
-    def _end_block(self) -> None:
-        if self._counters is not None:
-            self._counters.end_block()
+        return f'\n#line {line} "{file}"\n{{ {code} }}'

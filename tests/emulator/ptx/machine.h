@@ -157,19 +157,6 @@ PTX_OP T bfi(T source, T into, u32 start, u32 length) {
   const T field = shl(length < kWidth<T> ? T(shl(T(1), length) - 1) : T(-1), start);
   return T((shl(source, start) & field) | (into & T(~field)));
 }
-template <class T>
-PTX_OP T bfe(T a, u32 start, u32 length) {
-  start &= 0xff, length &= 0xff;
-  if (length == 0) return T(0);
-  if (start + length >= kWidth<T>) return shr(a, start);
-  return shr(shl(a, kWidth<T> - start - length), kWidth<T> - length);
-}
-PTX_OP u32 lop3(u32 a, u32 b, u32 c, u32 table) {
-  u32 result = 0;
-  for (u32 row = 0; row < 8; row++)
-    if (table >> row & 1) result |= (row & 4 ? a : ~a) & (row & 2 ? b : ~b) & (row & 1 ? c : ~c);
-  return result;
-}
 // Four of eight bytes, by selectors of four bits each; the fourth bit replicates the byte's sign.
 PTX_OP u32 prmt(u32 a, u32 b, u32 selector) {
   const u64 bytes = u64(b) << 32 | a;
@@ -180,16 +167,6 @@ PTX_OP u32 prmt(u32 a, u32 b, u32 selector) {
     result |= (pick & 8 ? (byte & 0x80 ? 0xff : 0) : byte) << (8 * i);
   }
   return result;
-}
-// Position of the leading one (leading zero of a negative number), or all ones.
-template <class T>
-PTX_OP u32 bfind(T a) {
-  const u64 bits = is_signed<T> && a < T(0) ? u64(Bits<T>(~a)) : u64(Bits<T>(a));
-  return bits ? 63 - u32(__builtin_clzll(bits)) : ~0u;
-}
-template <class T>
-PTX_OP u32 bfind_shift(T a) {
-  return bfind(a) == ~0u ? ~0u : kWidth<T> - 1 - bfind(a);
 }
 
 // --- floating point ---
@@ -236,8 +213,6 @@ template <class T>
 PTX_OP T negated(T a) {
   return __builtin_bit_cast(T, Bits<T>(__builtin_bit_cast(Bits<T>, a) ^ ~Bits<T>(Bits<T>(-1) >> 1)));
 }
-// The product of two f16 is exact in f64, and so is the sum where it decides the rounding.
-PTX_OP f16 fused(f16 a, f16 b, f16 c) { return f16(f64(a) * f64(b) + f64(c)); }
 
 // a * b + c of float32, rounded down, up or to zero; the exact sum is held in two doubles.
 enum class Rounding { rm, rp, rz };
@@ -258,26 +233,6 @@ PTX_OP f32 directed_fma(f32 a, f32 b, f32 c, Rounding mode) {
   return directed(sum, (product - (sum - part)) + (c - part), mode);
 }
 
-// --- conversions ---
-// Converts a rounded value to an integer, saturating.  NaN becomes zero, or only the top bit if
-// either type has 64 bits.
-template <class I, class F>
-PTX_OP I to_integer(F value) {
-  if (value != value)
-    return sizeof(I) == 8 || sizeof(F) == 8 ? I(Bits<I>(1) << (kWidth<I> - 1)) : I(0);
-  const f64 low = is_signed<I> ? -std::ldexp(1.0, kWidth<I> - 1) : 0.0;
-  const f64 end = std::ldexp(1.0, kWidth<I> - (is_signed<I> ? 1 : 0));
-  if (f64(value) < low) return I(low);
-  return f64(value) >= end ? I(is_signed<I> ? Bits<I>(Bits<I>(-1) >> 1) : Bits<I>(-1)) : I(value);
-}
-// Saturates an integer to another type's range.
-template <class I, class V>
-PTX_OP I saturated(V value) {
-  const __int128 low = is_signed<I> ? -(__int128(1) << (kWidth<I> - 1)) : 0;
-  const __int128 high = (__int128(1) << (kWidth<I> - (is_signed<I> ? 1 : 0))) - 1;
-  const __int128 wide = value;
-  return I(wide < low ? low : wide > high ? high : wide);
-}
 // Clamps to [0, 1]; NaN becomes +0.
 template <class F>
 PTX_OP F saturate(F v) {

@@ -52,14 +52,9 @@ class Statement:
 
 @dataclass
 class Scope:
-    """Statements, labels (str) and inner scopes, in order.
-
-    Attributes:
-        targets: labels by the name of their ``.branchtargets`` list.
-    """
+    """Statements, labels (str) and inner scopes, in order."""
 
     items: list[Statement | str | Scope] = field(default_factory=list)
-    targets: dict[str, list[str]] = field(default_factory=dict)
 
     def statements(self) -> Iterator[Statement]:
         """Yield all statements, including those of inner scopes."""
@@ -134,10 +129,7 @@ def parse(text: str) -> Text:
             scopes.pop()
         elif match["statement"]:
             statement = Statement(line, " ".join(match["statement"].split()), place)
-            if scopes and statement.text.startswith(".branchtargets"):
-                name = scopes[-1].items.pop()
-                scopes[-1].targets[name] = split_at_commas(statement.text.partition(" ")[2])
-            elif scopes:
+            if scopes:
                 scopes[-1].items.append(statement)
             elif not statement.text.startswith(".extern .func"):  # calls of it are rejected
                 if ".func" in statement.text:

@@ -25,7 +25,7 @@ class Instruction:
     """One row of the table.
 
     Attributes:
-        kind: Kind under which executions are counted.
+        kind: Kind of the instruction; tests compute every opcode of some kinds.
         pattern: Pattern of the opcode; its named groups are arguments of the function.
         write: Function of (writer, operands, **groups) that returns C++ statements.
     """

@@ -68,12 +68,6 @@ def _vote(writer: KernelWriter, operands: list[str], how: str) -> str:
     return writer.write(operands[0], result if "ballot" in how else f"({result} != 0)")
 
 
-@instruction("warp", r"redux\.sync\.(?P<how>add|min|max|and|or|xor)\.(?P<t>[sub]32)")
-def _redux(writer: KernelWriter, operands: list[str], how: str, t: str) -> str:
-    value, mask = writer.read(operands[1], t), writer.read(operands[2], "u32")
-    return writer.write(operands[0], f"__reduce_{how}_sync({mask}, {value})")
-
-
 @instruction("warp", r"elect\.sync")
 def _elect(writer: KernelWriter, operands: list[str]) -> str:
     """Write an election of the warp's lowest lane; the mask must be the whole warp."""

@@ -1,0 +1,53 @@
+"""Caches whose size in bytes is limited."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, Protocol, TypeVar
+
+
+class _Sized(Protocol):
+    @property
+    def nbytes(self) -> int: ...
+
+
+_Key = TypeVar("_Key", bound=Hashable)
+_Value = TypeVar("_Value", bound=_Sized)
+
+
+class ByteCache(Generic[_Key, _Value]):
+    """Function that keeps the results of its last calls, up to a number of bytes.
+
+    Attributes:
+        most: largest sum of the results' ``nbytes``.
+    """
+
+    def __init__(self, function: Callable[[_Key], _Value], most: int) -> None:
+        self.most = most
+        self._function = function
+        self._results: OrderedDict[_Key, _Value] = OrderedDict()
+        self._size, self._lock = 0, threading.Lock()
+
+    def __call__(self, key: _Key) -> _Value:
+        with self._lock:
+            result = self._results.get(key)
+            if result is not None:
+                self._results.move_to_end(key)
+                return result
+        result = self._function(key)
+        with self._lock:
+            if key not in self._results:
+                self._results[key] = result
+                self._size += result.nbytes
+            while self._size > self.most:
+                _, oldest = self._results.popitem(last=False)
+                self._size -= oldest.nbytes
+        return result
+
+    def cache_clear(self) -> None:
+        """Forget all results."""
+        with self._lock:
+            self._results.clear()
+            self._size = 0

@@ -1,1 +1,0 @@
-"""One-time measurements of the library; the repository contains their results."""

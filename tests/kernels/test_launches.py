@@ -38,7 +38,7 @@ from tests.cubins import Parameter, Resources, resources
 from tests.emulator import driver, tensormap
 from tests.emulator.driver import CHIPS, CheckedFunction, Refusal
 from tests.kernels.test_kernel_compile import ARCHITECTURES
-from tests.launches import prepare
+from tests.launches import prepare, with_every_tile
 
 KERNELS = r"""
 struct alignas(64) Map { char bytes[128]; };
@@ -478,8 +478,7 @@ def test_cuda_gather_predicts_the_size_of_its_tables(taps, dtype, architecture):
         if tile not in FAMILIES["cuda-gather"].fitting_tiles(request):
             continue
         planned = next(
-            one for one in contenders(request, "cuda-gather", 1000)
-            if one.tile == tile and not one.method
+            one for one in with_every_tile(request, "cuda-gather") if one.tile == tile
         )  # fmt: skip
         launch, *_ = prepare(planned, problem, strides, device)
         compiled = driver.compiled(launch.source, launch.defines, architecture)

@@ -72,7 +72,8 @@ def variants(form: str, on: str | Device = "sm_90a") -> Iterator[Launch]:
     for pass_ in PASSES:
         request = Request(problem, pass_, device, precision, strides=strides)
         if FAMILIES[impl].refuses(request) is None:
-            for planned in contenders(request, impl, 1000):
+            plans = (contenders(request, impl, 1000), launches.with_every_tile(request, impl))
+            for planned in itertools.chain(*plans):
                 for one in launches.prepare(planned, problem, strides, device):
                     found[one.source, one.defines] = one
     yield from found.values()

@@ -1215,8 +1215,8 @@ class Diagnosis:
 
     >>> x, w = np.arange(7.0).reshape(1, 1, 7) ** 2, np.array([[[1.0, 2, 4]]])
     >>> y = np.convolve(x[0, 0], w[0, 0], mode="same")[None, None]
-    >>> print(cupyconv.diagnose(x, w, y=y).findings[0].headline)
-    Another convention gives these values of y: filter flipped on W, padding 1
+    >>> cupyconv.diagnose(x, w, y=y).findings[0].differences
+    {'filter': ('not flipped', 'flipped on W'), 'padding': ('0', '1')}
     """
 
     findings: tuple[Finding | BiasFinding, ...]

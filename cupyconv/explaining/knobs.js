@@ -160,7 +160,7 @@ function repairs() {
       return error;
     }
   };
-  const kindOf = (error) => `${error?.axis} ${error?.rule} ${error?.values}`.replace(/-?\d+/g, "");
+  const kindOf = ({ axis, rule, values }) => `${axis} ${rule} ${values}`.replace(/-?\d+/g, "");
   const valuesOf = (state, key) => key in ROWS ? state.axes.map((axis) => axis[key]) : state[key];
   const wasTurned = ([key]) => lastValid && !rules.same(valuesOf(knobs, key), valuesOf(lastValid, key));
   const kinds = Object.entries({ ...COUNTS, depth: "channels of a filter", ...ROWS });
@@ -168,14 +168,18 @@ function repairs() {
   return kinds.map(([key, name]) => {
     const least = LEAST[key] ?? 1;
     const at = (state, i) => [valuesOf(state, key)].flat()[i];
-    // Returns the state with the nearest value of a knob that leads to another error or to none.
+    // Returns the state with the nearest value of a knob that makes the layer valid; without one, with the
+    // nearest value that leads to another error.
     const next = (state, kind, i) => {
+      let other = null;
       for (let step = 1; step <= MOST_STEPS; step++)
         for (const value of [at(state, i) - step, at(state, i) + step].map((one) => Math.max(one, least))) {
           const made = key in ROWS ? withAxis(i, { [key]: value }, state) : { ...state, [key]: value };
-          if (kindOf(errorOf(made)) !== kind) return made;
+          const error = errorOf(made);
+          if (!error) return made;
+          if (kindOf(error) !== kind) other ??= made;
         }
-      return null;
+      return other;
     };
     let [state, error] = [knobs, wrong];
     for (let tries = 0; error && state && tries < 6; tries++) {

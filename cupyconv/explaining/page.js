@@ -897,7 +897,7 @@ function turnTo(tensor, looked = {}) {
   $("name-first").textContent = `of ${called(first)}`;
   $("name-second").textContent = `of ${called(second)}`;
   $("name-result").textContent = called(tensor);
-  $("planes-title").textContent = `The planes of one pair: ${flowOf(tensor)}`;
+  $("planes-title").textContent = `The planes of one pair: ${flowOf(tensor).replaceAll(" ", "\u00a0")}`;
   show();
 }
 

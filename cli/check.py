@@ -255,14 +255,12 @@ def _check(
     import numpy as np
 
     from cupyconv.checking import Operands, Truth, integer_operands
-    from cupyconv.explaining import values
+    from cupyconv.explaining.values import draw
 
     generator = np.random.default_rng(seed)
-    shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
-    drawn = Operands(*(values.random(generator, shape, problem.dtype) for shape in shapes))
     truths = {
         "integer": Truth(problem, integer_operands(problem, generator)),
-        "random": Truth(problem, drawn),
+        "random": Truth(problem, Operands(**draw(problem, seed))),
     }
     for name, place in places.items():
         passes = _supported(problem, place, name)

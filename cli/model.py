@@ -12,7 +12,7 @@ import click
 from cupyconv import ConvError
 from cupyconv.cli import configuration, output, paths
 from cupyconv.errors import require_word
-from cupyconv.explaining import model_page
+from cupyconv.explaining import model_page, receptive
 from cupyconv.explaining.onnx_graph import open_shape_text
 from cupyconv.explaining.onnx_model import Model, ModelLayer, UnreadLayer, read
 from cupyconv.markup import in_line, spreadsheet_cell
@@ -152,6 +152,12 @@ def command(
         lines.append(
             "a layer inside another operator counts once, although Loop and Scan run it in each "
             "iteration, and If runs only one branch"
+        )
+    if any(layer.fields for layer in model.layers):
+        lines.append(
+            "a receptive field is the part of the model's input on which an output of the layer "
+            "depends at most, over all branches; it is unknown behind a global pooling, a Reshape "
+            "or a Resize"
         )
     lines += map(
         in_line, workspace_notes((layer.name, each) for layer, plans in planned for each in plans)
@@ -330,6 +336,7 @@ def _as_json(
                 "bytes": problem.bytes,
                 "activation_bytes": layer.activation_bytes,
                 "arithmetic_intensity": problem.arithmetic_intensity,
+                "receptive_field": receptive.as_json(layer.fields) if layer.fields else None,
                 "kernels": [
                     {
                         "device": device,

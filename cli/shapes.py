@@ -95,8 +95,7 @@ def command(
     if as_json:
         content = {"layers": [_as_json(*entry) for entry in described], "left_out": notes}
         if fields:
-            sizes, steps = [entry.size for entry in fields], [float(entry.step) for entry in fields]
-            content["receptive_field"] = {"sizes": sizes, "steps": steps}
+            content["receptive_field"] = receptive.as_json(fields)
         output.write_json(content)
         return
     parts = [part for entry in described for part in _tables(*entry)]

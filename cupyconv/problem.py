@@ -219,8 +219,9 @@ class ConvAxis:
         (0, 1, 4)
         """
         before, after = self.pad_before, self.pad_after
-        if (mode := self.padding_mode).startswith("same"):
-            before, after = _same_padding(mode, size, self.filter, self.stride, self.dilation)
+        if self.padding_mode.startswith("same"):
+            rule = self.filter, self.stride, self.dilation
+            before, after = _same_padding(self.padding_mode, size, *rule)
         return replace(self, input=size, pad_before=before, pad_after=after)
 
     @property
@@ -1234,42 +1235,53 @@ def _shapes_for(
     fixes = _output_padding_fixes(names, extra, strides, limits)
     shape, outputs = list(y_shape), list(y_shape)
     shape[c_axis] = w_shape[i_axis] * _positive(names.groups, options.groups, candidates=())
-    rules = zip(
-        formats.SPATIAL_AXES[rank],
-        spatial_axes,
-        filter_axes,
-        strides,
-        dilations,
-        pairs,
-        extra,
-        limits,
-        strict=True,
-    )
-    for name, axis, filter_axis, stride, dilation, (before, after), added, most in rules:
+    letters = formats.SPATIAL_AXES[rank]
+    rules = zip(letters, spatial_axes, filter_axes, strides, dilations, pairs, extra, strict=True)
+    for name, axis, filter_axis, stride, dilation, (before, after), added in rules:
         rule = ConvAxis(name, 0, w_shape[filter_axis], stride, dilation, before, after, mode)
-        if not 0 <= added <= most:
-            raise ConvError(
-                "output_padding must be at least 0 and less than the stride"
-                + ("" if same else " or the dilation"),
-                f"got {added} with stride {stride}"
-                + ("" if same else f" and dilation {dilation}")
-                + f"; {interval_text(range(most + 1))} would fit",
-                f"Use {interval_text(range(most + 1))}",
-                axis=name,
-                candidates=fixes,
-            )
-        shape[axis] = rule.first_input_size_for(y_shape[axis]) + added
-        if shape[axis] < 1 <= min(y_shape[axis], rule.filter) and (before + after) > 0:
-            largest = before + after - (1 - shape[axis])
-            raise ConvError(
-                f"{names.x} of a transposed convolution must have a size of at least 1",
-                f"{names.y} of {y_shape[axis]} gives {shape[axis] + before + after}, and "
-                f"{names.padding} {(before, after)} removes {before + after}",
-                f"Pad by at most {largest} in total" if largest >= 0 else "",
-                axis=name,
-            )
+        shape[axis] = _result_size(names, rule, y_shape[axis], added, fixes)
         outputs[axis] += added // stride
     return tuple(shape), tuple(outputs)
+
+
+def _result_size(
+    names: Names, rule: ConvAxis, size: int, added: int, fixes: Sequence[Fix] | None
+) -> int:
+    """Return the size of a transposed convolution's result along an axis.
+
+    Args:
+        names: names that messages use.
+        rule: the axis, whose input size is not read.
+        size: size of the transposed convolution's input.
+        added: output_padding.
+        fixes: fixes to try if output_padding is invalid.
+    """
+    is_same = rule.padding_mode.startswith("same")
+    most = (rule.stride if is_same else max(rule.stride, rule.dilation)) - 1
+    if not 0 <= added <= most:
+        interval = interval_text(range(most + 1))
+        raise ConvError(
+            "output_padding must be at least 0 and less than the stride"
+            + ("" if is_same else " or the dilation"),
+            f"got {added} with stride {rule.stride}"
+            + ("" if is_same else f" and dilation {rule.dilation}")
+            + f"; {interval} would fit",
+            f"Use {interval}",
+            axis=rule.name,
+            candidates=fixes,
+        )
+    result = rule.first_input_size_for(size) + added
+    removed = rule.pad_before + rule.pad_after
+    if result < 1 <= min(size, rule.filter) and removed > 0:
+        largest = removed - (1 - result)
+        raise ConvError(
+            f"{names.x} of a transposed convolution must have a size of at least 1",
+            f"{names.y} of {size} gives {result + removed}, and {names.padding} "
+            f"({rule.pad_before}, {rule.pad_after}) removes {removed}",
+            f"Pad by at most {largest} in total" if largest >= 0 else "",
+            axis=rule.name,
+        )
+    return result
 
 
 def _output_padding_fixes(
@@ -1345,15 +1357,19 @@ def _padding(
             if readings := _padding_readings(sides, any(map(is_sequence, entries)), layout):
                 error.offer([((what, pairs),) for pairs in readings])
             raise error
-    for (before, after), axis in zip(sides, formats.SPATIAL_AXES[rank], strict=True):
-        if before < 0 or after < 0:
+    _require_sides(what, sides, formats.SPATIAL_AXES[rank])
+    return "explicit", sides
+
+
+def _require_sides(what: str, sides: Iterable[tuple[int, int]], letters: str) -> None:
+    for (before, after), axis in zip(sides, letters, strict=True):
+        if min(before, after) < 0:
             raise ConvError(
                 f"{what} must not be negative",
                 f"got ({before}, {after})",
                 "Crop the input instead, and pad by 0",
                 axis=axis,
             )
-    return "explicit", sides
 
 
 def _padding_readings(
@@ -1467,11 +1483,14 @@ def _require_batch(owner: str, batch: int) -> None:
 
 def _require_sizes(names: Names, problem: ConvProblem) -> None:
     _require_batch(names.x, problem.N)
-    named = [("C", names.x, problem.C), ("O", names.w, problem.K)]
-    named.append(("I", names.w, problem.filter_shape[problem.filter_axes[1]]))
     letters = formats.SPATIAL_AXES[problem.spatial_rank]
-    named += [(a, names.x, size) for a, size in zip(letters, problem.input_sizes, strict=True)]
-    named += [(a, names.w, size) for a, size in zip(letters, problem.filter_sizes, strict=True)]
+    named = [
+        ("C", names.x, problem.C),
+        ("O", names.w, problem.K),
+        ("I", names.w, problem.filter_shape[problem.filter_axes[1]]),
+        *((a, names.x, size) for a, size in zip(letters, problem.input_sizes, strict=True)),
+        *((a, names.w, size) for a, size in zip(letters, problem.filter_sizes, strict=True)),
+    ]
     for letter, owner, size in named:
         if size < 1:
             raise ConvError(

@@ -62,6 +62,11 @@ def filter_gradient_axis(axis: ConvAxis) -> AdjointAxis:
     return AdjointAxis(rule, formulas)
 
 
+def output_padding(axis: ConvAxis) -> int:
+    """Return the input size minus the smallest one with the same output size and padding."""
+    return axis.padded_input - axis.effective_filter - (axis.output - 1) * axis.stride
+
+
 def input_gradient_axes(problem: ConvProblem) -> tuple[AdjointAxis, ...]:
     """Return ``input_gradient_axis`` of every axis."""
     return tuple(map(input_gradient_axis, problem.axes))

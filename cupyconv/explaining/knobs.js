@@ -2,6 +2,9 @@
 // with scenes.js, or shows the broken rule and its fixes.  The address of the page contains the layer.
 const MOST = { images: 16, channels: 512, filters: 512, groups: 512,
   input: 1000, filter: 64, stride: 64, dilation: 64, before: 64, after: 64, extra: 63 };
+const LEAST = { images: 0, before: 0, after: 0, extra: 0 }; // of other knobs, 1
+const MOST_STEPS = 99; // largest change of a knob that repairs a layer
+const TRANSPOSED = Object.assign(new Names(), { x: "the result", y: "x" });
 const ROWS = { input: "input", filter: "filter", stride: "stride", dilation: "dilation",
   before: "padding before", after: "padding after", ...(original.isTransposed ? { extra: "output_padding" } : {}) };
 const COUNTS = original.isTransposed
@@ -32,15 +35,15 @@ function knobsOf({ layer, ...rest }) {
 // A transposed layer has its own arguments: those of ConvProblem.from_output, with the shape of the
 // layer's x as input_shape.  Returns them for the convolution that the layer reverses.
 function ownOf(layer) {
-  const { outputShape, axes } = rules.problem(layer);
-  const output_padding = rules.compact(axes.map((axis) => axis.input - axis.firstInput));
-  return { ...layer, input_shape: outputShape, output_padding };
+  const { output_shape, axes } = rules.problem(layer);
+  const output_padding = rules.compact(axes.map((axis) => axis.input - axis.first_input_size_for(axis.output)));
+  return { ...layer, input_shape: output_shape, output_padding };
 }
 
-// Returns the input size of the convolution that a transposed layer reverses, along an axis.
-function reversedSize({ input, filter, stride, dilation, before, after, extra }, mode) {
-  const pads = mode === "numbers" ? before + after : 0;
-  return (input - 1) * stride + 1 + extra + (mode.startsWith("same") ? 0 : (filter - 1) * dilation - pads);
+// Returns the ConvAxis of a column of the knobs, for the convolution that a transposed layer reverses.
+function reversed({ filter, stride, dilation, before, after }, name, mode) {
+  const pads = mode === "numbers" ? [before, after] : [0, 0];
+  return new ConvAxis(name, 0, filter, stride, dilation, ...pads, mode);
 }
 
 // Returns the state of the knobs for a layer's own arguments.
@@ -76,12 +79,13 @@ function layerOf(state) {
   const { rank, images, channels, filters, groups, axes, mode, data, filter } = state;
   const depth = state.depth ?? Math.max(Math.floor(channels / Math.max(groups, 1)), 1);
   const sizes = { N: images, C: channels, O: filters, I: depth };
-  const sizeOf = (axis, key) => key === "input" && original.isTransposed ? reversedSize(axis, mode) : axis[key];
+  const sizeOf = (axis, key) => key === "input" && original.isTransposed
+    ? reversed(axis, "", mode).first_input_size_for(axis.input) + axis.extra : axis[key];
   const shape = (format, key) => [...format].map((letter) =>
     sizes[letter] ?? sizeOf(axes[rules.LETTERS[rank].indexOf(letter)], key));
   const all = (key) => rules.compact(axes.map((axis) => axis[key]));
   return { input_shape: shape(data, "input"), filter_shape: shape(filter, "filter"), stride: all("stride"),
-    padding: mode === "numbers" ? scenes.paddingOf(axes) : mode, dilation: all("dilation"), groups,
+    padding: mode === "numbers" ? scenes.paddingOf(axes.map(({ before, after }) => [before, after])) : mode, dilation: all("dilation"), groups,
     data_format: data, filter_format: filter };
 }
 
@@ -93,8 +97,7 @@ function turn(state) {
   const asked = { layer: layerOf(state), values, seed, loss, edits };
   wrong = null;
   try {
-    if (original.isTransposed) checkResult(state);
-    const problem = rules.problem(asked.layer);
+    const problem = problemOf(state);
     const [set, gone] = [[], []];
     const fits = (name) => tensors.isElement(problem, name) && (loss === "dot" || !name.startsWith(called("dy")));
     for (const one of Object.entries(edits)) (fits(one[0]) ? set : gone).push(one);
@@ -110,7 +113,7 @@ function turn(state) {
     load(isFirst ? sceneOf(original.knobs, original.computes ? image : original.image) : sceneOf(asked, image));
     chosen.image = image;
   } catch (error) {
-    if (!(error instanceof rules.ConvError)) throw error;
+    if (!(error instanceof ConvError)) throw error;
     wrong = error;
   }
   if (!wrong) lastValid = knobs;
@@ -120,19 +123,14 @@ function turn(state) {
   else turnTo(chosen.tensor);
 }
 
-// Throws a ConvError, as the library does, if a transposed layer has no result of the chosen size.
-function checkResult({ axes, rank, mode }) {
-  axes.forEach((axis, i) => {
-    const place = { axis: rules.LETTERS[rank][i] };
-    if (axis.input < 1 || axis.stride < 1) return;
-    if (axis.extra < 0 || axis.extra >= axis.stride)
-      throw new rules.ConvError("output_padding must be at least 0 and less than the stride",
-        `got ${axis.extra} with stride ${axis.stride}`, `Use 0 to ${axis.stride - 1}`, place);
-    const size = reversedSize(axis, mode);
-    if (size < 1)
-      throw new rules.ConvError("the result of a transposed layer must have a size of at least 1",
-        `it has ${size}`, `Pad by ${1 - size} less in total`, place);
-  });
+// Returns the problem of a state of the knobs.  Throws a ConvError.
+function problemOf(state) {
+  const { axes, rank, mode } = state;
+  if (original.isTransposed)
+    for (const [i, axis] of axes.entries())
+      if (Math.min(axis.input, axis.stride, axis.dilation) > 0)
+        _result_size(TRANSPOSED, reversed(axis, rules.LETTERS[rank][i], mode), axis.input, axis.extra);
+  return rules.problem(layerOf(state));
 }
 
 function showWrong() {
@@ -140,29 +138,60 @@ function showWrong() {
   $("wrong").hidden = !wrong;
   if (!wrong) return;
   pictured = null;
-  showTitle([ownLayerOf(knobs).input_shape, ownLayerOf(knobs).filter_shape].map(rules.shapeText).join(" * "));
+  showTitle([ownLayerOf(knobs).input_shape, ownLayerOf(knobs).filter_shape].map(shape_text).join(" * "));
   const where = wrong.axis ? ` (axis ${wrong.axis})` : "";
   const told = element("p", "", `${wrong.rule[0].toUpperCase()}${wrong.rule.slice(1)}${where}: ${wrong.values}.`);
   const way = (text, state) => buttonOf("way", () => {
     turn(state());
     $("dials").querySelector("input").focus();
-  }, {}, `${text[0].toUpperCase()}${text.slice(1)}`);
-  const ways = wrong.fixes.map(({ changes, text }) =>
-    way(text, () => knobsOf({ ...knobs, layer: { ...layerOf(knobs), ...changes } })));
-  if (!ways.length && !rules.same(raised(), knobs)) ways.push(way("use the smallest usual value", raised));
-  if (!ways.length) ways.push(way("go back to the last valid layer", () => lastValid));
-  const remedy = wrong.fixes.length ? "Fixes:" : wrong.remedy ? `${wrong.remedy}.` : "";
-  $("wrong").replaceChildren(told, element("p", "", remedy), ...ways);
+  }, {}, text);
+  const ways = repairs().map(([text, state]) => way(text, () => state));
+  if (!ways.length) ways.push(way("Go back to the last valid layer", () => lastValid ?? knobsOf(original.knobs)));
+  $("wrong").replaceChildren(told, element("p", "", wrong.remedy && `${wrong.remedy}.`), ...ways);
 }
 
-// Returns the state with all numbers raised to their smallest usual values.
-function raised() {
-  const atLeast = (state, keys, least) =>
-    ({ ...state, ...Object.fromEntries(keys.map((key) => [key, Math.max(state[key], least)])) });
-  const axes = knobs.axes.map((axis) =>
-    atLeast(atLeast(axis, ["input", "filter", "stride", "dilation"], 1), ["before", "after", "extra"], 0))
-    .map((axis) => (original.isTransposed ? { ...axis, extra: Math.min(axis.extra, axis.stride - 1) } : axis));
-  return atLeast({ ...knobs, axes }, ["images", "channels", "filters", "groups"], 1);
+// Returns the states, with their texts, in which knobs of one kind have the nearest values that make the layer valid.
+function repairs() {
+  const letters = [...rules.LETTERS[knobs.rank]];
+  const errorOf = (state) => {
+    try {
+      return problemOf(state) && null;
+    } catch (error) {
+      return error;
+    }
+  };
+  const kindOf = ({ axis, rule, values }) => `${axis} ${rule} ${values}`.replace(/-?\d+/g, "");
+  const valuesOf = (state, key) => key in ROWS ? state.axes.map((axis) => axis[key]) : state[key];
+  const wasTurned = ([key]) => lastValid && !rules.same(valuesOf(knobs, key), valuesOf(lastValid, key));
+  const kinds = Object.entries({ ...COUNTS, depth: "channels of a filter", ...ROWS });
+  kinds.sort((a, b) => wasTurned(b) - wasTurned(a)); // repair the turned knob first
+  return kinds.map(([key, name]) => {
+    const least = LEAST[key] ?? 1;
+    const at = (state, i) => [valuesOf(state, key)].flat()[i];
+    // Returns the state with the nearest value of a knob that makes the layer valid; without one, with the
+    // nearest value that leads to another error.
+    const next = (state, kind, i) => {
+      let other = null;
+      for (let step = 1; step <= MOST_STEPS; step++)
+        for (const value of [at(state, i) - step, at(state, i) + step].map((one) => Math.max(one, least))) {
+          const made = key in ROWS ? withAxis(i, { [key]: value }, state) : { ...state, [key]: value };
+          const error = errorOf(made);
+          if (!error) return made;
+          if (kindOf(error) !== kind) other ??= made;
+        }
+      return other;
+    };
+    let [state, error] = [knobs, wrong];
+    for (let tries = 0; error && state && tries < 6; tries++) {
+      const places = !(key in ROWS) ? [0] : letters.map((_, i) => i).filter((i) => [letters[i], null].includes(error.axis));
+      state = places.map((i) => next(state, kindOf(error), i)).find(Boolean);
+      error = state && errorOf(state);
+    }
+    if (error || !state) return null;
+    const changed = (key in ROWS ? letters : [""]).map((letter, i) => [`${name} ${letter}`.trim(), at(state, i), at(knobs, i)]);
+    const texts = changed.filter(([, now, before]) => now !== before).map(([label, now]) => `${label} = ${now}`);
+    return [`Use ${texts.join(" and ")}`, state];
+  }).filter(Boolean);
 }
 
 // -- the controls ----------------------------------------------------------------------------------
@@ -172,7 +201,7 @@ function dial(label, key, read, write) {
   const box = element("span", "dial");
   const field = attributed(element("input"),
     { type: "number", inputmode: "numeric", step: 1, max: MOST[key], "aria-label": label });
-  const least = ["before", "after", "extra", "images"].includes(key) ? 0 : 1;
+  const least = LEAST[key] ?? 1;
   const set = (value) => {
     const most = MOST[key].toLocaleString("en");
     if (!Number.isInteger(value)) notify(`The knob "${label}" needs a whole number.`);
@@ -206,8 +235,8 @@ function choice(label, words, read, write) {
   return box;
 }
 
-const withAxis = (i, change) =>
-  ({ ...knobs, axes: knobs.axes.map((axis, place) => (place === i ? { ...axis, ...change } : axis)) });
+const withAxis = (i, change, state = knobs) =>
+  ({ ...state, axes: state.axes.map((axis, place) => (place === i ? { ...axis, ...change } : axis)) });
 
 // Returns the state with another number of axes; the first axis is repeated, or the first
 // axes are dropped.
@@ -275,7 +304,7 @@ function setByHand() {
     turn({ ...knobs, edits: { ...knobs.edits, [name]: value } });
     return;
   }
-  const [x, w, dy] = ["x", "w", "dy"].map((tensor) => rules.shapeText(sizesOf(called(tensor))));
+  const [x, w, dy] = ["x", "w", "dy"].map((tensor) => shape_text(sizesOf(called(tensor))));
   notify(`Set an element to a number, for example x[${sizesOf("x").map(() => 0)}] to 2. ` +
     `Indices count from 0; x is ${x}, w is ${w} and dy is ${dy}. Numbers are float32, at most 3.4e38 in size.`);
   $("notice").scrollIntoView({ block: "nearest" });
@@ -291,10 +320,14 @@ function buildHand() {
 
 // -- what follows from the layer -------------------------------------------------------------------
 
+// Returns the first and the last input size with the output size of an axis.
+const inputsOf = ({ valid_input_sizes: sizes }) => [sizes.at(0), sizes.at(-1)];
+
 // Returns sentences on an axis: its formula, padding, input sizes and unread inputs.
 // PyTorch pads both sides of all axes equally; otherwise, all axes are padded and cropped.
 function factsOf(axis, isUneven) {
-  const { inputs, unread, before, after, mode, stride, outputPadding } = axis;
+  const { pad_before: before, pad_after: after, padding_mode: mode, stride } = axis;
+  const [unread, inputs] = [rules.unread(axis), inputsOf(axis)];
   if (original.isTransposed) return transposedFactsOf(axis);
   const pads = mode.startsWith("same")
     ? `SAME pads by ${before} before and ${after} after`
@@ -304,8 +337,8 @@ function factsOf(axis, isUneven) {
     : inputs[1] - inputs[0] === 1 ? `input sizes ${inputs.join(" and ")} both give output size ${axis.output}`
     : `input sizes ${inputs.join(" to ")} all give output size ${axis.output}`;
   const stepped = stride === 1 ? ""
-    : !isUneven ? `; PyTorch computes dx with output_padding=${outputPadding}`
-    : `; PyTorch computes dx with padding=0 and output_padding=${outputPadding}, cropped by ${before} and ${after}`;
+    : !isUneven ? `; PyTorch computes dx with output_padding=${output_padding(axis)}`
+    : `; PyTorch computes dx with padding=0 and output_padding=${output_padding(axis)}, cropped by ${before} and ${after}`;
   const skipped = unread.length
     ? ` No window reads ${unread.length === 1 ? "input" : "inputs"} ${runsOf(unread)}: ` +
       `${unread.length === 1 ? "its" : "their"} gradient is 0.` : "";
@@ -313,7 +346,9 @@ function factsOf(axis, isUneven) {
 }
 
 // Returns sentences on an axis of a transposed layer: its size, padding, other sizes and unreached outputs.
-function transposedFactsOf({ input, output, inputs, unread, before, after, mode, stride, span, firstInput }) {
+function transposedFactsOf(axis) {
+  const { input, output, pad_before: before, pad_after: after, padding_mode: mode, stride, effective_filter: span } = axis;
+  const [unread, inputs, firstInput] = [rules.unread(axis), inputsOf(axis), axis.first_input_size_for(axis.output)];
   const full = `(${output} - 1)*${stride} + ${mode.startsWith("same") ? 1 : span}`;
   const pads = mode.startsWith("same") || !(before + after) ? "" : ` - ${before + after}`;
   const last = inputs[1] - firstInput;
@@ -331,17 +366,17 @@ const runsOf = (numbers) => numbers.length <= 8 ? numbers.join(", ")
 
 function showLayer() {
   const { problem, knobs: { layer } } = scene;
-  const text = rules.shapeText;
+  const text = shape_text;
   // A transposed layer exchanges x and y of the convolution that it reverses.
-  const sides = [[layer.input_shape, problem.C], [problem.outputShape, problem.K]];
-  const convolution = [sides[0][0], layer.filter_shape].map(text).join(" * ") + ` -> ${text(problem.outputShape)}`;
+  const sides = [[layer.input_shape, problem.C], [problem.output_shape, problem.K]];
+  const convolution = [sides[0][0], layer.filter_shape].map(text).join(" * ") + ` -> ${text(problem.output_shape)}`;
   const [[x], [y, biases]] = original.isTransposed ? sides.reverse() : sides;
   showTitle(isTurned()
     ? `${original.isTransposed ? "transposed layer: " : ""}${text(x)} * ${text(layer.filter_shape)} -> ${text(y)}` : "");
   if (original.isTransposed)
     $("equivalent").textContent = `The layer computes the input gradient of the convolution ${convolution}.`;
-  const shapes = [["y, dy", y, problem.dataFormat], ["x, dx", x, problem.dataFormat],
-    ["w, dw", layer.filter_shape, problem.filterFormat], ["db", [biases], ""]];
+  const shapes = [["y, dy", y, problem.data_format], ["x, dx", x, problem.data_format],
+    ["w, dw", layer.filter_shape, problem.filter_format], ["db", [biases], ""]];
   $("shapes").replaceChildren(...shapes.map(([names, shape, order]) => element("span", "shape",
     element("b", "", names), ` ${text(shape)}`, element("small", "", order && ` ${order}`))));
   const alike = {}; // axes that differ only in name
@@ -363,13 +398,13 @@ function showTitle(turned) {
 // Returns the picture of an axis: its padded input, each window with its taps, and the possible
 // sizes of dx as parts of the gradient of the padded input.
 function strip(axis, name) {
-  const crops = axis.inputs[0] === axis.inputs[1] ? [] : possible(axis).map((size) => axis.ofInput(size));
-  const end = (one) => one.before + one.input;
-  const cells = Math.min(Math.max(axis.padded, ...crops.map(end)), MOST_CELLS);
-  const padded = Math.min(axis.padded, cells);
-  const unread = new Set(axis.unread);
-  const hidden = axis.padded - padded;
-  const shown = rules.span(axis.output).filter((o) => o * axis.stride + axis.span <= cells);
+  const crops = axis.valid_input_sizes.length === 1 ? [] : possible(axis).map((size) => axis.of_input(size));
+  const end = (one) => one.pad_before + one.input;
+  const cells = Math.min(Math.max(axis.padded_input, ...crops.map(end)), MOST_CELLS);
+  const padded = Math.min(axis.padded_input, cells);
+  const unread = new Set(rules.unread(axis));
+  const hidden = axis.padded_input - padded;
+  const shown = rules.span(axis.output).filter((o) => o * axis.stride + axis.effective_filter <= cells);
   const windows = shown.length <= MOST_WINDOWS ? shown : shown.slice(0, MOST_WINDOWS - 2);
   if (windows.length < axis.output) windows.push(null);
   if (!hidden && shown.length > MOST_WINDOWS) windows.push(shown.at(-1));
@@ -378,16 +413,16 @@ function strip(axis, name) {
     height: size + 8 + (windows.length + crops.length) * high, role: "img", class: "strip" });
   const drawnWindows = windows.filter((o) => o !== null).length;
   const cuts = [];
-  if (hidden) cuts.push(`${padded} of ${plural(axis.padded, "position")}`);
+  if (hidden) cuts.push(`${padded} of ${plural(axis.padded_input, "position")}`);
   if (drawnWindows < axis.output) cuts.push(`${drawnWindows} of ${plural(axis.output, "window")}`);
   const cut = cuts.length ? ` Drawn: ${cuts.join(", ")}.` : "";
   const label = original.isTransposed
-    ? `Axis ${name}: output ${axis.input}, ${axis.padded} with the cropped positions, and the copies of the filter.${cut}`
-    : `Axis ${name}: input ${axis.input}, padded to ${axis.padded}, and its windows.${cut}`;
+    ? `Axis ${name}: output ${axis.input}, ${axis.padded_input} with the cropped positions, and the copies of the filter.${cut}`
+    : `Axis ${name}: input ${axis.input}, padded to ${axis.padded_input}, and its windows.${cut}`;
   picture.setAttribute("aria-label", label);
   const write = (x, y, text) => picture.append(inSvg("text", { x, y }, text));
   for (let i = 0; i < padded; i++) {
-    const at = i - axis.before;
+    const at = i - axis.pad_before;
     const isPad = at < 0 || at >= axis.input;
     const kind = isPad ? "padded" : unread.has(at) ? "unread" : "read";
     picture.append(inSvg("rect", { x: i * size + 1, y: 1, width: size - 1, height: size - 1, class: kind }));
@@ -401,17 +436,17 @@ function strip(axis, name) {
       return;
     }
     const first = o * axis.stride;
-    picture.append(inSvg("line", { x1: first * size + 4, x2: (first + axis.span) * size - 3, y1: y + 4, y2: y + 4 }));
+    picture.append(inSvg("line", { x1: first * size + 4, x2: (first + axis.effective_filter) * size - 3, y1: y + 4, y2: y + 4 }));
     for (let r = 0; r < axis.filter; r++)
       picture.append(inSvg("rect", { x: (first + r * axis.dilation) * size + 5, y, width: size - 9, height: 9, class: "tap" }));
-    write((first + axis.span) * size + 12, y + 8, o);
+    write((first + axis.effective_filter) * size + 12, y + 8, o);
   });
-  const full = (axis.output - 1) * axis.stride + axis.span;
+  const full = (axis.output - 1) * axis.stride + axis.effective_filter;
   crops.forEach((one, line) => {
     const y = size + 8 + (windows.length + line) * high;
     const bar = (from, to, kind) => to > from && picture.append(
       inSvg("rect", { x: from * size + 3, y, width: (to - from) * size - 5, height: 10, class: kind }));
-    const [from, to] = [one.before, end(one)].map((place) => Math.min(place, cells));
+    const [from, to] = [one.pad_before, end(one)].map((place) => Math.min(place, cells));
     bar(from, Math.min(to, full), one.input === axis.input ? "crop own" : "crop");
     bar(Math.max(from, full), to, "crop beyond");
     write(to * size + 32, y + 9, `${end(one) > cells ? "… " : ""}${called("dx")} ${one.input}`);
@@ -423,14 +458,15 @@ function strip(axis, name) {
       "dx of each possible size, a part of the gradient of the padded input", "window"];
   const [bar_, pad, grey, crop, last] = words;
   return element("figure", "axis", picture, element("figcaption", "", `Each bar with taps is ${bar_}.` +
-    `${axis.before || axis.after ? ` Dashed: ${pad}.` : ""}` +
-    `${axis.unread.some((at) => at + axis.before < padded) ? ` Grey: ${grey}.` : ""}` +
+    `${axis.pad_before || axis.pad_after ? ` Dashed: ${pad}.` : ""}` +
+    `${[...unread].some((at) => at + axis.pad_before < padded) ? ` Grey: ${grey}.` : ""}` +
     `${crops.length ? ` Bars without taps: ${crop}` +
       `${crops.some((one) => end(one) > full) && full < cells ? `, with zeros (dashed) after the last ${last}.` : "."}` : ""}${cut}`));
 }
 
 // Returns the input sizes with the same output: the first two, the axis's own, and the last two.
-function possible({ input, inputs: [first, last] }) {
+function possible(axis) {
+  const [{ input }, [first, last]] = [axis, inputsOf(axis)];
   const sizes = [first, first + 1, input, last - 1, last].filter((one) => first <= one && one <= last);
   return [...new Set(sizes)].sort((a, b) => a - b);
 }
@@ -483,7 +519,7 @@ function showKnobs() {
 // Returns the layer in the notation of the address, which resembles the options of the command line.
 function layerAddress() {
   const layer = ownLayerOf(knobs);
-  const words = [`input=${rules.shapeText(layer.input_shape)}`, `filter=${rules.shapeText(layer.filter_shape)}`];
+  const words = [`input=${shape_text(layer.input_shape)}`, `filter=${shape_text(layer.filter_shape)}`];
   for (const [name, value] of scenes.changed(knobs.rank, layer)) words.push(`${name}=${rules.optionText(value)}`);
   if (layer.output_padding) words.push(`output_padding=${rules.optionText(layer.output_padding)}`);
   if (knobs.values !== "normal") words.push(`values=${isTensor(knobs.values) ? called(knobs.values) : knobs.values}`);

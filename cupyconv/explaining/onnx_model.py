@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from cupyconv.errors import ConvError, ConvTypeError, CupyconvError, install_command
+from cupyconv.explaining.onnx_fields import Fields
 from cupyconv.explaining.onnx_file import damaged, other_kind, read_content
 from cupyconv.explaining.onnx_graph import (
     MOST_NODES,
@@ -44,6 +45,7 @@ from cupyconv.explaining.onnx_operators import (
     plain_attributes,
     unsupported,
 )
+from cupyconv.explaining.receptive import Field
 from cupyconv.explaining.transposed import output_padding
 from cupyconv.formats import SPATIAL_AXES, data_formats, filter_formats
 from cupyconv.onnx import (
@@ -107,6 +109,7 @@ class ModelLayer(_Node):
             itself, and for a filter that is not stored in the file.
         same_values_as: first layer whose filter has the same values, possibly transposed or
             converted; None as for ``same_filter_as``.
+        fields: receptive field along each axis, in the model's input; () if it is unknown.
     """
 
     problem: ConvProblem
@@ -116,6 +119,7 @@ class ModelLayer(_Node):
     activation: str
     same_filter_as: str | None
     same_values_as: str | None
+    fields: tuple[Field, ...] = ()
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -164,7 +168,7 @@ class ModelLayer(_Node):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks on fused operators, sharing, storage and enclosing operators."""
+        """Remarks on fusion, sharing, storage, enclosing operators and the receptive field."""
         notes = [f"adds {self.added}"] if self.added else []
         if self.activation:
             notes.append(f"applies {self.activation}")
@@ -177,6 +181,9 @@ class ModelLayer(_Node):
         if self.has_bias and self.bias is None:
             notes.append("bias not stored in the file")
         notes += [f"inside {operator}" for operator in self.inside]
+        if self.fields:
+            sizes, steps = ("x".join(map(str, each)) for each in zip(*self.fields, strict=True))
+            notes.append(f"receptive field {sizes}, step {steps}")
         return tuple(notes)
 
 
@@ -382,12 +389,14 @@ def _convolutions(
 ) -> tuple[Model, list[_UnknownSize]]:
     """Return the convolutions of a model, and an error for each layer with an unknown size."""
     walk = Walk(onnx, model, sizes)
+    fields = Fields(walk.inputs)
     nodes: list[ModelLayer | UnreadLayer] = []
     unknown: list[_UnknownSize] = []
     filters: dict[tuple[Stored, Stored | None], str] = {}
     for visit in walk.visits():
         node = visit.node
         if not _CONVOLUTION.search(node.op_type):
+            fields.add(visit)
             continue
         name = node.name or next(iter(node.output), node.op_type)
         form = form_of(node)
@@ -400,7 +409,9 @@ def _convolutions(
             nodes.append(_unread(walk, visit, name, "no output of the model depends on it"))
             continue
         try:
-            nodes.append(_layer(onnx, visit, form, name, walk.open_inputs, filters))
+            layer = _layer(onnx, visit, form, name, walk.open_inputs, filters)
+            field = fields.add(visit, layer.problem.axes, layer.is_transposed)
+            nodes.append(replace(layer, fields=field))
         except _UnknownSize as error:
             unknown.append(error)
             why = f"{error}. {error.remedy_by_hand}"

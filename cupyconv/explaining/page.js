@@ -153,23 +153,22 @@ function ends(size, room, needed) {
   return withGaps([...span(0, side), ...near, ...span(size - side, size)]);
 }
 
-const corner = (rule, at) => at * rule.stride - rule.before;
-const extent = (rule) => (rule.filter - 1) * rule.dilation + 1;
+const corner = (rule, at) => at * rule.stride - rule.pad_before;
 
 // Returns the outputs of an axis to draw, and the input positions to draw with their windows.
 function linked(rule, needed, places) {
   const { input, output } = rule;
-  const [first, end] = [Math.min(-rule.before, 0), Math.max(input + rule.after, input)];
+  const [first, end] = [Math.min(-rule.pad_before, 0), Math.max(input + rule.pad_after, input)];
   if (end - first <= scene.limits.places && output <= scene.limits.places)
     return [span(0, output), span(first, end)];
-  const whole = extent(rule) <= scene.limits.span;
+  const whole = rule.effective_filter <= scene.limits.span;
   let outputs, inputs;
   for (const [head, tail] of [[4, 4], [4, 3], [3, 3], [3, 2], [2, 2], [2, 1], [1, 1], [1, 0]]) {
     outputs = new Set([
       ...span(0, Math.min(head, output)), ...span(Math.max(output - tail, 0), output), needed,
     ]);
     const under = [...outputs].flatMap((at) => {
-      const [begin, last] = [corner(rule, at), corner(rule, at) + extent(rule) - 1];
+      const [begin, last] = [corner(rule, at), corner(rule, at) + rule.effective_filter - 1];
       return whole ? span(begin, last + 1) : [begin, last];
     });
     inputs = withGaps(
@@ -179,7 +178,7 @@ function linked(rule, needed, places) {
   }
   outputs.add(output - 1); // draw the last output even without its window
   for (const place of whole ? inputs : []) { // add the outputs whose windows are already drawn
-    const at = place === null ? -1 : (place + rule.before) / rule.stride;
+    const at = place === null ? -1 : (place + rule.pad_before) / rule.stride;
     const taps = span(0, rule.filter).map((tap) => corner(rule, at) + tap * rule.dilation);
     if (Number.isInteger(at) && 0 <= at && at < output && taps.every((tap) => inputs.includes(tap)))
       outputs.add(at);
@@ -220,7 +219,7 @@ function layout() {
       const rule = scene.directions[tensor].rules[i];
       const under = places[i].flatMap((place, cell) => {
         const distance = place === null ? -1 : place - corner(rule, position);
-        const inside = distance >= 0 && distance < extent(rule);
+        const inside = distance >= 0 && distance < rule.effective_filter;
         return inside && distance % rule.dilation === 0 ? [cell] : [];
       });
       known.set(key, [every.length, pairs, under]);
@@ -705,7 +704,7 @@ function reasonFor(tensor) {
     name = nameOf("dx", k, c, scene.problem.axes.map((axis, i) => near(corner(axis, look.dy[i]), axis.input)));
   else if (look.x || look.dy)
     name = nameOf("y", k, c, scene.problem.axes.map((axis, i) => look.dy?.[i] ??
-      near(Math.floor((look.x[i] + axis.before) / axis.stride), axis.output)));
+      near(Math.floor((look.x[i] + axis.pad_before) / axis.stride), axis.output)));
   return `This page has only a part of the values. For the terms of ${name}, pass --element '${name}' ` +
     `to cupyconv explain, or '${name}' to element() of the explanation in Python.`;
 }
@@ -898,7 +897,7 @@ function turnTo(tensor, looked = {}) {
   $("name-first").textContent = `of ${called(first)}`;
   $("name-second").textContent = `of ${called(second)}`;
   $("name-result").textContent = called(tensor);
-  $("planes-title").textContent = `The planes of one pair: ${flowOf(tensor)}`;
+  $("planes-title").textContent = `The planes of one pair: ${flowOf(tensor).replaceAll(" ", "\u00a0")}`;
   show();
 }
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cupyconv.errors import ConvError
-from cupyconv.explaining import translate
+from cupyconv.explaining import javascript, translate
 from cupyconv.explaining.scene import (
     DRAWN,
     RESULTS,
@@ -103,7 +103,7 @@ def html(
         "equivalent": escape(equivalent(problem)) if is_transposed else "",
         "policy": escape(_POLICY),
         "style": _asset("page.css"),
-        "script": "".join(map(_script, _SCRIPTS)),
+        "script": javascript.rules() + "".join(map(_script, _SCRIPTS)),
         "explanation": _text(document),
         "programs": programs,
     }
@@ -265,6 +265,7 @@ def _content(drawn: Scene, limits: Limits, kept: Kept) -> dict[str, Any]:
         "missing": drawn.missing,
         "source": drawn.source,
         "limits": limits._asdict(),
+        "numbers": translate.NUMBERS,
         "turned": DRAWN._asdict(),  # limits of the scenes of turned knobs
         "most": {
             "numbers": MOST_NUMBERS,

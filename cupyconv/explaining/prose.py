@@ -364,12 +364,15 @@ def _chain_rule(problem: ConvProblem) -> Section:
     title = "The chain rule"
     if len(found.first) > 1:
         title = "The chain rule, and why dx flips the filter"
-        pairs = sorted(zip(found.first, found.second, strict=True))
         most = terms.SHOWN_FIRST + terms.SHOWN_LAST
+        ranges = (found.first, found.second)
+        if found.first.step < 0:
+            ranges = (found.first[::-1], found.second[::-1])
+        pairs = [*zip(*(numbers[:most] for numbers in ranges), strict=True)]
         width = max(len(str(number)) for pair in pairs for number in pair) + 2
         rows = [
-            f"{label}{''.join(str(pair[i]).rjust(width) for pair in pairs[:most])}"
-            + (" ..." if len(pairs) > most else "")
+            f"{label}{''.join(str(pair[i]).rjust(width) for pair in pairs)}"
+            + (" ..." if len(found.first) > most else "")
             for i, label in enumerate((f"output {p}", f"tap {r}   "))
         ]
         blocks += [

@@ -32,6 +32,12 @@ class Field(NamedTuple):
     step: Fraction
 
 
+def as_json(fields: Sequence[Field]) -> dict[str, list[float]]:
+    """Return receptive fields along each axis as plain data."""
+    sizes, steps = zip(*fields, strict=True)
+    return {"sizes": [*sizes], "steps": [*map(float, steps)]}
+
+
 def field(layers: Layers) -> Field | None:
     """Return the receptive field of layers along an axis; None if it is too large to list."""
     forward = prod(axis.stride for axis, is_transposed in layers if not is_transposed)

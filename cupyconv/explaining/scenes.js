@@ -13,30 +13,16 @@ const scenes = (() => {
 
   const the = (count, noun) => (count === 1 ? `the only ${noun}` : `the ${count} ${noun}s`);
 
-  // Returns the convolution along an axis that computes dx: dilated dy with the flipped filter.
-  function inputRule({ input, filter, output, stride, dilation, span, before }) {
-    const spread = (output - 1) * stride + 1;
-    const first = span - 1 - before;
-    return { input: spread, filter, output: input, stride: 1, dilation, before: first,
-      after: input + span - 1 - spread - first };
-  }
-
-  // Returns the convolution along an axis that computes dw: x with dilated dy.
-  function filterRule({ input, filter, output, stride, dilation, span, before }) {
-    return { input, filter: output, output: filter, stride: dilation, dilation: stride, before,
-      after: span + (output - 1) * stride - input - before };
-  }
-
   // Returns all pairs of operand positions that contribute to a position of a result along an axis.
   function meetings(tensor, axis, position) {
-    const { input, filter, output, stride, dilation, before } = axis;
+    const { input, filter, output, stride, dilation, pad_before } = axis;
     const inside = ([h]) => 0 <= h && h < input;
     if (tensor === "y")
-      return rules.span(filter).map((r) => [position * stride - before + r * dilation, r]).filter(inside);
+      return rules.span(filter).map((r) => [position * stride - pad_before + r * dilation, r]).filter(inside);
     if (tensor === "dw")
-      return rules.span(output).map((p) => [p * stride - before + position * dilation, p]).filter(inside);
+      return rules.span(output).map((p) => [p * stride - pad_before + position * dilation, p]).filter(inside);
     return rules.span(filter)
-      .map((r) => [(position + before - r * dilation) / stride, r])
+      .map((r) => [(position + pad_before - r * dilation) / stride, r])
       .filter(([p]) => Number.isInteger(p) && 0 <= p && p < output);
   }
 
@@ -56,19 +42,19 @@ const scenes = (() => {
     const [x, w, dy] = [`${X}[n,c,${h}]`, `w[k,c,${r}]`, `${DY}[n,k,${p}]`];
     const where = groups > 1 ? " of its group" : "";
     const comma = (letters) => letters.split(",").join(", ");
-    const isPadded = axes.some((axis) => axis.before || axis.after);
+    const isPadded = axes.some((axis) => axis.pad_before || axis.pad_after);
     const of = (tensor, condition, parts) =>
       ({ tensor, ...passes[tensor], note: passes[tensor].notes[+condition], ...parts });
     return {
       dw: of("dw", isPadded, {
         pair: `dw[{k},{own}] depends on channel {c} of ${X} and channel {k} of ${DY} only. Each pair fills its ` +
           "own cell: nothing is tiled, broadcast or averaged.",
-        rules: axes.map(filterRule), terms: N, rule: `dw[k,c,${r}] = sum over n, ${comma(p)} of ${dy} * ${x}`,
+        rules: axes.map((axis) => filter_gradient_axis(axis).rule), terms: N, rule: `dw[k,c,${r}] = sum over n, ${comma(p)} of ${dy} * ${x}`,
         at: axes.map((axis) => axis.filter >> 1) }),
       dx: of("dx", Math.max(...stride) > 1, {
         pair: `${DX}[{c}] is the sum of its column, over ${the(groupFilters, "channel")} of ${DY}${where}: ` +
           `${DY}[{k}] enters the sum through w[{k},{own}].`,
-        rules: axes.map(inputRule), terms: groupFilters,
+        rules: axes.map((axis) => input_gradient_axis(axis).rule), terms: groupFilters,
         rule: `${DX}[n,c,${h}] = sum over k, ${comma(r)} of ${dy} * ${w}`,
         at: axes.map((axis) => busiest(axis, turned.places)) }),
       y: of("y", isPadded, {
@@ -106,10 +92,10 @@ const scenes = (() => {
   function blank(layer, first) {
     const problem = rules.problem(layer);
     const { groupFilters, groupChannels, axes } = problem;
-    const plain = axes.every((axis) => axis.stride === 1 && axis.dilation === 1 && !axis.before && !axis.after);
+    const plain = axes.every((axis) => axis.stride === 1 && axis.dilation === 1 && !axis.pad_before && !axis.pad_after);
     const { isTransposed } = first;
     return { problem, isTransposed, opened: plain && !isTransposed ? "dw" : "dx", image: 0, k: Math.min(2, groupFilters - 1),
-      c: Math.min(1, groupChannels - 1), directions: directions(problem, first), limits: first.turned,
+      c: Math.min(1, groupChannels - 1), directions: directions(problem, first), limits: first.turned, numbers: first.numbers,
       dtype: "float32", source: "", missing: {}, library: {}, values: {}, data: null };
   }
 
@@ -153,9 +139,9 @@ const scenes = (() => {
 
   function pytorch({ rank, axes, isUneven, stride, dilation, groups, mode }) {
     const rest = `stride=${tuple(stride)}, dilation=${tuple(dilation)}, groups=${groups}`;
-    let [source, padding] = ["X", `padding=${tuple(axes.map((axis) => axis.before))}`];
+    let [source, padding] = ["X", `padding=${tuple(axes.map((axis) => axis.pad_before))}`];
     if (isUneven) {
-      const sides = [...axes].reverse().flatMap((axis) => [axis.before, axis.after]);
+      const sides = [...axes].reverse().flatMap((axis) => [axis.pad_before, axis.pad_after]);
       [source, padding] = [`F.pad(X, ${rules.python(sides)})`, "padding=0"];
     } else if (mode.startsWith("same") && Math.max(...stride) === 1) padding = "padding='same'";
     return `F.conv${rank}d(${source}, W, ${padding}, ${rest})`;
@@ -165,15 +151,15 @@ const scenes = (() => {
     const { rank, axes, stride, dilation, groups, mode } = problem;
     let [source, padding] = ["X", `"${mode.toUpperCase()}"`];
     if (mode === "same_lower" || mode === "explicit") {
-      const pairs = list([[0, 0], ...axes.map((axis) => [axis.before, axis.after]), [0, 0]]);
-      if (!axes.some((axis) => axis.before || axis.after)) padding = '"VALID"';
+      const pairs = list([[0, 0], ...axes.map((axis) => [axis.pad_before, axis.pad_after]), [0, 0]]);
+      if (!axes.some((axis) => axis.pad_before || axis.pad_after)) padding = '"VALID"';
       else if (rank === 2 && Math.max(...dilation) === 1) padding = pairs;
       else [source, padding] = [`tf.pad(X, ${pairs})`, '"VALID"'];
     }
-    const left = axes.map((axis) => axis.outputPadding);
+    const left = axes.map((axis) => output_padding(axis));
     if (axes.every((axis) => axis.filter === 1) && left.some(Boolean)) {
       if (padding.startsWith("[")) source = `tf.pad(X, ${padding})`;
-      const ends = axes.map((axis, i) => `:${axis.padded - left[i]}`).join(", ");
+      const ends = axes.map((axis, i) => `:${axis.padded_input - left[i]}`).join(", ");
       [source, padding] = [`${source}[:, ${ends}]`, '"VALID"'];
     }
     const call = (x, w) => {
@@ -187,20 +173,20 @@ const scenes = (() => {
       `tf.split(W, ${groups}, -1))], -1)`;
   }
 
-  function jax({ axes, stride, dilation, groups, mode, dataFormat, filterFormat }) {
-    const pairs = `[${axes.map((axis) => `(${axis.before}, ${axis.after})`).join(", ")}]`;
+  function jax({ axes, stride, dilation, groups, mode, data_format, filter_format }) {
+    const pairs = `[${axes.map((axis) => `(${axis.pad_before}, ${axis.pad_after})`).join(", ")}]`;
     const padding = mode === "explicit" ? pairs : `"${mode.toUpperCase()}"`;
     return `lax.conv_general_dilated(x, w, ${rules.python(stride)}, ${padding}, ` +
-      `rhs_dilation=${rules.python(dilation)}, dimension_numbers=('${dataFormat}', '${filterFormat}', ` +
-      `'${dataFormat}'), feature_group_count=${groups}, precision='highest')`;
+      `rhs_dilation=${rules.python(dilation)}, dimension_numbers=('${data_format}', '${filter_format}', ` +
+      `'${data_format}'), feature_group_count=${groups}, precision='highest')`;
   }
 
   // The lines of a transposed layer; the problem is the convolution that it reverses.
-  const inside = (axes) => axes.map((axis) => `${axis.before}:${axis.before + axis.input}`).join(", ");
-  const extra = (axes) => rules.compact(axes.map((axis) => axis.outputPadding));
+  const inside = (axes) => axes.map((axis) => `${axis.pad_before}:${axis.pad_before + axis.input}`).join(", ");
+  const extra = (axes) => rules.compact(axes.map((axis) => output_padding(axis)));
 
   function pytorchTransposed({ rank, axes, isUneven, stride, dilation, groups }) {
-    const padding = isUneven ? "0" : tuple(axes.map((axis) => axis.before));
+    const padding = isUneven ? "0" : tuple(axes.map((axis) => axis.pad_before));
     return `F.conv_transpose${rank}d(X, W, padding=${padding}, output_padding=${rules.python(extra(axes))}, ` +
       `stride=${tuple(stride)}, dilation=${tuple(dilation)}, groups=${groups})` +
       (isUneven ? `[:, :, ${inside(axes)}]` : "");
@@ -208,11 +194,11 @@ const scenes = (() => {
 
   function tensorflowTransposed(problem) {
     const { rank, N, C, axes, stride, dilation, groups, mode } = problem;
-    const left = axes.map((axis) => axis.outputPadding);
+    const left = axes.map((axis) => output_padding(axis));
     const isPadded = axes.every((axis) => axis.filter === 1) && left.some(Boolean);
     const isWord = !isPadded && (mode === "same" || mode === "valid");
-    const isCropped = !isWord && axes.some((axis) => axis.before || axis.after);
-    const sizes = axes.map((axis, i) => (isWord ? axis.input : axis.padded) - (isPadded ? left[i] : 0));
+    const isCropped = !isWord && axes.some((axis) => axis.pad_before || axis.pad_after);
+    const sizes = axes.map((axis, i) => (isWord ? axis.input : axis.padded_input) - (isPadded ? left[i] : 0));
     const each = (values) => rank === 1 ? values[0] : list(rank === 2 ? values : [1, ...values, 1]);
     const gaps = Math.max(...dilation) > 1 ? `, dilations=${each(dilation)}` : "";
     const call = (x, w) => `tf.nn.conv${rank}d_transpose(${x}, ${w}, ${list([N, ...sizes, C / groups])}, ` +
@@ -233,14 +219,13 @@ const scenes = (() => {
     return Object.keys(usual).filter((name) => layer[name] !== usual[name]).map((name) => [name, layer[name]]);
   }
 
-  function options({ rank, stride, dilation, axes, mode, groups, dataFormat, filterFormat }) {
-    return changed(rank, { stride: rules.compact(stride), padding: mode === "explicit" ? paddingOf(axes) : mode,
-      dilation: rules.compact(dilation), groups, data_format: dataFormat, filter_format: filterFormat });
+  function options({ rank, stride, dilation, axes, mode, groups, data_format, filter_format }) {
+    return changed(rank, { stride: rules.compact(stride), padding: mode === "explicit" ? paddingOf(axes.map((axis) => [axis.pad_before, axis.pad_after])) : mode,
+      dilation: rules.compact(dilation), groups, data_format: data_format, filter_format: filter_format });
   }
 
   // Returns explicit padding in its shortest form.
-  function paddingOf(axes) {
-    const pairs = axes.map((axis) => [axis.before, axis.after]);
+  function paddingOf(pairs) {
     if (pairs.some(([before, after]) => before !== after)) return pairs;
     return rules.compact(pairs.map(([before]) => before));
   }
@@ -255,14 +240,14 @@ const scenes = (() => {
   function own({ problem, isTransposed, knobs: { layer } }) {
     if (!isTransposed) return [layer.input_shape, options(problem)];
     const value = extra(problem.axes);
-    return [problem.outputShape, [...options(problem), ["output_padding", value]]];
+    return [problem.output_shape, [...options(problem), ["output_padding", value]]];
   }
 
   // Returns the command line that explains a layer with random values.
   function command(scene, element) {
     const { isTransposed, knobs: { layer, values, seed, dtype = "float32" } } = scene;
     const [x, arguments_] = own(scene);
-    const words = ["cupyconv explain", rules.shapeText(x), rules.shapeText(layer.filter_shape)];
+    const words = ["cupyconv explain", shape_text(x), shape_text(layer.filter_shape)];
     if (isTransposed) words.push("--transposed");
     for (const [name, value] of arguments_) words.push(`--${name.replace("_", "-")} ${rules.optionText(value)}`);
     if (values !== "normal") words.push("--values integers");
@@ -274,20 +259,24 @@ const scenes = (() => {
   }
 
   // Returns the lines of Python that make x, w and dy, with the values of the scene.
-  function arrays({ problem, isTransposed, knobs: { layer, values, seed, loss, given = [], dtype = "float32", edits = {} } }) {
-    const kind = dtype === "float64" ? dtype : "float32";
-    const rounded = /^(float16|complex)/.test(dtype) ? `.astype("${dtype}")` : "";
+  function arrays({ problem, isTransposed, numbers, knobs: { layer, values, seed, loss, given = [], dtype = "float32", edits = {} } }) {
     const size = tensors.sizes(problem);
     const called = naming(isTransposed);
     const place = (name, index) => {
-      const [format, logical] = name === "w" ? [problem.filterFormat, "OI"] : [problem.dataFormat, "NC"];
+      const [format, logical] = name === "w" ? [problem.filter_format, "OI"] : [problem.data_format, "NC"];
       return [...format].map((letter) => index[`${logical}${rules.LETTERS[problem.rank]}`.indexOf(letter)]).join(", ");
     };
-    const shapes = { x: layer.input_shape, w: layer.filter_shape, dy: problem.outputShape };
+    const shapes = { x: layer.input_shape, w: layer.filter_shape, dy: problem.output_shape };
     if (loss === "squares" && !isTransposed) delete shapes.dy; // the last to be drawn
+    let first = tensors.firstNumber(seed);
+    const drawn = (shape) => {
+      const call = `numbers(${first}, ${rules.python(shape)})`;
+      first += tensors.product(shape);
+      return call;
+    };
     const lines = Object.entries(shapes).map(([name, shape]) => `${called(name)} = ` +
-      (values === "normal" ? `rng.standard_normal(${rules.python(shape)}, dtype="${kind}")${rounded}`
-        : `rng.integers(-3, 4, ${rules.python(shape)}).astype("${dtype === "bfloat16" ? kind : dtype}")`) +
+      (dtype.startsWith("complex") ? `(${drawn(shape)} + 1j * ${drawn(shape)})` : drawn(shape)) +
+      `.astype("${dtype === "bfloat16" ? "float32" : dtype}")` +
       (given.includes(name) ? "  # replace it by the array that you passed" : ""));
     if (loss === "sum") lines.push("dy[:] = 1  # the loss is sum(y)");
     const set = (name, index, value) => lines.push(`${called(name)}[${place(name, index)}] = ${value}`);
@@ -298,13 +287,13 @@ const scenes = (() => {
     for (const [element, value] of Object.entries(edits)) {
       set(...tensors.parsed(element), value);
     }
-    return [`rng = np.random.default_rng(${seed})`, ...lines];
+    return [numbers[values === "normal" ? values : "integers"], ...lines];
   }
 
   // Returns the programs of a scene: for each, its name, its text, and a reason if it is left out.
   function programs(scene, element = "") {
     const { problem, isTransposed, knobs: { layer, values, seed, loss, given = [], dtype = "float32", edits = {} } } = scene;
-    const { rank, dataFormat, filterFormat } = problem;
+    const { rank, data_format, filter_format } = problem;
     const called = naming(isTransposed);
     const [x, arguments_] = own(scene);
     const keywords = arguments_.map(([name, value]) => `${name}=${rules.python(value)}`);
@@ -313,14 +302,15 @@ const scenes = (() => {
     if (dtype !== "float32") keywords.push(`dtype="${dtype}"`);
     const isRandom = isDrawn(values) && !Object.keys(edits).length && (loss ?? "dot") === "dot";
     const names = isRandom ? given.map(called) : ["x", "w", "dy"];
-    const made = arrays(scene).filter((line) => names.some((name) => line.startsWith(name)) || names.length && line.startsWith("rng"));
+    const [helper, ...lines] = arrays(scene);
+    const made = lines.filter((line) => names.some((name) => line.startsWith(name)));
     if (isSquares) made.push(gradient);
     const passed = names.map((name) => `${name}=${name}`);
     if (isRandom && values !== "normal") passed.push('values="integers"');
     if (isRandom && String(seed) !== "0") passed.push(`seed=${seed}`);
     if (isLarge(scene)) passed.push("large=True");
     const shapes = [x, layer.filter_shape].map(rules.python);
-    const python = ["import cupyconv", ...(names.length ? ["import numpy as np"] : []), "",
+    const python = ["import cupyconv", ...(names.length ? ["import numpy as np", "", helper] : [""]),
       `problem = cupyconv.ConvProblem${isTransposed ? ".from_output" : ""}(${[...shapes, ...keywords].join(", ")})`, ...made,
       `explanation = cupyconv.explain(${["problem", ...(isTransposed ? ["transposed=True"] : []), ...passed].join(", ")})`,
       `explanation.show(${element ? `"${element}"` : ""})`];
@@ -332,7 +322,7 @@ const scenes = (() => {
       const [data, filter] = [rules.dataFormats(rank)[isLast], rules.filterFormats(rank)[isLast]];
       const order = (source, target) => source === target ? ""
         : rules.python([...target].map((letter) => source.indexOf(letter)));
-      const orders = { x: order(dataFormat, data), w: order(filterFormat, filter), dy: order(dataFormat, data) };
+      const orders = { x: order(data_format, data), w: order(filter_format, filter), dy: order(data_format, data) };
       if (isSquares) delete orders.dy;
       return [`# X, Y and DX are ${data}, W and DW are ${filter}.`,
         ...Object.entries(orders).map(([name, axes]) => `${name.toUpperCase()} = ${tensor(name, axes)}`)];

@@ -1,110 +1,17 @@
-// Random numbers and small convolutions.  A seed gives the same numbers as NumPy in cupyconv/explaining/
-// values.py: the generator is PCG64, and float32 normal numbers come from the ziggurat method.
+// Random numbers and small convolutions, as in cupyconv/explaining/values.py.
 const tensors = (() => {
-  const MASK = (1n << 64n) - 1n;
-  const MASKS = (1n << 128n) - 1n;
-  const MULTIPLIER = 0x2360ED051FC65DA44385DF649FCCF645n;
+  const PERIOD = 999983; // as in values.py
 
-  // Returns a function that returns the next 32 random bits, as NumPy's default generator.
-  function generator(seed) {
-    const number = BigInt(seed);
-    const entropy = [Number(number & 0xffffffffn), Number(number >> 32n), 0, 0];
-    let constant = 0x43b0d7e5;
-    const hashed = (value, multiplier) => {
-      const mixed = value ^ constant;
-      constant = Math.imul(constant, multiplier);
-      const product = Math.imul(mixed, constant);
-      return (product ^ (product >>> 16)) >>> 0;
-    };
-    const pool = entropy.map((word) => hashed(word, 0x931e8875));
-    for (let source = 0; source < 4; source++)
-      for (let target = 0; target < 4; target++) {
-        if (source === target) continue;
-        const hash = hashed(pool[source], 0x931e8875);
-        const mixed = Math.imul(0xca01f9dd, pool[target]) - Math.imul(0x4973f715, hash) | 0;
-        pool[target] = (mixed ^ (mixed >>> 16)) >>> 0;
-      }
-    constant = 0x8b51f9dd;
-    const words = rules.span(8).map((i) => BigInt(hashed(pool[i % 4], 0x58f38ded)));
-    const [a, b, c, d] = rules.span(4).map((i) => words[2 * i] | (words[2 * i + 1] << 32n));
-    const increment = ((((c << 64n) | d) << 1n) | 1n) & MASKS;
-    const step = (state) => (state * MULTIPLIER + increment) & MASKS;
-    let state = step(step(0n) + ((a << 64n) | b));
-    let kept = null; // the upper half of the last 64 bits
-    return () => {
-      if (kept !== null) {
-        const next = kept;
-        kept = null;
-        return next;
-      }
-      state = step(state);
-      const mixed = (state >> 64n) ^ (state & MASK);
-      const turn = state >> 122n;
-      const bits = ((mixed >> turn) | (mixed << (64n - turn))) & MASK;
-      kept = Number(bits >> 32n);
-      return Number(bits & 0xffffffffn);
-    };
-  }
+  // Returns the position of the first number of a seed.
+  const firstNumber = (seed) => Number(((BigInt(seed) + 1n) * 123457n) % BigInt(PERIOD));
 
-  // Returns a function that returns a random integer from -3 to 3.
-  function integers(next) {
-    return () => {
-      for (;;) {
-        const product = BigInt(next()) * 7n;
-        if (Number(product & 0xffffffffn) >= 2 ** 32 % 7) return Number(product >> 32n) - 3;
-      }
-    };
-  }
-
-  // Edges and heights of the 256 layers of the ziggurat.
-  const [R, V] = [3.6541528853610088, 0.00492867323399];
-  const bell = (x) => Math.exp(-0.5 * x * x);
-  const layers = (() => {
-    const [scaled, widths, heights] = [new Uint32Array(256), new Float32Array(256), new Float32Array(256)];
-    const most = 2 ** 23;
-    let edge = R;
-    const base = V / bell(R);
-    scaled[0] = Math.floor((R / base) * most);
-    widths[0] = base / most;
-    heights[0] = 1;
-    widths[255] = R / most;
-    heights[255] = bell(R);
-    for (let i = 254; i > 0; i--) {
-      const inner = Math.sqrt(-2 * Math.log(V / edge + bell(edge)));
-      scaled[i + 1] = Math.floor((inner / edge) * most);
-      edge = inner;
-      heights[i] = bell(edge);
-      widths[i] = edge / most;
-    }
-    return { scaled, widths, heights };
-  })();
-
-  // Returns a function that returns a normally distributed float32.
-  function normal(next) {
-    const { scaled, widths, heights } = layers;
-    const { fround, log1p } = Math;
-    const unit = () => (next() >>> 8) / 2 ** 24;
-    return () => {
-      for (;;) {
-        const bits = next();
-        const i = bits & 0xff;
-        const size = (bits >>> 9) & 0x7fffff;
-        let x = fround(size * widths[i]);
-        if ((bits >>> 8) & 1) x = -x;
-        if (size < scaled[i]) return x;
-        if (i) {
-          const height = fround(fround(fround(heights[i - 1] - heights[i]) * unit()) + heights[i]);
-          if (height < Math.exp(-0.5 * x * x)) return x;
-          continue;
-        }
-        for (;;) {
-          const beyond = fround(fround(-1 / R) * fround(log1p(-unit())));
-          const other = fround(-fround(log1p(-unit())));
-          if (fround(other + other) > fround(beyond * beyond))
-            return (size >>> 8) & 1 ? -fround(fround(R) + beyond) : fround(fround(R) + beyond);
-        }
-      }
-    };
+  // Returns a function that returns the random number at a position.
+  function numbers(kind) {
+    const { floor } = Math;
+    const hash = (i) => (((i % PERIOD) ** 2 % PERIOD) * (i % PERIOD)) % PERIOD;
+    if (kind !== "normal") return (i) => (hash(i) % 7) - 3;
+    const hundredths = (h) => 2 * ((h % 100) + (floor(h / 100) % 100) + floor(h / 10000)) - 297;
+    return (i) => Math.fround(hundredths(hash(i)) / 100);
   }
 
   const product = (sizes) => sizes.reduce((n, size) => n * size, 1);
@@ -147,16 +54,17 @@ const tensors = (() => {
   // while the others have integers.
   // edits: values that are set by hand, keyed by names such as "x[0,1,2,3]".
   function draw(problem, seed, kind, edits = {}) {
-    const next = generator(seed);
-    const number = kind === "normal" ? normal(next) : integers(next);
+    let first = firstNumber(seed);
+    const number = numbers(kind);
     const letters = rules.LETTERS[problem.rank];
     const found = {};
     for (const [name, size] of Object.entries(sizes(problem))) {
       const [format, logical] = name === "w"
-        ? [problem.filterFormat, `OI${letters}`] : [problem.dataFormat, `NC${letters}`];
+        ? [problem.filter_format, `OI${letters}`] : [problem.data_format, `NC${letters}`];
       const order = [...logical].map((letter) => format.indexOf(letter));
       const stored = [...format].map((letter) => size[logical.indexOf(letter)]);
-      const drawn = Float64Array.from({ length: product(size) }, number);
+      const drawn = Float64Array.from({ length: product(size) }, (_, i) => number(first + i));
+      first += drawn.length;
       found[name] = permuted(drawn, stored, order);
       if (kind !== name) continue;
       found[name].fill(0);
@@ -193,7 +101,7 @@ const tensors = (() => {
   function run(problem, { x, w, dy }) {
     const { N, C, K, groups, axes } = problem;
     const [y, dx, dw] = [dy, x, w].map(({ length }) => new Float64Array(length));
-    const loops = axes.map(({ triples, input, filter, output }) => ({ triples, input, filter, output }));
+    const loops = axes.map((axis) => ({ ...axis, triples: rules.triples(axis), output: axis.output }));
     // Adds all products of axis i and the axes after it; a, b and c are places in x, w and dy.
     const add = (i, a, b, c) => {
       const { triples, input, filter, output } = loops[i];
@@ -257,5 +165,5 @@ const tensors = (() => {
     return { numbers, products: (N * K * C * pairs) / groups };
   }
 
-  return { generator, integers, normal, draw, run, all, losses, sums, parsed, isElement, isNumber, cost, sizes, sizeOf, middle, product };
+  return { firstNumber, numbers, draw, run, all, losses, sums, parsed, isElement, isNumber, cost, sizes, sizeOf, middle, product };
 })();

@@ -1,6 +1,6 @@
 """Translate a layer into programs of other frameworks, and note what a framework does not support.
 
-Every program draws random NumPy arrays ``x``, ``w`` and ``dy`` in the problem's formats, and
+Every program makes random NumPy arrays ``x``, ``w`` and ``dy`` in the problem's formats, and
 computes ``y``, ``dx`` and ``dw`` as arrays in the same formats.
 """
 
@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from cupyconv import formats
 from cupyconv.errors import ConvError, unknown_word
-from cupyconv.explaining.adjoints import filter_gradient_axes, input_gradient_axes
+from cupyconv.explaining.adjoints import filter_gradient_axes, input_gradient_axes, output_padding
 from cupyconv.explaining.terms import CONVOLUTION_NAMES
+from cupyconv.explaining.values import PERIOD, first_number
 from cupyconv.problem import REAL_PART, ConvProblem
 
 _PRINT = """\
@@ -22,6 +24,22 @@ for name, array in {"y": y, "dx": dx, "dw": dw}.items():
     norm = np.sqrt((abs(array).astype("float64") ** 2).sum())
     print(f"{name}: shape {array.shape}, norm {norm:.5g}")  # as in `cupyconv grads`"""
 """Last lines of every program."""
+
+_DRAWN = {
+    "normal": "(2 * (h % 100 + h // 100 % 100 + h // 10000) - 297) / 100",
+    "integers": "h % 7 - 3",
+}
+
+NUMBERS = {
+    kind: f"""\
+def numbers(first, shape):  # as in `cupyconv grads`
+    i = np.arange(first, first + np.prod(shape)) % {PERIOD}
+    h = i * i % {PERIOD} * i % {PERIOD}
+    return ({drawn}).reshape(shape)
+"""
+    for kind, drawn in _DRAWN.items()
+}
+"""Lines that define the function ``numbers`` of explaining.values in a program, keyed by kind."""
 
 _THROUGH_FLOAT32 = "NumPy has no bfloat16: the program converts through float32"
 
@@ -111,15 +129,16 @@ def translation(problem: ConvProblem, framework: str, is_transposed: bool = Fals
 def _setup(problem: ConvProblem, is_transposed: bool = False) -> str:
     x, dy = ("dy", "x") if is_transposed else ("x", "dy")
     shapes = {x: problem.input_shape, "w": problem.filter_shape, dy: problem.output_shape}
-    part = REAL_PART.get(problem.dtype, problem.dtype)
-    drawn = "float64" if part == "float64" else "float32"
-    rounded = f'.astype("{problem.dtype}")' if problem.dtype == "float16" else ""
-    lines = ["rng = np.random.default_rng(0)  # the same numbers as in `cupyconv grads`"]
+    first = first_number(0)
+    dtype = "float32" if problem.dtype == "bfloat16" else problem.dtype
+    lines = [NUMBERS["normal"]]
     for name, shape in shapes.items():
-        numbers = f'rng.standard_normal({shape}, dtype="{drawn}"){rounded}'
-        lines.append(f"{name} = {numbers}")
+        call = f"numbers({first}, {shape})"
+        first += prod(shape)
         if problem.is_complex:
-            lines.append(f"{name} = {name} + 1j * {numbers}")
+            call = f"({call} + 1j * numbers({first}, {shape}))"
+            first += prod(shape)
+        lines.append(f'{name} = {call}.astype("{dtype}")')
     return "\n".join(lines)
 
 
@@ -142,17 +161,6 @@ def _permutations(
     there = call(problem.data_format, data), call(problem.filter_format, filters)
     back = call(data, problem.data_format), call(filters, problem.filter_format)
     return *there, *back
-
-
-def _output_padding(problem: ConvProblem) -> tuple[int, ...]:
-    """Return, for each axis, the input size minus the smallest one with the same output size.
-
-    The padding in numbers is the same for both sizes.
-    """
-    return tuple(
-        axis.padded_input - axis.effective_filter - (axis.output - 1) * axis.stride
-        for axis in problem.axes
-    )
 
 
 def _inside(problem: ConvProblem) -> str:
@@ -196,7 +204,7 @@ def _pytorch(problem: ConvProblem) -> Translation:
         flags.append(_THROUGH_FLOAT32)
     # PyTorch raises an error for the gradient of some permuted filters.
     contiguous = ".contiguous()" if filters else ""
-    option = f"output_padding={_torch_tuple(_output_padding(problem))}"
+    option = f"output_padding={_torch_tuple(tuple(map(output_padding, problem.axes)))}"
     weights = "W.detach().conj()" if problem.is_complex else "W.detach()"
     lines = [
         f"X = torch.from_numpy(x){rounded}{data}.requires_grad_()",
@@ -261,9 +269,9 @@ def _tensorflow(problem: ConvProblem) -> Translation:
         source = f"tf.pad(X, {pairs})"
         only = "With dilation, " if rank == 2 else ""
         flags.append(f"{only}conv{rank}d supports only SAME and VALID: tf.pad adds the padding")
-    single = max(problem.filter_sizes) == 1 and any(_output_padding(problem))
+    single = max(problem.filter_sizes) == 1 and any(tuple(map(output_padding, problem.axes)))
     if single:
-        left = zip(problem.axes, _output_padding(problem), strict=True)
+        left = zip(problem.axes, tuple(map(output_padding, problem.axes)), strict=True)
         ends = ", ".join(f":{axis.padded_input - rest}" for axis, rest in left)
         if padding.startswith("["):
             source = f"tf.pad(X, {padding})"
@@ -437,7 +445,7 @@ def _onnx(problem: ConvProblem) -> Translation:
     padding = f'auto_pad="{word}"' if word else f"pads={pads}"
     strides, dilations = list(problem.stride), list(problem.dilation)
     call = f"Conv(x, w, {padding}, strides={strides}, dilations={dilations}, group={groups})"
-    extra = list(_output_padding(problem))
+    extra = list(map(output_padding, problem.axes))
     weights = filter_gradient_axes(problem)
     grad_pads = [a.padding[0] for a in weights] + [max(a.padding[1], 0) for a in weights]
     used = ", ".join(f":{a.rule.input + min(a.padding[1], 0)}" for a in weights)
@@ -538,7 +546,7 @@ def _pytorch_transposed(problem: ConvProblem) -> Translation:
             "PyTorch's transposed convolution crops both sides of an axis equally: the program "
             "crops the full result"
         )
-    extra = f"output_padding={_torch_tuple(_output_padding(problem))}"
+    extra = f"output_padding={_torch_tuple(tuple(map(output_padding, problem.axes)))}"
     stride, dilation = _torch_tuple(problem.stride), _torch_tuple(problem.dilation)
     call = (
         f"F.conv_transpose{rank}d(X, W, padding={padding}, {extra}, stride={stride}, "
@@ -574,7 +582,7 @@ def _tensorflow_transposed(problem: ConvProblem) -> Translation:
             f"{formats.filter_formats(rank)[1]}, the orders that TensorFlow supports on a CPU"
         )
     sizes, padding, crop = problem.input_sizes, problem.padding_mode.upper(), ""
-    extra, zeros = _output_padding(problem), ""
+    extra, zeros = tuple(map(output_padding, problem.axes)), ""
     if max(problem.filter_sizes) == 1 and any(extra):
         zeros = f", {[[0, 0], *([0, each] for each in extra), [0, 0]]})"
         flags.append(
@@ -682,7 +690,7 @@ def _onnx_transposed(problem: ConvProblem) -> Translation:
         return re.sub(r"\b(?:X_read|d?[xyw]|D?[XYW])\b", lambda name: names[name[0]], text)
 
     befores, afters = zip(*problem.padding, strict=True)
-    extra = list(_output_padding(problem))
+    extra = list(map(output_padding, problem.axes))
     call = (
         f"ConvTranspose(x, w, pads={[*befores, *afters]}, output_padding={extra}, "
         f"strides={list(problem.stride)}, dilations={list(problem.dilation)}, "

@@ -82,7 +82,7 @@ def test_text_explains_unread_inputs():
 
 
 @given(problems(max_macs=300, dtypes=("float64",)))
-def test_dx_of_every_size_is_the_gradient_of_the_padded_input_without_its_padding(problem):
+def test_dx_of_every_size_is_a_crop_of_one_gradient(problem):
     """The gradient of the padded input is the same for each size, up to zeros at its end."""
     data, rules = integer_data(problem), problem.keywords
 
@@ -119,7 +119,7 @@ def test_text_reports_effects_of_another_input_size(problem, moves):
 
 
 @pytest.mark.parametrize("problem", RANDOM, ids=str)
-def test_text_reports_padding_that_depends_on_the_size_exactly_if_it_does(problem):
+def test_text_reports_padding_that_depends_on_the_size(problem):
     moved = False
     for place, axis in enumerate(problem.axes):
         for size in axis.valid_input_sizes:

@@ -15,9 +15,10 @@ from click.testing import CliRunner
 import cupyconv
 from cupyconv import ConvProblem
 from cupyconv.cli.main import main
+from cupyconv.explaining.values import first_number
 from cupyconv.formats import data_formats, filter_formats
 from tests.browser import acted, logged
-from tests.explaining.test_page_rules import valid_layer
+from tests.explaining.test_page_rules import random_layer, valid_layer
 
 pytestmark = pytest.mark.costly  # each case starts a browser
 
@@ -100,7 +101,7 @@ def test_large_seeds_keep_all_digits(browse, seed):
     assert log[0] == expected
     assert f"&seed={seed}&dx=" in log[1]
     assert f" --seed {seed} " in log[2]
-    assert f"default_rng({seed})" in log[2]
+    assert f"numbers({first_number(seed)}, (1, 2, 5, 5))" in log[2]
     assert log[3] == 'A seed is a whole number from 0 to 2^63 - 1, not "9223372036854775808".'
     assert turned(browse, "log(numbers()); log(location.hash);", place=log[1]) == [expected, log[1]]
 
@@ -217,30 +218,26 @@ def test_invalid_layer_shows_the_rule_and_its_ways_out(browse):
         SMALL.replace(groups=2, filter_shape=(3, 1, 3, 3))
     assert log[0].startswith(f"Groups{str(caught.value)[6:].split('. ')[0]}.")
     assert log[1] == "true"
-    assert [way.lower() for way in log[2].split(";")] == [
-        cupyconv.errors._way_out(phrases, cupyconv.errors.python_argument).lower()
-        for phrases in caught.value.fixes
-    ]
+    assert log[2] == "Use groups = 1;Use filters = 2"
     assert log[4] == "true"
     assert log[5] == "number"
     assert log[6].startswith("Stride must be at least 1 (axis W): got 0.Use 1 or more.")
     assert log[7].startswith("The filter must fit into the padded input (axis H): a filter of 9")
-    assert "filter=3x1x9x3" in log[8] or "filter=3x2x9x3" in log[8]
+    assert "filter=3x2x9x3" in log[8]
 
 
 @pytest.mark.parametrize("groups", [0, -1])
 def test_groups_below_one_are_rejected_as_in_the_library(browse, groups):
     script = f"""
       set('groups', {groups}); log(text('wrong')); log(title()); log(location.hash);
-      log($$('.way').length); $$('.way')[0].click(); log(title());
+      $$('.way')[0].click(); log(title());
     """
-    said, title, address, ways, repaired = turned(browse, script)
+    said, title, address, repaired = turned(browse, script)
     with pytest.raises(cupyconv.ConvError) as caught:
         SMALL.replace(groups=groups)
     assert said.startswith(f"Groups{str(caught.value)[6:].split('. ')[0]}.")
     assert title == "1x2x5x5 * 3x2x3x3"
     assert address == f"#input=1x2x5x5&filter=3x2x3x3&groups={groups}"
-    assert int(ways) == len(caught.value.fixes)
     assert repaired == "1x2x5x5 * 3x2x3x3 -> 1x3x3x3"
 
 
@@ -567,6 +564,24 @@ def test_every_error_has_a_repair(browse):
     assert [line.rsplit(" ", 2)[1:] for line in log] == [["true", "true"]] * 9, log
 
 
+def test_repairs_make_random_layers_valid(browse):
+    """Each offered state is valid in the library; most errors of a single knob have one."""
+    draw = random.Random(7)
+    layers = [random_layer(draw) for _ in range(300)]
+    script = f"""
+      for (const layer of {json.dumps(layers)}) {{
+        turn(knobsOf({{ layer, values: 'integers', seed: '1' }}));
+        log(JSON.stringify(wrong ? repairs().map(([, state]) => layerOf(state)) : null));
+      }}
+    """
+    found = [json.loads(line) for line in turned(browse, script)]
+    for layer in (layer for repairs in found for layer in repairs or ()):
+        ConvProblem(**layer)
+    wrong = [repairs for repairs in found if repairs is not None]
+    assert len(wrong) > 90
+    assert sum(map(bool, wrong)) > 0.8 * len(wrong)
+
+
 @pytest.mark.parametrize(
     ("problem", "bars"),
     [
@@ -643,7 +658,7 @@ def test_differences_check_the_chosen_gradient(browse, loss):
 
 def test_difference_that_loses_its_digits_is_no_gradient(browse):
     script = """
-      pick('loss', 'sum'); hand('x[0,0,0,0]', 1e17);
+      pick('loss', 'sum'); hand('x[0,0,0,0]', 1e25);
       direct('dw'); log(text('check')); log(text('told'));
     """
     check, told = turned(browse, script, place="#dw=0,0,1,1")
@@ -720,10 +735,10 @@ def test_float16_operands_are_exact(browse):
 
 
 def test_difference_is_compared_with_the_exact_gradient(browse):
-    """The float32 result of the library differs from the exact sum in the fifth digit."""
+    """The float32 result of the library differs from the exact sum in the fourth digit."""
     problem = ConvProblem((1, 16, 14, 14), (8, 16, 3, 3))
-    (check,) = turned(browse, "log(text('check'));", problem, "#dx=0,14,12,8")
-    assert check.endswith("The difference, 0.0000880273, is dx[0,14,12,8].")
+    (check,) = turned(browse, "log(text('check'));", problem, "#dx=0,0,2,8")
+    assert check.endswith("The difference, -0.00120039, is dx[0,0,2,8].")
 
 
 def test_hidden_products_are_exact_where_sums_cancel(browse):
@@ -894,6 +909,6 @@ def test_programs_have_the_dtype_of_the_first_layer(browse):
 def test_programs_name_the_passed_arrays(browse):
     shell, python, *_ = programs(browse, SMALL, x=np.ones((1, 2, 5, 5), "float32"))
     assert shell.startswith("The values are arrays that were passed.")
-    assert "~x = rng.standard_normal((1, 2, 5, 5), dtype=" in python
+    assert "~x = numbers(123457, (1, 2, 5, 5)).astype(" in python
     assert "# replace it by the array that you passed~explanation" in python
     assert "explain(problem, x=x)" in python

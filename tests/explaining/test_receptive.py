@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from click.testing import CliRunner
 import cupyconv
 from cupyconv import ConvProblem
 from cupyconv.cli.main import main
-from cupyconv.explaining import receptive
+from cupyconv.explaining import onnx_model, receptive
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -38,6 +39,72 @@ def test_receptive_field_holds_all_inputs_that_change_an_output(seed):
     fields = [np.flatnonzero(data[:, 0, output]) for output in range(data.shape[2])]
     whole = [one for one in fields if len(one) and one[0] > 0 and one[-1] < size - 1]
     assert max(one[-1] - one[0] + 1 for one in whole) == field.size
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_fields_of_a_branching_model_hold_all_inputs(seed, tmp_path):
+    """The reference evaluator runs the model, whose two branches are added."""
+    onnx = pytest.importorskip("onnx", reason="the onnx package is not installed")
+    draw, size, nodes, stored = random.Random(seed), 60, [], []
+
+    def layer(x: str, stride: int, operator: str) -> str:
+        name, taps, gap = f"n{len(nodes)}", 1 + 2 * draw.randint(0, 1), draw.randint(1, 2)
+        if operator == "ConvTranspose":
+            taps, gap = draw.randint(1, 4), draw.randint(1, 3)
+        w, keep = np.ones((1, 1, taps), np.float32), (taps - 1) * gap // 2
+        rules = {"strides": [stride], "dilations": [gap], "pads": [keep, keep]}
+        if operator == "AveragePool":
+            rules |= {"kernel_shape": [taps], "dilations": [1], "pads": [taps // 2] * 2}
+        else:
+            stored.append(onnx.numpy_helper.from_array(w, f"w{name}"))
+        inputs = [x] if operator == "AveragePool" else [x, f"w{name}"]
+        nodes.append(onnx.helper.make_node(operator, inputs, [name], name=name, **rules))
+        return name
+
+    x, stride = "x", draw.randint(1, 2)
+    for _ in range(2):
+        left = layer(layer(x, stride, "Conv"), 1, draw.choice(("Conv", "AveragePool")))
+        right = layer(x, stride, draw.choice(("Conv", "AveragePool")))
+        nodes.append(onnx.helper.make_node("Add", [left, right], [f"{left}+"]))
+        x = f"{left}+"
+    is_transposed = draw.random() < 0.3
+    last = layer(x, 2 if is_transposed else 1, "ConvTranspose" if is_transposed else "Conv")
+    values = [
+        onnx.helper.make_tensor_value_info(n, 1, s)
+        for n, s in (("x", [size, 1, size]), (last, None))
+    ]
+    graph = onnx.helper.make_graph(nodes, "net", values[:1], values[1:], stored)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 19)])
+    (tmp_path / "net.onnx").write_bytes(model.SerializeToString())
+    (field,) = onnx_model.read(tmp_path / "net.onnx").layers[-1].fields
+    data = np.eye(size, dtype=np.float32)[:, None]
+    (y,) = import_module("onnx.reference").ReferenceEvaluator(model).run(None, {"x": data})
+    fields = [np.flatnonzero(y[:, 0, output]) for output in range(y.shape[2])]
+    whole = [one for one in fields if len(one) and one[0] > 0 and one[-1] < size - 1]
+    most = max(one[-1] - one[0] + 1 for one in whole)
+    assert field.size == most
+    assert y.shape[2] == pytest.approx(size / field.step, abs=2)
+
+
+def test_fields_end_behind_other_positions(tmp_path):
+    """A product with a global mean depends on all inputs, so its field is unknown."""
+    onnx = pytest.importorskip("onnx", reason="the onnx package is not installed")
+    make = onnx.helper.make_node
+    nodes = [
+        make("Conv", ["x", "w"], ["a"], pads=[1, 1], strides=[2]),
+        make("GlobalAveragePool", ["a"], ["mean"]),
+        make("Mul", ["a", "mean"], ["b"]),
+        make("Conv", ["b", "w"], ["c"], pads=[1, 1]),
+    ]
+    w = onnx.numpy_helper.from_array(np.ones((1, 1, 3), np.float32), "w")
+    values = [
+        onnx.helper.make_tensor_value_info(n, 1, s) for n, s in (("x", [1, 1, 9]), ("c", None))
+    ]
+    graph = onnx.helper.make_graph(nodes, "net", values[:1], values[1:], [w])
+    (tmp_path / "net.onnx").write_bytes(onnx.helper.make_model(graph).SerializeToString())
+    output = CliRunner().invoke(main, ["model", str(tmp_path / "net.onnx"), "--json"]).output
+    fields = [layer["receptive_field"] for layer in json.loads(output)["layers"]]
+    assert fields == [{"sizes": [3], "steps": [2.0]}, None]
 
 
 def test_chained_layers_of_a_file_have_a_receptive_field(tmp_path):

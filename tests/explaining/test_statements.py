@@ -188,7 +188,7 @@ def _receptive_field(layer, match, axes):
         if "/" not in match[2]:
             assert (int(match[1]), int(match[2])) == ((taps - 1) * dilation + 1, stride)
             continue
-        assert match[2] == f"1/{stride}"  # of the transposed layer
+        assert match[2] == f"1/{stride}"  # transposed layer
         reads = [
             [-r * dilation // stride for r in range(taps) if (o - r * dilation) % stride == 0]
             for o in range(stride)
@@ -494,7 +494,7 @@ def lines_of(text: str) -> list[tuple[str, str]]:
         if i and not raw[i - 1].strip() and line[:1].strip():
             heading = bare
         if match := re.match(r"([DHW](?:(?:, | and )[DHW])*) +padding ", bare):
-            heading = f"Axes {match[1]}"  # of a transposed layer
+            heading = f"Axes {match[1]}"  # transposed layer
         if bare in ("dx = correlate(", "dw[k,c] = correlate("):
             bare = " ".join(part.strip() for part in raw[i : i + 4])
         if match := re.search(r"(?:^|example, )((?:dw|dx|y)\[[\d,]+\])(?: uses only|$)", bare):

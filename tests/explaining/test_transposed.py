@@ -267,7 +267,7 @@ def test_knobs_of_a_transposed_layer_are_its_own(browse):
     assert "output_padding 0 to 2 gives sizes 13 to 15." in log[3]
     assert log[5].startswith("#input=2x4x5&filter=4x3x3&stride=3&padding=same&output_padding=2&y=0")
     assert log[6].startswith("Output_padding must be at least 0 and less than the stride (axis W)")
-    assert "the result of a transposed layer must have a size of at least 1" in log[8].lower()
+    assert "the result of a transposed convolution must have a size of at least 1" in log[8].lower()
     script = "log(title()); log(location.hash);"
     assert on_page(browse, script, place=log[5]) == [title, log[5]]
 

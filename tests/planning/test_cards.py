@@ -114,7 +114,7 @@ def test_an_unknown_card_gets_the_nearest_names():
 
 
 @pytest.mark.parametrize("name", ["V100", "Tesla V100-SXM2-16GB", "P100", "1080ti", "Titan V"])
-def test_a_card_that_is_too_old_is_answered_like_its_architecture(name):
+def test_old_card_is_rejected_like_its_architecture(name):
     with pytest.raises(ConvError, match=r"compute capability 7\.5 .* has [67]\.[01]\. Use"):
         Device.of(name)
 

@@ -299,7 +299,7 @@ def test_the_package_imports_only_the_standard_library():
         alias.name if isinstance(node, ast.Import) else str(node.module)
         for node in at_once
         for alias in node.names
-        if alias.name != "settings"  # which imports nothing
+        if alias.name != "settings"  # settings imports nothing
     ]
     assert all(name.split(".")[0] in sys.stdlib_module_names for name in names)
 

@@ -272,15 +272,7 @@ def chosen(request: Request, impl: str | Plan) -> PassPlan:
     """Return the plan of a pass, from the planner or from a Plan that is passed as ``impl``."""
     if isinstance(impl, Plan):
         return impl.replay(request)
-    return plan_pass(
-        request.problem,
-        request.pass_,
-        request.device,
-        impl,
-        request.precision,
-        request.workspace_limit,
-        request.strides,
-    )
+    return plan_pass(request, impl)
 
 
 def _strides(

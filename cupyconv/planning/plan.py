@@ -16,7 +16,6 @@ from cupyconv.kernels.cost import duration
 from cupyconv.kernels.device import CPU, Device, card_named
 from cupyconv.kernels.family import Candidate, Choices, Family
 from cupyconv.kernels.request import Impl, Implementation, Request
-from cupyconv.kernels.strides import Strides
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES, ConvProblem, bytes_text, counted
 
@@ -296,10 +295,8 @@ def plan(
             or does not support the problem.
     """
     chosen = Device.of(device)
-    passes = tuple(
-        plan_pass(problem, pass_, chosen, impl, precision, workspace_limit) for pass_ in PASSES
-    )
-    return Plan(problem, chosen, passes)
+    requests = (Request(problem, name, chosen, precision, workspace_limit) for name in PASSES)
+    return Plan(problem, chosen, tuple(plan_pass(request, impl) for request in requests))
 
 
 def workspace_notes(plans: Iterable[tuple[str, Plan]]) -> list[str]:
@@ -326,24 +323,10 @@ def workspace_notes(plans: Iterable[tuple[str, Plan]]) -> list[str]:
     ]
 
 
-@lru_cache(maxsize=4096, typed=True)
-def plan_pass(
-    problem: ConvProblem,
-    pass_: str,
-    device: Device,
-    impl: str = AUTO,
-    precision: str = "ieee",
-    workspace_limit: int | None = None,
-    strides: Strides | None = None,
-) -> PassPlan:
-    """Choose an implementation for one pass, as ``plan`` does.
-
-    Args:
-        problem, pass_, device, impl, precision, workspace_limit: as in ``plan``.
-        strides: strides of the tensors; None for contiguous tensors.
-    """
-    request = Request(problem, pass_, device, precision, workspace_limit, strides)
-    candidates = ranked_candidates(request, impl)
+@lru_cache(maxsize=4096)
+def plan_pass(request: Request, impl: str = AUTO) -> PassPlan:
+    """Choose an implementation for one pass, as ``plan`` does."""
+    candidates, limit = ranked_candidates(request, impl), request.workspace_limit
     best, note = candidates[0], ""
     fastest = min(candidates[:2], key=lambda c: c.microseconds)
     if fastest is not best:
@@ -351,12 +334,12 @@ def plan_pass(
             f" ({duration(fastest.microseconds)} by {fastest.family.name} with "
             f"{fastest.workspace_bytes} bytes of workspace, more than the tensors)"
         )
-    if workspace_limit is not None:
+    if limit is not None:
         free = ranked_candidates(replace(request, workspace_limit=None), impl)[0]
         if free != best:
             note = (
                 f" ({duration(free.microseconds)} by {free.family.name} with "
-                f"{free.workspace_bytes} bytes of workspace, but the limit is {workspace_limit})"
+                f"{free.workspace_bytes} bytes of workspace, but the limit is {limit})"
             )
     return plan_of(request, best, note)
 

@@ -88,7 +88,7 @@ def test_kernels_with_an_addend_compile_without_spills(architecture):
         problem = in_formats(layer, *formats).replace(dtype=dtype)
         for pass_, impl in product(PASSES[:2], FAMILIES):
             if FAMILIES[impl].on_gpu and pass_ in fits(problem, impl, device, "tf32"):
-                planned = plan_pass(problem, pass_, device, impl, "tf32")
+                planned = plan_pass(Request(problem, pass_, device, "tf32"), impl)
                 strides = Strides.contiguous(problem)
                 epilogue = Epilogue("gelu", adds=True)
                 for one in launches.prepare(planned, problem, strides, device, epilogue):
@@ -116,7 +116,9 @@ ADDENDS = {
 def every_method(problem: ConvProblem, pass_: str) -> list[Plan]:
     """Return a plan of a pass for each method of NumPy's passes that computes it."""
     cpu = Device.of("cpu")
-    others = [plan_pass(problem, other, cpu, "numpy") for other in PASSES if other != pass_]
+    others = [
+        plan_pass(Request(problem, other, cpu), "numpy") for other in PASSES if other != pass_
+    ]
     request = Request(problem, pass_, cpu)
     found = [plan_of(request, one) for one in ranked_candidates(request, "numpy")]
     return [Plan(problem, cpu, (one, *others)) for one in found]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache, partial
 from math import prod
 from operator import attrgetter
@@ -308,10 +307,9 @@ class GpuBackend(Backend):
         workspace_bytes, fixed = planned.workspace_bytes, {}
         if copied_filter is not None:
             form, copied = copied_filter
-            request = replace(request, strides=replace(request.memory, w_arranged=True))
             workspace_bytes -= form.bytes
             fixed["w"] = copied
-        launches = planned.family.launches(request.reduced, planned, epilogue)
+        launches = planned.family.launches(request.reduced, planned, epilogue, bool(fixed))
         return self._series(launches, roles, workspace_bytes, fixed)
 
     def filter_form(self, request: Request, planned: PassPlan) -> FilterForm | None:

@@ -302,7 +302,7 @@ class Gather(Tiled):
         return resident(request, tile), work(request, tile), cost.Work(0, stored)
 
     def launches(
-        self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN
+        self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN, copied_w: bool = False
     ) -> tuple[Launch, ...]:
         """Return the launches: any copy of operands, the product, and any sum of splits."""
         import numpy as np
@@ -310,7 +310,7 @@ class Gather(Tiled):
         pass_, split = request.pass_, choices.splits > 1
         of_product = _product_request(request, choices.method)
         offset = aligned(choices.splits * self.split_bytes(request)) if split else 0
-        before, operands = _operand_copies(request, of_product, offset)
+        before, operands = _operand_copies(request, of_product, offset, copied_w)
         products = [
             product_launch(of_product, choices, operands, epilogue, partial=split, number=number)
             for number in range(phase_launches(request.problem, pass_))
@@ -616,7 +616,7 @@ def product_launch(
 
 
 def _operand_copies(
-    request: Request, product: Request, offset: int
+    request: Request, product: Request, offset: int, copied_w: bool
 ) -> tuple[tuple[Launch, ...], list[str | Part]]:
     """Return the launch that copies operands, if any, and the locations of A and B.
 
@@ -624,12 +624,13 @@ def _operand_copies(
         request: request for the pass.
         product: request for its product, which reads the copies.
         offset: bytes from the beginning of the workspace to the copies.
+        copied_w: as for ``Family.launches``.
     """
     problem, strides, copied = request.problem, request.memory, product.problem
     operands: list[str | Part] = []
     copies: list[tuple[str, int]] = []
     for role in OPERANDS[request.pass_]:
-        needs_no_copy = (role == "w" and strides.w_arranged) or 0 in shape_of(copied, role)
+        needs_no_copy = (role == "w" and copied_w) or 0 in shape_of(copied, role)
         if role not in product.memory.copied or needs_no_copy:
             operands.append(role)
             continue

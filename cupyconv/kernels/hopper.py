@@ -685,8 +685,8 @@ class Staged:
     copies: tuple[tuple[str, int], ...]
 
 
-def stage(request: Request, choices: Choices) -> Staged:
-    """Return a pass with the locations of its operands.
+def stage(request: Request, choices: Choices, copied_w: bool = False) -> Staged:
+    """Return a pass with the locations of its operands; arguments are as for ``Family.launches``.
 
     In the workspace, copies and planes follow the sums of splits.
     """
@@ -707,7 +707,7 @@ def stage(request: Request, choices: Choices) -> Staged:
         operand = Operand(role, itemsize, layout.strides)
         if has_planes or role in layout.copied:
             copies = _copies(layout.problem, itemsize)
-            if role == "w" and strides.w_arranged:
+            if role == "w" and copied_w:
                 operand = Operand(role, itemsize, copies, planes=planes)
             else:
                 operand = Operand("workspace", itemsize, copies, offset, planes)
@@ -1168,14 +1168,14 @@ class Persistent(Family):
         return of_step, cost.Work(0, cost.RESULT_WAVEFRONTS * m * n / 32)
 
     def launches(
-        self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN
+        self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN, copied_w: bool = False
     ) -> tuple[Launch, ...]:
         """Return the launches: any copy of operands, the product, and any sum of splits."""
         import numpy as np
 
         tile, pass_, splits = choices.tile, request.pass_, choices.splits
         assert tile is not None
-        staged = stage(request, choices)
+        staged = stage(request, choices, copied_w)
         problem = staged.problem
         walked = walks(problem, pass_)
         walk = pack_walk(problem, pass_, tile, matrices(problem, pass_, tile, splits), splits)

@@ -524,7 +524,7 @@ def compute(
     if tuple in kinds:
         kinds = _types(options)
     limit = settings.workspace_limit
-    measure = settings.benchmark if measure is None else measure
+    measure = bool(settings.benchmark) if measure is None else measure
     key = (operation, options, kinds, layouts, out_layout, measure, limit, limit.__class__)
     try:
         call = calls.get(key)
@@ -609,8 +609,10 @@ def _new_call(
         called, prepared: as in ``compute``.
     """
     operation, options, kinds, layouts, *_ = key
-    is_kept = all(map(_is_immutable, kinds))
-    if not is_kept:
+    measure, limit, limit_kind = key[5:]
+    can_keep = _is_immutable(limit_kind)
+    is_kept = can_keep and all(map(_is_immutable, kinds))
+    if can_keep and not is_kept:
         frozen = tuple(map(_frozen, options))
         frozen_kinds = _types(frozen)
         if all(map(_is_immutable, frozen_kinds)):
@@ -618,7 +620,6 @@ def _new_call(
             with suppress(ConvError, ConvTypeError):
                 other = (operation, frozen, frozen_kinds, *key[3:])
                 return calls.get(other) or _new_call(calls, other, given, called, prepared)
-    measure, limit = key[5:7]
     present, names = _present(operation, given), binding.error_names(operation, called)
     backend = backends.of(arrays.take(names[next(iter(present))], given[0])[1])
     if backend.ordinal is not None:

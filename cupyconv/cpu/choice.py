@@ -28,7 +28,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib.util import find_spec
 from itertools import islice
 from math import gcd, prod
@@ -205,12 +205,12 @@ class _Pass:
     itemsize: int
     dtype: str
 
-    @property
+    @cached_property
     def pixels(self) -> int:
         """Pixels of one correlation's result, in all images and groups."""
         return self.images * self.groups * prod(axis.outputs for axis in self.axes)
 
-    @property
+    @cached_property
     def taps(self) -> int:
         return prod(axis.taps for axis in self.axes)
 

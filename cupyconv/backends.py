@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from math import prod
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -185,35 +185,16 @@ class CpuBackend(Backend):
         copied_filter: tuple[FilterForm, Any] | None = None,
         conjugates: bool = True,
     ) -> Run:
-        layer = (request.problem, planned.method) if planned.method else (request.problem,)
-        keywords = {"conjugates": conjugates} if planned.pass_ == "backprop_input" else {}
-        if planned.pass_ == "backprop_filter":
+        how = planned.pass_, planned.method, epilogue.activation, conjugates
+        compute = _CPU_MODULES[planned.implementation].prepare(request.problem, *how)
+        x, w, y = ((0, 1, 4)[roles.index(role)] for role in "xwy")
+        in_order = itemgetter(x, w, y, 2, 3)
+        return lambda operands: self.run(planned, compute, in_order(operands))
 
-            def run(operands: Arrays) -> None:
-                x, dy, _, _, dw = operands
-                self.run(planned, keywords, *layer, x, dy, dw)
-
-        else:
-
-            def run(operands: Arrays) -> None:
-                first, second, bias, add, result = operands
-                activation = epilogue.activation
-                self.run(planned, keywords, *layer, first, second, bias, add, activation, result)
-
-        return run
-
-    def run(self, planned: PassPlan, keywords: dict[str, Any], *operands: Any) -> None:
-        """Run one planned pass.
-
-        Args:
-            planned: the plan.
-            keywords: keyword arguments of the function that computes the pass.
-            operands: its other arguments: the problem, the method if the plan has one, the arrays
-                and the activation; the result comes last.
-        """
-        compute = getattr(_CPU_MODULES[planned.implementation], planned.pass_)
+    def run(self, planned: PassPlan, compute: Callable[..., None], arrays: Arrays) -> None:
+        """Run one planned pass: call ``compute`` with x, w, y, bias and addend."""
         with np.errstate(**_AS_ON_A_GPU):
-            with_one_blas_thread(partial(compute, *operands, **keywords))
+            with_one_blas_thread(partial(compute, *arrays))
 
     def prepare_bias(
         self, problem: ConvProblem, strides: Strides | None, workspace_limit: int | None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, get_args
 
 from cupyconv import formats, log
-from cupyconv.errors import ConvError, ConvTypeError, require_word, unknown_word
+from cupyconv.errors import ConvError, ConvTypeError, Names, require_word, unknown_word
 from cupyconv.formats import DataFormat
 from cupyconv.kernels.request import PLAIN, Epilogue
 from cupyconv.kernels.strides import Strides, contiguous_strides, element_strides
@@ -28,11 +28,11 @@ from cupyconv.problem import (
     ConvOptions,
     ConvProblem,
     named_problem,
+    offering,
     require_output,
     shape_text,
     transposed_problem,
 )
-from cupyconv.remedies import Names, offering
 
 
 class Options(NamedTuple):

@@ -9,9 +9,10 @@ terms.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from math import ceil, prod
+from typing import NamedTuple
 
 from cupyconv.formats import CHANNELS_LAST, filter_formats
 from cupyconv.kernels import cost, parameters
@@ -65,8 +66,7 @@ _STEP_INSTRUCTIONS = 40
 """Instructions of the sum kernel per position between two taps of a dilated filter (fitted)."""
 
 
-@dataclass(frozen=True)
-class Columns:
+class Columns(NamedTuple):
     """The matrix product of a pass, as the forward pass of a pointwise convolution.
 
     Attributes:

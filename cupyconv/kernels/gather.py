@@ -8,11 +8,11 @@ of a phase, so that each phase is one dense product.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import combinations, product
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cupyconv.kernels import cost, parameters
 from cupyconv.kernels.copies import (
@@ -80,8 +80,7 @@ BY_REGISTERS = {
 other tiles have RESIDENT blocks (counted)."""
 
 
-@dataclass(frozen=True)
-class Access:
+class Access(NamedTuple):
     """Vector access to one matrix in memory.
 
     Attributes:
@@ -96,8 +95,7 @@ class Access:
     apart: int = 1
 
 
-@dataclass(frozen=True)
-class Accesses:
+class Accesses(NamedTuple):
     """Vector accesses to the three matrices of a pass.
 
     Attributes:
@@ -442,8 +440,7 @@ def tap_words(problem: ConvProblem) -> int:
     return tap_bits(problem) // 32 + 1
 
 
-@dataclass(frozen=True)
-class Ring:
+class Ring(NamedTuple):
     """Shared memory of a block.
 
     Attributes:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise, product
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from cupyconv.formats import filter_formats
 from cupyconv.kernels import cost, parameters
@@ -94,8 +94,7 @@ _MOST_WAVES = 4
 """Largest number of waves of blocks that the choice of splits aims at (hand-set)."""
 
 
-@dataclass(frozen=True)
-class AxisWalk:
+class AxisWalk(NamedTuple):
     """A walk along one spatial axis.
 
     Attributes:
@@ -647,8 +646,7 @@ _BOX = LINE_BYTES // 2  # pixels and channels per TMA store of 16-bit types
 STORE_ROWS, STORE_BOXES, STORE_FLOAT, STORE_COLUMNS = range(4)
 
 
-@dataclass(frozen=True)
-class Operand:
+class Operand(NamedTuple):
     """Location of a tensor, or of its planes.
 
     Attributes:
@@ -666,8 +664,7 @@ class Operand:
     planes: int = 1
 
 
-@dataclass(frozen=True)
-class Staged:
+class Staged(NamedTuple):
     """A pass with the locations of the operands that its product reads.
 
     Attributes:

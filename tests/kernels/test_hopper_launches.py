@@ -245,9 +245,9 @@ def require_form(planned_: PassPlan, made: hopper.Staged, asked: ConvProblem, st
     order = orders[1 + (made.problem.filter_axes[0] == 0)]
     assert form.name == order + f" in {planes} planes of bfloat16" * (planes > 1)
     assert form.bytes == planes * copy_bytes(made.problem.filter_shape, made.other.itemsize)
-    require_copies(replace(made, before=(form.launch,), copies=(("w", 0),)), asked, strides)
+    require_copies(made._replace(before=(form.launch,), copies=(("w", 0),)), asked, strides)
     held = hopper.stage(request, planned_, copied_w=True)
-    assert held.other == replace(made.other, role="w", offset=0)
+    assert held.other == made.other._replace(role="w", offset=0)
     assert held.copies == tuple(one for one in made.copies if one[0] != "w")
     require_copies(held, asked, strides)
 

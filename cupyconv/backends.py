@@ -5,25 +5,24 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
+from importlib import import_module
 from math import prod
 from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from cupyconv import arrays
-from cupyconv.cpu import blocked, reference
-from cupyconv.cpu.threads import with_one_blas_thread
-from cupyconv.cpu.views import data_view
-from cupyconv.gpu import capture, compiler
-from cupyconv.gpu.runtime import CupyRuntime, Runtime, Series
-from cupyconv.kernels import bias
+from cupyconv.gpu import capture
 from cupyconv.kernels.device import CPU, Device
 from cupyconv.kernels.request import PLAIN, Epilogue, Request
 from cupyconv.kernels.strides import Strides
 from cupyconv.launch import FilterForm, Launch
 from cupyconv.planning.plan import PassPlan
 from cupyconv.problem import ITEMSIZE, LARGEST, ConvProblem, bytes_text, shape_text
+
+if TYPE_CHECKING:
+    from cupyconv.gpu.runtime import Runtime
 
 Arrays = tuple[Any, Any, Any, Any, Any]
 """First and second operand, bias, addend and result of a call; None for missing arrays."""
@@ -146,14 +145,12 @@ class Backend(ABC):
         """
 
 
-_CPU_MODULES: dict[str, Any] = {"reference": reference, "numpy": blocked}
-
 _AS_ON_A_GPU: Any = {"over": "ignore", "under": "ignore", "invalid": "ignore"}
 """NumPy error handling: overflow, underflow and invalid operations are silent, as on a GPU."""
 
 
 class CpuBackend(Backend):
-    """Backend of NumPy arrays."""
+    """Backend of NumPy arrays; its modules are imported for the first call."""
 
     device = CPU
     home = arrays.Home.CPU
@@ -185,14 +182,18 @@ class CpuBackend(Backend):
         copied_filter: tuple[FilterForm, Any] | None = None,
         conjugates: bool = True,
     ) -> Run:
+        name = "reference" if planned.implementation == "reference" else "blocked"
+        module = import_module(f"cupyconv.cpu.{name}")
         how = planned.pass_, planned.method, epilogue.activation, conjugates
-        compute = _CPU_MODULES[planned.implementation].prepare(request.problem, *how)
+        compute = module.prepare(request.problem, *how)
         x, w, y = ((0, 1, 4)[roles.index(role)] for role in "xwy")
         in_order = itemgetter(x, w, y, 2, 3)
         return lambda operands: self.run(planned, compute, in_order(operands))
 
     def run(self, planned: PassPlan, compute: Callable[..., None], arrays: Arrays) -> None:
         """Run one planned pass: call ``compute`` with x, w, y, bias and addend."""
+        from cupyconv.cpu.threads import with_one_blas_thread
+
         with np.errstate(**_AS_ON_A_GPU):
             with_one_blas_thread(partial(compute, *arrays))
 
@@ -206,6 +207,8 @@ class CpuBackend(Backend):
 
     def sum_bias(self, problem: ConvProblem, dy: np.ndarray, db: np.ndarray) -> None:
         """Compute db[k] = sum of dy over the batch and the spatial axes."""
+        from cupyconv.cpu.views import data_view
+
         view = data_view(problem, dy)
         axes = (0, *range(3, view.ndim))
         with np.errstate(**_AS_ON_A_GPU):
@@ -305,12 +308,16 @@ class GpuBackend(Backend):
     def prepare_bias(
         self, problem: ConvProblem, strides: Strides | None, workspace_limit: int | None
     ) -> Run:
+        from cupyconv.kernels import bias
+
         assert strides is not None
         _require_memory(problem)
         launches, size = bias.prepare_bias(problem, strides, self.device, workspace_limit)
         return self._series(launches, ("y", "w", "bias"), size)
 
     def load(self, runs: Iterable[Run]) -> None:
+        from cupyconv.gpu.runtime import Series
+
         new = [run for run in runs if isinstance(run, Series) and not run.is_loaded]
         if len(new) > 1:
             self.runtime.load([kernel for run in new for kernel in run.launches])
@@ -324,6 +331,8 @@ class GpuBackend(Backend):
         workspace_bytes: int,
         fixed: Mapping[str, Any] | None = None,
     ) -> Run:
+        from cupyconv.gpu.runtime import Series
+
         others = [role for role in ("bias", "add", "x", "w", "y") if role not in roles]
         return Series(launches, self.runtime, (*roles, *others[:2]), workspace_bytes, fixed)
 
@@ -468,6 +477,9 @@ def current_device() -> Device:
 
 @cache
 def _gpu(ordinal: int) -> GpuBackend:
+    from cupyconv.gpu import compiler  # imported for the first CuPy array
+    from cupyconv.gpu.runtime import CupyRuntime
+
     cupy = arrays.cupy()
     properties = cupy.cuda.runtime.getDeviceProperties(ordinal)
     chip = Device.of_capability(

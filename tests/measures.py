@@ -17,7 +17,6 @@ from tests import ROOT
 CODE = {".py", ".cu", ".cuh", ".cpp", ".h", ".c", ".js", ".toml"}
 
 FAMILY_PLACES = (
-    "cupyconv/planning/families.py",
     "cupyconv/kernels/request.py",
     "tests/emulator/cases.py",
     "tests/kernels/test_ieee.py",

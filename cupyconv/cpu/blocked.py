@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from cupyconv.cpu import loops, patches, products, scattered, tiles, windows
 from cupyconv.cpu.axis import used_parts
 from cupyconv.cpu.choice import BLOCK_BYTES
 from cupyconv.cpu.correlation import WHOLE, Selection, correlation, selections
@@ -21,15 +21,11 @@ from cupyconv.cpu.scratch import Pool
 from cupyconv.cpu.views import accumulator_of
 from cupyconv.problem import ConvProblem
 
-METHODS = {
-    "products": products,
-    "windows": windows,
-    "scattered": scattered,
-    "loops": loops,
-}
+METHODS = ("products", "windows", "scattered", "loops")
 """Modules that compute a correlation and, except ``scattered``, the filter gradient.
 
-The method ``tiles`` computes all correlations of a pass together.
+The methods ``tiles`` and ``patches`` compute all correlations of a pass together.  Modules are
+imported for the first pass that needs them.
 """
 
 
@@ -56,17 +52,18 @@ def prepare(
     is_gradient, is_input = pass_ == "backprop_filter", pass_ == "backprop_input"
     if not problem.N:
         return _write_zeros if is_gradient else _write_nothing
+    module = import_module(f"cupyconv.cpu.{method}")
     if method == "tiles":
-        compute_tiles = tiles.prepare(problem, pass_, activation)
+        compute_tiles = module.prepare(problem, pass_, activation)
         return lambda *arrays: compute_tiles(*arrays, BLOCK_BYTES)
     # dw = conj(sum of conj(dy) x), because conjugating dw is cheaper than conjugating x.
     conjugate = problem.is_complex and (is_gradient or (is_input and conjugates))
     of = correlation(problem, pass_, activation, conjugate)
     few: Iterable[Selection]
     if method == "patches":
-        run, few = partial(patches.backprop_input, problem.axes), (WHOLE,)
+        run, few = partial(module.backprop_input, problem.axes), (WHOLE,)
     else:
-        run = getattr(METHODS[method], "filter_gradient" if is_gradient else "correlate")
+        run = getattr(module, "filter_gradient" if is_gradient else "correlate")
         few = selections(problem, pass_)
     is_few = isinstance(few, tuple)
     # The methods may skip unread inputs.

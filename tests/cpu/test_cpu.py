@@ -31,7 +31,7 @@ from threadpoolctl import threadpool_limits
 import cupyconv
 from cupyconv import ConvProblem, Plan, cache_folder
 from cupyconv.cache_folder import CACHE_VARIABLE
-from cupyconv.cpu import blocked, choice, correlation, loops, threads, tile_plans, views
+from cupyconv.cpu import blocked, choice, correlation, loops, scattered, threads, tile_plans, views
 from cupyconv.cpu.scratch import Scratch
 from cupyconv.errors import ConvError
 from cupyconv.formats import data_formats, filter_formats
@@ -968,7 +968,7 @@ def test_tiles_are_not_chosen_for_short_padded_rows():
 def test_saved_plan_runs_its_method(monkeypatch):
     data = integer_data(DENSE)
     saved = Plan.from_json(by_method(DENSE, "forward", "scattered").to_json())
-    monkeypatch.setattr(blocked.scattered, "correlate", _fail)
+    monkeypatch.setattr(scattered, "correlate", _fail)
     with pytest.raises(AssertionError, match="as planned"):
         agreement.compute(cupyconv, "forward", DENSE, data, impl=saved)
 

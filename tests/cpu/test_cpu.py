@@ -10,6 +10,7 @@ import mmap
 import os
 import pickle
 import random
+import signal
 import subprocess
 import sys
 import tracemalloc
@@ -868,6 +869,29 @@ def test_geometries_in_turn_are_planned_once_within_a_limit(method, cache, monke
     monkeypatch.setattr(cache, "most", 50_000)
     compute(problem := problem.replace(stride=2), "forward", method, zeros(problem))
     assert 0 < sum(one.nbytes for one in cache._results.values()) <= 50_000
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.filterwarnings("ignore:os.fork", "ignore:This process")
+@pytest.mark.parametrize(
+    ("method", "cache"), [("tiles", tile_plans.plan_of), ("loops", loops._layout)]
+)
+def test_cache_is_free_in_a_forked_child_and_in_a_signal_handler(method, cache):
+    pytest.importorskip("numba")
+    problem = ConvProblem((1, 4, 5, 9), (4, 4, 3, 3))
+    arguments = problem, "forward", method, zeros(problem)
+    compute(*arguments)
+    with ThreadPoolExecutor(1) as other:
+        other.submit(cache._lock.acquire).result()
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            with cache._lock:  # as if a signal handler computed a pass here
+                compute(*arguments)
+            os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        other.submit(cache._lock.release).result()
+    assert status == 0
 
 
 def test_repeated_passes_allocate_no_memory(monkeypatch):

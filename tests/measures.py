@@ -76,7 +76,9 @@ def planned(pass_: str) -> tuple[int, int]:
     """Return the functions of cupyconv that a first ``plan_pass`` enters, and its ConvProblems."""
     from cupyconv import ConvProblem
     from cupyconv.planning import Device, Request, plan_pass
+    from cupyconv.planning.families import FAMILIES
 
+    dict(FAMILIES)  # import the families before the count
     problem = ConvProblem((32, 14, 14, 256), (256, 3, 3, 256), padding=1, dtype="float16",
                           data_format="NHWC", filter_format="OHWI")  # fmt: skip
     device, counts = Device.of("sm_90a"), [0, 0]

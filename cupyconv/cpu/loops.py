@@ -129,7 +129,8 @@ def _add_pixels(block: Correlation, scratch: Scratch) -> None:
     gradients = gradients.reshape(*windows.shape[:4], -1)
     flat, filters = total.reshape(*total.shape[:3], -1), block.filters
     pixels = prod(windows.shape[:2]) * windows.shape[3]
-    for rows in parts(windows.shape[2], max(MOST_TERMS // (4 * pixels), 1)):
+    terms = max(MOST_TERMS // 4, 4 * LARGEST_ROWS // flat.size)  # few for many weights
+    for rows in parts(windows.shape[2], max(terms // pixels, 1)):
         of_rows = windows[:, :, rows], gradients[:, :, rows]
         np.einsum("nzpqtrsg,nzpqg->trsg", *of_rows, out=flat)
         filters[:, 0, 0] += total.sum(axis=3).transpose(3, 0, 1, 2)

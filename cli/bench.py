@@ -161,10 +161,10 @@ def command(
       --json new.json --plot new.svg
     cupyconv bench --compare old.json new.json
 
-    The report shows the time of each pass, the roofline (the shortest possible time) in
-    percent of this time, and the mean ratio of PyTorch's time to cupyconv's.  Every pass is checked
-    before it is timed; of a large result, only a part is checked.  Ctrl-C ends the run with a
-    report of the results so far.  The JSON file is written after each layer.
+    The report shows the time of each pass, on the GPU and on the host, the roofline (the shortest
+    possible time) in percent of this time, and the mean ratio of PyTorch's time to cupyconv's.
+    Every pass is checked before it is timed; of a large result, only a part is checked.  Ctrl-C
+    ends the run with a report of the results so far.  The JSON file is written after each layer.
     """
     from cupyconv.bench import suites as bench
 

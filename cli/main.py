@@ -27,7 +27,9 @@ from cupyconv.errors import (
     unknown_word,
 )
 
-COMMANDS = ("shapes", "grads", "explain", "plan", "model", "check", "bench", "warm", "env")
+COMMANDS = (
+    *("shapes", "grads", "explain", "diagnose", "plan", "model", "check", "bench", "warm", "env"),
+)
 """Names of the commands; each command is the object ``command`` of the module with its name."""
 
 GOOD, CHECK_FAILED, WRONG_USAGE, NO_GPU, DOES_NOT_COMPILE = range(5)

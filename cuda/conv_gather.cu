@@ -16,11 +16,12 @@
 // contiguous in memory, along k (A_ALONG_K, B_ALONG_K) or else along m or n.
 //
 // The address of a vector is the sum of two halves (gather.cuh): one half depends on the position (m or
-// n), the other on k.  A block computes the halves of its positions once.  One warp computes the halves
-// of k, one step ahead of the copies, by incrementing digits instead of dividing.  For each operand, all
-// vectors of a thread share one half in a step.  A vector thus costs one load from shared memory, an
-// addition, and a bit test for whether it is inside the tensor.  In large 16-bit tiles, threads keep
-// the halves of their positions in registers and save the load.
+// n), the other on k.  A block computes the halves of its positions once.  The warps take turns to compute
+// the halves of the next TURN_K k, by incrementing digits instead of dividing.  Turns distribute this work
+// over the schedulers of a multiprocessor.  For each operand, all vectors of a thread
+// share one half in a step.  A vector thus costs one load from shared memory, an addition, and a bit test
+// for whether it is inside the tensor.  In large 16-bit tiles, threads keep the halves of their positions
+// in registers and save the load.
 //
 // In NCHW, vectors consist of contiguous pixels.  They are possible for results, for dy in
 // backprop_filter, and for all operands of pointwise layers (1 x 1 filter, stride 1, no padding).  A
@@ -58,7 +59,11 @@ using AddressHalf = Half<Index>;
 constexpr int THREADS = WARPS_M * WARPS_N * 32;
 constexpr int WARP_M = BLOCK_M / WARPS_M, WARP_N = BLOCK_N / WARPS_N;
 static_assert(WARP_M % 16 == 0 && WARP_N % 16 == 0, "whole fragments only");
-static_assert(BLOCK_K <= 32, "one warp computes the steps");
+// Number of k whose address halves a warp computes in its turn, one per lane.  Products of doubles take so
+// long that few lanes suffice; their blocks have no memory for larger tables.
+constexpr int TURN_K = sizeof(Storage) == 8 ? BLOCK_K : 32;
+constexpr int STEP_HALVES = 2 * TURN_K, ROUND_K = THREADS / 32 * TURN_K;  // of two turns; of all warps
+static_assert(TURN_K % BLOCK_K == 0 && ROUND_K % STEP_HALVES == 0, "whole steps, an even number of turns");
 
 // -- passes: sizes, and the halves of every address in A, B and C -----------------------------------
 
@@ -75,38 +80,53 @@ __device__ __forceinline__ Pixel<Index> pixel_of(const Digits<Index>& at) {
   return {at.digit[3], at.digit[2], at.digit[1], at.digit[0]};
 }
 
-// Address halves of x under the windows of output pixels.
+// Address halves of the tensor that windows read: x, or dy in backprop_input.
 struct Windows {
-  const ConvParameters& p;
+  const TapAxis (&axis)[3];
+  const long long (&size)[3], (&stride)[5];
+  const int taps[3];
 
-  __device__ __forceinline__ Loops<Index> taps() const {
-    return tap_loops(narrowed(p.channels), narrowed(p.filter[0]), narrowed(p.filter[1]),
-                     narrowed(p.filter[2]));
-  }
-  __device__ __forceinline__ Loops<Index> pixels() const {
-    return {narrowed(p.output[2]), narrowed(p.output[1]), narrowed(p.output[0]), narrowed(p.batch)};
-  }
-  __device__ __forceinline__ AddressHalf of_pixel(const Pixel<Index>& out) const {
-    const int t = static_cast<int>(p.filter[0]), r = static_cast<int>(p.filter[1]);
-    const int s = static_cast<int>(p.filter[2]);
-    const Pixel<Index> first = {out.n, out.d * narrowed(p.stride[0]) - narrowed(p.pad[0]),
-                                out.h * narrowed(p.stride[1]) - narrowed(p.pad[1]),
-                                out.w * narrowed(p.stride[2]) - narrowed(p.pad[2])};
-    AddressHalf half = AddressHalf::of_pixel(pixel_offset(first, p.x_stride));
-    half.mark_outside(0, t, first.d, narrowed(p.dilation[0]), narrowed(p.input[0]));
-    half.mark_outside(t, r, first.h, narrowed(p.dilation[1]), narrowed(p.input[1]));
-    half.mark_outside(t + r, s, first.w, narrowed(p.dilation[2]), narrowed(p.input[2]));
+  // `first` is the pixel that the window's first tap reads.
+  __device__ __forceinline__ AddressHalf of_pixel(const Pixel<Index>& first) const {
+    const int coordinate[3] = {static_cast<int>(first.d), static_cast<int>(first.h),
+                               static_cast<int>(first.w)};
+    AddressHalf half = AddressHalf::outside(pixel_offset(first, stride));
+    int bit = 0;
+#pragma unroll
+    for (int i = 0; i < 3; bit += taps[i++])
+      half.bits.clear(bit + axis[i].before_0(coordinate[i], taps[i]),
+                      bit + axis[i].before_0(coordinate[i] - static_cast<int>(size[i]), taps[i]));
     return half;
   }
   __device__ __forceinline__ AddressHalf of_tap(const Tap<Index>& tap) const {
-    const Pixel<Index> step = {0, tap.t * narrowed(p.dilation[0]), tap.r * narrowed(p.dilation[1]),
-                               tap.s * narrowed(p.dilation[2])};
+    const Pixel<Index> step = {0, tap.t * axis[0].spacing, tap.r * axis[1].spacing,
+                               tap.s * axis[2].spacing};
     AddressHalf half =
-        AddressHalf::of_tap(pixel_offset(step, p.x_stride) + tap.c * narrowed(p.x_stride[1]));
+        AddressHalf::of_tap(pixel_offset(step, stride) + tap.c * narrowed(stride[1]));
     half.bits.set(static_cast<int>(tap.t));
-    half.bits.set(static_cast<int>(p.filter[0] + tap.r));
-    half.bits.set(static_cast<int>(p.filter[0] + p.filter[1] + tap.s));
+    half.bits.set(taps[0] + static_cast<int>(tap.r));
+    half.bits.set(taps[0] + taps[1] + static_cast<int>(tap.s));
     return half;
+  }
+};
+
+// x under the windows of output pixels.
+struct OutputWindows : Windows {
+  const ConvParameters& p;
+
+  __device__ __forceinline__ OutputWindows(const ConvParameters& p, const TapAxis (&axis)[3])
+      : Windows{axis, p.input, p.x_stride,
+                {static_cast<int>(p.filter[0]), static_cast<int>(p.filter[1]),
+                 static_cast<int>(p.filter[2])}},
+        p(p) {}
+
+  __device__ __forceinline__ Loops<Index> loops() const {
+    return tap_loops(narrowed(p.channels), taps[0], taps[1], taps[2]);
+  }
+  __device__ __forceinline__ AddressHalf of_output(const Pixel<Index>& out) const {
+    return of_pixel({out.n, out.d * narrowed(p.stride[0]) - narrowed(p.pad[0]),
+                     out.h * narrowed(p.stride[1]) - narrowed(p.pad[1]),
+                     out.w * narrowed(p.stride[2]) - narrowed(p.pad[2])});
   }
 };
 
@@ -114,13 +134,14 @@ struct Windows {
 
 struct Pass {
   const ConvParameters& p;
-  Windows windows;
+  OutputWindows windows;
   Index gemm_m, gemm_n, gemm_k;
   Index group_a, group_b, group_c;  // distance of adjacent groups, in elements
 
-  __device__ __forceinline__ Pass(const ConvParameters& parameters, const StridePhases<PHASES>&, int)
+  __device__ __forceinline__ Pass(const ConvParameters& parameters,
+                                  const StridePhases<PHASES>& phases, int)
       : p(parameters),
-        windows{parameters},
+        windows(parameters, phases.axis),
         gemm_m(narrowed(p.batch * p.output[0] * p.output[1] * p.output[2])),
         gemm_n(narrowed(p.filters)),
         gemm_k(narrowed(p.filter[0] * p.filter[1] * p.filter[2] * p.channels)),
@@ -128,9 +149,9 @@ struct Pass {
         group_b(narrowed(p.filters * p.w_stride[0])),
         group_c(narrowed(p.filters * p.y_stride[1])) {}
 
-  __device__ __forceinline__ Loops<Index> loops() const { return windows.taps(); }
+  __device__ __forceinline__ Loops<Index> loops() const { return windows.loops(); }
   __device__ __forceinline__ AddressHalf a_position(Index m) const {
-    return windows.of_pixel(pixel_at(m, p.output));
+    return windows.of_output(pixel_at(m, p.output));
   }
   __device__ __forceinline__ AddressHalf a_step(const Digits<Index>& k) const {
     return windows.of_tap(tap_of(k));
@@ -153,6 +174,7 @@ struct Pass {
   const ConvParameters& p;
   const StridePhases<PHASES>& phases;
   const StridePhase& phase;
+  Windows windows;
   Index gemm_m, gemm_n, gemm_k;
   Index group_a, group_b, group_c;
 
@@ -161,6 +183,7 @@ struct Pass {
       : p(parameters),
         phases(phases_),
         phase(phases_.phase[number]),
+        windows{phases.axis, p.output, p.y_stride, {phase.taps[0], phase.taps[1], phase.taps[2]}},
         gemm_m(narrowed(p.batch * phase.pixels[0] * phase.pixels[1] * phase.pixels[2])),
         gemm_n(narrowed(p.channels)),
         gemm_k(narrowed(p.filters * phase.taps[0] * phase.taps[1] * phase.taps[2])),
@@ -177,25 +200,13 @@ struct Pass {
   }
   __device__ __forceinline__ AddressHalf a_position(Index m) const {
     const Pixel<Index> in = pixel(m);
-    const int t = phase.taps[0], r = phase.taps[1], s = phase.taps[2];
-    const Pixel<Index> first = {in.n, in.d + phase.shift[0], in.h + phase.shift[1],
-                                in.w + phase.shift[2]};
-    AddressHalf half = AddressHalf::of_pixel(pixel_offset(first, p.y_stride));
-    half.mark_outside(0, t, first.d, -phases.spacing[0], narrowed(p.output[0]));
-    half.mark_outside(t, r, first.h, -phases.spacing[1], narrowed(p.output[1]));
-    half.mark_outside(t + r, s, first.w, -phases.spacing[2], narrowed(p.output[2]));
-    return half;
+    return windows.of_pixel(
+        {in.n, in.d + phase.base[0], in.h + phase.base[1], in.w + phase.base[2]});
   }
   __device__ __forceinline__ AddressHalf a_step(const Digits<Index>& k) const {
-    const Tap<Index> tap = tap_of(k);
-    const Pixel<Index> step = {0, -tap.t * phases.spacing[0], -tap.r * phases.spacing[1],
-                               -tap.s * phases.spacing[2]};
-    AddressHalf half =
-        AddressHalf::of_tap(pixel_offset(step, p.y_stride) + tap.c * narrowed(p.y_stride[1]));
-    half.bits.set(static_cast<int>(tap.t));
-    half.bits.set(static_cast<int>(phase.taps[0] + tap.r));
-    half.bits.set(static_cast<int>(phase.taps[0] + phase.taps[1] + tap.s));
-    return half;
+    const Tap<Index> tap = tap_of(k);  // the last tap reads the first pixel
+    return windows.of_tap({tap.c, phase.taps[0] - 1 - tap.t, phase.taps[1] - 1 - tap.r,
+                           phase.taps[2] - 1 - tap.s});
   }
   __device__ __forceinline__ AddressHalf b_position(Index n) const {
     return AddressHalf::of_pixel(n * narrowed(p.w_stride[1]));
@@ -222,13 +233,14 @@ struct Pass {
 
 struct Pass {
   const ConvParameters& p;
-  Windows windows;
+  OutputWindows windows;
   Index gemm_m, gemm_n, gemm_k;
   Index group_a, group_b, group_c;
 
-  __device__ __forceinline__ Pass(const ConvParameters& parameters, const StridePhases<PHASES>&, int)
+  __device__ __forceinline__ Pass(const ConvParameters& parameters,
+                                  const StridePhases<PHASES>& phases, int)
       : p(parameters),
-        windows{parameters},
+        windows(parameters, phases.axis),
         gemm_m(narrowed(p.filters)),
         gemm_n(narrowed(p.filter[0] * p.filter[1] * p.filter[2] * p.channels)),
         gemm_k(narrowed(p.batch * p.output[0] * p.output[1] * p.output[2])),
@@ -236,9 +248,11 @@ struct Pass {
         group_b(narrowed(p.channels * p.x_stride[1])),
         group_c(narrowed(p.filters * p.w_stride[0])) {}
 
-  __device__ __forceinline__ Loops<Index> loops() const { return windows.pixels(); }
+  __device__ __forceinline__ Loops<Index> loops() const {
+    return {narrowed(p.output[2]), narrowed(p.output[1]), narrowed(p.output[0]), narrowed(p.batch)};
+  }
   __device__ __forceinline__ Tap<Index> tap(Index n) const {
-    return tap_of(windows.taps().digits(n));
+    return tap_of(windows.loops().digits(n));
   }
   __device__ __forceinline__ AddressHalf a_position(Index m) const {
     return AddressHalf::of_pixel(m * narrowed(p.y_stride[1]));
@@ -250,7 +264,7 @@ struct Pass {
     return windows.of_tap(tap(n));
   }
   __device__ __forceinline__ AddressHalf b_step(const Digits<Index>& k) const {
-    return windows.of_pixel(pixel_of(k));
+    return windows.of_output(pixel_of(k));
   }
   __device__ __forceinline__ Index c_row(Index m) const { return m * narrowed(p.w_stride[0]); }
   __device__ __forceinline__ Index c_column(Index n) const {
@@ -307,7 +321,7 @@ struct Operand {
   static_assert(THREADS % PIECES == 0 && Tile::LINES % (THREADS / PIECES) == 0, "equal shares");
 
   AddressHalf positions[POSITIONS];
-  AddressHalf steps[2][BLOCK_K];  // halves of k, of the current step and of the next step
+  AddressHalf steps[STEP_HALVES];  // halves of k, at k % STEP_HALVES
 
   // Writes the table entries of all positions.  half_of(position) returns the address half of a position
   // in the first group.
@@ -316,7 +330,7 @@ struct Operand {
                                                 HalfOf half_of) {
     for (int i = threadIdx.x; i < POSITIONS; i += THREADS) {
       const Index position = first + i * (ALONG_K ? 1 : VECTOR);
-      positions[i] = position < end ? half_of(position) : AddressHalf::beyond();
+      positions[i] = position < end ? half_of(position) : AddressHalf::outside(0);
       positions[i].offset += group_offset;
     }
   }
@@ -334,20 +348,20 @@ struct Operand {
     return found;
   }
 
-  // Copies the vectors of one step into a stage, TURN vectors at a time.  The halves of these vectors are
-  // loaded before their first copy: the compiler does not move a load above a copy, and loads between
-  // copies would wait one by one.
-  __device__ __forceinline__ void copy(Tile& tile, int parity, const Storage* memory,
+  // Copies the vectors of one step into a stage, TURN vectors at a time; the step's halves begin at
+  // steps[k].  The halves of these vectors are loaded before their first copy: the compiler does not move
+  // a load above a copy, and loads between copies would wait one by one.
+  __device__ __forceinline__ void copy(Tile& tile, unsigned k, const Storage* memory,
                                        const Own& own) const {
     constexpr bool KEPT = KEEPS_POSITIONS && ASYNC_COPY && VECTOR * sizeof(Storage) == 16;
     const int first = threadIdx.x / PIECES, piece = threadIdx.x % PIECES;
     // The half that all vectors of this thread have in common.
-    const AddressHalf same = ALONG_K ? steps[parity][piece * VECTOR]
+    const AddressHalf same = ALONG_K ? steps[k + piece * VECTOR]
                              : KEPT  ? own.position[0]
                                      : positions[piece];
     auto other_of = [&](int i) {
       if constexpr (ALONG_K && KEPT) return own.position[i];
-      return (ALONG_K ? positions : steps[parity])[first + i * APART];
+      return ALONG_K ? positions[first + i * APART] : steps[k + first + i * APART];
     };
     constexpr bool AT_ONCE = COPIED_ASYNC<VECTOR, Storage> || COUNT < COPIES_AT_ONCE<VECTOR>;
     constexpr int TURN = AT_ONCE ? COUNT : COPIES_AT_ONCE<VECTOR>;
@@ -398,10 +412,9 @@ struct OutputTile {
   alignas(16) Storage element[STAGED ? LINES : 1][STAGED ? LINE + 8 : 1];
   Index lines[LINES], places[LINE];
 
-  // Calls use(element, offset) for each vector of the tile inside C, which ends `rows` rows and `columns`
-  // columns after the tile's first element.
+  // Calls use(element, offset) for each vector in the first `rows` rows and `columns` columns.
   template <class Use>
-  __device__ __forceinline__ void for_each_piece(Index rows, Index columns, Use use) {
+  __device__ __forceinline__ void for_each_piece(int rows, int columns, Use use) {
     constexpr int PIECES = LINE / C_VECTOR;
     for (int i = threadIdx.x; i < LINES * PIECES; i += THREADS) {
       const int line = i / PIECES, place = i % PIECES * C_VECTOR;
@@ -559,7 +572,7 @@ struct Sums {
 // Stores the first `existing` elements of a run, in the widest vectors that the strides of C allow;
 // place_of(i) is the address of the i-th element.
 template <class Element, int RUN, class PlaceOf>
-__device__ __forceinline__ void store_run(const Accumulator (&run)[RUN], Index existing,
+__device__ __forceinline__ void store_run(const Accumulator (&run)[RUN], int existing,
                                           PlaceOf place_of) {
   constexpr int MOST = 16 / sizeof(Element) < RUN ? 16 / sizeof(Element) : RUN;
   constexpr int VECTOR = C_VECTOR < MOST ? C_VECTOR : MOST;
@@ -592,8 +605,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                 const __grid_constant__ StridePhases<PHASES> phases) {
   __shared__ OperandA table_a;
   __shared__ OperandB table_b;
-  __shared__ Loops<Index> loops;             // over k
-  __shared__ Digits<Index> counts[BLOCK_K];  // loop counters of each thread of the first warp
+  __shared__ Loops<Index> loops;            // over k
+  __shared__ Digits<Index> counts[TURN_K];  // loop counters of each lane of the next turn
   SharedMemory& shared = *reinterpret_cast<SharedMemory*>(shared_memory);
 
   __shared__ BlockTile shared_tile;  // in shared memory to save registers
@@ -612,9 +625,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 
   if (threadIdx.x == 0) {
     loops = pass.loops();
-    loops.step = loops.digits(BLOCK_K);
+    loops.step = loops.digits(TURN_K);
   }
-  if (threadIdx.x < BLOCK_K)
+  if (threadIdx.x < TURN_K)
     counts[threadIdx.x] = pass.loops().digits(first_step * BLOCK_K + static_cast<Index>(threadIdx.x));
   table_a.set_positions(tile.row, pass.gemm_m, tile.group * pass.group_a,
                         [&](Index m) { return pass.a_position(m); });
@@ -622,60 +635,67 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                         [&](Index n) { return pass.b_position(n); });
   __syncthreads();  // loops and halves of positions are written
 
-  // Writes the halves of the next step of k.
-  auto set_steps = [&](int parity) {
-    if (threadIdx.x >= BLOCK_K) return;
-    const Digits<Index> k = counts[threadIdx.x];
-    const bool exists = loops.contain(k);
-    table_a.steps[parity][threadIdx.x] = exists ? pass.a_step(k) : AddressHalf::beyond();
-    table_b.steps[parity][threadIdx.x] = exists ? pass.b_step(k) : AddressHalf::beyond();
-    counts[threadIdx.x] = loops.next(k);
+  // Writes the halves of the TURN_K k from k on, if it is this warp's turn; k is modulo ROUND_K.
+  auto set_steps = [&](unsigned k) {
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (k != warp * TURN_K || lane >= TURN_K) return;
+    const unsigned place = warp % 2 * TURN_K + lane;
+    const Digits<Index> digits = counts[lane];
+    const bool exists = loops.contain(digits);
+    table_a.steps[place] = exists ? pass.a_step(digits) : AddressHalf::outside(0);
+    table_b.steps[place] = exists ? pass.b_step(digits) : AddressHalf::outside(0);
+    counts[lane] = loops.next(digits);
   };
   const OperandA::Own own_a = table_a.own();
   const OperandB::Own own_b = table_b.own();
-  auto copy_step = [&](int stage, int parity) {
-    table_a.copy(shared.stages[stage].a, parity, a, own_a);
-    table_b.copy(shared.stages[stage].b, parity, b, own_b);
+  auto copy_step = [&](int stage, unsigned k) {
+    table_a.copy(shared.stages[stage].a, k % STEP_HALVES, a, own_a);
+    table_b.copy(shared.stages[stage].b, k % STEP_HALVES, b, own_b);
   };
 
-  set_steps(0);
+  unsigned k = 0;  // first k of the next copy in this split, modulo ROUND_K
+  set_steps(k);
 #pragma unroll 1
   for (int step = 0; step < STAGES - 1; ++step) {
-    __syncthreads();  // the halves of this step are written; the halves of the previous step are free
-    if (step < steps) copy_step(step, step % 2);
+    __syncthreads();  // the halves of this step are written
+    if (step < steps) copy_step(step, k);
     commit_copies();
-    set_steps((step + 1) % 2);
+    set_steps(k = (k + BLOCK_K) % ROUND_K);
   }
 
   Sums sums;
-  int stage = 0, free_stage = STAGES - 1, parity = (STAGES - 1) % 2;
+  int stage = 0, free_stage = STAGES - 1;
 #pragma unroll 1
   for (Index step = 0; step < steps; ++step) {
     wait_for_copies<STAGES - 2>();
     // The stage of this step is complete, and the stage of the previous step is free.  The halves for
-    // the next copy are written, and the halves of the previous copy are free.
+    // the next copy are written, and the halves that the next turn overwrites are free.
     __syncthreads();
-    if (step + STAGES - 1 < steps) copy_step(free_stage, parity);
+    if (step + STAGES - 1 < steps) copy_step(free_stage, k);
     commit_copies();
-    parity ^= 1;
-    set_steps(parity);
+    set_steps(k = (k + BLOCK_K) % ROUND_K);
     sums.multiply(shared.stages[stage]);
     free_stage = stage;
     stage = stage + 1 < STAGES ? stage + 1 : 0;
   }
 
   tile = shared_tile;
-  const Index rows = pass.gemm_m - tile.row, columns = pass.gemm_n - tile.column;
+  // Rows and columns of the tile that are inside C.
+  const int rows = static_cast<int>(min(pass.gemm_m - tile.row, static_cast<Index>(BLOCK_M)));
+  const int columns = static_cast<int>(min(pass.gemm_n - tile.column, static_cast<Index>(BLOCK_N)));
   auto existing = [&](int row, int column) {  // elements of a run that are inside C
     return row < rows && column < columns ? C_ALONG_N ? columns - column : rows - row : 0;
   };
 #if SPLIT
+  const Index line = C_ALONG_N ? pass.gemm_n : pass.gemm_m;
   partial += (static_cast<long long>(blockIdx.y) * p.groups + tile.group) *
              static_cast<long long>(pass.gemm_m) * pass.gemm_n;
+  const Index first_m = tile.row + Sums::row_of(0), first_n = tile.column + Sums::column_of(0);
+  partial += C_ALONG_N ? first_m * line + first_n : first_n * line + first_m;
   sums.for_each_run([&](int i, int j, Accumulator(&run)[Sums::RUN]) {
     const int row = Sums::row_of(i), column = Sums::column_of(j);
-    const Index m = tile.row + row, n = tile.column + column;
-    Accumulator* first = partial + (C_ALONG_N ? m * pass.gemm_n + n : n * pass.gemm_m + m);
+    const int m = Sums::rows_apart(i), n = Sums::columns_apart(j);
+    Accumulator* first = partial + (C_ALONG_N ? m * line + n : n * line + m);
     store_run<Accumulator>(run, existing(row, column), [&](int e) { return first + e; });
   });
 #else
@@ -683,10 +703,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   __syncthreads();  // the ring is no longer used; the offsets and the tile of C replace it
 
   OutputTile& output = shared.output;
-  for (int row = threadIdx.x; row < BLOCK_M && row < rows; row += THREADS)
+  for (int row = threadIdx.x; row < rows; row += THREADS)
     (C_ALONG_N ? output.lines : output.places)[row] =
         tile.group * pass.group_c + pass.c_row(tile.row + row);
-  for (int column = threadIdx.x; column < BLOCK_N && column < columns; column += THREADS)
+  for (int column = threadIdx.x; column < columns; column += THREADS)
     (C_ALONG_N ? output.places : output.lines)[column] = pass.c_column(tile.column + column);
   if (ADD || !OutputTile::STAGED) __syncthreads();  // the offsets are written
 

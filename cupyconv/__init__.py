@@ -38,6 +38,8 @@ _MODULES = {
     "Plan": "planning",
     "Explanation": "explaining.explanation",
     "explain": "explaining.explanation",
+    "Diagnosis": "explaining.diagnosis",
+    "diagnose": "explaining.diagnosis",
     "Call": "calls",
     "bind": "calls",
     "ConvGradients": "operations",
@@ -89,6 +91,7 @@ if TYPE_CHECKING:  # the names in _MODULES and _OPTIONAL_MODULES
         KernelCompileError as KernelCompileError,
         WorkerError as WorkerError,
     )
+    from cupyconv.explaining.diagnosis import Diagnosis as Diagnosis, diagnose as diagnose
     from cupyconv.explaining.explanation import Explanation as Explanation, explain as explain
     from cupyconv.gpu.sources import kernel_sources as kernel_sources
     from cupyconv.operations import (

@@ -372,12 +372,6 @@ It takes first and second operand, bias, addend and ``out``; all but the first m
 returns None if an array has another type than the first.
 """
 
-DESCRIBE: dict[type, Describe] = {}
-"""Functions that describe the arrays of a call, keyed by array type.
-
-``register`` adds numpy.ndarray and cupy.ndarray.  Every call looks up its first operand's type.
-"""
-
 
 def _describe_numpy(first: Any, second: Any, bias: Any, add: Any, out: Any) -> Any:
     kind = np.ndarray
@@ -461,15 +455,11 @@ def described(layouts: Sequence[Any], alignment: int, ordinal: int | None) -> tu
     return found if ordinal is None else (*found, alignment, ordinal)
 
 
-def register(home: arrays.Home) -> None:
-    """Let calls with arrays of this kind be looked up by their description."""
-    if home is arrays.Home.CPU:
-        DESCRIBE.setdefault(np.ndarray, _describe_numpy)
-    else:
-        cupy = arrays.cupy()
-        current_device = cupy.cuda.runtime.getDevice
-        DESCRIBE.setdefault(cupy.ndarray, _describe_cupy(cupy.ndarray, current_device))
+DESCRIBE: dict[type, Describe] = {np.ndarray: _describe_numpy}
+"""Functions that describe the arrays of a call, keyed by array type.
 
+Every call looks up its first operand's type.  The first backend of a GPU adds cupy.ndarray.
+"""
 
 _CPU = CpuBackend()
 
@@ -490,6 +480,7 @@ def current_device() -> Device:
 @cache
 def _gpu(ordinal: int) -> GpuBackend:
     cupy = arrays.cupy()
+    DESCRIBE[cupy.ndarray] = _describe_cupy(cupy.ndarray, cupy.cuda.runtime.getDevice)
     properties = cupy.cuda.runtime.getDeviceProperties(ordinal)
     chip = Device.of_capability(
         properties["name"].decode(),

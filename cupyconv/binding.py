@@ -258,6 +258,9 @@ def bound(
         layouts = {**layouts, "x": x}
     strides = None
     if device.is_gpu:
+        if problem.is_complex and not of.conjugates:  # the pass gets the conjugate of w
+            w = Layout.contiguous(layouts["w"].shape, layouts["w"].dtype)
+            layouts = {**layouts, "w": w}
         strides = _strides(of, problem, layouts, alignment, error_names(operation, called))
     request = Request(problem, of.pass_, device, options.precision, workspace_limit, strides)
     if require is not None:

@@ -566,7 +566,6 @@ def _compute_converted(
     present = _present(operation, (first, second, bias, add, out))
     names = binding.error_names(operation, called)
     taken, home, _ = operands.take(tuple(names[name] for name in present), tuple(present.values()))
-    backends.register(home)
     converted = dict(zip(present, taken, strict=True))
     result = None if out is None else operands.take_out_array(called.out, out, home)
     if prepared is not None:

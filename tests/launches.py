@@ -11,11 +11,13 @@ from cupyconv.backends import GpuBackend
 from cupyconv.bench import suites
 from cupyconv.formats import data_formats, filter_formats
 from cupyconv.gpu.runtime import Series
+from cupyconv.kernels.family import Choices
 from cupyconv.kernels.request import PLAIN, Epilogue
 from cupyconv.kernels.strides import Strides
 from cupyconv.launch import ROLES, FilterForm, Launch
 from cupyconv.planning import Device, PassPlan, Request
-from cupyconv.planning.plan import contenders
+from cupyconv.planning.families import FAMILIES
+from cupyconv.planning.plan import contenders, plan_of
 from cupyconv.problem import PASSES, ConvProblem
 from tests.configurations import in_formats
 from tests.emulator.driver import DriverRuntime
@@ -85,6 +87,15 @@ def problems() -> Iterator[tuple[ConvProblem, str]]:
         yield problem, precision
         last = in_formats(problem, data_formats(rank)[1], filter_formats(rank)[2])
         yield last, precision
+
+
+def with_every_tile(request: Request, impl: str) -> Iterator[PassPlan]:
+    """Yield plans with each tile, also with those that the planner leaves out for the problem."""
+    family, reduced = FAMILIES[impl], request.reduced
+    for tile, splits in product(family.fitting_tiles(reduced), (1, 2)):
+        found = family.candidate(reduced, Choices(tile=tile, splits=splits))
+        if found is not None:
+            yield plan_of(request, found)
 
 
 def planned(architecture: str, count: int = CONTENDERS) -> dict[tuple, Planned]:

@@ -9,12 +9,8 @@ import os
 import re
 import subprocess
 import sys
-import textwrap
-import tomllib
 from pathlib import Path
-from typing import Any
 
-from cupyconv.bench.results import load
 from tests import speed_table
 from tests.gpu import report
 
@@ -24,9 +20,6 @@ SPEED = PAGES / "explanation" / "speed.md"
 BELIEF = PAGES / "explanation" / "belief.md"
 STATUS = (README, PAGES / "index.md", PAGES / "faq.md")
 RESULTS = README.parent / "tests" / "gpu" / "results"
-
-WIDTH = 124
-"""Columns of the text that is written into the pages."""
 
 PICTURE = ["explain", "--preset", "multi-channel"]
 """Command whose output is shown, from the line beginning with FIRST to before that of BEYOND."""
@@ -61,38 +54,18 @@ def filled(text: str) -> str:
 
 
 def measured(text: str) -> str:
-    """Return the page's text with the tables of the newest run on a GPU."""
-    text = put_into(text, "speed, gpu", speed_table.table(README.parent / "tests", "gpu"))
-    (path,) = RESULTS.glob("tf32-*.json")
-    return put_into(text, "speed, gpu, TF32", speed_table.of_results(load(path)))
-
-
-def runs() -> list[dict[str, Any]]:
-    """Return the runs on GPUs of runs.toml, with the numbers of the results."""
-    counts = report.counts(report.load(RESULTS))
-    found = tomllib.loads((RESULTS / "runs.toml").read_text())["runs"]
-    for run in found:
-        run["summary"] = run["summary"].format(**counts)
-        run["details"] = [text.format(**counts) for text in run["details"]]
-    return found
+    """Return the page's text with the table of the newest run on a GPU."""
+    return put_into(text, "speed, gpu", speed_table.table(README.parent / "tests", "gpu"))
 
 
 def with_status(page: str) -> str:
     """Return the page's text with the GPUs that have run the kernels."""
-    found = [f"On an {run['gpu']} ({run['date']}), {run['summary']}." for run in runs()]
-    text = ["**Status on GPUs.** All kernels are verified on a CPU emulator.", *found]
-    text += ["No other GPU has been tried."]
-    return put_into(page, "runs", textwrap.fill(" ".join(text), WIDTH))
+    return put_into(page, "runs", report.status(RESULTS))
 
 
 def with_runs(text: str) -> str:
     """Return the page's text with the results of each GPU that has run the kernels."""
-    lines = []
-    for run in runs():
-        items = (f"- {detail}" for detail in run["details"])
-        details = (textwrap.fill(item, WIDTH, subsequent_indent="  ") for item in items)
-        lines += [f"{run['gpu']}, {run['date']}:", "", *details, ""]
-    return put_into(text, "runs", "\n".join(lines).rstrip())
+    return put_into(text, "runs", report.status_details(RESULTS))
 
 
 def put_into(text: str, name: str, content: str) -> str:

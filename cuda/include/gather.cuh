@@ -4,7 +4,7 @@
 // (pixel, tap) is the sum of two offsets, one for the pixel and one for the tap:
 //
 //   forward, backprop-filter   h = (p * stride - pad) + r * dilation      read x at h
-//   backprop-input             p = (i + shift) - j * spacing              read dy at p (StridePhase)
+//   backprop-input             p = (i + base) + (taps - 1 - j) * spacing  read dy at p (StridePhase)
 //
 // Whether the element is inside the tensor depends on the pixel and the tap, separately on each axis.
 // Therefore each tap sets one bit per axis, for its position along the axis.  Each pixel sets the bits
@@ -27,13 +27,25 @@ struct TapBits {
   __device__ __forceinline__ void set(int bit) {
 #pragma unroll
     for (int i = 0; i < TAP_WORDS; ++i)
-      if (TAP_WORDS == 1 || bit / 32 == i) word[i] |= 1u << (bit % 32);
+      word[i] |= TAP_WORDS == 1 || bit / 32 == i ? 1u << (bit % 32) : 0;
+  }
+  // Clears the bits from `first` to `end` - 1.
+  __device__ __forceinline__ void clear(int first, int end) {
+#pragma unroll
+    for (int i = 0; i < TAP_WORDS; ++i) word[i] &= ~(below(end - 32 * i) - below(first - 32 * i));
   }
   __device__ __forceinline__ bool meets(const TapBits& other) const {
     unsigned common = 0;
 #pragma unroll
     for (int i = 0; i < TAP_WORDS; ++i) common |= word[i] & other.word[i];
     return common != 0;
+  }
+
+ private:
+  // Returns the bits of a word below `bit`; a single word has less than 32 bits of taps.
+  static __device__ __forceinline__ unsigned below(int bit) {
+    if (TAP_WORDS > 1 && bit <= 0) return 0;
+    return TAP_WORDS > 1 && bit >= 32 ? ~0u : (1u << bit) - 1;
   }
 };
 
@@ -66,43 +78,56 @@ struct alignas(TAP_WORDS == 1 ? 8 : sizeof(Index)) Half {
     half.bits.set(0);
     return half;
   }
-  static __device__ __forceinline__ Half beyond() {
+  // Returns a half with all bits set.
+  static __device__ __forceinline__ Half outside(Index offset) {
     Half half;
-    half.offset = 0;
+    half.offset = offset;
     half.bits.fill(~0u);
     return half;
   }
+};
 
-  // Sets the bits of the taps along one axis that read outside the tensor.  The bits of the axis begin at
-  // bit `first`; tap i reads coordinate + i * step, and the axis has `size` elements.
-  __device__ __forceinline__ void mark_outside(int first, int taps, Index coordinate, Index step,
-                                               Index size) {
-    for (int tap = 0; tap < taps; ++tap, coordinate += step)
-      if (coordinate < 0 || coordinate >= size) bits.set(first + tap);
+// The taps of windows along one axis: tap i reads the pixel i * spacing after the pixel of tap 0.
+//
+// A quotient by spacing is the upper half of 2 * dividend * reciprocal, shifted right, where shift is
+// ceil(log2(spacing)) and reciprocal is ceil(2^(31 + shift) / spacing).  It is exact for dividends below
+// 2^31.
+struct TapAxis {
+  int spacing;
+  unsigned reciprocal;
+  int shift;
+
+  // Returns how many of the first `taps` taps read negative coordinates if tap 0 reads `coordinate`.
+  __device__ __forceinline__ int before_0(int coordinate, int taps) const {
+    const int clamped = max(min(coordinate, 0), -taps * spacing);
+    return __umulhi(2u * (spacing - 1) - 2u * clamped, reciprocal) >> shift;
   }
 };
 
-// A stride phase of backprop_input; cupyconv/kernels/gather.py computes its fields.
+// A stride phase of backprop_input.
 //
 // Input pixels h with equal (h + pad) mod stride read the same taps: every step-th tap.  For these
 // pixels, the gradient is a dense convolution with stride 1: with h = first_pixel + i * stride and
 // r = first_tap + j * step,
 //
-//   p = (h + pad - r * dilation) / stride = i + shift - j * spacing,
+//   p = (h + pad - r * dilation) / stride = (i + base) + (taps - 1 - j) * spacing,
 //
-// where shift = (first_pixel + pad - first_tap * dilation) / stride
-// and spacing = step * dilation / stride.  i runs from 0 to pixels - 1, and j from 0 to taps - 1.  Arrays
-// have one element per axis D, H, W.
+// where base is p for i = 0 and the last tap, j = taps - 1, and spacing = step * dilation / stride.
+// i runs from 0 to pixels - 1, and j from 0 to taps - 1.  Arrays have one element per axis D, H, W.
 struct StridePhase {
   int first_pixel[3], pixels[3];
   int first_tap[3], taps[3];
-  int shift[3];
+  int base[3];
   int end;  // number of tiles per group in this phase and all phases before it
 };
 
+// The stride phases of a launch, and the taps of all windows.  Other passes have a single phase, of which
+// they read only `end`; the spacing of their taps is the dilation.  cupyconv/kernels/gather.py computes
+// the fields.
 template <int COUNT>
 struct StridePhases {
-  int step[3], spacing[3];
+  TapAxis axis[3];
+  int step[3];
   StridePhase phase[COUNT];
 };
 

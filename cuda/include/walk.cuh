@@ -4,7 +4,7 @@
 // backprop-filter, the base pixel is the first pixel of the window in x.  In backprop-input, each stride
 // phase (StridePhase in gather.cuh) is a walk over dy with reversed taps:
 //
-//   p = i + shift - j * spacing = (i + shift - (taps - 1) * spacing) + (taps - 1 - j) * spacing,
+//   p = (i + base) + (taps - 1 - j) * spacing,
 //
 // which is a base pixel plus a non-negative offset.  cupyconv/kernels/hopper.py computes the fields.
 #ifndef CUPYCONV_WALK_CUH

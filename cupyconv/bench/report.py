@@ -54,6 +54,17 @@ def busy(about: dict[str, Any]) -> str | None:
     )
 
 
+def waiting(rows: Sequence[Row]) -> str | None:
+    """Return how often the host takes longer than the GPU, and what helps; None if never."""
+    if not (count := sum(row.loop_microseconds > row.microseconds for row in rows)):
+        return None
+    return (
+        f"In {count} of {len(rows)} passes, a call takes the host longer than the GPU, so that the "
+        "GPU waits in a loop of such calls. A bound call (cupyconv.bind) takes the host less time, "
+        "and a captured graph launches many calls at once."
+    )
+
+
 # -- one run ---------------------------------------------------------------------------------------
 
 
@@ -85,32 +96,41 @@ def _measured(results: Results) -> list[Section]:
     """Return one section per dtype, with a table of the measured passes."""
     fastest = best(results.rows)
     has_torch = any(row.implementation == TORCH for row in fastest.values())
+    has_host = any(row.host_microseconds is not None for row in fastest.values())
     tables: dict[str, list[tuple[str, ...]]] = {}
     for row in fastest.values():
         if row.implementation == TORCH:
             continue
         torch = fastest.get((row.dtype, row.layer, row.pass_, TORCH))
         share = results.roofline_share(row)
+        pair = Comparison(row, torch) if torch else None
         cells = (
             row.layer,
             _PASS_WORDS[row.pass_],
             row.kernel.partition(" ")[0],  # without the tile
             number(row.microseconds),
             f"{(row.high - row.low) / 2 / row.microseconds:.0%}",
+            *([number(row.host_microseconds or 0)] if has_host else []),
             number(row.tflops),
             "-" if share is None else percent(share),
-            *([f"{Comparison(row, torch).ratio:.2f}" if torch else "-"] if has_torch else []),
+            *([f"{pair.ratio:.2f}" if pair else "-"] if has_torch else []),
+            *([f"{pair.loop_ratio:.2f}" if pair else "-"] if has_torch and has_host else []),
         )
         tables.setdefault(row.dtype, []).append(cells)
-    columns: tuple[str, ...] = ("layer", "pass", "kernel", "µs", "±", "TFLOP/s", "roof")
+    host = ("host",) if has_host else ()
+    columns: tuple[str, ...] = ("layer", "pass", "kernel", "µs", "±", *host, "TFLOP/s", "roof")
     text = (
         "µs: time of a call from a cold cache, ± half the spread; each library in its "
         "faster memory order. TFLOP/s: without products with padding. roof: roofline time / "
         "measured time."
     )
+    if has_host:
+        text += " host: µs until the call returns to Python."
     if has_torch:
-        columns += ("PyTorch/ours",)
+        columns += ("PyTorch/ours", *(("loop",) if has_host else ()))
         text += " PyTorch/ours: PyTorch's time over cupyconv's; above 1, cupyconv is faster."
+    if has_torch and has_host:
+        text += " loop: this ratio for the longer of µs and host, as in a loop of calls."
     return [
         _section(f"Every pass in {dtype}", [text], columns, rows, columns[:3])
         for dtype, rows in tables.items()
@@ -120,6 +140,7 @@ def _measured(results: Results) -> list[Section]:
 def _means(results: Results) -> list[Section]:
     """Return one table of geometric means per dtype and implementation."""
     found = []
+    has_host = any(row.host_microseconds is not None for row in results.rows)
     by_run = _groups(comparisons(results), lambda row: (row.dtype, row.implementation))
     for (dtype, implementation), pairs in by_run.items():
         rows = []
@@ -129,13 +150,16 @@ def _means(results: Results) -> list[Section]:
             by_pass = _groups(of_kind, lambda row: row.pass_) | {"all": of_kind}
             means = [_mean(by_pass.get(pass_, [])) for pass_ in (*PASSES, "all")]
             layers = len({pair.row.layer for pair in of_kind})
+            if has_host:
+                means.append(f"{geometric_mean(pair.loop_ratio for pair in of_kind):.2f}")
             rows.append((kind, str(layers), *means, "/".join(map(str, tally(of_kind)))))
         passes = [_PASS_WORDS[pass_] for pass_ in PASSES]
+        loop = ("loop",) if has_host else ()
         found.append(
             _section(
                 f"Against PyTorch in {dtype}, {implementation}",
                 ["Geometric means of PyTorch's time over cupyconv's; even: the spreads overlap."],
-                ("kind", "layers", *passes, "all", "faster/even/slower"),
+                ("kind", "layers", *passes, "all", *loop, "faster/even/slower"),
                 rows,
                 ("kind",),
             )
@@ -178,6 +202,8 @@ def _conditions(results: Results) -> list[str]:
             lines.append(f"{name}: {median(hosts):.1f} µs of host time per call (median)")
         if spaces := [row.workspace_bytes for row in rows if row.workspace_bytes is not None]:
             lines.append(f"{name}: at most {max(spaces) / 2**20:,.1f} MiB of workspace")
+    ours = [row for row in results.rows if row.implementation != TORCH]
+    lines += filter(None, [waiting(ours)])
     if results.rows:
         share = min(row.checked for row in results.rows)
         lines.append(f"checked: at least {share:.1%} of the multiply-adds of each pass")

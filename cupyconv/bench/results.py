@@ -64,6 +64,11 @@ class Row:
         """TFLOP/s; products with padding do not count, since an implementation may skip them."""
         return self.useful_flops / self.microseconds * 1e-6
 
+    @property
+    def loop_microseconds(self) -> float:
+        """µs per call in a loop of calls: the longer of the device's and the host's time."""
+        return max(self.microseconds, self.host_microseconds or 0)
+
 
 @dataclass(frozen=True)
 class Ceiling:
@@ -141,7 +146,8 @@ class Results:
     def to_json(self) -> dict[str, Any]:
         """Return the results as a JSON object, with derived columns in every row.
 
-        ``ratio_to_torch`` is PyTorch's shortest time divided by the time of the row.
+        ``ratio_to_torch`` is PyTorch's shortest time divided by the time of the row, and
+        ``loop_ratio_to_torch`` the ratio of the same rows' times in a loop.
         """
         fastest = best(self.rows)
         rows = []
@@ -152,6 +158,7 @@ class Results:
                 "gbps": row.bytes / row.microseconds * 1e-3,
                 "roofline_share": self.roofline_share(row),
                 "ratio_to_torch": torch and torch.microseconds / row.microseconds,
+                "loop_ratio_to_torch": torch and torch.loop_microseconds / row.loop_microseconds,
             }
             rows.append(asdict(row) | derived)
         return {"schema": SCHEMA, "is": KIND, **asdict(self), "rows": rows}
@@ -181,6 +188,11 @@ class Comparison:
     def ratio(self) -> float:
         """Time of ``other`` divided by the time of ``row``; above 1, ``row`` is faster."""
         return self.other.microseconds / self.row.microseconds
+
+    @property
+    def loop_ratio(self) -> float:
+        """``ratio`` of the times in a loop of calls."""
+        return self.other.loop_microseconds / self.row.loop_microseconds
 
     @property
     def even(self) -> bool:

@@ -75,18 +75,17 @@ def run(
         advance: called after each layer of each dtype.
     """
     try:
+        # cuDNN's version is known only after PyTorch is imported.
+        torch, why_not = pytorch.find(place) if options.torch else (None, "")
         results.environment = environment.describe(place, options.arguments)
         results.options = {**vars(options), "layers": [layer.name for layer in options.layers]}
         del results.options["arguments"]  # the environment has the command line
         with ExitStack() as settings:
-            torch = None
-            if options.torch:
-                torch, why_not = pytorch.find(place)
-                if torch is None:
-                    results.skip(Note("", "", TORCH, why_not))
-                else:
-                    threads = environment.threads()
-                    settings.enter_context(torch.settings(options.precision, threads))
+            if torch is not None:
+                threads = environment.threads()
+                settings.enter_context(torch.settings(options.precision, threads))
+            elif options.torch:
+                results.skip(Note("", "", TORCH, why_not))
             _Run(place, options, results, torch).measure_all(advance)
         results.finished = True
     except KeyboardInterrupt:

@@ -31,6 +31,7 @@ from cupyconv.kernels.family import (
     Tile,
     copies_async,
     mma_refuses,
+    spatial,
 )
 from cupyconv.kernels.reach import MOST_BLOCKS, Count, reach_counts
 from cupyconv.kernels.request import PLAIN, Epilogue, Request
@@ -76,8 +77,8 @@ BY_REGISTERS = {
     (64, 64, 4): 5,
     (64, 64, 8): 4,
 }
-"""Blocks per SM that the registers of a tensor-core tile allow, keyed (block_m, block_n, itemsize);
-other tiles have RESIDENT blocks (counted)."""
+"""Largest number of blocks per SM that a tensor-core tile with 32-bit indices gets registers for,
+keyed (block_m, block_n, itemsize); other tiles get registers for RESIDENT blocks (hand-set)."""
 
 
 @dataclass(frozen=True)
@@ -477,15 +478,17 @@ def ring(tile: Tile, vectors: Accesses, device: Device, words: int, index: str =
 
     stage = of_operand(m, vectors.a.along_first) + of_operand(n, vectors.b.along_first)
     # An address is the sum of two halves.  Per operand, the tables have one half per vector along m
-    # or n, and one half for each k of two steps.  After them come the loop counters of a step, 8
-    # integers that describe the loops, and the block's tile.
+    # or n, and the halves of k of two turns (TURN_K of cuda/conv_gather.cu).  After them come the
+    # loop counters of a turn, 8 integers that describe the loops, and the block's tile.
     index_bytes = 4 if index == "int" else 8
     half = _multiple(index_bytes + 4 * words, 8 if words == 1 else index_bytes)
     positions = sum(
         extent // (1 if access.along_first else access.vector)
         for access, extent in ((vectors.a, m), (vectors.b, n))
     )
-    tables = _multiple((positions + 4 * k) * half + (4 * k + 12) * index_bytes, RING_ALIGNMENT)
+    turn = k if itemsize == 8 else 32
+    tables = (positions + 4 * turn) * half + (4 * turn + 12) * index_bytes
+    tables = _multiple(tables, RING_ALIGNMENT)
     stages = 2
     if copies_async(device):
         of_block = (device.chip.shared << 10) // tile.defines["RESIDENT"]
@@ -601,6 +604,8 @@ def product_launch(
         "ASYNC_COPY": int(copies_async(request.device)),
         **epilogue.defines,
     }
+    if index == "int":  # 64-bit indices leave no registers for more blocks
+        defines["RESIDENT"] = max(tile.defines["RESIDENT"], resident(request, tile))
     block_ring = ring(tile, found, request.device, tap_words(problem), index)
     defines["STAGES"], defines["SHARED_BYTES"] = block_ring.stages, block_ring.shared_bytes
     packed = parameters.pack(problem, strides)
@@ -648,9 +653,10 @@ def phases_type(count: int) -> np.dtype:
     import numpy as np
 
     axes = (np.int32, parameters.SPATIAL)
-    names = ("first_pixel", "pixels", "first_tap", "taps", "shift")
+    names = ("first_pixel", "pixels", "first_tap", "taps", "base")
     phase = np.dtype([*((name, *axes) for name in names), ("end", np.int32)])
-    return np.dtype([("step", *axes), ("spacing", *axes), ("phase", phase, count)])
+    axis = np.dtype([("spacing", np.int32), ("reciprocal", np.uint32), ("shift", np.int32)])
+    return np.dtype([("axis", axis, parameters.SPATIAL), ("step", *axes), ("phase", phase, count)])
 
 
 def phase_launches(problem: ConvProblem, pass_: str) -> int:
@@ -670,6 +676,7 @@ def _phases(problem: ConvProblem, pass_: str, choices: Choices, number: int = 0)
     assert tile is not None
     if pass_ != "backprop_input":
         record = np.zeros(1, phases_type(1))
+        record["axis"] = [tap_axis(dilation) for dilation in spatial(problem.dilation)]
         record["phase"]["end"] = choices.blocks // problem.groups
         return record
     listed = list(product(*(axis.stride_phases for axis in problem.axes)))
@@ -677,21 +684,26 @@ def _phases(problem: ConvProblem, pass_: str, choices: Choices, number: int = 0)
     listed = listed[MAX_PHASES * number : MAX_PHASES * (number + 1)]
     record = np.zeros(1, phases_type(1 << (len(listed) - 1).bit_length()))
     fields, missing, end = record[0], parameters.SPATIAL - len(problem.axes), 0
-    fields["step"] = fields["spacing"] = 1
+    fields["step"], fields["axis"] = 1, tap_axis(1)
     for phase, axes in zip(fields["phase"], listed, strict=False):
         phase["pixels"] = phase["taps"] = 1
         pairs = zip(problem.axes, axes, strict=True)
         for at, (axis, (inputs, taps)) in enumerate(pairs, start=missing):
             phase["first_pixel"][at], phase["pixels"][at] = inputs.start, len(inputs)
             phase["first_tap"][at], phase["taps"][at] = taps.start, len(taps)
-            first, spacing = axis.outputs_of_phase(inputs, taps)
-            phase["shift"][at] = first + (len(taps) - 1) * spacing  # unused without taps
-            fields["step"][at], fields["spacing"][at] = taps.step, spacing
+            phase["base"][at], spacing = axis.outputs_of_phase(inputs, taps)
+            fields["step"][at], fields["axis"][at] = taps.step, tap_axis(spacing)
         pixels = problem.N * int(prod(phase["pixels"].tolist()))
         end += tile.blocks(pixels, problem.C // problem.groups)
         phase["end"] = end
     fields["phase"]["end"][len(listed) :] = end
     return record
+
+
+def tap_axis(spacing: int) -> tuple[int, int, int]:
+    """Return the fields of TapAxis: a spacing, and its reciprocal as a multiplier and a shift."""
+    shift = (spacing - 1).bit_length()
+    return spacing, -(-(1 << 31 + shift) // spacing), shift
 
 
 CUDA_GATHER = Gather()

@@ -174,6 +174,7 @@ def test_report_contains_all_sections():
         "25%",  # of the roofline
         "0.50",
         "12.0 µs of host time",
+        "In 2 of 8 passes, a call takes the host longer than the GPU",
         "1.0 MiB of workspace",
         "the layer: needs 9000.0 GiB of memory: over-2^31 float16",
         "Imaginary 9000, 2026-11-20",
@@ -185,10 +186,12 @@ def test_report_contains_all_sections():
     (means,) = (one for one in report.sections(suite()) if one.title.startswith("Against"))
     assert means.title == "Against PyTorch in float16, auto"
     assert means.blocks[-1].rows == (
-        ("dense", "1", "0.50", "-", "0.50", "0.50", "0/0/2"),
-        ("depthwise", "1", "8.00", "-", "8.00", "8.00", "2/0/0"),
-        ("all", "2", "2.00", "-", "2.00", "2.00", "2/0/2"),
+        ("dense", "1", "0.50", "-", "0.50", "0.50", "0.50", "0/0/2"),
+        ("depthwise", "1", "8.00", "-", "8.00", "8.00", "6.67", "2/0/0"),  # 80 / 12 in a loop
+        ("all", "2", "2.00", "-", "2.00", "2.00", "1.83", "2/0/2"),
     )
+    on_cpu = [replace(entry, host_microseconds=None) for entry in suite().rows]
+    assert "host" not in text_of(report.sections(measured(*on_cpu)))
 
 
 def test_report_without_pytorch_or_without_rows():
@@ -368,21 +371,26 @@ def test_readme_table_uses_the_newest_gpu_run(folders, capsys):
     (folder / "bench-other.json").write_text("{}")
     (folder / "summary-sm_90a.json").write_text("{}")
     text = speed_table.table(folders, "gpu")
+    auto = [entry for entry in suite().rows if entry.implementation == "auto"]
     assert text.splitlines() == [
         "Imaginary 9000, 2026-11-20 (PyTorch 2.11.0, cuDNN 91900, CuPy 14.2.0, driver 580.1, "
         "SM clock up to 1980).",
         "",
-        speed_table.READ,
+        " ".join((speed_table.READ, speed_table.HOST, speed_table.FASTER_ORDER)),
         "",
-        "| dtype | layers | forward | backprop-input | backprop-filter | all "
-        "| all, channels_last | all, channels_first |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
-        "| float16 | dense (1) | 0.50× (0 / 0 / 1) | – | 0.50× (0 / 0 / 1) | 0.50× (0 / 0 / 2) "
-        "| 1.00× (0 / 2 / 0) | 0.17× (0 / 0 / 2) |",
-        "| float16 | depthwise (1) | 8.00× (1 / 0 / 0) | – | 8.00× (1 / 0 / 0) "
-        "| 8.00× (2 / 0 / 0) | 16.00× (2 / 0 / 0) | 2.67× (2 / 0 / 0) |",
-        "| float16 | all (2) | 2.00× (1 / 0 / 1) | – | 2.00× (1 / 0 / 1) | 2.00× (2 / 0 / 2) "
-        "| 4.00× (2 / 2 / 0) | 0.67× (2 / 0 / 2) |",
+        "| dtype | layers | forward | backprop-filter | all | sum "
+        "| all, channels_last | all, channels_first | host: cupyconv / PyTorch | loop |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| float16 | dense (1) | 0.50× (0 / 0 / 1) | 0.50× (0 / 0 / 1) | 0.50× (0 / 0 / 2) | 0.50× "
+        "| 1.00× (0 / 2 / 0) | 0.17× (0 / 0 / 2) | 12 / 12 | 0.50× |",
+        "| float16 | depthwise (1) | 8.00× (1 / 0 / 0) | 8.00× (1 / 0 / 0) | 8.00× (2 / 0 / 0) "
+        "| 8.00× | 16.00× (2 / 0 / 0) | 2.67× (2 / 0 / 0) | 12 / 12 | 6.67× |",
+        "| float16 | all but 1-D (2) | 2.00× (1 / 0 / 1) | 2.00× (1 / 0 / 1) | 2.00× (2 / 0 / 2) "
+        "| 1.18× | 4.00× (2 / 2 / 0) | 0.67× (2 / 0 / 2) | 12 / 12 | 1.83× |",
+        "| float16 | all but 1-D, depthwise (1) | 0.50× (0 / 0 / 1) | 0.50× (0 / 0 / 1) "
+        "| 0.50× (0 / 0 / 2) | 0.50× | 1.00× (0 / 2 / 0) | 0.17× (0 / 0 / 2) | 12 / 12 | 0.50× |",
+        "",
+        report.waiting(auto).replace("cupyconv.bind", "`cupyconv.bind`"),
     ]
     assert "skipped bench-other.json" in capsys.readouterr().err
     by_card = speed_table.by_card(folders)
@@ -420,6 +428,33 @@ def test_readme_table_reports_missing_results():
     unfinished.finished = False
     assert "The run was interrupted" in speed_table.of_results(unfinished)
     assert "PyTorch was not measured" in speed_table.of_results(measured(ROW))
+
+
+def test_speed_table_separates_1d_layers_and_precisions(folders):
+    kinds = [("wavenet-d512", "conv1d"), ("causal-dw4", "depthwise"), ("resnet50-03", "dense")]
+    names = [("auto", 1.0), ("torch", 3.0), (speed_table.DETERMINISTIC, 6.0)]
+    for precision, name in speed_table.FILES.items():
+        rows = [
+            row(layer=layer, kind=kind, dtype="float32", precision=precision, implementation=impl,
+                microseconds=time, host_microseconds=30.0)
+            for layer, kind in kinds
+            for impl, time in names
+        ]  # fmt: skip
+        about = {"device": "gpu", "date": "2026-12-01", "limits": ["Free clocks."]}
+        measured(*rows, environment=about).save(folders / "gpu" / "results" / f"{name}sm_90a.json")
+    text = speed_table.table(folders, "gpu")
+    for meaning in ("TF32 forbidden in both", "TF32 in both", "bf16x6; TF32 forbidden in PyTorch"):
+        for group in ("dense (1)", "all but 1-D (1)", "1-D (2)"):
+            assert f"| float32, {meaning} | {group} | 3.00×" in text
+    assert "depthwise (1)" not in text.replace("all but 1-D, depthwise (1)", "")
+    assert "| deterministic cuDNN |" in text
+    assert "6.00×" in text
+    assert speed_table.APART in text
+    assert "Both libraries run with channels last." in text
+    assert "- Free clocks." in text
+    short = speed_table.summary(folders)
+    assert "| dense (1) |" not in short
+    assert "Free clocks" not in short
 
 
 # -- environment -----------------------------------------------------------------------------------

@@ -84,7 +84,12 @@ def test_run_without_peers_measures_cupyconv(monkeypatch):
         raise ImportError
 
     monkeypatch.setattr(pytorch, "import_whole", missing)
+    found, order = pytorch.find, []
+    monkeypatch.setattr(pytorch, "find", lambda place: [order.append("PyTorch"), found(place)][1])
+    describe = lambda *_: order.append("versions") or {"device": "cpu"}  # noqa: E731
+    monkeypatch.setattr(bench_run.environment, "describe", describe)
     outcome = measure(DENSE, torch=True, dtypes=("float16",))
+    assert order == ["PyTorch", "versions"]  # cuDNN's version is that of an imported PyTorch
     assert {row.implementation for row in outcome.rows} == {"auto"}
     assert outcome.ceilings["float16"].product_by == "numpy"
     assert [note.reason for note in outcome.skipped] == ["PyTorch is not installed"]

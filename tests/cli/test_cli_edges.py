@@ -142,6 +142,7 @@ def test_empty_option_values_are_rejected(command):
 SHORT = {
     "explain": (),
     "shapes": ("--stride", "2"),
+    "diagnose": ("--dy", "1x4x6x6"),
     "grads": ("--no-check", "--padding", "same"),
     "plan": ("--device", "cpu"),
     "check": ("--device", "cpu", "--dtype", "float32"),
@@ -370,6 +371,7 @@ def test_commands_all_accept_json(command, tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     given = {"bench": ("--list",), "env": (), "model": (_model(tmp_path),), "check": SMALL}
     given["warm"] = (*SMALL, "--device", "sm_80")
+    given["diagnose"] = (*SMALL, "--dy", "1x4x6x6")
     if command in ("model", "warm"):
         pytest.importorskip({"model": "onnx", "warm": "cupy"}[command])
     content = json.loads(said(command, *given.get(command, SMALL), "--json"))

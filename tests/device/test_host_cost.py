@@ -1,6 +1,6 @@
 """Host cost of a repeated call, and the checks that it repeats, with CuPy's own launches.
 
-The tests count the library's functions that a call enters; tests/gpu/test_cupy.py measures time on
+The tests count the library's functions that a call enters; tests/gpu/loop.py measures time on
 a GPU.
 """
 

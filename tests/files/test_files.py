@@ -47,6 +47,10 @@ READERS = {
     "shapes --config": ("shapes",),
     **{f"grads --{name}": ("grads", *SMALL) for name in ("x", "w", "dy")},
     **{f"explain --{name}": ("explain", *SMALL) for name in ("x", "w", "dy")},
+    **{
+        f"diagnose --{name}": ("diagnose", *SMALL)
+        for name in ("x", "w", "dy", "y", "dx", "dw", "db", "bias")
+    },
     "bench --compare": ("bench", "--compare", "a"),
     "model file": ("model",),
 }

@@ -1,7 +1,6 @@
 """Run the tests and measurements that need a GPU.  README.md in this folder is the guide.
 
-    python -m tests.gpu pack                      # compile the cubins, without a GPU
-    python -m tests.gpu all --minutes 9 --out DIR # every step, in order
+    python -m tests.gpu all --minutes 9 --out DIR # the steps, in order, while there is time
     python -m tests.gpu smoke --minutes 2         # one step
     python -m tests.gpu report DIR                # tables and files of the results
     python -m tests.gpu replay DIR                # errors of today's estimates against the results
@@ -34,16 +33,17 @@ NO_GPU = 3
 RESULTS = Path(__file__).with_name("results")
 LEAST_SECONDS = 5  # a step with less time is not started (hand-set)
 
-# Exports the profile for its viewer and prints its metrics.
+# Exports the profile for its viewer and prints its metrics, with the stalls of warps by reason.
 _PROFILE = (
     'ncu --export "$PROFILES/$$" --force-overwrite --set detailed --import-source yes '
+    "--section WarpStateStats --section SchedulerStats "
     "--kernel-name regex:^conv_ --launch-count 3 --clock-control none "
-    '"$@" && ncu --import "$PROFILES/$$.ncu-rep" --csv --page details'
+    '"$@" && ncu --import "$PROFILES/$$.ncu-rep" --csv --page details --print-details all'
 )
 
 
 def steps() -> tuple[Step, ...]:
-    """Return the steps in the order of `all`, the most informative steps first."""
+    """Return the steps in the order of `all`: measurements that have never been made come first."""
     sanitizer, ncu = program("compute-sanitizer"), program("ncu")
     # cuda-bindings probes the driver for functions that it lacks, which is no error.
     checked = (sanitizer or "compute-sanitizer", "--destroy-on-device-error", "kernel",
@@ -55,15 +55,20 @@ def steps() -> tuple[Step, ...]:
         "missing": "" if sanitizer else lacks.format(checked[0]),
     }
     return (
-        Step("compile", "tests.gpu.pack", 0.5, 8, 120),
-        Step("smoke", "tests.gpu.smoke", 1, 12, 20),
-        Step("golden", "tests.gpu.instructions", 0.7, 8, 20),
-        Step("tests", "tests.gpu.pytests", 2.5, 14, 30, ("tests",)),
-        Step("contenders", "tests.gpu.contenders", 2.5, 1, 20, ("all",)),
-        Step("programs", "tests.gpu.pytests", 0.5, 1, 30, ("programs",)),
-        Step("profile", "tests.gpu.contenders", 0.6, 1, 40, ("profile",),
+        Step("doubts", "tests.gpu.contenders", 0.7, 1, 60, ("doubts",)),
+        Step("loop", "tests.gpu.loop", 0.8, 1, 60),
+        Step("profile", "tests.gpu.contenders", 1.5, 1, 40, ("profile",),
              ("sh", "-c", _PROFILE, "sh"), fresh=True, lines=True,
              missing="" if ncu else lacks.format("ncu")),
+        Step("compile", "tests.gpu.contenders", 0.8, 12, 60, ("compile",)),
+        Step("contenders", "tests.gpu.contenders", 2.5, 1, 30, ("contenders",)),
+        Step("bf16x6", "tests.gpu.contenders", 0.7, 1, 30, ("bf16x6",)),
+        Step("cudnn", "tests.gpu.contenders", 1.2, 1, 60, ("cudnn",)),
+        Step("smoke", "tests.gpu.smoke", 1, 12, 20),
+        Step("golden", "tests.gpu.instructions", 0.7, 8, 20),
+        Step("tests", "tests.gpu.pytests", 5, 14, 30, ("tests",)),
+        Step("programs", "tests.gpu.pytests", 0.5, 1, 30, ("programs",)),
+        Step("table", "tests.gpu.contenders", 2.5, 1, 30, ("table",)),
         Step("memcheck", "tests.gpu.smoke", 0.5, 12, 60, tool=(*checked, "memcheck"), **edges),
         Step("racecheck", "tests.gpu.smoke", 0.7, 12, 60, tool=(*checked, "racecheck"), **edges),
     )  # fmt: skip
@@ -108,15 +113,15 @@ def run(names: Sequence[str], options: Options, minutes: float) -> int:
     chosen = [step for step in steps() if step.name in names]
     if is_running():
         chosen = list(map(rehearsed, chosen))
-    failures = 0
+    failures, scale = 0, max(minutes / sum(step.minutes for step in chosen), 1)
     for number, step in enumerate(chosen):
         left = until - time.monotonic()
-        share = step.minutes / sum(one.minutes for one in chosen[number:])
-        if left * share < LEAST_SECONDS and number:
+        if left < LEAST_SECONDS and number:
             text = f"{step.name}: not run: no time left"
             results.add({"step": step.name, "event": "end", "text": text})
             continue
-        states = Run(step, options, results, left * share).everything()
+        seconds = min(60 * step.minutes * scale, left)
+        states = Run(step, options, results, seconds).everything()
         failures += sum(count for state, count in states.items() if state not in GOOD)
     return int(failures > 0)
 
@@ -139,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     names = [step.name for step in steps()]
     parser.add_argument(
-        "step", nargs="?", default="all", choices=("all", "pack", "report", "replay", *names)
+        "step", nargs="?", default="all", choices=("all", "report", "replay", *names)
     )
     parser.add_argument("results", nargs="?", type=Path, help="folder of the results to report on")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
@@ -147,19 +152,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="run only cases with this text in their name")
     parser.add_argument("--sample", type=int, default=0, help="at most this many cases of a step")
     parser.add_argument("--done", type=Path, help="skip the passed cases of this results.jsonl")
-    parser.add_argument("--chips", default="sm_90a", help="pack: architectures, with commas")
-    parser.add_argument("--nvrtc", type=Path, help="pack: folder of the compiler's libraries")
     chosen = parser.parse_args(arguments)
     if chosen.step in ("report", "replay"):
         from tests.gpu import report
 
         run_on = report.main if chosen.step == "report" else report.replay
         return run_on(chosen.results or chosen.out)
-    from tests.gpu import pack
-
-    if chosen.step == "pack" and not is_running():
-        again = [sys.executable, "-m", "tests.device", "-m", "tests.gpu", *sys.argv[1:]]
-        os.execv(sys.executable, again)
     if arrays.device_count() == 0:
         print("no usable GPU: nothing was run (`cupyconv env` shows what is missing)")
         return NO_GPU
@@ -167,10 +165,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with checkout() as environ, tempfile.TemporaryDirectory() as profiles:
         environ = {**environ, "PROFILES": profiles}
         options = Options(chosen.out, chosen.only, chosen.sample, passed(chosen.done), environ)
-        if chosen.step == "pack":
-            return pack.main(options, chosen.chips.split(","), chosen.nvrtc)
-        if not is_running():
-            pack.unpack()
         try:
             return run(names if chosen.step == "all" else [chosen.step], options, chosen.minutes)
         finally:

@@ -19,12 +19,6 @@ def cases(words: str = "") -> list[dict[str, Any]]:
     return [{"name": case.name} for case in golden.cases() if _device().takes(case)]
 
 
-def load(case: dict[str, Any]) -> dict[str, Any]:
-    """Compile the kernels of a case."""
-    golden.compile_cubin(_device().architecture, _case(case["name"]).wgmma)
-    return {}
-
-
 def run(case: dict[str, Any]) -> dict[str, Any]:
     """Run a case; return its output, or the driver's refusal of its tensor map."""
     try:

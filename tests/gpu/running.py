@@ -82,7 +82,6 @@ class Options:
         sample: run at most this many cases of a step, evenly spread; 0 for all.
         done: names of cases to leave out, by step.
         environ: variables set in the workers.
-        most_failures: failed cases that end a step.
     """
 
     out: Path
@@ -90,7 +89,6 @@ class Options:
     sample: int = 0
     done: Mapping[str, set[str]] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=dict)
-    most_failures: int = MOST_FAILURES
 
 
 class Results:
@@ -294,7 +292,7 @@ class Run:
     def _give(self, worker: Worker) -> bool:
         """Run cases in a worker; return whether a new worker is needed."""
         assert self._cases is not None
-        while self._left() > 0 and self._failures() < self.options.most_failures:
+        while self._left() > 0 and self._failures() < MOST_FAILURES:
             try:
                 case = self._cases.popleft()
             except IndexError:

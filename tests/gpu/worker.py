@@ -9,26 +9,20 @@ import sys
 import traceback
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from cupyconv import arrays, measuring
 from cupyconv.bench import environment
 from cupyconv.gpu import compiler
-from tests.gpu import contenders, launching, pack
+from tests.gpu import contenders
 from tests.gpu.running import LINES_VARIABLE
 
 
 def main(address: str, module: str, *words: str) -> None:
     """Answer questions until there are no more, or the GPU's context is lost."""
-    if folder := os.environ.get(pack.NVRTC_VARIABLE):
-        pack.use_nvrtc(Path(folder))
     if os.environ.get(LINES_VARIABLE):
-        compiler.OPTIONS = (*compiler.OPTIONS, pack.LINES)
-    if record := os.environ.get(pack.RECORD_VARIABLE):
-        pack.record(Path(record))
+        compiler.OPTIONS = (*compiler.OPTIONS, "-lineinfo")
     step: Any = import_module(module)
-    run = getattr(step, "load", step.run) if record else step.run
 
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(address)
@@ -41,11 +35,10 @@ def main(address: str, module: str, *words: str) -> None:
                 answer = {"cases": step.cases(*words)}
                 if question["about"]:
                     place = contenders.place()
-                    about = environment.describe(place, program="python -m tests.gpu")
-                    about["launch_microseconds"] = launching.launch_seconds(place) * 1e6
-                    answer["about"] = about
+                    contenders.find_torch()  # whose cuDNN is described
+                    answer["about"] = environment.describe(place, program="python -m tests.gpu")
             else:
-                answer = answer_of(run, question)
+                answer = answer_of(step.run, question)
             stream.write(json.dumps(answer) + "\n")
             stream.flush()
             if answer.get("lost"):

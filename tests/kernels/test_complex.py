@@ -300,8 +300,10 @@ def test_kernels_accept_views_and_reversed_filters():
     numbers = np.random.default_rng(2)
     whole = (numbers.integers(-3, 4, (4, 8, 9, 9, 2)) * 1.0).astype("float32")
     x = whole.view("complex64")[::2, 1::2, ::-1, 1:, 0]
-    w = numbers.integers(-3, 4, (3, 4, 3, 3)).astype("complex64")[..., ::-1] * np.complex64(1 - 2j)
-    np.testing.assert_array_equal(emulator.conv_forward(x, w), cupyconv.conv_forward(x, w))
+    w = (numbers.integers(-3, 4, (3, 4, 3, 3)) * (1 - 2j)).astype("complex64")[..., ::-1]
+    y = cupyconv.conv_forward(x, w)
+    np.testing.assert_array_equal(emulator.conv_forward(x, w), y)
+    np.testing.assert_array_equal(emulator.conv_transpose(y, w), cupyconv.conv_transpose(y, w))
 
 
 @pytest.mark.costly

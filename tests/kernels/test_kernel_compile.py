@@ -324,6 +324,7 @@ WALK, STRIDE_PHASES = hopper.walk_type(3), gather.phases_type(3)
 STRUCTS = {
     "ConvParameters": ("include/parameters.cuh", parameters.parameters_type()),
     "TileWalk": ("conv_direct.cu", np.dtype(list(direct.TILE_WALK))),
+    "TapAxis": ("include/gather.cuh", STRIDE_PHASES["axis"].base),
     "StridePhase": ("include/gather.cuh", STRIDE_PHASES["phase"].base),
     "StridePhases<3>": ("include/gather.cuh", STRIDE_PHASES),
     "WalkPhase": ("include/walk.cuh", WALK["phase"].base),

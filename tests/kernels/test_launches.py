@@ -17,6 +17,7 @@ from cupyconv.gpu import compiler, sources
 from cupyconv.gpu.runtime import Series
 from cupyconv.kernels import bias, direct, gather, patch, toeplitz
 from cupyconv.kernels.device import CHIPS as PLANNED_CHIPS
+from cupyconv.kernels.reach import LONGEST_REACH
 from cupyconv.kernels.strides import Strides, contiguous_strides
 from cupyconv.launch import Launch
 from cupyconv.planning import Device, Request, plan_pass
@@ -37,7 +38,7 @@ from tests.cubins import Parameter, Resources, resources
 from tests.emulator import driver, tensormap
 from tests.emulator.driver import CHIPS, CheckedFunction, Refusal
 from tests.kernels.test_kernel_compile import ARCHITECTURES
-from tests.launches import prepare
+from tests.launches import prepare, with_every_tile
 
 KERNELS = r"""
 struct alignas(64) Map { char bytes[128]; };
@@ -398,18 +399,30 @@ def test_stride_phases_cover_all_pixels_and_taps():
     assert len(seen) >= 4
 
 
+def test_reciprocals_of_tap_spacings_are_exact():
+    """The quotients are computed as in TapAxis of cuda/include/gather.cuh."""
+    largest = 2**31 - 1
+    for spacing in (*range(1, 70), 127, 12345, 2**16 + 1, 2**29 - 1, LONGEST_REACH):
+        _, reciprocal, shift = gather.tap_axis(spacing)
+        assert reciprocal < 2**32
+        multiples = {n * spacing for n in (1, 2, 3, 255, largest // spacing)}
+        for dividend in {one - below for one in multiples for below in (0, 1)} | {largest}:
+            if dividend <= largest:
+                assert (2 * dividend * reciprocal >> 32) >> shift == dividend // spacing
+
+
 def axis_of_phase(told, phases, phase, axis):
     """Yield each pixel of an axis in a stride phase, with a map from tap to coordinate read."""
     for i in range(phase["pixels"][axis]):
         pixel = int(phase["first_pixel"][axis] + i * told["stride"][axis])
-        taps = range(phase["taps"][axis])
+        taps, first = int(phase["taps"][axis]), int(i + phase["base"][axis])
         yield (
             pixel,
             {
                 int(phase["first_tap"][axis] + j * phases["step"][axis]): int(
-                    i + phase["shift"][axis] - j * phases["spacing"][axis]
+                    first + (taps - 1 - j) * phases["axis"]["spacing"][axis]
                 )
-                for j in taps
+                for j in range(taps)
             },
         )
 
@@ -465,8 +478,7 @@ def test_cuda_gather_predicts_the_size_of_its_tables(taps, dtype, architecture):
         if tile not in FAMILIES["cuda-gather"].fitting_tiles(request):
             continue
         planned = next(
-            one for one in contenders(request, "cuda-gather", 1000)
-            if one.tile == tile and not one.method
+            one for one in with_every_tile(request, "cuda-gather") if one.tile == tile
         )  # fmt: skip
         launch, *_ = prepare(planned, problem, strides, device)
         compiled = driver.compiled(launch.source, launch.defines, architecture)

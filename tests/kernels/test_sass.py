@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -71,7 +72,8 @@ def variants(form: str, on: str | Device = "sm_90a") -> Iterator[Launch]:
     for pass_ in PASSES:
         request = Request(problem, pass_, device, precision, strides=strides)
         if FAMILIES[impl].refuses(request) is None:
-            for planned in contenders(request, impl, 1000):
+            plans = (contenders(request, impl, 1000), launches.with_every_tile(request, impl))
+            for planned in itertools.chain(*plans):
                 for one in launches.prepare(planned, problem, strides, device):
                     found[one.source, one.defines] = one
     yield from found.values()
@@ -285,6 +287,19 @@ def test_cuda_gather_loops_have_no_divisions(form):
         listing = kernels(listing_of(one, "sm_80"))["conv_gather"]
         loop = main_loop(listing, r"\b(HMMA|FFMA)")
         assert not {mnemonic(line) for line in loop} & {"MUFU", "I2F", "F2I", "I2FP"}, one.defines
+
+
+def test_cuda_gather_main_loop_has_no_loop_over_taps():
+    found = variants("cuda-gather tf32", "sm_80")
+    one = next(one for one in found if dict(one.defines)["PASS"] == 2)
+    every = blocks(kernels(listing_of(one, "sm_80"))["conv_gather"])
+    nested = [loop.nodes for loop in loops.nest([block.follows for block in every])]
+    products = [
+        any(mnemonic(line) == "HMMA" for n in nodes for line in every[n].instructions)
+        for nodes in nested
+    ]
+    (main,) = itertools.compress(nested, products)
+    assert [nodes for nodes in nested if nodes < main] == []
 
 
 @pytest.mark.parametrize("last", [0, 1])

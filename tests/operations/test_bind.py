@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -171,3 +173,12 @@ def test_operations_have_the_passes():
             "backprop_filter": ((1, 2, 5), (3, 2, 3), (1, 3, 3)),
         }.items()
     } == set(PASSES)
+
+
+def test_first_call_of_a_process_may_be_bound_by_shapes():
+    program = (
+        "import numpy as np, cupyconv\n"
+        "call = cupyconv.bind('forward', (1, 2, 4), (3, 2, 3), device='cpu')\n"
+        "print(call(np.ones((1, 2, 4), 'f'), np.ones((3, 2, 3), 'f')).shape)\n"
+    )
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "(1, 3, 2)\n"

@@ -1,7 +1,7 @@
 """Host cost of calls: a repeated call does only a lookup and its launches.
 
 The tests count all Python functions that a call enters, here with NumPy and with CuPy in
-tests/device/test_host_cost.py.  tests/gpu/test_cupy.py measures times on a GPU.
+tests/device/test_host_cost.py.  tests/gpu/loop.py measures times on a GPU.
 """
 
 import sys

@@ -16,8 +16,7 @@ from cupyconv import arrays
 from cupyconv.problem import PASSES
 from tests import ROOT
 from tests.gpu import __main__ as everything
-from tests.gpu import pack, smoke
-from tests.kernels.test_kernel_compile import bias_defines
+from tests.gpu import smoke
 
 
 @pytest.mark.skipif(arrays.device_count() > 0, reason="there is a GPU")
@@ -36,8 +35,8 @@ def test_gpu_run_reports_a_missing_gpu(tmp_path):
 
 def test_gpu_steps_have_modules_and_options():
     steps = everything.steps()
-    names = ["compile", "smoke", "golden", "tests", "contenders", "programs", "profile",
-             "memcheck", "racecheck"]  # fmt: skip
+    names = ["doubts", "loop", "profile", "compile", "contenders", "bf16x6", "cudnn", "smoke",
+             "golden", "tests", "programs", "table", "memcheck", "racecheck"]  # fmt: skip
     assert [step.name for step in steps] == names
     for step in steps:
         module = import_module(step.module)
@@ -78,24 +77,3 @@ def test_plain_checkout_has_the_command_line_and_kernels(tmp_path):
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "cupyconv\n"
     assert everything.ROOT == ROOT
-
-
-def test_archive_is_unpacked_once_into_the_cache(tmp_path, monkeypatch):
-    defines = [list(one) for one in bias_defines("float16", "int", 0).items()]
-    entry = {"source": "conv_backprop_bias.cu", "architecture": "sm_90a", "defines": defines}
-    entry["lines"] = False
-    monkeypatch.setenv("CUPYCONV_CACHE_DIR", str(tmp_path / "here"))
-    pack.run({"entry": entry})
-    pack.run({"entry": entry | {"lines": True}})
-    assert len(list((tmp_path / "here").glob("*.cubin"))) == 2
-    needed = tmp_path / "here" / pack.NEEDED
-    missing = entry | {"architecture": "sm_80"}
-    needed.write_text(json.dumps([entry, entry | {"lines": True}, missing]))
-    archive = tmp_path / "cubins.tar.xz"
-    names = [path.name for path in (tmp_path / "here").iterdir()]
-    pack.write(tmp_path / "here", names, archive)
-    monkeypatch.setenv("CUPYCONV_CACHE_DIR", str(tmp_path / "there"))
-    pack.unpack(archive)
-    assert [one["entry"]["architecture"] for one in pack.cases()] == ["sm_80"]
-    monkeypatch.setattr(pack.tarfile, "open", None)
-    pack.unpack(archive)  # not a second time

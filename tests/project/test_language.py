@@ -22,7 +22,20 @@ OPENERS = {
 
 VERBS = {
     *("apply", "benchmark", "check", "compare", "compile", "compute", "draw", "exit", "explain"),
-    *("list", "measure", "open", "pad", "permit", "plan", "print", "read", "run", "set", "show"),
+    *(
+        "find",
+        "list",
+        "measure",
+        "open",
+        "pad",
+        "permit",
+        "plan",
+        "print",
+        "read",
+        "run",
+        "set",
+        "show",
+    ),
     *("skip", "sort", "stop", "sweep", "time", "use", "write"),
 }
 """First words of the help of commands and options."""

@@ -1,0 +1,1256 @@
+"""``cupyconv.diagnose``: the convention by which another program computed given values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cupyconv import arrays, formats
+from cupyconv.errors import ConvError, ConvTypeError, python_argument, require_word
+from cupyconv.explaining import translate
+from cupyconv.explaining.conventions import (
+    Convention,
+    Order,
+    Rule,
+    missing_after,
+    paddings,
+    span,
+    usual_conjugation,
+)
+from cupyconv.explaining.search import LEAST_EVIDENCE, LEVELS, Comparison, Search
+from cupyconv.explaining.shapes import listed
+from cupyconv.explaining.terms import counted_large, indexed
+from cupyconv.formats import SPATIAL_AXES
+from cupyconv.markup import Block, Document, Paragraph, Section, Table, Verbatim
+from cupyconv.problem import ITEMSIZE, ConvProblem, counted, require_output, shape_text
+from cupyconv.remedies import Names
+
+OPERANDS = {"y": ("x", "w"), "dx": ("w", "dy"), "dw": ("x", "dy"), "db": ("dy",)}
+"""Tensors from which each result is computed."""
+
+ACTIVATIONS = (None, "relu", "silu", "gelu")
+"""Activations that a layer may have."""
+
+SHOWN_TERMS = 6
+"""Largest number of products of an element that are printed (hand-set)."""
+
+LISTED = 8
+"""Largest number of other conventions that are printed (hand-set)."""
+
+
+def diagnose(
+    x: Any = None,
+    w: Any = None,
+    dy: Any = None,
+    *,
+    y: Any = None,
+    dx: Any = None,
+    dw: Any = None,
+    db: Any = None,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: Any = 1,
+    data_format: Any = None,
+    filter_format: Any = None,
+    transposed: bool = False,
+    output_padding: Any = None,
+    activation: str | None = None,
+    advance: Callable[[float], None] | None = None,
+) -> Diagnosis:
+    """Find the convention by which another program computed y, dx, dw or db.
+
+    The arguments describe the layer as you understand it.  If the values differ, the search varies
+    the padding and its side, stride, dilation, groups, the order of axes, a flipped filter, a
+    transposed layer, bias, activation, scale, conjugation, and the values of the padding.
+
+    Args:
+        x, w, dy: operands.
+        y, dx, dw, db: results of the other program, at least one: y of x and w, dx of w and dy, dw
+            of x and dy, db of dy.
+        bias: bias of the layer, one value per channel of y.
+        stride, padding, dilation, groups, data_format, filter_format: the layer, as for
+            ``ConvProblem``.
+        transposed: whether the layer is transposed; w then has the format of the convolution that
+            the layer reverses.
+        output_padding: output padding of a transposed layer; by default, that of y.
+        activation: "relu", "silu" or "gelu" for a layer whose y has this activation.
+        advance: function that is called now and then with the share of the search that is done,
+            from 0 to 1.
+
+    Returns:
+        a Diagnosis: text with str() or print(), HTML in Jupyter, plain data with ``to_dict()``.
+
+    Raises:
+        ConvError: a result or one of its operands is missing, an operand is not finite, or an
+            argument is invalid.
+        ConvTypeError: an argument is no array of numbers.
+
+    >>> x, w = np.arange(25.0).reshape(1, 1, 5, 5) ** 2, np.arange(9.0).reshape(1, 1, 3, 3)
+    >>> y = cupyconv.conv_forward(x, w, padding=1)  # values of another program
+    >>> diagnosis = cupyconv.diagnose(x, w, y=y)
+    >>> diagnosis.agrees
+    False
+    >>> diagnosis.findings[0].differences
+    {'padding': ('0', '1')}
+    """
+    given = {"x": x, "w": w, "dy": dy, "y": y, "dx": dx, "dw": dw, "db": db, "bias": bias}
+    tensors, dtypes = {}, {}
+    for name, value in given.items():
+        if value is not None:
+            tensors[name], dtypes[name] = _taken(name, value)
+    results = [name for name in OPERANDS if name in tensors]
+    if not results:
+        raise ConvError(
+            "a diagnosis must have a result of the other program",
+            "y, dx, dw and db are missing",
+            "Pass one of them",
+        )
+    require_word("activation", activation, ACTIVATIONS)
+    layer = {
+        "stride": stride,
+        "padding": padding,
+        "dilation": dilation,
+        "groups": groups,
+        "data_format": data_format,
+        "filter_format": filter_format,
+    }
+    findings: list[Finding | BiasFinding] = []
+    for number, result in enumerate(results):
+        names = (*OPERANDS[result], result)
+        missing = [name for name in names if name not in tensors]
+        if missing:
+            raise ConvError(
+                f"{result} must come with {listed(OPERANDS[result])}",
+                f"{listed(missing)} {'is' if len(missing) == 1 else 'are'} missing",
+                f"Pass {listed(missing)}",
+            )
+        for name in OPERANDS[result]:
+            if not np.isfinite(tensors[name]).all():
+                raise ConvError(
+                    f"{name} must be finite", "it has NaN or infinity", "Pass finite values"
+                )
+        part = {name: tensors[name] for name in names}
+        if min(map(np.size, part.values())) == 0:
+            raise ConvError(
+                "the arrays of a diagnosis must have elements",
+                ", ".join(f"{name} is {_shape_text(array)}" for name, array in part.items()),
+                "Pass arrays with elements",
+            )
+        if result == "db":
+            findings.append(BiasFinding(part["dy"], part["db"], dtypes["db"], data_format))
+            continue
+        claim, mismatch = _claim(result, part, layer, bool(transposed), output_padding)
+        if claim is not None and result == "y":
+            claim = claim.with_finish(
+                bias="none" if bias is None else "given", activation=activation
+            )
+        add = tensors.get("bias") if result == "y" else None
+        if add is not None and (add.ndim != 1 or len(add) not in part["y"].shape):
+            raise ConvError(
+                "bias must have one value per channel of y",
+                f"bias is {_shape_text(add)}, y is {_shape_text(part['y'])}",
+                "Pass a bias of another length",
+            )
+        search = Search(
+            result,
+            part,
+            add,
+            claim,
+            bool(transposed),
+            {name: dtypes[name] for name in names},
+            _integers(dilation),
+            activation if result == "y" else None,
+        )
+
+        def report(share: float, done: int = number) -> None:
+            if advance is not None:
+                advance((done + share) / len(results))
+
+        search.run(report)
+        findings.append(Finding(search, mismatch, {**layer, "output_padding": output_padding}))
+    return Diagnosis(tuple(findings))
+
+
+def _integers(value: Any) -> tuple[int, ...]:
+    """Return the integers of an argument with an integer for all axes, or one per axis."""
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    return tuple(each for each in values if isinstance(each, int) and each > 0) or (1,)
+
+
+def _taken(name: str, value: Any) -> tuple[np.ndarray, str]:
+    """Return an array as a contiguous NumPy array with a NumPy dtype, and the dtype's name."""
+    array = arrays.on_host(arrays.take(name, value)[0])
+    dtype = array.dtype.name
+    if array.dtype.kind not in "biufc":
+        if dtype != "bfloat16":
+            raise ConvTypeError(
+                f"{name} must be an array of numbers: got {dtype}. Convert it to float32"
+            )
+        array = array.astype(np.float32)
+    if array.dtype.kind in "bui":
+        array = array.astype(np.float64)
+    return np.ascontiguousarray(array), dtype
+
+
+def _shape_text(array: np.ndarray) -> str:
+    return shape_text(array.shape) or "a scalar"
+
+
+def _claim(
+    result: str,
+    tensors: Mapping[str, np.ndarray],
+    layer: Mapping[str, Any],
+    transposed: bool,
+    output_padding: Any,
+) -> tuple[Convention | None, str]:
+    """Return the convention that the caller's arguments describe.
+
+    Returns:
+        The convention, and the reason if the arguments do not fit the shapes of the arrays.
+    """
+    probe = Convention(result, transposed, Order("", "", "", 1, ()), ())
+    shapes = {role: tensors[name].shape for role, name in probe.names.items()}
+    axes = len(shapes["w"])
+    same = {len(shape) for shape in shapes.values()} == {axes}
+    rank = axes if same and axes < 3 else axes - 2
+    if rank not in SPATIAL_AXES:
+        return None, f"w has {counted(axes, 'axis', 'axes')}; a layer has 3, 4 or 5"
+    try:
+        data = formats.resolve_data_format(layer["data_format"], rank)
+        filters = formats.resolve_filter_format(layer["filter_format"], rank, data)
+    except ConvError as error:
+        return None, str(error)
+    readings, full = {}, {}
+    for role, word in {"x": data, "w": filters, "y": data}.items():
+        lacking = len(word) - len(shapes[role])
+        dropped = {0: "", 1: "N", 2: "NCOI"}.get(lacking)
+        if dropped is None or (role == "w" and lacking == 1):
+            return None, (
+                f"{probe.names[role]} has {counted(len(shapes[role]), 'axis', 'axes')}, and "
+                f"{word} has {len(word)}"
+            )
+        readings[role] = "".join(letter for letter in word if letter not in dropped)
+        sizes = iter(shapes[role])
+        full[role] = tuple(1 if letter in dropped else next(sizes) for letter in word)
+    words = {**layer, "dtype": "float64"}
+    names = Names(probe.names["x"], probe.names["w"], probe.names["y"])
+    try:
+        if transposed and output_padding is not None:
+            problem = ConvProblem.from_output(
+                full["y"], full["w"], output_padding=output_padding, **words
+            )
+        elif transposed and probe.role == "x":
+            problem = ConvProblem.from_output(full["y"], full["w"], input_shape=full["x"], **words)
+        else:
+            problem = ConvProblem(full["x"], full["w"], **words)
+            require_output(names, problem, full["y"])
+        if problem.input_shape != full["x"]:
+            raise ConvError(
+                "the result must have the shape that follows from the layer",
+                f"{probe.names['x']} is {shape_text(full['x'])}, the layer gives "
+                f"{shape_text(problem.input_shape)}",
+            )
+    except ConvError as error:
+        return None, f"{error.rule}: {error.values}"
+    conjugated = usual_conjugation(result, transposed)
+    order = Order(
+        readings["x"], readings["w"], readings["y"], problem.groups, (False,) * rank, (), conjugated
+    )
+    rules = tuple(Rule(axis.stride, axis.dilation, axis.pad_before) for axis in problem.axes)
+    return Convention(result, transposed, order, rules), ""
+
+
+# -- one result ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Diagnosis of one result: y, dx or dw.
+
+    Attributes:
+        search: the finished search.
+        mismatch: reason why the caller's arguments do not fit the shapes; empty if they fit.
+        layer: the caller's arguments.
+    """
+
+    search: Search = field(repr=False)
+    mismatch: str
+    layer: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def result(self) -> str:
+        """Name of the result."""
+        return self.search.result
+
+    @property
+    def fits(self) -> list[Comparison]:
+        """Comparisons of the conventions that give these values, the nearest to yours first."""
+        return self.search.fits
+
+    @cached_property
+    def degenerate(self) -> str:
+        """Reason why the values cannot tell conventions apart; empty if they can."""
+        tensors = self.search.tensors
+        for name, array in tensors.items():
+            if not array.any():
+                return f"{name} is zero everywhere"
+        for name, array in tensors.items():
+            if array.size > 1 and (array == array.flat[0]).all():
+                return f"all elements of {name} are equal"
+        level = self.fits[0].level if self.fits else None
+        if level is not None and self.search.evidence(level) < LEAST_EVIDENCE:
+            return f"{self.result} has too few different values"
+        if self.search.too_many:
+            return "too many conventions fit"
+        return ""
+
+    @property
+    def verdict(self) -> str:
+        """The outcome: "agrees", "other", "undecided" or "none".
+
+        "agrees": your arguments give these values.  "other": another convention gives them.
+        "undecided": the values cannot tell.  "none": no convention that was tried gives them.
+        """
+        if self.fits and self.degenerate:
+            return "undecided"
+        if not self.fits:
+            return "none"
+        claimed = self.search.claimed
+        if claimed is not None and any(fit.convention == claimed.convention for fit in self.fits):
+            return "other" if self.is_rough else "agrees"
+        return "undecided" if len(self.fits) > 1 else "other"
+
+    @property
+    def is_rough(self) -> bool:
+        """Whether the values agree only at a lower precision than that of the arrays."""
+        level = self.fits[0].level
+        assert level is not None
+        return LEVELS.index(level) > self.search.usual and level.roundoff > 0
+
+    @cached_property
+    def settings(self) -> dict[str, str]:
+        """Properties of the best convention, keyed by their names."""
+        best = self.fits[0] if self.fits else self.search.nearest
+        return {} if best is None else self._settings(best)
+
+    @cached_property
+    def claimed_settings(self) -> dict[str, str]:
+        """Properties of the convention that your arguments describe; empty if they do not fit."""
+        claimed = self.search.claimed
+        if claimed is None:
+            return {}
+        settings = self._settings(claimed)
+        word = self.layer["padding"]
+        named = self._paddings(claimed.convention)
+        if isinstance(word, str) and word.lower() in named:
+            settings["padding"] = word.lower()
+        return settings
+
+    @cached_property
+    def differences(self) -> dict[str, tuple[str, str]]:
+        """Your value and the value found, keyed by property, where the two differ."""
+        yours = self.claimed_settings
+        best = self.fits[0] if self.fits else self.search.nearest
+        if not yours and best is not None:
+            yours = self._unchecked_settings(best.convention)
+        keys = dict.fromkeys((*self.settings, *yours)) if yours else {}
+        pairs = {
+            key: tuple(
+                texts.get(key, _DEFAULTS.get(key.partition(" of ")[0], "none"))
+                for texts in (yours, self.settings)
+            )
+            for key in keys
+        }
+        # Your padding may be another name of the padding found.
+        named = self._paddings(best.convention) if best is not None else {}
+        if best is not None and yours["padding"] in named:
+            pairs.pop("padding", None)
+        return {key: (old, new) for key, (old, new) in pairs.items() if old != new}
+
+    def _unchecked_settings(self, best: Convention) -> dict[str, str]:
+        """Return the properties that your arguments name, if the layer does not fit the shapes."""
+        rank = best.order.rank
+        layer = self.layer
+        data = _quiet_format(formats.resolve_data_format, layer["data_format"], rank)
+        filters = _quiet_format(formats.resolve_filter_format, layer["filter_format"], rank, data)
+        settings = {
+            "layer": "transposed" if self.search.is_transposed else "convolution",
+            "filter": "not flipped",
+            "bias": "none" if self.search.bias is None else "added",
+            "activation": self.search.activation or "none",
+        }
+        if self.result != "y":
+            del settings["bias"], settings["activation"]
+        for key in ("stride", "padding", "dilation", "groups"):
+            settings[key] = _plain_text(layer[key])
+        extra = layer["output_padding"]
+        if self.search.is_transposed and extra is not None:
+            settings["output_padding"] = _plain_text(extra)
+        elif "output_padding" in self.settings:
+            settings["output_padding"] = self.settings["output_padding"]
+        if "conjugated" in self.settings:
+            usual = usual_conjugation(self.result, self.search.is_transposed)
+            settings["conjugated"] = self._conjugated(replace(best.order, conjugated=usual), best)
+        for role, word in {"x": data, "w": filters, "y": data}.items():
+            found = getattr(best.order, role)
+            # An array without a batch or channel axis has the rest of the format.
+            rest = "".join(letter for letter in word if letter in found)
+            settings[f"order of {best.names[role]}"] = rest if len(rest) == len(found) else word
+        return settings
+
+    def _conjugated(self, order: Order, convention: Convention) -> str:
+        """Return the names of the conjugated factors."""
+        pairs = zip(convention.factors, order.conjugated, strict=True)
+        names = [convention.names[role] for role, is_conjugated in pairs if is_conjugated]
+        return listed(names) if names else "none"
+
+    def _spatial(self, convention: Convention) -> list[tuple[int, int, int]]:
+        views = convention.views(self.search.tensors)
+        return list(zip(*(views[role].shape[3:] for role in "xwy"), strict=True))
+
+    def _paddings(self, convention: Convention) -> dict[str, Any]:
+        return paddings(convention.rules, self._spatial(convention), convention.is_transposed)
+
+    def _settings(self, comparison: Comparison) -> dict[str, str]:
+        convention = comparison.convention
+        order, finish, names = convention.order, convention.finish, convention.names
+        letters = SPATIAL_AXES[order.rank]
+        flipped = [letter for letter, flip in zip(letters, order.flipped, strict=True) if flip]
+        filter_text = f"flipped on {listed(flipped)}" if flipped else "not flipped"
+        named = self._paddings(convention)
+        pairs = next(iter(named.values()))
+        settings = {
+            "layer": "transposed" if convention.is_transposed else "convolution",
+            "filter": filter_text,
+            **{f"order of {names[role]}": getattr(order, role) for role in "xwy"},
+            "stride": _axes_text([rule.stride for rule in self._strides(convention)]),
+            "padding": next(iter(named)),
+            "dilation": _axes_text([rule.dilation for rule in convention.rules]),
+            "groups": str(order.groups),
+        }
+        if convention.is_transposed:
+            extra = [
+                after - missing_after(rule, *size)
+                for (_, after), rule, size in zip(
+                    pairs, convention.rules, self._spatial(convention), strict=True
+                )
+            ]
+            settings["output_padding"] = _axes_text(extra)
+        settings["padding values"] = convention.mode
+        if convention.mode == "edge" and max(max(pair) for pair in pairs) == 1:
+            settings["padding values"] = "edge, the same as symmetric for a padding of 1"
+        for role in order.interleaved:
+            settings[f"channels of {names[role]}"] = "interleaved between the groups"
+        if any(array.dtype.kind == "c" for array in self.search.tensors.values()):
+            settings["conjugated"] = self._conjugated(order, convention)
+        if self.result == "y":
+            settings["bias"] = {
+                "none": "none",
+                "given": "added",
+                "fitted": "an unknown bias added",
+            }[finish.bias]
+            settings["activation"] = finish.activation or "none"
+        settings["scale"] = self._scale_text(convention)
+        return settings
+
+    def _strides(self, convention: Convention) -> list[Rule]:
+        """Return the rules with strides for which an axis has its number of outputs."""
+        pairs = next(iter(self._paddings(convention).values()))
+        rules = []
+        for rule, (h, r, p), (b, a) in zip(
+            convention.rules, self._spatial(convention), pairs, strict=True
+        ):
+            room = h + b + a - span(rule, r) + 1
+            rules.append(rule._replace(stride=max(rule.stride, room)) if p == 1 else rule)
+        return rules
+
+    def _scale_text(self, convention: Convention) -> str:
+        scale = convention.finish.scale
+        if scale == 1:
+            return "sum"
+        word = self.search.scales(convention).get(scale)
+        return f"{scale:.6g}" + (f" ({word})" if word else "")
+
+    # -- text --------------------------------------------------------------------------------------
+
+    @property
+    def headline(self) -> str:
+        """The outcome in one sentence."""
+        result = self.result
+        if self.verdict == "agrees":
+            return f"Your options give these values of {result}"
+        if self.verdict == "none":
+            return f"No convention that was tried gives these values of {result}"
+        changes = [f"{key} {new}" for key, (_, new) in self.differences.items()]
+        if self.is_rough:
+            changes.append(f"precision {self.rounding or self.fits[0].level.name}")  # type: ignore[union-attr]
+        if self.verdict == "other":
+            return f"Another convention gives these values of {result}: {', '.join(changes)}"
+        if self.degenerate or not changes:
+            return f"The data cannot tell which convention gave {result}"
+        return (
+            f"{len(self.fits)} conventions give these values of {result}; the nearest to your "
+            f"options: {', '.join(changes)}"
+        )
+
+    @cached_property
+    def rounding(self) -> str:
+        """Format to which the operands were rounded, if that explains the differences; else ""."""
+        return self.search.rounding(self.fits[0]) if self.fits and self.is_rough else ""
+
+    @cached_property
+    def precision(self) -> str:
+        """Sentence on the precision of the agreement, and on its cause."""
+        best = self.fits[0]
+        level = best.level
+        assert level is not None
+        compared = counted_large(best.compared, "element")
+        total = self.search.tensors[self.result].size
+        part = f" ({best.compared / total:.0%} of {self.result})" if best.compared < total else ""
+        if level.roundoff == 0:
+            return f"All {compared}{part} are exactly equal."
+        text = (
+            f"All {compared}{part} agree up to {level.name} rounding; the largest difference is "
+            f"{best.largest:.2g}, at {indexed(self.result, best.worst)}."
+        )
+        if not self.is_rough:
+            return text
+        if self.rounding:
+            return f"{text} The operands were rounded to {self.rounding}."
+        values = self.search.tensors[self.result]
+        if level.name.startswith("float16") and _is_float16(values):
+            return f"{text} The values of {self.result} are float16 numbers."
+        cause = "TF32 or float16" if level.name.startswith("float16") else level.name
+        return f"{text} Arithmetic in {cause} gives differences of this size."
+
+    @cached_property
+    def sections(self) -> tuple[Section, ...]:
+        """Sections of the text."""
+        search = self.search
+        shapes = {name: _shape_text(array) for name, array in search.tensors.items()}
+        operands = " and ".join(f"{name} {shapes[name]}" for name in OPERANDS[self.result])
+        blocks: list[Block] = [Paragraph(f"{self.result} {shapes[self.result]} from {operands}.")]
+        best = self.fits[0] if self.fits else search.nearest
+        is_near = best is not None and best.is_similar
+        if self.degenerate and self.fits:
+            blocks.append(
+                Paragraph(
+                    f"These values do not tell conventions apart: {self.degenerate}. Pass random "
+                    "values, and arrays with different sizes."
+                )
+            )
+        elif self.fits:
+            blocks.append(Paragraph(self.precision))
+        if search.skipped and self.verdict != "agrees":
+            blocks.append(
+                Paragraph(
+                    f"{search.skipped:,} combinations of order, stride and dilation were left out, "
+                    "because the arrays are large. Fewer images permit a complete search."
+                )
+            )
+        if best is not None and not self.fits:
+            blocks.append(Paragraph(self._nearest_text(best)))
+        if self.verdict != "agrees" and is_near and not self.degenerate:
+            head = ("", "your options", "these values" if self.fits else "nearest convention")
+            rows = [(key, *pair) for key, pair in self.differences.items()]
+            if rows:
+                blocks.append(Table(head, tuple(rows)))
+        if self.mismatch:
+            blocks.append(Paragraph(f"Your options do not fit the shapes: {self.mismatch}."))
+        sections = [Section(self.headline, tuple(blocks))]
+        sections += self._difference_sections()
+        many = self.degenerate and len(self.fits) > LISTED
+        if (len(self.fits) > 1 or self._aliases()) and not many:
+            sections.append(self._alternatives())
+        if best is not None and is_near and self.verdict != "agrees" and not self.degenerate:
+            sections += self._line_sections(best)
+        return tuple(sections)
+
+    def _nearest_text(self, best: Comparison) -> str:
+        tried = f"{self.search.tried:,} conventions were tried, and none comes near"
+        if not best.is_similar:
+            return f"{tried}."
+        return (
+            f"The nearest convention agrees in {best.agreeing:,} of "
+            f"{counted_large(best.compared, 'element')}; its largest difference is "
+            f"{best.largest:.3g}, at {indexed(self.result, best.worst)}."
+        )
+
+    def _difference_sections(self) -> list[Section]:
+        """Return a section on the first element that differs from the claim or the nearest."""
+        claimed = self.search.claimed
+        yours = claimed is not None and not claimed.fits
+        other = claimed if yours else (None if self.fits else self.search.nearest)
+        if other is None or other.first is None or not (yours or other.is_similar):
+            return []
+        who = "your options give" if yours else "the nearest convention gives"
+        name = indexed(self.result, other.first)
+        wrong = other.compared - other.agreeing
+        lines = [
+            f"The array has {_number(other.value)}, {who} {_number(other.expected)}. "
+            f"{wrong:,} of {counted_large(other.compared, 'element')} "
+            f"{'differs' if wrong == 1 else 'differ'}; the largest "
+            f"difference is {other.largest:.3g}, at {indexed(self.result, other.worst)}."
+        ]
+        blocks: list[Block] = [Paragraph(lines[0])]
+        if self.fits:
+            blocks += self._terms(self.fits[0].convention, other.first, "In the convention found")
+        blocks += self._terms(
+            other.convention, other.first, "With your options" if yours else "In the nearest"
+        )
+        return [Section(f"The first element that differs: {name}", tuple(blocks))]
+
+    def _terms(self, convention: Convention, index: tuple[int, ...], what: str) -> list[Block]:
+        """Return the products of an element, with the indices of the caller's arrays."""
+        search = self.search
+        views = convention.operands(convention.views(search.tensors))
+        terms = convention.terms(views, search.viewed(convention, index))
+        first, second = convention.factors
+        names = convention.names[first], convention.names[second]
+        lines = []
+        for a, b in terms.first(SHOWN_TERMS):
+            left, right = views[first][a].item(), views[second][b].item()
+            texts = [
+                indexed(name, search.stored(role, convention, place))
+                for name, role, place in ((names[0], first, a), (names[1], second, b))
+            ]
+            product_ = _number(left * right)
+            lines.append(
+                f"{texts[0]} * {texts[1]} = {_number(left)} * {_number(right)} = {product_}"
+            )
+        if terms.count > SHOWN_TERMS:
+            lines.append(f"... {counted_large(terms.count - SHOWN_TERMS, 'more product')}")
+        steps = self._settings_after(convention)
+        name = indexed(self.result, index)
+        text = f"{what}, {name} is the sum of {counted_large(terms.count, 'product')}{steps}."
+        return [Paragraph(text), *([Verbatim("\n".join(lines))] if lines else [])]
+
+    def _settings_after(self, convention: Convention) -> str:
+        finish = convention.finish
+        steps = []
+        if finish.scale != 1:
+            steps.append(f"multiplied by {finish.scale:.6g}")
+        if finish.bias != "none":
+            steps.append("plus the bias")
+        if finish.activation:
+            steps.append(f"then {finish.activation}")
+        return f", {', '.join(steps)}" if steps else ""
+
+    def _aliases(self) -> list[str]:
+        """Return the other names of the padding found."""
+        names = list(self._paddings(self.fits[0].convention)) if self.fits else []
+        shown = {self.settings.get("padding"), self.claimed_settings.get("padding")}
+        return [name for name in names if name not in shown]
+
+    def _alternatives(self) -> Section:
+        blocks: list[Block] = []
+        aliases = self._aliases()
+        if aliases:
+            padding = self.settings["padding"]
+            same = f"Padding {listed([padding, *aliases])} are the same for these sizes"
+            blocks.append(Paragraph(f"{same}{self._apart(padding, aliases[0])}."))
+        rows = []
+        for fit in self.fits[1 : LISTED + 1]:
+            settings = self._settings(fit)
+            changed = {key for key in settings if settings[key] != self.settings.get(key)}
+            changed |= self.settings.keys() - settings.keys()
+            text = ", ".join(f"{key} {settings.get(key, 'none')}" for key in sorted(changed))
+            rows.append((text or "another rule", _told_apart(changed)))
+        if rows:
+            heads = ("also gives these values", "to tell it apart, use")
+            blocks.append(Table(heads, tuple(rows)))
+        if len(self.fits) > LISTED + 1:
+            more = len(self.fits) - LISTED - 1
+            blocks.append(Paragraph(f"{counted(more, 'other convention')} fit, too."))
+        return Section("Other conventions with the same values", tuple(blocks))
+
+    def _apart(self, first: str, second: str) -> str:
+        """Return a clause with an input size for which two paddings differ."""
+        convention = self.fits[0].convention
+        for axis, (rule, (h, r, _)) in enumerate(
+            zip(convention.rules, self._spatial(convention), strict=True)
+        ):
+            for size in (*range(h, h + 4), *range(h, 0, -1)):
+                found = []
+                for word in (first, second):
+                    padding = _library_padding(word, rule, r)
+                    if padding is None:
+                        return ""
+                    try:
+                        problem = ConvProblem(
+                            (1, 1, size),
+                            (1, 1, r),
+                            stride=rule.stride,
+                            padding=padding,
+                            dilation=rule.dilation,
+                        )
+                    except ConvError:
+                        break
+                    found.append((problem.padding[0][0], problem.output_shape))
+                if len(found) == 2 and found[0] != found[1]:
+                    letter = SPATIAL_AXES[convention.order.rank][axis]
+                    return f"; they differ for an input of {letter} = {size}"
+        return ""
+
+    def _line_sections(self, best: Comparison) -> list[Section]:
+        """Return the lines of frameworks that compute these values."""
+        layer = _layer(self, best)
+        if layer is None:
+            return []
+        before = {} if self.search.claimed is None else _lines(_layer(self, self.search.claimed))
+        rows = []
+        for framework, line in _lines(layer).items():
+            old = before.get(framework)
+            if old is not None and old != line:
+                rows += [f"{framework}:", f"  - {old}", f"  + {line}"]
+            else:
+                rows += [f"{framework}:", f"    {line}"]
+        texts = list(layer.before)
+        blocks: list[Block] = []
+        if texts:
+            blocks += [Paragraph("Before, in NumPy:"), Verbatim("\n".join(texts))]
+        blocks.append(Paragraph("X and W are x and w in the framework's order of axes:"))
+        blocks.append(Verbatim("\n".join(rows)))
+        if layer.after:
+            blocks += [Paragraph("After, in NumPy:"), Verbatim("\n".join(layer.after))]
+        finish = best.convention.finish
+        steps = [text for text in ("the bias", finish.activation or "") if text]
+        if finish.bias == "none":
+            steps = steps[1:]
+        if steps:
+            blocks.append(Paragraph(f"The other frameworks' lines lack {listed(steps)}."))
+        if best.bias is not None:
+            numbers = ", ".join(_number(value.item()) for value in best.bias[:8])
+            more = ", ..." if best.bias.size > 8 else ""
+            blocks.append(Paragraph(f"The bias that fits: {numbers}{more}."))
+        title = "The line to change" if self.fits else "The line of the nearest convention"
+        return [Section(title, tuple(blocks))]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the finding as plain data, ready for JSON."""
+        search = self.search
+        layer = _layer(self, self.fits[0]) if self.fits else None
+        claimed = search.claimed
+        return {
+            "result": self.result,
+            "verdict": self.verdict,
+            "headline": self.headline,
+            "shapes": {name: list(array.shape) for name, array in search.tensors.items()},
+            "mismatch": self.mismatch or None,
+            "degenerate": self.degenerate or None,
+            "differences": {
+                key: {"yours": old, "found": new} for key, (old, new) in self.differences.items()
+            },
+            "precision": self.precision if self.fits else None,
+            "conventions": [self._fit_dict(fit) for fit in self.fits],
+            "same_padding": self._aliases(),
+            "yours": None if claimed is None else self._fit_dict(claimed),
+            "nearest": None if search.nearest is None else self._fit_dict(search.nearest),
+            "tried": search.tried,
+            "left_out": search.skipped,
+            "before": [] if layer is None else list(layer.before),
+            "lines": {} if layer is None else _lines(layer),
+            "after": [] if layer is None else list(layer.after),
+        }
+
+    def _fit_dict(self, fit: Comparison) -> dict[str, Any]:
+        return {
+            "settings": self._settings(fit),
+            "compared": fit.compared,
+            "agreeing": fit.agreeing,
+            "precision": None if fit.level is None else fit.level.name,
+            "largest_difference": fit.largest,
+            "largest_difference_at": list(fit.worst),
+            "first_difference_at": None if fit.first is None else list(fit.first),
+            "value": _plain(fit.value),
+            "expected": _plain(fit.expected),
+            "bias": None if fit.bias is None else [_plain(value.item()) for value in fit.bias],
+        }
+
+
+_DEFAULTS = {
+    "padding values": "zeros",
+    "scale": "sum",
+    "channels": "one group after the other",
+}
+"""Values of properties that a convention does not name, keyed by the property."""
+
+
+def _told_apart(changed: set[str]) -> str:
+    """Return data for which two conventions differ, by the names of their different properties."""
+    texts = {
+        "filter": "a larger, random filter",
+        "stride": "a larger input",
+        "padding": "random values up to the borders",
+        "dilation": "a larger input and filter",
+        "groups": "other numbers of channels",
+        "bias": "a bias without zeros",
+        "activation": "data with negative results",
+        "scale": "a larger batch",
+        "conjugated": "random imaginary parts",
+        "padding values": "random values up to the borders",
+        "layer": "a stride above 1",
+    }
+    found = [texts[key] for key in texts if key in changed]
+    if not found and any(key.startswith("order") for key in changed):
+        found = ["different sizes on all axes"]
+    return found[0] if found else "random values"
+
+
+def _number(value: complex) -> str:
+    if isinstance(value, complex):
+        return f"({value:.7g})"
+    return f"{value:.9g}"
+
+
+def _plain(value: complex) -> Any:
+    return [value.real, value.imag] if isinstance(value, complex) else value
+
+
+def _is_float16(values: np.ndarray) -> bool:
+    if values.dtype.kind == "c":
+        return False
+    with np.errstate(all="ignore"):
+        return bool((values.astype(np.float16).astype(values.dtype) == values).all())
+
+
+def _axes_text(values: list[int]) -> str:
+    return str(values[0]) if len(set(values)) == 1 else ",".join(map(str, values))
+
+
+def _plain_text(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        entries = [
+            ":".join(map(str, entry)) if isinstance(entry, (tuple, list)) else str(entry)
+            for entry in value
+        ]
+        return entries[0] if len(set(entries)) == 1 else ",".join(entries)
+    return str(value).lower()
+
+
+def _quiet_format(resolve: Callable[..., str], *arguments: Any) -> str:
+    try:
+        return resolve(*arguments)
+    except ConvError:
+        return str(arguments[0])
+
+
+def _library_padding(word: str, rule: Rule, taps: int) -> Any:
+    """Return a named padding of one axis as an argument of ConvProblem; None for a crop."""
+    if word in ("same", "same_lower"):
+        return word
+    extent = span(rule, taps) - 1
+    if word in ("causal", "full"):
+        return [(extent, extent if word == "full" else 0)]
+    return int(word) if word.isdigit() else None
+
+
+# -- lines of frameworks ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A convention as a problem, with the NumPy statements before and after the framework's line.
+
+    Attributes:
+        problem: convolution that the convention contains.
+        convention: the convention.
+        before, after: NumPy statements that change operands, and that change the result.
+    """
+
+    problem: ConvProblem
+    convention: Convention
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+
+def _layer(finding: Finding, comparison: Comparison) -> _Layer | None:
+    """Return a convention as a problem; None if no problem expresses it."""
+    convention, search = comparison.convention, finding.search
+    order, names = convention.order, convention.names
+    rank, letters = order.rank, SPATIAL_AXES[order.rank]
+    views = convention.views(search.tensors)
+    data = order.x if order.x == order.y else ""
+    if data not in formats.data_formats(rank):
+        data = formats.data_formats(rank)[0]
+    filters: str = order.w if order.w in formats.filter_formats(rank) else ""
+    if order.w == f"{letters}GM":
+        filters = f"{letters}IO"
+    filters = filters or formats.filter_formats(rank)[0]
+    targets = {"x": data, "w": filters, "y": data}
+    before: list[str] = []
+    after: list[str] = []
+    pairs = list(next(iter(finding._paddings(convention).values())))
+    inputs = list(views["x"].shape[3:])
+    for role in "xwy":
+        lines = before if role != convention.role else after
+        lines += _rearranged(search, convention, role, targets[role])
+    edits = []
+    for axis, (b, a) in enumerate(pairs):
+        begin, end = max(-b, 0), max(-a, 0)
+        if convention.mode != "zeros":
+            edits.append((b, a))
+            pairs[axis] = (0, 0)
+            inputs[axis] += max(b, 0) + max(a, 0)
+        elif begin or end:
+            edits.append((-begin, -end))
+            pairs[axis] = (max(b, 0), max(a, 0))
+            inputs[axis] -= begin + end
+        else:
+            edits.append((0, 0))
+    if any(map(any, edits)):
+        name = names["x"]
+        spatial = dict(zip(letters, edits, strict=True))
+        if convention.mode != "zeros":
+            if convention.role == "x":
+                return None
+            width = [spatial.get(letter, (0, 0)) for letter in data]
+            before.append(f'{name} = np.pad({name}, {width}, mode="{convention.mode}")')
+        elif convention.role == "x":
+            width = [tuple(-e for e in spatial.get(letter, (0, 0))) for letter in data]
+            after.insert(0, f"{name} = np.pad({name}, {width})")
+        else:
+            slices = [
+                f"{-b or ''}:{a or ''}" for b, a in (spatial.get(letter, (0, 0)) for letter in data)
+            ]
+            before.append(f"{name} = {name}[{', '.join(slices)}]")
+    if convention.finish.scale != 1:
+        after.append(f"{convention.result} = {convention.result} * {convention.finish.scale!r}")
+    groups, images, channels = views["x"].shape[:3]
+    per_letter = {"N": images, "C": groups * channels, **dict(zip(letters, inputs, strict=True))}
+    taps = views["w"].shape[3:]
+    per_filter = {
+        "O": groups * views["w"].shape[1],
+        "I": channels,
+        **dict(zip(letters, taps, strict=True)),
+    }
+    named = next(iter(finding._paddings(convention)))
+    word: Any = tuple(pairs)
+    claimed = finding.layer["padding"]
+    if isinstance(claimed, str) and claimed.lower() in finding._paddings(convention):
+        word = claimed.lower()
+    elif named in ("same", "same_lower"):
+        word = named
+    dtype = search.dtypes[search.result]
+    is_complex = any(array.dtype.kind == "c" for array in search.tensors.values())
+    if is_complex:
+        dtype = "complex128" if "complex128" in search.dtypes.values() else "complex64"
+    try:
+        problem = ConvProblem(
+            [per_letter[letter] for letter in data],
+            [per_filter[letter] for letter in filters],
+            stride=[rule.stride for rule in finding._strides(convention)],
+            padding=word,
+            dilation=[rule.dilation for rule in convention.rules],
+            groups=order.groups,
+            data_format=data,
+            filter_format=filters,  # type: ignore[arg-type]
+            dtype=dtype if dtype in ITEMSIZE else "float32",  # type: ignore[arg-type]
+        )
+    except ConvError:
+        return None
+    if problem.output_sizes != views["y"].shape[3:]:
+        return None
+    return _Layer(problem, convention, tuple(before), tuple(after))
+
+
+def _rearranged(search: Search, convention: Convention, role: str, target: str) -> list[str]:
+    """Return NumPy statements that bring an operand to a format, or a result from a format."""
+    order, name = convention.order, convention.names[role]
+    reading, array = getattr(order, role), search.tensors[name]
+    letters = SPATIAL_AXES[order.rank]
+    is_result = role == convention.role
+    lines = []
+    if reading.endswith("GM"):
+        shape = (*array.shape[:-2], 1, prod(array.shape[-2:]))
+        lines.append(f"{name} = {name}.reshape({array.shape if is_result else shape})")
+    elif reading.startswith("GM"):
+        shape = (prod(array.shape[:2]), 1, *array.shape[2:])
+        lines.append(f"{name} = {name}.reshape({array.shape if is_result else shape})")
+    elif reading != target:
+        kept = [letter for letter in target if letter in reading]
+        order_ = tuple(reading.index(letter) for letter in kept)
+        if is_result:
+            if len(kept) < len(target):
+                index = ", ".join(":" if letter in reading else "0" for letter in target)
+                lines.append(f"{name} = {name}[{index}]")
+            back = tuple(kept.index(letter) for letter in reading)
+            if back != tuple(range(len(back))):
+                lines.append(f"{name} = {name}.transpose{back}")
+        else:
+            if order_ != tuple(range(len(order_))):
+                lines.append(f"{name} = {name}.transpose{order_}")
+            if len(kept) < len(target):
+                index = ", ".join(":" if letter in reading else "None" for letter in target)
+                lines.append(f"{name} = {name}[{index}]")
+    if role in order.interleaved:
+        axis = target.index("O" if role == "w" else "C")
+        swap = f"np.stack(np.split({name}, {order.groups}, {axis}), {axis + 1})"
+        if not is_result:
+            swap = (
+                f"np.concatenate([{name}.take(range(g, {name}.shape[{axis}], {order.groups}), "
+                f"{axis}) for g in range({order.groups})], {axis})"
+            )
+            lines.append(f"{name} = {swap}")
+        else:
+            lines.insert(0, f"{name} = {swap}.reshape({name}.shape)")
+    if role == "w" and any(order.flipped):
+        axes = tuple(
+            target.index(letter)
+            for letter, flip in zip(letters, order.flipped, strict=True)
+            if flip
+        )
+        lines.insert(0 if is_result else len(lines), f"{name} = np.flip({name}, {axes})")
+    # conv_forward and conv_transpose conjugate nothing; the gradients conjugate the second factor.
+    usual = (False, convention.role == "w" or convention.names["x"] == "dx")
+    for factor, is_conjugated, expected in zip(
+        convention.factors, order.conjugated, usual, strict=True
+    ):
+        if factor == role and is_conjugated != expected and array.dtype.kind == "c":
+            lines.append(f"{name} = {name}.conj()")
+    return lines
+
+
+def _lines(layer: _Layer | None) -> dict[str, str]:
+    """Return the line of each framework that computes the convention's sums."""
+    if layer is None:
+        return {}
+    convention, problem = layer.convention, layer.problem
+    lines = {"cupyconv": _library_line(layer)}
+    for framework in translate.translations(problem):
+        text = framework.size if convention.role == "x" else framework.call
+        if convention.role == "w":
+            text = f"the gradient of {text} with respect to w"
+        lines[framework.framework] = text
+    scipy = _scipy_line(layer)
+    if scipy:
+        lines["SciPy"] = scipy
+    return lines
+
+
+def _library_line(layer: _Layer) -> str:
+    convention, problem = layer.convention, layer.problem
+    names, finish = convention.names, convention.finish
+    words: dict[str, Any] = {}
+    for key in ("stride", "dilation"):
+        values = getattr(problem, key)
+        if max(values) > 1:
+            words[key] = values[0] if len(set(values)) == 1 else values
+    if problem.padding_mode.startswith("same"):
+        words["padding"] = problem.padding_mode
+    elif any(map(any, problem.padding)):
+        pairs = problem.padding
+        symmetric = all(b == a for b, a in pairs)
+        befores = tuple(b for b, _ in pairs)
+        words["padding"] = pairs if not symmetric else befores
+        if symmetric and len(set(befores)) == 1:
+            words["padding"] = befores[0]
+    if problem.groups > 1:
+        words["groups"] = problem.groups
+    if problem.data_format.endswith("C"):
+        words["data_format"] = problem.data_format
+    default = formats.resolve_filter_format(None, problem.spatial_rank, problem.data_format)
+    if problem.filter_format != default:
+        words["filter_format"] = problem.filter_format
+    bias = ", bias" if finish.bias != "none" else ""
+    if finish.activation:
+        words["activation"] = finish.activation
+    x, w, y = names["x"], names["w"], names["y"]
+    if convention.role == "y":
+        call = f"{y} = cupyconv.conv_forward({x}, {w}{bias}"
+    elif convention.role == "w":
+        call = f"{w} = cupyconv.conv_backprop_filter({x}, {problem.filter_shape}, {y}"
+    elif convention.is_transposed:
+        words["output_shape"] = problem.input_shape
+        call = f"{x} = cupyconv.conv_transpose({y}, {w}{bias}"
+    else:
+        call = f"{x} = cupyconv.conv_backprop_input({problem.input_shape}, {w}, {y}"
+    return "".join([call, *(f", {python_argument(*word)}" for word in words.items()), ")"])
+
+
+def _scipy_line(layer: _Layer) -> str:
+    """Return SciPy's line; empty if the layer has channels, stride or dilation."""
+    problem, order = layer.problem, layer.convention.order
+    if layer.convention.role != "y" or problem.N * problem.C * problem.K > 1:
+        return ""
+    if max(problem.stride) > 1 or max(problem.dilation) > 1 or len(set(order.flipped)) > 1:
+        return ""
+    taps = problem.filter_sizes
+    modes = {
+        "valid": tuple((0, 0) for _ in taps),
+        "same": tuple((r // 2, (r - 1) // 2) for r in taps),
+        "full": tuple((r - 1, r - 1) for r in taps),
+    }
+    mode = next((mode for mode, pairs in modes.items() if pairs == problem.padding), None)
+    function = "convolve" if order.flipped[0] else "correlate"
+    return f'scipy.signal.{function}(x, w, mode="{mode}") on 2-D arrays' if mode else ""
+
+
+# -- the bias gradient -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BiasFinding:
+    """Diagnosis of db, the sum of dy over everything but its channels.
+
+    Attributes:
+        dy, db: the arrays.
+        dtype: name of db's dtype.
+        data_format: the caller's data format.
+    """
+
+    dy: np.ndarray = field(repr=False)
+    db: np.ndarray = field(repr=False)
+    dtype: str
+    data_format: Any
+
+    result = "db"
+
+    @cached_property
+    def _outcome(self) -> tuple[str, int | None, float, float]:
+        """Verdict, axis of the channels, scale, and largest difference."""
+        dy, db = self.dy, self.db.ravel()
+        last = dy.ndim - 1
+        asked = last if str(self.data_format).upper().endswith(("C", "CHANNELS_LAST")) else 1
+        fits = []
+        tolerance = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float64": 2.0**-45}
+        for axis in dict.fromkeys((min(asked, last), *range(dy.ndim))):
+            if dy.shape[axis] != db.size:
+                continue
+            others = tuple(a for a in range(dy.ndim) if a != axis)
+            sums = dy.astype(np.result_type(dy, "f8")).sum(others)
+            count = dy.size // db.size
+            size = np.sqrt((np.abs(dy) ** 2).sum(others)) * 8 + np.abs(sums)
+            for scale in dict.fromkeys((1.0, 1 / dy.shape[0], 1 / count, dy.shape[0] / count)):
+                error = np.abs(db - sums * scale)
+                limit = tolerance.get(self.dtype, 2.0**-20) * size * scale
+                if (error <= limit).all():
+                    fits.append((axis, scale, float(error.max())))
+        if not dy.any():
+            return "undecided", None, 1.0, 0.0
+        if not fits:
+            return "none", None, 1.0, 0.0
+        axis, scale, error = fits[0]
+        return "agrees" if axis == asked and scale == 1 else "other", axis, scale, error
+
+    @property
+    def verdict(self) -> str:
+        """The outcome, as in ``Finding.verdict``."""
+        return self._outcome[0]
+
+    @property
+    def differences(self) -> dict[str, tuple[str, str]]:
+        """Your value and the value found, keyed by property, where the two differ."""
+        verdict, axis, scale, _ = self._outcome
+        if verdict != "other":
+            return {}
+        found = {}
+        if scale != 1:
+            words = {1 / self.dy.shape[0]: " (mean over the batch)"}
+            words[self.db.size / self.dy.size] = " (mean)"
+            found["scale"] = ("sum", f"{scale:.6g}{words.get(scale, '')}")
+        if axis is not None and axis != 1:
+            found["channel axis of dy"] = ("1", str(axis))
+        return found
+
+    @property
+    def headline(self) -> str:
+        """The outcome in one sentence."""
+        return {
+            "agrees": "Your options give these values of db",
+            "none": "No convention that was tried gives these values of db",
+            "undecided": "The data cannot tell which convention gave db",
+        }.get(
+            self.verdict,
+            "Another convention gives these values of db: "
+            + ", ".join(f"{key} {new}" for key, (_, new) in self.differences.items()),
+        )
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """Sections of the text."""
+        _, axis, scale, error = self._outcome
+        text = f"db {_shape_text(self.db)} from dy {_shape_text(self.dy)}."
+        if axis is not None:
+            times = "" if scale == 1 else f", times {scale:.6g}"
+            text += (
+                f" db is the sum of dy over all axes but axis {axis}{times}. The largest "
+                f"difference is {error:.2g}."
+            )
+        return (Section(self.headline, (Paragraph(text),)),)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the finding as plain data, ready for JSON."""
+        verdict, axis, scale, error = self._outcome
+        return {
+            "result": "db",
+            "verdict": verdict,
+            "headline": self.headline,
+            "shapes": {"dy": list(self.dy.shape), "db": list(self.db.shape)},
+            "differences": {
+                key: {"yours": old, "found": new} for key, (old, new) in self.differences.items()
+            },
+            "channel_axis": axis,
+            "scale": scale,
+            "largest_difference": error,
+        }
+
+
+# -- all results -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Diagnosis of the results of another program, returned by ``diagnose``.
+
+    Attributes:
+        findings: a finding per result, in the order y, dx, dw, db.
+
+    >>> x, w = np.arange(7.0).reshape(1, 1, 7) ** 2, np.array([[[1.0, 2, 4]]])
+    >>> y = np.convolve(x[0, 0], w[0, 0], mode="same")[None, None]
+    >>> cupyconv.diagnose(x, w, y=y).findings[0].differences
+    {'filter': ('not flipped', 'flipped on W'), 'padding': ('0', '1')}
+    """
+
+    findings: tuple[Finding | BiasFinding, ...]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether your arguments give the values of every result."""
+        return all(finding.verdict == "agrees" for finding in self.findings)
+
+    @cached_property
+    def document(self) -> Document:
+        """The diagnosis as a document."""
+        return Document("", tuple(part for one in self.findings for part in one.sections))
+
+    def text(self, width: int = 100) -> str:
+        """Return the diagnosis in lines of at most ``width`` characters; programs are not wrapped.
+
+        >>> dy = np.arange(6.0).reshape(1, 2, 3)
+        >>> print(cupyconv.diagnose(dy=dy, db=dy.mean((0, 2))).text().splitlines()[0])
+        Another convention gives these values of db: scale 0.333333 (mean)
+        """
+        return self.document.text(width)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        return self.document.html()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the diagnosis as plain data, ready for JSON.
+
+        >>> dy = np.arange(6.0).reshape(1, 2, 3)
+        >>> cupyconv.diagnose(dy=dy, db=dy.sum((0, 2))).to_dict()["agrees"]
+        True
+        """
+        return {"agrees": self.agrees, "results": [one.to_dict() for one in self.findings]}

@@ -11,11 +11,10 @@ from typing import Any
 from cupyconv import ConvAxis, ConvError, ConvProblem, formats
 from cupyconv.cli import configuration, output
 from cupyconv.cli.configuration import Layer
-from cupyconv.errors import require_word
+from cupyconv.errors import Names, require_word
 from cupyconv.explaining.shapes import interval_dict, listed
 from cupyconv.markup import Table, in_line
-from cupyconv.problem import counted, interval_text, shape_text
-from cupyconv.remedies import Names, offering
+from cupyconv.problem import counted, interval_text, offering, shape_text
 
 MOST_SIZES = 16
 """Largest number of sizes that are listed per axis (hand-set)."""

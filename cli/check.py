@@ -18,7 +18,7 @@ from cupyconv.cli.configuration import Layer
 from cupyconv.errors import require_word
 from cupyconv.formats import data_formats, filter_formats
 from cupyconv.markup import in_line
-from cupyconv.planning import plan_pass
+from cupyconv.planning import Request, plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import ITEMSIZE, PADDING_WORDS, PASSES, REAL_ITEMSIZE, RESULT, counted
 
@@ -285,7 +285,7 @@ def _supported(problem: ConvProblem, place: Place, name: str) -> tuple[str, ...]
     passes = []
     for pass_ in PASSES:
         with suppress(ConvError):
-            plan_pass(problem, pass_, place.device, name)
+            plan_pass(Request(problem, pass_, place.device), name)
             passes.append(pass_)
     return tuple(passes)
 

@@ -19,7 +19,7 @@ import click
 
 from cupyconv import ConvError, ConvProblem
 from cupyconv.cli import output, paths
-from cupyconv.errors import require_word, shown, unknown_word
+from cupyconv.errors import Names, require_word, shown, unknown_word
 from cupyconv.explaining import transposed
 from cupyconv.explaining.shapes import one
 from cupyconv.explaining.terms import CONVOLUTION_NAMES
@@ -37,11 +37,11 @@ from cupyconv.problem import (
     ConvOptions,
     counted,
     named_problem,
+    offering,
     require_output,
     shape_text,
     transposed_problem,
 )
-from cupyconv.remedies import Names, offering
 
 if TYPE_CHECKING:
     from cupyconv.explaining.onnx_model import ModelLayer

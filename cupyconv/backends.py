@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache, partial
+from importlib import import_module
 from math import prod
-from operator import attrgetter
-from typing import Any, NamedTuple
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from cupyconv import arrays
-from cupyconv.cpu import blocked, reference
-from cupyconv.cpu.threads import with_one_blas_thread
-from cupyconv.cpu.views import data_view
-from cupyconv.gpu import capture, compiler
-from cupyconv.gpu.runtime import CupyRuntime, Runtime, Series
-from cupyconv.kernels import bias
+from cupyconv.gpu import capture
 from cupyconv.kernels.device import CPU, Device
 from cupyconv.kernels.request import PLAIN, Epilogue, Request
 from cupyconv.kernels.strides import Strides
 from cupyconv.launch import FilterForm, Launch
 from cupyconv.planning.plan import PassPlan
 from cupyconv.problem import ITEMSIZE, LARGEST, ConvProblem, bytes_text, shape_text
+
+if TYPE_CHECKING:
+    from cupyconv.gpu.runtime import Runtime
 
 Arrays = tuple[Any, Any, Any, Any, Any]
 """First and second operand, bias, addend and result of a call; None for missing arrays."""
@@ -147,14 +145,12 @@ class Backend(ABC):
         """
 
 
-_CPU_MODULES: dict[str, Any] = {"reference": reference, "numpy": blocked}
-
 _AS_ON_A_GPU: Any = {"over": "ignore", "under": "ignore", "invalid": "ignore"}
 """NumPy error handling: overflow, underflow and invalid operations are silent, as on a GPU."""
 
 
 class CpuBackend(Backend):
-    """Backend of NumPy arrays."""
+    """Backend of NumPy arrays; its modules are imported for the first call."""
 
     device = CPU
     home = arrays.Home.CPU
@@ -186,35 +182,20 @@ class CpuBackend(Backend):
         copied_filter: tuple[FilterForm, Any] | None = None,
         conjugates: bool = True,
     ) -> Run:
-        layer = (request.problem, planned.method) if planned.method else (request.problem,)
-        keywords = {"conjugates": conjugates} if planned.pass_ == "backprop_input" else {}
-        if planned.pass_ == "backprop_filter":
+        name = "reference" if planned.implementation == "reference" else "blocked"
+        module = import_module(f"cupyconv.cpu.{name}")
+        how = planned.pass_, planned.method, epilogue.activation, conjugates
+        compute = module.prepare(request.problem, *how)
+        x, w, y = ((0, 1, 4)[roles.index(role)] for role in "xwy")
+        in_order = itemgetter(x, w, y, 2, 3)
+        return lambda operands: self.run(planned, compute, in_order(operands))
 
-            def run(operands: Arrays) -> None:
-                x, dy, _, _, dw = operands
-                self.run(planned, keywords, *layer, x, dy, dw)
+    def run(self, planned: PassPlan, compute: Callable[..., None], arrays: Arrays) -> None:
+        """Run one planned pass: call ``compute`` with x, w, y, bias and addend."""
+        from cupyconv.cpu.threads import with_one_blas_thread
 
-        else:
-
-            def run(operands: Arrays) -> None:
-                first, second, bias, add, result = operands
-                activation = epilogue.activation
-                self.run(planned, keywords, *layer, first, second, bias, add, activation, result)
-
-        return run
-
-    def run(self, planned: PassPlan, keywords: dict[str, Any], *operands: Any) -> None:
-        """Run one planned pass.
-
-        Args:
-            planned: the plan.
-            keywords: keyword arguments of the function that computes the pass.
-            operands: its other arguments: the problem, the method if the plan has one, the arrays
-                and the activation; the result comes last.
-        """
-        compute = getattr(_CPU_MODULES[planned.implementation], planned.pass_)
         with np.errstate(**_AS_ON_A_GPU):
-            with_one_blas_thread(partial(compute, *operands, **keywords))
+            with_one_blas_thread(partial(compute, *arrays))
 
     def prepare_bias(
         self, problem: ConvProblem, strides: Strides | None, workspace_limit: int | None
@@ -226,6 +207,8 @@ class CpuBackend(Backend):
 
     def sum_bias(self, problem: ConvProblem, dy: np.ndarray, db: np.ndarray) -> None:
         """Compute db[k] = sum of dy over the batch and the spatial axes."""
+        from cupyconv.cpu.views import data_view
+
         view = data_view(problem, dy)
         axes = (0, *range(3, view.ndim))
         with np.errstate(**_AS_ON_A_GPU):
@@ -308,10 +291,9 @@ class GpuBackend(Backend):
         workspace_bytes, fixed = planned.workspace_bytes, {}
         if copied_filter is not None:
             form, copied = copied_filter
-            request = replace(request, strides=replace(request.memory, w_arranged=True))
             workspace_bytes -= form.bytes
             fixed["w"] = copied
-        launches = planned.family.launches(request.reduced, planned, epilogue)
+        launches = planned.family.launches(request.reduced, planned, epilogue, bool(fixed))
         return self._series(launches, roles, workspace_bytes, fixed)
 
     def filter_form(self, request: Request, planned: PassPlan) -> FilterForm | None:
@@ -326,12 +308,16 @@ class GpuBackend(Backend):
     def prepare_bias(
         self, problem: ConvProblem, strides: Strides | None, workspace_limit: int | None
     ) -> Run:
+        from cupyconv.kernels import bias
+
         assert strides is not None
         _require_memory(problem)
         launches, size = bias.prepare_bias(problem, strides, self.device, workspace_limit)
         return self._series(launches, ("y", "w", "bias"), size)
 
     def load(self, runs: Iterable[Run]) -> None:
+        from cupyconv.gpu.runtime import Series
+
         new = [run for run in runs if isinstance(run, Series) and not run.is_loaded]
         if len(new) > 1:
             self.runtime.load([kernel for run in new for kernel in run.launches])
@@ -345,6 +331,8 @@ class GpuBackend(Backend):
         workspace_bytes: int,
         fixed: Mapping[str, Any] | None = None,
     ) -> Run:
+        from cupyconv.gpu.runtime import Series
+
         others = [role for role in ("bias", "add", "x", "w", "y") if role not in roles]
         return Series(launches, self.runtime, (*roles, *others[:2]), workspace_bytes, fixed)
 
@@ -479,6 +467,9 @@ def current_device() -> Device:
 
 @cache
 def _gpu(ordinal: int) -> GpuBackend:
+    from cupyconv.gpu import compiler  # imported for the first CuPy array
+    from cupyconv.gpu.runtime import CupyRuntime
+
     cupy = arrays.cupy()
     DESCRIBE[cupy.ndarray] = _describe_cupy(cupy.ndarray, cupy.cuda.runtime.getDevice)
     properties = cupy.cuda.runtime.getDeviceProperties(ordinal)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, get_args
 
 from cupyconv import formats, log
-from cupyconv.errors import ConvError, ConvTypeError, require_word, unknown_word
+from cupyconv.errors import ConvError, ConvTypeError, Names, require_word, unknown_word
 from cupyconv.formats import DataFormat
 from cupyconv.kernels.request import PLAIN, Epilogue
 from cupyconv.kernels.strides import Strides, contiguous_strides, element_strides
@@ -28,11 +28,11 @@ from cupyconv.problem import (
     ConvOptions,
     ConvProblem,
     named_problem,
+    offering,
     require_output,
     shape_text,
     transposed_problem,
 )
-from cupyconv.remedies import Names, offering
 
 
 class Options(NamedTuple):
@@ -275,15 +275,7 @@ def chosen(request: Request, impl: str | Plan) -> PassPlan:
     """Return the plan of a pass, from the planner or from a Plan that is passed as ``impl``."""
     if isinstance(impl, Plan):
         return impl.replay(request)
-    return plan_pass(
-        request.problem,
-        request.pass_,
-        request.device,
-        impl,
-        request.precision,
-        request.workspace_limit,
-        request.strides,
-    )
+    return plan_pass(request, impl)
 
 
 def _strides(

@@ -14,7 +14,7 @@ from functools import cache
 from numbers import Integral
 from typing import Any
 
-from cupyconv import arrays, backends, binding, measuring, operands, settings
+from cupyconv import arrays, backends, binding, operands, settings
 from cupyconv.backends import DESCRIBE, Backend, Run
 from cupyconv.binding import CALLED, OPERATIONS, Bound, Called, Options
 from cupyconv.errors import ConvError, ConvTypeError, require_word, shown
@@ -309,6 +309,8 @@ class Call:
 
     def _fastest(self, given: Given, readable: tuple[Any, ...], result: Any) -> PassPlan:
         """Return the plan that is fastest on arrays of the call; without a result, a stored one."""
+        from cupyconv import measuring  # imported for the first measurement
+
         backend, add = self._backend, given[3]
         run_of = cache(self._prepare)
 
@@ -514,23 +516,21 @@ def compute(
         prepared, first, calls = first, first.array, first.calls
     describe = DESCRIBE.get(first.__class__)
     described = describe and describe(first, second, bias, add, out)
+    given = (first, second, bias, add, out)
     if described is None:
-        return _compute_converted(
-            *(operation, first, second, bias, add, out, options),
-            *(called, measure, deferred, prepared),
-        )
+        how = called or CALLED[operation], measure, deferred
+        return _compute_converted(operation, given, options, *how, prepared)
     layouts, out_layout, addresses = described
     kinds = tuple(map(type, options))
     if tuple in kinds:
         kinds = _types(options)
     limit = settings.workspace_limit
-    measure = settings.benchmark if measure is None else measure
+    measure = bool(settings.benchmark) if measure is None else measure
     key = (operation, options, kinds, layouts, out_layout, measure, limit, limit.__class__)
     try:
         call = calls.get(key)
     except TypeError:  # an argument is not hashable, such as a list
         call = None
-    given = (first, second, bias, add, out)
     if call is None:
         call = _new_call(calls, key, given, called or CALLED[operation], prepared)
     return (call, given, addresses) if deferred else call._compute(given, addresses, called)
@@ -550,20 +550,15 @@ def _types(options: tuple[Any, ...]) -> tuple[type, ...]:
 
 def _compute_converted(
     operation: str,
-    first: Any,
-    second: Any,
-    bias: Any,
-    add: Any,
-    out: Any,
+    given: Given,
     options: tuple[Any, ...],
-    called: Called | None,
+    called: Called,
     measure: bool | None,
     deferred: bool,
     prepared: PreparedFilter[Any] | None,
 ) -> Any:
     """Run ``compute`` with the arguments converted to NumPy or CuPy arrays."""
-    called = called or CALLED[operation]
-    present = _present(operation, (first, second, bias, add, out))
+    present, out = _present(operation, given), given[4]
     names = binding.error_names(operation, called)
     taken, home, _ = operands.take(tuple(names[name] for name in present), tuple(present.values()))
     converted = dict(zip(present, taken, strict=True))
@@ -571,9 +566,8 @@ def _compute_converted(
     if prepared is not None:
         converted["w"] = prepared
     first, second, bias, add = map(converted.get, _slots(operation))
-    found = compute(
-        *(operation, first, second, bias, add, result, options, called, measure, deferred)
-    )
+    how = options, called, measure, deferred
+    found = compute(operation, first, second, bias, add, result, *how)
     return found if deferred or out is None else operands.written_to(out)
 
 
@@ -608,8 +602,10 @@ def _new_call(
         called, prepared: as in ``compute``.
     """
     operation, options, kinds, layouts, *_ = key
-    is_kept = all(map(_is_immutable, kinds))
-    if not is_kept:
+    measure, limit, limit_kind = key[5:]
+    can_keep = _is_immutable(limit_kind)
+    is_kept = can_keep and all(map(_is_immutable, kinds))
+    if can_keep and not is_kept:
         frozen = tuple(map(_frozen, options))
         frozen_kinds = _types(frozen)
         if all(map(_is_immutable, frozen_kinds)):
@@ -617,7 +613,6 @@ def _new_call(
             with suppress(ConvError, ConvTypeError):
                 other = (operation, frozen, frozen_kinds, *key[3:])
                 return calls.get(other) or _new_call(calls, other, given, called, prepared)
-    measure, limit = key[5:7]
     present, names = _present(operation, given), binding.error_names(operation, called)
     backend = backends.of(arrays.take(names[next(iter(present))], given[0])[1])
     if backend.ordinal is not None:

@@ -37,9 +37,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from cupyconv import arrays, formats, settings
 from cupyconv.binding import Called
 from cupyconv.calls import compute
-from cupyconv.errors import ConvError, ConvTypeError, naming_arguments, require_word, shown
+from cupyconv.errors import (
+    ConvError,
+    ConvTypeError,
+    Names,
+    any_padding,
+    naming_arguments,
+    require_word,
+    shown,
+)
 from cupyconv.problem import LARGEST, ConvOptions, Padding, Size
-from cupyconv.remedies import Names, any_padding
 
 __all__ = [
     "CUDNN_TENSOR_NCHW",

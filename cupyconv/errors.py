@@ -7,10 +7,9 @@ Errors about arguments are raised before anything is computed.
 from __future__ import annotations
 
 import copyreg
-from collections.abc import Callable, Iterable, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 
 class CupyconvError(Exception):
@@ -196,6 +195,8 @@ def unknown_word(
     words, text = list(known), shown(given)
     word = given if isinstance(given, str) and len(given) <= _LONGEST else text
     lower = [word.lower() for word in words]
+    from difflib import get_close_matches  # imported only for errors
+
     matches = get_close_matches(word.lower(), lower, n=1, cutoff=0.55)
     if word.lower() in set(others).difference(lower):
         matches = []
@@ -328,6 +329,8 @@ def similar_argument(name: str, known: Iterable[str]) -> str | None:
     for spellings in _SPELLINGS:
         if name in spellings:
             return next((word for word in spellings if word in names), None)
+    from difflib import get_close_matches
+
     return next(iter(get_close_matches(name, names, n=1, cutoff=0.7)), None)
 
 
@@ -383,3 +386,92 @@ def naming_arguments(function: _F) -> _F:
         raise unknown_arguments(function, kwargs)
 
     return cast(_F, answering)
+
+
+# -- names and fixes in messages -------------------------------------------------------------------
+
+OWNERS = {"input_shape": "x", "filter_shape": "w", "output_shape": "y"}
+"""Tensors, keyed by their shape arguments."""
+
+
+def any_padding(value: str | tuple[int, ...]) -> tuple[str, Any]:
+    """Return the name and value of the padding argument of cupyconv's own functions.
+
+    Args:
+        value: "same", "valid", or the padding on both sides of each spatial axis.
+    """
+    return "padding", value if isinstance(value, str) or len(set(value)) > 1 else value[0]
+
+
+class Names(NamedTuple):
+    """Names that messages use for the tensors x, w and y of a problem and for its arguments.
+
+    Attributes:
+        x, w, y: names of the tensors.
+        x_shape, w_shape, y_shape: names of the shape arguments.
+        stride, padding, dilation, groups, data_format, filter_format: names of the layer's
+            arguments.
+        absent: layer arguments that the function does not have.
+        entries: form of stride and dilation: "any" for an integer or an integer per spatial axis,
+            "spatial" for a list with an entry per spatial axis, "all" for a list with an entry per
+            axis of the data format.
+        spell: function that takes an argument's name and value, and returns the value as messages
+            show it; None if the caller's function has no such value.
+        pad: function that takes "same", "valid" or the padding on both sides of each spatial axis,
+            and returns the name and value of the padding argument; None if the caller's function
+            does not support this padding.
+    """
+
+    x: str = "the input"
+    w: str = "the filter"
+    y: str = "dy"
+    x_shape: str = "input_shape"
+    w_shape: str = "filter_shape"
+    y_shape: str = "output_shape"
+    stride: str = "stride"
+    padding: str = "padding"
+    dilation: str = "dilation"
+    groups: str = "groups"
+    data_format: str = "data_format"
+    filter_format: str = "filter_format"
+    absent: frozenset[str] = frozenset()
+    entries: Literal["any", "spatial", "all"] = "any"
+    spell: Callable[[str, Any], Any] | None = None
+    pad: Callable[[str | tuple[int, ...]], tuple[str, Any] | None] = any_padding
+
+    @staticmethod
+    def of(name: str) -> str:
+        """Return a name's form before "channels": "the input" is unchanged, "x" becomes "x's"."""
+        return name if name.startswith("the ") else f"{name}'s"
+
+    @staticmethod
+    def bare(name: str) -> str:
+        """Return a name without its article."""
+        return name.removeprefix("the ")
+
+    @staticmethod
+    def any(name: str) -> str:
+        """Return "an input" for "the input"; return a name without an article unchanged."""
+        return Names.one(name) if name.startswith("the ") else name
+
+    @staticmethod
+    def one(name: str) -> str:
+        """Return a name with an indefinite article, such as "an input" or "a dy"."""
+        bare = Names.bare(name)
+        return f"{'an' if bare[0] in 'aeio' else 'a'} {bare}"
+
+    def argument(self, key: str) -> str:
+        """Return the name that an argument of ConvProblem has in the caller's function."""
+        return getattr(self, f"{OWNERS[key]}_shape" if key in OWNERS else key)
+
+
+class Fix(NamedTuple):
+    """A suggested fix.
+
+    Attributes:
+        changes: new values of the changed arguments, keyed by their names in ConvProblem.
+        phrases: phrases of the error message that describe the change.
+    """
+
+    changes: Mapping[str, Any]
+    phrases: tuple[Phrase, ...]

@@ -66,7 +66,7 @@ def fastest(request: Request, impl: str, run: Run, load: Load) -> PassPlan:
         ConvError: as for ``plan``; or the candidates are not measured yet, and a graph is being
             captured, which forbids measurements.
     """
-    key = (replace(request, strides=request.memory), impl)
+    key = request, impl
     choice = _remembered.get(key)
     if choice is None:
         with _measuring:

@@ -38,7 +38,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, overload
 from cupyconv import arrays, operands
 from cupyconv.binding import Called
 from cupyconv.calls import compute
-from cupyconv.errors import ConvError, ConvTypeError, naming_arguments, require_word, shown
+from cupyconv.errors import (
+    ConvError,
+    ConvTypeError,
+    Fix,
+    Names,
+    naming_arguments,
+    require_word,
+    shown,
+)
 from cupyconv.problem import (
     TRANSPOSED,
     ConvOptions,
@@ -50,11 +58,11 @@ from cupyconv.problem import (
     counted,
     integers,
     named_problem,
+    offering,
     shape_text,
     spatial_rank,
     transposed_problem,
 )
-from cupyconv.remedies import Fix, Names, offering
 
 __all__ = ["conv", "conv_problem", "conv_transpose", "conv_transpose_problem"]
 

@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 
 from cupyconv import arrays, backends, foreign
 from cupyconv.backends import Backend
-from cupyconv.errors import ConvError, ConvTypeError
+from cupyconv.errors import ConvError, ConvTypeError, Fix
 from cupyconv.kernels.strides import contiguous_strides
 from cupyconv.prepared import PreparedFilter
 from cupyconv.problem import shape_text, shared_dtype
-from cupyconv.remedies import Fix
 
 
 class Layout(NamedTuple):

@@ -200,19 +200,8 @@ def conv_forward(
     """
     if others:
         raise unknown_arguments(conv_forward, others)
-    options = (
-        None,
-        stride,
-        padding,
-        dilation,
-        groups,
-        data_format,
-        filter_format,
-        activation,
-        precision,
-        impl,
-    )
-    return compute("forward", x, w, bias, add, out, options)
+    how = stride, padding, dilation, groups, data_format, filter_format, activation, precision, impl
+    return compute("forward", x, w, bias, add, out, (None, *how))
 
 
 @overload
@@ -296,19 +285,8 @@ def conv_backprop_input(
     """
     if others:
         raise unknown_arguments(conv_backprop_input, others)
-    options = (
-        input_shape,
-        stride,
-        padding,
-        dilation,
-        groups,
-        data_format,
-        filter_format,
-        None,
-        precision,
-        impl,
-    )
-    return compute("backprop_input", w, dy, None, None, out, options)
+    how = stride, padding, dilation, groups, data_format, filter_format, None, precision, impl
+    return compute("backprop_input", w, dy, None, None, out, (input_shape, *how))
 
 
 @overload
@@ -383,19 +361,8 @@ def conv_backprop_filter(
     """
     if others:
         raise unknown_arguments(conv_backprop_filter, others)
-    options = (
-        filter_shape,
-        stride,
-        padding,
-        dilation,
-        groups,
-        data_format,
-        filter_format,
-        None,
-        precision,
-        impl,
-    )
-    return compute("backprop_filter", x, dy, None, None, out, options)
+    how = stride, padding, dilation, groups, data_format, filter_format, None, precision, impl
+    return compute("backprop_filter", x, dy, None, None, out, (filter_shape, *how))
 
 
 @overload
@@ -643,20 +610,8 @@ def conv_transpose(
     """
     if others:
         raise unknown_arguments(conv_transpose, others)
-    sizes = (output_shape, output_padding)
-    options = (
-        sizes,
-        stride,
-        padding,
-        dilation,
-        groups,
-        data_format,
-        filter_format,
-        activation,
-        precision,
-        impl,
-    )
-    return compute("transpose", w, x, bias, add, out, options)
+    how = stride, padding, dilation, groups, data_format, filter_format, activation, precision, impl
+    return compute("transpose", w, x, bias, add, out, ((output_shape, output_padding), *how))
 
 
 @naming_arguments

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from cupyconv import markup
 from cupyconv.errors import ConvError
 from cupyconv.planning import Device, Request
 from cupyconv.problem import ConvProblem, bytes_text, shape_text
@@ -142,6 +141,8 @@ class PreparedFilter(Generic[_Array_co]):
 
 
 def _place(device: Device) -> str:
+    from cupyconv import markup  # imported when a filter is shown
+
     name = markup.in_line(device.name)
     return f"{name} ({device.architecture})" if device.is_gpu else "NumPy arrays"
 

@@ -15,12 +15,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
 from math import gcd, prod
-from typing import Any, Literal, NamedTuple, Protocol, TypedDict, Unpack, cast
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict, TypeVar, Unpack, cast
 
-from cupyconv import formats, markup
+from cupyconv import formats
 from cupyconv.errors import (
+    OWNERS,
     ConvError,
     ConvTypeError,
+    Fix,
+    Names,
     Phrase,
     naming_arguments,
     require_word,
@@ -28,7 +31,8 @@ from cupyconv.errors import (
     unknown_word,
 )
 from cupyconv.formats import DataFormat, FilterFormat
-from cupyconv.remedies import Fix, Names, offering
+
+_T = TypeVar("_T")
 
 PASSES = ("forward", "backprop_input", "backprop_filter")
 """The passes of a layer, which compute y, the input gradient dx and the filter gradient dw."""
@@ -822,12 +826,49 @@ class ConvProblem:
         heads = ("axis", "padding", "stride", "dilation", "output size", "valid input sizes")
         cost = f"{self.flops:,} FLOP in each pass, {self.bytes:,} bytes in x, w and y together"
         head = f"{self.dtype}, padding {self.padding_mode}, groups {self.groups}; {cost}"
+        from cupyconv import markup  # imported when a problem is shown
+
         blocks = (
             markup.Paragraph(head),
             markup.Table(("tensor", "shape", "order"), shapes),
             markup.Table(heads, axes),
         )
         return markup.Document("ConvProblem", (markup.Section("", blocks),)).html()
+
+
+def offering(
+    require: Callable[..., _T],
+    names: Names,
+    given: Mapping[str, Any],
+    sizes: Iterable[str] = tuple(OWNERS),
+    require_result: Callable[[_T], None] = lambda _: None,
+) -> _T:
+    """Return ``require(**given)``; if it raises an error, add suggested fixes to the error.
+
+    The fixes are changes of ``given`` that ``require`` and ``require_result`` accept.
+
+    Args:
+        require: function that takes arguments of ConvProblem by name and raises ConvError if they
+            are invalid.
+        names, given, sizes: as for ``remedies.Call``.
+        require_result: function that takes the result of ``require`` for a possible fix, and raises
+            ConvError or ConvTypeError if the fix does not work.
+
+    Raises:
+        ConvError: the error of ``require``, with the fixes that work.
+    """
+    try:
+        return require(**given)
+    except ConvError as error:
+        if error.candidates is not None:
+            from cupyconv import remedies  # imported only for errors
+
+            def check(fix: Fix) -> None:
+                require_result(require(**{**given, **fix.changes}))
+
+            call = remedies.Call(names, given, frozenset(sizes), error.axis)
+            remedies.offer(error, call, check)
+        raise
 
 
 def derived(problem: ConvProblem, **fields: Any) -> ConvProblem:

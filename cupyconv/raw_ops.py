@@ -45,17 +45,25 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 from cupyconv import arrays, formats
 from cupyconv.binding import Called
 from cupyconv.calls import compute
-from cupyconv.errors import ConvError, ConvTypeError, naming_arguments, shown, unknown_word
+from cupyconv.errors import (
+    ConvError,
+    ConvTypeError,
+    Fix,
+    Names,
+    naming_arguments,
+    shown,
+    unknown_word,
+)
 from cupyconv.problem import (
     PADDING_WORDS,
     ConvOptions,
     counted,
     integers,
     named_problem,
+    offering,
     require_output,
     shape_text,
 )
-from cupyconv.remedies import Fix, Names, offering
 
 __all__ = [
     "BiasAddGrad",

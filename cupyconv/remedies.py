@@ -1,7 +1,7 @@
 """Suggested fixes of an invalid configuration: changes of arguments that make it valid.
 
 A fix consists of the changed arguments with their new values, and of phrases that describe the
-change.  ``offering`` tries each fix together with the unchanged arguments of the call, and adds
+change.  ``offer`` tries each fix together with the unchanged arguments of the call, and adds
 only fixes that work to an error.
 """
 
@@ -10,10 +10,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import gcd
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any
 
 from cupyconv import formats
-from cupyconv.errors import ConvError, ConvTypeError, Phrase
+from cupyconv.errors import OWNERS, ConvError, ConvTypeError, Fix, Names, Phrase
 
 MOST_ORDERS = 2
 """Largest number of changes of a format or of the order of axes that an error offers (hand-set)."""
@@ -30,7 +30,6 @@ MOST_PAIRS = 2
 MOST_STRIDE = 64
 """Largest stride that a message suggests (hand-set)."""
 
-_T = TypeVar("_T")
 _Axis = tuple[str, int, int, int, int | None]
 """Name, input size, filter span (first to last tap), stride and total padding of a spatial axis.
 
@@ -38,91 +37,6 @@ The total padding is None for SAME.
 """
 _DATA_SHAPES = {"input_shape", "output_shape"}
 """Shape arguments of tensors in the data format."""
-_OWNERS = {"input_shape": "x", "filter_shape": "w", "output_shape": "y"}
-"""Tensors, keyed by their shape arguments."""
-
-
-def any_padding(value: str | tuple[int, ...]) -> tuple[str, Any]:
-    """Return the name and value of the padding argument of cupyconv's own functions.
-
-    Args:
-        value: "same", "valid", or the padding on both sides of each spatial axis.
-    """
-    return "padding", value if isinstance(value, str) or len(set(value)) > 1 else value[0]
-
-
-class Names(NamedTuple):
-    """Names that messages use for the tensors x, w and y of a problem and for its arguments.
-
-    Attributes:
-        x, w, y: names of the tensors.
-        x_shape, w_shape, y_shape: names of the shape arguments.
-        stride, padding, dilation, groups, data_format, filter_format: names of the layer's
-            arguments.
-        absent: layer arguments that the function does not have.
-        entries: form of stride and dilation: "any" for an integer or an integer per spatial axis,
-            "spatial" for a list with an entry per spatial axis, "all" for a list with an entry per
-            axis of the data format.
-        spell: function that takes an argument's name and value, and returns the value as messages
-            show it; None if the caller's function has no such value.
-        pad: function that takes "same", "valid" or the padding on both sides of each spatial axis,
-            and returns the name and value of the padding argument; None if the caller's function
-            does not support this padding.
-    """
-
-    x: str = "the input"
-    w: str = "the filter"
-    y: str = "dy"
-    x_shape: str = "input_shape"
-    w_shape: str = "filter_shape"
-    y_shape: str = "output_shape"
-    stride: str = "stride"
-    padding: str = "padding"
-    dilation: str = "dilation"
-    groups: str = "groups"
-    data_format: str = "data_format"
-    filter_format: str = "filter_format"
-    absent: frozenset[str] = frozenset()
-    entries: Literal["any", "spatial", "all"] = "any"
-    spell: Callable[[str, Any], Any] | None = None
-    pad: Callable[[str | tuple[int, ...]], tuple[str, Any] | None] = any_padding
-
-    @staticmethod
-    def of(name: str) -> str:
-        """Return a name's form before "channels": "the input" is unchanged, "x" becomes "x's"."""
-        return name if name.startswith("the ") else f"{name}'s"
-
-    @staticmethod
-    def bare(name: str) -> str:
-        """Return a name without its article."""
-        return name.removeprefix("the ")
-
-    @staticmethod
-    def any(name: str) -> str:
-        """Return "an input" for "the input"; return a name without an article unchanged."""
-        return Names.one(name) if name.startswith("the ") else name
-
-    @staticmethod
-    def one(name: str) -> str:
-        """Return a name with an indefinite article, such as "an input" or "a dy"."""
-        bare = Names.bare(name)
-        return f"{'an' if bare[0] in 'aeio' else 'a'} {bare}"
-
-    def argument(self, key: str) -> str:
-        """Return the name that an argument of ConvProblem has in the caller's function."""
-        return getattr(self, f"{_OWNERS[key]}_shape" if key in _OWNERS else key)
-
-
-class Fix(NamedTuple):
-    """A suggested fix.
-
-    Attributes:
-        changes: new values of the changed arguments, keyed by their names in ConvProblem.
-        phrases: phrases of the error message that describe the change.
-    """
-
-    changes: Mapping[str, Any]
-    phrases: tuple[Phrase, ...]
 
 
 class Call:
@@ -147,7 +61,7 @@ class Call:
         axis: str | None = None,
     ) -> None:
         self.names, self.given, self.sizes, self.axis = names, given, sizes, axis
-        shapes = {key: _integers(given.get(key)) for key in _OWNERS}
+        shapes = {key: _integers(given.get(key)) for key in OWNERS}
         self.x, self.w, self.y = shapes.values()
         self.shapes = {key: shape for key, shape in shapes.items() if shape is not None}
         ranks = {len(shape) - 2 for shape in self.shapes.values()}
@@ -189,7 +103,7 @@ class Call:
         return self.shapes[key][self._order_of(key).index(letter)]
 
     def _owner(self, key: str) -> str:
-        return getattr(self.names, _OWNERS[key])
+        return getattr(self.names, OWNERS[key])
 
     def _assigned(self, key: str, value: Any) -> Fix | None:
         """Return the fix that sets an argument; None if the function cannot take the value."""
@@ -648,40 +562,11 @@ class Call:
             )
 
 
-def offering(
-    require: Callable[..., _T],
-    names: Names,
-    given: Mapping[str, Any],
-    sizes: Iterable[str] = _OWNERS,
-    require_result: Callable[[_T], None] = lambda _: None,
-) -> _T:
-    """Return ``require(**given)``; if it raises an error, add suggested fixes to the error.
-
-    The fixes are changes of ``given`` that ``require`` and ``require_result`` accept.
-
-    Args:
-        require: function that takes arguments of ConvProblem by name and raises ConvError if they
-            are invalid.
-        names, given, sizes: as for ``Call``.
-        require_result: function that takes the result of ``require`` for a possible fix, and raises
-            ConvError or ConvTypeError if the fix does not work.
-
-    Raises:
-        ConvError: the error of ``require``, with the fixes that work.
-    """
-    try:
-        return require(**given)
-    except ConvError as error:
-        if error.candidates is not None:
-            call = Call(names, given, frozenset(sizes), error.axis)
-
-            def check(fix: Fix) -> None:
-                require_result(require(**{**given, **fix.changes}))
-
-            fixes = _working(check, call, error.candidates)
-            if fixes or error.fixes:  # replaces fixes from a nested call, which has fewer arguments
-                error.offer([fix.phrases for fix in fixes])
-        raise
+def offer(error: ConvError, call: Call, check: Callable[[Fix], None]) -> None:
+    """Add suggested fixes that ``check`` accepts to the error of a call."""
+    fixes = _working(check, call, error.candidates or ())
+    if fixes or error.fixes:  # replaces fixes from a nested call, which has fewer arguments
+        error.offer([fix.phrases for fix in fixes])
 
 
 def _working(check: Callable[[Fix], None], call: Call, candidates: Sequence[Fix]) -> list[Fix]:

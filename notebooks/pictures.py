@@ -84,7 +84,7 @@ class Drawn:
 def launched(family: str, example: Example) -> Drawn:
     """Draw the kernel launch with which a family computes an example."""
     problem, device = example.problem, Device.of(example.device)
-    planned = plan_pass(problem, example.pass_, device, family, example.precision)
+    planned = plan_pass(Request(problem, example.pass_, device, example.precision), family)
     strides = Strides.contiguous(problem)
     request = Request(problem, planned.pass_, device, strides=strides).reduced
     made = planned.family.launches(request, planned)

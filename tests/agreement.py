@@ -171,7 +171,7 @@ def plan_by(
         if pass_ in chosen:
             planned.append(plan_of(request, choose(request.reduced)))
         else:
-            planned.append(plan_pass(problem, pass_, device, "auto", precision, strides=strides))
+            planned.append(plan_pass(Request(problem, pass_, device, precision, strides=strides)))
     return Plan(problem, device, tuple(planned))
 
 

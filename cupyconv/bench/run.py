@@ -16,7 +16,7 @@ from cupyconv.bench.results import TORCH, Note, Results, Row
 from cupyconv.bench.suites import SuiteLayer, fair_order
 from cupyconv.checking import Excerpt, Operands, pass_function
 from cupyconv.errors import ConvError, CupyconvError
-from cupyconv.planning import Impl, Precision, plan_pass
+from cupyconv.planning import Impl, Precision, Request, plan_pass
 from cupyconv.problem import PASSES, ConvProblem
 
 SECONDS = {"cpu": 0.3, "gpu": 0.1}  # default seconds per measurement, by place (hand-set)
@@ -235,7 +235,7 @@ class _Run:
             return call, self.torch.to_array(call(0), problem, pass_), name, None
         impl: Any = name
         precision, on_gpu = self.options.precision, self.place.name == "gpu"
-        chosen = plan_pass(problem, pass_, self.place.device, impl, precision)
+        chosen = plan_pass(Request(problem, pass_, self.place.device, precision), impl)
         compute = pass_function(problem, pass_, impl, precision)
         kernel = f"{chosen.implementation} {chosen.tile or ''}".rstrip()
         workspace = chosen.workspace_bytes if on_gpu else None

@@ -101,8 +101,9 @@ class Axis(_Fields):
         """Return the axis restricted to these outputs."""
         if outputs == slice(0, self.outputs):
             return self
-        offset = self.offset + outputs.start * self.stride
-        return self.changed(outputs=outputs.stop - outputs.start, offset=offset)
+        _, taps, size, stride, dilation, offset = self
+        count = outputs.stop - outputs.start
+        return Axis(count, taps, size, stride, dilation, offset + outputs.start * stride)
 
     @property
     def span(self) -> int:
@@ -123,8 +124,9 @@ class Axis(_Fields):
         """Return the axis restricted to these taps."""
         if taps == slice(0, self.taps):
             return self
-        offset = self.offset + taps.start * self.dilation
-        return self.changed(taps=taps.stop - taps.start, offset=offset)
+        outputs, _, size, stride, dilation, offset = self
+        count = taps.stop - taps.start
+        return Axis(outputs, count, size, stride, dilation, offset + taps.start * dilation)
 
     def used(self) -> tuple[slice, slice, slice]:
         """Return slices of outputs, taps and pixels that contain every product with a source pixel.
@@ -272,50 +274,77 @@ def pieces(
         row: number of outputs along the last axis below which a row takes as long as if it had
             this number.
     """
-    whole = [((slice(0, axis.outputs),),) for axis in axes]
-    either = [
-        (*uncut, cut) if len(cut) > 1 else uncut
-        for uncut, cut in zip(whole, (tuple(axis.cuts(share)) for axis in axes), strict=True)
-    ]
-    tries = [_pieces(axes, cuts, part_calls, images, rows, row) for cuts in product(*either)]
+    either = (_divisions(axis, share) for axis in axes)
+    tries = [_pieces(parts_of, part_calls, images, rows, row) for parts_of in product(*either)]
     return min(tries, key=lambda of: of.slow_pairs + call * of.calls + tap * of.taps)
 
 
+class _AxisPart(NamedTuple):
+    """Part of the outputs of an axis, with the taps that read a pixel in it.
+
+    Attributes:
+        cut: slice of the outputs.
+        outputs, taps, span: as in Axis.
+        is_padded: whether windows read padding.
+    """
+
+    cut: slice
+    outputs: int
+    taps: int
+    span: int
+    is_padded: bool
+
+
+@lru_cache(maxsize=4096)
+def _divisions(axis: Axis, share: float) -> tuple[tuple[_AxisPart, ...], ...]:
+    """Return the undivided axis and, if many products read padding, its parts; see ``cuts``."""
+
+    def part_of(cut: slice) -> _AxisPart:
+        part = axis.part(cut)
+        part = part.with_taps(part.reached())
+        span = part.span
+        is_padded = part.offset < 0 or part.offset + span > part.size
+        return _AxisPart(cut, part.outputs, part.taps, span, is_padded)
+
+    uncut, cuts = (part_of(slice(0, axis.outputs)),), axis.cuts(share)
+    return (uncut, tuple(map(part_of, cuts))) if len(cuts) > 1 else (uncut,)
+
+
 def _pieces(
-    axes: Sequence[Axis],
-    cuts: tuple[tuple[slice, ...], ...],
-    part_calls: int,
-    images: int,
-    rows: int,
-    row: int,
+    parts_of: Sequence[Sequence[_AxisPart]], part_calls: int, images: int, rows: int, row: int
 ) -> Pieces:
-    taps, outputs, span, parts_of = 1.0, 1.0, 1.0, []  # three means over the parts
-    for axis, slices in zip(axes, cuts, strict=True):
-        along = [axis.part(cut) for cut in slices]
-        along = [part.with_taps(part.reached()) for part in along]
-        taps *= sum(part.taps for part in along) / len(slices)
-        outputs *= axis.outputs / len(slices)
-        span *= sum(part.span for part in along) / len(slices)
-        parts_of.append(along)
+    """Return the division of a correlation, given the parts of each axis."""
+    taps, outputs, span, count = 1.0, 1.0, 1.0, 1  # three means over the parts
+    for along in parts_of:
+        _, of_outputs, of_taps, spans, _ = zip(*along, strict=True)
+        taps *= sum(of_taps) / len(along)
+        outputs *= sum(of_outputs) / len(along)
+        span *= sum(spans) / len(along)
+        count *= len(along)
     pairs, slow_pairs, all_outputs = 0.0, 0.0, 0.0
     all_taps, busy, read, padded, padded_lines = 0, 0, 0, 0, 0
     for part in product(*parts_of):
-        of_part = prod(axis.taps for axis in part)
-        lines, line = images * prod(axis.outputs for axis in part[:-1]), part[-1].outputs
+        _, line, of_part, width, is_padded = part[-1]
+        lines, above = images, 1
+        for axis in part[:-1]:
+            lines *= axis.outputs
+            above *= axis.span
+            of_part *= axis.taps
+            is_padded |= axis.is_padded
         computed = -(-lines * line // rows) * rows / images
         pairs += computed * of_part
         all_outputs += computed if of_part else 0
         busy += of_part > 0
-        above = prod(axis.span for axis in part[:-1])
-        read += above * part[-1].span
-        if any(axis.offset < 0 or axis.offset + axis.span > axis.size for axis in part):
-            padded += above * part[-1].span
+        read += above * width
+        if is_padded:
+            padded += above * width
             padded_lines += above
         slow_pairs += -(-lines * (-(-line // row) * row) // rows) * rows * of_part / images
         all_taps += of_part
     # If windows are far apart, the pixels of each tap are gathered separately.
     calls = part_calls + (TAP_CALLS * taps if outputs * taps < span and rows == 1 else 0)
-    calls *= prod(map(len, cuts))
+    calls *= count
+    cuts = tuple([tuple([one.cut for one in along]) for along in parts_of])
     return Pieces(
         cuts, pairs, slow_pairs, calls, all_taps, busy, all_outputs, read, padded, padded_lines
     )
@@ -455,7 +484,8 @@ def extent(axis: Axis) -> int:
 
 def stride_phases(axis: Axis) -> int:
     """Return the number of planes along an axis: the stride phases that taps read."""
-    return min(axis.taps, step(axis) // gcd(step(axis), axis.dilation))
+    apart = step(axis)
+    return min(axis.taps, apart // gcd(apart, axis.dilation))
 
 
 class LoopBlocks(NamedTuple):
@@ -499,13 +529,13 @@ def loop_blocks(
     extents = (groups, images, *(axis.outputs for axis in axes))
 
     def count(most: tuple[int, ...]) -> int:
-        return prod(-(-n // of) for n, of in zip(extents, most, strict=True))
+        return prod([-(-n // of) for n, of in zip(extents, most, strict=True)])
 
     def places(most: tuple[int, ...]) -> int:
-        parts_of = [
-            _part_extents(axis, n, by_pixel) for axis, n in zip(axes, most[2:], strict=True)
-        ]
-        source, result = map(prod, zip(*parts_of, strict=True))
+        source, result = 1, 1
+        for axis, outputs in zip(axes, most[2:], strict=True):
+            read, written = _part_extents(axis, outputs, by_pixel)
+            source, result = source * read, result * written
         planes = most[0] * (channels * source + filters * result)
         return most[1] * (planes if by_pixel else planes + result)
 
@@ -532,6 +562,7 @@ def loop_blocks(
     return LoopBlocks(most, places(most), count(most))
 
 
+@lru_cache(maxsize=4096)
 def _part_extents(axis: Axis, most: int, by_pixel: bool) -> tuple[int, int]:
     """Return the extents of the largest part of an axis, in the source and in the result.
 

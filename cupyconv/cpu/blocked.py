@@ -7,122 +7,95 @@ including complex dtypes; 16-bit dtypes are converted to float32 block by block.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from functools import partial
+from importlib import import_module
+from typing import Any
+
 import numpy as np
 
-from cupyconv.cpu import loops, patches, products, scattered, tiles, windows
 from cupyconv.cpu.axis import used_parts
 from cupyconv.cpu.choice import BLOCK_BYTES
-from cupyconv.cpu.correlation import Correlation, correlation, input_gradient, phases_of
+from cupyconv.cpu.correlation import WHOLE, Selection, correlation, selections
 from cupyconv.cpu.scratch import Pool
-from cupyconv.problem import ConvAxis, ConvProblem
+from cupyconv.cpu.views import accumulator_of
+from cupyconv.problem import ConvProblem
 
-METHODS = {
-    "products": products,
-    "windows": windows,
-    "scattered": scattered,
-    "loops": loops,
-}
+METHODS = ("products", "windows", "scattered", "loops")
 """Modules that compute a correlation and, except ``scattered``, the filter gradient.
 
-The method ``tiles`` computes all correlations of a pass together.
+The methods ``tiles`` and ``patches`` compute all correlations of a pass together.  Modules are
+imported for the first pass that needs them.
 """
 
 
-def forward(
+def prepare(
     problem: ConvProblem,
+    pass_: str,
     method: str,
-    x: np.ndarray,
-    w: np.ndarray,
-    bias: np.ndarray | None,
-    add: np.ndarray | None,
-    activation: str | None,
-    y: np.ndarray,
-) -> None:
-    """Compute y[n, k, p] = act(sum over c, r of x[n, c, h] w[k, c, r] + bias[k] + add[n, k, p]).
-
-    Here h = p * stride - pad + r * dilation is the input pixel that tap r reads for output pixel p
-    of image n; k is a filter and c a channel of its group.  A term that is None is omitted.
-    """
-    if method == "tiles":
-        if problem.N:
-            tiles.correlate(problem, "forward", x, w, y, bias, add, activation, BLOCK_BYTES)
-        return
-    _compute("correlate", method, correlation(problem, x, w, y, bias, add, activation))
-
-
-def backprop_input(
-    problem: ConvProblem,
-    method: str,
-    w: np.ndarray,
-    dy: np.ndarray,
-    bias: np.ndarray | None,
-    add: np.ndarray | None,
-    activation: str | None,
-    dx: np.ndarray,
+    activation: str | None = None,
     conjugates: bool = True,
-) -> None:
-    """Compute dx[n, c, h] = act(sum of dy[n, k, p] w[k, c, r] + bias[c] + add[n, c, h]).
+) -> Callable[..., None]:
+    """Return the function that computes a pass of x, w, y (or their gradients), bias and addend.
 
-    For input pixel h and channel c of image n, the sum is over all filters k, output pixels p and
-    taps r with p * stride - pad + r * dilation = h.  A term that is None is omitted.
-
-    Input pixels h with the same remainder modulo the stride are computed together.
+    forward computes y[n, k, p] = act(sum over c, r of x[n, c, h] w[k, c, r] + bias[k] +
+    add[n, k, p]).  Here h = p * stride - pad + r * dilation is the input pixel that tap r reads for
+    output pixel p of image n; k is a filter and c a channel of its group.  backprop_input computes
+    dx[n, c, h] = act(sum of dy[n, k, p] w[k, c, r] + bias[c] + add[n, c, h]) over all k, p and r
+    that read h; all h with the same remainder modulo the stride are computed together.
+    backprop_filter computes dw[k, c, r] = sum over n, p of dy[n, k, p] conj(x[n, c, h]).
 
     Args:
-        conjugates: whether to conjugate a complex w.
+        activation: activation of the results; None for no activation.
+        conjugates: whether backprop_input conjugates a complex w.
     """
-    if method == "tiles":
-        if problem.N:
-            operands = dx, w, dy, bias, add, activation
-            tiles.correlate(problem, "backprop_input", *operands, BLOCK_BYTES)
-        return
-    conjugate = conjugates and problem.is_complex
-    whole = input_gradient(problem, w, dy, dx, bias, add, activation, conjugate)
-    if any(axis.unread_inputs for axis in problem.axes):
-        whole.finish_empty()  # the methods below may skip unread inputs
-    if method == "patches":
-        with Pool(whole.accumulator) as memory:
-            patches.backprop_input(whole, problem.axes, memory, BLOCK_BYTES)
-        return
-    _compute("correlate", method, whole, problem.axes)
-
-
-def backprop_filter(
-    problem: ConvProblem, method: str, x: np.ndarray, dy: np.ndarray, dw: np.ndarray
-) -> None:
-    """Compute dw[k, c, r] = sum over n, p of dy[n, k, p] conj(x[n, c, h]).
-
-    Here h = p * stride - pad + r * dilation is the input pixel that tap r reads for output pixel p
-    of image n; k is a filter and c a channel of its group.  Only complex dtypes need conj.
-    """
+    is_gradient, is_input = pass_ == "backprop_filter", pass_ == "backprop_input"
     if not problem.N:
-        dw[...] = 0
-        return
+        return _write_zeros if is_gradient else _write_nothing
+    module = import_module(f"cupyconv.cpu.{method}")
     if method == "tiles":
-        tiles.filter_gradient(problem, x, dw, dy, BLOCK_BYTES)
-        return
+        compute_tiles = module.prepare(problem, pass_, activation)
+        return lambda *arrays: compute_tiles(*arrays, BLOCK_BYTES)
     # dw = conj(sum of conj(dy) x), because conjugating dw is cheaper than conjugating x.
-    is_complex = problem.is_complex
-    whole = correlation(problem, x, dw, dy)
-    _compute("filter_gradient", method, whole._replace(conjugate=True) if is_complex else whole)
-    if is_complex:
-        np.conjugate(dw, out=dw)
+    conjugate = problem.is_complex and (is_gradient or (is_input and conjugates))
+    of = correlation(problem, pass_, activation, conjugate)
+    few: Iterable[Selection]
+    if method == "patches":
+        run, few = partial(module.backprop_input, problem.axes), (WHOLE,)
+    else:
+        run = getattr(module, "filter_gradient" if is_gradient else "correlate")
+        few = selections(problem, pass_)
+    is_few = isinstance(few, tuple)
+    # The methods may skip unread inputs.
+    has_unread = is_input and any(axis.unread_inputs for axis in problem.axes)
 
-
-def _compute(
-    function: str, method: str, whole: Correlation, axes: tuple[ConvAxis, ...] = ()
-) -> None:
-    """Compute the correlations or filter gradients of all ``phases_of(whole, axes)``."""
-    if not whole.images:
-        return
-    with Pool(whole.accumulator) as memory:
-        for phase in phases_of(whole, axes) if axes else (whole,):
-            inner = phase
-            if used_parts(phase.axes) is not None:
+    def compute(*arrays: Any, pool: Any = None) -> None:
+        if has_unread:
+            of(*arrays).finish_empty()
+        for selection in few if is_few else selections(problem, pass_):
+            phase = inner = of(*arrays, selection)
+            if used_parts(selection.axes) is not None:
                 inner = phase.without_unused()
-                for part in phase.unused() if function == "correlate" else ():
+                for part in () if is_gradient else phase.unused():
                     part.finish_empty()
-                if function == "filter_gradient" and inner.filters.size < phase.filters.size:
+                if is_gradient and inner.filters.size < phase.filters.size:
                     phase.filters[...] = 0
-            if inner.axes[0].outputs:
-                getattr(METHODS[method], function)(inner, memory, BLOCK_BYTES)
+            if inner.result.size:
+                run(inner, pool, BLOCK_BYTES)
+        if is_gradient and conjugate:
+            np.conjugate(arrays[1], out=arrays[1])
+
+    def compute_in_pool(*arrays: Any) -> None:
+        with Pool(accumulator_of(problem.dtype)) as pool:
+            compute(*arrays, pool=pool)
+
+    return compute if method == "windows" else compute_in_pool
+
+
+def _write_nothing(*arrays: np.ndarray) -> None:
+    """Compute a pass of an empty batch, whose result is empty."""
+
+
+def _write_zeros(x: np.ndarray, dw: np.ndarray, dy: np.ndarray, *_: None) -> None:
+    """Compute the filter gradient of an empty batch."""
+    dw[...] = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -27,8 +28,10 @@ class ByteCache(Generic[_Key, _Value]):
     def __init__(self, function: Callable[[_Key], _Value], most: int) -> None:
         self.most = most
         self._function = function
-        self._results: OrderedDict[_Key, _Value] = OrderedDict()
-        self._size, self._lock = 0, threading.Lock()
+        self.cache_clear()
+        if hasattr(os, "register_at_fork"):
+            # Another thread of the parent may hold the lock.
+            os.register_at_fork(after_in_child=self.cache_clear)
 
     def __call__(self, key: _Key) -> _Value:
         with self._lock:
@@ -48,6 +51,6 @@ class ByteCache(Generic[_Key, _Value]):
 
     def cache_clear(self) -> None:
         """Forget all results."""
-        with self._lock:
-            self._results.clear()
-            self._size = 0
+        self._results: OrderedDict[_Key, _Value] = OrderedDict()
+        self._size = 0
+        self._lock = threading.RLock()  # reentrant: a signal handler may compute a pass

@@ -28,7 +28,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib.util import find_spec
 from itertools import islice
 from math import gcd, prod
@@ -154,6 +154,9 @@ MOST_PAIRS = 1 << 10
 LOOP_PARTS = 8
 """Smallest number of blocks into which the method ``loops`` divides a large layer (hand-set)."""
 
+COMPILED = frozenset(("tiles", "loops"))
+"""Methods whose loops Numba compiles."""
+
 SAMPLE = 128
 """Stride phases per axis that the estimate examines; the others are assumed to be similar."""
 
@@ -205,12 +208,12 @@ class _Pass:
     itemsize: int
     dtype: str
 
-    @property
+    @cached_property
     def pixels(self) -> int:
         """Pixels of one correlation's result, in all images and groups."""
         return self.images * self.groups * prod(axis.outputs for axis in self.axes)
 
-    @property
+    @cached_property
     def taps(self) -> int:
         return prod(axis.taps for axis in self.axes)
 
@@ -226,11 +229,8 @@ class _Pass:
 
 
 def has_numba() -> bool:
-    """Return whether Numba is installed and works with this NumPy.
-
-    Before NumPy is imported, Numba is only searched for and not imported, so that planning is fast.
-    """
-    return _numba_works() if "numpy" in sys.modules else find_spec("numba") is not None
+    """Return whether Numba is installed and works with this NumPy."""
+    return _numba_works()
 
 
 @cache
@@ -242,12 +242,37 @@ def _numba_works() -> bool:
     return not numba.config.DISABLE_JIT  # if it is set, loops run as plain Python
 
 
-def methods(problem: ConvProblem, pass_: str) -> tuple[Method, ...]:
-    """Return all methods that can compute a pass."""
+@cache
+def _is_numba_installed() -> bool:
+    return find_spec("numba") is not None
+
+
+def methods(problem: ConvProblem, pass_: str, planned: str = "") -> tuple[Method, ...]:
+    """Return all methods that can compute a pass.
+
+    Importing Numba takes longer than computing a small layer.  Numba is therefore only searched
+    for, unless the fastest method or ``planned`` needs it, and NumPy is imported.
+
+    Args:
+        planned: name of a method that was planned before; "" for no method.
+    """
+    is_known = "numba" in sys.modules or _numba_works.cache_info().currsize > 0
+    numba = has_numba() if is_known else _is_numba_installed()
+    found = _methods(problem, pass_, numba)
+    if numba and not is_known and "numpy" in sys.modules:
+        fastest = min(found, key=lambda method: method.microseconds)
+        if not COMPILED.isdisjoint((fastest.name, planned)) and not has_numba():
+            found = _methods(problem, pass_, False)
+    return found
+
+
+def _methods(problem: ConvProblem, pass_: str, numba: bool) -> tuple[Method, ...]:
+    """Return all methods that can compute a pass, with or without Numba."""
     work = _correlations_of(problem, pass_)
     is_gradient = pass_ == "backprop_filter"
-    candidates = [_products(work, is_gradient), *_windows(work), *_loops(work)]
-    candidates += _tiles(work, is_gradient)
+    candidates = [_products(work, is_gradient), *_windows(work), *_loops(work, numba)]
+    if numba:
+        candidates += _tiles(work, is_gradient)
     if not is_gradient:
         candidates += _scattered(work)
     if pass_ == "backprop_input":
@@ -413,7 +438,7 @@ def _patches(problem: ConvProblem, work: _Pass) -> Iterator[Method]:
 
 
 def _tiles(work: _Pass, is_gradient: bool) -> Iterator[Method]:
-    if work.dtype.startswith("complex") or work.phases > MOST_PHASES or not has_numba():
+    if work.dtype.startswith("complex") or work.phases > MOST_PHASES:
         return
     if is_by_channel(work.groups, work.channels, work.filters, work.itemsize):
         yield from _channel_tiles(work, is_gradient)
@@ -602,9 +627,9 @@ def _scattered(work: _Pass) -> Iterator[Method]:
     )
 
 
-def _loops(work: _Pass) -> Iterator[Method]:
+def _loops(work: _Pass, numba: bool) -> Iterator[Method]:
     counts = work.groups, work.channels, work.filters
-    by_pixel = not has_numba()
+    by_pixel = not numba
     if work.channels * work.filters > (1 if by_pixel else MOST_PAIRS):
         return
     weights = work.filters * work.channels * work.taps

@@ -11,8 +11,7 @@ backprop_filter is the gradient of this sum with respect to w, if dy is the grad
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ import numpy as np
 from cupyconv.cpu.activations import activate
 from cupyconv.cpu.axis import Axis, Phase, boxes, clamp, forward_axis, parts, phases, used_parts
 from cupyconv.cpu.choice import product_pieces
-from cupyconv.cpu.views import accumulator_of, copy, filter_view
+from cupyconv.cpu.views import accumulator_of, copy
 from cupyconv.problem import ConvAxis, ConvProblem
 
 ALL: Any = slice(None)
@@ -31,7 +30,7 @@ LEAST_SUMMED = 256
 """Smallest number of pixels per partial sum (hand-set)."""
 
 MOST_KEPT = 64
-"""Largest number of combinations of stride phases that are kept for the next call (hand-set)."""
+"""Largest number of stride phases of a pass that are kept for the next call (hand-set)."""
 
 LEAST_PRODUCTS = 1 << 24
 """Smallest number of products per partial sum, if a matrix product computes it (hand-set)."""
@@ -235,56 +234,62 @@ class Correlation(NamedTuple):
             copy(self.result, sums)
 
 
+class Selection(NamedTuple):
+    """Part of a pass that is one correlation: a stride phase of backprop_input, or the whole pass.
+
+    Attributes:
+        axes: spatial axes of the correlation.
+        source, filters, result: indices of its arrays in those of the pass.
+    """
+
+    axes: tuple[Axis, ...] = ()
+    source: Any = ()
+    filters: Any = ()
+    result: Any = ()
+
+
+WHOLE = Selection()
+"""All of a pass, without axes."""
+
+
 def correlation(
-    problem: ConvProblem,
-    x: np.ndarray,
-    w: np.ndarray,
-    y: np.ndarray,
-    bias: np.ndarray | None = None,
-    add: np.ndarray | None = None,
-    activation: str | None = None,
-) -> Correlation:
-    """Return the correlation of forward; for backprop_filter, pass dw for w and dy for y."""
-    accumulator = accumulator_of(problem.dtype)
-    return Correlation(
-        _axes(problem.axes),
-        _by_channel(problem, x),
-        filter_view(problem, w),
-        _by_channel(problem, y),
-        accumulator,
-        None if bias is None else _by_group(problem, bias),
-        None if add is None else _by_channel(problem, add),
-        activation,
-    )
+    problem: ConvProblem, pass_: str, activation: str | None = None, conjugate: bool = False
+) -> Callable[..., Correlation]:
+    """Return the function that makes the correlation of a pass from its arrays.
 
+    The function takes x, w and y (or their gradients), the bias, the addend and a Selection.
+    """
+    batch, channel, *spatial = problem.data_axes
+    order, groups, filter_axes = (channel, batch, *spatial), problem.groups, problem.filter_axes
+    channels, filters = problem.C // groups, problem.K // groups
+    x_shape = (groups, channels, problem.N, *problem.input_sizes)
+    w_shape = (groups, filters, channels, *problem.filter_sizes)
+    y_shape = (groups, filters, problem.N, *problem.output_sizes)
+    swaps, accumulator = pass_ == "backprop_input", accumulator_of(problem.dtype)
+    add_shape, new = (x_shape if swaps else y_shape), tuple.__new__
 
-@lru_cache(maxsize=4096)
-def _axes(axes: tuple[ConvAxis, ...]) -> tuple[Axis, ...]:
-    return tuple(map(forward_axis, axes))
+    def of(
+        x: np.ndarray,
+        w: np.ndarray,
+        y: np.ndarray,
+        bias: np.ndarray | None = None,
+        add: np.ndarray | None = None,
+        selection: Selection = WHOLE,
+    ) -> Correlation:
+        axes, of_source, of_filters, of_result = selection
+        source, result = x.transpose(order).reshape(x_shape), y.transpose(order).reshape(y_shape)
+        weights = w.transpose(filter_axes).reshape(w_shape)
+        if swaps:
+            source, weights, result = result, weights.swapaxes(1, 2), source
+        if bias is not None:
+            bias = bias.astype(accumulator).reshape(groups, -1)
+        if add is not None:
+            add = add.transpose(order).reshape(add_shape)[of_result]
+        arrays = source[of_source], weights[of_filters], result[of_result]
+        # Without a Python function of NamedTuple, which every call would enter.
+        return new(Correlation, (axes, *arrays, accumulator, bias, add, activation, conjugate))
 
-
-def input_gradient(
-    problem: ConvProblem,
-    w: np.ndarray,
-    dy: np.ndarray,
-    dx: np.ndarray,
-    bias: np.ndarray | None = None,
-    add: np.ndarray | None = None,
-    activation: str | None = None,
-    conjugate: bool = False,
-) -> Correlation:
-    """Return a Correlation with source dy and result dx, without axes; ``phases_of`` divides it."""
-    return Correlation(
-        (),
-        _by_channel(problem, dy),
-        filter_view(problem, w).swapaxes(1, 2),
-        _by_channel(problem, dx),
-        accumulator_of(problem.dtype),
-        None if bias is None else _by_group(problem, bias),
-        None if add is None else _by_channel(problem, add),
-        activation,
-        conjugate,
-    )
+    return of
 
 
 def with_three_axes(whole: Correlation) -> Correlation:
@@ -300,43 +305,22 @@ def with_three_axes(whole: Correlation) -> Correlation:
     )
 
 
-def phases_of(whole: Correlation, axes: Sequence[ConvAxis]) -> Iterator[Correlation]:
-    """Yield the correlations that compute an ``input_gradient``, one per stride phase with taps.
+def selections(problem: ConvProblem, pass_: str) -> Iterable[Selection]:
+    """Return the correlations of a pass: for backprop_input, one per stride phase with taps.
 
-    If ``axes`` are empty, the correlation is already the only phase.
+    The result is a tuple, or an iterator if there may be more than MOST_KEPT correlations.
     """
-    if not axes:
-        yield whole
-        return
-    axes = tuple(axes)
-    for rules in _few_combinations(axes) or _combinations(axes):
-        rule, outputs, pixels, taps = zip(*rules, strict=True)
-        at = (ALL, ALL, ALL, *pixels)
-        yield whole._replace(
-            axes=rule,
-            source=whole.source[(ALL, ALL, ALL, *outputs)],
-            filters=whole.filters[(ALL, ALL, ALL, *taps)],
-            result=whole.result[at],
-            addend=None if whole.addend is None else whole.addend[at],
-        )
+    if pass_ != "backprop_input":
+        return (Selection(tuple(map(forward_axis, problem.axes))),)
+    found = map(_selection, _combinations(problem.axes))
+    count = prod(min(axis.stride, axis.filter) for axis in problem.axes)
+    return tuple(found) if count <= MOST_KEPT else found
 
 
-def _by_channel(problem: ConvProblem, array: np.ndarray) -> np.ndarray:
-    """Return a view (G, channels per group, N, *spatial)."""
-    batch, channels, *spatial = problem.data_axes
-    ordered = array.transpose(channels, batch, *spatial)
-    return ordered.reshape(problem.groups, len(ordered) // problem.groups, *ordered.shape[1:])
-
-
-def _by_group(problem: ConvProblem, bias: np.ndarray) -> np.ndarray:
-    return bias.astype(accumulator_of(problem.dtype)).reshape(problem.groups, -1)
-
-
-@lru_cache(maxsize=4096)
-def _few_combinations(axes: tuple[ConvAxis, ...]) -> tuple[tuple[Phase, ...], ...]:
-    """Return every combination of the axes' phases; empty if there may be more than MOST_KEPT."""
-    count = prod(min(axis.stride, axis.filter) for axis in axes)
-    return tuple(_combinations(axes)) if count <= MOST_KEPT else ()
+def _selection(phases_of_axes: tuple[Phase, ...]) -> Selection:
+    axes, outputs, pixels, taps = zip(*phases_of_axes, strict=True)
+    before = (ALL,) * 3
+    return Selection(axes, (*before, *outputs), (*before, *taps), (*before, *pixels))
 
 
 def _combinations(axes: Sequence[ConvAxis]) -> Iterator[tuple[Phase, ...]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from cupyconv.cpu import choice
 from cupyconv.kernels.cost import duration
 from cupyconv.kernels.family import Candidate, Choices, Family
 from cupyconv.kernels.reach import Count
@@ -36,17 +35,19 @@ class Numpy(Family):
     def counts(self, request: Request) -> tuple[Count, ...]:
         return ()
 
-    def candidates(self, request: Request) -> list[Candidate]:
+    def candidates(self, request: Request, planned: str = "") -> list[Candidate]:
+        from cupyconv.cpu import choice  # not imported for other implementations
+
         return [
             Candidate(self, method.microseconds, method=method.name, summary=method.summary)
-            for method in choice.methods(request.problem, request.pass_)
+            for method in choice.methods(request.problem, request.pass_, planned)
         ]
 
     def candidate(self, request: Request, choices: Choices) -> Candidate | None:
         if not _has_method_only(choices):
             return None
-        matching = (c for c in self.candidates(request) if c.method == choices.method)
-        return next(matching, None)
+        found = self.candidates(request, choices.method)
+        return next((c for c in found if c.method == choices.method), None)
 
     def reason(self, candidate: Candidate, note: str = "") -> str:
         estimate = f"estimated {duration(candidate.microseconds)}"

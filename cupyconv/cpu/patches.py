@@ -30,13 +30,13 @@ SUMS_BYTES = 8 << 20
 
 
 def backprop_input(
-    whole: Correlation, axes: Sequence[ConvAxis], pool: Pool, block_bytes: int
+    axes: Sequence[ConvAxis], whole: Correlation, pool: Pool, block_bytes: int
 ) -> None:
     """Compute dx; if windows do not overlap, only for the input pixels that are in a window.
 
     Args:
-        whole: all of dy, w and dx, from ``correlation.input_gradient``.
-        axes: spatial axes.
+        axes: spatial axes of the layer.
+        whole: all of dy, w and dx.
         block_bytes: bytes of a thread's buffer, from which the size of blocks follows.
     """
     terms = list(product(*(parts(axis.filter, separate_taps(axis)) for axis in axes)))

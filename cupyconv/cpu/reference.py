@@ -53,6 +53,22 @@ def _flat_pixels(pixels: np.ndarray) -> np.ndarray:
 _FLOAT64 = Sums(_wide, _add, _contract)
 
 
+def prepare(
+    problem: ConvProblem, pass_: str, method: str, activation: str | None, conjugates: bool
+) -> Callable[..., None]:
+    """Return the function that computes a pass, as ``blocked.prepare`` does; ``method`` is ""."""
+
+    def compute(x: Any, w: Any, y: Any, bias: Any, add: Any) -> None:
+        if pass_ == "forward":
+            forward(problem, x, w, bias, add, activation, y)
+        elif pass_ == "backprop_input":
+            backprop_input(problem, w, y, bias, add, activation, x, conjugates=conjugates)
+        else:
+            backprop_filter(problem, x, y, w)
+
+    return compute
+
+
 def forward(
     problem: ConvProblem,
     x: np.ndarray,

@@ -27,13 +27,7 @@ from cupyconv.cpu.choice import (
     tile_blocks,
     tile_pieces,
 )
-from cupyconv.cpu.correlation import (
-    Correlation,
-    correlation,
-    input_gradient,
-    phases_of,
-    with_three_axes,
-)
+from cupyconv.cpu.correlation import Correlation, correlation, selections, with_three_axes
 from cupyconv.cpu.products import weights_of_sums
 from cupyconv.cpu.scratch import LINE
 from cupyconv.cpu.views import (
@@ -45,7 +39,7 @@ from cupyconv.cpu.views import (
     without_memory,
 )
 from cupyconv.kernels.strides import element_strides
-from cupyconv.problem import ConvAxis, ConvProblem
+from cupyconv.problem import ConvProblem
 from cupyconv.signals import import_whole
 
 LEAST_PACKED = 1 << 18
@@ -104,16 +98,17 @@ class Geometry(NamedTuple):
     columns: int
     block_bytes: int
 
-    def phase_arguments(self) -> tuple[Correlation, tuple[ConvAxis, ...]]:
-        """Return the arguments of ``phases_of``, with arrays without memory."""
-        problem = self.problem
+    def correlations(self) -> tuple[Correlation, list[Correlation]]:
+        """Return the correlation of the pass, and those that compute it, without memory."""
+        problem, of = self.problem, correlation(self.problem, self.pass_)
         x, w, y = map(without_memory, (self.x, self.w, self.y))
         add = None if self.add is None else without_memory(self.add)
         is_input = self.pass_ == "backprop_input"
         bias = np.zeros(problem.C if is_input else problem.K) if self.has_bias else None
-        if is_input:
-            return input_gradient(problem, w, y, x, bias, add), problem.axes
-        return correlation(problem, x, w, y, bias, add), ()
+        whole = of(x, w, y, bias, add)
+        found = [of(x, w, y, None, add, one) for one in selections(problem, self.pass_)]
+        found = [one._replace(bias=whole.bias) for one in found]  # a view of the same memory
+        return whole if is_input else found[0], found
 
 
 class Shifts(NamedTuple):
@@ -202,7 +197,7 @@ class TilePlan(NamedTuple):
     """Plan of a pass.
 
     Attributes:
-        whole: correlation that ``phases_of`` divides.
+        whole: correlation of the pass; without axes in backprop_input.
         empty: parts of the result whose sums have no terms.
         is_partial: whether some filters have no gradient in ``stages``.
         is_depthwise: whether tiles are computed by channel.
@@ -262,14 +257,15 @@ class _Chunk(NamedTuple):
 
 def _plan_correlation(geometry: Geometry) -> TilePlan:
     """Plan forward or backprop_input."""
-    whole, axes = geometry.phase_arguments()
+    whole, correlations = geometry.correlations()
     layouts, block_bytes = _Layouts.of(geometry, whole), geometry.block_bytes
     stages, empty = [Stage()], []
     planned: dict[Any, tuple[Correlation, list[_Chunk]]] = {}
-    has_unread = any(axis.unread_inputs for axis in axes)
+    is_input = geometry.pass_ == "backprop_input"
+    has_unread = is_input and any(axis.unread_inputs for axis in geometry.problem.axes)
     if has_unread:
         empty.append(whole)
-    for phase in phases_of(whole, axes):
+    for phase in correlations:
         if not has_unread:
             empty += phase.unused()
         inner = phase.without_unused()
@@ -307,7 +303,7 @@ def _packed_chunk(layouts: _Layouts, chunk: Correlation) -> _Chunk:
 
 def _plan_gradient(geometry: Geometry) -> TilePlan:
     """Plan backprop_filter."""
-    whole, _ = geometry.phase_arguments()
+    whole, _ = geometry.correlations()
     layouts = _Layouts.of(geometry, whole)
     stages, inner = [Stage()], whole.without_unused()
     if inner.axes[0].outputs:

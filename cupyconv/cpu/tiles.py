@@ -12,7 +12,7 @@ cupyconv/cpu/tile_plans.py plans a pass once for all calls with the same geometr
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from cupyconv.cpu import tile_plans
 from cupyconv.cpu.axis import parts
-from cupyconv.cpu.correlation import Correlation, correlation, gather, input_gradient
+from cupyconv.cpu.correlation import Correlation, correlation, gather
 from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
 from cupyconv.cpu.tile_plans import (
@@ -42,10 +42,10 @@ from cupyconv.cpu.tile_plans import (
     width,
 )
 from cupyconv.cpu.views import (
+    Layout,
     accumulator_of,
     channels_are_last,
     copy,
-    layout_of,
     memory_of,
     same_view,
 )
@@ -94,47 +94,60 @@ class _Run(NamedTuple):
         )
 
 
-def correlate(
-    problem: ConvProblem,
-    pass_: str,
-    x: np.ndarray,
-    w: np.ndarray,
-    y: np.ndarray,
-    bias: np.ndarray | None,
-    add: np.ndarray | None,
-    activation: str | None,
-    block_bytes: int,
-) -> None:
-    """Compute forward or backprop_input.
+def prepare(problem: ConvProblem, pass_: str, activation: str | None) -> Callable[..., None]:
+    """Return the function that computes a pass of x, w, y (or their gradients), bias and addend.
 
-    Args:
-        pass_: name of the pass.
-        x, w, y: operands; the result is y in forward, and x, which is dx, in backprop_input.
-        block_bytes: bytes of a thread's buffer, from which the size of blocks follows.
+    The last argument of the function is the size of a thread's buffer in bytes, from which the size
+    of blocks follows.
     """
-    source, result = (x, y) if pass_ == "forward" else (y, x)
-    has_epilogue = any(term is not None for term in (bias, add, activation))
-    geometry = _geometry(problem, pass_, x, w, y, block_bytes, has_epilogue)
-    if has_epilogue:
-        add_layout = None if add is None else layout_of(add)
-        geometry = geometry._replace(add=add_layout, has_bias=bias is not None)
-    plan = plan_of(geometry)
-    whole = None
-    if has_epilogue or plan.empty or not plan.is_direct:
-        if pass_ == "forward":
-            whole = correlation(problem, x, w, y, bias, add, activation)
-        else:
-            whole = input_gradient(problem, w, y, x, bias, add, activation)
-    compiled = tile_plans.compiled_loops()
-    loop = compiled.correlate_channels if plan.is_depthwise else compiled.correlate
-    run = _Run(plan, loop, _memories(source, result) if plan.is_direct else (), whole)
-    for part in plan.empty:
+    is_input, is_gradient = pass_ == "backprop_input", pass_ == "backprop_filter"
+    of, accumulator = correlation(problem, pass_, activation), accumulator_of(problem.dtype)
+
+    @lru_cache(maxsize=8)
+    def geometry(columns: int, block_bytes: int, has_bias: bool, *layouts: Any) -> Geometry:
+        x, w, y, add = (layout and Layout(*layout) for layout in layouts)
+        keeps = has_bias or add is not None or activation is not None
+        return Geometry(problem, pass_, x, w, y, add, has_bias, keeps, columns, block_bytes)
+
+    def compute(
+        x: np.ndarray,
+        w: np.ndarray,
+        y: np.ndarray,
+        bias: np.ndarray | None,
+        add: np.ndarray | None,
+        block_bytes: int,
+    ) -> None:
+        layouts = [
+            one if one is None else (one.shape, one.strides, one.dtype, one.flags.aligned)
+            for one in (x, w, y, add)
+        ]
+        compiled = tile_plans.compiled_loops()
+        columns = compiled.width(accumulator.itemsize)
+        of_arrays = geometry(columns, block_bytes, bias is not None, *layouts)
+        plan, whole = plan_of(of_arrays), None
+        memories: tuple[np.ndarray, ...] = ()
+        if plan.is_direct:
+            memories = memory_of(y if is_input else x), memory_of(x if is_input else y)
+        if of_arrays.keeps_blocks or plan.empty or not plan.is_direct:
+            whole = of(x, w, y, bias, add)
+        with Pool(accumulator) as pool:
+            run = _Run(plan, getattr(compiled, loops[plan.is_depthwise]), memories, whole)
+            (_filter_gradient if is_gradient else _correlations)(run, w, pool)
+
+    loops = ("correlate", "correlate_channels")
+    if is_gradient:
+        loops = ("add_gradient", "add_channel_gradient")
+    return compute
+
+
+def _correlations(run: _Run, w: np.ndarray, pool: Pool) -> None:
+    """Compute forward or backprop_input."""
+    for part in run.plan.empty:
         run.with_operands(part).finish_empty()
-    with Pool(accumulator_of(problem.dtype)) as pool:
-        for stage in plan.stages:
-            shared = pool.array("shared", (stage.shared_size,))
-            _pack(run, stage, w, shared, pool)
-            each(partial(_correlate, run, stage, shared), stage.parts, pool, stage.scratch_size)
+    for stage in run.plan.stages:
+        shared = pool.array("shared", (stage.shared_size,))
+        _pack(run, stage, w, shared, pool)
+        each(partial(_correlate, run, stage, shared), stage.parts, pool, stage.scratch_size)
 
 
 def _correlate(run: _Run, stage: Stage, shared: np.ndarray, part: Part, scratch: Scratch) -> None:
@@ -196,33 +209,16 @@ def _pack_rows(filters: np.ndarray, shared: np.ndarray, rows: np.ndarray, pool: 
         )
 
 
-def filter_gradient(
-    problem: ConvProblem, x: np.ndarray, dw: np.ndarray, dy: np.ndarray, block_bytes: int
-) -> None:
-    """Compute backprop_filter.
-
-    Args:
-        block_bytes: bytes of a thread's buffer, from which the size of blocks follows.
-    """
-    plan = plan_of(_geometry(problem, "backprop_filter", x, dw, dy, block_bytes, False))
-    if plan.is_partial:
+def _filter_gradient(run: _Run, dw: np.ndarray, pool: Pool) -> None:
+    """Compute backprop_filter."""
+    if run.plan.is_partial:
         dw[...] = 0
-    memories: tuple[np.ndarray, ...] = ()
-    whole = None
-    if plan.is_direct:
-        memories = _memories(x, dy)
-    else:
-        whole = correlation(problem, x, dw, dy)
-    compiled = tile_plans.compiled_loops()
-    loop = compiled.add_channel_gradient if plan.is_depthwise else compiled.add_gradient
-    run = _Run(plan, loop, memories, whole)
-    with Pool(accumulator_of(problem.dtype)) as pool:
-        for stage in plan.stages:
-            shared = pool.array("shared", (stage.shared_size,))
-            each(partial(_add, run, stage, shared), stage.parts, pool, stage.scratch_size)
-            for gradient in stage.gradients:
-                filters = same_view(gradient.filters, plan.whole.filters, dw)
-                _add_up(gradient, filters, shared)
+    for stage in run.plan.stages:
+        shared = pool.array("shared", (stage.shared_size,))
+        each(partial(_add, run, stage, shared), stage.parts, pool, stage.scratch_size)
+        for gradient in stage.gradients:
+            filters = same_view(gradient.filters, run.plan.whole.filters, dw)
+            _add_up(gradient, filters, shared)
 
 
 def _add(run: _Run, stage: Stage, shared: np.ndarray, part: Part, scratch: Scratch) -> None:
@@ -266,21 +262,6 @@ def _add_up(gradient: Gradient, filters: np.ndarray, shared: np.ndarray) -> None
 
 
 # -- operands --------------------------------------------------------------------------------------
-
-
-def _geometry(
-    problem: ConvProblem,
-    pass_: str,
-    x: np.ndarray,
-    w: np.ndarray,
-    y: np.ndarray,
-    block_bytes: int,
-    keeps_blocks: bool,
-) -> Geometry:
-    """Return the geometry of a pass without addend and bias."""
-    columns = tile_plans.compiled_loops().width(accumulator_of(problem.dtype).itemsize)
-    layouts = layout_of(x), layout_of(w), layout_of(y)
-    return Geometry(problem, pass_, *layouts, None, False, keeps_blocks, columns, block_bytes)
 
 
 def _memories(source: np.ndarray, result: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

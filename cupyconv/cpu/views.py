@@ -209,10 +209,6 @@ class Layout(NamedTuple):
     is_aligned: bool
 
 
-def layout_of(array: np.ndarray) -> Layout:
-    return Layout(array.shape, array.strides, array.dtype, array.flags.aligned)
-
-
 def dense(shape: tuple[int, ...], dtype: np.dtype) -> Layout:
     """Return the layout of an array in C order."""
     strides = tuple(prod(shape[at + 1 :]) * dtype.itemsize for at in range(len(shape)))

@@ -13,16 +13,17 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cupyconv import arrays, cache_folder, files, log, records
-from cupyconv.cpu.threads import cores
 from cupyconv.errors import DeviceError, KernelCompileError, install_command, unknown_word
 from cupyconv.gpu.sources import KernelSource
 from cupyconv.kernels.device import Device
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 """Architectures for which the tests build every kernel."""
@@ -141,6 +142,8 @@ def compile_missing(
         Finished futures in the order of ``variants``, each with a result or an error.  After an
         error, the remaining variants are still compiled.
     """
+    from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+
     found: dict[Variant, Future[Compiled]] = {}
     for variant in variants:
         cached = _cached(variant)
@@ -150,6 +153,8 @@ def compile_missing(
             done()
     missing = [variant for variant in variants if variant not in found]
     if missing:
+        from cupyconv.cpu.threads import cores
+
         pool = ThreadPoolExecutor(min(threads or cores(), len(missing)), "cupyconv-compiler")
         try:
             begun = {pool.submit(_cached_or_compiled, variant): variant for variant in missing}

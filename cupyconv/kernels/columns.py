@@ -9,9 +9,10 @@ terms.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from math import ceil, prod
+from typing import NamedTuple
 
 from cupyconv.formats import CHANNELS_LAST, filter_formats
 from cupyconv.kernels import cost, parameters
@@ -66,8 +67,7 @@ _STEP_INSTRUCTIONS = 40
 """Instructions of the sum kernel per position between two taps of a dilated filter (fitted)."""
 
 
-@dataclass(frozen=True)
-class Columns:
+class Columns(NamedTuple):
     """The matrix product of a pass, as the forward pass of a pointwise convolution.
 
     Attributes:
@@ -107,7 +107,7 @@ def columns_of(problem: ConvProblem, strides: Strides, pass_: str) -> Columns | 
 
     The result is None if the columns have no constant stride in w, nor in a copy of w.
     """
-    columns = None if strides.w_arranged else _even_columns(problem, strides, pass_)
+    columns = _even_columns(problem, strides, pass_)
     if columns is not None:
         return columns
     if pass_ == "forward":
@@ -256,7 +256,7 @@ class ColumnSums(Family):
         return found if found and choices.method == found.method else None
 
     def launches(
-        self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN
+        self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN, copied_w: bool = False
     ) -> tuple[Launch, ...]:
         """Return the launches: the copy of w if any, the product, and the sum."""
         import numpy as np
@@ -265,7 +265,7 @@ class ColumnSums(Family):
         columns = self._columns(request)
         w: str | Part = "w"
         before: tuple[Launch, ...] = ()
-        if columns.is_copied and not strides.w_arranged:
+        if columns.is_copied and not copied_w:
             offset = aligned(choices.splits * columns.bytes)
             w = Part("workspace", offset)
             before = (_copy_of_w(request, offset),)

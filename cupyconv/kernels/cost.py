@@ -99,8 +99,7 @@ class Work:
         )
 
 
-@dataclass(frozen=True)
-class Kernel:
+class Kernel(NamedTuple):
     """Thread blocks of a launch, with the work per block.
 
     Attributes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cache, cached_property
 from math import inf
 from typing import NamedTuple
@@ -435,6 +434,8 @@ class Device:
         described = _described_card(text)
         match = _ARCHITECTURE.fullmatch(text.partition(",")[0].strip())
         if match is None or (described is None and "," in text):
+            from difflib import get_close_matches  # imported only for errors
+
             near = get_close_matches(text.lower(), [*map(str.lower, CARDS)], n=3, cutoff=0.5)
             cards = [card for card in CARDS if card.lower() in near] or ["RTX 4090"]
             raise ConvError(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import gcd, inf, prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cupyconv.kernels import cost, parameters, streaming
 from cupyconv.kernels.calibration import prices
@@ -81,8 +81,7 @@ _BALANCE = 1.1  # largest accepted time of the busiest SM, relative to the best 
 _STAGING = 0.25  # time to stage the filter, relative to a round of tiles (modelled)
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(NamedTuple):
     """Source positions that a tile's pixels read along an axis (Axis in cuda/conv_direct.cu).
 
     Attributes:

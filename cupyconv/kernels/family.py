@@ -163,7 +163,7 @@ class Family(ABC):
         """
 
     def launches(
-        self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN
+        self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN, copied_w: bool = False
     ) -> tuple[Launch, ...]:
         """Return the launches that compute a pass, in order, as plain data.
 
@@ -172,6 +172,8 @@ class Family(ABC):
             choices: legal choices, such as those of a plan.
             epilogue: addition of an array and activation, applied to the results of forward or
                 backprop_input.
+            copied_w: whether the caller passes, in place of w, the copy that ``filter_form``
+                describes.
         """
         raise NotImplementedError(f"{self.name} launches no kernels")
 

@@ -8,11 +8,11 @@ of a phase, so that each phase is one dense product.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import combinations, product
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cupyconv.kernels import cost, parameters
 from cupyconv.kernels.copies import (
@@ -81,8 +81,7 @@ BY_REGISTERS = {
 keyed (block_m, block_n, itemsize); other tiles get registers for RESIDENT blocks (hand-set)."""
 
 
-@dataclass(frozen=True)
-class Access:
+class Access(NamedTuple):
     """Vector access to one matrix in memory.
 
     Attributes:
@@ -97,8 +96,7 @@ class Access:
     apart: int = 1
 
 
-@dataclass(frozen=True)
-class Accesses:
+class Accesses(NamedTuple):
     """Vector accesses to the three matrices of a pass.
 
     Attributes:
@@ -303,7 +301,7 @@ class Gather(Tiled):
         return resident(request, tile), work(request, tile), cost.Work(0, stored)
 
     def launches(
-        self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN
+        self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN, copied_w: bool = False
     ) -> tuple[Launch, ...]:
         """Return the launches: any copy of operands, the product, and any sum of splits."""
         import numpy as np
@@ -311,7 +309,7 @@ class Gather(Tiled):
         pass_, split = request.pass_, choices.splits > 1
         of_product = _product_request(request, choices.method)
         offset = aligned(choices.splits * self.split_bytes(request)) if split else 0
-        before, operands = _operand_copies(request, of_product, offset)
+        before, operands = _operand_copies(request, of_product, offset, copied_w)
         products = [
             product_launch(of_product, choices, operands, epilogue, partial=split, number=number)
             for number in range(phase_launches(request.problem, pass_))
@@ -443,8 +441,7 @@ def tap_words(problem: ConvProblem) -> int:
     return tap_bits(problem) // 32 + 1
 
 
-@dataclass(frozen=True)
-class Ring:
+class Ring(NamedTuple):
     """Shared memory of a block.
 
     Attributes:
@@ -621,7 +618,7 @@ def product_launch(
 
 
 def _operand_copies(
-    request: Request, product: Request, offset: int
+    request: Request, product: Request, offset: int, copied_w: bool
 ) -> tuple[tuple[Launch, ...], list[str | Part]]:
     """Return the launch that copies operands, if any, and the locations of A and B.
 
@@ -629,12 +626,13 @@ def _operand_copies(
         request: request for the pass.
         product: request for its product, which reads the copies.
         offset: bytes from the beginning of the workspace to the copies.
+        copied_w: as for ``Family.launches``.
     """
     problem, strides, copied = request.problem, request.memory, product.problem
     operands: list[str | Part] = []
     copies: list[tuple[str, int]] = []
     for role in OPERANDS[request.pass_]:
-        needs_no_copy = (role == "w" and strides.w_arranged) or 0 in shape_of(copied, role)
+        needs_no_copy = (role == "w" and copied_w) or 0 in shape_of(copied, role)
         if role not in product.memory.copied or needs_no_copy:
             operands.append(role)
             continue

@@ -63,7 +63,7 @@ class Generic(Tiled):
         return _RESIDENT, per_k, cost.Work(0, 0)
 
     def launches(
-        self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN
+        self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN, copied_w: bool = False
     ) -> tuple[Launch, ...]:
         """Return the launches of a pass: always one.
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise, product
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from cupyconv.formats import filter_formats
 from cupyconv.kernels import cost, parameters
@@ -94,8 +94,7 @@ _MOST_WAVES = 4
 """Largest number of waves of blocks that the choice of splits aims at (hand-set)."""
 
 
-@dataclass(frozen=True)
-class AxisWalk:
+class AxisWalk(NamedTuple):
     """A walk along one spatial axis.
 
     Attributes:
@@ -647,8 +646,7 @@ _BOX = LINE_BYTES // 2  # pixels and channels per TMA store of 16-bit types
 STORE_ROWS, STORE_BOXES, STORE_FLOAT, STORE_COLUMNS = range(4)
 
 
-@dataclass(frozen=True)
-class Operand:
+class Operand(NamedTuple):
     """Location of a tensor, or of its planes.
 
     Attributes:
@@ -666,8 +664,7 @@ class Operand:
     planes: int = 1
 
 
-@dataclass(frozen=True)
-class Staged:
+class Staged(NamedTuple):
     """A pass with the locations of the operands that its product reads.
 
     Attributes:
@@ -685,8 +682,8 @@ class Staged:
     copies: tuple[tuple[str, int], ...]
 
 
-def stage(request: Request, choices: Choices) -> Staged:
-    """Return a pass with the locations of its operands.
+def stage(request: Request, choices: Choices, copied_w: bool = False) -> Staged:
+    """Return a pass with the locations of its operands; arguments are as for ``Family.launches``.
 
     In the workspace, copies and planes follow the sums of splits.
     """
@@ -707,7 +704,7 @@ def stage(request: Request, choices: Choices) -> Staged:
         operand = Operand(role, itemsize, layout.strides)
         if has_planes or role in layout.copied:
             copies = _copies(layout.problem, itemsize)
-            if role == "w" and strides.w_arranged:
+            if role == "w" and copied_w:
                 operand = Operand(role, itemsize, copies, planes=planes)
             else:
                 operand = Operand("workspace", itemsize, copies, offset, planes)
@@ -1168,14 +1165,14 @@ class Persistent(Family):
         return of_step, cost.Work(0, cost.RESULT_WAVEFRONTS * m * n / 32)
 
     def launches(
-        self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN
+        self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN, copied_w: bool = False
     ) -> tuple[Launch, ...]:
         """Return the launches: any copy of operands, the product, and any sum of splits."""
         import numpy as np
 
         tile, pass_, splits = choices.tile, request.pass_, choices.splits
         assert tile is not None
-        staged = stage(request, choices)
+        staged = stage(request, choices, copied_w)
         problem = staged.problem
         walked = walks(problem, pass_)
         walk = pack_walk(problem, pass_, tile, matrices(problem, pass_, tile, splits), splits)

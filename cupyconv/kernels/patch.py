@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import prod
+from typing import NamedTuple
 
 from cupyconv.kernels import cost, parameters, streaming
 from cupyconv.kernels.calibration import prices
@@ -43,8 +44,7 @@ _BANKS = 32  # banks of shared memory (hardware)
 _LARGEST_SHARED = max(chip.block_shared for chip in CHIPS.values()) << 10
 
 
-@dataclass(frozen=True)
-class Access:
+class Access(NamedTuple):
     """Vector accesses to x, and to y or dy.
 
     Attributes:
@@ -62,8 +62,7 @@ class Access:
     y_vector: int
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """Flattened rows of the filter, divided into words that each fill one register.
 
     Attributes:
@@ -159,7 +158,7 @@ def rows_of(request: Request) -> Rows:
     if words * min(_FILTERS) * 4 > _LARGEST_SHARED:
         return rows  # the words do not fit into any block
     conflicts, residue = _conflicts(request, rows)
-    return replace(rows, conflicts=conflicts, residue=residue)
+    return rows._replace(conflicts=conflicts, residue=residue)
 
 
 def _conflicts(request: Request, rows: Rows) -> tuple[float, int | None]:
@@ -262,8 +261,7 @@ def _construct(request: Request, tiling: Tiling) -> Geometry | None:
     return geom if geom is not None and geom.shared_bytes <= limit else None
 
 
-@dataclass(frozen=True)
-class _Patch:
+class _Patch(NamedTuple):
     """A tile of output pixels, and the patch: the part of the input that the tile reads.
 
     Attributes:

@@ -216,7 +216,7 @@ class Streaming(Family, Generic[AnyGeometry]):
         )
 
     def launches(
-        self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN
+        self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN, copied_w: bool = False
     ) -> tuple[Launch, ...]:
         """Return the launch of the product and, in backprop_filter, the reduction of its chunks."""
         import numpy as np

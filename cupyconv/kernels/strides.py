@@ -21,8 +21,6 @@ class Strides:
         bias: stride of the bias in elements.
         alignment: largest power of two in bytes, at most 16, that divides the addresses of x, w
             and y.
-        w_arranged: whether the caller passes, in place of w, the copy that the pass reads
-            (``FilterForm``); ``w`` still has the strides of the original.
         copied: names, such as "x", of tensors that are copies in the workspace; their addresses are
             multiples of 16 bytes.
     """
@@ -32,7 +30,6 @@ class Strides:
     y: tuple[int, ...]
     bias: int = 1
     alignment: int = 16
-    w_arranged: bool = False
     copied: tuple[str, ...] = ()
 
     @staticmethod

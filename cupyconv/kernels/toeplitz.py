@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import gcd
+from typing import NamedTuple
 
 from cupyconv.kernels import cost, parameters, streaming
 from cupyconv.kernels.calibration import prices
@@ -77,8 +78,7 @@ class Geometry(streaming.Geometry):
     shares: int
 
 
-@dataclass(frozen=True)
-class Access:
+class Access(NamedTuple):
     """Vector access to x or y.
 
     Attributes:

@@ -142,7 +142,7 @@ def instead(
     plans: dict[str, PassPlan] = {}
     for name, (changed, permitted) in settings.items():
         try:
-            plans[name] = plan_pass(changed, pass_, device, AUTO, permitted)
+            plans[name] = plan_pass(Request(changed, pass_, device, permitted))
         except ConvError:  # no implementation supports tensors this large
             continue
     return plans

@@ -7,18 +7,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache, lru_cache
 from math import inf, isfinite
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from cupyconv import markup, records
+from cupyconv import records
 from cupyconv.errors import ConvError, require_word, shown, unknown_word
 from cupyconv.kernels import calibration
 from cupyconv.kernels.cost import duration
 from cupyconv.kernels.device import CPU, Device, card_named
 from cupyconv.kernels.family import Candidate, Choices, Family
 from cupyconv.kernels.request import Impl, Implementation, Request
-from cupyconv.kernels.strides import Strides
-from cupyconv.planning.families import FAMILIES
+from cupyconv.planning.families import FAMILIES, is_kernel
 from cupyconv.problem import PASSES, ConvProblem, bytes_text, counted
+
+if TYPE_CHECKING:
+    from cupyconv import markup
 
 AUTO: Impl = "auto"
 
@@ -93,17 +95,23 @@ class Plan:
         return iter(self.passes)
 
     def __str__(self) -> str:
+        from cupyconv import markup  # imported when a plan is shown
+
         lines = [*self.table.lines(markup.UNBOUND), "", *self.origin.lines(markup.UNBOUND)]
         return "\n".join([str(self.problem), f"on {self.place}", *lines])
 
     def _repr_html_(self) -> str:
         """Return the passes as a table, for Jupyter."""
+        from cupyconv import markup
+
         blocks = (markup.Paragraph(repr(self.problem)), self.table, self.origin)
         return markup.Document(f"Plan on {self.place}", (markup.Section("", blocks),)).html()
 
     @property
     def place(self) -> str:
         """Name and architecture of the device, and the compiler's target if that is different."""
+        from cupyconv import markup
+
         architecture, name = self.device.architecture or "", markup.in_line(self.device.name)
         if architecture.removesuffix("a") == name.removesuffix("a"):
             name = ""
@@ -113,6 +121,8 @@ class Plan:
     @property
     def table(self) -> markup.Table:
         """Table with a row per pass."""
+        from cupyconv import markup
+
         rows = tuple(
             (p.pass_, p.implementation, _tile_text(p), _blocks_text(p), p.reason)
             for p in self.passes
@@ -122,6 +132,8 @@ class Plan:
     @property
     def origin(self) -> markup.Paragraph:
         """Origin of the times, and the compiler's target if it differs from the architecture."""
+        from cupyconv import markup
+
         measured = sum(p.reason.startswith("measured") for p in self.passes)
         other = ""
         if self.device.card is not None:
@@ -296,10 +308,8 @@ def plan(
             or does not support the problem.
     """
     chosen = Device.of(device)
-    passes = tuple(
-        plan_pass(problem, pass_, chosen, impl, precision, workspace_limit) for pass_ in PASSES
-    )
-    return Plan(problem, chosen, passes)
+    requests = (Request(problem, name, chosen, precision, workspace_limit) for name in PASSES)
+    return Plan(problem, chosen, tuple(plan_pass(request, impl) for request in requests))
 
 
 def workspace_notes(plans: Iterable[tuple[str, Plan]]) -> list[str]:
@@ -326,24 +336,10 @@ def workspace_notes(plans: Iterable[tuple[str, Plan]]) -> list[str]:
     ]
 
 
-@lru_cache(maxsize=4096, typed=True)
-def plan_pass(
-    problem: ConvProblem,
-    pass_: str,
-    device: Device,
-    impl: str = AUTO,
-    precision: str = "ieee",
-    workspace_limit: int | None = None,
-    strides: Strides | None = None,
-) -> PassPlan:
-    """Choose an implementation for one pass, as ``plan`` does.
-
-    Args:
-        problem, pass_, device, impl, precision, workspace_limit: as in ``plan``.
-        strides: strides of the tensors; None for contiguous tensors.
-    """
-    request = Request(problem, pass_, device, precision, workspace_limit, strides)
-    candidates = ranked_candidates(request, impl)
+@lru_cache(maxsize=4096)
+def plan_pass(request: Request, impl: str = AUTO) -> PassPlan:
+    """Choose an implementation for one pass, as ``plan`` does."""
+    candidates, limit = ranked_candidates(request, impl), request.workspace_limit
     best, note = candidates[0], ""
     fastest = min(candidates[:2], key=lambda c: c.microseconds)
     if fastest is not best:
@@ -351,12 +347,12 @@ def plan_pass(
             f" ({duration(fastest.microseconds)} by {fastest.family.name} with "
             f"{fastest.workspace_bytes} bytes of workspace, more than the tensors)"
         )
-    if workspace_limit is not None:
+    if limit is not None:
         free = ranked_candidates(replace(request, workspace_limit=None), impl)[0]
         if free != best:
             note = (
                 f" ({duration(free.microseconds)} by {free.family.name} with "
-                f"{free.workspace_bytes} bytes of workspace, but the limit is {workspace_limit})"
+                f"{free.workspace_bytes} bytes of workspace, but the limit is {limit})"
             )
     return plan_of(request, best, note)
 
@@ -474,12 +470,12 @@ def _families(request: Request, impl: str) -> list[Family]:
 
 @cache
 def _on(device: Device) -> dict[str, Family]:
-    return {name: family for name, family in FAMILIES.items() if family.on_gpu == device.is_gpu}
+    return {name: FAMILIES[name] for name in implementations(device.is_gpu)[1:]}
 
 
 def implementations(on_gpu: bool) -> tuple[str, ...]:
     """Return the values of ``impl`` for a GPU, or for the CPU."""
-    return (AUTO, *(name for name, family in FAMILIES.items() if family.on_gpu == on_gpu))
+    return (AUTO, *(name for name in FAMILIES if is_kernel(name) == on_gpu))
 
 
 def _named(impl: str, device: Device) -> Family:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from cupyconv import foreign, formats
-from cupyconv.errors import ConvError, ConvTypeError, shown, unknown_arguments
+from cupyconv.errors import ConvError, ConvTypeError, Names, any_padding, shown, unknown_arguments
 from cupyconv.operands import require_add, require_bias
 from cupyconv.problem import (
     ITEMSIZE,
@@ -22,10 +22,10 @@ from cupyconv.problem import (
     integer,
     integers,
     is_sequence,
+    offering,
     transposed_problem,
     unknown_padding,
 )
-from cupyconv.remedies import Names, any_padding, offering
 from cupyconv.torch import derivatives, operators
 from cupyconv.torch.operators import DTYPES
 

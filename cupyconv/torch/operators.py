@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cupyconv import arrays, foreign, operations
-from cupyconv.errors import ConvError
+from cupyconv.errors import ConvError, Names
 from cupyconv.gpu.capture import LastingAllocator
 from cupyconv.operands import require_add, require_bias
 from cupyconv.problem import (
@@ -20,9 +20,9 @@ from cupyconv.problem import (
     ConvProblem,
     dtype_name,
     named_problem,
+    offering,
     require_output,
 )
-from cupyconv.remedies import Names, offering
 
 try:
     from torch.utils import flop_counter

@@ -6,12 +6,16 @@ a GPU.
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import cupy
 import pytest
 
 import cupyconv
 from cupyconv import ConvError, ConvTypeError, arrays, backends
 from cupyconv.gpu import runtime
+from tests import ROOT
 from tests.configurations import HOPPER_CASES, in_formats, integer_data
 from tests.device.test_order import on_device, split_layer
 from tests.operations.test_host_cost import BOUND, FUNCTION, entered
@@ -54,6 +58,26 @@ def test_repeated_call_enters_few_functions(ordinal, problem, impl, empty_kernel
                 call()
             found = entered(call)
             assert len(found) <= FUNCTION, (name, found)
+
+
+FIRST = """
+import sys, cupy
+x, w = (cupy.ones(shape, "float16") for shape in ((1, 8, 8, 8), (8, 3, 3, 8)))
+for _ in range(2):  # the emulator itself imports modules in the first round
+    for name in [name for name in sys.modules if name.partition(".")[0] == "cupyconv"]:
+        del sys.modules[name]
+    import cupyconv
+    cupyconv.conv_forward(x, w, padding=1, data_format="NHWC", filter_format="OHWI")
+print(*sys.modules)
+"""
+
+
+def test_first_call_imports_nothing_for_the_cpu_and_for_errors():
+    command = [sys.executable, "-m", "tests.device", "-c", FIRST]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    rooms = {name.split(".")[1] for name in found.stdout.split() if name.startswith("cupyconv.")}
+    assert rooms.isdisjoint({"cpu", "markup", "measuring", "remedies", "warming"})
+    assert "kernels" in rooms
 
 
 def test_bound_call_enters_few_functions(empty_kernels):

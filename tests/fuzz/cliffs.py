@@ -165,7 +165,7 @@ def _in_random_order(rng: random.Random, problem: ConvProblem) -> ConvProblem:
 
 def cliffs(problem: ConvProblem, device: str, far: float = FAR) -> Iterator[Cliff]:
     """Yield the passes of a layer that are more than ``far`` times too slow on a device."""
-    plans = {pass_: plan_pass(problem, pass_, Device.of(device)) for pass_ in PASSES}
+    plans = {pass_: plan_pass(Request(problem, pass_, Device.of(device))) for pass_ in PASSES}
     times = {pass_: planned.microseconds or 0.0 for pass_, planned in plans.items()}
     fastest = min(times.values())
     for pass_, planned in plans.items():

@@ -88,7 +88,7 @@ def test_kernels_with_an_addend_compile_without_spills(architecture):
         problem = in_formats(layer, *formats).replace(dtype=dtype)
         for pass_, impl in product(PASSES[:2], FAMILIES):
             if FAMILIES[impl].on_gpu and pass_ in fits(problem, impl, device, "tf32"):
-                planned = plan_pass(problem, pass_, device, impl, "tf32")
+                planned = plan_pass(Request(problem, pass_, device, "tf32"), impl)
                 strides = Strides.contiguous(problem)
                 epilogue = Epilogue("gelu", adds=True)
                 for one in launches.prepare(planned, problem, strides, device, epilogue):
@@ -116,7 +116,9 @@ ADDENDS = {
 def every_method(problem: ConvProblem, pass_: str) -> list[Plan]:
     """Return a plan of a pass for each method of NumPy's passes that computes it."""
     cpu = Device.of("cpu")
-    others = [plan_pass(problem, other, cpu, "numpy") for other in PASSES if other != pass_]
+    others = [
+        plan_pass(Request(problem, other, cpu), "numpy") for other in PASSES if other != pass_
+    ]
     request = Request(problem, pass_, cpu)
     found = [plan_of(request, one) for one in ranked_candidates(request, "numpy")]
     return [Plan(problem, cpu, (one, *others)) for one in found]
@@ -124,7 +126,7 @@ def every_method(problem: ConvProblem, pass_: str) -> list[Plan]:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "complex64"])
 @pytest.mark.parametrize("kind", ADDENDS)
-def test_numpy_is_exact_with_an_addend(kind, dtype):
+def test_numpy_is_exact_with_bias_and_addend(kind, dtype):
     for number, layer in enumerate((*CASES, *COLUMNS_CASES)):
         problem = layer.problem.replace(dtype=dtype)
         if number % 2 and problem.spatial_rank == 2:
@@ -143,14 +145,16 @@ def require_exact_on_numpy(problem, pass_, kind, activation):
         options["output_shape"] = shape
     x, w = numbers(problem, given, 0), numbers(problem, problem.filter_shape, 1)
     add = numbers(problem, shape, 2)
+    bias = numbers(problem, (shape[problem.data_axes[1]],), 3)
     wide = np.complex128 if problem.is_complex else np.float64
-    expected = call(x.astype(wide), w.astype(wide), impl="reference", **options) + add.astype(wide)
+    operands = (array.astype(wide) for array in (x, w, bias))
+    expected = call(*operands, impl="reference", **options) + add.astype(wide)
     if activation:
         expected = np.maximum(expected, 0)
     for impl in ("reference", *every_method(problem, pass_)):
         addend = ADDENDS[kind](add)
         out = addend if kind == "the_result" else None
-        got = call(x, w, add=addend, activation=activation, impl=impl, out=out, **options)
+        got = call(x, w, bias, add=addend, activation=activation, impl=impl, out=out, **options)
         assert out is None or got is out
         require_equal(got, expected.astype(got.dtype), f"{pass_} of {problem} by {impl}")
         assert out is not None or (addend == add).all()

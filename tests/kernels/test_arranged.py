@@ -16,7 +16,7 @@ from cupyconv.kernels.copies import shape_of
 from cupyconv.kernels.cost import ADDING_THREADS
 from cupyconv.kernels.family import Choices
 from cupyconv.kernels.gather import METHODS
-from cupyconv.kernels.strides import Strides, element_strides
+from cupyconv.kernels.strides import Strides, contiguous_strides, element_strides
 from cupyconv.launch import ROLES, Part
 from cupyconv.planning import Device, Request, plan, plan_pass
 from cupyconv.planning.families import FAMILIES
@@ -207,9 +207,10 @@ def test_prepared_filter_is_not_copied(impl):
 @pytest.mark.parametrize("formats", [("NCHW", "OIHW"), ("NHWC", "HWIO"), ("NHWC", "OHWI")])
 def test_cuda_columns_names_copies_of_w_by_their_memory_order(formats):
     problem = in_formats(ConvProblem((2, 16, 9, 7), (8, 16, 3, 3), padding=1), *formats)
-    strides = replace(Strides.contiguous(problem), w_arranged=True)
+    apart = contiguous_strides([size + 1 for size in problem.filter_shape])  # an uneven filter
+    strides = replace(Strides.contiguous(problem), w=apart)
     for pass_, order in (("forward", "OHWI"), ("backprop_input", "IHWO")):
-        planned = plan_pass(problem, pass_, SM_80, "cuda-columns", strides=strides)
+        planned = plan_pass(Request(problem, pass_, SM_80, strides=strides), "cuda-columns")
         assert filter_form(planned, problem, strides, SM_80).name == order
 
 
@@ -218,12 +219,12 @@ def test_cuda_columns_names_copies_of_w_by_their_memory_order(formats):
 
 def test_operands_are_copied_only_if_that_is_faster():
     for pass_ in PASSES:
-        of_pass = plan_pass(DEEP, pass_, SM_80)
+        of_pass = plan_pass(Request(DEEP, pass_, SM_80))
         assert of_pass.method == list(METHODS[pass_])[-1 if pass_ != "backprop_filter" else 2]
         assert of_pass.reason.endswith("copied with channels last")
-        assert not plan_pass(LAST, pass_, SM_80).method
+        assert not plan_pass(Request(LAST, pass_, SM_80)).method
         pointwise = ConvProblem((32, 256, 28, 28), (256, 256, 1, 1), dtype="float16")
-        assert not plan_pass(pointwise, pass_, SM_80).method
+        assert not plan_pass(Request(pointwise, pass_, SM_80)).method
     small = DEEP.replace(input_shape=(2, 8, 9, 7), filter_shape=(8, 8, 2, 2))
     request = Request(small, "forward", SM_80)
     first, *_ = contenders(request, "cuda-gather", 1000)
@@ -248,7 +249,7 @@ def test_only_channels_first_operands_are_copied():
 def test_unaligned_operands_are_copied():
     strides = replace(Strides.contiguous(LAST), alignment=2)
     for pass_ in PASSES:
-        found = plan_pass(LAST, pass_, SM_80, strides=strides)
+        found = plan_pass(Request(LAST, pass_, SM_80, strides=strides))
         assert found.method == list(METHODS[pass_])[BOTH]
 
 
@@ -261,8 +262,8 @@ def test_candidates_include_copies_and_no_copies():
 
 def test_workspace_holds_sums_and_copies():
     copies = {"x": 32 * 384 * 28 * 28 * 2, "w": 384 * 384 * 9 * 2}
-    assert plan_pass(DEEP, "forward", SM_80).workspace_bytes == sum(copies.values())
-    of_filter = plan_pass(DEEP, "backprop_filter", SM_80)
+    assert plan_pass(Request(DEEP, "forward", SM_80)).workspace_bytes == sum(copies.values())
+    of_filter = plan_pass(Request(DEEP, "backprop_filter", SM_80))
     assert of_filter.splits > 1
     sums = of_filter.splits * 384 * 384 * 9 * 4
     assert of_filter.workspace_bytes == sums + copies["x"]
@@ -276,12 +277,12 @@ def test_workspace_holds_sums_and_copies():
 
 def test_copies_respect_the_workspace_limit():
     for pass_ in PASSES:
-        free = plan_pass(DEEP, pass_, SM_80)
+        free = plan_pass(Request(DEEP, pass_, SM_80))
         needed = free.workspace_bytes
-        limited = plan_pass(DEEP, pass_, SM_80, workspace_limit=needed)
+        limited = plan_pass(Request(DEEP, pass_, SM_80, workspace_limit=needed))
         assert replace(limited, reason="") == replace(free, reason="")
         for limit in (needed - 1, 32 * 384 * 28 * 28 * 2 + 17, 100_000, 1, 0):
-            bound = plan_pass(DEEP, pass_, SM_80, workspace_limit=limit)
+            bound = plan_pass(Request(DEEP, pass_, SM_80, workspace_limit=limit))
             assert bound.workspace_bytes <= limit
             assert f"bytes of workspace, but the limit is {limit}" in bound.reason
 

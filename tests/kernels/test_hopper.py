@@ -254,7 +254,7 @@ def test_last_tile_of_tensors_beyond_32_bits():
     x[:, -corner:, -corner:] = values
     backend = emulator.convolutions.backend(ARCH)
     backend.device = replace(backend.device, multiprocessors=2**30)  # a block for each tile
-    pass_plan = plan_pass(problem, "forward", backend.device, "cuda-hopper")
+    pass_plan = plan_pass(Request(problem, "forward", backend.device), "cuda-hopper")
     with emulator.settings(blocks=[pass_plan.blocks // pass_plan.tile.defines["CLUSTER"] - 1]):
         launches.run(backend, problem, pass_plan, x, emulator.memory.array(w, "w"), y)
     assert (y[0, -1, -4:] == expected[0, -1, -4:]).all()

@@ -115,10 +115,10 @@ def test_planes_are_planned_only_for_bf16x6():
     problem, device = last_axes(HOPPER_CASES[0].problem)[0], Device.of(ARCH)
     for pass_ in PASSES:
         for precision in ("ieee", "tf32"):
-            planned = plan_pass(problem, pass_, device, precision=precision)
+            planned = plan_pass(Request(problem, pass_, device, precision))
             assert planned.implementation != PLANES.name
             with pytest.raises(ConvError, match="which only precision='bf16x6' permits"):
-                plan_pass(problem, pass_, device, PLANES.name, precision)
+                plan_pass(Request(problem, pass_, device, precision), PLANES.name)
         asked = Request(problem, pass_, device, "bf16x6")
         assert PLANES.refuses(asked) is None
         assert "workspace" in PLANES.refuses(replace(asked, workspace_limit=1000))

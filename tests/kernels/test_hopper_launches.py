@@ -245,9 +245,9 @@ def require_form(planned_: PassPlan, made: hopper.Staged, asked: ConvProblem, st
     order = orders[1 + (made.problem.filter_axes[0] == 0)]
     assert form.name == order + f" in {planes} planes of bfloat16" * (planes > 1)
     assert form.bytes == planes * copy_bytes(made.problem.filter_shape, made.other.itemsize)
-    require_copies(replace(made, before=(form.launch,), copies=(("w", 0),)), asked, strides)
-    held = hopper.stage(replace(request, strides=replace(strides, w_arranged=True)), planned_)
-    assert held.other == replace(made.other, role="w", offset=0)
+    require_copies(made._replace(before=(form.launch,), copies=(("w", 0),)), asked, strides)
+    held = hopper.stage(request, planned_, copied_w=True)
+    assert held.other == made.other._replace(role="w", offset=0)
     assert held.copies == tuple(one for one in made.copies if one[0] != "w")
     require_copies(held, asked, strides)
 
@@ -346,7 +346,7 @@ def test_planned_tensor_maps_are_valid():
             if FAMILY.refuses(request) is not None:
                 refused += 1
                 continue
-            pass_plan = plan_pass(problem, pass_, device, "cuda-hopper")
+            pass_plan = plan_pass(Request(problem, pass_, device), "cuda-hopper")
             strides = Strides.contiguous(problem)
             launches = prepare(pass_plan, problem, strides, device)
             product = next(one for one in launches if one.entry == "conv_hopper")

@@ -330,11 +330,11 @@ def test_images_are_copied_only_if_that_is_faster():
     deep = ConvProblem((32, 256, 28, 56), (16, 256, 49, 1), padding=(24, 0), dtype="float16")
     few = deep.replace(filter_shape=(256, 256, 3, 1), padding=(1, 0))
     for problem, is_copied in ((deep, True), (few, False)):
-        planned = plan_pass(problem, "backprop_input", device, "cuda-hopper")
+        planned = plan_pass(Request(problem, "backprop_input", device), "cuda-hopper")
         assert planned.tile in (WIDE if is_copied else PLANAR)
     request = Request(deep, "backprop_input", device)
     of_filter = layout_of(request, PLANAR[0]).copied_bytes
-    planned = plan_pass(deep, "backprop_input", device, "cuda-hopper", "ieee", of_filter)
+    planned = plan_pass(Request(deep, "backprop_input", device, "ieee", of_filter), "cuda-hopper")
     assert planned.tile in PLANAR
     assert planned.workspace_bytes == of_filter
 

@@ -125,7 +125,7 @@ def launches_of(cases, architecture, impl):
         strides = Strides.contiguous(problem)
         for pass_ in PASSES:
             if FAMILIES[impl].refuses(Request(problem, pass_, device, "tf32")) is None:
-                pass_plan = plan_pass(problem, pass_, device, impl, "tf32")
+                pass_plan = plan_pass(Request(problem, pass_, device, "tf32"), impl)
                 for prepared in launches.prepare(pass_plan, problem, strides, device):
                     found[prepared.defines] = prepared
     return list(found.values())

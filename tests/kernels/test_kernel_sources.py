@@ -94,7 +94,7 @@ def passed():
         ):
             request = Request(problem, pass_, device, precision)
             if family.on_gpu and family.refuses(request) is None:
-                planned = plan_pass(problem, pass_, device, impl, precision)
+                planned = plan_pass(Request(problem, pass_, device, precision), impl)
                 epilogue = Epilogue("relu", adds=pass_ != "backprop_filter")
                 made += launches.prepare(planned, problem, strides, device, epilogue)
     found = {}

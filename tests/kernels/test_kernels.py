@@ -203,7 +203,7 @@ def test_reduction_adds_parts_in_order(impl):
     """Sums are bitwise equal to sequential sums, although each addition rounds."""
     problem, device, rng = ADDED[impl], Device.of("sm_80"), np.random.default_rng(0)
     strides = Strides.contiguous(problem)
-    chosen = plan_pass(problem, "backprop_filter", device, impl, strides=strides)
+    chosen = plan_pass(Request(problem, "backprop_filter", device, strides=strides), impl)
     for parts in (2, 15, 16, 17, 40):
         split = replace(chosen, splits=parts, method="")
         *_, last = launches.prepare(split, problem, strides, device)
@@ -261,7 +261,7 @@ def test_float32_is_rounded_to_tf32_only_where_permitted(impl, problem, bound):
         if impl == "cuda-patch":
             continue  # refuses float32 without this permission
         for device in ("sm_80", "sm_90a"):
-            tile = plan_pass(problem, pass_, Device.of(device)).tile
+            tile = plan_pass(Request(problem, pass_, Device.of(device))).tile
             assert tile is None or not tile.defines.get("TENSOR_CORES")
         plain = agreement.compute(emulator, pass_, problem, data, impl="cuda-gather")
         assert np.abs(plain - exact).max() < 1e-4
@@ -401,7 +401,7 @@ def test_last_block_of_a_tensor_beyond_32_bits(impl):
     y = emulator.memory.lazy(problem.output_shape, np.float16, "y")
     x[..., -corner:, -corner:] = values
     backend = emulator.convolutions.backend("sm_80")
-    pass_plan = plan_pass(problem, "forward", backend.device, impl)
+    pass_plan = plan_pass(Request(problem, "forward", backend.device), impl)
     if pass_plan.tiling:
         request = Request(problem, "forward", backend.device)
         parts = FAMILIES[impl].geometry(request, pass_plan.tiling).parts

@@ -309,7 +309,7 @@ def test_kernels_are_allowed_their_dynamic_shared_memory(kernels):
 @pytest.mark.parametrize(("filters", "blocks"), [(1, 1), (64, 1), (65, 2), (256, 4)])
 def test_chunk_sums_have_a_thread_per_filter_element(filters, blocks):
     problem, device = ConvProblem((1, 1, 1), (filters, 1, 1)), Device.of("sm_80")
-    planned = plan_pass(problem, "backprop_filter", device, "cuda-direct")
+    planned = plan_pass(Request(problem, "backprop_filter", device), "cuda-direct")
     product, made = prepare(planned, problem, Strides.contiguous(problem), device)
     assert (made.entry, made.defines) == ("conv_direct_reduce", product.defines)
     assert (made.grid, made.block, made.shared_bytes) == ((blocks,), (64,), 0)
@@ -329,7 +329,7 @@ def test_cuda_toeplitz_uses_the_widest_possible_vectors(alignment, pass_):
         first = ConvProblem(shape, taps, padding=padding, groups=channels, dtype="float16")
         for problem in all_formats(first)[::2]:
             strides = replace(Strides.contiguous(problem), alignment=alignment)
-            planned = plan_pass(problem, pass_, device, "cuda-toeplitz", strides=strides)
+            planned = plan_pass(Request(problem, pass_, device, strides=strides), "cuda-toeplitz")
             launch, *_ = prepare(planned, problem, strides, device)
             macros = dict(launch.defines)
             x = piece_of(strides.x, problem.input_shape, problem, alignment)
@@ -366,7 +366,7 @@ def test_stride_phases_cover_all_pixels_and_taps():
     for problem in random_problems(120, seed=5, dtypes=("float16",)):
         if "backprop_input" not in fits(problem, "cuda-gather", device):
             continue
-        planned = plan_pass(problem, "backprop_input", device, "cuda-gather")
+        planned = plan_pass(Request(problem, "backprop_input", device), "cuda-gather")
         strides = Strides.contiguous(problem)
         made = prepare(planned, problem, strides, device)
         met, taps_of = {}, []
@@ -393,7 +393,7 @@ def test_stride_phases_cover_all_pixels_and_taps():
         assert met == dict(map(pixels_and_taps, expected))
         assert taps_of == sorted(taps_of, reverse=True)
         seen[len(taps_of)] += 1
-        planned = plan_pass(problem, "forward", device, "cuda-gather")
+        planned = plan_pass(Request(problem, "forward", device), "cuda-gather")
         *_, product = prepare(replace(planned, splits=1), problem, strides, device)
         assert dict(product.defines)["PHASES"] == 1
     assert len(seen) >= 4
@@ -530,7 +530,7 @@ def test_persistent_blocks_have_equal_and_fewest_rounds(impl):
         device = replace(Device.of("sm_80"), multiprocessors=multiprocessors)
         strides = Strides.contiguous(problem)
         for pass_ in {"forward", "backprop_input"}.intersection(fits(problem, impl, device)):
-            planned = plan_pass(problem, pass_, device, impl)
+            planned = plan_pass(Request(problem, pass_, device), impl)
             (launch,) = prepare(planned, problem, strides, device)
             request = Request(problem, pass_, device, strides=strides)
             made = family.geometry(request, planned.tiling)
@@ -576,7 +576,7 @@ def require_walk(launch, walked, made, rounds):
 def test_filter_gradient_chunks_have_equal_rounds():
     device, seen = Device.of("sm_80"), set()
     for problem in STAYING["cuda-direct"][1]:
-        planned = plan_pass(problem, "backprop_filter", device, "cuda-direct")
+        planned = plan_pass(Request(problem, "backprop_filter", device), "cuda-direct")
         strides = Strides.contiguous(problem)
         product, _ = prepare(planned, problem, strides, device)
         request = Request(problem, "backprop_filter", device, strides=strides)

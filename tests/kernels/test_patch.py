@@ -210,7 +210,7 @@ def _only_the_last_tile(problem):
     """
     backend = emulator.convolutions.backend("sm_80")
     backend.device = replace(backend.device, multiprocessors=2**40)
-    pass_plan = plan_pass(problem, "forward", backend.device, IMPL)
+    pass_plan = plan_pass(Request(problem, "forward", backend.device), IMPL)
     height, width = problem.filter_sizes
     values = np.random.default_rng(0).integers(1, 4, (height, width)).astype("float16")
     w = np.random.default_rng(1).integers(1, 4, problem.filter_shape).astype("float16")
@@ -264,7 +264,7 @@ def test_planner_uses_cuda_patch_only_for_first_layers():
             for problem, taken in ((first, True), (wider, False)):
                 laid_out = in_formats(problem, data_format, filter_format)
                 for pass_ in TAKEN:
-                    planned = plan_pass(laid_out, pass_, Device.of(arch)).implementation
+                    planned = plan_pass(Request(laid_out, pass_, Device.of(arch))).implementation
                     assert (planned == IMPL) == taken, f"{pass_} of {laid_out} on {arch}: {planned}"
 
 

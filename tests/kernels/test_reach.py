@@ -211,7 +211,7 @@ def test_a_family_takes_what_it_can_count(impl, pass_, layer, largest, said):
 @pytest.mark.parametrize("impl", ["auto", "cuda-generic", "cuda-direct"])
 def test_what_no_family_takes_is_an_error(impl):
     with pytest.raises(ConvError) as error:
-        plan_pass(apart(DEPTHWISE, 2**61), "forward", Device.of("sm_80"), impl)
+        plan_pass(Request(apart(DEPTHWISE, 2**61), "forward", Device.of("sm_80")), impl)
     assert error.value.rule == "at least one implementation must support the problem"
     assert "elements that windows and padding span" in error.value.values
     assert error.value.remedy == "Compute the layer in parts, or with less padding"
@@ -223,7 +223,7 @@ def test_what_no_family_takes_is_an_error(impl):
 def test_rows_that_only_blocks_have_are_counted(number, index):
     """The kernel pads each of 2^27 images to 16 rows, so it counts 2^31 rows."""
     problem, device = tall(number), Device.of("sm_80")
-    planned = plan_pass(problem, "forward", device, "cuda-toeplitz")
+    planned = plan_pass(Request(problem, "forward", device), "cuda-toeplitz")
     strides = Strides.contiguous(problem)
     (product,) = launches.prepare(planned, problem, strides, device)
     assert dict(product.defines)["ALIGNED"] == 1
@@ -251,7 +251,7 @@ def test_cuda_generic_counts_blocks_before_launching():
 
     def prepare(groups):
         problem = ConvProblem((1, groups, 1), (groups, 1, 1), groups=groups)
-        planned = plan_pass(problem, "backprop_filter", device, "cuda-generic")
+        planned = plan_pass(Request(problem, "backprop_filter", device), "cuda-generic")
         return launches.prepare(planned, problem, Strides.contiguous(problem), device)
 
     (launch,) = prepare(2**31 - 1)

@@ -114,10 +114,7 @@ def test_parameters_have_the_bytes_of_the_arguments(impl):
             form = family.filter_form(request, chosen)
             if form is not None:
                 require_parameters((form.launch,), ("w", "x", "workspace"), 0)
-                arranged = Strides(*(getattr(strides, one) for one in "xwy"), w_arranged=True)
-                launches = family.launches(
-                    Request(problem, pass_, device, precision, None, arranged).reduced, chosen
-                )
+                launches = family.launches(request, chosen, copied_w=True)
                 size = chosen.workspace_bytes - form.bytes
                 require_parameters(launches, ROLES[:-1], size, ("w",))
 

@@ -150,7 +150,7 @@ def test_planner_uses_cuda_toeplitz_for_large_filters(arch, size, taps, taken):
         data_format="NHWC",
         dtype="bfloat16",
     )
-    planned = plan_pass(problem, "forward", Device.of(arch)).implementation
+    planned = plan_pass(Request(problem, "forward", Device.of(arch))).implementation
     assert (planned == IMPL) == taken, planned
 
 

@@ -11,13 +11,17 @@ import pytest
 
 import cupyconv
 from cupyconv import backends
+from cupyconv.cpu import axis
 from cupyconv.errors import ConvTypeError
+from cupyconv.planning import Device, Request, plan_pass
+from cupyconv.problem import PASSES
 
 FUNCTION, BOUND = 8, 4
 """Most Python functions that a repeated call and a bound call enter (chosen)."""
 
-OF_A_LAYER, OF_A_CORRELATION = 50, 45
-"""Maximum functions that NumPy's computation of a small layer enters: per call, per correlation."""
+SMALL, SMALL_PHASES, COLD = 20, 42, 220
+"""Most functions without NumPy's that a repeated call of a small layer enters (chosen), an input
+gradient with several stride phases (reached), and the choice of a method in axis.py (reached)."""
 
 
 def entered(call):
@@ -57,14 +61,30 @@ def test_small_layer_on_numpy_arrays_enters_few_functions(rules):
     x, w = np.ones((1, 8, 8, 8), np.float32), np.ones((8, 8, 3, 3), np.float32)
     rules = {"padding": 1, "filter_format": "OIHW", **rules}
     y = cupyconv.conv_forward(x, w, **rules)
-    phases = rules.get("stride", 1) ** 2
-    for call, correlations in (
-        (lambda: cupyconv.conv_forward(x, w, **rules), 1),
-        (lambda: cupyconv.conv_backprop_input(x.shape, w, y, **rules), phases),
-        (lambda: cupyconv.conv_backprop_filter(x, w.shape, y, **rules), 1),
+    for call, most in (
+        (lambda: cupyconv.conv_forward(x, w, **rules), SMALL),
+        (
+            lambda: cupyconv.conv_backprop_input(x.shape, w, y, **rules),
+            SMALL_PHASES if "stride" in rules else SMALL,
+        ),
+        (lambda: cupyconv.conv_backprop_filter(x, w.shape, y, **rules), SMALL),
     ):
         call()
-        assert len(entered(call)) <= OF_A_LAYER + OF_A_CORRELATION * correlations
+        found = [name for file, name in entered(call) if "numpy" not in file]
+        assert len(found) <= most, found
+
+
+@pytest.mark.parametrize("rules", [{"padding": 1}, {"padding": 8, "dilation": 4}], ids=str)
+def test_choice_of_a_method_on_the_cpu_enters_few_functions(rules):
+    """With dilation 4, the choice entered 1,800 functions."""
+    problem = cupyconv.ConvProblem((1, 8, 28, 28), (8, 8, 5, 5), **rules)
+    for function in vars(axis).values():
+        if hasattr(function, "cache_clear"):
+            function.cache_clear()
+    requests = [Request(problem, pass_, Device.of("cpu")) for pass_ in PASSES]
+    for request in requests:
+        found = entered(lambda request=request: plan_pass.__wrapped__(request))
+        assert sum(file.endswith("cpu/axis.py") for file, _ in found) <= COLD
 
 
 def test_mutable_numbers_are_read_at_every_call():

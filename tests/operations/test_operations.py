@@ -674,6 +674,8 @@ class Plain(str):
     [
         (lambda: cupyconv.conv_forward(X, W, stride=np.int64(1)), np.int64(0),
          lambda: cupyconv.conv_forward(X, W, stride=1), "workspace_limit must be a non-negative"),
+        (lambda: None, [0],
+         lambda: cupyconv.conv_forward(X, W, stride=[1, 1]), "workspace_limit must be a non-neg"),
         (lambda: cupyconv.onnx.conv(X, W, group=1), 0,
          lambda: cupyconv.onnx.conv(X, W, group=[1]), r"got \[1\] of type list"),
         (lambda: None, 0,

@@ -32,7 +32,7 @@ from cupyconv.cli.configuration import PRESETS, read_file
 from cupyconv.cli.main import COMMANDS, main
 from cupyconv.cli.main import _report as report_error
 from cupyconv.markup import escape
-from cupyconv.planning import Device, plan_pass
+from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
 from tests import ROOT, browser
 
@@ -279,11 +279,8 @@ def test_pictures_match_the_launches(family):
             if element.tag.endswith("}text")
         )
         planned = plan_pass(
-            example.problem,
-            example.pass_,
-            Device.of(example.device),
+            Request(example.problem, example.pass_, Device.of(example.device), example.precision),
             family,
-            example.precision,
         )
         if planned.tile is not None:
             assert f"{planned.tile.block_m} x {planned.tile.block_n}" in texts

@@ -41,7 +41,7 @@ def test_unmeasured_dtypes_and_families_have_pooled_prices():
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_89", "sm_90a", "sm_120"])
 def test_toeplitz_is_not_chosen_where_it_took_longer(arch):
     """cuda-direct took half the time of cuda-toeplitz for this layer on the H100."""
-    assert plan_pass(CONVNEXT, "forward", Device.of(arch)).implementation == "cuda-direct"
+    assert plan_pass(Request(CONVNEXT, "forward", Device.of(arch))).implementation == "cuda-direct"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from cupyconv import ConvError, ConvProblem
-from cupyconv.planning import Device, plan_pass
+from cupyconv.planning import Device, Request, plan_pass
 from tests.fuzz import cliffs
 
 FIRST_LAYERS = {"resnet-stem", "alexnet-stem"}
@@ -36,7 +36,9 @@ def test_no_pass_is_far_slower_than_the_others(name, dtype, device):
 )
 def test_gradients_are_not_far_slower_than_forward(layer, pass_, device):
     """The modelled times were up to 26 and 13 times that of the forward pass."""
-    slow, forward = (plan_pass(layer, one, Device.of(device)) for one in (pass_, "forward"))
+    slow, forward = (
+        plan_pass(Request(layer, one, Device.of(device))) for one in (pass_, "forward")
+    )
     assert slow.microseconds < cliffs.FAR * forward.microseconds
 
 
@@ -81,19 +83,19 @@ def test_random_layers_are_legal_and_varied():
 def test_columns_respect_the_workspace_limit():
     layer, device = ConvProblem((1, 3, 64, 64), (8, 3, 4, 4), stride=4), Device.of("sm_80")
     with pytest.raises(ConvError, match="need a workspace of 2099200 bytes, the limit is 0"):
-        plan_pass(layer, "forward", device, "cuda-columns", workspace_limit=0)
-    assert plan_pass(layer, "forward", device, workspace_limit=0).workspace_bytes == 0
+        plan_pass(Request(layer, "forward", device, workspace_limit=0), "cuda-columns")
+    assert plan_pass(Request(layer, "forward", device, workspace_limit=0)).workspace_bytes == 0
 
 
 def test_columns_are_at_most_a_few_times_the_tensors():
     """A large filter with stride 1 would have hundreds of columns per pixel."""
     layer = ConvProblem((1, 16, 316, 56), (32, 16, 14, 16), dtype="float64")
     for device in ("sm_75", "sm_89"):
-        planned = plan_pass(layer, "backprop_input", Device.of(device))
+        planned = plan_pass(Request(layer, "backprop_input", Device.of(device)))
         assert planned.workspace_bytes <= 8 * layer.bytes
 
 
 def test_huge_layers_are_planned():
     """The columns of these filters would not fit into 64 bits."""
     layer = ConvProblem((1, 1, 2**40, 2**40), (16, 1, 2**31, 2**31))
-    assert plan_pass(layer, "forward", Device.of("sm_80")).implementation == "cuda-generic"
+    assert plan_pass(Request(layer, "forward", Device.of("sm_80"))).implementation == "cuda-generic"

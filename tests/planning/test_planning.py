@@ -150,7 +150,7 @@ def test_plans_fit_the_problem_and_the_chip(chips):
             device = CHIPS[(number + turn * 3) % len(CHIPS)]
             for pass_ in PASSES:
                 request = Request(problem, pass_, device, precision, limit, strides)
-                planned = plan_pass(problem, pass_, device, "auto", precision, limit, strides)
+                planned = plan_pass(Request(problem, pass_, device, precision, limit, strides))
                 assert planned.family.on_gpu
                 assert planned.family.refuses(request.reduced) is None
                 assert request.affords(planned.workspace_bytes)
@@ -348,7 +348,7 @@ def test_workspace_is_larger_than_the_tensors_only_to_save_time(dtype, arch):
         if first is not fastest:
             assert first.workspace_bytes <= problem.bytes < fastest.workspace_bytes
             assert first.microseconds <= 1.3 * fastest.microseconds
-            reason = plan_pass(problem, pass_, Device.of(arch)).reason
+            reason = plan_pass(Request(problem, pass_, Device.of(arch))).reason
             assert f"{fastest.workspace_bytes} bytes of workspace, more than the tensors" in reason
         seen[first is fastest] += 1
     assert min(seen[True], seen[False]) > 0
@@ -723,7 +723,7 @@ def test_cold_plan_enters_few_functions_and_checks_no_problem(pass_, most):
     problem = DENSE.replace(padding=((1, 0), (0, 1)))  # no other test plans this layer
     sys.setprofile(count)
     try:
-        plan_pass.__wrapped__(problem, pass_, Device.of("sm_90a"))
+        plan_pass.__wrapped__(Request(problem, pass_, Device.of("sm_90a")))
     finally:
         sys.setprofile(None)
     assert names.total() < most

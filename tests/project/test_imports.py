@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -302,6 +303,33 @@ def test_the_package_imports_only_the_standard_library():
         if alias.name != "settings"  # which imports nothing
     ]
     assert all(name.split(".")[0] in sys.stdlib_module_names for name in names)
+
+
+FIRST = """
+import sys, numpy, cupyconv
+x, w = numpy.ones((1, 8, 8, 8), "float32"), numpy.ones((8, 8, 3, 3), "float32")
+cupyconv.conv_forward(x, w, padding=1)
+print(*sys.modules)
+"""
+
+
+def test_first_call_imports_only_what_it_uses():
+    """Importing the other modules, and Numba, would take longer than the call."""
+    command = [sys.executable, "-c", FIRST]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    modules = found.stdout.split()
+    ours = {name.removeprefix("cupyconv.") for name in modules if name.startswith("cupyconv.")}
+    kernels = {"calibration", "cost", "device", "family", "reach", "request", "strides"}
+    cpu = {"activations", "axis", "blocked", "choice", "correlation", "families", "scratch"}
+    assert ours == {
+        *("arrays", "backends", "binding", "calls", "errors", "foreign", "formats", "launch"),
+        *("log", "operands", "operations", "prepared", "problem", "records", "settings", "signals"),
+        *("planning", "planning.families", "planning.plan", "gpu", "gpu.capture", "gpu.driver"),
+        *("kernels", *(f"kernels.{name}" for name in kernels)),
+        *("cpu", *(f"cpu.{name}" for name in {*cpu, "threads", "views", "windows"})),
+    }
+    slow = {"concurrent", "difflib", "hashlib", "logging", "numba", "tempfile"}
+    assert slow.isdisjoint(modules)
 
 
 def test_the_kernel_folder_has_no_python():

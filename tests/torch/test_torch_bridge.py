@@ -256,10 +256,10 @@ def passes(monkeypatch):
     recorded = []
     run = backends.CpuBackend.run
 
-    def record(self, planned, keywords, *operands):
-        addresses = {one.ctypes.data for one in operands if isinstance(one, np.ndarray)}
+    def record(self, planned, compute, arrays):
+        addresses = {one.ctypes.data for one in arrays if isinstance(one, np.ndarray)}
         recorded.append((planned.pass_, addresses))
-        return run(self, planned, keywords, *operands)
+        return run(self, planned, compute, arrays)
 
     monkeypatch.setattr(backends.CpuBackend, "run", record)
     return recorded

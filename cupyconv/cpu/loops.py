@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from cupyconv.cpu.axis import Axis, clamp, extent, loop_blocks, step
+from cupyconv.cpu.axis import Axis, clamp, extent, loop_blocks, parts, step
 from cupyconv.cpu.caching import ByteCache
 from cupyconv.cpu.choice import LOOP_PARTS, SUMS, has_numba, most_loop_bytes
 from cupyconv.cpu.correlation import ALL, Correlation, gather, with_three_axes
 from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
-from cupyconv.cpu.views import copy, flat_memory, has_whole_steps, merged
+from cupyconv.cpu.views import MOST_TERMS, copy, flat_memory, has_whole_steps, merged
 from cupyconv.signals import import_whole
 
 SLOWER = 4
@@ -127,10 +127,13 @@ def _add_pixels(block: Correlation, scratch: Scratch) -> None:
     total = _weights(block, scratch, source, gradients)
     windows = _windows(source, block, total.shape[3])
     gradients = gradients.reshape(*windows.shape[:4], -1)
-    flat = total.reshape(*total.shape[:3], -1)
-    np.einsum("nzpqtrsg,nzpqg->trsg", windows, gradients, out=flat)
-    filters: Any = block.filters
-    filters[:, 0, 0] += total.sum(axis=3).transpose(3, 0, 1, 2)
+    flat, filters = total.reshape(*total.shape[:3], -1), block.filters
+    pixels = prod(windows.shape[:2]) * windows.shape[3]
+    terms = max(MOST_TERMS // 4, 4 * LARGEST_ROWS // flat.size)  # few for many weights
+    for rows in parts(windows.shape[2], max(terms // pixels, 1)):
+        of_rows = windows[:, :, rows], gradients[:, :, rows]
+        np.einsum("nzpqtrsg,nzpqg->trsg", *of_rows, out=flat)
+        filters[:, 0, 0] += total.sum(axis=3).transpose(3, 0, 1, 2)
 
 
 def _weights(block: Correlation, scratch: Scratch, *operands: np.ndarray) -> np.ndarray:

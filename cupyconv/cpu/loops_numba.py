@@ -12,6 +12,8 @@ _TERMS = TERMS // 3 * 3  # three taps are added together
 
 _STRETCH = 1024  # positions summed at once, so that four rows fit the L1 cache (hand-set)
 
+_PITCH = _STRETCH + 48  # so that rows do not share the sets of the L1 cache
+
 
 @compiled
 def planar_sums(pixels: Any, offsets: Any, weights: Any, sums: Any, length: int) -> None:
@@ -20,7 +22,7 @@ def planar_sums(pixels: Any, offsets: Any, weights: Any, sums: Any, length: int)
     Index t runs over the taps of all channels.
     """
     groups, filters, _ = sums.shape
-    chunk = np.empty((4, _STRETCH), sums.dtype)
+    chunk = np.zeros((4, _PITCH), sums.dtype)
     for g in range(groups):
         for begin in range(0, length, _STRETCH):
             end = min(begin + _STRETCH, length)
@@ -39,17 +41,18 @@ def _sum(
 
     Args:
         rows, columns: pairs (first, stop) of the filters, at most four, and of the positions.
-        chunk: scratch for the sums of some taps.
+        chunk: zeros, as scratch for the sums of some taps.
     """
     first, last = rows
     begin, end = columns
-    sums[first:last, begin:end] = 0
-    for tap in range(0, len(offsets), _TERMS):
-        places, w = offsets[tap : tap + _TERMS], weights[:, tap : tap + _TERMS]
+    for row in range(first, last):
+        sums[row, begin:end] = 0
+    step = _step(len(offsets))
+    for tap in range(0, len(offsets), step):
+        places, w = offsets[tap : tap + step], weights[:, tap : tap + step]
         target, k, left = sums, first, begin
         if tap:
             target, k, left = chunk, 0, 0
-            target[: last - first, : end - begin] = 0
         right, done = left + end - begin, 0
         if first + 4 == last:
             p, q = target[k, left:right], target[k + 1, left:right]
@@ -57,8 +60,23 @@ def _sum(
             done = _add_to_four(pixels, places, w, first, begin, p, q, r, s)
         for row in range(first, last):
             _add_to_one(pixels, places, w, row, begin, target[k + row - first, left:right], done)
-        if tap:
-            sums[first:last, begin:end] += target[: last - first, left:right]
+            if tap:
+                _move(sums[row, begin:end], chunk[row - first])
+
+
+@compiled
+def _step(taps: int) -> int:
+    """Return how many taps are added one after another: a multiple of 3, at most _TERMS."""
+    parts = max(-(-taps // _TERMS), 1)
+    return max(-(-taps // (parts * 3)), 1) * 3
+
+
+@compiled
+def _move(total: Any, terms: Any) -> None:
+    """Add terms to their totals, and clear them."""
+    for i in range(len(total)):
+        total[i] += terms[i]
+        terms[i] = 0
 
 
 @compiled
@@ -132,15 +150,19 @@ def plane_sums(
     left = max(-first_column, 0)
     right = min(width - first_column, pitch)
     length = (outputs - 1) * pitch + columns
-    chunk, plane = np.empty((1, _STRETCH), sums.dtype), sums.reshape((1, len(sums)))
+    total, chunk = sums[:length], np.zeros(length, sums.dtype)
+    step = _step(len(offsets))
     pixels[:] = 0
     for g, n in np.ndindex((groups, images)):
         for line in range(max(-first_row, 0), min(height - first_row, lines)):
             begin = g * steps[0] + n * steps[1] + (line + first_row) * steps[2] + first_column
             _copy(pixels[line * pitch + left : line * pitch + right], source[begin + left :])
-        for begin in range(0, length, _STRETCH):
-            end = min(begin + _STRETCH, length)
-            _sum(pixels, offsets, weights[g], (0, 1), (begin, end), plane, chunk)
+        total[:] = 0
+        _add_to_one(pixels, offsets[:step], weights[g], 0, 0, total, 0)
+        for tap in range(step, len(offsets), step):
+            at, w = offsets[tap : tap + step], weights[g, :, tap : tap + step]
+            _add_to_one(pixels, at, w, 0, 0, chunk, 0)
+            _move(total, chunk)
         for p in range(outputs):
             begin = g * places[0] + n * places[1] + p * places[2]
             _copy(result[begin : begin + columns], sums[p * pitch :])

@@ -91,7 +91,7 @@ def _backprop_input(
         line = prod(outputs[1:]) * max(columns, count) * itemsize
         rows = clamp(block_bytes // 4 // line, outputs[0])
         most = (clamp(block_bytes // 4 // (line * rows), whole.images), rows)
-        size = prod(most) * prod(outputs[1:]) * (columns + count)
+        size = prod(most) * prod(outputs[1:]) * (2 * columns + count)
         work = partial(_compute, chunk, axes, matrix, is_last, adds)
         blocks = boxes((whole.images, outputs[0]), most)
         if adds:
@@ -134,7 +134,7 @@ def _compute(
     copy(packed, pixels)
     flat = packed.reshape(-1, len(matrix))
     products = scratch.array("products", (len(flat), matrix[0].size))
-    matmul(flat, matrix.reshape(len(matrix), -1), out=products)
+    matmul(flat, matrix.reshape(len(matrix), -1), products, scratch.sums)
     values = products.reshape(*pixels.shape[:-1], *matrix.shape[1:])
     rank = len(axes)
     if is_last:

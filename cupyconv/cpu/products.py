@@ -34,7 +34,7 @@ def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
             channels = parts(chunk.channels, _channels_at_once(chunk, block_bytes))
             terms = _terms(chunk, list(channels), pool)
             window, results, most = _columns(chunk, block_bytes)
-            size = _pixels(chunk, most) * (2 * window + min(len(terms), 2) * results)
+            size = _pixels(chunk, most) * (2 * window + min(len(terms) + 1, 3) * results)
             each(partial(_multiply, terms), _blocks(chunk, block_bytes), pool, size)
 
 
@@ -52,9 +52,9 @@ def _multiply(
     for channels, matrix in terms:
         windows = _windows(block.part(channels=channels), scratch)
         if channels.start == 0:
-            matmul(matrix, windows, out=flat)
+            matmul(matrix, windows, flat, scratch.sums)
         else:
-            flat += matmul(matrix, windows, out=scratch.array("more", flat.shape))
+            flat += matmul(matrix, windows, scratch.array("more", flat.shape), scratch.sums)
     block.finish(sums)
 
 
@@ -67,7 +67,7 @@ def filter_gradient(whole: Correlation, pool: Pool, block_bytes: int) -> None:
 def _contract(block: Correlation, scratch: Scratch, total: np.ndarray) -> None:
     gradients = scratch.matrices("sums", block.result, block.conjugate)
     columns = _windows(block, scratch).swapaxes(1, 2)
-    matmul(gradients, columns, out=merged(_like_pixels(total, block), 2))
+    matmul(gradients, columns, merged(_like_pixels(total, block), 2), scratch.sums)
 
 
 def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
@@ -78,7 +78,7 @@ def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
     totals = [_like_filters(term, shared, f"{number}") for number, (_, term) in enumerate(terms)]
     window, results, most = _columns(terms[0][1], block_bytes)
     # A piece may have fewer taps.  Its blocks then have more pixels, in about the same memory.
-    size = 3 * _pixels(terms[0][1], most + 1) * max(window, results) + totals[0].size
+    size = 3 * _pixels(terms[0][1], most + 1) * max(window, results) + 2 * totals[0].size
 
     def add(number: int, memory: Scratch) -> None:
         total, is_begun = totals[number], False

@@ -57,7 +57,7 @@ def _add(
     taps = (row.taps, *matrices.shape[2:-2])
     by_tap = scratch.array("products", (block.groups, *taps, block.filter_count, *lines.shape[2:]))
     products = by_tap.reshape(block.groups, -1, pixels.shape[2])
-    matmul(matrix, pixels, out=products)
+    matmul(matrix, pixels, products, scratch.sums)
     for tap in np.ndindex(*taps):
         inside = [axis.inside(t) for axis, t in zip((row, *others), tap, strict=True)]
         to, (read, *columns) = zip(*inside, strict=True)
@@ -98,4 +98,4 @@ def _taps_at_once(whole: Correlation, images: int, rows: int, block_bytes: int) 
         taps = -(-taps // 2)
     read = line * min(row.with_taps(slice(0, taps)).span, row.size)
     sums = whole.groups * whole.filter_count * images * rows * prod(a.outputs for a in others)
-    return taps, read * (whole.channels + products * taps) + sums
+    return taps, read * (whole.channels + 2 * products * taps) + sums

@@ -47,6 +47,10 @@ class Scratch:
             self._left = self._left[size:]
         return self._arrays[name][:size].reshape(shape)
 
+    def sums(self, shape: Sequence[int], _dtype: np.dtype) -> np.ndarray:
+        """Return an uninitialised array for the sums of a part of ``views.matmul``."""
+        return self.array("part", shape)
+
     def like(self, name: str, array: np.ndarray) -> np.ndarray:
         """Return an uninitialised array with the array's shape (G, rows, ...) and memory order."""
         if not channels_are_last(array):

@@ -653,7 +653,8 @@ def _runs(terms: Any, length: int, step: int, panel_step: int) -> Any:
         length, step, panel_step: number of neighbours in memory, and their strides.
 
     Returns:
-        (runs, at_once): the array (runs, 3) of a tile, and how many runs have TERMS terms.
+        (runs, at_once): the array (runs, 3) of a tile, and how many runs are summed in registers,
+        which is about the same number for all sums of a tile and at most TERMS terms.
     """
     depth = terms[0][0] * terms[0][1] * terms[0][2] * terms[0][3]
     of_pixels = _offsets(terms[0], terms[1], depth, depth)
@@ -666,7 +667,8 @@ def _runs(terms: Any, length: int, step: int, panel_step: int) -> Any:
         runs[number, 0] = of_pixels[at] + begin * step
         runs[number, 1] = of_panels[at] + begin * panel_step
         runs[number, 2] = end - begin
-    return runs, max(TERMS // max(length, 1), 1)
+    most = max(TERMS // max(length, 1), 1)
+    return runs, -(-len(runs) // max(-(-len(runs) // most), 1))
 
 
 @compiled

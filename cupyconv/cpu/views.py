@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import product
 from math import gcd, prod
@@ -27,11 +27,16 @@ MOST_LINES = 256
 """Cache lines that may be read in turn before the first is evicted (hand-set)."""
 
 
-MOST_TERMS = 256
-"""Terms of a small matrix product that BLAS adds one after another (hand-set)."""
+MOST_TERMS = 288
+"""Terms of a matrix product that BLAS adds one after another; fewer if that costs little
+(hand-set)."""
+
+FEW_SUMS = 1200
+"""Results of a small matrix product up to which OpenBLAS adds terms that are neighbours in memory
+in the lanes of a vector (measured)."""
 
 SMALL_PRODUCTS = 100**3
-"""Products of a matrix product up to which OpenBLAS adds all terms one after another."""
+"""Products of a matrix product up to which OpenBLAS needs no copies of the operands."""
 
 
 @cache
@@ -93,22 +98,54 @@ def _flat(array: np.ndarray, first: int) -> np.ndarray:
     return array.reshape(*array.shape[:first], prod(array.shape[first:]))
 
 
-def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """Return ``numpy.matmul(a, b, out)``, with small rounding errors for small matrices too.
+def matmul(
+    a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None, allocate: Callable = np.empty
+) -> np.ndarray:
+    """Return ``numpy.matmul(a, b, out)``, with smaller rounding errors.
 
-    BLAS divides the sums of large matrices into parts, but not those of small matrices.
+    The products are divided into parts of few terms, whose sums are then added up.
+
+    Args:
+        allocate: returns an uninitialised array of a shape and dtype, for the sums of a part.
     """
-    rows, depth = a.shape[-2:]
-    parts, columns = depth // MOST_TERMS, b.shape[-1]
-    if parts < 2 or rows * depth * columns > SMALL_PRODUCTS:
+    rows, (depth, columns) = a.shape[-2], b.shape[-2:]
+    if depth <= MOST_TERMS // 2:
         return np.matmul(a, b, out=out)
-    end = parts * MOST_TERMS
-    first = a[..., :end].reshape(*a.shape[:-1], parts, MOST_TERMS).swapaxes(-3, -2)
-    second = b[..., :end, :].reshape(*b.shape[:-2], parts, MOST_TERMS, columns)
-    total = np.matmul(first, second).sum(axis=-3, out=out)
-    if end < depth:
-        total += np.matmul(a[..., end:], b[..., end:, :])
+    # Write sums in the order of ``out``, and let BLAS not transpose both operands, which is slow.
+    like = a if out is None else out
+    if like.strides[-2] < like.strides[-1] and b.strides[-2] < b.strides[-1]:
+        other = None if out is None else out.swapaxes(-2, -1)
+        return matmul(b.swapaxes(-2, -1), a.swapaxes(-2, -1), other, allocate).swapaxes(-2, -1)
+    size = rows * depth * columns
+    are_neighbours = a.strides[-1] == b.strides[-2] == b.itemsize
+    if are_neighbours and rows * columns <= FEW_SUMS and size <= SMALL_PRODUCTS:
+        return np.matmul(a, b, out=out)
+    parts = -(-depth // MOST_TERMS)
+    if rows * columns * MOST_TERMS <= 2 * SMALL_PRODUCTS:
+        parts = max(parts + 1, -(-size // SMALL_PRODUCTS))
+    step = _terms_of_part(depth, parts)
+    if size <= SMALL_PRODUCTS:
+        end = depth - depth % step
+        first, second = (a, b) if end == depth else (a[..., :end], b[..., :end, :])
+        first = first.reshape(*a.shape[:-1], -1, step).swapaxes(-3, -2)
+        second = second.reshape(*b.shape[:-2], -1, step, columns)
+        total = np.add.reduce(np.matmul(first, second), axis=-3, out=out)
+        if end < depth:
+            total += np.matmul(a[..., end:], b[..., end:, :])
+        return total
+    total = np.matmul(a[..., :step], b[..., :step, :], out=out)
+    more = allocate(total.shape, total.dtype) if step < depth else total
+    for start in range(step, depth, step):
+        part = slice(start, start + step)
+        total += np.matmul(a[..., part], b[..., part, :], out=more)
     return total
+
+
+@cache
+def _terms_of_part(depth: int, parts: int) -> int:
+    """Return the terms per part, for at least ``parts`` parts; if possible, all have as many."""
+    exact = (depth // count for count in range(parts, 2 * parts) if depth % count == 0)
+    return next(exact, -(-depth // parts))
 
 
 def channels_are_last(array: np.ndarray) -> bool:

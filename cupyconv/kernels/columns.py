@@ -40,11 +40,12 @@ THREADS, CHANNELS = 256, 4
 
 MOST_FILTERS = 32
 """Largest number of filters per group in forward (hand-set).  With more filters, cuda-gather fills
-its tiles without columns."""
+its tiles without columns, if it can compute the layer."""
 
-MOST_TIMES, SMALL_BYTES, MOST_BYTES = 8, 64 << 20, 4 << 30
+MOST_TIMES, SMALL_BYTES, LARGE_BYTES, MOST_BYTES = 8, 64 << 20, 512 << 20, 4 << 30
 """Limits on the bytes of the columns (hand-set).  The columns may take MOST_TIMES the bytes of x, w
-and y, or SMALL_BYTES if that is more.  They must never take more than MOST_BYTES."""
+and y, SMALL_BYTES if that is more, or LARGE_BYTES if cuda-gather cannot compute the layer.  They
+must never take more than MOST_BYTES."""
 
 COPIED = "w arranged"
 """Name of the method that first copies w, so that the columns have a constant stride."""
@@ -209,7 +210,8 @@ class ColumnSums(Family):
         if problem.is_complex:
             return "cuda-columns computes real numbers"
         filters = problem.K // problem.groups
-        if request.pass_ == "forward" and filters > MOST_FILTERS:
+        many = request.pass_ == "forward" and filters > MOST_FILTERS
+        if many and not CUDA_GATHER.refuses(request):
             return f"cuda-columns takes up to {MOST_FILTERS} filters per group, not {filters}"
         _, _, channels = _result(request)
         count = problem.groups * channels * prod(problem.filter_sizes)
@@ -225,6 +227,8 @@ class ColumnSums(Family):
         """Return why the columns need too much workspace; None if they do not."""
         size = columns.bytes
         most = min(max(MOST_TIMES * request.problem.bytes, SMALL_BYTES), MOST_BYTES)
+        if most < size <= LARGE_BYTES and CUDA_GATHER.refuses(request):
+            most = size  # the alternative is cuda-generic
         if size > most:
             return f"cuda-columns takes up to {most} bytes of columns for this layer, not {size}"
         if columns.is_copied:

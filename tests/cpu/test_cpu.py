@@ -517,6 +517,9 @@ LONG_SUMS = {
     "pixels": ConvProblem((2, 4, 100, 100), (8, 4, 3, 3), padding=1),
     "patches": ConvProblem((2, 64, 32, 32), (300, 64, 8, 8), stride=8),
     "taps": ConvProblem((1, 20, 60, 60), (20, 1, 48, 48), groups=20),
+    "two parts": ConvProblem((1, 4, 40, 40), (4, 2, 24, 24), groups=2),
+    "three parts": ConvProblem((9, 189, 8, 2, 8), (107, 189, 1, 1, 6)),
+    "runs of taps": ConvProblem((1, 32, 6, 8, 8), (16, 32, 3, 3, 3), padding=1),
 }
 EPSILON = np.finfo(np.float32).eps
 
@@ -537,18 +540,19 @@ def torch_errors(problem: ConvProblem, data: Data, error: Callable) -> dict[str,
     torch = import_module("torch")
     x, w, dy = (torch.from_numpy(array).requires_grad_() for array in (data.x, data.w, data.dy))
     padding = [before for before, _ in problem.padding]
-    y = torch.nn.functional.conv2d(
-        x, w, None, problem.stride, padding, problem.dilation, problem.groups
-    )
+    convolve = getattr(torch.nn.functional, f"conv{problem.spatial_rank}d")
+    y = convolve(x, w, None, problem.stride, padding, problem.dilation, problem.groups)
     results = y.detach(), *torch.autograd.grad(y, (x, w), dy.detach())
     return {pass_: error(pass_, y.numpy()) for pass_, y in zip(PASSES, results, strict=True)}
 
 
 @pytest.mark.parametrize("decades", [0, 8])
-@pytest.mark.parametrize("name", LONG_SUMS)
-def test_errors_of_long_sums_are_near_those_of_pytorch(name, decades):
+@pytest.mark.parametrize(("name", "numba"), [*((one, True) for one in LONG_SUMS), ("taps", False)])
+def test_errors_of_long_sums_are_near_those_of_pytorch(name, numba, decades, monkeypatch):
     """Errors are in epsilons of the sum of magnitudes; a sum of many terms needs parts."""
     problem, rng = LONG_SUMS[name], np.random.default_rng(1)
+    for module in () if numba else (choice, loops):
+        monkeypatch.setattr(module, "has_numba", lambda: False)
     shapes = problem.input_shape, problem.filter_shape, problem.output_shape
     data = Data(*(terms(rng, shape, decades) for shape in shapes), None)
     wide = problem.replace(dtype="float64")
@@ -564,9 +568,9 @@ def test_errors_of_long_sums_are_near_those_of_pytorch(name, decades):
     of_torch = torch_errors(problem, data, error)
     for pass_, method in methods(problem):
         got = error(pass_, compute(problem, pass_, method, data))
-        # ``scattered`` adds up tap by tap, as PyTorch does.
-        model = 24 if (name, method) == ("taps", "scattered") else 10
-        bound = min(model, max(2 * of_torch.get(pass_, model), 5))
+        # These methods add up tap by tap, as PyTorch does.
+        model = 24 if method == "scattered" or not numba else 10
+        bound = min(model, max(2 * of_torch.get(pass_, model), 4 if decades else 8))
         assert got <= bound, f"{pass_} by {method}"
 
 

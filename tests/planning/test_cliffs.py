@@ -42,6 +42,28 @@ def test_gradients_are_not_far_slower_than_forward(layer, pass_, device):
     assert slow.microseconds < cliffs.FAR * forward.microseconds
 
 
+@pytest.mark.parametrize(
+    ("layer", "pass_"),
+    [
+        (
+            ConvProblem((24, 7, 2172), (52, 7, 357), stride=2, dilation=3, dtype="float16"),
+            "backprop_input",
+        ),
+        (ConvProblem((3, 396, 4659), (21, 396, 303), stride=64, dtype="bfloat16"), "forward"),
+        (
+            ConvProblem((1, 360, 1), (763, 360, 274), padding=273, dilation=2, dtype="bfloat16"),
+            "forward",
+        ),
+    ],
+    ids=["backprop_input", "few filters", "many filters"],
+)
+def test_filters_too_long_for_cuda_gather_use_columns(layer, pass_):
+    """cuda-generic took 12 to 24 times as long."""
+    planned = plan_pass(layer, pass_, Device.of("sm_89"))
+    assert planned.implementation == "cuda-columns"
+    assert planned.microseconds < 2000
+
+
 def test_slow_passes_are_found():
     """The tool reports a layer whose input gradient has no fast kernel."""
     layer = ConvProblem((4, 64, 96, 96), (64, 64, 6, 6), stride=6, dtype="complex64")

@@ -78,7 +78,8 @@ class Choices:
             partial sums, which a second launch adds up in a fixed order.
         workspace_bytes: bytes of device memory in addition to the tensors.
         method: name of the algorithm in "numpy"; text that names the operands to copy first in
-            "cuda-gather" and "cuda-columns"; "" in all other families.
+            "cuda-gather" and "cuda-columns", and that says whether the frames of a 3-D layer are
+            divided (frames.py) in "cuda-gather" and the Hopper families; "" in all other families.
     """
 
     tile: Tile | None = None

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import pairwise, product
+from itertools import pairwise, product, takewhile
 from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
-from cupyconv.formats import filter_formats
+from cupyconv.formats import data_formats, filter_formats
 from cupyconv.kernels import cost, frames, parameters
 from cupyconv.kernels.copies import (
     PIECE_BYTES,
@@ -275,10 +275,11 @@ def tile_count(tile: Tile, rows: int, columns: int) -> int:
 
 def is_pointwise(problem: ConvProblem) -> bool:
     """Return whether the layer is a plain matrix product over the pixels."""
-    return all(
-        axis.filter == 1 and axis.stride == 1 and not axis.pad_before and not axis.pad_after
-        for axis in problem.axes
-    )
+    return all(map(_is_plain, problem.axes))
+
+
+def _is_plain(axis: ConvAxis) -> bool:
+    return axis.filter == axis.stride == 1 and not axis.pad_before and not axis.pad_after
 
 
 def is_planar(problem: ConvProblem) -> bool:
@@ -322,8 +323,8 @@ class Layout:
 
     Attributes:
         problem: the problem with channels last, and channels or filters last in w.  In a planar
-            layout, x and y have channels first; in a pointwise layer whose strides allow it, the
-            spatial axes are merged into one.
+            layout, x and y have channels first; if the strides allow it, the last pointwise axes
+            are merged into one.
         strides: strides of the tensors in the formats of ``problem``.
         copied: names of operands that TMA cannot read.  Kernels read copies of them, in which each
             pixel or tap begins at a multiple of 16 bytes.
@@ -395,32 +396,33 @@ def _channels_first(
 ) -> tuple[ConvProblem, dict[str, tuple[int, ...]]]:
     """Return the problem and its strides with channels first.
 
-    In a pointwise layer, the spatial axes are merged into one, if the strides allow it.
+    The last spatial axes are merged into one if they are pointwise and the strides allow it.
     """
     target, steps = reordered(problem, strides, problem.data_axes, filter_order)
-    spatial = range(2, 2 + problem.spatial_rank)
     shapes = {role: shape_of(target, role) for role in ("x", "y")}
-    if not is_pointwise(problem) or not all(
-        flattens(steps[role], shapes[role], spatial) for role in shapes
-    ):
+    rank = target.spatial_rank
+    first = rank - len(list(takewhile(_is_plain, reversed(target.axes))))
+    merged = range(2 + first, 2 + rank)
+    if len(merged) < 2 or not all(flattens(steps[role], shapes[role], merged) for role in shapes):
         return target, steps
-    taps = target.filter_axes[2:]
-    kept = [axis for axis in range(len(filter_order)) if axis not in taps[1:]]
+    dropped = target.filter_axes[3 + first :]
+    kept = [axis for axis in range(len(filter_order)) if axis not in dropped]
     flat = derived(
         problem,
-        input_shape=(*shapes["x"][:2], prod(shapes["x"][2:])),
+        input_shape=(*shapes["x"][: merged.start], prod(shapes["x"][merged.start :])),
         filter_shape=permuted(target.filter_shape, kept),
-        stride=(1,),
-        padding=((0, 0),),
-        dilation=(1,),
-        data_format="NCW",
-        filter_format="WIO" if filters_last(target) else "OWI",
+        stride=target.stride[: first + 1],
+        padding=target.padding[: first + 1],
+        dilation=(*target.dilation[:first], 1),
+        data_format=data_formats(first + 1)[0],
+        filter_format=filter_formats(first + 1)[1 if filters_last(target) else 2],
         padding_mode="explicit",
     )
     flat_steps = {"w": permuted(steps["w"], kept)}
     for role, shape in shapes.items():
-        walked = [axis for axis in spatial if shape[axis] > 1]
-        flat_steps[role] = (*steps[role][:2], steps[role][walked[-1]] if walked else 1)
+        walked = [axis for axis in merged if shape[axis] > 1]
+        inner = steps[role][walked[-1]] if walked else 1
+        flat_steps[role] = (*steps[role][: merged.start], inner)
     return flat, flat_steps
 
 
@@ -638,10 +640,10 @@ def _matrices(
     return matrices(layout_of(request, tile).problem, request.pass_, tile, splits, method)
 
 
-def _methods(request: Request) -> list[str]:
+def _methods(request: Request, tile: Tile) -> list[str]:
     """Return the methods: the whole pass, and divided frames if the kernel can take their walks."""
     problem, pass_ = request.problem, request.pass_
-    if not frames.is_worthwhile(problem, pass_):
+    if tile.defines["PLANAR"] or not frames.is_worthwhile(problem, pass_):
         return [""]
     divided = walks(problem, pass_, frames.DIVIDED)
     least = _CORNERS[problem.spatial_rank][0]
@@ -1104,14 +1106,15 @@ class Persistent(Family):
         most = max(
             sum(tile_count(tile, rows, columns) for rows, columns, _ in found)
             for tile in self.fitting_tiles(request)
-            for found in (_matrices(request, tile, 1, method) for method in _methods(request))
+            for found in (_matrices(request, tile, 1, one) for one in _methods(request, tile))
         )
         return Count("tiles", most * request.problem.groups, most_tiles(request))
 
     def candidates(self, request: Request) -> list[Candidate]:
         return [
             candidate
-            for tile, method in product(self.fitting_tiles(request), _methods(request))
+            for tile in self.fitting_tiles(request)
+            for method in _methods(request, tile)
             for candidate in self._costed(
                 request, tile, [1] if method else self._splits(request, tile), method
             )
@@ -1123,7 +1126,7 @@ class Persistent(Family):
             return None
         assert tile is not None
         fits = 1 <= splits <= (1 if method else self._most_splits(request, tile))
-        fits &= method in _methods(request)
+        fits &= method in _methods(request, tile)
         return self._costed(request, tile, [splits], method)[0] if fits else None
 
     def _splits(self, request: Request, tile: Tile) -> list[int]:

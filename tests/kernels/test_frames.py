@@ -71,3 +71,20 @@ def test_divided_frames_are_exact(kernel, layer, formats):
             emulator, problem, impl=one, arch=arch, precision=precision, passes=(pass_,)
         )
     assert taken
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("stride", [1, (2, 1, 1)])
+def test_filters_along_frames_read_channels_first_without_copies(stride):
+    """Pixels of a frame are merged into one axis, whose lines the kernel reads."""
+    problem = ConvProblem((2, 72, 4, 10, 12), (64, 72, 3, 1, 1), stride=stride,
+                          padding=((2, 0), 0, 0), dtype="bfloat16")  # fmt: skip
+    device = emulator.device("sm_90a")
+    for pass_ in PASSES:
+        found = FAMILIES["cuda-hopper"].candidates(Request(problem, pass_, device))
+        planar = [one for one in found if one.tile.defines["PLANAR"]]
+        chosen = min(planar, key=lambda one: one.workspace_bytes)
+        assert chosen.workspace_bytes <= 2 * 64 * 72 * 3  # w
+        one = plan_by(lambda _, chosen=chosen: chosen, problem, "cuda-hopper", device,
+                      passes=(pass_,))  # fmt: skip
+        agreement.require_exact(emulator, problem, impl=one, arch="sm_90a", passes=(pass_,))

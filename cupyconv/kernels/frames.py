@@ -47,6 +47,7 @@ def undivided(method: str) -> str:
     return method.removesuffix(DIVIDED).removesuffix(", ")
 
 
+@lru_cache(maxsize=1024)
 def is_worthwhile(problem: ConvProblem, pass_: str) -> bool:
     """Return whether many products of the frames of a 3-D layer are products with padding."""
     if problem.spatial_rank < 3 or pass_ == "backprop_filter":

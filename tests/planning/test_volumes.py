@@ -22,8 +22,9 @@ VIDEO = {
     for layer in suites.listed()
     if layer.suite in ("wan", "hunyuan", "unet3d", "conv3d")
 }
-WORKSPACE = {"channels_last": 0.9, "channels_first": 1.1}
-"""Largest workspace relative to x, w and y: partial sums of splits, and copies of operands."""
+WORKSPACE = {"channels_last": (0.9, 0.4), "channels_first": (1.1, 1.1)}
+"""Largest workspace relative to x, w and y, of layers below and above 80 MB.  The page
+notebooks/how-to/video.md states these limits."""
 
 
 def video(layout: str, dtype: str = "bfloat16") -> dict[str, ConvProblem]:
@@ -31,16 +32,18 @@ def video(layout: str, dtype: str = "bfloat16") -> dict[str, ConvProblem]:
 
 
 @pytest.mark.parametrize("layout", WORKSPACE)
+@pytest.mark.parametrize(("dtype", "precision"), [("bfloat16", "ieee"), ("float32", "tf32")])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a", "sm_120a"])
-def test_video_layers_have_fast_passes_with_little_workspace(arch, layout):
+def test_video_layers_have_fast_passes_with_little_workspace(arch, dtype, precision, layout):
     ratios = {}
-    for name, problem in video(layout).items():
-        planned = plan(problem, arch)
+    for name, problem in video(layout, dtype).items():
+        planned = plan(problem, arch, precision=precision)
+        most = WORKSPACE[layout][problem.bytes > 80e6] * problem.bytes
         assert all(one.implementation != "cuda-generic" for one in planned)
         ratios[name] = planned["backprop_input"].microseconds / planned["forward"].microseconds
         for one in planned:
             if one.implementation != "cuda-columns":
-                assert one.workspace_bytes <= WORKSPACE[layout] * problem.bytes, (name, one)
+                assert one.workspace_bytes <= most, (name, one)
             else:
                 assert name in NARROW
     wide = {name: ratio for name, ratio in ratios.items() if name not in NARROW}

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from cupyconv.kernels import cost
 from cupyconv.kernels.calibration import prices
 from cupyconv.kernels.device import CHIPS, Device
+from cupyconv.kernels.frames import DIVIDED
 from cupyconv.kernels.reach import Count, offset_counts
 from cupyconv.kernels.request import PLAIN, Epilogue, Implementation, Request
 from cupyconv.launch import FilterForm, Launch
@@ -186,6 +187,7 @@ class Family(ABC):
     def reason(self, candidate: Candidate, note: str = "") -> str:
         """Return the reason that ``plan`` prints; ``note`` is added after the estimated time."""
         text = f"estimated {cost.duration(candidate.microseconds)}{note}: {self.summary}"
+        text += f"; {DIVIDED}" * candidate.method.endswith(DIVIDED)
         return f"{text}; before it, {candidate.summary}" if candidate.summary else text
 
     def priced(self, request: Request, demand: cost.Demand, **choices: Any) -> Candidate:

@@ -54,7 +54,7 @@
 //
 // A variant is chosen with -D: PASS (0, 1, 2 as in the table), STORAGE (of operands), RESULT (of C and
 // the bias), PLANES, BLOCK_M, BLOCK_N, STAGES, CLUSTER, SPATIAL (number of spatial axes), PHASES (number
-// of stride phases in backprop_input, else 1), MAPS (number of tensor maps of the im2col operand),
+// of walks, walk.cuh), MAPS (number of tensor maps of the im2col operand),
 // POINTWISE (1 x 1, stride 1, no padding, not PLANAR: im2col(x or dy) is a plain matrix), PLANAR (x and
 // dy have channels first), FILTERS_LAST (the last axis of w is filters, else channels), WINDOW_ROWS (in
 // backprop_filter, A is x, not dy), STORE and RUN (how C is stored), SPLIT, ACTIVATION and ADD

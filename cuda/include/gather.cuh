@@ -104,7 +104,7 @@ struct TapAxis {
   }
 };
 
-// A stride phase of backprop_input.
+// A stride phase of backprop_input, or a run of its frames that the same taps read.
 //
 // Input pixels h with equal (h + pad) mod stride read the same taps: every step-th tap.  For these
 // pixels, the gradient is a dense convolution with stride 1: with h = first_pixel + i * stride and

@@ -6,11 +6,14 @@
 //
 //   p = (i + base) + (taps - 1 - j) * spacing,
 //
-// which is a base pixel plus a non-negative offset.  cupyconv/kernels/hopper.py computes the fields.
+// which is a base pixel plus a non-negative offset.  In a 3-D layer, runs of frames that the same taps read
+// may have walks of their own; their tensor maps contain only the frames that they read.
+// cupyconv/kernels/hopper.py computes the fields.
 #ifndef CUPYCONV_WALK_CUH
 #define CUPYCONV_WALK_CUH
 
-// One dense problem: a whole pass, or a stride phase of backprop-input.  Axes are D, H, W.
+// One dense problem: a whole pass, a stride phase of backprop-input, or a run of frames of either.  The
+// axes are D, H, W.
 struct WalkPhase {
   int pixels[3];        // number of base pixels of one image
   int base[3];          // coordinate of the first base pixel

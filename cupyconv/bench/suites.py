@@ -1,4 +1,4 @@
-"""Layers to measure: 78 convolutions, most of them of real networks, and random layers."""
+"""Layers to measure: 92 convolutions, most of them of real networks, and random layers."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def _layer(row: dict[str, str]) -> SuiteLayer:
         (int(row["N"]), channels, *_sizes(row["spatial"])),
         (filters, channels // groups, *_sizes(row["filter"])),
         stride=_sizes(row["stride"]),
-        padding=_sizes(row["padding"]),
+        padding=[_sides(text) for text in row["padding"].split("x")],
         dilation=_sizes(row["dilation"]),
         groups=groups,
     )
@@ -182,3 +182,9 @@ def _layer(row: dict[str, str]) -> SuiteLayer:
 
 def _sizes(text: str) -> tuple[int, ...]:
     return tuple(int(size) for size in text.split("x"))
+
+
+def _sides(text: str) -> tuple[int, int]:
+    """Return the padding before and after an axis: both of "2:0", or "1" on both sides."""
+    before, _, after = text.partition(":")
+    return int(before), int(after or before)

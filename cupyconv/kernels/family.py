@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from cupyconv.kernels import cost
 from cupyconv.kernels.calibration import prices
 from cupyconv.kernels.device import CHIPS, Device
+from cupyconv.kernels.frames import DIVIDED
 from cupyconv.kernels.reach import Count, offset_counts
 from cupyconv.kernels.request import PLAIN, Epilogue, Implementation, Request
 from cupyconv.launch import FilterForm, Launch
@@ -78,7 +79,8 @@ class Choices:
             partial sums, which a second launch adds up in a fixed order.
         workspace_bytes: bytes of device memory in addition to the tensors.
         method: name of the algorithm in "numpy"; text that names the operands to copy first in
-            "cuda-gather" and "cuda-columns"; "" in all other families.
+            "cuda-gather" and "cuda-columns", and that says whether the frames of a 3-D layer are
+            divided (frames.py) in "cuda-gather" and the Hopper families; "" in all other families.
     """
 
     tile: Tile | None = None
@@ -187,6 +189,7 @@ class Family(ABC):
     def reason(self, candidate: Candidate, note: str = "") -> str:
         """Return the reason that ``plan`` prints; ``note`` is added after the estimated time."""
         text = f"estimated {cost.duration(candidate.microseconds)}{note}: {self.summary}"
+        text += f"; {DIVIDED}" * candidate.method.endswith(DIVIDED)
         return f"{text}; before it, {candidate.summary}" if candidate.summary else text
 
     def priced(self, request: Request, demand: cost.Demand, **choices: Any) -> Candidate:

@@ -14,7 +14,7 @@ from itertools import combinations, product
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from cupyconv.kernels import cost, parameters
+from cupyconv.kernels import cost, frames, parameters
 from cupyconv.kernels.copies import (
     PIECE_BYTES,
     ROLES_OF,
@@ -237,7 +237,7 @@ class Gather(Tiled):
 
     def counts(self, request: Request) -> Iterator[Count]:
         yield from reach_counts(request.problem)
-        gemms, tiles = self.gemms(request), self.fitting_tiles(request)
+        gemms, tiles = self.gemms(request, _divisions(request)[-1]), self.fitting_tiles(request)
         most = max(sum(t.blocks(g.gemm_m, g.gemm_n) * g.groups for g in gemms) for t in tiles)
         yield Count("blocks", most, MOST_BLOCKS)
 
@@ -254,25 +254,49 @@ class Gather(Tiled):
         return [
             candidate
             for method, of_product in worthwhile_methods(request)
-            for candidate in _with_copies(self.products(of_product), of_product, request, method)
+            for products in (self.products(of_product), self._divided(of_product))
+            for candidate in _with_copies(products, of_product, request, method)
         ]
 
     def products(self, request: Request) -> list[Candidate]:
         """Return the candidates that copy no operands."""
         return super().candidates(request)
 
+    def _divided(self, request: Request) -> list[Candidate]:
+        """Return the candidates that divide the frames and copy no operands."""
+        tiles = self.worthwhile_tiles(request)
+        methods = _divisions(request)[1:]
+        return [
+            one for m in methods for tile in tiles for one in self.costed(request, tile, [1], m)
+        ]
+
     def candidate(self, request: Request, choices: Choices) -> Candidate | None:
-        method = choices.method
+        method = frames.undivided(choices.method)
         if method not in METHODS[request.pass_]:
             return None
         of_product = _product_request(request, method)
         found = super().candidate(of_product, replace(choices, method=""))
+        if choices.method.endswith(frames.DIVIDED):
+            same = (one for one in self._divided(of_product) if one.tile == choices.tile)
+            found = next(same, None) if found and choices.splits == 1 else None
         return _with_copies([found], of_product, request, method)[0] if found else None
 
-    def gemms(self, request: Request) -> tuple[GemmView, ...]:
-        if request.pass_ == "backprop_input":
-            return request.problem.phase_gemms
-        return super().gemms(request)
+    def gemms(self, request: Request, method: str = "") -> tuple[GemmView, ...]:
+        problem = request.problem
+        if request.pass_ != "backprop_input":
+            return super().gemms(request)
+        if not method:
+            return problem.phase_gemms
+        channels, filters = problem.C // problem.groups, problem.K // problem.groups
+        return tuple(
+            GemmView(
+                problem.N * prod(len(inputs) for inputs, _ in phase),
+                channels,
+                filters * prod(len(taps) for _, taps in phase),
+                problem.groups,
+            )
+            for phase in product(*frames.parts(problem, request.pass_, method))
+        )
 
     def most_splits(self, request: Request) -> int:
         gemms = self.gemms(request)
@@ -293,8 +317,8 @@ class Gather(Tiled):
         found = sorted({-(-steps // -(-steps // splits)) for splits in wanted if splits > 1})
         return [1, *found]
 
-    def further_launches(self, request: Request) -> int:
-        return phase_launches(request.problem, request.pass_) - 1
+    def further_launches(self, request: Request, method: str) -> int:
+        return phase_launches(request.problem, request.pass_, method) - 1
 
     def block(self, request: Request, tile: Tile) -> tuple[int, cost.Work, cost.Work]:
         stored = cost.RESULT_WAVEFRONTS * tile.block_m * tile.block_n / 32
@@ -312,7 +336,7 @@ class Gather(Tiled):
         before, operands = _operand_copies(request, of_product, offset, copied_w)
         products = [
             product_launch(of_product, choices, operands, epilogue, partial=split, number=number)
-            for number in range(phase_launches(request.problem, pass_))
+            for number in range(phase_launches(request.problem, pass_, choices.method))
         ]
         if not split:
             return (*before, *products)
@@ -379,7 +403,7 @@ def _product_request(request: Request, method: str) -> Request:
 
     The workspace limit is reduced by the size of the copies.
     """
-    roles = METHODS[request.pass_][method]
+    roles = METHODS[request.pass_][frames.undivided(method)]
     if not roles:
         return request
     problem, strides = arranged(request.problem, request.memory, roles)
@@ -426,7 +450,7 @@ def _with_copies(
         replace(
             candidate.with_demand(request, copying),
             workspace_bytes=aligned(candidate.workspace_bytes) + size,
-            method=method,
+            method=", ".join(filter(None, (method, candidate.method))),
             summary=summary,
         )
         for candidate in products
@@ -657,9 +681,21 @@ def phases_type(count: int) -> np.dtype:
     return np.dtype([("axis", axis, parameters.SPATIAL), ("step", *axes), ("phase", phase, count)])
 
 
-def phase_launches(problem: ConvProblem, pass_: str) -> int:
+def _divisions(request: Request) -> list[str]:
+    """Return the methods of a product: whole stride phases and, if worthwhile, divided frames."""
+    problem, pass_ = request.problem, request.pass_
+    if pass_ == "backprop_input" and frames.is_worthwhile(problem, pass_):
+        divided = frames.parts(problem, pass_, frames.DIVIDED)
+        if prod(map(len, divided)) <= MOST_PHASES:
+            return ["", frames.DIVIDED]
+    return [""]
+
+
+def phase_launches(problem: ConvProblem, pass_: str, method: str) -> int:
     """Return the number of launches that compute the stride phases of a pass."""
-    return -(-prod(problem.stride) // MAX_PHASES) if pass_ == "backprop_input" else 1
+    if pass_ != "backprop_input":
+        return 1
+    return -(-prod(map(len, frames.parts(problem, pass_, method))) // MAX_PHASES)
 
 
 def _phases(problem: ConvProblem, pass_: str, choices: Choices, number: int = 0) -> np.ndarray:
@@ -677,7 +713,7 @@ def _phases(problem: ConvProblem, pass_: str, choices: Choices, number: int = 0)
         record["axis"] = [tap_axis(dilation) for dilation in spatial(problem.dilation)]
         record["phase"]["end"] = choices.blocks // problem.groups
         return record
-    listed = list(product(*(axis.stride_phases for axis in problem.axes)))
+    listed = list(product(*frames.parts(problem, pass_, choices.method)))
     listed.sort(key=lambda phase: -prod(len(taps) for _, taps in phase))
     listed = listed[MAX_PHASES * number : MAX_PHASES * (number + 1)]
     record = np.zeros(1, phases_type(1 << (len(listed) - 1).bit_length()))

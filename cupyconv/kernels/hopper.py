@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import pairwise, product
+from itertools import pairwise, product, takewhile
 from math import prod
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from cupyconv.formats import filter_formats
-from cupyconv.kernels import cost, parameters
+from cupyconv.formats import data_formats, filter_formats
+from cupyconv.kernels import cost, frames, parameters
 from cupyconv.kernels.copies import (
     PIECE_BYTES,
     ROLES_OF,
@@ -98,9 +98,11 @@ class AxisWalk(NamedTuple):
     """A walk along one spatial axis.
 
     Attributes:
-        extent: size of the source tensor along the axis.
+        start: first coordinate of the source tensor that the walk's tensor map contains.
+        extent: number of coordinates that the tensor map contains.
         pixels: number of pixels that the walk visits.
-        base: source coordinate that the first pixel reads under the first tap: TMA's base pixel.
+        base: coordinate in the map that the first pixel reads under the first tap: TMA's base
+            pixel.
         stride: step between the base pixels of adjacent pixels.
         taps: number of taps that contribute.
         spacing: step between taps in the source tensor.
@@ -118,10 +120,11 @@ class AxisWalk(NamedTuple):
     filter_step: int
     place_first: int
     place_step: int
+    start: int = 0
 
     @property
     def upper(self) -> int:
-        """Upper corner of the base pixels, relative to the last pixel of the source tensor."""
+        """Upper corner of the base pixels, relative to the last pixel of the tensor map."""
         return self.base + (self.pixels - 1) * self.stride - (self.extent - 1)
 
 
@@ -135,53 +138,62 @@ def has_taps(walk: Walk) -> bool:
 
 
 @lru_cache(maxsize=256)
-def walks(problem: ConvProblem, pass_: str) -> tuple[Walk, ...]:
-    """Return the walks of TMA in a pass: one, or one per non-empty stride phase in backprop_input.
+def walks(problem: ConvProblem, pass_: str, method: str = "") -> tuple[Walk, ...]:
+    """Return the walks of TMA in a pass: one per non-empty part (frames.py) of the spatial axes.
 
-    Phases with the most taps come first, so that the last tiles on the chip are short.
+    Walks with the most taps come first, so that the last tiles on the chip are short.
     """
-    if pass_ != "backprop_input":
-        return (tuple(_window(axis) for axis in problem.axes),)
-    phases = product(*(_phases(axis) for axis in problem.axes))
-    found = (phase for phase in phases if all(axis.pixels for axis in phase))
-    return tuple(sorted(found, key=lambda phase: -prod(axis.taps for axis in phase)))
+    walk_of = _phase if pass_ == "backprop_input" else _window
+    found = zip(problem.axes, frames.parts(problem, pass_, method), strict=True)
+    walked = product(
+        *([walk_of(axis, *part) for part in parts if part[0]] for axis, parts in found)
+    )
+    return tuple(sorted(walked, key=lambda walk: -prod(axis.taps for axis in walk)))
 
 
-def _window(axis: ConvAxis) -> AxisWalk:
-    return AxisWalk(
+def _window(axis: ConvAxis, outputs: range, taps: range) -> AxisWalk:
+    walk = AxisWalk(
         extent=axis.input,
-        pixels=axis.output,
-        base=-axis.pad_before,
+        pixels=len(outputs),
+        base=outputs.start * axis.stride - axis.pad_before + taps.start * axis.dilation,
         stride=axis.stride,
-        taps=axis.filter,
+        taps=len(taps),
         spacing=axis.dilation,
-        filter_first=0,
+        filter_first=taps.start,
         filter_step=1,
-        place_first=0,
+        place_first=outputs.start,
         place_step=1,
     )
+    return walk if len(outputs) * len(taps) == axis.output * axis.filter else _narrowed(walk)
 
 
-def _phases(axis: ConvAxis) -> list[AxisWalk]:
-    walked = []
-    for inputs, taps in axis.stride_phases:
-        # The walk visits taps in reverse order.
-        base, spacing = axis.outputs_of_phase(inputs, taps)
-        walked.append(
-            AxisWalk(
-                extent=axis.output,
-                pixels=len(inputs),
-                base=base,
-                stride=1,
-                taps=len(taps),
-                spacing=spacing,
-                filter_first=taps[-1] if taps else 0,
-                filter_step=-taps.step,
-                place_first=inputs.start,
-                place_step=axis.stride,
-            )
-        )
-    return walked
+def _phase(axis: ConvAxis, inputs: range, taps: range) -> AxisWalk:
+    # The walk visits taps in reverse order.
+    base, spacing = axis.outputs_of_phase(inputs, taps)
+    walk = AxisWalk(
+        extent=axis.output,
+        pixels=len(inputs),
+        base=base,
+        stride=1,
+        taps=len(taps),
+        spacing=spacing,
+        filter_first=taps[-1] if taps else 0,
+        filter_step=-taps.step,
+        place_first=inputs.start,
+        place_step=axis.stride,
+    )
+    return walk if (inputs, taps) in axis.stride_phases else _narrowed(walk)
+
+
+def _narrowed(walk: AxisWalk) -> AxisWalk:
+    """Return a walk that reads no padding, with a tensor map of only the coordinates that it reads.
+
+    The corners of this map are within TMA's limits, wherever the walk begins.
+    """
+    if not walk.taps:
+        return walk
+    read = (walk.pixels - 1) * walk.stride + (walk.taps - 1) * walk.spacing + 1
+    return replace(walk, start=walk.base, base=0, extent=read)
 
 
 def windows(problem: ConvProblem, line: int) -> int:
@@ -193,14 +205,14 @@ def windows(problem: ConvProblem, line: int) -> int:
 
 
 def matrices(
-    problem: ConvProblem, pass_: str, tile: Tile, splits: int
+    problem: ConvProblem, pass_: str, tile: Tile, splits: int, method: str = ""
 ) -> list[tuple[int, int, int]]:
     """Return, for each walk, the rows and columns of a group's matrix C, and the steps along k.
 
     A step multiplies one line along k.  In the filter gradient, the channels of each tap are padded
     to whole lines.
     """
-    found = list(_matrices_of(problem, pass_, tile.block_k))
+    found = list(_matrices_of(problem, pass_, tile.block_k, method))
     if pass_ == "backprop_filter" and not has_window_rows(problem, tile, splits):
         ((rows, columns, steps),) = found
         return [(columns, rows, steps)]
@@ -208,7 +220,9 @@ def matrices(
 
 
 @lru_cache(maxsize=256)
-def _matrices_of(problem: ConvProblem, pass_: str, line: int) -> tuple[tuple[int, int, int], ...]:
+def _matrices_of(
+    problem: ConvProblem, pass_: str, line: int, method: str
+) -> tuple[tuple[int, int, int], ...]:
     """Return ``matrices`` for lines of ``line`` elements, with windows as rows."""
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
     if pass_ == "backprop_filter":
@@ -221,7 +235,7 @@ def _matrices_of(problem: ConvProblem, pass_: str, line: int) -> tuple[tuple[int
             columns,
             prod([axis.taps for axis in walk]) * -(-summed // line),
         )
-        for walk in walks(problem, pass_)
+        for walk in walks(problem, pass_, method)
     )
 
 
@@ -260,10 +274,11 @@ def tile_count(tile: Tile, rows: int, columns: int) -> int:
 
 def is_pointwise(problem: ConvProblem) -> bool:
     """Return whether the layer is a plain matrix product over the pixels."""
-    return all(
-        axis.filter == 1 and axis.stride == 1 and not axis.pad_before and not axis.pad_after
-        for axis in problem.axes
-    )
+    return all(map(_is_plain, problem.axes))
+
+
+def _is_plain(axis: ConvAxis) -> bool:
+    return axis.filter == axis.stride == 1 and not axis.pad_before and not axis.pad_after
 
 
 def is_planar(problem: ConvProblem) -> bool:
@@ -307,8 +322,8 @@ class Layout:
 
     Attributes:
         problem: the problem with channels last, and channels or filters last in w.  In a planar
-            layout, x and y have channels first; in a pointwise layer whose strides allow it, the
-            spatial axes are merged into one.
+            layout, x and y have channels first; if the strides allow it, the last pointwise axes
+            are merged into one.
         strides: strides of the tensors in the formats of ``problem``.
         copied: names of operands that TMA cannot read.  Kernels read copies of them, in which each
             pixel or tap begins at a multiple of 16 bytes.
@@ -380,32 +395,33 @@ def _channels_first(
 ) -> tuple[ConvProblem, dict[str, tuple[int, ...]]]:
     """Return the problem and its strides with channels first.
 
-    In a pointwise layer, the spatial axes are merged into one, if the strides allow it.
+    The last spatial axes are merged into one if they are pointwise and the strides allow it.
     """
     target, steps = reordered(problem, strides, problem.data_axes, filter_order)
-    spatial = range(2, 2 + problem.spatial_rank)
     shapes = {role: shape_of(target, role) for role in ("x", "y")}
-    if not is_pointwise(problem) or not all(
-        flattens(steps[role], shapes[role], spatial) for role in shapes
-    ):
+    rank = target.spatial_rank
+    first = rank - len(list(takewhile(_is_plain, reversed(target.axes))))
+    merged = range(2 + first, 2 + rank)
+    if len(merged) < 2 or not all(flattens(steps[role], shapes[role], merged) for role in shapes):
         return target, steps
-    taps = target.filter_axes[2:]
-    kept = [axis for axis in range(len(filter_order)) if axis not in taps[1:]]
+    dropped = target.filter_axes[3 + first :]
+    kept = [axis for axis in range(len(filter_order)) if axis not in dropped]
     flat = derived(
         problem,
-        input_shape=(*shapes["x"][:2], prod(shapes["x"][2:])),
+        input_shape=(*shapes["x"][: merged.start], prod(shapes["x"][merged.start :])),
         filter_shape=permuted(target.filter_shape, kept),
-        stride=(1,),
-        padding=((0, 0),),
-        dilation=(1,),
-        data_format="NCW",
-        filter_format="WIO" if filters_last(target) else "OWI",
+        stride=target.stride[: first + 1],
+        padding=target.padding[: first + 1],
+        dilation=(*target.dilation[:first], 1),
+        data_format=data_formats(first + 1)[0],
+        filter_format=filter_formats(first + 1)[1 if filters_last(target) else 2],
         padding_mode="explicit",
     )
     flat_steps = {"w": permuted(steps["w"], kept)}
     for role, shape in shapes.items():
-        walked = [axis for axis in spatial if shape[axis] > 1]
-        flat_steps[role] = (*steps[role][:2], steps[role][walked[-1]] if walked else 1)
+        walked = [axis for axis in merged if shape[axis] > 1]
+        inner = steps[role][walked[-1]] if walked else 1
+        flat_steps[role] = (*steps[role][: merged.start], inner)
     return flat, flat_steps
 
 
@@ -616,9 +632,22 @@ def takes_turns(tile: Tile) -> bool:
     return tile.block_n == 64 and tile.defines["PLANES"] == 1
 
 
-def _matrices(request: Request, tile: Tile, splits: int) -> list[tuple[int, int, int]]:
+def _matrices(
+    request: Request, tile: Tile, splits: int, method: str = ""
+) -> list[tuple[int, int, int]]:
     """Return ``matrices`` of a request, in the layout that the tile reads."""
-    return matrices(layout_of(request, tile).problem, request.pass_, tile, splits)
+    return matrices(layout_of(request, tile).problem, request.pass_, tile, splits, method)
+
+
+def _methods(request: Request, tile: Tile) -> list[str]:
+    """Return the methods: the whole pass, and divided frames if the kernel can take their walks."""
+    problem, pass_ = request.problem, request.pass_
+    if tile.defines["PLANAR"] or not frames.is_worthwhile(problem, pass_):
+        return [""]
+    divided = walks(problem, pass_, frames.DIVIDED)
+    least = _CORNERS[problem.spatial_rank][0]
+    fits = len(divided) <= MAX_MAPS and all(walk[0].upper >= least for walk in divided)
+    return ["", frames.DIVIDED] if fits else [""]
 
 
 def _empty(request: Request, tile: Tile) -> float:
@@ -746,7 +775,7 @@ def persistent_grid(walk: np.ndarray, tile: Tile, device: Device) -> tuple[int]:
 
 
 def _store(
-    staged: Staged, pass_: str, walked: int, splits: int, epilogue: Epilogue
+    staged: Staged, pass_: str, walked: Sequence[Walk], splits: int, epilogue: Epilogue
 ) -> tuple[int, int]:
     """Return the values of the macros STORE (how C is stored) and RUN (elements per vector)."""
     problem, strides, result = staged.problem, staged.strides, ROLES_OF[pass_][-1]
@@ -765,14 +794,16 @@ def _store(
     if result == "w" or splits > 1:
         return STORE_ROWS, run
     batch, _, *spatial = problem.data_axes
-    if steps[along] != 1 and walked > 1:
+    if steps[along] != 1 and any(axis.place_step > 1 for axis in walked[0]):
         return STORE_COLUMNS, 1  # pixels of a stride phase are not adjacent
     if steps[along] != 1:
-        # Planar products pad each row, so that only pixels of one row are adjacent.
-        lined = spatial[-1:] if is_planar(problem) else spatial
+        # Planar products pad each row, so that only pixels of one row are adjacent.  If frames are
+        # divided, the pixels of one frame are adjacent.
+        lined = spatial[-1:] if is_planar(problem) else spatial[len(walked) > 1 :]
         sizes = [shape[axis] for axis in lined]
         return STORE_COLUMNS, followers(canonical, lined, sizes, alignment, itemsize)
-    is_matrix = walked == 1 and not is_planar(problem) and flattens(steps, shape, (batch, *spatial))
+    is_matrix = len(walked) == 1 and not is_planar(problem)
+    is_matrix &= flattens(steps, shape, (batch, *spatial))
     # A box must not extend into the next group.
     is_matrix &= problem.groups == 1 or of_group % _BOX == 0
     has_map = mappable(steps, shape, itemsize) and alignment == PIECE_BYTES
@@ -815,7 +846,7 @@ def walk_type(phases: int) -> np.dtype:
 
 def pack_walk(
     problem: ConvProblem,
-    pass_: str,
+    walked: Sequence[Walk],
     tile: Tile,
     parts: Sequence[tuple[int, int, int]],
     splits: int,
@@ -823,12 +854,12 @@ def pack_walk(
     """Return the kernels' argument of type ``Walk``: the walks of all phases, and their tiles.
 
     Args:
-        problem, pass_, tile, splits: as in ``matrices``.
+        problem, tile, splits: as in ``matrices``.
+        walked: result of ``walks``.
         parts: result of ``matrices``.
     """
     import numpy as np
 
-    walked = walks(problem, pass_)
     record = np.zeros(1, walk_type(len(walked)))
     fields = record[0]
     cluster_rows = tile.block_m * tile.defines["CLUSTER"]
@@ -989,17 +1020,18 @@ def _im2col(
     """
     extents, strides = pixel_dimensions(problem, role, operand)
     inner_first = tuple(reversed(walk))
+    skipped = sum(axis.start * step for axis, step in zip(inner_first, strides, strict=False))
     return Im2colMap(
         operand.role,
         operand.itemsize,
-        (*extents[:-1], extents[-1] * operand.planes),
+        (extents[0], *(axis.extent for axis in inner_first), extents[-1] * operand.planes),
         strides,
         tuple(axis.base for axis in inner_first),
         tuple(axis.upper for axis in inner_first),
         tuple(axis.stride for axis in inner_first),
         line,
         pixels,
-        operand.offset,
+        operand.offset + skipped,
     )
 
 
@@ -1069,8 +1101,9 @@ class Persistent(Family):
     def count_of_tiles(self, request: Request) -> Count:
         """Return the number of tiles and its limit, for the tile size that gives the most tiles."""
         most = max(
-            sum(tile_count(tile, rows, columns) for rows, columns, _ in _matrices(request, tile, 1))
+            sum(tile_count(tile, rows, columns) for rows, columns, _ in found)
             for tile in self.fitting_tiles(request)
+            for found in (_matrices(request, tile, 1, one) for one in _methods(request, tile))
         )
         return Count("tiles", most * request.problem.groups, most_tiles(request))
 
@@ -1078,16 +1111,20 @@ class Persistent(Family):
         return [
             candidate
             for tile in self.fitting_tiles(request)
-            for candidate in self._costed(request, tile, self._splits(request, tile))
+            for method in _methods(request, tile)
+            for candidate in self._costed(
+                request, tile, [1] if method else self._splits(request, tile), method
+            )
         ]
 
     def candidate(self, request: Request, choices: Choices) -> Candidate | None:
-        tile, splits = choices.tile, choices.splits
-        if choices.method or choices.tiling or tile not in self.fitting_tiles(request):
+        tile, splits, method = choices.tile, choices.splits, choices.method
+        if choices.tiling or tile not in self.fitting_tiles(request):
             return None
         assert tile is not None
-        fits = 1 <= splits <= self._most_splits(request, tile)
-        return self._costed(request, tile, [splits])[0] if fits else None
+        fits = 1 <= splits <= (1 if method else self._most_splits(request, tile))
+        fits &= method in _methods(request, tile)
+        return self._costed(request, tile, [splits], method)[0] if fits else None
 
     def _splits(self, request: Request, tile: Tile) -> list[int]:
         """Return the numbers of splits to estimate: 1, and numbers that fill a few waves."""
@@ -1115,7 +1152,9 @@ class Persistent(Family):
             most = min(most, left // _split_bytes(request, tile))
         return max(most, 1)
 
-    def _costed(self, request: Request, tile: Tile, splits: Sequence[int]) -> list[Candidate]:
+    def _costed(
+        self, request: Request, tile: Tile, splits: Sequence[int], method: str
+    ) -> list[Candidate]:
         """Return the candidates with a tile; times include copies and the reduction of splits."""
         problem, chip, places = request.problem, request.chip, request.chip.multiprocessors
         moved, workspace, before = self.before(request, tile)
@@ -1123,7 +1162,7 @@ class Persistent(Family):
         found = []
         for count in splits:
             tiles = steps = longest = 0
-            for rows, columns, steps_of_sum in _matrices(request, tile, count):
+            for rows, columns, steps_of_sum in _matrices(request, tile, count, method):
                 here = tile_count(tile, rows, columns) * problem.groups
                 each = -(-steps_of_sum // count)
                 tiles += here
@@ -1147,6 +1186,7 @@ class Persistent(Family):
                     blocks=tiles,
                     splits=count,
                     workspace_bytes=workspace + sums,
+                    method=method,
                 )
             )
         return found
@@ -1174,9 +1214,10 @@ class Persistent(Family):
         assert tile is not None
         staged = stage(request, choices, copied_w)
         problem = staged.problem
-        walked = walks(problem, pass_)
-        walk = pack_walk(problem, pass_, tile, matrices(problem, pass_, tile, splits), splits)
-        store, run = _store(staged, pass_, len(walked), splits, epilogue)
+        walked = walks(problem, pass_, choices.method)
+        parts = matrices(problem, pass_, tile, splits, choices.method)
+        walk = pack_walk(problem, walked, tile, parts, splits)
+        store, run = _store(staged, pass_, walked, splits, epilogue)
         maps = _maps(staged, pass_, tile, walked)
         defines: dict[str, str | int] = {
             **common_defines(tile, pass_, problem, epilogue),

@@ -19,8 +19,8 @@ class Tiled(Family):
     def block(self, request: Request, tile: Tile) -> tuple[int, cost.Work, cost.Work]:
         """Return the resident blocks per SM, and the work per element of k and per block."""
 
-    def gemms(self, request: Request) -> tuple[GemmView, ...]:
-        """Return the matrix products of the pass."""
+    def gemms(self, request: Request, method: str = "") -> tuple[GemmView, ...]:
+        """Return the matrix products of the pass with a method."""
         return (request.problem.gemm(request.pass_),)
 
     def most_splits(self, request: Request) -> int:
@@ -35,7 +35,7 @@ class Tiled(Family):
         return [
             candidate
             for tile in self.worthwhile_tiles(request)
-            for candidate in self._costed(request, tile, self.splits(request, tile))
+            for candidate in self.costed(request, tile, self.splits(request, tile))
         ]
 
     def worthwhile_tiles(self, request: Request) -> list[Tile]:
@@ -50,9 +50,9 @@ class Tiled(Family):
             return None
         assert tile is not None
         fits = 1 <= splits <= self.most_splits(request)
-        return self._costed(request, tile, [splits])[0] if fits else None
+        return self.costed(request, tile, [splits])[0] if fits else None
 
-    def further_launches(self, request: Request) -> int:
+    def further_launches(self, request: Request, method: str) -> int:
         """Return the number of launches of the product after the first."""
         return 0
 
@@ -65,9 +65,11 @@ class Tiled(Family):
         """Return the workspace bytes per split."""
         return self.sums(request) * accumulator_bytes(request.problem)
 
-    def _costed(self, request: Request, tile: Tile, splits: Sequence[int]) -> list[Candidate]:
-        """Return the candidates with a tile, one for each number of splits."""
-        chip, problem, gemms = request.chip, request.problem, self.gemms(request)
+    def costed(
+        self, request: Request, tile: Tile, splits: Sequence[int], method: str = ""
+    ) -> list[Candidate]:
+        """Return the candidates with a tile and a method, one for each number of splits."""
+        chip, problem, gemms = request.chip, request.problem, self.gemms(request, method)
         blocks_of = [tile.blocks(gemm.gemm_m, gemm.gemm_n) * gemm.groups for gemm in gemms]
         depth_of = [-(-gemm.gemm_k // tile.block_k) * tile.block_k for gemm in gemms]
         blocks, places = sum(blocks_of), chip.multiprocessors
@@ -76,7 +78,7 @@ class Tiled(Family):
             longest = max(-(-n // places) * k for n, k in zip(blocks_of, depth_of, strict=True))
             depth = max(depth, longest / -(-blocks // places))
         resident, per_k, fixed = self.block(request, tile)
-        sums, further = self.sums(request), self.further_launches(request)
+        sums, further = self.sums(request), self.further_launches(request, method)
         part, result = sums * accumulator_bytes(problem), sums * ITEMSIZE[problem.dtype]
         found = []
         for count in splits:
@@ -89,6 +91,7 @@ class Tiled(Family):
                 demand = cost.together(product, cost.further(chip, workspace + result, count))
             else:
                 demand = kernel.demand(chip, problem.bytes)._replace(further=further)
-            choices = {"tile": tile, "blocks": blocks, "workspace_bytes": workspace}
+            choices = {"tile": tile, "blocks": blocks, "method": method}
+            choices["workspace_bytes"] = workspace
             found.append(self.priced(request, demand, splits=count, **choices))
         return found

@@ -19,8 +19,8 @@ from cupyconv.problem import ITEMSIZE, PASSES
 
 def test_listed_layers_are_valid_and_have_unique_names():
     layers = suites.listed()
-    assert len(layers) == 78
-    assert len({layer.name for layer in layers}) == 78
+    assert len(layers) == 92
+    assert len({layer.name for layer in layers}) == 92
     assert {layer.kind for layer in layers} == set(suites.KINDS)
     assert all(layer.problem.flops > 0 and layer.source for layer in layers)
 
@@ -33,6 +33,11 @@ def test_listed_layers_match_their_networks():
     assert by_name["conv3d-issue167420"].problem.output_shape == (8, 384, 1, 32, 32)
     assert by_name["wav2vec-k3"].problem.output_shape == (8, 512, 3999)
     assert by_name["over-2^31"].problem.needs_64bit_indexing
+    assert by_name["hunyuan-720p"].problem.needs_64bit_indexing
+    assert by_name["wan-96"].problem.padding == ((2, 0), (1, 1), (1, 1))
+    assert by_name["wan-96"].problem.output_shape == (1, 96, 17, 480, 832)
+    assert by_name["wan-space-down"].problem.output_shape == (4, 96, 240, 416)
+    assert by_name["hunyuan-256-down"].problem.output_shape == (1, 256, 9, 64, 64)
     kinds = {
         "resnet50-01": "stem",
         "resnet50-02": "pointwise",
@@ -43,6 +48,7 @@ def test_listed_layers_match_their_networks():
         "causal-dw4": "depthwise",
         "wavenet-d512": "conv1d",
         "resnet3d-stem": "conv3d",
+        "wan-shortcut": "conv3d",
     }
     assert {name: by_name[name].kind for name in kinds} == kinds
 

@@ -321,7 +321,7 @@ def test_quick_run_reports_its_options(monkeypatch):
     assert {layer.kind for layer in options.layers} == set(suites.KINDS)
     assert {layer.problem.N for layer in options.layers} == {1}
     assert options.minutes == 2
-    assert f"a quick look at {len(options.layers)} of 78 layers, batch 1" in outcome.stdout
+    assert f"a quick look at {len(options.layers)} of 92 layers, batch 1" in outcome.stdout
 
 
 @pytest.mark.parametrize(
@@ -436,5 +436,5 @@ def test_bench_drawn_layers_depend_on_the_seed():
 def test_bench_list_prints_layers():
     assert "16x64x112x112 * 128x64x3x3" in said("bench", "--list", "--suite", "vgg16")
     content = parsed("bench", "--list")
-    assert len(content["layers"]) == 78
+    assert len(content["layers"]) == 92
     assert "depthwise" in content["suites"]

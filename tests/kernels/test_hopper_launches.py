@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,8 +13,9 @@ import pytest
 
 from cupyconv import ConvProblem, formats
 from cupyconv.gpu import runtime, tensormaps
-from cupyconv.kernels import hopper
+from cupyconv.kernels import frames, hopper
 from cupyconv.kernels.copies import ROLES_OF, copy_bytes, shape_of
+from cupyconv.kernels.family import Choices
 from cupyconv.kernels.hopper import (
     has_taps,
     is_planar,
@@ -23,7 +25,7 @@ from cupyconv.kernels.hopper import (
     walks,
 )
 from cupyconv.kernels.strides import Strides, element_strides
-from cupyconv.launch import Part, TensorMap, TensorMaps, TiledMap
+from cupyconv.launch import Im2colMap, Part, TensorMap, TensorMaps, TiledMap
 from cupyconv.planning import Device, PassPlan, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.planning.plan import plan_of
@@ -86,27 +88,33 @@ def test_tensor_maps_address_every_element(kind):
             emulator.tensormap.encode(one, 4096)
         *of_gathered, of_other, of_result = product.arguments[4].maps
         require_macros(dict(product.defines), made.problem, chosen, len(of_gathered))
-        for one in of_gathered:
-            require_map(one, made.problem, gathered, made.gathered)
+        walked = walks(made.problem, pass_, chosen.method)
+        by_walk = walked if isinstance(of_gathered[0], Im2colMap) else [()] * len(of_gathered)
+        for one, walk in zip(of_gathered, by_walk, strict=True):
+            if has_taps(walk):  # without taps nothing is loaded
+                require_map(one, made.problem, gathered, made.gathered, walk)
         require_map(of_other, made.problem, other, made.other)
         line, rows = chosen.tile.block_k, chosen.tile.block_m
         if other == "w":
             require_box(of_other, made.problem, pass_, chosen.tile)
-            require_pixels(of_gathered, made.problem, pass_, line, rows)
+            require_pixels(of_gathered, made.problem, walked, line, rows)
         else:
-            require_pixels(of_gathered, made.problem, pass_, line, line)
+            require_pixels(of_gathered, made.problem, walked, line, line)
             assert of_other.box == box_of_pixels(made.problem, line, line)
-        how = stored(made.problem, made.strides, pass_, chosen.splits)
+        how = stored(made.problem, made.strides, pass_, chosen.splits, walked)
         assert tuple(dict(product.defines)[name] for name in ("STORE", "RUN")) == how, request
         if how[0] == hopper.STORE_BOXES:
             written = hopper.Operand(result, ITEMSIZE[problem.dtype], made.strides)
             require_map(of_result, made.problem, result, written)
             assert of_result.box == (64, 64)
-        seen.add(how)
-    assert len(seen) >= (2 if problem.dtype == "float32" else 8)
+        seen |= {how, chosen.method}
+    assert frames.DIVIDED in seen
+    assert len(seen) >= (4 if problem.dtype == "float32" else 10)
 
 
-def stored(problem: ConvProblem, strides: Strides, pass_: str, splits: int) -> tuple[int, int]:
+def stored(
+    problem: ConvProblem, strides: Strides, pass_: str, splits: int, walked: Sequence[hopper.Walk]
+) -> tuple[int, int]:
     """Return the store and the vector of a result, derived from its elements' addresses."""
     role = ROLES_OF[pass_][-1]
     steps, shape = getattr(strides, role), shape_of(problem, role)
@@ -118,11 +126,13 @@ def stored(problem: ConvProblem, strides: Strides, pass_: str, splits: int) -> t
         return hopper.STORE_FLOAT, min(run, 2)
     if role == "w" or splits > 1:
         return hopper.STORE_ROWS, run
-    is_one = len(walks(problem, pass_)) == 1
+    is_one = len(walked) == 1
     if steps[channel] != 1:
         row = problem.data_axes[-1:] if is_planar(problem) else problem.data_axes[2:]
+        row = row if is_one or is_planar(problem) else row[1:]  # pixels of a frame
         pixels = math.prod(shape[axis] for axis in row)
-        return hopper.STORE_COLUMNS, longest_run(problem, strides, role, row, pixels, is_one)
+        adjacent = {axis.place_step for axis in walked[0]} == {1}
+        return hopper.STORE_COLUMNS, longest_run(problem, strides, role, row, pixels, adjacent)
     pixels = 2 * sum_of_products(shape[:-1], steps[:-1]).ravel() if not is_planar(problem) else []
     gaps = set(np.diff(pixels)) or {16 * shape[-1]}
     is_matrix = len(gaps) == 1 and not min(gaps) % 16 and min(gaps) >= 2 * shape[-1]
@@ -164,6 +174,9 @@ def planned_on_views(impl: str, dtype: str, precision: str):
                     for tile in tiles_of_layouts(family, request, turn):
                         splits = (1, 2, 1, 3)[(turn + gap) % 4]
                         yield request, plan_of(request, candidate_with(request, impl, tile, splits))
+                        choices = Choices(tile=tile, method=frames.DIVIDED)
+                        if divided := family.candidate(request, choices):
+                            yield request, plan_of(request, divided)
 
 
 def tiles_of_layouts(family, request: Request, number: int):
@@ -185,14 +198,16 @@ def inside_larger_ones(problem: ConvProblem, gap: int) -> Strides:
     return Strides(*steps)
 
 
-def require_map(one: TensorMap, problem: ConvProblem, role: str, operand) -> None:
-    """Require a tensor map to address every element of every plane."""
+def require_map(one: TensorMap, problem: ConvProblem, role: str, operand, walk=()) -> None:
+    """Require a tensor map to address every element of every plane, within a walk's coordinates."""
     shape, steps = shape_of(problem, role), getattr(operand.strides, role)
     lies = operand.offset + operand.itemsize * sum_of_products(shape, steps)
     planes = np.arange(operand.planes) * copy_bytes(shape, operand.itemsize)
     expected = lies + planes.reshape(-1, *(1 for _ in shape))
     if is_planar(problem) and role != "w":  # a map may omit pixels that no tap reads
         expected = expected[..., : one.extents[0]]
+    inside = [slice(axis.start, axis.start + axis.extent) for axis in walk]
+    expected = expected[:, :, *inside] if walk else expected
     outwards = one.extents[::-1]
     found = one.offset + sum_of_products(outwards, (*one.strides[::-1], one.itemsize))
     assert (one.role, one.itemsize) == (operand.role, operand.itemsize)
@@ -256,12 +271,13 @@ def require_tiles(product, problem: ConvProblem, planned_: PassPlan, device: Dev
     """Require the walk to cover all tiles of all splits, with one cluster per resident place."""
     (walk,), cluster = product.arguments[5], planned_.tile.defines["CLUSTER"]
     tiles = planned_.blocks * planned_.splits
-    steps = max(found[2] for found in matrices(problem, planned_.pass_, planned_.tile, 1))
+    pass_, method = planned_.pass_, planned_.method
+    steps = max(found[2] for found in matrices(problem, pass_, planned_.tile, 1, method))
     assert walk["tiles"] * cluster == tiles
     of_group = walk["tile_columns"] * walk["phase"]["tile_rows"].sum()
     assert of_group * problem.groups * planned_.splits == walk["tiles"]
     assert walk["steps_of_split"] == math.ceil(steps / planned_.splits)
-    for phase, axes in zip(walk["phase"], walks(problem, planned_.pass_), strict=True):
+    for phase, axes in zip(walk["phase"], walks(problem, pass_, method), strict=True):
         for name in ("pixels", "taps"):
             assert phase[name].prod() == math.prod(getattr(axis, name) for axis in axes)
     assert product.grid == (min(tiles, max(device.multiprocessors // cluster, 1) * cluster),)
@@ -273,7 +289,7 @@ def require_macros(macros, problem: ConvProblem, planned_: PassPlan, maps: int) 
     told = {
         "SPLIT": planned_.splits > 1,
         "SPATIAL": problem.spatial_rank,
-        "PHASES": len(walks(problem, pass_)),
+        "PHASES": len(walks(problem, pass_, planned_.method)),
         "MAPS": maps,
         "POINTWISE": is_pointwise(problem) and not is_planar(problem),
     }
@@ -294,12 +310,12 @@ def require_sums_added_up(launches, made: hopper.Staged, planned_: PassPlan) -> 
         assert (last.grid, last.shared_bytes) == ((math.ceil(sums / 8 / 64),), 0)
 
 
-def require_pixels(maps, problem: ConvProblem, pass_: str, line: int, pixels: int) -> None:
+def require_pixels(maps, problem: ConvProblem, walked, line: int, pixels: int) -> None:
     """Require a map of the gathered tensor's pixels for each walk."""
     if is_planar(problem) or is_pointwise(problem):
         assert {one.box for one in maps} == {box_of_pixels(problem, line, pixels)}
         return
-    for one, walk in zip(maps, walks(problem, pass_), strict=True):
+    for one, walk in zip(maps, walked, strict=True):
         assert (one.channels, one.pixels) == (line, pixels)
         corners = one.lower, one.extents[1:-1], one.upper, one.element_strides
         for axis, first, size, last, step in zip(reversed(walk), *corners, strict=True):

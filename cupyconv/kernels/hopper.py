@@ -193,7 +193,7 @@ def _narrowed(walk: AxisWalk) -> AxisWalk:
     if not walk.taps:
         return walk
     read = (walk.pixels - 1) * walk.stride + (walk.taps - 1) * walk.spacing + 1
-    return replace(walk, start=walk.base, base=0, extent=read)
+    return walk._replace(start=walk.base, base=0, extent=read)
 
 
 def windows(problem: ConvProblem, line: int) -> int:

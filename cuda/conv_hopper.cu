@@ -46,7 +46,10 @@
 // order.  The bits of a result do not depend on which block computes which tile.
 //
 // Operands are 16-bit types, or float as TF32.  wgmma supports TF32 only with lines along k: in the
-// forward pass with channels last in w, and in backprop_input with filters last.  With PLANES = 3,
+// forward pass with channels last in w, and in backprop_input with filters last.  In backprop_filter, x and
+// dy are copies that conv_arrange.cu made, with the axes (row, column, channel, (image, band)) in memory.
+// The kernel reads a copy as one PLANAR image with three spatial axes (BANDS).  Its rows consist of images
+// and bands, and the filter has one tap along them.  With PLANES = 3,
 // operands are float32 tensors that conv_planes.cu has split into three bfloat16 planes, high to low.  A
 // product then consists of six products of planes; the three others are too small to matter.  Every
 // PROMOTION steps, the tensor cores' sums are added to float registers, since tensor cores drop low bits
@@ -88,6 +91,9 @@ constexpr int CONSUMERS_OF_TILE = TURNS ? 1 : CONSUMERS;
 constexpr int CONSUMER_ROWS = BLOCK_M / CONSUMERS_OF_TILE;
 constexpr int PRODUCTS = CONSUMER_ROWS / 64;
 constexpr int BAND = 8;
+
+// Whether x and dy are copies whose last axis is (image, band).
+constexpr bool BANDS = PLANAR && SPATIAL == 3;
 
 // Elements per line of a tile in shared memory.  A line has 128 bytes, the span of the swizzle.  LINE is
 // also the extent of a TMA box, and the depth of a step along k.
@@ -821,6 +827,29 @@ struct Steps {
 
 // -- producer ---------------------------------------------------------------------------------------
 
+// A tap in the registers of the producer.
+template <bool PACKED>
+struct KeptTap {
+  Tap<int> kept;
+
+  __device__ __forceinline__ void keep(const Tap<int>& tap) { kept = tap; }
+  __device__ __forceinline__ Tap<int> tap() const { return kept; }
+};
+
+// With BANDS, a tile has twice as many windows, and s is 0.  The limits of taps in hopper.py keep t below
+// 2^16 and r below 2^8.
+template <>
+struct KeptTap<true> {
+  int channel, t_and_r;
+
+  __device__ __forceinline__ void keep(const Tap<int>& tap) {
+    channel = tap.c, t_and_r = tap.t << 8 | tap.r;
+  }
+  __device__ __forceinline__ Tap<int> tap() const {
+    return {channel, t_and_r >> 8, t_and_r & 255, 0};
+  }
+};
+
 // Starts all loads.  One thread with few registers runs this code.  To save registers, the thread keeps
 // only the boxes that this block loads, and counts steps down in backprop_filter, which needs the most
 // registers.
@@ -850,15 +879,16 @@ struct Producer {
     const int first_window = (WINDOW_ROWS ? tile.row : tile.column) / LINE + windows.first;
     const int first_filter = (WINDOW_ROWS ? tile.column : tile.row) + filters.first * LINE +
                              tile.group * static_cast<int>(p.filters);
-    Tap<int> window[windows.COUNT];
+    KeptTap<BANDS> window[windows.COUNT];
 #pragma unroll
     for (int i = 0; i < windows.COUNT; ++i) {
-      window[i] = FilterWindows(p).at(first_window + i, p);
-      const bool exists = window[i].c < static_cast<int>(p.channels);
+      Tap<int> tap = FilterWindows(p).at(first_window + i, p);
+      const bool exists = tap.c < static_cast<int>(p.channels);
       // A window beyond the last window reads zeros.  It begins at a multiple of LINE, since TMA requires
       // innermost coordinates that are multiples of 16 bytes.
-      window[i].c = exists ? tile.group * static_cast<int>(p.channels) + window[i].c
-                           : lines(p.groups * p.channels) * LINE;
+      tap.c = exists ? tile.group * static_cast<int>(p.channels) + tap.c
+                     : lines(p.groups * p.channels) * LINE;
+      window[i].keep(tap);
     }
     const Image image(walk.phase[0]);
     int number = steps.first * BLOCK_K;
@@ -872,11 +902,12 @@ struct Producer {
         Storage* const under_taps = (WINDOW_ROWS ? stage.a : stage.b) + windows.first * BOX;
 #pragma unroll
         for (int i = 0; i < windows.COUNT; ++i)
-          load_gathered<LINE>(under_taps + i * BOX, 0, window[i], pixel, number,
+          load_gathered<LINE>(under_taps + i * BOX, 0, window[i].tap(), pixel, number,
                               WINDOW_ROWS ? term.a : term.b, windows.TO_BOTH);
         Storage* const other = (WINDOW_ROWS ? stage.b : stage.a) + filters.first * BOX;
+        constexpr int AT_ONCE = BANDS ? filters.COUNT : 1;  // boxes of filters per load
 #pragma unroll
-        for (int i = 0; i < filters.COUNT; ++i) {
+        for (int i = 0; i < filters.COUNT; i += AT_ONCE) {
           const int filter = first_filter + i * LINE;
           if (PLANAR)
             load_line(other + i * BOX, maps.other, filter, pixel, filters.TO_BOTH);
@@ -950,6 +981,8 @@ struct Producer {
     line.w = 0;
     if (++line.h < here.pixels[1]) return;
     line.h = 0;
+    if (BANDS && ++line.d < here.pixels[0]) return;
+    line.d = 0;
     ++line.n;
   }
   // Loads LINE pixels of a row, of LINE channels.
@@ -958,10 +991,12 @@ struct Producer {
 #if SPATIAL == 1
     load_box(to, map, at.w, channel, at.n, to_both);
 #else
+    const int second = BANDS ? channel : at.h, third = BANDS ? at.h : channel;
+    const int fourth = BANDS ? at.d : at.n;
     if (to_both)
-      ptx::tma_load_4d_multicast(to, &map, full, at.w, at.h, channel, at.n, BOTH_BLOCKS);
+      ptx::tma_load_4d_multicast(to, &map, full, at.w, second, third, fourth, BOTH_BLOCKS);
     else
-      ptx::tma_load_4d(to, &map, full, at.w, at.h, channel, at.n);
+      ptx::tma_load_4d(to, &map, full, at.w, second, third, fourth);
 #endif
   }
 
@@ -978,6 +1013,7 @@ struct Producer {
 #pragma unroll
     for (int first = 0; first < PIXELS; first += LINE) {
       Pixel<int> at = base_of(line, here);
+      at.d += tap.t * walk.spacing[0];
       at.h += tap.r * walk.spacing[1];
       at.w += tap.s * walk.spacing[2];
       load_line(to + first * LINE, map, tap.c, at, to_both);

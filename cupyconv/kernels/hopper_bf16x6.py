@@ -32,8 +32,7 @@ def plane_bytes(request: Request) -> int:
 
 
 def _layout(request: Request) -> Layout:
-    (found,) = layouts(request.problem, request.pass_, request.memory, "planes")
-    return found
+    return layouts(request.problem, request.pass_, request.memory, "planes")[0]
 
 
 class HopperBf16x6(Persistent):

@@ -273,9 +273,9 @@ def test_patch_compiles_without_spills(architecture, layers):
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_copies_compile_without_spills(architecture):
-    for storage in ITEMSIZES:
+    for storage, bands in (*((storage, 0) for storage in ITEMSIZES), ("float", 1)):
         cubin, log = compiler.compile_cubin(
-            sources.load("conv_arrange.cu"), {"STORAGE": storage}, architecture
+            sources.load("conv_arrange.cu"), {"STORAGE": storage, "BANDS": bands}, architecture
         )
         assert no_spills(log), f"{storage}: {log}"
         found = instructions(disassemble(cubin))

@@ -32,6 +32,8 @@ CONSTANTS = [
     ("conv_planes.cu", "PLANES", PLANES),
     ("conv_arrange.cu", "THREADS", copies.THREADS),
     ("conv_arrange.cu", "TILE", copies.TILE),
+    ("conv_arrange.cu", "BAND_PIXELS", copies.BAND_PIXELS),
+    ("conv_arrange.cu", "BAND_CHANNELS", copies.BAND_CHANNELS),
     ("conv_backprop_bias.cu", "THREADS", bias.THREADS),
     ("conv_patch.cu", "WARPS", patch.WARPS),
     ("conv_toeplitz.cu", "CHANNELS", toeplitz.CHANNELS),

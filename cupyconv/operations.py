@@ -370,8 +370,8 @@ def conv_backprop_filter(
 
     Returns:
         dw, of shape ``filter_shape``.  NaN and infinity propagate.  Implementations may multiply
-        elements of dy by the zeros of the padding.  dw may therefore be NaN at a tap that reads
-        padding for an infinite or NaN element of dy.
+        elements of dy by the zeros of the padding, and elements of x by zeros around dy.  Where an
+        infinite or NaN element meets such a zero, dw may therefore be NaN.
 
     Raises:
         ConvError: ``dy`` does not fit ``x`` and ``filter_shape``.

@@ -37,6 +37,7 @@ from cupyconv.kernels.reach import MOST_BLOCKS, Count, reach_counts
 from cupyconv.kernels.request import PLAIN, Epilogue, Request
 from cupyconv.kernels.strides import Strides, followers, neighbours
 from cupyconv.kernels.tiled import Tiled
+from cupyconv.kernels.views import Viewed
 from cupyconv.launch import STORAGE, FilterForm, Launch, Part
 from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem, GemmView
 
@@ -706,4 +707,8 @@ def tap_axis(spacing: int) -> tuple[int, int, int]:
     return spacing, -(-(1 << 31 + shift) // spacing), shift
 
 
-CUDA_GATHER = Gather()
+class ViewedGather(Viewed, Gather):
+    """cuda-gather with the views of views.py."""
+
+
+CUDA_GATHER = ViewedGather()

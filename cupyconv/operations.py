@@ -279,9 +279,9 @@ def conv_backprop_input(
 
     Returns:
         dx, of shape ``input_shape``.  NaN and infinity propagate.  Implementations may extend dy by
-        zeros, at its borders and in the gaps that the stride leaves between its elements, and
-        multiply elements of w by these zeros.  Where an infinite or NaN element of w meets such a
-        zero, dx may therefore be NaN.
+        zeros, at its borders and in the gaps that the stride leaves between its elements, and w by
+        zeros at its borders, up to multiples of the stride.  Where an infinite or NaN element meets
+        such a zero, dx may therefore be NaN.
 
     Raises:
         ConvError: ``dy`` does not fit ``input_shape`` and ``w``; the message states which input

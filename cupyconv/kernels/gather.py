@@ -120,10 +120,8 @@ def accesses(pass_: str, problem: ConvProblem, strides: Strides) -> Accesses:
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
     itemsize, canonical = ITEMSIZE[problem.dtype], strides.canonical(problem)
 
-    def along_channels_or_pixels(
-        role: str, extent: int, sizes: tuple[int, ...], pixels_follow: bool
-    ) -> Access:
-        apart: tuple[int, ...] = getattr(canonical, role)
+    def along_channels_or_pixels(role: str, sizes: tuple[int, ...], pixels_follow: bool) -> Access:
+        extent, apart = strides.run_of_channels(problem, role)
         alignment, channel = strides.alignment_of(role), problem.data_axes[1]
         if getattr(strides, role)[channel] == 1:
             return Access(True, neighbours(apart, channel, extent, alignment, itemsize))
@@ -139,8 +137,8 @@ def accesses(pass_: str, problem: ConvProblem, strides: Strides) -> Accesses:
     )
     x_in_order = {"forward": pointwise, "backprop_input": unit_stride, "backprop_filter": pointwise}
     y_in_order = pass_ != "backprop_input" or pointwise
-    x = along_channels_or_pixels("x", channels, problem.input_sizes, x_in_order[pass_])
-    y = along_channels_or_pixels("y", filters, problem.output_sizes, y_in_order)
+    x = along_channels_or_pixels("x", problem.input_sizes, x_in_order[pass_])
+    y = along_channels_or_pixels("y", problem.output_sizes, y_in_order)
 
     alignment, apart = strides.alignment_of("w"), canonical.w
     w_filter, w_channel, *w_taps = problem.filter_axes
@@ -603,6 +601,7 @@ def product_launch(
         "PHASES": len(phases["phase"][0]),
         "SPLIT": int(partial),
         "ASYNC_COPY": int(copies_async(request.device)),
+        **parameters.fold_defines(problem, strides),
         **epilogue.defines,
     }
     if index == "int":  # 64-bit indices leave no registers for more blocks

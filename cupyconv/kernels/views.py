@@ -1,23 +1,35 @@
 """Views: passes that a family computes as the same pass of another problem on the same memory.
 
 A kernel pads the matrix of a pass to whole tiles.  If a layer has few filters or few channels, most
-of a tile is padding, and a view has more of them.
+of a tile is padding.  A view of the pass has more channels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from math import prod
+from typing import Any
 
-from cupyconv.kernels.family import Candidate, Choices, Family
+from cupyconv.formats import filter_formats
+from cupyconv.kernels import cost
+from cupyconv.kernels.copies import PIECE_BYTES, THREADS, copy_bytes, copy_strides
+from cupyconv.kernels.family import Candidate, Choices, Family, spatial
+from cupyconv.kernels.parameters import SPATIAL, pack
 from cupyconv.kernels.request import PLAIN, Epilogue, Request
 from cupyconv.kernels.strides import Strides
-from cupyconv.launch import FilterForm, Launch, Part
+from cupyconv.launch import STORAGE, FilterForm, Launch, Part, TensorMap, TensorMaps
 from cupyconv.problem import ITEMSIZE, ConvProblem, derived
 
 EXCHANGED = "x and dy exchanged"
 """Name of the view that ``exchanged`` returns."""
+
+FOLDED = "folded into channels"
+"""End of the name of a view that ``folded`` returns, after the names of the axes."""
+
+FEW = 32
+"""Largest number of channels for which strides are folded into channels (hand-set)."""
 
 _SEPARATOR = "; "
 """Text between the name of a view and the method with which the view is computed."""
@@ -32,33 +44,67 @@ class View:
         problem, strides: the other problem, and the strides of its tensors.
         arrays: arrays that contain the tensors of the other problem, keyed by role; other roles
             have the arrays of the pass.
+        copied_bytes: size of the copy of w that the other problem has as its filter; 0 if there is
+            no copy.
+        form: function that returns this copy; None if there is no copy.
     """
 
     name: str
     problem: ConvProblem
     strides: Strides
     arrays: Mapping[str, str | Part]
+    copied_bytes: int = 0
+    form: Callable[[], FilterForm] | None = None
 
     def request(self, request: Request) -> Request:
         """Return the request for the view; ``request`` is the request for the pass."""
         if not self.name:
             return request
-        return replace(request, problem=self.problem, strides=self.strides)
+        limit = request.workspace_limit
+        if limit is not None:
+            limit = max(limit - self.copied_bytes, 0)
+        return replace(request, problem=self.problem, strides=self.strides, workspace_limit=limit)
 
     def own(self, choices: Choices) -> Choices:
         """Return the choices for the view's request; ``choices`` are those for the pass."""
         method = choices.method.removeprefix(self.name).removeprefix(_SEPARATOR)
         return replace(choices, method=self._renamed(method))
 
-    def candidate(self, own: Candidate) -> Candidate:
+    def candidate(self, request: Request, own: Candidate) -> Candidate:
         """Return a candidate for the pass; ``own`` is the candidate for the view's request."""
         method = _SEPARATOR.join(filter(None, (self.name, self._renamed(own.method))))
-        return replace(own, method=method, summary=self._renamed(own.summary))
+        if self.copied_bytes:
+            own = own.with_demand(request, cost.further(request.chip, 2 * self.copied_bytes))
+        return replace(
+            own,
+            method=method,
+            summary=self._renamed(own.summary),
+            workspace_bytes=own.workspace_bytes + self.copied_bytes,
+        )
 
     def launch(self, own: Launch) -> Launch:
         """Return a launch for the pass; ``own`` is the launch for the view's request."""
-        arguments = (self.arrays.get(a, a) if isinstance(a, str) else a for a in own.arguments)
-        return replace(own, arguments=tuple(arguments))
+        return replace(own, arguments=tuple(map(self._argument, own.arguments)))
+
+    def _argument(self, own: Any) -> Any:
+        """Return an argument of a launch with the arrays of the pass."""
+        if isinstance(own, TensorMaps):
+            return TensorMaps(tuple(map(self._map, own.maps)))
+        if isinstance(own, str):
+            return self.arrays.get(own, own)
+        if isinstance(own, Part):
+            role, offset = self._place(own.role)
+            return Part(role, offset + own.offset)
+        return own
+
+    def _map(self, own: TensorMap) -> TensorMap:
+        role, offset = self._place(own.role)
+        return replace(own, role=role, offset=offset + own.offset)
+
+    def _place(self, role: str) -> tuple[str, int]:
+        """Return the array that contains a tensor, and the tensor's offset in bytes."""
+        place = self.arrays.get(role, role)
+        return (place, 0) if isinstance(place, str) else (place.role, place.offset)
 
     def _renamed(self, text: str) -> str:
         """Return a text about tensors of the view with the names of the arrays, or vice versa."""
@@ -103,13 +149,114 @@ def exchanged(problem: ConvProblem, strides: Strides) -> View | None:
     return View(EXCHANGED, other, replace(strides, x=strides.y, w=tuple(w), y=strides.x), arrays)
 
 
+@lru_cache(maxsize=4096)
+def folded(problem: ConvProblem, strides: Strides, axes: tuple[int, ...]) -> View | None:
+    """Return the input gradient with strides of some spatial axes folded into channels, or None.
+
+    Adjacent pixels of x, as many as the stride, become channels of one pixel of another problem
+    with stride 1.  conv_fold.cu describes its filter, whose taps are padded with zeros.
+
+    Args:
+        problem, strides: the problem and the strides of its tensors.
+        axes: indices of the spatial axes.
+    """
+    old = problem.axes
+    is_possible = problem.groups == 1 and not problem.is_complex
+    for axis in (old[at] for at in axes):
+        is_possible &= axis.stride > 1 and axis.input % axis.stride == 0 and axis.dilation == 1
+    if not is_possible:
+        return None
+    cells = tuple(axis.stride if at in axes else 1 for at, axis in enumerate(old))
+    before = [-axis.pad_before % cell for axis, cell in zip(old, cells, strict=True)]
+    taps = [-(-(axis.filter + n) // c) for axis, n, c in zip(old, before, cells, strict=True)]
+    _, channel, *pixels = problem.data_axes
+    shape, x, fold = list(problem.input_shape), list(strides.x), []
+    padding = []
+    for at, axis, cell, filter_ in zip(pixels, old, cells, taps, strict=True):
+        shape[at] //= cell
+        first = -(-axis.pad_before // cell)
+        last = axis.output - 1 + filter_ - shape[at] - first if cell > 1 else axis.pad_after
+        padding.append((first, last))
+        fold.append((cell, x[at]))
+        x[at] *= cell
+    shape[channel] *= prod(cells)
+    if problem.C == 1:
+        x[channel] = 1  # the only channel has no stride; the folded pixels have those of ``fold``
+    other = derived(
+        problem,
+        input_shape=tuple(shape),
+        filter_shape=(*taps, shape[channel], problem.K),
+        filter_format=filter_formats(problem.spatial_rank)[1],
+        stride=tuple(axis.stride // cell for axis, cell in zip(old, cells, strict=True)),
+        padding=tuple(padding),
+        padding_mode="explicit",
+    )
+    itemsize = ITEMSIZE[problem.dtype]
+    size = copy_bytes(other.filter_shape, itemsize)
+    steps = replace(
+        strides,
+        x=tuple(x),
+        w=copy_strides(other.filter_shape, itemsize),
+        w_arranged=False,
+        fold=tuple(fold),
+    )
+    name = f"{' and '.join(old[at].name for at in axes)} {FOLDED}"
+    form = partial(_fold, name, problem, strides, other, cells, before)
+    arrays: dict[str, str | Part] = {}
+    if not strides.w_arranged:
+        arrays = {"w": Part("workspace", 0), "workspace": Part("workspace", size)}
+    return View(name, other, steps, arrays, size, form)
+
+
+FOLD_SHAPE = (("cell", "i8", SPATIAL), ("before", "i8", SPATIAL), ("taps", "i8", SPATIAL))
+"""Fields of the struct ``FoldShape`` in cuda/conv_fold.cu, in NumPy's notation."""
+
+
+def _fold(
+    name: str,
+    problem: ConvProblem,
+    strides: Strides,
+    other: ConvProblem,
+    cells: Sequence[int],
+    before: Sequence[int],
+) -> FilterForm:
+    """Return the copy of w with which ``folded`` computes the problem ``other``.
+
+    Args:
+        name: name of the view.
+        problem, strides: the problem and the strides of its tensors.
+        other: problem of the view.
+        cells: adjacent pixels that become channels, per spatial axis.
+        before: zeros before the first tap, per spatial axis.
+    """
+    import numpy as np
+
+    shape = np.zeros(1, np.dtype(list(FOLD_SHAPE)))
+    shape["cell"], shape["before"] = spatial(cells), spatial(before, 0)
+    shape["taps"] = spatial(other.filter_sizes)
+    size = copy_bytes(other.filter_shape, ITEMSIZE[problem.dtype])
+    launch = Launch(
+        source="conv_fold.cu",
+        entry="conv_fold",
+        defines=(("STORAGE", STORAGE[problem.dtype]),),
+        grid=(-(-size // (PIECE_BYTES * THREADS)),),
+        block=(THREADS,),
+        shared_bytes=0,
+        arguments=("w", Part("workspace", 0), pack(problem, strides), shape),
+    )
+    return FilterForm(name, size, launch)
+
+
 def views(request: Request) -> list[View]:
     """Return the views of a request, the pass itself first."""
-    found = [View("", request.problem, request.memory, {})]
+    problem, strides = request.problem, request.memory
+    found: list[View | None] = [View("", problem, strides, {})]
     if request.pass_ == "backprop_filter":
-        view = exchanged(request.problem, request.memory)
-        found += [view] if view is not None else []
-    return found
+        found.append(exchanged(problem, strides))
+    if request.pass_ == "backprop_input" and problem.C <= FEW and max(problem.stride) > 1:
+        strided = [at for at, stride in enumerate(problem.stride) if stride > 1]
+        found += [folded(problem, strides, tuple(strided[at:])) for at in range(len(strided))]
+    return [view for view in found if view is not None and request.affords(view.copied_bytes)]
 
 
 class Viewed(Family):
@@ -122,7 +269,7 @@ class Viewed(Family):
     def candidates(self, request: Request) -> list[Candidate]:
         requests = [(view, view.request(request)) for view in views(request)]
         return [
-            view.candidate(own)
+            view.candidate(of_view, own)
             for view, of_view in requests
             if len(requests) == 1 or super(Viewed, self).refuses(of_view) is None
             for own in super(Viewed, self).candidates(of_view)  # type: ignore[safe-super]
@@ -134,22 +281,28 @@ class Viewed(Family):
         if view.name and super().refuses(of_view) is not None:
             return None
         own = super().candidate(of_view, view.own(choices))  # type: ignore[safe-super]
-        return own and view.candidate(own)
+        return own and view.candidate(of_view, own)
 
     def launches(
         self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN
     ) -> tuple[Launch, ...]:
         view = _chosen(request, choices)
         launches = super().launches(view.request(request), view.own(choices), epilogue)
-        return tuple(map(view.launch, launches))
+        launches = tuple(map(view.launch, launches))
+        if view.form is None or request.memory.w_arranged:
+            return launches
+        return (view.form().launch, *launches)
 
     def filter_form(self, request: Request, choices: Choices) -> FilterForm | None:
         view = _chosen(request, choices)
+        if view.form is not None:
+            return view.form()
         return super().filter_form(view.request(request), view.own(choices))
 
     def reason(self, candidate: Candidate, note: str = "") -> str:
-        is_view = candidate.method.startswith(EXCHANGED)
-        return super().reason(candidate, f"{note}, with {EXCHANGED}" if is_view else note)
+        name, _, _ = candidate.method.partition(_SEPARATOR)
+        is_view = name.endswith((EXCHANGED, FOLDED))
+        return super().reason(candidate, f"{note}, with {name}" if is_view else note)
 
 
 def _chosen(request: Request, choices: Choices) -> View:

@@ -7,9 +7,11 @@ Subject, so that they apply to any implementation.  They compare results with th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -19,9 +21,10 @@ import cupyconv
 from cupyconv import ConvProblem
 from cupyconv.arrays import numpy_dtype
 from cupyconv.cpu import choice, loops
-from cupyconv.kernels.views import EXCHANGED
-from cupyconv.planning import plan_pass
+from cupyconv.kernels.views import EXCHANGED, FOLDED
+from cupyconv.planning import Request
 from cupyconv.planning.families import FAMILIES
+from cupyconv.planning.plan import ranked_candidates
 from cupyconv.problem import PASSES, ConvAxis
 from tests import agreement, emulator
 from tests.agreement import fits, plain_sums
@@ -133,7 +136,15 @@ def over_zeros(subject: Subject, role: str, place: tuple[int, ...]) -> np.ndarra
     is_second = role == OPERANDS[pass_][1]
     if not is_second and not subject.extends:
         return np.zeros(1, bool)
-    if pass_ == "backprop_input" or not is_second:
+    if pass_ == "backprop_input" and not is_second:
+        # Add taps that do not exist, on either side as far as a stride reaches.
+        shape, around = list(problem.filter_shape), []
+        for place_, axis in zip(problem.filter_axes[2:], problem.axes, strict=True):
+            shape[place_] += 2 * axis.stride
+            more = axis.stride * axis.dilation
+            around.append((axis.pad_before + more, axis.pad_after + more))
+        wider = problem.replace(filter_shape=shape, padding=around)
+    elif pass_ == "backprop_input" or not is_second:
         # Add outputs that do not exist, on either side as far as the filter reaches.
         reach = [axis.filter * axis.dilation * axis.stride for axis in problem.axes]
         around = [
@@ -401,16 +412,20 @@ STRIDED = IN_PADDING.replace(
     filter_shape=(8, 3, 2, 8), stride=(3, 2), dilation=(1, 2), padding=((1, 0), (2, 1))
 )
 FEW_FILTERS = ConvProblem((1, 24, 5, 6), (3, 24, 3, 2), padding=1)
+FEW_CHANNELS = ConvProblem((1, 3, 4, 6), (8, 3, 3, 3), stride=2, padding=1)
 PATCHES = ConvProblem((2, 3, 10, 11), (8, 3, 3, 2), stride=(4, 3), padding=1)
 DEPTHWISE = ConvProblem((2, 8, 9, 11), (8, 1, 3, 3), padding=3, groups=8)
 STEM = ConvProblem((2, 3, 9, 10), (16, 3, 3, 3), padding=3)
+
+VIEWS = re.compile(f"{EXCHANGED}|{FOLDED}")
+"""Methods that multiply both operands by zeros around the other operand."""
 
 KERNELS = {
     "cuda-generic": ("sm_80", ("float32", "float64", "float16"), (IN_PADDING, STRIDED)),
     "cuda-gather": (
         "sm_80",
         ("float16", "float32", "float64", "bfloat16"),
-        (IN_PADDING, STRIDED, FEW_FILTERS),
+        (IN_PADDING, STRIDED, FEW_FILTERS, FEW_CHANNELS),
     ),
     "cuda-direct": (
         "sm_80",
@@ -428,7 +443,7 @@ KERNELS = {
         (IN_PADDING, PATCHES),
     ),
     "cuda-toeplitz": ("sm_80", ("float16", "bfloat16"), (DEPTHWISE,)),
-    "cuda-hopper": ("sm_90a", ("float16", "bfloat16"), (IN_PADDING, STRIDED)),
+    "cuda-hopper": ("sm_90a", ("float16", "bfloat16"), (IN_PADDING, STRIDED, FEW_CHANNELS)),
 }
 """Chip, dtypes that support "ieee", and layers, keyed by kernel family."""
 
@@ -454,15 +469,21 @@ def kernel_subjects(impl: str, dtype: str) -> Iterator[Subject]:
     """Yield a Subject for every supported pass of a kernel family's layers, run on the CPU."""
     arch, _, layers = KERNELS[impl]
 
-    def by(problem: ConvProblem, pass_: str) -> Callable[[Data], np.ndarray]:
-        return lambda data: agreement.compute(emulator, pass_, problem, data, impl=impl, arch=arch)
+    def by(problem: ConvProblem, pass_: str, how: Any) -> Callable[[Data], np.ndarray]:
+        return lambda data: agreement.compute(emulator, pass_, problem, data, impl=how, arch=arch)
 
     for problem in (layer.replace(dtype=dtype) for layer in layers):
         for pass_ in fits(problem, impl, arch):
-            # The generic kernel has no stride phases.
-            spread = impl == "cuda-generic"
-            extends = plan_pass(problem, pass_, emulator.device(arch), impl).method == EXCHANGED
-            yield Subject(impl, problem, pass_, by(problem, pass_), spread, extends)
+            spread = impl == "cuda-generic"  # the generic kernel has no stride phases
+            request = Request(problem, pass_, emulator.device(arch))
+            ranked = ranked_candidates(request, impl)
+            for is_view in (False, True):
+                of_kind = (one for one in ranked if bool(VIEWS.search(one.method)) == is_view)
+                if (best := next(of_kind, None)) is not None:
+                    made = agreement.plan_by(
+                        lambda _, best=best: best, problem, impl, arch, passes=[pass_]
+                    )
+                    yield Subject(impl, problem, pass_, by(problem, pass_, made), spread, is_view)
 
 
 def test_every_family_that_may_be_chosen_is_among_them():

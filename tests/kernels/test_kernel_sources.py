@@ -32,6 +32,7 @@ CONSTANTS = [
     ("conv_planes.cu", "PLANES", PLANES),
     ("conv_arrange.cu", "THREADS", copies.THREADS),
     ("conv_arrange.cu", "TILE", copies.TILE),
+    ("conv_fold.cu", "THREADS", copies.THREADS),
     ("conv_backprop_bias.cu", "THREADS", bias.THREADS),
     ("conv_patch.cu", "WARPS", patch.WARPS),
     ("conv_toeplitz.cu", "CHANNELS", toeplitz.CHANNELS),

@@ -203,11 +203,14 @@ class Gather(Tiled):
         _tile(128, 128, 2, 2, itemsize=2),
         _tile(128, 64, 2, 2, itemsize=2),
         _tile(128, 32, 4, 1, itemsize=2),
+        # Tiles of few columns compute few products of padding in layers with few channels.
+        _tile(64, 16, 2, 1, itemsize=2, resident=8),
         _tile(64, 64, 2, 2, itemsize=2, since=(7, 5)),
         # Tiles of few rows compute few products of padding in filter gradients of few filters.
         _tile(32, 128, 1, 4, itemsize=2),
         _tile(128, 128, 2, 2, itemsize=4),
         _tile(128, 64, 2, 2, itemsize=4),
+        _tile(64, 16, 2, 1, itemsize=4, resident=8),
         _tile(64, 64, 2, 2, itemsize=4),
         _tile(32, 128, 1, 4, itemsize=4),
         # A float64 sum takes two registers: 128 x 128 sums do not fit.
@@ -217,6 +220,7 @@ class Gather(Tiled):
         _tile(128, 64, 2, 2, itemsize=4, tensor_cores=False, resident=3, since=(7, 5)),
         _tile(64, 64, 2, 2, itemsize=4, tensor_cores=False, resident=4, since=(7, 5)),
         _tile(128, 32, 4, 1, itemsize=4, tensor_cores=False, resident=4, since=(7, 5)),
+        _tile(64, 16, 2, 1, itemsize=4, tensor_cores=False, resident=8, since=(7, 5)),
         _tile(32, 128, 1, 4, itemsize=4, tensor_cores=False, resident=4, since=(7, 5)),
         _tile(64, 64, 2, 2, itemsize=8, tensor_cores=False, resident=3, since=(7, 5)),
         # A small tile computes few products of padding, which take long: on some chips, a float64

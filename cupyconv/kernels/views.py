@@ -40,7 +40,7 @@ class View:
     """A pass as the same pass of another problem.
 
     Attributes:
-        name: name that a plan prints; "" for the pass itself.
+        name: name that a plan prints.
         problem, strides: the other problem, and the strides of its tensors.
         arrays: arrays that contain the tensors of the other problem, keyed by role; other roles
             have the arrays of the pass.
@@ -58,8 +58,6 @@ class View:
 
     def request(self, request: Request) -> Request:
         """Return the request for the view; ``request`` is the request for the pass."""
-        if not self.name:
-            return request
         limit = request.workspace_limit
         if limit is not None:
             limit = max(limit - self.copied_bytes, 0)
@@ -248,14 +246,14 @@ def _fold(
 
 
 def views(request: Request) -> list[View]:
-    """Return the views of a request, the pass itself first."""
-    problem, strides = request.problem, request.memory
-    found: list[View | None] = [View("", problem, strides, {})]
+    """Return the views of a request; most requests have no view."""
+    problem, found = request.problem, []
     if request.pass_ == "backprop_filter":
-        found.append(exchanged(problem, strides))
-    if request.pass_ == "backprop_input" and problem.C <= FEW and max(problem.stride) > 1:
+        found = [exchanged(problem, request.memory)]
+    elif request.pass_ == "backprop_input" and problem.C <= FEW:
         strided = [at for at, stride in enumerate(problem.stride) if stride > 1]
-        found += [folded(problem, strides, tuple(strided[at:])) for at in range(len(strided))]
+        ends = [tuple(strided[at:]) for at in range(len(strided))]
+        found = [folded(problem, request.memory, axes) for axes in ends]
     return [view for view in found if view is not None and request.affords(view.copied_bytes)]
 
 
@@ -263,22 +261,26 @@ class Viewed(Family):
     """A family that also computes views.  The method of a view's candidate begins with its name."""
 
     def refuses(self, request: Request) -> str | None:
-        refusals = [super(Viewed, self).refuses(view.request(request)) for view in views(request)]
-        return None if None in refusals else refusals[0]
+        refusal = super().refuses(request)
+        return refusal if refusal is None or not self._supported(request) else None
 
     def candidates(self, request: Request) -> list[Candidate]:
-        requests = [(view, view.request(request)) for view in views(request)]
-        return [
-            view.candidate(of_view, own)
-            for view, of_view in requests
-            if len(requests) == 1 or super(Viewed, self).refuses(of_view) is None
-            for own in super(Viewed, self).candidates(of_view)  # type: ignore[safe-super]
-        ]
+        supported = self._supported(request)
+        found: list[Candidate] = []
+        if not supported or super().refuses(request) is None:
+            found += super().candidates(request)  # type: ignore[safe-super]
+        for view in supported:
+            of_view = view.request(request)
+            own = super().candidates(of_view)  # type: ignore[safe-super]
+            found += [view.candidate(of_view, one) for one in own]
+        return found
 
     def candidate(self, request: Request, choices: Choices) -> Candidate | None:
         view = _chosen(request, choices)
+        if view is None:
+            return super().candidate(request, choices)  # type: ignore[safe-super]
         of_view = view.request(request)
-        if view.name and super().refuses(of_view) is not None:
+        if super().refuses(of_view) is not None:
             return None
         own = super().candidate(of_view, view.own(choices))  # type: ignore[safe-super]
         return own and view.candidate(of_view, own)
@@ -287,6 +289,8 @@ class Viewed(Family):
         self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN
     ) -> tuple[Launch, ...]:
         view = _chosen(request, choices)
+        if view is None:
+            return super().launches(request, choices, epilogue)
         launches = super().launches(view.request(request), view.own(choices), epilogue)
         launches = tuple(map(view.launch, launches))
         if view.form is None or request.memory.w_arranged:
@@ -295,17 +299,23 @@ class Viewed(Family):
 
     def filter_form(self, request: Request, choices: Choices) -> FilterForm | None:
         view = _chosen(request, choices)
-        if view.form is not None:
-            return view.form()
-        return super().filter_form(view.request(request), view.own(choices))
+        if view is None:
+            return super().filter_form(request, choices)
+        return view.form() if view.form is not None else None
 
     def reason(self, candidate: Candidate, note: str = "") -> str:
         name, _, _ = candidate.method.partition(_SEPARATOR)
         is_view = name.endswith((EXCHANGED, FOLDED))
         return super().reason(candidate, f"{note}, with {name}" if is_view else note)
 
+    def _supported(self, request: Request) -> list[View]:
+        """Return the views of a request that the family can compute."""
+        refuses = super().refuses
+        return [view for view in views(request) if refuses(view.request(request)) is None]
 
-def _chosen(request: Request, choices: Choices) -> View:
-    """Return the view whose name a method begins with; the pass itself if there is none."""
-    named = (view for view in reversed(views(request)) if choices.method.startswith(view.name))
-    return next(named)
+
+def _chosen(request: Request, choices: Choices) -> View | None:
+    """Return the view whose name a method begins with; None for the pass itself."""
+    if not choices.method:
+        return None
+    return next((one for one in views(request) if choices.method.startswith(one.name)), None)

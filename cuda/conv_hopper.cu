@@ -61,8 +61,10 @@
 // POINTWISE (1 x 1, stride 1, no padding, not PLANAR: im2col(x or dy) is a plain matrix), PLANAR (x and
 // dy have channels first), FILTERS_LAST (the last axis of w is filters, else channels), WINDOW_ROWS (in
 // backprop_filter, A is x, not dy), STORE and RUN (how C is stored), SPLIT, ACTIVATION and ADD
-// (epilogue.cuh; forward and backprop_input only; not with STORE_BOXES), SHARED_BYTES.
+// (epilogue.cuh; forward and backprop_input only; not with STORE_BOXES), SHARED_BYTES; in backprop_input
+// also FOLD_CHANNELS, FOLD_D, FOLD_H and FOLD_W (fold.cuh).
 #include "epilogue.cuh"
+#include "fold.cuh"
 #include "maps.cuh"
 #include "numeric.cuh"
 #include "parts.cuh"
@@ -422,20 +424,19 @@ __device__ __forceinline__ long long result_channels(const ConvParameters& p) {
 // Returns the bias of a channel of y or dx; -0 without a bias, because adding -0 changes no sum.
 __device__ __forceinline__ float bias_of(int channel, const ConvParameters& p, const Result* bias) {
   if (PASS == 2 || bias == nullptr || channel >= p.groups * result_channels(p)) return -0.0f;
-  return Numeric<Result>::widen(bias[channel * p.bias_stride]);
+  return Numeric<Result>::widen(bias[channel_of(channel) * p.bias_stride]);
 }
 
-// `count` columns of C, from `column` on, whose elements in a row have a constant stride.  `offset` is the
-// offset of the first column.
+// `count` columns of C, from `column` on.  `offset` is the offset of the first column.
 struct Line {
   int column, count;
   long long offset;
 };
 
 // Stores COUNT sums of adjacent columns of a line, RUN elements at a time.
-template <int COUNT>
+template <int COUNT, class Output>
 __device__ __forceinline__ void store_in_line(Result* row, const Line& line, int column,
-                                              long long column_step, const float (&sums)[COUNT]) {
+                                              const Output& output, const float (&sums)[COUNT]) {
   static_assert(COUNT % RUN == 0, "whole runs");
 #pragma unroll
   for (int first = 0; first < COUNT; first += RUN) {
@@ -443,20 +444,20 @@ __device__ __forceinline__ void store_in_line(Result* row, const Line& line, int
     float run[RUN];
 #pragma unroll
     for (int i = 0; i < RUN; ++i) run[i] = sums[first + i];
-    store_piece(row + line.offset + (column + first) * column_step, run);
+    store_piece(row + output.offset(line, column + first), run);
   }
 }
 
 // Adds COUNT elements of the addend to the sums of COUNT adjacent columns of a line.  `row` points to the
 // beginning of the addend's row.
-template <int COUNT>
+template <int COUNT, class Output>
 __device__ __forceinline__ void add_in_line(const Result* row, const Line& line, int column,
-                                            long long column_step, float (&sums)[COUNT]) {
+                                            const Output& output, float (&sums)[COUNT]) {
 #pragma unroll
   for (int first = 0; first < COUNT; first += RUN) {
     if (column + first >= line.count) return;
     float run[RUN];
-    load_piece(run, row + line.offset + (column + first) * column_step, true);
+    load_piece(run, row + output.offset(line, column + first), true);
 #pragma unroll
     for (int i = 0; i < RUN; ++i) sums[first + i] += run[i];
   }
@@ -467,7 +468,7 @@ __device__ __forceinline__ void add_in_line(const Result* row, const Line& line,
 //   row_offset(row, phase)                          offset of a row; BEYOND for a row outside C
 //   line(column)                                    up to LINE columns from this column on
 //   columns()                                       columns of C per group
-//   column_step()                                   distance of adjacent columns in a line
+//   offset(line, column)                            offset of a column of a line
 //   store_box(map, buffer, row, column)             starts the store of 64 x 64 elements
 template <class Output>
 struct Epilogue {
@@ -586,8 +587,7 @@ struct Epilogue {
         const long long row_offset = row_offsets[STORE == STORE_ROWS ? j : k];
         const int column = STORE == STORE_ROWS ? run_of(k) : line_of(j);
         const bool exists = row_offset != Output::BEYOND && column < line.count;
-        const long long offset =
-            exists ? row_offset + line.offset + column * output.column_step() : 0;
+        const long long offset = exists ? row_offset + output.offset(line, column) : 0;
         const int piece = run_of(k) / 8 ^ line_of(j) % 8;
         use(reinterpret_cast<Run*>(buffer + line_of(j) * 64 + piece * 8 + run_of(k) % 8), offset,
             exists);
@@ -653,9 +653,9 @@ struct Epilogue {
                     if (row == Output::BEYOND) return;
                     const int column = line.column - tile.column + place;
                     float done[2] = {biased(pair[0], column), biased(pair[1], column + 1)};
-                    if (ADD) add_in_line(addend + row, line, place, output.column_step(), done);
+                    if (ADD) add_in_line(addend + row, line, place, output, done);
                     for (float& sum : done) sum = activate<ACTIVATION>(sum);
-                    store_in_line(c + row, line, place, output.column_step(), done);
+                    store_in_line(c + row, line, place, output, done);
                   });
   }
 #endif
@@ -744,7 +744,7 @@ struct Image {
 };
 
 // Offsets of the elements of C, as sums of an offset of the row and an offset of the column.  Up to LINE
-// adjacent columns have a constant stride.
+// adjacent columns have a constant stride, unless stride phases are folded into them (fold.cuh).
 struct Output {
   static constexpr long long BEYOND = 1ll << 63;
   const ConvParameters& p;
@@ -783,6 +783,10 @@ struct Output {
     if constexpr (PASS != 2) return {column, left, column * column_step()};
     if constexpr (FILTERS_LAST) return {column, left, filter_offset(column)};
     return window(column);
+  }
+  __device__ __forceinline__ long long offset(const Line& line, int column) const {
+    if constexpr (FOLDED) return column_offset<long long>(line.column + column, p);
+    return line.offset + column * column_step();
   }
   __device__ __forceinline__ long long column_step() const {
     if constexpr (RUN > 1 && STORE != STORE_COLUMNS) return 1;
@@ -1239,9 +1243,9 @@ extern "C" __global__ void __launch_bounds__(ADDING_THREADS, 1)
   for (int i = 0; i < COLUMNS; ++i) sums[i] += bias_of(first_channel + i, p, bias);
   const int place = column % LINE;
   const Line line = output.line(column - place);
-  if (ADD) add_in_line(addend + row_offset, line, place, output.column_step(), sums);
+  if (ADD) add_in_line(addend + row_offset, line, place, output, sums);
 #pragma unroll
   for (float& sum : sums) sum = activate<ACTIVATION>(sum);
-  store_in_line(c + row_offset, line, place, output.column_step(), sums);
+  store_in_line(c + row_offset, line, place, output, sums);
 }
 #endif

@@ -39,6 +39,7 @@ from cupyconv.kernels.family import Candidate, Choices, Family, Tile
 from cupyconv.kernels.reach import Count, reach_counts
 from cupyconv.kernels.request import PLAIN, Epilogue, Request
 from cupyconv.kernels.strides import Strides, followers, neighbours
+from cupyconv.kernels.views import Viewed
 from cupyconv.launch import (
     STORAGE,
     FilterForm,
@@ -865,10 +866,10 @@ def _store(
     if result == "w":
         along = len(shape) - 1
         of_group = shape[-1] // (problem.groups if filters_last(problem) else 1)
+        canonical = strides.canonical(problem).w
     else:
         along = problem.data_axes[1]
-        of_group = shape[along] // problem.groups
-    canonical = getattr(strides.canonical(problem), result)
+        of_group, canonical = strides.run_of_channels(problem, result)
     run = neighbours(canonical, along, of_group, alignment, itemsize)
     if problem.dtype == "float32":
         return STORE_FLOAT, min(run, 2)
@@ -886,7 +887,7 @@ def _store(
     is_matrix = len(walked) == 1 and not is_planar(problem)
     is_matrix &= flattens(steps, shape, (batch, *spatial))
     # A box must not extend into the next group.
-    is_matrix &= problem.groups == 1 or of_group % _BOX == 0
+    is_matrix &= (problem.groups == 1 or of_group % _BOX == 0) and not strides.fold
     has_map = mappable(steps, shape, itemsize) and alignment == PIECE_BYTES
     has_map &= not epilogue.adds  # the kernel loads addends only for stores without TMA
     return STORE_BOXES if is_matrix and has_map else STORE_ROWS, run
@@ -1313,6 +1314,7 @@ class Persistent(Family):
         maps = _maps(staged, pass_, tile, walked, splits)
         defines: dict[str, str | int] = {
             **common_defines(tile, pass_, problem, epilogue),
+            **parameters.fold_defines(problem, staged.strides),
             "WINDOW_ROWS": int(
                 pass_ == "backprop_filter" and has_window_rows(problem, tile, splits)
             ),
@@ -1434,4 +1436,8 @@ class Hopper(Persistent):
         return [tile for tile in fitting if tile.defines["PLANAR"] in affordable]
 
 
-CUDA_HOPPER = Hopper()
+class ViewedHopper(Viewed, Hopper):
+    """cuda-hopper with the views of views.py."""
+
+
+CUDA_HOPPER = ViewedHopper()

@@ -34,6 +34,7 @@ CONSTANTS = [
     ("conv_arrange.cu", "TILE", copies.TILE),
     ("conv_arrange.cu", "BAND_PIXELS", copies.BAND_PIXELS),
     ("conv_arrange.cu", "BAND_CHANNELS", copies.BAND_CHANNELS),
+    ("conv_fold.cu", "THREADS", copies.THREADS),
     ("conv_backprop_bias.cu", "THREADS", bias.THREADS),
     ("conv_patch.cu", "WARPS", patch.WARPS),
     ("conv_toeplitz.cu", "CHANNELS", toeplitz.CHANNELS),

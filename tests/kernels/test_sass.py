@@ -55,7 +55,7 @@ FORMS = {
 }
 """Layer, dtype and precision, keyed by a family and its operands."""
 
-COPIES = ("conv_arrange.cu", "conv_planes.cu")
+COPIES = ("conv_arrange.cu", "conv_fold.cu", "conv_planes.cu")
 """Kernels without products."""
 
 FORMS_OF = ("CLUSTER", "SPLIT")

@@ -874,84 +874,65 @@ class _Layer:
 def _layer(finding: Finding, comparison: Comparison) -> _Layer | None:
     """Return a convention as a problem; None if no problem expresses it."""
     convention, search = comparison.convention, finding.search
-    order, names = convention.order, convention.names
-    rank, letters = order.rank, SPATIAL_AXES[order.rank]
+    order, letters = convention.order, SPATIAL_AXES[convention.order.rank]
+    name, role = convention.names["x"], convention.role
     views = convention.views(search.tensors)
+    groups, images, channels, *inputs = views["x"].shape
+    _, filters, _, *taps = views["w"].shape
     data = order.x if order.x == order.y else ""
-    if data not in formats.data_formats(rank):
-        data = formats.data_formats(rank)[0]
-    filters: str = order.w if order.w in formats.filter_formats(rank) else ""
-    if order.w == f"{letters}GM":
-        filters = f"{letters}IO"
-    filters = filters or formats.filter_formats(rank)[0]
-    targets = {"x": data, "w": filters, "y": data}
+    if data not in formats.data_formats(order.rank):
+        data = formats.data_formats(order.rank)[0]
+    target = f"{letters}IO" if order.w == f"{letters}GM" else order.w
+    if target not in formats.filter_formats(order.rank):
+        target = formats.filter_formats(order.rank)[0]
     before: list[str] = []
     after: list[str] = []
-    pairs = list(next(iter(finding._paddings(convention).values())))
-    inputs = list(views["x"].shape[3:])
-    for role in "xwy":
-        lines = before if role != convention.role else after
-        lines += _rearranged(search, convention, role, targets[role])
-    edits = []
-    for axis, (b, a) in enumerate(pairs):
-        begin, end = max(-b, 0), max(-a, 0)
-        if convention.mode != "zeros":
-            edits.append((b, a))
-            pairs[axis] = (0, 0)
-            inputs[axis] += max(b, 0) + max(a, 0)
-        elif begin or end:
-            edits.append((-begin, -end))
-            pairs[axis] = (max(b, 0), max(a, 0))
-            inputs[axis] -= begin + end
+    for each, word in {"x": data, "w": target, "y": data}.items():
+        after += _rearranged(finding, convention, each, word) if each == role else []
+        before += _rearranged(finding, convention, each, word) if each != role else []
+    named = finding._paddings(convention)
+    claimed = str(finding.layer["padding"]).lower()
+    chosen = claimed if claimed in named else next(iter(named))
+    pairs = named[chosen]
+    padding: Any = chosen if chosen in ("same", "same_lower") else None
+    padding = padding or [(max(b, 0), max(a, 0)) for b, a in pairs]
+
+    def along(entries: Any) -> list[Any]:
+        """Return an entry for each axis of x, (0, 0) for batch and channels."""
+        return [dict(zip(letters, entries, strict=True)).get(letter, (0, 0)) for letter in data]
+
+    if convention.mode != "zeros":
+        if role == "x":
+            return None
+        padding = [(max(b, 0), max(a, 0)) for b, a in pairs]
+        before.append(f'{name} = np.pad({name}, {along(padding)}, mode="{convention.mode}")')
+        inputs = [size + sum(pair) for size, pair in zip(inputs, padding, strict=True)]
+        padding = 0
+    crops = [(max(-b, 0), max(-a, 0)) for b, a in pairs]
+    if any(map(any, crops)):
+        inputs = [size - sum(pair) for size, pair in zip(inputs, crops, strict=True)]
+        slices = ", ".join(f"{b or ''}:{-a or ''}" for b, a in along(crops))
+        if role == "x":
+            after.insert(0, f"{name} = np.pad({name}, {along(crops)})")
         else:
-            edits.append((0, 0))
-    if any(map(any, edits)):
-        name = names["x"]
-        spatial = dict(zip(letters, edits, strict=True))
-        if convention.mode != "zeros":
-            if convention.role == "x":
-                return None
-            width = [spatial.get(letter, (0, 0)) for letter in data]
-            before.append(f'{name} = np.pad({name}, {width}, mode="{convention.mode}")')
-        elif convention.role == "x":
-            width = [tuple(-e for e in spatial.get(letter, (0, 0))) for letter in data]
-            after.insert(0, f"{name} = np.pad({name}, {width})")
-        else:
-            slices = [
-                f"{-b or ''}:{a or ''}" for b, a in (spatial.get(letter, (0, 0)) for letter in data)
-            ]
-            before.append(f"{name} = {name}[{', '.join(slices)}]")
+            before.append(f"{name} = {name}[{slices}]")
     if convention.finish.scale != 1:
         after.append(f"{convention.result} = {convention.result} * {convention.finish.scale!r}")
-    groups, images, channels = views["x"].shape[:3]
-    per_letter = {"N": images, "C": groups * channels, **dict(zip(letters, inputs, strict=True))}
-    taps = views["w"].shape[3:]
-    per_filter = {
-        "O": groups * views["w"].shape[1],
-        "I": channels,
-        **dict(zip(letters, taps, strict=True)),
-    }
-    named = next(iter(finding._paddings(convention)))
-    word: Any = tuple(pairs)
-    claimed = finding.layer["padding"]
-    if isinstance(claimed, str) and claimed.lower() in finding._paddings(convention):
-        word = claimed.lower()
-    elif named in ("same", "same_lower"):
-        word = named
+    sizes = {"N": images, "C": groups * channels, **dict(zip(letters, inputs, strict=True))}
+    extents = {"O": groups * filters, "I": channels, **dict(zip(letters, taps, strict=True))}
     dtype = search.dtypes[search.result]
-    is_complex = any(array.dtype.kind == "c" for array in search.tensors.values())
-    if is_complex:
+    if any(array.dtype.kind == "c" for array in search.tensors.values()):
         dtype = "complex128" if "complex128" in search.dtypes.values() else "complex64"
     try:
         problem = ConvProblem(
-            [per_letter[letter] for letter in data],
-            [per_filter[letter] for letter in filters],
+            [sizes[letter] for letter in data],
+            [extents[letter] for letter in target],
             stride=[rule.stride for rule in finding._strides(convention)],
-            padding=word,
+            padding=padding,
             dilation=[rule.dilation for rule in convention.rules],
-            groups=order.groups,
+            groups=groups,
             data_format=data,
-            filter_format=filters,  # type: ignore[arg-type]
+            filter_format=target,  # type: ignore[arg-type]
             dtype=dtype if dtype in ITEMSIZE else "float32",  # type: ignore[arg-type]
         )
     except ConvError:
@@ -961,61 +942,42 @@ def _layer(finding: Finding, comparison: Comparison) -> _Layer | None:
     return _Layer(problem, convention, tuple(before), tuple(after))
 
 
-def _rearranged(search: Search, convention: Convention, role: str, target: str) -> list[str]:
+def _rearranged(finding: Finding, convention: Convention, role: str, target: str) -> list[str]:
     """Return NumPy statements that bring an operand to a format, or a result from a format."""
     order, name = convention.order, convention.names[role]
-    reading, array = getattr(order, role), search.tensors[name]
-    letters = SPATIAL_AXES[order.rank]
-    is_result = role == convention.role
-    lines = []
-    if reading.endswith("GM"):
-        shape = (*array.shape[:-2], 1, prod(array.shape[-2:]))
-        lines.append(f"{name} = {name}.reshape({array.shape if is_result else shape})")
-    elif reading.startswith("GM"):
-        shape = (prod(array.shape[:2]), 1, *array.shape[2:])
-        lines.append(f"{name} = {name}.reshape({array.shape if is_result else shape})")
-    elif reading != target:
-        kept = [letter for letter in target if letter in reading]
-        order_ = tuple(reading.index(letter) for letter in kept)
-        if is_result:
-            if len(kept) < len(target):
-                index = ", ".join(":" if letter in reading else "0" for letter in target)
-                lines.append(f"{name} = {name}[{index}]")
-            back = tuple(kept.index(letter) for letter in reading)
-            if back != tuple(range(len(back))):
-                lines.append(f"{name} = {name}.transpose{back}")
-        else:
-            if order_ != tuple(range(len(order_))):
-                lines.append(f"{name} = {name}.transpose{order_}")
-            if len(kept) < len(target):
-                index = ", ".join(":" if letter in reading else "None" for letter in target)
-                lines.append(f"{name} = {name}[{index}]")
+    reading, array = getattr(order, role), finding.search.tensors[name]
+    wanted = target if "G" not in reading else target.replace("O", "GM").replace("I", "")
+    kept = [letter for letter in wanted if letter in reading]
+    there = tuple(reading.index(letter) for letter in kept)
+    back = tuple(kept.index(letter) for letter in reading)
+    shape = tuple(array.shape[place] for place in there)
+    sizes = dict(zip(kept, shape, strict=True))
+    sizes["O"] = sizes.get("O", sizes.get("G", 1) * sizes.get("M", 1))
+    full = tuple(sizes.get(letter, 1) for letter in target)
+    steps = []  # for an operand, and for a result
+    if there != back or there != tuple(sorted(there)):
+        steps.append((f".transpose{there}", f".transpose{back}"))
     if role in order.interleaved:
         axis = target.index("O" if role == "w" else "C")
-        swap = f"np.stack(np.split({name}, {order.groups}, {axis}), {axis + 1})"
-        if not is_result:
-            swap = (
-                f"np.concatenate([{name}.take(range(g, {name}.shape[{axis}], {order.groups}), "
-                f"{axis}) for g in range({order.groups})], {axis})"
-            )
-            lines.append(f"{name} = {swap}")
-        else:
-            lines.insert(0, f"{name} = {swap}.reshape({name}.shape)")
+        pair = full[axis] // order.groups, order.groups
+        split = f".reshape{(*full[:axis], *pair, *full[axis + 1 :])}.swapaxes({axis}, {axis + 1})"
+        merge = f".reshape{(*full[:axis], *pair[::-1], *full[axis + 1 :])}"
+        merge = f"{merge}.swapaxes({axis}, {axis + 1})"
+        steps.append((f"{split}.reshape{full}", f"{merge}.reshape{shape}"))
+    elif shape != full:
+        steps.append((f".reshape{full}", f".reshape{shape}"))
+    flipped = dict(zip(SPATIAL_AXES[order.rank], order.flipped, strict=True))
     if role == "w" and any(order.flipped):
-        axes = tuple(
-            target.index(letter)
-            for letter, flip in zip(letters, order.flipped, strict=True)
-            if flip
-        )
-        lines.insert(0 if is_result else len(lines), f"{name} = np.flip({name}, {axes})")
+        index = ", ".join("::-1" if flipped.get(letter) else ":" for letter in target)
+        steps.append((f"[{index}]",) * 2)
     # conv_forward and conv_transpose conjugate nothing; the gradients conjugate the second factor.
     usual = (False, convention.role == "w" or convention.names["x"] == "dx")
-    for factor, is_conjugated, expected in zip(
-        convention.factors, order.conjugated, usual, strict=True
-    ):
-        if factor == role and is_conjugated != expected and array.dtype.kind == "c":
-            lines.append(f"{name} = {name}.conj()")
-    return lines
+    conjugated = zip(convention.factors, order.conjugated, usual, strict=True)
+    if array.dtype.kind == "c" and any(role == one and a != b for one, a, b in conjugated):
+        steps.append((".conj()",) * 2)
+    is_result = role == convention.role
+    calls = [backward for _, backward in reversed(steps)] if is_result else [a for a, _ in steps]
+    return [f"{name} = {name}{''.join(calls)}"] if calls else []
 
 
 def _lines(layer: _Layer | None) -> dict[str, str]:
@@ -1023,12 +985,15 @@ def _lines(layer: _Layer | None) -> dict[str, str]:
     if layer is None:
         return {}
     convention, problem = layer.convention, layer.problem
+    gradient = convention.result.removeprefix("d")
     lines = {"cupyconv": _library_line(layer)}
-    for framework in translate.translations(problem):
-        text = framework.size if convention.role == "x" else framework.call
-        if convention.role == "w":
-            text = f"the gradient of {text} with respect to w"
-        lines[framework.framework] = text
+    for framework in translate.translations(problem, convention.is_transposed):
+        call = framework.call
+        if convention.result != "y":
+            if problem.is_complex and framework.framework == "JAX":
+                continue  # its gradients are the conjugates
+            call = f"the gradient of {call} with respect to {gradient}"
+        lines[framework.framework] = call
     scipy = _scipy_line(layer)
     if scipy:
         lines["SciPy"] = scipy
@@ -1037,32 +1002,22 @@ def _lines(layer: _Layer | None) -> dict[str, str]:
 
 def _library_line(layer: _Layer) -> str:
     convention, problem = layer.convention, layer.problem
-    names, finish = convention.names, convention.finish
+    x, w, y = (convention.names[role] for role in "xwy")
     words: dict[str, Any] = {}
-    for key in ("stride", "dilation"):
-        values = getattr(problem, key)
-        if max(values) > 1:
-            words[key] = values[0] if len(set(values)) == 1 else values
-    if problem.padding_mode.startswith("same"):
-        words["padding"] = problem.padding_mode
-    elif any(map(any, problem.padding)):
-        pairs = problem.padding
-        symmetric = all(b == a for b, a in pairs)
-        befores = tuple(b for b, _ in pairs)
-        words["padding"] = pairs if not symmetric else befores
-        if symmetric and len(set(befores)) == 1:
-            words["padding"] = befores[0]
-    if problem.groups > 1:
-        words["groups"] = problem.groups
-    if problem.data_format.endswith("C"):
-        words["data_format"] = problem.data_format
-    default = formats.resolve_filter_format(None, problem.spatial_rank, problem.data_format)
-    if problem.filter_format != default:
-        words["filter_format"] = problem.filter_format
-    bias = ", bias" if finish.bias != "none" else ""
-    if finish.activation:
-        words["activation"] = finish.activation
-    x, w, y = names["x"], names["w"], names["y"]
+    for key, value in problem.keywords.items():
+        if key == "padding" and isinstance(value, tuple) and all(a == b for a, b in value):
+            value = tuple(before for before, _ in value)
+        if isinstance(value, tuple) and len(set(value)) == 1 and isinstance(value[0], int):
+            value = value[0]
+        words[key] = value
+    data = formats.resolve_data_format(None, problem.spatial_rank)
+    filters = formats.resolve_filter_format(None, problem.spatial_rank, problem.data_format)
+    defaults = (1, 0, 1, 1, data, filters)
+    usual = dict(zip(words, defaults, strict=True))
+    words = {key: value for key, value in words.items() if value not in (usual[key], "valid")}
+    bias = ", bias" if convention.finish.bias != "none" else ""
+    if convention.finish.activation:
+        words["activation"] = convention.finish.activation
     if convention.role == "y":
         call = f"{y} = cupyconv.conv_forward({x}, {w}{bias}"
     elif convention.role == "w":

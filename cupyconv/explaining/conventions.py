@@ -529,7 +529,7 @@ def paddings(
                 return False
         return True
 
-    named: dict[str, Any] = {_numbers(before): [(b, b) for b in before]}
+    named: dict[str, Any] = {axes_text(before): [(b, b) for b in before]}
     for word in ("same", "same_lower"):
         same = [
             ConvAxis("W", h, r, rule.stride, rule.dilation, 0, 0, word).of_input(h)
@@ -548,9 +548,13 @@ def paddings(
             (b, a if size[2] > 1 and a < 1 - rule.stride else max(a, 0))
             for b, a, (rule, size) in zip(before, after, axes, strict=True)
         ]
-        found[",".join(f"{b}:{a}" for b, a in least)] = tuple(least)
+        found[axes_text(least)] = tuple(least)
     return found
 
 
-def _numbers(values: list[int]) -> str:
-    return str(values[0]) if len(set(values)) == 1 else ",".join(map(str, values))
+def axes_text(value: Any) -> str:
+    """Return an argument for all axes or per axis as text, such as "1", "1,2" or "0:1"."""
+    if not isinstance(value, (tuple, list)):
+        return str(value).lower()
+    texts = [":".join(map(str, v)) if isinstance(v, (tuple, list)) else str(v) for v in value]
+    return texts[0] if len(set(texts)) == 1 else ",".join(texts)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from cupyconv.explaining.conventions import (
     Convention,
     Order,
     Rule,
+    axes_text,
     missing_after,
     paddings,
     span,
@@ -24,7 +24,7 @@ from cupyconv.explaining.conventions import (
 )
 from cupyconv.explaining.search import LEAST_EVIDENCE, LEVELS, Comparison, Search
 from cupyconv.explaining.shapes import listed
-from cupyconv.explaining.terms import counted_large, indexed
+from cupyconv.explaining.terms import counted_large, indexed, plain
 from cupyconv.formats import SPATIAL_AXES
 from cupyconv.markup import Block, Document, Paragraph, Section, Table, Verbatim
 from cupyconv.problem import ITEMSIZE, ConvProblem, counted, require_output, shape_text
@@ -35,6 +35,9 @@ OPERANDS = {"y": ("x", "w"), "dx": ("w", "dy"), "dw": ("x", "dy"), "db": ("dy",)
 
 ACTIVATIONS = (None, "relu", "silu", "gelu")
 """Activations that a layer may have."""
+
+LARGEST = 1e70
+"""Largest magnitude of an array (hand-set): float64 has the squares of products."""
 
 SHOWN_TERMS = 6
 """Largest number of products of an element that are printed (hand-set)."""
@@ -101,10 +104,8 @@ def diagnose(
     {'padding': ('0', '1')}
     """
     given = {"x": x, "w": w, "dy": dy, "y": y, "dx": dx, "dw": dw, "db": db, "bias": bias}
-    tensors, dtypes = {}, {}
-    for name, value in given.items():
-        if value is not None:
-            tensors[name], dtypes[name] = _taken(name, value)
+    taken = {name: _taken(name, value) for name, value in given.items() if value is not None}
+    tensors = {name: array for name, (array, _) in taken.items()}
     results = [name for name in OPERANDS if name in tensors]
     if not results:
         raise ConvError(
@@ -131,11 +132,6 @@ def diagnose(
                 f"{listed(missing)} {'is' if len(missing) == 1 else 'are'} missing",
                 f"Pass {listed(missing)}",
             )
-        for name in OPERANDS[result]:
-            if not np.isfinite(tensors[name]).all():
-                raise ConvError(
-                    f"{name} must be finite", "it has NaN or infinity", "Pass finite values"
-                )
         part = {name: tensors[name] for name in names}
         if min(map(np.size, part.values())) == 0:
             raise ConvError(
@@ -144,7 +140,7 @@ def diagnose(
                 "Pass arrays with elements",
             )
         if result == "db":
-            findings.append(BiasFinding(part["dy"], part["db"], dtypes["db"], data_format))
+            findings.append(BiasFinding(part["dy"], part["db"], taken["db"][1], data_format))
             continue
         claim, mismatch = _claim(result, part, layer, bool(transposed), output_padding)
         if claim is not None and result == "y":
@@ -156,7 +152,6 @@ def diagnose(
             raise ConvError(
                 "bias must have one value per channel of y",
                 f"bias is {_shape_text(add)}, y is {_shape_text(part['y'])}",
-                "Pass a bias of another length",
             )
         search = Search(
             result,
@@ -164,7 +159,7 @@ def diagnose(
             add,
             claim,
             bool(transposed),
-            {name: dtypes[name] for name in names},
+            {name: taken[name][1] for name in names},
             _integers(dilation),
             activation if result == "y" else None,
         )
@@ -188,14 +183,22 @@ def _taken(name: str, value: Any) -> tuple[np.ndarray, str]:
     """Return an array as a contiguous NumPy array with a NumPy dtype, and the dtype's name."""
     array = arrays.on_host(arrays.take(name, value)[0])
     dtype = array.dtype.name
-    if array.dtype.kind not in "biufc":
-        if dtype != "bfloat16":
-            raise ConvTypeError(
-                f"{name} must be an array of numbers: got {dtype}. Convert it to float32"
-            )
-        array = array.astype(np.float32)
-    if array.dtype.kind in "bui":
-        array = array.astype(np.float64)
+    if array.dtype.kind not in "biufc" and dtype != "bfloat16":
+        raise ConvTypeError(
+            f"{name} must be an array of numbers: got {dtype}. Convert it to float32"
+        )
+    if array.dtype.kind not in "fc":
+        array = array.astype(np.float32 if dtype == "bfloat16" else np.float64)
+    is_finite = np.isfinite(array)
+    if name not in OPERANDS and not is_finite.all():
+        raise ConvError(f"{name} must be finite", "it has NaN or infinity", "Pass finite values")
+    largest = float(np.abs(array[is_finite]).max(initial=0.0))
+    if largest and not 1 / LARGEST < largest < LARGEST:
+        raise ConvError(
+            f"the largest value of {name} must be between {1 / LARGEST:g} and {LARGEST:g}",
+            f"got {largest:.3g}",
+            "Scale the arrays",
+        )
     return np.ascontiguousarray(array), dtype
 
 
@@ -341,68 +344,58 @@ class Finding:
         return {} if best is None else self._settings(best)
 
     @cached_property
-    def claimed_settings(self) -> dict[str, str]:
-        """Properties of the convention that your arguments describe; empty if they do not fit."""
-        claimed = self.search.claimed
-        if claimed is None:
-            return {}
-        settings = self._settings(claimed)
-        word = self.layer["padding"]
-        named = self._paddings(claimed.convention)
-        if isinstance(word, str) and word.lower() in named:
-            settings["padding"] = word.lower()
-        return settings
-
-    @cached_property
     def differences(self) -> dict[str, tuple[str, str]]:
         """Your value and the value found, keyed by property, where the two differ."""
-        yours = self.claimed_settings
         best = self.fits[0] if self.fits else self.search.nearest
-        if not yours and best is not None:
-            yours = self._unchecked_settings(best.convention)
-        keys = dict.fromkeys((*self.settings, *yours)) if yours else {}
+        if best is None:
+            return {}
+        yours = self.claimed_settings
         pairs = {
             key: tuple(
                 texts.get(key, _DEFAULTS.get(key.partition(" of ")[0], "none"))
                 for texts in (yours, self.settings)
             )
-            for key in keys
+            for key in dict.fromkeys((*self.settings, *yours))
         }
-        # Your padding may be another name of the padding found.
-        named = self._paddings(best.convention) if best is not None else {}
-        if best is not None and yours["padding"] in named:
-            pairs.pop("padding", None)
+        if yours["padding"] in self._paddings(best.convention):
+            del pairs["padding"]  # another name of the same padding
         return {key: (old, new) for key, (old, new) in pairs.items() if old != new}
 
-    def _unchecked_settings(self, best: Convention) -> dict[str, str]:
-        """Return the properties that your arguments name, if the layer does not fit the shapes."""
-        rank = best.order.rank
-        layer = self.layer
-        data = _quiet_format(formats.resolve_data_format, layer["data_format"], rank)
-        filters = _quiet_format(formats.resolve_filter_format, layer["filter_format"], rank, data)
+    @cached_property
+    def claimed_settings(self) -> dict[str, str]:
+        """Properties that your arguments name, keyed by their names."""
+        best = self.fits[0] if self.fits else self.search.nearest
+        if best is None:
+            return {}
+        search, layer, order = self.search, self.layer, best.convention.order
+        data = _quiet_format(formats.resolve_data_format, layer["data_format"], order.rank)
+        filters = _quiet_format(
+            formats.resolve_filter_format, layer["filter_format"], order.rank, data
+        )
         settings = {
-            "layer": "transposed" if self.search.is_transposed else "convolution",
+            "layer": "transposed" if search.is_transposed else "convolution",
             "filter": "not flipped",
-            "bias": "none" if self.search.bias is None else "added",
-            "activation": self.search.activation or "none",
         }
-        if self.result != "y":
-            del settings["bias"], settings["activation"]
         for key in ("stride", "padding", "dilation", "groups"):
-            settings[key] = _plain_text(layer[key])
-        extra = layer["output_padding"]
-        if self.search.is_transposed and extra is not None:
-            settings["output_padding"] = _plain_text(extra)
+            settings[key] = axes_text(layer[key])
+        if self.result == "y":
+            settings["bias"] = "none" if search.bias is None else "added"
+            settings["activation"] = search.activation or "none"
+        if search.is_transposed and layer["output_padding"] is not None:
+            settings["output_padding"] = axes_text(layer["output_padding"])
         elif "output_padding" in self.settings:
             settings["output_padding"] = self.settings["output_padding"]
         if "conjugated" in self.settings:
-            usual = usual_conjugation(self.result, self.search.is_transposed)
-            settings["conjugated"] = self._conjugated(replace(best.order, conjugated=usual), best)
+            usual = usual_conjugation(self.result, search.is_transposed)
+            settings["conjugated"] = self._conjugated(
+                replace(order, conjugated=usual), best.convention
+            )
         for role, word in {"x": data, "w": filters, "y": data}.items():
-            found = getattr(best.order, role)
+            found = getattr(order, role)
             # An array without a batch or channel axis has the rest of the format.
             rest = "".join(letter for letter in word if letter in found)
-            settings[f"order of {best.names[role]}"] = rest if len(rest) == len(found) else word
+            name = best.convention.names[role]
+            settings[f"order of {name}"] = rest if len(rest) == len(found) else word
         return settings
 
     def _conjugated(self, order: Order, convention: Convention) -> str:
@@ -430,9 +423,9 @@ class Finding:
             "layer": "transposed" if convention.is_transposed else "convolution",
             "filter": filter_text,
             **{f"order of {names[role]}": getattr(order, role) for role in "xwy"},
-            "stride": _axes_text([rule.stride for rule in self._strides(convention)]),
+            "stride": axes_text(self._strides(convention)),
             "padding": next(iter(named)),
-            "dilation": _axes_text([rule.dilation for rule in convention.rules]),
+            "dilation": axes_text([rule.dilation for rule in convention.rules]),
             "groups": str(order.groups),
         }
         if convention.is_transposed:
@@ -442,7 +435,7 @@ class Finding:
                     pairs, convention.rules, self._spatial(convention), strict=True
                 )
             ]
-            settings["output_padding"] = _axes_text(extra)
+            settings["output_padding"] = axes_text(extra)
         settings["padding values"] = convention.mode
         if convention.mode == "edge" and max(max(pair) for pair in pairs) == 1:
             settings["padding values"] = "edge, the same as symmetric for a padding of 1"
@@ -460,16 +453,18 @@ class Finding:
         settings["scale"] = self._scale_text(convention)
         return settings
 
-    def _strides(self, convention: Convention) -> list[Rule]:
-        """Return the rules with strides for which an axis has its number of outputs."""
+    def _strides(self, convention: Convention) -> list[int]:
+        """Return strides with which each axis has its number of outputs."""
         pairs = next(iter(self._paddings(convention).values()))
-        rules = []
-        for rule, (h, r, p), (b, a) in zip(
-            convention.rules, self._spatial(convention), pairs, strict=True
+        claim = self.search.claim
+        known = [1] * len(pairs) if claim is None else [rule.stride for rule in claim.rules]
+        strides = []
+        for rule, (h, r, p), pair, stride in zip(
+            convention.rules, self._spatial(convention), pairs, known, strict=False
         ):
-            room = h + b + a - span(rule, r) + 1
-            rules.append(rule._replace(stride=max(rule.stride, room)) if p == 1 else rule)
-        return rules
+            room = h + sum(pair) - span(rule, r) + 1
+            strides.append(max(stride, rule.stride, room) if p == 1 else rule.stride)
+        return strides
 
     def _scale_text(self, convention: Convention) -> str:
         scale = convention.finish.scale
@@ -745,9 +740,7 @@ class Finding:
             "shapes": {name: list(array.shape) for name, array in search.tensors.items()},
             "mismatch": self.mismatch or None,
             "degenerate": self.degenerate or None,
-            "differences": {
-                key: {"yours": old, "found": new} for key, (old, new) in self.differences.items()
-            },
+            "differences": _plain_differences(self),
             "precision": self.precision if self.fits else None,
             "conventions": [self._fit_dict(fit) for fit in self.fits],
             "same_padding": self._aliases(),
@@ -769,9 +762,9 @@ class Finding:
             "largest_difference": fit.largest,
             "largest_difference_at": list(fit.worst),
             "first_difference_at": None if fit.first is None else list(fit.first),
-            "value": _plain(fit.value),
-            "expected": _plain(fit.expected),
-            "bias": None if fit.bias is None else [_plain(value.item()) for value in fit.bias],
+            "value": plain(fit.value),
+            "expected": plain(fit.expected),
+            "bias": None if fit.bias is None else [plain(value.item()) for value in fit.bias],
         }
 
 
@@ -804,14 +797,15 @@ def _told_apart(changed: set[str]) -> str:
     return found[0] if found else "random values"
 
 
+def _plain_differences(finding: Finding | BiasFinding) -> dict[str, dict[str, str]]:
+    pairs = finding.differences.items()
+    return {key: {"yours": old, "found": new} for key, (old, new) in pairs}
+
+
 def _number(value: complex) -> str:
     if isinstance(value, complex):
         return f"({value:.7g})"
     return f"{value:.9g}"
-
-
-def _plain(value: complex) -> Any:
-    return [value.real, value.imag] if isinstance(value, complex) else value
 
 
 def _is_float16(values: np.ndarray) -> bool:
@@ -819,20 +813,6 @@ def _is_float16(values: np.ndarray) -> bool:
         return False
     with np.errstate(all="ignore"):
         return bool((values.astype(np.float16).astype(values.dtype) == values).all())
-
-
-def _axes_text(values: list[int]) -> str:
-    return str(values[0]) if len(set(values)) == 1 else ",".join(map(str, values))
-
-
-def _plain_text(value: Any) -> str:
-    if isinstance(value, (tuple, list)):
-        entries = [
-            ":".join(map(str, entry)) if isinstance(entry, (tuple, list)) else str(entry)
-            for entry in value
-        ]
-        return entries[0] if len(set(entries)) == 1 else ",".join(entries)
-    return str(value).lower()
 
 
 def _quiet_format(resolve: Callable[..., str], *arguments: Any) -> str:
@@ -927,7 +907,7 @@ def _layer(finding: Finding, comparison: Comparison) -> _Layer | None:
         problem = ConvProblem(
             [sizes[letter] for letter in data],
             [extents[letter] for letter in target],
-            stride=[rule.stride for rule in finding._strides(convention)],
+            stride=finding._strides(convention),
             padding=padding,
             dilation=[rule.dilation for rule in convention.rules],
             groups=groups,
@@ -1069,51 +1049,55 @@ class BiasFinding:
     result = "db"
 
     @cached_property
-    def _outcome(self) -> tuple[str, int | None, float, float]:
-        """Verdict, axis of the channels, scale, and largest difference."""
+    def _asked(self) -> int:
+        """Axis of the channels in the caller's data format."""
+        last = str(self.data_format).upper().endswith(("C", "CHANNELS_LAST"))
+        return self.dy.ndim - 1 if last else min(1, self.dy.ndim - 1)
+
+    @cached_property
+    def fit(self) -> tuple[int, float, str, float] | None:
+        """Axis of the channels, scale, its name, and the largest difference; None if none fits."""
         dy, db = self.dy, self.db.ravel()
-        last = dy.ndim - 1
-        asked = last if str(self.data_format).upper().endswith(("C", "CHANNELS_LAST")) else 1
-        fits = []
-        tolerance = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float64": 2.0**-45}
-        for axis in dict.fromkeys((min(asked, last), *range(dy.ndim))):
+        count = dy.size // db.size
+        scales = {
+            dy.shape[0] / count: "mean over the positions",
+            1 / dy.shape[0]: "mean over the batch",
+            1 / count: "mean",
+            1.0: "sum",
+        }
+        for axis in dict.fromkeys((self._asked, *range(dy.ndim))):
             if dy.shape[axis] != db.size:
                 continue
             others = tuple(a for a in range(dy.ndim) if a != axis)
             sums = dy.astype(np.result_type(dy, "f8")).sum(others)
-            count = dy.size // db.size
             size = np.sqrt((np.abs(dy) ** 2).sum(others)) * 8 + np.abs(sums)
-            for scale in dict.fromkeys((1.0, 1 / dy.shape[0], 1 / count, dy.shape[0] / count)):
+            tolerance = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float64": 2.0**-45}
+            for scale, word in sorted(scales.items(), reverse=True):
                 error = np.abs(db - sums * scale)
-                limit = tolerance.get(self.dtype, 2.0**-20) * size * scale
-                if (error <= limit).all():
-                    fits.append((axis, scale, float(error.max())))
-        if not dy.any():
-            return "undecided", None, 1.0, 0.0
-        if not fits:
-            return "none", None, 1.0, 0.0
-        axis, scale, error = fits[0]
-        return "agrees" if axis == asked and scale == 1 else "other", axis, scale, error
+                if (error <= tolerance.get(self.dtype, 2.0**-20) * size * scale).all():
+                    return axis, scale, word, float(error.max())
+        return None
 
     @property
     def verdict(self) -> str:
         """The outcome, as in ``Finding.verdict``."""
-        return self._outcome[0]
+        if not self.dy.any():
+            return "undecided"
+        if self.fit is None:
+            return "none"
+        return "other" if self.differences else "agrees"
 
     @property
     def differences(self) -> dict[str, tuple[str, str]]:
         """Your value and the value found, keyed by property, where the two differ."""
-        verdict, axis, scale, _ = self._outcome
-        if verdict != "other":
+        if self.fit is None or not self.dy.any():
             return {}
-        found = {}
-        if scale != 1:
-            words = {1 / self.dy.shape[0]: " (mean over the batch)"}
-            words[self.db.size / self.dy.size] = " (mean)"
-            found["scale"] = ("sum", f"{scale:.6g}{words.get(scale, '')}")
-        if axis is not None and axis != 1:
-            found["channel axis of dy"] = ("1", str(axis))
-        return found
+        axis, scale, word, _ = self.fit
+        pairs = {
+            "scale": ("sum", "sum" if scale == 1 else f"{scale:.6g} ({word})"),
+            "channel axis of dy": (str(self._asked), str(axis)),
+        }
+        return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
     @property
     def headline(self) -> str:
@@ -1131,9 +1115,9 @@ class BiasFinding:
     @property
     def sections(self) -> tuple[Section, ...]:
         """Sections of the text."""
-        _, axis, scale, error = self._outcome
         text = f"db {_shape_text(self.db)} from dy {_shape_text(self.dy)}."
-        if axis is not None:
+        if self.fit is not None:
+            axis, scale, _, error = self.fit
             times = "" if scale == 1 else f", times {scale:.6g}"
             text += (
                 f" db is the sum of dy over all axes but axis {axis}{times}. The largest "
@@ -1143,15 +1127,13 @@ class BiasFinding:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as plain data, ready for JSON."""
-        verdict, axis, scale, error = self._outcome
+        axis, scale, _, error = self.fit or (None, 1.0, "", 0.0)
         return {
             "result": "db",
-            "verdict": verdict,
+            "verdict": self.verdict,
             "headline": self.headline,
             "shapes": {"dy": list(self.dy.shape), "db": list(self.db.shape)},
-            "differences": {
-                key: {"yours": old, "found": new} for key, (old, new) in self.differences.items()
-            },
+            "differences": _plain_differences(self),
             "channel_axis": axis,
             "scale": scale,
             "largest_difference": error,

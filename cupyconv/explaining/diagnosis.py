@@ -18,6 +18,7 @@ from cupyconv.explaining.conventions import (
     Rule,
     axes_text,
     missing_after,
+    named_pair,
     paddings,
     span,
     usual_conjugation,
@@ -666,31 +667,20 @@ class Finding:
             blocks.append(Paragraph(f"{counted(more, 'other convention')} fit, too."))
         return Section("Other conventions with the same values", tuple(blocks))
 
-    def _apart(self, first: str, second: str) -> str:
+    def _apart(self, *words: str) -> str:
         """Return a clause with an input size for which two paddings differ."""
         convention = self.fits[0].convention
-        for axis, (rule, (h, r, _)) in enumerate(
-            zip(convention.rules, self._spatial(convention), strict=True)
+        letters = SPATIAL_AXES[convention.order.rank]
+        for letter, rule, (h, r, _) in zip(
+            letters, convention.rules, self._spatial(convention), strict=True
         ):
             for size in (*range(h, h + 4), *range(h, 0, -1)):
-                found = []
-                for word in (first, second):
-                    padding = _library_padding(word, rule, r)
-                    if padding is None:
-                        return ""
-                    try:
-                        problem = ConvProblem(
-                            (1, 1, size),
-                            (1, 1, r),
-                            stride=rule.stride,
-                            padding=padding,
-                            dilation=rule.dilation,
-                        )
-                    except ConvError:
-                        break
-                    found.append((problem.padding[0][0], problem.output_shape))
-                if len(found) == 2 and found[0] != found[1]:
-                    letter = SPATIAL_AXES[convention.order.rank][axis]
+                pairs: Any = [named_pair(word, rule, size, r) for word in words]
+                if None in pairs:
+                    return ""
+                room = [size + b + a - span(rule, r) for b, a in pairs]
+                ends = [(b, n // rule.stride) for (b, _), n in zip(pairs, room, strict=True)]
+                if min(room) >= 0 and ends[0] != ends[1]:
                     return f"; they differ for an input of {letter} = {size}"
         return ""
 
@@ -822,16 +812,6 @@ def _quiet_format(resolve: Callable[..., str], *arguments: Any) -> str:
         return str(arguments[0])
 
 
-def _library_padding(word: str, rule: Rule, taps: int) -> Any:
-    """Return a named padding of one axis as an argument of ConvProblem; None for a crop."""
-    if word in ("same", "same_lower"):
-        return word
-    extent = span(rule, taps) - 1
-    if word in ("causal", "full"):
-        return [(extent, extent if word == "full" else 0)]
-    return int(word) if word.isdigit() else None
-
-
 # -- lines of frameworks ---------------------------------------------------------------------------
 
 
@@ -912,7 +892,7 @@ def _layer(finding: Finding, comparison: Comparison) -> _Layer | None:
             dilation=[rule.dilation for rule in convention.rules],
             groups=groups,
             data_format=data,
-            filter_format=target,  # type: ignore[arg-type]
+            filter_format=target,
             dtype=dtype if dtype in ITEMSIZE else "float32",  # type: ignore[arg-type]
         )
     except ConvError:
@@ -1015,6 +995,8 @@ def _scipy_line(layer: _Layer) -> str:
     problem, order = layer.problem, layer.convention.order
     if layer.convention.role != "y" or problem.N * problem.C * problem.K > 1:
         return ""
+    if problem.is_complex:  # correlate conjugates w
+        return ""
     if max(problem.stride) > 1 or max(problem.dilation) > 1 or len(set(order.flipped)) > 1:
         return ""
     taps = problem.filter_sizes
@@ -1025,7 +1007,7 @@ def _scipy_line(layer: _Layer) -> str:
     }
     mode = next((mode for mode, pairs in modes.items() if pairs == problem.padding), None)
     function = "convolve" if order.flipped[0] else "correlate"
-    return f'scipy.signal.{function}(x, w, mode="{mode}") on 2-D arrays' if mode else ""
+    return f'scipy.signal.{function}(x, w, mode="{mode}") on {len(taps)}-D arrays' if mode else ""
 
 
 # -- the bias gradient -----------------------------------------------------------------------------

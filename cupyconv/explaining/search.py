@@ -234,7 +234,7 @@ class Search:
         if self.claim is not None:
             self.claimed = self._weigh(0.0, self.claim)
         jobs = self._sorted_jobs()
-        plain, other = self._plain_finishes(), self._other_finishes()
+        plain, other = self._finishes()
         later: list[tuple[float, _Near]] = []
         for distance, sample in self._samples(jobs, MODES[:1], advance):
             for near in sample.candidates(plain):
@@ -323,31 +323,23 @@ class Search:
     def _role(self, job: _Job) -> str:
         return Convention(self.result, job.is_transposed, job.order, ()).role
 
-    def _plain_finishes(self) -> list[Finish]:
-        finishes = [Finish(activation=self.activation)]
+    def _finishes(self) -> tuple[list[Finish], list[Finish]]:
+        """Return the common steps after the sum, and others."""
+        scaled = Finish(scale=0.0)  # 0 stands for a scale that fits
         if self.result != "y":
-            return [PLAIN]
-        if self.bias is not None:
-            finishes = [Finish(bias="given", activation=self.activation), *finishes]
+            return [PLAIN], [scaled]
         result = self.tensors["y"]
-        if result.dtype.kind != "c" and not (result < 0).any():
-            finishes += [finish._replace(activation="relu") for finish in finishes]
-        if self.activation is not None:
-            finishes += [finish._replace(activation=None) for finish in finishes]
-        return list(dict.fromkeys(finishes))
-
-    def _other_finishes(self) -> list[Finish]:
-        scaled = [Finish(scale=0.0)]  # 0 stands for a scale that fits
-        if self.result != "y":
-            return scaled
-        result = self.tensors["y"]
-        finishes = [*scaled, Finish(bias="fitted")]
-        if result.dtype.kind != "c":
-            if not (result < 0).any():
-                finishes.append(Finish(bias="fitted", activation="relu"))
-            biases = ("none",) if self.bias is None else ("given", "none")
-            finishes += [Finish(1.0, bias, word) for bias in biases for word in ("silu", "gelu")]
-        return finishes
+        is_real = result.dtype.kind != "c"
+        biases = ["none"] if self.bias is None else ["given", "none"]
+        may_be_relu = is_real and not (result < 0).any()
+        words = [self.activation, *["relu"] * may_be_relu, None]
+        plain = [Finish(1.0, bias, word) for word in words for bias in biases]
+        other = [scaled, Finish(bias="fitted")]
+        if may_be_relu:
+            other.append(Finish(bias="fitted", activation="relu"))
+        if is_real:
+            other += [Finish(1.0, bias, word) for bias in biases for word in ("silu", "gelu")]
+        return list(dict.fromkeys(plain)), other
 
     # -- candidates --------------------------------------------------------------------------------
 
@@ -670,15 +662,12 @@ def _splittable(
     x: str, w: str, y: str, groups: int, shapes: Mapping[str, tuple[int, ...]]
 ) -> list[str]:
     """Return the roles whose channels could be interleaved between the groups."""
-    if groups == 1:
-        return []
-    found: list[str] = []
-    for role, reading in (("x", x), ("y", y)):
-        if conventions.sizes(reading, shapes[role]).get("C", 1) > groups:
-            found.append(role)
-    if conventions.sizes(w, shapes["w"]).get("O", 1) > groups:
-        found.append("w")
-    return found
+    sizes = {
+        role: conventions.sizes(reading, shapes[role])
+        for role, reading in {"x": x, "y": y, "w": w}.items()
+    }
+    every = {role: size.get("O" if role == "w" else "C", 1) for role, size in sizes.items()}
+    return [role for role, size in every.items() if size > groups > 1]
 
 
 # -- a sample --------------------------------------------------------------------------------------
@@ -691,7 +680,7 @@ class _Block(NamedTuple):
         group, first: place on the first two axes of the view.
         seconds: channels.
         begin, shape: start of the block of positions, and shape with the channels.
-        index, values: places in the block of the sampled elements, and their values.
+        places, values: indices in the block of the sampled elements, and their values.
     """
 
     group: int
@@ -699,7 +688,7 @@ class _Block(NamedTuple):
     seconds: np.ndarray
     begin: list[int]
     shape: tuple[int, ...]
-    index: tuple[np.ndarray, ...]
+    places: tuple[np.ndarray, ...]
     values: np.ndarray
 
 
@@ -710,7 +699,8 @@ def _block(view: np.ndarray) -> _Block:
     with np.errstate(all="ignore"):
         # Every step-th element of large results suffices to choose a part.
         step = max(int((view.size / 1e6) ** (1 / rank)), 1)
-        some = np.abs(view[(..., *(slice(None, None, step),) * rank)])
+        every: Any = (..., *(slice(None, None, step),) * rank)
+        some = np.abs(view[every])
         norms = np.nan_to_num(some).astype("f8").sum(spatial)
     group, first = map(int, np.unravel_index(norms.sum(2).argmax(), norms.shape[:2]))
     elements = prod(min(size, most) for size in view.shape[3:])
@@ -795,7 +785,7 @@ class _Sample:
         if self.role == "y":
             source, weights = x[first][:, None], w[kept].swapaxes(0, 1)
         elif self.role == "x":
-            source, weights = y[first][:, None], np.flip(w[:, kept], range(2, w.ndim))
+            source, weights = y[first][:, None], np.flip(w[:, kept], tuple(range(2, w.ndim)))
         else:
             source, weights = x[:, kept], y[:, first, None]
         source, rank = conventions.read(source, tapes), len(steps)
@@ -821,7 +811,7 @@ class _Sample:
     def _sums(self) -> np.ndarray:
         """Sums of the sampled elements, one row per combination of paddings."""
         with_one_blas_thread(self._compute)
-        index, begin = self.block.index, self.block.begin
+        index, begin = self.block.places, self.block.begin
         rank = len(begin)
         flat = index[0]
         for axis, options in enumerate(self.job.options):
@@ -841,7 +831,7 @@ class _Sample:
             return [near for finish in finishes for near in self._best(finish)]
 
     def _best(self, finish: Finish) -> list[_Near]:
-        sums, values, channels = self._sums, self.block.values, self.block.index[0]
+        sums, values, channels = self._sums, self.block.values, self.block.places[0]
         if finish.scale != 1 and len(values) < 4:
             sums = sums / self.views["y"].shape[1]  # too few values to fit a scale: a mean
         elif finish.scale != 1:
@@ -905,15 +895,9 @@ def _part(
         limit *= size / keep
         places[axis] = np.unique(np.linspace(0, size - 1, keep).astype(int))
         parts[role] = parts[role].take(places[axis], axis)
-        other, along = {
-            ("y", 1): ("x", 1),
-            ("y", 2): ("w", 1),
-            ("x", 1): ("y", 1),
-            ("x", 2): ("w", 2),
-            ("w", 1): ("y", 2),
-            ("w", 2): ("x", 2),
-        }[role, axis]
-        parts[other] = parts[other].take(places[axis], along)
+        tie = next(tie for tie in conventions.TIES if tie.get(role) == axis)
+        other = next(each for each in tie if each != role)
+        parts[other] = parts[other].take(places[axis], tie[other])
     return parts, places
 
 

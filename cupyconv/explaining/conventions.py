@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice, product
+from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
@@ -429,15 +429,26 @@ class Convention:
             dx = _written(dx, index, size, axis)
         return np.moveaxis(dx.reshape(rest[0], groups, *rest[1:]), 1, 0)
 
-    def terms(self, views: Mapping[str, np.ndarray], index: tuple[int, ...]) -> Terms:
-        """Return the products of an element.
+    def products(
+        self, views: Mapping[str, np.ndarray], index: tuple[int, ...]
+    ) -> tuple[int, Iterator[tuple[tuple[int, ...], tuple[int, ...]]]]:
+        """Return the number of products of an element, and the indices of their two factors.
 
         Args:
             index: index of the element in the view of the result's role.
         """
+        group, a, b, *space = index
         inner = {"y": views["w"].shape[2], "x": views["w"].shape[1], "w": views["x"].shape[1]}
-        along = [self._pairs(views, axis, place) for axis, place in enumerate(index[3:])]
-        return Terms(self.role, index, inner[self.role], along)
+        along = [self._pairs(views, axis, place) for axis, place in enumerate(space)]
+
+        def pairs() -> Iterator[Any]:
+            every: Any = product(range(inner[self.role]), *along)
+            for i, *places in every:
+                first, second = zip(*places, strict=True)
+                channels = {"y": (a, i, b, i), "x": (a, i, i, b), "w": (i, a, i, b)}[self.role]
+                yield (group, *channels[:2], *first), (group, *channels[2:], *second)
+
+        return inner[self.role] * prod(map(len, along)), pairs()
 
     def _pairs(
         self, views: Mapping[str, np.ndarray], axis: int, position: int
@@ -457,41 +468,6 @@ class Convention:
             self.role
         ]
         return list(zip(first, second, strict=True))
-
-
-@dataclass(frozen=True)
-class Terms:
-    """Products of an element of a result.
-
-    Attributes:
-        role: role of the result.
-        index: index of the element in the view of its role.
-        inner: number of channels (y), filters (x) or images (w) that contribute.
-        along: positions of the two factors along each axis.
-    """
-
-    role: str
-    index: tuple[int, ...]
-    inner: int
-    along: list[list[tuple[int, int]]]
-
-    @property
-    def count(self) -> int:
-        """Number of products."""
-        return self.inner * prod(map(len, self.along))
-
-    def first(self, most: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Yield the indices of the two factors of the first products, in the views of the roles."""
-        group, a, b = self.index[:3]
-        every: Any = product(range(self.inner), *self.along)
-        for i, *pairs in islice(every, most):
-            first, second = (tuple(place) for place in zip(*pairs, strict=True))
-            if self.role == "y":
-                yield (group, a, i, *first), (group, b, i, *second)
-            elif self.role == "x":
-                yield (group, a, i, *first), (group, i, b, *second)
-            else:
-                yield (group, i, a, *first), (group, i, b, *second)
 
 
 def _step(view: np.ndarray, axis: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from cupyconv import arrays, formats
 from cupyconv.errors import ConvError, ConvTypeError, python_argument, require_word
 from cupyconv.explaining import translate
 from cupyconv.explaining.conventions import (
+    ROLES,
     Convention,
     Order,
     Rule,
@@ -214,58 +216,49 @@ def _claim(
     transposed: bool,
     output_padding: Any,
 ) -> tuple[Convention | None, str]:
-    """Return the convention that the caller's arguments describe.
-
-    Returns:
-        The convention, and the reason if the arguments do not fit the shapes of the arrays.
-    """
-    probe = Convention(result, transposed, Order("", "", "", 1, ()), ())
-    shapes = {role: tensors[name].shape for role, name in probe.names.items()}
+    """Return the convention that the arguments describe, or the reason why they do not fit."""
+    names = ROLES[result, transposed]
+    shapes = {role: tensors[name].shape for role, name in names.items()}
     axes = len(shapes["w"])
-    same = {len(shape) for shape in shapes.values()} == {axes}
-    rank = axes if same and axes < 3 else axes - 2
+    is_plain = axes < 3 and all(len(shape) == axes for shape in shapes.values())
+    rank = axes if is_plain else axes - 2
     if rank not in SPATIAL_AXES:
         return None, f"w has {counted(axes, 'axis', 'axes')}; a layer has 3, 4 or 5"
+    words: dict[str, Any] = {**layer, "dtype": "float64"}
+    readings, full = {}, {}
     try:
         data = formats.resolve_data_format(layer["data_format"], rank)
         filters = formats.resolve_filter_format(layer["filter_format"], rank, data)
-    except ConvError as error:
-        return None, str(error)
-    readings, full = {}, {}
-    for role, word in {"x": data, "w": filters, "y": data}.items():
-        lacking = len(word) - len(shapes[role])
-        dropped = {0: "", 1: "N", 2: "NCOI"}.get(lacking)
-        if dropped is None or (role == "w" and lacking == 1):
-            return None, (
-                f"{probe.names[role]} has {counted(len(shapes[role]), 'axis', 'axes')}, and "
-                f"{word} has {len(word)}"
-            )
-        readings[role] = "".join(letter for letter in word if letter not in dropped)
-        sizes = iter(shapes[role])
-        full[role] = tuple(1 if letter in dropped else next(sizes) for letter in word)
-    words = {**layer, "dtype": "float64"}
-    names = Names(probe.names["x"], probe.names["w"], probe.names["y"])
-    try:
+        for role, word in {"x": data, "w": filters, "y": data}.items():
+            lacking = len(word) - len(shapes[role])
+            dropped = {0: "", 1: "" if role == "w" else "N", 2: "NCOI"}.get(lacking, "")
+            readings[role] = "".join(letter for letter in word if letter not in dropped)
+            if len(readings[role]) != len(shapes[role]):
+                axes_ = counted(len(shapes[role]), "axis", "axes")
+                return None, f"{names[role]} has {axes_}, and {word} has {len(word)}"
+            sizes = iter(shapes[role])
+            full[role] = tuple(1 if letter in dropped else next(sizes) for letter in word)
         if transposed and output_padding is not None:
             problem = ConvProblem.from_output(
                 full["y"], full["w"], output_padding=output_padding, **words
             )
-        elif transposed and probe.role == "x":
+        elif transposed and result == "y":
             problem = ConvProblem.from_output(full["y"], full["w"], input_shape=full["x"], **words)
         else:
             problem = ConvProblem(full["x"], full["w"], **words)
-            require_output(names, problem, full["y"])
+            require_output(Names(names["x"], names["w"], names["y"]), problem, full["y"])
         if problem.input_shape != full["x"]:
             raise ConvError(
                 "the result must have the shape that follows from the layer",
-                f"{probe.names['x']} is {shape_text(full['x'])}, the layer gives "
+                f"{names['x']} is {shape_text(full['x'])}, the layer gives "
                 f"{shape_text(problem.input_shape)}",
             )
     except ConvError as error:
         return None, f"{error.rule}: {error.values}"
     conjugated = usual_conjugation(result, transposed)
+    flipped = (False,) * rank
     order = Order(
-        readings["x"], readings["w"], readings["y"], problem.groups, (False,) * rank, (), conjugated
+        readings["x"], readings["w"], readings["y"], problem.groups, flipped, (), conjugated
     )
     rules = tuple(Rule(axis.stride, axis.dilation, axis.pad_before) for axis in problem.axes)
     return Convention(result, transposed, order, rules), ""
@@ -607,11 +600,11 @@ class Finding:
         """Return the products of an element, with the indices of the caller's arrays."""
         search = self.search
         views = convention.operands(convention.views(search.tensors))
-        terms = convention.terms(views, search.viewed(convention, index))
+        count, products = convention.products(views, search.viewed(convention, index))
         first, second = convention.factors
         names = convention.names[first], convention.names[second]
         lines = []
-        for a, b in terms.first(SHOWN_TERMS):
+        for a, b in islice(products, SHOWN_TERMS):
             left, right = views[first][a].item(), views[second][b].item()
             texts = [
                 indexed(name, search.stored(role, convention, place))
@@ -621,11 +614,11 @@ class Finding:
             lines.append(
                 f"{texts[0]} * {texts[1]} = {_number(left)} * {_number(right)} = {product_}"
             )
-        if terms.count > SHOWN_TERMS:
-            lines.append(f"... {counted_large(terms.count - SHOWN_TERMS, 'more product')}")
+        if count > SHOWN_TERMS:
+            lines.append(f"... {counted_large(count - SHOWN_TERMS, 'more product')}")
         steps = self._settings_after(convention)
         name = indexed(self.result, index)
-        text = f"{what}, {name} is the sum of {counted_large(terms.count, 'product')}{steps}."
+        text = f"{what}, {name} is the sum of {counted_large(count, 'product')}{steps}."
         return [Paragraph(text), *([Verbatim("\n".join(lines))] if lines else [])]
 
     def _settings_after(self, convention: Convention) -> str:

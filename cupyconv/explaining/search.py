@@ -325,16 +325,19 @@ class Search:
 
     def _finishes(self) -> tuple[list[Finish], list[Finish]]:
         """Return the common steps after the sum, and others."""
-        scaled = Finish(scale=0.0)  # 0 stands for a scale that fits
+        result = self.tensors[self.result]
+        # A scale of 0 stands for one that fits.  Zeros fit any layer with it, or with some bias.
+        scaled = [Finish(scale=0.0)] if result.any() else []
         if self.result != "y":
-            return [PLAIN], [scaled]
-        result = self.tensors["y"]
+            return [PLAIN], scaled
         is_real = result.dtype.kind != "c"
         biases = ["none"] if self.bias is None else ["given", "none"]
         may_be_relu = is_real and not (result < 0).any()
         words = [self.activation, *["relu"] * may_be_relu, None]
         plain = [Finish(1.0, bias, word) for word in words for bias in biases]
-        other = [scaled, Finish(bias="fitted")]
+        if not scaled:
+            return list(dict.fromkeys(plain)), []
+        other = [*scaled, Finish(bias="fitted")]
         if may_be_relu:
             other.append(Finish(bias="fitted", activation="relu"))
         if is_real:
@@ -935,7 +938,7 @@ def _level(
         bound = level.roundoff * ((8 + 2 * more) * sizes + (4 + more) * magnitude)
         if level.name == "float16":
             bound = bound + 2.0**-24  # the smallest subnormal of float16
-        return error <= bound
+        return (error <= bound) & (error < inf)
 
     for level in LEVELS:
         agrees = agreeing(level)
@@ -952,7 +955,7 @@ def _rms(array: Any) -> float:
 def _fitted_bias(values: Any, sums: Any, activation: str | None) -> np.ndarray:
     """Return the bias per group and channel that fits best."""
     difference = values - sums
-    used = values > 0 if activation else np.ones(values.shape, bool)
+    used = values > 0 if activation else np.isfinite(values)
     axes = (1, *range(3, values.ndim))
     counts = used.sum(axes)
     total = np.where(used, difference, 0).sum(axes)

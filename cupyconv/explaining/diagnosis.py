@@ -537,11 +537,11 @@ class Finding:
             )
         elif self.fits:
             blocks.append(Paragraph(self.precision))
-        if search.skipped and self.verdict != "agrees":
+        if search.skipped and not self.fits:
             blocks.append(
                 Paragraph(
                     f"{search.skipped:,} combinations of order, stride and dilation were left out, "
-                    "because the arrays are large. Fewer images permit a complete search."
+                    "because they take too long. Smaller arrays permit a more complete search."
                 )
             )
         if best is not None and not self.fits:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import combinations, count, product
+from itertools import combinations, product
 from math import inf, prod
 from typing import Any, NamedTuple
 
@@ -66,6 +66,10 @@ ROUGH = 0.05
 
 NEARBY = 1.5
 """Largest additional distance at which other conventions are sought after one fits (hand-set)."""
+
+
+PATIENCE = 2.0
+"""Additional distance at which plain sums are sought before a scale or unknown bias (hand-set)."""
 
 
 class Level(NamedTuple):
@@ -189,7 +193,7 @@ class Search:
         claimed: comparison of the claim; None without a claim.
         tried: number of conventions that were compared with the sample.
         skipped: number of combinations of order, stride and dilation that were left out, because
-            they take too long for arrays of this size.
+            they take too long.
         too_many: whether more conventions fit than are listed.
         blocks: sampled elements, keyed by the layout of the result's view.
     """
@@ -242,8 +246,10 @@ class Search:
             if not self._is_found:
                 found = sample.candidates(other)
                 later += [(distance, near) for near in found if near.share >= _AGREEING]
+            while later and distance > later[0][0] + PATIENCE and not self._is_found:
+                self._consider(*later.pop(0))
         if not self._is_found:
-            for distance, near in sorted(later, key=lambda entry: entry[0]):
+            for distance, near in later:
                 self._consider(distance, near)
         if not self.fits:
             for distance, sample in self._samples(jobs, MODES[1:], advance):
@@ -348,8 +354,7 @@ class Search:
 
     def _sorted_jobs(self) -> list[tuple[float, _Job]]:
         """Return the jobs with their distances from the claim, the nearest first."""
-        jobs: list[tuple[float, int, _Job]] = []
-        number = count()
+        jobs: list[tuple[float, _Job]] = []
         for is_transposed in (self.is_transposed, not self.is_transposed):
             names = conventions.ROLES[self.result, is_transposed]
             shapes = {role: self.tensors[name].shape for role, name in names.items()}
@@ -367,11 +372,13 @@ class Search:
                 if spatial not in rules:
                     every = sorted(self._rules(spatial, order.rank), key=lambda entry: entry[0])
                     rules[spatial] = every[:MOST_RULES]
-                for extra, options in rules[spatial]:
-                    job = _Job(is_transposed, order, options)
-                    jobs.append((base + extra, next(number), job))
-        jobs.sort(key=lambda entry: entry[:2])
-        return [(distance, job) for distance, _, job in jobs[:MOST_JOBS]]
+                jobs += [
+                    (base + extra, _Job(is_transposed, order, options))
+                    for extra, options in rules[spatial]
+                ]
+        jobs.sort(key=lambda entry: entry[0])
+        self.skipped += len(jobs[MOST_JOBS:])
+        return jobs[:MOST_JOBS]
 
     def _orders(self, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Order]:
         """Yield the orders of axes with which the shapes fit together."""

@@ -907,7 +907,8 @@ def _rearranged(finding: Finding, convention: Convention, role: str, target: str
     sizes = dict(zip(kept, shape, strict=True))
     sizes["O"] = sizes.get("O", sizes.get("G", 1) * sizes.get("M", 1))
     full = tuple(sizes.get(letter, 1) for letter in target)
-    steps = []  # for an operand, and for a result
+    # Pairs: a call for an operand, and its inverse for a result.
+    steps = []
     if there != back or there != tuple(sorted(there)):
         steps.append((f".transpose{there}", f".transpose{back}"))
     if role in order.interleaved:
@@ -1125,7 +1126,7 @@ class Diagnosis:
     Attributes:
         findings: a finding per result, in the order y, dx, dw, db.
 
-    >>> x, w = np.arange(7.0).reshape(1, 1, 7) ** 2, np.array([[[1.0, 2, 4]]])
+    >>> x, w = np.arange(7.0).reshape(1, 1, 7) ** 2 - 9, np.array([[[1.0, 2, 4]]])
     >>> y = np.convolve(x[0, 0], w[0, 0], mode="same")[None, None]
     >>> print(cupyconv.diagnose(x, w, y=y).findings[0].headline)
     Another convention gives these values of y: filter flipped on W, padding 1

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice, product
+from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
@@ -32,6 +32,14 @@ ROLES = {
     ("dw", True): {"x": "dy", "w": "dw", "y": "x"},
 }
 """Tensor of the layer in each role, keyed by the result and by whether the layer is transposed."""
+
+TIES: tuple[Mapping[str, int], ...] = (
+    {"x": 0, "w": 0, "y": 0},
+    {"x": 1, "y": 1},
+    {"x": 2, "w": 2},
+    {"w": 1, "y": 2},
+)
+"""Axes of the views of x, w and y that have the same groups, images, channels and filters."""
 
 MODES = ("zeros", "reflect", "edge", "symmetric", "wrap")
 """Values of the padding: zeros, or values of x as in the modes of ``numpy.pad``."""
@@ -320,13 +328,16 @@ class Convention:
         positions in the three arrays that belong together.
         """
         views, names = self.views(arrays), self.names
-        axes: list[Any] = []
-        for axis, roles in enumerate(("xwy", "xy", "xw")):
-            # The second axis of w's view has the filters, and the third axis of y's view, too.
-            steps = {names[role]: _step(views[role], axis) for role in roles}
-            axes.append(tuple(sorted((name, step) for name, step in steps.items() if step)))
-        steps = {names["w"]: _step(views["w"], 1), names["y"]: _step(views["y"], 2)}
-        axes.append(tuple(sorted((name, step) for name, step in steps.items() if step)))
+        axes: list[Any] = [
+            tuple(
+                sorted(
+                    (names[role], step)
+                    for role, axis in tie.items()
+                    if (step := _step(views[role], axis))
+                )
+            )
+            for tie in TIES
+        ]
         spatial = {role: views[role].shape[3:] for role in "xwy"}
         tapes = self.tapes(spatial["x"], spatial["w"], spatial["y"])
         for axis, rule in enumerate(self.rules):
@@ -418,15 +429,26 @@ class Convention:
             dx = _written(dx, index, size, axis)
         return np.moveaxis(dx.reshape(rest[0], groups, *rest[1:]), 1, 0)
 
-    def terms(self, views: Mapping[str, np.ndarray], index: tuple[int, ...]) -> Terms:
-        """Return the products of an element.
+    def products(
+        self, views: Mapping[str, np.ndarray], index: tuple[int, ...]
+    ) -> tuple[int, Iterator[tuple[tuple[int, ...], tuple[int, ...]]]]:
+        """Return the number of products of an element, and the indices of their two factors.
 
         Args:
             index: index of the element in the view of the result's role.
         """
+        group, a, b, *space = index
         inner = {"y": views["w"].shape[2], "x": views["w"].shape[1], "w": views["x"].shape[1]}
-        along = [self._pairs(views, axis, place) for axis, place in enumerate(index[3:])]
-        return Terms(self.role, index, inner[self.role], along)
+        along = [self._pairs(views, axis, place) for axis, place in enumerate(space)]
+
+        def pairs() -> Iterator[Any]:
+            every: Any = product(range(inner[self.role]), *along)
+            for i, *places in every:
+                first, second = zip(*places, strict=True)
+                channels = {"y": (a, i, b, i), "x": (a, i, i, b), "w": (i, a, i, b)}[self.role]
+                yield (group, *channels[:2], *first), (group, *channels[2:], *second)
+
+        return inner[self.role] * prod(map(len, along)), pairs()
 
     def _pairs(
         self, views: Mapping[str, np.ndarray], axis: int, position: int
@@ -446,41 +468,6 @@ class Convention:
             self.role
         ]
         return list(zip(first, second, strict=True))
-
-
-@dataclass(frozen=True)
-class Terms:
-    """Products of an element of a result.
-
-    Attributes:
-        role: role of the result.
-        index: index of the element in the view of its role.
-        inner: number of channels (y), filters (x) or images (w) that contribute.
-        along: positions of the two factors along each axis.
-    """
-
-    role: str
-    index: tuple[int, ...]
-    inner: int
-    along: list[list[tuple[int, int]]]
-
-    @property
-    def count(self) -> int:
-        """Number of products."""
-        return self.inner * prod(map(len, self.along))
-
-    def first(self, most: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Yield the indices of the two factors of the first products, in the views of the roles."""
-        group, a, b = self.index[:3]
-        every: Any = product(range(self.inner), *self.along)
-        for i, *pairs in islice(every, most):
-            first, second = (tuple(place) for place in zip(*pairs, strict=True))
-            if self.role == "y":
-                yield (group, a, i, *first), (group, b, i, *second)
-            elif self.role == "x":
-                yield (group, a, i, *first), (group, i, b, *second)
-            else:
-                yield (group, i, a, *first), (group, i, b, *second)
 
 
 def _step(view: np.ndarray, axis: int) -> int:
@@ -519,38 +506,46 @@ def paddings(
     """
     axes = list(zip(rules, spatial, strict=True))
     after = [missing_after(rule, *size) for rule, size in axes]
-    spans = [span(rule, taps) for rule, (_, taps, _) in axes]
     before = [rule.pad for rule in rules]
-
-    def fits(pairs: Any) -> bool:
+    found = {}
+    for word in dict.fromkeys((axes_text(before), "same", "same_lower", "causal", "full")):
+        pairs = tuple(
+            named_pair(word, rule, h, r) or (rule.pad, rule.pad) for rule, (h, r, _) in axes
+        )
+        is_same = word.startswith("same")
+        if word in ("causal", "full") and not any(map(any, pairs)):
+            continue
         for (b, a), (rule, (_, _, outputs)), least in zip(pairs, axes, after, strict=True):
-            most = max(rule.dilation * is_transposed, rule.stride) - 1
-            if b != rule.pad or b < 0 or a < least or (outputs > 1 and a > least + most):
-                return False
-        return True
-
-    named: dict[str, Any] = {_numbers(before): [(b, b) for b in before]}
-    for word in ("same", "same_lower"):
-        same = [
-            ConvAxis("W", h, r, rule.stride, rule.dilation, 0, 0, word).of_input(h)
-            for rule, (h, r, _) in axes
-        ]
-        if all(
-            axis.output == outputs for axis, (_, (_, _, outputs)) in zip(same, axes, strict=True)
-        ):
-            named[word] = [(axis.pad_before, axis.pad_after) for axis in same]
-    if max(spans) > 1:
-        named["causal"] = [(width - 1, 0) for width in spans]
-        named["full"] = [(width - 1, width - 1) for width in spans]
-    found = {word: tuple(pairs) for word, pairs in named.items() if fits(pairs)}
+            most = max(rule.dilation * (is_transposed and not is_same), rule.stride) - 1
+            is_determined = outputs > 1 or is_same
+            if b != rule.pad or b < 0 or a < least or (is_determined and a > least + most):
+                break
+        else:
+            found[word] = pairs
     if not found:
-        least = [
+        ends = tuple(
             (b, a if size[2] > 1 and a < 1 - rule.stride else max(a, 0))
             for b, a, (rule, size) in zip(before, after, axes, strict=True)
-        ]
-        found[",".join(f"{b}:{a}" for b, a in least)] = tuple(least)
+        )
+        found[axes_text(ends)] = ends
     return found
 
 
-def _numbers(values: list[int]) -> str:
-    return str(values[0]) if len(set(values)) == 1 else ",".join(map(str, values))
+def named_pair(word: str, rule: Rule, inputs: int, taps: int) -> tuple[int, int] | None:
+    """Return a padding of an axis by its name; None for numbers that differ between axes."""
+    if word in ("same", "same_lower"):
+        axis = ConvAxis("W", inputs, taps, rule.stride, rule.dilation, 0, 0, word)
+        axis = axis.of_input(inputs)
+        return axis.pad_before, axis.pad_after
+    extent = span(rule, taps) - 1
+    if word in ("causal", "full"):
+        return extent, extent if word == "full" else 0
+    return (int(word), int(word)) if word.isdigit() else None
+
+
+def axes_text(value: Any) -> str:
+    """Return an argument for all axes or per axis as text, such as "1", "1,2" or "0:1"."""
+    if not isinstance(value, (tuple, list)):
+        return str(value).lower()
+    texts = [":".join(map(str, v)) if isinstance(v, (tuple, list)) else str(v) for v in value]
+    return texts[0] if len(set(texts)) == 1 else ",".join(texts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import prod
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -14,17 +14,20 @@ from cupyconv import arrays, formats
 from cupyconv.errors import ConvError, ConvTypeError, python_argument, require_word
 from cupyconv.explaining import translate
 from cupyconv.explaining.conventions import (
+    ROLES,
     Convention,
     Order,
     Rule,
+    axes_text,
     missing_after,
+    named_pair,
     paddings,
     span,
     usual_conjugation,
 )
 from cupyconv.explaining.search import LEAST_EVIDENCE, LEVELS, Comparison, Search
 from cupyconv.explaining.shapes import listed
-from cupyconv.explaining.terms import counted_large, indexed
+from cupyconv.explaining.terms import counted_large, indexed, plain
 from cupyconv.formats import SPATIAL_AXES
 from cupyconv.markup import Block, Document, Paragraph, Section, Table, Verbatim
 from cupyconv.problem import ITEMSIZE, ConvProblem, counted, require_output, shape_text
@@ -35,6 +38,9 @@ OPERANDS = {"y": ("x", "w"), "dx": ("w", "dy"), "dw": ("x", "dy"), "db": ("dy",)
 
 ACTIVATIONS = (None, "relu", "silu", "gelu")
 """Activations that a layer may have."""
+
+LARGEST = 1e70
+"""Largest magnitude of an array (hand-set): float64 has the squares of products."""
 
 SHOWN_TERMS = 6
 """Largest number of products of an element that are printed (hand-set)."""
@@ -101,10 +107,8 @@ def diagnose(
     {'padding': ('0', '1')}
     """
     given = {"x": x, "w": w, "dy": dy, "y": y, "dx": dx, "dw": dw, "db": db, "bias": bias}
-    tensors, dtypes = {}, {}
-    for name, value in given.items():
-        if value is not None:
-            tensors[name], dtypes[name] = _taken(name, value)
+    taken = {name: _taken(name, value) for name, value in given.items() if value is not None}
+    tensors = {name: array for name, (array, _) in taken.items()}
     results = [name for name in OPERANDS if name in tensors]
     if not results:
         raise ConvError(
@@ -131,11 +135,6 @@ def diagnose(
                 f"{listed(missing)} {'is' if len(missing) == 1 else 'are'} missing",
                 f"Pass {listed(missing)}",
             )
-        for name in OPERANDS[result]:
-            if not np.isfinite(tensors[name]).all():
-                raise ConvError(
-                    f"{name} must be finite", "it has NaN or infinity", "Pass finite values"
-                )
         part = {name: tensors[name] for name in names}
         if min(map(np.size, part.values())) == 0:
             raise ConvError(
@@ -144,7 +143,7 @@ def diagnose(
                 "Pass arrays with elements",
             )
         if result == "db":
-            findings.append(BiasFinding(part["dy"], part["db"], dtypes["db"], data_format))
+            findings.append(BiasFinding(part["dy"], part["db"], taken["db"][1], data_format))
             continue
         claim, mismatch = _claim(result, part, layer, bool(transposed), output_padding)
         if claim is not None and result == "y":
@@ -156,7 +155,6 @@ def diagnose(
             raise ConvError(
                 "bias must have one value per channel of y",
                 f"bias is {_shape_text(add)}, y is {_shape_text(part['y'])}",
-                "Pass a bias of another length",
             )
         search = Search(
             result,
@@ -164,7 +162,7 @@ def diagnose(
             add,
             claim,
             bool(transposed),
-            {name: dtypes[name] for name in names},
+            {name: taken[name][1] for name in names},
             _integers(dilation),
             activation if result == "y" else None,
         )
@@ -188,14 +186,22 @@ def _taken(name: str, value: Any) -> tuple[np.ndarray, str]:
     """Return an array as a contiguous NumPy array with a NumPy dtype, and the dtype's name."""
     array = arrays.on_host(arrays.take(name, value)[0])
     dtype = array.dtype.name
-    if array.dtype.kind not in "biufc":
-        if dtype != "bfloat16":
-            raise ConvTypeError(
-                f"{name} must be an array of numbers: got {dtype}. Convert it to float32"
-            )
-        array = array.astype(np.float32)
-    if array.dtype.kind in "bui":
-        array = array.astype(np.float64)
+    if array.dtype.kind not in "biufc" and dtype != "bfloat16":
+        raise ConvTypeError(
+            f"{name} must be an array of numbers: got {dtype}. Convert it to float32"
+        )
+    if array.dtype.kind not in "fc":
+        array = array.astype(np.float32 if dtype == "bfloat16" else np.float64)
+    is_finite = np.isfinite(array)
+    if name not in OPERANDS and not is_finite.all():
+        raise ConvError(f"{name} must be finite", "it has NaN or infinity", "Pass finite values")
+    largest = float(np.abs(array[is_finite]).max(initial=0.0))
+    if largest and not 1 / LARGEST < largest < LARGEST:
+        raise ConvError(
+            f"the largest value of {name} must be between {1 / LARGEST:g} and {LARGEST:g}",
+            f"got {largest:.3g}",
+            "Scale the arrays",
+        )
     return np.ascontiguousarray(array), dtype
 
 
@@ -210,58 +216,49 @@ def _claim(
     transposed: bool,
     output_padding: Any,
 ) -> tuple[Convention | None, str]:
-    """Return the convention that the caller's arguments describe.
-
-    Returns:
-        The convention, and the reason if the arguments do not fit the shapes of the arrays.
-    """
-    probe = Convention(result, transposed, Order("", "", "", 1, ()), ())
-    shapes = {role: tensors[name].shape for role, name in probe.names.items()}
+    """Return the convention that the arguments describe, or the reason why they do not fit."""
+    names = ROLES[result, transposed]
+    shapes = {role: tensors[name].shape for role, name in names.items()}
     axes = len(shapes["w"])
-    same = {len(shape) for shape in shapes.values()} == {axes}
-    rank = axes if same and axes < 3 else axes - 2
+    is_plain = axes < 3 and all(len(shape) == axes for shape in shapes.values())
+    rank = axes if is_plain else axes - 2
     if rank not in SPATIAL_AXES:
         return None, f"w has {counted(axes, 'axis', 'axes')}; a layer has 3, 4 or 5"
+    words: dict[str, Any] = {**layer, "dtype": "float64"}
+    readings, full = {}, {}
     try:
         data = formats.resolve_data_format(layer["data_format"], rank)
         filters = formats.resolve_filter_format(layer["filter_format"], rank, data)
-    except ConvError as error:
-        return None, str(error)
-    readings, full = {}, {}
-    for role, word in {"x": data, "w": filters, "y": data}.items():
-        lacking = len(word) - len(shapes[role])
-        dropped = {0: "", 1: "N", 2: "NCOI"}.get(lacking)
-        if dropped is None or (role == "w" and lacking == 1):
-            return None, (
-                f"{probe.names[role]} has {counted(len(shapes[role]), 'axis', 'axes')}, and "
-                f"{word} has {len(word)}"
-            )
-        readings[role] = "".join(letter for letter in word if letter not in dropped)
-        sizes = iter(shapes[role])
-        full[role] = tuple(1 if letter in dropped else next(sizes) for letter in word)
-    words = {**layer, "dtype": "float64"}
-    names = Names(probe.names["x"], probe.names["w"], probe.names["y"])
-    try:
+        for role, word in {"x": data, "w": filters, "y": data}.items():
+            lacking = len(word) - len(shapes[role])
+            dropped = {0: "", 1: "" if role == "w" else "N", 2: "NCOI"}.get(lacking, "")
+            readings[role] = "".join(letter for letter in word if letter not in dropped)
+            if len(readings[role]) != len(shapes[role]):
+                axes_ = counted(len(shapes[role]), "axis", "axes")
+                return None, f"{names[role]} has {axes_}, and {word} has {len(word)}"
+            sizes = iter(shapes[role])
+            full[role] = tuple(1 if letter in dropped else next(sizes) for letter in word)
         if transposed and output_padding is not None:
             problem = ConvProblem.from_output(
                 full["y"], full["w"], output_padding=output_padding, **words
             )
-        elif transposed and probe.role == "x":
+        elif transposed and result == "y":
             problem = ConvProblem.from_output(full["y"], full["w"], input_shape=full["x"], **words)
         else:
             problem = ConvProblem(full["x"], full["w"], **words)
-            require_output(names, problem, full["y"])
+            require_output(Names(names["x"], names["w"], names["y"]), problem, full["y"])
         if problem.input_shape != full["x"]:
             raise ConvError(
                 "the result must have the shape that follows from the layer",
-                f"{probe.names['x']} is {shape_text(full['x'])}, the layer gives "
+                f"{names['x']} is {shape_text(full['x'])}, the layer gives "
                 f"{shape_text(problem.input_shape)}",
             )
     except ConvError as error:
         return None, f"{error.rule}: {error.values}"
     conjugated = usual_conjugation(result, transposed)
+    flipped = (False,) * rank
     order = Order(
-        readings["x"], readings["w"], readings["y"], problem.groups, (False,) * rank, (), conjugated
+        readings["x"], readings["w"], readings["y"], problem.groups, flipped, (), conjugated
     )
     rules = tuple(Rule(axis.stride, axis.dilation, axis.pad_before) for axis in problem.axes)
     return Convention(result, transposed, order, rules), ""
@@ -341,68 +338,58 @@ class Finding:
         return {} if best is None else self._settings(best)
 
     @cached_property
-    def claimed_settings(self) -> dict[str, str]:
-        """Properties of the convention that your arguments describe; empty if they do not fit."""
-        claimed = self.search.claimed
-        if claimed is None:
-            return {}
-        settings = self._settings(claimed)
-        word = self.layer["padding"]
-        named = self._paddings(claimed.convention)
-        if isinstance(word, str) and word.lower() in named:
-            settings["padding"] = word.lower()
-        return settings
-
-    @cached_property
     def differences(self) -> dict[str, tuple[str, str]]:
         """Your value and the value found, keyed by property, where the two differ."""
-        yours = self.claimed_settings
         best = self.fits[0] if self.fits else self.search.nearest
-        if not yours and best is not None:
-            yours = self._unchecked_settings(best.convention)
-        keys = dict.fromkeys((*self.settings, *yours)) if yours else {}
+        if best is None:
+            return {}
+        yours = self.claimed_settings
         pairs = {
             key: tuple(
                 texts.get(key, _DEFAULTS.get(key.partition(" of ")[0], "none"))
                 for texts in (yours, self.settings)
             )
-            for key in keys
+            for key in dict.fromkeys((*self.settings, *yours))
         }
-        # Your padding may be another name of the padding found.
-        named = self._paddings(best.convention) if best is not None else {}
-        if best is not None and yours["padding"] in named:
-            pairs.pop("padding", None)
+        if yours["padding"] in self._paddings(best.convention):
+            del pairs["padding"]  # another name of the same padding
         return {key: (old, new) for key, (old, new) in pairs.items() if old != new}
 
-    def _unchecked_settings(self, best: Convention) -> dict[str, str]:
-        """Return the properties that your arguments name, if the layer does not fit the shapes."""
-        rank = best.order.rank
-        layer = self.layer
-        data = _quiet_format(formats.resolve_data_format, layer["data_format"], rank)
-        filters = _quiet_format(formats.resolve_filter_format, layer["filter_format"], rank, data)
+    @cached_property
+    def claimed_settings(self) -> dict[str, str]:
+        """Properties that your arguments name, keyed by their names."""
+        best = self.fits[0] if self.fits else self.search.nearest
+        if best is None:
+            return {}
+        search, layer, order = self.search, self.layer, best.convention.order
+        data = _quiet_format(formats.resolve_data_format, layer["data_format"], order.rank)
+        filters = _quiet_format(
+            formats.resolve_filter_format, layer["filter_format"], order.rank, data
+        )
         settings = {
-            "layer": "transposed" if self.search.is_transposed else "convolution",
+            "layer": "transposed" if search.is_transposed else "convolution",
             "filter": "not flipped",
-            "bias": "none" if self.search.bias is None else "added",
-            "activation": self.search.activation or "none",
         }
-        if self.result != "y":
-            del settings["bias"], settings["activation"]
         for key in ("stride", "padding", "dilation", "groups"):
-            settings[key] = _plain_text(layer[key])
-        extra = layer["output_padding"]
-        if self.search.is_transposed and extra is not None:
-            settings["output_padding"] = _plain_text(extra)
+            settings[key] = axes_text(layer[key])
+        if self.result == "y":
+            settings["bias"] = "none" if search.bias is None else "added"
+            settings["activation"] = search.activation or "none"
+        if search.is_transposed and layer["output_padding"] is not None:
+            settings["output_padding"] = axes_text(layer["output_padding"])
         elif "output_padding" in self.settings:
             settings["output_padding"] = self.settings["output_padding"]
         if "conjugated" in self.settings:
-            usual = usual_conjugation(self.result, self.search.is_transposed)
-            settings["conjugated"] = self._conjugated(replace(best.order, conjugated=usual), best)
+            usual = usual_conjugation(self.result, search.is_transposed)
+            settings["conjugated"] = self._conjugated(
+                replace(order, conjugated=usual), best.convention
+            )
         for role, word in {"x": data, "w": filters, "y": data}.items():
-            found = getattr(best.order, role)
+            found = getattr(order, role)
             # An array without a batch or channel axis has the rest of the format.
             rest = "".join(letter for letter in word if letter in found)
-            settings[f"order of {best.names[role]}"] = rest if len(rest) == len(found) else word
+            name = best.convention.names[role]
+            settings[f"order of {name}"] = rest if len(rest) == len(found) else word
         return settings
 
     def _conjugated(self, order: Order, convention: Convention) -> str:
@@ -430,9 +417,9 @@ class Finding:
             "layer": "transposed" if convention.is_transposed else "convolution",
             "filter": filter_text,
             **{f"order of {names[role]}": getattr(order, role) for role in "xwy"},
-            "stride": _axes_text([rule.stride for rule in self._strides(convention)]),
+            "stride": axes_text(self._strides(convention)),
             "padding": next(iter(named)),
-            "dilation": _axes_text([rule.dilation for rule in convention.rules]),
+            "dilation": axes_text([rule.dilation for rule in convention.rules]),
             "groups": str(order.groups),
         }
         if convention.is_transposed:
@@ -442,7 +429,7 @@ class Finding:
                     pairs, convention.rules, self._spatial(convention), strict=True
                 )
             ]
-            settings["output_padding"] = _axes_text(extra)
+            settings["output_padding"] = axes_text(extra)
         settings["padding values"] = convention.mode
         if convention.mode == "edge" and max(max(pair) for pair in pairs) == 1:
             settings["padding values"] = "edge, the same as symmetric for a padding of 1"
@@ -460,16 +447,18 @@ class Finding:
         settings["scale"] = self._scale_text(convention)
         return settings
 
-    def _strides(self, convention: Convention) -> list[Rule]:
-        """Return the rules with strides for which an axis has its number of outputs."""
+    def _strides(self, convention: Convention) -> list[int]:
+        """Return strides with which each axis has its number of outputs."""
         pairs = next(iter(self._paddings(convention).values()))
-        rules = []
-        for rule, (h, r, p), (b, a) in zip(
-            convention.rules, self._spatial(convention), pairs, strict=True
+        claim = self.search.claim
+        known = [1] * len(pairs) if claim is None else [rule.stride for rule in claim.rules]
+        strides = []
+        for rule, (h, r, p), pair, stride in zip(
+            convention.rules, self._spatial(convention), pairs, known, strict=False
         ):
-            room = h + b + a - span(rule, r) + 1
-            rules.append(rule._replace(stride=max(rule.stride, room)) if p == 1 else rule)
-        return rules
+            room = h + sum(pair) - span(rule, r) + 1
+            strides.append(max(stride, rule.stride, room) if p == 1 else rule.stride)
+        return strides
 
     def _scale_text(self, convention: Convention) -> str:
         scale = convention.finish.scale
@@ -548,11 +537,11 @@ class Finding:
             )
         elif self.fits:
             blocks.append(Paragraph(self.precision))
-        if search.skipped and self.verdict != "agrees":
+        if search.skipped and not self.fits:
             blocks.append(
                 Paragraph(
                     f"{search.skipped:,} combinations of order, stride and dilation were left out, "
-                    "because the arrays are large. Fewer images permit a complete search."
+                    "because they take too long. Smaller arrays permit a more complete search."
                 )
             )
         if best is not None and not self.fits:
@@ -611,11 +600,11 @@ class Finding:
         """Return the products of an element, with the indices of the caller's arrays."""
         search = self.search
         views = convention.operands(convention.views(search.tensors))
-        terms = convention.terms(views, search.viewed(convention, index))
+        count, products = convention.products(views, search.viewed(convention, index))
         first, second = convention.factors
         names = convention.names[first], convention.names[second]
         lines = []
-        for a, b in terms.first(SHOWN_TERMS):
+        for a, b in islice(products, SHOWN_TERMS):
             left, right = views[first][a].item(), views[second][b].item()
             texts = [
                 indexed(name, search.stored(role, convention, place))
@@ -625,11 +614,11 @@ class Finding:
             lines.append(
                 f"{texts[0]} * {texts[1]} = {_number(left)} * {_number(right)} = {product_}"
             )
-        if terms.count > SHOWN_TERMS:
-            lines.append(f"... {counted_large(terms.count - SHOWN_TERMS, 'more product')}")
+        if count > SHOWN_TERMS:
+            lines.append(f"... {counted_large(count - SHOWN_TERMS, 'more product')}")
         steps = self._settings_after(convention)
         name = indexed(self.result, index)
-        text = f"{what}, {name} is the sum of {counted_large(terms.count, 'product')}{steps}."
+        text = f"{what}, {name} is the sum of {counted_large(count, 'product')}{steps}."
         return [Paragraph(text), *([Verbatim("\n".join(lines))] if lines else [])]
 
     def _settings_after(self, convention: Convention) -> str:
@@ -671,31 +660,20 @@ class Finding:
             blocks.append(Paragraph(f"{counted(more, 'other convention')} fit, too."))
         return Section("Other conventions with the same values", tuple(blocks))
 
-    def _apart(self, first: str, second: str) -> str:
+    def _apart(self, *words: str) -> str:
         """Return a clause with an input size for which two paddings differ."""
         convention = self.fits[0].convention
-        for axis, (rule, (h, r, _)) in enumerate(
-            zip(convention.rules, self._spatial(convention), strict=True)
+        letters = SPATIAL_AXES[convention.order.rank]
+        for letter, rule, (h, r, _) in zip(
+            letters, convention.rules, self._spatial(convention), strict=True
         ):
             for size in (*range(h, h + 4), *range(h, 0, -1)):
-                found = []
-                for word in (first, second):
-                    padding = _library_padding(word, rule, r)
-                    if padding is None:
-                        return ""
-                    try:
-                        problem = ConvProblem(
-                            (1, 1, size),
-                            (1, 1, r),
-                            stride=rule.stride,
-                            padding=padding,
-                            dilation=rule.dilation,
-                        )
-                    except ConvError:
-                        break
-                    found.append((problem.padding[0][0], problem.output_shape))
-                if len(found) == 2 and found[0] != found[1]:
-                    letter = SPATIAL_AXES[convention.order.rank][axis]
+                pairs: Any = [named_pair(word, rule, size, r) for word in words]
+                if None in pairs:
+                    return ""
+                room = [size + b + a - span(rule, r) for b, a in pairs]
+                ends = [(b, n // rule.stride) for (b, _), n in zip(pairs, room, strict=True)]
+                if min(room) >= 0 and ends[0] != ends[1]:
                     return f"; they differ for an input of {letter} = {size}"
         return ""
 
@@ -745,9 +723,7 @@ class Finding:
             "shapes": {name: list(array.shape) for name, array in search.tensors.items()},
             "mismatch": self.mismatch or None,
             "degenerate": self.degenerate or None,
-            "differences": {
-                key: {"yours": old, "found": new} for key, (old, new) in self.differences.items()
-            },
+            "differences": _plain_differences(self),
             "precision": self.precision if self.fits else None,
             "conventions": [self._fit_dict(fit) for fit in self.fits],
             "same_padding": self._aliases(),
@@ -769,9 +745,9 @@ class Finding:
             "largest_difference": fit.largest,
             "largest_difference_at": list(fit.worst),
             "first_difference_at": None if fit.first is None else list(fit.first),
-            "value": _plain(fit.value),
-            "expected": _plain(fit.expected),
-            "bias": None if fit.bias is None else [_plain(value.item()) for value in fit.bias],
+            "value": plain(fit.value),
+            "expected": plain(fit.expected),
+            "bias": None if fit.bias is None else [plain(value.item()) for value in fit.bias],
         }
 
 
@@ -804,14 +780,15 @@ def _told_apart(changed: set[str]) -> str:
     return found[0] if found else "random values"
 
 
+def _plain_differences(finding: Finding | BiasFinding) -> dict[str, dict[str, str]]:
+    pairs = finding.differences.items()
+    return {key: {"yours": old, "found": new} for key, (old, new) in pairs}
+
+
 def _number(value: complex) -> str:
     if isinstance(value, complex):
         return f"({value:.7g})"
     return f"{value:.9g}"
-
-
-def _plain(value: complex) -> Any:
-    return [value.real, value.imag] if isinstance(value, complex) else value
 
 
 def _is_float16(values: np.ndarray) -> bool:
@@ -821,35 +798,11 @@ def _is_float16(values: np.ndarray) -> bool:
         return bool((values.astype(np.float16).astype(values.dtype) == values).all())
 
 
-def _axes_text(values: list[int]) -> str:
-    return str(values[0]) if len(set(values)) == 1 else ",".join(map(str, values))
-
-
-def _plain_text(value: Any) -> str:
-    if isinstance(value, (tuple, list)):
-        entries = [
-            ":".join(map(str, entry)) if isinstance(entry, (tuple, list)) else str(entry)
-            for entry in value
-        ]
-        return entries[0] if len(set(entries)) == 1 else ",".join(entries)
-    return str(value).lower()
-
-
 def _quiet_format(resolve: Callable[..., str], *arguments: Any) -> str:
     try:
         return resolve(*arguments)
     except ConvError:
         return str(arguments[0])
-
-
-def _library_padding(word: str, rule: Rule, taps: int) -> Any:
-    """Return a named padding of one axis as an argument of ConvProblem; None for a crop."""
-    if word in ("same", "same_lower"):
-        return word
-    extent = span(rule, taps) - 1
-    if word in ("causal", "full"):
-        return [(extent, extent if word == "full" else 0)]
-    return int(word) if word.isdigit() else None
 
 
 # -- lines of frameworks ---------------------------------------------------------------------------
@@ -874,84 +827,65 @@ class _Layer:
 def _layer(finding: Finding, comparison: Comparison) -> _Layer | None:
     """Return a convention as a problem; None if no problem expresses it."""
     convention, search = comparison.convention, finding.search
-    order, names = convention.order, convention.names
-    rank, letters = order.rank, SPATIAL_AXES[order.rank]
+    order, letters = convention.order, SPATIAL_AXES[convention.order.rank]
+    name, role = convention.names["x"], convention.role
     views = convention.views(search.tensors)
+    groups, images, channels, *inputs = views["x"].shape
+    _, filters, _, *taps = views["w"].shape
     data = order.x if order.x == order.y else ""
-    if data not in formats.data_formats(rank):
-        data = formats.data_formats(rank)[0]
-    filters: str = order.w if order.w in formats.filter_formats(rank) else ""
-    if order.w == f"{letters}GM":
-        filters = f"{letters}IO"
-    filters = filters or formats.filter_formats(rank)[0]
-    targets = {"x": data, "w": filters, "y": data}
+    if data not in formats.data_formats(order.rank):
+        data = formats.data_formats(order.rank)[0]
+    target = f"{letters}IO" if order.w == f"{letters}GM" else order.w
+    if target not in formats.filter_formats(order.rank):
+        target = formats.filter_formats(order.rank)[0]
     before: list[str] = []
     after: list[str] = []
-    pairs = list(next(iter(finding._paddings(convention).values())))
-    inputs = list(views["x"].shape[3:])
-    for role in "xwy":
-        lines = before if role != convention.role else after
-        lines += _rearranged(search, convention, role, targets[role])
-    edits = []
-    for axis, (b, a) in enumerate(pairs):
-        begin, end = max(-b, 0), max(-a, 0)
-        if convention.mode != "zeros":
-            edits.append((b, a))
-            pairs[axis] = (0, 0)
-            inputs[axis] += max(b, 0) + max(a, 0)
-        elif begin or end:
-            edits.append((-begin, -end))
-            pairs[axis] = (max(b, 0), max(a, 0))
-            inputs[axis] -= begin + end
+    for each, word in {"x": data, "w": target, "y": data}.items():
+        after += _rearranged(finding, convention, each, word) if each == role else []
+        before += _rearranged(finding, convention, each, word) if each != role else []
+    named = finding._paddings(convention)
+    claimed = str(finding.layer["padding"]).lower()
+    chosen = claimed if claimed in named else next(iter(named))
+    pairs = named[chosen]
+    padding: Any = chosen if chosen in ("same", "same_lower") else None
+    padding = padding or [(max(b, 0), max(a, 0)) for b, a in pairs]
+
+    def along(entries: Any) -> list[Any]:
+        """Return an entry for each axis of x, (0, 0) for batch and channels."""
+        return [dict(zip(letters, entries, strict=True)).get(letter, (0, 0)) for letter in data]
+
+    if convention.mode != "zeros":
+        if role == "x":
+            return None
+        padding = [(max(b, 0), max(a, 0)) for b, a in pairs]
+        before.append(f'{name} = np.pad({name}, {along(padding)}, mode="{convention.mode}")')
+        inputs = [size + sum(pair) for size, pair in zip(inputs, padding, strict=True)]
+        padding = 0
+    crops = [(max(-b, 0), max(-a, 0)) for b, a in pairs]
+    if any(map(any, crops)):
+        inputs = [size - sum(pair) for size, pair in zip(inputs, crops, strict=True)]
+        slices = ", ".join(f"{b or ''}:{-a or ''}" for b, a in along(crops))
+        if role == "x":
+            after.insert(0, f"{name} = np.pad({name}, {along(crops)})")
         else:
-            edits.append((0, 0))
-    if any(map(any, edits)):
-        name = names["x"]
-        spatial = dict(zip(letters, edits, strict=True))
-        if convention.mode != "zeros":
-            if convention.role == "x":
-                return None
-            width = [spatial.get(letter, (0, 0)) for letter in data]
-            before.append(f'{name} = np.pad({name}, {width}, mode="{convention.mode}")')
-        elif convention.role == "x":
-            width = [tuple(-e for e in spatial.get(letter, (0, 0))) for letter in data]
-            after.insert(0, f"{name} = np.pad({name}, {width})")
-        else:
-            slices = [
-                f"{-b or ''}:{a or ''}" for b, a in (spatial.get(letter, (0, 0)) for letter in data)
-            ]
-            before.append(f"{name} = {name}[{', '.join(slices)}]")
+            before.append(f"{name} = {name}[{slices}]")
     if convention.finish.scale != 1:
         after.append(f"{convention.result} = {convention.result} * {convention.finish.scale!r}")
-    groups, images, channels = views["x"].shape[:3]
-    per_letter = {"N": images, "C": groups * channels, **dict(zip(letters, inputs, strict=True))}
-    taps = views["w"].shape[3:]
-    per_filter = {
-        "O": groups * views["w"].shape[1],
-        "I": channels,
-        **dict(zip(letters, taps, strict=True)),
-    }
-    named = next(iter(finding._paddings(convention)))
-    word: Any = tuple(pairs)
-    claimed = finding.layer["padding"]
-    if isinstance(claimed, str) and claimed.lower() in finding._paddings(convention):
-        word = claimed.lower()
-    elif named in ("same", "same_lower"):
-        word = named
+    sizes = {"N": images, "C": groups * channels, **dict(zip(letters, inputs, strict=True))}
+    extents = {"O": groups * filters, "I": channels, **dict(zip(letters, taps, strict=True))}
     dtype = search.dtypes[search.result]
-    is_complex = any(array.dtype.kind == "c" for array in search.tensors.values())
-    if is_complex:
+    if any(array.dtype.kind == "c" for array in search.tensors.values()):
         dtype = "complex128" if "complex128" in search.dtypes.values() else "complex64"
     try:
         problem = ConvProblem(
-            [per_letter[letter] for letter in data],
-            [per_filter[letter] for letter in filters],
-            stride=[rule.stride for rule in finding._strides(convention)],
-            padding=word,
+            [sizes[letter] for letter in data],
+            [extents[letter] for letter in target],
+            stride=finding._strides(convention),
+            padding=padding,
             dilation=[rule.dilation for rule in convention.rules],
-            groups=order.groups,
+            groups=groups,
             data_format=data,
-            filter_format=filters,  # type: ignore[arg-type]
+            filter_format=target,
             dtype=dtype if dtype in ITEMSIZE else "float32",  # type: ignore[arg-type]
         )
     except ConvError:
@@ -961,61 +895,43 @@ def _layer(finding: Finding, comparison: Comparison) -> _Layer | None:
     return _Layer(problem, convention, tuple(before), tuple(after))
 
 
-def _rearranged(search: Search, convention: Convention, role: str, target: str) -> list[str]:
+def _rearranged(finding: Finding, convention: Convention, role: str, target: str) -> list[str]:
     """Return NumPy statements that bring an operand to a format, or a result from a format."""
     order, name = convention.order, convention.names[role]
-    reading, array = getattr(order, role), search.tensors[name]
-    letters = SPATIAL_AXES[order.rank]
-    is_result = role == convention.role
-    lines = []
-    if reading.endswith("GM"):
-        shape = (*array.shape[:-2], 1, prod(array.shape[-2:]))
-        lines.append(f"{name} = {name}.reshape({array.shape if is_result else shape})")
-    elif reading.startswith("GM"):
-        shape = (prod(array.shape[:2]), 1, *array.shape[2:])
-        lines.append(f"{name} = {name}.reshape({array.shape if is_result else shape})")
-    elif reading != target:
-        kept = [letter for letter in target if letter in reading]
-        order_ = tuple(reading.index(letter) for letter in kept)
-        if is_result:
-            if len(kept) < len(target):
-                index = ", ".join(":" if letter in reading else "0" for letter in target)
-                lines.append(f"{name} = {name}[{index}]")
-            back = tuple(kept.index(letter) for letter in reading)
-            if back != tuple(range(len(back))):
-                lines.append(f"{name} = {name}.transpose{back}")
-        else:
-            if order_ != tuple(range(len(order_))):
-                lines.append(f"{name} = {name}.transpose{order_}")
-            if len(kept) < len(target):
-                index = ", ".join(":" if letter in reading else "None" for letter in target)
-                lines.append(f"{name} = {name}[{index}]")
+    reading, array = getattr(order, role), finding.search.tensors[name]
+    wanted = target if "G" not in reading else target.replace("O", "GM").replace("I", "")
+    kept = [letter for letter in wanted if letter in reading]
+    there = tuple(reading.index(letter) for letter in kept)
+    back = tuple(kept.index(letter) for letter in reading)
+    shape = tuple(array.shape[place] for place in there)
+    sizes = dict(zip(kept, shape, strict=True))
+    sizes["O"] = sizes.get("O", sizes.get("G", 1) * sizes.get("M", 1))
+    full = tuple(sizes.get(letter, 1) for letter in target)
+    # Pairs: a call for an operand, and its inverse for a result.
+    steps = []
+    if there != back or there != tuple(sorted(there)):
+        steps.append((f".transpose{there}", f".transpose{back}"))
     if role in order.interleaved:
         axis = target.index("O" if role == "w" else "C")
-        swap = f"np.stack(np.split({name}, {order.groups}, {axis}), {axis + 1})"
-        if not is_result:
-            swap = (
-                f"np.concatenate([{name}.take(range(g, {name}.shape[{axis}], {order.groups}), "
-                f"{axis}) for g in range({order.groups})], {axis})"
-            )
-            lines.append(f"{name} = {swap}")
-        else:
-            lines.insert(0, f"{name} = {swap}.reshape({name}.shape)")
+        pair = full[axis] // order.groups, order.groups
+        split = f".reshape{(*full[:axis], *pair, *full[axis + 1 :])}.swapaxes({axis}, {axis + 1})"
+        merge = f".reshape{(*full[:axis], *pair[::-1], *full[axis + 1 :])}"
+        merge = f"{merge}.swapaxes({axis}, {axis + 1})"
+        steps.append((f"{split}.reshape{full}", f"{merge}.reshape{shape}"))
+    elif shape != full:
+        steps.append((f".reshape{full}", f".reshape{shape}"))
+    flipped = dict(zip(SPATIAL_AXES[order.rank], order.flipped, strict=True))
     if role == "w" and any(order.flipped):
-        axes = tuple(
-            target.index(letter)
-            for letter, flip in zip(letters, order.flipped, strict=True)
-            if flip
-        )
-        lines.insert(0 if is_result else len(lines), f"{name} = np.flip({name}, {axes})")
+        index = ", ".join("::-1" if flipped.get(letter) else ":" for letter in target)
+        steps.append((f"[{index}]",) * 2)
     # conv_forward and conv_transpose conjugate nothing; the gradients conjugate the second factor.
     usual = (False, convention.role == "w" or convention.names["x"] == "dx")
-    for factor, is_conjugated, expected in zip(
-        convention.factors, order.conjugated, usual, strict=True
-    ):
-        if factor == role and is_conjugated != expected and array.dtype.kind == "c":
-            lines.append(f"{name} = {name}.conj()")
-    return lines
+    conjugated = zip(convention.factors, order.conjugated, usual, strict=True)
+    if array.dtype.kind == "c" and any(role == one and a != b for one, a, b in conjugated):
+        steps.append((".conj()",) * 2)
+    is_result = role == convention.role
+    calls = [backward for _, backward in reversed(steps)] if is_result else [a for a, _ in steps]
+    return [f"{name} = {name}{''.join(calls)}"] if calls else []
 
 
 def _lines(layer: _Layer | None) -> dict[str, str]:
@@ -1023,12 +939,15 @@ def _lines(layer: _Layer | None) -> dict[str, str]:
     if layer is None:
         return {}
     convention, problem = layer.convention, layer.problem
+    gradient = convention.result.removeprefix("d")
     lines = {"cupyconv": _library_line(layer)}
-    for framework in translate.translations(problem):
-        text = framework.size if convention.role == "x" else framework.call
-        if convention.role == "w":
-            text = f"the gradient of {text} with respect to w"
-        lines[framework.framework] = text
+    for framework in translate.translations(problem, convention.is_transposed):
+        call = framework.call
+        if convention.result != "y":
+            if problem.is_complex and framework.framework == "JAX":
+                continue  # its gradients are the conjugates
+            call = f"the gradient of {call} with respect to {gradient}"
+        lines[framework.framework] = call
     scipy = _scipy_line(layer)
     if scipy:
         lines["SciPy"] = scipy
@@ -1037,32 +956,22 @@ def _lines(layer: _Layer | None) -> dict[str, str]:
 
 def _library_line(layer: _Layer) -> str:
     convention, problem = layer.convention, layer.problem
-    names, finish = convention.names, convention.finish
+    x, w, y = (convention.names[role] for role in "xwy")
     words: dict[str, Any] = {}
-    for key in ("stride", "dilation"):
-        values = getattr(problem, key)
-        if max(values) > 1:
-            words[key] = values[0] if len(set(values)) == 1 else values
-    if problem.padding_mode.startswith("same"):
-        words["padding"] = problem.padding_mode
-    elif any(map(any, problem.padding)):
-        pairs = problem.padding
-        symmetric = all(b == a for b, a in pairs)
-        befores = tuple(b for b, _ in pairs)
-        words["padding"] = pairs if not symmetric else befores
-        if symmetric and len(set(befores)) == 1:
-            words["padding"] = befores[0]
-    if problem.groups > 1:
-        words["groups"] = problem.groups
-    if problem.data_format.endswith("C"):
-        words["data_format"] = problem.data_format
-    default = formats.resolve_filter_format(None, problem.spatial_rank, problem.data_format)
-    if problem.filter_format != default:
-        words["filter_format"] = problem.filter_format
-    bias = ", bias" if finish.bias != "none" else ""
-    if finish.activation:
-        words["activation"] = finish.activation
-    x, w, y = names["x"], names["w"], names["y"]
+    for key, value in problem.keywords.items():
+        if key == "padding" and isinstance(value, tuple) and all(a == b for a, b in value):
+            value = tuple(before for before, _ in value)
+        if isinstance(value, tuple) and len(set(value)) == 1 and isinstance(value[0], int):
+            value = value[0]
+        words[key] = value
+    data = formats.resolve_data_format(None, problem.spatial_rank)
+    filters = formats.resolve_filter_format(None, problem.spatial_rank, problem.data_format)
+    defaults = (1, 0, 1, 1, data, filters)
+    usual = dict(zip(words, defaults, strict=True))
+    words = {key: value for key, value in words.items() if value not in (usual[key], "valid")}
+    bias = ", bias" if convention.finish.bias != "none" else ""
+    if convention.finish.activation:
+        words["activation"] = convention.finish.activation
     if convention.role == "y":
         call = f"{y} = cupyconv.conv_forward({x}, {w}{bias}"
     elif convention.role == "w":
@@ -1080,6 +989,8 @@ def _scipy_line(layer: _Layer) -> str:
     problem, order = layer.problem, layer.convention.order
     if layer.convention.role != "y" or problem.N * problem.C * problem.K > 1:
         return ""
+    if problem.is_complex:  # correlate conjugates w
+        return ""
     if max(problem.stride) > 1 or max(problem.dilation) > 1 or len(set(order.flipped)) > 1:
         return ""
     taps = problem.filter_sizes
@@ -1090,7 +1001,7 @@ def _scipy_line(layer: _Layer) -> str:
     }
     mode = next((mode for mode, pairs in modes.items() if pairs == problem.padding), None)
     function = "convolve" if order.flipped[0] else "correlate"
-    return f'scipy.signal.{function}(x, w, mode="{mode}") on 2-D arrays' if mode else ""
+    return f'scipy.signal.{function}(x, w, mode="{mode}") on {len(taps)}-D arrays' if mode else ""
 
 
 # -- the bias gradient -----------------------------------------------------------------------------
@@ -1114,51 +1025,55 @@ class BiasFinding:
     result = "db"
 
     @cached_property
-    def _outcome(self) -> tuple[str, int | None, float, float]:
-        """Verdict, axis of the channels, scale, and largest difference."""
+    def _asked(self) -> int:
+        """Axis of the channels in the caller's data format."""
+        last = str(self.data_format).upper().endswith(("C", "CHANNELS_LAST"))
+        return self.dy.ndim - 1 if last else min(1, self.dy.ndim - 1)
+
+    @cached_property
+    def fit(self) -> tuple[int, float, str, float] | None:
+        """Axis of the channels, scale, its name, and the largest difference; None if none fits."""
         dy, db = self.dy, self.db.ravel()
-        last = dy.ndim - 1
-        asked = last if str(self.data_format).upper().endswith(("C", "CHANNELS_LAST")) else 1
-        fits = []
-        tolerance = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float64": 2.0**-45}
-        for axis in dict.fromkeys((min(asked, last), *range(dy.ndim))):
+        count = dy.size // db.size
+        scales = {
+            dy.shape[0] / count: "mean over the positions",
+            1 / dy.shape[0]: "mean over the batch",
+            1 / count: "mean",
+            1.0: "sum",
+        }
+        for axis in dict.fromkeys((self._asked, *range(dy.ndim))):
             if dy.shape[axis] != db.size:
                 continue
             others = tuple(a for a in range(dy.ndim) if a != axis)
             sums = dy.astype(np.result_type(dy, "f8")).sum(others)
-            count = dy.size // db.size
             size = np.sqrt((np.abs(dy) ** 2).sum(others)) * 8 + np.abs(sums)
-            for scale in dict.fromkeys((1.0, 1 / dy.shape[0], 1 / count, dy.shape[0] / count)):
+            tolerance = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float64": 2.0**-45}
+            for scale, word in sorted(scales.items(), reverse=True):
                 error = np.abs(db - sums * scale)
-                limit = tolerance.get(self.dtype, 2.0**-20) * size * scale
-                if (error <= limit).all():
-                    fits.append((axis, scale, float(error.max())))
-        if not dy.any():
-            return "undecided", None, 1.0, 0.0
-        if not fits:
-            return "none", None, 1.0, 0.0
-        axis, scale, error = fits[0]
-        return "agrees" if axis == asked and scale == 1 else "other", axis, scale, error
+                if (error <= tolerance.get(self.dtype, 2.0**-20) * size * scale).all():
+                    return axis, scale, word, float(error.max())
+        return None
 
     @property
     def verdict(self) -> str:
         """The outcome, as in ``Finding.verdict``."""
-        return self._outcome[0]
+        if not self.dy.any():
+            return "undecided"
+        if self.fit is None:
+            return "none"
+        return "other" if self.differences else "agrees"
 
     @property
     def differences(self) -> dict[str, tuple[str, str]]:
         """Your value and the value found, keyed by property, where the two differ."""
-        verdict, axis, scale, _ = self._outcome
-        if verdict != "other":
+        if self.fit is None or not self.dy.any():
             return {}
-        found = {}
-        if scale != 1:
-            words = {1 / self.dy.shape[0]: " (mean over the batch)"}
-            words[self.db.size / self.dy.size] = " (mean)"
-            found["scale"] = ("sum", f"{scale:.6g}{words.get(scale, '')}")
-        if axis is not None and axis != 1:
-            found["channel axis of dy"] = ("1", str(axis))
-        return found
+        axis, scale, word, _ = self.fit
+        pairs = {
+            "scale": ("sum", "sum" if scale == 1 else f"{scale:.6g} ({word})"),
+            "channel axis of dy": (str(self._asked), str(axis)),
+        }
+        return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
     @property
     def headline(self) -> str:
@@ -1176,9 +1091,9 @@ class BiasFinding:
     @property
     def sections(self) -> tuple[Section, ...]:
         """Sections of the text."""
-        _, axis, scale, error = self._outcome
         text = f"db {_shape_text(self.db)} from dy {_shape_text(self.dy)}."
-        if axis is not None:
+        if self.fit is not None:
+            axis, scale, _, error = self.fit
             times = "" if scale == 1 else f", times {scale:.6g}"
             text += (
                 f" db is the sum of dy over all axes but axis {axis}{times}. The largest "
@@ -1188,15 +1103,13 @@ class BiasFinding:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as plain data, ready for JSON."""
-        verdict, axis, scale, error = self._outcome
+        axis, scale, _, error = self.fit or (None, 1.0, "", 0.0)
         return {
             "result": "db",
-            "verdict": verdict,
+            "verdict": self.verdict,
             "headline": self.headline,
             "shapes": {"dy": list(self.dy.shape), "db": list(self.db.shape)},
-            "differences": {
-                key: {"yours": old, "found": new} for key, (old, new) in self.differences.items()
-            },
+            "differences": _plain_differences(self),
             "channel_axis": axis,
             "scale": scale,
             "largest_difference": error,
@@ -1213,7 +1126,7 @@ class Diagnosis:
     Attributes:
         findings: a finding per result, in the order y, dx, dw, db.
 
-    >>> x, w = np.arange(7.0).reshape(1, 1, 7) ** 2, np.array([[[1.0, 2, 4]]])
+    >>> x, w = np.arange(7.0).reshape(1, 1, 7) ** 2 - 9, np.array([[[1.0, 2, 4]]])
     >>> y = np.convolve(x[0, 0], w[0, 0], mode="same")[None, None]
     >>> cupyconv.diagnose(x, w, y=y).findings[0].differences
     {'filter': ('not flipped', 'flipped on W'), 'padding': ('0', '1')}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import combinations, count, product
+from itertools import combinations, product
 from math import inf, prod
 from typing import Any, NamedTuple
 
@@ -66,6 +66,10 @@ ROUGH = 0.05
 
 NEARBY = 1.5
 """Largest additional distance at which other conventions are sought after one fits (hand-set)."""
+
+
+PATIENCE = 2.0
+"""Additional distance at which plain sums are sought before a scale or unknown bias (hand-set)."""
 
 
 class Level(NamedTuple):
@@ -132,7 +136,6 @@ class Comparison:
     expected: complex
     bias: np.ndarray | None = None
     error: float = 0.0
-
     is_similar: bool = False
 
     @property
@@ -190,8 +193,9 @@ class Search:
         claimed: comparison of the claim; None without a claim.
         tried: number of conventions that were compared with the sample.
         skipped: number of combinations of order, stride and dilation that were left out, because
-            they take too long for arrays of this size.
+            they take too long.
         too_many: whether more conventions fit than are listed.
+        blocks: sampled elements, keyed by the layout of the result's view.
     """
 
     result: str
@@ -209,6 +213,7 @@ class Search:
     skipped: int = 0
     too_many: bool = False
     _limit: float = inf
+    blocks: dict[Any, _Block] = field(default_factory=dict)
     _seen: set[Any] = field(default_factory=set)
     _nearest: list[_Near] = field(default_factory=list)
 
@@ -233,7 +238,7 @@ class Search:
         if self.claim is not None:
             self.claimed = self._weigh(0.0, self.claim)
         jobs = self._sorted_jobs()
-        plain, other = self._plain_finishes(), self._other_finishes()
+        plain, other = self._finishes()
         later: list[tuple[float, _Near]] = []
         for distance, sample in self._samples(jobs, MODES[:1], advance):
             for near in sample.candidates(plain):
@@ -241,8 +246,10 @@ class Search:
             if not self._is_found:
                 found = sample.candidates(other)
                 later += [(distance, near) for near in found if near.share >= _AGREEING]
+            while later and distance > later[0][0] + PATIENCE and not self._is_found:
+                self._consider(*later.pop(0))
         if not self._is_found:
-            for distance, near in sorted(later, key=lambda entry: entry[0]):
+            for distance, near in later:
                 self._consider(distance, near)
         if not self.fits:
             for distance, sample in self._samples(jobs, MODES[1:], advance):
@@ -322,38 +329,32 @@ class Search:
     def _role(self, job: _Job) -> str:
         return Convention(self.result, job.is_transposed, job.order, ()).role
 
-    def _plain_finishes(self) -> list[Finish]:
-        finishes = [Finish(activation=self.activation)]
+    def _finishes(self) -> tuple[list[Finish], list[Finish]]:
+        """Return the common steps after the sum, and others."""
+        result = self.tensors[self.result]
+        # A scale of 0 stands for one that fits.  Zeros fit any layer with it, or with some bias.
+        scaled = [Finish(scale=0.0)] if result.any() else []
         if self.result != "y":
-            return [PLAIN]
-        if self.bias is not None:
-            finishes = [Finish(bias="given", activation=self.activation), *finishes]
-        result = self.tensors["y"]
-        if result.dtype.kind != "c" and not (result < 0).any():
-            finishes += [finish._replace(activation="relu") for finish in finishes]
-        if self.activation is not None:
-            finishes += [finish._replace(activation=None) for finish in finishes]
-        return list(dict.fromkeys(finishes))
-
-    def _other_finishes(self) -> list[Finish]:
-        scaled = [Finish(scale=0.0)]  # 0 stands for a scale that fits
-        if self.result != "y":
-            return scaled
-        result = self.tensors["y"]
-        finishes = [*scaled, Finish(bias="fitted")]
-        if result.dtype.kind != "c":
-            if not (result < 0).any():
-                finishes.append(Finish(bias="fitted", activation="relu"))
-            biases = ("none",) if self.bias is None else ("given", "none")
-            finishes += [Finish(1.0, bias, word) for bias in biases for word in ("silu", "gelu")]
-        return finishes
+            return [PLAIN], scaled
+        is_real = result.dtype.kind != "c"
+        biases = ["none"] if self.bias is None else ["given", "none"]
+        may_be_relu = is_real and not (result < 0).any()
+        words = [self.activation, *["relu"] * may_be_relu, None]
+        plain = [Finish(1.0, bias, word) for word in words for bias in biases]
+        if not scaled:
+            return list(dict.fromkeys(plain)), []
+        other = [*scaled, Finish(bias="fitted")]
+        if may_be_relu:
+            other.append(Finish(bias="fitted", activation="relu"))
+        if is_real:
+            other += [Finish(1.0, bias, word) for bias in biases for word in ("silu", "gelu")]
+        return list(dict.fromkeys(plain)), other
 
     # -- candidates --------------------------------------------------------------------------------
 
     def _sorted_jobs(self) -> list[tuple[float, _Job]]:
         """Return the jobs with their distances from the claim, the nearest first."""
-        jobs: list[tuple[float, int, _Job]] = []
-        number = count()
+        jobs: list[tuple[float, _Job]] = []
         for is_transposed in (self.is_transposed, not self.is_transposed):
             names = conventions.ROLES[self.result, is_transposed]
             shapes = {role: self.tensors[name].shape for role, name in names.items()}
@@ -371,11 +372,13 @@ class Search:
                 if spatial not in rules:
                     every = sorted(self._rules(spatial, order.rank), key=lambda entry: entry[0])
                     rules[spatial] = every[:MOST_RULES]
-                for extra, options in rules[spatial]:
-                    job = _Job(is_transposed, order, options)
-                    jobs.append((base + extra, next(number), job))
-        jobs.sort(key=lambda entry: entry[:2])
-        return [(distance, job) for distance, _, job in jobs[:MOST_JOBS]]
+                jobs += [
+                    (base + extra, _Job(is_transposed, order, options))
+                    for extra, options in rules[spatial]
+                ]
+        jobs.sort(key=lambda entry: entry[0])
+        self.skipped += len(jobs[MOST_JOBS:])
+        return jobs[:MOST_JOBS]
 
     def _orders(self, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Order]:
         """Yield the orders of axes with which the shapes fit together."""
@@ -508,78 +511,62 @@ class Search:
 
     def compare(self, convention: Convention) -> Comparison:
         """Compare a convention with the whole result, or with a part of a large one."""
-        views = convention.views(self.tensors)
-        parts, places = _part(convention, views)
-        result = parts[convention.role]
-        wide: Any = np.complex128 if result.dtype.kind == "c" else np.float64
+        parts, places = _part(convention, convention.views(self.tensors))
+        role = convention.role
         with np.errstate(all="ignore"):
             sums = convention.sums(parts)
             sizes = np.sqrt(np.abs(convention.sums(parts, squared=True)))
-            wide = np.result_type(wide, sums.dtype)
-            values = result.astype(wide)
-            terms = _term_count(convention, parts)
-            finished, sizes, convention, bias = self._finished(
+            values = parts[role].astype(np.result_type(parts[role], sums))
+            convention, finished, sizes, bias = self._finished(
                 convention, values, sums, sizes, places
             )
-            level, agrees, error = _level(values, finished, sizes, terms, self.usual)
-        flat = self._flat(convention, views, places, values.shape)
-        largest = int(error.argmax()) if error.size else 0
+            level, agrees, error = _level(
+                values, finished, sizes, _term_count(convention, parts), self.usual
+            )
+            distance = _rms(error) / (_rms(values) or 1.0)
+
+        def stored(positions: Any) -> tuple[Any, ...]:
+            index = enumerate(np.unravel_index(positions, values.shape))
+            whole = tuple(places[a][i] if a in places else i for a, i in index)
+            return self.stored(role, convention, whole)
+
         bad = np.flatnonzero(~agrees)
-        first = bad[flat(bad).argmin()] if len(bad) else None
-        at = largest if first is None else int(first)
-        shape = self.tensors[self.result].shape
-
-        def stored(position: int) -> tuple[int, ...]:
-            return tuple(map(int, np.unravel_index(flat(np.array([position]))[0], shape)))
-
-        with np.errstate(all="ignore"):
-            spread = _rms(np.abs(values)) or 1.0
-            distance = _rms(error) / spread
+        at = largest = int(error.argmax())
+        if len(bad):
+            flat = np.ravel_multi_index(stored(bad), self.tensors[self.result].shape)
+            at = int(bad[flat.argmin()])
         real = (values != 0) | (finished != 0)
-        similar = (agrees & real).sum() > _SIMILAR * max(real.sum(), 8)
+        similar = bool((agrees & real).sum() > _SIMILAR * max(real.sum(), 8))
         return Comparison(
             convention,
-            values.size,
-            int(agrees.sum()),
-            level,
-            float(error.ravel()[largest]),
-            stored(largest),
-            None if first is None else stored(int(first)),
-            values.ravel()[at].item(),
-            finished.ravel()[at].item(),
-            bias,
-            distance,
-            level is not None or bool(similar),
+            compared=values.size,
+            agreeing=int(agrees.sum()),
+            level=level,
+            largest=float(error.flat[largest]),
+            worst=stored(largest),
+            first=stored(at) if len(bad) else None,
+            value=values.flat[at].item(),
+            expected=finished.flat[at].item(),
+            bias=bias,
+            error=distance,
+            is_similar=level is not None or similar,
         )
 
-    def _flat(self, convention: Convention, views: Any, places: Any, shape: tuple[int, ...]) -> Any:
-        """Return a function from positions in the compared part to positions in the array."""
-        view, base = views[convention.role], self.tensors[self.result]
+    def stored(self, role: str, convention: Convention, index: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the index in the caller's array of an element, or of several, of a view."""
+        base = self.tensors[convention.names[role]]
+        view = convention.views(self.tensors)[role]
         start = view.__array_interface__["data"][0] - base.__array_interface__["data"][0]
-
-        def flat(positions: np.ndarray) -> np.ndarray:
-            offset = np.full(positions.shape, start)
-            for axis, index in enumerate(np.unravel_index(positions, shape)):
-                place = places.get(axis)
-                offset = offset + (index if place is None else place[index]) * view.strides[axis]
-            return offset // base.itemsize
-
-        return flat
-
-    def stored(self, role: str, convention: Convention, index: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the index in the caller's array of an element of a view."""
-        name = convention.names[role]
-        base, view = self.tensors[name], convention.views(self.tensors)[role]
-        offset = view.__array_interface__["data"][0] - base.__array_interface__["data"][0]
-        offset += sum(i * step for i, step in zip(index, view.strides, strict=True))
-        return tuple(map(int, np.unravel_index(offset // base.itemsize, base.shape)))
+        offset = start + sum(i * step for i, step in zip(index, view.strides, strict=True))
+        places = np.unravel_index(offset // base.itemsize, base.shape)
+        return places if np.ndim(offset) else tuple(map(int, places))
 
     def viewed(self, convention: Convention, index: tuple[int, ...]) -> tuple[int, ...]:
         """Return the index in the view of the result of an element of the caller's array."""
-        numbers = np.arange(self.tensors[self.result].size).reshape(self.tensors[self.result].shape)
+        shape = self.tensors[self.result].shape
+        numbers = np.arange(prod(shape)).reshape(shape)
         view = convention.order.view(convention.role, numbers)
-        place = np.argwhere(view == numbers[index])[0]
-        return tuple(map(int, place))
+        return tuple(np.argwhere(view == numbers[index])[0].tolist())
 
     def rounding(self, comparison: Comparison) -> str:
         """Return the formats to which the operands may have been rounded.
@@ -599,41 +586,35 @@ class Search:
 
     def _finished(
         self, convention: Convention, values: Any, sums: Any, sizes: Any, places: Any
-    ) -> tuple[Any, Any, Convention, np.ndarray | None]:
+    ) -> tuple[Convention, Any, Any, np.ndarray | None]:
         """Apply scale, bias and activation, and fit those that are not known."""
         finish, bias = convention.finish, None
         if finish.scale != 1:
-            power = np.vdot(sums, sums).real
-            fitted = np.vdot(sums, values) / power if power else 1.0
-            convention = convention.with_finish(scale=self.snapped(convention, fitted))
-            sums, sizes = sums * convention.finish.scale, sizes * abs(convention.finish.scale)
+            real = np.isfinite(values)
+            power = np.vdot(sums[real], sums[real]).real
+            fitted = float(np.vdot(sums[real], values[real]).real / (power or 1.0))
+            near = (s for s in self.scales(convention) if abs(fitted - s) <= 1e-3 * abs(s))
+            scale = next(near, fitted)
+            convention = convention.with_finish(scale=scale)
+            sums, sizes = sums * scale, sizes * abs(scale)
         if finish.bias != "none":
-            add = self._bias(convention, places) if finish.bias == "given" else None
-            if add is None:
+            if finish.bias == "given":
+                add = self.bias_view(convention)
+                add = add[:, :, places[2]] if 2 in places else add
+            else:
                 bias = _fitted_bias(values, sums, finish.activation)
-                add = bias[:, None, :]
-                bias = bias.ravel()
+                add, bias = bias[:, None, :], bias.ravel()
             add = add.reshape(*add.shape, *(1,) * (sums.ndim - 3))
             sums, sizes = sums + add, sizes + abs(add)
         if finish.activation is not None:
             sums = activate(np.ascontiguousarray(sums), finish.activation)
-        return sums, sizes, convention, bias
+        return convention, sums, sizes, bias
 
-    def _bias(self, convention: Convention, places: Any) -> np.ndarray:
+    def bias_view(self, convention: Convention) -> np.ndarray:
         """Return the given bias with the axes (group, 1, channel) of the result's view."""
         assert self.bias is not None
-        order, role = convention.order, convention.role
-        split = order._split(self.bias.astype(np.result_type(self.bias, "f8")), 0, role)
-        part = split[:, None, :]
-        return part if places.get(2) is None else part[:, :, places[2]]
-
-    def snapped(self, convention: Convention, scale: complex) -> float:
-        """Return the common scale near a fitted one, such as 1 / N; or the fitted one."""
-        real = float(np.real(scale))
-        for value in self.scales(convention):
-            if abs(real - value) <= 1e-3 * abs(value):
-                return value
-        return real
+        bias = self.bias.astype(np.result_type(self.bias, "f8"))
+        return convention.order._split(bias, 0, convention.role)[:, None, :]
 
     def scales(self, convention: Convention) -> dict[float, str]:
         """Return common scales of a result, with the reason for each."""
@@ -691,18 +672,66 @@ def _splittable(
     x: str, w: str, y: str, groups: int, shapes: Mapping[str, tuple[int, ...]]
 ) -> list[str]:
     """Return the roles whose channels could be interleaved between the groups."""
-    if groups == 1:
-        return []
-    found: list[str] = []
-    for role, reading in (("x", x), ("y", y)):
-        if conventions.sizes(reading, shapes[role]).get("C", 1) > groups:
-            found.append(role)
-    if conventions.sizes(w, shapes["w"]).get("O", 1) > groups:
-        found.append("w")
-    return found
+    sizes = {
+        role: conventions.sizes(reading, shapes[role])
+        for role, reading in {"x": x, "y": y, "w": w}.items()
+    }
+    every = {role: size.get("O" if role == "w" else "C", 1) for role, size in sizes.items()}
+    return [role for role, size in every.items() if size > groups > 1]
 
 
 # -- a sample --------------------------------------------------------------------------------------
+
+
+class _Block(NamedTuple):
+    """Sampled elements of a result: a group, an image (of dw a filter), and several channels.
+
+    Attributes:
+        group, first: place on the first two axes of the view.
+        seconds: channels.
+        begin, shape: start of the block of positions, and shape with the channels.
+        places, values: indices in the block of the sampled elements, and their values.
+    """
+
+    group: int
+    first: int
+    seconds: np.ndarray
+    begin: list[int]
+    shape: tuple[int, ...]
+    places: tuple[np.ndarray, ...]
+    values: np.ndarray
+
+
+def _block(view: np.ndarray) -> _Block:
+    """Choose sampled elements among the largest of a result."""
+    rank = view.ndim - 3
+    most, spatial = BLOCK[rank], tuple(range(3, view.ndim))
+    with np.errstate(all="ignore"):
+        # Every step-th element of large results suffices to choose a part.
+        step = max(int((view.size / 1e6) ** (1 / rank)), 1)
+        every: Any = (..., *(slice(None, None, step),) * rank)
+        some = np.abs(view[every])
+        norms = np.nan_to_num(some).astype("f8").sum(spatial)
+    group, first = map(int, np.unravel_index(norms.sum(2).argmax(), norms.shape[:2]))
+    elements = prod(min(size, most) for size in view.shape[3:])
+    wanted = min(max(-(-SAMPLES // elements), 3), 64)
+    seconds = np.sort(np.argsort(-norms[group, first], kind="stable")[:wanted])
+    values = view[group, first][seconds]
+    begin = []
+    for axis, size in enumerate(view.shape[3:], 1):
+        sums = np.nan_to_num(np.abs(values)).astype("f8")
+        sums = sums.sum(tuple(a for a in range(values.ndim) if a != axis))
+        total = np.concatenate([[0.0], sums.cumsum()])
+        begin.append(int((total[most:] - total[:-most]).argmax()) if size > most else 0)
+        values = values.take(range(begin[-1], min(begin[-1] + most, size)), axis)
+    flat = values.ravel()
+    rng = np.random.default_rng(0)
+    half = rng.permutation(np.flatnonzero(np.isfinite(flat) & (flat != 0)))[: SAMPLES // 2]
+    rest = rng.permutation(np.flatnonzero(np.isfinite(flat)))
+    picked = np.unique(np.concatenate([half, rest[: SAMPLES - len(half)]]))
+    wide = np.complex128 if values.dtype.kind == "c" else np.float64
+    index = np.unravel_index(picked, values.shape)
+    return _Block(group, first, seconds, begin, values.shape, index, flat[picked].astype(wide))
 
 
 class _Sample:
@@ -714,217 +743,120 @@ class _Sample:
         self.views = self.probe.views(search.tensors)
         self.role = self.probe.role
         self.tried = 0
-        self.window: np.ndarray | None = None
-        self._choose()
-
-    def _choose(self) -> None:
-        """Choose a group, an image, some channels, and a block of positions."""
         view = self.views[self.role]
-        _, _, seconds, *space = view.shape
-        rank = len(space)
-        norms = self._norms(view)
-        group, first = np.unravel_index(norms.sum(2).argmax(), norms.shape[:2])
-        self.group, self.first = int(group), int(first)
-        block = prod(min(size, BLOCK[rank]) for size in space)
-        wanted = min(max(-(-SAMPLES // block), 3), 64, seconds)
-        order = np.argsort(-norms[group, first], kind="stable")[:wanted]
-        self.seconds = np.sort(order)
-        values = view[group, first][self.seconds]
-        self.begin = []
-        for axis, size in enumerate(space, 1):
-            most = BLOCK[rank]
-            start = 0
-            if size > most:
-                with np.errstate(all="ignore"):
-                    others = tuple(a for a in range(values.ndim) if a != axis)
-                    sums = np.nan_to_num(np.abs(values)).astype("f8").sum(others)
-                total = np.concatenate([[0.0], sums.cumsum()])
-                start = int((total[most:] - total[:-most]).argmax())
-            values = values.take(range(start, min(start + most, size)), axis)
-            self.begin.append(start)
-        wide = np.complex128 if values.dtype.kind == "c" else np.float64
-        values = values.astype(wide)
-        picked = np.arange(values.size)
-        if values.size > SAMPLES:
-            rng = np.random.default_rng(0)
-            real = np.flatnonzero(values.ravel())
-            half = rng.permutation(real)[: SAMPLES // 2]
-            picked = np.unique(
-                np.concatenate([half, rng.permutation(picked)[: SAMPLES - len(half)]])
-            )
-        self.shape = values.shape
-        self.index = np.unravel_index(picked, values.shape)
-        self.values = values.ravel()[picked]
-
-    def _norms(self, view: np.ndarray) -> np.ndarray:
-        """Return the sums of absolute values per group, image and channel; cached per layout."""
-        cache = vars(self.search).setdefault("_norm_cache", {})
         key = _layout(view), view.__array_interface__["data"][0]
-        if key not in cache:
-            with np.errstate(all="ignore"):
-                # Every step-th element of large results suffices to choose a part.
-                step = max(int((view.size / 1e6) ** (1 / max(view.ndim - 3, 1))), 1)
-                some = view[(slice(None),) * 3 + (slice(None, None, step),) * (view.ndim - 3)]
-                total = np.nan_to_num(np.abs(some)).astype("f8")
-                cache[key] = total.sum(tuple(range(3, view.ndim)))
-        return cache[key]
+        if key not in search.blocks:
+            search.blocks[key] = _block(view)
+        self.block = search.blocks[key]
 
-    # -- the window --------------------------------------------------------------------------------
+    def _step(self, options: Options) -> int:
+        """Return how far an element is from the next in the window."""
+        return {"y": options.stride, "w": options.dilation, "x": 1}[self.role]
 
     @cached_property
     def _extents(self) -> list[tuple[int, int]]:
         """First position and extent of the window along each axis."""
         extents = []
-        for axis, options in enumerate(self.job.options):
-            stride, dilation, pads = options
-            begin, end = self.begin[axis], self.begin[axis] + self.shape[axis + 1] - 1
-            step = {"y": stride, "w": dilation, "x": 1}[self.role]
-            low, high = begin * step, end * step
-            if self.role == "x":
-                low, high = low + min(pads), high + max(pads)
-            else:
-                low, high = low - max(pads), high - min(pads)
-            extents.append((low, high - low + 1))
+        for options, begin, size in zip(
+            self.job.options, self.block.begin, self.block.shape[1:], strict=True
+        ):
+            step, pads = self._step(options), (min(options.pads), max(options.pads))
+            low, high = pads if self.role == "x" else (-pads[1], -pads[0])
+            extents.append((begin * step + low, (size - 1) * step + high - low + 1))
         return extents
 
     @cached_property
     def cost(self) -> float:
         """Number of multiply-adds of the window."""
-        window = prod(extent for _, extent in self._extents)
         w, y = (self.views[role].shape for role in "wy")
-        kept = len(self.seconds)
-        if self.role == "y":
-            return float(prod(w[2:]) * window * kept)
-        if self.role == "x":
-            return float(w[1] * prod(w[3:]) * min(window, prod(y[3:])) * kept)
-        return float(window * y[1] * prod(y[3:]) * kept)
+        products = {"y": prod(w[2:]), "x": w[1] * prod(w[3:]), "w": y[1] * prod(y[3:])}[self.role]
+        return float(products * prod(e for _, e in self._extents) * len(self.block.seconds))
 
     def _compute(self) -> None:
-        """Compute ``window``: the sums for each chosen channel at each position."""
-        lows = [low for low, _ in self._extents]
-        extents = [extent for _, extent in self._extents]
-        strides = [options.stride for options in self.job.options]
-        dilations = [options.dilation for options in self.job.options]
+        """Compute the sums for each chosen channel at each position of the window."""
+        _, first, kept, *_ = self.block
         views = self.probe.operands(self.views)
-        is_complex = any(views[role].dtype.kind == "c" for role in self.probe.factors)
-        kind: Any = np.complex128 if is_complex else np.float64
-        x, w, y = (views[role][self.group] for role in "xwy")
-        taps, outputs = w.shape[2:], y.shape[2:]
-        mode, kept = self.job.mode, self.seconds
-        window = np.zeros((len(kept), *extents), kind)
-
-        def padded(part: np.ndarray, more: list[int]) -> np.ndarray:
-            tapes = [
-                conventions.tape(np.arange(low, low + extent + extra), size, mode)
-                for low, extent, extra, size in zip(lows, extents, more, x.shape[2:], strict=True)
-            ]
-            return conventions.read(part, tapes)
-
+        x, w, y = (views[role][self.block.group] for role in "xwy")
+        tapes, steps = [], []
+        for (begin, extent), (stride, dilation, _), h, r, p in zip(
+            self._extents, self.job.options, x.shape[2:], w.shape[2:], y.shape[2:], strict=True
+        ):
+            number, step = (p, stride) if self.role == "w" else (r, dilation)
+            reach = (number - 1) * step
+            begin -= reach if self.role == "x" else 0
+            index = np.arange(begin, begin + extent + reach)
+            if self.role == "x":  # outputs, with stride - 1 zeros between two of them
+                index = np.where(index % stride == 0, index // stride, -1)
+                tapes.append(conventions.tape(index, p, "zeros"))
+            else:
+                tapes.append(conventions.tape(index, h, self.job.mode))
+            steps.append(step)
+        # The axes are the contracted one, the chosen channels in one of the arrays, and space.
         if self.role == "y":
-            more = [(r - 1) * d for r, d in zip(taps, dilations, strict=True)]
-            source, weights = padded(x[self.first], more), w[kept].astype(kind)
-            for tap in np.ndindex(taps):
-                part = source[
-                    (
-                        slice(None),
-                        *(
-                            slice(r * d, r * d + e)
-                            for r, d, e in zip(tap, dilations, extents, strict=True)
-                        ),
-                    )
-                ]
-                window += np.tensordot(weights[(..., *tap)], part, 1)
+            source, weights = x[first][:, None], w[kept].swapaxes(0, 1)
         elif self.role == "x":
-            source, weights = y[self.first].astype(kind), w[:, kept].astype(kind)
-            for tap in np.ndindex(taps):
-                reads, writes = [slice(None)], [slice(None)]
-                for r, d, s, low, e, size in zip(
-                    tap, dilations, strides, lows, extents, outputs, strict=True
-                ):
-                    first = max(-((r * d - low) // s), 0)
-                    last = min((low + e - 1 - r * d) // s, size - 1)
-                    reads.append(slice(first, max(last + 1, first)))
-                    begin = first * s + r * d - low
-                    writes.append(
-                        slice(begin, begin + max(last - first, 0) * s + (last >= first), s)
-                    )
-                    if last < first:
-                        writes[-1] = slice(0, 0)
-                part = source[tuple(reads)]
-                if part.size:
-                    window[tuple(writes)] += np.tensordot(weights[(..., *tap)].T, part, 1)
+            source, weights = y[first][:, None], np.flip(w[:, kept], tuple(range(2, w.ndim)))
         else:
-            # The first index of w's view is the filter, the second the channel.
-            more = [(p - 1) * s for p, s in zip(outputs, strides, strict=True)]
-            source = padded(x[:, kept], more)
-            weights = y[:, self.first].astype(kind)
-            steps = source.strides[2:]
-            view = as_strided(
-                source,
-                (*source.shape[:2], *extents, *outputs),
-                (
-                    *source.strides[:2],
-                    *steps,
-                    *(step * s for step, s in zip(steps, strides, strict=True)),
-                ),
-                writeable=False,
-            )
-            # Windows are copied to one matrix for a few positions of the first axis at once.
-            each = max(view.size // extents[0], 1)
-            rows = max(MOST_COPIED // each, 1)
-            for begin in range(0, extents[0], rows):
-                part = view[:, :, begin : begin + rows]
-                spatial = range(2 + len(extents), part.ndim)
-                window[:, begin : begin + rows] = np.tensordot(
-                    part, weights, ([0, *spatial], list(range(weights.ndim)))
-                )
-        self.window = window
+            source, weights = x[:, kept], y[:, first, None]
+        source, rank = conventions.read(source, tapes), len(steps)
+        extents = tuple(extent for _, extent in self._extents)
+        strides = [step * size for step, size in zip(steps, source.strides[2:], strict=True)]
+        windows = as_strided(
+            source,
+            (*source.shape[:2], *extents, *weights.shape[2:]),
+            (*source.strides, *strides),
+            writeable=False,
+        )
+        # Windows are copied to one matrix for a few positions of the first axis at once.
+        rows = max(MOST_COPIED // max(windows.size // extents[0], 1), 1)
+        axes: Any = [0, *range(2 + rank, 2 + 2 * rank)], [0, *range(2, 2 + rank)]
+        weights = weights.astype(np.result_type(weights, np.float64))
+        parts = [
+            np.tensordot(windows[:, :, begin : begin + rows], weights, axes)
+            for begin in range(0, extents[0], rows)
+        ]
+        self.window = np.moveaxis(np.concatenate(parts, 1), -1, 0).reshape(len(kept), *extents)
+
+    @cached_property
+    def _sums(self) -> np.ndarray:
+        """Sums of the sampled elements, one row per combination of paddings."""
+        with_one_blas_thread(self._compute)
+        index, begin = self.block.places, self.block.begin
+        rank = len(begin)
+        flat = index[0]
+        for axis, options in enumerate(self.job.options):
+            pads = np.array(options.pads)[:, None] * (1 if self.role == "x" else -1)
+            positions = (begin[axis] + index[axis + 1]) * self._step(options)
+            place = positions + pads - self._extents[axis][0]
+            shape = [len(pads) if a == axis else 1 for a in range(rank)]
+            flat = flat * self.window.shape[axis + 1] + place.reshape(*shape, -1)
+        return self.window.ravel()[flat].reshape(-1, len(self.block.values))
 
     def candidates(self, finishes: list[Finish]) -> list[_Near]:
         """Return the best conventions of the job on the sample."""
-        if not self.values.size:
+        if not self.block.values.size:
             return []
         with np.errstate(all="ignore"):
-            if self.window is None:
-                with_one_blas_thread(self._compute)
-            window = self.window
-            assert window is not None
-            places = []
-            for axis, options in enumerate(self.job.options):
-                step = {"y": options.stride, "w": options.dilation, "x": 1}[self.role]
-                pads = np.array(options.pads)[:, None]
-                pads = pads if self.role == "x" else -pads
-                positions = (self.begin[axis] + self.index[axis + 1]) * step
-                places.append(positions + pads - self._extents[axis][0])
-            flat = self.index[0]
-            for axis, place in enumerate(places):
-                shape = [1] * len(places) + [place.shape[1]]
-                shape[axis] = len(place)
-                flat = flat * window.shape[axis + 1] + place.reshape(shape)
-            sums = window.ravel()[flat].reshape(-1, len(self.values))
-            self.tried += len(sums) * len(finishes)
-            return [near for finish in finishes for near in self._best(sums, finish)]
+            self.tried += len(self._sums) * len(finishes)
+            return [near for finish in finishes for near in self._best(finish)]
 
-    def _best(self, sums: np.ndarray, finish: Finish) -> list[_Near]:
-        values = self.values
-        if finish.bias == "fitted" and len(values) < 4:
-            return []
+    def _best(self, finish: Finish) -> list[_Near]:
+        sums, values, channels = self._sums, self.block.values, self.block.places[0]
         if finish.scale != 1 and len(values) < 4:
             sums = sums / self.views["y"].shape[1]  # too few values to fit a scale: a mean
         elif finish.scale != 1:
             power = (np.abs(sums) ** 2).sum(1)
             fitted = (sums.conj() * values).sum(1) / np.where(power, power, 1)
             sums = sums * fitted[:, None]
-        channels = self.index[0]
         if finish.bias == "given":
             groups, _, seconds = self.views[self.role].shape[:3]
             if len(self.search.bias) != groups * seconds:  # type: ignore[arg-type]
                 return []
-            add = self.search._bias(self.probe, {})[self.group, 0]
-            sums = sums + add[self.seconds][channels]
+            add = self.search.bias_view(self.probe)[self.block.group, 0]
+            sums = sums + add[self.block.seconds][channels]
         elif finish.bias == "fitted":
             used = values > 0 if finish.activation else np.ones(len(values), bool)
-            member = (channels[:, None] == np.arange(len(self.seconds))) & used[:, None]
+            member = (channels[:, None] == np.arange(len(self.block.seconds))) & used[:, None]
             counts = member.sum(0)
             if counts.max(initial=0) < 4:
                 return []
@@ -932,23 +864,22 @@ class _Sample:
             sums = sums + means[:, channels]
         if finish.activation is not None:
             sums = activate(np.array(sums), finish.activation)
-        scale = np.maximum(np.abs(values), np.sqrt((np.abs(values) ** 2).mean()))
+        scale = np.maximum(np.abs(values), _rms(values))
         error = np.abs(sums - values)
         share = (error <= ROUGH * scale).mean(1)
-        rough = np.sqrt((error**2).mean(1)) / (np.sqrt((scale**2).mean()) or 1.0)
-        order = np.lexsort((rough, -share))[:MOST_FITS]
+        places = np.flatnonzero(share >= min(_AGREEING, share.max()))
+        rough = np.sqrt((error[places] ** 2).mean(1)) / (_rms(scale) or 1.0)
+        order = np.lexsort((rough, -share[places]))[: MOST_FITS if share.max() >= _AGREEING else 1]
         sizes = [len(options.pads) for options in self.job.options]
         found: list[_Near] = []
-        for place in order:
-            if found and found[-1].share < _AGREEING:
-                break
+        for place, distance in zip(places[order], rough[order], strict=True):
             chosen = np.unravel_index(place, sizes)
             rules = tuple(
                 Rule(options.stride, options.dilation, options.pads[int(i)])
                 for options, i in zip(self.job.options, chosen, strict=True)
             )
             convention = replace(self.probe, rules=rules, finish=finish)
-            found.append(_Near(float(share[place]), -float(rough[place]), convention))
+            found.append(_Near(float(share[place]), -float(distance), convention))
         return found
 
 
@@ -974,15 +905,9 @@ def _part(
         limit *= size / keep
         places[axis] = np.unique(np.linspace(0, size - 1, keep).astype(int))
         parts[role] = parts[role].take(places[axis], axis)
-        other, along = {
-            ("y", 1): ("x", 1),
-            ("y", 2): ("w", 1),
-            ("x", 1): ("y", 1),
-            ("x", 2): ("w", 2),
-            ("w", 1): ("y", 2),
-            ("w", 2): ("x", 2),
-        }[role, axis]
-        parts[other] = parts[other].take(places[axis], along)
+        tie = next(tie for tie in conventions.TIES if tie.get(role) == axis)
+        other = next(each for each in tie if each != role)
+        parts[other] = parts[other].take(places[axis], tie[other])
     return parts, places
 
 
@@ -1020,7 +945,7 @@ def _level(
         bound = level.roundoff * ((8 + 2 * more) * sizes + (4 + more) * magnitude)
         if level.name == "float16":
             bound = bound + 2.0**-24  # the smallest subnormal of float16
-        return error <= bound
+        return (error <= bound) & (error < inf)
 
     for level in LEVELS:
         agrees = agreeing(level)
@@ -1030,14 +955,14 @@ def _level(
 
 
 def _rms(array: Any) -> float:
-    finite = array[np.isfinite(array)]
+    finite = np.abs(array[np.isfinite(array)])
     return float(np.sqrt(np.mean(finite**2))) if finite.size else 0.0
 
 
 def _fitted_bias(values: Any, sums: Any, activation: str | None) -> np.ndarray:
     """Return the bias per group and channel that fits best."""
     difference = values - sums
-    used = values > 0 if activation else np.ones(values.shape, bool)
+    used = values > 0 if activation else np.isfinite(values)
     axes = (1, *range(3, values.ndim))
     counts = used.sum(axes)
     total = np.where(used, difference, 0).sum(axes)

@@ -596,7 +596,7 @@ class Element:
             if self.has_values:
                 values = [each[number].item() for each in self.values]
                 product = values[0] * values[1]
-                entry |= {"values": list(map(_plain, values)), "product": _plain(product)}
+                entry |= {"values": list(map(plain, values)), "product": plain(product)}
             terms.append(entry)
         return {
             "element": self.name,
@@ -607,8 +607,8 @@ class Element:
             "count": self.count,
             "terms": terms,
             "terms_left_out": self.count - len(terms),
-            "sum": _plain(self.sum) if self.has_values else None,
-            "computed": _plain(self.computed),
+            "sum": plain(self.sum) if self.has_values else None,
+            "computed": plain(self.computed),
             "conclusion": self.conclusion,
         }
 
@@ -686,7 +686,7 @@ def _whole(value: complex) -> str:
     return f"{value.real + 0:.0f}{value.imag + 0:+.0f}j"
 
 
-def _plain(value: float | complex | None) -> Any:
+def plain(value: float | complex | None) -> Any:
     """Return a number for JSON; a complex number becomes [real, imaginary]."""
     return [value.real, value.imag] if isinstance(value, complex) else value
 

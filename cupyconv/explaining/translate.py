@@ -675,7 +675,8 @@ def _jax_transposed(problem: ConvProblem) -> Translation:
         "DX, DW = backward(jax.numpy.asarray(dy, Y.dtype))",
         f"y, dx, dw = {results}",
     ]
-    call = f"jax.linear_transpose(lambda y: {call}, y)(x)[0]"
+    struct = size.removeprefix("y = ")
+    call = f"jax.linear_transpose(lambda y: {call}, {struct})(x)[0]"
     setup = _setup(problem, is_transposed=True)
     return Translation("JAX", call, forward.imports, setup, "\n".join(lines), size, forward.flags)
 

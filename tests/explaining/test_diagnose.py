@@ -348,9 +348,9 @@ def test_products_add_up_to_the_element(seed):
     sums = convention.sums(convention.views(finding.search.tensors))
     index = tuple(np.random.default_rng(seed).integers(sums.shape).tolist())
     first, second = (views[role] for role in convention.factors)
-    terms = convention.terms(views, index)
-    pairs = list(terms.first(10**6))
-    assert len(pairs) == terms.count
+    number, products = convention.products(views, index)
+    pairs = list(products)
+    assert len(pairs) == number
     total = sum(first[a] * second[b] for a, b in pairs)
     assert total == pytest.approx(sums[index])
     stored = finding.search.stored(convention.role, convention, index)
@@ -548,3 +548,65 @@ def test_library_line_gives_the_values(name):
     expected = tensors[finding.result]
     assert space[finding.result].shape == expected.shape
     np.testing.assert_allclose(space[finding.result], expected, atol=1e-4)
+
+
+# -- lines of frameworks ---------------------------------------------------------------------------
+
+
+@needs_torch
+@pytest.mark.parametrize("result", ["y", "dx", "dw"])
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_line_of_pytorch_gives_the_values(result, is_transposed):
+    import torch
+
+    layer = torch.nn.functional.conv_transpose2d if is_transposed else torch.nn.functional.conv2d
+    x = torch.tensor(DY if is_transposed else X, requires_grad=True)
+    w = torch.tensor(W, requires_grad=True)
+    y = layer(x, w, stride=2, padding=1)
+    dy = torch.tensor(numbers(*y.shape))
+    dx, dw = torch.autograd.grad(y, (x, w), dy)
+    values = {"y": y.detach(), "dx": dx, "dw": dw}[result]
+    every = {"x": x.detach(), "w": w.detach(), "dy": dy, result: values}
+    names = {"y": ("x", "w"), "dx": ("w", "dy"), "dw": ("x", "dy")}[result]
+    finding = only(**{name: every[name] for name in (*names, result)}, transposed=is_transposed)
+    line = finding.to_dict()["lines"]["PyTorch"]
+    call = line.removeprefix("the gradient of ").partition(" with respect to ")[0]
+    Y = eval(call, {"F": torch.nn.functional, "X": x, "W": w})
+    if result != "y":
+        assert line.endswith(f" with respect to {result[1:]}")
+        (Y,) = torch.autograd.grad(Y, x if result == "dx" else w, dy)
+    np.testing.assert_allclose(Y.detach(), values, atol=1e-4)
+
+
+def test_reflected_padding_of_the_size_of_same_has_a_line():
+    padded = np.pad(X, [(0, 0), (0, 0), (1, 1), (0, 1)], "reflect")
+    finding = only(x=X, w=W[..., :2], y=cupyconv.conv_forward(padded, W[..., :2]), padding="same")
+    assert changes(finding) == {"padding values": "reflect"}
+    assert finding.to_dict()["lines"]["cupyconv"] == "y = cupyconv.conv_forward(x, w)"
+
+
+# -- extreme values --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["x", "w", "y"])
+@pytest.mark.parametrize("factor", [1e300, 1e-300])
+def test_values_whose_squares_overflow_are_rejected(name, factor):
+    arrays = {"x": X, "w": W, "y": Y}
+    with pytest.raises(ConvError, match=f"largest value of {name} must be between"):
+        cupyconv.diagnose(**{**arrays, name: arrays[name].astype("float64") * factor}, padding=1)
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_result_that_is_not_finite_does_not_agree(value):
+    y = Y.copy()
+    y[0, 1, 2, 3] = value
+    finding = only(x=X, w=W, y=y, padding=1)
+    assert finding.verdict == "none"
+    assert finding.search.nearest.agreeing == y.size - 1
+    assert finding.search.nearest.first == (0, 1, 2, 3)
+
+
+def test_stride_of_a_single_output_is_that_of_the_options():
+    x, w = numbers(3, 4, 9), numbers(5, 4, 3)
+    y = cupyconv.conv_forward(x[..., :4], w[..., ::-1], stride=9)
+    assert changes(only(x=x[..., :4], w=w, y=y, stride=9)) == {"filter": "flipped on W"}

@@ -433,7 +433,7 @@ def _input_gradient(problem: ConvProblem) -> Section:
         "The channel axes of w are swapped because dx sums over k, while y sums over c. A span is "
         "an extent after dilation."
     )
-    blocks = (Verbatim("\n".join(lines)), Paragraph(text), *_crops(axes), table)
+    blocks: tuple[Block, ...] = (Verbatim("\n".join(lines)), Paragraph(text), *_crops(axes), table)
     return Section("dx as a convolution", blocks)
 
 

@@ -68,7 +68,7 @@ def numbers(first: int, shape: tuple[int, ...], kind: str, dtype: str) -> Any:
     """
     import numpy as np
 
-    h = np.int64(first)
+    h: Any = first
     for size in shape:
         i = np.add.outer(h, np.arange(size)) % PERIOD
         is_large = i.size > PERIOD  # then hash each number below PERIOD only once

@@ -748,18 +748,18 @@ def test_float16_operands_are_exact(browse):
 def test_difference_is_compared_with_the_exact_gradient(browse):
     """The float32 result of the library differs from the exact sum in the fourth digit."""
     problem = ConvProblem((1, 16, 14, 14), (8, 16, 3, 3))
-    (check,) = turned(browse, "log(text('check'));", problem, "#dx=0,0,2,8")
-    assert check.endswith("The difference, -0.00120039, is dx[0,0,2,8].")
+    (check,) = turned(browse, "log(text('check'));", problem, "#dx=0,14,8,7")
+    assert check.endswith("The difference, -0.000400244, is dx[0,14,8,7].")
 
 
 def test_hidden_products_are_exact_where_sums_cancel(browse):
     x = np.random.default_rng(0).standard_normal((1, 40, 4, 4))
-    x[:, :3] *= 1e9
+    x[:, :2] *= 1e9
     problem = ConvProblem((1, 40, 4, 4), (3, 40, 2, 2), dtype="float64")
     script = "log($$('#ledger tr').at(-1).children[2].textContent); log($$('#ledger tr').length);"
     hidden, count = turned(browse, script, problem, "#y=0,1,1,1", x=x)
     element = cupyconv.explain(problem, x=x).element("y[0,1,1,1]")
-    drawn = {*range(5), *range(36, 40)}
+    drawn = {0, 1, 19, 20, 21, 38, 39}
     assert int(count) == 2 + 4 * len(drawn)
     w, window = np.asarray(element.data["w"])[1], x[0, :, 1:3, 1:3]
     others = [c for c in range(40) if c not in drawn]
@@ -795,8 +795,8 @@ def test_every_image_can_be_chosen(browse, dtype):
         assert "--element 'dx[2,1," in log[2]
     assert log[0].startswith("dx[2,1,")
     assert log[3].startswith("#dx=2,1,")
-    total = f"{data['dw'][2, 1, 1, 1]:.0f}"
-    said = f"dw[2,1,1,1] is the sum of 27 products over 3 images: {total}."
+    total = f"{data['dw'][1, 1, 1, 1]:.0f}"
+    said = f"dw[1,1,1,1] is the sum of 27 products over 3 images: {total}."
     assert log[4] == log[6] == said
     assert log[5].startswith("of 3: dw sums over all images")
 
@@ -821,7 +821,7 @@ def test_numbers_can_be_set_by_hand(browse, monkeypatch):
     script = """
       pick('values', 'integers'); pick('data format', 'last'); cell('x[0,1,2,2]').click();
       log(document.getElementById('hand-name').value, document.getElementById('hand-value').value);
-      hand('x[0, 1, 2, 2]', 7); hand('w[2,1,0,0]', -2); hand('dy[0,2,9,0]', 1);
+      hand('x[0, 1, 2, 2]', 7); hand('w[1,1,0,0]', -2); hand('dy[0,2,9,0]', 1);
       log(text('notice'));
       direct('y'); log(numbers()); log(location.hash); log(text('source'));
       log(programs()[1]);
@@ -833,11 +833,11 @@ def test_numbers_can_be_set_by_hand(browse, monkeypatch):
     x, w = data["x"].copy(), data["w"].copy()
     assert log[0] == f"x[0,1,2,2] {x[0, 2, 2, 1]:.0f}"
     assert log[1].startswith("Set an element to a number, for example x[0,0,0,0] to 2. Indices")
-    x[0, 2, 2, 1], w[0, 0, 1, 2] = 7, -2
+    x[0, 2, 2, 1], w[0, 0, 1, 1] = 7, -2
     y = cupyconv.conv_forward(x, w, data_format="NHWC")
-    assert log[2].split(",") == [f"{number:.0f}" for number in y[0, ..., 2].ravel()]
-    assert "&values=integers&set=x:0,1,2,2:7;w:2,1,0,0:-2&y=0,2," in log[3]
-    assert "random integers of seed 0, x[0,1,2,2] = 7, w[2,1,0,0] = -2." in log[4]
+    assert log[2].split(",") == [f"{number:.0f}" for number in y[0, ..., 1].ravel()]
+    assert "&values=integers&set=x:0,1,2,2:7;w:1,1,0,0:-2&y=0,1," in log[3]
+    assert "random integers of seed 0, x[0,1,2,2] = 7, w[1,1,0,0] = -2." in log[4]
     shown = []
     monkeypatch.setattr(cupyconv.Explanation, "show", lambda self, name: shown.append(self))
     exec(log[5].replace("~", "\n"), {})

@@ -338,10 +338,12 @@ function factsOf(axis, isUneven) {
     : `input sizes ${inputs.join(" to ")} all give output size ${axis.output}`;
   const stepped = stride === 1 ? ""
     : !isUneven ? `; PyTorch computes dx with output_padding=${output_padding(axis)}`
-    : `; PyTorch computes dx with padding=0 and output_padding=${output_padding(axis)}, cropped by ${before} and ${after}`;
+    : `; PyTorch pads both sides by the same number, so compute dx with padding=0 and output_padding=${output_padding(axis)}, ` +
+      `and remove ${before} before and ${after} after`;
   const skipped = unread.length
     ? ` No window reads ${unread.length === 1 ? "input" : "inputs"} ${runsOf(unread)}: ` +
       `${unread.length === 1 ? "its" : "their"} gradient is 0.` : "";
+  if (story?.view.startsWith("windows")) return `output ${axis.formula}; ${pads}.`;
   return `output ${axis.formula}; ${pads}; ${others}${stepped}.${skipped}`;
 }
 
@@ -390,6 +392,7 @@ function showLayer() {
 // Shows the title of turned knobs; if it is empty, the title, text and programs of the first layer.
 function showTitle(turned) {
   document.querySelector("h1").textContent = turned || originalTitle;
+  document.title = `${turned || originalTitle} - cupyconv explain`;
   for (const part of document.querySelectorAll(".made")) part.hidden = Boolean(turned);
   $("reset").hidden = !turned;
   $("stale").hidden = !turned;
@@ -398,7 +401,7 @@ function showTitle(turned) {
 // Returns the picture of an axis: its padded input, each window with its taps, and the possible
 // sizes of dx as parts of the gradient of the padded input.
 function strip(axis, name) {
-  const crops = axis.valid_input_sizes.length === 1 ? [] : possible(axis).map((size) => axis.of_input(size));
+  const crops = axis.valid_input_sizes.length === 1 || story?.view.startsWith("windows") ? [] : possible(axis).map((size) => axis.of_input(size));
   const end = (one) => one.pad_before + one.input;
   const cells = Math.min(Math.max(axis.padded_input, ...crops.map(end)), MOST_CELLS);
   const padded = Math.min(axis.padded_input, cells);
@@ -437,8 +440,11 @@ function strip(axis, name) {
     }
     const first = o * axis.stride;
     picture.append(inSvg("line", { x1: first * size + 4, x2: (first + axis.effective_filter) * size - 3, y1: y + 4, y2: y + 4 }));
-    for (let r = 0; r < axis.filter; r++)
-      picture.append(inSvg("rect", { x: (first + r * axis.dilation) * size + 5, y, width: size - 9, height: 9, class: "tap" }));
+    for (let r = 0; r < axis.filter; r++) {
+      const x = (first + r * axis.dilation) * size + 5;
+      picture.append(inSvg("rect", { x, y: y - 1, width: size - 9, height: 11, class: "tap" }),
+        inSvg("text", { x: x + (size - 9) / 2, y: y + 8, class: "tap" }, r));
+    }
     write((first + axis.effective_filter) * size + 12, y + 8, o);
   });
   const full = (axis.output - 1) * axis.stride + axis.effective_filter;
@@ -457,7 +463,7 @@ function strip(axis, name) {
     : ["a window, with the number of its output", "padding", "not read",
       "dx of each possible size, a part of the gradient of the padded input", "window"];
   const [bar_, pad, grey, crop, last] = words;
-  return element("figure", "axis", picture, element("figcaption", "", `Each bar with taps is ${bar_}.` +
+  return element("figure", "axis", picture, element("figcaption", "", `Each bar with numbered taps is ${bar_}.` +
     `${axis.pad_before || axis.pad_after ? ` Dashed: ${pad}.` : ""}` +
     `${[...unread].some((at) => at + axis.pad_before < padded) ? ` Grey: ${grey}.` : ""}` +
     `${crops.length ? ` Bars without taps: ${crop}` +

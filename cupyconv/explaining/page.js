@@ -620,7 +620,9 @@ class Panel {
     const counts = this.index === 2 && $("counts").checked;
     const depth = this.slice.map((place, i) => this.places[i][place]);
     const where = depth.length ? ` at ${this.letters[0]} = ${depth[0]}` : "";
+    const { terms, noun } = direction();
     this.title.textContent = planeName(this.tensor, k, c) + where + (this.flipped ? ", flipped" : "") +
+      (this.index === 2 && terms > 1 ? `, the sum over ${plural(terms, noun)}` : "") +
       (counts ? ": counts of products" : "");
     this.grid.setAttribute("aria-label", this.title.textContent);
     this.element.classList.toggle("counting", counts);
@@ -713,6 +715,7 @@ function tell() {
   const { tensor, operands: [first, second], noun, function: name } = direction();
   const result = nameOf(tensor, chosen.k, chosen.c, at());
   const one = now();
+  $("player").hidden = $("ledger").hidden = !steps();
   const added = one ? one.sum : chosen.step ? rest.total : 0;
   const count = products.length + (rest?.count ?? 0);
   const total = rest ? rest.total : products.at(-1)?.sum;
@@ -795,6 +798,7 @@ function arrange() {
   panels = [0, 1, 2].map((index) => new Panel(index));
   $("planes").replaceChildren(...panels.map((panel, i) => i
     ? element("div", "operand", element("span", "sign", i === 1 ? "∗" : "→"), panel.element) : panel.element));
+  $("key-pale").hidden = !drawn.planes[0].some((places) => places.some((one) => one === PAD || one === ZERO));
   $("key-zero").hidden = !drawn.planes[0].some((places) => places.includes(ZERO));
   return focused;
 }
@@ -897,7 +901,8 @@ function turnTo(tensor, looked = {}) {
   $("name-first").textContent = `of ${called(first)}`;
   $("name-second").textContent = `of ${called(second)}`;
   $("name-result").textContent = called(tensor);
-  $("planes-title").textContent = `The planes of one pair: ${flowOf(tensor).replaceAll(" ", "\u00a0")}`;
+  const result = direction().terms > 1 ? `a summand of ${called(tensor)}` : called(tensor);
+  $("planes-title").textContent = `The planes of one pair: ${called(first)}, ${called(second)} → ${result}`;
   show();
 }
 

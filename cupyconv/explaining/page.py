@@ -28,7 +28,7 @@ from cupyconv.explaining.scene import (
     plain,
     scene,
 )
-from cupyconv.explaining.terms import Element
+from cupyconv.explaining.terms import Element, position_text
 from cupyconv.explaining.values import MOST_ELEMENTS, MOST_FLOPS, OPERANDS, Values
 from cupyconv.markup import Document, escape
 from cupyconv.problem import ConvProblem
@@ -242,6 +242,7 @@ def _content(drawn: Scene, limits: Limits, kept: Kept) -> dict[str, Any]:
             if isinstance(data, Values) and _leaves_out(drawn, tensor):
                 exact = data.compute(tensor, "float64")
                 values[tensor] = _packed(drawn, tensor, kept, 17, exact)
+    where = f", where {', '.join(map(position_text, problem.axes))}"
     return {
         "opened": drawn.opened,
         "image": drawn.image,
@@ -250,7 +251,7 @@ def _content(drawn: Scene, limits: Limits, kept: Kept) -> dict[str, Any]:
         "directions": {
             tensor: {
                 "at": direction.at,
-                "rule": Element(problem, tensor, origin, is_transposed=reverses).rule,
+                "rule": Element(problem, tensor, origin, is_transposed=reverses).rule + where,
             }
             for tensor, direction in drawn.directions.items()
         },

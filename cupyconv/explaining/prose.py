@@ -81,6 +81,8 @@ def _head(problem: ConvProblem, is_transposed: bool) -> Section:
         f"y {shape_text(problem.output_shape)}"
     )
     x, w, y = (terms.indexed(t, terms.names(problem, t)) for t in ("x", "w", "y"))
+    h, r, p = (", ".join(terms.names(problem, t)[2:]) for t in ("x", "w", "y"))
+    positions = f"{h} count positions in x, {p} in y; {r} count the taps, the elements of w[k,c]."
     return Section(
         "The convolution that the transposed layer reverses" if is_transposed else "",
         (
@@ -88,7 +90,8 @@ def _head(problem: ConvProblem, is_transposed: bool) -> Section:
             Paragraph(shapes.settings(problem)),
             Paragraph(
                 f"Indices are written {x}, {w} and {y}, whatever the memory order: n is the image, "
-                f"c the input channel and k the filter or output channel.{terms.INDEX_W}"
+                "c the input channel (axis C of x, I of w), and k the filter or output channel "
+                f"(axis O of w). {positions}{terms.INDEX_W}"
                 f"{terms.grouped(problem)} "
                 "dy, dx and dw are the gradients of the loss with respect to y, x and w (dE/dO, "
                 "dE/dX and dE/dF)."
@@ -136,20 +139,22 @@ def channels_section(problem: ConvProblem, data: Mapping[str, Any]) -> Section:
         Paragraph(
             "x and dy are not convolved as two stacks of channels. Each channel of x is correlated "
             f"with each channel of dy{group}, one pair at a time: slide without a flip, multiply, "
-            "add. (Frameworks call this a convolution.) Each pair fills its own slice of dw:"
+            "add. (Frameworks call this a convolution.) Each pair fills its own slice, the "
+            "elements of dw with one k and one c:"
         ),
         Verbatim(f"{rule}\n{_correlated(problem)}"),
         Paragraph(
             f"There {'is' if pairs == 1 else 'are'} {K} x {channels} = "
-            f"{counted_large(pairs, 'pair')}{within}. {_filled(problem, pairs)} Across "
-            f"{'the channels of a group' if G > 1 else 'channels'}, dw is an outer product:"
+            f"{counted_large(pairs, 'pair')}{within}. {_filled(problem, pairs)} Each "
+            f"dy[k] meets each x[c]{' of its group' if G > 1 else ''}, an outer product:"
         ),
         Verbatim(_grid(problem)),
         Paragraph(
-            "Nothing is tiled, broadcast or averaged over channels, and no two pairs share a "
-            "slice. The forward pass uses w[k,c] in one place only: it adds correlate(x[c], "
-            "w[k,c]) to y[k]. Therefore the gradient of w[k,c] depends on no other channel of x "
-            "and on no other channel of dy."
+            "Nothing is tiled, broadcast or averaged over channels. The forward pass uses w[k,c] "
+            "in one place only: it adds correlate(x[c], w[k,c]) to y[k]. There, a tap multiplies "
+            "one element of x[c] for each output. By the chain rule (below), its gradient is the "
+            "sum of these elements, each times dy[k] of its output: a correlation of x[c] with "
+            "dy[k]."
         ),
         Paragraph(_sums(problem, channels, filters)),
         *_example(problem, data),
@@ -172,7 +177,8 @@ def _correlated(problem: ConvProblem) -> str:
         comma = "" if dy.endswith(",") else ","
         dy += f"{comma} moved in steps of the dilation {shapes.one(problem.dilation)},"
     break_ = "\n  " if len(x) + len(dy) > 30 else " "
-    return f"{x}{break_}correlated with {dy}{break_}gives {shape_text(problem.filter_sizes)}"
+    sizes = shape_text(problem.filter_sizes)
+    return f"{x}{break_}correlated with {dy}{break_}gives {sizes}, one for each shift"
 
 
 def _filled(problem: ConvProblem, pairs: int) -> str:
@@ -272,9 +278,9 @@ def sizes_section(problem: ConvProblem) -> Section:
         )
         texts.append(
             f"dy and w do not determine the size of dx: {several}. A stride above 1 rounds "
-            "several input sizes to the same output size. This is why Conv2DBackpropInput "
-            f"and similar functions take the size of dx, here {x}, as their argument "
-            "input_sizes. They reject sizes that do not give this dy."
+            "several input sizes to the same output size. This is why TensorFlow's "
+            f"Conv2DBackpropInput and similar functions take the size of dx, here {x}, as their "
+            "argument input_sizes. They reject sizes that do not give this dy."
         )
         crop = list(crops.blocks(problem))
         if moved := _clauses(problem, _moved):
@@ -287,8 +293,8 @@ def sizes_section(problem: ConvProblem) -> Section:
             else "With stride 1, each output size belongs to one input size only"
         )
         texts.append(
-            f"{only}, so dy and w determine the size of dx: {x}. Conv2DBackpropInput and "
-            "similar functions take input_sizes nevertheless, because with "
+            f"{only}, so dy and w determine the size of dx: {x}. TensorFlow's "
+            "Conv2DBackpropInput and similar functions take input_sizes nevertheless, because with "
             f"{'less padding' if strided else 'a larger stride'} several sizes of dx would fit "
             "the same dy."
         )
@@ -348,16 +354,18 @@ def _chain_rule(problem: ConvProblem) -> Section:
     reads, filters = terms.position_text(axis), "conj(w" if problem.is_complex else "w"
     x, end = ("conj(x", ")") if problem.is_complex else ("x", "")
     lines = [
-        f"y[{p}]  = sum over {r} of x[{h}] * w[{r}],   where {reads}",
-        f"dx[{h}] = sum over {p} of dy[{p}] * {filters}[{r}]{end},  where {terms.tap_text(axis)}",
-        f"dw[{r}] = sum over {p} of dy[{p}] * {x}[{h}]{end},  where {reads}",
+        f"y[{p}]  = sum over {r} of x[{h}] * w[{r}],",
+        f"dx[{h}] = sum over {p} of dy[{p}] * {filters}[{r}]{end},",
+        f"dw[{r}] = sum over {p} of dy[{p}] * {x}[{h}]{end},",
+        f"where {reads},",
+        f"so    {terms.tap_text(axis)}",
     ]
     blocks: list[Block] = [
         Paragraph(
-            "By the chain rule, the gradient of an element is a sum over all outputs that read it: "
-            f"dy of the output times the other factor of the product. In y[{p}], x[{h}] is "
-            f"multiplied by w[{r}], and w[{r}] by x[{h}]. Along {axis.name}, for one channel and "
-            "one filter:"
+            f"y[{p}] is a sum of products x[{h}] * w[{r}]. So x[{h}] changes y[{p}] at the rate "
+            f"w[{r}], and w[{r}] at the rate x[{h}]; y[{p}] changes the loss at the rate dy[{p}]. "
+            "By the chain rule, these rates multiply, and add up over all outputs. Along "
+            f"{axis.name}, for one channel and one filter:"
         ),
         Verbatim("\n".join(lines)),
     ]
@@ -421,7 +429,12 @@ def _input_gradient(problem: ConvProblem) -> Section:
         f"  stride 1{dilation}, padding {shapes.pairs([axis.padding for axis in axes])})",
     ]
     table = _table_of_axes(problem, _dx_rows)
-    return Section("dx as a convolution", (Verbatim("\n".join(lines)), *_crops(axes), table))
+    text = (
+        "The channel axes of w are swapped because dx sums over k, while y sums over c. A span is "
+        "an extent after dilation."
+    )
+    blocks: tuple[Block, ...] = (Verbatim("\n".join(lines)), Paragraph(text), *_crops(axes), table)
+    return Section("dx as a convolution", blocks)
 
 
 def _dx_rows(axis: ConvAxis) -> tuple[tuple[str, str], ...]:
@@ -485,7 +498,9 @@ def _products(problem: ConvProblem) -> Section:
         times = f"{view.groups} products of " if view.groups > 1 else ""
         sizes = f"{times}{view.gemm_m} x {view.gemm_n} x {view.gemm_k}"
         rows.append((pass_, RESULT[pass_], sizes, meaning[pass_]))
-    blocks: list[Block] = [Table(("pass", "result", "rows x columns x depth", "axes"), tuple(rows))]
+    text = "Each pass is a product of two matrices; its depth is the number of terms of a sum."
+    head = ("pass", "result", "rows x columns x depth", "axes")
+    blocks: list[Block] = [Paragraph(text), Table(head, tuple(rows))]
     phases = prod(problem.stride)
     if 1 < phases <= 64:
         depths = _depths_text(sorted(view.gemm_k for view in problem.phase_gemms))

@@ -371,7 +371,8 @@ def _channels_of(problem: ConvProblem, element: Element | None) -> tuple[int, in
     """Return the image, filter and channel to show first."""
     filters, channels = problem.K // problem.groups, problem.C // problem.groups
     if element is None:
-        return 0, min(2, filters - 1), min(1, channels - 1)
+        k = problem.K // 2  # the middle, as in the text
+        return 0, k, k // filters * channels + channels // 2
     a, b = element.index[:2]
     if element.tensor == "dw":
         return 0, a, a // filters * channels + b

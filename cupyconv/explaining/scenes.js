@@ -42,6 +42,11 @@ const scenes = (() => {
     const [x, w, dy] = [`${X}[n,c,${h}]`, `w[k,c,${r}]`, `${DY}[n,k,${p}]`];
     const where = groups > 1 ? " of its group" : "";
     const comma = (letters) => letters.split(",").join(", ");
+    const reads = axes.map(({ stride, pad_before, dilation }, i) => {
+      const [at, tap, output] = ["input", "filter", "output"].map((kind) => LETTERS[kind][rank][i]);
+      return `${at} = ${stride > 1 ? `${stride}*` : ""}${output}${pad_before ? ` - ${pad_before}` : ""} + ` +
+        `${dilation > 1 ? `${dilation}*` : ""}${tap}`;
+    }).join(", ");
     const isPadded = axes.some((axis) => axis.pad_before || axis.pad_after);
     const of = (tensor, condition, parts) =>
       ({ tensor, ...passes[tensor], note: passes[tensor].notes[+condition], ...parts });
@@ -49,18 +54,18 @@ const scenes = (() => {
       dw: of("dw", isPadded, {
         pair: `dw[{k},{own}] depends on channel {c} of ${X} and channel {k} of ${DY} only. Each pair fills its ` +
           "own cell: nothing is tiled, broadcast or averaged.",
-        rules: axes.map((axis) => filter_gradient_axis(axis).rule), terms: N, rule: `dw[k,c,${r}] = sum over n, ${comma(p)} of ${dy} * ${x}`,
+        rules: axes.map((axis) => filter_gradient_axis(axis).rule), terms: N, rule: `dw[k,c,${r}] = sum over n, ${comma(p)} of ${dy} * ${x}, where ${reads}`,
         at: axes.map((axis) => axis.filter >> 1) }),
       dx: of("dx", Math.max(...stride) > 1, {
-        pair: `${DX}[{c}] is the sum of its column, over ${the(groupFilters, "channel")} of ${DY}${where}: ` +
-          `${DY}[{k}] enters the sum through w[{k},{own}].`,
+        pair: `Each cell shows w[k,c], through which ${DY}[k] gives a summand of ${DX}[c]. ${DX}[{c}] is the sum over ` +
+          `its column, ${the(groupFilters, "channel")} of ${DY}${where}; w[{k},{own}] gives the summand of ${DY}[{k}].`,
         rules: axes.map((axis) => input_gradient_axis(axis).rule), terms: groupFilters,
-        rule: `${DX}[n,c,${h}] = sum over k, ${comma(r)} of ${dy} * ${w}`,
+        rule: `${DX}[n,c,${h}] = sum over k, ${comma(r)} of ${dy} * ${w}, where ${reads}`,
         at: axes.map((axis) => busiest(axis, turned.places)) }),
       y: of("y", isPadded, {
-        pair: `${Y}[{k}] is the sum of its row, over ${the(groupChannels, "channel")} of ${X}${where}: ${X}[{c}] ` +
-          "enters the sum through w[{k},{own}].",
-        rules: axes, terms: groupChannels, rule: `${Y}[n,k,${p}] = sum over c, ${comma(r)} of ${x} * ${w}`,
+        pair: `Each cell shows w[k,c], through which ${X}[c] gives a summand of ${Y}[k]. ${Y}[{k}] is the sum over ` +
+          `its row, ${the(groupChannels, "channel")} of ${X}${where}; w[{k},{own}] gives the summand of ${X}[{c}].`,
+        rules: axes, terms: groupChannels, rule: `${Y}[n,k,${p}] = sum over c, ${comma(r)} of ${x} * ${w}, where ${reads}`,
         at: axes.map((axis) => Math.min(1, axis.output - 1)) }),
     };
   }
@@ -94,8 +99,9 @@ const scenes = (() => {
     const { groupFilters, groupChannels, axes } = problem;
     const plain = axes.every((axis) => axis.stride === 1 && axis.dilation === 1 && !axis.pad_before && !axis.pad_after);
     const { isTransposed } = first;
-    return { problem, isTransposed, opened: plain && !isTransposed ? "dw" : "dx", image: 0, k: Math.min(2, groupFilters - 1),
-      c: Math.min(1, groupChannels - 1), directions: directions(problem, first), limits: first.turned, numbers: first.numbers,
+    const k = problem.K >> 1; // the middle, as in the text
+    return { problem, isTransposed, opened: plain && !isTransposed ? "dw" : "dx", image: 0, k,
+      c: Math.floor(k / groupFilters) * groupChannels + (groupChannels >> 1), directions: directions(problem, first), limits: first.turned, numbers: first.numbers,
       dtype: "float32", source: "", missing: {}, library: {}, values: {}, data: null };
   }
 
@@ -267,15 +273,10 @@ const scenes = (() => {
       return [...format].map((letter) => index[`${logical}${rules.LETTERS[problem.rank]}`.indexOf(letter)]).join(", ");
     };
     const shapes = { x: layer.input_shape, w: layer.filter_shape, dy: problem.output_shape };
-    if (loss === "squares" && !isTransposed) delete shapes.dy; // the last to be drawn
-    let first = tensors.firstNumber(seed);
-    const drawn = (shape) => {
-      const call = `numbers(${first}, ${rules.python(shape)})`;
-      first += tensors.product(shape);
-      return call;
-    };
-    const lines = Object.entries(shapes).map(([name, shape]) => `${called(name)} = ` +
-      (dtype.startsWith("complex") ? `(${drawn(shape)} + 1j * ${drawn(shape)})` : drawn(shape)) +
+    if (loss === "squares" && !isTransposed) delete shapes.dy;
+    const drawn = (shape, place) => `numbers(${tensors.firstNumber(seed, place)}, ${rules.python(shape)})`;
+    const lines = Object.entries(shapes).map(([name, shape], place) => `${called(name)} = ` +
+      (dtype.startsWith("complex") ? `(${drawn(shape, place)} + 1j * ${drawn(shape, place + 3)})` : drawn(shape, place)) +
       `.astype("${dtype === "bfloat16" ? "float32" : dtype}")` +
       (given.includes(name) ? "  # replace it by the array that you passed" : ""));
     if (loss === "sum") lines.push("dy[:] = 1  # the loss is sum(y)");

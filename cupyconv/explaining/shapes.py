@@ -220,16 +220,15 @@ def _input_gradient(problem: ConvProblem) -> str:
     if filters == 1:
         summed = f"where k is the only filter{where}"
     return (
-        "one value for each element of x, for any stride and padding; dx[c] = dy[k] "
-        f"backpropagated through w[k,c], {summed}"
+        "one value for each element of x, for any stride and padding; dx[c] = "
+        f"dy[k]{_spread(problem)} correlated with the flipped w[k,c], {summed}"
     )
 
 
 def _filter_gradient(problem: ConvProblem) -> str:
     filters, channels = problem.K // problem.groups, _group_channels(problem)
-    spread = f" (dilated by stride {one(problem.stride)})" if max(problem.stride) > 1 else ""
     head = (
-        f"one value for each element of w; dw[k,c] = x[c] correlated with dy[k]{spread}"
+        f"one value for each element of w; dw[k,c] = x[c] correlated with dy[k]{_spread(problem)}"
         f"{over_images(problem)}: {sized(problem.filter_sizes, 'value')} for each pair of k and c; "
     )
     operands = f"{the(filters, 'channel')} of dy and {the(channels, 'channel')} of x"
@@ -241,6 +240,10 @@ def _filter_gradient(problem: ConvProblem) -> str:
     if filters == channels == 1:
         return f"{head}{operands} in each of the {problem.groups} groups form one pair"
     return f"{head}within each of the {problem.groups} groups, {operands} form an outer product"
+
+
+def _spread(problem: ConvProblem) -> str:
+    return f" (dilated by stride {one(problem.stride)})" if max(problem.stride) > 1 else ""
 
 
 def _is_depthwise(problem: ConvProblem) -> bool:

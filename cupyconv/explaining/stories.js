@@ -1,24 +1,26 @@
 // Stories: a few steps, each with a sentence and a picture of a small layer, that end on the knobs.
 const STORIES = {
-  channels: { title: "5 channels meet 10", steps: channelSteps },
+  channels: { title: "Which channels meet?", steps: channelSteps },
   size: { title: "Why is dx this size?", steps: sizeSteps },
   flip: { title: "Why does dx flip the filter?", steps: flipSteps },
   number: { title: "Where does this number come from?", steps: numberSteps },
 };
 
-let story = null; // the name of the open story, and the number of its step
+let story = null; // the name of the open story, the number of its step, and the view
 
-// A step has a layer, an element, the parts of the page that are its picture, a function that returns
-// its sentences, and the number of added products, by default all.
+const SEED = "3097"; // the stories' numbers: no explained product, sum or difference is 0
+
+// A step has a layer, an element, the parts of the page that are its picture ("windows" leaves out the
+// sizes of dx), a function that returns its sentences, and the number of added products, by default all.
 
 function channelSteps() {
   const layer = { input_shape: [1, 5, 6, 6], filter_shape: [10, 5, 3, 3] };
   const step = (element_, view, say, added) => ({ layer, element: element_, view, say, added });
   return [
-    step("dw=0,0,1,1", "channels", () => "x has 5 channels, and dy, the gradient of the output, has 10. The gradient of the " +
-      "filter is computed from both. Which channels are combined?"),
+    step("dw=0,0,1,1", "channels", () => "In the layer of this story, x has 5 channels, and dy, the gradient of the output, " +
+      "has 10. The gradient of the filter is computed from both. Which channels are combined?"),
     step("dw=0,0,1,1", "channels", () => "Every channel of x is paired with every channel of dy. Channel 0 of x and " +
-      "channel 0 of dy give the slice dw[0,0]. No other channel contributes to it."),
+      "channel 0 of dy give dw[0,0], a slice of 3x3 elements. No other channel contributes to it."),
     step("dw=7,2,1,1", "channels", () => "Channel 2 of x and channel 7 of dy give the slice dw[7,2]: the cell in the " +
       "column of x[2] and the row of dy[7]."),
     step("dw=7,2,1,1", "planes", () => "To compute dw[7,2,1,1], lay dy[7] on x[2], shifted by one row and one column. " +
@@ -27,10 +29,10 @@ function channelSteps() {
       "shifts, which give the 3x3 elements of the slice."),
     step("dw=7,2,1,1", "channels", () => "10 channels of dy and 5 channels of x form 50 pairs. Each pair gives one slice, " +
       "so dw is 10x5x3x3, like the filter. Nothing is tiled, broadcast or averaged."),
-    step("dx=0,2,2,2", "channels", () => "The gradient of the input is a sum instead: dx[2] adds up its column, over " +
-      "all 10 channels of dy, because each of the 10 filters reads x[2]."),
-    step("y=0,7,1,1", "channels", () => "The forward pass is a sum too: y[7] adds up its row, over the 5 channels of x. " +
-      "Now turn the knobs: change the channels and filters, or split the grid into groups."),
+    step("dx=0,2,2,2", "channels", () => "The gradient of the input is a sum instead. dx[2] has one summand for each cell of " +
+      "its column: dy[k] times w[k,2], for all 10 k, because each of the 10 filters reads x[2]."),
+    step("y=0,7,1,1", "channels", () => "The forward pass is a sum too: y[7] has one summand for each cell of its row, x[c] times " +
+      "w[7,c]. Now turn the knobs: change the channels and filters, or split the grid into groups."),
   ];
 }
 
@@ -38,49 +40,51 @@ function sizeSteps() {
   const step = (input, padding, element_, view, say, stride = 2) => ({ element: element_, view, say,
     layer: { input_shape: [1, 3, input, input], filter_shape: [4, 3, 3, 3], stride, padding } });
   return [
-    step(5, "valid", "dx=0,1,2,2", "sizes", () => "dx has one value for each element of x, so it has the size of x. But " +
-      "dx is computed from dy and the filter. Do their sizes determine the size of dx?"),
-    step(5, "valid", "dx=0,1,2,2", "sizes", () => "With VALID padding and stride 2, a window begins at every second input, " +
-      "as long as it fits. An input of 5 has room for 2 windows, so dy is 2x2."),
+    step(5, "valid", "dx=0,1,2,2", "windows sizes", () => "dx has one value for each element of x, so it has the size " +
+      "of x. But dx is computed from dy and the filter. Do their sizes determine the size of dx?"),
+    step(5, "valid", "dx=0,1,2,2", "windows sizes", () => "With VALID padding and stride 2, a window begins at every " +
+      "second input, as long as it fits. An input of 5 has room for 2 windows, so dy is 2x2."),
     step(6, "valid", "dx=0,1,2,2", "sizes", () => "An input of 6 also has room for 2 windows: no window reads its last " +
       "element. So a dy of 2x2 can belong to an x of 5x5 or of 6x6."),
     step(6, "valid", "dx=0,1,5,5", "planes", () => "For an x of 6x6, dx is 6x6. Its last row and column are zero: no " +
       "window reads these elements of x, so they do not affect y."),
     step(6, "valid", "dx=0,1,2,2", "sizes", () => "So you must pass the size to the function that computes dx: " +
-      "input_sizes in TensorFlow, output_padding in PyTorch, input_shape in cupyconv. output_padding is the difference " +
-      "from the smallest possible size: 0 for 5x5, and 1 for 6x6."),
+      "input_sizes in TensorFlow, input_shape in cupyconv, output_padding in PyTorch. output_padding is the difference " +
+      "from the smallest size with the same padding: 0 for 5x5, and 1 for 6x6."),
     step(5, "same", "dx=0,1,2,2", "sizes", () => "SAME pads an input of 5 so that it has 5/2 windows, rounded up: 3. An " +
       "input of 6 also has 3 windows, with less padding. Both have a dy of 3x3."),
     step(6, "same", "dx=0,1,2,2", "sizes", () => "The windows span 7 positions for both sizes, so the gradient of the " +
       "padded input is the same. dx is a part of it: for size 5, it begins after one position of padding; for size 6, at " +
-      "the first position. The bars without taps show both parts."),
-    step(5, "same", "dx=0,1,2,2", "planes", () => "To compute a dx of 5x5 from a dy of 3x3, insert stride - 1 zeros " +
-      "between its elements, here one zero, and pad the result. Then slide the flipped filter over it with stride 1."),
+      "the first position. The bars without taps show both parts. PyTorch pads both sides by the same number, so for " +
+      "size 6 you crop its dx."),
+    step(5, "same", "dx=0,1,1,1", "planes", () => "To compute a dx of 5x5 from a dy of 3x3, insert stride - 1 zeros " +
+      "between its elements, here one zero, and pad the result. Then slide the flipped filter over it with stride 1. " +
+      "This gives one summand of dx[1]; dx[1] adds those of all 4 filters."),
     step(5, "same", "dx=0,1,2,2", "sizes", () => "With stride 1, each output size has only one input size, so dx has only " +
       "one possible size. Now turn the knobs: change the stride, the padding or the input.", 1),
   ];
 }
 
 function flipSteps() {
-  const step = (stride, element_, say, added, images = 1) => ({ element: element_, view: "planes", say, added,
+  const step = (stride, element_, view, say, added, images = 1) => ({ element: element_, view, say, added,
     layer: { input_shape: [images, 1, 7], filter_shape: [1, 1, 3], stride } });
   return [
-    step(1, "y=0,0,2", () => "Begin with the forward pass. y[2] reads x[2], x[3] and x[4], and multiplies them by the " +
-      "taps w[0], w[1] and w[2]: both indices grow together. (The indices of the image and the channel are left out.)"),
-    step(1, "dx=0,0,4", () => "Now look from x[4]. y[2] reads it through w[2], y[3] through w[1], and y[4] through w[0]. " +
-      "As the output moves to the right, the tap moves to the left: from the side of x, the taps run backwards."),
-    step(1, "dx=0,0,4", () => "By the chain rule, dx[4] is a sum over the outputs that read x[4]: dy of the output times " +
-      "the tap through which it reads. So dx[4] = dy[2] · w[2] + dy[3] · w[1] + dy[4] · w[0].", 1),
-    step(1, "dx=0,0,4", () => "Therefore dx flips the filter: drawn backwards, it slides over dy like a filter in the " +
-      "forward pass. dx[0] meets dy[0] only, so dy is padded by 2 on both sides."),
-    step(2, "dx=0,0,4", () => "With stride 2, only every second tap reads x[4]: y[1] through w[2], and y[2] through w[0]. " +
-      "The zeros between the elements of dy leave out the other taps."),
-    step(1, "dw=0,0,1", () => "dw is not flipped. The tap w[1] multiplies x[1] for y[0], x[2] for y[1], and so on: the " +
-      "position in x grows with the output. dw[1] is the sum of dy of each output times the element that it reads."),
-    step(1, "dw=0,0,1", () => "A batch adds a sum over its images to dw: a sum, not a mean. If the loss is a mean over " +
-      "2 images, dy already contains the factor 1/2. A filter that two layers use adds up in the same way.", undefined, 2),
-    step(1, "dx=0,0,4", () => `Check dx[4] without a formula for the gradient. ${differenceText()} Now turn the knobs: ` +
-      "change the stride, the dilation or the padding."),
+    step(1, "y=0,0,2", "planes", () => "Begin with the forward pass. y[2] reads x[2], x[3] and x[4], and multiplies " +
+      "them by the taps w[0], w[1] and w[2]: both indices grow together. (The indices of the image and the channel are left out.)"),
+    step(1, "dx=0,0,4", "windows sizes", () => "Now look down the column of x[4]. y[2] reads it through its last tap, " +
+      "w[2], y[3] through w[1], and y[4] through w[0]. As the output grows, the tap falls: from the side of x, the taps run backwards."),
+    step(1, "dx=0,0,4", "planes", () => "By the chain rule, dx[4] is a sum over the outputs that read x[4]: dy of the " +
+      "output times the tap through which it reads. So dx[4] = dy[4] · w[0] + dy[3] · w[1] + dy[2] · w[2].", 1),
+    step(1, "dx=0,0,4", "planes", () => "Therefore dx flips the filter: drawn backwards, it slides over dy like a " +
+      "filter in the forward pass. dx[0] meets dy[0] only, so dy is padded by 2 on both sides."),
+    step(2, "dx=0,0,4", "planes", () => "With stride 2, only every second tap reads x[4]: y[2] through w[0], and y[1] " +
+      "through w[2]. The zero between these elements of dy leaves out w[1]."),
+    step(1, "dw=0,0,1", "planes", () => "dw is not flipped. The tap w[1] multiplies x[1] for y[0], x[2] for y[1], and " +
+      "so on: the position in x grows with the output. dw[1] is the sum of dy of each output times the element that it reads."),
+    step(1, "dw=0,0,1", "planes", () => "A batch adds a sum over its images to dw: a sum, not a mean. If the loss is a " +
+      "mean over 2 images, dy already contains the factor 1/2. A filter that two layers use adds up in the same way.", undefined, 2),
+    step(1, "dx=0,0,4", "planes", () => `Check dx[4] without a formula for the gradient. ${differenceText()} Now turn ` +
+      "the knobs: change the stride, the dilation or the padding."),
   ];
 }
 
@@ -137,15 +141,17 @@ const MOST_CHECKED = 300_000; // largest number of products of a forward pass th
 function openStep(name, place) {
   const { title, steps: made } = STORIES[name];
   const all = made();
-  story = { name, place: Math.max(0, Math.min(place, all.length - 1)) };
-  const { layer, element: element_, view, say, added } = all[story.place];
-  turn(knobsOf({ layer, values: "integers", seed: "0" }));
+  place = Math.max(0, Math.min(place, all.length - 1));
+  const { layer, element: element_, view, say, added } = all[place];
+  story = { name, place, view };
+  turn(knobsOf({ layer, values: "integers", seed: SEED }));
   const [tensor, index] = element_.split("=");
   visit(tensor, index.split(",").map(Number));
   stepTo(added ?? steps());
   document.querySelector("main").dataset.story = view;
   $("story").hidden = false;
-  $("story-title").textContent = title;
+  const shapes = [layer.input_shape, layer.filter_shape].map(shape_text);
+  $("story-title").textContent = `${title} A small layer: ${shapes.join(" * ")}`;
   $("story-place").textContent = `Step ${story.place + 1} of ${all.length}`;
   $("tale").textContent = say();
   $("story-back").disabled = story.place === 0;

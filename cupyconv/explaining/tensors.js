@@ -2,16 +2,24 @@
 const tensors = (() => {
   const PERIOD = 999983; // as in values.py
 
-  // Returns the position of the first number of a seed.
-  const firstNumber = (seed) => Number(((BigInt(seed) + 1n) * 123457n) % BigInt(PERIOD));
+  // Returns the start of the hashes of the tensor at a place.
+  const firstNumber = (seed, place = 0) =>
+    Number(((BigInt(seed) + 1n) * 123457n + BigInt(place) * 223607n) % BigInt(PERIOD));
 
-  // Returns a function that returns the random number at a position.
-  function numbers(kind) {
+  // Returns random numbers, each of which depends on its index only.
+  function numbers(first, sizes, kind) {
     const { floor } = Math;
-    const hash = (i) => (((i % PERIOD) ** 2 % PERIOD) * (i % PERIOD)) % PERIOD;
-    if (kind !== "normal") return (i) => (hash(i) % 7) - 3;
-    const hundredths = (h) => 2 * ((h % 100) + (floor(h / 100) % 100) + floor(h / 10000)) - 297;
-    return (i) => Math.fround(hundredths(hash(i)) / 100);
+    let hashes = [first];
+    for (const size of sizes) {
+      const next = new Float64Array(hashes.length * size);
+      for (let i = 0; i < next.length; i++) {
+        const h = (hashes[floor(i / size)] + (i % size)) % PERIOD;
+        next[i] = (((h * h) % PERIOD) * h) % PERIOD;
+      }
+      hashes = next;
+    }
+    return hashes.map(kind !== "normal" ? (h) => (h % 7) - 3
+      : (h) => Math.fround((2 * ((h % 100) + (floor(h / 100) % 100) + floor(h / 10000)) - 297) / 100));
   }
 
   const product = (sizes) => sizes.reduce((n, size) => n * size, 1);
@@ -54,18 +62,14 @@ const tensors = (() => {
   // while the others have integers.
   // edits: values that are set by hand, keyed by names such as "x[0,1,2,3]".
   function draw(problem, seed, kind, edits = {}) {
-    let first = firstNumber(seed);
-    const number = numbers(kind);
     const letters = rules.LETTERS[problem.rank];
     const found = {};
-    for (const [name, size] of Object.entries(sizes(problem))) {
+    for (const [place, [name, size]] of Object.entries(sizes(problem)).entries()) {
       const [format, logical] = name === "w"
         ? [problem.filter_format, `OI${letters}`] : [problem.data_format, `NC${letters}`];
       const order = [...logical].map((letter) => format.indexOf(letter));
       const stored = [...format].map((letter) => size[logical.indexOf(letter)]);
-      const drawn = Float64Array.from({ length: product(size) }, (_, i) => number(first + i));
-      first += drawn.length;
-      found[name] = permuted(drawn, stored, order);
+      found[name] = permuted(numbers(firstNumber(seed, place), stored, kind), stored, order);
       if (kind !== name) continue;
       found[name].fill(0);
       found[name][placeOf(size, middle(size))] = 1;

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 from cupyconv import formats
@@ -33,9 +32,11 @@ _DRAWN = {
 NUMBERS = {
     kind: f"""\
 def numbers(first, shape):  # as in `cupyconv grads`
-    i = np.arange(first, first + np.prod(shape)) % {PERIOD}
-    h = i * i % {PERIOD} * i % {PERIOD}
-    return ({drawn}).reshape(shape)
+    h = first
+    for size in shape:
+        h = np.add.outer(h, np.arange(size)) % {PERIOD}
+        h = h * h % {PERIOD} * h % {PERIOD}
+    return {drawn}
 """
     for kind, drawn in _DRAWN.items()
 }
@@ -129,15 +130,12 @@ def translation(problem: ConvProblem, framework: str, is_transposed: bool = Fals
 def _setup(problem: ConvProblem, is_transposed: bool = False) -> str:
     x, dy = ("dy", "x") if is_transposed else ("x", "dy")
     shapes = {x: problem.input_shape, "w": problem.filter_shape, dy: problem.output_shape}
-    first = first_number(0)
     dtype = "float32" if problem.dtype == "bfloat16" else problem.dtype
     lines = [NUMBERS["normal"]]
-    for name, shape in shapes.items():
-        call = f"numbers({first}, {shape})"
-        first += prod(shape)
+    for place, (name, shape) in enumerate(shapes.items()):
+        call = f"numbers({first_number(0, place)}, {shape})"
         if problem.is_complex:
-            call = f"({call} + 1j * numbers({first}, {shape}))"
-            first += prod(shape)
+            call = f"({call} + 1j * numbers({first_number(0, place + 3)}, {shape}))"
         lines.append(f'{name} = {call}.astype("{dtype}")')
     return "\n".join(lines)
 

@@ -122,7 +122,7 @@ def test_rows_and_columns_are_numbered():
 def test_channels_are_drawn_as_an_outer_product():
     text = words(drawing(LARGE))
     assert (
-        "dw[2,1] has 5x5 values, which come only from channel 1 of x and channel 2 of dy." in text
+        "dw[5,2] has 5x5 values, which come only from channel 2 of x and channel 5 of dy." in text
     )
     assert "10 channels of dy times 5 channels of x give 50 slices" in text
     cells = [e.text for e in drawing(LARGE).iter(f"{SVG}text") if "," in (e.text or "")]
@@ -288,9 +288,9 @@ def test_direction_and_channels_choose_the_planes(browse):
         "x[0] dy[3] dw[3,0]",
         "dw[3,0] depends on channel 0 of x and channel 3 of dy only",
         "#dw=3,0,1,1",
-        "dy[3] w[3,0], flipped dx[0]",
+        "dy[3] w[3,0], flipped dx[0], the sum over 4 filters",
         "3 3",  # the other filters of the column
-        "x[0] w[3,0] y[3]",
+        "x[0] w[3,0] y[3], the sum over 3 channels",
         "2 3",  # the other channels of the row
         "x, dy → dw,dy, w → dx,x, w → y",
     ]
@@ -352,7 +352,7 @@ def test_integer_products_sum_exactly(browse):
         name, _, shown, total, given = cell.split(" ")
         expected = f"{explanation.element(name).computed:.0f}"
         assert (shown, total, given) == (expected, expected, expected), cell
-    assert last == "x[1] 2,1"  # the fifth product is the first one of channel 1
+    assert last == "x[1] 1,1"  # the fifth product is the first one of channel 1
 
 
 def test_terms_not_drawn_are_counted_and_added(browse):
@@ -466,7 +466,7 @@ def test_page_supports_one_and_three_axes(browse, problem):
     assert log[0] == "4"
     assert log[3] == "0"
     if problem is VOLUME:
-        assert log[1].endswith("dx[1] at d = 2")
+        assert log[1].endswith("dx[1] at d = 2, the sum over 2 filters")
         assert log[4].startswith("dx[0,1,7,")
 
 
@@ -890,7 +890,7 @@ def test_partial_axes_are_labelled_in_the_figure():
     """The layers are from a bug report: dx of 100x100 drawn as 5x5, and 248 outputs as two."""
     text = words(drawing(LARGE))
     assert "h 0–4, 99 of 100 (94 hidden)" in text
-    assert "k 0–4, 252–255 of 256 (247 hidden)" in words(
+    assert "k 0–1, 127–129, 254–255 of 256 (249 hidden)" in words(
         drawing(ConvProblem((1, 1, 9), (256, 1, 3)))
     )
     signal = words(drawing(ConvProblem((1, 3, 1000), (8, 3, 11), stride=4)))

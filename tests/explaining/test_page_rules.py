@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -246,24 +247,30 @@ def test_largest_layers_are_computed_in_little_memory(tmp_path):
 def test_random_numbers_of_the_page_equal_the_library(tmp_path):
     seeds = [0, 1, 123_456_789, 2**40 + 3, 2**63 - 1]
     script = """
-    const result = ([seed, kind]) => {
-      const [first, number] = [tensors.firstNumber(seed), tensors.numbers(kind)];
-      return [0, 1e5, 1e6, 1e7].flatMap((from) =>
-        rules.span(5000).map((i) => number(first + from + i)));
-    };
+    const result = ([seed, kind, place, sizes]) =>
+      Array.from(tensors.numbers(tensors.firstNumber(seed, place), sizes, kind));
     """
-    cases = [(str(seed), kind) for seed in seeds for kind in values.KINDS]
-    for (seed, kind), found in zip(cases, in_browser(tmp_path, cases, script), strict=True):
-        first = values.first_number(int(seed))
-        starts = (first + start for start in (0, 10**5, 10**6, 10**7))
-        expected = [values.numbers(start, (5000,), kind, "float32") for start in starts]
-        np.testing.assert_array_equal(found, np.concatenate(expected))
+    cases = [(str(seed), kind, place, sizes) for seed in seeds for kind in values.KINDS
+             for place, sizes in ((0, (5000,)), (2, (3, 1, 20, 30)))]  # fmt: skip
+    for case, found in zip(cases, in_browser(tmp_path, cases, script), strict=True):
+        seed, kind, place, sizes = case
+        first = values.first_number(int(seed), place)
+        expected = values.numbers(first, sizes, kind, "float32")
+        np.testing.assert_array_equal(found, expected.ravel())
+
+
+def test_larger_array_keeps_the_numbers_of_a_smaller_one():
+    """Turning a size knob only adds elements; the last shape has more than PERIOD elements."""
+    for shape in ((2, 3, 4, 6), (3, 4, 1, 7), (2, 7, 400, 400), (1000, 1001, 1, 2)):
+        larger = values.numbers(7, shape, "integers", "int8")
+        smaller = values.numbers(7, (2, 3, 1, 2), "integers", "int8")
+        np.testing.assert_array_equal(larger[:2, :3, :1, :2], smaller)
 
 
 def test_random_numbers_are_spread(tmp_path):
     """Means and deviations are those of normal numbers; neighbours are not correlated."""
-    for seed in range(20):
-        numbers = values.numbers(values.first_number(seed), (20_000,), "normal", "float64")
+    for seed, shape in itertools.product(range(20), [(20_000,), (50, 20, 20), (20_000, 1)]):
+        numbers = values.numbers(values.first_number(seed), shape, "normal", "float64").ravel()
         assert abs(numbers.mean()) < 0.03
         assert abs(numbers.std() - 1) < 0.02
         lags = [np.corrcoef(numbers[:-lag], numbers[lag:])[0, 1] for lag in range(1, 40)]

@@ -356,7 +356,7 @@ def _phases(layer, match, axes):
     assert filters * prod(problem.filter_sizes) == int(match[4])
 
 
-@form(r"where (?:(\d+)\*)?([rst]) = (.*)")
+@form(r"so +(?:(\d+)\*)?([rst]) = (.*)")
 def _tap(layer, match, axes):
     name = {"t": "D", "r": "H", "s": "W"}[match[2]] if len(layer.names) > 1 else "W"
     h, p = {"t": "dz", "r": "hp", "s": "wq"}[match[2]]

@@ -43,8 +43,9 @@
 // BLOCK_K, WARPS_M, WARPS_N, RESIDENT (resident blocks per SM), STAGES, TENSOR_CORES, A_ALONG_K,
 // A_VECTOR, B_ALONG_K, B_VECTOR, C_ALONG_N, C_VECTOR, TAPS_FASTEST, TAP_WORDS and PHASES
 // (gather.cuh), SPLIT, ASYNC_COPY, ACTIVATION and ADD (epilogue.cuh; forward and backprop_input
-// only), SHARED_BYTES.
+// only), SHARED_BYTES; in backprop_input also FOLD_CHANNELS, FOLD_D, FOLD_H and FOLD_W (fold.cuh).
 #include "epilogue.cuh"
+#include "fold.cuh"
 #include "gather.cuh"
 #include "index.cuh"
 #include "numeric.cuh"
@@ -226,7 +227,7 @@ struct Pass {
                                 phase.first_pixel[2] + in.w * narrowed(p.stride[2])};
     return pixel_offset(whole, p.x_stride);
   }
-  __device__ __forceinline__ Index c_column(Index n) const { return n * narrowed(p.x_stride[1]); }
+  __device__ __forceinline__ Index c_column(Index n) const { return column_offset(n, p); }
 };
 
 #else
@@ -590,7 +591,7 @@ __device__ __forceinline__ Accumulator bias_of(const Pass& pass, Index group, In
                                                const Storage* bias) {
   if (PASS == 2 || bias == nullptr || n >= pass.gemm_n) return 0;
   return Numeric<Storage>::widen(
-      bias[(group * pass.gemm_n + n) * narrowed(pass.p.bias_stride)]);
+      bias[channel_of(group * pass.gemm_n + n) * narrowed(pass.p.bias_stride)]);
 }
 
 // -- kernels ----------------------------------------------------------------------------------------

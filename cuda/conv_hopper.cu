@@ -46,7 +46,10 @@
 // order.  The bits of a result do not depend on which block computes which tile.
 //
 // Operands are 16-bit types, or float as TF32.  wgmma supports TF32 only with lines along k: in the
-// forward pass with channels last in w, and in backprop_input with filters last.  With PLANES = 3,
+// forward pass with channels last in w, and in backprop_input with filters last.  In backprop_filter, x and
+// dy are copies that conv_arrange.cu made, with the axes (row, column, channel, (image, band)) in memory.
+// The kernel reads a copy as one PLANAR image with three spatial axes (BANDS).  Its rows consist of images
+// and bands, and the filter has one tap along them.  With PLANES = 3,
 // operands are float32 tensors that conv_planes.cu has split into three bfloat16 planes, high to low.  A
 // product then consists of six products of planes; the three others are too small to matter.  Every
 // PROMOTION steps, the tensor cores' sums are added to float registers, since tensor cores drop low bits
@@ -58,8 +61,10 @@
 // POINTWISE (1 x 1, stride 1, no padding, not PLANAR: im2col(x or dy) is a plain matrix), PLANAR (x and
 // dy have channels first), FILTERS_LAST (the last axis of w is filters, else channels), WINDOW_ROWS (in
 // backprop_filter, A is x, not dy), STORE and RUN (how C is stored), SPLIT, ACTIVATION and ADD
-// (epilogue.cuh; forward and backprop_input only; not with STORE_BOXES), SHARED_BYTES.
+// (epilogue.cuh; forward and backprop_input only; not with STORE_BOXES), SHARED_BYTES; in backprop_input
+// also FOLD_CHANNELS, FOLD_D, FOLD_H and FOLD_W (fold.cuh).
 #include "epilogue.cuh"
+#include "fold.cuh"
 #include "maps.cuh"
 #include "numeric.cuh"
 #include "parts.cuh"
@@ -88,6 +93,9 @@ constexpr int CONSUMERS_OF_TILE = TURNS ? 1 : CONSUMERS;
 constexpr int CONSUMER_ROWS = BLOCK_M / CONSUMERS_OF_TILE;
 constexpr int PRODUCTS = CONSUMER_ROWS / 64;
 constexpr int BAND = 8;
+
+// Whether x and dy are copies whose last axis is (image, band).
+constexpr bool BANDS = PLANAR && SPATIAL == 3;
 
 // Elements per line of a tile in shared memory.  A line has 128 bytes, the span of the swizzle.  LINE is
 // also the extent of a TMA box, and the depth of a step along k.
@@ -416,20 +424,19 @@ __device__ __forceinline__ long long result_channels(const ConvParameters& p) {
 // Returns the bias of a channel of y or dx; -0 without a bias, because adding -0 changes no sum.
 __device__ __forceinline__ float bias_of(int channel, const ConvParameters& p, const Result* bias) {
   if (PASS == 2 || bias == nullptr || channel >= p.groups * result_channels(p)) return -0.0f;
-  return Numeric<Result>::widen(bias[channel * p.bias_stride]);
+  return Numeric<Result>::widen(bias[channel_of(channel) * p.bias_stride]);
 }
 
-// `count` columns of C, from `column` on, whose elements in a row have a constant stride.  `offset` is the
-// offset of the first column.
+// `count` columns of C, from `column` on.  `offset` is the offset of the first column.
 struct Line {
   int column, count;
   long long offset;
 };
 
 // Stores COUNT sums of adjacent columns of a line, RUN elements at a time.
-template <int COUNT>
+template <int COUNT, class Output>
 __device__ __forceinline__ void store_in_line(Result* row, const Line& line, int column,
-                                              long long column_step, const float (&sums)[COUNT]) {
+                                              const Output& output, const float (&sums)[COUNT]) {
   static_assert(COUNT % RUN == 0, "whole runs");
 #pragma unroll
   for (int first = 0; first < COUNT; first += RUN) {
@@ -437,20 +444,20 @@ __device__ __forceinline__ void store_in_line(Result* row, const Line& line, int
     float run[RUN];
 #pragma unroll
     for (int i = 0; i < RUN; ++i) run[i] = sums[first + i];
-    store_piece(row + line.offset + (column + first) * column_step, run);
+    store_piece(row + output.offset(line, column + first), run);
   }
 }
 
 // Adds COUNT elements of the addend to the sums of COUNT adjacent columns of a line.  `row` points to the
 // beginning of the addend's row.
-template <int COUNT>
+template <int COUNT, class Output>
 __device__ __forceinline__ void add_in_line(const Result* row, const Line& line, int column,
-                                            long long column_step, float (&sums)[COUNT]) {
+                                            const Output& output, float (&sums)[COUNT]) {
 #pragma unroll
   for (int first = 0; first < COUNT; first += RUN) {
     if (column + first >= line.count) return;
     float run[RUN];
-    load_piece(run, row + line.offset + (column + first) * column_step, true);
+    load_piece(run, row + output.offset(line, column + first), true);
 #pragma unroll
     for (int i = 0; i < RUN; ++i) sums[first + i] += run[i];
   }
@@ -461,7 +468,7 @@ __device__ __forceinline__ void add_in_line(const Result* row, const Line& line,
 //   row_offset(row, phase)                          offset of a row; BEYOND for a row outside C
 //   line(column)                                    up to LINE columns from this column on
 //   columns()                                       columns of C per group
-//   column_step()                                   distance of adjacent columns in a line
+//   offset(line, column)                            offset of a column of a line
 //   store_box(map, buffer, row, column)             starts the store of 64 x 64 elements
 template <class Output>
 struct Epilogue {
@@ -580,8 +587,7 @@ struct Epilogue {
         const long long row_offset = row_offsets[STORE == STORE_ROWS ? j : k];
         const int column = STORE == STORE_ROWS ? run_of(k) : line_of(j);
         const bool exists = row_offset != Output::BEYOND && column < line.count;
-        const long long offset =
-            exists ? row_offset + line.offset + column * output.column_step() : 0;
+        const long long offset = exists ? row_offset + output.offset(line, column) : 0;
         const int piece = run_of(k) / 8 ^ line_of(j) % 8;
         use(reinterpret_cast<Run*>(buffer + line_of(j) * 64 + piece * 8 + run_of(k) % 8), offset,
             exists);
@@ -647,9 +653,9 @@ struct Epilogue {
                     if (row == Output::BEYOND) return;
                     const int column = line.column - tile.column + place;
                     float done[2] = {biased(pair[0], column), biased(pair[1], column + 1)};
-                    if (ADD) add_in_line(addend + row, line, place, output.column_step(), done);
+                    if (ADD) add_in_line(addend + row, line, place, output, done);
                     for (float& sum : done) sum = activate<ACTIVATION>(sum);
-                    store_in_line(c + row, line, place, output.column_step(), done);
+                    store_in_line(c + row, line, place, output, done);
                   });
   }
 #endif
@@ -738,7 +744,7 @@ struct Image {
 };
 
 // Offsets of the elements of C, as sums of an offset of the row and an offset of the column.  Up to LINE
-// adjacent columns have a constant stride.
+// adjacent columns have a constant stride, unless stride phases are folded into them (fold.cuh).
 struct Output {
   static constexpr long long BEYOND = 1ll << 63;
   const ConvParameters& p;
@@ -777,6 +783,10 @@ struct Output {
     if constexpr (PASS != 2) return {column, left, column * column_step()};
     if constexpr (FILTERS_LAST) return {column, left, filter_offset(column)};
     return window(column);
+  }
+  __device__ __forceinline__ long long offset(const Line& line, int column) const {
+    if constexpr (FOLDED) return column_offset<long long>(line.column + column, p);
+    return line.offset + column * column_step();
   }
   __device__ __forceinline__ long long column_step() const {
     if constexpr (RUN > 1 && STORE != STORE_COLUMNS) return 1;
@@ -821,6 +831,29 @@ struct Steps {
 
 // -- producer ---------------------------------------------------------------------------------------
 
+// A tap in the registers of the producer.
+template <bool PACKED>
+struct KeptTap {
+  Tap<int> kept;
+
+  __device__ __forceinline__ void keep(const Tap<int>& tap) { kept = tap; }
+  __device__ __forceinline__ Tap<int> tap() const { return kept; }
+};
+
+// With BANDS, a tile has twice as many windows, and s is 0.  The limits of taps in hopper.py keep t below
+// 2^16 and r below 2^8.
+template <>
+struct KeptTap<true> {
+  int channel, t_and_r;
+
+  __device__ __forceinline__ void keep(const Tap<int>& tap) {
+    channel = tap.c, t_and_r = tap.t << 8 | tap.r;
+  }
+  __device__ __forceinline__ Tap<int> tap() const {
+    return {channel, t_and_r >> 8, t_and_r & 255, 0};
+  }
+};
+
 // Starts all loads.  One thread with few registers runs this code.  To save registers, the thread keeps
 // only the boxes that this block loads, and counts steps down in backprop_filter, which needs the most
 // registers.
@@ -850,15 +883,16 @@ struct Producer {
     const int first_window = (WINDOW_ROWS ? tile.row : tile.column) / LINE + windows.first;
     const int first_filter = (WINDOW_ROWS ? tile.column : tile.row) + filters.first * LINE +
                              tile.group * static_cast<int>(p.filters);
-    Tap<int> window[windows.COUNT];
+    KeptTap<BANDS> window[windows.COUNT];
 #pragma unroll
     for (int i = 0; i < windows.COUNT; ++i) {
-      window[i] = FilterWindows(p).at(first_window + i, p);
-      const bool exists = window[i].c < static_cast<int>(p.channels);
+      Tap<int> tap = FilterWindows(p).at(first_window + i, p);
+      const bool exists = tap.c < static_cast<int>(p.channels);
       // A window beyond the last window reads zeros.  It begins at a multiple of LINE, since TMA requires
       // innermost coordinates that are multiples of 16 bytes.
-      window[i].c = exists ? tile.group * static_cast<int>(p.channels) + window[i].c
-                           : lines(p.groups * p.channels) * LINE;
+      tap.c = exists ? tile.group * static_cast<int>(p.channels) + tap.c
+                     : lines(p.groups * p.channels) * LINE;
+      window[i].keep(tap);
     }
     const Image image(walk.phase[0]);
     int number = steps.first * BLOCK_K;
@@ -872,11 +906,12 @@ struct Producer {
         Storage* const under_taps = (WINDOW_ROWS ? stage.a : stage.b) + windows.first * BOX;
 #pragma unroll
         for (int i = 0; i < windows.COUNT; ++i)
-          load_gathered<LINE>(under_taps + i * BOX, 0, window[i], pixel, number,
+          load_gathered<LINE>(under_taps + i * BOX, 0, window[i].tap(), pixel, number,
                               WINDOW_ROWS ? term.a : term.b, windows.TO_BOTH);
         Storage* const other = (WINDOW_ROWS ? stage.b : stage.a) + filters.first * BOX;
+        constexpr int AT_ONCE = BANDS ? filters.COUNT : 1;  // boxes of filters per load
 #pragma unroll
-        for (int i = 0; i < filters.COUNT; ++i) {
+        for (int i = 0; i < filters.COUNT; i += AT_ONCE) {
           const int filter = first_filter + i * LINE;
           if (PLANAR)
             load_line(other + i * BOX, maps.other, filter, pixel, filters.TO_BOTH);
@@ -950,6 +985,8 @@ struct Producer {
     line.w = 0;
     if (++line.h < here.pixels[1]) return;
     line.h = 0;
+    if (BANDS && ++line.d < here.pixels[0]) return;
+    line.d = 0;
     ++line.n;
   }
   // Loads LINE pixels of a row, of LINE channels.
@@ -958,10 +995,12 @@ struct Producer {
 #if SPATIAL == 1
     load_box(to, map, at.w, channel, at.n, to_both);
 #else
+    const int second = BANDS ? channel : at.h, third = BANDS ? at.h : channel;
+    const int fourth = BANDS ? at.d : at.n;
     if (to_both)
-      ptx::tma_load_4d_multicast(to, &map, full, at.w, at.h, channel, at.n, BOTH_BLOCKS);
+      ptx::tma_load_4d_multicast(to, &map, full, at.w, second, third, fourth, BOTH_BLOCKS);
     else
-      ptx::tma_load_4d(to, &map, full, at.w, at.h, channel, at.n);
+      ptx::tma_load_4d(to, &map, full, at.w, second, third, fourth);
 #endif
   }
 
@@ -978,6 +1017,7 @@ struct Producer {
 #pragma unroll
     for (int first = 0; first < PIXELS; first += LINE) {
       Pixel<int> at = base_of(line, here);
+      at.d += tap.t * walk.spacing[0];
       at.h += tap.r * walk.spacing[1];
       at.w += tap.s * walk.spacing[2];
       load_line(to + first * LINE, map, tap.c, at, to_both);
@@ -1203,9 +1243,9 @@ extern "C" __global__ void __launch_bounds__(ADDING_THREADS, 1)
   for (int i = 0; i < COLUMNS; ++i) sums[i] += bias_of(first_channel + i, p, bias);
   const int place = column % LINE;
   const Line line = output.line(column - place);
-  if (ADD) add_in_line(addend + row_offset, line, place, output.column_step(), sums);
+  if (ADD) add_in_line(addend + row_offset, line, place, output, sums);
 #pragma unroll
   for (float& sum : sums) sum = activate<ACTIVATION>(sum);
-  store_in_line(c + row_offset, line, place, output.column_step(), sums);
+  store_in_line(c + row_offset, line, place, output, sums);
 }
 #endif

@@ -261,9 +261,9 @@ def conv_backprop_input(
 
     Returns:
         dx, of shape ``input_shape``.  NaN and infinity propagate.  Implementations may extend dy by
-        zeros, at its borders and in the gaps that the stride leaves between its elements, and
-        multiply elements of w by these zeros.  Where an infinite or NaN element of w meets such a
-        zero, dx may therefore be NaN.
+        zeros, at its borders and in the gaps that the stride leaves between its elements, and w by
+        zeros at its borders, up to multiples of the stride.  Where an infinite or NaN element meets
+        such a zero, dx may therefore be NaN.
 
     Raises:
         ConvError: ``dy`` does not fit ``input_shape`` and ``w``; the message states which input
@@ -329,8 +329,8 @@ def conv_backprop_filter(
 
     Returns:
         dw, of shape ``filter_shape``.  NaN and infinity propagate.  Implementations may multiply
-        elements of dy by the zeros of the padding.  dw may therefore be NaN at a tap that reads
-        padding for an infinite or NaN element of dy.
+        elements of dy by the zeros of the padding, and elements of x by zeros around dy.  Where an
+        infinite or NaN element meets such a zero, dw may therefore be NaN.
 
     Raises:
         ConvError: ``dy`` does not fit ``x`` and ``filter_shape``.

@@ -88,7 +88,7 @@ def launched(family: str, example: Example) -> Drawn:
     strides = Strides.contiguous(problem)
     request = Request(problem, planned.pass_, device, strides=strides).reduced
     made = planned.family.launches(request, planned)
-    copies = ("conv_arrange.cu", "conv_planes.cu")
+    copies = ("conv_arrange.cu", "conv_fold.cu", "conv_planes.cu")
     launch = next(one for one in made if one.source not in copies)
     macros = dict(launch.defines)
     canvas = Canvas()

@@ -127,6 +127,38 @@ def pixels_of(tiling: direct.Tiling | patch.Tiling | toeplitz.Tiling) -> int:
             return 16 * tiling.row_tiles * 8 * tiling.strips
 
 
+def plan_of_view(
+    problem: ConvProblem,
+    name: str,
+    pass_: str,
+    device: str | Device,
+    impl: str = "cuda-gather",
+    number: int = 0,
+    splits: int = 0,
+    **how: Any,
+) -> Plan:
+    """Return a plan whose pass a kernel family computes as a view.
+
+    Args:
+        problem, device, impl, how: as for ``plan_with``.
+        name: beginning of the view's method.
+        pass_: the pass; other passes are planned with "auto".
+        number: rank of the candidate, modulo their number.
+        splits: number of splits to change the candidate to; 0 keeps its number.
+    """
+
+    def choose(request: Request) -> Candidate:
+        found = [one for one in ranked_candidates(request, impl) if one.method.startswith(name)]
+        chosen = found[number % len(found)]
+        if not splits:
+            return chosen
+        changed = FAMILIES[impl].candidate(request, replace(chosen, splits=splits, blocks=0))
+        assert changed is not None
+        return changed
+
+    return plan_by(choose, problem, impl, device, passes=[pass_], **how)
+
+
 def plan_without_copies(problem: ConvProblem, impl: str, device: str | Device, **how: Any) -> Plan:
     """Return a plan without copies of operands, unless the family cannot do without them.
 

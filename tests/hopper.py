@@ -15,9 +15,10 @@ from tests.configurations import in_formats, random_problems
 
 ARCH = "sm_90"
 FAMILY = FAMILIES["cuda-hopper"]
-PLANAR = [tile for tile in FAMILY.tiles if tile.defines["PLANAR"]]  # 16-bit types
-WIDE = [tile for tile in FAMILY.tiles if tile.itemsize == 2 and tile not in PLANAR]
-SINGLE = [tile for tile in FAMILY.tiles if tile.itemsize == 4]
+WIDE, PLANAR, SINGLE, BANDS = (
+    [tile for tile in FAMILY.tiles if (tile.itemsize, tile.defines["PLANAR"]) == kind]
+    for kind in ((2, 0), (2, 1), (4, 0), (4, 1))
+)
 PLANES = FAMILIES["cuda-hopper-bf16x6"]
 BY_PLANES = {"impl": PLANES.name, "arch": ARCH, "precision": "bf16x6"}
 
@@ -30,13 +31,19 @@ def last_axes(problem: ConvProblem) -> list[ConvProblem]:
 
 
 def require_exact(
-    problem: ConvProblem, impl: str = "cuda-hopper", precision: str = "ieee", **choices: int | Tile
+    problem: ConvProblem,
+    impl: str = "cuda-hopper",
+    precision: str = "ieee",
+    passes: tuple[str, ...] | None = None,
+    **choices: int | Tile,
 ) -> tuple[str, ...]:
-    """Require exact results of the passes that a family supports, and return the passes."""
-    passes = fits(problem, impl, ARCH, precision)
+    """Require exact results of passes, by default all that a family supports, and return them."""
+    passes = passes or fits(problem, impl, ARCH, precision)
     how: str | Plan = impl
     if choices:
-        how = plan_with(problem, impl, emulator.device(ARCH), precision=precision, **choices)
+        how = plan_with(
+            problem, impl, emulator.device(ARCH), passes=passes, precision=precision, **choices
+        )
     agreement.require_exact(
         emulator, problem, impl=how, arch=ARCH, passes=passes, precision=precision
     )

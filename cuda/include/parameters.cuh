@@ -20,6 +20,7 @@ struct ConvParameters {
   long long w_stride[5];   // strides of w (and dw), along K, C, T, R, S
   long long y_stride[5];   // strides of y (and dy), along N, K, Z, P, Q
   long long bias_stride;   // stride of the bias along K, or along C in backprop_input
+  long long fold_stride[3];  // strides of dx within a cell (fold.cuh), along D, H, W
 };
 
 #endif

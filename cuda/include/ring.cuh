@@ -49,7 +49,7 @@ struct RingTile {
   static constexpr bool BY_MATRIX = Fragments<Storage>::template BY_MATRIX<K_CONTIGUOUS>;
   static constexpr int CHUNK = 16 / sizeof(Storage);
   static constexpr int CHUNKS = LINE / CHUNK;
-  static_assert(CHUNKS == 4 || CHUNKS % 8 == 0, "64 or 128 n bytes");
+  static_assert((CHUNKS == 2 && BY_MATRIX) || CHUNKS == 4 || CHUNKS % 8 == 0, "32, 64 or 128 n bytes");
 
   static constexpr int PADDING = BY_MATRIX || K_CONTIGUOUS ? 0 : 32 / sizeof(Storage);
   static constexpr int PITCH = LINE + PADDING;  // elements per line, including padding
@@ -64,8 +64,9 @@ struct RingTile {
     constexpr unsigned SIZE = sizeof(Storage);
     unsigned place = position * SIZE;
     if (!PADDING) {
-      const unsigned row = CHUNKS == 4 ? line / 2 : line;  // row of 128 bytes, which spans all banks
-      place ^= (BY_MATRIX ? row % (CHUNKS == 4 ? 4 : 8) : row % (CHUNKS == 4 ? 2 : 4) * 2) * 16;
+      constexpr unsigned LINES_OF_ROW = CHUNKS < 8 ? 8 / CHUNKS : 1;
+      const unsigned row = line / LINES_OF_ROW;  // row of 128 bytes, which spans all banks
+      place ^= (BY_MATRIX ? row % (8 / LINES_OF_ROW) : row % (4 / LINES_OF_ROW) * 2) * 16;
     }
     return reinterpret_cast<Storage*>(reinterpret_cast<unsigned char*>(element) +
                                       line * (PITCH * SIZE) + place);

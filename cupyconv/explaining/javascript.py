@@ -11,11 +11,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cupyconv import formats, problem, remedies
+from cupyconv import errors, formats, problem
 from cupyconv.explaining import adjoints
 
 _RULES = {
-    remedies: "Names",
+    errors: "Names",
     problem: "ConvAxis _same_padding _positive _require_batch _require_sizes _require_channels "
     "_require_sides _require_window _result_size interval_text",
     adjoints: "AdjointAxis input_gradient_axis filter_gradient_axis output_padding _bracket",

@@ -39,6 +39,15 @@ def copy_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
     return contiguous_strides((*shape[:-1], pitch(shape[-1], itemsize)))
 
 
+def band_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """Return the strides of a copy with the axes (1, channel, row, column, (image, band)).
+
+    In memory, channels are inside rows and columns.
+    """
+    one, channels, *pixels, last = shape
+    return permuted(copy_strides((one, *pixels, channels, last), itemsize), (0, 3, 1, 2, 4))
+
+
 def pitch(extent: int, itemsize: int) -> int:
     """Return the elements per row of a copy: ``extent``, rounded up to a multiple of 16 bytes."""
     piece = PIECE_BYTES // itemsize
@@ -64,10 +73,14 @@ def operand_names(roles: Sequence[str]) -> str:
 TILE = 64
 """Extent, in pixels and in channels, of the tile that a block of cuda/conv_arrange.cu copies."""
 
+BAND_PIXELS = 128
+BAND_CHANNELS = 32
+"""Extents of the tile if the last axis of the copy is (image, band)."""
 
-def tiles(shape: Sequence[int]) -> int:
+
+def tiles(shape: Sequence[int], pixels: int = TILE, channels: int = TILE) -> int:
     """Return the number of tiles of a channels-last tensor; each block copies one tile."""
-    return -(-prod(shape[:-1]) // TILE) * -(-shape[-1] // TILE)
+    return -(-prod(shape[:-1]) // pixels) * -(-shape[-1] // channels)
 
 
 @lru_cache(maxsize=4096)
@@ -134,7 +147,12 @@ _COPIED_AXES = (("extent", "i8", 4), ("stride", "i8", 4))
 PLANE_SHAPE = (*_COPIED_AXES, ("inner", "i8"), ("blocks", "i8"))
 """Fields of the struct ``PlaneShape`` in cuda/conv_planes.cu, in NumPy's notation."""
 
-ARRANGE_SHAPE = (*_COPIED_AXES, ("channels", "i8"), ("channel_stride", "i8"), ("tiles", "i8"))
+ARRANGE_SHAPE = (
+    *_COPIED_AXES,
+    *((name, "i8") for name in ("channels", "channel_stride", "tiles")),
+    ("copy_stride", "i8", 4),
+    *((name, "i8") for name in ("row_axis", "first_row", "rows", "bands", "band_rows")),
+)
 """Fields of the struct ``ArrangeShape`` in cuda/conv_arrange.cu, in NumPy's notation."""
 
 Copies = Sequence[tuple[str, int]]
@@ -145,6 +163,45 @@ def arrange(source: ConvProblem, target: ConvProblem, strides: Strides, copies: 
     """Return the launch that copies tensors of ``source`` to the formats of ``target``."""
     tensors = [_in_formats(source, target, role, strides) for role, _ in copies]
     return _arrange(target.dtype, tensors, copies)
+
+
+def arrange_bands(
+    source: ConvProblem, target: ConvProblem, strides: Strides, copies: Copies
+) -> Launch:
+    """Return the launch that copies x and y of ``source`` with (image, band) as the last axis.
+
+    Args:
+        source: a 1-D or 2-D problem.
+        target: the problem over the copies, with axes (1, channel, row, column, (image, band)).
+        strides: strides of the tensors of ``source``.
+        copies: the copies, whose strides are ``band_strides``.
+    """
+    shapes = _pair_of(ARRANGE_SHAPE)
+    rows, of_band = source.axes[0], target.axes[0]
+    first_of_x = of_band.pad_before - rows.pad_before, rows.input, of_band.output * rows.stride
+    batch, *axes = source.data_axes
+    for record, (role, _) in zip(shapes["of"][0], copies, strict=False):
+        shape, steps = shape_of(target, role), getattr(strides, role)
+        to = band_strides(shape, ITEMSIZE[target.dtype])
+        # Axes of the copy and of the tensor.  The axis with the smallest stride in the tensor is
+        # last, because adjacent threads load adjacent elements of it.
+        order = sorted(zip((1, 2, 3), axes, strict=False), key=lambda pair: -abs(steps[pair[1]]))
+        _write_outer_axes(
+            record,
+            [*(shape[there] for there, _ in order), shape[-1]],
+            [*(steps[here] for _, here in order), steps[batch]],
+        )
+        record["channels"], record["channel_stride"] = shape[-1], steps[batch]
+        record["tiles"] = tiles(shape, BAND_PIXELS, BAND_CHANNELS)
+        record["copy_stride"] = [0] * (4 - len(order)) + [to[there] for there, _ in order]
+        record["row_axis"] = 4 - len(order) + [there for there, _ in order].index(2)
+        record["bands"] = rows.output // of_band.output
+        record["first_row"], record["rows"], record["band_rows"] = (
+            first_of_x if role == "x" else (0, rows.output, of_band.output)
+        )
+    defines = (("STORAGE", STORAGE[target.dtype]), ("BANDS", 1))
+    blocks = int(shapes["of"]["tiles"].sum())
+    return _copy_launch("conv_arrange", defines, shapes, blocks, copies)
 
 
 def filter_by_channels(problem: ConvProblem, strides: Strides, offset: int) -> Launch:

@@ -16,11 +16,13 @@ from typing import Any, ClassVar
 from cupyconv.kernels import cost
 from cupyconv.kernels.calibration import prices
 from cupyconv.kernels.device import CHIPS, Device
-from cupyconv.kernels.frames import DIVIDED
 from cupyconv.kernels.reach import Count, offset_counts
 from cupyconv.kernels.request import PLAIN, Epilogue, Implementation, Request
 from cupyconv.launch import FilterForm, Launch
 from cupyconv.problem import ITEMSIZE, ConvProblem
+
+DIVIDED = "frames divided"
+"""Last part of the names of methods that divide the frames of 3-D layers (frames.py)."""
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,8 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import pairwise
 
+from cupyconv.kernels.family import DIVIDED
 from cupyconv.problem import ConvAxis, ConvProblem
-
-DIVIDED = "frames divided"
-"""Last part of the names of methods that divide the frames."""
 
 _MOST_PADDED = 1.1
 """Smallest ratio of all products of frames and taps to the products without padding, at which

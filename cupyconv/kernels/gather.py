@@ -37,6 +37,7 @@ from cupyconv.kernels.reach import MOST_BLOCKS, Count, reach_counts
 from cupyconv.kernels.request import PLAIN, Epilogue, Request
 from cupyconv.kernels.strides import Strides, followers, neighbours
 from cupyconv.kernels.tiled import Tiled
+from cupyconv.kernels.views import Viewed
 from cupyconv.launch import STORAGE, FilterForm, Launch, Part
 from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem, GemmView
 
@@ -117,10 +118,8 @@ def accesses(pass_: str, problem: ConvProblem, strides: Strides) -> Accesses:
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
     itemsize, canonical = ITEMSIZE[problem.dtype], strides.canonical(problem)
 
-    def along_channels_or_pixels(
-        role: str, extent: int, sizes: tuple[int, ...], pixels_follow: bool
-    ) -> Access:
-        apart: tuple[int, ...] = getattr(canonical, role)
+    def along_channels_or_pixels(role: str, sizes: tuple[int, ...], pixels_follow: bool) -> Access:
+        extent, apart = strides.run_of_channels(problem, role)
         alignment, channel = strides.alignment_of(role), problem.data_axes[1]
         if getattr(strides, role)[channel] == 1:
             return Access(True, neighbours(apart, channel, extent, alignment, itemsize))
@@ -136,8 +135,8 @@ def accesses(pass_: str, problem: ConvProblem, strides: Strides) -> Accesses:
     )
     x_in_order = {"forward": pointwise, "backprop_input": unit_stride, "backprop_filter": pointwise}
     y_in_order = pass_ != "backprop_input" or pointwise
-    x = along_channels_or_pixels("x", channels, problem.input_sizes, x_in_order[pass_])
-    y = along_channels_or_pixels("y", filters, problem.output_sizes, y_in_order)
+    x = along_channels_or_pixels("x", problem.input_sizes, x_in_order[pass_])
+    y = along_channels_or_pixels("y", problem.output_sizes, y_in_order)
 
     alignment, apart = strides.alignment_of("w"), canonical.w
     w_filter, w_channel, *w_taps = problem.filter_axes
@@ -202,11 +201,14 @@ class Gather(Tiled):
         _tile(128, 128, 2, 2, itemsize=2),
         _tile(128, 64, 2, 2, itemsize=2),
         _tile(128, 32, 4, 1, itemsize=2),
+        # Tiles of few columns compute few products of padding in layers with few channels.
+        _tile(64, 16, 2, 1, itemsize=2, resident=8),
         _tile(64, 64, 2, 2, itemsize=2, since=(7, 5)),
         # Tiles of few rows compute few products of padding in filter gradients of few filters.
         _tile(32, 128, 1, 4, itemsize=2),
         _tile(128, 128, 2, 2, itemsize=4),
         _tile(128, 64, 2, 2, itemsize=4),
+        _tile(64, 16, 2, 1, itemsize=4, resident=8),
         _tile(64, 64, 2, 2, itemsize=4),
         _tile(32, 128, 1, 4, itemsize=4),
         # A float64 sum takes two registers: 128 x 128 sums do not fit.
@@ -216,6 +218,7 @@ class Gather(Tiled):
         _tile(128, 64, 2, 2, itemsize=4, tensor_cores=False, resident=3, since=(7, 5)),
         _tile(64, 64, 2, 2, itemsize=4, tensor_cores=False, resident=4, since=(7, 5)),
         _tile(128, 32, 4, 1, itemsize=4, tensor_cores=False, resident=4, since=(7, 5)),
+        _tile(64, 16, 2, 1, itemsize=4, tensor_cores=False, resident=8, since=(7, 5)),
         _tile(32, 128, 1, 4, itemsize=4, tensor_cores=False, resident=4, since=(7, 5)),
         _tile(64, 64, 2, 2, itemsize=8, tensor_cores=False, resident=3, since=(7, 5)),
         # A small tile computes few products of padding, which take long: on some chips, a float64
@@ -623,6 +626,7 @@ def product_launch(
         "PHASES": len(phases["phase"][0]),
         "SPLIT": int(partial),
         "ASYNC_COPY": int(copies_async(request.device)),
+        **parameters.fold_defines(problem, strides),
         **epilogue.defines,
     }
     if index == "int":  # 64-bit indices leave no registers for more blocks
@@ -740,4 +744,8 @@ def tap_axis(spacing: int) -> tuple[int, int, int]:
     return spacing, -(-(1 << 31 + shift) // spacing), shift
 
 
-CUDA_GATHER = Gather()
+class ViewedGather(Viewed, Gather):
+    """cuda-gather with the views of views.py."""
+
+
+CUDA_GATHER = ViewedGather()

@@ -23,6 +23,8 @@ from cupyconv.kernels.copies import (
     PIECE_BYTES,
     ROLES_OF,
     arrange,
+    arrange_bands,
+    band_strides,
     copy_bytes,
     copy_strides,
     operand_names,
@@ -37,6 +39,7 @@ from cupyconv.kernels.family import Candidate, Choices, Family, Tile
 from cupyconv.kernels.reach import Count, reach_counts
 from cupyconv.kernels.request import PLAIN, Epilogue, Request
 from cupyconv.kernels.strides import Strides, followers, neighbours
+from cupyconv.kernels.views import Viewed
 from cupyconv.launch import (
     STORAGE,
     FilterForm,
@@ -70,6 +73,12 @@ into the 4 KB of kernel parameters."""
 _MOST_TILE_ROWS = 512
 """Largest number of rows of the tiles of a cluster of blocks.  The last tiles of a matrix extend
 beyond its end by fewer rows than this."""
+
+_MOST_BANDS = 128
+"""Largest number of bands that the rows of an image are divided into (hand-set)."""
+
+_FLOPS_PER_BYTE = 150
+"""Flops of TF32 products in the time that a byte of device memory takes (an H100's data sheet)."""
 
 _MOST_FILLED = 1.25
 """Largest number of computed pixels per result pixel, if rows are padded to lines (hand-set)."""
@@ -193,7 +202,7 @@ def _narrowed(walk: AxisWalk) -> AxisWalk:
     if not walk.taps:
         return walk
     read = (walk.pixels - 1) * walk.stride + (walk.taps - 1) * walk.spacing + 1
-    return replace(walk, start=walk.base, base=0, extent=read)
+    return walk._replace(start=walk.base, base=0, extent=read)
 
 
 def windows(problem: ConvProblem, line: int) -> int:
@@ -323,7 +332,8 @@ class Layout:
     Attributes:
         problem: the problem with channels last, and channels or filters last in w.  In a planar
             layout, x and y have channels first; if the strides allow it, the last pointwise axes
-            are merged into one.
+            are merged into one.  A planar problem with three spatial axes has bands
+            (``_in_bands``).
         strides: strides of the tensors in the formats of ``problem``.
         copied: names of operands that TMA cannot read.  Kernels read copies of them, in which each
             pixel or tap begins at a multiple of 16 bytes.
@@ -343,8 +353,8 @@ class Layout:
 @lru_cache(maxsize=4096)
 def layouts(
     problem: ConvProblem, pass_: str, strides: Strides, operands: str
-) -> tuple[Layout, ...]:
-    """Return the layouts of a pass: channels last and, if possible, a planar layout.
+) -> Mapping[int, Layout]:
+    """Return the layouts of a pass by PLANAR: 0 for channels last, 1 for a planar layout.
 
     Args:
         problem, pass_: the problem and the pass.
@@ -354,6 +364,8 @@ def layouts(
     """
     filter_, channel, *taps = problem.filter_axes
     last = strides.w[filter_] == 1 and strides.w[channel] != 1
+    if operands == "tf32" and pass_ == "backprop_filter":
+        return {1: _in_bands(problem, strides, last)}
     if operands == "tf32":  # wgmma requires both operands contiguous along k
         last = pass_ == "backprop_input"
     data_order = (problem.data_axes[0], *problem.data_axes[2:], problem.data_axes[1])
@@ -367,12 +379,12 @@ def layouts(
     }
     if operands == "planes":
         readable = set(read)
-    found = [_with_copies(strides, target, steps, pass_, readable)]
+    found = {0: _with_copies(strides, target, steps, pass_, readable)}
     if is_aligned and operands != "tf32" and not pixels <= readable:
         planar, planar_steps = _channels_first(problem, strides, filter_order)
         if _has_lines(planar, pass_, {role: planar_steps[role] for role in pixels}):
-            found.append(_with_copies(strides, planar, planar_steps, pass_, readable | pixels))
-    return tuple(found)
+            found[1] = _with_copies(strides, planar, planar_steps, pass_, readable | pixels)
+    return found
 
 
 def _with_copies(
@@ -423,6 +435,75 @@ def _channels_first(
         inner = steps[role][walked[-1]] if walked else 1
         flat_steps[role] = (*steps[role][: merged.start], inner)
     return flat, flat_steps
+
+
+def has_bands(problem: ConvProblem) -> bool:
+    """Return whether the last axis of x and y is (image, band); see ``_in_bands``."""
+    return is_planar(problem) and problem.spatial_rank == 3
+
+
+def _in_bands(problem: ConvProblem, strides: Strides, filters_last: bool) -> Layout:
+    """Return a layout for the filter gradient of a 1-D or 2-D problem, with copies of x and y.
+
+    The output rows of each image are divided into bands of equal height.  The copies have the axes
+    (row of a band, column, channel, (image, band)) in memory, and the filter has a single tap along
+    the last axis.  So the products are summed along contiguous memory, and every tap begins at a
+    multiple of 16 bytes.  The bands of x overlap.
+    """
+    rows, *columns = problem.axes
+
+    def read(bands: int) -> tuple[int, int]:
+        """Return the first row and the end of the rows of a band that any band reads from x.
+
+        There is at least one row, because TMA supports no empty tensors.
+        """
+        height = rows.output // bands
+        first = rows.pad_before - (bands - 1) * height * rows.stride
+        end = (height - 1) * rows.stride + rows.effective_filter
+        first, end = max(first, 0), min(end, rows.pad_before + rows.input)
+        return first, max(end, first + 1)
+
+    def work(bands: int) -> float:
+        """Return the bytes of x that are moved, and the bytes moved during the products.
+
+        Both are per column.
+        """
+        pairs, (first, end) = problem.N * bands, read(bands)
+        pixels = -(-pairs // line) * line * (rows.output // bands)
+        flops = 2 * pixels * prod(problem.filter_shape)
+        copied = 2 * itemsize * problem.C * pairs * (end - first)
+        return copied + flops / _FLOPS_PER_BYTE
+
+    itemsize = ITEMSIZE[problem.dtype]
+    line = LINE_BYTES // itemsize
+    counts = range(1, min(rows.output, _MOST_BANDS) + 1)
+    bands = min((count for count in counts if rows.output % count == 0), key=work)
+    first, end = read(bands)
+    beyond = (rows.output // bands - 1) * rows.stride + rows.effective_filter - end
+    filter_, channel, *taps = problem.filter_axes
+    missing = 3 - len(taps)  # the last axis and, in 1-D, the columns
+    ones = (1,) * missing
+    sizes = (*problem.filter_sizes, *ones)
+    steps = (*(strides.w[axis] for axis in taps), *ones)
+    of_filter = problem.filter_shape[filter_], strides.w[filter_]
+    of_channel = problem.filter_shape[channel], strides.w[channel]
+    ordered = [*zip(sizes, steps, strict=True), of_channel]
+    ordered.insert(len(ordered) if filters_last else 0, of_filter)
+    width = prod(axis.input for axis in columns)
+    target = derived(
+        problem,
+        input_shape=(1, problem.C, end - first, width, problem.N * bands),
+        filter_shape=tuple(size for size, _ in ordered),
+        stride=(*problem.stride, *ones),
+        padding=((first, beyond), *problem.padding[1:], *((0, 0) for _ in ones)),
+        dilation=(*problem.dilation, *ones),
+        data_format=data_formats(3)[0],
+        filter_format=filter_formats(3)[1 if filters_last else 2],
+        padding_mode="explicit",
+    )
+    x, y = (band_strides(shape_of(target, role), itemsize) for role in ("x", "y"))
+    w = tuple(step for _, step in ordered)
+    return Layout(target, replace(strides, x=x, w=w, y=y), ("x", "y"))
 
 
 def _has_lines(problem: ConvProblem, pass_: str, steps: Mapping[str, Sequence[int]]) -> bool:
@@ -483,8 +564,8 @@ def mappable(steps: Sequence[int], shape: Sequence[int], itemsize: int) -> bool:
 # -- refusals --------------------------------------------------------------------------------------
 
 
-def layouts_of(request: Request) -> tuple[Layout, ...]:
-    """Return the layouts of a request."""
+def layouts_of(request: Request) -> Mapping[int, Layout]:
+    """Return the layouts of a request, by PLANAR."""
     return layouts(request.problem, request.pass_, request.memory, request.operands)
 
 
@@ -725,6 +806,7 @@ def stage(request: Request, choices: Choices, copied_w: bool = False) -> Staged:
     found = layouts(problem, pass_, strides, "planes" if has_planes else multiplied)
     layout = found[tile.defines["PLANAR"]]
     itemsize = 2 if has_planes else ITEMSIZE[problem.dtype]
+    in_bands = has_bands(layout.problem)
 
     offset = split_elements(layout.problem, pass_, tile) * splits * 4 if splits > 1 else 0
     operands: list[Operand] = []
@@ -732,7 +814,7 @@ def stage(request: Request, choices: Choices, copied_w: bool = False) -> Staged:
     for role in ROLES_OF[pass_][:-1]:
         operand = Operand(role, itemsize, layout.strides)
         if has_planes or role in layout.copied:
-            copies = _copies(layout.problem, itemsize)
+            copies = layout.strides if in_bands else _copies(layout.problem, itemsize)
             if role == "w" and copied_w:
                 operand = Operand(role, itemsize, copies, planes=planes)
             else:
@@ -741,7 +823,7 @@ def stage(request: Request, choices: Choices, copied_w: bool = False) -> Staged:
                 offset += planes * copy_bytes(shape_of(layout.problem, role), itemsize)
         operands.append(operand)
     gathered, other = operands
-    make = split if has_planes else arrange
+    make = arrange_bands if in_bands else split if has_planes else arrange
     before = (make(problem, layout.problem, strides, made),) if made else ()
     return Staged(layout.problem, layout.strides, gathered, other, before, tuple(made))
 
@@ -784,10 +866,10 @@ def _store(
     if result == "w":
         along = len(shape) - 1
         of_group = shape[-1] // (problem.groups if filters_last(problem) else 1)
+        canonical = strides.canonical(problem).w
     else:
         along = problem.data_axes[1]
-        of_group = shape[along] // problem.groups
-    canonical = getattr(strides.canonical(problem), result)
+        of_group, canonical = strides.run_of_channels(problem, result)
     run = neighbours(canonical, along, of_group, alignment, itemsize)
     if problem.dtype == "float32":
         return STORE_FLOAT, min(run, 2)
@@ -805,7 +887,7 @@ def _store(
     is_matrix = len(walked) == 1 and not is_planar(problem)
     is_matrix &= flattens(steps, shape, (batch, *spatial))
     # A box must not extend into the next group.
-    is_matrix &= problem.groups == 1 or of_group % _BOX == 0
+    is_matrix &= (problem.groups == 1 or of_group % _BOX == 0) and not strides.fold
     has_map = mappable(steps, shape, itemsize) and alignment == PIECE_BYTES
     has_map &= not epilogue.adds  # the kernel loads addends only for stores without TMA
     return STORE_BOXES if is_matrix and has_map else STORE_ROWS, run
@@ -891,7 +973,9 @@ def _spatial(walk: Walk, name: str) -> list[int]:
 # -- tensor maps -----------------------------------------------------------------------------------
 
 
-def _maps(staged: Staged, pass_: str, tile: Tile, walked: Sequence[Walk]) -> list[TensorMap]:
+def _maps(
+    staged: Staged, pass_: str, tile: Tile, walked: Sequence[Walk], splits: int
+) -> list[TensorMap]:
     """Return the tensor maps of the operand under the taps, then the map of the other operand.
 
     The operand under the taps has one map per walk or, if it is planar, one map per row length.
@@ -904,7 +988,7 @@ def _maps(staged: Staged, pass_: str, tile: Tile, walked: Sequence[Walk]) -> lis
     maps: list[TensorMap]
     if is_planar(problem):
         ends = row_ends(problem, pass_)
-        maps = [_rows(problem, gathered, staged.gathered, line, end) for end in ends]
+        maps = [_rows(problem, gathered, staged.gathered, line, end, line) for end in ends]
     elif is_pointwise(problem):
         maps = [_pixel_matrix(problem, gathered, staged.gathered, line, pixels)]
     else:
@@ -918,7 +1002,11 @@ def _maps(staged: Staged, pass_: str, tile: Tile, walked: Sequence[Walk]) -> lis
             for walk in walked
         ]  # fmt: skip
     if pass_ == "backprop_filter" and is_planar(problem):
-        maps.append(_rows(problem, other, staged.other, line, problem.axes[-1].output))
+        filters = line
+        if has_bands(problem):  # one load for all filters of a block
+            window_rows = has_window_rows(problem, tile, splits)
+            filters = tile.block_n // tile.defines["CLUSTER"] if window_rows else tile.block_m
+        maps.append(_rows(problem, other, staged.other, line, problem.axes[-1].output, filters))
     elif pass_ == "backprop_filter":
         maps.append(_pixel_matrix(problem, other, staged.other, line, line))
     else:
@@ -987,26 +1075,32 @@ def _outer_strides(inner: int, axes: Sequence[tuple[int, int]], itemsize: int) -
     return tuple(strides)
 
 
-def _rows(problem: ConvProblem, role: str, operand: Operand, line: int, end: int) -> TiledMap:
+def _rows(
+    problem: ConvProblem, role: str, operand: Operand, line: int, end: int, channels: int
+) -> TiledMap:
     """Return the map of x or y with channels first; a box has ``line`` pixels of one row.
 
     Args:
         problem: the problem.
         role: "x" or "y".
         operand: location of the tensor.
-        line: number of pixels per box, and number of channels per box.
+        line: number of pixels per box.
         end: number of pixels of a row that the map contains; pixels from ``end`` on read as zero.
+        channels: number of channels per box.
     """
     shape, steps = shape_of(problem, role), getattr(operand.strides, role)
-    images, channels, *rows, _ = range(len(shape))
-    outwards = (*reversed(rows), channels, images)
+    batch, channel, *rows, _ = range(len(shape))
+    ones = (1,) * len(rows)
+    outwards, box = (*reversed(rows), channel, batch), (line, *ones, channels, 1)
+    if has_bands(problem):  # there is one image, and channels are inside rows and columns
+        outwards, box = (channel, *reversed(rows)), (line, channels, *ones)
     walked = [(shape[axis], steps[axis]) for axis in outwards]
     return TiledMap(
         operand.role,
         operand.itemsize,
         (end, *(shape[axis] for axis in outwards)),
         _outer_strides(shape[-1], walked, operand.itemsize),
-        (line, *(1 for _ in rows), line, 1),
+        box,
         operand.offset,
     )
 
@@ -1093,9 +1187,8 @@ class Persistent(Family):
     def before(self, request: Request, tile: Tile) -> tuple[float, int, str]:
         """Return the moved bytes, workspace bytes and summary of copies before the product."""
         layout = layout_of(request, tile)
-        summary = (
-            f"{operand_names(layout.copied)} copied with channels last" if layout.copied else ""
-        )
+        last = "images and bands of rows" if has_bands(layout.problem) else "channels"
+        summary = f"{operand_names(layout.copied)} copied with {last} last" if layout.copied else ""
         return 2 * layout.copied_bytes, layout.copied_bytes, summary
 
     def count_of_tiles(self, request: Request) -> Count:
@@ -1218,9 +1311,10 @@ class Persistent(Family):
         parts = matrices(problem, pass_, tile, splits, choices.method)
         walk = pack_walk(problem, walked, tile, parts, splits)
         store, run = _store(staged, pass_, walked, splits, epilogue)
-        maps = _maps(staged, pass_, tile, walked)
+        maps = _maps(staged, pass_, tile, walked, splits)
         defines: dict[str, str | int] = {
             **common_defines(tile, pass_, problem, epilogue),
+            **parameters.fold_defines(problem, staged.strides),
             "WINDOW_ROWS": int(
                 pass_ == "backprop_filter" and has_window_rows(problem, tile, splits)
             ),
@@ -1300,38 +1394,50 @@ class Hopper(Persistent):
             (256, 64, 1),
             (128, 64, 1),
         )
-        for itemsize, planar in ((2, 1), (2, 0), (4, 0))
+        for itemsize, planar in ((2, 1), (2, 0), (4, 1), (4, 0))
+        # Of rows that are eight windows of x, in clusters, the producer would spill registers.
+        if not (itemsize == 4 and planar and block_m * cluster > 384)
     )
 
     def counts(self, request: Request) -> Iterator[Count]:
         yield from tma_counts(request, ITEMSIZE[request.problem.dtype])
+        for layout in layouts_of(request).values():
+            if has_bands(layout.problem):  # few images and bands are padded to a line
+                line = LINE_BYTES // ITEMSIZE[layout.problem.dtype]
+                pixels = _pixels(layout.problem, layout.problem.output_sizes, line)
+                yield Count("pixels with padding", pixels, 2**30 - 1)
         yield self.count_of_tiles(request)
 
     def refuses_layer(self, request: Request) -> str | None:
         operands = request.operands
         if operands not in ("float16", "bfloat16", "tf32"):
             return f"cuda-hopper multiplies 16-bit types and TF32, not {operands}"
-        if operands == "tf32" and request.pass_ == "backprop_filter":
+        in_bands = operands == "tf32" and request.pass_ == "backprop_filter"
+        if in_bands and request.problem.spatial_rank > 2:
             return (
                 "wgmma needs TF32 operands that are contiguous along k: in backprop_filter, k runs "
-                "over the pixels"
+                "over pixels, which cuda-hopper rearranges only in 1-D and 2-D"
             )
         refusal = tma_refuses(request, ITEMSIZE[request.problem.dtype])
         if refusal is not None:
             return refusal
-        least = min(found.copied_bytes for found in layouts_of(request))
+        least = min(found.copied_bytes for found in layouts_of(request).values())
         if not request.affords(least):
             return (
-                f"channels-last copies of the tensors need a workspace of {least} bytes, but the "
-                f"limit is {request.workspace_limit}"
+                f"copies of the tensors need a workspace of {least} bytes, but the limit is "
+                f"{request.workspace_limit}"
             )
         return None
 
     def fitting_tiles(self, request: Request) -> list[Tile]:
-        numbered = enumerate(layouts_of(request))
-        affordable = [planar for planar, layout in numbered if request.affords(layout.copied_bytes)]
+        found = layouts_of(request).items()
+        affordable = [planar for planar, layout in found if request.affords(layout.copied_bytes)]
         fitting = super().fitting_tiles(request)
         return [tile for tile in fitting if tile.defines["PLANAR"] in affordable]
 
 
-CUDA_HOPPER = Hopper()
+class ViewedHopper(Viewed, Hopper):
+    """cuda-hopper with the views of views.py."""
+
+
+CUDA_HOPPER = ViewedHopper()

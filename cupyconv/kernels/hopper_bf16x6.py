@@ -22,6 +22,7 @@ from cupyconv.kernels.hopper import (
 )
 from cupyconv.kernels.reach import Count
 from cupyconv.kernels.request import Request
+from cupyconv.kernels.views import Viewed
 
 
 def plane_bytes(request: Request) -> int:
@@ -32,8 +33,7 @@ def plane_bytes(request: Request) -> int:
 
 
 def _layout(request: Request) -> Layout:
-    (found,) = layouts(request.problem, request.pass_, request.memory, "planes")
-    return found
+    return layouts(request.problem, request.pass_, request.memory, "planes")[0]
 
 
 class HopperBf16x6(Persistent):
@@ -90,4 +90,8 @@ class HopperBf16x6(Persistent):
         return moved, planes, f"{split} split into planes"
 
 
-CUDA_HOPPER_BF16X6 = HopperBf16x6()
+class ViewedHopperBf16x6(Viewed, HopperBf16x6):
+    """cuda-hopper-bf16x6 with the views of views.py."""
+
+
+CUDA_HOPPER_BF16X6 = ViewedHopperBf16x6()

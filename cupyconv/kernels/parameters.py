@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from math import prod
 from typing import TYPE_CHECKING
 
 from cupyconv.kernels.family import spatial
@@ -33,6 +34,7 @@ def parameters_type() -> np.dtype:
             *((name, np.int64, SPATIAL) for name in sizes),
             *((name, np.int64, 2 + SPATIAL) for name in ("x_stride", "w_stride", "y_stride")),
             ("bias_stride", np.int64),
+            ("fold_stride", np.int64, SPATIAL),
         ],
         align=True,
     )
@@ -58,7 +60,17 @@ def pack(problem: ConvProblem, strides: Strides) -> np.ndarray:
     fields["w_stride"] = _ordered(strides.w, problem.filter_axes)
     fields["y_stride"] = _ordered(strides.y, problem.data_axes)
     fields["bias_stride"] = strides.bias
+    fields["fold_stride"] = spatial([step for _, step in strides.fold], 0)
     return record
+
+
+def fold_defines(problem: ConvProblem, strides: Strides) -> dict[str, str | int]:
+    """Return the macros of cuda/include/fold.cuh; none if no pixels of x are folded."""
+    if not strides.fold:
+        return {}
+    cells = spatial([cell for cell, _ in strides.fold])
+    names = ("FOLD_D", "FOLD_H", "FOLD_W")
+    return {"FOLD_CHANNELS": problem.C // prod(cells), **dict(zip(names, cells, strict=True))}
 
 
 def index_type(problem: ConvProblem, strides: Strides, largest_count: int = 0) -> str:

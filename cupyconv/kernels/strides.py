@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import gcd
+from math import gcd, prod
 from typing import Any
 
 from cupyconv.formats import CHANNELS_LAST
@@ -23,6 +23,8 @@ class Strides:
             and y.
         copied: names, such as "x", of tensors that are copies in the workspace; their addresses are
             multiples of 16 bytes.
+        fold: for each spatial axis of x, the number of adjacent pixels that are folded into the
+            channels, and their stride (views.py); empty if no pixels are folded.
     """
 
     x: tuple[int, ...]
@@ -31,6 +33,7 @@ class Strides:
     bias: int = 1
     alignment: int = 16
     copied: tuple[str, ...] = ()
+    fold: tuple[tuple[int, int], ...] = ()
 
     @staticmethod
     @lru_cache(maxsize=4096)
@@ -84,6 +87,31 @@ class Strides:
             for strides, shape in zip((self.x, self.w, self.y), shapes, strict=True)
         )
         return replace(self, x=x, w=w, y=y)
+
+    def run_of_channels(self, problem: ConvProblem, role: str) -> tuple[int, tuple[int, ...]]:
+        """Return the channels per group of x or y that have one stride, and the other strides.
+
+        Args:
+            problem: the problem.
+            role: "x" or "y".
+
+        Returns:
+            The number of channels or filters after which another stride may begin, and the strides
+            of the tensor, followed by those of folded pixels.
+        """
+        steps: tuple[int, ...] = getattr(self.canonical(problem), role)
+        count = (problem.C if role == "x" else problem.K) // problem.groups
+        if role != "x" or not self.fold:
+            return count, steps
+        count //= prod(cell for cell, _ in self.fold)
+        run = count
+        for cell, step in reversed(self.fold):
+            if cell == 1:
+                continue
+            if step != run * steps[problem.data_axes[1]]:
+                break
+            run *= cell
+        return run, (*steps, *(step for _, step in self.fold))
 
     def alignment_of(self, role: str) -> int:
         """Return the alignment in bytes, at most 16, of the address of x, w or y."""

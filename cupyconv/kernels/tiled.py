@@ -39,10 +39,20 @@ class Tiled(Family):
         ]
 
     def worthwhile_tiles(self, request: Request) -> list[Tile]:
-        """Return the tiles to estimate: tiles of few rows only for matrices of as few rows."""
+        """Return the tiles to estimate.
+
+        Tiles of few rows are for matrices of as few rows.  Tiles of few columns are for matrices of
+        few columns, except in float64.
+        """
         rows = max((gemm.gemm_m for gemm in self.gemms(request)), default=0)
+        columns = max((gemm.gemm_n for gemm in self.gemms(request)), default=0)
         tiles = self.fitting_tiles(request)
-        return [tile for tile in tiles if tile.block_m >= 64 or rows <= tile.block_m] or tiles
+        return [
+            tile
+            for tile in tiles
+            if (tile.block_m >= 64 or rows <= tile.block_m)
+            and (tile.block_n >= 32 or columns <= 2 * tile.block_n or tile.itemsize == 8)
+        ] or tiles
 
     def candidate(self, request: Request, choices: Choices) -> Candidate | None:
         tile, splits = choices.tile, choices.splits

@@ -15,7 +15,7 @@ import click
 import numpy as np
 import pytest
 
-from cupyconv import ConvProblem, DeviceError, KernelCompileError, arrays
+from cupyconv import ConvProblem, DeviceError, KernelCompileError, arrays, calls
 from cupyconv.cli import data
 from cupyconv.cli.main import BUG, COMMANDS, main
 from cupyconv.cpu import blocked
@@ -385,14 +385,25 @@ def test_grads_accepts_an_empty_batch():
     assert layer["passed"] is True
 
 
+RESULTS = ("backprop_input", "backprop_filter", "forward")
+"""Passes that compute x, w and y (or their gradients), in the order of the arrays of a pass."""
+
+
 def _off_by_one_element(monkeypatch, pass_, result):
-    right = getattr(blocked, pass_)
+    right = blocked.prepare
 
-    def wrong(*args, **options):
-        right(*args, **options)
-        args[-1].flat[result] += 0.25
+    def prepare(problem, prepared, *options):
+        compute = right(problem, prepared, *options)
 
-    monkeypatch.setattr(blocked, pass_, wrong)
+        def wrong(*arrays):
+            compute(*arrays)
+            if prepared == pass_:
+                arrays[RESULTS.index(pass_)].flat[result] += 0.25
+
+        return wrong
+
+    monkeypatch.setattr(blocked, "prepare", prepare)
+    monkeypatch.setattr(calls, "_calls", {})
 
 
 @pytest.mark.parametrize("pass_", ["forward", "backprop_input", "backprop_filter"])
@@ -444,7 +455,8 @@ def test_check_reports_exceptions_as_failures(monkeypatch):
     def fail(*_args):
         raise IndexError("out of bounds")
 
-    monkeypatch.setattr(blocked, "forward", fail)
+    monkeypatch.setattr(blocked, "prepare", lambda *_: fail)
+    monkeypatch.setattr(calls, "_calls", {})
     result = run("check", *SMALL, "--dtype", "float32")
     assert result.exit_code == 1
     assert "IndexError: out of bounds" in result.stdout

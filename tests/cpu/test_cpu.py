@@ -30,7 +30,7 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 import cupyconv
-from cupyconv import ConvProblem, Plan, cache_folder
+from cupyconv import ConvProblem, Plan, cache_folder, calls
 from cupyconv.cache_folder import CACHE_VARIABLE
 from cupyconv.cpu import blocked, choice, correlation, loops, scattered, threads, tile_plans, views
 from cupyconv.cpu.scratch import Scratch
@@ -997,6 +997,7 @@ def test_saved_plan_runs_its_method(monkeypatch):
     data = integer_data(DENSE)
     saved = Plan.from_json(by_method(DENSE, "forward", "scattered").to_json())
     monkeypatch.setattr(scattered, "correlate", _fail)
+    monkeypatch.setattr(calls, "_calls", {})
     with pytest.raises(AssertionError, match="as planned"):
         agreement.compute(cupyconv, "forward", DENSE, data, impl=saved)
 

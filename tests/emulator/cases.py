@@ -12,6 +12,7 @@ import cupyconv
 from cupyconv import ConvProblem, Plan
 from cupyconv.kernels import parameters
 from cupyconv.kernels.family import Tile
+from cupyconv.planning import Request
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import REAL_ITEMSIZE, REAL_PART
 from tests import agreement, emulator, views
@@ -394,7 +395,12 @@ def every_tile(impl: str):
         precision = "ieee" if is_plain else _PRECISION.get(impl, "tf32")
         run = partial(_exact, problem, impl, arch=arch, precision=precision, tile=tile)
         macros = [f"{macro}={value}" for macro, value in tile.macros]
-        yield " ".join([str(tile), dtype, *macros]), fits(problem, impl, arch, precision), run
+        passes = []
+        for pass_ in fits(problem, impl, arch, precision):
+            request = Request(problem, pass_, device(arch), precision)
+            if tile in FAMILIES[impl].fitting_tiles(request):
+                passes.append(pass_)
+        yield " ".join([str(tile), dtype, *macros]), passes, run
 
 
 def _views(impl: str):

@@ -121,7 +121,7 @@ def test_patch_kernels_agree_exactly_with_the_reference(case, last, dtype):
 
 
 @pytest.mark.parametrize("case", HOPPER_CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize("tile", range(len(FAMILIES["cuda-hopper"].tiles) // 3))
+@pytest.mark.parametrize("tile", range(len(FAMILIES["cuda-hopper"].tiles) // 4 + 1))
 @pytest.mark.parametrize(
     ("impl", "dtype", "precision"),
     [

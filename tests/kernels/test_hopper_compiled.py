@@ -12,7 +12,7 @@ from cupyconv.kernels.strides import Strides
 from cupyconv.planning import Device, PassPlan
 from tests.configurations import in_formats
 from tests.cubins import disassemble, instructions, no_spills
-from tests.hopper import ARCH, PLANAR, PLANES, SINGLE, WIDE
+from tests.hopper import ARCH, BANDS, PLANAR, PLANES, SINGLE, WIDE
 from tests.launches import prepare
 
 
@@ -63,6 +63,12 @@ def variants():
         (rows_last, "backprop_filter", PLANAR[2], 1),
         (single_last, "backprop_input", SINGLE[0], 1),
         (single_last, "backprop_filter", PLANES.tiles[1], 3),
+        (single, "backprop_filter", BANDS[0], 3),
+        *(
+            (problem, "backprop_filter", tile, splits)
+            for tile in BANDS
+            for problem, splits in ((single, 1), (single_last, 1))
+        ),
     )
 
 

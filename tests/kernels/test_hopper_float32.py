@@ -13,21 +13,30 @@ from cupyconv import ConvProblem
 from cupyconv.errors import ConvError
 from cupyconv.planning import Device, Plan, Request, plan, plan_pass
 from cupyconv.problem import PASSES
-from tests import emulator
-from tests.configurations import HOPPER_CASES, random_data
-from tests.hopper import ARCH, BY_PLANES, PLANES, SINGLE, last_axes, require_exact
+from tests import emulator, views
+from tests.agreement import compute
+from tests.configurations import HOPPER_CASES, all_formats, in_formats, integer_data, random_data
+from tests.hopper import ARCH, BANDS, BY_PLANES, PLANES, SINGLE, last_axes, require_exact
 
 pytestmark = pytest.mark.costly
+
+BY_TF32 = {"impl": "cuda-hopper", "arch": ARCH, "precision": "tf32"}
 
 FLOAT_CASES = ("one_tile", "everything_differs", "a_volume_with_phases", "groups", "ring_wraps")
 
 
-def float_cases(tiles):
+BAND_CASES = (
+    *("groups", "everything_differs", "a_row_stride_3", "rows_of_two_lines", "ring_wraps"),
+    *("windows_wholly_in_the_padding", "a_matrix_product"),
+)
+
+
+def float_cases(tiles, names=FLOAT_CASES):
     """Return a decorator that gives each case a number and one of the tiles, in turn."""
     by_name = {case.name: case.problem for case in HOPPER_CASES}
     cases = [
         pytest.param(number, by_name[name], tile, id=name)
-        for number, (name, tile) in enumerate(zip(FLOAT_CASES, cycle(tiles)))
+        for number, (name, tile) in enumerate(zip(names, cycle(tiles)))
     ]
     return pytest.mark.parametrize(("number", "problem", "tile"), cases)
 
@@ -37,8 +46,57 @@ def test_tf32_is_exact_on_integers(number, problem, tile):
     """wgmma needs tf32 operands that are contiguous along k; other operands are copied."""
     problem = last_axes(problem)[number % 2]
     with emulator.settings(emulator.SCHEDULES[number % 3]):
-        passes = require_exact(problem, precision="tf32", tile=tile, splits=1 + 2 * (number % 2))
-    assert passes == ("forward", "backprop_input")
+        require_exact(
+            problem, precision="tf32", passes=PASSES[:2], tile=tile, splits=1 + 2 * (number % 2)
+        )
+
+
+@float_cases(BANDS, BAND_CASES)
+def test_tf32_filter_gradients_are_exact_on_integers(number, problem, tile):
+    """x and dy of any memory order are copied with images and bands of rows last."""
+    orders = all_formats(problem)
+    with emulator.settings(emulator.SCHEDULES[number % 3]):
+        require_exact(
+            orders[number % len(orders)],
+            precision="tf32",
+            passes=PASSES[2:],
+            tile=tile,
+            splits=1 + 2 * (number % 2),
+        )
+
+
+def test_bands_may_contain_only_padding():
+    problem = ConvProblem((2, 8, 1, 4), (8, 8, 1, 2), padding=((4, 0), (1, 0)), stride=3)
+    require_exact(problem, precision="tf32", passes=PASSES[2:])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("data_format", ["NCHW", "NHWC"])
+def test_bands_of_any_view_are_exact(data_format):
+    problem = in_formats(ConvProblem((3, 6, 6, 5), (4, 6, 3, 2), padding=1), data_format, "OHWI")
+    for kind in views.KINDS:
+        kinds = {
+            role: kind
+            for role in views.OPERANDS["backprop_filter"]
+            if views.suits(problem, "backprop_filter", role, kind)
+        }
+        views.require_exact(emulator, problem, "backprop_filter", kinds, **BY_TF32)
+
+
+def test_bands_read_no_other_values():
+    """A NaN of x or dy reaches only the results that read it, and infinities remain infinite."""
+    problem = ConvProblem((3, 8, 6, 5), (8, 8, 3, 2), padding=1, stride=(1, 2))
+    data = integer_data(problem)
+    x, dy = data.x.astype(np.float32), data.dy.astype(np.float32)
+    x[0, 1, 5, 0], x[2, 2, 2, 3], dy[1, 3, 2, 1] = np.nan, np.inf, np.nan
+    data = replace(data, x=x, dy=dy)
+    got, expected = (
+        compute(api, "backprop_filter", problem, data, **how)
+        for api, how in ((emulator, BY_TF32), (cupyconv, {"impl": "reference"}))
+    )
+    np.testing.assert_array_equal(got, expected)
+    assert 0 < np.isnan(got).sum() < got.size
+    assert np.isinf(got).any()
 
 
 @pytest.mark.thorough

@@ -17,6 +17,7 @@ from cupyconv.kernels import frames, hopper
 from cupyconv.kernels.copies import ROLES_OF, copy_bytes, shape_of
 from cupyconv.kernels.family import Choices
 from cupyconv.kernels.hopper import (
+    has_bands,
     has_taps,
     is_planar,
     is_pointwise,
@@ -100,7 +101,11 @@ def test_tensor_maps_address_every_element(kind):
             require_pixels(of_gathered, made.problem, walked, line, rows)
         else:
             require_pixels(of_gathered, made.problem, walked, line, line)
-            assert of_other.box == box_of_pixels(made.problem, line, line)
+            box, macros = box_of_pixels(made.problem, line, line), dict(product.defines)
+            if has_bands(made.problem):  # all filters of a block
+                share = chosen.tile.block_n // macros["CLUSTER"]
+                box = (line, share if macros["WINDOW_ROWS"] else rows, 1, 1)
+            assert of_other.box == box
         how = stored(made.problem, made.strides, pass_, chosen.splits, walked)
         assert tuple(dict(product.defines)[name] for name in ("STORE", "RUN")) == how, request
         if how[0] == hopper.STORE_BOXES:
@@ -208,6 +213,8 @@ def require_map(one: TensorMap, problem: ConvProblem, role: str, operand, walk=(
         expected = expected[..., : one.extents[0]]
     inside = [slice(axis.start, axis.start + axis.extent) for axis in walk]
     expected = expected[:, :, *inside] if walk else expected
+    if has_bands(problem) and role != "w":
+        expected = np.moveaxis(expected, 2, 4)  # channels are inside rows and columns
     outwards = one.extents[::-1]
     found = one.offset + sum_of_products(outwards, (*one.strides[::-1], one.itemsize))
     assert (one.role, one.itemsize) == (operand.role, operand.itemsize)
@@ -223,7 +230,7 @@ def sum_of_products(shape, steps) -> np.ndarray:
 def require_copies(made: hopper.Staged, asked: ConvProblem, strides: Strides) -> None:
     """Require the preceding launch to read every element that it copies, in the copy's order."""
     assert len(made.before) == bool(made.copies)
-    for launch in made.before:
+    for launch in made.before if not has_bands(made.problem) else ():
         *operands, (records,) = launch.arguments
         given = [one for role, offset in made.copies for one in (role, Part("workspace", offset))]
         assert operands == [*given, *[0] * (4 - len(given))]
@@ -326,6 +333,8 @@ def require_pixels(maps, problem: ConvProblem, walked, line: int, pixels: int) -
 
 def box_of_pixels(problem: ConvProblem, line: int, pixels: int) -> tuple[int, ...]:
     """Return the box of one line of channels and ``pixels`` pixels, or of the planar layout."""
+    if has_bands(problem):
+        return (line, line, 1, 1)
     if is_planar(problem):
         return (line, *(1 for _ in problem.data_axes[3:]), line, 1)
     return (line, pixels, 1)

@@ -11,7 +11,7 @@ import pytest
 
 from cupyconv.errors import KernelCompileError
 from cupyconv.gpu import compiler, sources
-from cupyconv.kernels import copies, direct, gather, hopper, parameters
+from cupyconv.kernels import copies, direct, gather, hopper, parameters, views
 from cupyconv.kernels.gather import Access, Accesses, ring
 from cupyconv.kernels.request import ACTIVATIONS
 from cupyconv.kernels.strides import Strides
@@ -273,14 +273,18 @@ def test_patch_compiles_without_spills(architecture, layers):
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_copies_compile_without_spills(architecture):
-    for storage in ITEMSIZES:
+    for storage, bands in (*((storage, 0) for storage in ITEMSIZES), ("float", 1)):
         cubin, log = compiler.compile_cubin(
-            sources.load("conv_arrange.cu"), {"STORAGE": storage}, architecture
+            sources.load("conv_arrange.cu"), {"STORAGE": storage, "BANDS": bands}, architecture
         )
         assert no_spills(log), f"{storage}: {log}"
         found = instructions(disassemble(cubin))
         assert found["STG"] == ITEMSIZES[storage]  # 16 bytes each, for 16 elements per thread
         assert found["LDL"] + found["STL"] == 0
+        _, log = compiler.compile_cubin(
+            sources.load("conv_fold.cu"), {"STORAGE": storage}, architecture
+        )
+        assert no_spills(log), f"{storage}: {log}"
 
 
 @pytest.mark.thorough
@@ -311,7 +315,7 @@ def test_every_kernel_file_is_compiled_above():
     tests/kernels/test_hopper_compiled.py compiles."""
     files = {path.name for path in sources.directory().glob("*.cu")}
     families = {f"conv_{impl.removeprefix('cuda-')}.cu" for impl in (*LAYERS, "cuda-patch")}
-    others = ("conv_backprop_bias.cu", "conv_arrange.cu", "conv_columns.cu")
+    others = ("conv_backprop_bias.cu", "conv_arrange.cu", "conv_columns.cu", "conv_fold.cu")
     assert files == {*KERNELS, *others, *HOPPER, *families}
 
 
@@ -331,6 +335,7 @@ STRUCTS = {
     "Walk<3>": ("include/walk.cuh", WALK),
     "PlaneShape": ("conv_planes.cu", np.dtype(list(copies.PLANE_SHAPE))),
     "ArrangeShape": ("conv_arrange.cu", np.dtype(list(copies.ARRANGE_SHAPE))),
+    "FoldShape": ("conv_fold.cu", np.dtype(list(views.FOLD_SHAPE))),
 }
 """File and NumPy layout of each parameter struct."""
 

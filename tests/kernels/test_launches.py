@@ -17,12 +17,13 @@ from cupyconv.gpu import compiler, sources
 from cupyconv.gpu.runtime import Series
 from cupyconv.kernels import bias, direct, frames, gather, patch, toeplitz
 from cupyconv.kernels.device import CHIPS as PLANNED_CHIPS
+from cupyconv.kernels.family import Choices
 from cupyconv.kernels.reach import LONGEST_REACH
 from cupyconv.kernels.strides import Strides, contiguous_strides
 from cupyconv.launch import Launch
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
-from cupyconv.planning.plan import contenders
+from cupyconv.planning.plan import contenders, plan_of
 from cupyconv.problem import ITEMSIZE, PASSES
 from tests import emulator, launches
 from tests.agreement import fits
@@ -38,7 +39,7 @@ from tests.cubins import Parameter, Resources, resources
 from tests.emulator import driver, tensormap
 from tests.emulator.driver import CHIPS, CheckedFunction, Refusal
 from tests.kernels.test_kernel_compile import ARCHITECTURES
-from tests.launches import prepare, with_every_tile
+from tests.launches import prepare
 
 KERNELS = r"""
 struct alignas(64) Map { char bytes[128]; };
@@ -485,9 +486,7 @@ def test_cuda_gather_predicts_the_size_of_its_tables(taps, dtype, architecture):
         request = Request(problem, pass_, device, "tf32", strides=strides)
         if tile not in FAMILIES["cuda-gather"].fitting_tiles(request):
             continue
-        planned = next(
-            one for one in with_every_tile(request, "cuda-gather") if one.tile == tile
-        )  # fmt: skip
+        planned = plan_of(request, FAMILIES["cuda-gather"].candidate(request, Choices(tile=tile)))
         launch, *_ = prepare(planned, problem, strides, device)
         compiled = driver.compiled(launch.source, launch.defines, architecture)
         found, words = gather.accesses(pass_, problem, strides), gather.tap_words(problem)

@@ -55,7 +55,7 @@ FORMS = {
 }
 """Layer, dtype and precision, keyed by a family and its operands."""
 
-COPIES = ("conv_arrange.cu", "conv_planes.cu")
+COPIES = ("conv_arrange.cu", "conv_fold.cu", "conv_planes.cu")
 """Kernels without products."""
 
 FORMS_OF = ("CLUSTER", "SPLIT")
@@ -195,10 +195,10 @@ def test_variants_have_no_fences_in_loops_and_are_short(form):
             assert sum(instructions(listing).values()) <= LARGEST, dict(one.defines)
 
 
-@pytest.mark.parametrize("storage", ["half_t", "float"])
-def test_copies_store_16_bytes_with_8_loads_in_flight(storage):
+@pytest.mark.parametrize(("storage", "bands"), [("half_t", 0), ("float", 0), ("float", 1)])
+def test_copies_store_16_bytes_with_8_loads_in_flight(storage, bands):
     source = sources.load("conv_arrange.cu")
-    cubin, _ = compiler.compile_cubin(source, {"STORAGE": storage}, "sm_90a")
+    cubin, _ = compiler.compile_cubin(source, {"STORAGE": storage, "BANDS": bands}, "sm_90a")
     listing = disassemble(cubin)
     assert set(re.findall(r"STG\.\S+", listing)) == {"STG.E.128"}
     loads = [found.start() for found in re.finditer(r"LDG\.", listing)]

@@ -21,7 +21,7 @@ from cupyconv.checking import (
 )
 from cupyconv.cli import check, configuration
 from cupyconv.cpu import naive
-from cupyconv.explaining.values import random as random_data
+from cupyconv.explaining import values
 from cupyconv.formats import CHANNELS_FIRST, CHANNELS_LAST
 from cupyconv.problem import ITEMSIZE, PASSES, REAL_ITEMSIZE
 from tests.configurations import cases, random_problems
@@ -30,9 +30,7 @@ LAYERS = configuration.read_file(check.BUILT_IN)
 
 
 def _operands(problem: ConvProblem, seed: int = 0) -> Operands:
-    generator = np.random.default_rng(seed)
-    shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
-    return Operands(*(random_data(generator, shape, problem.dtype) for shape in shapes))
+    return Operands(**values.draw(problem, seed))
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.name)

@@ -59,7 +59,7 @@ def test_gradients_are_not_far_slower_than_forward(layer, pass_, device):
 )
 def test_filters_too_long_for_cuda_gather_use_columns(layer, pass_):
     """cuda-generic took 12 to 24 times as long."""
-    planned = plan_pass(layer, pass_, Device.of("sm_89"))
+    planned = plan_pass(Request(layer, pass_, Device.of("sm_89")))
     assert planned.implementation == "cuda-columns"
     assert planned.microseconds < 2000
 

@@ -1,0 +1,55 @@
+// Fold: copies a filter for the view of backprop_input that folds stride phases into channels.
+//
+// With h = h' * stride + i and r = r' * stride + i - before, where before = -pad mod stride,
+//
+//   dx[n, c, h] = sum over p, r with p * stride = h + pad - r of dy[n, k, p] * w[k, c, r]
+//               = sum over r' of dy[n, k, h' + ceil(pad / stride) - r'] * w'[k, (i, c), r'],
+//
+// which is the input gradient of a layer with stride 1, whose channels are the pairs (i, c).  The copy
+// w'[r'][(i, c)][k] has filters innermost, and zeros where tap r does not exist.  Each line of filters
+// begins at a multiple of 16 bytes.  A thread stores VECTOR filters.
+//
+// A variant is chosen with -D: STORAGE.
+#include "maps.cuh"
+#include "numeric.cuh"
+#include "ptx.cuh"
+#include "vector.cuh"
+
+using Storage = STORAGE;
+
+constexpr int THREADS = 256;
+constexpr int VECTOR = 16 / sizeof(Storage);
+
+struct FoldShape {
+  long long cell[3];    // adjacent pixels that are folded, per spatial axis: the stride, or 1
+  long long before[3];  // zeros before the first tap
+  long long taps[3];    // taps of the copy
+};
+
+// p describes the layer whose filter is w.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    conv_fold(const Storage* __restrict__ w, Storage* __restrict__ copy,
+              const __grid_constant__ ConvParameters p, const __grid_constant__ FoldShape fold) {
+  const long long pieces = (p.filters + VECTOR - 1) / VECTOR;
+  const long long thread = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x;
+  const long long column = thread / pieces, first = thread % pieces * VECTOR;
+  const long long cell = fold.cell[0] * fold.cell[1] * fold.cell[2];
+  if (column >= fold.taps[0] * fold.taps[1] * fold.taps[2] * cell * p.channels) return;
+
+  const Pixel<long long> pixel = pixel_at(column / p.channels, fold.cell);  // pixel.n is the tap
+  const Pixel<long long> at = pixel_at(pixel.n, fold.taps);
+  const Tap<long long> tap = {column % p.channels, at.d * fold.cell[0] + pixel.d - fold.before[0],
+                              at.h * fold.cell[1] + pixel.h - fold.before[1],
+                              at.w * fold.cell[2] + pixel.w - fold.before[2]};
+  const bool exists = tap.t >= 0 && tap.t < p.filter[0] && tap.r >= 0 && tap.r < p.filter[1] &&
+                      tap.s >= 0 && tap.s < p.filter[2];
+  const Storage* const source = w + tap_offset(tap, p.w_stride);
+  union {
+    Piece<Storage, VECTOR> piece;
+    unsigned words[4];
+  } one = {};
+#pragma unroll
+  for (int i = 0; i < VECTOR; ++i)
+    if (exists && first + i < p.filters) one.piece.element[i] = source[(first + i) * p.w_stride[0]];
+  ptx::store_16_bytes(copy + thread * VECTOR, one.words);
+}

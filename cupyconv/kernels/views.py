@@ -1,0 +1,323 @@
+"""Views: passes that a family computes as the same pass of another problem on the same memory.
+
+A kernel pads the matrix of a pass to whole tiles.  If a layer has few filters or few channels, most
+of a tile is padding.  A view of the pass has more channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from math import prod
+from typing import Any
+
+from cupyconv.formats import filter_formats
+from cupyconv.kernels import cost
+from cupyconv.kernels.copies import PIECE_BYTES, THREADS, copy_bytes, copy_strides
+from cupyconv.kernels.family import Candidate, Choices, Family, spatial
+from cupyconv.kernels.parameters import SPATIAL, pack
+from cupyconv.kernels.request import PLAIN, Epilogue, Request
+from cupyconv.kernels.strides import Strides
+from cupyconv.launch import STORAGE, FilterForm, Launch, Part, TensorMap, TensorMaps
+from cupyconv.problem import ITEMSIZE, ConvProblem, derived
+
+EXCHANGED = "x and dy exchanged"
+"""Name of the view that ``exchanged`` returns."""
+
+FOLDED = "folded into channels"
+"""End of the name of a view that ``folded`` returns, after the names of the axes."""
+
+FEW = 32
+"""Largest number of channels for which strides are folded into channels (hand-set)."""
+
+_SEPARATOR = "; "
+"""Text between the name of a view and the method with which the view is computed."""
+
+
+@dataclass(frozen=True)
+class View:
+    """A pass as the same pass of another problem.
+
+    Attributes:
+        name: name that a plan prints.
+        problem, strides: the other problem, and the strides of its tensors.
+        arrays: arrays that contain the tensors of the other problem, keyed by role; other roles
+            have the arrays of the pass.
+        copied_bytes: size of the copy of w that the other problem has as its filter; 0 if there is
+            no copy.
+        form: function that returns this copy; None if there is no copy.
+    """
+
+    name: str
+    problem: ConvProblem
+    strides: Strides
+    arrays: Mapping[str, str | Part]
+    copied_bytes: int = 0
+    form: Callable[[], FilterForm] | None = None
+
+    def request(self, request: Request) -> Request:
+        """Return the request for the view; ``request`` is the request for the pass."""
+        limit = request.workspace_limit
+        if limit is not None:
+            limit = max(limit - self.copied_bytes, 0)
+        return replace(request, problem=self.problem, strides=self.strides, workspace_limit=limit)
+
+    def own(self, choices: Choices) -> Choices:
+        """Return the choices for the view's request; ``choices`` are those for the pass."""
+        method = choices.method.removeprefix(self.name).removeprefix(_SEPARATOR)
+        return replace(choices, method=self._renamed(method))
+
+    def candidate(self, request: Request, own: Candidate) -> Candidate:
+        """Return a candidate for the pass; ``own`` is the candidate for the view's request."""
+        method = _SEPARATOR.join(filter(None, (self.name, self._renamed(own.method))))
+        if self.copied_bytes:
+            own = own.with_demand(request, cost.further(request.chip, 2 * self.copied_bytes))
+        return replace(
+            own,
+            method=method,
+            summary=self._renamed(own.summary),
+            workspace_bytes=own.workspace_bytes + self.copied_bytes,
+        )
+
+    def launch(self, own: Launch) -> Launch:
+        """Return a launch for the pass; ``own`` is the launch for the view's request."""
+        return replace(own, arguments=tuple(map(self._argument, own.arguments)))
+
+    def _argument(self, own: Any) -> Any:
+        """Return an argument of a launch with the arrays of the pass."""
+        if isinstance(own, TensorMaps):
+            return TensorMaps(tuple(map(self._map, own.maps)))
+        if isinstance(own, str):
+            return self.arrays.get(own, own)
+        if isinstance(own, Part):
+            role, offset = self._place(own.role)
+            return Part(role, offset + own.offset)
+        return own
+
+    def _map(self, own: TensorMap) -> TensorMap:
+        role, offset = self._place(own.role)
+        return replace(own, role=role, offset=offset + own.offset)
+
+    def _place(self, role: str) -> tuple[str, int]:
+        """Return the array that contains a tensor, and the tensor's offset in bytes."""
+        place = self.arrays.get(role, role)
+        return (place, 0) if isinstance(place, str) else (place.role, place.offset)
+
+    def _renamed(self, text: str) -> str:
+        """Return a text about tensors of the view with the names of the arrays, or vice versa."""
+        names = {"x": "dy", "dy": "x"} if self.name == EXCHANGED else {}
+        return " ".join(names.get(word, word) for word in text.split(" "))
+
+
+@lru_cache(maxsize=4096)
+def exchanged(problem: ConvProblem, strides: Strides) -> View | None:
+    """Return the filter gradient with x and dy exchanged; None if it is impossible or not faster.
+
+    With stride 1, dw[f, c, r] is the sum over p of dy[f, p] * x[c, p - pad + r * dilation].  With
+    q = p - pad + r * dilation, it is the sum over q of x[c, q] * dy[f, q + pad - r * dilation]: the
+    filter gradient of a layer with input dy and output x, whose taps have the reverse order.
+    """
+    filter_, channel, *taps = problem.filter_axes
+    is_possible = problem.groups == 1 and set(problem.stride) == {1}
+    if not is_possible or 2 * problem.K > problem.C or set(problem.filter_sizes) == {1}:
+        return None
+    reach = [axis.effective_filter - 1 for axis in problem.axes]
+    padding = tuple(
+        (most - before, most - after)
+        for most, (before, after) in zip(reach, problem.padding, strict=True)
+    )
+    if min(map(min, padding)) < 0:
+        return None
+    shape, w = list(problem.filter_shape), list(strides.w)
+    shape[filter_], shape[channel] = shape[channel], shape[filter_]
+    w[filter_], w[channel] = w[channel], w[filter_]
+    last_tap = sum((shape[tap] - 1) * w[tap] for tap in taps)
+    for tap in taps:
+        w[tap] = -w[tap]
+    other = derived(
+        problem,
+        input_shape=problem.output_shape,
+        filter_shape=tuple(shape),
+        padding=padding,
+        padding_mode="explicit",
+    )
+    arrays: dict[str, str | Part] = {"x": "y", "y": "x"}
+    arrays["w"] = Part("w", last_tap * ITEMSIZE[problem.dtype])
+    return View(EXCHANGED, other, replace(strides, x=strides.y, w=tuple(w), y=strides.x), arrays)
+
+
+@lru_cache(maxsize=4096)
+def folded(problem: ConvProblem, strides: Strides, axes: tuple[int, ...]) -> View | None:
+    """Return the input gradient with strides of some spatial axes folded into channels, or None.
+
+    Adjacent pixels of x, as many as the stride, become channels of one pixel of another problem
+    with stride 1.  conv_fold.cu describes its filter, whose taps are padded with zeros.
+
+    Args:
+        problem, strides: the problem and the strides of its tensors.
+        axes: indices of the spatial axes.
+    """
+    old = problem.axes
+    is_possible = problem.groups == 1 and not problem.is_complex
+    for axis in (old[at] for at in axes):
+        is_possible &= axis.stride > 1 and axis.input % axis.stride == 0 and axis.dilation == 1
+    if not is_possible:
+        return None
+    cells = tuple(axis.stride if at in axes else 1 for at, axis in enumerate(old))
+    before = [-axis.pad_before % cell for axis, cell in zip(old, cells, strict=True)]
+    taps = [-(-(axis.filter + n) // c) for axis, n, c in zip(old, before, cells, strict=True)]
+    _, channel, *pixels = problem.data_axes
+    shape, x, fold = list(problem.input_shape), list(strides.x), []
+    padding = []
+    for at, axis, cell, filter_ in zip(pixels, old, cells, taps, strict=True):
+        shape[at] //= cell
+        first = -(-axis.pad_before // cell)
+        last = axis.output - 1 + filter_ - shape[at] - first if cell > 1 else axis.pad_after
+        padding.append((first, last))
+        fold.append((cell, x[at]))
+        x[at] *= cell
+    shape[channel] *= prod(cells)
+    if problem.C == 1:
+        x[channel] = 1  # the only channel has no stride; the folded pixels have those of ``fold``
+    other = derived(
+        problem,
+        input_shape=tuple(shape),
+        filter_shape=(*taps, shape[channel], problem.K),
+        filter_format=filter_formats(problem.spatial_rank)[1],
+        stride=tuple(axis.stride // cell for axis, cell in zip(old, cells, strict=True)),
+        padding=tuple(padding),
+        padding_mode="explicit",
+    )
+    itemsize = ITEMSIZE[problem.dtype]
+    size = copy_bytes(other.filter_shape, itemsize)
+    steps = replace(
+        strides,
+        x=tuple(x),
+        w=copy_strides(other.filter_shape, itemsize),
+        fold=tuple(fold),
+    )
+    name = f"{' and '.join(old[at].name for at in axes)} {FOLDED}"
+    form = partial(_fold, name, problem, strides, other, cells, before)
+    arrays = {"w": Part("workspace", 0), "workspace": Part("workspace", size)}
+    return View(name, other, steps, arrays, size, form)
+
+
+FOLD_SHAPE = (("cell", "i8", SPATIAL), ("before", "i8", SPATIAL), ("taps", "i8", SPATIAL))
+"""Fields of the struct ``FoldShape`` in cuda/conv_fold.cu, in NumPy's notation."""
+
+
+def _fold(
+    name: str,
+    problem: ConvProblem,
+    strides: Strides,
+    other: ConvProblem,
+    cells: Sequence[int],
+    before: Sequence[int],
+) -> FilterForm:
+    """Return the copy of w with which ``folded`` computes the problem ``other``.
+
+    Args:
+        name: name of the view.
+        problem, strides: the problem and the strides of its tensors.
+        other: problem of the view.
+        cells: adjacent pixels that become channels, per spatial axis.
+        before: zeros before the first tap, per spatial axis.
+    """
+    import numpy as np
+
+    shape = np.zeros(1, np.dtype(list(FOLD_SHAPE)))
+    shape["cell"], shape["before"] = spatial(cells), spatial(before, 0)
+    shape["taps"] = spatial(other.filter_sizes)
+    size = copy_bytes(other.filter_shape, ITEMSIZE[problem.dtype])
+    launch = Launch(
+        source="conv_fold.cu",
+        entry="conv_fold",
+        defines=(("STORAGE", STORAGE[problem.dtype]),),
+        grid=(-(-size // (PIECE_BYTES * THREADS)),),
+        block=(THREADS,),
+        shared_bytes=0,
+        arguments=("w", Part("workspace", 0), pack(problem, strides), shape),
+    )
+    return FilterForm(name, size, launch)
+
+
+def views(request: Request) -> list[View]:
+    """Return the views of a request; most requests have no view."""
+    problem, found = request.problem, []
+    if request.pass_ == "backprop_filter":
+        found = [exchanged(problem, request.memory)]
+    elif request.pass_ == "backprop_input" and problem.C <= FEW:
+        strided = [at for at, stride in enumerate(problem.stride) if stride > 1]
+        ends = [tuple(strided[at:]) for at in range(len(strided))]
+        found = [folded(problem, request.memory, axes) for axes in ends]
+    return [view for view in found if view is not None and request.affords(view.copied_bytes)]
+
+
+class Viewed(Family):
+    """A family that also computes views.  The method of a view's candidate begins with its name."""
+
+    def refuses(self, request: Request) -> str | None:
+        refusal = super().refuses(request)
+        return refusal if refusal is None or not self._supported(request) else None
+
+    def candidates(self, request: Request) -> list[Candidate]:
+        supported = self._supported(request)
+        found: list[Candidate] = []
+        if not supported or super().refuses(request) is None:
+            found += super().candidates(request)  # type: ignore[safe-super]
+        for view in supported:
+            of_view = view.request(request)
+            own = super().candidates(of_view)  # type: ignore[safe-super]
+            found += [view.candidate(of_view, one) for one in own]
+        return found
+
+    def candidate(self, request: Request, choices: Choices) -> Candidate | None:
+        view = _chosen(request, choices)
+        if view is None:
+            return super().candidate(request, choices)  # type: ignore[safe-super]
+        of_view = view.request(request)
+        if super().refuses(of_view) is not None:
+            return None
+        own = super().candidate(of_view, view.own(choices))  # type: ignore[safe-super]
+        return own and view.candidate(of_view, own)
+
+    def launches(
+        self,
+        request: Request,
+        choices: Choices,
+        epilogue: Epilogue = PLAIN,
+        copied_w: bool = False,
+    ) -> tuple[Launch, ...]:
+        view = _chosen(request, choices)
+        if view is None:
+            return super().launches(request, choices, epilogue, copied_w)
+        launches = super().launches(view.request(request), view.own(choices), epilogue)
+        if view.form is None:
+            return tuple(map(view.launch, launches))
+        if copied_w:
+            return launches
+        return (view.form().launch, *map(view.launch, launches))
+
+    def filter_form(self, request: Request, choices: Choices) -> FilterForm | None:
+        view = _chosen(request, choices)
+        if view is None:
+            return super().filter_form(request, choices)
+        return view.form() if view.form is not None else None
+
+    def reason(self, candidate: Candidate, note: str = "") -> str:
+        name, _, _ = candidate.method.partition(_SEPARATOR)
+        is_view = name.endswith((EXCHANGED, FOLDED))
+        return super().reason(candidate, f"{note}, with {name}" if is_view else note)
+
+    def _supported(self, request: Request) -> list[View]:
+        """Return the views of a request that the family can compute."""
+        refuses = super().refuses
+        return [view for view in views(request) if refuses(view.request(request)) is None]
+
+
+def _chosen(request: Request, choices: Choices) -> View | None:
+    """Return the view whose name a method begins with; None for the pass itself."""
+    if not choices.method:
+        return None
+    return next((one for one in views(request) if choices.method.startswith(one.name)), None)

@@ -1,0 +1,217 @@
+"""Passes that a kernel family computes as passes of other problems: results and plans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import cupyconv
+from cupyconv import ConvProblem, Plan
+from cupyconv.kernels.strides import Strides
+from cupyconv.kernels.views import EXCHANGED, FOLDED
+from cupyconv.planning import Device, Request, plan_pass
+from cupyconv.planning.plan import ranked_candidates
+from tests import agreement, emulator, views
+from tests.agreement import plan_of_view
+from tests.configurations import all_formats, in_formats, integer_data, random_data
+
+pytestmark = pytest.mark.costly
+
+FEW_FILTERS = ConvProblem(
+    (2, 40, 9, 7), (3, 40, 3, 2), padding=((1, 2), (0, 1)), dilation=(1, 2), dtype="float16"
+)
+SIGNAL = ConvProblem((1, 130, 23), (1, 130, 5), padding=4, dtype="float64")
+VOLUME = ConvProblem((1, 24, 3, 4, 6), (2, 24, 2, 3, 1), padding=(1, 0, 0), dtype="float32")
+
+
+def require_exact(problem, name, pass_, arch="sm_80", precision="ieee", **how):
+    made = plan_of_view(problem, name, pass_, arch, precision=precision, **how)
+    agreement.require_exact(
+        *(emulator, problem), impl=made, precision=precision, arch=arch, passes=(pass_,)
+    )
+
+
+# -- x and dy exchanged ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("problem", "dtype", "precision", "arch"),
+    [
+        (FEW_FILTERS, "float16", "ieee", "sm_80"),
+        (FEW_FILTERS, "bfloat16", "ieee", "sm_80"),
+        (FEW_FILTERS, "float32", "tf32", "sm_80"),
+        (FEW_FILTERS, "float16", "ieee", "sm_75"),
+        (SIGNAL, "float64", "ieee", "sm_80"),
+        (VOLUME, "float32", "ieee", "sm_89"),
+    ],
+)
+def test_exchanged_operands_give_exact_filter_gradients(problem, dtype, precision, arch):
+    """Each memory order uses another candidate: another tile, number of splits or copy."""
+    for number, one in enumerate(all_formats(problem.replace(dtype=dtype))):
+        require_exact(one, EXCHANGED, "backprop_filter", arch, precision, number=3 * number)
+
+
+@pytest.mark.parametrize("kind", views.KINDS, ids=lambda kind: kind.name)
+def test_exchanged_operands_may_have_any_strides(kind):
+    pass_ = "backprop_filter"
+    names = ("x", "dy", "out")
+    kinds = {name: kind for name in names if views.suits(FEW_FILTERS, pass_, name, kind)}
+    strides = views.strides_of(FEW_FILTERS, pass_, kinds)
+    made = plan_of_view(FEW_FILTERS, EXCHANGED, pass_, "sm_80", strides=strides)
+    views.require_exact(emulator, FEW_FILTERS, pass_, kinds, impl=made)
+
+
+def test_operands_are_exchanged_if_that_is_faster():
+    last = ConvProblem((1, 128, 256, 256), (3, 128, 3, 3), padding=1, dtype="float16")
+    for problem, device in product((last, in_formats(last, "NHWC", "OHWI")), ("sm_80", "sm_90a")):
+        planned = plan_pass(Request(problem, "backprop_filter", Device.of(device)))
+        assert planned.method == EXCHANGED
+        assert f", with {EXCHANGED}: implicit GEMM" in planned.reason
+    for change in (
+        {"stride": 2},
+        {"padding": 3},
+        {"groups": 4, "filter_shape": (4, 32, 3, 3)},
+        {"filter_shape": (128, 128, 3, 3)},
+        {"filter_shape": (3, 128, 1, 1), "padding": 0},
+    ):
+        request = Request(last.replace(**change), "backprop_filter", Device.of("sm_80"))
+        assert not any(
+            one.method.startswith(EXCHANGED) for one in ranked_candidates(request, "auto")
+        )
+
+
+def test_reasons_name_the_copied_tensor_of_the_caller():
+    """The view reads the caller's x as its dy."""
+    made = plan_of_view(FEW_FILTERS, f"{EXCHANGED}; x arranged", "backprop_filter", "sm_80")
+    planned = made["backprop_filter"]
+    assert planned.reason.endswith("before it, x copied with channels last")
+    assert Plan.from_json(made.to_json()) == made
+
+
+# -- strides folded into channels ------------------------------------------------------------------
+
+STEM = ConvProblem((2, 3, 8, 12), (24, 3, 7, 7), stride=2, padding=3, dtype="float16")
+UNEVEN = ConvProblem((1, 2, 9, 12), (8, 2, 3, 5), stride=(2, 3), padding=((1, 2), (4, 0)))
+PATCHES = ConvProblem((3, 3, 20, 15), (72, 3, 5, 5), stride=5, dtype="float16")
+ONE_CHANNEL = ConvProblem((2, 1, 24), (8, 1, 3), stride=4, padding=1, dtype="float64")
+CUBES = ConvProblem(
+    (1, 2, 4, 6, 6), (40, 2, 3, 3, 4), stride=(2, 3, 1), padding=1, dilation=(1, 1, 2)
+)
+WIDE = ConvProblem((1, 24, 4, 8), (64, 24, 3, 3), stride=(2, 4), padding=1, dtype="float16")
+
+
+@pytest.mark.parametrize(
+    ("problem", "dtype", "precision", "arch", "impl"),
+    [
+        (STEM, "float16", "ieee", "sm_80", "cuda-gather"),
+        (STEM, "bfloat16", "ieee", "sm_90a", "cuda-hopper"),
+        (STEM, "float32", "tf32", "sm_90a", "cuda-hopper"),
+        (UNEVEN, "float32", "ieee", "sm_80", "cuda-gather"),
+        (PATCHES, "float16", "ieee", "sm_75", "cuda-gather"),
+        (PATCHES, "float16", "ieee", "sm_90a", "cuda-hopper"),
+        (ONE_CHANNEL, "float64", "ieee", "sm_80", "cuda-gather"),
+        (ONE_CHANNEL, "float16", "ieee", "sm_90a", "cuda-hopper"),
+        (CUBES, "float32", "ieee", "sm_86", "cuda-gather"),
+        (CUBES, "float16", "ieee", "sm_90a", "cuda-hopper"),
+        (WIDE, "float16", "ieee", "sm_90a", "cuda-hopper"),
+        (WIDE, "float32", "tf32", "sm_90a", "cuda-hopper"),
+    ],
+)
+def test_folded_strides_give_exact_input_gradients(problem, dtype, precision, arch, impl):
+    """Each memory order uses other axes, another tile, number of splits, or copy of dy."""
+    pass_ = "backprop_input"
+    for number, one in enumerate(all_formats(problem.replace(dtype=dtype))):
+        request = Request(one, pass_, emulator.device(arch), precision)
+        ranked = ranked_candidates(request, impl)
+        names = sorted({one.method for one in ranked if FOLDED in one.method})
+        assert names
+        name = names[number % len(names)]
+        require_exact(one, name, pass_, arch, precision, impl=impl, number=2 * number)
+
+
+@pytest.mark.parametrize("kind", views.KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize(("impl", "arch"), [("cuda-gather", "sm_80"), ("cuda-hopper", "sm_90a")])
+def test_tensors_with_folded_strides_may_have_any_strides(kind, impl, arch):
+    problem, pass_ = in_formats(STEM, "NHWC", "HWIO"), "backprop_input"
+    names = ("dy", "w", "out")
+    kinds = {name: kind for name in names if views.suits(problem, pass_, name, kind)}
+    strides = views.strides_of(problem, pass_, kinds)
+    made = plan_of_view(problem, f"H and W {FOLDED}", pass_, arch, impl, strides=strides)
+    views.require_exact(emulator, problem, pass_, kinds, impl=made, arch=arch)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "impl", "arch", "precision"),
+    [
+        ("float16", "cuda-gather", "sm_80", "ieee"),
+        ("float16", "cuda-hopper", "sm_90a", "ieee"),
+        ("float32", "cuda-hopper", "sm_90a", "tf32"),
+    ],
+)
+@pytest.mark.parametrize("formats", [("NCHW", "OIHW"), ("NHWC", "OHWI")])
+def test_folded_strides_keep_bias_addend_and_activation(dtype, impl, arch, precision, formats):
+    """A bias has an element per channel of dx, not per folded channel; also with splits."""
+    problem = in_formats(STEM.replace(dtype=dtype), *formats)
+    data = integer_data(problem)
+    bias = np.arange(problem.C).astype(data.x.dtype) - 1
+    rules = {"output_shape": problem.input_shape, "activation": "relu", **problem.keywords}
+    expected = cupyconv.conv_transpose(data.dy, data.w, bias, impl="reference", add=data.x, **rules)
+    device = emulator.device(arch)
+    for wanted in (1, 2):
+        made = plan_of_view(
+            *(problem, f"H and W {FOLDED}", "backprop_input", device, impl),
+            precision=precision,
+            splits=wanted,
+        )
+        how = {"impl": made, "precision": precision, "arch": arch}
+        got = emulator.conv_transpose(data.dy, data.w, bias, add=data.x, **rules, **how)
+        agreement.require_equal(got, expected, f"{problem} by {impl}")
+
+
+@pytest.mark.parametrize(("impl", "arch"), [("cuda-gather", "sm_80"), ("cuda-hopper", "sm_90a")])
+def test_prepared_filter_of_folded_strides_gives_the_same_bits(impl, arch):
+    data, strides = random_data(STEM), Strides.contiguous(STEM)
+    backend = emulator.convolutions.backend(arch)
+    request = Request(STEM, "backprop_input", backend.device, strides=strides)
+    made = plan_of_view(STEM, f"H and W {FOLDED}", "backprop_input", backend.device, impl)
+    chosen, results = made["backprop_input"], []
+    form = backend.filter_form(request, chosen)
+    for held in (None, form):
+        dy, w = (emulator.memory.array(one) for one in (data.dy, data.w))
+        dx = emulator.memory.empty(STEM.input_shape, np.float16)
+        copied = None
+        if held is not None:
+            arranged = backend.arrange(held, w)
+            copied = held, SimpleNamespace(ptr=backend.address(arranged), array=arranged)
+        run = backend.prepare(request, chosen, ("y", "w", "x"), copied_filter=copied)
+        run((*map(backend.address, (dy, w, dx)), 0, 0))
+        results.append(dx.tobytes())
+    assert results[0] == results[1]
+    assert chosen.workspace_bytes >= form.bytes
+
+
+def test_strides_are_folded_if_that_is_faster():
+    first = ConvProblem((32, 3, 224, 224), (64, 3, 7, 7), stride=2, padding=3, dtype="float16")
+    for problem, device in product((first, in_formats(first, "NHWC", "OHWI")), ("sm_80", "sm_90a")):
+        request = Request(problem, "backprop_input", Device.of(device))
+        planned = plan_pass(request)
+        assert planned.method.startswith(f"H and W {FOLDED}")
+        assert f", with H and W {FOLDED}: implicit GEMM" in planned.reason
+        small = plan_pass(replace(request, workspace_limit=0))
+        assert small.workspace_bytes == 0
+    for change, expected in (
+        ({"stride": (1, 2)}, ["W"]),
+        ({"input_shape": (32, 3, 223, 224)}, ["W"]),
+        ({"input_shape": (32, 3, 224, 223)}, []),
+        ({"dilation": 2}, []),
+        ({"stride": 1}, []),
+        ({"groups": 3, "filter_shape": (63, 1, 7, 7)}, []),
+    ):
+        request = Request(first.replace(**change), "backprop_input", Device.of("sm_80"))
+        ranked = ranked_candidates(request, "cuda-gather")
+        found = {one.method.partition(f" {FOLDED}") for one in ranked}
+        assert sorted({name for name, separator, _ in found if separator}) == expected

@@ -36,7 +36,7 @@ from cupyconv.problem import (
 )
 
 if TYPE_CHECKING:
-    from typing import Never, Unpack
+    from typing import Never, TypeAlias, Unpack
 
     from numpy.typing import NDArray
 
@@ -46,10 +46,18 @@ if TYPE_CHECKING:
         precision: Precision
         impl: Impl | Plan
 
-    class _Forward(_How, total=False):
-        activation: Activation | None
+    _A = TypeVar("_A")
 
-    class _Transpose(_Forward, total=False):
+    _Filter: TypeAlias = _A | PreparedFilter[_A]
+
+    class _Pass(_How, Generic[_A], total=False):
+        out: _A | None
+
+    class _Forward(_Pass[_A], total=False):
+        activation: Activation | None
+        add: _A | None
+
+    class _Transpose(_Forward[_A], total=False):
         output_shape: Iterable[int] | None
         output_padding: Size | None
 
@@ -91,32 +99,23 @@ class ConvGradients(NamedTuple, Generic[_G]):
 @overload
 def conv_forward(
     x: NDArray[Scalar],
-    w: NDArray[Scalar] | PreparedFilter[NDArray[Scalar]],
+    w: _Filter[NDArray[Scalar]],
     bias: NDArray[Scalar] | None = None,
-    *,
-    add: NDArray[Scalar] | None = None,
-    out: NDArray[Scalar] | None = None,
-    **how: Unpack[_Forward],
+    **how: Unpack[_Forward[NDArray[Scalar]]],
 ) -> NDArray[Scalar]: ...
 @overload
 def conv_forward(
     x: CuPyArray,
-    w: CuPyArray | PreparedFilter[CuPyArray],
+    w: _Filter[CuPyArray],
     bias: CuPyArray | None = None,
-    *,
-    add: CuPyArray | None = None,
-    out: CuPyArray | None = None,
-    **how: Unpack[_Forward],
+    **how: Unpack[_Forward[CuPyArray]],
 ) -> CuPyArray: ...
 @overload
 def conv_forward(
     x: Exporter,
     w: Exporter | PreparedFilter[Any],
     bias: Exporter | None = None,
-    *,
-    add: Exporter | None = None,
-    out: Exporter | None = None,
-    **how: Unpack[_Forward],
+    **how: Unpack[_Forward[Exporter]],
 ) -> Any: ...
 def conv_forward(
     x: Any,
@@ -207,29 +206,23 @@ def conv_forward(
 @overload
 def conv_backprop_input(
     input_shape: Iterable[int],
-    w: NDArray[Scalar] | PreparedFilter[NDArray[Scalar]],
+    w: _Filter[NDArray[Scalar]],
     dy: NDArray[Scalar],
-    *,
-    out: NDArray[Scalar] | None = None,
-    **how: Unpack[_How],
+    **how: Unpack[_Pass[NDArray[Scalar]]],
 ) -> NDArray[Scalar]: ...
 @overload
 def conv_backprop_input(
     input_shape: Iterable[int],
-    w: CuPyArray | PreparedFilter[CuPyArray],
+    w: _Filter[CuPyArray],
     dy: CuPyArray,
-    *,
-    out: CuPyArray | None = None,
-    **how: Unpack[_How],
+    **how: Unpack[_Pass[CuPyArray]],
 ) -> CuPyArray: ...
 @overload
 def conv_backprop_input(
     input_shape: Iterable[int],
     w: Exporter | PreparedFilter[Any],
     dy: Exporter,
-    *,
-    out: Exporter | None = None,
-    **how: Unpack[_How],
+    **how: Unpack[_Pass[Exporter]],
 ) -> Any: ...
 def conv_backprop_input(
     input_shape: Iterable[int],
@@ -294,27 +287,15 @@ def conv_backprop_filter(
     x: NDArray[Scalar],
     filter_shape: Iterable[int],
     dy: NDArray[Scalar],
-    *,
-    out: NDArray[Scalar] | None = None,
-    **how: Unpack[_How],
+    **how: Unpack[_Pass[NDArray[Scalar]]],
 ) -> NDArray[Scalar]: ...
 @overload
 def conv_backprop_filter(
-    x: CuPyArray,
-    filter_shape: Iterable[int],
-    dy: CuPyArray,
-    *,
-    out: CuPyArray | None = None,
-    **how: Unpack[_How],
+    x: CuPyArray, filter_shape: Iterable[int], dy: CuPyArray, **how: Unpack[_Pass[CuPyArray]]
 ) -> CuPyArray: ...
 @overload
 def conv_backprop_filter(
-    x: Exporter,
-    filter_shape: Iterable[int],
-    dy: Exporter,
-    *,
-    out: Exporter | None = None,
-    **how: Unpack[_How],
+    x: Exporter, filter_shape: Iterable[int], dy: Exporter, **how: Unpack[_Pass[Exporter]]
 ) -> Any: ...
 def conv_backprop_filter(
     x: Any,
@@ -409,15 +390,12 @@ def conv_backprop_bias(
 
 @overload
 def conv_backward(
-    x: NDArray[Scalar],
-    w: NDArray[Scalar] | PreparedFilter[NDArray[Scalar]],
-    dy: NDArray[Scalar],
-    **how: Unpack[_How],
+    x: NDArray[Scalar], w: _Filter[NDArray[Scalar]], dy: NDArray[Scalar], **how: Unpack[_How]
 ) -> ConvGradients[NDArray[Scalar]]: ...
 @overload
 def conv_backward(
     x: NDArray[Scalar],
-    w: NDArray[Scalar] | PreparedFilter[NDArray[Scalar]],
+    w: _Filter[NDArray[Scalar]],
     dy: NDArray[Scalar],
     *,
     needs: Gradient | Iterable[Gradient],
@@ -425,12 +403,12 @@ def conv_backward(
 ) -> ConvGradients[NDArray[Scalar] | None]: ...
 @overload
 def conv_backward(
-    x: CuPyArray, w: CuPyArray | PreparedFilter[CuPyArray], dy: CuPyArray, **how: Unpack[_How]
+    x: CuPyArray, w: _Filter[CuPyArray], dy: CuPyArray, **how: Unpack[_How]
 ) -> ConvGradients[CuPyArray]: ...
 @overload
 def conv_backward(
     x: CuPyArray,
-    w: CuPyArray | PreparedFilter[CuPyArray],
+    w: _Filter[CuPyArray],
     dy: CuPyArray,
     *,
     needs: Gradient | Iterable[Gradient],
@@ -519,32 +497,23 @@ _BACKWARD = {name: called._replace(sizes=()) for name, called in CALLED.items()}
 @overload
 def conv_transpose(
     x: NDArray[Scalar],
-    w: NDArray[Scalar] | PreparedFilter[NDArray[Scalar]],
+    w: _Filter[NDArray[Scalar]],
     bias: NDArray[Scalar] | None = None,
-    *,
-    add: NDArray[Scalar] | None = None,
-    out: NDArray[Scalar] | None = None,
-    **how: Unpack[_Transpose],
+    **how: Unpack[_Transpose[NDArray[Scalar]]],
 ) -> NDArray[Scalar]: ...
 @overload
 def conv_transpose(
     x: CuPyArray,
-    w: CuPyArray | PreparedFilter[CuPyArray],
+    w: _Filter[CuPyArray],
     bias: CuPyArray | None = None,
-    *,
-    add: CuPyArray | None = None,
-    out: CuPyArray | None = None,
-    **how: Unpack[_Transpose],
+    **how: Unpack[_Transpose[CuPyArray]],
 ) -> CuPyArray: ...
 @overload
 def conv_transpose(
     x: Exporter,
     w: Exporter | PreparedFilter[Any],
     bias: Exporter | None = None,
-    *,
-    add: Exporter | None = None,
-    out: Exporter | None = None,
-    **how: Unpack[_Transpose],
+    **how: Unpack[_Transpose[Exporter]],
 ) -> Any: ...
 def conv_transpose(
     x: Any,

@@ -38,9 +38,10 @@ Examples assume the import above and ``import numpy as np``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Never, TypeVar, overload
 
 from cupyconv import arrays, formats
 from cupyconv.binding import Called
@@ -54,6 +55,7 @@ from cupyconv.errors import (
     shown,
     unknown_word,
 )
+from cupyconv.generated import describe, require_arguments
 from cupyconv.problem import (
     PADDING_WORDS,
     ConvOptions,
@@ -90,30 +92,91 @@ Padding3D = Literal["SAME", "VALID"]
 Format2D = Literal["NHWC", "NCHW"]
 Format3D = Literal["NDHWC", "NCDHW"]
 
+# Types of an op's arguments padding, data_format, explicit_paddings and use_cudnn_on_gpu, in this
+# order.  Never is the type of an argument that the op does not have.
+_P = TypeVar("_P", contravariant=True)
+_F = TypeVar("_F", contravariant=True)
+_S = TypeVar("_S", contravariant=True)
+_C = TypeVar("_C", contravariant=True)
+
 if TYPE_CHECKING:
-    from typing import NotRequired, TypedDict, Unpack
+    from typing import NotRequired, Protocol, TypedDict, Unpack
 
     from numpy.typing import NDArray
 
     from cupyconv.arrays import CuPyArray, Exporter, Scalar
 
-    class _Conv3D(TypedDict):
+    _A = TypeVar("_A")
+
+    class _Layer(TypedDict, Generic[_P, _F, _S, _C]):
         strides: Sequence[int]
-        padding: Padding3D
-        data_format: NotRequired[Format3D | None]
+        padding: _P
+        use_cudnn_on_gpu: NotRequired[_C]
+        explicit_paddings: NotRequired[_S]
+        data_format: NotRequired[_F | None]
         dilations: NotRequired[Sequence[int] | None]
         name: NotRequired[str | None]
 
-    class _Depthwise(TypedDict):
-        strides: Sequence[int]
-        padding: Padding2D
-        explicit_paddings: NotRequired[Sequence[int]]
-        data_format: NotRequired[Format2D | None]
-        dilations: NotRequired[Sequence[int] | None]
-        name: NotRequired[str | None]
+    class _Tensors(_Layer[_P, _F, _S, _C], Generic[_A, _P, _F, _S, _C]):
+        input: _A
+        filter: _A
 
-    class _Conv2D(_Depthwise):
-        use_cudnn_on_gpu: NotRequired[bool]
+    class _InputTensors(_Layer[_P, _F, _S, _C], Generic[_A, _P, _F, _S, _C]):
+        input_sizes: Any
+        filter: _A
+        out_backprop: _A
+
+    class _FilterTensors(_Layer[_P, _F, _S, _C], Generic[_A, _P, _F, _S, _C]):
+        input: _A
+        filter_sizes: Any
+        out_backprop: _A
+
+    class _TensorsV2(_Tensors[_A, _P, _F, _S, _C]):
+        out_backprop: _A
+
+    class _Forward(Protocol[_P, _F, _S, _C]):
+        @overload
+        def __call__(
+            self, **given: Unpack[_Tensors[NDArray[Scalar], _P, _F, _S, _C]]
+        ) -> NDArray[Scalar]: ...
+        @overload
+        def __call__(self, **given: Unpack[_Tensors[CuPyArray, _P, _F, _S, _C]]) -> CuPyArray: ...
+        @overload
+        def __call__(self, **given: Unpack[_Tensors[Exporter, _P, _F, _S, _C]]) -> Any: ...
+
+    class _BackpropInput(Protocol[_P, _F, _S, _C]):
+        @overload
+        def __call__(
+            self, **given: Unpack[_InputTensors[NDArray[Scalar], _P, _F, _S, _C]]
+        ) -> NDArray[Scalar]: ...
+        @overload
+        def __call__(
+            self, **given: Unpack[_InputTensors[CuPyArray, _P, _F, _S, _C]]
+        ) -> CuPyArray: ...
+        @overload
+        def __call__(self, **given: Unpack[_InputTensors[Exporter, _P, _F, _S, _C]]) -> Any: ...
+
+    class _BackpropFilter(Protocol[_P, _F, _S, _C]):
+        @overload
+        def __call__(
+            self, **given: Unpack[_FilterTensors[NDArray[Scalar], _P, _F, _S, _C]]
+        ) -> NDArray[Scalar]: ...
+        @overload
+        def __call__(
+            self, **given: Unpack[_FilterTensors[CuPyArray, _P, _F, _S, _C]]
+        ) -> CuPyArray: ...
+        @overload
+        def __call__(self, **given: Unpack[_FilterTensors[Exporter, _P, _F, _S, _C]]) -> Any: ...
+
+    class _BackpropV2(Protocol[_P, _F, _S, _C]):
+        @overload
+        def __call__(
+            self, **given: Unpack[_TensorsV2[NDArray[Scalar], _P, _F, _S, _C]]
+        ) -> NDArray[Scalar]: ...
+        @overload
+        def __call__(self, **given: Unpack[_TensorsV2[CuPyArray, _P, _F, _S, _C]]) -> CuPyArray: ...
+        @overload
+        def __call__(self, **given: Unpack[_TensorsV2[Exporter, _P, _F, _S, _C]]) -> Any: ...
 
 
 _ONES_4 = (1, 1, 1, 1)
@@ -144,15 +207,226 @@ _SIZES: dict[str, tuple[str, ...]] = {
 """Tensors that the caller passes as shapes, as for ``remedies.offering``, keyed by operation."""
 
 
-@overload
-def Conv2D(
-    *, input: NDArray[Scalar], filter: NDArray[Scalar], **rest: Unpack[_Conv2D]
-) -> NDArray[Scalar]: ...
-@overload
-def Conv2D(*, input: CuPyArray, filter: CuPyArray, **rest: Unpack[_Conv2D]) -> CuPyArray: ...
-@overload
-def Conv2D(*, input: Exporter, filter: Exporter, **rest: Unpack[_Conv2D]) -> Any: ...
-@naming_arguments
+# -- gradients -------------------------------------------------------------------------------------
+
+
+def _backprop_input(
+    window: _Window, depthwise: bool, *, input_sizes: Any, filter: Any, out_backprop: Any
+) -> Any:
+    """Compute the gradient of ``{forward}`` with respect to its input.
+
+    A complex filter is conjugated, as in ``cupyconv.conv_backprop_input``.
+
+    Args:
+        input_sizes: shape of the input in ``data_format`` order, {axes} integers; or its
+            {spatial_axes} spatial sizes, for an input with the batch size of ``out_backprop`` and
+            as many channels as the size of the filter's {depth_axis} axis.
+        filter: {filter}; float16, bfloat16, float32, float64, complex64 or complex128.
+        out_backprop: gradient with respect to the output, {output} in ``data_format`` order, with
+            the dtype and device of filter.
+        {keywords}: as for ``{forward}``.
+
+    Returns:
+        Array with the shape of the input, with the dtype and device of filter.
+
+    Raises:
+        ConvError, ConvTypeError, DeviceError: as for ``Conv2D``.
+
+    >>> w, dy = np.ones({w}), np.ones({y})
+    >>> layer = dict(strides={strides}, padding="SAME")
+    >>> raw_ops.{name}(
+    ...     input_sizes={x}, filter=w, out_backprop=dy, **layer
+    ... ).shape
+    {x}
+    """
+    w, dy = _array(window, "filter", filter), arrays.take("out_backprop", out_backprop)[0]
+    shape = _input_shape(input_sizes, w, dy, window)
+    options = _checked("backprop_input", (shape, w.shape, dy.shape), window, depthwise)
+    w = w.reshape(_grouped_shape(w.shape)) if depthwise else w
+    return _compute("backprop_input", w, dy, shape, options)
+
+
+def _backprop_filter(
+    window: _Window, depthwise: bool, *, input: Any, filter_sizes: Any, out_backprop: Any
+) -> Any:
+    """Compute the gradient of ``{forward}`` with respect to its filter.
+
+    A complex input is conjugated, as in ``cupyconv.conv_backprop_filter``.
+
+    Args:
+        input: {input}; float16, bfloat16, float32, float64, complex64 or complex128.
+        filter_sizes: shape of the filter, {filter}: {axes} integers.
+        out_backprop: gradient with respect to the output, {output} in ``data_format`` order, with
+            the dtype and device of input.
+        {keywords}: as for ``{forward}``.
+
+    Returns:
+        Array of shape ``filter_sizes``, with the dtype and device of input.
+
+    Raises:
+        ConvError, ConvTypeError, DeviceError: as for ``Conv2D``.
+
+    >>> x, dy = np.ones({x}), np.ones({y})
+    >>> layer = dict(strides={strides}, padding="SAME")
+    >>> raw_ops.{name}(
+    ...     input=x, filter_sizes={w}, out_backprop=dy, **layer
+    ... ).shape
+    {w}
+    """
+    x, dy = arrays.take("input", input)[0], arrays.take("out_backprop", out_backprop)[0]
+    shape = _filter_shape(filter_sizes, window, depthwise)
+    options = _checked("backprop_filter", (x.shape, shape, dy.shape), window, depthwise)
+    grouped = _grouped_shape(shape) if depthwise else shape
+    return _compute("backprop_filter", x, dy, grouped, options).reshape(shape)
+
+
+def _backprop_input_v2(
+    window: _Window, depthwise: bool, *, input: Any, filter: Any, out_backprop: Any
+) -> Any:
+    """Compute the gradient of ``{forward}`` with respect to its input, whose shape ``input`` has.
+
+    A complex filter is conjugated, as in ``cupyconv.conv_backprop_input``.
+
+    Args:
+        input: array with the shape of the convolution's input, {input}; only the shape is read.
+        filter: {filter}; float16, bfloat16, float32, float64, complex64 or complex128.
+        out_backprop: gradient with respect to the output, {output} in ``data_format`` order, with
+            the dtype and device of filter.
+        {keywords}: as for ``{forward}``.
+
+    Returns:
+        Array with the shape of input, with the dtype and device of filter.
+
+    Raises:
+        ConvError, ConvTypeError, DeviceError: as for ``Conv2D``.
+
+    >>> x, w, dy = np.empty({x}), np.ones({w}), np.ones({y})
+    >>> raw_ops.{name}(
+    ...     input=x, filter=w, out_backprop=dy, strides={strides}, padding="SAME"
+    ... ).shape
+    {x}
+    """
+    sizes = _array(window, "input", input).shape
+    return _backprop_input(
+        window, depthwise, input_sizes=sizes, filter=filter, out_backprop=out_backprop
+    )
+
+
+def _backprop_filter_v2(
+    window: _Window, depthwise: bool, *, input: Any, filter: Any, out_backprop: Any
+) -> Any:
+    """Compute the gradient of ``{forward}`` with respect to its filter, whose shape ``filter`` has.
+
+    A complex input is conjugated, as in ``cupyconv.conv_backprop_filter``.
+
+    Args:
+        input: {input}; float16, bfloat16, float32, float64, complex64 or complex128.
+        filter: array with the shape of the filter, {filter}; only the shape is read.
+        out_backprop: gradient with respect to the output, {output} in ``data_format`` order, with
+            the dtype and device of input.
+        {keywords}: as for ``{forward}``.
+
+    Returns:
+        Array with the shape of filter, with the dtype and device of input.
+
+    Raises:
+        ConvError, ConvTypeError, DeviceError: as for ``Conv2D``.
+
+    >>> x, w, dy = np.ones({x}), np.empty({w}), np.ones({y})
+    >>> raw_ops.{name}(
+    ...     input=x, filter=w, out_backprop=dy, strides={strides}, padding="SAME"
+    ... ).shape
+    {w}
+    """
+    sizes = _array(window, "filter", filter).shape
+    return _backprop_filter(
+        window, depthwise, input=input, filter_sizes=sizes, out_backprop=out_backprop
+    )
+
+
+class _Layers(Generic[_P, _F, _S, _C]):
+    """Layers that an op computes, whose gradients take the same keywords.
+
+    Args:
+        rank: number of spatial axes.
+        depthwise: whether the filter is depthwise, (height, width, channels, multiplier).
+    """
+
+    def __init__(self, rank: int, depthwise: bool = False) -> None:
+        self.rank, self.depthwise = rank, depthwise
+
+    def forward(self, function: Callable[..., Any]) -> _Forward[_P, _F, _S, _C]:
+        """Take the keywords of the gradients from the function that computes the output."""
+        self.name = function.__name__
+        _, _, *self.keywords = inspect.signature(function).parameters.values()
+        self.defaults = {p.name: p.default for p in self.keywords if p.default is not p.empty}
+        return naming_arguments(function)
+
+    def backprop_input(self, name: str) -> _BackpropInput[_P, _F, _S, _C]:
+        return self._gradient(name, _backprop_input)
+
+    def backprop_filter(self, name: str) -> _BackpropFilter[_P, _F, _S, _C]:
+        return self._gradient(name, _backprop_filter)
+
+    def backprop_input_v2(self, name: str) -> _BackpropV2[_P, _F, _S, _C]:
+        return self._gradient(name, _backprop_input_v2)
+
+    def backprop_filter_v2(self, name: str) -> _BackpropV2[_P, _F, _S, _C]:
+        return self._gradient(name, _backprop_filter_v2)
+
+    def _gradient(self, name: str, compute: Callable[..., Any]) -> Any:
+        """Return the op that computes a gradient.
+
+        Args:
+            name: name of the op.
+            compute: function of the window and the tensors, whose docstring has the fields of
+                ``_words``.
+        """
+
+        def op(*args: Any, **given: Any) -> Any:
+            if args or not required <= given.keys() <= known:
+                require_arguments(op, args, given)
+            operands = {p.name: given.pop(p.name) for p in tensors}
+            window = _window(self.rank, **{**self.defaults, **given})
+            return compute(window, self.depthwise, **operands)
+
+        _, _, *tensors = inspect.signature(compute).parameters.values()
+        describe(op, name, [*tensors, *self.keywords], compute, **self._words())
+        known = {p.name for p in (*tensors, *self.keywords)}
+        required = known - self.defaults.keys()
+        return op
+
+    def _words(self) -> dict[str, Any]:
+        """Return the texts of the fields in the docstrings of gradients."""
+        axes = ("depth", "height", "width")[-self.rank :]
+        first, last = formats.data_formats(self.rank)
+        spatial = ", ".join(axes)
+        depth, filters, channels = "in_channels / groups", "out_channels", "out_channels"
+        if self.depthwise:
+            depth, filters, channels = "in_channels", "multiplier", "in_channels * multiplier"
+        return {
+            "forward": self.name,
+            "keywords": ", ".join(p.name for p in self.keywords),
+            "input": f'(batch, {spatial}, in_channels) with "{last}", '
+            f'(batch, in_channels, {spatial}) with "{first}"',
+            "filter": f"({', '.join(f'filter_{axis}' for axis in axes)}, {depth}, {filters})",
+            "output": f"(batch, {', '.join(f'out_{axis}' for axis in axes)}, {channels})",
+            "axes": ("four", "five")[self.rank - 2],
+            "spatial_axes": ("two", "three")[self.rank - 2],
+            "depth_axis": ("third", "fourth")[self.rank - 2],
+            "x": (1, *[4] * self.rank, 2),
+            "w": (*[3] * self.rank, 2, 5),
+            "y": (1, *[2] * self.rank, 10 if self.depthwise else 5),
+            "strides": [1, *[2] * self.rank, 1],
+        }
+
+
+# -- the functions ---------------------------------------------------------------------------------
+
+_CONV_2D = _Layers[Padding2D, Format2D, Sequence[int], bool](2)
+
+
+@_CONV_2D.forward
 def Conv2D(
     *,
     input: Any,
@@ -203,262 +477,15 @@ def Conv2D(
     return _forward(input, filter, window)
 
 
-@overload
-def Conv2DBackpropInput(
-    *,
-    input_sizes: Any,
-    filter: NDArray[Scalar],
-    out_backprop: NDArray[Scalar],
-    **rest: Unpack[_Conv2D],
-) -> NDArray[Scalar]: ...
-@overload
-def Conv2DBackpropInput(
-    *, input_sizes: Any, filter: CuPyArray, out_backprop: CuPyArray, **rest: Unpack[_Conv2D]
-) -> CuPyArray: ...
-@overload
-def Conv2DBackpropInput(
-    *, input_sizes: Any, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv2D]
-) -> Any: ...
-@naming_arguments
-def Conv2DBackpropInput(
-    *,
-    input_sizes: Any,
-    filter: Any,
-    out_backprop: Any,
-    strides: Sequence[int],
-    padding: Padding2D,
-    use_cudnn_on_gpu: bool = True,
-    explicit_paddings: Sequence[int] = (),
-    data_format: Format2D | None = "NHWC",
-    dilations: Sequence[int] | None = _ONES_4,
-    name: str | None = None,
-) -> Any:
-    """Compute the gradient of ``Conv2D`` with respect to its input.
+Conv2DBackpropInput = _CONV_2D.backprop_input("Conv2DBackpropInput")
+Conv2DBackpropFilter = _CONV_2D.backprop_filter("Conv2DBackpropFilter")
+Conv2DBackpropInputV2 = _CONV_2D.backprop_input_v2("Conv2DBackpropInputV2")
+Conv2DBackpropFilterV2 = _CONV_2D.backprop_filter_v2("Conv2DBackpropFilterV2")
 
-    A complex filter is conjugated, as in ``cupyconv.conv_backprop_input``.
-
-    Args:
-        input_sizes: shape of the input in ``data_format`` order, four integers; or its two spatial
-            sizes, for an input with the batch size of ``out_backprop`` and as many channels as the
-            size of the filter's third axis.
-        filter: (filter_height, filter_width, in_channels / groups, out_channels); float16,
-            bfloat16, float32, float64, complex64 or complex128.
-        out_backprop: gradient with respect to the output, (batch, out_height, out_width,
-            out_channels) in ``data_format`` order, with the dtype and device of filter.
-        strides, padding, use_cudnn_on_gpu, explicit_paddings, data_format, dilations, name: as for
-            ``Conv2D``.
-
-    Returns:
-        Array with the shape of the input, with the dtype and device of filter.
-
-    Raises:
-        ConvError, ConvTypeError, DeviceError: as for ``Conv2D``.
-
-    >>> w, dy = np.ones((3, 3, 2, 5), "float32"), np.ones((1, 2, 2, 5), "float32")
-    >>> layer = {"strides": [1, 2, 2, 1], "padding": "SAME"}
-    >>> raw_ops.Conv2DBackpropInput(
-    ...     input_sizes=[1, 4, 4, 2], filter=w, out_backprop=dy, **layer
-    ... ).shape
-    (1, 4, 4, 2)
-    """
-    window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
-    return _backprop_input(input_sizes, filter, out_backprop, window)
+_CONV_3D = _Layers[Padding3D, Format3D, Never, Never](3)
 
 
-@overload
-def Conv2DBackpropFilter(
-    *,
-    filter_sizes: Any,
-    input: NDArray[Scalar],
-    out_backprop: NDArray[Scalar],
-    **rest: Unpack[_Conv2D],
-) -> NDArray[Scalar]: ...
-@overload
-def Conv2DBackpropFilter(
-    *, filter_sizes: Any, input: CuPyArray, out_backprop: CuPyArray, **rest: Unpack[_Conv2D]
-) -> CuPyArray: ...
-@overload
-def Conv2DBackpropFilter(
-    *, filter_sizes: Any, input: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv2D]
-) -> Any: ...
-@naming_arguments
-def Conv2DBackpropFilter(
-    *,
-    input: Any,
-    filter_sizes: Any,
-    out_backprop: Any,
-    strides: Sequence[int],
-    padding: Padding2D,
-    use_cudnn_on_gpu: bool = True,
-    explicit_paddings: Sequence[int] = (),
-    data_format: Format2D | None = "NHWC",
-    dilations: Sequence[int] | None = _ONES_4,
-    name: str | None = None,
-) -> Any:
-    """Compute the gradient of ``Conv2D`` with respect to its filter.
-
-    A complex input is conjugated, as in ``cupyconv.conv_backprop_filter``.
-
-    Args:
-        input: (batch, height, width, in_channels) with "NHWC", (batch, in_channels, height, width)
-            with "NCHW"; float16, bfloat16, float32, float64, complex64 or complex128.
-        filter_sizes: shape of the filter, (filter_height, filter_width, in_channels / groups,
-            out_channels): four integers.
-        out_backprop: gradient with respect to the output, (batch, out_height, out_width,
-            out_channels) in ``data_format`` order, with the dtype and device of input.
-        strides, padding, use_cudnn_on_gpu, explicit_paddings, data_format, dilations, name: as for
-            ``Conv2D``.
-
-    Returns:
-        Array of shape ``filter_sizes``, with the dtype and device of input.
-
-    Raises:
-        ConvError, ConvTypeError, DeviceError: as for ``Conv2D``.
-
-    >>> x, dy = np.ones((1, 4, 4, 2), "float32"), np.ones((1, 2, 2, 5), "float32")
-    >>> layer = {"strides": [1, 2, 2, 1], "padding": "SAME"}
-    >>> raw_ops.Conv2DBackpropFilter(
-    ...     input=x, filter_sizes=[3, 3, 2, 5], out_backprop=dy, **layer
-    ... ).shape
-    (3, 3, 2, 5)
-    """
-    window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
-    return _backprop_filter(input, filter_sizes, out_backprop, window)
-
-
-@overload
-def Conv2DBackpropInputV2(
-    *,
-    input: NDArray[Scalar],
-    filter: NDArray[Scalar],
-    out_backprop: NDArray[Scalar],
-    **rest: Unpack[_Conv2D],
-) -> NDArray[Scalar]: ...
-@overload
-def Conv2DBackpropInputV2(
-    *, input: CuPyArray, filter: CuPyArray, out_backprop: CuPyArray, **rest: Unpack[_Conv2D]
-) -> CuPyArray: ...
-@overload
-def Conv2DBackpropInputV2(
-    *, input: Exporter, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv2D]
-) -> Any: ...
-@naming_arguments
-def Conv2DBackpropInputV2(
-    *,
-    input: Any,
-    filter: Any,
-    out_backprop: Any,
-    strides: Sequence[int],
-    padding: Padding2D,
-    use_cudnn_on_gpu: bool = True,
-    explicit_paddings: Sequence[int] = (),
-    data_format: Format2D | None = "NHWC",
-    dilations: Sequence[int] | None = _ONES_4,
-    name: str | None = None,
-) -> Any:
-    """Compute the gradient of ``Conv2D`` with respect to its input, whose shape ``input`` has.
-
-    A complex filter is conjugated, as in ``cupyconv.conv_backprop_input``.
-
-    Args:
-        input: array with the shape of the convolution's input, (batch, height, width, in_channels)
-            with "NHWC", (batch, in_channels, height, width) with "NCHW"; only the shape is read.
-        filter: (filter_height, filter_width, in_channels / groups, out_channels); float16,
-            bfloat16, float32, float64, complex64 or complex128.
-        out_backprop: gradient with respect to the output, (batch, out_height, out_width,
-            out_channels) in ``data_format`` order, with the dtype and device of filter.
-        strides, padding, use_cudnn_on_gpu, explicit_paddings, data_format, dilations, name: as for
-            ``Conv2D``.
-
-    Returns:
-        Array with the shape of input, with the dtype and device of filter.
-
-    Raises:
-        ConvError, ConvTypeError, DeviceError: as for ``Conv2D``.
-
-    >>> w, dy = np.ones((3, 3, 2, 5), "float32"), np.ones((1, 2, 2, 5), "float32")
-    >>> layer = {"strides": [1, 2, 2, 1], "padding": "SAME"}
-    >>> raw_ops.Conv2DBackpropInputV2(
-    ...     input=np.empty((1, 4, 4, 2), "float32"), filter=w, out_backprop=dy, **layer
-    ... ).shape
-    (1, 4, 4, 2)
-    """
-    window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
-    x = _array(window, "input", input)
-    return _backprop_input(x.shape, filter, out_backprop, window)
-
-
-@overload
-def Conv2DBackpropFilterV2(
-    *,
-    input: NDArray[Scalar],
-    filter: NDArray[Scalar],
-    out_backprop: NDArray[Scalar],
-    **rest: Unpack[_Conv2D],
-) -> NDArray[Scalar]: ...
-@overload
-def Conv2DBackpropFilterV2(
-    *, input: CuPyArray, filter: CuPyArray, out_backprop: CuPyArray, **rest: Unpack[_Conv2D]
-) -> CuPyArray: ...
-@overload
-def Conv2DBackpropFilterV2(
-    *, input: Exporter, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv2D]
-) -> Any: ...
-@naming_arguments
-def Conv2DBackpropFilterV2(
-    *,
-    input: Any,
-    filter: Any,
-    out_backprop: Any,
-    strides: Sequence[int],
-    padding: Padding2D,
-    use_cudnn_on_gpu: bool = True,
-    explicit_paddings: Sequence[int] = (),
-    data_format: Format2D | None = "NHWC",
-    dilations: Sequence[int] | None = _ONES_4,
-    name: str | None = None,
-) -> Any:
-    """Compute the gradient of ``Conv2D`` with respect to its filter, whose shape ``filter`` has.
-
-    A complex input is conjugated, as in ``cupyconv.conv_backprop_filter``.
-
-    Args:
-        input: (batch, height, width, in_channels) with "NHWC", (batch, in_channels, height, width)
-            with "NCHW"; float16, bfloat16, float32, float64, complex64 or complex128.
-        filter: array with the shape of the filter, (filter_height, filter_width, in_channels /
-            groups, out_channels); only the shape is read.
-        out_backprop: gradient with respect to the output, (batch, out_height, out_width,
-            out_channels) in ``data_format`` order, with the dtype and device of input.
-        strides, padding, use_cudnn_on_gpu, explicit_paddings, data_format, dilations, name: as for
-            ``Conv2D``.
-
-    Returns:
-        Array with the shape of filter, with the dtype and device of input.
-
-    Raises:
-        ConvError, ConvTypeError, DeviceError: as for ``Conv2D``.
-
-    >>> x, dy = np.ones((1, 4, 4, 2), "float32"), np.ones((1, 2, 2, 5), "float32")
-    >>> layer = {"strides": [1, 2, 2, 1], "padding": "SAME"}
-    >>> raw_ops.Conv2DBackpropFilterV2(
-    ...     input=x, filter=np.empty((3, 3, 2, 5), "float32"), out_backprop=dy, **layer
-    ... ).shape
-    (3, 3, 2, 5)
-    """
-    window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
-    w = _array(window, "filter", filter)
-    return _backprop_filter(input, w.shape, out_backprop, window)
-
-
-@overload
-def Conv3D(
-    *, input: NDArray[Scalar], filter: NDArray[Scalar], **rest: Unpack[_Conv3D]
-) -> NDArray[Scalar]: ...
-@overload
-def Conv3D(*, input: CuPyArray, filter: CuPyArray, **rest: Unpack[_Conv3D]) -> CuPyArray: ...
-@overload
-def Conv3D(*, input: Exporter, filter: Exporter, **rest: Unpack[_Conv3D]) -> Any: ...
-@naming_arguments
+@_CONV_3D.forward
 def Conv3D(
     *,
     input: Any,
@@ -501,137 +528,13 @@ def Conv3D(
     return _forward(input, filter, _window(3, data_format, strides, dilations, padding))
 
 
-@overload
-def Conv3DBackpropInputV2(
-    *,
-    input_sizes: Any,
-    filter: NDArray[Scalar],
-    out_backprop: NDArray[Scalar],
-    **rest: Unpack[_Conv3D],
-) -> NDArray[Scalar]: ...
-@overload
-def Conv3DBackpropInputV2(
-    *, input_sizes: Any, filter: CuPyArray, out_backprop: CuPyArray, **rest: Unpack[_Conv3D]
-) -> CuPyArray: ...
-@overload
-def Conv3DBackpropInputV2(
-    *, input_sizes: Any, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv3D]
-) -> Any: ...
-@naming_arguments
-def Conv3DBackpropInputV2(
-    *,
-    input_sizes: Any,
-    filter: Any,
-    out_backprop: Any,
-    strides: Sequence[int],
-    padding: Padding3D,
-    data_format: Format3D | None = "NDHWC",
-    dilations: Sequence[int] | None = _ONES_5,
-    name: str | None = None,
-) -> Any:
-    """Compute the gradient of ``Conv3D`` with respect to its input.
+Conv3DBackpropInputV2 = _CONV_3D.backprop_input("Conv3DBackpropInputV2")
+Conv3DBackpropFilterV2 = _CONV_3D.backprop_filter("Conv3DBackpropFilterV2")
 
-    A complex filter is conjugated, as in ``cupyconv.conv_backprop_input``.
-
-    Args:
-        input_sizes: shape of the input in ``data_format`` order, five integers; or its three
-            spatial sizes, for an input with the batch size of ``out_backprop`` and as many channels
-            as the size of the filter's fourth axis.
-        filter: (filter_depth, filter_height, filter_width, in_channels / groups, out_channels);
-            float16, bfloat16, float32, float64, complex64 or complex128.
-        out_backprop: gradient with respect to the output, (batch, out_depth, out_height, out_width,
-            out_channels) in ``data_format`` order, with the dtype and device of filter.
-        strides, padding, data_format, dilations, name: as for ``Conv3D``.
-
-    Returns:
-        Array with the shape of the input, with the dtype and device of filter.
-
-    Raises:
-        ConvError, ConvTypeError, DeviceError: as for ``Conv2D``.
-
-    >>> w, dy = np.ones((2, 2, 2, 2, 5), "float32"), np.ones((1, 3, 2, 2, 5), "float32")
-    >>> layer = {"strides": [1, 1, 2, 2, 1], "padding": "SAME"}
-    >>> raw_ops.Conv3DBackpropInputV2(
-    ...     input_sizes=[1, 3, 4, 4, 2], filter=w, out_backprop=dy, **layer
-    ... ).shape
-    (1, 3, 4, 4, 2)
-    """
-    window = _window(3, data_format, strides, dilations, padding)
-    return _backprop_input(input_sizes, filter, out_backprop, window)
+_DEPTHWISE = _Layers[Padding2D, Format2D, Sequence[int], Never](2, depthwise=True)
 
 
-@overload
-def Conv3DBackpropFilterV2(
-    *,
-    filter_sizes: Any,
-    input: NDArray[Scalar],
-    out_backprop: NDArray[Scalar],
-    **rest: Unpack[_Conv3D],
-) -> NDArray[Scalar]: ...
-@overload
-def Conv3DBackpropFilterV2(
-    *, filter_sizes: Any, input: CuPyArray, out_backprop: CuPyArray, **rest: Unpack[_Conv3D]
-) -> CuPyArray: ...
-@overload
-def Conv3DBackpropFilterV2(
-    *, filter_sizes: Any, input: Exporter, out_backprop: Exporter, **rest: Unpack[_Conv3D]
-) -> Any: ...
-@naming_arguments
-def Conv3DBackpropFilterV2(
-    *,
-    input: Any,
-    filter_sizes: Any,
-    out_backprop: Any,
-    strides: Sequence[int],
-    padding: Padding3D,
-    data_format: Format3D | None = "NDHWC",
-    dilations: Sequence[int] | None = _ONES_5,
-    name: str | None = None,
-) -> Any:
-    """Compute the gradient of ``Conv3D`` with respect to its filter.
-
-    A complex input is conjugated, as in ``cupyconv.conv_backprop_filter``.
-
-    Args:
-        input: (batch, depth, height, width, in_channels) with "NDHWC", (batch, in_channels, depth,
-            height, width) with "NCDHW"; float16, bfloat16, float32, float64, complex64 or
-            complex128.
-        filter_sizes: shape of the filter, (filter_depth, filter_height, filter_width, in_channels /
-            groups, out_channels): five integers.
-        out_backprop: gradient with respect to the output, (batch, out_depth, out_height, out_width,
-            out_channels) in ``data_format`` order, with the dtype and device of input.
-        strides, padding, data_format, dilations, name: as for ``Conv3D``.
-
-    Returns:
-        Array of shape ``filter_sizes``, with the dtype and device of input.
-
-    Raises:
-        ConvError, ConvTypeError, DeviceError: as for ``Conv2D``.
-
-    >>> x, dy = np.ones((1, 3, 4, 4, 2), "float32"), np.ones((1, 3, 2, 2, 5), "float32")
-    >>> layer = {"strides": [1, 1, 2, 2, 1], "padding": "SAME"}
-    >>> raw_ops.Conv3DBackpropFilterV2(
-    ...     input=x, filter_sizes=[2, 2, 2, 2, 5], out_backprop=dy, **layer
-    ... ).shape
-    (2, 2, 2, 2, 5)
-    """
-    window = _window(3, data_format, strides, dilations, padding)
-    return _backprop_filter(input, filter_sizes, out_backprop, window)
-
-
-@overload
-def DepthwiseConv2dNative(
-    *, input: NDArray[Scalar], filter: NDArray[Scalar], **rest: Unpack[_Depthwise]
-) -> NDArray[Scalar]: ...
-@overload
-def DepthwiseConv2dNative(
-    *, input: CuPyArray, filter: CuPyArray, **rest: Unpack[_Depthwise]
-) -> CuPyArray: ...
-@overload
-def DepthwiseConv2dNative(
-    *, input: Exporter, filter: Exporter, **rest: Unpack[_Depthwise]
-) -> Any: ...
-@naming_arguments
+@_DEPTHWISE.forward
 def DepthwiseConv2dNative(
     *,
     input: Any,
@@ -670,123 +573,10 @@ def DepthwiseConv2dNative(
     return _forward(input, filter, window, depthwise=True)
 
 
-@overload
-def DepthwiseConv2dNativeBackpropInput(
-    *,
-    input_sizes: Any,
-    filter: NDArray[Scalar],
-    out_backprop: NDArray[Scalar],
-    **rest: Unpack[_Depthwise],
-) -> NDArray[Scalar]: ...
-@overload
-def DepthwiseConv2dNativeBackpropInput(
-    *, input_sizes: Any, filter: CuPyArray, out_backprop: CuPyArray, **rest: Unpack[_Depthwise]
-) -> CuPyArray: ...
-@overload
-def DepthwiseConv2dNativeBackpropInput(
-    *, input_sizes: Any, filter: Exporter, out_backprop: Exporter, **rest: Unpack[_Depthwise]
-) -> Any: ...
-@naming_arguments
-def DepthwiseConv2dNativeBackpropInput(
-    *,
-    input_sizes: Any,
-    filter: Any,
-    out_backprop: Any,
-    strides: Sequence[int],
-    padding: Padding2D,
-    explicit_paddings: Sequence[int] = (),
-    data_format: Format2D | None = "NHWC",
-    dilations: Sequence[int] | None = _ONES_4,
-    name: str | None = None,
-) -> Any:
-    """Compute the gradient of ``DepthwiseConv2dNative`` with respect to its input.
-
-    A complex filter is conjugated, as in ``cupyconv.conv_backprop_input``.
-
-    Args:
-        input_sizes: shape of the input in ``data_format`` order, four integers; or its two spatial
-            sizes, for an input with the batch size of ``out_backprop`` and the in_channels of the
-            filter.
-        filter: (filter_height, filter_width, in_channels, multiplier); float16, bfloat16, float32,
-            float64, complex64 or complex128.
-        out_backprop: gradient with respect to the output, (batch, out_height, out_width,
-            in_channels * multiplier) in ``data_format`` order, with the dtype and device of filter.
-        strides, padding, explicit_paddings, data_format, dilations, name: as for ``Conv2D``.
-
-    Returns:
-        Array with the shape of the input, with the dtype and device of filter.
-
-    Raises:
-        ConvError, ConvTypeError, DeviceError: as for ``Conv2D``.
-
-    >>> w, dy = np.ones((3, 3, 3, 2), "float32"), np.ones((1, 2, 2, 6), "float32")
-    >>> layer = {"strides": [1, 1, 1, 1], "padding": "VALID"}
-    >>> raw_ops.DepthwiseConv2dNativeBackpropInput(
-    ...     input_sizes=[1, 4, 4, 3], filter=w, out_backprop=dy, **layer
-    ... ).shape
-    (1, 4, 4, 3)
-    """
-    window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
-    return _backprop_input(input_sizes, filter, out_backprop, window, depthwise=True)
-
-
-@overload
-def DepthwiseConv2dNativeBackpropFilter(
-    *,
-    filter_sizes: Any,
-    input: NDArray[Scalar],
-    out_backprop: NDArray[Scalar],
-    **rest: Unpack[_Depthwise],
-) -> NDArray[Scalar]: ...
-@overload
-def DepthwiseConv2dNativeBackpropFilter(
-    *, filter_sizes: Any, input: CuPyArray, out_backprop: CuPyArray, **rest: Unpack[_Depthwise]
-) -> CuPyArray: ...
-@overload
-def DepthwiseConv2dNativeBackpropFilter(
-    *, filter_sizes: Any, input: Exporter, out_backprop: Exporter, **rest: Unpack[_Depthwise]
-) -> Any: ...
-@naming_arguments
-def DepthwiseConv2dNativeBackpropFilter(
-    *,
-    input: Any,
-    filter_sizes: Any,
-    out_backprop: Any,
-    strides: Sequence[int],
-    padding: Padding2D,
-    explicit_paddings: Sequence[int] = (),
-    data_format: Format2D | None = "NHWC",
-    dilations: Sequence[int] | None = _ONES_4,
-    name: str | None = None,
-) -> Any:
-    """Compute the gradient of ``DepthwiseConv2dNative`` with respect to its filter.
-
-    A complex input is conjugated, as in ``cupyconv.conv_backprop_filter``.
-
-    Args:
-        input: (batch, height, width, in_channels) with "NHWC", (batch, in_channels, height, width)
-            with "NCHW"; float16, bfloat16, float32, float64, complex64 or complex128.
-        filter_sizes: shape of the filter, (filter_height, filter_width, in_channels, multiplier):
-            four integers.
-        out_backprop: gradient with respect to the output, (batch, out_height, out_width,
-            in_channels * multiplier) in ``data_format`` order, with the dtype and device of input.
-        strides, padding, explicit_paddings, data_format, dilations, name: as for ``Conv2D``.
-
-    Returns:
-        Array of shape ``filter_sizes``, with the dtype and device of input.
-
-    Raises:
-        ConvError, ConvTypeError, DeviceError: as for ``Conv2D``.
-
-    >>> x, dy = np.ones((1, 4, 4, 3), "float32"), np.ones((1, 2, 2, 6), "float32")
-    >>> layer = {"strides": [1, 1, 1, 1], "padding": "VALID"}
-    >>> raw_ops.DepthwiseConv2dNativeBackpropFilter(
-    ...     input=x, filter_sizes=[3, 3, 3, 2], out_backprop=dy, **layer
-    ... ).shape
-    (3, 3, 3, 2)
-    """
-    window = _window(2, data_format, strides, dilations, padding, explicit_paddings)
-    return _backprop_filter(input, filter_sizes, out_backprop, window, depthwise=True)
+DepthwiseConv2dNativeBackpropInput = _DEPTHWISE.backprop_input("DepthwiseConv2dNativeBackpropInput")
+DepthwiseConv2dNativeBackpropFilter = _DEPTHWISE.backprop_filter(
+    "DepthwiseConv2dNativeBackpropFilter"
+)
 
 
 @overload
@@ -847,26 +637,6 @@ def _forward(input: Any, filter: Any, window: _Window, *, depthwise: bool = Fals
     options = _checked("forward", (x.shape, w.shape, None), window, depthwise)
     w = w.reshape(_grouped_shape(w.shape)) if depthwise else w
     return _compute("forward", x, w, None, options)
-
-
-def _backprop_input(
-    input_sizes: Any, filter: Any, out_backprop: Any, window: _Window, *, depthwise: bool = False
-) -> Any:
-    w, dy = _array(window, "filter", filter), arrays.take("out_backprop", out_backprop)[0]
-    shape = _input_shape(input_sizes, w, dy, window)
-    options = _checked("backprop_input", (shape, w.shape, dy.shape), window, depthwise)
-    w = w.reshape(_grouped_shape(w.shape)) if depthwise else w
-    return _compute("backprop_input", w, dy, shape, options)
-
-
-def _backprop_filter(
-    input: Any, filter_sizes: Any, out_backprop: Any, window: _Window, *, depthwise: bool = False
-) -> Any:
-    x, dy = arrays.take("input", input)[0], arrays.take("out_backprop", out_backprop)[0]
-    shape = _filter_shape(filter_sizes, window, depthwise)
-    options = _checked("backprop_filter", (x.shape, shape, dy.shape), window, depthwise)
-    grouped = _grouped_shape(shape) if depthwise else shape
-    return _compute("backprop_filter", x, dy, grouped, options).reshape(shape)
 
 
 def _compute(operation: str, first: Any, second: Any, shape: Any, layer: ConvOptions) -> Any:
@@ -948,12 +718,14 @@ def _window(
     dilations: Sequence[int] | None,
     padding: str,
     explicit_paddings: Sequence[int] | None = None,
+    **ignored: Any,
 ) -> _Window:
     """Check the types and the values of the arguments that describe the windows, and return them.
 
     Args:
         rank: number of spatial axes.
         explicit_paddings: None if the op has no such argument.
+        ignored: arguments that have no effect.
 
     The other arguments are those of the op.
     """

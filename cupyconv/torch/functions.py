@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from cupyconv import foreign, formats
-from cupyconv.errors import ConvError, ConvTypeError, Names, any_padding, shown, unknown_arguments
+from cupyconv.errors import ConvError, ConvTypeError, Names, any_padding, shown
+from cupyconv.generated import describe, require_arguments
 from cupyconv.operands import require_add, require_bias
 from cupyconv.problem import (
     ITEMSIZE,
@@ -29,7 +30,8 @@ from cupyconv.problem import (
 from cupyconv.torch import derivatives, operators
 from cupyconv.torch.operators import DTYPES
 
-_Function = TypeVar("_Function", bound=Callable[..., Tensor])
+_P = ParamSpec("_P")
+_Result = TypeVar("_Result")
 
 IntOrInts = int | Sequence[int]
 Padding = Literal["valid", "same"] | IntOrInts
@@ -46,30 +48,89 @@ _TRANSPOSED = _CONVOLUTION._replace(x="the result", y="the input")
 _GRADIENT = _CONVOLUTION._replace(y="grad_output", x_shape="input_size", w_shape="weight_size")
 
 
-def _overridable(function: _Function) -> _Function:
-    """Make a function follow the ``__torch_function__`` protocol, as PyTorch's functions do.
+def _ranks(
+    names: str, function: Callable[Concatenate[int, _P], Tensor]
+) -> tuple[Callable[_P, Tensor], Callable[_P, Tensor], Callable[_P, Tensor]]:
+    """Return the functions of one to three spatial axes that a function of the rank computes.
 
-    A tensor subclass may replace the function, and ``torch.fx.symbolic_trace`` records its calls.
+    The functions follow the ``__torch_function__`` protocol, as PyTorch's functions do: a tensor
+    subclass may replace them, and ``torch.fx.symbolic_trace`` records their calls.
+
+    Args:
+        names: name of the functions, with a field {} for the rank.
+        function: function whose docstring has the fields of ``_words``.
     """
-    names = inspect.signature(function).parameters.keys()
+    _, *parameters = inspect.signature(function).parameters.values()
+    known = {parameter.name for parameter in parameters}
+
+    def of_rank(rank: int) -> Callable[_P, Tensor]:
+        def overridable(*args: Any, **kwargs: Any) -> Any:
+            is_compiling = torch.compiler.is_compiling()
+            if kwargs and not is_compiling and not kwargs.keys() <= known:
+                require_arguments(overridable, args, kwargs)
+            arguments = (*args, *kwargs.values())
+            if has_torch_function(arguments):
+                return handle_torch_function(overridable, arguments, *args, **kwargs)
+            if is_compiling:
+                return function(rank, *args, **kwargs)
+            try:
+                return function(rank, *args, **kwargs)
+            except TypeError:
+                require_arguments(overridable, args, kwargs)  # the error here counts the rank
+                raise
+
+        describe(overridable, names.format(rank), parameters, function, **_words(rank))
+        return overridable
+
+    return of_rank(1), of_rank(2), of_rank(3)
+
+
+def _words(rank: int) -> dict[str, Any]:
+    """Return the texts of the fields in docstrings of functions of a rank."""
+    memory = ("", "channels_last", "channels_last_3d")[rank - 1]
+    return {
+        "rank": rank,
+        "x": ("W", "H, W", "D, H, W")[rank - 1],
+        "w": ("S", "R, S", "T, R, S")[rank - 1],
+        "y": ("Q", "P, Q", "Z, P, Q")[rank - 1],
+        "memory": memory and f"; {memory} in memory if the input or the weight is",
+        **{f"n{n}": ", ".join([n] * rank) for n in "23456"},
+    }
+
+
+# -- translation of arguments ---------------------------------------------------------------------
+
+
+class _RuntimeConvError(ConvError, RuntimeError):
+    """ConvError that is also a RuntimeError, like PyTorch's errors."""
+
+
+class _RuntimeConvTypeError(ConvTypeError, RuntimeError):
+    """ConvTypeError that is also a RuntimeError, like PyTorch's errors."""
+
+
+def _with_runtime_errors(function: Callable[_P, _Result]) -> Callable[_P, _Result]:
+    """Wrap a function so that its errors are also RuntimeErrors."""
 
     @wraps(function)
-    def overridable(*args: Any, **kwargs: Any) -> Any:
-        if kwargs and not torch.compiler.is_compiling() and not kwargs.keys() <= names:
-            raise unknown_arguments(function, kwargs)
-        arguments = (*args, *kwargs.values())
-        if has_torch_function(arguments):
-            return handle_torch_function(overridable, arguments, *args, **kwargs)
-        return function(*args, **kwargs)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except ConvError as error:
+            converted = _RuntimeConvError(error.rule, error.values, error.remedy, axis=error.axis)
+            converted.fixes = error.fixes
+            raise converted from None
+        except ConvTypeError as error:
+            raise _RuntimeConvTypeError(*error.args) from None
 
-    return cast(_Function, overridable)
+    return wrapped
 
 
-# -- torch.nn.functional ---------------------------------------------------------------------------
-
-
-@_overridable
-def conv1d(
+@_with_runtime_errors
+def _convolution(
+    rank: int,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -80,11 +141,11 @@ def conv1d(
     *,
     add: Tensor | None = None,
 ) -> Tensor:
-    """Compute ``torch.nn.functional.conv1d``, plus ``add``.
+    """Compute ``torch.nn.functional.{name}``, plus ``add``.
 
     Args:
-        input: (N, C, W), or (C, W) without a batch.
-        weight: (K, C / groups, S).
+        input: (N, C, {x}), or (C, {x}) without a batch.
+        weight: (K, C / groups, {w}).
         bias: (K,).
         stride, dilation: an int, or one per spatial axis.
         padding: an int, one per spatial axis, "valid", or "same" with a stride of 1.
@@ -94,7 +155,7 @@ def conv1d(
             with respect to ``add`` is that of the result.
 
     Returns:
-        (N, K, Q), or (K, Q).
+        (N, K, {y}), or (K, {y}){memory}.
 
     Raises:
         ConvError: the convolution is invalid, or ``add`` has another shape than the result.
@@ -102,68 +163,34 @@ def conv1d(
             or device.
         DeviceError: a tensor is on a CUDA device, and CuPy is not installed.
 
-    >>> x, w = torch.ones(1, 2, 4), torch.ones(3, 2, 3, requires_grad=True)
-    >>> ct.conv1d(x, w).sum().backward()
-    >>> w.grad.shape, w.grad.sum().item()
-    (torch.Size([3, 2, 3]), 36.0)
-    """
-    return _convolution(1, input, weight, bias, stride, padding, dilation, groups, add)
-
-
-@_overridable
-def conv2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: IntOrInts = 1,
-    padding: Padding = 0,
-    dilation: IntOrInts = 1,
-    groups: int = 1,
-    *,
-    add: Tensor | None = None,
-) -> Tensor:
-    """Compute ``torch.nn.functional.conv2d``, plus ``add``.
-
-    The arguments are those of ``conv1d``; input, weight and result have the spatial sizes (H, W),
-    (R, S) and (P, Q).  The result is channels_last in memory if the input or the weight is.
-
-    >>> x, w = torch.ones(1, 2, 4, 4), torch.ones(3, 2, 3, 3, requires_grad=True)
-    >>> y = ct.conv2d(x, w, stride=2, padding=1)
+    >>> x, w = torch.ones(1, 2, {n4}), torch.ones(3, 2, {n3}, requires_grad=True)
+    >>> y = ct.{name}(x, w, stride=2, padding=1)
     >>> y.sum().backward()
     >>> y.shape, w.grad.shape
-    (torch.Size([1, 3, 2, 2]), torch.Size([3, 2, 3, 3]))
+    (torch.Size([1, 3, {n2}]), torch.Size([3, 2, {n3}]))
     """
-    return _convolution(2, input, weight, bias, stride, padding, dilation, groups, add)
+    (x, w, b), batched = _operands(rank, "input", input, weight, bias)
+    strides, pads, dilations = _window(rank, w.shape[2:], stride, padding, dilation)
+    groups = _groups(groups)
+    if add is not None:
+        _, add = _cast("input", x, "add", add)
+    if _has_no_channels(x, w):
+        y = _without_channels(x, w, b, strides, pads, dilations)
+        y = y if add is None else y + _batched_addend(add, tuple(y.shape), batched)
+    else:
+        if add is not None:
+            shape = operators.result_shape(x.shape, w.shape, strides, pads, dilations, groups)
+            add = _batched_addend(add, shape, batched)
+        if b is not None:
+            require_bias("bias", tuple(b.shape), w.shape[0], "the weight")
+        arguments = (x, w, b, strides, pads, dilations, groups)
+        y = _compute("forward", arguments, _CONVOLUTION, (x.shape, w.shape, None), batched, add)
+    return y if batched else y.squeeze(0)
 
 
-@_overridable
-def conv3d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: IntOrInts = 1,
-    padding: Padding = 0,
-    dilation: IntOrInts = 1,
-    groups: int = 1,
-    *,
-    add: Tensor | None = None,
-) -> Tensor:
-    """Compute ``torch.nn.functional.conv3d``, plus ``add``.
-
-    The arguments are those of ``conv1d``; input, weight and result have the spatial sizes
-    (D, H, W), (T, R, S) and (Z, P, Q).  The result is channels_last_3d in memory if the input or
-    the weight is.
-
-    >>> x, w = torch.ones(1, 2, 4, 4, 4), torch.ones(3, 2, 3, 3, 3, requires_grad=True)
-    >>> ct.conv3d(x, w).sum().backward()
-    >>> w.grad.shape, w.grad.sum().item()
-    (torch.Size([3, 2, 3, 3, 3]), 1296.0)
-    """
-    return _convolution(3, input, weight, bias, stride, padding, dilation, groups, add)
-
-
-@_overridable
-def conv_transpose1d(
+@_with_runtime_errors
+def _transposed(
+    rank: int,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -173,82 +200,65 @@ def conv_transpose1d(
     groups: int = 1,
     dilation: IntOrInts = 1,
 ) -> Tensor:
-    """Compute ``torch.nn.functional.conv_transpose1d``.
+    """Compute ``torch.nn.functional.{name}``.
 
     Args:
-        input: (N, K, Q), or (K, Q) without a batch.
-        weight: (K, C / groups, S).
+        input: (N, K, {y}), or (K, {y}) without a batch.
+        weight: (K, C / groups, {w}).
         bias: (C,).
         stride, padding, dilation, groups: parameters of the convolution that is transposed.
         output_padding: pixels added to the smallest result size that matches ``input``; it must be
             less than the stride or the dilation.
 
     Returns:
-        (N, C, W), or (C, W).
+        (N, C, {x}), or (C, {x}).
 
     Raises:
         ConvError, ConvTypeError, DeviceError: as for ``conv1d``.
 
-    >>> x, w = torch.ones(1, 3, 2), torch.ones(3, 2, 3)
-    >>> ct.conv_transpose1d(x, w, stride=2).shape
-    torch.Size([1, 2, 5])
-    >>> ct.conv_transpose1d(x, w, stride=2, output_padding=1).shape
-    torch.Size([1, 2, 6])
+    >>> x, w = torch.ones(1, 3, {n2}), torch.ones(3, 2, {n3})
+    >>> ct.{name}(x, w, stride=2).shape
+    torch.Size([1, 2, {n5}])
+    >>> ct.{name}(x, w, stride=2, output_padding=1).shape
+    torch.Size([1, 2, {n6}])
     """
-    return _transposed(1, input, weight, bias, stride, padding, output_padding, groups, dilation)
+    if isinstance(padding, str):
+        raise ConvError(
+            "the padding of a transposed convolution must be one or more integers",
+            f"got {shown(padding)}",
+            "Pass an integer, or one for each spatial axis, or call cupyconv.conv_transpose, which "
+            "has Keras's 'same'",
+        )
+    (x, w, b), batched = _operands(rank, "input", input, weight, bias)
+    strides, pads, dilations = _window(rank, w.shape[2:], stride, padding, dilation)
+    extra, groups = _per_axis("output_padding", output_padding, rank), _groups(groups)
+    sizes, missing = [], []
+    for i in range(rank):
+        if strides[i] < 1 or extra[i] < 0 or extra[i] >= max(strides[i], dilations[i]):
+            _require_result(x, w, extra, strides, pads, dilations, groups)
+        size, taps, before = x.shape[2 + i], w.shape[2 + i], pads[2 * i]
+        axis = ConvAxis("", 0, taps, strides[i], dilations[i], before, before, "explicit")
+        sizes.append(axis.first_input_size_for(size) + extra[i])
+        # With output_padding >= stride, the result has more windows than x has pixels: pad x.
+        missing.append(extra[i] // strides[i])
+    if not torch.compiler.is_compiling() and min(sizes) < 1:
+        _require_result(x, w, extra, strides, pads, dilations, groups)
+    if any(missing):
+        x = torch.nn.functional.pad(x, [n for last in reversed(missing) for n in (0, last)])
+    shape = [x.shape[0], w.shape[1] * groups, *sizes]
+    if b is not None:
+        require_bias("bias", tuple(b.shape), shape[1], "the result")
+    if w.is_complex():
+        # The operator conjugates w, so pass the conjugate; forward mode rejects a lazy conjugate.
+        w = torch.conj_physical(w)
+    arguments = (shape, w, x, b, strides, pads, dilations, groups)
+    y = _compute("backprop_input", arguments, _TRANSPOSED, (shape, w.shape, x.shape))
+    return y if batched else y.squeeze(0)
 
 
-@_overridable
-def conv_transpose2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: IntOrInts = 1,
-    padding: IntOrInts = 0,
-    output_padding: IntOrInts = 0,
-    groups: int = 1,
-    dilation: IntOrInts = 1,
-) -> Tensor:
-    """Compute ``torch.nn.functional.conv_transpose2d``.
-
-    The arguments are those of ``conv_transpose1d``; input and result have the spatial sizes (P, Q)
-    and (H, W).
-
-    >>> x, w = torch.ones(1, 3, 2, 2), torch.ones(3, 2, 3, 3)
-    >>> ct.conv_transpose2d(x, w, stride=2).shape
-    torch.Size([1, 2, 5, 5])
-    """
-    return _transposed(2, input, weight, bias, stride, padding, output_padding, groups, dilation)
-
-
-@_overridable
-def conv_transpose3d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: IntOrInts = 1,
-    padding: IntOrInts = 0,
-    output_padding: IntOrInts = 0,
-    groups: int = 1,
-    dilation: IntOrInts = 1,
-) -> Tensor:
-    """Compute ``torch.nn.functional.conv_transpose3d``.
-
-    The arguments are those of ``conv_transpose1d``; input and result have the spatial sizes
-    (Z, P, Q) and (D, H, W).
-
-    >>> x, w = torch.ones(1, 3, 2, 2, 2), torch.ones(3, 2, 3, 3, 3)
-    >>> ct.conv_transpose3d(x, w, stride=2).shape
-    torch.Size([1, 2, 5, 5, 5])
-    """
-    return _transposed(3, input, weight, bias, stride, padding, output_padding, groups, dilation)
-
-
-# -- torch.nn.grad ---------------------------------------------------------------------------------
-
-
-@_overridable
-def conv1d_input(
+@_with_runtime_errors
+def _input_gradient(
+    rank: int,
     input_size: Sequence[int],
     weight: Tensor,
     grad_output: Tensor,
@@ -257,12 +267,12 @@ def conv1d_input(
     dilation: IntOrInts = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Compute ``torch.nn.grad.conv1d_input``: the gradient of ``conv1d`` with respect to its input.
+    """Compute ``torch.nn.grad.{name}``: the gradient of ``conv{rank}d`` with respect to its input.
 
     Args:
-        input_size: shape of the input, (N, C, W).
-        weight: (K, C / groups, S).
-        grad_output: (N, K, Q), the gradient with respect to the output.
+        input_size: shape of the input, (N, C, {x}).
+        weight: (K, C / groups, {w}).
+        grad_output: (N, K, {y}), the gradient with respect to the output.
         stride, padding, dilation, groups: parameters of the convolution.
 
     Returns:
@@ -273,59 +283,22 @@ def conv1d_input(
             ``grad_output``.
         ConvTypeError, DeviceError: as for ``conv1d``.
 
-    >>> w, dy = torch.ones(3, 2, 3), torch.ones(1, 3, 2)
-    >>> ct.conv1d_input((1, 2, 4), w, dy).shape
-    torch.Size([1, 2, 4])
+    >>> w, dy = torch.ones(3, 2, {n3}), torch.ones(1, 3, {n2})
+    >>> ct.{name}((1, 2, {n4}), w, dy).shape
+    torch.Size([1, 2, {n4}])
     """
-    return _input_gradient(1, input_size, weight, grad_output, stride, padding, dilation, groups)
+    (dy, w, _), batched = _operands(rank, "grad_output", grad_output, weight, None)
+    strides, pads, dilations = _window(rank, w.shape[2:], stride, padding, dilation)
+    sizes, groups = _sizes("input_size", input_size), _groups(groups)
+    shape = sizes if batched else [1, *sizes]
+    arguments = (shape, w, dy, None, strides, pads, dilations, groups)
+    dx = _compute("backprop_input", arguments, _GRADIENT, (shape, w.shape, dy.shape))
+    return dx if batched else dx.squeeze(0)
 
 
-@_overridable
-def conv2d_input(
-    input_size: Sequence[int],
-    weight: Tensor,
-    grad_output: Tensor,
-    stride: IntOrInts = 1,
-    padding: Padding = 0,
-    dilation: IntOrInts = 1,
-    groups: int = 1,
-) -> Tensor:
-    """Compute ``torch.nn.grad.conv2d_input``: the gradient of ``conv2d`` with respect to its input.
-
-    The arguments and errors are those of ``conv1d_input``; input, weight and grad_output have the
-    spatial sizes (H, W), (R, S) and (P, Q).
-
-    >>> w, dy = torch.ones(3, 2, 3, 3), torch.ones(1, 3, 2, 2)
-    >>> ct.conv2d_input((1, 2, 4, 4), w, dy).shape
-    torch.Size([1, 2, 4, 4])
-    """
-    return _input_gradient(2, input_size, weight, grad_output, stride, padding, dilation, groups)
-
-
-@_overridable
-def conv3d_input(
-    input_size: Sequence[int],
-    weight: Tensor,
-    grad_output: Tensor,
-    stride: IntOrInts = 1,
-    padding: Padding = 0,
-    dilation: IntOrInts = 1,
-    groups: int = 1,
-) -> Tensor:
-    """Compute ``torch.nn.grad.conv3d_input``: the gradient of ``conv3d`` with respect to its input.
-
-    The arguments and errors are those of ``conv1d_input``; input, weight and grad_output have the
-    spatial sizes (D, H, W), (T, R, S) and (Z, P, Q).
-
-    >>> w, dy = torch.ones(3, 2, 3, 3, 3), torch.ones(1, 3, 2, 2, 2)
-    >>> ct.conv3d_input((1, 2, 4, 4, 4), w, dy).shape
-    torch.Size([1, 2, 4, 4, 4])
-    """
-    return _input_gradient(3, input_size, weight, grad_output, stride, padding, dilation, groups)
-
-
-@_overridable
-def conv1d_weight(
+@_with_runtime_errors
+def _weight_gradient(
+    rank: int,
     input: Tensor,
     weight_size: Sequence[int],
     grad_output: Tensor,
@@ -334,12 +307,12 @@ def conv1d_weight(
     dilation: IntOrInts = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Compute ``torch.nn.grad.conv1d_weight``: the gradient of ``conv1d`` with respect to weight.
+    """Compute ``torch.nn.grad.{name}``: the gradient of ``conv{rank}d`` with respect to weight.
 
     Args:
-        input: (N, C, W).
-        weight_size: shape of the weight, (K, C / groups, S).
-        grad_output: (N, K, Q), the gradient with respect to the output.
+        input: (N, C, {x}).
+        weight_size: shape of the weight, (K, C / groups, {w}).
+        grad_output: (N, K, {y}), the gradient with respect to the output.
         stride, padding, dilation, groups: parameters of the convolution.
 
     Returns:
@@ -350,55 +323,61 @@ def conv1d_weight(
             ``grad_output``.
         ConvTypeError, DeviceError: as for ``conv1d``.
 
-    >>> x, dy = torch.ones(1, 2, 4), torch.ones(1, 3, 2)
-    >>> ct.conv1d_weight(x, (3, 2, 3), dy).shape
-    torch.Size([3, 2, 3])
+    >>> x, dy = torch.ones(1, 2, {n4}), torch.ones(1, 3, {n2})
+    >>> ct.{name}(x, (3, 2, {n3}), dy).shape
+    torch.Size([3, 2, {n3}])
     """
-    return _weight_gradient(1, input, weight_size, grad_output, stride, padding, dilation, groups)
+    shape = _sizes("weight_size", weight_size)
+    if len(shape) != rank + 2:
+        raise ConvError(
+            f"the weight of a {rank}-D convolution must have {rank + 2} axes",
+            f"weight_size is {shown(shape)}",
+            f"Pass {rank + 2} sizes",
+        )
+    x, dy = _cast("input", input, "grad_output", grad_output)
+    x, _ = _batched(rank, "input", x)
+    dy, _ = _batched(rank, "grad_output", dy)
+    strides, pads, dilations = _window(rank, shape[2:], stride, padding, dilation)
+    groups = _groups(groups)
+    arguments = (x, shape, dy, strides, pads, dilations, groups)
+    return _compute("backprop_filter", arguments, _GRADIENT, (x.shape, shape, dy.shape))
 
 
-@_overridable
-def conv2d_weight(
-    input: Tensor,
-    weight_size: Sequence[int],
+@_with_runtime_errors
+def _gradients(
     grad_output: Tensor,
-    stride: IntOrInts = 1,
-    padding: Padding = 0,
-    dilation: IntOrInts = 1,
-    groups: int = 1,
-) -> Tensor:
-    """Compute ``torch.nn.grad.conv2d_weight``: the gradient of ``conv2d`` with respect to weight.
-
-    The arguments and errors are those of ``conv1d_weight``; input, weight and grad_output have the
-    spatial sizes (H, W), (R, S) and (P, Q).
-
-    >>> x, dy = torch.ones(1, 2, 4, 4), torch.ones(1, 3, 2, 2)
-    >>> ct.conv2d_weight(x, (3, 2, 3, 3), dy).shape
-    torch.Size([3, 2, 3, 3])
-    """
-    return _weight_gradient(2, input, weight_size, grad_output, stride, padding, dilation, groups)
-
-
-@_overridable
-def conv3d_weight(
     input: Tensor,
-    weight_size: Sequence[int],
-    grad_output: Tensor,
-    stride: IntOrInts = 1,
-    padding: Padding = 0,
-    dilation: IntOrInts = 1,
-    groups: int = 1,
-) -> Tensor:
-    """Compute ``torch.nn.grad.conv3d_weight``: the gradient of ``conv3d`` with respect to weight.
+    weight: Tensor,
+    window: tuple[Any, ...],
+    transposed: bool,
+    mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    if transposed:
+        raise ConvError(
+            "the convolution of convolution_backward must not be transposed",
+            "got transposed=True",
+            "Differentiate cupyconv.torch.conv_transpose1d, conv_transpose2d or conv_transpose3d",
+        )
+    stride, padding, dilation, groups = window
+    rank = weight.dim() - 2
+    dy, x, w = _cast("grad_output", grad_output, "input", input, "weight", weight)
+    layer = (*_window(rank, w.shape[2:], stride, padding, dilation), _groups(groups))
+    shapes = (x.shape, w.shape, dy.shape)
+    dx_arguments = (list(x.shape), w, dy, None, *layer)
+    dw_arguments = (x, list(w.shape), dy, *layer)
+    return (
+        _compute("backprop_input", dx_arguments, _GRADIENT, shapes) if mask[0] else None,
+        _compute("backprop_filter", dw_arguments, _GRADIENT, shapes) if mask[1] else None,
+        operators.sum_pixels(dy) if mask[2] else None,
+    )
 
-    The arguments and errors are those of ``conv1d_weight``; input, weight and grad_output have the
-    spatial sizes (D, H, W), (T, R, S) and (Z, P, Q).
 
-    >>> x, dy = torch.ones(1, 2, 4, 4, 4), torch.ones(1, 3, 2, 2, 2)
-    >>> ct.conv3d_weight(x, (3, 2, 3, 3, 3), dy).shape
-    torch.Size([3, 2, 3, 3, 3])
-    """
-    return _weight_gradient(3, input, weight_size, grad_output, stride, padding, dilation, groups)
+# -- the functions ---------------------------------------------------------------------------------
+
+conv1d, conv2d, conv3d = _ranks("conv{}d", _convolution)
+conv_transpose1d, conv_transpose2d, conv_transpose3d = _ranks("conv_transpose{}d", _transposed)
+conv1d_input, conv2d_input, conv3d_input = _ranks("conv{}d_input", _input_gradient)
+conv1d_weight, conv2d_weight, conv3d_weight = _ranks("conv{}d_weight", _weight_gradient)
 
 
 def convolution(
@@ -460,187 +439,7 @@ def convolution_backward(
     return _gradients(grad_output, input, weight, window, transposed, output_mask)
 
 
-# -- translation of arguments ---------------------------------------------------------------------
-
-
-class _RuntimeConvError(ConvError, RuntimeError):
-    """ConvError that is also a RuntimeError, like PyTorch's errors."""
-
-
-class _RuntimeConvTypeError(ConvTypeError, RuntimeError):
-    """ConvTypeError that is also a RuntimeError, like PyTorch's errors."""
-
-
-def _with_runtime_errors(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function so that its errors are also RuntimeErrors."""
-
-    @wraps(function)
-    def wrapped(*args: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return function(*args)
-        try:
-            return function(*args)
-        except ConvError as error:
-            converted = _RuntimeConvError(error.rule, error.values, error.remedy, axis=error.axis)
-            converted.fixes = error.fixes
-            raise converted from None
-        except ConvTypeError as error:
-            raise _RuntimeConvTypeError(*error.args) from None
-
-    return wrapped
-
-
-@_with_runtime_errors
-def _convolution(
-    rank: int,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: IntOrInts,
-    padding: Padding,
-    dilation: IntOrInts,
-    groups: int,
-    add: Tensor | None = None,
-) -> Tensor:
-    (x, w, b), batched = _operands(rank, "input", input, weight, bias)
-    strides, pads, dilations = _window(rank, w.shape[2:], stride, padding, dilation)
-    groups = _groups(groups)
-    if add is not None:
-        _, add = _cast("input", x, "add", add)
-    if _has_no_channels(x, w):
-        y = _without_channels(x, w, b, strides, pads, dilations)
-        y = y if add is None else y + _batched_addend(add, tuple(y.shape), batched)
-    else:
-        if add is not None:
-            shape = operators.result_shape(x.shape, w.shape, strides, pads, dilations, groups)
-            add = _batched_addend(add, shape, batched)
-        if b is not None:
-            require_bias("bias", tuple(b.shape), w.shape[0], "the weight")
-        arguments = (x, w, b, strides, pads, dilations, groups)
-        y = _compute("forward", arguments, _CONVOLUTION, (x.shape, w.shape, None), batched, add)
-    return y if batched else y.squeeze(0)
-
-
-@_with_runtime_errors
-def _transposed(
-    rank: int,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: IntOrInts,
-    padding: IntOrInts,
-    output_padding: IntOrInts,
-    groups: int,
-    dilation: IntOrInts,
-) -> Tensor:
-    if isinstance(padding, str):
-        raise ConvError(
-            "the padding of a transposed convolution must be one or more integers",
-            f"got {shown(padding)}",
-            "Pass an integer, or one for each spatial axis, or call cupyconv.conv_transpose, which "
-            "has Keras's 'same'",
-        )
-    (x, w, b), batched = _operands(rank, "input", input, weight, bias)
-    strides, pads, dilations = _window(rank, w.shape[2:], stride, padding, dilation)
-    extra, groups = _per_axis("output_padding", output_padding, rank), _groups(groups)
-    sizes, missing = [], []
-    for i in range(rank):
-        if strides[i] < 1 or extra[i] < 0 or extra[i] >= max(strides[i], dilations[i]):
-            _require_result(x, w, extra, strides, pads, dilations, groups)
-        size, taps, before = x.shape[2 + i], w.shape[2 + i], pads[2 * i]
-        axis = ConvAxis("", 0, taps, strides[i], dilations[i], before, before, "explicit")
-        sizes.append(axis.first_input_size_for(size) + extra[i])
-        # With output_padding >= stride, the result has more windows than x has pixels: pad x.
-        missing.append(extra[i] // strides[i])
-    if not torch.compiler.is_compiling() and min(sizes) < 1:
-        _require_result(x, w, extra, strides, pads, dilations, groups)
-    if any(missing):
-        x = torch.nn.functional.pad(x, [n for last in reversed(missing) for n in (0, last)])
-    shape = [x.shape[0], w.shape[1] * groups, *sizes]
-    if b is not None:
-        require_bias("bias", tuple(b.shape), shape[1], "the result")
-    if w.is_complex():
-        # The operator conjugates w, so pass the conjugate; forward mode rejects a lazy conjugate.
-        w = torch.conj_physical(w)
-    arguments = (shape, w, x, b, strides, pads, dilations, groups)
-    y = _compute("backprop_input", arguments, _TRANSPOSED, (shape, w.shape, x.shape))
-    return y if batched else y.squeeze(0)
-
-
-@_with_runtime_errors
-def _input_gradient(
-    rank: int,
-    input_size: Sequence[int],
-    weight: Tensor,
-    grad_output: Tensor,
-    stride: IntOrInts,
-    padding: Padding,
-    dilation: IntOrInts,
-    groups: int,
-) -> Tensor:
-    (dy, w, _), batched = _operands(rank, "grad_output", grad_output, weight, None)
-    strides, pads, dilations = _window(rank, w.shape[2:], stride, padding, dilation)
-    sizes, groups = _sizes("input_size", input_size), _groups(groups)
-    shape = sizes if batched else [1, *sizes]
-    arguments = (shape, w, dy, None, strides, pads, dilations, groups)
-    dx = _compute("backprop_input", arguments, _GRADIENT, (shape, w.shape, dy.shape))
-    return dx if batched else dx.squeeze(0)
-
-
-@_with_runtime_errors
-def _weight_gradient(
-    rank: int,
-    input: Tensor,
-    weight_size: Sequence[int],
-    grad_output: Tensor,
-    stride: IntOrInts,
-    padding: Padding,
-    dilation: IntOrInts,
-    groups: int,
-) -> Tensor:
-    shape = _sizes("weight_size", weight_size)
-    if len(shape) != rank + 2:
-        raise ConvError(
-            f"the weight of a {rank}-D convolution must have {rank + 2} axes",
-            f"weight_size is {shown(shape)}",
-            f"Pass {rank + 2} sizes",
-        )
-    x, dy = _cast("input", input, "grad_output", grad_output)
-    x, _ = _batched(rank, "input", x)
-    dy, _ = _batched(rank, "grad_output", dy)
-    strides, pads, dilations = _window(rank, shape[2:], stride, padding, dilation)
-    groups = _groups(groups)
-    arguments = (x, shape, dy, strides, pads, dilations, groups)
-    return _compute("backprop_filter", arguments, _GRADIENT, (x.shape, shape, dy.shape))
-
-
-@_with_runtime_errors
-def _gradients(
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    window: tuple[Any, ...],
-    transposed: bool,
-    mask: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    if transposed:
-        raise ConvError(
-            "the convolution of convolution_backward must not be transposed",
-            "got transposed=True",
-            "Differentiate cupyconv.torch.conv_transpose1d, conv_transpose2d or conv_transpose3d",
-        )
-    stride, padding, dilation, groups = window
-    rank = weight.dim() - 2
-    dy, x, w = _cast("grad_output", grad_output, "input", input, "weight", weight)
-    layer = (*_window(rank, w.shape[2:], stride, padding, dilation), _groups(groups))
-    shapes = (x.shape, w.shape, dy.shape)
-    dx_arguments = (list(x.shape), w, dy, None, *layer)
-    dw_arguments = (x, list(w.shape), dy, *layer)
-    return (
-        _compute("backprop_input", dx_arguments, _GRADIENT, shapes) if mask[0] else None,
-        _compute("backprop_filter", dw_arguments, _GRADIENT, shapes) if mask[1] else None,
-        operators.sum_pixels(dy) if mask[2] else None,
-    )
+# -- operands and rules ----------------------------------------------------------------------------
 
 
 def _compute(

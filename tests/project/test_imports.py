@@ -21,6 +21,7 @@ ROOMS = (
     "settings",
     "log",
     "errors",
+    "generated",
     "records",
     "signals",
     "files",

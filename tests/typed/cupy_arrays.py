@@ -23,5 +23,9 @@ def program(x: cupy.ndarray, w: cupy.ndarray) -> cupy.ndarray:
     strides = (1, 1, 1, 1)
     z = raw_ops.Conv2D(input=x, filter=w, strides=strides, padding="SAME", data_format="NCHW")
     assert_type(z, cupy.ndarray)
+    dw = raw_ops.DepthwiseConv2dNativeBackpropFilter(
+        input=x, filter_sizes=w.shape, out_backprop=y, strides=strides, padding="SAME"
+    )
+    assert_type(dw, cupy.ndarray)
     assert_type(onnx.conv(x, w, pads=(1, 1, 1, 1)), cupy.ndarray)
     return y

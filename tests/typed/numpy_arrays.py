@@ -98,6 +98,14 @@ assert_type(
     Images,
 )
 assert_type(raw_ops.Conv2D(input=x, filter=w, strides=(1, 1, 1, 1), padding="VALID"), Images)
+layers = raw_ops.Conv2DBackpropFilterV2(
+    input=x, filter=w, out_backprop=y, strides=sizes, padding="EXPLICIT", explicit_paddings=sizes
+)
+assert_type(layers, Images)
+volumes = raw_ops.Conv3DBackpropFilterV2(
+    input=x, filter_sizes=sizes, out_backprop=y, strides=sizes, padding="SAME", data_format="NCDHW"
+)
+assert_type(volumes, Images)
 assert_type(raw_ops.BiasAddGrad(out_backprop=y), Images)
 assert_type(onnx.conv(x, w, bias, auto_pad="SAME_UPPER", strides=[2, 2]), Images)
 assert_type(onnx.conv_transpose(y, w, output_padding=[1, 1]), Images)

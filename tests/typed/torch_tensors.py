@@ -7,6 +7,7 @@ from torch import Tensor
 
 import cupyconv
 import cupyconv.torch as ct
+from cupyconv import raw_ops
 
 x, w = torch.zeros(8, 64, 56, 56), torch.zeros(128, 64, 3, 3)
 y = ct.conv2d(x, w, stride=2, padding=1)
@@ -25,4 +26,10 @@ assert_type(report.left, dict[str, str])
 theirs: Any = cupyconv.conv_forward(x, w)
 assert_type(cupyconv.as_kind_of(theirs, x), Tensor)
 
+gradient = raw_ops.Conv2DBackpropInput(
+    input_sizes=(8, 56, 56, 64), filter=w, out_backprop=y, strides=(1, 1, 1, 1), padding="SAME"
+)
+assert_type(gradient, Any)
+
+ct.conv3d(x, x, x, 1, 0, 1, 1, x)  # type: ignore[call-arg]  # pyright: ignore
 ct.conv2d(x, w, padding="sane")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

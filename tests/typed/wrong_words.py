@@ -32,6 +32,19 @@ cd.conv_forward(x, w, impl="dask")  # type: ignore[arg-type]  # pyright: ignore
 cupyconv.explain(ConvProblem(x.shape, w.shape), values="ones")  # type: ignore[arg-type]  # pyright: ignore
 onnx.conv(x, w, auto_pad="SAME")  # type: ignore[call-overload]  # pyright: ignore
 raw_ops.Conv2D(input=x, filter=w, strides=[1], padding="same")  # type: ignore[call-overload]  # pyright: ignore
+raw_ops.Conv3D(input=x, filter=w, strides=[1], padding="EXPLICIT")  # type: ignore[call-overload]  # pyright: ignore
+raw_ops.Conv3DBackpropInputV2(  # type: ignore[call-overload]
+    input_sizes=x.shape, filter=w, out_backprop=x, strides=[1], padding="SAME",
+    explicit_paddings=()  # pyright: ignore
+)  # fmt: skip
+raw_ops.DepthwiseConv2dNativeBackpropFilter(  # type: ignore[call-overload]
+    input=x, filter_sizes=[1], out_backprop=x, strides=[1], padding="SAME",
+    use_cudnn_on_gpu=True  # pyright: ignore
+)  # fmt: skip
+raw_ops.Conv2DBackpropInputV2(  # type: ignore[call-overload]
+    input=x, filter=w, out_backprop=x, strides=[1], padding="SAME",
+    data_format="NDHWC"  # pyright: ignore
+)  # fmt: skip
 cudnn.convolution_forward(x, w, None, x, 1, 1, 1, 1, auto_tune=True, tensor_core="no")  # type: ignore[arg-type]  # pyright: ignore
 
 # Names.
@@ -43,6 +56,8 @@ from cupyconv.typing import Words  # type: ignore[attr-defined]  # pyright: igno
 # Types.
 cupyconv.conv_forward([[1.0]], w)  # type: ignore[call-overload]  # pyright: ignore
 cupyconv.conv_forward(x, w, stride=1.5)  # type: ignore[call-overload]  # pyright: ignore
+raw_ops.Conv2DBackpropFilter(input=x, out_backprop=x, strides=[1], padding="SAME")  # type: ignore[call-overload]  # pyright: ignore
+raw_ops.Conv2DBackpropFilterV2(input=x, filter=[1], out_backprop=x, strides=[1], padding="SAME")  # type: ignore[call-overload]  # pyright: ignore
 cupyconv.conv_forward(x)  # type: ignore[call-overload]  # pyright: ignore
 ConvProblem(x.shape, w.shape).stride = (2, 2)  # type: ignore[misc]  # pyright: ignore
 len(cupyconv.conv_backward(x, w, x, needs=["bias"]).dx)  # type: ignore[arg-type]  # pyright: ignore

@@ -12,7 +12,7 @@
 #include "index.cuh"
 #include "maps.cuh"
 #include "numeric.cuh"
-#include "parts.cuh"
+#include "partial_sums.cuh"
 #include "vector.cuh"
 
 using Storage = STORAGE;
@@ -92,6 +92,6 @@ extern "C" __global__ void __launch_bounds__(ADDING_THREADS, 1)
   const long long channel = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (channel >= p.filters) return;
   Accumulator sum[1];
-  add_parts(sum, partial + channel, chunks, p.filters);
+  add_partial_sums(sum, partial + channel, chunks, p.filters);
   db[channel * p.bias_stride] = Numeric<Storage>::narrow(sum[0]);
 }

@@ -139,7 +139,7 @@ struct Thread {
 // The tiles of y (dx in backprop-input, dy in backprop-filter), and the order in which the threads of a
 // strip visit them.  In each round, a block visits one tile per strip.  cupyconv/kernels/direct.py
 // computes the fields.
-struct TileWalk {
+struct TileSchedule {
   long long tiles[4];  // tiles per row, tiles per column, slices per image (along depth), images
   long long step[4];   // distance of a strip's tiles in successive rounds, along each axis
   long long rounds;    // rounds per block
@@ -151,12 +151,12 @@ struct Strip {
   Digits<Index> at;
   Index left;  // remaining rounds
 
-  __device__ __forceinline__ Strip(const TileWalk& walk, int number)
-      : left(narrowed(walk.rounds)) {
+  __device__ __forceinline__ Strip(const TileSchedule& schedule, int number)
+      : left(narrowed(schedule.rounds)) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      loops.size[i] = narrowed(walk.tiles[i]);
-      loops.step.digit[i] = narrowed(walk.step[i]);
+      loops.size[i] = narrowed(schedule.tiles[i]);
+      loops.step.digit[i] = narrowed(schedule.step[i]);
     }
     at = loops.digits(static_cast<Index>(blockIdx.x) * left * STRIPS + number);
   }
@@ -294,7 +294,7 @@ struct Filter {
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     conv_direct(const Storage* __restrict__ source, const Storage* __restrict__ w,
                 const Storage* __restrict__ bias, const Storage* addend, Storage* result,
-                const __grid_constant__ TileWalk walk, const __grid_constant__ ConvParameters p) {
+                const __grid_constant__ TileSchedule schedule, const __grid_constant__ ConvParameters p) {
   __shared__ Filter filter;
 #if PASS == 0
   const long long(&source_stride)[5] = p.x_stride, (&result_stride)[5] = p.y_stride;
@@ -315,7 +315,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
       biases[v] =
           Numeric<Storage>::widen(bias[(thread.channel + v) * narrowed(p.bias_stride)]);
 
-  for (Strip strip(walk, thread.strip); strip.has_tile(); strip.next()) {
+  for (Strip strip(schedule, thread.strip); strip.has_tile(); strip.next()) {
     const Pixel<Index> tile = strip.pixel();
     const Index first_row = Rows::origin(tile.h, p.pad[1]);
     const Index first_column = Columns::origin(tile.w, p.pad[2]);
@@ -389,7 +389,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 // slice and SHARE source channels (blockIdx.z), into the workspace `partial`: (chunk, t, r, s, j, k).
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     conv_direct(const Storage* __restrict__ x, const Storage* __restrict__ dy,
-                Accumulator* __restrict__ partial, const __grid_constant__ TileWalk walk,
+                Accumulator* __restrict__ partial, const __grid_constant__ TileSchedule schedule,
                 const __grid_constant__ ConvParameters p) {
   constexpr int SUMS = DEPTHWISE ? 1 : SHARE;  // sums per tap and channel of the thread
   // The last level of one row's reduction reads memory that the first level of the next row does not
@@ -405,7 +405,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   const int t = static_cast<int>(blockIdx.z) / SHARES / TAP_SHARES;
 
   Accumulator sum[TAP_ROWS][FILTER_S][SUMS][VECTOR] = {};
-  for (Strip strip(walk, thread.strip); strip.has_tile() && thread.exists; strip.next()) {
+  for (Strip strip(schedule, thread.strip); strip.has_tile() && thread.exists; strip.next()) {
     const Pixel<Index> tile = strip.pixel();
     Index d;
     if (!slice_under(p, tile.d, t, d)) continue;

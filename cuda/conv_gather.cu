@@ -2,7 +2,7 @@
 // multiplied with mma.sync.  Fused multiply-adds are used for float32 that is not rounded, and for
 // float64 on chips whose tensor cores do not support it.
 //
-// Unlike the generic kernels, this kernel uses tensor cores; a ring of STAGES shared-memory stages that
+// Unlike the generic kernels, this kernel uses tensor cores; a pipeline of STAGES shared-memory stages that
 // cp.async fills ahead of use (from compute capability 8.0 on; 7.5 copies through registers); stride
 // phases in backprop_input (gather.cuh); and a deterministic split of gemm_k.
 //
@@ -49,8 +49,8 @@
 #include "gather.cuh"
 #include "index.cuh"
 #include "numeric.cuh"
-#include "parts.cuh"
-#include "ring.cuh"
+#include "partial_sums.cuh"
+#include "multistage.cuh"
 #include "vector.cuh"
 
 using Storage = STORAGE;
@@ -314,7 +314,7 @@ constexpr bool KEEPS_POSITIONS = TENSOR_CORES && sizeof(Storage) == 2 &&
 template <int EXTENT, bool ALONG_K, int VECTOR>
 struct Operand {
   using Tile =
-      RingTile<Storage, ALONG_K ? EXTENT : BLOCK_K, ALONG_K ? BLOCK_K : EXTENT, ALONG_K>;
+      StageTile<Storage, ALONG_K ? EXTENT : BLOCK_K, ALONG_K ? BLOCK_K : EXTENT, ALONG_K>;
   static constexpr int PIECES = Tile::LINE / VECTOR;
   // A thread copies one vector in each of COUNT lines, which are APART lines apart.
   static constexpr int APART = THREADS / PIECES, COUNT = Tile::LINES / APART;
@@ -438,7 +438,7 @@ extern __shared__ __align__(128) unsigned char shared_memory[];
 // A thread's sums: ROWS x COLUMNS of its warp's tile.  A run consists of ROW_RUN adjacent rows or of
 // COLUMN_RUN adjacent columns.  Without tensor cores, a run has CHUNK rows if the lines of A run along m,
 // or CHUNK columns if the lines of B run along n.  In all other cases, a run has 1 row or 2 columns, as
-// in tensor-core fragments (ring.cuh).
+// in tensor-core fragments (multistage.cuh).
 struct Sums {
   static constexpr int ROWS = WARP_M / 8, COLUMNS = WARP_N / 4;
   static constexpr int CHUNK = 16 / sizeof(Storage);
@@ -701,7 +701,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   });
 #else
   wait_for_copies<0>();
-  __syncthreads();  // the ring is no longer used; the offsets and the tile of C replace it
+  __syncthreads();  // the stages are no longer used; the offsets and the tile of C replace it
 
   OutputTile& output = shared.output;
   for (int row = threadIdx.x; row < rows; row += THREADS)
@@ -783,7 +783,7 @@ extern "C" __global__ void __launch_bounds__(ADDING_THREADS, 1)
   const Index m = C_ALONG_N ? line : place, n = C_ALONG_N ? place : line;
 
   Accumulator sum[C_VECTOR];
-  add_parts(sum, partial + element, splits, elements);
+  add_partial_sums(sum, partial + element, splits, elements);
 #pragma unroll
   for (int i = 0; i < C_VECTOR; ++i)
     sum[i] += bias_of(pass, group, C_ALONG_N ? n + i : n, bias);

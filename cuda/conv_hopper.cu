@@ -57,7 +57,7 @@
 //
 // A variant is chosen with -D: PASS (0, 1, 2 as in the table), STORAGE (of operands), RESULT (of C and
 // the bias), PLANES, BLOCK_M, BLOCK_N, STAGES, CLUSTER, SPATIAL (number of spatial axes), PHASES (number
-// of walks, walk.cuh), MAPS (number of tensor maps of the im2col operand),
+// of traversals, traversal.cuh), MAPS (number of tensor maps of the im2col operand),
 // POINTWISE (1 x 1, stride 1, no padding, not PLANAR: im2col(x or dy) is a plain matrix), PLANAR (x and
 // dy have channels first), FILTERS_LAST (the last axis of w is filters, else channels), WINDOW_ROWS (in
 // backprop_filter, A is x, not dy), STORE and RUN (how C is stored), SPLIT, ACTIVATION and ADD
@@ -67,9 +67,9 @@
 #include "fold.cuh"
 #include "maps.cuh"
 #include "numeric.cuh"
-#include "parts.cuh"
+#include "partial_sums.cuh"
 #include "vector.cuh"
-#include "walk.cuh"
+#include "traversal.cuh"
 
 using Storage = STORAGE;
 using Result = RESULT;
@@ -160,19 +160,19 @@ struct Tile {
   int split, group, phase, row, column;  // row and column of the tile's first element in C
 
   __device__ __forceinline__ Tile(int number, int rank, const ConvParameters& p,
-                                  const Walk<PHASES>& walk) {
-    group = number / walk.tiles_of_group;
-    number -= group * walk.tiles_of_group;
+                                  const Traversal<PHASES>& traversal) {
+    group = number / traversal.tiles_of_group;
+    number -= group * traversal.tiles_of_group;
     split = group / static_cast<int>(p.groups);
     group -= split * static_cast<int>(p.groups);
     for (phase = 0; phase + 1 < PHASES; ++phase) {
-      const int here = walk.phase[phase].tile_rows * walk.tile_columns;
+      const int here = traversal.phase[phase].tile_rows * traversal.tile_columns;
       if (number < here) break;
       number -= here;
     }
-    const int band = number / (BAND * walk.tile_columns);
-    number -= band * BAND * walk.tile_columns;
-    const int rest = walk.phase[phase].tile_rows - band * BAND;
+    const int band = number / (BAND * traversal.tile_columns);
+    number -= band * BAND * traversal.tile_columns;
+    const int rest = traversal.phase[phase].tile_rows - band * BAND;
     const int height = rest < BAND ? rest : BAND;
     row = ((band * BAND + number % height) * CLUSTER + rank) * BLOCK_M;
     column = number / height * BLOCK_N;
@@ -206,7 +206,7 @@ __device__ __forceinline__ void wait_for(unsigned long long* barrier, unsigned p
   }
 }
 
-// A position in the ring of stages, with the parity of its barriers' phase.
+// A position in the pipeline of stages, with the parity of its barriers' phase.
 template <int COUNT>
 struct Cursor {
   int stage = 0;
@@ -230,7 +230,7 @@ __device__ __forceinline__ void release(unsigned long long* empty) {
 }
 
 // The two warpgroups multiply in turns.  A barrier's parity distinguishes only two successive rounds of
-// the ring.  A warpgroup that skips a tile does not wait for the tile's stages, and could mistake an
+// the pipeline.  A warpgroup that skips a tile does not wait for the tile's stages, and could mistake an
 // older round for a full stage.  Therefore the skipping warpgroup waits until the other warpgroup, which
 // waits for these stages, passes on the turn.
 struct Turn {
@@ -295,14 +295,14 @@ constexpr unsigned short BOTH_BLOCKS = 3;
 struct FilterLoader {
   const ptx::TensorMap& map;
   const ConvParameters& p;
-  const Walk<PHASES>& walk;
+  const Traversal<PHASES>& traversal;
   int rank;
 
   // Loads a tile of w, BLOCK_N by BLOCK_K, for one tap of a phase.
   __device__ __forceinline__ void load(Storage* b, unsigned long long* full, const Tile& tile,
                                        int k, const Tap<int>& tap, int plane) const {
     const int first_filter = tile.group * static_cast<int>(p.filters);
-    const int number = number_of(tap, walk.phase[tile.phase]);
+    const int number = number_of(tap, traversal.phase[tile.phase]);
     if constexpr (PASS == 1) k += first_filter;
     const int n = tile.column + (PASS == 0 ? first_filter : 0);
     if constexpr (B_LINES_ALONG_N) {
@@ -318,10 +318,10 @@ struct FilterLoader {
 
  private:
   // Returns the index of a phase's tap in the whole filter.
-  __device__ __forceinline__ int number_of(const Tap<int>& tap, const WalkPhase& here) const {
-    const int t = here.filter_first[0] + tap.t * walk.filter_step[0];
-    const int r = here.filter_first[1] + tap.r * walk.filter_step[1];
-    const int s = here.filter_first[2] + tap.s * walk.filter_step[2];
+  __device__ __forceinline__ int number_of(const Tap<int>& tap, const TraversalPhase& here) const {
+    const int t = here.filter_first[0] + tap.t * traversal.filter_step[0];
+    const int r = here.filter_first[1] + tap.r * traversal.filter_step[1];
+    const int s = here.filter_first[2] + tap.s * traversal.filter_step[2];
     return (t * static_cast<int>(p.filter[1]) + r) * static_cast<int>(p.filter[2]) + s;
   }
   // The map has the dimensions of w in memory, innermost first: (filter, channel, tap) or
@@ -734,7 +734,7 @@ struct FilterWindows {
 struct Image {
   long long sizes[3];
 
-  __device__ __forceinline__ explicit Image(const WalkPhase& here)
+  __device__ __forceinline__ explicit Image(const TraversalPhase& here)
       : sizes{here.pixels[0], here.pixels[1],
               PLANAR ? lines(here.pixels[2]) * LINE : here.pixels[2]} {}
   __device__ __forceinline__ int pixels() const {
@@ -748,13 +748,13 @@ struct Image {
 struct Output {
   static constexpr long long BEYOND = 1ll << 63;
   const ConvParameters& p;
-  const Walk<PHASES>& walk;
+  const Traversal<PHASES>& traversal;
   int group;
 
   __device__ __forceinline__ int rows(int phase) const {
     if constexpr (PASS == 2)
       return FILTERS_LAST ? FilterWindows(p).count * LINE : static_cast<int>(p.filters);
-    return static_cast<int>(p.batch) * Image(walk.phase[phase]).pixels();
+    return static_cast<int>(p.batch) * Image(traversal.phase[phase]).pixels();
   }
   __device__ __forceinline__ int columns() const {
     if constexpr (PASS == 1) return static_cast<int>(p.channels);
@@ -769,12 +769,12 @@ struct Output {
       const Line line = window(row - row % LINE);
       return row % LINE < line.count ? line.offset + row % LINE * p.w_stride[1] : BEYOND;
     }
-    const WalkPhase& here = walk.phase[phase];
+    const TraversalPhase& here = traversal.phase[phase];
     const Pixel<int> at = Image(here).at(row);
     if (PLANAR && at.w >= here.pixels[2]) return BEYOND;
-    const Pixel<long long> pixel = {at.n, here.place_first[0] + at.d * walk.place_step[0],
-                                    here.place_first[1] + at.h * walk.place_step[1],
-                                    here.place_first[2] + at.w * walk.place_step[2]};
+    const Pixel<long long> pixel = {at.n, here.place_first[0] + at.d * traversal.place_step[0],
+                                    here.place_first[1] + at.h * traversal.place_step[1],
+                                    here.place_first[2] + at.w * traversal.place_step[2]};
     return PASS == 0 ? pixel_offset(pixel, p.y_stride) + group * p.filters * column_step()
                      : pixel_offset(pixel, p.x_stride) + group * p.channels * column_step();
   }
@@ -818,14 +818,14 @@ struct Steps {
   int first, count;
 
   __device__ __forceinline__ Steps(const Tile& tile, const ConvParameters& p,
-                                   const Walk<PHASES>& walk) {
-    const WalkPhase& here = walk.phase[tile.phase];
+                                   const Traversal<PHASES>& traversal) {
+    const TraversalPhase& here = traversal.phase[tile.phase];
     const int taps = here.taps[0] * here.taps[1] * here.taps[2];
     const int all = PASS == 2 ? lines(p.batch * Image(here).pixels())
                               : taps * lines(PASS == 0 ? p.channels : p.filters);
-    first = tile.split * walk.steps_of_split;
+    first = tile.split * traversal.steps_of_split;
     const int rest = all - first;
-    count = rest < 0 ? 0 : rest < walk.steps_of_split ? rest : walk.steps_of_split;
+    count = rest < 0 ? 0 : rest < traversal.steps_of_split ? rest : traversal.steps_of_split;
   }
 };
 
@@ -861,7 +861,7 @@ struct Producer {
   SharedMemory& shared;
   const TensorMaps& maps;
   const ConvParameters& p;
-  const Walk<PHASES>& walk;
+  const Traversal<PHASES>& traversal;
   int rank;
   FilterLoader filter;
   Cursor<STAGES> cursor;
@@ -894,7 +894,7 @@ struct Producer {
                      : lines(p.groups * p.channels) * LINE;
       window[i].keep(tap);
     }
-    const Image image(walk.phase[0]);
+    const Image image(traversal.phase[0]);
     int number = steps.first * BLOCK_K;
     Pixel<int> pixel = image.at(number);
 #pragma unroll 1
@@ -923,7 +923,7 @@ struct Producer {
       }
       number += BLOCK_K;
       if (PLANAR)
-        to_next_line(pixel, walk.phase[0]);
+        to_next_line(pixel, traversal.phase[0]);
       else
         pixel = image.at(number);
     }
@@ -931,7 +931,7 @@ struct Producer {
 #else
   // Loads operands of a product over taps and channels (or filters), with channels fastest.
   __device__ __forceinline__ void load(const Tile& tile, const Steps& steps) {
-    const WalkPhase& here = walk.phase[tile.phase];
+    const TraversalPhase& here = traversal.phase[tile.phase];
     const int depth = static_cast<int>(PASS == 0 ? p.channels : p.filters);
     const Pixel<int> pixel = Image(here).at(tile.row);
     const long long taps[3] = {here.taps[0], here.taps[1], here.taps[2]};
@@ -953,7 +953,7 @@ struct Producer {
     }
   }
 
-  __device__ __forceinline__ static void next(Tap<int>& tap, const WalkPhase& here, int blocks) {
+  __device__ __forceinline__ static void next(Tap<int>& tap, const TraversalPhase& here, int blocks) {
     if (++tap.c < blocks) return;
     tap.c = 0;
     if (++tap.s < here.taps[2]) return;
@@ -967,9 +967,9 @@ struct Producer {
  private:
   // Returns the coordinates of a base pixel, to which a load adds the offset of a tap.
   __device__ __forceinline__ Pixel<int> base_of(const Pixel<int>& pixel,
-                                                const WalkPhase& here) const {
-    return {pixel.n, here.base[0] + pixel.d * walk.stride[0],
-            here.base[1] + pixel.h * walk.stride[1], here.base[2] + pixel.w * walk.stride[2]};
+                                                const TraversalPhase& here) const {
+    return {pixel.n, here.base[0] + pixel.d * traversal.stride[0],
+            here.base[1] + pixel.h * traversal.stride[1], here.base[2] + pixel.w * traversal.stride[2]};
   }
 
   __device__ __forceinline__ void load_box(Storage* to, const ptx::TensorMap& map, int inner,
@@ -980,7 +980,7 @@ struct Producer {
       ptx::tma_load_3d(to, &map, full, inner, second, third);
   }
   // Advances to the next line of pixels of PLANAR images.
-  __device__ __forceinline__ static void to_next_line(Pixel<int>& line, const WalkPhase& here) {
+  __device__ __forceinline__ static void to_next_line(Pixel<int>& line, const TraversalPhase& here) {
     if ((line.w += LINE) < here.pixels[2]) return;
     line.w = 0;
     if (++line.h < here.pixels[1]) return;
@@ -1004,22 +1004,23 @@ struct Producer {
 #endif
   }
 
-  // Loads PIXELS pixels of a walk (walk.cuh) under a tap, with LINE channels from tap.c on.  The first is
-  // `pixel`, and `number` is its index in the walk.  In im2col mode, planes count as additional images.
+  // Loads PIXELS pixels of a traversal (traversal.cuh) under a tap, with LINE channels from tap.c on.  The
+  // first is `pixel`, and `number` is its index in the traversal.  In im2col mode, planes count as
+  // additional images.
   template <int PIXELS>
   __device__ __forceinline__ void load_gathered(Storage* to, int phase, const Tap<int>& tap,
                                                 const Pixel<int>& pixel, int number, int plane,
                                                 bool to_both) {
-    const WalkPhase& here = walk.phase[phase];
+    const TraversalPhase& here = traversal.phase[phase];
 #if PLANAR
     const ptx::TensorMap& map = maps.gathered[MAPS > 1 ? tap.s : 0];
     Pixel<int> line = pixel;
 #pragma unroll
     for (int first = 0; first < PIXELS; first += LINE) {
       Pixel<int> at = base_of(line, here);
-      at.d += tap.t * walk.spacing[0];
-      at.h += tap.r * walk.spacing[1];
-      at.w += tap.s * walk.spacing[2];
+      at.d += tap.t * traversal.spacing[0];
+      at.h += tap.r * traversal.spacing[1];
+      at.w += tap.s * traversal.spacing[2];
       load_line(to + first * LINE, map, tap.c, at, to_both);
       to_next_line(line, here);
     }
@@ -1029,14 +1030,14 @@ struct Producer {
     const ptx::TensorMap* map = &maps.gathered[phase];
     const Pixel<int> base = base_of(pixel, here);
     const int image = base.n + plane * static_cast<int>(p.batch);
-    const auto off_w = static_cast<unsigned short>(tap.s * walk.spacing[2]);
+    const auto off_w = static_cast<unsigned short>(tap.s * traversal.spacing[2]);
 #if SPATIAL == 1
     if (to_both)
       ptx::tma_load_im2col_3d_multicast(to, map, full, tap.c, base.w, image, off_w, BOTH_BLOCKS);
     else
       ptx::tma_load_im2col_3d(to, map, full, tap.c, base.w, image, off_w);
 #else
-    const auto off_h = static_cast<unsigned short>(tap.r * walk.spacing[1]);
+    const auto off_h = static_cast<unsigned short>(tap.r * traversal.spacing[1]);
 #if SPATIAL == 2
     if (to_both)
       ptx::tma_load_im2col_4d_multicast(to, map, full, tap.c, base.w, base.h, image, off_w, off_h,
@@ -1044,7 +1045,7 @@ struct Producer {
     else
       ptx::tma_load_im2col_4d(to, map, full, tap.c, base.w, base.h, image, off_w, off_h);
 #else
-    const auto off_d = static_cast<unsigned short>(tap.t * walk.spacing[0]);
+    const auto off_d = static_cast<unsigned short>(tap.t * traversal.spacing[0]);
     if (to_both)
       ptx::tma_load_im2col_5d_multicast(to, map, full, tap.c, base.w, base.h, base.d, image, off_w,
                                         off_h, off_d, BOTH_BLOCKS);
@@ -1151,7 +1152,7 @@ __device__ __forceinline__ void store_partial(const Sums& sums, const Tile& tile
 extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
     conv_hopper(const Result* bias, const Result* addend, Result* c, float* partial,
                 const __grid_constant__ TensorMaps maps,
-                const __grid_constant__ Walk<PHASES> walk,
+                const __grid_constant__ Traversal<PHASES> traversal,
                 const __grid_constant__ ConvParameters p) {
   SharedMemory& shared = *reinterpret_cast<SharedMemory*>(shared_memory);
   if (threadIdx.x == CONSUMERS * WARPGROUP) maps.prefetch();
@@ -1171,11 +1172,11 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
   if (warpgroup == CONSUMERS) {
     ptx::setmaxnreg_dec<40>();
     if (threadIdx.x < CONSUMERS * WARPGROUP + 32 && ptx::elect_one()) {
-      const FilterLoader filter = {maps.other, p, walk, schedule.rank};
-      Producer producer = {shared, maps, p, walk, schedule.rank, filter};
-      for (int number = schedule.first; number < walk.tiles; number += schedule.step) {
-        const Tile tile(number, schedule.rank, p, walk);
-        producer.load(tile, Steps(tile, p, walk));
+      const FilterLoader filter = {maps.other, p, traversal, schedule.rank};
+      Producer producer = {shared, maps, p, traversal, schedule.rank, filter};
+      for (int number = schedule.first; number < traversal.tiles; number += schedule.step) {
+        const Tile tile(number, schedule.rank, p, traversal);
+        producer.load(tile, Steps(tile, p, traversal));
       }
     }
   } else {
@@ -1186,9 +1187,9 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
     Turn turn(shared.turn, warpgroup);
     int next = 0;  // warpgroup whose turn it is
 #pragma unroll 1
-    for (int number = schedule.first; number < walk.tiles; number += schedule.step) {
-      const Tile tile(number, schedule.rank, p, walk);
-      const int steps = Steps(tile, p, walk).count;
+    for (int number = schedule.first; number < traversal.tiles; number += schedule.step) {
+      const Tile tile(number, schedule.rank, p, traversal);
+      const int steps = Steps(tile, p, traversal).count;
       if (TURNS && warpgroup != next++ % CONSUMERS) {
         consumer.pass_over(steps);
         continue;
@@ -1199,7 +1200,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
       if (TURNS) turn.wait();
       consumer.multiply_tile(sums, steps);
       if (TURNS) turn.pass_on();
-      const Output output = {p, walk, tile.group};
+      const Output output = {p, traversal, tile.group};
 #if SPLIT
       store_partial(sums, tile, output, epilogue, partial);
 #else
@@ -1219,10 +1220,10 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
 extern "C" __global__ void __launch_bounds__(ADDING_THREADS, 1)
     conv_hopper_reduce(const float* partial, const Result* bias, const Result* addend, Result* c,
                        const int splits,
-                       const __grid_constant__ Walk<PHASES> walk,
+                       const __grid_constant__ Traversal<PHASES> traversal,
                        const __grid_constant__ ConvParameters p) {
   constexpr int COLUMNS = 8;
-  const Output all = {p, walk, 0};
+  const Output all = {p, traversal, 0};
   const int pitch = all.pitch();
   const long long matrix = static_cast<long long>(all.rows(0)) * pitch;
   const long long elements = p.groups * matrix;
@@ -1232,8 +1233,8 @@ extern "C" __global__ void __launch_bounds__(ADDING_THREADS, 1)
 
   ptx::griddepcontrol_wait();  // no thread reads or writes global memory before this wait
   float sums[COLUMNS];
-  add_parts(sums, partial + element, splits, elements);
-  const Output output = {p, walk, static_cast<int>(element / matrix)};
+  add_partial_sums(sums, partial + element, splits, elements);
+  const Output output = {p, traversal, static_cast<int>(element / matrix)};
   const int row = static_cast<int>(element % matrix / pitch);
   const int column = static_cast<int>(element % pitch);
   const long long row_offset = output.row_offset(row, 0);

@@ -55,7 +55,7 @@
 #include "index.cuh"
 #include "maps.cuh"
 #include "numeric.cuh"
-#include "ring.cuh"
+#include "multistage.cuh"
 #include "vector.cuh"
 
 using Storage = STORAGE;
@@ -473,7 +473,7 @@ static_assert(WARP_PIXELS % DEPTH == 0, "whole fragments only");
 static_assert(CLASS_PIXELS % WARP_PIXELS == 0, "a warp's pixels are of one class");
 
 // dy of a tile.  Pixels are indexed by their position in the tile; lines run along the contiguous axis.
-using GradientTile = RingTile<Storage, Y_LAST ? PIXELS : BLOCK_M, Y_LAST ? BLOCK_M : PIXELS, !Y_LAST>;
+using GradientTile = StageTile<Storage, Y_LAST ? PIXELS : BLOCK_M, Y_LAST ? BLOCK_M : PIXELS, !Y_LAST>;
 
 struct Stage {
   GradientTile dy;

@@ -43,7 +43,7 @@
 #include "epilogue.cuh"
 #include "index.cuh"
 #include "maps.cuh"
-#include "ring.cuh"
+#include "multistage.cuh"
 #include "vector.cuh"
 
 using Storage = STORAGE;
@@ -58,7 +58,7 @@ constexpr int WEIGHTS = 8 * WINDOW + 8;          // elements of a filter row wit
 
 // -- geometry ---------------------------------------------------------------------------------------
 
-// Sizes of the walked tensor (y, dx or dy), which is divided among blocks, and of the source (x, or dy in
+// Sizes of the tiled tensor (y, dx or dy), which is divided among blocks, and of the source (x, or dy in
 // backprop-input), which windows read.
 struct Geometry {
   Index rows, height, width, source_height, source_width, pad_h, pad_w, channels;
@@ -67,18 +67,18 @@ struct Geometry {
   __device__ __forceinline__ explicit Geometry(const ConvParameters& p)
       : channels(narrowed(p.groups)) {
 #if PASS == 1
-    const long long(&walked)[3] = p.input;
+    const long long(&tiled)[3] = p.input;
     const long long(&source)[3] = p.output;
     pad_h = FILTER_R - 1 - narrowed(p.pad[1]);
     pad_w = FILTER_S - 1 - narrowed(p.pad[2]);
 #else
-    const long long(&walked)[3] = p.output;
+    const long long(&tiled)[3] = p.output;
     const long long(&source)[3] = p.input;
     pad_h = narrowed(p.pad[1]);
     pad_w = narrowed(p.pad[2]);
 #endif
-    height = narrowed(walked[1]);
-    width = narrowed(walked[2]);
+    height = narrowed(tiled[1]);
+    width = narrowed(tiled[2]);
     image_rows = ALIGNED ? (height + ROWS - 1) / ROWS * ROWS : height;
     rows = narrowed(p.batch) * image_rows;
     source_height = narrowed(source[1]);
@@ -91,7 +91,7 @@ struct Geometry {
   }
 };
 
-// The rows and columns of the walked tensor that belong to a block, and the source lines that they read.
+// The rows and columns of the tiled tensor that belong to a block, and the source lines that they read.
 // Each image has TAP_ROWS - 1 more source lines than rows.
 struct Patch {
   const Geometry& g;
@@ -110,7 +110,7 @@ struct Patch {
     h = from_image % lines_of_image + first_tap - g.pad_h;
     return n * g.image_rows < g.rows && h >= 0 && h < g.source_height;
   }
-  __device__ __forceinline__ bool walked_row(int line, Index& n, Index& h) const {
+  __device__ __forceinline__ bool tiled_row(int line, Index& n, Index& h) const {
     const Index row = first_row + line;
     n = row / g.image_rows;
     h = row % g.image_rows;
@@ -129,23 +129,23 @@ struct Plane {
 constexpr long long NOWHERE = 1ll << 62;  // in place of the offset of a line outside the tensor
 
 using SourcePlane = Plane<SOURCE_LINES, BLOCKS>;
-using WalkedPlane = Plane<ROWS, STRIPS>;
+using TiledPlane = Plane<ROWS, STRIPS>;
 
 // Offsets in memory of a block's lines, in the block's first channel.
 struct Lines {
-  long long source[SOURCE_LINES], walked[ROWS];
+  long long source[SOURCE_LINES], tiled[ROWS];
 
   __device__ __forceinline__ void find(const Patch& patch, const long long (&source_stride)[5],
-                                       const long long (&walked_stride)[5]) {
+                                       const long long (&tiled_stride)[5]) {
     const long long first_channel = static_cast<long long>(blockIdx.y) * CHANNELS;
     for (int i = threadIdx.x; i < SOURCE_LINES + ROWS; i += THREADS) {
       const bool of_source = i < SOURCE_LINES;
-      const long long(&stride)[5] = of_source ? source_stride : walked_stride;
+      const long long(&stride)[5] = of_source ? source_stride : tiled_stride;
       Index n, h;
       const bool exists = of_source ? patch.source_row(i, n, h)
-                                    : patch.walked_row(i - SOURCE_LINES, n, h);
+                                    : patch.tiled_row(i - SOURCE_LINES, n, h);
       const long long begin = n * stride[0] + h * stride[3] + first_channel * stride[1];
-      (of_source ? source[i] : walked[i - SOURCE_LINES]) = exists ? begin : NOWHERE;
+      (of_source ? source[i] : tiled[i - SOURCE_LINES]) = exists ? begin : NOWHERE;
     }
   }
 };
@@ -157,7 +157,7 @@ struct Diagonals {
 // The struct has a name, because NVRTC up to 12.6 omits anonymous structs from the size of a union.
 struct Held {
   SourcePlane source[CHANNELS];
-  WalkedPlane walked[CHANNELS];
+  TiledPlane tiled[CHANNELS];
   float plain_sums[CHANNELS][TAP_ROWS][FILTER_S];
   Lines lines;
 };
@@ -169,7 +169,7 @@ union SharedMemory {
 struct SharedMemory {
   union {
     SourcePlane source[CHANNELS];
-    WalkedPlane walked[CHANNELS];
+    TiledPlane tiled[CHANNELS];
   };
   Storage weights[CHANNELS][FILTER_R][WEIGHTS];
   Lines lines;
@@ -538,9 +538,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   }
 
   __syncthreads();  // the source is no longer read; results replace it
-  const Window results(shared.lines.walked, result_stride, patch.first_column, g.width, channels);
+  const Window results(shared.lines.tiled, result_stride, patch.first_column, g.width, channels);
   if (ADD) {
-    fill<ROWS, STRIPS, RESULT_LAST, RESULT_VECTOR, 0>(shared.walked, addend, results);
+    fill<ROWS, STRIPS, RESULT_LAST, RESULT_VECTOR, 0>(shared.tiled, addend, results);
     __syncthreads();  // the planes contain the addend
   }
 #pragma unroll
@@ -550,7 +550,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         Storage* const element =
-            &shared.walked[warp].element[tile * 16 + half * 8 + group][strip * 8 + 2 * pair];
+            &shared.tiled[warp].element[tile * 16 + half * 8 + group][strip * 8 + 2 * pair];
         float two[2] = {sum[tile][strip][2 * half], sum[tile][strip][2 * half + 1]};
         add_addend(two, element);
         two[0] = activate<ACTIVATION>(two[0]), two[1] = activate<ACTIVATION>(two[1]);
@@ -558,7 +558,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
       }
   __syncthreads();  // the results are complete
 
-  empty<ROWS, STRIPS, RESULT_LAST, RESULT_VECTOR>(shared.walked, result, results);
+  empty<ROWS, STRIPS, RESULT_LAST, RESULT_VECTOR>(shared.tiled, result, results);
 }
 
 #else
@@ -595,10 +595,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         Window(held.lines.source, p.x_stride, patch.first_column - g.pad_w, g.source_width,
                channels));
     fill<ROWS, STRIPS, RESULT_LAST, RESULT_VECTOR, 0>(
-        held.walked, dy,
-        Window(held.lines.walked, p.y_stride, patch.first_column, g.width, channels));
+        held.tiled, dy,
+        Window(held.lines.tiled, p.y_stride, patch.first_column, g.width, channels));
     const SourcePlane& plane = held.source[warp];
-    const WalkedPlane& gradient = held.walked[warp];
+    const TiledPlane& gradient = held.tiled[warp];
     if (!__syncthreads_or(!finite)) {  // the patch is complete
 #pragma unroll
       for (int tile = 0; tile < ROW_TILES; ++tile) {
@@ -627,7 +627,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
           float plain = 0;
           for (int row = 0; row < ROWS; ++row) {
             Index n, h;
-            if (!patch.walked_row(row, n, h)) continue;
+            if (!patch.tiled_row(row, n, h)) continue;
             const int line = patch.line_of(patch.first_row + row) + tap;
             for (int q = 0; q < 8 * STRIPS && patch.first_column + q < g.width; ++q)
               plain += Numeric<Storage>::widen(gradient.element[row][q]) *

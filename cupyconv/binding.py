@@ -102,7 +102,7 @@ OPERATIONS = {
 }
 
 
-class Called(NamedTuple):
+class ArgumentNames(NamedTuple):
     """Names that errors use for an operation's arrays.
 
     Attributes:
@@ -118,17 +118,17 @@ class Called(NamedTuple):
     sizes: tuple[str, ...] | None = None
 
 
-CALLED = {name: Called(operation.arrays) for name, operation in OPERATIONS.items()}
+ARGUMENT_NAMES = {name: ArgumentNames(operation.arrays) for name, operation in OPERATIONS.items()}
 """Names of the arrays of the public functions, keyed by operation."""
 
 for _name in ("transpose", "conjugate_transpose"):
-    CALLED[_name] = CALLED[_name]._replace(tensors=TRANSPOSED)
+    ARGUMENT_NAMES[_name] = ARGUMENT_NAMES[_name]._replace(tensors=TRANSPOSED)
 
 
-def error_names(operation: str, called: Called) -> dict[str, str]:
+def error_names(operation: str, argument_names: ArgumentNames) -> dict[str, str]:
     """Return the names of the arrays in errors, keyed by their names in ``Operation.arrays``."""
-    names = dict(zip(OPERATIONS[operation].arrays, called.given, strict=False))
-    return {**names, "out": called.out}
+    names = dict(zip(OPERATIONS[operation].arrays, argument_names.given, strict=False))
+    return {**names, "out": argument_names.out}
 
 
 def problem_of(
@@ -136,17 +136,17 @@ def problem_of(
     layouts: Mapping[str, Any],
     shape: Any,
     options: ConvOptions,
-    called: Called | None = None,
+    argument_names: ArgumentNames | None = None,
 ) -> ConvProblem:
     """Return the problem of a call, after checking that the arrays fit it.
 
     Args:
-        operation, shape, options, called: as for ``calls.compute``.
+        operation, shape, options, argument_names: as for ``calls.compute``.
         layouts: arrays, or other objects with shape and dtype, keyed by their names in
             ``Operation.arrays``; and the array for the result as ``out``.
     """
-    called = called or CALLED[operation]
-    array_names, names = error_names(operation, called), called.tensors
+    argument_names = argument_names or ARGUMENT_NAMES[operation]
+    array_names, names = error_names(operation, argument_names), argument_names.tensors
     dtype = common_dtype(
         {array_names.get(name, name): array for name, array in layouts.items() if name != "out"}
     )
@@ -180,13 +180,13 @@ def problem_of(
         if "add" in layouts:
             require_add(array_names["add"], layouts["add"].shape, expected)
         if "out" in layouts:
-            require_out(called.out, layouts["out"], expected, problem.dtype)
+            require_out(argument_names.out, layouts["out"], expected, problem.dtype)
 
-    sizes = OPERATIONS[operation].sizes if called.sizes is None else called.sizes
+    sizes = OPERATIONS[operation].sizes if argument_names.sizes is None else argument_names.sizes
     try:
         problem = offering(require, names, call, sizes, require_results)
     except ConvError as error:
-        if error.fixes or called.out != "out" or not {"add", "out"} & layouts.keys():
+        if error.fixes or argument_names.out != "out" or not {"add", "out"} & layouts.keys():
             raise
         problem = None
     if problem is None:  # no fix fits add and out, so offer fixes that require another add or out
@@ -229,7 +229,7 @@ def bound(
     alignment: int,
     device: Device,
     workspace_limit: int | None,
-    called: Called,
+    argument_names: ArgumentNames,
     require: Callable[[Request], None] | None = None,
 ) -> Bound:
     """Validate and plan a call.
@@ -242,14 +242,14 @@ def bound(
         alignment: largest power of two, up to 16, that divides the arrays' addresses in bytes.
         device: device of the arrays.
         workspace_limit: largest workspace in bytes; None for no limit.
-        called: names of the arrays in errors.
+        argument_names: names of the arrays in errors.
         require: function that checks the request before it is planned.
 
     Raises:
         ConvError, ConvTypeError: the call is invalid.
     """
     require_words(options.activation, options.precision, options.impl, device)
-    problem = problem_of(operation, layouts, options.shape, options.layer, called)
+    problem = problem_of(operation, layouts, options.shape, options.layer, argument_names)
     require_activation(options.activation, problem)
     shape, of = result_shape(operation, problem), OPERATIONS[operation]
     extends = of.is_transposed and layouts["x"].shape != problem.output_shape
@@ -261,7 +261,7 @@ def bound(
         if problem.is_complex and not of.conjugates:  # the pass gets the conjugate of w
             w = Layout.contiguous(layouts["w"].shape, layouts["w"].dtype)
             layouts = {**layouts, "w": w}
-        strides = _strides(of, problem, layouts, alignment, error_names(operation, called))
+        strides = _strides(of, problem, layouts, alignment, error_names(operation, argument_names))
     request = Request(problem, of.pass_, device, options.precision, workspace_limit, strides)
     if require is not None:
         require(request)
@@ -304,20 +304,20 @@ def bound_sum(
     alignment: int,
     device: Device,
     workspace_limit: int | None,
-    called: Called,
+    argument_names: ArgumentNames,
 ) -> tuple[Bound, Strides | None]:
     """Validate a bias gradient; return it, and the strides of dy and db on a GPU.
 
     The arguments are as for ``bound``.  The problem is a layer whose output has the shape of dy.
     """
     require_limit(workspace_limit)
-    (name,), dy, out = called.given, layouts["dy"], layouts.get("out")
+    (name,), dy, out = argument_names.given, layouts["dy"], layouts.get("out")
     problem = bias_problem(name, dy.shape, data_format, common_dtype({name: dy}))
     if out is not None:
-        require_out(called.out, out, problem.bias_shape, problem.dtype)
+        require_out(argument_names.out, out, problem.bias_shape, problem.dtype)
     strides = None
     if device.is_gpu:  # NumPy supports any strides
-        step = 1 if out is None else _elements(called.out, out)[0]
+        step = 1 if out is None else _elements(argument_names.out, out)[0]
         strides = Strides.of_sum(_elements(name, dy), step, alignment)
     return Bound(problem, None, None, PLAIN, problem.bias_shape, False), strides
 
@@ -330,7 +330,7 @@ def _elements(name: str, layout: Layout) -> tuple[int, ...]:
 
 
 def bias_problem(
-    called: str, dy_shape: tuple[int, ...], data_format: DataFormat | None, dtype: Any
+    dy_name: str, dy_shape: tuple[int, ...], data_format: DataFormat | None, dtype: Any
 ) -> ConvProblem:
     """Return a 1x1 depthwise layer whose output has the shape of dy.
 
@@ -344,13 +344,13 @@ def bias_problem(
             if letter != "N" and size < 1:
                 raise ConvError(
                     "every size but the batch must be at least 1",
-                    f"{called} has {letter} = {size}",
-                    f"Use positive sizes: {called} {shape_text(dy_shape)} was read as {layout}",
+                    f"{dy_name} has {letter} = {size}",
+                    f"Use positive sizes: {dy_name} {shape_text(dy_shape)} was read as {layout}",
                 )
         channels = dy_shape[formats.data_axes(layout)[1]]
         options = ConvOptions(1, 0, 1, channels, layout, formats.filter_formats(rank)[0])
     w_shape = (options.groups, 1, *[1] * rank)
-    return named_problem(Names(x=called), dy_shape, w_shape, dtype=dtype, **options._asdict())
+    return named_problem(Names(x=dy_name), dy_shape, w_shape, dtype=dtype, **options._asdict())
 
 
 def require_words(

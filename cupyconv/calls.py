@@ -16,7 +16,7 @@ from typing import Any
 
 from cupyconv import arrays, backends, binding, operands, settings
 from cupyconv.backends import DESCRIBE, Backend, Run
-from cupyconv.binding import CALLED, OPERATIONS, Bound, Called, Options
+from cupyconv.binding import ARGUMENT_NAMES, OPERATIONS, ArgumentNames, Bound, Options
 from cupyconv.errors import ConvError, ConvTypeError, require_word, shown
 from cupyconv.formats import DataFormat, FilterFormat
 from cupyconv.kernels.device import CPU
@@ -159,14 +159,14 @@ class Call:
         return self._compute((first, second, bias, add, out), described[2])
 
     def _compute(
-        self, given: Given, addresses: tuple[int, ...], called: Called | None = None
+        self, given: Given, addresses: tuple[int, ...], argument_names: ArgumentNames | None = None
     ) -> Any:
         """Return the result for arrays that fit the call.
 
         Args:
             given: the arrays.
             addresses: their addresses, as in ``backends.Described``; empty on the CPU.
-            called: names of the arrays in errors.
+            argument_names: names of the arrays in errors.
 
         Raises:
             ConvError: ``out`` is read-only or shares memory with an operand.
@@ -177,14 +177,14 @@ class Call:
         else:
             result = out
             if not addresses:
-                require_writable(self.operation, given, self._backend, called)
+                require_writable(self.operation, given, self._backend, argument_names)
             else:
                 low, high = addresses[2] + self._out_span[0], addresses[2] + self._out_span[1]
                 for position, start, end in self._spans:
                     address = addresses[position]
                     if address + start < high and low < address + end:
                         # Perhaps the addend, which may be ``out`` itself.
-                        require_writable(self.operation, given, self._backend, called)
+                        require_writable(self.operation, given, self._backend, argument_names)
                         break
         if self._is_indirect:
             self._run_indirectly(given, result)
@@ -488,7 +488,7 @@ def compute(
     add: Any,
     out: Any,
     options: tuple[Any, ...],
-    called: Called | None = None,
+    argument_names: ArgumentNames | None = None,
     measure: bool | None = None,
     deferred: bool = False,
 ) -> Any:
@@ -503,7 +503,7 @@ def compute(
             only one.
         bias, add, out: as for ``conv_forward``.
         options: fields of an Options.
-        called: names of the arrays in errors; by default those of the public functions.
+        argument_names: names of the arrays in errors; by default those of the public functions.
         measure: whether to time the candidate kernels on a GPU and use the fastest; by default
             ``cupyconv.benchmark``.
         deferred: whether to return the call, its arrays and their addresses, for ``run_together``,
@@ -518,7 +518,7 @@ def compute(
     described = describe and describe(first, second, bias, add, out)
     given = (first, second, bias, add, out)
     if described is None:
-        how = called or CALLED[operation], measure, deferred
+        how = argument_names or ARGUMENT_NAMES[operation], measure, deferred
         return _compute_converted(operation, given, options, *how, prepared)
     layouts, out_layout, addresses = described
     kinds = tuple(map(type, options))
@@ -532,8 +532,8 @@ def compute(
     except TypeError:  # an argument is not hashable, such as a list
         call = None
     if call is None:
-        call = _new_call(calls, key, given, called or CALLED[operation], prepared)
-    return (call, given, addresses) if deferred else call._compute(given, addresses, called)
+        call = _new_call(calls, key, given, argument_names or ARGUMENT_NAMES[operation], prepared)
+    return (call, given, addresses) if deferred else call._compute(given, addresses, argument_names)
 
 
 def _types(options: tuple[Any, ...]) -> tuple[type, ...]:
@@ -552,21 +552,21 @@ def _compute_converted(
     operation: str,
     given: Given,
     options: tuple[Any, ...],
-    called: Called,
+    argument_names: ArgumentNames,
     measure: bool | None,
     deferred: bool,
     prepared: PreparedFilter[Any] | None,
 ) -> Any:
     """Run ``compute`` with the arguments converted to NumPy or CuPy arrays."""
     present, out = _present(operation, given), given[4]
-    names = binding.error_names(operation, called)
+    names = binding.error_names(operation, argument_names)
     taken, home, _ = operands.take(tuple(names[name] for name in present), tuple(present.values()))
     converted = dict(zip(present, taken, strict=True))
-    result = None if out is None else operands.take_out_array(called.out, out, home)
+    result = None if out is None else operands.take_out_array(argument_names.out, out, home)
     if prepared is not None:
         converted["w"] = prepared
     first, second, bias, add = map(converted.get, _slots(operation))
-    how = options, called, measure, deferred
+    how = options, argument_names, measure, deferred
     found = compute(operation, first, second, bias, add, result, *how)
     return found if deferred or out is None else operands.written_to(out)
 
@@ -590,7 +590,7 @@ def _new_call(
     calls: dict[Any, Call],
     key: tuple[Any, ...],
     given: Given,
-    called: Called,
+    argument_names: ArgumentNames,
     prepared: PreparedFilter[Any] | None,
 ) -> Call:
     """Validate and plan a call, and remember it.
@@ -599,7 +599,7 @@ def _new_call(
         calls: dictionary that remembers the call.
         key: the call's key, as ``compute`` makes it.
         given: NumPy or CuPy arrays.
-        called, prepared: as in ``compute``.
+        argument_names, prepared: as in ``compute``.
     """
     operation, options, kinds, layouts, *_ = key
     measure, limit, limit_kind = key[5:]
@@ -612,19 +612,19 @@ def _new_call(
             # An error below shows the lists, as the user wrote them.
             with suppress(ConvError, ConvTypeError):
                 other = (operation, frozen, frozen_kinds, *key[3:])
-                return calls.get(other) or _new_call(calls, other, given, called, prepared)
-    present, names = _present(operation, given), binding.error_names(operation, called)
+                return calls.get(other) or _new_call(calls, other, given, argument_names, prepared)
+    present, names = _present(operation, given), binding.error_names(operation, argument_names)
     backend = backends.of(arrays.take(names[next(iter(present))], given[0])[1])
     if backend.ordinal is not None:
         error_names = [names[name] for name in present]
         operands.require_current_device(error_names, tuple(present.values()), backend.ordinal)
     described = {name: Layout.of(array) for name, array in present.items()}
     if given[4] is not None:
-        require_writable(operation, given, backend, called)
+        require_writable(operation, given, backend, argument_names)
         described["out"] = Layout.of(given[4])
     alignment = backends.ALIGNMENT if backend.address is None else layouts[-2]
     every = Options._make(options)
-    call = _make(operation, described, every, alignment, backend, limit, called, prepared)
+    call = _make(operation, described, every, alignment, backend, limit, argument_names, prepared)
 
     def remember(call: Call) -> None:
         if is_kept:
@@ -663,16 +663,16 @@ def _make(
     alignment: int,
     backend: Backend,
     workspace_limit: int | None,
-    called: Called,
+    argument_names: ArgumentNames,
     prepared: PreparedFilter[Any] | None = None,
 ) -> Call:
     """Validate and plan a call; arguments are as for ``binding.bound``."""
-    place = alignment, backend.device, workspace_limit, called
+    place = alignment, backend.device, workspace_limit, argument_names
     if operation == "backprop_bias":
         bound, strides = binding.bound_sum(layouts, options.data_format, *place)
         run = backend.prepare_bias(bound.problem, strides, workspace_limit)
         return Call(operation, bound, lambda _: run, layouts, alignment, backend, options.impl)
-    require = None if prepared is None else prepared.belonging.require
+    require = None if prepared is None else prepared.key.require
     bound = binding.bound(operation, layouts, options, *place, require)
     forms = {} if prepared is None else prepared.forms
     if bound.problem.is_complex and not OPERATIONS[operation].conjugates:
@@ -704,7 +704,7 @@ def _preparer(
 
 
 def require_writable(
-    operation: str, given: Given, backend: Backend, called: Called | None = None
+    operation: str, given: Given, backend: Backend, argument_names: ArgumentNames | None = None
 ) -> None:
     """Check that ``out`` is writable and shares no memory with operands, or is the addend itself.
 
@@ -712,13 +712,13 @@ def require_writable(
         ConvError: it is read-only or shares memory.
         ConvTypeError: it is on another device.
     """
-    called = called or CALLED[operation]
-    names, present = binding.error_names(operation, called), _present(operation, given)
+    argument_names = argument_names or ARGUMENT_NAMES[operation]
+    names, present = binding.error_names(operation, argument_names), _present(operation, given)
     add, out = present.pop("add", None), given[4]
     inputs = {names[name]: array for name, array in present.items()}
-    operands.take_out(called.out, out, inputs, backend.home, backend)
+    operands.take_out(argument_names.out, out, inputs, backend.home, backend)
     if add is not None:
-        operands.take_add(names["add"], add, called.out, out, backend.home)
+        operands.take_add(names["add"], add, argument_names.out, out, backend.home)
 
 
 def require_no_capture(backend: Backend, function: str) -> None:
@@ -831,7 +831,7 @@ def bind(
     on_cpu = device is not None or not arrays.device_count()
     backend = backends.of(arrays.Home.CPU if on_cpu else arrays.Home.GPU)
     place = backends.ALIGNMENT, backend, settings.workspace_limit
-    return _make(operation, layouts, options, *place, CALLED[operation])
+    return _make(operation, layouts, options, *place, ARGUMENT_NAMES[operation])
 
 
 _ARGUMENTS = {
@@ -866,4 +866,4 @@ def of_problem(
     shape = next((getattr(problem, name) for name in of.sizes), None)
     options = Options(shape, *problem.options, None, precision, impl)
     place = alignment, backend, workspace_limit
-    return _make(pass_, layouts, options, *place, CALLED[pass_])
+    return _make(pass_, layouts, options, *place, ARGUMENT_NAMES[pass_])

@@ -35,7 +35,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
 from cupyconv import arrays, formats, settings
-from cupyconv.binding import Called
+from cupyconv.binding import ArgumentNames
 from cupyconv.calls import compute
 from cupyconv.errors import (
     ConvError,
@@ -121,9 +121,9 @@ _NAMES = Names(
     spell=_layout,
     pad=lambda value: None if isinstance(value, str) else ("pad", any_padding(value)[1]),
 )
-_FORWARD = Called(("x", "W", "b"), "y", _NAMES._replace(x="x", w="W", y="y"))
-_BACKWARD_FILTER = Called(("x", "gy"), "gW", _NAMES._replace(x="x", w="gW", y="gy"))
-_BACKWARD_DATA = Called(("W", "x", "b"), "y", _NAMES._replace(x="y", w="W", y="x"))
+_FORWARD = ArgumentNames(("x", "W", "b"), "y", _NAMES._replace(x="x", w="W", y="y"))
+_BACKWARD_FILTER = ArgumentNames(("x", "gy"), "gW", _NAMES._replace(x="x", w="gW", y="gy"))
+_BACKWARD_DATA = ArgumentNames(("W", "x", "b"), "y", _NAMES._replace(x="y", w="W", y="x"))
 
 _LAYOUTS = (CUDNN_TENSOR_NCHW, CUDNN_TENSOR_NHWC)
 _PRECISIONS = {"always": "tf32", "auto": "ieee", "never": "ieee"}

@@ -36,7 +36,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, overload
 
 from cupyconv import arrays, operands
-from cupyconv.binding import Called
+from cupyconv.binding import ArgumentNames
 from cupyconv.calls import compute
 from cupyconv.errors import (
     ConvError,
@@ -140,8 +140,8 @@ _CONV = Names(
 _CONV_TRANSPOSE = _CONV._replace(
     x=TRANSPOSED.x, y=TRANSPOSED.y, x_shape=TRANSPOSED.x_shape, y_shape="x_shape"
 )
-_CONV_CALLED = Called(("x", "w", "b"), tensors=_CONV)
-_CONV_TRANSPOSE_CALLED = Called(("w", "x", "b"), tensors=_CONV_TRANSPOSE)
+_CONV_ARGUMENTS = ArgumentNames(("x", "w", "b"), tensors=_CONV)
+_CONV_TRANSPOSE_ARGUMENTS = ArgumentNames(("w", "x", "b"), tensors=_CONV_TRANSPOSE)
 
 
 @overload
@@ -210,7 +210,7 @@ def conv(
     shapes = x.shape, w.shape, None if b is None else b.shape
     options = _from_cache(_conv_options, shapes, attributes)
     call_options = (None, *options, None, "ieee", "auto")
-    return compute("forward", x, w, b, None, None, call_options, _CONV_CALLED)
+    return compute("forward", x, w, b, None, None, call_options, _CONV_ARGUMENTS)
 
 
 @overload
@@ -282,7 +282,7 @@ def conv_transpose(
     shapes = x.shape, w.shape, None if b is None else b.shape
     options, extra = _from_cache(_conv_transpose_options, shapes, attributes)
     call_options = ((None, extra), *options, None, "ieee", "auto")
-    return compute("transpose", w, x, b, None, None, call_options, _CONV_TRANSPOSE_CALLED)
+    return compute("transpose", w, x, b, None, None, call_options, _CONV_TRANSPOSE_ARGUMENTS)
 
 
 @lru_cache(maxsize=4096)

@@ -139,7 +139,7 @@ def require_add(name: str, shape: tuple[int, ...], result: tuple[int, ...]) -> N
         )
 
 
-def take_add(name: str, add: Any, called: str, out: Any, home: arrays.Home) -> Any:
+def take_add(name: str, add: Any, out_name: str, out: Any, home: arrays.Home) -> Any:
     """Return ``out`` if the addend is the same array, else the addend.
 
     Raises:
@@ -149,8 +149,8 @@ def take_add(name: str, add: Any, called: str, out: Any, home: arrays.Home) -> A
         return out
     if arrays.overlap(add, out, home):
         raise ConvError(
-            f"{name} must be {called} itself or share no memory with it",
-            f"{name} shares memory with {called}, but has another address, shape or strides",
+            f"{name} must be {out_name} itself or share no memory with it",
+            f"{name} shares memory with {out_name}, but has another address, shape or strides",
             f"Pass a copy of {name}",
         )
     return add
@@ -167,23 +167,23 @@ def require_current_device(names: Sequence[str], given: Sequence[Any], current: 
             )
 
 
-def take_out_array(called: str, out: Any, home: arrays.Home) -> Any:
+def take_out_array(out_name: str, out: Any, home: arrays.Home) -> Any:
     """Return ``out`` as a NumPy or CuPy array, after checking that it is writable and on ``home``.
 
     Args:
-        called: name of ``out`` in errors.
+        out_name: name of ``out`` in errors.
     """
-    array, out_home = arrays.take_out(called, out)
+    array, out_home = arrays.take_out(out_name, out)
     if out_home is not home:
         raise ConvTypeError(
-            f"{called} must be on the inputs' device: {called} is a {out_home.value} array, the "
-            f"inputs are {home.value} arrays. Pass a {home.value} array"
+            f"{out_name} must be on the inputs' device: {out_name} is a {out_home.value} array, "
+            f"the inputs are {home.value} arrays. Pass a {home.value} array"
         )
     return array
 
 
 def take_out(
-    called: str,
+    out_name: str,
     out: Any,
     inputs: Mapping[str, Any],
     home: arrays.Home,
@@ -194,15 +194,15 @@ def take_out(
     Args:
         inputs: arrays that must not share memory with ``out``, by their names in errors.
     """
-    array = take_out_array(called, out, home)
+    array = take_out_array(out_name, out, home)
     if backend.ordinal is not None:
-        require_current_device((called,), (array,), backend.ordinal)
+        require_current_device((out_name,), (array,), backend.ordinal)
     for name, other in inputs.items():
         if arrays.overlap(array, other, home):
             raise ConvError(
-                f"{called} must not share memory with an input",
-                f"{called} overlaps {name}",
-                f"Pass a new array as {called}, or a copy of {name}",
+                f"{out_name} must not share memory with an input",
+                f"{out_name} overlaps {name}",
+                f"Pass a new array as {out_name}, or a copy of {name}",
             )
     return array
 

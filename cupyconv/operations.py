@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, get_args, overload
 
 from cupyconv import arrays, backends, calls, settings
-from cupyconv.binding import CALLED, problem_of, require_words
+from cupyconv.binding import ARGUMENT_NAMES, problem_of, require_words
 from cupyconv.calls import compute
 from cupyconv.errors import ConvError, naming_arguments, unknown_arguments, words_of
 from cupyconv.formats import DataFormat, FilterFormat
@@ -475,8 +475,8 @@ def conv_backward(
         problem_of("backprop_filter", layouts, None, layer_options, _BACKWARD["backprop_filter"])
 
     def call(operation: str, first: Any, second: Any, shape: Any, options: Any) -> Any:
-        called, given = _BACKWARD[operation], (first, second, None, None, None)
-        return compute(operation, *given, (shape, *options), called, deferred=True)
+        argument_names, given = _BACKWARD[operation], (first, second, None, None, None)
+        return compute(operation, *given, (shape, *options), argument_names, deferred=True)
 
     found: dict[str, Any] = {}
     if "input" in needed:
@@ -490,7 +490,9 @@ def conv_backward(
     return ConvGradients(*map(results.get, GRADIENTS))
 
 
-_BACKWARD = {name: called._replace(sizes=()) for name, called in CALLED.items()}
+_BACKWARD = {
+    name: argument_names._replace(sizes=()) for name, argument_names in ARGUMENT_NAMES.items()
+}
 """Names of the arrays of ``conv_backward``, which takes no tensor as a shape."""
 
 

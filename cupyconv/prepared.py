@@ -12,7 +12,7 @@ from cupyconv.problem import ConvProblem, bytes_text, shape_text
 _Array_co = TypeVar("_Array_co", covariant=True)
 
 
-class Belonging(NamedTuple):
+class FilterKey(NamedTuple):
     """The calls that a prepared filter supports, and the names of its copies.
 
     It contains no arrays, so it can be part of a cache key.
@@ -96,7 +96,7 @@ class PreparedFilter(Generic[_Array_co]):
         self.forms = dict(forms)
         self.problem, self.device = problem, device
         self.passes, self.precision = passes, precision
-        self.belonging = Belonging(problem, device, passes, precision, tuple(forms))
+        self.key = FilterKey(problem, device, passes, precision, tuple(forms))
         self.calls: dict[Any, Any] = {}  # calls with this filter, as in calls.py
 
     @property

@@ -439,11 +439,11 @@ class ConvProblem:
         )
         _require_sizes(names, self)
         _require_channels(names, self)
-        reach = [
+        spans = [
             (taps - 1) * dilation
             for taps, dilation in zip(self.filter_sizes, self.dilation, strict=True)
         ]
-        mode, pairs = _padding(names, options.padding, layout, reach)
+        mode, pairs = _padding(names, options.padding, layout, spans)
         if mode.startswith("same"):
             pairs = tuple(
                 _same_padding(mode, *sizes)
@@ -1366,7 +1366,7 @@ def _positive(
 
 
 def _padding(
-    names: Names, padding: Padding, layout: str, reach: Sequence[int] = ()
+    names: Names, padding: Padding, layout: str, spans: Sequence[int] = ()
 ) -> tuple[str, tuple[tuple[int, int], ...]]:
     """Return the padding's mode and its (before, after) pairs; the pairs of SAME are zeros.
 
@@ -1374,13 +1374,13 @@ def _padding(
         names: names that messages use.
         padding: the argument.
         layout: data format of the layer.
-        reach: as for ``unknown_padding``.
+        spans: as for ``unknown_padding``.
     """
     rank, what = len(layout) - 2, names.padding
     if isinstance(padding, str):
         mode = padding.lower()
         if mode not in PADDING_WORDS:
-            raise unknown_padding(names, padding, PADDING_WORDS, reach)
+            raise unknown_padding(names, padding, PADDING_WORDS, spans)
         return mode, ((0, 0),) * rank
     if not is_sequence(padding):
         amount = integer(what, padding)
@@ -1460,7 +1460,7 @@ def unknown_padding(
     names: Names,
     padding: str,
     known: Sequence[str],
-    reach: Sequence[int] = (),
+    spans: Sequence[int] = (),
     pad: Callable[[str], str | None] = numpy_pad,
 ) -> ConvError:
     """Return the error for a padding mode that a function does not have.
@@ -1469,23 +1469,23 @@ def unknown_padding(
         names: names that messages use.
         padding: the padding mode.
         known: modes that the function has.
-        reach: distance from the first to the last tap on each spatial axis; empty if no remedy is
+        spans: distance from the first to the last tap on each spatial axis; empty if no remedy is
             known, as for a transposed convolution, which crops.
         pad: function that takes a mode, and returns code that pads x in this mode; None if it does
             not pad x with its own values.
     """
     what, mode = names.padding, re.sub("[^a-z]", "", padding.lower())
     if code := pad(mode):
-        remedy = f"Pad with {code} and convolve with {what} 0" if reach else ""
+        remedy = f"Pad with {code} and convolve with {what} 0" if spans else ""
         return ConvError(
             f"{what} must be zeros, not values of the input", f"got {padding!r}", remedy
         )
-    causal = tuple((taps, 0) for taps in reach)
+    causal = tuple((taps, 0) for taps in spans)
     by_hand = f"pad {names.x} with {causal} zeros and use {what} 0"
     choices: dict[str, Phrase | None] = {"sameupper": (what, "same")}
-    if reach:
+    if spans:
         choices["causal"] = by_hand if "padding" in names.absent else (what, causal)
-        choices["full"] = names.pad(tuple(reach))
+        choices["full"] = names.pad(tuple(spans))
     error = unknown_word(what, padding, known, (*PADDING_WORDS, *choices))
     if choice := choices.get(mode):
         error.offer([(choice,)])

@@ -44,7 +44,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Never, TypeVar, overload
 
 from cupyconv import arrays, formats
-from cupyconv.binding import Called
+from cupyconv.binding import ArgumentNames
 from cupyconv.calls import compute
 from cupyconv.errors import (
     ConvError,
@@ -193,11 +193,11 @@ _NAMES = Names(
     entries="all",
     pad=lambda value: ("padding", value.upper()) if isinstance(value, str) else None,
 )
-_CALLED = {
-    "forward": Called(("input", "filter"), tensors=_NAMES._replace(y="the output")),
-    "backprop_input": Called(("filter", "out_backprop"), tensors=_NAMES),
-    "backprop_filter": Called(("input", "out_backprop"), tensors=_NAMES),
-    "backprop_bias": Called(("out_backprop",)),
+_ARGUMENT_NAMES = {
+    "forward": ArgumentNames(("input", "filter"), tensors=_NAMES._replace(y="the output")),
+    "backprop_input": ArgumentNames(("filter", "out_backprop"), tensors=_NAMES),
+    "backprop_filter": ArgumentNames(("input", "out_backprop"), tensors=_NAMES),
+    "backprop_bias": ArgumentNames(("out_backprop",)),
 }
 _SIZES: dict[str, tuple[str, ...]] = {
     "forward": (),
@@ -641,7 +641,7 @@ def _forward(input: Any, filter: Any, window: _Window, *, depthwise: bool = Fals
 
 def _compute(operation: str, first: Any, second: Any, shape: Any, layer: ConvOptions) -> Any:
     options = (shape, *layer, None, "ieee", "auto")
-    return compute(operation, first, second, None, None, None, options, _CALLED[operation])
+    return compute(operation, first, second, None, None, None, options, _ARGUMENT_NAMES[operation])
 
 
 @lru_cache(maxsize=4096)
@@ -660,7 +660,7 @@ def _checked(
         window: arguments that describe the windows.
         depthwise: whether the filter is depthwise, (height, width, channels, multiplier).
     """
-    names = _CALLED[operation].tensors
+    names = _ARGUMENT_NAMES[operation].tensors
 
     def require(
         input_shape: Any, filter_shape: Any, output_shape: Any, **changed: Any

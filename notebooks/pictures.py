@@ -155,7 +155,7 @@ def _product(
     Args:
         canvas: the picture to draw on.
         m, n, k: extents of the block's tile: A is m x k, B is k x n, C is m x n.
-        stages: number of stages of the ring that holds the tiles of A and B.
+        stages: number of stages of the pipeline that holds the tiles of A and B.
         words: descriptions of A, B and C.
     """
     scale = _SIDE / max(m, n)
@@ -167,9 +167,9 @@ def _product(
         canvas.rect(left - 30 - deep - back, top + back, deep, high, _A, f"A, stage {stage}")
         canvas.rect(left + back, top - 30 - deep - back, wide, deep, _B, f"B, stage {stage}")
     canvas.rect(left, top, wide, high, _C, "C")
-    ring = f", {stages} stages" if stages > 1 else ""
-    canvas.text(8, 20, f"A: {words[0]}, {m} x {k}{ring}")
-    canvas.text(8, 38, f"B: {words[1]}, {k} x {n}{ring}")
+    staging = f", {stages} stages" if stages > 1 else ""
+    canvas.text(8, 20, f"A: {words[0]}, {m} x {k}{staging}")
+    canvas.text(8, 38, f"B: {words[1]}, {k} x {n}{staging}")
     canvas.text(left, top + high + 5 * stages + 18, f"C: {words[2]}, {m} x {n}, in registers")
     return left, top, scale
 

@@ -144,7 +144,7 @@ CASES: tuple[Case, ...] = (
 
 
 # Edge cases of the tensor-core and depthwise kernels: vectors of 8, 4 and 2 elements, full tiles
-# and ring buffers, phases, strips.  They are written channels first; the tests try every format.
+# and pipelines, phases, strips.  They are written channels first; the tests try every format.
 FAMILY_CASES = (
     _case("pieces_of_8", (2, 16, 9, 7), (24, 16, 3, 3), padding=1),
     _case("pieces_of_8_stride_2", (2, 16, 9, 7), (24, 16, 3, 3), padding=1, stride=2),
@@ -159,7 +159,7 @@ FAMILY_CASES = (
     _case("pieces_of_4", (1, 12, 6, 6), (20, 12, 3, 3)),
     _case("pieces_of_2", (1, 6, 6, 6), (10, 6, 3, 3)),
     _case("grouped_pieces", (1, 48, 6, 6), (40, 24, 3, 3), groups=2, padding="same"),
-    _case("ring_wraps", (3, 64, 5, 6), (72, 64, 3, 1)),
+    _case("pipeline_wraps", (3, 64, 5, 6), (72, 64, 3, 1)),
     _case("several_tiles", (1, 130, 12, 13), (134, 130, 1, 1)),
     _case("pixels_follow", (2, 16, 8, 4), (24, 16, 1, 1)),
     _case("pixels_follow_in_pairs_in_the_output", (2, 8, 6, 5), (10, 8, 3, 3), padding=1),
@@ -257,7 +257,7 @@ HOPPER_CASES = (
     _case("a_row_of_two_lines", (3, 20, 120), (12, 20, 5), padding=2),
     _case("channels_beyond_a_line", (1, 72, 6, 5), (136, 72, 2, 2)),
     _case("few_channels", (2, 8, 6, 7), (8, 8, 3, 3), padding=1),
-    _case("ring_wraps", (1, 200, 5, 5), (64, 200, 3, 1)),
+    _case("pipeline_wraps", (1, 200, 5, 5), (64, 200, 3, 1)),
     _case("several_tiles", (3, 16, 12, 15), (264, 16, 3, 3), padding=1),
     _case("phases_of_one_two_and_four_taps", (2, 64, 10, 9), (72, 64, 3, 3), padding=1, stride=2),
     _case("phases_without_taps", (1, 24, 9, 10), (64, 24, 1, 1), stride=2),
@@ -284,7 +284,9 @@ HOPPER_CASES = (
     _case("groups_and_phases", (1, 256, 6, 5), (128, 128, 3, 3), groups=2, padding=1, stride=2),
     _case("one_image_row", (1, 64, 1, 40), (64, 64, 1, 3)),
     _case("one_pixel_beyond_a_line", (1, 8, 13, 5), (8, 8, 1, 1)),
-    _case("a_phase_without_taps_then_a_full_ring", (1, 192, 30), (1344, 64, 1), groups=3, stride=3),
+    _case(
+        "a_phase_without_taps_then_a_full_pipeline", (1, 192, 30), (1344, 64, 1), groups=3, stride=3
+    ),
     _case("several_tiles_strided", (1, 8, 30, 41), (8, 8, 3, 3), stride=(2, 3), padding=1),
     _case(
         "several_tiles_of_a_volume",

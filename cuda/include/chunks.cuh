@@ -6,7 +6,7 @@
 
 #include "maps.cuh"
 #include "numeric.cuh"
-#include "parts.cuh"
+#include "partial_sums.cuh"
 
 // Computes dw, one element per thread.  The workspace `partial` is indexed [chunk][tap][filter] with
 // FILTERS_LAST, else [chunk][filter][tap].  Here, a tap is (t, r, s, c), with c fastest.
@@ -21,7 +21,7 @@ __device__ __forceinline__ void add_chunks(const Accumulator* __restrict__ parti
   if (number >= elements) return;
 
   Accumulator sum[1];
-  add_parts(sum, partial + number, chunks, elements);
+  add_partial_sums(sum, partial + number, chunks, elements);
   const Index element = static_cast<Index>(number);
   const Index filter = FILTERS_LAST ? element % filters : element / taps;
   const Index number_of_tap = FILTERS_LAST ? element / filters : element % taps;

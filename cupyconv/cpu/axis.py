@@ -97,7 +97,7 @@ class Axis(_Fields):
         read = first + start * stride
         return slice(start, stop), slice(read, read + (stop - start - 1) * stride + 1, stride)
 
-    def part(self, outputs: slice) -> Axis:
+    def narrow(self, outputs: slice) -> Axis:
         """Return the axis restricted to these outputs."""
         if outputs == slice(0, self.outputs):
             return self
@@ -138,7 +138,7 @@ class Axis(_Fields):
     def without_unused(self) -> Axis:
         """Return the axis restricted to the outputs, taps and pixels of ``used``."""
         outputs, taps, pixels = self.used()
-        axis = self.part(outputs).with_taps(taps)
+        axis = self.narrow(outputs).with_taps(taps)
         return axis.changed(size=pixels.stop - pixels.start, offset=axis.offset - pixels.start)
 
     def pixels(self) -> Axis:
@@ -178,20 +178,20 @@ def _used(axis: Axis) -> tuple[slice, slice, slice]:
         return slice(0, 0), slice(0, 0), slice(0, 0)
     outputs, taps = slice(0, axis.outputs), slice(0, axis.taps)
     while True:
-        inner = axis.part(outputs).with_taps(taps)
+        inner = axis.narrow(outputs).with_taps(taps)
         corner = inner.offset + (inner.taps - 1) * inner.dilation
         inside = _indices_inside(corner, inner.offset, inner.size, inner.stride, inner.outputs)
         outputs = slice(outputs.start + inside.start, outputs.start + inside.stop)
-        inside = axis.part(outputs).with_taps(taps).reached()
+        inside = axis.narrow(outputs).with_taps(taps).reached()
         taps = slice(taps.start + inside.start, taps.start + inside.stop)
-        trimmed = axis.part(outputs).with_taps(taps)
+        trimmed = axis.narrow(outputs).with_taps(taps)
         if trimmed == inner:
             end = min(trimmed.offset + trimmed.span, axis.size)
             return outputs, taps, slice(max(trimmed.offset, 0), end)
 
 
 @lru_cache(maxsize=4096)
-def used_parts(
+def used_slices(
     axes: tuple[Axis, ...],
 ) -> tuple[tuple[Slices, Slices, Slices], tuple[Axis, ...]] | None:
     """Return what contributes to the results; None if all outputs, taps and pixels do.
@@ -300,7 +300,7 @@ def _divisions(axis: Axis, share: float) -> tuple[tuple[_AxisPart, ...], ...]:
     """Return the undivided axis and, if many products read padding, its parts; see ``cuts``."""
 
     def part_of(cut: slice) -> _AxisPart:
-        part = axis.part(cut)
+        part = axis.narrow(cut)
         part = part.with_taps(part.reached())
         span = part.span
         is_padded = part.offset < 0 or part.offset + span > part.size
@@ -416,7 +416,7 @@ def _backwards(taps: range) -> slice:
 # -- blocks ----------------------------------------------------------------------------------------
 
 
-def parts(extent: int, most: int) -> Iterator[slice]:
+def split_evenly(extent: int, most: int) -> Iterator[slice]:
     """Yield consecutive slices of about equal length, each with at most ``most`` elements."""
     count = -(-extent // most)
     for number in range(count):
@@ -439,11 +439,12 @@ def separate_taps(axis: ConvAxis) -> int:
 
 
 def boxes(extents: Sequence[int], most: Sequence[int]) -> Iterator[tuple[slice, ...]]:
-    """Yield every combination of ``parts`` of several extents; the last extent varies fastest."""
+    """Yield all combinations of ``split_evenly`` of several extents; the last extent varies
+    fastest."""
     if not extents:
         yield ()
         return
-    for first in parts(extents[0], most[0]):
+    for first in split_evenly(extents[0], most[0]):
         for inner in boxes(extents[1:], most[1:]):
             yield (first, *inner)
 
@@ -572,7 +573,7 @@ def _part_extents(axis: Axis, most: int, by_pixel: bool) -> tuple[int, int]:
     count = -(-axis.outputs // most)
     source, result = 0, 0
     for size in {-(-axis.outputs // count), axis.outputs // count}:
-        part = axis.part(slice(0, size))
+        part = axis.narrow(slice(0, size))
         if by_pixel:
             read, written = part.span, part.outputs
         else:

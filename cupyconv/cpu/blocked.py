@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyconv.cpu.axis import used_parts
+from cupyconv.cpu.axis import used_slices
 from cupyconv.cpu.choice import BLOCK_BYTES
 from cupyconv.cpu.correlation import WHOLE, Selection, correlation, selections
 from cupyconv.cpu.scratch import Pool
@@ -74,7 +74,7 @@ def prepare(
             of(*arrays).finish_empty()
         for selection in few if is_few else selections(problem, pass_):
             phase = inner = of(*arrays, selection)
-            if used_parts(selection.axes) is not None:
+            if used_slices(selection.axes) is not None:
                 inner = phase.without_unused()
                 for part in () if is_gradient else phase.unused():
                     part.finish_empty()

@@ -572,7 +572,7 @@ def channel_blocks(
 
 def _window_places(axes: tuple[Axis, ...], channels: int, columns: int) -> int:
     """Return the number of elements that a single output reads and writes, padding included."""
-    return channels * prod(axis.part(slice(0, 1)).span for axis in axes) + columns
+    return channels * prod(axis.narrow(slice(0, 1)).span for axis in axes) + columns
 
 
 def tile_blocks(
@@ -635,7 +635,7 @@ def _loops(work: _Pass, numba: bool) -> Iterator[Method]:
     weights = work.filters * work.channels * work.taps
     pixel = work.taps * (work.channels + work.filters)
     if by_pixel:
-        pixel = prod(axis.part(slice(0, 1)).span for axis in work.axes) + 1
+        pixel = prod(axis.narrow(slice(0, 1)).span for axis in work.axes) + 1
     if work.itemsize * max(pixel, weights) > BLOCK_BYTES // 2:
         return  # a single pixel of one group takes too much memory
     sources = work.images * work.groups * work.channels * prod(axis.size for axis in work.axes)
@@ -646,7 +646,7 @@ def _loops(work: _Pass, numba: bool) -> Iterator[Method]:
     moved: float = division.blocks * division.places
     if not by_pixel:  # the loops also sum positions between rows
         most = zip(work.axes, division.most[2:], strict=True)
-        plane = prod(extent(axis.part(slice(0, outputs))) for axis, outputs in most)
+        plane = prod(extent(axis.narrow(slice(0, outputs))) for axis, outputs in most)
         operations = 2.0 * division.blocks * prod(division.most[:2]) * plane * weights
         moved *= 0.5 + LOOP_ELEMENTS / work.axes[-1].outputs
         rate, gathers = PLANE_RATE, prod(map(stride_phases, work.axes))

@@ -19,7 +19,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupyconv.cpu.activations import activate
-from cupyconv.cpu.axis import Axis, Phase, boxes, clamp, forward_axis, parts, phases, used_parts
+from cupyconv.cpu.axis import (
+    Axis,
+    Phase,
+    boxes,
+    clamp,
+    forward_axis,
+    phases,
+    split_evenly,
+    used_slices,
+)
 from cupyconv.cpu.choice import product_pieces
 from cupyconv.cpu.views import accumulator_of, copy
 from cupyconv.problem import ConvAxis, ConvProblem
@@ -86,7 +95,7 @@ class Correlation(NamedTuple):
         """Whether ``finish`` changes the sums."""
         return any(part is not None for part in (self.bias, self.addend, self.activation))
 
-    def part(
+    def narrow(
         self,
         *,
         groups: slice = ALL,
@@ -103,7 +112,7 @@ class Correlation(NamedTuple):
         if all(part in (ALL, slice(0, n)) for part, n in zip(parts_of, extents, strict=False)):
             return self
         if outputs:
-            axes = tuple(map(Axis.part, axes, outputs))
+            axes = tuple(map(Axis.narrow, axes, outputs))
         if taps:
             axes = tuple(map(Axis.with_taps, axes, taps))
         of_result = (groups, filters, images, *outputs)
@@ -121,7 +130,7 @@ class Correlation(NamedTuple):
 
         If one axis becomes empty, all axes become empty.
         """
-        used = used_parts(self.axes)
+        used = used_slices(self.axes)
         if used is None:
             return self
         (outputs, taps, pixels), axes = used
@@ -136,13 +145,13 @@ class Correlation(NamedTuple):
 
     def unused(self) -> Iterator[Correlation]:
         """Yield the parts that ``without_unused`` leaves out, whose sums have no terms."""
-        used = used_parts(self.axes)
+        used = used_slices(self.axes)
         for at, outputs in enumerate(used[0][0] if used else ()):
             for outside in (slice(0, outputs.start), slice(outputs.stop, self.axes[at].outputs)):
                 if outside.start < outside.stop:
                     extents = [slice(0, axis.outputs) for axis in self.axes]
                     extents[at] = outside
-                    yield self.part(outputs=extents)
+                    yield self.narrow(outputs=extents)
 
     def trimmed(self) -> Correlation:
         """Trim leading and trailing taps that read only padding."""
@@ -150,7 +159,7 @@ class Correlation(NamedTuple):
         pairs = zip(taps, self.axes, strict=True)
         if all(part.stop - part.start == axis.taps for part, axis in pairs):
             return self
-        return self.part(taps=taps)
+        return self.narrow(taps=taps)
 
     def chunks(self, most_bytes: int, least_filters: int = 1) -> Iterator[Correlation]:
         """Divide groups and filters into parts whose weights take at most ``most_bytes``.
@@ -162,9 +171,9 @@ class Correlation(NamedTuple):
         window = max(prod(self.filters.shape[2:]), 1) * self.accumulator.itemsize
         filters = clamp(most_bytes // window, self.filter_count)
         groups = clamp(most_bytes // (window * max(filters, least_filters)), self.groups)
-        for group in parts(self.groups, groups):
-            for part in parts(self.filter_count, filters):
-                yield self.part(groups=group, filters=part)
+        for group in split_evenly(self.groups, groups):
+            for part in split_evenly(self.filter_count, filters):
+                yield self.narrow(groups=group, filters=part)
 
     def pieces(self, cuts: Sequence[Sequence[slice]] = ()) -> Iterator[Correlation]:
         """Divide the outputs and trim each part's taps, to avoid products with padding.
@@ -179,7 +188,7 @@ class Correlation(NamedTuple):
             yield self.trimmed()
             return
         for outputs in product(*cuts):
-            yield self.part(outputs=outputs).trimmed()
+            yield self.narrow(outputs=outputs).trimmed()
 
     def divided(self, count: int, slower: int = 1) -> Iterator[Correlation]:
         """Divide images and outputs into up to ``count`` parts, fewer for a small correlation.
@@ -201,7 +210,7 @@ class Correlation(NamedTuple):
         """Divide into parts with at most ``most`` groups, images and outputs along each axis."""
         extents = (self.groups, self.images, *(axis.outputs for axis in self.axes))
         for group, images, *outputs in boxes(extents, (*most, *extents[len(most) :])):
-            yield self.part(groups=group, images=images, outputs=outputs)
+            yield self.narrow(groups=group, images=images, outputs=outputs)
 
     def finish_empty(self) -> None:
         """Write the results of sums that have no terms: the bias plus the addend, activated."""
@@ -210,8 +219,8 @@ class Correlation(NamedTuple):
             return
         if self.addend is not None:
             for box in self.boxes(1, 1):
-                for filters in parts(self.filter_count, 1):
-                    plane = box.part(filters=filters)
+                for filters in split_evenly(self.filter_count, 1):
+                    plane = box.narrow(filters=filters)
                     plane.finish(np.zeros(plane.result.shape, self.accumulator))
             return
         border = np.zeros((*self.result.shape[:2], *[1] * (self.result.ndim - 2)), self.accumulator)

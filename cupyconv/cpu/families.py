@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cupyconv.kernels.cost import duration
 from cupyconv.kernels.family import Candidate, Choices, Family
-from cupyconv.kernels.reach import Count
+from cupyconv.kernels.limits import Count
 from cupyconv.kernels.request import Request
 
 

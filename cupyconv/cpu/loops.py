@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from cupyconv.cpu.axis import Axis, clamp, extent, loop_blocks, parts, step
+from cupyconv.cpu.axis import Axis, clamp, extent, loop_blocks, split_evenly, step
 from cupyconv.cpu.caching import ByteCache
 from cupyconv.cpu.choice import LOOP_PARTS, SUMS, has_numba, most_loop_bytes
 from cupyconv.cpu.correlation import ALL, Correlation, gather, with_three_axes
@@ -130,7 +130,7 @@ def _add_pixels(block: Correlation, scratch: Scratch) -> None:
     flat, filters = total.reshape(*total.shape[:3], -1), block.filters
     pixels = prod(windows.shape[:2]) * windows.shape[3]
     terms = max(MOST_TERMS // 4, 4 * LARGEST_ROWS // flat.size)  # few for many weights
-    for rows in parts(windows.shape[2], max(terms // pixels, 1)):
+    for rows in split_evenly(windows.shape[2], max(terms // pixels, 1)):
         of_rows = windows[:, :, rows], gradients[:, :, rows]
         np.einsum("nzpqtrsg,nzpqg->trsg", *of_rows, out=flat)
         filters[:, 0, 0] += total.sum(axis=3).transpose(3, 0, 1, 2)

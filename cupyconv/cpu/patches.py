@@ -18,7 +18,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from cupyconv.cpu.activations import activate
-from cupyconv.cpu.axis import boxes, clamp, inner_windows, parts, separate_taps
+from cupyconv.cpu.axis import boxes, clamp, inner_windows, separate_taps, split_evenly
 from cupyconv.cpu.correlation import ALL, Correlation
 from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
@@ -39,7 +39,7 @@ def backprop_input(
         whole: all of dy, w and dx.
         block_bytes: bytes of a thread's buffer, from which the size of blocks follows.
     """
-    terms = list(product(*(parts(axis.filter, separate_taps(axis)) for axis in axes)))
+    terms = list(product(*(split_evenly(axis.filter, separate_taps(axis)) for axis in axes)))
     if len(terms) == 1:
         _backprop_input(whole, axes, pool, block_bytes, adds=False)
         return
@@ -49,8 +49,8 @@ def backprop_input(
     if whole.result.dtype != whole.accumulator:  # sums of some images
         image = whole.result.size // whole.images * whole.accumulator.itemsize
         most = clamp(SUMS_BYTES // max(image, 1), most)
-    for images in parts(whole.images, most):
-        block = whole.part(images=images)
+    for images in split_evenly(whole.images, most):
+        block = whole.narrow(images=images)
         sums = block.result
         if sums.dtype != block.accumulator:
             sums = np.empty_like(sums, block.accumulator)
@@ -82,8 +82,10 @@ def _backprop_input(
     is_last = channels_are_last(whole.result)
     itemsize = pool.dtype.itemsize
     most_channels = clamp(8 * block_bytes // (count * prod(taps) * itemsize), whole.filter_count)
-    for group, part in product(parts(whole.groups, 1), parts(whole.filter_count, most_channels)):
-        chunk = whole.part(groups=group, filters=part)
+    for group, part in product(
+        split_evenly(whole.groups, 1), split_evenly(whole.filter_count, most_channels)
+    ):
+        chunk = whole.narrow(groups=group, filters=part)
         weights = np.moveaxis(chunk.filters[0], 0, -1 if is_last else 1)
         matrix = pool.array("shared", weights.shape)
         copy(matrix, weights, whole.conjugate)

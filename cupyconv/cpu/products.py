@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from cupyconv.cpu.axis import box_of, boxes, clamp, parts
+from cupyconv.cpu.axis import box_of, boxes, clamp, split_evenly
 from cupyconv.cpu.choice import LEAST_PIXELS, SUMS
 from cupyconv.cpu.correlation import ALL, Correlation, gather
 from cupyconv.cpu.scratch import Pool, Scratch
@@ -31,7 +31,7 @@ def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
     """Compute ``whole.result`` in blocks, whose size is proportional to ``block_bytes``."""
     for piece in whole.pieces():
         for chunk in piece.chunks(8 * block_bytes, _least_filters(piece)):
-            channels = parts(chunk.channels, _channels_at_once(chunk, block_bytes))
+            channels = split_evenly(chunk.channels, _channels_at_once(chunk, block_bytes))
             terms = _terms(chunk, list(channels), pool)
             window, results, most = _columns(chunk, block_bytes)
             size = _pixels(chunk, most) * (2 * window + min(len(terms) + 1, 3) * results)
@@ -50,7 +50,7 @@ def _multiply(
     sums = block.result if is_direct else scratch.like("sums", block.result)
     flat = merged(sums, 2)
     for channels, matrix in terms:
-        windows = _windows(block.part(channels=channels), scratch)
+        windows = _windows(block.narrow(channels=channels), scratch)
         if channels.start == 0:
             matmul(matrix, windows, flat, scratch.sums)
         else:
@@ -122,7 +122,7 @@ def weights_of_sums(chunk: Correlation, block_bytes: int) -> Iterator[Correlatio
     weight = chunk.groups * max(chunk.filter_count, LEAST_PIXELS) * chunk.accumulator.itemsize
     extents = chunk.filters.shape[2:]
     for channels, *taps in boxes(extents, box_of(extents, max(block_bytes // weight, 1))):
-        yield chunk.part(channels=channels, taps=taps)
+        yield chunk.narrow(channels=channels, taps=taps)
 
 
 def _columns(piece: Correlation, block_bytes: int) -> tuple[int, int, int]:

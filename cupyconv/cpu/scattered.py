@@ -12,7 +12,7 @@ from math import prod
 
 import numpy as np
 
-from cupyconv.cpu.axis import clamp, parts
+from cupyconv.cpu.axis import clamp, split_evenly
 from cupyconv.cpu.correlation import ALL, Correlation
 from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
@@ -33,7 +33,7 @@ def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
 def _scatter(matrices: np.ndarray, taps: int, block: Correlation, scratch: Scratch) -> None:
     sums = scratch.array("sums", block.result.shape)
     sums[...] = 0
-    for part in parts(block.axes[0].taps, taps):
+    for part in split_evenly(block.axes[0].taps, taps):
         _add(sums, block, matrices, part, scratch.rest())
     block.finish(sums)
 
@@ -89,7 +89,7 @@ def _taps_at_once(whole: Correlation, images: int, rows: int, block_bytes: int) 
 
     The products of these taps, and a copy of the pixels that they read, fit in ``2 * block_bytes``.
     """
-    row, *others = whole.axes[0].part(slice(0, rows)), *whole.axes[1:]
+    row, *others = whole.axes[0].narrow(slice(0, rows)), *whole.axes[1:]
     line = images * whole.groups * prod(axis.size for axis in others)
     products = whole.filter_count * prod(axis.taps for axis in others)
     most = 2 * block_bytes // (line * whole.accumulator.itemsize)

@@ -1,14 +1,14 @@
 """Threads of the NumPy path.
 
-A pass is divided into parts, and a single thread with a single-threaded BLAS computes each part.
+A pass is divided into tasks, and a single thread with a single-threaded BLAS computes each task.
 Results are therefore bitwise the same for any number of threads, and one thread can copy while
 another multiplies.  A pass uses the BLAS's number of threads, which OMP_NUM_THREADS, threadpoolctl
-and CPU affinity limit.  The calling thread computes parts together with helper threads, which all
+and CPU affinity limit.  The calling thread computes tasks together with helper threads, which all
 passes of the process share.  A helper stops if running passes and helpers exceed this number.
 
 A signal may arrive between any two instructions, and its handler may raise, compute a pass, or
 fork.  Each change of state is therefore recorded before it is made, and its reversal is retried
-until it completes.  A forked child recomputes the parts that helpers of its parent had begun.
+until it completes.  A forked child recomputes the tasks that helpers of its parent had begun.
 
 All passes of the process share the number of BLAS threads.  A number that the user sets during a
 pass is kept, except 1, which looks like the number that the pass itself has set.
@@ -34,7 +34,7 @@ MOST_THREADS = 8
 FORK_SECONDS = 0.05
 """Seconds that a pass waits for a helper before it checks whether the helper exists (hand-set)."""
 
-Part = TypeVar("Part")
+Task = TypeVar("Task")
 
 
 class _Process:
@@ -166,9 +166,9 @@ def _compute_and_undo(*steps: Callable[[], None], undo: Callable[[], None]) -> N
 
 
 def each(
-    work: Callable[[Part, Scratch], None], parts: Iterable[Part], pool: Pool, size: int
+    work: Callable[[Task, Scratch], None], tasks: Iterable[Task], pool: Pool, size: int
 ) -> None:
-    """Call ``work`` with every part and scratch memory, concurrently and in any order.
+    """Call ``work`` with every task and scratch memory, concurrently and in any order.
 
     Args:
         size: largest number of scratch elements of a call, which limits the number of concurrent
@@ -177,11 +177,11 @@ def each(
     Raises:
         BaseException: the exception of a call, after all calls in progress have ended.
     """
-    remaining = iter(parts)
+    remaining = iter(tasks)
     first = list(islice(remaining, 2))
     if len(first) < 2:
-        for part in first:
-            work(part, *pool.divided("calls", size))
+        for task in first:
+            work(task, *pool.divided("calls", size))
         return
     loop = _Loop(work, chain(first, remaining))
 
@@ -205,19 +205,19 @@ def each(
 
 
 class _Loop:
-    """Loop over parts that several threads share.
+    """Loop over tasks that several threads share.
 
     Attributes:
         lock: guards the other attributes.
         error: exception of a helper.
     """
 
-    def __init__(self, work: Callable[[Any, Scratch], None], parts: Iterator[Any]) -> None:
-        self._work, self._parts = work, parts
-        self.lock = threading.RLock()  # also guards the generator of parts
+    def __init__(self, work: Callable[[Any, Scratch], None], tasks: Iterator[Any]) -> None:
+        self._work, self._tasks = work, tasks
+        self.lock = threading.RLock()  # also guards the generator of tasks
         self._stopped = False
         self._helpers: set[threading.Lock] = set()  # one lock per running helper, which holds it
-        self._begun: dict[threading.Lock, Any] = {}  # last part of each helper
+        self._begun: dict[threading.Lock, Any] = {}  # last task of each helper
         self._memories: list[Scratch] = []  # scratch memory of helpers that have not started
         self.error: BaseException | None = None
 
@@ -227,30 +227,30 @@ class _Loop:
         _process.ask([partial(copy_context().run, self._help) for _ in self._memories])
 
     def run(self, scratch: Scratch, helper: threading.Lock | None = None) -> None:
-        """Compute parts until no part remains, or for a helper until too many threads are running.
+        """Compute tasks until no task remains, or for a helper until too many threads are running.
 
         Args:
             helper: lock of the helper that calls this function; None for the calling thread.
         """
         while helper is None or _process.free >= 0:
             with self.lock:
-                part = None if self._stopped else next(self._parts, None)
+                task = None if self._stopped else next(self._tasks, None)
                 if helper is not None:
-                    self._begun[helper] = part
-            if part is None:
+                    self._begun[helper] = task
+            if task is None:
                 return
-            self._work(part, scratch.rest())
+            self._work(task, scratch.rest())
 
     def wait(self) -> bool:
-        """Wait for all helpers; return whether parts remain, as they may in a forked child."""
+        """Wait for all helpers; return whether tasks remain, as they may in a forked child."""
         self._wait_for_helpers()
         with self.lock:
             if self._stopped:
                 return False
-            part = next(self._parts, None)
-            if part is not None:
-                self._parts = chain([part], self._parts)
-            return part is not None
+            task = next(self._tasks, None)
+            if task is not None:
+                self._tasks = chain([task], self._tasks)
+            return task is not None
 
     def end(self) -> None:
         """Let no helper start, wait for running helpers, and drop the scratch memory.
@@ -262,7 +262,7 @@ class _Loop:
             self._memories.clear()
         self._wait_for_helpers()
         self._begun.clear()
-        self._parts, self._work = iter(()), _no_work
+        self._tasks, self._work = iter(()), _no_work
 
     def _wait_for_helpers(self) -> None:
         while helpers := list(self._helpers):
@@ -272,14 +272,14 @@ class _Loop:
             helpers[0].acquire(timeout=FORK_SECONDS)
 
     def forget_helpers(self) -> None:
-        """Put back the parts that helpers had begun; a forked child has no helpers."""
-        lost = [part for part in self._begun.values() if part is not None]
-        self._parts = chain(lost, self._parts)
+        """Put back the tasks that helpers had begun; a forked child has no helpers."""
+        lost = [task for task in self._begun.values() if task is not None]
+        self._tasks = chain(lost, self._tasks)
         self._begun.clear()
         self._helpers.clear()
 
     def _help(self) -> None:
-        """Compute parts as a helper."""
+        """Compute tasks as a helper."""
         process, at_work = _process, threading.Lock()
         with at_work:
             with self.lock:
@@ -300,7 +300,7 @@ class _Loop:
                 self._helpers.discard(at_work)
 
 
-def _no_work(part: Any, scratch: Scratch) -> None:
+def _no_work(task: Any, scratch: Scratch) -> None:
     """Do nothing; replaces the work of a loop that has ended."""
 
 

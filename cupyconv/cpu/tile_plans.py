@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cupyconv.cpu.axis import LoopBlocks, box_of, boxes, clamp, parts
+from cupyconv.cpu.axis import LoopBlocks, box_of, boxes, clamp, split_evenly
 from cupyconv.cpu.caching import ByteCache
 from cupyconv.cpu.choice import (
     PART_PRODUCTS,
@@ -62,7 +62,7 @@ MANY_PRODUCTS = 1 << 26
 """Smallest number of products per part, if a filter gradient has more than two (hand-set)."""
 
 MOST_PARTS = 8
-"""Largest number of parts into which the blocks of a stage are divided (hand-set)."""
+"""Largest number of tasks into which the blocks of a stage are divided (hand-set)."""
 
 MOST_BYTES = 32 << 20
 """Bytes of all cached plans (hand-set)."""
@@ -139,7 +139,7 @@ class Block(NamedTuple):
     shifts: Shifts = Shifts()
 
 
-class Part(NamedTuple):
+class Task(NamedTuple):
     """Blocks that a thread computes one after another.
 
     Attributes:
@@ -178,7 +178,7 @@ class Stage:
         blocks: blocks; empty if only ``rows`` are needed.
         rows: rows of the blocks; see ``tiles_numba.correlate``.
         works: time of each block, in products of a tile; empty in a finished plan.
-        parts: division of the blocks among threads.
+        tasks: division of the blocks among threads.
         gradients: filter gradients that the blocks add up.
     """
 
@@ -189,7 +189,7 @@ class Stage:
     blocks: list[Block] = field(default_factory=list)
     rows: Any = field(default_factory=list)
     works: list[int] = field(default_factory=list)
-    parts: list[Part] = field(default_factory=list)
+    tasks: list[Task] = field(default_factory=list)
     gradients: list[Gradient] = field(default_factory=list)
 
 
@@ -218,7 +218,7 @@ class TilePlan(NamedTuple):
         """Estimated size of the plan in bytes."""
         size = OBJECT_BYTES * (2 + len(self.empty))
         for stage in self.stages:
-            objects = len(stage.packed) + len(stage.blocks) + len(stage.parts)
+            objects = len(stage.packed) + len(stage.blocks) + len(stage.tasks)
             objects += len(stage.gradients)
             size += stage.packs.nbytes + stage.rows.nbytes + OBJECT_BYTES * objects
         return size
@@ -285,7 +285,7 @@ def _plan_correlation(geometry: Geometry) -> TilePlan:
         for chunk in chunks:
             chunk.add_to(_with_room(stages, chunk.size, whole, block_bytes), shifts)
     for stage in stages:
-        stage.parts = [Part(blocks) for blocks in _divided(stage.works)]
+        stage.tasks = [Task(blocks) for blocks in _divided(stage.works)]
     return layouts.finished(stages, empty)
 
 
@@ -336,7 +336,7 @@ def _add_gradients(layouts: _Layouts, stages: list[Stage], chunk: Correlation) -
             layouts.add_blocks(own, term._replace(filters=sums), term, is_gradient=True)
             _Chunk(term, _aligned(prod(shape), term), own).add_to(stage, Shifts())
             cleared = slice(position, position + prod(shape))
-            stage.parts.append(Part(slice(first, len(stage.works)), cleared))
+            stage.tasks.append(Task(slice(first, len(stage.works)), cleared))
             positions.append(position)
         stage.gradients.append(Gradient(part.filters, tuple(positions), shape))
 
@@ -365,7 +365,7 @@ def _weights_and_outputs(
     count = clamp(min(products // PART_PRODUCTS, rows // LEAST_WEIGHTS), SUMS // 2)
     extents = chunk.filters.shape[2:]
     boxes_of = boxes(extents, box_of(extents, -(-rows // count)))
-    parts_of = [chunk.part(channels=channels, taps=taps) for channels, *taps in boxes_of]
+    parts_of = [chunk.narrow(channels=channels, taps=taps) for channels, *taps in boxes_of]
     return [(part, [part]) for part in parts_of]
 
 
@@ -473,7 +473,7 @@ def _work(block: Block) -> int:
     """Return the time of a block, in products of a tile."""
     whole = block.correlation
     groups, images, *outputs = (part.stop - part.start for part in block.box)
-    axes = [axis.part(slice(0, n)) for axis, n in zip(whole.axes, outputs, strict=True)]
+    axes = [axis.narrow(slice(0, n)) for axis, n in zip(whole.axes, outputs, strict=True)]
     results = prod(outputs) * width(whole)
     read = prod(axis.span for axis in axes) * whole.channels
     products = results * prod(whole.filters.shape[2:])
@@ -524,7 +524,7 @@ def pack_rows(chunk: Correlation, filters: np.ndarray, position: int) -> Iterato
     columns = count if is_depthwise(chunk) else _columns(chunk)
     panels, depth = -(-count // columns), prod(terms)
     at_once = max(LEAST_PACKED // max(groups * depth * columns, 1), 1)
-    for some in parts(panels, at_once):
+    for some in split_evenly(panels, at_once):
         yield [
             offset(weights, filters),
             *element_strides(weights),
@@ -586,10 +586,10 @@ def _chunks(piece: Correlation, most_bytes: int) -> Iterator[Correlation]:
     tile_bytes = max(prod(whole.filters.shape[2:]), 1) * columns * itemsize
     filters = clamp(most_bytes // tile_bytes, width(whole) // columns) * columns
     groups = clamp(most_bytes * columns // (tile_bytes * filters), whole.groups)
-    for group in parts(whole.groups, groups):
+    for group in split_evenly(whole.groups, groups):
         for first in range(0, whole.filter_count, filters):
             of_filters = slice(first, min(first + filters, whole.filter_count))
-            yield whole.part(groups=group, filters=of_filters)
+            yield whole.narrow(groups=group, filters=of_filters)
 
 
 def _blocks(chunk: Correlation, block_bytes: int, is_gradient: bool = False) -> LoopBlocks:
@@ -632,7 +632,7 @@ def _boxes(chunk: Correlation, most: Sequence[int]) -> Iterator[Box]:
 
 def part_of(chunk: Correlation, box: Box) -> Correlation:
     groups, images, *outputs = box
-    return chunk.part(groups=groups, images=images, outputs=outputs)
+    return chunk.narrow(groups=groups, images=images, outputs=outputs)
 
 
 def is_depthwise(chunk: Correlation) -> bool:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupyconv.cpu import tile_plans
-from cupyconv.cpu.axis import parts
+from cupyconv.cpu.axis import split_evenly
 from cupyconv.cpu.correlation import Correlation, correlation, gather
 from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
@@ -28,9 +28,9 @@ from cupyconv.cpu.tile_plans import (
     Block,
     Geometry,
     Gradient,
-    Part,
     Shifts,
     Stage,
+    Task,
     TilePlan,
     columns_by_channel,
     is_depthwise,
@@ -70,9 +70,9 @@ class _Run(NamedTuple):
     memories: tuple[np.ndarray, ...]
     whole: Correlation | None
 
-    def compute(self, stage: Stage, shared: np.ndarray, part: Part, scratch: Scratch) -> None:
-        """Compute the blocks of a part, whose operands need no conversion."""
-        memory, blocks = scratch.array("memory", (stage.scratch_size,)), part.blocks
+    def compute(self, stage: Stage, shared: np.ndarray, task: Task, scratch: Scratch) -> None:
+        """Compute the blocks of a task, whose operands need no conversion."""
+        memory, blocks = scratch.array("memory", (stage.scratch_size,)), task.blocks
         self.loop(*self.memories, shared, stage.rows, blocks.start, blocks.stop, memory)
 
     def with_operands(self, block: Correlation, shifts: Shifts = NO_SHIFTS) -> Correlation:
@@ -147,16 +147,16 @@ def _correlations(run: _Run, w: np.ndarray, pool: Pool) -> None:
     for stage in run.plan.stages:
         shared = pool.array("shared", (stage.shared_size,))
         _pack(run, stage, w, shared, pool)
-        each(partial(_correlate, run, stage, shared), stage.parts, pool, stage.scratch_size)
+        each(partial(_correlate, run, stage, shared), stage.tasks, pool, stage.scratch_size)
 
 
-def _correlate(run: _Run, stage: Stage, shared: np.ndarray, part: Part, scratch: Scratch) -> None:
-    """Compute the results of a part's blocks."""
+def _correlate(run: _Run, stage: Stage, shared: np.ndarray, task: Task, scratch: Scratch) -> None:
+    """Compute the results of a task's blocks."""
     if run.memories:
-        run.compute(stage, shared, part, scratch)
+        run.compute(stage, shared, task, scratch)
         if run.whole is None or not run.whole.has_epilogue:
             return
-    for block in stage.blocks[part.blocks]:
+    for block in stage.blocks[task.blocks]:
         inner = part_of(run.with_operands(block.correlation, block.shifts), block.box)
         if run.memories:
             inner.finish(inner.result)
@@ -203,7 +203,7 @@ def _pack_rows(filters: np.ndarray, shared: np.ndarray, rows: np.ndarray, pool: 
     else:
         each(
             lambda some, _: pack(filters, shared, rows, some.start, some.stop),
-            parts(len(rows), 1),
+            split_evenly(len(rows), 1),
             pool,
             0,
         )
@@ -215,19 +215,19 @@ def _filter_gradient(run: _Run, dw: np.ndarray, pool: Pool) -> None:
         dw[...] = 0
     for stage in run.plan.stages:
         shared = pool.array("shared", (stage.shared_size,))
-        each(partial(_add, run, stage, shared), stage.parts, pool, stage.scratch_size)
+        each(partial(_add, run, stage, shared), stage.tasks, pool, stage.scratch_size)
         for gradient in stage.gradients:
             filters = same_view(gradient.filters, run.plan.whole.filters, dw)
             _add_up(gradient, filters, shared)
 
 
-def _add(run: _Run, stage: Stage, shared: np.ndarray, part: Part, scratch: Scratch) -> None:
-    """Add the filter gradients of a part's blocks."""
-    shared[part.cleared] = 0
+def _add(run: _Run, stage: Stage, shared: np.ndarray, task: Task, scratch: Scratch) -> None:
+    """Add the filter gradients of a task's blocks."""
+    shared[task.cleared] = 0
     if run.memories:
-        run.compute(stage, shared, part, scratch)
+        run.compute(stage, shared, task, scratch)
         return
-    for block in stage.blocks[part.blocks]:
+    for block in stage.blocks[task.blocks]:
         _add_converted(run, block, shared, scratch.rest())
 
 

@@ -303,7 +303,7 @@ def correlate(
         operands = source[starts[0] :], steps, axes, channels
         terms = _ordered(channels, axes[0][3], axes[1][3], axes[2][3], are_first)
         panel_steps = _ordered(weights[2], weights[3], weights[4], weights[5], are_first)
-        for part in _parts(axes, box, LEAST_DIVIDED):
+        for part in _subboxes(axes, box, LEAST_DIVIDED):
             pixels, by, _ = _pixels(operands, part, memory)
             extents, row_steps = _outputs(by, axes, part)
             _products(
@@ -371,7 +371,7 @@ def correlate_channels(
         channels, _, _ = counts
         terms = 1, axes[0][3], axes[1][3], axes[2][3]
         operands = source[starts[0] :], steps, axes, channels
-        for part in _parts(axes, box, LEAST_DIVIDED_CHANNELS):
+        for part in _subboxes(axes, box, LEAST_DIVIDED_CHANNELS):
             pixels, by, _ = _pixels(operands, part, memory)
             extents, row_steps = _outputs(by, axes, part)
             _channel_products(
@@ -401,7 +401,7 @@ def add_channel_gradient(
         channels, _, _ = counts
         operands = source[starts[0] :], steps, axes, channels
         extents = 1, axes[0][3], axes[1][3], axes[2][3]
-        for part in _parts(axes, box, LEAST_DIVIDED_CHANNELS):
+        for part in _subboxes(axes, box, LEAST_DIVIDED_CHANNELS):
             pixels, by, _ = _pixels(operands, part, memory)
             terms, term_steps = _outputs(by, axes, part)
             _channel_products(
@@ -460,7 +460,7 @@ def _channel_products(
 
 
 @compiled
-def _parts(axes: Any, box: Any, least: int) -> Any:
+def _subboxes(axes: Any, box: Any, least: int) -> Any:
     """Separate the outputs of a box whose windows contain padding from all others.
 
     Only the former copy pixels.  There is no division if there are fewer than ``least`` pixels, or

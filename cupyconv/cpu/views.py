@@ -143,7 +143,8 @@ def matmul(
 
 @cache
 def _terms_of_part(depth: int, parts: int) -> int:
-    """Return the terms per part, for at least ``parts`` parts; if possible, all have as many."""
+    """Return the terms per part, for at least ``split_evenly`` parts; if possible, all have as
+    many."""
     exact = (depth // count for count in range(parts, 2 * parts) if depth % count == 0)
     return next(exact, -(-depth // parts))
 

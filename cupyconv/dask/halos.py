@@ -42,7 +42,7 @@ def window_of(axis: ConvAxis, start: int, stop: int) -> tuple[Range, Range]:
     return (begin, end), (begin - first, last - end)
 
 
-def reach_of(axis: ConvAxis, start: int, stop: int) -> tuple[Range, Range, Range]:
+def receptive_field(axis: ConvAxis, start: int, stop: int) -> tuple[Range, Range, Range]:
     """Return the outputs that read a range of inputs, the inputs that they read, and padding.
 
     Returns:

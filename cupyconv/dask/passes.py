@@ -13,7 +13,13 @@ from cupyconv import arrays, binding, formats
 from cupyconv.dask import tasks
 from cupyconv.dask.chunks import as_chunked
 from cupyconv.dask.graph import FAN_IN, Graph
-from cupyconv.dask.halos import channel_blocks, input_bounds, output_bounds, reach_of, window_of
+from cupyconv.dask.halos import (
+    channel_blocks,
+    input_bounds,
+    output_bounds,
+    receptive_field,
+    window_of,
+)
 from cupyconv.dask.ranges import bounds_of, combinations, lengths_of, ranges_of, split
 from cupyconv.errors import ConvError, naming_arguments
 from cupyconv.formats import DataFormat, FilterFormat
@@ -168,10 +174,10 @@ def _input_gradient(
         for axis, position in zip(problem.axes, spatial, strict=True)
     ]
     for place, (batch, (channels, pieces), *inputs) in combinations(batches, blocks, *grids):
-        reaches = [reach_of(axis, *h) for axis, h in zip(problem.axes, inputs, strict=True)]
+        fields = [receptive_field(axis, *h) for axis, h in zip(problem.axes, inputs, strict=True)]
         terms = []
         for filters, taken, count in pieces:
-            outputs = [reach[0] for reach in reaches]
+            outputs = [field[0] for field in fields]
             arguments = [
                 graph.gather("w", graph.filters(filters, taken)),
                 graph.gather(name, graph.data(batch, filters, *outputs)),
@@ -179,10 +185,10 @@ def _input_gradient(
             shape = lengths_of(graph.data(batch, channels, *inputs))
             read = [
                 (computed[0] - h[0], computed[1] - h[0])
-                for (_, computed, _), h in zip(reaches, inputs, strict=True)
+                for (_, computed, _), h in zip(fields, inputs, strict=True)
             ]
             into = graph.data((0, batch[1] - batch[0]), (0, channels[1] - channels[0]), *read)
-            pads = [pads for *_, pads in reaches]
+            pads = [pads for *_, pads in fields]
             terms.append(graph.block(pads, count, shape, arguments, into=into))
         graph.finish(graph.data(*place), terms)
     sizes = (batches, [c for c, _ in blocks], *grids)

@@ -306,7 +306,7 @@ def _size_names(graph: Any) -> list[str]:
 # -- the traversal ---------------------------------------------------------------------------------
 
 
-class Walk:
+class Traversal:
     """A traversal of all nodes of a model, inner graphs included.
 
     Args:

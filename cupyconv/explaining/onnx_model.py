@@ -25,8 +25,8 @@ from cupyconv.explaining.onnx_graph import (
     Scope,
     Shape,
     Stored,
+    Traversal,
     Visit,
-    Walk,
     expanded_nodes,
     mark_stored_values,
     open_shape_text,
@@ -388,12 +388,12 @@ def _convolutions(
     onnx: Any, path: str | Path, model: Any, sizes: Mapping[str, tuple[int, ...]]
 ) -> tuple[Model, list[_UnknownSize]]:
     """Return the convolutions of a model, and an error for each layer with an unknown size."""
-    walk = Walk(onnx, model, sizes)
-    fields = Fields(walk.inputs)
+    traversal = Traversal(onnx, model, sizes)
+    fields = Fields(traversal.inputs)
     nodes: list[ModelLayer | UnreadLayer] = []
     unknown: list[_UnknownSize] = []
     filters: dict[tuple[Stored, Stored | None], str] = {}
-    for visit in walk.visits():
+    for visit in traversal.visits():
         node = visit.node
         if not _CONVOLUTION.search(node.op_type):
             fields.add(visit)
@@ -401,30 +401,30 @@ def _convolutions(
         name = node.name or next(iter(node.output), node.op_type)
         form = form_of(node)
         if form is None or unsupported(node):
-            nodes.append(_unread(walk, visit, name, unsupported(node)))
+            nodes.append(_unread(traversal, visit, name, unsupported(node)))
             continue
         if not node.input or not node.output:
             raise damaged(path, f"{name} has no inputs or no outputs")
         if not visit.used:
-            nodes.append(_unread(walk, visit, name, "no output of the model depends on it"))
+            nodes.append(_unread(traversal, visit, name, "no output of the model depends on it"))
             continue
         try:
-            layer = _layer(onnx, visit, form, name, walk.open_inputs, filters)
+            layer = _layer(onnx, visit, form, name, traversal.open_inputs, filters)
             field = fields.add(visit, layer.problem.axes, layer.is_transposed)
             nodes.append(replace(layer, fields=field))
         except _UnknownSize as error:
             unknown.append(error)
             why = f"{error}. {error.remedy_by_hand}"
-            nodes.append(_unread(walk, visit, name, why, form))
+            nodes.append(_unread(traversal, visit, name, why, form))
         except _Unsupported as error:
-            nodes.append(_unread(walk, visit, name, str(error)))
+            nodes.append(_unread(traversal, visit, name, str(error)))
         except (ConvError, ConvTypeError) as error:
             if not visit.inside:
                 raise
             fault = f"{error.rule}: {error.values}" if isinstance(error, ConvError) else f"{error}"
             why = f"{fault.removeprefix(f'{name}: ')} (a branch that does not run may be invalid)"
-            nodes.append(_unread(walk, visit, name, why))
-    return Model(walk.inputs, tuple(nodes)), unknown
+            nodes.append(_unread(traversal, visit, name, why))
+    return Model(traversal.inputs, tuple(nodes)), unknown
 
 
 _FILTER_INPUTS = {"QLinearConv": 3, "QLinearConvTranspose": 3}
@@ -438,7 +438,7 @@ ConvInteger has four inputs, so its index 4 means that there is no bias.
 
 
 def _unread(
-    walk: Walk, visit: Visit, name: str, reason: str, open_form: Form | None = None
+    traversal: Traversal, visit: Visit, name: str, reason: str, open_form: Form | None = None
 ) -> UnreadLayer:
     """Return the entry of a node that is not read, with the known shapes.
 
@@ -455,7 +455,7 @@ def _unread(
     if open_form:
         x, y = _open_shapes(node, name, open_form, x, w)
     else:
-        types = walk.infer(node, scope)
+        types = traversal.infer(node, scope)
         y = next((sizes_of(types[one]) for one in node.output[:1] if one in types), ())
     return UnreadLayer(
         name=name,

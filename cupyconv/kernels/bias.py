@@ -14,7 +14,7 @@ from cupyconv.kernels import parameters
 from cupyconv.kernels.cost import ADDING_THREADS
 from cupyconv.kernels.device import Device
 from cupyconv.kernels.family import accumulator_bytes
-from cupyconv.kernels.reach import MOST_BLOCKS
+from cupyconv.kernels.limits import MOST_BLOCKS
 from cupyconv.kernels.strides import Strides, followers, neighbours
 from cupyconv.launch import STORAGE, Launch
 from cupyconv.problem import ITEMSIZE, ConvProblem

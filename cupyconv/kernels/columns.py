@@ -29,7 +29,7 @@ from cupyconv.kernels.copies import (
 )
 from cupyconv.kernels.family import Candidate, Choices, Family, accumulator_bytes
 from cupyconv.kernels.gather import CUDA_GATHER, aligned, product_launch
-from cupyconv.kernels.reach import LONGEST_REACH, MOST_BLOCKS, Count, reach_counts
+from cupyconv.kernels.limits import LARGEST_EXTENT, MOST_BLOCKS, Count, extent_counts
 from cupyconv.kernels.request import PLAIN, Epilogue, Request
 from cupyconv.kernels.strides import Strides
 from cupyconv.launch import STORAGE, FilterForm, Launch, Part
@@ -215,8 +215,8 @@ class ColumnSums(Family):
             return f"cuda-columns takes up to {MOST_FILTERS} filters per group, not {filters}"
         _, _, channels = _result(request)
         count = problem.groups * channels * prod(problem.filter_sizes)
-        if count > LONGEST_REACH:
-            return f"cuda-columns counts up to {LONGEST_REACH:,} columns, not {count:,}"
+        if count > LARGEST_EXTENT:
+            return f"cuda-columns counts up to {LARGEST_EXTENT:,} columns, not {count:,}"
         columns = columns_of(problem, request.memory, request.pass_)
         if columns is None:
             return "cuda-columns takes filters whose taps and channels are evenly spaced in memory"
@@ -239,7 +239,7 @@ class ColumnSums(Family):
         return None
 
     def counts(self, request: Request) -> Iterator[Count]:
-        yield from reach_counts(request.problem)
+        yield from extent_counts(request.problem)
         yield from CUDA_GATHER.counts(self._columns(request).request(request))
         yield Count("blocks", _sum_blocks(request), MOST_BLOCKS)
 
@@ -383,15 +383,15 @@ def _sum_kernel(request: Request, splits: int) -> cost.Kernel:
     """Return the work of the sum kernel, for the cost model."""
     forward, problem = request.pass_ == "forward", request.problem
     _, _, channels = _result(request)
-    terms, walked, at_once = splits, 0.0, _at_once(request)
+    terms, steps, at_once = splits, 0.0, _at_once(request)
     for axis in reversed(problem.axes):
         here = axis.filter if forward else min(ceil(axis.filter / axis.stride), axis.output)
         terms *= here
         if not forward and axis.dilation > 1:  # the loop skips positions between the taps
             passed = min(ceil(axis.effective_filter / axis.stride), axis.output)
-            walked = passed + here * walked
+            steps = passed + here * steps
         else:
-            walked *= here
+            steps *= here
     warps = THREADS // 32
     work = cost.Work(
         multiplying=0.0,
@@ -400,7 +400,7 @@ def _sum_kernel(request: Request, splits: int) -> cost.Kernel:
         * min(channels, CHANNELS)
         * cost.wavefronts(accumulator_bytes(problem)),
         instructions=warps
-        * (_PIXEL_INSTRUCTIONS + _TERM_INSTRUCTIONS * terms + _STEP_INSTRUCTIONS * walked),
+        * (_PIXEL_INSTRUCTIONS + _TERM_INSTRUCTIONS * terms + _STEP_INSTRUCTIONS * steps),
         waits=ceil(terms / at_once),
     )
     return cost.Kernel(_sum_blocks(request), _RESIDENT[at_once], warps, work)

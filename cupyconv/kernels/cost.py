@@ -29,13 +29,13 @@ from cupyconv.problem import REAL_PART
 
 LEAST_SPLIT_STEPS = 8
 """Smallest number of BLOCK_K steps per split (hand-set).  Fewer steps do not repay the time to fill
-the ring of shared-memory stages."""
+the pipeline of shared-memory stages."""
 
 ADDING_THREADS = 64
-"""Threads per block of the reduction kernels (cuda/include/parts.cuh)."""
+"""Threads per block of the reduction kernels (cuda/include/partial_sums.cuh)."""
 
-PARTS_AT_ONCE = 16
-"""Loads in flight per thread of the reduction kernels (cuda/include/parts.cuh)."""
+LOADS_IN_FLIGHT = 16
+"""Loads in flight per thread of the reduction kernels (cuda/include/partial_sums.cuh)."""
 
 ACCESS_INSTRUCTIONS = 8
 """Instructions per access of a warp to device memory, including address and bounds checks
@@ -196,7 +196,7 @@ def further(chip: Chip, moved: float, parts: int = 1) -> Demand:
         moved: bytes read and written.
         parts: elements that a thread reads for each element that it writes.
     """
-    return Demand(further=1, waits=ceil(parts / PARTS_AT_ONCE), copied=moving(chip, moved))
+    return Demand(further=1, waits=ceil(parts / LOADS_IN_FLIGHT), copied=moving(chip, moved))
 
 
 def wavefronts(size: float, apart: float = 0, least: float = 1) -> float:

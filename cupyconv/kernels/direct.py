@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from cupyconv.kernels import cost, parameters, streaming
 from cupyconv.kernels.calibration import prices
 from cupyconv.kernels.family import accumulator_bytes, spatial
-from cupyconv.kernels.reach import Count, window_count
+from cupyconv.kernels.limits import Count, window_count
 from cupyconv.kernels.request import Epilogue, Request
 from cupyconv.kernels.strides import neighbours
 from cupyconv.launch import STORAGE
@@ -141,8 +141,8 @@ class Tiling:
 class Geometry(streaming.Geometry):
     """Thread blocks of a tiling for particular tensors, with their work.
 
-    A strip is the threads of a block that compute the same tile for different channels.  A part is
-    a round of tiles, in which each strip computes one tile.
+    A strip is the threads of a block that compute the same tile for different channels.  A work
+    tile is a round of tiles, in which each strip computes one tile.
 
     Attributes:
         down, across: a thread's tile along the height and along the width.
@@ -168,12 +168,12 @@ class Geometry(streaming.Geometry):
         busiest: dict[int, float] = {}  # time of the busiest SM, keyed by rounds per block
         for number in range(1, self.resident + 1):
             share = max(multiprocessors * number // others, 1)
-            rounds = max(-(-self.parts // share), 1)
-            blocks = -(-self.parts // rounds) * others
+            rounds = max(-(-self.work_tiles // share), 1)
+            blocks = -(-self.work_tiles // rounds) * others
             busiest[rounds] = -(-blocks // multiprocessors) * (rounds + _STAGING)
         most = _BALANCE * min(busiest.values())
         rounds = min([rounds for rounds, time in busiest.items() if time <= most])
-        return max(-(-self.parts // rounds), 1)
+        return max(-(-self.work_tiles // rounds), 1)
 
 
 def channels_of(problem: ConvProblem, pass_: str) -> tuple[int, int]:
@@ -196,7 +196,9 @@ def ranked_tilings(request: Request) -> tuple[Tiling, ...]:
 
     def time(tiling: Tiling, geom: Geometry) -> tuple[float, int]:
         if request.pass_ == "backprop_filter":
-            blocks = streaming.chunk_counts(geom.parts, prod(geom.others), chip.multiprocessors)[-1]
+            blocks = streaming.chunk_counts(
+                geom.work_tiles, prod(geom.others), chip.multiprocessors
+            )[-1]
         else:
             blocks = geom.blocks(chip.multiprocessors)
         demand = geom.kernel(blocks).demand(chip, request.problem.bytes)
@@ -420,13 +422,13 @@ def _construct(request: Request, tiling: Tiling) -> Geometry | None:
     if tile * words > _MOST_SUMS or not least_resident:
         return None
     unpacking = int(ITEMSIZE[problem.dtype] == 2)
-    walked = spatial(problem.input_sizes if pass_ == "backprop_input" else problem.output_sizes)
+    tiled = spatial(problem.input_sizes if pass_ == "backprop_input" else problem.output_sizes)
     slices, parts, tap_parts = float(depth), 1, -(-taps_down // tap_rows)
     if is_filter:
         slices, parts = 1.0, depth * tap_parts * (ins // sources)
     # A warp skips source rows that are outside the tensor for all of its tiles.
     if problem.spatial_rank == 3:
-        slices *= problem.axes[0].pairs / (walked[0] * depth)
+        slices *= problem.axes[0].pairs / (tiled[0] * depth)
     loaded_slices = slices * min(problem.axes[-1].pairs / (across.tiles * across.pairs), 1)
     if problem.spatial_rank > 1:
         rows = min(problem.axes[-2].pairs / (tap_parts * down.tiles * down.pairs), 1)
@@ -476,7 +478,7 @@ def _construct(request: Request, tiling: Tiling) -> Geometry | None:
     registers = -(-(of_thread + of_live * live) // 8) * 8
     by_registers = max(int(cost.REGISTERS / (32 * warps * registers)), least_resident)
     by_shared = chip.blocks_by_shared(shared_bytes)
-    tiles = problem.N * walked[0] * down.tiles * across.tiles
+    tiles = problem.N * tiled[0] * down.tiles * across.tiles
     return Geometry(
         tiling=tiling,
         down=down,
@@ -484,7 +486,7 @@ def _construct(request: Request, tiling: Tiling) -> Geometry | None:
         of_source=of_source,
         of_result=of_result,
         least_resident=least_resident,
-        parts=-(-tiles // tiling.strips),
+        work_tiles=-(-tiles // tiling.strips),
         others=(blocks, parts) if is_filter else (blocks,),
         threads=tiling.lanes * tiling.strips,
         shared_bytes=0,  # shared memory is static
@@ -519,8 +521,8 @@ def _wavefronts(
     return cost.wavefronts(0, spread, least=0)
 
 
-TILE_WALK = (("tiles", "i8", 4), ("step", "i8", 4), ("rounds", "i8"))
-"""Fields of the struct ``TileWalk`` in cuda/conv_direct.cu, in NumPy's notation."""
+TILE_SCHEDULE = (("tiles", "i8", 4), ("step", "i8", 4), ("rounds", "i8"))
+"""Fields of the struct ``TileSchedule`` in cuda/conv_direct.cu, in NumPy's notation."""
 
 
 class Direct(streaming.Streaming[Geometry]):
@@ -571,15 +573,15 @@ class Direct(streaming.Streaming[Geometry]):
     def find(self, request: Request, tiling: Tiling) -> Geometry | None:
         return geometry(request, tiling)
 
-    def walk(self, request: Request, geom: Geometry, each: int) -> tuple[np.ndarray]:
-        """Return the struct TileWalk for blocks that compute ``each`` rounds of tiles."""
+    def schedule(self, request: Request, geom: Geometry, each: int) -> tuple[np.ndarray]:
+        """Return the struct TileSchedule for blocks that compute ``each`` rounds of tiles."""
         import numpy as np
 
         problem = request.problem
         is_input = request.pass_ == "backprop_input"
-        walked = problem.input_sizes if is_input else problem.output_sizes
-        tiles = (geom.across.tiles, geom.down.tiles, spatial(walked)[0], problem.N)
-        record = np.zeros(1, list(TILE_WALK))
+        tiled = problem.input_sizes if is_input else problem.output_sizes
+        tiles = (geom.across.tiles, geom.down.tiles, spatial(tiled)[0], problem.N)
+        record = np.zeros(1, list(TILE_SCHEDULE))
         rest, step = geom.tiling.strips, record[0]["step"]
         for number, size in enumerate(tiles[:-1]):
             rest, step[number] = divmod(rest, size)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from cupyconv.kernels import cost
 from cupyconv.kernels.calibration import prices
 from cupyconv.kernels.device import CHIPS, Device
-from cupyconv.kernels.reach import Count, offset_counts
+from cupyconv.kernels.limits import Count, offset_counts
 from cupyconv.kernels.request import PLAIN, Epilogue, Implementation, Request
 from cupyconv.launch import FilterForm, Launch
 from cupyconv.problem import ITEMSIZE, ConvProblem

@@ -1,6 +1,6 @@
 """cuda-gather (cuda/conv_gather.cu): an implicit GEMM that gathers its operands with cp.async.
 
-cp.async fills a ring of shared-memory stages ahead of use.  In backprop_input, the input pixels
+cp.async fills a pipeline of shared-memory stages ahead of use.  In backprop_input, the input pixels
 with equal (pixel + padding) modulo the stride form a stride phase.  The same taps read all pixels
 of a phase, so that each phase is one dense product.
 """
@@ -33,7 +33,7 @@ from cupyconv.kernels.family import (
     mma_refuses,
     spatial,
 )
-from cupyconv.kernels.reach import MOST_BLOCKS, Count, reach_counts
+from cupyconv.kernels.limits import MOST_BLOCKS, Count, extent_counts
 from cupyconv.kernels.request import PLAIN, Epilogue, Request
 from cupyconv.kernels.strides import Strides, followers, neighbours
 from cupyconv.kernels.tiled import Tiled
@@ -60,10 +60,10 @@ BLOCKS = (1, 2, 4, 8, 16)
 """Numbers of blocks per SM that the choice of splits aims at (hand-set)."""
 
 MOST_STAGES = 4
-"""Largest number of stages of the ring (hand-set)."""
+"""Largest number of stages of the pipeline (hand-set)."""
 
-RING_ALIGNMENT = 128
-"""Alignment of the ring in bytes."""
+STAGE_ALIGNMENT = 128
+"""Alignment of the pipeline in bytes."""
 
 BY_REGISTERS = {
     (128, 256, 2): 1,
@@ -239,7 +239,7 @@ class Gather(Tiled):
         return None
 
     def counts(self, request: Request) -> Iterator[Count]:
-        yield from reach_counts(request.problem)
+        yield from extent_counts(request.problem)
         gemms, tiles = self.gemms(request, _divisions(request)[-1]), self.fitting_tiles(request)
         most = max(sum(t.blocks(g.gemm_m, g.gemm_n) * g.groups for g in gemms) for t in tiles)
         yield Count("blocks", most, MOST_BLOCKS)
@@ -468,13 +468,13 @@ def tap_words(problem: ConvProblem) -> int:
     return tap_bits(problem) // 32 + 1
 
 
-class Ring(NamedTuple):
+class Pipeline(NamedTuple):
     """Shared memory of a block.
 
     Attributes:
-        stages: number of stages of the ring, each with a tile of A and a tile of B.
-        shared_bytes: size in bytes of the ring, or of the tile of C that later replaces the ring,
-            whichever is larger.
+        stages: number of stages of the pipeline, each with a tile of A and a tile of B.
+        shared_bytes: size in bytes of the pipeline, or of the tile of C that later replaces the
+            pipeline, whichever is larger.
         table_bytes: size of the address tables and loop counters, in bytes.
     """
 
@@ -483,20 +483,22 @@ class Ring(NamedTuple):
     table_bytes: int
 
 
-def ring(tile: Tile, vectors: Accesses, device: Device, words: int, index: str = "int") -> Ring:
-    """Return the ring of a tile; shared memory must hold its stages for all resident blocks.
+def pipeline(
+    tile: Tile, vectors: Accesses, device: Device, words: int, index: str = "int"
+) -> Pipeline:
+    """Return the pipeline of a tile; shared memory must hold its stages for all resident blocks.
 
     Args:
         tile: block tile.
         vectors: vector accesses to A, B and C.
-        device: device that the ring is for.
+        device: device that the pipeline is for.
         words: number of 32-bit words of tap bits (``tap_words``).
         index: C++ type of offsets.
     """
     m, n, k, itemsize = tile.block_m, tile.block_n, tile.block_k, tile.itemsize
     assert itemsize is not None
 
-    def of_operand(extent: int, along_k: bool) -> int:  # bytes of a RingTile, padding included
+    def of_operand(extent: int, along_k: bool) -> int:  # bytes of a StageTile, padding included
         padding = 0 if along_k or itemsize == 2 else 32 // itemsize
         return (extent + padding) * k * itemsize
 
@@ -512,7 +514,7 @@ def ring(tile: Tile, vectors: Accesses, device: Device, words: int, index: str =
     )
     turn = k if itemsize == 8 else 32
     tables = (positions + 4 * turn) * half + (4 * turn + 12) * index_bytes
-    tables = _multiple(tables, RING_ALIGNMENT)
+    tables = _multiple(tables, STAGE_ALIGNMENT)
     stages = 2
     if copies_async(device):
         of_block = (device.chip.shared << 10) // tile.defines["RESIDENT"]
@@ -520,7 +522,7 @@ def ring(tile: Tile, vectors: Accesses, device: Device, words: int, index: str =
         stages = max(2, min(MOST_STAGES, room // stage))
     lines, line = (m, n) if vectors.c.along_first else (n, m)
     output = lines * (line + 8) * itemsize + (m + n) * index_bytes if itemsize == 2 else 0
-    return Ring(stages, max(stages * stage, _multiple(output, RING_ALIGNMENT)), tables)
+    return Pipeline(stages, max(stages * stage, _multiple(output, STAGE_ALIGNMENT)), tables)
 
 
 def _multiple(size: int, of: int) -> int:
@@ -532,8 +534,10 @@ def resident(request: Request, tile: Tile) -> int:
     """Return the resident blocks per SM that shared memory and registers allow."""
     problem, device = request.problem, request.device
     found = accesses(request.pass_, problem, request.memory)
-    block_ring = ring(tile, found, device, tap_words(problem))
-    by_shared = device.chip.blocks_by_shared(block_ring.shared_bytes + block_ring.table_bytes)
+    block_pipeline = pipeline(tile, found, device, tap_words(problem))
+    by_shared = device.chip.blocks_by_shared(
+        block_pipeline.shared_bytes + block_pipeline.table_bytes
+    )
     by_registers = tile.defines["RESIDENT"]
     if tile.defines["TENSOR_CORES"]:
         sizes = (tile.block_m, tile.block_n, ITEMSIZE[problem.dtype])
@@ -631,8 +635,8 @@ def product_launch(
     }
     if index == "int":  # 64-bit indices leave no registers for more blocks
         defines["RESIDENT"] = max(tile.defines["RESIDENT"], resident(request, tile))
-    block_ring = ring(tile, found, request.device, tap_words(problem), index)
-    defines["STAGES"], defines["SHARED_BYTES"] = block_ring.stages, block_ring.shared_bytes
+    block_pipeline = pipeline(tile, found, request.device, tap_words(problem), index)
+    defines["STAGES"], defines["SHARED_BYTES"] = block_pipeline.stages, block_pipeline.shared_bytes
     packed = parameters.pack(problem, strides)
     return Launch(
         source="conv_gather.cu",
@@ -640,7 +644,7 @@ def product_launch(
         defines=tuple(defines.items()),
         grid=(int(phases["phase"]["end"][0, -1]) * problem.groups, choices.splits),
         block=(tile.threads,),
-        shared_bytes=block_ring.shared_bytes,
+        shared_bytes=block_pipeline.shared_bytes,
         arguments=(*operands, "bias", "add", ROLES_OF[pass_][-1], "workspace", packed, phases),
     )
 

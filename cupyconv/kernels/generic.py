@@ -8,7 +8,7 @@ from __future__ import annotations
 from cupyconv.errors import ConvError
 from cupyconv.kernels import cost, parameters
 from cupyconv.kernels.family import Choices, Tile, accumulator_bytes
-from cupyconv.kernels.reach import MOST_BLOCKS, Count
+from cupyconv.kernels.limits import MOST_BLOCKS, Count
 from cupyconv.kernels.request import PLAIN, Epilogue, Request
 from cupyconv.kernels.tiled import Tiled
 from cupyconv.launch import STORAGE, Launch

@@ -1,7 +1,7 @@
 """cuda-hopper (cuda/conv_hopper.cu): an implicit GEMM on wgmma, fed by TMA.
 
-A walk describes how TMA visits the pixels and taps of one dense problem: a whole pass, or a stride
-phase of backprop_input.  cuda/include/walk.cuh explains its fields.
+A traversal describes how TMA visits the pixels and taps of one dense problem: a whole pass, or a
+stride phase of backprop_input.  cuda/include/traversal.cuh explains its fields.
 
 The operand under the taps, or source, is x; in backprop_input, it is dy.  A line is 128 contiguous
 bytes of an operand: channels or filters of one pixel or tap or, in a planar layout, pixels of one
@@ -36,7 +36,7 @@ from cupyconv.kernels.copies import (
 )
 from cupyconv.kernels.device import CHIPS, Device
 from cupyconv.kernels.family import Candidate, Choices, Family, Tile
-from cupyconv.kernels.reach import Count, reach_counts
+from cupyconv.kernels.limits import Count, extent_counts
 from cupyconv.kernels.request import PLAIN, Epilogue, Request
 from cupyconv.kernels.strides import Strides, followers, neighbours
 from cupyconv.kernels.views import Viewed
@@ -64,11 +64,11 @@ WARPGROUP = 128
 """Threads per warpgroup (hardware)."""
 
 MOST_STAGES = 8
-"""Largest number of stages of the ring (hand-set)."""
+"""Largest number of stages of the pipeline (hand-set)."""
 
 MAX_MAPS = 16
-"""Largest number of walks, and of tensor maps of the operand under the taps.  All maps must fit
-into the 4 KB of kernel parameters."""
+"""Largest number of traversals, and of tensor maps of the operand under the taps.  All maps must
+fit into the 4 KB of kernel parameters."""
 
 _MOST_TILE_ROWS = 512
 """Largest number of rows of the tiles of a cluster of blocks.  The last tiles of a matrix extend
@@ -103,13 +103,13 @@ _MOST_WAVES = 4
 """Largest number of waves of blocks that the choice of splits aims at (hand-set)."""
 
 
-class AxisWalk(NamedTuple):
-    """A walk along one spatial axis.
+class AxisTraversal(NamedTuple):
+    """A traversal along one spatial axis.
 
     Attributes:
-        start: first coordinate of the source tensor that the walk's tensor map contains.
+        start: first coordinate of the source tensor that the traversal's tensor map contains.
         extent: number of coordinates that the tensor map contains.
-        pixels: number of pixels that the walk visits.
+        pixels: number of pixels that the traversal visits.
         base: coordinate in the map that the first pixel reads under the first tap: TMA's base
             pixel.
         stride: step between the base pixels of adjacent pixels.
@@ -137,31 +137,31 @@ class AxisWalk(NamedTuple):
         return self.base + (self.pixels - 1) * self.stride - (self.extent - 1)
 
 
-Walk = tuple[AxisWalk, ...]
-"""Walk along each spatial axis of one dense problem."""
+Traversal = tuple[AxisTraversal, ...]
+"""Traversal along each spatial axis of one dense problem."""
 
 
-def has_taps(walk: Walk) -> bool:
+def has_taps(traversal: Traversal) -> bool:
     """Return whether any tap contributes; the results of a stride phase without taps are zero."""
-    return all(axis.taps for axis in walk)
+    return all(axis.taps for axis in traversal)
 
 
 @lru_cache(maxsize=256)
-def walks(problem: ConvProblem, pass_: str, method: str = "") -> tuple[Walk, ...]:
-    """Return the walks of TMA in a pass: one per non-empty part (frames.py) of the spatial axes.
+def traversals(problem: ConvProblem, pass_: str, method: str = "") -> tuple[Traversal, ...]:
+    """Return TMA's traversals in a pass: one per non-empty part (frames.py) of the spatial axes.
 
-    Walks with the most taps come first, so that the last tiles on the chip are short.
+    Traversals with the most taps come first, so that the last tiles on the chip are short.
     """
     walk_of = _phase if pass_ == "backprop_input" else _window
     found = zip(problem.axes, frames.parts(problem, pass_, method), strict=True)
-    walked = product(
+    traversals_ = product(
         *([walk_of(axis, *part) for part in parts if part[0]] for axis, parts in found)
     )
-    return tuple(sorted(walked, key=lambda walk: -prod(axis.taps for axis in walk)))
+    return tuple(sorted(traversals_, key=lambda traversal: -prod(axis.taps for axis in traversal)))
 
 
-def _window(axis: ConvAxis, outputs: range, taps: range) -> AxisWalk:
-    walk = AxisWalk(
+def _window(axis: ConvAxis, outputs: range, taps: range) -> AxisTraversal:
+    traversal = AxisTraversal(
         extent=axis.input,
         pixels=len(outputs),
         base=outputs.start * axis.stride - axis.pad_before + taps.start * axis.dilation,
@@ -173,13 +173,15 @@ def _window(axis: ConvAxis, outputs: range, taps: range) -> AxisWalk:
         place_first=outputs.start,
         place_step=1,
     )
-    return walk if len(outputs) * len(taps) == axis.output * axis.filter else _narrowed(walk)
+    return (
+        traversal if len(outputs) * len(taps) == axis.output * axis.filter else _narrowed(traversal)
+    )
 
 
-def _phase(axis: ConvAxis, inputs: range, taps: range) -> AxisWalk:
-    # The walk visits taps in reverse order.
+def _phase(axis: ConvAxis, inputs: range, taps: range) -> AxisTraversal:
+    # The traversal visits taps in reverse order.
     base, spacing = axis.outputs_of_phase(inputs, taps)
-    walk = AxisWalk(
+    traversal = AxisTraversal(
         extent=axis.output,
         pixels=len(inputs),
         base=base,
@@ -191,18 +193,19 @@ def _phase(axis: ConvAxis, inputs: range, taps: range) -> AxisWalk:
         place_first=inputs.start,
         place_step=axis.stride,
     )
-    return walk if (inputs, taps) in axis.stride_phases else _narrowed(walk)
+    return traversal if (inputs, taps) in axis.stride_phases else _narrowed(traversal)
 
 
-def _narrowed(walk: AxisWalk) -> AxisWalk:
-    """Return a walk that reads no padding, with a tensor map of only the coordinates that it reads.
+def _narrowed(traversal: AxisTraversal) -> AxisTraversal:
+    """Return a traversal that reads no padding, with a tensor map of only the coordinates that it
+    reads.
 
-    The corners of this map are within TMA's limits, wherever the walk begins.
+    The corners of this map are within TMA's limits, wherever the traversal begins.
     """
-    if not walk.taps:
-        return walk
-    read = (walk.pixels - 1) * walk.stride + (walk.taps - 1) * walk.spacing + 1
-    return walk._replace(start=walk.base, base=0, extent=read)
+    if not traversal.taps:
+        return traversal
+    read = (traversal.pixels - 1) * traversal.stride + (traversal.taps - 1) * traversal.spacing + 1
+    return traversal._replace(start=traversal.base, base=0, extent=read)
 
 
 def windows(problem: ConvProblem, line: int) -> int:
@@ -216,7 +219,7 @@ def windows(problem: ConvProblem, line: int) -> int:
 def matrices(
     problem: ConvProblem, pass_: str, tile: Tile, splits: int, method: str = ""
 ) -> list[tuple[int, int, int]]:
-    """Return, for each walk, the rows and columns of a group's matrix C, and the steps along k.
+    """Return the rows and columns of a group's matrix C, and the steps along k, per traversal.
 
     A step multiplies one line along k.  In the filter gradient, the channels of each tap are padded
     to whole lines.
@@ -240,11 +243,11 @@ def _matrices_of(
     summed, columns = (channels, filters) if pass_ == "forward" else (filters, channels)
     return tuple(
         (
-            _pixels(problem, [axis.pixels for axis in walk], line),
+            _pixels(problem, [axis.pixels for axis in traversal], line),
             columns,
-            prod([axis.taps for axis in walk]) * -(-summed // line),
+            prod([axis.taps for axis in traversal]) * -(-summed // line),
         )
-        for walk in walks(problem, pass_, method)
+        for traversal in traversals(problem, pass_, method)
     )
 
 
@@ -313,8 +316,10 @@ def row_ends(problem: ConvProblem, pass_: str) -> tuple[int, ...]:
 
 def flattens(strides: Sequence[int], shape: Sequence[int], axes: Sequence[int]) -> bool:
     """Return whether axes of a tensor, outermost first, can be merged into one axis."""
-    walked = [axis for axis in axes if shape[axis] > 1]
-    return all(strides[outer] == strides[inner] * shape[inner] for outer, inner in pairwise(walked))
+    long_axes = [axis for axis in axes if shape[axis] > 1]
+    return all(
+        strides[outer] == strides[inner] * shape[inner] for outer, inner in pairwise(long_axes)
+    )
 
 
 def filters_last(problem: ConvProblem) -> bool:
@@ -431,8 +436,8 @@ def _channels_first(
     )
     flat_steps = {"w": permuted(steps["w"], kept)}
     for role, shape in shapes.items():
-        walked = [axis for axis in merged if shape[axis] > 1]
-        inner = steps[role][walked[-1]] if walked else 1
+        long_axes = [axis for axis in merged if shape[axis] > 1]
+        inner = steps[role][long_axes[-1]] if long_axes else 1
         flat_steps[role] = (*steps[role][: merged.start], inner)
     return flat, flat_steps
 
@@ -514,7 +519,7 @@ def _has_lines(problem: ConvProblem, pass_: str, steps: Mapping[str, Sequence[in
     axis, itemsize = problem.axes[-1], ITEMSIZE[problem.dtype]
     if problem.spatial_rank > 2 or (axis.stride > 1 and pass_ != "backprop_input"):
         return False
-    rows = [walk[-1] for walk in walks(problem, pass_)]
+    rows = [traversal[-1] for traversal in traversals(problem, pass_)]
     taps = [row.base + tap * row.spacing for row in rows for tap in range(row.taps)]
     if any(first * itemsize % PIECE_BYTES for first in taps):
         return False
@@ -524,7 +529,7 @@ def _has_lines(problem: ConvProblem, pass_: str, steps: Mapping[str, Sequence[in
     if len(ends) > MAX_MAPS or min(ends) < 1:
         return False
     line = LINE_BYTES // itemsize
-    sizes = [[axis.pixels for axis in walk] for walk in walks(problem, pass_)]
+    sizes = [[axis.pixels for axis in traversal] for traversal in traversals(problem, pass_)]
     computed = sum(_pixels(problem, size, line) for size in sizes)
     return computed <= _MOST_FILLED * problem.N * sum(map(prod, sizes))
 
@@ -589,13 +594,13 @@ def tma_refuses(request: Request, operand_bytes: int) -> str | None:
         refusal = _refuse_groups(problem, request.pass_, LINE_BYTES // operand_bytes)
         if refusal is not None:
             return refusal
-    return _refuse_walks(problem, request.pass_)
+    return _refuse_traversals(problem, request.pass_)
 
 
 def tma_counts(request: Request, operand_bytes: int, planes: int = 1) -> Iterator[Count]:
     """Yield the quantities that must fit into TMA's coordinates and the kernels' counters."""
     problem, line = request.problem, LINE_BYTES // operand_bytes
-    yield from reach_counts(problem)
+    yield from extent_counts(problem)
     # Rows of pixels are padded to whole lines, which adds at most a quarter (_MOST_FILLED).  With
     # this limit, the padded pixels too can be counted in 32 bits.
     pixels = problem.N * max(prod(problem.input_sizes), prod(problem.output_sizes))
@@ -641,17 +646,22 @@ def _refuse_groups(problem: ConvProblem, pass_: str, line: int) -> str | None:
     return None
 
 
-def _refuse_walks(problem: ConvProblem, pass_: str) -> str | None:
+def _refuse_traversals(problem: ConvProblem, pass_: str) -> str | None:
     """Return why TMA's im2col mode does not support a pass; None if the mode supports it."""
     phases = prod(problem.stride) if pass_ == "backprop_input" else 1
     if phases > MAX_MAPS:
         return f"the kernel takes up to {MAX_MAPS} stride phases, not {phases}"
     if is_pointwise(problem):
         return None
-    if not any(map(has_taps, walks(problem, pass_))):
+    if not any(map(has_taps, traversals(problem, pass_))):
         return "no tap of the filter reads the input"
     low, high = _CORNERS[problem.spatial_rank]
-    for axis in (axis for walk in walks(problem, pass_) if has_taps(walk) for axis in walk):
+    for axis in (
+        axis
+        for traversal in traversals(problem, pass_)
+        if has_taps(traversal)
+        for axis in traversal
+    ):
         if axis.stride > _LARGEST_ELEMENT_STRIDE:
             return f"TMA supports strides up to {_LARGEST_ELEMENT_STRIDE}, not {axis.stride}"
         if not low <= axis.base <= high or not low <= axis.upper <= high:
@@ -683,7 +693,7 @@ def _consumer_bytes(block_n: int, itemsize: int) -> int:
     return block_n * 4 + (2 * 64 * LINE_BYTES if itemsize == 2 else 0) + BARRIER_BYTES
 
 
-def ring_stages(block_m: int, block_n: int, itemsize: int) -> int:
+def pipeline_stages(block_m: int, block_n: int, itemsize: int) -> int:
     """Return the number of stages, each with two barriers, that shared memory has room for.
 
     Args:
@@ -721,13 +731,14 @@ def _matrices(
 
 
 def _methods(request: Request, tile: Tile) -> list[str]:
-    """Return the methods: the whole pass, and divided frames if the kernel can take their walks."""
+    """Return the methods: the whole pass, and divided frames if the kernel can take their
+    traversals."""
     problem, pass_ = request.problem, request.pass_
     if tile.defines["PLANAR"] or not frames.is_worthwhile(problem, pass_):
         return [""]
-    divided = walks(problem, pass_, frames.DIVIDED)
+    divided = traversals(problem, pass_, frames.DIVIDED)
     least = _CORNERS[problem.spatial_rank][0]
-    fits = len(divided) <= MAX_MAPS and all(walk[0].upper >= least for walk in divided)
+    fits = len(divided) <= MAX_MAPS and all(traversal[0].upper >= least for traversal in divided)
     return ["", frames.DIVIDED] if fits else [""]
 
 
@@ -849,15 +860,15 @@ def common_defines(
     }
 
 
-def persistent_grid(walk: np.ndarray, tile: Tile, device: Device) -> tuple[int]:
+def persistent_grid(traversal: np.ndarray, tile: Tile, device: Device) -> tuple[int]:
     """Return the grid of persistent blocks: at most one block per SM, and at most one per tile."""
     cluster = tile.defines["CLUSTER"]
     clusters = max(device.resident_blocks // cluster, 1)
-    return (min(int(walk["tiles"][0]), clusters) * cluster,)
+    return (min(int(traversal["tiles"][0]), clusters) * cluster,)
 
 
 def _store(
-    staged: Staged, pass_: str, walked: Sequence[Walk], splits: int, epilogue: Epilogue
+    staged: Staged, pass_: str, traversals_: Sequence[Traversal], splits: int, epilogue: Epilogue
 ) -> tuple[int, int]:
     """Return the values of the macros STORE (how C is stored) and RUN (elements per vector)."""
     problem, strides, result = staged.problem, staged.strides, ROLES_OF[pass_][-1]
@@ -876,15 +887,15 @@ def _store(
     if result == "w" or splits > 1:
         return STORE_ROWS, run
     batch, _, *spatial = problem.data_axes
-    if steps[along] != 1 and any(axis.place_step > 1 for axis in walked[0]):
+    if steps[along] != 1 and any(axis.place_step > 1 for axis in traversals_[0]):
         return STORE_COLUMNS, 1  # pixels of a stride phase are not adjacent
     if steps[along] != 1:
         # Planar products pad each row, so that only pixels of one row are adjacent.  If frames are
         # divided, the pixels of one frame are adjacent.
-        lined = spatial[-1:] if is_planar(problem) else spatial[len(walked) > 1 :]
+        lined = spatial[-1:] if is_planar(problem) else spatial[len(traversals_) > 1 :]
         sizes = [shape[axis] for axis in lined]
         return STORE_COLUMNS, followers(canonical, lined, sizes, alignment, itemsize)
-    is_matrix = len(walked) == 1 and not is_planar(problem)
+    is_matrix = len(traversals_) == 1 and not is_planar(problem)
     is_matrix &= flattens(steps, shape, (batch, *spatial))
     # A box must not extend into the next group.
     is_matrix &= (problem.groups == 1 or of_group % _BOX == 0) and not strides.fold
@@ -897,21 +908,21 @@ def shared_bytes(tile: Tile) -> int:
     """Return the bytes of the kernel's struct SharedMemory."""
     assert tile.itemsize is not None
     stages = tile.defines["STAGES"]
-    ring = stages * (tile.block_m + tile.block_n) * LINE_BYTES
+    stage_bytes = stages * (tile.block_m + tile.block_n) * LINE_BYTES
     barriers = 2 * stages * BARRIER_BYTES
     others = consumers(tile.block_m) * _consumer_bytes(tile.block_n, tile.itemsize) + barriers
-    return -(-(ring + others) // _SHARED_ALIGNMENT) * _SHARED_ALIGNMENT
+    return -(-(stage_bytes + others) // _SHARED_ALIGNMENT) * _SHARED_ALIGNMENT
 
 
-# -- the walk --------------------------------------------------------------------------------------
+# -- the traversal ---------------------------------------------------------------------------------
 
 _PHASE_FIELDS = ("pixels", "base", "taps", "filter_first", "place_first")
 _SHARED_FIELDS = ("stride", "spacing", "filter_step", "place_step")
 
 
 @lru_cache(maxsize=64)
-def walk_type(phases: int) -> np.dtype:
-    """Return the NumPy dtype of the struct ``Walk`` in cuda/include/walk.cuh."""
+def traversal_type(phases: int) -> np.dtype:
+    """Return the NumPy dtype of the struct ``Traversal`` in cuda/include/traversal.cuh."""
     import numpy as np
 
     axes = (np.int32, parameters.SPATIAL)
@@ -926,35 +937,35 @@ def walk_type(phases: int) -> np.dtype:
     )
 
 
-def pack_walk(
+def pack_traversal(
     problem: ConvProblem,
-    walked: Sequence[Walk],
+    traversals_: Sequence[Traversal],
     tile: Tile,
     parts: Sequence[tuple[int, int, int]],
     splits: int,
 ) -> np.ndarray:
-    """Return the kernels' argument of type ``Walk``: the walks of all phases, and their tiles.
+    """Return the kernels' argument of type ``Traversal``: all phases and their tiles.
 
     Args:
         problem, tile, splits: as in ``matrices``.
-        walked: result of ``walks``.
+        traversals_: result of ``traversals``.
         parts: result of ``matrices``.
     """
     import numpy as np
 
-    record = np.zeros(1, walk_type(len(walked)))
+    record = np.zeros(1, traversal_type(len(traversals_)))
     fields = record[0]
     cluster_rows = tile.block_m * tile.defines["CLUSTER"]
     tiles_of_group = all_steps = 0
-    for walk, part, phase in zip(walked, parts, fields["phase"], strict=True):
+    for traversal, part, phase in zip(traversals_, parts, fields["phase"], strict=True):
         rows, columns, steps = part
         phase["tile_rows"] = -(-rows // cluster_rows)
         for name in _PHASE_FIELDS:
-            phase[name] = _spatial(walk, name)
+            phase[name] = _spatial(traversal, name)
         tiles_of_group += int(phase["tile_rows"]) * -(-columns // tile.block_n)
         all_steps = max(all_steps, steps)
     # These fields are equal in all phases, but a phase without taps has no spacing.
-    sample = next(walk for walk in walked if has_taps(walk))
+    sample = next(traversal for traversal in traversals_ if has_taps(traversal))
     for name in _SHARED_FIELDS:
         fields[name] = _spatial(sample, name)
     fields["tile_columns"] = -(-columns // tile.block_n)
@@ -964,21 +975,23 @@ def pack_walk(
     return record
 
 
-def _spatial(walk: Walk, name: str) -> list[int]:
-    """Return a field of a walk for three axes; missing leading axes have one pixel and one tap."""
-    missing = [int(name in ("pixels", "taps"))] * (parameters.SPATIAL - len(walk))
-    return missing + [getattr(axis, name) for axis in walk]
+def _spatial(traversal: Traversal, name: str) -> list[int]:
+    """Return a traversal's field for three axes; missing leading axes have one pixel and one
+    tap."""
+    missing = [int(name in ("pixels", "taps"))] * (parameters.SPATIAL - len(traversal))
+    return missing + [getattr(axis, name) for axis in traversal]
 
 
 # -- tensor maps -----------------------------------------------------------------------------------
 
 
 def _maps(
-    staged: Staged, pass_: str, tile: Tile, walked: Sequence[Walk], splits: int
+    staged: Staged, pass_: str, tile: Tile, traversals_: Sequence[Traversal], splits: int
 ) -> list[TensorMap]:
     """Return the tensor maps of the operand under the taps, then the map of the other operand.
 
-    The operand under the taps has one map per walk or, if it is planar, one map per row length.
+    The operand under the taps has one map per traversal or, if it is planar, one map per row
+    length.
     """
     problem = staged.problem
     gathered, other, _ = ROLES_OF[pass_]
@@ -993,13 +1006,13 @@ def _maps(
         maps = [_pixel_matrix(problem, gathered, staged.gathered, line, pixels)]
     else:
         # A phase without taps loads nothing; its map only has to be valid.
-        sample = next(walk for walk in walked if has_taps(walk))
+        sample = next(traversal for traversal in traversals_ if has_taps(traversal))
         maps = [
             _im2col(
-                problem, gathered, staged.gathered, walk if has_taps(walk) else sample,
+                problem, gathered, staged.gathered, traversal if has_taps(traversal) else sample,
                 line, pixels,
             )
-            for walk in walked
+            for traversal in traversals_
         ]  # fmt: skip
     if pass_ == "backprop_filter" and is_planar(problem):
         filters = line
@@ -1051,8 +1064,8 @@ def _merged_axis(
         shape, steps: shape and strides of the tensor.
         axes: axes to merge, innermost first.
     """
-    walked = [axis for axis in axes if shape[axis] > 1]
-    return prod(shape[axis] for axis in walked), steps[walked[0]] if walked else 0
+    long_axes = [axis for axis in axes if shape[axis] > 1]
+    return prod(shape[axis] for axis in long_axes), steps[long_axes[0]] if long_axes else 0
 
 
 def _outer_strides(inner: int, axes: Sequence[tuple[int, int]], itemsize: int) -> tuple[int, ...]:
@@ -1094,26 +1107,26 @@ def _rows(
     outwards, box = (*reversed(rows), channel, batch), (line, *ones, channels, 1)
     if has_bands(problem):  # there is one image, and channels are inside rows and columns
         outwards, box = (channel, *reversed(rows)), (line, channels, *ones)
-    walked = [(shape[axis], steps[axis]) for axis in outwards]
+    sizes = [(shape[axis], steps[axis]) for axis in outwards]
     return TiledMap(
         operand.role,
         operand.itemsize,
         (end, *(shape[axis] for axis in outwards)),
-        _outer_strides(shape[-1], walked, operand.itemsize),
+        _outer_strides(shape[-1], sizes, operand.itemsize),
         box,
         operand.offset,
     )
 
 
 def _im2col(
-    problem: ConvProblem, role: str, operand: Operand, walk: Walk, line: int, pixels: int
+    problem: ConvProblem, role: str, operand: Operand, traversal: Traversal, line: int, pixels: int
 ) -> Im2colMap:
-    """Return the im2col map of x or y for a walk; planes count as additional images.
+    """Return the im2col map of x or y for a traversal; planes count as additional images.
 
     The map loads ``pixels`` pixels of ``line`` channels.
     """
     extents, strides = pixel_dimensions(problem, role, operand)
-    inner_first = tuple(reversed(walk))
+    inner_first = tuple(reversed(traversal))
     skipped = sum(axis.start * step for axis, step in zip(inner_first, strides, strict=False))
     return Im2colMap(
         operand.role,
@@ -1139,9 +1152,9 @@ def pixel_dimensions(
     shape, steps = shape_of(problem, role), getattr(operand.strides, role)
     batch, channel, *spatial = problem.data_axes
     axes = (*reversed(spatial), batch)
-    walked = [(shape[axis], steps[axis]) for axis in axes]
+    sizes = [(shape[axis], steps[axis]) for axis in axes]
     extents = (shape[channel], *(shape[axis] for axis in axes))
-    return extents, _outer_strides(shape[channel], walked, operand.itemsize)
+    return extents, _outer_strides(shape[channel], sizes, operand.itemsize)
 
 
 def filter_map(problem: ConvProblem, pass_: str, tile: Tile, operand: Operand) -> TiledMap:
@@ -1307,11 +1320,11 @@ class Persistent(Family):
         assert tile is not None
         staged = stage(request, choices, copied_w)
         problem = staged.problem
-        walked = walks(problem, pass_, choices.method)
+        traversals_ = traversals(problem, pass_, choices.method)
         parts = matrices(problem, pass_, tile, splits, choices.method)
-        walk = pack_walk(problem, walked, tile, parts, splits)
-        store, run = _store(staged, pass_, walked, splits, epilogue)
-        maps = _maps(staged, pass_, tile, walked, splits)
+        traversal = pack_traversal(problem, traversals_, tile, parts, splits)
+        store, run = _store(staged, pass_, traversals_, splits, epilogue)
+        maps = _maps(staged, pass_, tile, traversals_, splits)
         defines: dict[str, str | int] = {
             **common_defines(tile, pass_, problem, epilogue),
             **parameters.fold_defines(problem, staged.strides),
@@ -1319,7 +1332,7 @@ class Persistent(Family):
                 pass_ == "backprop_filter" and has_window_rows(problem, tile, splits)
             ),
             "SPATIAL": problem.spatial_rank,
-            "PHASES": len(walked),
+            "PHASES": len(traversals_),
             "MAPS": len(maps) - 1,
             "POINTWISE": int(is_pointwise(problem) and not is_planar(problem)),
             "STORE": store,
@@ -1338,10 +1351,18 @@ class Persistent(Family):
             source="conv_hopper.cu",
             entry="conv_hopper",
             defines=tuple(defines.items()),
-            grid=persistent_grid(walk, tile, request.device),
+            grid=persistent_grid(traversal, tile, request.device),
             block=(tile.threads,),
             shared_bytes=shared_bytes(tile),
-            arguments=("bias", "add", result, "workspace", TensorMaps(tuple(maps)), walk, packed),
+            arguments=(
+                "bias",
+                "add",
+                result,
+                "workspace",
+                TensorMaps(tuple(maps)),
+                traversal,
+                packed,
+            ),
             may_overlap=bool(staged.before),
         )
         if splits == 1:
@@ -1354,7 +1375,7 @@ class Persistent(Family):
             grid=(-(-pieces // cost.ADDING_THREADS),),
             block=(cost.ADDING_THREADS,),
             shared_bytes=0,
-            arguments=("workspace", "bias", "add", result, np.int32(splits), walk, packed),
+            arguments=("workspace", "bias", "add", result, np.int32(splits), traversal, packed),
             may_overlap=True,
         )
         return (*staged.before, product, reduction)
@@ -1379,7 +1400,7 @@ class Hopper(Persistent):
     tiles = tuple(
         tile_of(
             *(block_m, block_n, itemsize, itemsize),
-            STAGES=ring_stages(block_m, block_n, itemsize),
+            STAGES=pipeline_stages(block_m, block_n, itemsize),
             CLUSTER=cluster,
             PLANES=1,
             PLANAR=planar,

@@ -15,12 +15,12 @@ from cupyconv.kernels.hopper import (
     Layout,
     Persistent,
     layouts,
-    ring_stages,
+    pipeline_stages,
     tile_of,
     tma_counts,
     tma_refuses,
 )
-from cupyconv.kernels.reach import Count
+from cupyconv.kernels.limits import Count
 from cupyconv.kernels.request import Request
 from cupyconv.kernels.views import Viewed
 
@@ -45,7 +45,7 @@ class HopperBf16x6(Persistent):
     tiles = tuple(
         tile_of(
             *(block_m, block_n, 4, 2),
-            STAGES=ring_stages(block_m, block_n, 4),
+            STAGES=pipeline_stages(block_m, block_n, 4),
             CLUSTER=cluster,
             PLANES=PLANES,
             PLANAR=0,

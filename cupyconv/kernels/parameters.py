@@ -11,7 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from cupyconv.kernels.family import spatial
-from cupyconv.kernels.reach import MARGIN, largest_index
+from cupyconv.kernels.limits import MARGIN, largest_index
 from cupyconv.kernels.strides import Strides
 from cupyconv.problem import ConvProblem
 

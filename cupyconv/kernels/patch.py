@@ -18,7 +18,7 @@ from cupyconv.kernels import cost, parameters, streaming
 from cupyconv.kernels.calibration import prices
 from cupyconv.kernels.device import CHIPS
 from cupyconv.kernels.family import accumulator_bytes, copies_async, mma_refuses, spatial
-from cupyconv.kernels.reach import Count
+from cupyconv.kernels.limits import Count
 from cupyconv.kernels.request import Epilogue, Request
 from cupyconv.kernels.strides import neighbours
 from cupyconv.launch import STORAGE
@@ -104,7 +104,7 @@ class Tiling:
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry(streaming.Geometry):
-    """Thread blocks of a tiling for particular tensors, with their work; a part is a tile.
+    """Thread blocks of a tiling for particular tensors, with their work; a work tile is a tile.
 
     Attributes:
         line_pitch: elements between the beginnings of adjacent lines of the patch.
@@ -331,7 +331,7 @@ def _forward_geometry(
     return Geometry(
         tiling=tiling,
         line_pitch=patch.line_pitch,
-        parts=patch.tiles,
+        work_tiles=patch.tiles,
         others=(-(-problem.K // filters),),
         threads=THREADS,
         shared_bytes=-(-shared // 16) * 16,
@@ -388,7 +388,7 @@ def _filter_geometry(
     share_words = -(-units // shares) * whole
     warp_words = -(-share_words // (8 * warps_n))
     lines, line = (pixels, filters) if access.y_last else (filters, pixels)
-    padding = 32 if access.y_last and itemsize > 2 else 0  # RingTile::PADDING
+    padding = 32 if access.y_last and itemsize > 2 else 0  # StageTile::PADDING
     stage = lines * (line * itemsize + padding) + patch.size
     # Warps along pixels add up their sums in the shared memory of the stages.
     sums = (share_words * rows.word + rows.word - 1) * (filters + 4 // rows.word)
@@ -407,7 +407,7 @@ def _filter_geometry(
         warps_n=warps_n,
         warp_words=warp_words,
         share_words=share_words,
-        parts=patch.tiles,
+        work_tiles=patch.tiles,
         others=(-(-problem.K // filters), shares),
         threads=THREADS,
         shared_bytes=shared,

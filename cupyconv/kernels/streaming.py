@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from cupyconv.kernels import cost, parameters
 from cupyconv.kernels.family import Candidate, Choices, Family, accumulator_bytes
-from cupyconv.kernels.reach import Count
+from cupyconv.kernels.limits import Count
 from cupyconv.kernels.request import PLAIN, Epilogue, Request
 from cupyconv.launch import Launch
 from cupyconv.problem import ITEMSIZE, ConvProblem
@@ -36,27 +36,27 @@ NO_WORK = cost.Work(0, 0)
 class Geometry:
     """Thread blocks of a tiling for particular tensors and a chip, with their work.
 
-    A part is the work that a block does at a time: a tile or, in cuda-direct, several tiles.  The
-    parts are divided among blocks or, in backprop_filter, among chunks.
+    A work tile is the work that a block does at a time: a tile or, in cuda-direct, several tiles.
+    The work tiles are divided among blocks or, in backprop_filter, among chunks.
 
     Attributes:
-        is_persistent: whether a block of forward or backprop_input computes several parts, so that
-            the number of blocks is a free choice; else a block computes one part.
+        is_persistent: whether a block of forward or backprop_input computes several work tiles, so
+            that the number of blocks is a free choice; else a block computes one work tile.
         tiling: the tiling, an instance of the family's class.
-        parts: number of parts.
-        others: extents of the grid's further axes, along which blocks compute the same parts for
-            other channels and, in backprop_filter, for other elements of the filter.
+        work_tiles: number of work tiles.
+        others: extents of the grid's further axes, along which blocks compute the same work tiles
+            for other channels and, in backprop_filter, for other elements of the filter.
         threads: threads per block.
         shared_bytes: dynamic shared memory per block, in bytes.
         resident: resident blocks per SM.
-        work: work per part.
-        fixed_work: work per block in addition to its parts.
+        work: work per work tile.
+        fixed_work: work per block in addition to its work tiles.
     """
 
     is_persistent: ClassVar[bool] = True
 
     tiling: Any
-    parts: int
+    work_tiles: int
     others: tuple[int, ...]
     threads: int
     shared_bytes: int
@@ -65,19 +65,19 @@ class Geometry:
     fixed_work: cost.Work = NO_WORK
 
     def blocks(self, multiprocessors: int) -> int:
-        """Return the number of blocks that divide the parts in forward and backprop_input.
+        """Return the number of blocks that divide the work tiles in forward and backprop_input.
 
-        All persistent blocks are resident at once, and the parts are balanced among them.
+        All persistent blocks are resident at once, and the work tiles are balanced among them.
         """
         if not self.is_persistent:
-            return max(self.parts, 1)
+            return max(self.work_tiles, 1)
         at_once = max(multiprocessors * self.resident // prod(self.others), 1)
-        each = max(-(-self.parts // at_once), 1)
-        return max(-(-self.parts // each), 1)
+        each = max(-(-self.work_tiles // at_once), 1)
+        return max(-(-self.work_tiles // each), 1)
 
     def kernel(self, blocks: int) -> cost.Kernel:
-        """Return the work of the product if ``blocks`` blocks or chunks divide the parts."""
-        work = self.work.times(-(-self.parts // blocks)) + self.fixed_work
+        """Return the work of the product if ``blocks`` blocks or chunks divide the work tiles."""
+        work = self.work.times(-(-self.work_tiles // blocks)) + self.fixed_work
         warps = -(-self.threads // 32)
         return cost.Kernel(blocks * prod(self.others), self.resident, warps, work)
 
@@ -112,13 +112,13 @@ class Streaming(Family, Generic[AnyGeometry]):
     ) -> dict[str, str | int]:
         """Return the macros of a launch."""
 
-    def walk(self, request: Request, geom: AnyGeometry, each: int) -> tuple[Any, ...]:
+    def schedule(self, request: Request, geom: AnyGeometry, each: int) -> tuple[Any, ...]:
         """Return the kernel's arguments between the arrays and the parameters.
 
         Args:
             request: the pass.
             geom: thread blocks of the launch.
-            each: largest number of parts per block.
+            each: largest number of work tiles per block.
         """
         return ()
 
@@ -172,10 +172,10 @@ class Streaming(Family, Generic[AnyGeometry]):
             return [self._costed(request, tiling, blocks=blocks)]
         others, places = prod(geom.others), request.chip.multiprocessors
         size = chunk_bytes(request.problem)
-        wanted = chunk_counts(geom.parts, others, places)
+        wanted = chunk_counts(geom.work_tiles, others, places)
         # A smaller limit must not add candidates: no modelled time may become shorter.
         found = [chunks for chunks in wanted if request.affords(chunks * size)]
-        found = found or [even(geom.parts, max(request.most_within_limit(wanted[0], size), 1))]
+        found = found or [even(geom.work_tiles, max(request.most_within_limit(wanted[0], size), 1))]
         return [self._costed(request, tiling, chunks) for chunks in reversed(found)]
 
     def candidate(self, request: Request, choices: Choices) -> Candidate | None:
@@ -189,7 +189,7 @@ class Streaming(Family, Generic[AnyGeometry]):
         else:
             geom = self.geometry(request, tiling)
             blocks = blocks or geom.blocks(request.device.resident_blocks)
-            most = max(geom.parts, 1)
+            most = max(geom.work_tiles, 1)
             least = 1 if geom.is_persistent else most
             fits = splits == 1 and least <= blocks <= most
         return self._costed(request, tiling, splits, blocks) if fits else None
@@ -224,9 +224,9 @@ class Streaming(Family, Generic[AnyGeometry]):
         problem, geom = request.problem, self.geometry(request, choices.tiling)
         is_filter = request.pass_ == "backprop_filter"
         blocks = choices.splits if is_filter else choices.blocks
-        each = -(-geom.parts // blocks)
-        if not is_filter:  # all blocks compute nearly the same number of parts
-            blocks = -(-geom.parts // max(each, 1))
+        each = -(-geom.work_tiles // blocks)
+        if not is_filter:  # all blocks compute nearly the same number of work tiles
+            blocks = -(-geom.work_tiles // max(each, 1))
         source, result = ("y", "x") if request.pass_ == "backprop_input" else ("x", "y")
         arrays = ("x", "y", "workspace") if is_filter else (source, "w", "bias", "add", result)
         packed = parameters.pack(problem, request.memory)
@@ -238,7 +238,7 @@ class Streaming(Family, Generic[AnyGeometry]):
             grid=(blocks, *geom.others),
             block=(geom.threads,),
             shared_bytes=geom.shared_bytes,
-            arguments=(*arrays, *self.walk(request, geom, each), packed),
+            arguments=(*arrays, *self.schedule(request, geom, each), packed),
         )
         if not is_filter:
             return (product,)
@@ -258,35 +258,35 @@ def chunk_bytes(problem: ConvProblem) -> int:
     return prod(problem.filter_shape) * accumulator_bytes(problem)
 
 
-def even(parts: int, chunks: int) -> int:
+def even(work_tiles: int, chunks: int) -> int:
     """Return the smallest number of chunks that leaves the size of the largest chunk unchanged.
 
-    For example, 9 parts have up to 3 parts per chunk with 4 chunks and with 3 chunks.
+    For example, 9 work tiles have up to 3 work tiles per chunk with 4 chunks and with 3 chunks.
 
     Args:
-        parts: number of parts (``Geometry``) that are divided among the chunks.
+        work_tiles: number of work tiles (``Geometry``) that are divided among the chunks.
         chunks: number of chunks to reduce.
     """
-    return -(-parts // -(-parts // chunks)) if parts else 1
+    return -(-work_tiles // -(-work_tiles // chunks)) if work_tiles else 1
 
 
-def chunk_counts(parts: int, others: int, multiprocessors: int) -> list[int]:
+def chunk_counts(work_tiles: int, others: int, multiprocessors: int) -> list[int]:
     """Return the numbers of chunks to estimate as candidates, in ascending order.
 
     Each number is the smallest for the size of its largest chunk (``even``).  If there are enough
-    parts, some of the numbers keep every multiprocessor busy.
+    work tiles, some of the numbers keep every multiprocessor busy.
 
     Args:
-        parts: number of parts (``Geometry``) that are divided among the chunks.
+        work_tiles: number of work tiles (``Geometry``) that are divided among the chunks.
         others: blocks per chunk.
         multiprocessors: number of multiprocessors of the chip.
     """
-    parts = max(parts, 1)  # an empty batch has no parts
-    most = min(parts, MOST_CHUNKS)
+    work_tiles = max(work_tiles, 1)  # an empty batch has no work tiles
+    most = min(work_tiles, MOST_CHUNKS)
     filling = min(-(-multiprocessors // others), most)
-    found = {even(parts, min(-(-parts // (parts // filling)), most))}
+    found = {even(work_tiles, min(-(-work_tiles // (work_tiles // filling)), most))}
     for count in BLOCKS:
         wanted = int(count * multiprocessors)
         for chunks in (wanted // others, -(-wanted // others)):
-            found.add(even(parts, max(min(chunks, most), 1)))
+            found.add(even(work_tiles, max(min(chunks, most), 1)))
     return sorted(found)

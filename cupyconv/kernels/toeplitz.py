@@ -17,7 +17,7 @@ from typing import NamedTuple
 from cupyconv.kernels import cost, parameters, streaming
 from cupyconv.kernels.calibration import prices
 from cupyconv.kernels.family import copies_async, spatial
-from cupyconv.kernels.reach import MOST_BLOCKS, Count
+from cupyconv.kernels.limits import MOST_BLOCKS, Count
 from cupyconv.kernels.request import Epilogue, Request
 from cupyconv.kernels.strides import neighbours
 from cupyconv.launch import STORAGE
@@ -121,7 +121,7 @@ def ranked_tilings(request: Request) -> tuple[Tiling, ...]:
 
     def order(geom: Geometry) -> tuple[bool, float]:
         # With a single resident block, an SM does not multiply while this block copies.
-        blocks = geom.parts * geom.shares * -(-problem.groups // CHANNELS)
+        blocks = geom.work_tiles * geom.shares * -(-problem.groups // CHANNELS)
         work = _work(request, geom.tiling, geom.tap_rows, geom.lines, whole)
         demand = cost.Kernel(blocks, geom.resident, CHANNELS, work).demand(chip, 0)
         return geom.resident == 1, demand.microseconds(prices(request, Toeplitz.name))
@@ -179,14 +179,14 @@ def _construct(request: Request, tiling: Tiling, read: tuple[Access, Access]) ->
     images_begun = 1 + (rows - gcd(rows, height) - 1) // height
     lines = rows + (tap_rows - 1) * (1 + images_begun)
     source = CHANNELS * lines * _line_bytes(strips + window(taps) - 1)
-    walked = CHANNELS * rows * _line_bytes(strips)
+    tiled = CHANNELS * rows * _line_bytes(strips)
     where = 8 * (lines + rows)
     if is_filter:
         plain_sums = CHANNELS * tap_rows * taps * 4
         diagonals = CHANNELS * 16 * products(taps) * 9 * 4
-        shared = max(source + walked + plain_sums + where, diagonals)
+        shared = max(source + tiled + plain_sums + where, diagonals)
     else:
-        shared = max(source, walked) + CHANNELS * taps_r * (8 * window(taps) + 8) * 2 + where
+        shared = max(source, tiled) + CHANNELS * taps_r * (8 * window(taps) + 8) * 2 + where
     shared = -(-shared // 16) * 16
     # Resident blocks per SM as registers allow (counted).
     by_registers = 2 if is_filter or tiling.row_tiles * strips > 8 else 3
@@ -197,7 +197,7 @@ def _construct(request: Request, tiling: Tiling, read: tuple[Access, Access]) ->
         tap_rows=tap_rows,
         lines=lines,
         shares=shares,
-        parts=-(-numbered // rows) * -(-width // (8 * strips)),
+        work_tiles=-(-numbered // rows) * -(-width // (8 * strips)),
         others=(channel_blocks, shares) if is_filter else (channel_blocks,),
         threads=THREADS,
         shared_bytes=shared,
@@ -273,7 +273,7 @@ class Toeplitz(streaming.Streaming[Geometry]):
         return None
 
     def counts_of(self, request: Request, geom: Geometry) -> Iterator[Count]:
-        yield Count("blocks", geom.parts, MOST_BLOCKS)
+        yield Count("blocks", geom.work_tiles, MOST_BLOCKS)
         yield Count("parts of the filter's rows", geom.shares, 2**16 - 1)
 
     def tilings(self, request: Request) -> tuple[Tiling, ...]:
@@ -284,7 +284,7 @@ class Toeplitz(streaming.Streaming[Geometry]):
 
     def defines(self, request: Request, geom: Geometry, epilogue: Epilogue) -> dict[str, str | int]:
         problem, pass_ = request.problem, request.pass_
-        of_source, of_walked = accesses(request)
+        of_source, of_tiled = accesses(request)
         pad = problem.padding[-1][0]
         if pass_ == "backprop_input":
             pad = problem.filter_sizes[-1] - 1 - pad
@@ -300,9 +300,9 @@ class Toeplitz(streaming.Streaming[Geometry]):
             "STRIPS": geom.tiling.strips,
             "SOURCE_LINES": geom.lines,
             "SOURCE_LAST": int(of_source.is_last),
-            "RESULT_LAST": int(of_walked.is_last),
+            "RESULT_LAST": int(of_tiled.is_last),
             "SOURCE_VECTOR": of_source.vector,
-            "RESULT_VECTOR": of_walked.vector,
+            "RESULT_VECTOR": of_tiled.vector,
             "SOURCE_SHIFT": 0 if of_source.is_last else -pad % of_source.vector,
             "ASYNC_COPY": int(copies_async(request.device)),
             "SHARED_BYTES": geom.shared_bytes,

@@ -682,8 +682,8 @@ def _window(
     if padding == "valid":
         return strides, [0] * (2 * rank), dilations
     if padding != "same":
-        reach = [(taps[i] - 1) * dilations[i] for i in range(rank)]
-        raise unknown_padding(_CONVOLUTION, padding, ("valid", "same"), reach, _own_values)
+        spans = [(taps[i] - 1) * dilations[i] for i in range(rank)]
+        raise unknown_padding(_CONVOLUTION, padding, ("valid", "same"), spans, _own_values)
     if any(s != 1 for s in strides):
         raise ConvError(
             "the stride must be 1 with PyTorch's padding='same'",

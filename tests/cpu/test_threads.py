@@ -72,19 +72,19 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(correlation, "LEAST_PRODUCTS", 1)
 
 
-def parts_by_thread(parts: int, work=lambda part: time.sleep(0.002)) -> dict[int, int]:
-    """Compute parts; return the number of parts per thread."""
+def tasks_by_thread(tasks: int, work=lambda task: time.sleep(0.002)) -> dict[int, int]:
+    """Compute tasks; return the number of tasks per thread."""
     counts: dict[int, int] = {}
     lock = threading.Lock()
 
-    def work_on(part: int, _: Scratch) -> None:
+    def work_on(task: int, _: Scratch) -> None:
         with lock:
             counts[threading.get_ident()] = counts.get(threading.get_ident(), 0) + 1
-        work(part)
+        work(task)
 
     def compute() -> None:
         with Pool(FLOAT32) as memory:
-            threads.each(work_on, range(parts), memory, 0)
+            threads.each(work_on, range(tasks), memory, 0)
 
     threads.with_one_blas_thread(compute)
     return counts
@@ -129,7 +129,7 @@ def test_parts_are_divided_over_the_allowed_threads(allowed):
     for count in (1, 2, 4):
         allowed(count)
         together = threading.Barrier(count, timeout=60)
-        counts = parts_by_thread(40, lambda part, together=together: together.wait())
+        counts = tasks_by_thread(40, lambda task, together=together: together.wait())
         assert sum(counts.values()) == 40
         assert len(counts) == count
         assert threading.get_ident() in counts
@@ -140,9 +140,9 @@ def test_each_thread_reuses_its_memory(allowed):
     together = threading.Barrier(2, timeout=60)
     blocks: list[np.ndarray] = []  # kept alive, so that addresses are unique
 
-    def work_on(part: int, memory: Scratch) -> None:
+    def work_on(task: int, memory: Scratch) -> None:
         blocks.append(memory.array("block", (1000,)))
-        together.wait()  # force one part per thread
+        together.wait()  # force one task per thread
 
     for _ in range(2):
         with pass_at_work(), Pool(FLOAT32) as memory:
@@ -159,14 +159,14 @@ def test_late_helpers_keep_no_memory_alive(allowed, monkeypatch):
     references: list[weakref.ref] = []
 
     def compute() -> None:
-        parts = [np.zeros(1), np.zeros(1), np.zeros(1)]
+        tasks = [np.zeros(1), np.zeros(1), np.zeros(1)]
 
-        def work(part: np.ndarray, memory: Scratch) -> None:
+        def work(task: np.ndarray, memory: Scratch) -> None:
             references.append(weakref.ref(memory))
 
-        references.extend(map(weakref.ref, (work, parts[2])))
+        references.extend(map(weakref.ref, (work, tasks[2])))
         with Pool(FLOAT32) as memory:
-            threads.each(work, iter(parts), memory, 1000)
+            threads.each(work, iter(tasks), memory, 1000)
             assert len(late) == 1
 
     with pass_at_work():
@@ -178,7 +178,7 @@ def test_late_helpers_keep_no_memory_alive(allowed, monkeypatch):
 
 def test_threadpoolctl_limits_the_threads():
     with threadpool_limits(1, "blas"):
-        assert list(parts_by_thread(20)) == [threading.get_ident()]
+        assert list(tasks_by_thread(20)) == [threading.get_ident()]
         assert blas_threads() == 1
 
 
@@ -189,7 +189,7 @@ def test_concurrent_user_passes_use_no_helpers(allowed):
     def compute() -> dict[int, int]:
         with pass_at_work():
             here.wait(10)  # both passes are running
-            counts = parts_by_thread(10)
+            counts = tasks_by_thread(10)
             started.wait(10)
             return counts
 
@@ -203,14 +203,14 @@ def test_helper_stops_when_the_user_starts_another_pass(allowed):
     helped, other = threading.Event(), pass_at_work()
     caller = threading.get_ident()
 
-    def work(part: int) -> None:
+    def work(task: int) -> None:
         if threading.get_ident() != caller:
             other.__enter__()
             helped.set()
         else:
             assert helped.wait(10)
 
-    counts = parts_by_thread(20, work)
+    counts = tasks_by_thread(20, work)
     other.__exit__(None, None, None)
     assert sorted(counts.values()) == [1, 19]
 
@@ -240,23 +240,23 @@ def test_exception_is_raised_after_all_running_parts(culprit, allowed):
     running: set[int] = set()
     caller = threading.get_ident()
 
-    def work(part: int) -> None:
-        running.add(part)
+    def work(task: int) -> None:
+        running.add(task)
         at_work.release()
         if (threading.get_ident() == caller) == (culprit == "caller"):
             assert at_work.acquire(timeout=10)
-            assert at_work.acquire(timeout=10)  # another part is running
-            running.discard(part)
+            assert at_work.acquire(timeout=10)  # another task is running
+            running.discard(task)
             raise ZeroDivisionError
         time.sleep(0.01)
-        running.discard(part)
+        running.discard(task)
 
     with pytest.raises(ZeroDivisionError):
-        parts_by_thread(100, work)
+        tasks_by_thread(100, work)
     assert not running
     assert not threads._process.passes
     assert not threads._process.helpers
-    assert sum(parts_by_thread(10).values()) == 10
+    assert sum(tasks_by_thread(10).values()) == 10
 
 
 @pytest.fixture
@@ -272,17 +272,17 @@ def test_interrupt_is_raised_after_all_running_parts(allowed, interruptible):
     helping, running = threading.Event(), []
     caller = threading.get_ident()
 
-    def work(part: int) -> None:
+    def work(task: int) -> None:
         if threading.get_ident() == caller:
             assert helping.wait(10)
             signal.raise_signal(signal.SIGINT)
-        running.append(part)
+        running.append(task)
         helping.set()
         time.sleep(0.05)
-        running.remove(part)
+        running.remove(task)
 
     with pytest.raises(KeyboardInterrupt):
-        parts_by_thread(100, work)
+        tasks_by_thread(100, work)
     assert not running
     assert not threads._process.passes
     assert not threads._process.helpers
@@ -322,16 +322,16 @@ def test_interrupt_at_any_instruction_restores_the_state(allowed):
 
     caller = threading.get_ident()
 
-    def work(part: int) -> None:
+    def work(task: int) -> None:
         if threading.get_ident() != caller:
-            running.append(part)
-            running.remove(part)
+            running.append(task)
+            running.remove(task)
 
-    parts_by_thread(4, work)
+    tasks_by_thread(4, work)
     for number in itertools.count(1):
         try:
             sys.setprofile(at_event(number, interrupt))
-            parts_by_thread(4, work)
+            tasks_by_thread(4, work)
         except KeyboardInterrupt:
             pass
         else:
@@ -346,11 +346,11 @@ def test_interrupt_at_any_instruction_restores_the_state(allowed):
 def test_signal_handler_may_compute_at_any_instruction(allowed):
     allowed(2)
     before, nested = blas_threads(), []
-    parts_by_thread(4)
+    tasks_by_thread(4)
     for number in itertools.count(1):
         try:
-            sys.setprofile(at_event(number, lambda: nested.append(parts_by_thread(3))))
-            counts = parts_by_thread(4, lambda part: None)
+            sys.setprofile(at_event(number, lambda: nested.append(tasks_by_thread(3))))
+            counts = tasks_by_thread(4, lambda task: None)
         finally:
             sys.setprofile(None)
         assert sum(counts.values()) == 4
@@ -380,13 +380,13 @@ def test_signal_handler_may_fork_at_any_instruction(allowed):
     for number in itertools.count(1):
         results, is_child = np.zeros(12), []
 
-        def work(part: int, results=results) -> None:
+        def work(task: int, results=results) -> None:
             time.sleep(0.0003)
-            results[part] = blas_threads()
+            results[task] = blas_threads()
 
         try:
             sys.setprofile(at_event(number, fork))
-            parts_by_thread(12, work)
+            tasks_by_thread(12, work)
         finally:
             sys.setprofile(None)
             if is_child:

@@ -79,7 +79,7 @@ _GENERIC = (
 _GATHER = (
     ("many_stride_phases", "NHWC", "OHWI", "float16"),  # 48 phases in two launches
     ("pieces_of_8_everything_differs", "NHWC", "HWIO", "float16"),
-    ("ring_wraps", "NHWC", "OHWI", "float16"),
+    ("pipeline_wraps", "NHWC", "OHWI", "float16"),
     ("odd_channels", "NCHW", "OIHW", "float16"),
     ("grouped_pieces", "NHWC", "HWIO", "bfloat16"),
     ("several_tiles", "NCHW", "OIHW", "float16"),
@@ -145,7 +145,7 @@ _HOPPER = (
     ("several_tiles", "NHWC", "HWIO", "float16"),
     ("phases_of_one_two_and_four_taps", "NHWC", "HWIO", "bfloat16"),
     ("channels_beyond_a_line", "NHWC", "OHWI", "float16"),
-    ("ring_wraps", "NHWC", "HWIO", "float16"),
+    ("pipeline_wraps", "NHWC", "HWIO", "float16"),
     ("a_volume_with_phases", "NDHWC", "ODHWI", "float16"),
     ("a_row_stride_3", "NWC", "WIO", "float16"),
     ("a_matrix_product", "NHWC", "OHWI", "float16"),
@@ -155,7 +155,7 @@ _HOPPER = (
     ("one_pixel_beyond_a_line", "NHWC", "HWIO", "float16"),
     ("several_tiles_strided", "NHWC", "OHWI", "float16"),
     ("several_tiles_of_a_volume", "NDHWC", "ODHWI", "float16"),
-    ("a_phase_without_taps_then_a_full_ring", "NWC", "OWI", "float16"),
+    ("a_phase_without_taps_then_a_full_pipeline", "NWC", "OWI", "float16"),
     ("ragged_channels", "NHWC", "OHWI", "float16"),
     ("ragged_channels", "NHWC", "HWIO", "float16"),
     ("pairs_of_channels", "NCHW", "HWIO", "float16"),
@@ -451,7 +451,7 @@ def _gather_cases():
         for pass_ in fits(problem, impl, "sm_80"):
             run = partial(_exact, problem, impl, pass_=pass_, schedule=SCHEDULES[2])
             yield f"{pass_} split {name} {formats[0]}", partial(run, tile=2, splits=splits)
-    for number, name in enumerate(("pieces_of_8_everything_differs", "ring_wraps")):
+    for number, name in enumerate(("pieces_of_8_everything_differs", "pipeline_wraps")):
         problem = _layer(name, "NHWC", "OHWI", "float16")
         for pass_ in fits(problem, impl, "sm_80"):  # tiles whose threads keep positions
             run = partial(_exact, problem, impl, pass_=pass_, schedule=SCHEDULES[1 + number])

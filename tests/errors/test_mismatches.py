@@ -52,7 +52,7 @@ def read_call(text: str) -> tuple[str, dict[str, Any]]:
     }
 
 
-CALLED = {
+FUNCTIONS = {
     **FUNCTIONS,
     "DepthwiseConv2dNativeBackpropInput": function(
         raw_ops.DepthwiseConv2dNativeBackpropInput, TF, "input_sizes", "filter", "out_backprop"
@@ -73,9 +73,9 @@ def unbatched(call: Any, axes: str) -> Function:
 
 if find_spec("torch"):
     in_torch = import_module("cupyconv.torch")
-    CALLED["torch.conv1d"] = unbatched(in_torch.conv1d, "NCW")
-    CALLED["torch.conv_transpose2d"] = unbatched(in_torch.conv_transpose2d, "NCHW")
-    CALLED["torch.conv2d_weight"] = function(
+    FUNCTIONS["torch.conv1d"] = unbatched(in_torch.conv1d, "NCW")
+    FUNCTIONS["torch.conv_transpose2d"] = unbatched(in_torch.conv_transpose2d, "NCHW")
+    FUNCTIONS["torch.conv2d_weight"] = function(
         in_torch.conv2d_weight, TORCH, "input", "weight_size", "grad_output"
     )
 
@@ -95,7 +95,7 @@ def test_mismatch_offers_the_experts_repair(case, monkeypatch):
     _, repair = read_call(f"repair({case['repair']})")
     if name.startswith("torch"):
         pytest.importorskip("torch")
-    function = CALLED[name]
+    function = FUNCTIONS[name]
     if name in vars(raw_ops):
         given = {"data_format": "NHWC", **given}
     error = outcome(function, given)

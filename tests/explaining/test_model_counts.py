@@ -342,8 +342,8 @@ def test_shapes_match_onnxs_inference(saved):
     stored = [weights("w", (4, 4, 3, 3)), weights("v", (5, 8, 3, 3))]
     stored += [onnx.numpy_helper.from_array(np.array(v), name) for name, v in ints.items()]
     net = build(nodes, [value("x", (1, 4, 15, 18))], stored)
-    walk = onnx_graph.Walk(onnx, net, {})
-    for visit in walk.visits():
+    traversal = onnx_graph.Traversal(onnx, net, {})
+    for visit in traversal.visits():
         scope = visit.scope
     inferred = onnx.shape_inference.infer_shapes(net, data_prop=True, strict_mode=True)
     known = {one.name: one.type for one in (*inferred.graph.value_info, *inferred.graph.output)}
@@ -398,8 +398,8 @@ def random_net(seed: int):
 @pytest.mark.parametrize("seed", range(60))
 def test_random_models_match_onnxs_evaluator(seed):
     net, shape = random_net(seed)
-    walk = onnx_graph.Walk(onnx, net, {})
-    for visit in walk.visits():
+    traversal = onnx_graph.Traversal(onnx, net, {})
+    for visit in traversal.visits():
         scope = visit.scope
     names = [name for one in net.graph.node for name in one.output]
     del net.graph.output[:]

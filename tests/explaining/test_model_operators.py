@@ -68,8 +68,8 @@ def test_runtime_convolutions_match_the_standard_operator(
     order = last if is_last else tuple
     assert found.input_shape == order(plain.input_shape)
     assert found.output_shape == order(plain.output_shape)
-    walk = onnx_graph.Walk(onnx, net, {})
-    (visit,) = walk.visits()
+    traversal = onnx_graph.Traversal(onnx, net, {})
+    (visit,) = traversal.visits()
     assert visit.scope.shape("y0")[1:] == found.output_shape[1:]
     assert "stride 2x1" in found.settings
     assert "padding 1,0:2" in found.settings

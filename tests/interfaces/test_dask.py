@@ -167,7 +167,7 @@ def test_halos_are_exact(axis):
                 )
     for start in range(axis.input):
         for stop in range(start + 1, axis.input + 1):
-            (low, high), _, _ = halos.reach_of(axis, start, stop)
+            (low, high), _, _ = halos.receptive_field(axis, start, stop)
             readers = [o for o in range(axis.output) if reads[o] & set(range(start, stop))]
             expected = (readers[0], readers[-1] + 1) if readers else (0, 0)
             assert (low, high) == expected

@@ -22,11 +22,11 @@ pytestmark = pytest.mark.costly
 
 BY_TF32 = {"impl": "cuda-hopper", "arch": ARCH, "precision": "tf32"}
 
-FLOAT_CASES = ("one_tile", "everything_differs", "a_volume_with_phases", "groups", "ring_wraps")
+FLOAT_CASES = ("one_tile", "everything_differs", "a_volume_with_phases", "groups", "pipeline_wraps")
 
 
 BAND_CASES = (
-    *("groups", "everything_differs", "a_row_stride_3", "rows_of_two_lines", "ring_wraps"),
+    *("groups", "everything_differs", "a_row_stride_3", "rows_of_two_lines", "pipeline_wraps"),
     *("windows_wholly_in_the_padding", "a_matrix_product"),
 )
 

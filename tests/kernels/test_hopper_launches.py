@@ -1,4 +1,4 @@
-"""Launches of the Hopper kernels: tensor maps, walks, macros, copies and prepared filters."""
+"""Launches of the Hopper kernels: tensor maps, traversals, macros, copies and prepared filters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cupyconv.kernels.hopper import (
     is_pointwise,
     matrices,
     split_elements,
-    walks,
+    traversals,
 )
 from cupyconv.kernels.strides import Strides, element_strides
 from cupyconv.launch import Im2colMap, Part, TensorMap, TensorMaps, TiledMap
@@ -72,7 +72,7 @@ MAPPED += ((PLANES.name, "float32", "bf16x6"),)
 
 @pytest.mark.parametrize("kind", MAPPED, ids=lambda kind: kind[-1])
 def test_tensor_maps_address_every_element(kind):
-    """Boxes of tensor maps fit the ring, and results are stored in the widest possible vectors."""
+    """Boxes of tensor maps fit the stages; results are stored in the widest possible vectors."""
     seen = set()
     for request, chosen in planned_on_views(*kind):
         problem, pass_, strides = request.problem, request.pass_, request.memory
@@ -89,24 +89,26 @@ def test_tensor_maps_address_every_element(kind):
             emulator.tensormap.encode(one, 4096)
         *of_gathered, of_other, of_result = product.arguments[4].maps
         require_macros(dict(product.defines), made.problem, chosen, len(of_gathered))
-        walked = walks(made.problem, pass_, chosen.method)
-        by_walk = walked if isinstance(of_gathered[0], Im2colMap) else [()] * len(of_gathered)
-        for one, walk in zip(of_gathered, by_walk, strict=True):
-            if has_taps(walk):  # without taps nothing is loaded
-                require_map(one, made.problem, gathered, made.gathered, walk)
+        traversed = traversals(made.problem, pass_, chosen.method)
+        by_traversal = (
+            traversed if isinstance(of_gathered[0], Im2colMap) else [()] * len(of_gathered)
+        )
+        for one, traversal in zip(of_gathered, by_traversal, strict=True):
+            if has_taps(traversal):  # without taps nothing is loaded
+                require_map(one, made.problem, gathered, made.gathered, traversal)
         require_map(of_other, made.problem, other, made.other)
         line, rows = chosen.tile.block_k, chosen.tile.block_m
         if other == "w":
             require_box(of_other, made.problem, pass_, chosen.tile)
-            require_pixels(of_gathered, made.problem, walked, line, rows)
+            require_pixels(of_gathered, made.problem, traversed, line, rows)
         else:
-            require_pixels(of_gathered, made.problem, walked, line, line)
+            require_pixels(of_gathered, made.problem, traversed, line, line)
             box, macros = box_of_pixels(made.problem, line, line), dict(product.defines)
             if has_bands(made.problem):  # all filters of a block
                 share = chosen.tile.block_n // macros["CLUSTER"]
                 box = (line, share if macros["WINDOW_ROWS"] else rows, 1, 1)
             assert of_other.box == box
-        how = stored(made.problem, made.strides, pass_, chosen.splits, walked)
+        how = stored(made.problem, made.strides, pass_, chosen.splits, traversed)
         assert tuple(dict(product.defines)[name] for name in ("STORE", "RUN")) == how, request
         if how[0] == hopper.STORE_BOXES:
             written = hopper.Operand(result, ITEMSIZE[problem.dtype], made.strides)
@@ -118,7 +120,11 @@ def test_tensor_maps_address_every_element(kind):
 
 
 def stored(
-    problem: ConvProblem, strides: Strides, pass_: str, splits: int, walked: Sequence[hopper.Walk]
+    problem: ConvProblem,
+    strides: Strides,
+    pass_: str,
+    splits: int,
+    traversed: Sequence[hopper.Traversal],
 ) -> tuple[int, int]:
     """Return the store and the vector of a result, derived from its elements' addresses."""
     role = ROLES_OF[pass_][-1]
@@ -131,12 +137,12 @@ def stored(
         return hopper.STORE_FLOAT, min(run, 2)
     if role == "w" or splits > 1:
         return hopper.STORE_ROWS, run
-    is_one = len(walked) == 1
+    is_one = len(traversed) == 1
     if steps[channel] != 1:
         row = problem.data_axes[-1:] if is_planar(problem) else problem.data_axes[2:]
         row = row if is_one or is_planar(problem) else row[1:]  # pixels of a frame
         pixels = math.prod(shape[axis] for axis in row)
-        adjacent = {axis.place_step for axis in walked[0]} == {1}
+        adjacent = {axis.place_step for axis in traversed[0]} == {1}
         return hopper.STORE_COLUMNS, longest_run(problem, strides, role, row, pixels, adjacent)
     pixels = 2 * sum_of_products(shape[:-1], steps[:-1]).ravel() if not is_planar(problem) else []
     gaps = set(np.diff(pixels)) or {16 * shape[-1]}
@@ -203,16 +209,17 @@ def inside_larger_ones(problem: ConvProblem, gap: int) -> Strides:
     return Strides(*steps)
 
 
-def require_map(one: TensorMap, problem: ConvProblem, role: str, operand, walk=()) -> None:
-    """Require a tensor map to address every element of every plane, within a walk's coordinates."""
+def require_map(one: TensorMap, problem: ConvProblem, role: str, operand, traversal=()) -> None:
+    """Require a tensor map to address every element of every plane, within a traversal's
+    coordinates."""
     shape, steps = shape_of(problem, role), getattr(operand.strides, role)
     lies = operand.offset + operand.itemsize * sum_of_products(shape, steps)
     planes = np.arange(operand.planes) * copy_bytes(shape, operand.itemsize)
     expected = lies + planes.reshape(-1, *(1 for _ in shape))
     if is_planar(problem) and role != "w":  # a map may omit pixels that no tap reads
         expected = expected[..., : one.extents[0]]
-    inside = [slice(axis.start, axis.start + axis.extent) for axis in walk]
-    expected = expected[:, :, *inside] if walk else expected
+    inside = [slice(axis.start, axis.start + axis.extent) for axis in traversal]
+    expected = expected[:, :, *inside] if traversal else expected
     if has_bands(problem) and role != "w":
         expected = np.moveaxis(expected, 2, 4)  # channels are inside rows and columns
     outwards = one.extents[::-1]
@@ -275,16 +282,17 @@ def require_form(planned_: PassPlan, made: hopper.Staged, asked: ConvProblem, st
 
 
 def require_tiles(product, problem: ConvProblem, planned_: PassPlan, device: Device) -> None:
-    """Require the walk to cover all tiles of all splits, with one cluster per resident place."""
-    (walk,), cluster = product.arguments[5], planned_.tile.defines["CLUSTER"]
+    """Require the traversal to cover the tiles of all splits, with one cluster per resident
+    place."""
+    (traversal,), cluster = product.arguments[5], planned_.tile.defines["CLUSTER"]
     tiles = planned_.blocks * planned_.splits
     pass_, method = planned_.pass_, planned_.method
     steps = max(found[2] for found in matrices(problem, pass_, planned_.tile, 1, method))
-    assert walk["tiles"] * cluster == tiles
-    of_group = walk["tile_columns"] * walk["phase"]["tile_rows"].sum()
-    assert of_group * problem.groups * planned_.splits == walk["tiles"]
-    assert walk["steps_of_split"] == math.ceil(steps / planned_.splits)
-    for phase, axes in zip(walk["phase"], walks(problem, pass_, method), strict=True):
+    assert traversal["tiles"] * cluster == tiles
+    of_group = traversal["tile_columns"] * traversal["phase"]["tile_rows"].sum()
+    assert of_group * problem.groups * planned_.splits == traversal["tiles"]
+    assert traversal["steps_of_split"] == math.ceil(steps / planned_.splits)
+    for phase, axes in zip(traversal["phase"], traversals(problem, pass_, method), strict=True):
         for name in ("pixels", "taps"):
             assert phase[name].prod() == math.prod(getattr(axis, name) for axis in axes)
     assert product.grid == (min(tiles, max(device.multiprocessors // cluster, 1) * cluster),)
@@ -296,7 +304,7 @@ def require_macros(macros, problem: ConvProblem, planned_: PassPlan, maps: int) 
     told = {
         "SPLIT": planned_.splits > 1,
         "SPATIAL": problem.spatial_rank,
-        "PHASES": len(walks(problem, pass_, planned_.method)),
+        "PHASES": len(traversals(problem, pass_, planned_.method)),
         "MAPS": maps,
         "POINTWISE": is_pointwise(problem) and not is_planar(problem),
     }
@@ -317,17 +325,17 @@ def require_sums_added_up(launches, made: hopper.Staged, planned_: PassPlan) -> 
         assert (last.grid, last.shared_bytes) == ((math.ceil(sums / 8 / 64),), 0)
 
 
-def require_pixels(maps, problem: ConvProblem, walked, line: int, pixels: int) -> None:
-    """Require a map of the gathered tensor's pixels for each walk."""
+def require_pixels(maps, problem: ConvProblem, traversed, line: int, pixels: int) -> None:
+    """Require a map of the gathered tensor's pixels for each traversal."""
     if is_planar(problem) or is_pointwise(problem):
         assert {one.box for one in maps} == {box_of_pixels(problem, line, pixels)}
         return
-    for one, walk in zip(maps, walked, strict=True):
+    for one, traversal in zip(maps, traversed, strict=True):
         assert (one.channels, one.pixels) == (line, pixels)
         corners = one.lower, one.extents[1:-1], one.upper, one.element_strides
-        for axis, first, size, last, step in zip(reversed(walk), *corners, strict=True):
+        for axis, first, size, last, step in zip(reversed(traversal), *corners, strict=True):
             end = axis.base + axis.pixels * axis.stride
-            if has_taps(walk):  # without taps nothing is loaded
+            if has_taps(traversal):  # without taps nothing is loaded
                 assert range(first, size + last, step) == range(axis.base, end, axis.stride)
 
 
@@ -385,7 +393,7 @@ def test_planned_tensor_maps_are_valid():
 
 
 def test_backprop_input_walks_visit_every_contribution_once():
-    """The walks visit each (input, tap, output) of the definition exactly once."""
+    """The traversals visit each (input, tap, output) of the definition exactly once."""
     for problem in random_lines(300, seed=6):
         for axis, extent in enumerate(problem.input_sizes):
             rule = problem.axes[axis]
@@ -394,16 +402,20 @@ def test_backprop_input_walks_visit_every_contribution_once():
                 for output in range(rule.output)
                 for tap in range(rule.filter)
             )
-            phases = {walk[axis] for walk in walks(problem, "backprop_input") if walk[axis].taps}
+            phases = {
+                traversal[axis]
+                for traversal in traversals(problem, "backprop_input")
+                if traversal[axis].taps
+            }
             met = sorted(
                 (
-                    walk.place_first + pixel * walk.place_step,
-                    walk.filter_first + tap * walk.filter_step,
-                    walk.base + pixel * walk.stride + tap * walk.spacing,
+                    traversal.place_first + pixel * traversal.place_step,
+                    traversal.filter_first + tap * traversal.filter_step,
+                    traversal.base + pixel * traversal.stride + tap * traversal.spacing,
                 )
-                for walk in phases
-                for pixel in range(walk.pixels)
-                for tap in range(walk.taps)
+                for traversal in phases
+                for pixel in range(traversal.pixels)
+                for tap in range(traversal.taps)
             )
             inside = [one for one in expected if 0 <= one[0] < extent]
             assert [one for one in met if 0 <= one[2] < rule.output] == inside

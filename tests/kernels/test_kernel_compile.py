@@ -12,7 +12,7 @@ import pytest
 from cupyconv.errors import KernelCompileError
 from cupyconv.gpu import compiler, sources
 from cupyconv.kernels import copies, direct, gather, hopper, parameters, views
-from cupyconv.kernels.gather import Access, Accesses, ring
+from cupyconv.kernels.gather import Access, Accesses, pipeline
 from cupyconv.kernels.request import ACTIVATIONS
 from cupyconv.kernels.strides import Strides
 from cupyconv.launch import STORAGE
@@ -231,7 +231,7 @@ def test_gather_keeps_sums_in_registers_with_64_bit_indices(storage, every):
             "PHASES": 4 if pass_ == 1 and not split else 1,  # split sums have a single phase
         }
         found = Accesses(*(Access(bool(one), vector) for one in (a, b, pieces)), not pieces)
-        made = ring(tile, found, Device.of("sm_80"), words, index="long long")
+        made = pipeline(tile, found, Device.of("sm_80"), words, index="long long")
         defines |= {"STAGES": made.stages, "SHARED_BYTES": made.shared_bytes}
         cubin, log = compiler.compile_cubin(sources.load("conv_gather.cu"), defines, "sm_80")
         assert no_spills(log), f"{defines}: {log}"
@@ -324,15 +324,15 @@ def offset_of(struct, name):
     return f"__INTADDR__(&(({struct}*)0)->{name})"
 
 
-WALK, STRIDE_PHASES = hopper.walk_type(3), gather.phases_type(3)
+TRAVERSAL, STRIDE_PHASES = hopper.traversal_type(3), gather.phases_type(3)
 STRUCTS = {
     "ConvParameters": ("include/parameters.cuh", parameters.parameters_type()),
-    "TileWalk": ("conv_direct.cu", np.dtype(list(direct.TILE_WALK))),
+    "TileSchedule": ("conv_direct.cu", np.dtype(list(direct.TILE_SCHEDULE))),
     "TapAxis": ("include/gather.cuh", STRIDE_PHASES["axis"].base),
     "StridePhase": ("include/gather.cuh", STRIDE_PHASES["phase"].base),
     "StridePhases<3>": ("include/gather.cuh", STRIDE_PHASES),
-    "WalkPhase": ("include/walk.cuh", WALK["phase"].base),
-    "Walk<3>": ("include/walk.cuh", WALK),
+    "TraversalPhase": ("include/traversal.cuh", TRAVERSAL["phase"].base),
+    "Traversal<3>": ("include/traversal.cuh", TRAVERSAL),
     "PlaneShape": ("conv_planes.cu", np.dtype(list(copies.PLANE_SHAPE))),
     "ArrangeShape": ("conv_arrange.cu", np.dtype(list(copies.ARRANGE_SHAPE))),
     "FoldShape": ("conv_fold.cu", np.dtype(list(views.FOLD_SHAPE))),

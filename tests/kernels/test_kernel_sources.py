@@ -19,8 +19,8 @@ from tests import launches
 from tests.configurations import in_formats
 
 CONSTANTS = [
-    ("include/parts.cuh", "ADDING_THREADS", cost.ADDING_THREADS),
-    ("include/parts.cuh", "PARTS_AT_ONCE", cost.PARTS_AT_ONCE),
+    ("include/partial_sums.cuh", "ADDING_THREADS", cost.ADDING_THREADS),
+    ("include/partial_sums.cuh", "LOADS_IN_FLIGHT", cost.LOADS_IN_FLIGHT),
     ("conv_hopper.cu", "WARPGROUP", hopper.WARPGROUP),
     ("conv_hopper.cu", "STORE_ROWS", hopper.STORE_ROWS),
     ("conv_hopper.cu", "STORE_BOXES", hopper.STORE_BOXES),

@@ -224,16 +224,17 @@ def test_reduction_adds_parts_in_order(impl):
     ("dtype", "precision"),
     [("float16", "ieee"), ("float32", "tf32"), ("float32", "ieee"), ("float64", "ieee")],
 )
-def test_cuda_gather_ring_has_no_bank_conflicts(dtype, precision, formats):
-    """Stores to the ring and loads from it have no conflicts, as cuda/include/ring.cuh states."""
+def test_cuda_gather_stages_have_no_bank_conflicts(dtype, precision, formats):
+    """Stores to the stages and loads from them have no conflicts, as cuda/include/multistage.cuh
+    states."""
     problem = ConvProblem((1, 32, 6, 6), (64, 32, 3, 3), padding=1, dtype=dtype)
     outcomes = []
     with emulator.settings(bank_conflicts=True, on_outcome=outcomes.append):
         require_exact(in_formats(problem, *formats), "cuda-gather", precision=precision)
     traffic = [one for outcome in outcomes for one in outcome.bank_conflicts]
-    of_ring = [one for one in traffic if one.file.endswith("ring.cuh")]
-    assert len(of_ring) >= 6
-    assert [one for one in of_ring if one.wavefronts > one.ideal] == []
+    of_stages = [one for one in traffic if one.file.endswith("multistage.cuh")]
+    assert len(of_stages) >= 6
+    assert [one for one in of_stages if one.wavefronts > one.ideal] == []
 
 
 @pytest.mark.thorough
@@ -404,12 +405,12 @@ def test_last_block_of_a_tensor_beyond_32_bits(impl):
     pass_plan = plan_pass(Request(problem, "forward", backend.device), impl)
     if pass_plan.tiling:
         request = Request(problem, "forward", backend.device)
-        parts = FAMILIES[impl].geometry(request, pass_plan.tiling).parts
-        pass_plan = replace(pass_plan, blocks=parts)  # one part per block
+        tiles = FAMILIES[impl].geometry(request, pass_plan.tiling).work_tiles
+        pass_plan = replace(pass_plan, blocks=tiles)  # one work tile per block
     else:
-        parts = -(-problem.gemm("forward").gemm_m // pass_plan.tile.block_m)
+        tiles = -(-problem.gemm("forward").gemm_m // pass_plan.tile.block_m)
     last = pass_plan.blocks - 1
-    assert last == parts - 1
+    assert last == tiles - 1
     with emulator.settings(blocks=[last]):
         launches.run(backend, problem, pass_plan, x, emulator.memory.array(w, "w"), y)
     written = expected[0, 0, -1, -4:]  # the last tile's part of the last row

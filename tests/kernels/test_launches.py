@@ -18,7 +18,7 @@ from cupyconv.gpu.runtime import Series
 from cupyconv.kernels import bias, direct, frames, gather, patch, toeplitz
 from cupyconv.kernels.device import CHIPS as PLANNED_CHIPS
 from cupyconv.kernels.family import Choices
-from cupyconv.kernels.reach import LONGEST_REACH
+from cupyconv.kernels.limits import LARGEST_EXTENT
 from cupyconv.kernels.strides import Strides, contiguous_strides
 from cupyconv.launch import Launch
 from cupyconv.planning import Device, Request, plan_pass
@@ -411,7 +411,7 @@ def test_stride_phases_cover_all_pixels_and_taps():
 def test_reciprocals_of_tap_spacings_are_exact():
     """The quotients are computed as in TapAxis of cuda/include/gather.cuh."""
     largest = 2**31 - 1
-    for spacing in (*range(1, 70), 127, 12345, 2**16 + 1, 2**29 - 1, LONGEST_REACH):
+    for spacing in (*range(1, 70), 127, 12345, 2**16 + 1, 2**29 - 1, LARGEST_EXTENT):
         _, reciprocal, shift = gather.tap_axis(spacing)
         assert reciprocal < 2**32
         multiples = {n * spacing for n in (1, 2, 3, 255, largest // spacing)}
@@ -490,7 +490,7 @@ def test_cuda_gather_predicts_the_size_of_its_tables(taps, dtype, architecture):
         launch, *_ = prepare(planned, problem, strides, device)
         compiled = driver.compiled(launch.source, launch.defines, architecture)
         found, words = gather.accesses(pass_, problem, strides), gather.tap_words(problem)
-        made = gather.ring(tile, found, device, words)
+        made = gather.pipeline(tile, found, device, words)
         assert compiled["conv_gather"].static_shared == made.table_bytes, launch.defines
 
 
@@ -541,7 +541,7 @@ def test_persistent_blocks_have_equal_and_fewest_rounds(impl):
             (launch,) = prepare(planned, problem, strides, device)
             request = Request(problem, pass_, device, strides=strides)
             made = family.geometry(request, planned.tiling)
-            turns = made.parts
+            turns = made.work_tiles
             if not turns:  # the batch is empty
                 continue
             blocks, beside = launch.grid
@@ -564,16 +564,16 @@ def test_persistent_blocks_have_equal_and_fewest_rounds(impl):
                     found = [macros[f"{name.upper()}_{letter}"] for letter in "HW"]
                     assert found == layer[name][1:].tolist()
             else:
-                require_walk(launch, "output" if pass_ == "forward" else "input", made, each)
+                require_schedule(launch, "output" if pass_ == "forward" else "input", made, each)
             seen.add(min(each, 3))
     assert seen == {1, 2, 3}
 
 
-def require_walk(launch, walked, made, rounds):
+def require_schedule(launch, tiled, made, rounds):
     """Require cuda-direct's arguments to advance each block by one tile per strip."""
     (told,), (layer,) = launch.arguments[-2:]
     assert told["rounds"] == rounds
-    slices, images = layer[walked][0], layer["batch"]
+    slices, images = layer[tiled][0], layer["batch"]
     assert tuple(told["tiles"]) == (made.across.tiles, made.down.tiles, slices, images)
     weights = np.cumprod([1, *told["tiles"][:3]])
     assert (told["step"] * weights).sum() == made.tiling.strips
@@ -589,7 +589,7 @@ def test_filter_gradient_chunks_have_equal_rounds():
         request = Request(problem, "backprop_filter", device, strides=strides)
         made = direct.geometry(request, planned.tiling)
         assert product.grid[0] == planned.splits
-        require_walk(product, "output", made, -(-made.parts // planned.splits))
+        require_schedule(product, "output", made, -(-made.work_tiles // planned.splits))
         seen.add(planned.splits > 1)
     assert seen == {False, True}
 

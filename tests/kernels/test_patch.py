@@ -218,7 +218,7 @@ def _only_the_last_tile(problem):
     y = emulator.memory.lazy(problem.output_shape, np.float16, "y")
     x[0, 0, -height:, -width:] = values
     made = patch.geometry(Request(problem, "forward", backend.device), pass_plan.tiling)
-    with emulator.settings(blocks=[made.parts - 1]):
+    with emulator.settings(blocks=[made.work_tiles - 1]):
         launches.run(backend, problem, pass_plan, x, emulator.memory.array(w, "w"), y)
     return y[0, 0, -1, -1] == (values * w[0, 0]).sum()
 
@@ -297,7 +297,7 @@ def test_tilings_cover_the_layer_and_fit_shared_memory():
                 for tiling in patch.ranked_tilings(request):
                     made = patch.geometry(request, tiling)
                     assert made.shared_bytes <= limit << 10
-                    covered = made.parts * tiling.tile_p * tiling.tile_q
+                    covered = made.work_tiles * tiling.tile_p * tiling.tile_q
                     assert covered >= problem.N * height * width
                     if pass_ == "backprop_filter":
                         of_block = 8 * made.warps_n * made.warp_words

@@ -191,5 +191,5 @@ def test_tilings_cover_the_layer_and_fit_shared_memory():
                     made = toeplitz.geometry(request, tiling)
                     assert made.shared_bytes <= limit << 10
                     assert made.tap_rows * made.shares >= taps[0]
-                    covered = made.parts * 16 * tiling.row_tiles * 8 * tiling.strips
+                    covered = made.work_tiles * 16 * tiling.row_tiles * 8 * tiling.strips
                     assert covered >= problem.N * sizes[0] * sizes[1]

@@ -120,7 +120,7 @@ def test_largest_tile_has_as_many_stages_as_fit(arch, stages):
     largest = max(family.fitting_tiles(request), key=lambda tile: tile.block_m * tile.block_n)
     assert (largest.block_m, largest.block_n) == (128, 256)
     found = gather.accesses("forward", problem, request.memory)
-    assert gather.ring(largest, found, request.device, 1).stages == stages
+    assert gather.pipeline(largest, found, request.device, 1).stages == stages
 
 
 def require_fits_the_chip(planned, problem, device, strides):

@@ -239,7 +239,7 @@ def test_the_input_gradient_of_many_taps_under_few_windows():
 def test_chunks_of_dask_are_cut_at_once():
     axis = ConvProblem((1, 1, 9), (1, 1, 2), dilation=2**40, padding=2**40).axes[0]
     with few_steps():
-        cut = halos.reach_of(axis, 3, 7)
+        cut = halos.receptive_field(axis, 3, 7)
     # Outputs 3 to 6 read inputs 3 to 6 with their second tap.  Outputs that are 2**40 higher read
     # the same inputs with their first tap.
     assert cut == ((3, 7 + 2**40), (3, 7), (2**40, 2**40))

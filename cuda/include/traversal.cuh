@@ -1,20 +1,20 @@
-// A walk is the order in which TMA loads read the pixels of a tensor under the taps of a filter.
+// A traversal is the order in which TMA loads read the pixels of a tensor under the taps of a filter.
 //
 // A load reads successive base pixels, all shifted by the offset of one tap.  In forward and
 // backprop-filter, the base pixel is the first pixel of the window in x.  In backprop-input, each stride
-// phase (StridePhase in gather.cuh) is a walk over dy with reversed taps:
+// phase (StridePhase in gather.cuh) is a traversal over dy with reversed taps:
 //
 //   p = (i + base) + (taps - 1 - j) * spacing,
 //
 // which is a base pixel plus a non-negative offset.  In a 3-D layer, runs of frames that the same taps read
-// may have walks of their own; their tensor maps contain only the frames that they read.
+// may have traversals of their own; their tensor maps contain only the frames that they read.
 // cupyconv/kernels/hopper.py computes the fields.
-#ifndef CUPYCONV_WALK_CUH
-#define CUPYCONV_WALK_CUH
+#ifndef CUPYCONV_TRAVERSAL_CUH
+#define CUPYCONV_TRAVERSAL_CUH
 
 // One dense problem: a whole pass, a stride phase of backprop-input, or a run of frames of either.  The
 // axes are D, H, W.
-struct WalkPhase {
+struct TraversalPhase {
   int pixels[3];        // number of base pixels of one image
   int base[3];          // coordinate of the first base pixel
   int taps[3];          // number of taps that contribute
@@ -24,7 +24,7 @@ struct WalkPhase {
 };
 
 template <int COUNT>
-struct Walk {
+struct Traversal {
   int stride[3];       // step between base pixels
   int spacing[3];      // step between taps in the tensor that the pass reads
   int filter_step[3];  // step between taps in the filter
@@ -33,7 +33,7 @@ struct Walk {
   int tiles_of_group;  // number of tiles per group and split, in all phases
   int tiles;           // number of tiles in all groups and splits
   int steps_of_split;  // number of steps of BLOCK_K per split; the last split may have fewer
-  WalkPhase phase[COUNT];
+  TraversalPhase phase[COUNT];
 };
 
 #endif

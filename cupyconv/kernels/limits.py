@@ -10,7 +10,7 @@ from typing import NamedTuple
 from cupyconv.kernels.strides import Strides
 from cupyconv.problem import ITEMSIZE, LARGEST, ConvProblem
 
-LONGEST_REACH = 1 << 30
+LARGEST_EXTENT = 1 << 30
 """Largest extent of an axis in elements; the sum of two indices below it fits into a signed 32-bit
 integer."""
 
@@ -40,15 +40,15 @@ def largest_index(problem: ConvProblem, strides: Strides) -> int:
 
     The bound includes windows that reach into the padding, and a tile beyond the end of a GEMM.
     """
-    reach = [axis.padded_input + axis.effective_filter + axis.stride for axis in problem.axes]
+    bounds = [axis.padded_input + axis.effective_filter + axis.stride for axis in problem.axes]
     sizes = [
-        ((problem.N, problem.C, *reach), problem.data_axes, strides.x),
+        ((problem.N, problem.C, *bounds), problem.data_axes, strides.x),
         (
             (problem.K, problem.C // problem.groups, *problem.filter_sizes),
             problem.filter_axes,
             strides.w,
         ),
-        ((problem.N, problem.K, *reach), problem.data_axes, strides.y),
+        ((problem.N, problem.K, *bounds), problem.data_axes, strides.y),
         ((max(problem.C, problem.K),), (0,), (strides.bias,)),
     ]
     spans = [
@@ -56,7 +56,7 @@ def largest_index(problem: ConvProblem, strides: Strides) -> int:
         for extents, axes, stride in sizes
     ]
     products = [max(problem.gemm(pass_)[:3]) for pass_ in ("forward", "backprop_input")]
-    return max(*spans, *products, *(size * 2 for size in reach)) + MARGIN
+    return max(*spans, *products, *(size * 2 for size in bounds)) + MARGIN
 
 
 def offset_counts(problem: ConvProblem, strides: Strides) -> Iterator[Count]:
@@ -73,16 +73,16 @@ def window_count(problem: ConvProblem) -> Count:
 
     Kernels count these rows or columns in 32 bits.
     """
-    reach = (
+    spans = (
         axis.effective_filter + axis.dilation + _WINDOWS * axis.stride for axis in problem.axes
     )
     what = f"rows or columns of a filter plus a dilation plus {_WINDOWS} strides"
-    return Count(what, max(reach), LONGEST_REACH)
+    return Count(what, max(spans), LARGEST_EXTENT)
 
 
-def reach_counts(problem: ConvProblem) -> Iterator[Count]:
+def extent_counts(problem: ConvProblem) -> Iterator[Count]:
     """Yield the extents that must fit into 32 bits in kernels with 32-bit coordinates."""
     extents = (*problem.input_shape, *problem.filter_shape, *problem.output_shape)
-    yield Count("elements of an axis", max(extents), LONGEST_REACH)
-    yield Count("elements of padding", max(chain(*problem.padding)), LONGEST_REACH)
+    yield Count("elements of an axis", max(extents), LARGEST_EXTENT)
+    yield Count("elements of padding", max(chain(*problem.padding)), LARGEST_EXTENT)
     yield window_count(problem)

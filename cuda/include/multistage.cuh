@@ -1,8 +1,8 @@
-// Tiles of A and B in shared memory, for kernels with a ring of stages: the layout of a tile, copies from
-// global memory, and loads of fragments or, without tensor cores, of 16-byte chunks.  Tiles are swizzled
-// so that neither copies nor loads have bank conflicts; load_chunk states the one exception.
-#ifndef CUPYCONV_RING_CUH
-#define CUPYCONV_RING_CUH
+// Tiles of A and B in shared memory, for kernels with a pipeline of stages: the layout of a tile, copies
+// from global memory, and loads of fragments or, without tensor cores, of 16-byte chunks.  Tiles are
+// swizzled so that neither copies nor loads have bank conflicts; load_chunk states the one exception.
+#ifndef CUPYCONV_MULTISTAGE_CUH
+#define CUPYCONV_MULTISTAGE_CUH
 
 #include "numeric.cuh"
 #include "vector.cuh"
@@ -42,7 +42,7 @@ struct Fragments<double> {
 // along m or n are read one by one from four lines.  These lines have no swizzle but 32 bytes of padding
 // each; addresses then differ by constants, which saves registers.
 template <class Storage, int LINES_, int LINE_, bool K_CONTIGUOUS_>
-struct RingTile {
+struct StageTile {
   using Element = Storage;
   static constexpr int LINES = LINES_, LINE = LINE_;
   static constexpr bool K_CONTIGUOUS = K_CONTIGUOUS_;

@@ -96,10 +96,11 @@ def padded(before):
 
 
 def taps_of(channels):
-    """Return a layer with 65,536 filters and this many channels, in the order channels last."""
+    """Return a layer with 65,536 taps and this many channels, whose x and dy are not exchanged."""
     return ConvProblem(
         (1, 2, channels),
         (65536, channels, 8),
+        stride=2,
         padding=32767,
         data_format="NWC",
         dtype="float16",

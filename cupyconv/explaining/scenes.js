@@ -216,7 +216,8 @@ const scenes = (() => {
   }
 
   const jaxTransposed = (problem) =>
-    `jax.linear_transpose(lambda y: ${jax(problem).replace("(x, w,", "(y, w,")}, y)(x)[0]`;
+    `jax.linear_transpose(lambda y: ${jax(problem).replace("(x, w,", "(y, w,")}, ` +
+    `jax.ShapeDtypeStruct(${rules.python(problem.input_shape)}, x.dtype))(x)[0]`;
 
   // Returns ConvProblem's arguments that differ from their defaults, as pairs of a name and a value.
   function changed(rank, layer) {

@@ -136,7 +136,7 @@ def test_current_device_loads_code_for_its_target(release, monkeypatch, tmp_path
     monkeypatch.setenv(cache_folder.CACHE_VARIABLE, str(tmp_path))
     release(CUDA_12_0)
     properties = {"name": b"a card", "major": 10, "minor": 3, "multiProcessorCount": 100}
-    runtime = SimpleNamespace(getDeviceProperties=lambda ordinal: properties)
+    runtime = SimpleNamespace(getDeviceProperties=lambda ordinal: properties, getDevice=None)
     loaded = []
 
     def load(path):

@@ -163,6 +163,8 @@ def conv_forward(
             operands to 10 bits of mantissa for the tensor cores.  "bf16x6" permits implementations
             to split each float32 operand into a sum of three bfloat16 arrays ("planes") for the
             tensor cores.  This loses bits of values below 2^-110 and may turn infinity into NaN.
+            With both, in every dtype, gradients may multiply elements by zeros that extend the
+            other operand, so that results that do not read an infinite or NaN element may be NaN.
         impl: "auto", the name of an implementation as ``cupyconv.plan`` prints it, or a Plan of
             this problem.
         out: array for the result, with the result's shape and dtype; it must not share memory with
@@ -261,9 +263,9 @@ def conv_backprop_input(
 
     Returns:
         dx, of shape ``input_shape``.  NaN and infinity propagate.  Implementations may extend dy by
-        zeros, at its borders and in the gaps that the stride leaves between its elements, and w by
-        zeros at its borders, up to multiples of the stride.  Where an infinite or NaN element meets
-        such a zero, dx may therefore be NaN.
+        zeros, at its borders and in the gaps that the stride leaves between its elements, and
+        multiply elements of w by these zeros.  Where an infinite or NaN element of w meets such a
+        zero, dx may therefore be NaN.
 
     Raises:
         ConvError: ``dy`` does not fit ``input_shape`` and ``w``; the message states which input
@@ -329,8 +331,8 @@ def conv_backprop_filter(
 
     Returns:
         dw, of shape ``filter_shape``.  NaN and infinity propagate.  Implementations may multiply
-        elements of dy by the zeros of the padding, and elements of x by zeros around dy.  Where an
-        infinite or NaN element meets such a zero, dw may therefore be NaN.
+        elements of dy by the zeros of the padding.  dw may therefore be NaN at a tap that reads
+        padding for an infinite or NaN element of dy.
 
     Raises:
         ConvError: ``dy`` does not fit ``x`` and ``filter_shape``.

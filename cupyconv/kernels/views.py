@@ -277,7 +277,7 @@ class Viewed(Family):
         if view is None:
             return super().candidate(request, choices)  # type: ignore[safe-super]
         of_view = view.request(request)
-        if super().refuses(of_view) is not None:
+        if view not in self._supported(request):
             return None
         own = super().candidate(of_view, view.own(choices))  # type: ignore[safe-super]
         return own and view.candidate(of_view, own)
@@ -311,7 +311,13 @@ class Viewed(Family):
         return super().reason(candidate, f"{note}, with {name}" if is_view else note)
 
     def _supported(self, request: Request) -> list[View]:
-        """Return the views of a request that the family can compute."""
+        """Return the views of a request that the family may compute.
+
+        There are none with "ieee": views multiply elements by zeros, which would let an infinite or
+        NaN element change results that do not read it.
+        """
+        if request.precision == "ieee":
+            return []
         refuses = super().refuses
         return [view for view in views(request) if refuses(view.request(request)) is None]
 

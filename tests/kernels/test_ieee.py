@@ -7,11 +7,9 @@ Subject, so that they apply to any implementation.  They compare results with th
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -21,10 +19,7 @@ import cupyconv
 from cupyconv import ConvProblem
 from cupyconv.arrays import numpy_dtype
 from cupyconv.cpu import choice, loops
-from cupyconv.kernels.views import EXCHANGED, FOLDED
-from cupyconv.planning import Request
 from cupyconv.planning.families import FAMILIES
-from cupyconv.planning.plan import ranked_candidates
 from cupyconv.problem import PASSES, ConvAxis
 from tests import agreement, emulator
 from tests.agreement import fits, plain_sums
@@ -66,7 +61,6 @@ class Subject:
         problem, pass_: the problem and its pass.
         compute: function that returns the result for data of the problem.
         spread: whether backprop_input also multiplies by zeros between the elements of dy.
-        extends: whether the pass also multiplies the first operand by zeros around the second.
     """
 
     name: str
@@ -74,7 +68,6 @@ class Subject:
     pass_: str
     compute: Callable[[Data], np.ndarray]
     spread: bool = False
-    extends: bool = False
 
     def __str__(self) -> str:
         return f"{self.pass_} of {self.problem} by {self.name}"
@@ -127,24 +120,13 @@ def readers(problem: ConvProblem, pass_: str, role: str, place: tuple[int, ...])
     return definition(problem, pass_, replace(ones, **{role: marked})) > 0
 
 
-def over_zeros(subject: Subject, role: str, place: tuple[int, ...]) -> np.ndarray:
-    """Return the results that may multiply an operand's value by zeros around the other operand.
+def over_padding(subject: Subject, place: tuple[int, ...]) -> np.ndarray:
+    """Return the results that multiply a value of the second operand by padding, or read it.
 
-    In the same problem with these zeros as part of the other operand, these results read the value.
+    In the same problem with padding as part of the first operand, these results read the value.
     """
     problem, pass_ = subject.problem, subject.pass_
-    is_second = role == OPERANDS[pass_][1]
-    if not is_second and not subject.extends:
-        return np.zeros(1, bool)
-    if pass_ == "backprop_input" and not is_second:
-        # Add taps that do not exist, on either side as far as a stride reaches.
-        shape, around = list(problem.filter_shape), []
-        for place_, axis in zip(problem.filter_axes[2:], problem.axes, strict=True):
-            shape[place_] += 2 * axis.stride
-            more = axis.stride * axis.dilation
-            around.append((axis.pad_before + more, axis.pad_after + more))
-        wider = problem.replace(filter_shape=shape, padding=around)
-    elif pass_ == "backprop_input" or not is_second:
+    if pass_ == "backprop_input":
         # Add outputs that do not exist, on either side as far as the filter reaches.
         reach = [axis.filter * axis.dilation * axis.stride for axis in problem.axes]
         around = [
@@ -157,7 +139,7 @@ def over_zeros(subject: Subject, role: str, place: tuple[int, ...]) -> np.ndarra
         for axis, pair in zip(problem.data_axes[2:], problem.padding, strict=True):
             shape[axis] += sum(pair)
         wider = problem.replace(input_shape=shape, padding=0)
-    return readers(wider, pass_, role, place)
+    return readers(wider, pass_, OPERANDS[pass_][1], place)
 
 
 def _shapes(problem: ConvProblem) -> tuple[tuple[int, ...], ...]:
@@ -222,15 +204,16 @@ def outliers_stay(subject: Subject) -> None:
 def what_is_not_finite_stays(subject: Subject) -> None:
     """Check that NaN and infinity reach the results that read them, and other results are exact.
 
-    They may also make results NaN that multiply them by zeros around the other operand.
+    In the second operand, they may also make results NaN that multiply them by padding.
     """
     problem, pass_ = subject.problem, subject.pass_
-    for role in OPERANDS[pass_]:
+    for number, role in enumerate(OPERANDS[pass_]):
         data = replace(integer_data(problem), bias=None)
         permitted = np.zeros(vars(data)[RESULT[pass_]].shape, bool)
         for place, value in zip(_places(vars(data)[role].shape), (np.nan, -np.inf), strict=True):
             data = _with(data, role, place, value)
-            permitted |= over_zeros(subject, role, place)
+            if number == 1:
+                permitted |= over_padding(subject, place)
         with np.errstate(invalid="ignore"):
             expected = exact(subject, data)
             got = subject.compute(data).astype(np.float64)
@@ -242,14 +225,15 @@ def what_is_not_finite_stays(subject: Subject) -> None:
 def bits_beside_what_is_not_finite_stay(subject: Subject) -> None:
     """Check that NaN and infinity change no bit of results that do not multiply them.
 
-    Results that multiply them by zeros around the other operand may change.
+    Results that multiply them by padding may change.
     """
     data = _random(subject.problem)
     without = _bits(subject.compute(data))
-    for role in OPERANDS[subject.pass_]:
+    for number, role in enumerate(OPERANDS[subject.pass_]):
         for place, value in zip(_places(vars(data)[role].shape), (np.nan, np.inf), strict=True):
             may_change = readers(subject.problem, subject.pass_, role, place)
-            may_change = may_change | over_zeros(subject, role, place)
+            if number == 1:
+                may_change |= over_padding(subject, place)
             with np.errstate(invalid="ignore"):
                 got = subject.compute(_with(data, role, place, value))
             stray = np.count_nonzero((_bits(got) != without) & ~may_change)
@@ -411,22 +395,13 @@ IN_PADDING = ConvProblem(
 STRIDED = IN_PADDING.replace(
     filter_shape=(8, 3, 2, 8), stride=(3, 2), dilation=(1, 2), padding=((1, 0), (2, 1))
 )
-FEW_FILTERS = ConvProblem((1, 24, 5, 6), (3, 24, 3, 2), padding=1)
-FEW_CHANNELS = ConvProblem((1, 3, 4, 6), (8, 3, 3, 3), stride=2, padding=1)
 PATCHES = ConvProblem((2, 3, 10, 11), (8, 3, 3, 2), stride=(4, 3), padding=1)
 DEPTHWISE = ConvProblem((2, 8, 9, 11), (8, 1, 3, 3), padding=3, groups=8)
 STEM = ConvProblem((2, 3, 9, 10), (16, 3, 3, 3), padding=3)
 
-VIEWS = re.compile(f"{EXCHANGED}|{FOLDED}")
-"""Methods that multiply both operands by zeros around the other operand."""
-
 KERNELS = {
     "cuda-generic": ("sm_80", ("float32", "float64", "float16"), (IN_PADDING, STRIDED)),
-    "cuda-gather": (
-        "sm_80",
-        ("float16", "float32", "float64", "bfloat16"),
-        (IN_PADDING, STRIDED, FEW_FILTERS, FEW_CHANNELS),
-    ),
+    "cuda-gather": ("sm_80", ("float16", "float32", "float64", "bfloat16"), (IN_PADDING, STRIDED)),
     "cuda-direct": (
         "sm_80",
         ("float32", "float64", "bfloat16"),
@@ -443,7 +418,7 @@ KERNELS = {
         (IN_PADDING, PATCHES),
     ),
     "cuda-toeplitz": ("sm_80", ("float16", "bfloat16"), (DEPTHWISE,)),
-    "cuda-hopper": ("sm_90a", ("float16", "bfloat16"), (IN_PADDING, STRIDED, FEW_CHANNELS)),
+    "cuda-hopper": ("sm_90a", ("float16", "bfloat16"), (IN_PADDING, STRIDED)),
 }
 """Chip, dtypes that support "ieee", and layers, keyed by kernel family."""
 
@@ -469,21 +444,14 @@ def kernel_subjects(impl: str, dtype: str) -> Iterator[Subject]:
     """Yield a Subject for every supported pass of a kernel family's layers, run on the CPU."""
     arch, _, layers = KERNELS[impl]
 
-    def by(problem: ConvProblem, pass_: str, how: Any) -> Callable[[Data], np.ndarray]:
-        return lambda data: agreement.compute(emulator, pass_, problem, data, impl=how, arch=arch)
+    def by(problem: ConvProblem, pass_: str) -> Callable[[Data], np.ndarray]:
+        return lambda data: agreement.compute(emulator, pass_, problem, data, impl=impl, arch=arch)
 
     for problem in (layer.replace(dtype=dtype) for layer in layers):
         for pass_ in fits(problem, impl, arch):
-            spread = impl == "cuda-generic"  # the generic kernel has no stride phases
-            request = Request(problem, pass_, emulator.device(arch))
-            ranked = ranked_candidates(request, impl)
-            for is_view in (False, True):
-                of_kind = (one for one in ranked if bool(VIEWS.search(one.method)) == is_view)
-                if (best := next(of_kind, None)) is not None:
-                    made = agreement.plan_by(
-                        lambda _, best=best: best, problem, impl, arch, passes=[pass_]
-                    )
-                    yield Subject(impl, problem, pass_, by(problem, pass_, made), spread, is_view)
+            # The generic kernel has no stride phases.
+            spread = impl == "cuda-generic"
+            yield Subject(impl, problem, pass_, by(problem, pass_), spread)
 
 
 def test_every_family_that_may_be_chosen_is_among_them():

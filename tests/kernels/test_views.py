@@ -14,6 +14,7 @@ from cupyconv import ConvProblem, Plan
 from cupyconv.kernels.strides import Strides
 from cupyconv.kernels.views import EXCHANGED, FOLDED
 from cupyconv.planning import Device, Request, plan_pass
+from cupyconv.planning.families import FAMILIES
 from cupyconv.planning.plan import ranked_candidates
 from tests import agreement, emulator, views
 from tests.agreement import plan_of_view
@@ -28,7 +29,7 @@ SIGNAL = ConvProblem((1, 130, 23), (1, 130, 5), padding=4, dtype="float64")
 VOLUME = ConvProblem((1, 24, 3, 4, 6), (2, 24, 2, 3, 1), padding=(1, 0, 0), dtype="float32")
 
 
-def require_exact(problem, name, pass_, arch="sm_80", precision="ieee", **how):
+def require_exact(problem, name, pass_, arch="sm_80", precision="tf32", **how):
     made = plan_of_view(problem, name, pass_, arch, precision=precision, **how)
     agreement.require_exact(
         *(emulator, problem), impl=made, precision=precision, arch=arch, passes=(pass_,)
@@ -41,12 +42,12 @@ def require_exact(problem, name, pass_, arch="sm_80", precision="ieee", **how):
 @pytest.mark.parametrize(
     ("problem", "dtype", "precision", "arch"),
     [
-        (FEW_FILTERS, "float16", "ieee", "sm_80"),
-        (FEW_FILTERS, "bfloat16", "ieee", "sm_80"),
+        (FEW_FILTERS, "float16", "tf32", "sm_80"),
+        (FEW_FILTERS, "bfloat16", "tf32", "sm_80"),
         (FEW_FILTERS, "float32", "tf32", "sm_80"),
-        (FEW_FILTERS, "float16", "ieee", "sm_75"),
-        (SIGNAL, "float64", "ieee", "sm_80"),
-        (VOLUME, "float32", "ieee", "sm_89"),
+        (FEW_FILTERS, "float16", "tf32", "sm_75"),
+        (SIGNAL, "float64", "tf32", "sm_80"),
+        (VOLUME, "float32", "tf32", "sm_89"),
     ],
 )
 def test_exchanged_operands_give_exact_filter_gradients(problem, dtype, precision, arch):
@@ -61,14 +62,25 @@ def test_exchanged_operands_may_have_any_strides(kind):
     names = ("x", "dy", "out")
     kinds = {name: kind for name in names if views.suits(FEW_FILTERS, pass_, name, kind)}
     strides = views.strides_of(FEW_FILTERS, pass_, kinds)
-    made = plan_of_view(FEW_FILTERS, EXCHANGED, pass_, "sm_80", strides=strides)
-    views.require_exact(emulator, FEW_FILTERS, pass_, kinds, impl=made)
+    made = plan_of_view(FEW_FILTERS, EXCHANGED, pass_, "sm_80", strides=strides, precision="tf32")
+    views.require_exact(emulator, FEW_FILTERS, pass_, kinds, impl=made, precision="tf32")
+
+
+def test_ieee_permits_no_views():
+    """Views may let NaN reach results that do not read it."""
+    for problem, pass_ in ((FEW_FILTERS, "backprop_filter"), (STEM, "backprop_input")):
+        request = Request(problem, pass_, Device.of("sm_80"))
+        found = ranked_candidates(request, "cuda-gather")
+        assert not any(EXCHANGED in one.method or FOLDED in one.method for one in found)
+        others = ranked_candidates(replace(request, precision="tf32"), "cuda-gather")
+        view = next(one for one in others if EXCHANGED in one.method or FOLDED in one.method)
+        assert FAMILIES["cuda-gather"].candidate(request.reduced, view) is None
 
 
 def test_operands_are_exchanged_if_that_is_faster():
     last = ConvProblem((1, 128, 256, 256), (3, 128, 3, 3), padding=1, dtype="float16")
     for problem, device in product((last, in_formats(last, "NHWC", "OHWI")), ("sm_80", "sm_90a")):
-        planned = plan_pass(Request(problem, "backprop_filter", Device.of(device)))
+        planned = plan_pass(Request(problem, "backprop_filter", Device.of(device), "tf32"))
         assert planned.method == EXCHANGED
         assert f", with {EXCHANGED}: implicit GEMM" in planned.reason
     for change in (
@@ -78,7 +90,7 @@ def test_operands_are_exchanged_if_that_is_faster():
         {"filter_shape": (128, 128, 3, 3)},
         {"filter_shape": (3, 128, 1, 1), "padding": 0},
     ):
-        request = Request(last.replace(**change), "backprop_filter", Device.of("sm_80"))
+        request = Request(last.replace(**change), "backprop_filter", Device.of("sm_80"), "tf32")
         assert not any(
             one.method.startswith(EXCHANGED) for one in ranked_candidates(request, "auto")
         )
@@ -86,7 +98,9 @@ def test_operands_are_exchanged_if_that_is_faster():
 
 def test_reasons_name_the_copied_tensor_of_the_caller():
     """The view reads the caller's x as its dy."""
-    made = plan_of_view(FEW_FILTERS, f"{EXCHANGED}; x arranged", "backprop_filter", "sm_80")
+    made = plan_of_view(
+        FEW_FILTERS, f"{EXCHANGED}; x arranged", "backprop_filter", "sm_80", precision="tf32"
+    )
     planned = made["backprop_filter"]
     assert planned.reason.endswith("before it, x copied with channels last")
     assert Plan.from_json(made.to_json()) == made
@@ -107,17 +121,17 @@ WIDE = ConvProblem((1, 24, 4, 8), (64, 24, 3, 3), stride=(2, 4), padding=1, dtyp
 @pytest.mark.parametrize(
     ("problem", "dtype", "precision", "arch", "impl"),
     [
-        (STEM, "float16", "ieee", "sm_80", "cuda-gather"),
-        (STEM, "bfloat16", "ieee", "sm_90a", "cuda-hopper"),
+        (STEM, "float16", "tf32", "sm_80", "cuda-gather"),
+        (STEM, "bfloat16", "tf32", "sm_90a", "cuda-hopper"),
         (STEM, "float32", "tf32", "sm_90a", "cuda-hopper"),
-        (UNEVEN, "float32", "ieee", "sm_80", "cuda-gather"),
-        (PATCHES, "float16", "ieee", "sm_75", "cuda-gather"),
-        (PATCHES, "float16", "ieee", "sm_90a", "cuda-hopper"),
-        (ONE_CHANNEL, "float64", "ieee", "sm_80", "cuda-gather"),
-        (ONE_CHANNEL, "float16", "ieee", "sm_90a", "cuda-hopper"),
-        (CUBES, "float32", "ieee", "sm_86", "cuda-gather"),
-        (CUBES, "float16", "ieee", "sm_90a", "cuda-hopper"),
-        (WIDE, "float16", "ieee", "sm_90a", "cuda-hopper"),
+        (UNEVEN, "float32", "tf32", "sm_80", "cuda-gather"),
+        (PATCHES, "float16", "tf32", "sm_75", "cuda-gather"),
+        (PATCHES, "float16", "tf32", "sm_90a", "cuda-hopper"),
+        (ONE_CHANNEL, "float64", "tf32", "sm_80", "cuda-gather"),
+        (ONE_CHANNEL, "float16", "tf32", "sm_90a", "cuda-hopper"),
+        (CUBES, "float32", "tf32", "sm_86", "cuda-gather"),
+        (CUBES, "float16", "tf32", "sm_90a", "cuda-hopper"),
+        (WIDE, "float16", "tf32", "sm_90a", "cuda-hopper"),
         (WIDE, "float32", "tf32", "sm_90a", "cuda-hopper"),
     ],
 )
@@ -140,15 +154,16 @@ def test_tensors_with_folded_strides_may_have_any_strides(kind, impl, arch):
     names = ("dy", "w", "out")
     kinds = {name: kind for name in names if views.suits(problem, pass_, name, kind)}
     strides = views.strides_of(problem, pass_, kinds)
-    made = plan_of_view(problem, f"H and W {FOLDED}", pass_, arch, impl, strides=strides)
-    views.require_exact(emulator, problem, pass_, kinds, impl=made, arch=arch)
+    how = {"precision": "tf32"}
+    made = plan_of_view(problem, f"H and W {FOLDED}", pass_, arch, impl, strides=strides, **how)
+    views.require_exact(emulator, problem, pass_, kinds, impl=made, arch=arch, **how)
 
 
 @pytest.mark.parametrize(
     ("dtype", "impl", "arch", "precision"),
     [
-        ("float16", "cuda-gather", "sm_80", "ieee"),
-        ("float16", "cuda-hopper", "sm_90a", "ieee"),
+        ("float16", "cuda-gather", "sm_80", "tf32"),
+        ("float16", "cuda-hopper", "sm_90a", "tf32"),
         ("float32", "cuda-hopper", "sm_90a", "tf32"),
     ],
 )
@@ -176,8 +191,10 @@ def test_folded_strides_keep_bias_addend_and_activation(dtype, impl, arch, preci
 def test_prepared_filter_of_folded_strides_gives_the_same_bits(impl, arch):
     data, strides = random_data(STEM), Strides.contiguous(STEM)
     backend = emulator.convolutions.backend(arch)
-    request = Request(STEM, "backprop_input", backend.device, strides=strides)
-    made = plan_of_view(STEM, f"H and W {FOLDED}", "backprop_input", backend.device, impl)
+    request = Request(STEM, "backprop_input", backend.device, "tf32", strides=strides)
+    made = plan_of_view(
+        STEM, f"H and W {FOLDED}", "backprop_input", backend.device, impl, precision="tf32"
+    )
     chosen, results = made["backprop_input"], []
     form = backend.filter_form(request, chosen)
     for held in (None, form):
@@ -197,7 +214,7 @@ def test_prepared_filter_of_folded_strides_gives_the_same_bits(impl, arch):
 def test_strides_are_folded_if_that_is_faster():
     first = ConvProblem((32, 3, 224, 224), (64, 3, 7, 7), stride=2, padding=3, dtype="float16")
     for problem, device in product((first, in_formats(first, "NHWC", "OHWI")), ("sm_80", "sm_90a")):
-        request = Request(problem, "backprop_input", Device.of(device))
+        request = Request(problem, "backprop_input", Device.of(device), "tf32")
         planned = plan_pass(request)
         assert planned.method.startswith(f"H and W {FOLDED}")
         assert f", with H and W {FOLDED}: implicit GEMM" in planned.reason
@@ -211,7 +228,7 @@ def test_strides_are_folded_if_that_is_faster():
         ({"stride": 1}, []),
         ({"groups": 3, "filter_shape": (63, 1, 7, 7)}, []),
     ):
-        request = Request(first.replace(**change), "backprop_input", Device.of("sm_80"))
+        request = Request(first.replace(**change), "backprop_input", Device.of("sm_80"), "tf32")
         ranked = ranked_candidates(request, "cuda-gather")
         found = {one.method.partition(f" {FOLDED}") for one in ranked}
         assert sorted({name for name, separator, _ in found if separator}) == expected

@@ -667,16 +667,20 @@ class ConvProblem:
             ConvError: there are more than MOST_PHASES stride phases.
         """
         _require_listable(prod(self.stride))
-        channels, filters = self.C // self.groups, self.K // self.groups
         phases = product(*(axis.stride_phases for axis in self.axes))
-        return tuple(
-            GemmView(
-                self.N * prod(len(inputs) for inputs, _ in phase),
-                channels,
-                filters * prod(len(taps) for _, taps in phase),
-                self.groups,
-            )
-            for phase in phases
+        return tuple(map(self.phase_gemm, phases))
+
+    def phase_gemm(self, phase: Sequence[tuple[range, range]]) -> GemmView:
+        """Return backprop_input of some pixels, to which some taps contribute, as a product.
+
+        Args:
+            phase: pixels and taps along each spatial axis.
+        """
+        return GemmView(
+            self.N * prod(len(inputs) for inputs, _ in phase),
+            self.C // self.groups,
+            self.K // self.groups * prod(len(taps) for _, taps in phase),
+            self.groups,
         )
 
     # -- relations --------------------------------------------------------------------------

@@ -290,16 +290,8 @@ class Gather(Tiled):
             return super().gemms(request)
         if not method:
             return problem.phase_gemms
-        channels, filters = problem.C // problem.groups, problem.K // problem.groups
-        return tuple(
-            GemmView(
-                problem.N * prod(len(inputs) for inputs, _ in phase),
-                channels,
-                filters * prod(len(taps) for _, taps in phase),
-                problem.groups,
-            )
-            for phase in product(*frames.parts(problem, request.pass_, method))
-        )
+        phases = product(*frames.parts(problem, request.pass_, method))
+        return tuple(map(problem.phase_gemm, phases))
 
     def most_splits(self, request: Request) -> int:
         gemms = self.gemms(request)

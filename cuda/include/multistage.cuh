@@ -40,7 +40,8 @@ struct Fragments<double> {
 // order of the chunks depends on the line's number (the swizzle).  ldmatrix reads one chunk of eight
 // successive lines; doubles along k are read from two chunks of four lines.  Floats and doubles in lines
 // along m or n are read one by one from four lines.  These lines have no swizzle but 32 bytes of padding
-// each; addresses then differ by constants, which saves registers.
+// each; addresses then differ by constants, which saves registers.  Only lines of 64 bytes have a
+// swizzle here, too: with padding, stores to two lines would have bank conflicts.
 template <class Storage, int LINES_, int LINE_, bool K_CONTIGUOUS_>
 struct StageTile {
   using Element = Storage;
@@ -51,7 +52,7 @@ struct StageTile {
   static constexpr int CHUNKS = LINE / CHUNK;
   static_assert((CHUNKS == 2 && BY_MATRIX) || CHUNKS == 4 || CHUNKS % 8 == 0, "32, 64 or 128 n bytes");
 
-  static constexpr int PADDING = BY_MATRIX || K_CONTIGUOUS ? 0 : 32 / sizeof(Storage);
+  static constexpr int PADDING = BY_MATRIX || K_CONTIGUOUS || CHUNKS == 4 ? 0 : 32 / sizeof(Storage);
   static constexpr int PITCH = LINE + PADDING;  // elements per line, including padding
   alignas(128) Storage element[LINES * PITCH];
 

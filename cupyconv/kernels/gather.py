@@ -218,7 +218,6 @@ class Gather(Tiled):
         _tile(128, 64, 2, 2, itemsize=4, tensor_cores=False, resident=3, since=(7, 5)),
         _tile(64, 64, 2, 2, itemsize=4, tensor_cores=False, resident=4, since=(7, 5)),
         _tile(128, 32, 4, 1, itemsize=4, tensor_cores=False, resident=4, since=(7, 5)),
-        _tile(64, 16, 2, 1, itemsize=4, tensor_cores=False, resident=8, since=(7, 5)),
         _tile(32, 128, 1, 4, itemsize=4, tensor_cores=False, resident=4, since=(7, 5)),
         _tile(64, 64, 2, 2, itemsize=8, tensor_cores=False, resident=3, since=(7, 5)),
         # A small tile computes few products of padding, which take long: on some chips, a float64
@@ -491,7 +490,8 @@ def pipeline(
     assert itemsize is not None
 
     def of_operand(extent: int, along_k: bool) -> int:  # bytes of a StageTile, padding included
-        padding = 0 if along_k or itemsize == 2 else 32 // itemsize
+        is_padded = not along_k and itemsize > 2 and extent * itemsize != 64
+        padding = 32 // itemsize if is_padded else 0
         return (extent + padding) * k * itemsize
 
     stage = of_operand(m, vectors.a.along_first) + of_operand(n, vectors.b.along_first)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import weakref
 from collections import defaultdict
 from contextlib import nullcontext
@@ -121,7 +120,8 @@ def test_fastest_candidate_is_planned(gpu):
     measured = cupyconv.plan(DEPTHWISE, measure=True)
     for planned in measured:
         assert planned.implementation == "cuda-toeplitz"
-        assert re.search("measured 10[01] us", planned.reason)
+        launches = 2 if planned.splits > 1 else 1  # the second launch takes 1 us
+        assert f"measured {99 + launches} us" in planned.reason
     assert cupyconv.Plan.from_json(measured.to_json()) == measured
 
 
@@ -231,7 +231,7 @@ def test_candidates_are_prepared_once_and_loaded_together(gpu, monkeypatch):
     together, *separate = gpu.loaded
     forward = [planned for planned in plans if planned.pass_ == "forward"]
     assert len(together) > 1
-    # One plan is prepared twice, and two plans have the same kernels.
+    # The planned and the chosen candidate are prepared again, but not loaded.
     assert all(loaded <= together for loaded in separate[: len(forward) - 2])
 
 

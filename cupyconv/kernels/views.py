@@ -7,7 +7,7 @@ of a tile is padding.  A view of the pass has more channels.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from math import prod
 from typing import Any
@@ -46,7 +46,8 @@ class View:
             have the arrays of the pass.
         copied_bytes: size of the copy of w that the other problem has as its filter; 0 if there is
             no copy.
-        form: function that returns this copy; None if there is no copy.
+        form: function that returns this copy; None if there is no copy.  It is not compared, since
+            equal views make equal copies.
     """
 
     name: str
@@ -54,7 +55,7 @@ class View:
     strides: Strides
     arrays: Mapping[str, str | Part]
     copied_bytes: int = 0
-    form: Callable[[], FilterForm] | None = None
+    form: Callable[[], FilterForm] | None = field(default=None, compare=False)
 
     def request(self, request: Request) -> Request:
         """Return the request for the view; ``request`` is the request for the pass."""

@@ -11,6 +11,7 @@ import pytest
 
 import cupyconv
 from cupyconv import ConvProblem, Plan
+from cupyconv.kernels import views as kernel_views
 from cupyconv.kernels.strides import Strides
 from cupyconv.kernels.views import EXCHANGED, FOLDED
 from cupyconv.planning import Device, Request, plan_pass
@@ -209,6 +210,14 @@ def test_prepared_filter_of_folded_strides_gives_the_same_bits(impl, arch):
         results.append(dx.tobytes())
     assert results[0] == results[1]
     assert chosen.workspace_bytes >= form.bytes
+
+
+def test_choices_of_a_view_do_not_depend_on_caches(monkeypatch):
+    """Two threads that need the same view at the same time may each make it."""
+    monkeypatch.setattr(kernel_views, "folded", kernel_views.folded.__wrapped__)
+    request = Request(STEM, "backprop_input", Device.of("sm_80"), "tf32")
+    ranked = ranked_candidates(request, "cuda-gather")
+    assert all(FAMILIES["cuda-gather"].candidate(request.reduced, one) == one for one in ranked)
 
 
 def test_strides_are_folded_if_that_is_faster():

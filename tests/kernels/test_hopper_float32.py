@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import cycle
+from math import prod
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from cupyconv.errors import ConvError
 from cupyconv.planning import Device, Plan, Request, plan, plan_pass
 from cupyconv.problem import PASSES
 from tests import emulator, views
-from tests.agreement import compute
+from tests.agreement import compute, plan_with
 from tests.configurations import HOPPER_CASES, all_formats, in_formats, integer_data, random_data
 from tests.hopper import ARCH, BANDS, BY_PLANES, PLANES, SINGLE, last_axes, require_exact
 
@@ -63,6 +64,34 @@ def test_tf32_filter_gradients_are_exact_on_integers(number, problem, tile):
             tile=tile,
             splits=1 + 2 * (number % 2),
         )
+
+
+@pytest.mark.parametrize(("decades", "splits"), [(0, 1), (4, 3)])
+def test_errors_of_tf32_filter_gradients_are_bounded(decades, splits):
+    """Operands are rounded to 10 fraction bits.  Errors are relative to the sum of magnitudes."""
+    problem = ConvProblem((3, 12, 11, 9), (20, 12, 3, 2), padding=1, stride=(2, 1))
+    data, numbers = random_data(problem), np.random.default_rng(1)
+    x, dy = (
+        (one * 10 ** numbers.uniform(-decades, decades, one.shape)).astype(np.float32)
+        for one in (data.x, data.dy)
+    )
+
+    def gradient(api, x, dy, **how):
+        result = api.conv_backprop_filter(x, problem.filter_shape, dy, **problem.keywords, **how)
+        return result.astype(np.float64)
+
+    wide = x.astype(np.float64), dy.astype(np.float64)
+    exact = gradient(cupyconv, *wide, impl="reference")
+    scale = gradient(cupyconv, *map(np.abs, wide), impl="reference")
+    made = plan_with(
+        *(problem, "cuda-hopper", emulator.device(ARCH)),
+        splits=splits,
+        passes=PASSES[2:],
+        precision="tf32",
+    )
+    errors = np.abs(gradient(emulator, x, dy, **{**BY_TF32, "impl": made}) - exact) / scale
+    of_sums = problem.N * prod(problem.output_sizes) * 2.0**-24
+    assert errors.max() <= (1 + 2.0**-11) ** 2 - 1 + of_sums
 
 
 def test_bands_may_contain_only_padding():

@@ -68,7 +68,7 @@ def test_tf32_filter_gradients_are_exact_on_integers(number, problem, tile):
 
 @pytest.mark.parametrize(("decades", "splits"), [(0, 1), (4, 3)])
 def test_errors_of_tf32_filter_gradients_are_bounded(decades, splits):
-    """Operands are rounded to 10 fraction bits.  Errors are relative to the sum of magnitudes."""
+    """Operands are rounded to 10 fraction bits, and products are added in float32."""
     problem = ConvProblem((3, 12, 11, 9), (20, 12, 3, 2), padding=1, stride=(2, 1))
     data, numbers = random_data(problem), np.random.default_rng(1)
     x, dy = (
@@ -80,18 +80,25 @@ def test_errors_of_tf32_filter_gradients_are_bounded(decades, splits):
         result = api.conv_backprop_filter(x, problem.filter_shape, dy, **problem.keywords, **how)
         return result.astype(np.float64)
 
-    wide = x.astype(np.float64), dy.astype(np.float64)
-    exact = gradient(cupyconv, *wide, impl="reference")
-    scale = gradient(cupyconv, *map(np.abs, wide), impl="reference")
     made = plan_with(
         *(problem, "cuda-hopper", emulator.device(ARCH)),
         splits=splits,
         passes=PASSES[2:],
         precision="tf32",
     )
-    errors = np.abs(gradient(emulator, x, dy, **{**BY_TF32, "impl": made}) - exact) / scale
+    got = gradient(emulator, x, dy, **{**BY_TF32, "impl": made})
+
+    def rounded(array):
+        fraction, exponent = np.frexp(array)
+        return np.ldexp(np.rint(fraction * 2.0**11) / 2.0**11, exponent)
+
+    x, dy = x.astype(np.float64), dy.astype(np.float64)
+    exact = gradient(cupyconv, x, dy, impl="reference")
+    of_rounded = gradient(cupyconv, rounded(x), rounded(dy), impl="reference")
+    sizes = gradient(cupyconv, abs(x), abs(dy), impl="reference")
     of_sums = problem.N * prod(problem.output_sizes) * 2.0**-24
-    assert errors.max() <= (1 + 2.0**-11) ** 2 - 1 + of_sums
+    assert (abs(got - of_rounded) <= of_sums * sizes).all()
+    assert (abs(got - exact) <= ((1 + 2.0**-11) ** 2 - 1 + of_sums) * sizes).all()
 
 
 def test_bands_may_contain_only_padding():

@@ -674,7 +674,16 @@ class ConvProblem:
         """Return backprop_input of some pixels, to which some taps contribute, as a product.
 
         Args:
-            phase: pixels and taps along each spatial axis.
+            phase: pixels and taps along each spatial axis, one of the axis's ``stride_phases``.
+
+        Example:
+            >>> from cupyconv import ConvProblem
+            >>> problem = ConvProblem((1, 8, 5), (16, 8, 3), stride=2)
+            >>> first, second = problem.axes[0].stride_phases
+            >>> first
+            (range(0, 5, 2), range(0, 3, 2))
+            >>> problem.phase_gemm([first])
+            GemmView(gemm_m=3, gemm_n=8, gemm_k=32, groups=1)
         """
         return GemmView(
             self.N * prod(len(inputs) for inputs, _ in phase),

@@ -314,8 +314,8 @@ class Viewed(Family):
     def _supported(self, request: Request) -> list[View]:
         """Return the views of a request that the family may compute.
 
-        There are none with "ieee": views multiply elements by zeros, which would let an infinite or
-        NaN element change results that do not read it.
+        With "ieee" the list is empty.  Views multiply elements by zeros, so an infinite or NaN
+        element would change results that do not read it.
         """
         if request.precision == "ieee":
             return []

@@ -265,17 +265,33 @@ def _integers(
     return numbers
 
 
-def read_shape(what: str, value: Any) -> tuple[int, ...]:
-    """Parse a shape such as ``1x5x5x3``, ``1,5,5,3`` or, in TOML, a list."""
-    rule = "a shape, written as sizes separated by x or commas"
-    text = _bare(value) if isinstance(value, str) else value
-    if isinstance(text, str) and (names := [word for word in _sizes(text) if word.isalpha()]):
+class UnknownBatch(tuple[int, ...]):
+    """A shape that was written with a name, such as N, as its batch size, which is read as 1."""
+
+
+def read_shape(what: str, value: Any, *, has_batch: bool = True) -> tuple[int, ...]:
+    """Parse a shape such as ``1x5x5x3``, ``1,5,5,3`` or, in TOML, a list.
+
+    Args:
+        what: name of the value in messages.
+        value: the text or list.
+        has_batch: whether the first size is a batch size, for which a name may be given.
+    """
+    rule, example = "a shape, written as sizes separated by x or commas", "1x5x5x3 or 1,5,5,3"
+    if not isinstance(value, str):
+        return tuple(_integers(what, value, rule, example))
+    text = _bare(value)
+    names = [word for word in _sizes(text) if word.isalpha()]
+    if has_batch and len(names) == 1 and text.startswith(names[0]):
+        sizes = text.replace(names[0], "1", 1)
+        return UnknownBatch(_integers(what, sizes, rule, example))
+    if names:
         raise ConvError(
             f"every size of {what} must be a number",
             f"got {shown(value)}",
             f"Write a number instead of {' and '.join(dict.fromkeys(names))}",
         )
-    return tuple(_integers(what, text, rule, "1x5x5x3 or 1,5,5,3"))
+    return tuple(_integers(what, text, rule, example))
 
 
 def is_shape(text: str) -> bool:
@@ -354,7 +370,7 @@ def _flag(what: str, value: Any) -> bool:
 
 _READERS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
     "input": ("input_shape", read_shape),
-    "filter": ("filter_shape", read_shape),
+    "filter": ("filter_shape", partial(read_shape, has_batch=False)),
     "stride": ("stride", _size),
     "padding": ("padding", _padding),
     "dilation": ("dilation", _size),
@@ -939,7 +955,14 @@ def as_options(problem: ConvProblem) -> str:
     return " ".join(starmap(output.option, {**shapes, **problem.keywords}.items()))
 
 
-def order_note(layer: Layer, problem: ConvProblem) -> str:
+def notes_on_shapes(layer: Layer, problem: ConvProblem) -> list[str]:
+    """Return notes on how the shapes of a layer were read."""
+    unknown = isinstance(layer.arguments.get("input_shape"), UnknownBatch)
+    notes = ["note: the batch size is unknown, so it was read as 1"] if unknown else []
+    return [*notes, *filter(None, [_order_note(layer, problem)])]
+
+
+def _order_note(layer: Layer, problem: ConvProblem) -> str:
     """Return a note if another axis order makes the filter likelier; else an empty string.
 
     A filter is likelier if the ratio of its longest to its shortest spatial size is smaller.

@@ -140,7 +140,7 @@ def command(
     parts = []
     for layer, explanation, source, chosen, counted, translated in explained:
         if whole:
-            if note := configuration.order_note(layer, explanation.problem):
+            for note in configuration.notes_on_shapes(layer, explanation.problem):
                 parts.append("\n".join(Paragraph(note).lines(width)))
             parts.append(explanation.document.text(width, output.strong))
         elif translated and not (chosen or counted or saved):

@@ -165,7 +165,7 @@ def title(layer: Layer, problem: ConvProblem) -> Any:
     if layer.is_transposed:
         settings["output_padding"] = one(layer.output_padding(problem))
     lines = [f"{kind}{x} * {w} -> {y}", configuration.summary(problem, settings)]
-    lines.append(configuration.order_note(layer, problem))
+    lines += configuration.notes_on_shapes(layer, problem)
     return output.heading(*filter(None, [layer.heading, *lines]))
 
 

@@ -85,9 +85,10 @@ COMMANDS = {
     "shapes --kernel 3": "Use --filter",
     "shapes --layout NHWC": "Use --data-format",
     # shapes
-    "shapes Nx5x8x8 2x5x3x3": "every size of --input must be a number: got 'Nx5x8x8'. Write "
-    "a number instead of N",
-    "'(None, 5, 8, 8)' 2x5x3x3": "Write a number instead of None",
+    "shapes Nx5xHx8 2x5x3x3": "every size of --input must be a number: got 'Nx5xHx8'. Write "
+    "a number instead of N and H",
+    "'(1, 5, None, 8)' 2x5x3x3": "Write a number instead of None",
+    "shapes 1x5x8x8 Kx5x3x3": "every size of --filter must be a number",
     "shapes 1x5x8x8 2x5xx3": "the short form must have two shapes",
 }
 """Part of the message, keyed by the command line."""
@@ -114,7 +115,13 @@ def test_every_function_lists_its_arguments(way):
 
 @pytest.mark.parametrize(
     "shapes",
-    ["(1,5,9,8) (2,5,3,3)", "[1,5,9,8] [2,5,3,3,]", "'torch.Size([1, 5, 9, 8])' '2, 5, 3, 3'"],
+    [
+        "Nx5x9x8 2x5x3x3",
+        "'(None, 5, 9, 8)' 2x5x3x3",
+        "(1,5,9,8) (2,5,3,3)",
+        "[1,5,9,8] [2,5,3,3,]",
+        "'torch.Size([1, 5, 9, 8])' '2, 5, 3, 3'",
+    ],
 )
 def test_shapes_are_read_as_programs_print_them(shapes):
     result = CliRunner().invoke(main, ["shapes", *shlex.split(shapes)])
@@ -123,6 +130,7 @@ def test_shapes_are_read_as_programs_print_them(shapes):
 
 
 NOTES = {
+    "Nx5x9x8 2x5x3x3": "note: the batch size is unknown, so it was read as 1",
     "1x3x32x32 3x3x3x16": "read as 3x16 with O = 3 (OIHW). If it is 3x3 with O = 16 (HWIO), use "
     "--filter-format HWIO",
     "1x3x9x9x20 3x3x3x3x16": "If it is 3x3x3 with O = 16 (DHWIO), use --filter-format DHWIO",

@@ -430,7 +430,7 @@ class Device:
             figures = CARDS[card]
             return Device.of_capability(card, figures.capability, figures.multiprocessors)
         for card, _ in _words_in(text, OLD_CARDS):
-            return Device.of_capability(card, OLD_CARDS[card])  # raises an error
+            return Device.of_capability(text, OLD_CARDS[card])  # raises an error
         described = _described_card(text)
         match = _ARCHITECTURE.fullmatch(text.partition(",")[0].strip())
         if match is None or (described is None and "," in text):

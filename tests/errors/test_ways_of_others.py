@@ -84,6 +84,7 @@ COMMANDS = {
     "shapes --kernel-size 3": "Use --filter",
     "shapes --kernel 3": "Use --filter",
     "shapes --layout NHWC": "Use --data-format",
+    "plan 1x3x9x9 4x3x3x3 --device 'GTX 1080 Ti'": "GTX 1080 Ti has 6.1",
     # shapes
     "shapes Nx5xHx8 2x5x3x3": "every size of --input must be a number: got 'Nx5xHx8'. Write "
     "a number instead of N and H",

@@ -18,6 +18,10 @@ Each method has a module in cupyconv/cpu/:
 - loops: sums over shifted pixels, for layers with few channels per group; without Numba, only for
   depthwise layers.
 
+``scattered`` and ``patches`` are chosen for few of 400 random float32 layers (forward and dx, two
+cores): with Numba for 29 passes, which take 1.4 times as long by the next method (geometric mean;
+at most 3.7 times), and without Numba for 130 passes, which take 1.8 times as long (at most 14).
+
 No method transforms its operands to save products, as Winograd's minimal filtering and the FFT do.
 A transform adds inputs of different results to each other, so the rounding error of a large input
 would reach results that do not depend on this input.

@@ -191,13 +191,14 @@ class Method:
 
 @dataclass(frozen=True)
 class _Pass:
-    """Pass as one or several correlations of a source with filters, assumed to be equal in size.
+    """Pass as one or several correlations of a source with filters, described by the largest.
 
     Attributes:
         channels, filters: channels and filters per group; exchanged in backprop_input.
         axes: spatial axes of each correlation, without unused parts.
         channels_last: whether the channels of a pixel are contiguous in memory.
         phases: number of correlations, one per stride phase.
+        share: (output, tap) pairs of a correlation relative to those of the largest, on average.
         itemsize: bytes of an element of the sums.
         dtype: dtype of the operands.
     """
@@ -209,6 +210,7 @@ class _Pass:
     axes: tuple[Axis, ...]
     channels_last: bool
     phases: int
+    share: float
     itemsize: int
     dtype: str
 
@@ -340,12 +342,15 @@ def most_loop_bytes(block_bytes: int, share: int) -> int:
 
 def _correlations_of(problem: ConvProblem, pass_: str) -> _Pass:
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
-    axes, count = [], 1
+    axes, count, share = [], 1, 1.0
     for axis in problem.axes:
         if pass_ == "backprop_input":
             rules = [used_part(rule) for rule, *_ in islice(phases(axis), SAMPLE)] or [Axis()]
             outputs = max(rule.outputs for rule in rules)
-            axes.append(max(rules, key=lambda rule: rule.taps).changed(outputs=outputs))
+            largest = max(rules, key=lambda rule: rule.taps).changed(outputs=outputs)
+            pairs = sum(rule.outputs * rule.taps for rule in rules)
+            share *= pairs / (len(rules) * largest.outputs * largest.taps)
+            axes.append(largest)
             step = axis.stride // gcd(axis.stride, axis.dilation)
             count *= axis.output if by_window(axis) else min(step, axis.filter, axis.input)
         else:
@@ -360,6 +365,7 @@ def _correlations_of(problem: ConvProblem, pass_: str) -> _Pass:
         tuple(axes),
         problem.data_format.endswith("C"),
         count,
+        share,
         max(ITEMSIZE[problem.dtype], 4),  # 16-bit types are summed in float32
         problem.dtype,
     )
@@ -548,14 +554,14 @@ def _tiles_method(
     blocks: int,
     is_converted: bool,
 ) -> Method:
-    """Return the method ``tiles``, from the costs of one of the pass's equal correlations.
+    """Return the method ``tiles``, from the costs of the largest of the pass's correlations.
 
     Args:
         blocks: number of blocks in all correlations.
         is_converted: whether operands are copied before the loops read them.
     """
     # The rates are for two threads; a single block is computed by one.
-    factor = work.phases * (2 if blocks == 1 else 1)
+    factor = work.phases * work.share * (2 if blocks == 1 else 1)
     calls = PASS_CALLS + (CONVERSION_CALLS if is_converted else BLOCK_CALLS) * blocks
     return Method("tiles", summary, factor * operations, factor * elements, calls)
 
@@ -673,9 +679,9 @@ def _loops(work: _Pass, numba: bool) -> Iterator[Method]:
 def _method(
     work: _Pass, name: str, summary: str, operations: float, elements: float, calls: float
 ) -> Method:
-    """Return a method of a pass, from the costs of one of the pass's equal correlations."""
-    count = work.phases
-    return Method(name, summary, count * operations, count * elements, count * calls)
+    """Return a method of a pass, from the costs of the largest of the pass's correlations."""
+    size = work.phases * work.share
+    return Method(name, summary, size * operations, size * elements, work.phases * calls)
 
 
 def _short_runs(work: _Pass) -> float:

@@ -229,3 +229,14 @@ def test_planned_work_of_random_layers_is_near_the_best(seed, work):
     rng = np.random.default_rng(seed)
     for _ in range(3):
         require_little_work(work, hostile_layer(rng))
+
+
+def test_estimates_count_the_taps_of_each_stride_phase(work, monkeypatch):
+    """Of seven taps with stride 6, one phase of an axis has two and five have one."""
+    monkeypatch.setattr(choice, "has_numba", lambda: True)
+    problem = ConvProblem((8, 8, 20, 20, 20), (16, 8, 7, 7, 7), stride=6, padding=3)
+    shapes = (problem.input_shape, problem.filter_shape, problem.output_shape, problem.bias_shape)
+    data = Data(*(np.zeros(shape, np.float32) for shape in shapes))
+    found = {method.name: method for method in choice.methods(problem, "backprop_input")}
+    counted = seconds(work, problem, "backprop_input", "tiles", data)
+    assert found["tiles"].microseconds <= 2e6 * counted

@@ -19,7 +19,7 @@ import click
 
 from cupyconv import ConvError, ConvProblem
 from cupyconv.cli import output, paths
-from cupyconv.errors import Names, require_word, shown, unknown_word
+from cupyconv.errors import Names, require_word, shown, similar_argument, unknown_word
 from cupyconv.explaining import transposed
 from cupyconv.explaining.shapes import one
 from cupyconv.explaining.terms import CONVOLUTION_NAMES
@@ -164,6 +164,9 @@ class Layer:
             )
         problem = offering(partial(named_problem, _TRANSPOSED_NAMES), _TRANSPOSED_NAMES, given)
         shapes = {"input_shape": problem.output_shape, "output_shape": y}
+        if self.arguments.keys() & {"output_padding", "output_shape"}:
+            given = {**self.arguments, "input_shape": problem.output_shape}
+            replace(self, arguments=given).require_output(y)
         return replace(self, arguments={**rules, "transposed": True, **shapes})
 
     def output_padding(self, problem: ConvProblem) -> tuple[int, ...]:
@@ -266,7 +269,7 @@ def _integers(
 
 
 class UnknownBatch(tuple[int, ...]):
-    """A shape that was written with a name, such as N, as its batch size, which is read as 1."""
+    """A shape that was written with a name or ? as its batch size, which is read as 1."""
 
 
 def read_shape(what: str, value: Any, *, has_batch: bool = True) -> tuple[int, ...]:
@@ -281,7 +284,7 @@ def read_shape(what: str, value: Any, *, has_batch: bool = True) -> tuple[int, .
     if not isinstance(value, str):
         return tuple(_integers(what, value, rule, example))
     text = _bare(value)
-    names = [word for word in _sizes(text) if word.isalpha()]
+    names = [word for word in _sizes(text) if word.isalpha() or word == "?"]
     if has_batch and len(names) == 1 and text.startswith(names[0]):
         sizes = text.replace(names[0], "1", 1)
         return UnknownBatch(_integers(what, sizes, rule, example))
@@ -303,7 +306,8 @@ def _sizes(text: str) -> list[str]:
     """Return the sizes in a shape, as text; none if the text does not have the form of a shape."""
     sizes = re.split("[xX,]", _bare(text))
     known = [size for size in sizes if size.isdecimal()]
-    return sizes if len(sizes) > 1 and known and all(map(str.isalnum, sizes)) else []
+    is_shape = len(sizes) > 1 and known and all(size.isalnum() or size == "?" for size in sizes)
+    return sizes if is_shape else []
 
 
 def _bare(text: str) -> str:
@@ -913,7 +917,18 @@ def _layer(where: str, table: Mapping[str, Any]) -> Layer:
             "it is empty",
             'Write lines such as input = "1x5x5x3" and filter = "3x3x3x4"',
         )
+    meant = {"x": "input", "w": "filter", **{each: key for key, (each, _) in _READERS.items()}}
     for key in table:
+        if key in _READERS or key in _LABELS:
+            continue
+        if isinstance(table[key], dict):
+            raise ConvError(
+                f"several layers in {where} must be a list of tables",
+                f"got a table {shown(key)}",
+                f"Write [[layer]] and name = {key!r} in TOML, or a list in JSON",
+            )
+        if similar := similar_argument(key, meant):
+            raise ConvError(f"unknown key in {where}", shown(key), f"Use {meant[similar]!r}")
         require_word(f"key in {where}", key, (*_READERS, *_LABELS))
     labels = {key: _text(f"{key} in {where}", table[key]) for key in _LABELS if key in table}
     arguments = {

@@ -78,6 +78,11 @@ class Finish(NamedTuple):
     bias: str = "none"
     activation: str | None = None
 
+    @property
+    def is_fitted(self) -> bool:
+        """Whether the scale or the bias is chosen to fit the result."""
+        return self.scale != 1 or self.bias == "fitted"
+
 
 PLAIN = Finish()
 """No step after the sum of products."""

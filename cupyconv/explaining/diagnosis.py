@@ -25,7 +25,7 @@ from cupyconv.explaining.conventions import (
     span,
     usual_conjugation,
 )
-from cupyconv.explaining.search import LEAST_EVIDENCE, LEVELS, Comparison, Search
+from cupyconv.explaining.search import LEAST_EVIDENCE, LEVELS, ROUNDINGS, Comparison, Search
 from cupyconv.explaining.shapes import listed
 from cupyconv.explaining.terms import counted_large, indexed, plain
 from cupyconv.formats import SPATIAL_AXES
@@ -479,7 +479,7 @@ class Finding:
             return f"No convention that was tried gives these values of {result}"
         changes = [f"{key} {new}" for key, (_, new) in self.differences.items()]
         if self.is_rough:
-            changes.append(f"precision {self.rounding or self.fits[0].level.name}")  # type: ignore[union-attr]
+            changes.append(f"precision {self.rounding or self.format or self.fits[0].level.name}")  # type: ignore[union-attr]
         if self.verdict == "other":
             return f"Another convention gives these values of {result}: {', '.join(changes)}"
         if self.degenerate or not changes:
@@ -495,6 +495,17 @@ class Finding:
         return self.search.rounding(self.fits[0]) if self.fits and self.is_rough else ""
 
     @cached_property
+    def format(self) -> str:
+        """Format of the result's numbers, if that explains the differences; else ""."""
+        level = self.fits[0].level if self.is_rough else None
+        values = self.search.tensors[self.result]
+        if level is None or values.dtype.kind == "c":
+            return ""
+        names = [n for n in ("bfloat16", "float16") if level.name.startswith(("float16", n))]
+        with np.errstate(all="ignore"):
+            return next((n for n in names if (ROUNDINGS[n](values) == values).all()), "")
+
+    @cached_property
     def precision(self) -> str:
         """Sentence on the precision of the agreement, and on its cause."""
         best = self.fits[0]
@@ -506,16 +517,15 @@ class Finding:
         if level.roundoff == 0:
             return f"All {compared}{part} are exactly equal."
         text = (
-            f"All {compared}{part} agree up to {level.name} rounding; the largest difference is "
-            f"{best.largest:.2g}, at {indexed(self.result, best.worst)}."
+            f"All {compared}{part} agree up to {self.format or level.name} rounding; the largest "
+            f"difference is {best.largest:.2g}, at {indexed(self.result, best.worst)}."
         )
         if not self.is_rough:
             return text
         if self.rounding:
             return f"{text} The operands were rounded to {self.rounding}."
-        values = self.search.tensors[self.result]
-        if level.name.startswith("float16") and _is_float16(values):
-            return f"{text} The values of {self.result} are float16 numbers."
+        if self.format:
+            return f"{text} The values of {self.result} are {self.format} numbers."
         cause = "TF32 or float16" if level.name.startswith("float16") else level.name
         return f"{text} Arithmetic in {cause} gives differences of this size."
 
@@ -789,13 +799,6 @@ def _number(value: complex) -> str:
     if isinstance(value, complex):
         return f"({value:.7g})"
     return f"{value:.9g}"
-
-
-def _is_float16(values: np.ndarray) -> bool:
-    if values.dtype.kind == "c":
-        return False
-    with np.errstate(all="ignore"):
-        return bool((values.astype(np.float16).astype(values.dtype) == values).all())
 
 
 def _quiet_format(resolve: Callable[..., str], *arguments: Any) -> str:

@@ -265,6 +265,14 @@ class Search:
             for fit in self.fits
             if fit.level and LEVELS.index(fit.level) <= max(finest, self.usual)
         ]
+        # Wherever plain sums fit roughly, fitted ones do, too: they count if they are much closer.
+        errors = [fit.error for fit in self.fits if not fit.convention.finish.is_fitted]
+        if finest > self.usual and errors:
+            self.fits = [
+                fit
+                for fit in self.fits
+                if not fit.convention.finish.is_fitted or 2 * fit.error < min(errors)
+            ]
         self.fits.sort(key=lambda fit: self.distance(fit.convention))
 
     @property
@@ -312,6 +320,8 @@ class Search:
             return None
         self._seen.add(same)
         comparison = self.compare(convention)
+        if any(fit.convention == comparison.convention for fit in self.fits):
+            return None  # a fitted scale of 1
         level = comparison.level
         is_rough = level is not None and LEVELS.index(level) > self.usual
         if level is not None and is_rough and self.evidence(level) < LEAST_EVIDENCE:

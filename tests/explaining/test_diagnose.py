@@ -438,6 +438,14 @@ def test_rounded_operands_are_recognised(rounded, word):
     assert not finding.differences
 
 
+def test_result_of_bfloat16_numbers_is_recognised():
+    y = to_bfloat16(cupyconv.conv_forward(to_bfloat16(X), to_bfloat16(W), padding=1))
+    finding = only(x=X, w=W, y=y, padding=1)
+    assert "precision bfloat16" in finding.headline
+    assert "are bfloat16 numbers" in finding.precision
+    assert len(finding.fits) == 1
+
+
 def test_precision_is_that_of_the_values():
     exact = {"x": X.astype("float64"), "w": W.astype("float64")}
     parts = [{"x": exact["x"][:, c], "w": exact["w"][:, c]} for c in (slice(1), slice(1, None))]

@@ -180,6 +180,12 @@ def test_json_has_the_layers_own_shapes():
     assert gives == {"forward": "dx", "backprop_input": "y", "backprop_filter": "dw"}
 
 
+@pytest.mark.parametrize("option", ["--output-padding=0", "--output-shape=1x3x7x7"])
+def test_shape_of_dy_that_contradicts_an_option_is_rejected(option):
+    words = ("--filter", "4x3x3x3", "--stride", "2", "--transposed", "--dy", "1x3x8x8")
+    assert "the result is 1x3x7x7" in refused("shapes", *words, option)
+
+
 def test_toml_describes_transposed_layers(tmp_path):
     file = tmp_path / "up.toml"
     file.write_text(

@@ -96,7 +96,7 @@ def family_call(impl, pass_):
 def copying_call(pass_):
     """Return a call with channels-first operands, of which cuda-gather copies the first."""
     problem = FAMILY_CASES[0].problem.replace(dtype="float16")
-    plan = plan_with(problem, "cuda-gather", current_device(), splits=3, method=1)
+    plan = plan_with(problem, "cuda-gather", current_device(), splits=3, copies=1)
     return planned_call(plan, pass_)
 
 

@@ -262,9 +262,11 @@ def test_measured_plan_is_returned_without_lock(gpu, monkeypatch):
 
 def test_candidate_name_contains_view_and_copies(gpu):
     candidate, *_ = measuring.candidates_of(request(), "auto")
-    copying = replace(candidate, view="x and dy exchanged", copies=("y", "x"))
-    plain, name = map(measuring._name, (candidate, copying))
-    assert name == f"{plain} (x and dy exchanged, dy and x copied)"
+    names = [
+        measuring._name(replace(candidate, view=view, copies=copies))
+        for view, copies in (("", ()), ("x and dy exchanged", ("y", "x")))
+    ]
+    assert names[1] == f"{names[0]} (x and dy exchanged, dy and x copied)"
 
 
 def test_choice_outlives_the_process(gpu, own_cache):

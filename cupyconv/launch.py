@@ -5,6 +5,7 @@ Kernel families compute launches without a GPU; ``gpu.runtime`` loads the kernel
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,11 @@ STORAGE = {
 }
 ROLES = ("x", "w", "y", "bias", "add", "workspace")
 """Roles of the arrays that launches use.  A gradient has the role of its tensor: dx is "x"."""
+
+
+def operand_names(roles: Sequence[str]) -> str:
+    """Return the operands as text for a plan, such as "dy and w"."""
+    return " and ".join("dy" if role == "y" else role for role in roles)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from cupyconv.errors import ConvError, KernelCompileError
 from cupyconv.gpu import capture
 from cupyconv.kernels.cost import duration
 from cupyconv.kernels.generic import CUDA_GENERIC
+from cupyconv.launch import operand_names
 from cupyconv.planning import PassPlan, Request
 from cupyconv.planning.plan import AUTO, contenders
 
@@ -112,11 +113,13 @@ def _look_up(request: Request, impl: str, run: Run, load: Load) -> PassPlan:
 
 
 def _name(candidate: PassPlan) -> str:
-    """Return a candidate's implementation, tile, splits and method as text."""
+    """Return a candidate's implementation and choices as text."""
     tile = f" {candidate.tile}" if candidate.tile else ""
     splits = f" x {candidate.splits}" if candidate.splits > 1 else ""
-    method = f" ({candidate.method})" if candidate.method else ""
-    return f"{candidate.implementation}{tile}{splits}{method}"
+    copies = f"{operand_names(candidate.copies)} copied" if candidate.copies else ""
+    how = (candidate.view, copies, "frames divided" if candidate.divides_frames else "")
+    text = ", ".join(filter(None, how))
+    return f"{candidate.implementation}{tile}{splits}" + (f" ({text})" if text else "")
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def fits(
 
 
 def candidate_with(
-    request: Request, impl: str, tile: int | Tile = 0, splits: int = 1, method: int = 0
+    request: Request, impl: str, tile: int | Tile = 0, splits: int = 1, copies: int = 0
 ) -> Candidate:
     """Return a kernel family's candidate with these choices.
 
@@ -47,17 +47,17 @@ def candidate_with(
         tile: a block tile, or its index among the fitting tiles, modulo their number.  Families
             with tilings ignore it and use their best-ranked tiling.
         splits: number of splits; 1 is used if this number is illegal.
-        method: index of a method of cuda-gather, which says which operands are copied.
+        copies: index of the operands that cuda-gather copies, in COPIES.
     """
     family = FAMILIES[impl]
     ranked = family.candidates(request)
     fitting = list(dict.fromkeys(one.tile for one in ranked))
-    least = min((one.method for one in ranked), key=len)  # "" unless all candidates copy
+    least = min((one.copies for one in ranked), key=len)  # () unless all candidates copy
     choices = Choices(
         tile=fitting[tile % len(fitting)] if isinstance(tile, int) else tile,
         tiling=ranked[0].tiling,
         splits=splits,
-        method=list(gather.METHODS[request.pass_])[method] if method else least,
+        copies=gather.COPIES[request.pass_][copies] if copies else least,
     )
     found = family.candidate(request, choices)
     found = found or family.candidate(request, replace(choices, splits=1))
@@ -72,19 +72,19 @@ def plan_with(
     *,
     tile: int | Tile = 0,
     splits: int = 1,
-    method: int = 0,
+    copies: int = 0,
     **how: Any,
 ) -> Plan:
     """Return a plan whose passes a kernel family computes with these choices.
 
     Args:
         problem, device: as for ``cupyconv.plan``.
-        impl, tile, splits, method: as for ``candidate_with``.
+        impl, tile, splits, copies: as for ``candidate_with``.
         how: ``passes``, ``precision`` and ``strides``, as for ``plan_by``.
     """
 
     def choose(request: Request) -> Candidate:
-        return candidate_with(request, impl, tile, splits, method)
+        return candidate_with(request, impl, tile, splits, copies)
 
     return plan_by(choose, problem, impl, device, **how)
 
@@ -129,7 +129,7 @@ def pixels_of(tiling: direct.Tiling | patch.Tiling | toeplitz.Tiling) -> int:
 
 def plan_of_view(
     problem: ConvProblem,
-    name: str,
+    view: str,
     pass_: str,
     device: str | Device,
     impl: str = "cuda-gather",
@@ -141,14 +141,14 @@ def plan_of_view(
 
     Args:
         problem, device, impl, how: as for ``plan_with``.
-        name: beginning of the view's method.
+        view: name of the view.
         pass_: the pass; other passes are planned with "auto".
         number: rank of the candidate, modulo their number.
         splits: number of splits to change the candidate to; 0 keeps its number.
     """
 
     def choose(request: Request) -> Candidate:
-        found = [one for one in ranked_candidates(request, impl) if one.method.startswith(name)]
+        found = [one for one in ranked_candidates(request, impl) if one.view == view]
         chosen = found[number % len(found)]
         if not splits:
             return chosen
@@ -169,7 +169,7 @@ def plan_without_copies(problem: ConvProblem, impl: str, device: str | Device, *
 
     def choose(request: Request) -> Candidate:
         ranked = ranked_candidates(request, impl)
-        return next((one for one in ranked if not one.method), ranked[0])
+        return next((one for one in ranked if one.has_only("tile", "tiling", "splits")), ranked[0])
 
     return plan_by(choose, problem, impl, device, **how)
 

@@ -18,10 +18,7 @@ CODE = {".py", ".cu", ".cuh", ".cpp", ".h", ".c", ".js", ".toml"}
 
 FAMILY_PLACES = (
     "cupyconv/kernels/request.py",
-    "tests/emulator/cases.py",
-    "tests/kernels/test_ieee.py",
-    "tests/kernels/test_kernel_compile.py",
-    "tests/fuzz/drawing.py",
+    "tests/families.py",
     "notebooks/pictures.py",
     "notebooks/contributing/kernels.md",
 )

@@ -21,7 +21,7 @@ class Reference(Family):
 
     def candidate(self, request: Request, choices: Choices) -> Candidate | None:
         (candidate,) = self.candidates(request)
-        return candidate if _has_method_only(choices) and not choices.method else None
+        return candidate if choices.has_only() else None
 
     def reason(self, candidate: Candidate, note: str = "") -> str:
         return self.summary
@@ -44,7 +44,7 @@ class Numpy(Family):
         ]
 
     def candidate(self, request: Request, choices: Choices) -> Candidate | None:
-        if not _has_method_only(choices):
+        if not choices.has_only("method"):
             return None
         found = self.candidates(request, choices.method)
         return next((c for c in found if c.method == choices.method), None)
@@ -52,11 +52,6 @@ class Numpy(Family):
     def reason(self, candidate: Candidate, note: str = "") -> str:
         estimate = f"estimated {duration(candidate.microseconds)}"
         return f"{candidate.method}, {candidate.summary}: {estimate}"
-
-
-def _has_method_only(choices: Choices) -> bool:
-    """Return whether all choices except the method have their defaults."""
-    return (choices.tile, choices.tiling, choices.splits) == (None, None, 1)
 
 
 REFERENCE = Reference()

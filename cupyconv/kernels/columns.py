@@ -47,9 +47,6 @@ MOST_TIMES, SMALL_BYTES, LARGE_BYTES, MOST_BYTES = 8, 64 << 20, 512 << 20, 4 << 
 and y, SMALL_BYTES if that is more, or LARGE_BYTES if cuda-gather cannot compute the layer.  They
 must never take more than MOST_BYTES."""
 
-COPIED = "w arranged"
-"""Name of the method that first copies w, so that the columns have a constant stride."""
-
 _RESIDENT = {1: 4, 4: 2}
 """Resident blocks of the sum kernel per multiprocessor that registers allow, keyed by the number of
 terms that a thread loads together (counted)."""
@@ -249,11 +246,12 @@ class ColumnSums(Family):
         return [candidate for candidate in found if request.affords(candidate.workspace_bytes)]
 
     def candidate(self, request: Request, choices: Choices) -> Candidate | None:
-        product = CUDA_GATHER.candidate(
-            self._columns(request).request(request), replace(choices, method="")
-        )
-        found = product and self._with_sums(request, product)
-        return found if found and choices.method == found.method else None
+        columns = self._columns(request)
+        copied = columns.strides.copied
+        if not choices.has_only("tile", "splits", "copies") or choices.copies != copied:
+            return None
+        product = CUDA_GATHER.candidate(columns.request(request), replace(choices, copies=()))
+        return product and self._with_sums(request, product)
 
     def launches(
         self, request: Request, choices: Choices, epilogue: Epilogue = PLAIN, copied_w: bool = False
@@ -296,7 +294,7 @@ class ColumnSums(Family):
         return (*before, first, second)
 
     def filter_form(self, request: Request, choices: Choices) -> FilterForm | None:
-        if choices.method != COPIED:
+        if not choices.copies:
             return None
         order: str = filter_formats(request.problem.spatial_rank)[2]
         if request.pass_ == "backprop_input":
@@ -324,21 +322,20 @@ class ColumnSums(Family):
             ),
             adding._replace(launches=0, further=1, copied=cost.moving(chip, workspace + result)),
         ]
-        summary, method = "", ""
         if columns.is_copied:
             size = _copied_bytes(request)
             demands.append(cost.further(chip, 2 * size))
             workspace = aligned(workspace) + size
-            summary, method = "w copied for its columns", COPIED
         return self.priced(
             request,
             cost.together(*demands),
-            summary=summary,
+            summary="copied for its columns",
+            copied=columns.strides.copied,
+            copies=columns.strides.copied,
             tile=product.tile,
             blocks=product.blocks,
             splits=product.splits,
             workspace_bytes=workspace,
-            method=method,
         )
 
 

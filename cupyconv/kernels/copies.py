@@ -65,11 +65,6 @@ def shape_of(problem: ConvProblem, role: str) -> tuple[int, ...]:
     return shapes[role]
 
 
-def operand_names(roles: Sequence[str]) -> str:
-    """Return the operands as text for a plan, such as "dy and w"."""
-    return " and ".join("dy" if role == "y" else role for role in roles)
-
-
 TILE = 64
 """Extent, in pixels and in channels, of the tile that a block of cuda/conv_arrange.cu copies."""
 

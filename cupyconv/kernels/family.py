@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from itertools import chain
 from typing import Any, ClassVar
@@ -18,11 +18,8 @@ from cupyconv.kernels.calibration import prices
 from cupyconv.kernels.device import CHIPS, Device
 from cupyconv.kernels.limits import Count, offset_counts
 from cupyconv.kernels.request import PLAIN, Epilogue, Implementation, Request
-from cupyconv.launch import FilterForm, Launch
+from cupyconv.launch import FilterForm, Launch, operand_names
 from cupyconv.problem import ITEMSIZE, ConvProblem
-
-DIVIDED = "frames divided"
-"""Last part of the names of methods that divide the frames of 3-D layers (frames.py)."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +77,11 @@ class Choices:
         splits: number of parts into which gemm_k or the pixels are divided.  Each part has its own
             partial sums, which a second launch adds up in a fixed order.
         workspace_bytes: bytes of device memory in addition to the tensors.
-        method: name of the algorithm in "numpy"; text that names the operands to copy first in
-            "cuda-gather" and "cuda-columns", and that says whether the frames of a 3-D layer are
-            divided (frames.py) in "cuda-gather" and the Hopper families; "" in all other families.
+        view: name of the view (views.py) that computes the pass; "" for the pass itself.
+        copies: operands that "cuda-gather" and "cuda-columns" copy before the product, each "x",
+            "w" or "y" for dy; () in all other families.
+        divides_frames: whether the frames of a 3-D layer are divided (frames.py).
+        method: name of the algorithm in "numpy"; "" in all other families.
     """
 
     tile: Tile | None = None
@@ -90,7 +89,16 @@ class Choices:
     blocks: int = 0
     splits: int = 1
     workspace_bytes: int = 0
+    view: str = ""
+    copies: tuple[str, ...] = ()
+    divides_frames: bool = False
     method: str = ""
+
+    def has_only(self, *names: str) -> bool:
+        """Return whether all other choices, except computed ones, have their defaults."""
+        free = {*names, "blocks", "workspace_bytes"}
+        others = (field for field in fields(Choices) if field.name not in free)
+        return all(getattr(self, field.name) == field.default for field in others)
 
 
 @dataclass(frozen=True)
@@ -100,14 +108,15 @@ class Candidate(Choices):
     Attributes:
         family: the kernel family.
         microseconds: modelled time.
-        summary: text that ``plan`` prints: the algorithm on the CPU, the copies of operands on a
-            GPU.
+        summary: text that ``plan`` prints: the algorithm on the CPU, the kind of copies on a GPU.
+        copied: operands that a launch before the product copies or splits, as in ``copies``.
         demand: demand from which the time was modelled; None on the CPU.
     """
 
     family: Family
     microseconds: float
     summary: str = ""
+    copied: tuple[str, ...] = ()
     demand: cost.Demand | None = None
 
     def with_demand(self, request: Request, more: cost.Demand) -> Candidate:
@@ -190,9 +199,11 @@ class Family(ABC):
 
     def reason(self, candidate: Candidate, note: str = "") -> str:
         """Return the reason that ``plan`` prints; ``note`` is added after the estimated time."""
-        text = f"estimated {cost.duration(candidate.microseconds)}{note}: {self.summary}"
-        text += f"; {DIVIDED}" * candidate.method.endswith(DIVIDED)
-        return f"{text}; before it, {candidate.summary}" if candidate.summary else text
+        view = f", with {candidate.view}" if candidate.view else ""
+        text = f"estimated {cost.duration(candidate.microseconds)}{note}{view}: {self.summary}"
+        text += "; frames divided" if candidate.divides_frames else ""
+        names = operand_names(candidate.copied)
+        return f"{text}; before it, {names} {candidate.summary}" if names else text
 
     def priced(self, request: Request, demand: cost.Demand, **choices: Any) -> Candidate:
         """Return a candidate with the modelled time of its demand."""

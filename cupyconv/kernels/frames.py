@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import pairwise
 
-from cupyconv.kernels.family import DIVIDED
 from cupyconv.problem import ConvAxis, ConvProblem
 
 _MOST_PADDED = 1.1
@@ -22,27 +21,21 @@ Part = tuple[range, range]
 
 
 @lru_cache(maxsize=1024)
-def parts(problem: ConvProblem, pass_: str, method: str = "") -> tuple[tuple[Part, ...], ...]:
+def parts(problem: ConvProblem, pass_: str, divided: bool = False) -> tuple[tuple[Part, ...], ...]:
     """Return the parts of each spatial axis: of the outputs in forward, else of the inputs.
 
     Args:
         problem: the problem.
         pass_: "forward", in which an axis is one part, or "backprop_input", in which the parts are
             the stride phases.
-        method: name of the method.  If it ends with DIVIDED, the first axis has a part for each run
-            of frames that the same taps read.
+        divided: whether the first axis has a part for each run of frames that the same taps read.
     """
     whole = tuple(_whole(axis, pass_) for axis in problem.axes)
-    if not method.endswith(DIVIDED):
+    if not divided:
         return whole
     axis = problem.axes[0]
     read = axis.outputs_of_tap if pass_ == "forward" else axis.inputs_of_tap
     return (tuple(run for part in whole[0] for run in _runs(*part, read)), *whole[1:])
-
-
-def undivided(method: str) -> str:
-    """Return the name of a method without DIVIDED."""
-    return method.removesuffix(DIVIDED).removesuffix(", ")
 
 
 @lru_cache(maxsize=1024)

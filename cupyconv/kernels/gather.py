@@ -21,7 +21,6 @@ from cupyconv.kernels.copies import (
     arrange,
     arranged,
     copy_bytes,
-    operand_names,
     shape_of,
 )
 from cupyconv.kernels.device import RESERVED_SHARED, Device
@@ -239,7 +238,7 @@ class Gather(Tiled):
 
     def counts(self, request: Request) -> Iterator[Count]:
         yield from extent_counts(request.problem)
-        gemms, tiles = self.gemms(request, _divisions(request)[-1]), self.fitting_tiles(request)
+        gemms, tiles = self.gemms(request, _divides_frames(request)), self.fitting_tiles(request)
         most = max(sum(t.blocks(g.gemm_m, g.gemm_n) * g.groups for g in gemms) for t in tiles)
         yield Count("blocks", most, MOST_BLOCKS)
 
@@ -255,9 +254,9 @@ class Gather(Tiled):
     def candidates(self, request: Request) -> list[Candidate]:
         return [
             candidate
-            for method, of_product in worthwhile_methods(request)
+            for of_product in worthwhile_products(request)
             for products in (self.products(of_product), self._divided(of_product))
-            for candidate in _with_copies(products, of_product, request, method)
+            for candidate in _with_copies(products, of_product, request)
         ]
 
     def products(self, request: Request) -> list[Candidate]:
@@ -266,30 +265,26 @@ class Gather(Tiled):
 
     def _divided(self, request: Request) -> list[Candidate]:
         """Return the candidates that divide the frames and copy no operands."""
-        tiles = self.worthwhile_tiles(request)
-        methods = _divisions(request)[1:]
-        return [
-            one for m in methods for tile in tiles for one in self.costed(request, tile, [1], m)
-        ]
+        tiles = self.worthwhile_tiles(request) if _divides_frames(request) else []
+        return [one for tile in tiles for one in self.costed(request, tile, [1], True)]
 
     def candidate(self, request: Request, choices: Choices) -> Candidate | None:
-        method = frames.undivided(choices.method)
-        if method not in METHODS[request.pass_]:
+        if choices.copies not in COPIES[request.pass_]:
             return None
-        of_product = _product_request(request, method)
-        found = super().candidate(of_product, replace(choices, method=""))
-        if choices.method.endswith(frames.DIVIDED):
+        of_product = _product_request(request, choices.copies)
+        found = super().candidate(of_product, replace(choices, copies=(), divides_frames=False))
+        if choices.divides_frames:
             same = (one for one in self._divided(of_product) if one.tile == choices.tile)
             found = next(same, None) if found and choices.splits == 1 else None
-        return _with_copies([found], of_product, request, method)[0] if found else None
+        return _with_copies([found], of_product, request)[0] if found else None
 
-    def gemms(self, request: Request, method: str = "") -> tuple[GemmView, ...]:
+    def gemms(self, request: Request, divided: bool = False) -> tuple[GemmView, ...]:
         problem = request.problem
         if request.pass_ != "backprop_input":
             return super().gemms(request)
-        if not method:
+        if not divided:
             return problem.phase_gemms
-        phases = product(*frames.parts(problem, request.pass_, method))
+        phases = product(*frames.parts(problem, request.pass_, divided))
         return tuple(map(problem.phase_gemm, phases))
 
     def most_splits(self, request: Request) -> int:
@@ -311,8 +306,8 @@ class Gather(Tiled):
         found = sorted({-(-steps // -(-steps // splits)) for splits in wanted if splits > 1})
         return [1, *found]
 
-    def further_launches(self, request: Request, method: str) -> int:
-        return phase_launches(request.problem, request.pass_, method) - 1
+    def further_launches(self, request: Request, divided: bool) -> int:
+        return phase_launches(request.problem, request.pass_, divided) - 1
 
     def block(self, request: Request, tile: Tile) -> tuple[int, cost.Work, cost.Work]:
         stored = cost.RESULT_WAVEFRONTS * tile.block_m * tile.block_n / 32
@@ -325,12 +320,12 @@ class Gather(Tiled):
         import numpy as np
 
         pass_, split = request.pass_, choices.splits > 1
-        of_product = _product_request(request, choices.method)
+        of_product = _product_request(request, choices.copies)
         offset = aligned(choices.splits * self.split_bytes(request)) if split else 0
         before, operands = _operand_copies(request, of_product, offset, copied_w)
         products = [
             product_launch(of_product, choices, operands, epilogue, partial=split, number=number)
-            for number in range(phase_launches(request.problem, pass_, choices.method))
+            for number in range(phase_launches(request.problem, pass_, choices.divides_frames))
         ]
         if not split:
             return (*before, *products)
@@ -352,7 +347,7 @@ class Gather(Tiled):
         return (*before, product, reduction)
 
     def filter_form(self, request: Request, choices: Choices) -> FilterForm | None:
-        of_product = _product_request(request, choices.method)
+        of_product = _product_request(request, choices.copies)
         if "w" not in of_product.memory.copied:
             return None
         copied = of_product.problem
@@ -371,13 +366,11 @@ OPERANDS = {
 """Names of the operands A and B, by pass."""
 
 
-def _methods(operands: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    subsets = [roles for count in (1, 2) for roles in combinations(operands, count)]
-    return {"": (), **{f"{operand_names(roles)} arranged": roles for roles in subsets}}
-
-
-METHODS = {pass_: _methods(operands) for pass_, operands in OPERANDS.items()}
-"""Names of the operands to copy with channels last before the product, keyed by pass and method."""
+COPIES = {
+    pass_: tuple(roles for count in range(3) for roles in combinations(operands, count))
+    for pass_, operands in OPERANDS.items()
+}
+"""Sets of operands that may be copied with channels last before the product, by pass."""
 
 
 def copied_bytes(request: Request) -> int:
@@ -392,12 +385,11 @@ def aligned(size: int) -> int:
     return _multiple(size, PIECE_BYTES)
 
 
-def _product_request(request: Request, method: str) -> Request:
-    """Return the request for a method's product, which reads the method's copies.
+def _product_request(request: Request, roles: tuple[str, ...]) -> Request:
+    """Return the request for a product that reads copies of some operands.
 
     The workspace limit is reduced by the size of the copies.
     """
-    roles = METHODS[request.pass_][frames.undivided(method)]
     if not roles:
         return request
     problem, strides = arranged(request.problem, request.memory, roles)
@@ -409,43 +401,43 @@ def _product_request(request: Request, method: str) -> Request:
     return replace(product, workspace_limit=left)
 
 
-def worthwhile_methods(request: Request) -> Iterator[tuple[str, Request]]:
-    """Yield the methods within the workspace limit, with the requests of their products.
+def worthwhile_products(request: Request) -> Iterator[Request]:
+    """Yield the requests of products, first without copies, then with copies of some operands.
 
-    All copies of a method allow wider vector loads than the method without the copy.
+    The copies fit the workspace limit.  Each allows wider vector loads than its operand.
     """
     pass_, itemsize = request.pass_, ITEMSIZE[request.problem.dtype]
-    yield "", request
+    yield request
     own = accesses(pass_, request.problem, request.memory)
     if own.a.vector == own.b.vector == PIECE_BYTES // itemsize:
         return
     vectors: dict[tuple[str, ...], dict[str, int]] = {}
-    for method, roles in METHODS[pass_].items():
-        of_product = _product_request(request, method)
+    for roles in COPIES[pass_]:
+        of_product = _product_request(request, roles)
         found = accesses(pass_, of_product.problem, of_product.memory)
         names = OPERANDS[pass_]
         vectors[roles] = dict(zip(names, (found.a.vector, found.b.vector), strict=True))
         others = {role: tuple(other for other in roles if other != role) for role in roles}
         wider = all(vectors[roles][role] > vectors[others[role]][role] for role in roles)
         if roles and wider and request.affords(copied_bytes(of_product)):
-            yield method, of_product
+            yield of_product
 
 
 def _with_copies(
-    products: Sequence[Candidate], of_product: Request, request: Request, method: str
+    products: Sequence[Candidate], of_product: Request, request: Request
 ) -> list[Candidate]:
     """Return the candidates of a product, extended by the launch that copies its operands."""
-    if not method:
+    if of_product is request:
         return list(products)
-    size = copied_bytes(of_product)
+    size, roles = copied_bytes(of_product), of_product.memory.copied
     copying = cost.further(request.chip, 2 * size)
-    summary = f"{operand_names(of_product.memory.copied)} copied with channels last"
     return [
         replace(
             candidate.with_demand(request, copying),
             workspace_bytes=aligned(candidate.workspace_bytes) + size,
-            method=", ".join(filter(None, (method, candidate.method))),
-            summary=summary,
+            copies=roles,
+            copied=roles,
+            summary="copied with channels last",
         )
         for candidate in products
     ]
@@ -681,21 +673,19 @@ def phases_type(count: int) -> np.dtype:
     return np.dtype([("axis", axis, parameters.SPATIAL), ("step", *axes), ("phase", phase, count)])
 
 
-def _divisions(request: Request) -> list[str]:
-    """Return the methods of a product: whole stride phases and, if worthwhile, divided frames."""
+def _divides_frames(request: Request) -> bool:
+    """Return whether divided frames are worthwhile and within the limit of stride phases."""
     problem, pass_ = request.problem, request.pass_
-    if pass_ == "backprop_input" and frames.is_worthwhile(problem, pass_):
-        divided = frames.parts(problem, pass_, frames.DIVIDED)
-        if prod(map(len, divided)) <= MOST_PHASES:
-            return ["", frames.DIVIDED]
-    return [""]
+    if pass_ != "backprop_input" or not frames.is_worthwhile(problem, pass_):
+        return False
+    return prod(map(len, frames.parts(problem, pass_, True))) <= MOST_PHASES
 
 
-def phase_launches(problem: ConvProblem, pass_: str, method: str) -> int:
+def phase_launches(problem: ConvProblem, pass_: str, divided: bool) -> int:
     """Return the number of launches that compute the stride phases of a pass."""
     if pass_ != "backprop_input":
         return 1
-    return -(-prod(map(len, frames.parts(problem, pass_, method))) // MAX_PHASES)
+    return -(-prod(map(len, frames.parts(problem, pass_, divided))) // MAX_PHASES)
 
 
 def _phases(problem: ConvProblem, pass_: str, choices: Choices, number: int = 0) -> np.ndarray:
@@ -713,7 +703,7 @@ def _phases(problem: ConvProblem, pass_: str, choices: Choices, number: int = 0)
         record["axis"] = [tap_axis(dilation) for dilation in spatial(problem.dilation)]
         record["phase"]["end"] = choices.blocks // problem.groups
         return record
-    listed = list(product(*frames.parts(problem, pass_, choices.method)))
+    listed = list(product(*frames.parts(problem, pass_, choices.divides_frames)))
     listed.sort(key=lambda phase: -prod(len(taps) for _, taps in phase))
     listed = listed[MAX_PHASES * number : MAX_PHASES * (number + 1)]
     record = np.zeros(1, phases_type(1 << (len(listed) - 1).bit_length()))

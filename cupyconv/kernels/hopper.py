@@ -27,7 +27,6 @@ from cupyconv.kernels.copies import (
     band_strides,
     copy_bytes,
     copy_strides,
-    operand_names,
     permuted,
     pitch,
     reordered,
@@ -147,13 +146,13 @@ def has_taps(traversal: Traversal) -> bool:
 
 
 @lru_cache(maxsize=256)
-def traversals(problem: ConvProblem, pass_: str, method: str = "") -> tuple[Traversal, ...]:
+def traversals(problem: ConvProblem, pass_: str, divided: bool = False) -> tuple[Traversal, ...]:
     """Return TMA's traversals in a pass: one per non-empty part (frames.py) of the spatial axes.
 
     Traversals with the most taps come first, so that the last tiles on the chip are short.
     """
     walk_of = _phase if pass_ == "backprop_input" else _window
-    found = zip(problem.axes, frames.parts(problem, pass_, method), strict=True)
+    found = zip(problem.axes, frames.parts(problem, pass_, divided), strict=True)
     traversals_ = product(
         *([walk_of(axis, *part) for part in parts if part[0]] for axis, parts in found)
     )
@@ -217,14 +216,14 @@ def windows(problem: ConvProblem, line: int) -> int:
 
 
 def matrices(
-    problem: ConvProblem, pass_: str, tile: Tile, splits: int, method: str = ""
+    problem: ConvProblem, pass_: str, tile: Tile, splits: int, divided: bool = False
 ) -> list[tuple[int, int, int]]:
     """Return the rows and columns of a group's matrix C, and the steps along k, per traversal.
 
     A step multiplies one line along k.  In the filter gradient, the channels of each tap are padded
     to whole lines.
     """
-    found = list(_matrices_of(problem, pass_, tile.block_k, method))
+    found = list(_matrices_of(problem, pass_, tile.block_k, divided))
     if pass_ == "backprop_filter" and not has_window_rows(problem, tile, splits):
         ((rows, columns, steps),) = found
         return [(columns, rows, steps)]
@@ -233,7 +232,7 @@ def matrices(
 
 @lru_cache(maxsize=256)
 def _matrices_of(
-    problem: ConvProblem, pass_: str, line: int, method: str
+    problem: ConvProblem, pass_: str, line: int, divided: bool
 ) -> tuple[tuple[int, int, int], ...]:
     """Return ``matrices`` for lines of ``line`` elements, with windows as rows."""
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
@@ -247,7 +246,7 @@ def _matrices_of(
             columns,
             prod([axis.taps for axis in traversal]) * -(-summed // line),
         )
-        for traversal in traversals(problem, pass_, method)
+        for traversal in traversals(problem, pass_, divided)
     )
 
 
@@ -724,22 +723,21 @@ def takes_turns(tile: Tile) -> bool:
 
 
 def _matrices(
-    request: Request, tile: Tile, splits: int, method: str = ""
+    request: Request, tile: Tile, splits: int, divided: bool = False
 ) -> list[tuple[int, int, int]]:
     """Return ``matrices`` of a request, in the layout that the tile reads."""
-    return matrices(layout_of(request, tile).problem, request.pass_, tile, splits, method)
+    return matrices(layout_of(request, tile).problem, request.pass_, tile, splits, divided)
 
 
-def _methods(request: Request, tile: Tile) -> list[str]:
-    """Return the methods: the whole pass, and divided frames if the kernel can take their
-    traversals."""
+def _divisions(request: Request, tile: Tile) -> list[bool]:
+    """Return whether frames may be divided: False and, if the kernel takes the traversals, True."""
     problem, pass_ = request.problem, request.pass_
     if tile.defines["PLANAR"] or not frames.is_worthwhile(problem, pass_):
-        return [""]
-    divided = traversals(problem, pass_, frames.DIVIDED)
+        return [False]
+    divided = traversals(problem, pass_, True)
     least = _CORNERS[problem.spatial_rank][0]
     fits = len(divided) <= MAX_MAPS and all(traversal[0].upper >= least for traversal in divided)
-    return ["", frames.DIVIDED] if fits else [""]
+    return [False, True] if fits else [False]
 
 
 def _empty(request: Request, tile: Tile) -> float:
@@ -1197,19 +1195,19 @@ class Persistent(Family):
 
     passes: ClassVar[int] = 1
 
-    def before(self, request: Request, tile: Tile) -> tuple[float, int, str]:
-        """Return the moved bytes, workspace bytes and summary of copies before the product."""
+    def before(self, request: Request, tile: Tile) -> tuple[float, int, tuple[str, ...], str]:
+        """Return the moved bytes, workspace bytes, operands and kind of the copies."""
         layout = layout_of(request, tile)
         last = "images and bands of rows" if has_bands(layout.problem) else "channels"
-        summary = f"{operand_names(layout.copied)} copied with {last} last" if layout.copied else ""
-        return 2 * layout.copied_bytes, layout.copied_bytes, summary
+        copied = layout.copied_bytes
+        return 2 * copied, copied, layout.copied, f"copied with {last} last"
 
     def count_of_tiles(self, request: Request) -> Count:
         """Return the number of tiles and its limit, for the tile size that gives the most tiles."""
         most = max(
             sum(tile_count(tile, rows, columns) for rows, columns, _ in found)
             for tile in self.fitting_tiles(request)
-            for found in (_matrices(request, tile, 1, one) for one in _methods(request, tile))
+            for found in (_matrices(request, tile, 1, one) for one in _divisions(request, tile))
         )
         return Count("tiles", most * request.problem.groups, most_tiles(request))
 
@@ -1217,20 +1215,21 @@ class Persistent(Family):
         return [
             candidate
             for tile in self.fitting_tiles(request)
-            for method in _methods(request, tile)
+            for divided in _divisions(request, tile)
             for candidate in self._costed(
-                request, tile, [1] if method else self._splits(request, tile), method
+                request, tile, [1] if divided else self._splits(request, tile), divided
             )
         ]
 
     def candidate(self, request: Request, choices: Choices) -> Candidate | None:
-        tile, splits, method = choices.tile, choices.splits, choices.method
-        if choices.tiling or tile not in self.fitting_tiles(request):
+        tile, splits, divided = choices.tile, choices.splits, choices.divides_frames
+        names = ("tile", "splits", "divides_frames")
+        if not choices.has_only(*names) or tile not in self.fitting_tiles(request):
             return None
         assert tile is not None
-        fits = 1 <= splits <= (1 if method else self._most_splits(request, tile))
-        fits &= method in _methods(request, tile)
-        return self._costed(request, tile, [splits], method)[0] if fits else None
+        fits = 1 <= splits <= (1 if divided else self._most_splits(request, tile))
+        fits &= divided in _divisions(request, tile)
+        return self._costed(request, tile, [splits], divided)[0] if fits else None
 
     def _splits(self, request: Request, tile: Tile) -> list[int]:
         """Return the numbers of splits to estimate: 1, and numbers that fill a few waves."""
@@ -1253,22 +1252,22 @@ class Persistent(Family):
         tiles = tile_count(tile, rows, columns) * request.problem.groups
         most = min(steps, most_tiles(request) // tiles)
         if request.workspace_limit is not None:
-            _, least, _ = self.before(request, tile)
+            _, least, *_ = self.before(request, tile)
             left = request.workspace_limit - least
             most = min(most, left // _split_bytes(request, tile))
         return max(most, 1)
 
     def _costed(
-        self, request: Request, tile: Tile, splits: Sequence[int], method: str
+        self, request: Request, tile: Tile, splits: Sequence[int], divided: bool
     ) -> list[Candidate]:
         """Return the candidates with a tile; times include copies and the reduction of splits."""
         problem, chip, places = request.problem, request.chip, request.chip.multiprocessors
-        moved, workspace, before = self.before(request, tile)
+        moved, workspace, copied, summary = self.before(request, tile)
         of_step, stored = self._work(request, tile)
         found = []
         for count in splits:
             tiles = steps = longest = 0
-            for rows, columns, steps_of_sum in _matrices(request, tile, count, method):
+            for rows, columns, steps_of_sum in _matrices(request, tile, count, divided):
                 here = tile_count(tile, rows, columns) * problem.groups
                 each = -(-steps_of_sum // count)
                 tiles += here
@@ -1281,18 +1280,19 @@ class Persistent(Family):
             demands = [kernel.demand(chip, problem.bytes + sums)]
             if count > 1:
                 demands.append(cost.further(chip, sums, count))
-            if before:
+            if copied:
                 demands.append(cost.further(chip, moved))
             found.append(
                 self.priced(
                     request,
                     cost.together(*demands) if len(demands) > 1 else demands[0],
-                    summary=before,
+                    summary=summary,
+                    copied=copied,
                     tile=tile,
                     blocks=tiles,
                     splits=count,
                     workspace_bytes=workspace + sums,
-                    method=method,
+                    divides_frames=divided,
                 )
             )
         return found
@@ -1320,8 +1320,8 @@ class Persistent(Family):
         assert tile is not None
         staged = stage(request, choices, copied_w)
         problem = staged.problem
-        traversals_ = traversals(problem, pass_, choices.method)
-        parts = matrices(problem, pass_, tile, splits, choices.method)
+        traversals_ = traversals(problem, pass_, choices.divides_frames)
+        parts = matrices(problem, pass_, tile, splits, choices.divides_frames)
         traversal = pack_traversal(problem, traversals_, tile, parts, splits)
         store, run = _store(staged, pass_, traversals_, splits, epilogue)
         maps = _maps(staged, pass_, tile, traversals_, splits)

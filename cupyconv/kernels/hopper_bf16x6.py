@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cupyconv.kernels.copies import ROLES_OF, copy_bytes, operand_names, shape_of
+from cupyconv.kernels.copies import ROLES_OF, copy_bytes, shape_of
 from cupyconv.kernels.family import Tile
 from cupyconv.kernels.hopper import (
     PLANES,
@@ -84,10 +84,10 @@ class HopperBf16x6(Persistent):
                 )
         return None
 
-    def before(self, request: Request, tile: Tile) -> tuple[float, int, str]:
-        planes, split = plane_bytes(request), operand_names(ROLES_OF[request.pass_][:-1])
+    def before(self, request: Request, tile: Tile) -> tuple[float, int, tuple[str, ...], str]:
+        planes = plane_bytes(request)
         moved = planes * 5 / 3  # per element, 4 bytes are read and 3 x 2 bytes are written
-        return moved, planes, f"{split} split into planes"
+        return moved, planes, ROLES_OF[request.pass_][:-1], "split into planes"
 
 
 class ViewedHopperBf16x6(Viewed, HopperBf16x6):

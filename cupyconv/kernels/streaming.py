@@ -180,9 +180,9 @@ class Streaming(Family, Generic[AnyGeometry]):
 
     def candidate(self, request: Request, choices: Choices) -> Candidate | None:
         tiling, splits, blocks = choices.tiling, choices.splits, choices.blocks
-        if choices.tile is not None or choices.method:
+        if not choices.has_only("tiling", "splits") or not isinstance(tiling, self.tiling):
             return None
-        if not isinstance(tiling, self.tiling) or not self.is_legal(request, tiling):
+        if not self.is_legal(request, tiling):
             return None
         if request.pass_ == "backprop_filter":
             fits = 1 <= splits <= MOST_CHUNKS and blocks == 0

@@ -19,8 +19,8 @@ class Tiled(Family):
     def block(self, request: Request, tile: Tile) -> tuple[int, cost.Work, cost.Work]:
         """Return the resident blocks per SM, and the work per element of k and per block."""
 
-    def gemms(self, request: Request, method: str = "") -> tuple[GemmView, ...]:
-        """Return the matrix products of the pass with a method."""
+    def gemms(self, request: Request, divided: bool = False) -> tuple[GemmView, ...]:
+        """Return the matrix products of the pass, with or without divided frames."""
         return (request.problem.gemm(request.pass_),)
 
     def most_splits(self, request: Request) -> int:
@@ -56,13 +56,13 @@ class Tiled(Family):
 
     def candidate(self, request: Request, choices: Choices) -> Candidate | None:
         tile, splits = choices.tile, choices.splits
-        if choices.method or choices.tiling or tile not in self.fitting_tiles(request):
+        if not choices.has_only("tile", "splits") or tile not in self.fitting_tiles(request):
             return None
         assert tile is not None
         fits = 1 <= splits <= self.most_splits(request)
         return self.costed(request, tile, [splits])[0] if fits else None
 
-    def further_launches(self, request: Request, method: str) -> int:
+    def further_launches(self, request: Request, divided: bool) -> int:
         """Return the number of launches of the product after the first."""
         return 0
 
@@ -76,10 +76,10 @@ class Tiled(Family):
         return self.sums(request) * accumulator_bytes(request.problem)
 
     def costed(
-        self, request: Request, tile: Tile, splits: Sequence[int], method: str = ""
+        self, request: Request, tile: Tile, splits: Sequence[int], divided: bool = False
     ) -> list[Candidate]:
-        """Return the candidates with a tile and a method, one for each number of splits."""
-        chip, problem, gemms = request.chip, request.problem, self.gemms(request, method)
+        """Return the candidates with a tile, one for each number of splits."""
+        chip, problem, gemms = request.chip, request.problem, self.gemms(request, divided)
         blocks_of = [tile.blocks(gemm.gemm_m, gemm.gemm_n) * gemm.groups for gemm in gemms]
         depth_of = [-(-gemm.gemm_k // tile.block_k) * tile.block_k for gemm in gemms]
         blocks, places = sum(blocks_of), chip.multiprocessors
@@ -88,7 +88,7 @@ class Tiled(Family):
             longest = max(-(-n // places) * k for n, k in zip(blocks_of, depth_of, strict=True))
             depth = max(depth, longest / -(-blocks // places))
         resident, per_k, fixed = self.block(request, tile)
-        sums, further = self.sums(request), self.further_launches(request, method)
+        sums, further = self.sums(request), self.further_launches(request, divided)
         part, result = sums * accumulator_bytes(problem), sums * ITEMSIZE[problem.dtype]
         found = []
         for count in splits:
@@ -101,7 +101,7 @@ class Tiled(Family):
                 demand = cost.together(product, cost.further(chip, workspace + result, count))
             else:
                 demand = kernel.demand(chip, problem.bytes)._replace(further=further)
-            choices = {"tile": tile, "blocks": blocks, "method": method}
+            choices = {"tile": tile, "blocks": blocks, "divides_frames": divided}
             choices["workspace_bytes"] = workspace
             found.append(self.priced(request, demand, splits=count, **choices))
         return found

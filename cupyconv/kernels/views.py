@@ -31,9 +31,6 @@ FOLDED = "folded into channels"
 FEW = 32
 """Largest number of channels for which strides are folded into channels (hand-set)."""
 
-_SEPARATOR = "; "
-"""Text between the name of a view and the method with which the view is computed."""
-
 
 @dataclass(frozen=True)
 class View:
@@ -66,18 +63,17 @@ class View:
 
     def own(self, choices: Choices) -> Choices:
         """Return the choices for the view's request; ``choices`` are those for the pass."""
-        method = choices.method.removeprefix(self.name).removeprefix(_SEPARATOR)
-        return replace(choices, method=self._renamed(method))
+        return replace(choices, view="", copies=self._roles(choices.copies))
 
     def candidate(self, request: Request, own: Candidate) -> Candidate:
         """Return a candidate for the pass; ``own`` is the candidate for the view's request."""
-        method = _SEPARATOR.join(filter(None, (self.name, self._renamed(own.method))))
         if self.copied_bytes:
             own = own.with_demand(request, cost.further(request.chip, 2 * self.copied_bytes))
         return replace(
             own,
-            method=method,
-            summary=self._renamed(own.summary),
+            view=self.name,
+            copies=self._roles(own.copies),
+            copied=self._roles(own.copied),
             workspace_bytes=own.workspace_bytes + self.copied_bytes,
         )
 
@@ -105,10 +101,10 @@ class View:
         place = self.arrays.get(role, role)
         return (place, 0) if isinstance(place, str) else (place.role, place.offset)
 
-    def _renamed(self, text: str) -> str:
-        """Return a text about tensors of the view with the names of the arrays, or vice versa."""
-        names = {"x": "dy", "dy": "x"} if self.name == EXCHANGED else {}
-        return " ".join(names.get(word, word) for word in text.split(" "))
+    def _roles(self, own: Sequence[str]) -> tuple[str, ...]:
+        """Return the roles in the pass of tensors of the view, or vice versa."""
+        names = {"x": "y", "y": "x"} if self.name == EXCHANGED else {}
+        return tuple(names.get(role, role) for role in own)
 
 
 @lru_cache(maxsize=4096)
@@ -256,7 +252,7 @@ def views(request: Request) -> list[View]:
 
 
 class Viewed(Family):
-    """A family that also computes views.  The method of a view's candidate begins with its name."""
+    """A family that also computes views."""
 
     def refuses(self, request: Request) -> str | None:
         refusal = super().refuses(request)
@@ -306,11 +302,6 @@ class Viewed(Family):
             return super().filter_form(request, choices)
         return view.form() if view.form is not None else None
 
-    def reason(self, candidate: Candidate, note: str = "") -> str:
-        name, _, _ = candidate.method.partition(_SEPARATOR)
-        is_view = name.endswith((EXCHANGED, FOLDED))
-        return super().reason(candidate, f"{note}, with {name}" if is_view else note)
-
     def _supported(self, request: Request) -> list[View]:
         """Return the views of a request that the family may compute.
 
@@ -324,7 +315,7 @@ class Viewed(Family):
 
 
 def _chosen(request: Request, choices: Choices) -> View | None:
-    """Return the view whose name a method begins with; None for the pass itself."""
-    if not choices.method:
+    """Return the view with the chosen name; None for the pass itself."""
+    if not choices.view:
         return None
-    return next((one for one in views(request) if choices.method.startswith(one.name)), None)
+    return next((view for view in views(request) if view.name == choices.view), None)

@@ -31,8 +31,8 @@ SLOWER = 1.3
 """Largest ratio of estimates at which a plan with less workspace is preferred to a plan whose
 workspace is larger than the tensors (chosen)."""
 
-FORMAT = 2
-"""Version of a plan's JSON; version 1 had no tilings and no field "format"."""
+FORMAT = 3
+"""Version of a plan's JSON; version 1 had no field "format", version 2 no views and no copies."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,7 @@ class PassPlan(Choices):
     @property
     def kernel(self) -> str:
         """Name of the implementation, and on the CPU its method."""
-        method = self.method if not self.family.on_gpu else ""
-        return f"{self.implementation} {method}".rstrip()
+        return f"{self.implementation} {self.method}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -166,7 +165,7 @@ class Plan:
 
         >>> plan = cupyconv.plan(cupyconv.ConvProblem((8, 32, 56), (64, 32, 3)), "sm_80")
         >>> plan.to_json()[:13]
-        '{"format": 2,'
+        '{"format": 3,'
         """
         problem = {
             "input_shape": self.problem.input_shape,
@@ -360,9 +359,9 @@ def plan_pass(request: Request, impl: str = AUTO) -> PassPlan:
 def contenders(request: Request, impl: str, count: int) -> tuple[PassPlan, ...]:
     """Return at most ``count`` plans of a pass to measure on a GPU, the planner's choice first.
 
-    Each family contributes its best plan with a ``method`` (copies of operands) and its best plan
-    without one, if their estimates are at most FAR times the shortest estimate.  Further plans, in
-    the order of their estimates, are added until there are ``count`` plans.
+    Each family contributes its best plan with a view, copies or divided frames, and its best other
+    plan, if their estimates are at most FAR times the shortest estimate.  Further plans, in the
+    order of their estimates, are added until there are ``count`` plans.
 
     Raises:
         ConvError: as for ``plan``.
@@ -376,7 +375,8 @@ def contenders(request: Request, impl: str, count: int) -> tuple[PassPlan, ...]:
     candidates[1:] = sorted([*candidates[1:], *alternatives], key=lambda c: c.microseconds)
     least = min(candidate.microseconds for candidate in candidates[:2])
     near = [c for c in candidates if c.microseconds <= FAR * least]
-    best = {(c.family.name, bool(c.method)): c for c in reversed(near)}.values()
+    plain = ("tile", "tiling", "splits")
+    best = {(c.family.name, c.has_only(*plain)): c for c in reversed(near)}.values()
     chosen = sorted(candidates, key=lambda c: c not in best)[:count]
     return tuple(plan_of(request, c) for c in sorted(chosen, key=candidates.index))
 

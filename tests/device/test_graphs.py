@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ import cupyconv
 from cupyconv import ConvError, DeviceError, backends, calls
 from cupyconv.backends import current_device
 from cupyconv.formats import data_formats, filter_formats
-from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES
 from tests.agreement import compute, fits, plan_with, require_equal
 from tests.configurations import (
@@ -36,8 +34,9 @@ from tests.configurations import (
 )
 from tests.device import api, devices, graphs, machine
 from tests.device.test_driver_graphs import MODES
-from tests.device.test_memory import NOT_COMPUTED, POOLS, ROOMY, roomy
+from tests.device.test_memory import COMPUTED, POOLS, ROOMY, roomy
 from tests.device.test_order import ORDERS, split_layer
+from tests.families import FAMILY_LAYERS
 from tests.gpu.test_ways_in import whole_numbers
 
 
@@ -96,7 +95,7 @@ def family_call(impl, pass_):
 def copying_call(pass_):
     """Return a call with channels-first operands, of which cuda-gather copies the first."""
     problem = FAMILY_CASES[0].problem.replace(dtype="float16")
-    plan = plan_with(problem, "cuda-gather", current_device(), splits=3, method=1)
+    plan = plan_with(problem, "cuda-gather", current_device(), splits=3, copies=1)
     return planned_call(plan, pass_)
 
 
@@ -127,11 +126,9 @@ def adding_call():
     return Call(run, {"x": data.x, "w": data.w, "add": data.dy.T.copy()}, {})
 
 
-WITH_WORKSPACE = (
-    *product(("cuda-gather", "cuda-hopper", "cuda-hopper-bf16x6"), PASSES),
-    *product(("cuda-columns",), PASSES[:2]),
-    *((impl, "backprop_filter") for impl in ("cuda-direct", "cuda-toeplitz", "cuda-patch")),
-)
+WITH_WORKSPACE = [
+    (name, pass_) for name, layers in FAMILY_LAYERS.items() for pass_ in layers.with_workspace
+]
 """Families and passes that use a workspace."""
 
 CASES = {
@@ -167,9 +164,7 @@ def forget_plans() -> None:
 
 
 def test_capture_cases_cover_every_workspace():
-    assert set(ROOMY) == {name for name, family in FAMILIES.items() if family.on_gpu}
-    taken = set(product(ROOMY, PASSES)) - NOT_COMPUTED
-    pairs = {pair for pair in taken if roomy(*pair, splits=3)[pair[1]].workspace_bytes}
+    pairs = {pair for pair in COMPUTED if roomy(*pair, splits=3)[pair[1]].workspace_bytes}
     assert pairs == set(WITH_WORKSPACE)
 
 

@@ -260,10 +260,13 @@ def test_measured_plan_is_returned_without_lock(gpu, monkeypatch):
     assert cupyconv.plan(PROBLEM, measure=True) == planned
 
 
-def test_candidate_name_contains_method(gpu):
+def test_candidate_name_contains_view_and_copies(gpu):
     candidate, *_ = measuring.candidates_of(request(), "auto")
-    plain, copying = (measuring._name(replace(candidate, method=how)) for how in ("", "w arranged"))
-    assert copying == f"{plain} (w arranged)"
+    names = [
+        measuring._name(replace(candidate, view=view, copies=copies))
+        for view, copies in (("", ()), ("x and dy exchanged", ("y", "x")))
+    ]
+    assert names[1] == f"{names[0]} (x and dy exchanged, dy and x copied)"
 
 
 def test_choice_outlives_the_process(gpu, own_cache):

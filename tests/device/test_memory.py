@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from itertools import product
 
 import cupy
 import pytest
@@ -12,20 +11,15 @@ import cupyconv
 from cupyconv.backends import current_device
 from cupyconv.formats import data_formats, filter_formats
 from cupyconv.planning.families import FAMILIES
-from cupyconv.problem import PASSES
 from tests.agreement import compute, fits, plan_with, require_equal
 from tests.configurations import (
-    COLUMNS_CASES,
-    DIRECT_CASES,
     FAMILY_CASES,
-    HOPPER_CASES,
-    PATCH_CASES,
-    TOEPLITZ_CASES,
     in_formats,
     integer_data,
 )
 from tests.device import machine, memory
 from tests.device.test_order import ORDERS, calls, on_device, split_layer
+from tests.families import FAMILY_LAYERS
 from tests.gpu.fixtures import as_a_new_process
 from tests.gpu.test_ways_in import whole_numbers
 
@@ -120,19 +114,18 @@ def test_exhausted_memory_at_any_allocation():
 
 
 ROOMY = {
-    "cuda-generic": (FAMILY_CASES, "float64", "ieee", False),
-    "cuda-gather": (FAMILY_CASES, "float16", "ieee", True),
-    "cuda-direct": (DIRECT_CASES, "float32", "ieee", False),
-    "cuda-toeplitz": (TOEPLITZ_CASES, "float16", "ieee", False),
-    "cuda-patch": (PATCH_CASES, "float16", "ieee", False),
-    "cuda-columns": (COLUMNS_CASES, "float16", "ieee", False),
-    "cuda-hopper": (HOPPER_CASES, "float16", "ieee", False),
-    "cuda-hopper-bf16x6": (HOPPER_CASES, "float32", "bf16x6", True),
+    name: (
+        layers.edge_cases or FAMILY_CASES,
+        layers.dtype,
+        layers.precision if layers.dtype == "float32" else "ieee",
+        layers.channels_last,
+    )
+    for name, layers in FAMILY_LAYERS.items()
 }
 """Problems of each family, dtype, precision, and whether channels are last."""
 
-NOT_COMPUTED = {("cuda-patch", "backprop_input"), ("cuda-columns", "backprop_filter")}
-"""Passes that a family does not compute."""
+COMPUTED = [(name, pass_) for name, layers in FAMILY_LAYERS.items() for pass_ in layers.passes]
+"""Families, and passes that they compute."""
 
 
 def roomy(impl, pass_, **choices):
@@ -160,10 +153,7 @@ def test_roomy_cases_cover_every_family():
     assert list(ROOMY) == [name for name, family in FAMILIES.items() if family.on_gpu]
 
 
-@pytest.mark.parametrize(
-    ("impl", "pass_"),
-    [pair for pair in product(ROOMY, PASSES) if pair not in NOT_COMPUTED],
-)
+@pytest.mark.parametrize(("impl", "pass_"), COMPUTED)
 def test_exhausted_memory_in_every_family(impl, pass_):
     plan = roomy(impl, pass_, splits=3)
     problem, planned = plan.problem, plan[pass_]

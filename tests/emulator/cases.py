@@ -30,6 +30,7 @@ from tests.configurations import (
     integer_data,
     random_data,
 )
+from tests.families import FAMILY_LAYERS
 
 from . import (
     SCHEDULES,
@@ -66,44 +67,6 @@ _PROBLEMS |= {
     ),
 }
 
-# (case, data format, filter format, dtype) by family; schedules rotate over the cases.
-_GENERIC = (
-    ("volume_everything_differs", "NDHWC", "DHWIO", "float32"),
-    ("channels_beyond_one_tile", "NCHW", "OIHW", "float32"),
-    ("stride_and_dilation_coprime", "NWC", "OWI", "float32"),
-    ("padding_beyond_the_filter_on_one_side", "NCHW", "HWIO", "float32"),
-    ("depthwise_multiplier", "NHWC", "HWIO", "float16"),
-    ("groups_of_whole_tiles_and_a_pixel", "NCW", "OIW", "float32"),
-    ("deeper_than_high", "NCDHW", "OIDHW", "float32"),
-)
-_GATHER = (
-    ("many_stride_phases", "NHWC", "OHWI", "float16"),  # 48 phases in two launches
-    ("pieces_of_8_everything_differs", "NHWC", "HWIO", "float16"),
-    ("pipeline_wraps", "NHWC", "OHWI", "float16"),
-    ("odd_channels", "NCHW", "OIHW", "float16"),
-    ("grouped_pieces", "NHWC", "HWIO", "bfloat16"),
-    ("several_tiles", "NCHW", "OIHW", "float16"),
-    ("volume_phases", "NDHWC", "ODHWI", "float16"),
-    ("pieces_of_4", "NHWC", "HWIO", "float16"),
-    ("pieces_of_4", "NHWC", "OHWI", "float64"),
-    ("pixels_follow", "NCHW", "OIHW", "float64"),
-    ("pieces_of_4", "NHWC", "OHWI", "float32"),
-    ("pixels_follow", "NCHW", "OIHW", "float32"),
-    ("filter_beyond_input_fits_with_padding", "NHWC", "OHWI", "float16"),
-    ("phases_without_taps", "NHWC", "OHWI", "float16"),
-    ("stride_and_dilation", "NHWC", "HWIO", "float16"),
-    ("stride_beyond_input", "NHWC", "OHWI", "float16"),
-    ("deeper_than_high", "NCDHW", "OIDHW", "float16"),
-    ("whole_tiles", "NHWC", "OHWI", "float16"),
-    ("a_tile_and_one", "NHWC", "OHWI", "float16"),
-    ("grouped_strides_differ", "NHWC", "OHWI", "float16"),
-    ("groups_of_3_to_2", "NHWC", "HWIO", "float16"),
-    ("more_taps_than_lanes", "NCW", "OIW", "float16"),
-    ("as_many_taps_as_bits", "NWC", "OWI", "float16"),
-    ("taps_of_three_words", "NWC", "OWI", "float16"),
-    ("dilation", "NHWC", "HWIO", "float16"),
-    ("deeper_filter_dilated", "NDHWC", "ODHWI", "float16"),
-)
 _SPLIT = (
     (16, "pieces_of_8", "NCHW", "OIHW"),  # partial sums reduced in one iteration, or in two
     (17, "odd_channels", "NCHW", "OIHW"),
@@ -119,57 +82,6 @@ _PLAIN = (
     ("groups_of_3_to_2", "NHWC", "HWIO"),
     ("phases_without_taps", "NCHW", "OIHW"),
 )
-# Every third case uses the largest tiles.
-_DIRECT = (
-    ("columns_in_pieces", "NCHW", "OIHW", "float32"),
-    ("volume_everything_differs", "NDHWC", "DHWIO", "float32"),
-    ("groups_of_4", "NHWC", "HWIO", "float16"),
-    ("columns_in_pieces_strided", "NCHW", "OIHW", "float16"),
-    ("ragged_tiles", "NHWC", "HWIO", "float32"),
-    ("several_rounds", "NHWC", "HWIO", "float16"),
-    ("columns_in_pieces_dilated", "NCHW", "HWIO", "float32"),
-    ("deeper_than_high", "NCDHW", "OIDHW", "float32"),
-    ("first_layer", "NHWC", "OHWI", "float32"),
-    ("rows_far_apart", "NHWC", "HWIO", "float32"),
-    ("depthwise_stride_3", "NHWC", "HWIO", "float32"),
-    ("depthwise_padding_beyond_stride", "NHWC", "HWIO", "float16"),
-    ("rows_of_the_filter_in_parts", "NHWC", "OHWI", "float32"),
-    ("three_results_of_five_sources", "NHWC", "HWIO", "float16"),
-    ("lanes_without_channels", "NHWC", "OHWI", "float32"),
-    ("eight_phases", "NCHW", "OIHW", "float32"),
-    ("deeper_than_high_than_wide", "NDHWC", "DHWIO", "float32"),
-    ("sixteen_sources", "NDHWC", "DHWIO", "float32"),
-)
-_HOPPER = (
-    ("everything_differs", "NHWC", "OHWI", "float16"),
-    ("several_tiles", "NHWC", "HWIO", "float16"),
-    ("phases_of_one_two_and_four_taps", "NHWC", "HWIO", "bfloat16"),
-    ("channels_beyond_a_line", "NHWC", "OHWI", "float16"),
-    ("pipeline_wraps", "NHWC", "HWIO", "float16"),
-    ("a_volume_with_phases", "NDHWC", "ODHWI", "float16"),
-    ("a_row_stride_3", "NWC", "WIO", "float16"),
-    ("a_matrix_product", "NHWC", "OHWI", "float16"),
-    ("groups_and_phases", "NHWC", "OHWI", "float16"),
-    ("stride_beyond_input", "NCHW", "OIHW", "float16"),
-    ("groups", "NHWC", "OHWI", "float16"),
-    ("one_pixel_beyond_a_line", "NHWC", "HWIO", "float16"),
-    ("several_tiles_strided", "NHWC", "OHWI", "float16"),
-    ("several_tiles_of_a_volume", "NDHWC", "ODHWI", "float16"),
-    ("a_phase_without_taps_then_a_full_pipeline", "NWC", "OWI", "float16"),
-    ("ragged_channels", "NHWC", "OHWI", "float16"),
-    ("ragged_channels", "NHWC", "HWIO", "float16"),
-    ("pairs_of_channels", "NCHW", "HWIO", "float16"),
-    ("images_of_filled_lines", "NCHW", "OIHW", "float16"),
-    ("images_of_whole_lines", "NCHW", "HWIO", "bfloat16"),
-    ("volumes_of_filled_lines", "NCDHW", "OIDHW", "float16"),
-    ("groups_of_planes", "NCHW", "OHWI", "float16"),
-    ("rows_of_filled_lines", "NCHW", "OIHW", "float16"),
-    ("rows_of_two_lines", "NCHW", "HWIO", "float16"),
-    ("rows_of_phases", "NCHW", "OIHW", "bfloat16"),
-    ("rows_of_whole_lines", "NCHW", "OIHW", "float16"),
-    ("groups_of_rows", "NCHW", "OHWI", "float16"),
-    ("a_row_of_two_lines", "NCW", "WIO", "float16"),
-)
 _ARRANGED = (
     ("stride_beyond_input", "NCHW", "OIHW", "float16"),
     ("one_tile", "NCHW", "OIHW", "float16"),
@@ -177,167 +89,12 @@ _ARRANGED = (
     ("a_volume_with_phases", "NCDHW", "OIDHW", "float16"),
     ("ragged_channels", "NCHW", "OIHW", "float16"),
 )
-_PLANES = (
-    ("channels_beyond_a_line", "NHWC", "HWIO", "float32"),
-    ("a_volume_with_phases", "NDHWC", "ODHWI", "float32"),
-    ("ragged_channels", "NHWC", "OHWI", "float32"),
-)
-_TOEPLITZ = (
-    ("many_images_in_a_tile", "NHWC", "HWIO", "float16"),
-    ("two_products_a_strip", "NCHW", "OIHW", "bfloat16"),
-    ("rows_of_images_rounded_up", "NCHW", "HWIO", "float16"),
-    ("padding_beyond_the_filter", "NHWC", "OHWI", "float16"),
-    ("many_chunks", "NCHW", "OIHW", "float16"),
-    ("more_taps_than_lanes", "NCW", "OIW", "float16"),
-    ("as_many_blocks_as_are_loaded", "NHWC", "OHWI", "float16"),
-    ("many_blocks_of_columns", "NWC", "OWI", "float16"),
-    ("more_lines_than_threads", "NCHW", "OIHW", "float16"),
-)
-_PATCH = (
-    ("seven_by_seven_of_three", "NHWC", "HWIO", "float16"),
-    ("windows_begin_odd_and_even", "NCHW", "OIHW", "float16"),
-    ("windows_begin_odd_and_even", "NHWC", "OHWI", "bfloat16"),
-    ("filters_beyond_a_block", "NHWC", "HWIO", "float16"),
-    ("runs_of_whole_words", "NCHW", "OIHW", "float16"),
-    ("gaps_between_windows", "NHWC", "HWIO", "float16"),
-    ("gaps_of_odd_length", "NCHW", "OIHW", "float16"),
-    ("gaps_in_the_window", "NHWC", "HWIO", "float32"),
-    ("words_beyond_a_block", "NDHWC", "DHWIO", "float16"),
-    ("a_volume", "NCDHW", "OIDHW", "float16"),
-    ("a_volume", "NDHWC", "ODHWI", "float64"),
-    ("blocks_take_several_tiles", "NHWC", "OHWI", "float16"),
-    ("blocks_take_several_tiles", "NCHW", "HWIO", "float32"),
-    ("chunks_without_tiles", "NHWC", "OHWI", "float16"),
-    ("one_word_beyond_a_step", "NCHW", "OIHW", "bfloat16"),
-)
-_COLUMNS = (
-    ("patches_side_by_side", "NCHW", "OIHW", "float16"),
-    ("stride_beyond_the_filter", "NHWC", "HWIO", "float32"),
-    ("many_stride_phases", "NCHW", "OIHW", "bfloat16"),
-    ("many_stride_phases", "NHWC", "OHWI", "float64"),
-    ("one_output_position", "NCHW", "OIHW", "float32"),
-    ("one_output_with_padding", "NHWC", "OHWI", "float16"),
-    ("dilation_and_stride_share_a_factor", "NCHW", "HWIO", "float16"),
-    ("dilation_beyond_the_stride", "NCHW", "OIHW", "float32"),
-    ("few_filters", "NHWC", "OHWI", "float16"),
-    ("few_filters", "NCHW", "OIHW", "float16"),
-    ("upsampled_sound", "NCW", "OIW", "float16"),
-    ("grouped_patches", "NCHW", "OIHW", "float32"),
-    ("grouped_patches", "NHWC", "HWIO", "float16"),
-    ("depthwise_upsampling", "NCHW", "OIHW", "float16"),
-    ("deep_product", "NHWC", "OHWI", "float16"),
-    ("grouped_volume_of_patches", "NCDHW", "OIDHW", "float16"),
-    ("a_volume_of_patches", "NCDHW", "OIDHW", "float32"),
-    ("a_volume_of_patches", "NDHWC", "DHWIO", "float16"),
-)
-# Cases of forward and of transposed convolutions with an addend, a bias and relu.
-_WITH_ADDEND = {
-    "cuda-generic": (
-        ("volume_everything_differs", "NDHWC", "DHWIO", "float32"),
-        ("depthwise_multiplier", "NHWC", "HWIO", "float16"),
-    ),
-    "cuda-gather": (
-        ("odd_channels", "NCHW", "OIHW", "float16"),
-        ("volume_phases", "NDHWC", "ODHWI", "bfloat16"),
-        ("pieces_of_4", "NHWC", "OHWI", "float64"),
-        ("pixels_follow", "NCHW", "OIHW", "float32"),
-        ("grouped_strides_differ", "NHWC", "OHWI", "float16"),
-    ),
-    "cuda-direct": (
-        ("columns_in_pieces", "NCHW", "OIHW", "float32"),
-        ("groups_of_4", "NHWC", "HWIO", "float16"),
-        ("ragged_tiles", "NHWC", "HWIO", "float32"),
-    ),
-    "cuda-toeplitz": (
-        ("many_images_in_a_tile", "NHWC", "HWIO", "float16"),
-        ("two_products_a_strip", "NCHW", "OIHW", "bfloat16"),
-    ),
-    "cuda-patch": (
-        ("seven_by_seven_of_three", "NHWC", "HWIO", "float16"),
-        ("windows_begin_odd_and_even", "NCHW", "OIHW", "float16"),
-        ("blocks_take_several_tiles", "NCHW", "HWIO", "float32"),
-    ),
-    "cuda-columns": (
-        ("many_stride_phases", "NCHW", "OIHW", "bfloat16"),
-        ("grouped_patches", "NHWC", "HWIO", "float16"),
-    ),
-    "cuda-hopper": (
-        ("everything_differs", "NHWC", "OHWI", "float16"),
-        ("several_tiles", "NHWC", "HWIO", "float16"),
-        ("a_matrix_product", "NHWC", "OHWI", "float16"),
-        ("ragged_channels", "NHWC", "HWIO", "bfloat16"),
-        ("rows_of_phases", "NCHW", "OIHW", "bfloat16"),
-        ("images_of_filled_lines", "NCHW", "OIHW", "float16"),
-        ("groups_and_phases", "NHWC", "OHWI", "float16"),
-    ),
-    "cuda-hopper-bf16x6": (("channels_beyond_a_line", "NHWC", "HWIO", "float32"),),
-}
-# Cases on views; all tensors of a case are views of its last entry's kind.
-_VIEWS = {
-    "cuda-generic": (("volume_everything_differs", "NCDHW", "OIDHW", "float32", "reversed"),),
-    "cuda-gather": (
-        ("a_volume_with_phases", "NDHWC", "DHWIO", "float16", "reversed"),
-        ("grouped_strides_differ", "NHWC", "OHWI", "float16", "reversed"),
-        ("pieces_of_8", "NHWC", "OHWI", "float16", "reversed window"),
-    ),
-    "cuda-direct": (
-        ("volume_everything_differs", "NDHWC", "DHWIO", "float32", "reversed"),
-        ("groups_of_4", "NHWC", "HWIO", "float16", "reversed"),
-    ),
-    "cuda-toeplitz": (("many_images_in_a_tile", "NCHW", "OIHW", "float16", "reversed"),),
-    "cuda-patch": (
-        ("a_volume", "NCDHW", "OIDHW", "float16", "reversed"),
-        ("filters_beyond_a_block", "NHWC", "HWIO", "float16", "reversed"),
-        ("windows_begin_odd_and_even", "NCHW", "OIHW", "float16", "with gaps"),
-    ),
-    "cuda-columns": (
-        ("many_stride_phases", "NCHW", "OIHW", "float16", "reversed"),
-        ("a_volume_of_patches", "NDHWC", "ODHWI", "float32", "reversed"),
-    ),
-    "cuda-hopper": (("a_volume_with_phases", "NDHWC", "ODHWI", "float16", "reversed"),),
-    "cuda-hopper-bf16x6": (
-        ("a_volume_with_phases", "NDHWC", "ODHWI", "float32", "reversed window"),
-    ),
-}
-_PLAIN_LAYERS = ("several_blocks_of_rows", "several_blocks_of_columns", "more_taps_than_lanes")
-_CASES = {
-    "cuda-generic": _GENERIC,
-    "cuda-gather": _GATHER,
-    "cuda-direct": _DIRECT,
-    "cuda-toeplitz": _TOEPLITZ,
-    "cuda-patch": _PATCH,
-    "cuda-columns": _COLUMNS,
-    "cuda-hopper": _HOPPER,
-    "cuda-hopper-bf16x6": _PLANES,
-}
 
 
 def _layer(name: str, data_format: str, filter_format: str, dtype: str) -> ConvProblem:
     """Return the layer with this name in these formats and dtype."""
     return in_formats(_PROBLEMS[name], data_format, filter_format).replace(dtype=dtype)
 
-
-_PRECISION = {
-    "cuda-gather": "tf32",
-    "cuda-patch": "tf32",
-    "cuda-hopper-bf16x6": "bf16x6",
-}
-"""Precision of float32 cases, for families that may reduce it."""
-
-_ARCH = {impl: "sm_90" if "hopper" in impl else "sm_80" for impl in _CASES}
-"""Chip that each family runs on."""
-
-_SMALL = {
-    "cuda-generic": "channels_beyond_one_tile",
-    "cuda-gather": "pieces_of_8",
-    "cuda-direct": "depthwise",
-    "cuda-toeplitz": "many_images_in_a_tile",
-    "cuda-patch": "gaps_of_odd_length",
-    "cuda-columns": "patches_side_by_side",
-    "cuda-hopper": "images_of_filled_lines",
-    "cuda-hopper-bf16x6": "everything_differs",
-}
-"""Layer that each family computes in all its dtypes and with all its tiles."""
 
 _DTYPE = {2: "float16", 4: "float32", 8: "float64", 16: "complex128"}
 """Dtype of the tiles for this number of bytes per element."""
@@ -346,8 +103,8 @@ _DTYPE = {2: "float16", 4: "float32", 8: "float64", 16: "complex128"}
 def _layers(impl: str, layers: Sequence[tuple[str, str, str, str]]):
     for number, (name, *formats, dtype) in enumerate(layers):
         problem = _layer(name, *formats, dtype)
-        precision = _PRECISION.get(impl, "ieee")
-        schedule, arch = SCHEDULES[number % 3], _ARCH[impl]
+        precision = FAMILY_LAYERS[impl].precision
+        schedule, arch = SCHEDULES[number % 3], FAMILY_LAYERS[impl].arch
         run = partial(_exact, problem, impl, schedule=schedule, arch=arch, precision=precision)
         if impl == "cuda-direct":  # small layers get small tiles
             run = partial(run, tiling=5 * (number % 3))
@@ -363,12 +120,12 @@ def _layers(impl: str, layers: Sequence[tuple[str, str, str, str]]):
 
 def with_addend():
     """Yield the cases with an addend of all families."""
-    for impl, layers in _WITH_ADDEND.items():
-        for number, (name, *formats, dtype) in enumerate(layers):
+    for impl, layers in FAMILY_LAYERS.items():
+        for number, (name, *formats, dtype) in enumerate(layers.with_addend):
             problem = _layer(name, *formats, dtype)
-            precision = _PRECISION.get(impl, "ieee")
+            precision = FAMILY_LAYERS[impl].precision
             run = partial(_exact_with_addend, problem, impl, precision, number)
-            for pass_ in fits(problem, impl, _ARCH[impl], precision):
+            for pass_ in fits(problem, impl, FAMILY_LAYERS[impl].arch, precision):
                 if pass_ != "backprop_filter":
                     yield f"{impl} {pass_} {name} {dtype} with addend", partial(run, pass_)
 
@@ -376,10 +133,10 @@ def with_addend():
 def every_dtype(impl: str):
     """Yield the name and check of each dtype that a family supports, without the pass."""
     for dtype in (*REAL_ITEMSIZE, *REAL_PART):
-        problem = _layer(_SMALL[impl], "NHWC", "OHWI", dtype)
-        precision = _PRECISION.get(impl, "ieee")
-        passes = fits(problem, impl, _ARCH[impl], precision)
-        run = partial(_exact, problem, impl, arch=_ARCH[impl], precision=precision)
+        problem = _layer(FAMILY_LAYERS[impl].small, "NHWC", "OHWI", dtype)
+        precision = FAMILY_LAYERS[impl].precision
+        passes = fits(problem, impl, FAMILY_LAYERS[impl].arch, precision)
+        run = partial(_exact, problem, impl, arch=FAMILY_LAYERS[impl].arch, precision=precision)
         if passes:
             yield dtype, passes, run
 
@@ -389,10 +146,11 @@ def every_tile(impl: str):
     for tile in FAMILIES[impl].tiles:
         formats = ("NCHW", "OIHW") if tile.defines.get("PLANAR") else ("NHWC", "OHWI")
         dtype = _DTYPE[tile.itemsize or 4]
-        problem = _layer(_SMALL[impl], *formats, dtype)
+        problem = _layer(FAMILY_LAYERS[impl].small, *formats, dtype)
         is_plain = tile.defines.get("TENSOR_CORES") == 0
-        arch = "sm_86" if is_plain and dtype == "float64" else _ARCH[impl]
-        precision = "ieee" if is_plain else _PRECISION.get(impl, "tf32")
+        arch = "sm_86" if is_plain and dtype == "float64" else FAMILY_LAYERS[impl].arch
+        precision = FAMILY_LAYERS[impl].precision if not is_plain else "ieee"
+        precision = "tf32" if precision == "ieee" and not is_plain else precision
         run = partial(_exact, problem, impl, arch=arch, precision=precision, tile=tile)
         macros = [f"{macro}={value}" for macro, value in tile.macros]
         passes = []
@@ -404,9 +162,9 @@ def every_tile(impl: str):
 
 
 def _views(impl: str):
-    for number, (name, *formats, dtype, kind) in enumerate(_VIEWS[impl]):
+    for number, (name, *formats, dtype, kind) in enumerate(FAMILY_LAYERS[impl].on_views):
         problem = _layer(name, *formats, dtype)
-        for pass_ in fits(problem, impl, _ARCH[impl], _PRECISION.get(impl, "ieee")):
+        for pass_ in fits(problem, impl, FAMILY_LAYERS[impl].arch, FAMILY_LAYERS[impl].precision):
             run = partial(_exact_on_views, problem, impl, pass_, kind, SCHEDULES[number % 3])
             if impl == "cuda-direct":  # the largest tile, then one with several channels
                 run = partial(run, tiling=7 * number)
@@ -415,7 +173,7 @@ def _views(impl: str):
 
 def cases_of(impl: str):
     """Yield the name and check of each case of a family; every_tile has those of tiles."""
-    yield from _layers(impl, _CASES[impl])
+    yield from _layers(impl, FAMILY_LAYERS[impl].emulated)
     yield from _views(impl)
     for number, (dtype, passes, run) in enumerate(every_dtype(impl)):
         pass_ = passes[number % len(passes)]
@@ -512,7 +270,7 @@ def _exact_with_addend(
     Every other case has splits, or the largest tiling of a family with tilings.  In every third
     case the addend is the result's own array.
     """
-    chip, arch = device(_ARCH[impl]), _ARCH[impl]
+    chip, arch = device(FAMILY_LAYERS[impl].arch), FAMILY_LAYERS[impl].arch
     how = {"passes": (pass_,), "precision": precision}
     if impl in agreement.TILED and number % 2:
         plan = plan_with_tiling(problem, impl, 0, chip, **how)
@@ -551,8 +309,8 @@ def _exact_on_views(
     tiling: int | None = None,
 ) -> None:
     """Check a pass on views, with a tiling by number if it is given."""
-    kinds, chip = views.named(problem, pass_, kind), device(_ARCH[impl])
-    precision = _PRECISION.get(impl, "ieee")
+    kinds, chip = views.named(problem, pass_, kind), device(FAMILY_LAYERS[impl].arch)
+    precision = FAMILY_LAYERS[impl].precision
     how = {"passes": (pass_,), "strides": views.strides_of(problem, pass_, kinds)}
     if tiling is None:
         plan = plan_without_copies(problem, impl, chip, precision=precision, **how)
@@ -565,7 +323,7 @@ def _exact_on_views(
             pass_,
             kinds,
             impl=plan,
-            arch=_ARCH[impl],
+            arch=FAMILY_LAYERS[impl].arch,
             precision=precision,
         )
 
@@ -606,8 +364,8 @@ def _with_epilogue(impl: str) -> tuple[ConvProblem, dict[str, str]]:
         problem = _layer("few_channels", "NHWC", "OHWI", dtype)
     if impl in ("cuda-patch", "cuda-columns"):
         problem = _PROBLEMS["gaps_of_odd_length"].replace(dtype="float16")
-    precision = _PRECISION.get(impl, "ieee")
-    return problem, {"impl": impl, "arch": _ARCH[impl], "precision": precision}
+    precision = FAMILY_LAYERS[impl].precision
+    return problem, {"impl": impl, "arch": FAMILY_LAYERS[impl].arch, "precision": precision}
 
 
 def _transposed(impl: str) -> None:

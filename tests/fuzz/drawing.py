@@ -14,6 +14,7 @@ from cupyconv.cpu import choice
 from cupyconv.planning import families
 from tests import agreement
 from tests.activations import ACTIVATIONS
+from tests.families import FAMILY_LAYERS, SIZES
 
 from .cases import (
     ADDENDS,
@@ -282,17 +283,10 @@ def _both_sides(padding: Any, axis: int) -> int:
 
 def _channels(draw: Draw, family: str) -> tuple[int, int, int]:
     """Draw the number of groups, and the channels and filters per group."""
-    few, any_ = (1, 2, 3, 4, 5, 7, 8), (1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 33, 64)
-    pieces = (8, 8, 16, 24, 32, 64, 72)
-    if family == "cuda-toeplitz":
-        return draw.one((1, 3, 4, 8, 9, 16)), 1, 1
-    if family == "cuda-patch":
-        return 1, draw.one((1, 2, 3, 3, 4, 8)), draw.one(any_)
-    if "hopper" in family:
-        ragged = (*pieces, 1, 3, 12, 17, 65)
-        return draw.one((1, 1, 1, 2)), draw.one(ragged), draw.one(ragged)
-    if family == "cuda-gather" and draw.chance(0.5):
-        return draw.one((1, 1, 2)), draw.one((2, 4, *pieces)), draw.one((2, 4, *pieces))
+    few = (1, 2, 3, 4, 5, 7, 8)
+    layers = FAMILY_LAYERS.get(family)
+    if layers and (channels := layers.draw_channels(draw)):
+        return channels
     form = 1 - draw.random()
     if form < 0.2:  # depthwise
         return draw.one((*few, 16, 24, 40)), 1, draw.one((1, 1, 1, 2, 3))
@@ -301,7 +295,7 @@ def _channels(draw: Draw, family: str) -> tuple[int, int, int]:
     if form < 0.5:
         wide = draw.randint(100, 1024)
         return 1, *draw.one(((wide, draw.one(few)), (draw.one(few), wide)))
-    return 1, draw.one(any_), draw.one(any_)
+    return 1, draw.one(SIZES), draw.one(SIZES)
 
 
 # -- data and views --------------------------------------------------------------------------------

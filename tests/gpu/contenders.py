@@ -15,7 +15,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cupyconv import arrays, backends, calls
+from cupyconv import arrays, backends, calls, measuring
 from cupyconv.bench import data, places, pytorch, suites
 from cupyconv.bench.results import TORCH, Row
 from cupyconv.bench.run import CHECKED_BY
@@ -247,8 +247,7 @@ def _planned(case: dict[str, Any], label: str, sets: list[Operands]) -> Contende
     plan, modelled = _plans(case)[label]
     one: Any = plan.passes[0]
     choices = {field.name: asdict(one)[field.name] for field in fields(Choices)}
-    name = one.implementation
-    kernel = " ".join(filter(None, (name, str(one.tile or ""), f"x {one.splits}", one.method)))
+    name, kernel = one.implementation, measuring._name(one)
     impl: Any = "auto" if label == "0" else plan  # the call that a user makes
     compute = pass_function(plan.problem, case["pass"], impl, case["precision"])
     return Contender(

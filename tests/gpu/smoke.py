@@ -20,6 +20,7 @@ from cupyconv.problem import PASSES, REAL_PART, ConvProblem
 from tests import configurations
 from tests.agreement import fits, require_equal
 from tests.configurations import Case, in_formats
+from tests.families import FAMILY_LAYERS
 
 NUMBERS = (
     ("float16", "ieee"),
@@ -92,15 +93,8 @@ def _edge_cases() -> Iterator[Case]:
 
 def _candidates(impl: str) -> Iterator[Case]:
     """Yield layers that a family may support, its own cases first, in both memory orders."""
-    own = {
-        "cuda-hopper": configurations.HOPPER_CASES,
-        "cuda-hopper-bf16x6": configurations.HOPPER_CASES,
-        "cuda-patch": configurations.PATCH_CASES,
-        "cuda-columns": configurations.COLUMNS_CASES,
-        "cuda-toeplitz": configurations.TOEPLITZ_CASES,
-        "cuda-direct": configurations.DIRECT_CASES,
-    }
-    listed = (own.get(impl, ()), ALIGNED, configurations.FAMILY_CASES, configurations.CASES)
+    own = FAMILY_LAYERS[impl].edge_cases
+    listed = (own, ALIGNED, configurations.FAMILY_CASES, configurations.CASES)
     for case in chain.from_iterable(listed):
         rank = case.problem.spatial_rank
         last = in_formats(case.problem, data_formats(rank)[1], filter_formats(rank)[2])

@@ -15,7 +15,7 @@ from cupyconv import ConvError, ConvProblem, Plan
 from cupyconv.kernels.copies import shape_of
 from cupyconv.kernels.cost import ADDING_THREADS
 from cupyconv.kernels.family import Choices
-from cupyconv.kernels.gather import METHODS
+from cupyconv.kernels.gather import COPIES
 from cupyconv.kernels.strides import Strides, contiguous_strides, element_strides
 from cupyconv.launch import ROLES, Part
 from cupyconv.planning import Device, Request, plan, plan_pass
@@ -43,7 +43,7 @@ DEEP = ConvProblem((32, 384, 28, 28), (384, 384, 3, 3), padding=1, dtype="float1
 
 LAST = in_formats(DEEP, "NHWC", "OHWI")
 BOTH = 3
-"""Index of the method that copies both operands."""
+"""Index in COPIES of both operands."""
 
 # -- results ---------------------------------------------------------------------------------------
 
@@ -69,12 +69,12 @@ def test_copies_of_one_or_both_operands_are_exact(number):
     problem = PROBLEMS[name].replace(dtype=dtype)
     formatted = [all_formats(problem)[0], all_formats(problem)[number % 6]]
     for turn, one in enumerate(formatted):
-        method = BOTH if turn == 0 else 1 + number % BOTH
+        copies = BOTH if turn == 0 else 1 + number % BOTH
         made = plan_with(
             *(one, "cuda-gather", emulator.device(arch)),
             tile=number,
             splits=splits,
-            method=method,
+            copies=copies,
             precision=precision,
         )
         with emulator.settings(emulator.SCHEDULES[(number + turn) % 3]):
@@ -91,8 +91,8 @@ def test_copies_follow_the_sums_in_the_workspace(pass_, roles, name):
     """Roles are those of A, B and the result; each split has float32 sums of the result."""
     problem = PROBLEMS[name].replace(dtype="float16")
     last, strides = in_formats(problem, "NHWC", "OHWI"), Strides.contiguous(problem)
-    for splits, (number, copied) in product((1, 2, 3), enumerate(METHODS[pass_].values())):
-        chosen = plan_with(problem, "cuda-gather", SM_80, splits=splits, method=number)[pass_]
+    for splits, (number, copied) in product((1, 2, 3), enumerate(COPIES[pass_])):
+        chosen = plan_with(problem, "cuda-gather", SM_80, splits=splits, copies=number)[pass_]
         assert chosen.splits == splits
         results = prod(shape_of(problem, roles[2]))
         end = splits * results * 4 if splits > 1 else 0
@@ -117,10 +117,10 @@ def test_copies_follow_the_sums_in_the_workspace(pass_, roles, name):
                 assert (one.grid, one.shared_bytes) == ((-(-pieces // ADDING_THREADS),), 0)
 
 
-@pytest.mark.parametrize("method", [1, 2, BOTH])
-def test_empty_batch_is_exact_with_copies(method):
+@pytest.mark.parametrize("copies", [1, 2, BOTH])
+def test_empty_batch_is_exact_with_copies(copies):
     problem = PROBLEMS["empty_batch"].replace(dtype="float16")
-    made = plan_with(problem, "cuda-gather", SM_80, method=method)
+    made = plan_with(problem, "cuda-gather", SM_80, copies=copies)
     agreement.require_exact(emulator, problem, impl=made)
 
 
@@ -133,7 +133,7 @@ def test_results_with_copies_match_pytorch(pass_):
     data = integer_data(problem, seed=5)
     name = {"forward": "y", "backprop_input": "dx", "backprop_filter": "dw"}[pass_]
     expected = torch_passes(problem, data)[name]
-    made = plan_with(problem, "cuda-gather", SM_80, tile=1, method=BOTH)
+    made = plan_with(problem, "cuda-gather", SM_80, tile=1, copies=BOTH)
     got = agreement.compute(emulator, pass_, problem, data, impl=made)
     assert (got == expected).all()
 
@@ -150,7 +150,7 @@ def test_copies_of_any_view_are_exact(pass_):
             if operand in ("x", "w", "dy") and views.suits(problem, pass_, operand, kind)
         }
         strides = views.strides_of(problem, pass_, kinds)
-        made = plan_with(problem, "cuda-gather", SM_80, method=BOTH, strides=strides)
+        made = plan_with(problem, "cuda-gather", SM_80, copies=BOTH, strides=strides)
         with emulator.settings(on_outcome=lambda one: launched.append(one.kernel)):
             views.require_exact(emulator, problem, pass_, kinds, impl=made)
     assert launched == ["conv_arrange", "conv_gather"] * len(views.KINDS)
@@ -167,7 +167,7 @@ def test_copies_give_the_same_bits_as_channels_last(pass_, dtype, splits):
         name: np.ascontiguousarray(array if array.ndim == 1 else array.transpose(0, 2, 3, 1))
         for name, array in vars(data).items()
     }
-    copied = plan_with(first, "cuda-gather", SM_80, splits=splits, method=BOTH)
+    copied = plan_with(first, "cuda-gather", SM_80, splits=splits, copies=BOTH)
     got = agreement.compute(emulator, pass_, first, data, impl=copied)
     read = plan_with(last, "cuda-gather", SM_80, splits=splits)
     expected = agreement.compute(emulator, pass_, last, type(data)(**moved), impl=read)
@@ -181,13 +181,13 @@ def test_prepared_filter_is_not_copied(impl):
     problem = PROBLEMS["pieces_of_8"].replace(dtype="float16")
     data, strides = random_data(problem), Strides.contiguous(problem)
     backend = emulator.convolutions.backend("sm_80")
-    methods = METHODS["forward"] if impl == "cuda-gather" else ["w arranged"]
-    for number, method in enumerate(methods):
+    sets = COPIES["forward"] if impl == "cuda-gather" else [("w",)]
+    for number, copies in enumerate(sets):
         request = Request(problem, "forward", backend.device, strides=strides)
-        chosen = plan_with(problem, impl, backend.device, method=number)["forward"]
-        assert chosen.method == method
+        chosen = plan_with(problem, impl, backend.device, copies=number)["forward"]
+        assert chosen.copies == copies
         form = backend.filter_form(request, chosen)
-        assert (form.name if form else None) == ("OHWI" if "w" in method else None)
+        assert (form.name if form else None) == ("OHWI" if "w" in copies else None)
         results = []
         for held in (None, form):
             x, w = (emulator.memory.array(one) for one in (data.x, data.w))
@@ -220,43 +220,43 @@ def test_cuda_columns_names_copies_of_w_by_their_memory_order(formats):
 def test_operands_are_copied_only_if_that_is_faster():
     for pass_ in PASSES:
         of_pass = plan_pass(Request(DEEP, pass_, SM_80))
-        assert of_pass.method == list(METHODS[pass_])[-1 if pass_ != "backprop_filter" else 2]
+        assert of_pass.copies == COPIES[pass_][-1 if pass_ != "backprop_filter" else 2]
         assert of_pass.reason.endswith("copied with channels last")
-        assert not plan_pass(Request(LAST, pass_, SM_80)).method
+        assert not plan_pass(Request(LAST, pass_, SM_80)).copies
         pointwise = ConvProblem((32, 256, 28, 28), (256, 256, 1, 1), dtype="float16")
-        assert not plan_pass(Request(pointwise, pass_, SM_80)).method
+        assert not plan_pass(Request(pointwise, pass_, SM_80)).copies
     small = DEEP.replace(input_shape=(2, 8, 9, 7), filter_shape=(8, 8, 2, 2))
     request = Request(small, "forward", SM_80)
     first, *_ = contenders(request, "cuda-gather", 1000)
-    assert not first.method
+    assert not first.copies
 
 
 def test_only_channels_first_operands_are_copied():
     """Operands that are already channels last are not copied."""
     for formats, expected in {
-        ("NCHW", "OHWI"): "x arranged",
-        ("NHWC", "OIHW"): "w arranged",
+        ("NCHW", "OHWI"): ("x",),
+        ("NHWC", "OIHW"): ("w",),
     }.items():
         problem = in_formats(DEEP, *formats)
         found = contenders(Request(problem, "forward", SM_80), "cuda-gather", 1000)
-        assert {one.method for one in found} == {"", expected}
+        assert {one.copies for one in found} == {(), expected}
     # An odd number of channels allows no vectors in either order.
     odd = ConvProblem((32, 7, 28, 28), (64, 7, 3, 3), dtype="float16")
     found = contenders(Request(odd, "forward", SM_80), "cuda-gather", 1000)
-    assert {one.method for one in found} == {""}
+    assert {one.copies for one in found} == {()}
 
 
 def test_unaligned_operands_are_copied():
     strides = replace(Strides.contiguous(LAST), alignment=2)
     for pass_ in PASSES:
         found = plan_pass(Request(LAST, pass_, SM_80, strides=strides))
-        assert found.method == list(METHODS[pass_])[BOTH]
+        assert found.copies == COPIES[pass_][BOTH]
 
 
 def test_candidates_include_copies_and_no_copies():
     for pass_ in PASSES:
         found = contenders(Request(DEEP, pass_, SM_80), "auto", 5)
-        ways = {bool(one.method) for one in found if one.implementation == "cuda-gather"}
+        ways = {bool(one.copies) for one in found if one.implementation == "cuda-gather"}
         assert ways == {True, False}
 
 
@@ -269,7 +269,7 @@ def test_workspace_holds_sums_and_copies():
     assert of_filter.workspace_bytes == sums + copies["x"]
     odd = PROBLEMS["odd_channels"].replace(dtype="float16")
     request = Request(odd, "backprop_filter", SM_80)
-    found = GATHER.candidate(request, Choices(tile=GATHER.tiles[0], splits=3, method="x arranged"))
+    found = GATHER.candidate(request, Choices(tile=GATHER.tiles[0], splits=3, copies=("x",)))
     pixels = 3 * 5 * 5
     assert 3 * 11 * 7 * 9 * 4 % 16
     assert found.workspace_bytes == -(-3 * 11 * 7 * 9 * 4 // 16) * 16 + pixels * 8 * 2
@@ -296,12 +296,12 @@ def test_json_keeps_plans_with_copies_and_rejects_changes():
     planned_ = plan(DEEP, "sm_80")
     assert Plan.from_json(planned_.to_json()) == planned_
     changes = (
-        {"method": ""},
-        {"method": "x arranged"},
-        {"method": "dy and w arranged"},
-        {"method": "blocks"},
-        {"method": 3},
-        {"method": None},
+        {"copies": ()},
+        {"copies": ("x",)},
+        {"copies": ("y", "w")},
+        {"copies": ("y", "y")},
+        {"copies": 3},
+        {"copies": None},
         {"workspace_bytes": 0},
         {"implementation": "cuda-generic"},
     )
@@ -328,7 +328,7 @@ def test_plans_with_copies_are_replayed_on_other_strides():
 @pytest.mark.thorough
 def test_kernels_follow_a_plan_with_copies():
     problem = PROBLEMS["pieces_of_8"].replace(dtype="float16")
-    planned = plan_with(problem, "cuda-gather", SM_80, splits=2, method=BOTH)
+    planned = plan_with(problem, "cuda-gather", SM_80, splits=2, copies=BOTH)
     made = Plan.from_json(planned.to_json())
     launched = []
     with emulator.settings(on_outcome=lambda one: launched.append(one.kernel)):

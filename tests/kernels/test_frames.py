@@ -31,7 +31,7 @@ def test_runs_contain_exactly_the_taps_that_read_frames():
     divided = 0
     volumes = (one for one in random_problems(600, seed=9) if one.spatial_rank == 3)
     for problem, pass_ in itertools.product((*LAYERS, *volumes), PASSES[:2]):
-        axis, found = problem.axes[0], frames.parts(problem, pass_, frames.DIVIDED)[0]
+        axis, found = problem.axes[0], frames.parts(problem, pass_, divided=True)[0]
         reads = {(place, tap) for places, taps in found for place in places for tap in taps}
         by_output = pass_ == "forward"
         assert reads == {
@@ -63,7 +63,7 @@ def test_divided_frames_are_exact(kernel, layer, formats):
     for pass_ in taken:
         request = Request(problem, pass_, emulator.device(arch), precision).reduced
         found = FAMILIES[impl].candidates(request)
-        divided = [one for one in found if one.method.endswith(frames.DIVIDED)]
+        divided = [one for one in found if one.divides_frames]
         chosen = (divided or found)[-1]
         one = plan_by(lambda _, chosen=chosen: chosen, problem, impl, request.device,
                       precision=precision, passes=(pass_,))  # fmt: skip

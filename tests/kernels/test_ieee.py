@@ -25,6 +25,7 @@ from tests import agreement, emulator
 from tests.agreement import fits, plain_sums
 from tests.configurations import Data, integer_data, random_data
 from tests.cpu import test_cpu
+from tests.families import FAMILY_LAYERS
 
 pytestmark = pytest.mark.costly
 
@@ -389,51 +390,22 @@ def numpy_subjects(problem: ConvProblem, only: Collection[str] = ()) -> Iterator
 
 # -- the kernels, on the CPU -----------------------------------------------------------------------
 
-IN_PADDING = ConvProblem(
-    (1, 9, 10, 8), (16, 3, 3, 8), padding=3, data_format="NHWC", filter_format="OHWI"
-)
-STRIDED = IN_PADDING.replace(
-    filter_shape=(8, 3, 2, 8), stride=(3, 2), dilation=(1, 2), padding=((1, 0), (2, 1))
-)
-PATCHES = ConvProblem((2, 3, 10, 11), (8, 3, 3, 2), stride=(4, 3), padding=1)
-DEPTHWISE = ConvProblem((2, 8, 9, 11), (8, 1, 3, 3), padding=3, groups=8)
-STEM = ConvProblem((2, 3, 9, 10), (16, 3, 3, 3), padding=3)
-
-KERNELS = {
-    "cuda-generic": ("sm_80", ("float32", "float64", "float16"), (IN_PADDING, STRIDED)),
-    "cuda-gather": ("sm_80", ("float16", "float32", "float64", "bfloat16"), (IN_PADDING, STRIDED)),
-    "cuda-direct": (
-        "sm_80",
-        ("float32", "float64", "bfloat16"),
-        (DEPTHWISE, DEPTHWISE.replace(stride=(2, 3))),
-    ),
-    "cuda-patch": (
-        "sm_80",
-        ("float16", "float64", "bfloat16"),
-        (STEM, STEM.replace(stride=(2, 3))),
-    ),
-    "cuda-columns": (
-        "sm_80",
-        ("float32", "float64", "float16"),
-        (IN_PADDING, PATCHES),
-    ),
-    "cuda-toeplitz": ("sm_80", ("float16", "bfloat16"), (DEPTHWISE,)),
-    "cuda-hopper": ("sm_90a", ("float16", "bfloat16"), (IN_PADDING, STRIDED)),
-}
-"""Chip, dtypes that support "ieee", and layers, keyed by kernel family."""
+KERNELS = {name: layers for name, layers in FAMILY_LAYERS.items() if layers.ieee}
+"""Layers of the kernel families that support "ieee"."""
 
 
 @each_property
 @pytest.mark.parametrize("impl", KERNELS)
 def test_kernels(impl, holds):
-    for subject in kernel_subjects(impl, KERNELS[impl][1][0]):
+    for subject in kernel_subjects(impl, KERNELS[impl].ieee_dtypes[0]):
         holds(subject)
 
 
 @pytest.mark.slow
 @each_property
 @pytest.mark.parametrize(
-    ("impl", "dtype"), [(impl, dtype) for impl in KERNELS for dtype in KERNELS[impl][1][1:]]
+    ("impl", "dtype"),
+    [(impl, dtype) for impl in KERNELS for dtype in KERNELS[impl].ieee_dtypes[1:]],
 )
 def test_kernels_in_other_types(impl, dtype, holds):
     for subject in kernel_subjects(impl, dtype):
@@ -442,7 +414,7 @@ def test_kernels_in_other_types(impl, dtype, holds):
 
 def kernel_subjects(impl: str, dtype: str) -> Iterator[Subject]:
     """Yield a Subject for every supported pass of a kernel family's layers, run on the CPU."""
-    arch, _, layers = KERNELS[impl]
+    arch, layers = KERNELS[impl].arch, KERNELS[impl].ieee
 
     def by(problem: ConvProblem, pass_: str) -> Callable[[Data], np.ndarray]:
         return lambda data: agreement.compute(emulator, pass_, problem, data, impl=impl, arch=arch)
@@ -458,8 +430,8 @@ def test_every_family_that_may_be_chosen_is_among_them():
     """Kernel families that are not tested support no layer with precision="ieee"."""
     problems = [
         layer.replace(dtype=dtype)
-        for _, dtypes, layers in KERNELS.values()
-        for layer in layers
+        for layers in KERNELS.values()
+        for layer in layers.ieee
         for dtype in DECADES
     ]
     for family in FAMILIES.values():

@@ -22,6 +22,7 @@ from cupyconv.problem import ITEMSIZE, PASSES, ConvProblem
 from tests import launches
 from tests.configurations import Case
 from tests.cubins import disassemble, instructions, no_spills, resources
+from tests.families import FAMILY_LAYERS
 
 pytestmark = pytest.mark.costly
 
@@ -135,32 +136,7 @@ def _layer(name, input_shape, filter_shape, **arguments):
     return Case(name, ConvProblem(input_shape, filter_shape, **arguments))
 
 
-NHWC = {"data_format": "NHWC", "padding": "same"}
-LAYERS = {
-    "cuda-gather": (
-        _layer("wide", (32, 28, 28, 256), (3, 3, 256, 256), **NHWC),
-        _layer("narrow", (32, 56, 56, 64), (3, 3, 64, 64), stride=2, **NHWC),
-        _layer("odd", (8, 28, 28, 35), (3, 3, 35, 63), **NHWC),
-        _layer("first", (32, 3, 224, 224), (64, 3, 7, 7), stride=2, padding=3),
-    ),
-    "cuda-direct": (
-        _layer("3x3", (32, 56, 56, 128), (3, 3, 1, 128), groups=128, **NHWC),
-        _layer("stride", (32, 56, 56, 128), (3, 3, 1, 128), groups=128, stride=2, **NHWC),
-        _layer("7x7", (32, 56, 56, 96), (7, 7, 1, 96), groups=96, **NHWC),
-        _layer("31x31", (8, 32, 32, 64), (31, 31, 1, 64), groups=64, **NHWC),
-        _layer("first", (32, 96, 56, 56), (96, 1, 3, 3), groups=96, padding=1),
-        _layer("multiplied", (8, 28, 28, 32), (3, 3, 1, 64), groups=32, **NHWC),
-        _layer("grouped", (32, 56, 56, 128), (3, 3, 4, 128), groups=32, **NHWC),
-        _layer("stem", (8, 3, 224, 224), (64, 3, 7, 7), stride=2, padding=3),
-    ),
-    "cuda-toeplitz": (
-        _layer("7x7", (32, 56, 56, 96), (7, 7, 1, 96), groups=96, **NHWC),
-        _layer("7x7 of 7", (32, 768, 7, 7), (768, 1, 7, 7), groups=768, padding=3),
-        _layer("13x13", (8, 14, 14, 64), (13, 13, 1, 64), groups=64, **NHWC),
-        _layer("31x31", (8, 128, 56, 56), (128, 1, 31, 31), groups=128, padding=15),
-        _layer("row", (8, 64, 1000), (64, 1, 33), groups=64, padding=16),
-    ),
-}
+LAYERS = {name: layers.compiled for name, layers in FAMILY_LAYERS.items() if layers.compiled}
 
 
 @pytest.mark.thorough

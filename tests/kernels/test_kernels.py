@@ -205,7 +205,7 @@ def test_reduction_adds_parts_in_order(impl):
     strides = Strides.contiguous(problem)
     chosen = plan_pass(Request(problem, "backprop_filter", device, strides=strides), impl)
     for parts in (2, 15, 16, 17, 40):
-        split = replace(chosen, splits=parts, method="")
+        split = replace(chosen, splits=parts, view="", copies=())
         *_, last = launches.prepare(split, problem, strides, device)
         given = rng.standard_normal((parts, prod(problem.filter_shape))).astype("float32")
         dw = memory.empty(problem.filter_shape, arrays.numpy_dtype(problem.dtype), "w")

@@ -371,7 +371,7 @@ def test_stride_phases_cover_all_pixels_and_taps():
         strides = Strides.contiguous(problem)
         made = prepare(planned, problem, strides, device)
         met, taps_of = {}, []
-        parts = frames.parts(problem, "backprop_input", planned.method)
+        parts = frames.parts(problem, "backprop_input", planned.divides_frames)
         for launch in (one for one in made if one.entry == "conv_gather"):
             (told,), (phases,) = launch.arguments[-2:]
             end, here = 0, len(taps_of)
@@ -393,7 +393,7 @@ def test_stride_phases_cover_all_pixels_and_taps():
             assert count < 2 * prod(map(len, parts))
         expected = itertools.product(*(pixels_of_axis(told, axis) for axis in range(3)))
         expected = dict(map(pixels_and_taps, expected))
-        if planned.method.endswith(frames.DIVIDED):  # no tap reads padding frames
+        if planned.divides_frames:  # no tap reads padding frames
             for pixel, taps in expected.items():
                 inside = {tap: at for tap, at in taps.items() if 0 <= at[0] < told["output"][0]}
                 expected[pixel] = inside

@@ -105,7 +105,7 @@ def test_parameters_have_the_bytes_of_the_arguments(impl):
                 continue
             done += 1
             candidates = family.candidates(request)
-            chosen = max(candidates, key=lambda one: (one.splits > 1, bool(one.method)))
+            chosen = max(candidates, key=lambda one: (one.splits > 1, bool(one.copies)))
             for epilogue in EPILOGUES if pass_ != "backprop_filter" else (PLAIN,):
                 if epilogue.activation and problem.is_complex:
                     continue

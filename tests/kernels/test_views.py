@@ -72,9 +72,9 @@ def test_ieee_permits_no_views():
     for problem, pass_ in ((FEW_FILTERS, "backprop_filter"), (STEM, "backprop_input")):
         request = Request(problem, pass_, Device.of("sm_80"))
         found = ranked_candidates(request, "cuda-gather")
-        assert not any(EXCHANGED in one.method or FOLDED in one.method for one in found)
+        assert not any(one.view for one in found)
         others = ranked_candidates(replace(request, precision="tf32"), "cuda-gather")
-        view = next(one for one in others if EXCHANGED in one.method or FOLDED in one.method)
+        view = next(one for one in others if one.view)
         assert FAMILIES["cuda-gather"].candidate(request.reduced, view) is None
 
 
@@ -82,7 +82,7 @@ def test_operands_are_exchanged_if_that_is_faster():
     last = ConvProblem((1, 128, 256, 256), (3, 128, 3, 3), padding=1, dtype="float16")
     for problem, device in product((last, in_formats(last, "NHWC", "OHWI")), ("sm_80", "sm_90a")):
         planned = plan_pass(Request(problem, "backprop_filter", Device.of(device), "tf32"))
-        assert planned.method == EXCHANGED
+        assert planned.view == EXCHANGED
         assert f", with {EXCHANGED}: implicit GEMM" in planned.reason
     for change in (
         {"stride": 2},
@@ -92,17 +92,15 @@ def test_operands_are_exchanged_if_that_is_faster():
         {"filter_shape": (3, 128, 1, 1), "padding": 0},
     ):
         request = Request(last.replace(**change), "backprop_filter", Device.of("sm_80"), "tf32")
-        assert not any(
-            one.method.startswith(EXCHANGED) for one in ranked_candidates(request, "auto")
-        )
+        assert EXCHANGED not in {one.view for one in ranked_candidates(request, "auto")}
 
 
 def test_reasons_name_the_copied_tensor_of_the_caller():
     """The view reads the caller's x as its dy."""
-    made = plan_of_view(
-        FEW_FILTERS, f"{EXCHANGED}; x arranged", "backprop_filter", "sm_80", precision="tf32"
-    )
-    planned = made["backprop_filter"]
+    pass_ = "backprop_filter"
+    made = plan_of_view(FEW_FILTERS, EXCHANGED, pass_, "sm_80", precision="tf32")
+    made = made.with_choices(pass_, copies=("x",))
+    planned = made[pass_]
     assert planned.reason.endswith("before it, x copied with channels last")
     assert Plan.from_json(made.to_json()) == made
 
@@ -142,7 +140,7 @@ def test_folded_strides_give_exact_input_gradients(problem, dtype, precision, ar
     for number, one in enumerate(all_formats(problem.replace(dtype=dtype))):
         request = Request(one, pass_, emulator.device(arch), precision)
         ranked = ranked_candidates(request, impl)
-        names = sorted({one.method for one in ranked if FOLDED in one.method})
+        names = sorted({one.view for one in ranked if one.view})
         assert names
         name = names[number % len(names)]
         require_exact(one, name, pass_, arch, precision, impl=impl, number=2 * number)
@@ -225,7 +223,7 @@ def test_strides_are_folded_if_that_is_faster():
     for problem, device in product((first, in_formats(first, "NHWC", "OHWI")), ("sm_80", "sm_90a")):
         request = Request(problem, "backprop_input", Device.of(device), "tf32")
         planned = plan_pass(request)
-        assert planned.method.startswith(f"H and W {FOLDED}")
+        assert planned.view == f"H and W {FOLDED}"
         assert f", with H and W {FOLDED}: implicit GEMM" in planned.reason
         small = plan_pass(replace(request, workspace_limit=0))
         assert small.workspace_bytes == 0
@@ -239,5 +237,5 @@ def test_strides_are_folded_if_that_is_faster():
     ):
         request = Request(first.replace(**change), "backprop_input", Device.of("sm_80"), "tf32")
         ranked = ranked_candidates(request, "cuda-gather")
-        found = {one.method.partition(f" {FOLDED}") for one in ranked}
-        assert sorted({name for name, separator, _ in found if separator}) == expected
+        found = {one.view.removesuffix(f" {FOLDED}") for one in ranked if one.view}
+        assert sorted(found) == expected

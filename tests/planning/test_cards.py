@@ -89,8 +89,8 @@ def test_a_card_has_the_kernels_of_its_architecture():
         assert own.capability == card.capability
         planned, nominal = plan(LAYER, name), plan(LAYER, str(own.architecture))
         for one, other in zip(planned, nominal, strict=True):
-            assert (one.implementation, one.tile, one.splits, one.method) == (
-                other.implementation, other.tile, other.splits, other.method,
+            assert (one.implementation, one.tile, one.splits, one.copies) == (
+                other.implementation, other.tile, other.splits, other.copies,
             )  # fmt: skip
 
 

@@ -579,7 +579,7 @@ def _tensorflow_transposed(problem: ConvProblem) -> Translation:
             f"The program transposes the arrays to {formats.data_formats(rank)[1]} and "
             f"{formats.filter_formats(rank)[1]}, the orders that TensorFlow supports on a CPU"
         )
-    sizes, padding, crop = problem.input_sizes, problem.padding_mode.upper(), ""
+    sizes, padding, crop = problem.input_sizes, f'"{problem.padding_mode.upper()}"', ""
     extra, zeros = tuple(map(output_padding, problem.axes)), ""
     if max(problem.filter_sizes) == 1 and any(extra):
         zeros = f", {[[0, 0], *([0, each] for each in extra), [0, 0]]})"
@@ -587,13 +587,20 @@ def _tensorflow_transposed(problem: ConvProblem) -> Translation:
             "With oneDNN, TensorFlow 2.21 may crash on strided layers with one-tap filters if no "
             "input reaches the last outputs: the program adds these zeros"
         )
-    if zeros or problem.padding_mode not in ("same", "valid"):
-        padding = "VALID"
+    in_numbers = problem.padding_mode not in ("same", "valid") and any(map(any, problem.padding))
+    takes_numbers = rank == 2 and max(problem.dilation) == 1
+    if in_numbers and takes_numbers and not zeros:
+        padding = str([[0, 0], *map(list, problem.padding), [0, 0]])
+    elif zeros or problem.padding_mode not in ("same", "valid"):
+        padding = '"VALID"'
         if any(map(any, problem.padding)):
             crop = f"[:, {_inside(problem)}]"
-            flags.append(
-                f"conv{rank}d_transpose supports only SAME and VALID: the program crops the result"
-            )
+            if not takes_numbers:
+                only = "With dilation, " if rank == 2 else ""
+                flags.append(
+                    f"{only}conv{rank}d_transpose supports only SAME and VALID: the program crops "
+                    "the result"
+                )
         sizes = tuple(axis.padded_input for axis in problem.axes)
     if zeros:
         sizes = tuple(size - each for size, each in zip(sizes, extra, strict=True))
@@ -614,7 +621,7 @@ def _tensorflow_transposed(problem: ConvProblem) -> Translation:
     def one(x: str, w: str) -> str:
         return (
             f"tf.nn.conv{rank}d_transpose({x}, {w}, {shape}, strides={strides}, "
-            f'padding="{padding}"{dilations})'
+            f"padding={padding}{dilations})"
         )
 
     call = one("X", "W")

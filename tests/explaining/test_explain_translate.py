@@ -148,6 +148,13 @@ def test_programs_of_transposed_layers_match_cupyconv(framework, name):
         np.testing.assert_array_equal(names[theirs].astype(float), array.astype(float), theirs)
 
 
+def test_transposed_line_of_tensorflow_pads_in_numbers():
+    problem = ConvProblem((1, 1, 7, 7), (1, 1, 3, 3), stride=2, padding=1)
+    line = translation(problem, "tensorflow", is_transposed=True)
+    assert "padding=[[0, 0], [1, 1], [1, 1], [0, 0]]" in line.call
+    assert not any("supports only" in note for note in line.flags)
+
+
 @pytest.mark.parametrize("framework", MODULES)
 def test_programs_of_random_layers_match_cupyconv(framework):
     require(framework)

@@ -433,7 +433,8 @@ class Device:
             return Device.of_capability(text, OLD_CARDS[card])  # raises an error
         described = _described_card(text)
         match = _ARCHITECTURE.fullmatch(text.partition(",")[0].strip())
-        if match is None or (described is None and "," in text):
+        is_old = match is not None and (int(match[1]), int(match[2])) < _OLDEST
+        if match is None or (described is None and "," in text and not is_old):
             from difflib import get_close_matches  # imported only for errors
 
             near = get_close_matches(text.lower(), [*map(str.lower, CARDS)], n=3, cutoff=0.5)

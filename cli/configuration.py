@@ -266,7 +266,7 @@ def _integers(
 
 
 class UnknownBatch(tuple[int, ...]):
-    """A shape that was written with a name, such as N, as its batch size, which is read as 1."""
+    """A shape that was written with a name or ? as its batch size, which is read as 1."""
 
 
 def read_shape(what: str, value: Any, *, has_batch: bool = True) -> tuple[int, ...]:
@@ -281,7 +281,7 @@ def read_shape(what: str, value: Any, *, has_batch: bool = True) -> tuple[int, .
     if not isinstance(value, str):
         return tuple(_integers(what, value, rule, example))
     text = _bare(value)
-    names = [word for word in _sizes(text) if word.isalpha()]
+    names = [word for word in _sizes(text) if word.isalpha() or word == "?"]
     if has_batch and len(names) == 1 and text.startswith(names[0]):
         sizes = text.replace(names[0], "1", 1)
         return UnknownBatch(_integers(what, sizes, rule, example))
@@ -303,7 +303,8 @@ def _sizes(text: str) -> list[str]:
     """Return the sizes in a shape, as text; none if the text does not have the form of a shape."""
     sizes = re.split("[xX,]", _bare(text))
     known = [size for size in sizes if size.isdecimal()]
-    return sizes if len(sizes) > 1 and known and all(map(str.isalnum, sizes)) else []
+    is_shape = len(sizes) > 1 and known and all(size.isalnum() or size == "?" for size in sizes)
+    return sizes if is_shape else []
 
 
 def _bare(text: str) -> str:

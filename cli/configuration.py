@@ -19,7 +19,7 @@ import click
 
 from cupyconv import ConvError, ConvProblem
 from cupyconv.cli import output, paths
-from cupyconv.errors import Names, require_word, shown, unknown_word
+from cupyconv.errors import Names, require_word, shown, similar_argument, unknown_word
 from cupyconv.explaining import transposed
 from cupyconv.explaining.shapes import one
 from cupyconv.explaining.terms import CONVOLUTION_NAMES
@@ -914,7 +914,18 @@ def _layer(where: str, table: Mapping[str, Any]) -> Layer:
             "it is empty",
             'Write lines such as input = "1x5x5x3" and filter = "3x3x3x4"',
         )
+    meant = {"x": "input", "w": "filter", **{each: key for key, (each, _) in _READERS.items()}}
     for key in table:
+        if key in _READERS or key in _LABELS:
+            continue
+        if isinstance(table[key], dict):
+            raise ConvError(
+                f"several layers in {where} must be a list of tables",
+                f"got a table {shown(key)}",
+                f"Write [[layer]] and name = {key!r} in TOML, or a list in JSON",
+            )
+        if similar := similar_argument(key, meant):
+            raise ConvError(f"unknown key in {where}", shown(key), f"Use {meant[similar]!r}")
         require_word(f"key in {where}", key, (*_READERS, *_LABELS))
     labels = {key: _text(f"{key} in {where}", table[key]) for key in _LABELS if key in table}
     arguments = {

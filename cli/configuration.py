@@ -164,6 +164,9 @@ class Layer:
             )
         problem = offering(partial(named_problem, _TRANSPOSED_NAMES), _TRANSPOSED_NAMES, given)
         shapes = {"input_shape": problem.output_shape, "output_shape": y}
+        if self.arguments.keys() & {"output_padding", "output_shape"}:
+            given = {**self.arguments, "input_shape": problem.output_shape}
+            replace(self, arguments=given).require_output(y)
         return replace(self, arguments={**rules, "transposed": True, **shapes})
 
     def output_padding(self, problem: ConvProblem) -> tuple[int, ...]:

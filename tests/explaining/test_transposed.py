@@ -16,6 +16,7 @@ from cupyconv.cli.main import main
 from cupyconv.explaining import transposed
 from cupyconv.problem import shape_text
 from tests.browser import acted, logged
+from tests.command import refused
 from tests.explaining.test_page_knobs import HELPERS
 
 LAYER = ("1x8x4x4", "8x3x2x2", "--stride", "4", "--transposed")
@@ -178,6 +179,12 @@ def test_json_has_the_layers_own_shapes():
     assert layer["shapes"]["x"] == layer["shapes"]["dx"] == [1, 8, 4, 4]
     gives = {entry["pass"]: entry["gives"] for entry in layer["passes"]}
     assert gives == {"forward": "dx", "backprop_input": "y", "backprop_filter": "dw"}
+
+
+@pytest.mark.parametrize("option", ["--output-padding=0", "--output-shape=1x3x7x7"])
+def test_shape_of_dy_that_contradicts_an_option_is_rejected(option):
+    words = ("--filter", "4x3x3x3", "--stride", "2", "--transposed", "--dy", "1x3x8x8")
+    assert "the result is 1x3x7x7" in refused("shapes", *words, option)
 
 
 def test_toml_describes_transposed_layers(tmp_path):

@@ -188,9 +188,10 @@ def command(
         layers = bench.drawn(secrets.randbelow(10**6) if seed is None else seed, drawn)
     elif ways["a layer"]:
         notes: list[str] = []
-        layers = _configured(given, notes)
-        if notes and paths.STANDARD not in (options["json_path"], options["plot_path"]):
-            output.draw(*configuration.left_out(notes))
+        layers, readings = _configured(given, notes)
+        texts = [*readings, *configuration.left_out(notes)]
+        if texts and paths.STANDARD not in (options["json_path"], options["plot_path"]):
+            output.draw(*texts)
     else:
         layers = bench.select(suites, names)
     if only_list:
@@ -279,15 +280,21 @@ def _measure(
     return 1 if results.failed or not results.rows else 0
 
 
-def _configured(options: dict[str, Any], notes: list[str]) -> tuple[SuiteLayer, ...]:
-    """Return the layers that the options of a layer select; ``notes`` as for ``read_layers``."""
+def _configured(
+    options: dict[str, Any], notes: list[str]
+) -> tuple[tuple[SuiteLayer, ...], list[str]]:
+    """Return the layers that the options of a layer select, and notes on how shapes were read.
+
+    ``notes`` as for ``read_layers``.
+    """
     from cupyconv.bench import suites
 
     config = options["config"] or options["model"]
     stem = Path(config).stem if config else ""
-    layers = []
+    layers, readings = [], []
     for number, layer in enumerate(configuration.read_layers(options, notes), 1):
         problem = layer.problem()
+        readings += configuration.notes_on_shapes(layer, problem)
         shapes = f"{shape_text(problem.input_shape)} * {shape_text(problem.filter_shape)}"
         name = layer.name or (f"{stem}-{number}" if config else shapes)
         layers.append(suites.SuiteLayer(name, problem, layer.title or stem))
@@ -299,7 +306,7 @@ def _configured(options: dict[str, Any], notes: list[str]) -> tuple[SuiteLayer, 
             f"{min(twice)!r} occurs more than once",
             "Rename one of them",
         )
-    return tuple(layers)
+    return tuple(layers), readings
 
 
 def _quick(

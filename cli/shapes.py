@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import click
@@ -15,6 +16,7 @@ from cupyconv.cli.configuration import Layer
 from cupyconv.explaining import receptive, transposed
 from cupyconv.explaining.receptive import Field
 from cupyconv.explaining.shapes import Reason, axis_dict, axis_reasons, listed, one, reasons
+from cupyconv.explaining.terms import counted_large
 from cupyconv.planning import Plan, plan
 from cupyconv.problem import PASSES, RESULT, GemmView, bytes_text, shape_text
 
@@ -221,6 +223,7 @@ def _tables(layer: Layer, problem: ConvProblem, plans: list[Plan]) -> list[Any]:
         passes,
         *([] if beside else [below]),
         output.heading("each pass", _cost(problem), _indexing(problem)),
+        output.heading("in training", *_training(layer, problem, plans)),
     ]
 
 
@@ -239,6 +242,22 @@ def _cost(problem: ConvProblem) -> str:
         f"{output.scaled(problem.flops, 'FLOP')}, {bytes_text(problem.bytes)} if each tensor "
         f"moves once, {problem.arithmetic_intensity:.3g} FLOP/byte"
     )
+
+
+def _training(layer: Layer, problem: ConvProblem, plans: list[Plan]) -> list[str]:
+    """Return the numbers of parameters, and the memory of tensors, gradients and workspaces."""
+    weights, biases = prod(problem.filter_shape), problem.C if layer.is_transposed else problem.K
+    workspaces = [
+        f"{bytes_text(max(planned.workspace_bytes for planned in device_plan))} on {name}"
+        for device_plan in plans
+        if (name := device_plan.device.name) != "cpu"
+    ]
+    return [
+        f"{weights + biases:,} parameters: {counted_large(weights, 'weight')} and "
+        f"{biases:,} in the bias",
+        f"x, w and y take {bytes_text(problem.bytes)}, and dx, dw and dy the same again",
+        *([f"largest workspace of a pass: {', '.join(workspaces)}"] if workspaces else []),
+    ]
 
 
 def _indexing(problem: ConvProblem) -> str:

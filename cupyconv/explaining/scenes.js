@@ -203,12 +203,17 @@ const scenes = (() => {
     const left = axes.map((axis) => output_padding(axis));
     const isPadded = axes.every((axis) => axis.filter === 1) && left.some(Boolean);
     const isWord = !isPadded && (mode === "same" || mode === "valid");
-    const isCropped = !isWord && axes.some((axis) => axis.pad_before || axis.pad_after);
-    const sizes = axes.map((axis, i) => (isWord ? axis.input : axis.padded_input) - (isPadded ? left[i] : 0));
+    const hasPads = !isWord && axes.some((axis) => axis.pad_before || axis.pad_after);
+    const isInNumbers = hasPads && !isPadded && rank === 2 && Math.max(...dilation) === 1;
+    const isCropped = hasPads && !isInNumbers;
+    const pads = list([[0, 0], ...axes.map((axis) => [axis.pad_before, axis.pad_after]), [0, 0]]);
+    const padding = isInNumbers ? pads : `"${isWord ? mode.toUpperCase() : "VALID"}"`;
+    const sizes = axes.map((axis, i) =>
+      (isWord || isInNumbers ? axis.input : axis.padded_input) - (isPadded ? left[i] : 0));
     const each = (values) => rank === 1 ? values[0] : list(rank === 2 ? values : [1, ...values, 1]);
     const gaps = Math.max(...dilation) > 1 ? `, dilations=${each(dilation)}` : "";
     const call = (x, w) => `tf.nn.conv${rank}d_transpose(${x}, ${w}, ${list([N, ...sizes, C / groups])}, ` +
-      `strides=${each(stride)}, padding="${isWord ? mode.toUpperCase() : "VALID"}"${gaps})`;
+      `strides=${each(stride)}, padding=${padding}${gaps})`;
     const all = groups === 1 ? call("X", "W")
       : `tf.concat([${call("a", "b")} for a, b in zip(tf.split(X, ${groups}, -1), tf.split(W, ${groups}, -1))], -1)`;
     const zeros = `, ${list([[0, 0], ...left.map((one) => [0, one]), [0, 0]])})`;

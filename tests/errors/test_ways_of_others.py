@@ -119,6 +119,7 @@ def test_every_function_lists_its_arguments(way):
     [
         "Nx5x9x8 2x5x3x3",
         "'(None, 5, 9, 8)' 2x5x3x3",
+        "?x5x9x8 2x5x3x3",
         "(1,5,9,8) (2,5,3,3)",
         "[1,5,9,8] [2,5,3,3,]",
         "'torch.Size([1, 5, 9, 8])' '2, 5, 3, 3'",
@@ -152,6 +153,13 @@ def test_a_filter_that_is_likelier_in_another_order_is_noted(command, layer):
     text = " ".join(result.stdout.split())
     assert ("note: " in text) == bool(NOTES[layer])
     assert NOTES[layer] in text
+
+
+def test_bench_notes_how_it_reads_shapes():
+    words = ("Nx3x8x8", "3x3x3x6", "--pass", "forward", "--seconds", "0.001", "--peers", "none")
+    text = " ".join(CliRunner().invoke(main, ["bench", "--device", "cpu", *words]).stdout.split())
+    assert "the batch size is unknown" in text
+    assert "use --filter-format HWIO" in text
 
 
 ORDERS = {

@@ -16,6 +16,7 @@ from cupyconv.cli.main import main
 from cupyconv.explaining import transposed
 from cupyconv.problem import shape_text
 from tests.browser import acted, logged
+from tests.command import refused
 from tests.explaining.test_page_knobs import HELPERS
 
 LAYER = ("1x8x4x4", "8x3x2x2", "--stride", "4", "--transposed")

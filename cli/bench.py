@@ -297,6 +297,8 @@ def _configured(
         readings += configuration.notes_on_shapes(layer, problem)
         shapes = f"{shape_text(problem.input_shape)} * {shape_text(problem.filter_shape)}"
         name = layer.name or (f"{stem}-{number}" if config else shapes)
+        if layer.is_transposed:
+            readings.append(f"{name}: {configuration.TRANSPOSED_PASSES}")
         layers.append(suites.SuiteLayer(name, problem, layer.title or stem))
     names = [layer.name for layer in layers]
     twice = [name for name in names if names.count(name) > 1]

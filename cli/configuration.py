@@ -248,7 +248,7 @@ def _integers(
 ) -> list[int]:
     """Parse integers such as ``2x1``, ``2,1``, ``2`` or, in TOML, ``[2, 1]``."""
     if isinstance(value, str):
-        parts = re.split(separators, value.strip().lower())
+        parts = re.split(separators, _bare(value).lower())
         if not all(re.fullmatch(r"\s*[-+]?[0-9]+\s*", part) for part in parts):
             raise _wrong(what, value, rule, example)
         try:
@@ -282,12 +282,13 @@ def read_shape(what: str, value: Any, *, has_batch: bool = True) -> tuple[int, .
     """
     rule, example = "a shape, written as sizes separated by x or commas", "1x5x5x3 or 1,5,5,3"
     if not isinstance(value, str):
-        return tuple(_integers(what, value, rule, example))
+        is_unknown = has_batch and isinstance(value, list) and value[:1] == [None]
+        sizes = _integers(what, [1, *value[1:]] if is_unknown else value, rule, example)
+        return UnknownBatch(sizes) if is_unknown else tuple(sizes)
     text = _bare(value)
     names = [word for word in _sizes(text) if word.isalpha() or word == "?"]
     if has_batch and len(names) == 1 and text.startswith(names[0]):
-        sizes = text.replace(names[0], "1", 1)
-        return UnknownBatch(_integers(what, sizes, rule, example))
+        return UnknownBatch(_integers(what, text.replace(names[0], "1", 1), rule, example))
     if names:
         raise ConvError(
             f"every size of {what} must be a number",
@@ -311,9 +312,9 @@ def _sizes(text: str) -> list[str]:
 
 
 def _bare(text: str) -> str:
-    """Return a shape without spaces and brackets, such as ``torch.Size([1, 5])`` or ``(1, 5)``."""
-    bare = re.sub(r"\s", "", text)
-    inside = re.fullmatch(r"(?:torch\.Size)?[(\[]+([^()\[\]]+?),?[)\]]+", bare)
+    """Return sizes without brackets and the spaces between, as in ``torch.Size([1, 5])``."""
+    bare = re.sub(r"\s*([xX,()\[\]])\s*", r"\1", text.strip())
+    inside = re.fullmatch(r"(?:torch\.Size|TensorShape)?[(\[]+([^()\[\]]+?),?[)\]]+", bare)
     return inside[1] if inside else bare
 
 
@@ -838,12 +839,18 @@ def _json(text: str) -> dict[str, Any]:
 
 
 def _csv(text: str) -> dict[str, Any]:
-    """Return the rows below the header as layers; an empty cell leaves its key out."""
+    """Return the rows below the header as layers; an empty cell leaves its key out.
+
+    Cells are divided by commas, semicolons or tabs, whichever the header has.
+    """
     import csv
     import io
 
     flags = {"true": True, "false": False}
-    rows = csv.DictReader(io.StringIO(text, newline=""), restkey="a column without a heading")
+    header = text.partition("\n")[0]
+    delimiter = max(",;\t", key=header.count)
+    lines = io.StringIO(text, newline="")
+    rows = csv.DictReader(lines, restkey="a column without a heading", delimiter=delimiter)
     return {
         "layers": [
             {
@@ -858,7 +865,9 @@ def _csv(text: str) -> dict[str, Any]:
 
 _FORMATS: Mapping[str, tuple[str, Callable[[str], dict[str, Any]], str]] = {
     ".json": ("JSON", _json, '[{"input": "1x5x5x3", "filter": "3x3x3x4"}]'),
-    ".csv": ("CSV", _csv, 'a line "input,filter", and below it "1x5x5x3,3x3x3x4"'),
+    **dict.fromkeys(
+        (".csv", ".tsv"), ("CSV", _csv, 'a line "input,filter", and below it "1x5x5x3,3x3x3x4"')
+    ),
     "": ("TOML", _toml, 'lines such as input = "1x5x5x3"'),
 }
 """Name, parser and example of the format of a file of layers, keyed by suffix; else TOML."""
@@ -938,6 +947,10 @@ def _layer(where: str, table: Mapping[str, Any]) -> Layer:
     }
     values = require_kind(f"values in {where}", labels.get("values", KINDS[0]))
     return Layer(labels.get("name"), labels.get("title"), arguments, values)
+
+
+TRANSPOSED_PASSES = "forward computes dx of the layer, backprop_input computes y"
+"""Meaning of the passes of a transposed layer's convolution."""
 
 
 # -- printing a configuration ----------------------------------------------------------------------

@@ -112,7 +112,7 @@ def command(
         for plans in zip(*by_device, strict=True):
             parts.append(shapes.title(plans[0].layer, plans[0].problem))
             if plans[0].layer.is_transposed:
-                parts.append("forward computes dx of the layer, backprop_input computes y")
+                parts.append(configuration.TRANSPOSED_PASSES)
             for one in plans:
                 parts += [output.heading(f"on {one.plan.place}"), *_in_full(one)]
     for plans in by_device if len(layers) > 1 else ():

@@ -86,7 +86,7 @@ def diagnose(
         transposed: whether the layer is transposed; w then has the format of the convolution that
             the layer reverses.
         output_padding: output padding of a transposed layer; by default, that of y.
-        activation: "relu", "silu" or "gelu" for a layer whose y has this activation.
+        activation: "relu", "silu" or "gelu" for a layer whose y has this activation; only for y.
         advance: function that is called now and then with the share of the search that is done,
             from 0 to 1.
 
@@ -117,6 +117,13 @@ def diagnose(
             "Pass one of them",
         )
     require_word("activation", activation, ACTIVATIONS)
+    gradients = [name for name in results if name != "y"]
+    if activation is not None and gradients:
+        raise ConvError(
+            "only y may have an activation in a diagnosis, as dy is the gradient before it",
+            f"got activation={activation!r} with {listed(gradients)}",
+            "Multiply dy by the derivative of the activation, and pass it without activation",
+        )
     layer = {
         "stride": stride,
         "padding": padding,

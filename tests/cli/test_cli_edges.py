@@ -84,7 +84,7 @@ def test_many_devices_get_one_row_each():
     )
     rows = [line.split() for line in text.splitlines()]
     assert ["device", "forward", "backprop_input", "backprop_filter"] in rows
-    assert [row[0] for row in rows if row and row[0] in devices] == list(devices)
+    assert [row[0] for row in rows if len(row) == 4 and row[0] in devices] == list(devices)
 
 
 def test_one_dimensional_layers_have_samples():
@@ -624,6 +624,10 @@ LISTS = {
     "a.csv": "name,input,filter,stride,groups,transposed\na,1x3x8x8,4x3x3x3,2,,\n"
     'b,"1,4,3,3",4x2x3x3,,1,true\n',
 }
+LISTS["semicolons.csv"] = "name;input;filter;stride;groups;transposed\na;1,3,8,8;4x3x3x3;2;;\n"
+LISTS["semicolons.csv"] += "b;N,4,3,3;4x2x3x3;;1;true\n"
+LISTS["a.tsv"] = LISTS["semicolons.csv"].replace(";", "\t")
+LISTS["unknown.json"] = LISTS["a.json"].replace("[1, 4", "[null, 4")
 """The same two layers as TOML, JSON and CSV, keyed by file name."""
 
 
@@ -646,7 +650,7 @@ def test_a_list_of_layers_may_have_any_format(tmp_path, name):
         ("a.json", '[{"input": null, "filter": "1x1x3"}]', "got None"),
         ("a.csv", "", "must have a list of layers: got []"),
         ("a.csv", "input,filter\n1x1x9,1x1x3,5\n", "key in layer 1 of a.csv: 'a column without a"),
-        ("a.csv", "input,strides\n1x1x9,2\n", "Did you mean 'stride'"),
+        ("a.csv", "input,strides\n1x1x9,2\n", "Use 'stride'"),
         ("a.csv", "input\n" + "1" * 200_000, "must be CSV: field larger than"),
         ("a.csv", "input,filter,transposed\n1x1x9,1x1x3,maybe\n", "must be true or false"),
     ],

@@ -91,6 +91,7 @@ COMMANDS = {
     "'(1, 5, None, 8)' 2x5x3x3": "Write a number instead of None",
     "shapes 1x5x8x8 Kx5x3x3": "every size of --filter must be a number",
     "shapes 1x5x8x8 2x5xx3": "the short form must have two shapes",
+    "shapes --input '1 5,8,8' --filter 2x5x3": "--input must be a shape",
 }
 """Part of the message, keyed by the command line."""
 
@@ -121,7 +122,8 @@ def test_every_function_lists_its_arguments(way):
         "'(None, 5, 9, 8)' 2x5x3x3",
         "?x5x9x8 2x5x3x3",
         "(1,5,9,8) (2,5,3,3)",
-        "[1,5,9,8] [2,5,3,3,]",
+        "[1,5,9,8] [2,5,3,3,] --stride '(1, 1)' --padding [0,0]",
+        "'TensorShape([1, 5, 9, 8])' '2 x 5 x 3 x 3'",
         "'torch.Size([1, 5, 9, 8])' '2, 5, 3, 3'",
     ],
 )

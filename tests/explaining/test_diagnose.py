@@ -528,6 +528,7 @@ def test_several_results_are_diagnosed_together():
         ({"x": X[:0], "w": W, "y": Y[:0]}, "must have elements"),
         ({"x": X, "w": W, "y": Y, "bias": X}, "one value per channel"),
         ({"x": X, "w": W, "y": Y, "activation": "tanh"}, "unknown activation"),
+        ({"w": W, "dy": DY, "dx": DX, "activation": "relu"}, "Multiply dy by the derivative"),
     ],
 )
 def test_wrong_arguments_are_rejected(tensors, message):

@@ -22,10 +22,7 @@ from typing import Any, TextIO
 
 import click
 
-from cupyconv.markup import Block, Paragraph, Section, Table, Verbatim, visible
-
-PIPED_WIDTH = 100
-"""Characters per line of output that does not go to a terminal (hand-set)."""
+from cupyconv.markup import WIDTH, Block, Paragraph, Section, Table, Verbatim, visible
 
 LONGEST_ERROR = 2000
 """Most characters of an error message; a longer message is shortened in the middle (hand-set)."""
@@ -166,7 +163,7 @@ def coloured() -> bool:
 def width() -> int:
     """Return the number of characters per line of standard output, at least 40."""
     fixed = is_terminal(sys.stdout) or os.environ.get("COLUMNS", "").isdigit()
-    return max(shutil.get_terminal_size().columns if fixed else PIPED_WIDTH, 40)
+    return max(shutil.get_terminal_size().columns if fixed else WIDTH, 40)
 
 
 def strong(text: str) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 WIDTH = 100
-"""Default width of text in characters (hand-set)."""
+"""Width in characters of text whose reader has no terminal (hand-set)."""
 
 UNBOUND = 1 << 30
 """Width in characters that keeps text unwrapped."""

@@ -38,7 +38,7 @@ CONTENDERS = 8  # largest number of candidates that are measured (hand-set)
 ROUNDS = 3  # samples of each candidate (hand-set)
 SAMPLE_SECONDS = 1e-3  # shortest sample in s; samples of MOST_CALLS calls may be shorter (hand-set)
 MOST_CALLS = 50  # largest number of calls per sample (hand-set)
-LEAD = 2  # time that the GPU waits before a sample, in the host's time of its calls (hand-set)
+LEAD = 3  # time that the GPU waits before a sample, in the host's time of its calls (hand-set)
 MOST_LEAD = 0.02  # longest time in s that the GPU waits before a sample (hand-set)
 CLEARLY_FASTER = 0.97  # largest time ratio at which a candidate replaces the planned one (hand-set)
 

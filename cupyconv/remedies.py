@@ -15,17 +15,12 @@ from typing import Any
 from cupyconv import formats
 from cupyconv.errors import OWNERS, ConvError, ConvTypeError, Fix, Names, Phrase
 
-MOST_ORDERS = 2
-"""Largest number of changes of a format or of the order of axes that an error offers (hand-set)."""
-
-MOST_RULES = 2
-"""Largest number of changes of padding or stride that an error offers (hand-set)."""
+MOST_ALIKE = 2
+"""Largest number of changes of one kind that an error offers (hand-set).  The kinds are the memory
+order; padding and stride; and pairs of changes."""
 
 MOST_OTHERS = 4
 """Largest number of changes other than of the memory order that an error offers (hand-set)."""
-
-MOST_PAIRS = 2
-"""Largest number of pairs of changes that an error offers if no single change works (hand-set)."""
 
 MOST_STRIDE = 64
 """Largest stride that a message suggests (hand-set)."""
@@ -590,8 +585,8 @@ def _working(check: Callable[[Fix], None], call: Call, candidates: Sequence[Fix]
     limit = call.filter_score()
     # A filter with as many taps on each axis is hardly one of another shape in another order.
     plausible = (fix for fix in orders if limit[0] > 1 or call.after(fix).filter_score()[0] == 1)
-    swaps = _distinct(filter(works, plausible), MOST_ORDERS)
-    rules = _distinct(filter(works, call.rules()), MOST_RULES)
+    swaps = _distinct(filter(works, plausible), MOST_ALIKE)
+    rules = _distinct(filter(works, call.rules()), MOST_ALIKE)
     changes = _distinct([*rules, *filter(works, [*others, *call.steps()])], MOST_OTHERS)
     if swaps or changes:
         likely = [
@@ -604,7 +599,7 @@ def _working(check: Callable[[Fix], None], call: Call, candidates: Sequence[Fix]
         data = [fix for fix in likely if fix.changes.keys() - {"filter_shape", "filter_format"}]
         groups = filter(works, call.depthwise())
         ordered = [*data, *groups, *likely, *changes, *unlikely]
-        return _distinct(ordered, MOST_ORDERS + MOST_OTHERS)
+        return _distinct(ordered, MOST_ALIKE + MOST_OTHERS)
     pairs = (
         both
         for first in (*orders, *others)
@@ -612,7 +607,7 @@ def _working(check: Callable[[Fix], None], call: Call, candidates: Sequence[Fix]
         if not (call.layout and first.changes.keys() & second.changes.keys())
         and works(both := _combined(first, second))
     )
-    return _distinct(pairs, MOST_PAIRS)
+    return _distinct(pairs, MOST_ALIKE)
 
 
 def _second_fixes(call: Call, first: Fix) -> Iterator[Fix]:

@@ -27,7 +27,7 @@ from cupyconv.explaining.conventions import (
 )
 from cupyconv.explaining.search import LEAST_EVIDENCE, LEVELS, ROUNDINGS, Comparison, Search
 from cupyconv.explaining.shapes import listed
-from cupyconv.explaining.terms import counted_large, indexed, plain
+from cupyconv.explaining.terms import SHOWN_FIRST, SHOWN_LAST, counted_large, indexed, plain
 from cupyconv.formats import SPATIAL_AXES
 from cupyconv.markup import Block, Document, Paragraph, Section, Table, Verbatim
 from cupyconv.problem import ITEMSIZE, ConvProblem, counted, require_output, shape_text
@@ -42,8 +42,8 @@ ACTIVATIONS = (None, "relu", "silu", "gelu")
 LARGEST = 1e70
 """Largest magnitude of an array (hand-set): float64 has the squares of products."""
 
-SHOWN_TERMS = 6
-"""Largest number of products of an element that are printed (hand-set)."""
+SHOWN_TERMS = SHOWN_FIRST + SHOWN_LAST
+"""Largest number of products of an element that are printed."""
 
 LISTED = 8
 """Largest number of other conventions that are printed (hand-set)."""

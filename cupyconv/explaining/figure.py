@@ -19,6 +19,7 @@ from cupyconv.explaining.scene import PAD, Direction, Scene, cut_text
 from cupyconv.explaining.shapes import the
 from cupyconv.explaining.terms import Element
 from cupyconv.explaining.values import short
+from cupyconv.markup import WIDTH
 from cupyconv.problem import ConvAxis, ConvProblem, counted
 from cupyconv.svg import Canvas, themed
 
@@ -48,9 +49,6 @@ Only both ends of a longer axis are drawn.  A strip may have more cells to show 
 MOST_FOR_WINDOW = 48
 """Largest number of cells, from the start of a strip to the end of its marked window, for which all
 of these cells are drawn (hand-set)."""
-
-PROSE = 104
-"""Largest number of characters in a line of text (hand-set)."""
 
 _INK, _SOFT, _PAPER = ("#1f2933", "#e8ecf1"), ("#52606d", "#b3bec9"), ("#fff", "#14181d")
 _EDGE, _FIRST, _SECOND = ("#9aa5b1", "#66717e"), ("#9a5710", "#fbd38d"), ("#0f766e", "#7fd6c6")
@@ -239,7 +237,7 @@ def _shade(count: int, most: int) -> str:
 
 def _prose(canvas: Canvas, x: float, y: float, text: str) -> float:
     """Draw a text in lines; return the base line of the next line."""
-    for line in textwrap.wrap(text, PROSE):
+    for line in textwrap.wrap(text, WIDTH):
         canvas.text(x, y, line, "soft")
         y += 17
     return y

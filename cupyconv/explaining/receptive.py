@@ -11,10 +11,8 @@ from fractions import Fraction
 from math import prod
 from typing import NamedTuple
 
+from cupyconv.explaining.terms import MOST_LISTED
 from cupyconv.problem import ConvAxis, ConvProblem, counted
-
-_MOST = 100_000
-"""Largest number of taps of a layer, and of inputs, that are listed one by one (hand-set)."""
 
 Layers = Sequence[tuple[ConvAxis, bool]]
 """Layers along an axis, from the first to the last, each with whether it is transposed."""
@@ -43,13 +41,13 @@ def field(layers: Layers) -> Field | None:
     forward = prod(axis.stride for axis, is_transposed in layers if not is_transposed)
     period = prod(axis.stride for axis, is_transposed in layers if is_transposed)
     # The fields of outputs that are this far apart have the same size.
-    if period > _MOST:
+    if period > MOST_LISTED:
         return None
     sizes = []
     for output in range(period):
         read = {output}
         for axis, is_transposed in reversed(layers):
-            if axis.filter * len(read) > _MOST:
+            if axis.filter * len(read) > MOST_LISTED:
                 return None
             read = set(_inputs(axis, is_transposed, read))
         sizes.append(max(read) - min(read) + 1 if read else 0)

@@ -20,15 +20,12 @@ from cupyconv import arrays
 from cupyconv.errors import ConvError
 from cupyconv.explaining import adjoints, shapes, terms
 from cupyconv.explaining.counts import visible, with_gaps
-from cupyconv.explaining.terms import Element
+from cupyconv.explaining.terms import MOST_LISTED, Element
 from cupyconv.explaining.values import OPERANDS, Values
 from cupyconv.problem import ConvAxis, ConvProblem, shape_text
 
 PAD, ZERO = -1, -2
 """Contents of cells without an element of a tensor: padding, or a zero between dilated elements."""
-
-MOST_DRAWN = 100_000
-"""Largest size of an axis, with padding, of a layer that is drawn (hand-set)."""
 
 RESULTS = ("dw", "dx", "y")
 
@@ -320,9 +317,9 @@ def scene(
     """
     for axis in problem.axes:
         size = max(axis.padded_input, axis.effective_filter, axis.output)
-        if size > MOST_DRAWN:
+        if size > MOST_LISTED:
             raise ConvError(
-                f"a layer must have at most {MOST_DRAWN:,} positions on an axis to be drawn, "
+                f"a layer must have at most {MOST_LISTED:,} positions on an axis to be drawn, "
                 "padding included",
                 f"it has {size:,}",
                 "Draw a smaller layer with the same stride and taps",

@@ -38,7 +38,8 @@ MOST_FLOPS = 4e9
 """Largest number of floating-point operations of one comparison of a whole result (hand-set)."""
 
 MOST_COMPARED = 8_000_000
-"""Largest number of elements of each tensor in one comparison (hand-set)."""
+"""Largest number of elements of each tensor in one comparison, and of a matrix of windows
+(hand-set)."""
 
 MOST_FITS = 24
 """Largest number of conventions that fit and are listed (hand-set)."""
@@ -52,9 +53,6 @@ BLOCK = {1: 256, 2: 24, 3: 8}
 SAMPLES = 64
 """Number of sampled elements (hand-set)."""
 
-MOST_COPIED = 1 << 22
-"""Largest number of elements of a matrix of windows (hand-set)."""
-
 LEAST_EVIDENCE = 32.0
 """Smallest number of bits of a result from which a convention is concluded (hand-set).
 
@@ -65,11 +63,8 @@ ROUGH = 0.05
 """Largest relative difference of a sampled element that agrees (hand-set)."""
 
 NEARBY = 1.5
-"""Largest additional distance at which other conventions are sought after one fits (hand-set)."""
-
-
-PATIENCE = 2.0
-"""Additional distance at which plain sums are sought before a scale or unknown bias (hand-set)."""
+"""Largest additional distance at which other conventions are sought after one fits, and at which
+plain sums are sought before a scale or an unknown bias (hand-set)."""
 
 
 class Level(NamedTuple):
@@ -246,7 +241,7 @@ class Search:
             if not self._is_found:
                 found = sample.candidates(other)
                 later += [(distance, near) for near in found if near.share >= _AGREEING]
-            while later and distance > later[0][0] + PATIENCE and not self._is_found:
+            while later and distance > later[0][0] + NEARBY and not self._is_found:
                 self._consider(*later.pop(0))
         if not self._is_found:
             for distance, near in later:
@@ -818,7 +813,7 @@ class _Sample:
             writeable=False,
         )
         # Windows are copied to one matrix for a few positions of the first axis at once.
-        rows = max(MOST_COPIED // max(windows.size // extents[0], 1), 1)
+        rows = max(MOST_COMPARED // max(windows.size // extents[0], 1), 1)
         axes: Any = [0, *range(2 + rank, 2 + 2 * rank)], [0, *range(2, 2 + rank)]
         weights = weights.astype(np.result_type(weights, np.float64))
         parts = [

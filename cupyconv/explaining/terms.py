@@ -61,7 +61,7 @@ MOST_VALUES = 50_000_000
 """Largest number of terms whose values are computed; more terms need much memory (hand-set)."""
 
 MOST_LISTED = 100_000
-"""Largest number of terms that can be listed in full (hand-set)."""
+"""Largest number of terms, taps or positions that are listed one by one (hand-set)."""
 
 _DIGITS = {
     "float16": 3,

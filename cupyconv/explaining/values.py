@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from cupyconv import arrays
 from cupyconv.errors import require_word
+from cupyconv.markup import WIDTH
 from cupyconv.problem import REAL_PART, ConvProblem
 
 OPERANDS = ("x", "w", "dy")
@@ -29,9 +30,6 @@ MOST_ELEMENTS = 20_000_000
 
 MOST_FLOPS = 5e9
 """Largest number of floating-point operations of a pass that is computed by default (hand-set)."""
-
-PLANES_WIDTH = 92
-"""Width in characters up to which ``planes`` puts planes side by side (hand-set)."""
 
 
 def require_kind(what: str, kind: str) -> str:
@@ -243,7 +241,7 @@ def planes(problem: ConvProblem, tensor: str, array: Any) -> Iterator[str]:
         rows = ["  ".join(text.rjust(cell) for text in row) for row in plane]
         blocks.append((f"{tensor}[{','.join(map(str, place))}]", rows))
     wide = max(max(len(name), len(rows[0])) for name, rows in blocks) + 4
-    beside = max(PLANES_WIDTH // wide, 1)
+    beside = max(WIDTH // wide, 1)
     if tensor in ("w", "dw"):  # start a new row of planes for each filter
         beside = min(beside, texts.shape[1])
     for first in range(0, len(blocks), beside):

@@ -32,15 +32,12 @@ from cupyconv.kernels.gather import CUDA_GATHER, aligned, product_launch
 from cupyconv.kernels.limits import LARGEST_EXTENT, MOST_BLOCKS, Count, extent_counts
 from cupyconv.kernels.request import PLAIN, Epilogue, Request
 from cupyconv.kernels.strides import Strides
+from cupyconv.kernels.views import FEW
 from cupyconv.launch import STORAGE, FilterForm, Launch, Part
 from cupyconv.problem import ITEMSIZE, ConvProblem, derived
 
 THREADS, CHANNELS = 256, 4
 """Threads per block of the sum kernel, and number of channels that a thread computes per pixel."""
-
-MOST_FILTERS = 32
-"""Largest number of filters per group in forward (hand-set).  With more filters, cuda-gather fills
-its tiles without columns, if it can compute the layer."""
 
 MOST_TIMES, SMALL_BYTES, LARGE_BYTES, MOST_BYTES = 8, 64 << 20, 512 << 20, 4 << 30
 """Limits on the bytes of the columns (hand-set).  The columns may take MOST_TIMES the bytes of x, w
@@ -207,9 +204,9 @@ class ColumnSums(Family):
         if problem.is_complex:
             return "cuda-columns computes real numbers"
         filters = problem.K // problem.groups
-        many = request.pass_ == "forward" and filters > MOST_FILTERS
+        many = request.pass_ == "forward" and filters > FEW
         if many and not CUDA_GATHER.refuses(request):
-            return f"cuda-columns takes up to {MOST_FILTERS} filters per group, not {filters}"
+            return f"cuda-columns takes up to {FEW} filters per group, not {filters}"
         _, _, channels = _result(request)
         count = problem.groups * channels * prod(problem.filter_sizes)
         if count > LARGEST_EXTENT:

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 MAX_PHASES = 32
-"""Largest number of stride phases per launch; a kernel parameter contains them all (hand-set)."""
+"""Largest number of stride phases per launch: the largest power of two whose StridePhases fit the
+4096 bytes of a kernel's parameters (CUDA's rule)."""
 
 MOST_PHASES = 8 * MAX_PHASES
 """Largest number of stride phases of a pass (hand-set)."""
@@ -78,7 +79,7 @@ BY_REGISTERS = {
     (64, 64, 8): 4,
 }
 """Largest number of blocks per SM that a tensor-core tile with 32-bit indices gets registers for,
-keyed (block_m, block_n, itemsize); other tiles get registers for RESIDENT blocks (hand-set)."""
+keyed (block_m, block_n, itemsize); other tiles get registers for RESIDENT blocks (counted)."""
 
 
 class Access(NamedTuple):

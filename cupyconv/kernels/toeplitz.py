@@ -36,9 +36,6 @@ columns, in 5 products."""
 _LARGEST_STRIPS = 8
 """Largest number of strips of 8 columns per block (hand-set)."""
 
-_MOST_SHARED = 99
-"""Largest shared memory per block in KiB (hand-set).  Two such blocks fit on an SM with 228 KiB."""
-
 
 @dataclass(frozen=True)
 class Tiling:
@@ -134,7 +131,7 @@ def ranked_tilings(request: Request) -> tuple[Tiling, ...]:
 
 def _most_shared(request: Request) -> int:
     """Return the largest shared memory per block, in bytes."""
-    return min(request.chip.block_shared, _MOST_SHARED) << 10
+    return request.chip.block_shared << 10
 
 
 def _tilings(request: Request) -> Iterator[Tiling]:

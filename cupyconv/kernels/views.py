@@ -29,7 +29,8 @@ FOLDED = "folded into channels"
 """End of the name of a view that ``folded`` returns, after the names of the axes."""
 
 FEW = 32
-"""Largest number of channels for which strides are folded into channels (hand-set)."""
+"""Largest number of channels, or filters, for which most columns of a tile are padding (hand-set).
+Then strides are folded into channels, and cuda-columns computes forward."""
 
 
 @dataclass(frozen=True)

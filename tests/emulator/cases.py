@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from unittest import mock
 
 import numpy as np
@@ -18,18 +19,7 @@ from cupyconv.problem import REAL_ITEMSIZE, REAL_PART
 from tests import agreement, emulator, views
 from tests.activations import ACTIVATIONS
 from tests.agreement import fits, plan_with, plan_with_tiling, plan_without_copies
-from tests.configurations import (
-    CASES,
-    COLUMNS_CASES,
-    DIRECT_CASES,
-    FAMILY_CASES,
-    HOPPER_CASES,
-    PATCH_CASES,
-    TOEPLITZ_CASES,
-    in_formats,
-    integer_data,
-    random_data,
-)
+from tests.configurations import CASES, FAMILY_CASES, in_formats, integer_data, random_data
 from tests.families import FAMILY_LAYERS
 
 from . import (
@@ -41,18 +31,9 @@ from . import (
     settings,
 )
 
-_PROBLEMS = {
-    case.name: case.problem
-    for case in (
-        *CASES,
-        *FAMILY_CASES,
-        *DIRECT_CASES,
-        *HOPPER_CASES,
-        *TOEPLITZ_CASES,
-        *PATCH_CASES,
-        *COLUMNS_CASES,
-    )
-}
+# Of edge cases with the same name, the first family's case is used.
+_EDGE_CASES = chain.from_iterable(one.edge_cases for one in reversed(FAMILY_LAYERS.values()))
+_PROBLEMS = {case.name: case.problem for case in (*CASES, *FAMILY_CASES, *_EDGE_CASES)}
 _PROBLEMS |= {
     "deeper_filter_dilated": ConvProblem(
         (1, 16, 9, 6, 4),

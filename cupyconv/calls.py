@@ -204,6 +204,7 @@ class Call:
         except BaseException as error:
             # The error's traceback keeps this call's frames, which keep the copies.  Copies made
             # during a graph capture must be freed before the capture ends.
+            readable = None
             traceback.clear_frames(error.__traceback__)
             raise
 

@@ -11,6 +11,7 @@ import pytest
 import cupyconv
 from cupyconv import ConvProblem, arrays, backends, warming
 from cupyconv.calls import forget
+from cupyconv.cpu import threads
 from cupyconv.gpu import compiler, runtime
 from cupyconv.kernels.strides import Strides
 from cupyconv.problem import PASSES
@@ -79,7 +80,7 @@ def test_call_compiles_its_kernels_in_parallel(own_cache, nothing_loaded, monkey
         return compile_one(*inputs)
 
     monkeypatch.setattr(compiler, "compile_cubin", compile_cubin)
-    monkeypatch.setattr(compiler, "cores", lambda: 2)
+    monkeypatch.setattr(threads, "cores", lambda: 2)
     data = integer_data(problem)
     arguments = {**problem.keywords, "impl": "cuda-hopper"}
     result = cupyconv.conv_forward(cupy.asarray(data.x), cupy.asarray(data.w), **arguments)

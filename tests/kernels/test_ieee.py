@@ -7,9 +7,11 @@ Subject, so that they apply to any implementation.  They compare results with th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -19,7 +21,10 @@ import cupyconv
 from cupyconv import ConvProblem
 from cupyconv.arrays import numpy_dtype
 from cupyconv.cpu import choice, loops
+from cupyconv.kernels.views import EXCHANGED, FOLDED
+from cupyconv.planning import Request
 from cupyconv.planning.families import FAMILIES
+from cupyconv.planning.plan import ranked_candidates
 from cupyconv.problem import PASSES, ConvAxis
 from tests import agreement, emulator
 from tests.agreement import fits, plain_sums
@@ -395,13 +400,22 @@ IN_PADDING = ConvProblem(
 STRIDED = IN_PADDING.replace(
     filter_shape=(8, 3, 2, 8), stride=(3, 2), dilation=(1, 2), padding=((1, 0), (2, 1))
 )
+FEW_FILTERS = ConvProblem((1, 24, 5, 6), (3, 24, 3, 2), padding=1)
+FEW_CHANNELS = ConvProblem((1, 3, 4, 6), (8, 3, 3, 3), stride=2, padding=1)
 PATCHES = ConvProblem((2, 3, 10, 11), (8, 3, 3, 2), stride=(4, 3), padding=1)
 DEPTHWISE = ConvProblem((2, 8, 9, 11), (8, 1, 3, 3), padding=3, groups=8)
 STEM = ConvProblem((2, 3, 9, 10), (16, 3, 3, 3), padding=3)
 
+VIEWS = re.compile(f"{EXCHANGED}|{FOLDED}")
+"""Methods that extend both operands by zeros."""
+
 KERNELS = {
     "cuda-generic": ("sm_80", ("float32", "float64", "float16"), (IN_PADDING, STRIDED)),
-    "cuda-gather": ("sm_80", ("float16", "float32", "float64", "bfloat16"), (IN_PADDING, STRIDED)),
+    "cuda-gather": (
+        "sm_80",
+        ("float16", "float32", "float64", "bfloat16"),
+        (IN_PADDING, STRIDED, FEW_FILTERS, FEW_CHANNELS),
+    ),
     "cuda-direct": (
         "sm_80",
         ("float32", "float64", "bfloat16"),
@@ -441,17 +455,27 @@ def test_kernels_in_other_types(impl, dtype, holds):
 
 
 def kernel_subjects(impl: str, dtype: str) -> Iterator[Subject]:
-    """Yield a Subject for every supported pass of a kernel family's layers, run on the CPU."""
+    """Yield a Subject for every supported pass of a kernel family's layers, run on the CPU.
+
+    Passes that have views are also computed as a view.
+    """
     arch, _, layers = KERNELS[impl]
 
-    def by(problem: ConvProblem, pass_: str) -> Callable[[Data], np.ndarray]:
-        return lambda data: agreement.compute(emulator, pass_, problem, data, impl=impl, arch=arch)
+    def by(problem: ConvProblem, pass_: str, how: Any) -> Callable[[Data], np.ndarray]:
+        return lambda data: agreement.compute(emulator, pass_, problem, data, impl=how, arch=arch)
 
     for problem in (layer.replace(dtype=dtype) for layer in layers):
         for pass_ in fits(problem, impl, arch):
             # The generic kernel has no stride phases.
             spread = impl == "cuda-generic"
-            yield Subject(impl, problem, pass_, by(problem, pass_), spread)
+            ranked = ranked_candidates(Request(problem, pass_, emulator.device(arch)), impl)
+            for is_view in (False, True):
+                of_kind = (one for one in ranked if bool(VIEWS.search(one.method)) == is_view)
+                if (best := next(of_kind, None)) is not None:
+                    made = agreement.plan_by(
+                        lambda _, best=best: best, problem, impl, arch, passes=[pass_]
+                    )
+                    yield Subject(impl, problem, pass_, by(problem, pass_, made), spread)
 
 
 def test_every_family_that_may_be_chosen_is_among_them():

@@ -68,7 +68,7 @@ def test_exchanged_operands_may_have_any_strides(kind):
 
 
 def test_hopper_offers_no_views_with_ieee():
-    """Its kernels multiply infinite and NaN elements by the zeros that a view adds."""
+    """The kernels of cuda-hopper multiply infinite and NaN elements by zeros that a view adds."""
     request, family = Request(STEM, "backprop_input", Device.of("sm_90a")), FAMILIES["cuda-hopper"]
     assert not any(FOLDED in one.method for one in ranked_candidates(request, family.name))
     others = ranked_candidates(replace(request, precision="tf32"), family.name)

@@ -622,28 +622,28 @@ struct Nonfinite {
                                       unsigned first) {
 #pragma unroll 1
     for (int k = 0; k < BLOCK_K; ++k) {
-      Accumulator a[Sums::ROWS];
-      unsigned inside = 0;
-      bool finite = true;
+      auto a = [&](int i) {
+        return Numeric<Storage>::widen(*OperandA::at(stage.a, Sums::row_of(i), k));
+      };
+      unsigned inside = 0, infinite = 0;  // a bit per row; NaN counts as infinite
 #pragma unroll
       for (int i = 0; i < Sums::ROWS; ++i) {
-        const int row = Sums::row_of(i);
-        a[i] = Numeric<Storage>::widen(*OperandA::at(stage.a, row, k));
-        inside |= static_cast<unsigned>(table_a.contains(row, k, first)) << i;
-        finite &= is_finite(a[i]);
+        inside |= static_cast<unsigned>(table_a.contains(Sums::row_of(i), k, first)) << i;
+        infinite |= static_cast<unsigned>(!is_finite(a(i))) << i;
       }
 #pragma unroll
       for (int j = 0; j < Sums::COLUMNS; ++j) {
         const int column = Sums::column_of(j);
         const Storage* place = OperandB::at(stage.b, column, k);
         const Accumulator b = Numeric<Storage>::widen(*place);
-        if ((finite && is_finite(b)) || !table_b.contains(column, k, first)) continue;
+        const unsigned rows = is_finite(b) ? inside & infinite : inside;
+        if (rows == 0 || !table_b.contains(column, k, first)) continue;
         const unsigned char last = reinterpret_cast<const unsigned char*>(place)[sizeof(Storage) - 1];
         if (FOLDED && b == 0 && last != 0) continue;  // a negative zero
 #pragma unroll
         for (int i = 0; i < Sums::ROWS; ++i) {
-          if ((is_finite(a[i]) && is_finite(b)) || !(inside >> i & 1)) continue;
-          const Accumulator product = a[i] * b;
+          if (!(rows >> i & 1)) continue;
+          const Accumulator product = a(i) * b;
           const int sum = i * Sums::COLUMNS + j;
           if (!(product < 0)) positive[sum / 32] |= 1u << sum % 32;
           if (!(product > 0)) negative[sum / 32] |= 1u << sum % 32;

@@ -142,6 +142,7 @@ LAYERS = {
         _layer("narrow", (32, 56, 56, 64), (3, 3, 64, 64), stride=2, **NHWC),
         _layer("odd", (8, 28, 28, 35), (3, 3, 35, 63), **NHWC),
         _layer("first", (32, 3, 224, 224), (64, 3, 7, 7), stride=2, padding=3),
+        _layer("last", (1, 128, 64, 64), (3, 128, 3, 3), padding=1),
     ),
     "cuda-direct": (
         _layer("3x3", (32, 56, 56, 128), (3, 3, 1, 128), groups=128, **NHWC),

@@ -6,8 +6,9 @@
 //               = sum over r' of dy[n, k, h' + ceil(pad / stride) - r'] * w'[k, (i, c), r'],
 //
 // which is the input gradient of a layer with stride 1, whose channels are the pairs (i, c).  The copy
-// w'[r'][(i, c)][k] has filters innermost, and zeros where tap r does not exist.  Each line of filters
-// begins at a multiple of 16 bytes.  A thread stores VECTOR filters.
+// w'[r'][(i, c)][k] has filters innermost.  It has negative zeros where tap r does not exist, and only
+// there: negative zeros of w become positive, which changes no sum.  Each line of filters begins at a
+// multiple of 16 bytes.  A thread stores VECTOR filters.
 //
 // A variant is chosen with -D: STORAGE.
 #include "maps.cuh"
@@ -50,6 +51,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   } one = {};
 #pragma unroll
   for (int i = 0; i < VECTOR; ++i)
-    if (exists && first + i < p.filters) one.piece.element[i] = source[(first + i) * p.w_stride[0]];
+    if (first + i < p.filters)
+      one.piece.element[i] = Numeric<Storage>::narrow(
+          exists ? Numeric<Storage>::widen(source[(first + i) * p.w_stride[0]]) + 0 : -0.f);
   ptx::store_16_bytes(copy + thread * VECTOR, one.words);
 }

@@ -43,7 +43,8 @@
 // BLOCK_K, WARPS_M, WARPS_N, RESIDENT (resident blocks per SM), STAGES, TENSOR_CORES, A_ALONG_K,
 // A_VECTOR, B_ALONG_K, B_VECTOR, C_ALONG_N, C_VECTOR, TAPS_FASTEST, TAP_WORDS and PHASES
 // (gather.cuh), SPLIT, ASYNC_COPY, ACTIVATION and ADD (epilogue.cuh; forward and backprop_input
-// only), SHARED_BYTES; in backprop_input also FOLD_CHANNELS, FOLD_D, FOLD_H and FOLD_W (fold.cuh).
+// only), SHARED_BYTES; in backprop_input also FOLD_CHANNELS, FOLD_D, FOLD_H and FOLD_W (fold.cuh);
+// optionally VIEW (Nonfinite).
 #include "epilogue.cuh"
 #include "fold.cuh"
 #include "gather.cuh"
@@ -349,6 +350,15 @@ struct Operand {
     return found;
   }
 
+  // Returns whether an element of a step is inside the tensor; the step's halves begin at steps[first].
+  __device__ __forceinline__ bool contains(int position, int k, unsigned first) const {
+    return !positions[ALONG_K ? position : position / VECTOR].bits.meets(
+        steps[first + (ALONG_K ? k / VECTOR * VECTOR : k)].bits);
+  }
+  static __device__ __forceinline__ Storage* at(Tile& tile, int position, int k) {
+    return ALONG_K ? tile.at(position, k) : tile.at(k, position);
+  }
+
   // Copies the vectors of one step into a stage, TURN vectors at a time; the step's halves begin at
   // steps[k].  The halves of these vectors are loaded before their first copy: the compiler does not move
   // a load above a copy, and loads between copies would wait one by one.
@@ -464,6 +474,16 @@ struct Sums {
     return value[row / 2][column / 2][row % 2 * 2 + column % 2];
   }
 
+  __device__ __forceinline__ bool contain_nan() const {
+    bool found = false;
+#pragma unroll
+    for (int i = 0; i < ROWS * COLUMNS; ++i) {
+      const Accumulator sum = at(i / COLUMNS, i % COLUMNS);
+      found |= sum != sum;
+    }
+    return found;
+  }
+
   // The first row and column of this warp in the block's tile.
   static __device__ __forceinline__ int first_row() { return threadIdx.x / 32 / WARPS_N * WARP_M; }
   static __device__ __forceinline__ int first_column() {
@@ -570,6 +590,82 @@ struct Sums {
   }
 };
 
+#if VIEW
+__device__ __forceinline__ bool is_finite(Accumulator value) { return value - value == 0; }
+
+// Replaces infinite and NaN elements of a tile by zeros.
+template <class Operand>
+__device__ __forceinline__ void clear_nonfinite(typename Operand::Tile& tile) {
+  constexpr int LINE = Operand::Tile::LINE;
+  for (int i = threadIdx.x; i < Operand::Tile::LINES * LINE; i += THREADS) {
+    Storage* element = tile.at(i / LINE, i % LINE);
+    if (!is_finite(Numeric<Storage>::widen(*element))) *element = Storage{};
+  }
+}
+
+// The infinite and NaN products of a thread's sums.  A view (cupyconv/kernels/views.py) extends both
+// operands by zeros: by pixels around the tensor that windows read, and by taps that conv_fold.cu adds
+// to a filter as negative zeros.  Products with these zeros are excluded.
+struct Nonfinite {
+  static constexpr int WORDS = (Sums::ROWS * Sums::COLUMNS + 31) / 32;
+
+  // A bit per sum: whether it has a product that is infinity or NaN, and -infinity or NaN.
+  unsigned positive[WORDS], negative[WORDS];
+
+  __device__ __forceinline__ Nonfinite() {
+#pragma unroll
+    for (int i = 0; i < WORDS; ++i) positive[i] = negative[i] = 0;
+  }
+
+  // Adds the products of a step, whose halves begin at steps[first] of the tables.
+  __device__ __forceinline__ void add(Stage& stage, const OperandA& table_a, const OperandB& table_b,
+                                      unsigned first) {
+#pragma unroll 1
+    for (int k = 0; k < BLOCK_K; ++k) {
+      auto a = [&](int i) {
+        return Numeric<Storage>::widen(*OperandA::at(stage.a, Sums::row_of(i), k));
+      };
+      unsigned inside = 0, infinite = 0;  // a bit per row; NaN counts as infinite
+#pragma unroll
+      for (int i = 0; i < Sums::ROWS; ++i) {
+        inside |= static_cast<unsigned>(table_a.contains(Sums::row_of(i), k, first)) << i;
+        infinite |= static_cast<unsigned>(!is_finite(a(i))) << i;
+      }
+#pragma unroll
+      for (int j = 0; j < Sums::COLUMNS; ++j) {
+        const int column = Sums::column_of(j);
+        const Storage* place = OperandB::at(stage.b, column, k);
+        const Accumulator b = Numeric<Storage>::widen(*place);
+        const unsigned rows = is_finite(b) ? inside & infinite : inside;
+        if (rows == 0 || !table_b.contains(column, k, first)) continue;
+        const unsigned char last = reinterpret_cast<const unsigned char*>(place)[sizeof(Storage) - 1];
+        if (FOLDED && b == 0 && last != 0) continue;  // a negative zero
+#pragma unroll
+        for (int i = 0; i < Sums::ROWS; ++i) {
+          if (!(rows >> i & 1)) continue;
+          const Accumulator product = a(i) * b;
+          const int sum = i * Sums::COLUMNS + j;
+          if (!(product < 0)) positive[sum / 32] |= 1u << sum % 32;
+          if (!(product > 0)) negative[sum / 32] |= 1u << sum % 32;
+        }
+      }
+    }
+  }
+
+  // Replaces the sums that have such products.
+  __device__ __forceinline__ void replace(Sums& sums) const {
+    const Accumulator infinity = __uint_as_float(0x7f800000u);
+#pragma unroll
+    for (int sum = 0; sum < Sums::ROWS * Sums::COLUMNS; ++sum) {
+      const bool above = positive[sum / 32] >> sum % 32 & 1, below = negative[sum / 32] >> sum % 32 & 1;
+      if (above || below)
+        sums.at(sum / Sums::COLUMNS, sum % Sums::COLUMNS) =
+            above && below ? infinity - infinity : above ? infinity : -infinity;
+    }
+  }
+};
+#endif
+
 // Stores the first `existing` elements of a run, in the widest vectors that the strides of C allow;
 // place_of(i) is the address of the i-th element.
 template <class Element, int RUN, class PlaceOf>
@@ -628,8 +724,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     loops = pass.loops();
     loops.step = loops.digits(TURN_K);
   }
-  if (threadIdx.x < TURN_K)
-    counts[threadIdx.x] = pass.loops().digits(first_step * BLOCK_K + static_cast<Index>(threadIdx.x));
+  auto set_counts = [&] {
+    if (threadIdx.x < TURN_K)
+      counts[threadIdx.x] =
+          pass.loops().digits(first_step * BLOCK_K + static_cast<Index>(threadIdx.x));
+  };
+  set_counts();
   table_a.set_positions(tile.row, pass.gemm_m, tile.group * pass.group_a,
                         [&](Index m) { return pass.a_position(m); });
   table_b.set_positions(tile.column, pass.gemm_n, tile.group * pass.group_b,
@@ -679,6 +779,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     free_stage = stage;
     stage = stage + 1 < STAGES ? stage + 1 : 0;
   }
+
+#if VIEW
+  // Sum again without infinite and NaN elements, then add these: no bit of other results changes.
+  if (__syncthreads_or(sums.contain_nan())) {
+    sums = Sums();
+    Nonfinite nonfinite;
+    Stage& only = shared.stages[0];
+    set_counts();
+    k = 0;
+#pragma unroll 1
+    for (Index step = 0; step < steps; ++step) {
+      __syncthreads();  // the loop counters are written, and the stage is free
+      set_steps(k);
+      __syncthreads();  // the halves of this step are written
+      copy_step(0, k);
+      commit_copies();
+      wait_for_copies<0>();
+      __syncthreads();  // the stage is complete
+      nonfinite.add(only, table_a, table_b, k % STEP_HALVES);
+      __syncthreads();  // its elements are no longer needed
+      clear_nonfinite<OperandA>(only.a);
+      clear_nonfinite<OperandB>(only.b);
+      __syncthreads();  // the stage is finite
+      sums.multiply(only);
+      k = (k + BLOCK_K) % ROUND_K;
+    }
+    nonfinite.replace(sums);
+  }
+#endif
 
   tile = shared_tile;
   // Rows and columns of the tile that are inside C.

@@ -72,6 +72,8 @@ IN_PADDING = ConvProblem(
 STRIDED = IN_PADDING.replace(
     filter_shape=(8, 3, 2, 8), stride=(3, 2), dilation=(1, 2), padding=((1, 0), (2, 1))
 )
+FEW_FILTERS = ConvProblem((1, 24, 5, 6), (3, 24, 3, 2), padding=1)
+FEW_CHANNELS = ConvProblem((1, 3, 4, 6), (8, 3, 3, 3), stride=2, padding=1)
 PATCHES = ConvProblem((2, 3, 10, 11), (8, 3, 3, 2), stride=(4, 3), padding=1)
 DEPTHWISE = ConvProblem((2, 8, 9, 11), (8, 1, 3, 3), padding=3, groups=8)
 STEM = ConvProblem((2, 3, 9, 10), (16, 3, 3, 3), padding=3)
@@ -166,12 +168,13 @@ FAMILY_LAYERS: dict[str, FamilyLayers] = {
         ),
         precision="tf32",
         ieee_dtypes=("float16", "float32", "float64", "bfloat16"),
-        ieee=(IN_PADDING, STRIDED),
+        ieee=(IN_PADDING, STRIDED, FEW_FILTERS, FEW_CHANNELS),
         compiled=(
             _layer("wide", (32, 28, 28, 256), (3, 3, 256, 256), **NHWC),
             _layer("narrow", (32, 56, 56, 64), (3, 3, 64, 64), stride=2, **NHWC),
             _layer("odd", (8, 28, 28, 35), (3, 3, 35, 63), **NHWC),
             _layer("first", (32, 3, 224, 224), (64, 3, 7, 7), stride=2, padding=3),
+            _layer("last", (1, 128, 64, 64), (3, 128, 3, 3), padding=1),
         ),
         draw_channels=_gather_channels,
         with_workspace=PASSES,

@@ -616,6 +616,7 @@ def product_launch(
         "SPLIT": int(partial),
         "ASYNC_COPY": int(copies_async(request.device)),
         **parameters.fold_defines(problem, strides),
+        **({"VIEW": 1} if request.is_view else {}),
         **epilogue.defines,
     }
     if index == "int":  # 64-bit indices leave no registers for more blocks
@@ -733,6 +734,8 @@ def tap_axis(spacing: int) -> tuple[int, int, int]:
 
 class ViewedGather(Viewed, Gather):
     """cuda-gather with the views of views.py."""
+
+    excludes_zeros = True
 
 
 CUDA_GATHER = ViewedGather()

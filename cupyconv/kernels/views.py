@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 from cupyconv.formats import filter_formats
 from cupyconv.kernels import cost
@@ -60,7 +60,13 @@ class View:
         limit = request.workspace_limit
         if limit is not None:
             limit = max(limit - self.copied_bytes, 0)
-        return replace(request, problem=self.problem, strides=self.strides, workspace_limit=limit)
+        return replace(
+            request,
+            problem=self.problem,
+            strides=self.strides,
+            workspace_limit=limit,
+            is_view=True,
+        )
 
     def own(self, choices: Choices) -> Choices:
         """Return the choices for the view's request; ``choices`` are those for the pass."""
@@ -253,7 +259,16 @@ def views(request: Request) -> list[View]:
 
 
 class Viewed(Family):
-    """A family that also computes views."""
+    """A family that also computes views.
+
+    A view extends both operands by zeros.  An infinite or NaN element times such a zero is NaN, in
+    a result that does not read the element.
+
+    Attributes:
+        excludes_zeros: whether the kernels exclude these products, as "ieee" requires.
+    """
+
+    excludes_zeros: ClassVar[bool] = False
 
     def refuses(self, request: Request) -> str | None:
         refusal = super().refuses(request)
@@ -304,12 +319,8 @@ class Viewed(Family):
         return view.form() if view.form is not None else None
 
     def _supported(self, request: Request) -> list[View]:
-        """Return the views of a request that the family may compute.
-
-        With "ieee" the list is empty.  Views multiply elements by zeros, so an infinite or NaN
-        element would change results that do not read it.
-        """
-        if request.precision == "ieee":
+        """Return the views of a request that the family may compute."""
+        if request.precision == "ieee" and not self.excludes_zeros:
             return []
         refuses = super().refuses
         return [view for view in views(request) if refuses(view.request(request)) is None]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -19,7 +20,9 @@ import cupyconv
 from cupyconv import ConvProblem
 from cupyconv.arrays import numpy_dtype
 from cupyconv.cpu import choice, loops
+from cupyconv.planning import Request
 from cupyconv.planning.families import FAMILIES
+from cupyconv.planning.plan import ranked_candidates
 from cupyconv.problem import PASSES, ConvAxis
 from tests import agreement, emulator
 from tests.agreement import fits, plain_sums
@@ -413,17 +416,27 @@ def test_kernels_in_other_types(impl, dtype, holds):
 
 
 def kernel_subjects(impl: str, dtype: str) -> Iterator[Subject]:
-    """Yield a Subject for every supported pass of a kernel family's layers, run on the CPU."""
+    """Yield a Subject for every supported pass of a kernel family's layers, run on the CPU.
+
+    Passes that have views are also computed as a view.
+    """
     arch, layers = KERNELS[impl].arch, KERNELS[impl].ieee
 
-    def by(problem: ConvProblem, pass_: str) -> Callable[[Data], np.ndarray]:
-        return lambda data: agreement.compute(emulator, pass_, problem, data, impl=impl, arch=arch)
+    def by(problem: ConvProblem, pass_: str, how: Any) -> Callable[[Data], np.ndarray]:
+        return lambda data: agreement.compute(emulator, pass_, problem, data, impl=how, arch=arch)
 
     for problem in (layer.replace(dtype=dtype) for layer in layers):
         for pass_ in fits(problem, impl, arch):
             # The generic kernel has no stride phases.
             spread = impl == "cuda-generic"
-            yield Subject(impl, problem, pass_, by(problem, pass_), spread)
+            ranked = ranked_candidates(Request(problem, pass_, emulator.device(arch)), impl)
+            for is_view in (False, True):
+                of_kind = (one for one in ranked if bool(one.view) == is_view)
+                if (best := next(of_kind, None)) is not None:
+                    made = agreement.plan_by(
+                        lambda _, best=best: best, problem, impl, arch, passes=[pass_]
+                    )
+                    yield Subject(impl, problem, pass_, by(problem, pass_, made), spread)
 
 
 def test_every_family_that_may_be_chosen_is_among_them():

@@ -19,7 +19,7 @@ from cupyconv.planning.families import FAMILIES
 from cupyconv.planning.plan import ranked_candidates
 from tests import agreement, emulator, views
 from tests.agreement import plan_of_view
-from tests.configurations import all_formats, in_formats, integer_data, random_data
+from tests.configurations import Data, all_formats, in_formats, integer_data, random_data
 
 pytestmark = pytest.mark.costly
 
@@ -30,7 +30,7 @@ SIGNAL = ConvProblem((1, 130, 23), (1, 130, 5), padding=4, dtype="float64")
 VOLUME = ConvProblem((1, 24, 3, 4, 6), (2, 24, 2, 3, 1), padding=(1, 0, 0), dtype="float32")
 
 
-def require_exact(problem, name, pass_, arch="sm_80", precision="tf32", **how):
+def require_exact(problem, name, pass_, arch="sm_80", precision="ieee", **how):
     made = plan_of_view(problem, name, pass_, arch, precision=precision, **how)
     agreement.require_exact(
         *(emulator, problem), impl=made, precision=precision, arch=arch, passes=(pass_,)
@@ -43,12 +43,12 @@ def require_exact(problem, name, pass_, arch="sm_80", precision="tf32", **how):
 @pytest.mark.parametrize(
     ("problem", "dtype", "precision", "arch"),
     [
-        (FEW_FILTERS, "float16", "tf32", "sm_80"),
-        (FEW_FILTERS, "bfloat16", "tf32", "sm_80"),
+        (FEW_FILTERS, "float16", "ieee", "sm_80"),
+        (FEW_FILTERS, "bfloat16", "ieee", "sm_80"),
         (FEW_FILTERS, "float32", "tf32", "sm_80"),
-        (FEW_FILTERS, "float16", "tf32", "sm_75"),
-        (SIGNAL, "float64", "tf32", "sm_80"),
-        (VOLUME, "float32", "tf32", "sm_89"),
+        (FEW_FILTERS, "float16", "ieee", "sm_75"),
+        (SIGNAL, "float64", "ieee", "sm_80"),
+        (VOLUME, "float32", "ieee", "sm_89"),
     ],
 )
 def test_exchanged_operands_give_exact_filter_gradients(problem, dtype, precision, arch):
@@ -63,25 +63,23 @@ def test_exchanged_operands_may_have_any_strides(kind):
     names = ("x", "dy", "out")
     kinds = {name: kind for name in names if views.suits(FEW_FILTERS, pass_, name, kind)}
     strides = views.strides_of(FEW_FILTERS, pass_, kinds)
-    made = plan_of_view(FEW_FILTERS, EXCHANGED, pass_, "sm_80", strides=strides, precision="tf32")
-    views.require_exact(emulator, FEW_FILTERS, pass_, kinds, impl=made, precision="tf32")
+    made = plan_of_view(FEW_FILTERS, EXCHANGED, pass_, "sm_80", strides=strides)
+    views.require_exact(emulator, FEW_FILTERS, pass_, kinds, impl=made)
 
 
-def test_ieee_permits_no_views():
-    """Views may let NaN reach results that do not read it."""
-    for problem, pass_ in ((FEW_FILTERS, "backprop_filter"), (STEM, "backprop_input")):
-        request = Request(problem, pass_, Device.of("sm_80"))
-        found = ranked_candidates(request, "cuda-gather")
-        assert not any(one.view for one in found)
-        others = ranked_candidates(replace(request, precision="tf32"), "cuda-gather")
-        view = next(one for one in others if one.view)
-        assert FAMILIES["cuda-gather"].candidate(request.reduced, view) is None
+def test_hopper_offers_no_views_with_ieee():
+    """The kernels of cuda-hopper multiply infinite and NaN elements by zeros that a view adds."""
+    request, family = Request(STEM, "backprop_input", Device.of("sm_90a")), FAMILIES["cuda-hopper"]
+    assert not any(one.view for one in ranked_candidates(request, family.name))
+    others = ranked_candidates(replace(request, precision="tf32"), family.name)
+    view = next(one for one in others if one.view)
+    assert family.candidate(request.reduced, view) is None
 
 
 def test_operands_are_exchanged_if_that_is_faster():
     last = ConvProblem((1, 128, 256, 256), (3, 128, 3, 3), padding=1, dtype="float16")
     for problem, device in product((last, in_formats(last, "NHWC", "OHWI")), ("sm_80", "sm_90a")):
-        planned = plan_pass(Request(problem, "backprop_filter", Device.of(device), "tf32"))
+        planned = plan_pass(Request(problem, "backprop_filter", Device.of(device)))
         assert planned.view == EXCHANGED
         assert f", with {EXCHANGED}: implicit GEMM" in planned.reason
     for change in (
@@ -91,15 +89,14 @@ def test_operands_are_exchanged_if_that_is_faster():
         {"filter_shape": (128, 128, 3, 3)},
         {"filter_shape": (3, 128, 1, 1), "padding": 0},
     ):
-        request = Request(last.replace(**change), "backprop_filter", Device.of("sm_80"), "tf32")
+        request = Request(last.replace(**change), "backprop_filter", Device.of("sm_80"))
         assert EXCHANGED not in {one.view for one in ranked_candidates(request, "auto")}
 
 
 def test_reasons_name_the_copied_tensor_of_the_caller():
     """The view reads the caller's x as its dy."""
     pass_ = "backprop_filter"
-    made = plan_of_view(FEW_FILTERS, EXCHANGED, pass_, "sm_80", precision="tf32")
-    made = made.with_choices(pass_, copies=("x",))
+    made = plan_of_view(FEW_FILTERS, EXCHANGED, pass_, "sm_80").with_choices(pass_, copies=("x",))
     planned = made[pass_]
     assert planned.reason.endswith("before it, x copied with channels last")
     assert Plan.from_json(made.to_json()) == made
@@ -120,15 +117,15 @@ WIDE = ConvProblem((1, 24, 4, 8), (64, 24, 3, 3), stride=(2, 4), padding=1, dtyp
 @pytest.mark.parametrize(
     ("problem", "dtype", "precision", "arch", "impl"),
     [
-        (STEM, "float16", "tf32", "sm_80", "cuda-gather"),
+        (STEM, "float16", "ieee", "sm_80", "cuda-gather"),
         (STEM, "bfloat16", "tf32", "sm_90a", "cuda-hopper"),
         (STEM, "float32", "tf32", "sm_90a", "cuda-hopper"),
-        (UNEVEN, "float32", "tf32", "sm_80", "cuda-gather"),
-        (PATCHES, "float16", "tf32", "sm_75", "cuda-gather"),
+        (UNEVEN, "float32", "ieee", "sm_80", "cuda-gather"),
+        (PATCHES, "float16", "ieee", "sm_75", "cuda-gather"),
         (PATCHES, "float16", "tf32", "sm_90a", "cuda-hopper"),
-        (ONE_CHANNEL, "float64", "tf32", "sm_80", "cuda-gather"),
+        (ONE_CHANNEL, "float64", "ieee", "sm_80", "cuda-gather"),
         (ONE_CHANNEL, "float16", "tf32", "sm_90a", "cuda-hopper"),
-        (CUBES, "float32", "tf32", "sm_86", "cuda-gather"),
+        (CUBES, "float32", "ieee", "sm_86", "cuda-gather"),
         (CUBES, "float16", "tf32", "sm_90a", "cuda-hopper"),
         (WIDE, "float16", "tf32", "sm_90a", "cuda-hopper"),
         (WIDE, "float32", "tf32", "sm_90a", "cuda-hopper"),
@@ -146,14 +143,20 @@ def test_folded_strides_give_exact_input_gradients(problem, dtype, precision, ar
         require_exact(one, name, pass_, arch, precision, impl=impl, number=2 * number)
 
 
+EACH_FAMILY = pytest.mark.parametrize(
+    ("impl", "arch", "precision"),
+    [("cuda-gather", "sm_80", "ieee"), ("cuda-hopper", "sm_90a", "tf32")],
+)
+
+
 @pytest.mark.parametrize("kind", views.KINDS, ids=lambda kind: kind.name)
-@pytest.mark.parametrize(("impl", "arch"), [("cuda-gather", "sm_80"), ("cuda-hopper", "sm_90a")])
-def test_tensors_with_folded_strides_may_have_any_strides(kind, impl, arch):
+@EACH_FAMILY
+def test_tensors_with_folded_strides_may_have_any_strides(kind, impl, arch, precision):
     problem, pass_ = in_formats(STEM, "NHWC", "HWIO"), "backprop_input"
     names = ("dy", "w", "out")
     kinds = {name: kind for name in names if views.suits(problem, pass_, name, kind)}
     strides = views.strides_of(problem, pass_, kinds)
-    how = {"precision": "tf32"}
+    how = {"precision": precision}
     made = plan_of_view(problem, f"H and W {FOLDED}", pass_, arch, impl, strides=strides, **how)
     views.require_exact(emulator, problem, pass_, kinds, impl=made, arch=arch, **how)
 
@@ -161,7 +164,7 @@ def test_tensors_with_folded_strides_may_have_any_strides(kind, impl, arch):
 @pytest.mark.parametrize(
     ("dtype", "impl", "arch", "precision"),
     [
-        ("float16", "cuda-gather", "sm_80", "tf32"),
+        ("float16", "cuda-gather", "sm_80", "ieee"),
         ("float16", "cuda-hopper", "sm_90a", "tf32"),
         ("float32", "cuda-hopper", "sm_90a", "tf32"),
     ],
@@ -186,13 +189,13 @@ def test_folded_strides_keep_bias_addend_and_activation(dtype, impl, arch, preci
         agreement.require_equal(got, expected, f"{problem} by {impl}")
 
 
-@pytest.mark.parametrize(("impl", "arch"), [("cuda-gather", "sm_80"), ("cuda-hopper", "sm_90a")])
-def test_prepared_filter_of_folded_strides_gives_the_same_bits(impl, arch):
+@EACH_FAMILY
+def test_prepared_filter_of_folded_strides_gives_the_same_bits(impl, arch, precision):
     data, strides = random_data(STEM), Strides.contiguous(STEM)
     backend = emulator.convolutions.backend(arch)
-    request = Request(STEM, "backprop_input", backend.device, "tf32", strides=strides)
+    request = Request(STEM, "backprop_input", backend.device, precision, strides=strides)
     made = plan_of_view(
-        STEM, f"H and W {FOLDED}", "backprop_input", backend.device, impl, precision="tf32"
+        STEM, f"H and W {FOLDED}", "backprop_input", backend.device, impl, precision=precision
     )
     chosen, results = made["backprop_input"], []
     form = backend.filter_form(request, chosen)
@@ -221,7 +224,7 @@ def test_choices_of_a_view_do_not_depend_on_caches(monkeypatch):
 def test_strides_are_folded_if_that_is_faster():
     first = ConvProblem((32, 3, 224, 224), (64, 3, 7, 7), stride=2, padding=3, dtype="float16")
     for problem, device in product((first, in_formats(first, "NHWC", "OHWI")), ("sm_80", "sm_90a")):
-        request = Request(problem, "backprop_input", Device.of(device), "tf32")
+        request = Request(problem, "backprop_input", Device.of(device))
         planned = plan_pass(request)
         assert planned.view == f"H and W {FOLDED}"
         assert f", with H and W {FOLDED}: implicit GEMM" in planned.reason
@@ -235,7 +238,48 @@ def test_strides_are_folded_if_that_is_faster():
         ({"stride": 1}, []),
         ({"groups": 3, "filter_shape": (63, 1, 7, 7)}, []),
     ):
-        request = Request(first.replace(**change), "backprop_input", Device.of("sm_80"), "tf32")
+        request = Request(first.replace(**change), "backprop_input", Device.of("sm_80"))
         ranked = ranked_candidates(request, "cuda-gather")
         found = {one.view.removesuffix(f" {FOLDED}") for one in ranked if one.view}
         assert sorted(found) == expected
+
+
+# -- infinite and NaN elements ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("problem", "dtype", "arch"),
+    [
+        (FEW_FILTERS, "float16", "sm_80"),
+        (FEW_FILTERS, "float32", "sm_80"),
+        (SIGNAL, "bfloat16", "sm_80"),
+        (SIGNAL, "float64", "sm_80"),
+        (VOLUME, "float64", "sm_86"),
+        (STEM, "float16", "sm_75"),
+        (STEM, "float32", "sm_80"),
+        (UNEVEN, "bfloat16", "sm_80"),
+        (PATCHES, "float32", "sm_75"),
+        (ONE_CHANNEL, "float64", "sm_80"),
+        (CUBES, "float16", "sm_80"),
+        (CUBES, "float64", "sm_86"),
+    ],
+)
+def test_views_keep_infinity_and_nan_to_their_readers(problem, dtype, arch):
+    """Each memory order has another view, candidate, number of splits, and other elements."""
+    pass_ = "backprop_input" if max(problem.stride) > 1 else "backprop_filter"
+    numbers = np.random.default_rng(4)
+    for number, one in enumerate([*all_formats(problem.replace(dtype=dtype))][1::3]):
+        ranked = ranked_candidates(Request(one, pass_, emulator.device(arch)), "cuda-gather")
+        names = [candidate.view for candidate in ranked if candidate.view]
+        how = {"number": 5 * number, "splits": 2 * number * (pass_ == "backprop_filter")}
+        made = plan_of_view(one, names[5 * number % len(names)], pass_, arch, **how)
+        for count in (1, 3, 10**9):
+            data = replace(integer_data(one), bias=None)
+            for operand in (data.x, data.w, data.dy):
+                places = numbers.permutation(operand.size)[:count]
+                operand.flat[places] = numbers.choice((np.inf, -np.inf, np.nan), places.size)
+            wide = Data(*(array.astype(float) for array in (data.x, data.w, data.dy)), None)
+            with np.errstate(invalid="ignore"):
+                got = agreement.compute(emulator, pass_, one, data, impl=made, arch=arch)
+                expected = agreement.plain_sums(one.replace(dtype="float64"), pass_, wide)
+            np.testing.assert_array_equal(got.astype(float), expected, f"{count} in {made}")

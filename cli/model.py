@@ -18,7 +18,7 @@ from cupyconv.explaining.onnx_model import Model, ModelLayer, UnreadLayer, read
 from cupyconv.markup import in_line, spreadsheet_cell
 from cupyconv.planning import Plan, plan
 from cupyconv.planning.plan import workspace_notes
-from cupyconv.problem import bytes_text, counted, shape_text
+from cupyconv.problem import ITEMSIZE, bytes_text, counted, shape_text
 
 
 class _Described(click.Argument):
@@ -141,7 +141,8 @@ def command(
         f"forward {output.scaled(totals['flops'], 'FLOP')}, with both gradients "
         f"{output.scaled(totals['flops_of_three_passes'], 'FLOP')}",
         f"each pass moves {bytes_text(totals['bytes'])} if each tensor moves once",
-        f"all y together take {bytes_text(totals['activation_bytes'])}",
+        f"all y together take {bytes_text(totals['activation_bytes'])}, and in training all dy the "
+        f"same again; all dw and db take {bytes_text(totals['gradient_bytes'])}",
     ]
     if model.unknown:
         known = lines[1:] if model.layers else []
@@ -159,6 +160,7 @@ def command(
             "depends at most, over all branches; it is unknown behind a global pooling, a Reshape "
             "or a Resize"
         )
+    lines += _largest_workspaces(planned)
     lines += map(
         in_line, workspace_notes((layer.name, each) for layer, plans in planned for each in plans)
     )
@@ -300,7 +302,19 @@ def _totals(model: Model) -> dict[str, int]:
         "flops_of_three_passes": 3 * model.flops,
         "bytes": sum(layer.problem.bytes for layer in model.layers),
         "activation_bytes": sum(layer.activation_bytes for layer in model.layers),
+        "gradient_bytes": model.parameters
+        * max((ITEMSIZE[layer.problem.dtype] for layer in model.layers), default=0),
     }
+
+
+def _largest_workspaces(planned: list[tuple[ModelLayer, list[Plan]]]) -> list[str]:
+    """Return a line with the largest workspace of a pass on each GPU; no line if none needs one."""
+    texts = []
+    for plans in zip(*(plans for _, plans in planned), strict=True):
+        most = max(entry.workspace_bytes for plan in plans for entry in plan)
+        if most:
+            texts.append(f"{bytes_text(most)} on {plans[0].device.name}")
+    return [f"largest workspace of a pass: {', '.join(texts)}"] if texts else []
 
 
 def _as_json(

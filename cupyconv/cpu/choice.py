@@ -62,7 +62,7 @@ RATE = 230e9
 SPEED = 6e9
 """Elements that NumPy copies or adds per second on two cores (rough)."""
 
-CALL = 4e-6
+CALL = 5e-6
 """Seconds of overhead per call of NumPy, including the slicing around it (rough)."""
 
 BLOCK_BYTES = 2 << 20
@@ -83,13 +83,10 @@ MOST_PIECES = 256
 TRANSPOSED = 2.5
 """Factor by which copies between channels first and channels last are slower (measured)."""
 
-TILE_RATE = 260e9
+TILE_RATE = 240e9
 """FLOP/s of compiled tiles (rough)."""
 
-CHANNEL_RATE = 100e9
-"""FLOP/s of compiled tiles of depthwise layers (rough)."""
-
-NARROW = 2
+NARROW = 3
 """Factor by which tiles with few filters are slower (rough)."""
 
 TILE_BYTES = 64
@@ -97,9 +94,6 @@ TILE_BYTES = 64
 
 TILE_ROWS = 12
 """Number of rows of a tile (rough)."""
-
-TILE_TERMS = 16
-"""Terms of a tile that take as long as starting and writing it (rough)."""
 
 LINE_ELEMENTS = 96
 """Elements that NumPy copies in the time that a tile's loops start to copy a row (rough)."""
@@ -113,10 +107,7 @@ NEAR_ELEMENTS = 12
 CACHE_PERIOD, CACHE_WAYS = 1 << 16, 16
 """Bytes after which addresses share a set of the L2 cache, and lines per set (hand-set)."""
 
-PACKING = 3
-"""Elements that NumPy copies in the time that it takes to pack a weight for tiles (rough)."""
-
-PASS_CALLS = 5
+PASS_CALLS = 10
 """Calls of NumPy that take as long as starting a pass of tiles (rough)."""
 
 PART_PRODUCTS = 1 << 23
@@ -142,9 +133,6 @@ SHORT_ROW = 16
 
 GRADIENT_ROWS = 32
 """Number of pixels whose products take as long as reading and writing sums twice (rough)."""
-
-BLOCK_CALLS = 1
-"""Calls of NumPy that take as long as starting a block of tiles (rough)."""
 
 CONVERSION_CALLS = 20
 """Calls of NumPy that take as long as starting a block of tiles with copied operands (rough)."""
@@ -317,14 +305,12 @@ def tile_pieces(
         is_in_place: whether pixels are read in place and their channels are contiguous.  Otherwise
             short rows of outputs are slow.
     """
-    by_channel = is_by_channel(groups, channels, filters, itemsize)
-    rate = CHANNEL_RATE if by_channel else TILE_RATE
-    call = CALL * rate / 2 / (images * groups * channels * filters)
+    call = CALL * TILE_RATE / 2 / (images * groups * channels * filters)
     # A part of a gradient reads and writes all sums, in the time of some products.
     rows = GRADIENT_ROWS if is_gradient else TILE_ROWS
     if is_in_place:
-        return pieces(axes, call, BLOCK_CALLS, images, rows, share=1)
-    return pieces(axes, call, BLOCK_CALLS, images, rows, row=SHORT_ROW)
+        return pieces(axes, call, 1, images, rows, share=1)
+    return pieces(axes, call, 1, images, rows, row=SHORT_ROW)
 
 
 def most_loop_bytes(block_bytes: int, share: int) -> int:
@@ -466,20 +452,15 @@ def _tiles(work: _Pass, is_gradient: bool) -> Iterator[Method]:
     extents = *counts, work.filters, work.itemsize
     division = tile_pieces(work.axes, *extents, is_gradient, is_in_place)
     padded_rows = -(-rows // TILE_ROWS) * TILE_ROWS / rows if is_gradient else 1
-    # A term of a tile is a channel of a tap, or in a filter gradient a pixel.
-    terms = work.channels * division.pairs + TILE_TERMS * division.outputs
     parts = max(division.parts, 1) if is_gradient else prod(map(len, division.cuts))
     images = work.images * work.groups
     size = images * (work.channels * division.read + columns * division.outputs)
     count = max(round(size / blocks.places), parts)
-    if is_gradient:
-        tiles = count / parts * division.taps
-        terms = (division.pairs + TILE_TERMS * tiles) * work.channels * padded_rows
-    operations = 2.0 * images * terms * columns
+    operations = 2.0 * images * work.channels * division.pairs * padded_rows * columns
     if work.filters <= lanes // 2:
         operations *= NARROW
     order = 1 if work.channels_last else TRANSPOSED
-    elements = PACKING * float(work.weights) * (1 if is_gradient else order)
+    elements = float(work.weights) * (1 if is_gradient else order)
     if is_converted:
         elements += images * work.channels * division.read
     else:
@@ -539,7 +520,7 @@ def _channel_tiles(work: _Pass, is_gradient: bool) -> Iterator[Method]:
     yield _tiles_method(
         work,
         "taps times pixels, in vectors of channels",
-        operations * RATE / CHANNEL_RATE,
+        operations * RATE / TILE_RATE,
         elements,
         count,
         not is_in_place,
@@ -562,7 +543,7 @@ def _tiles_method(
     """
     # The rates are for two threads; a single block is computed by one.
     factor = work.phases * work.share * (2 if blocks == 1 else 1)
-    calls = PASS_CALLS + (CONVERSION_CALLS if is_converted else BLOCK_CALLS) * blocks
+    calls = PASS_CALLS + (CONVERSION_CALLS if is_converted else 1) * blocks
     return Method("tiles", summary, factor * operations, factor * elements, calls)
 
 
@@ -632,7 +613,7 @@ def _scattered(work: _Pass) -> Iterator[Method]:
         "scattered",
         "filters times pixels, added up by taps",
         2.0 * read * work.channels * sums,
-        (added + work.pixels * work.filters) * run + read * sums + PACKING * work.weights,
+        (added + work.pixels * work.filters) * run + read * sums + work.weights,
         48 + TAP_CALLS * blocks * work.taps,
     )
 

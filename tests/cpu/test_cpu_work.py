@@ -95,9 +95,8 @@ class Work:
             )
             pixels = extents[0] * extents[1] * channels * float(np.prod([*spans]))
             columns = 1 if by_channel else -(-filters // 16) * 16
-            rate = choice.CHANNEL_RATE if by_channel else choice.TILE_RATE
             products = float(np.prod(extents + taps)) * channels * columns
-            self.add(products * choice.RATE / rate, pixels)
+            self.add(products * choice.RATE / choice.TILE_RATE, pixels)
 
     def product_tiles(self, *arguments: Any) -> None:
         self.tiles(arguments)

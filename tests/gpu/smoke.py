@@ -92,8 +92,8 @@ def _edge_cases() -> Iterator[Case]:
 
 
 def _candidates(impl: str) -> Iterator[Case]:
-    """Yield layers that a family may support, its own cases first, in both memory orders."""
-    own = FAMILY_LAYERS[impl].edge_cases
+    """Yield layers that an implementation may support, first its own, in both memory orders."""
+    own = FAMILY_LAYERS[impl].edge_cases if impl in FAMILY_LAYERS else ()
     listed = (own, ALIGNED, configurations.FAMILY_CASES, configurations.CASES)
     for case in chain.from_iterable(listed):
         rank = case.problem.spatial_rank

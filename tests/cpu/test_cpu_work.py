@@ -231,7 +231,7 @@ def test_planned_work_of_random_layers_is_near_the_best(seed, work):
 
 
 def test_estimates_count_the_taps_of_each_stride_phase(work, monkeypatch):
-    """Of seven taps with stride 6, one phase of an axis has two and five have one."""
+    """One stride phase of an axis has two taps, and the five others have one."""
     monkeypatch.setattr(choice, "has_numba", lambda: True)
     problem = ConvProblem((8, 8, 20, 20, 20), (16, 8, 7, 7, 7), stride=6, padding=3)
     shapes = (problem.input_shape, problem.filter_shape, problem.output_shape, problem.bias_shape)

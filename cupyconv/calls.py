@@ -109,7 +109,7 @@ class Call:
             or (on_gpu and self._conjugates)
             or (add is not None and not (on_gpu and arrays.have_same_steps(add, result)))
         )
-        self._done_measuring: Callable[[Call], None] | None = None
+        self._done_measuring: Callable[[], None] | None = None
         self._is_indirect, self._is_direct = self._copies, on_gpu and not self._copies
         self._swaps = OPERATIONS[operation].is_transposed  # users pass x first
         self._run = prepare(bound.planned)
@@ -294,7 +294,7 @@ class Call:
         is_planned = isinstance(self._impl, Plan) or self.plan is None
         return self._backend.device.is_gpu and not is_planned
 
-    def _measure_at_first_run(self, done: Callable[[Call], None]) -> None:
+    def _measure_at_first_run(self, done: Callable[[], None]) -> None:
         """Choose the fastest kernels in the first run, on its arrays, and then call ``done``."""
         self._done_measuring, self._is_indirect, self._is_direct = done, True, False
 
@@ -305,7 +305,7 @@ class Call:
         done, self._done_measuring = self._done_measuring, None
         self._is_indirect, self._is_direct = self._copies, not self._copies
         if done is not None:
-            done(self)
+            done()
 
     def _fastest(self, given: Given, readable: tuple[Any, ...], result: Any) -> PassPlan:
         """Return the plan that is fastest on arrays of the call; without a result, a stored one."""
@@ -626,7 +626,7 @@ def _new_call(
     every = Options._make(options)
     call = _make(operation, described, every, alignment, backend, limit, argument_names, prepared)
 
-    def remember(call: Call) -> None:
+    def remember() -> None:
         if is_kept:
             if len(calls) >= MOST_CALLS:
                 calls.clear()
@@ -637,7 +637,7 @@ def _new_call(
             call._require_measured()
         call._measure_at_first_run(remember)
     else:
-        remember(call)
+        remember()
     return call
 
 

@@ -245,6 +245,7 @@ class Call:
         >>> cupyconv.bind("forward", (1, 2, 4), (3, 2, 3), device="cpu").load().shape
         (1, 3, 2)
         """
+        self._require_device(backends.of(self._backend.home))
         _load([self])
         return self
 
@@ -275,6 +276,7 @@ class Call:
         """
         if not self.is_measurable:
             return self
+        self._require_device(backends.of(self._backend.home))
         if first is None:
             new = {name: self._backend.like(one) for name, one in self._layouts.items()}
             for array in new.values():
@@ -371,6 +373,7 @@ class Call:
                 "Bind 'forward', 'backprop_input' or 'transpose'",
             )
         (array,), _, backend = operands.take(("w",), (w,))
+        self._require_device(backend)
         self._require_layout("w", array)
         require_no_capture(backend, "Call.with_filter")
         result = copy(self)
@@ -392,10 +395,13 @@ class Call:
             for name, array in zip(names, given, strict=False)
             if name and (array is not None or name in self._layouts)
         }
-        taken, home, _ = operands.take(tuple(present), tuple(present.values()))
+        taken, home, backend = operands.take(tuple(present), tuple(present.values()))
+        self._require_device(backend)
         converted = dict(zip(present, taken, strict=True))
         out = given[4]
         result = None if out is None else operands.take_out_array("out", out, home)
+        if result is not None and backend.ordinal is not None:
+            operands.require_current_device(("out",), (result,), backend.ordinal)
         for name in dict.fromkeys((*self._layouts, *converted)):
             if name != "out":
                 self._require_layout(name, converted.get(name))
@@ -409,8 +415,19 @@ class Call:
         computed = self._compute((first, second, bias, add, result), described[2])
         return computed if out is None or out is result else operands.written_to(out)
 
+    def _require_device(self, backend: Backend) -> None:
+        """Check that ``backend``, of the current device, is the backend of the call."""
+        places = [(one.home, one.ordinal) for one in (backend, self._backend)]
+        if places[0] != places[1]:
+            texts = [home.value if n is None else f"GPU {n}" for home, n in places]
+            raise ConvError(
+                "a bound call must run on the device for which it was bound",
+                f"it was bound for {texts[1]}, and is used for {texts[0]}",
+                "Bind a call for this device, or call the function, such as cupyconv.conv_forward",
+            )
+
     def _require_layout(self, name: str, array: Any) -> None:
-        """Check that an array of the call has the layout and the device of the call."""
+        """Check that an array of the call has the layout of the call."""
         expected = self._layouts.get(name)
         texts = []
         for one in (array, expected):

@@ -197,6 +197,8 @@ class Call:
 
     def _run_indirectly(self, given: Given, result: Any) -> None:
         try:
+            if self._done_measuring is not None and self._backend.is_capturing():
+                self._choose_stored()
             readable = self._readable(given, result)
             if self._done_measuring is not None:
                 self._choose(given, readable, result)
@@ -277,6 +279,10 @@ class Call:
         if not self.is_measurable:
             return self
         self._require_device(backends.of(self._backend.home))
+        changed = copy(self)
+        if self._backend.is_capturing():
+            changed._choose_stored()
+            return changed
         if first is None:
             new = {name: self._backend.like(one) for name, one in self._layouts.items()}
             for array in new.values():
@@ -286,7 +292,6 @@ class Call:
             first, second = second, first
         result = self._empty(self.shape, self._dtype) if out is None else out
         given = (first, second, bias, add, out)
-        changed = copy(self)
         changed._choose(given, self._readable(given, result), result)
         return changed
 
@@ -335,13 +340,13 @@ class Call:
             if original is not None:
                 backend.copy(result, original)
 
-    def _require_measured(self) -> None:
-        """Check that a measurement is stored, as nothing can be measured in a capture.
+    def _choose_stored(self) -> None:
+        """Change the plan to the stored choice, as nothing can be measured in a capture.
 
         Raises:
-            ConvError: it is not.
+            ConvError: no choice is stored.
         """
-        self._fastest((None,) * 5, (None,) * 4, None)
+        self._choose((None,) * 5, (None,) * 4, None)
 
     @property
     def filter_form(self) -> FilterForm | None:
@@ -650,9 +655,9 @@ def _new_call(
             calls[key] = call
 
     if measure and call.is_measurable:
-        if backend.is_capturing():
-            call._require_measured()
         call._measure_at_first_run(remember)
+        if backend.is_capturing():
+            call._choose_stored()
     else:
         remember()
     return call

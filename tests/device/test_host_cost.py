@@ -161,7 +161,7 @@ def test_out_with_overlapping_elements_is_refused(launched):
 )
 def test_alignment_follows_addresses(offset, alignment):
     whole = cupy.empty(64, "uint8")
-    backends.register(arrays.Home.GPU)
+    backends.of(arrays.Home.GPU)
     describe = backends.DESCRIBE[cupy.ndarray]
     assert describe(whole, None, None, None, None)[0][-2] == 16
     assert describe(whole, whole[offset:], None, None, None)[0][-2] == alignment

@@ -109,7 +109,7 @@ class Call:
             or (on_gpu and self._conjugates)
             or (add is not None and not (on_gpu and arrays.have_same_steps(add, result)))
         )
-        self._done_measuring: Callable[[Call], None] | None = None
+        self._done_measuring: Callable[[], None] | None = None
         self._is_indirect, self._is_direct = self._copies, on_gpu and not self._copies
         self._swaps = OPERATIONS[operation].is_transposed  # users pass x first
         self._run = prepare(bound.planned)
@@ -197,6 +197,8 @@ class Call:
 
     def _run_indirectly(self, given: Given, result: Any) -> None:
         try:
+            if self._done_measuring is not None and self._backend.is_capturing():
+                self._choose_stored()
             readable = self._readable(given, result)
             if self._done_measuring is not None:
                 self._choose(given, readable, result)
@@ -246,6 +248,7 @@ class Call:
         >>> cupyconv.bind("forward", (1, 2, 4), (3, 2, 3), device="cpu").load().shape
         (1, 3, 2)
         """
+        self._require_device(backends.of(self._backend.home))
         _load([self])
         return self
 
@@ -276,6 +279,11 @@ class Call:
         """
         if not self.is_measurable:
             return self
+        self._require_device(backends.of(self._backend.home))
+        changed = copy(self)
+        if self._backend.is_capturing():
+            changed._choose_stored()
+            return changed
         if first is None:
             new = {name: self._backend.like(one) for name, one in self._layouts.items()}
             for array in new.values():
@@ -285,7 +293,6 @@ class Call:
             first, second = second, first
         result = self._empty(self.shape, self._dtype) if out is None else out
         given = (first, second, bias, add, out)
-        changed = copy(self)
         changed._choose(given, self._readable(given, result), result)
         return changed
 
@@ -295,7 +302,7 @@ class Call:
         is_planned = isinstance(self._impl, Plan) or self.plan is None
         return self._backend.device.is_gpu and not is_planned
 
-    def _measure_at_first_run(self, done: Callable[[Call], None]) -> None:
+    def _measure_at_first_run(self, done: Callable[[], None]) -> None:
         """Choose the fastest kernels in the first run, on its arrays, and then call ``done``."""
         self._done_measuring, self._is_indirect, self._is_direct = done, True, False
 
@@ -306,7 +313,7 @@ class Call:
         done, self._done_measuring = self._done_measuring, None
         self._is_indirect, self._is_direct = self._copies, not self._copies
         if done is not None:
-            done(self)
+            done()
 
     def _fastest(self, given: Given, readable: tuple[Any, ...], result: Any) -> PassPlan:
         """Return the plan that is fastest on arrays of the call; without a result, a stored one."""
@@ -334,13 +341,13 @@ class Call:
             if original is not None:
                 backend.copy(result, original)
 
-    def _require_measured(self) -> None:
-        """Check that a measurement is stored, as nothing can be measured in a capture.
+    def _choose_stored(self) -> None:
+        """Change the plan to the stored choice, as nothing can be measured in a capture.
 
         Raises:
-            ConvError: it is not.
+            ConvError: no choice is stored.
         """
-        self._fastest((None,) * 5, (None,) * 4, None)
+        self._choose((None,) * 5, (None,) * 4, None)
 
     @property
     def filter_form(self) -> FilterForm | None:
@@ -372,6 +379,7 @@ class Call:
                 "Bind 'forward', 'backprop_input' or 'transpose'",
             )
         (array,), _, backend = operands.take(("w",), (w,))
+        self._require_device(backend)
         self._require_layout("w", array)
         require_no_capture(backend, "Call.with_filter")
         result = copy(self)
@@ -393,10 +401,13 @@ class Call:
             for name, array in zip(names, given, strict=False)
             if name and (array is not None or name in self._layouts)
         }
-        taken, home, _ = operands.take(tuple(present), tuple(present.values()))
+        taken, home, backend = operands.take(tuple(present), tuple(present.values()))
+        self._require_device(backend)
         converted = dict(zip(present, taken, strict=True))
         out = given[4]
         result = None if out is None else operands.take_out_array("out", out, home)
+        if result is not None and backend.ordinal is not None:
+            operands.require_current_device(("out",), (result,), backend.ordinal)
         for name in dict.fromkeys((*self._layouts, *converted)):
             if name != "out":
                 self._require_layout(name, converted.get(name))
@@ -410,8 +421,19 @@ class Call:
         computed = self._compute((first, second, bias, add, result), described[2])
         return computed if out is None or out is result else operands.written_to(out)
 
+    def _require_device(self, backend: Backend) -> None:
+        """Check that ``backend``, of the current device, is the backend of the call."""
+        places = [(one.home, one.ordinal) for one in (backend, self._backend)]
+        if places[0] != places[1]:
+            texts = [home.value if n is None else f"GPU {n}" for home, n in places]
+            raise ConvError(
+                "a bound call must run on the device for which it was bound",
+                f"it was bound for {texts[1]}, and is used for {texts[0]}",
+                "Bind a call for this device, or call the function, such as cupyconv.conv_forward",
+            )
+
     def _require_layout(self, name: str, array: Any) -> None:
-        """Check that an array of the call has the layout and the device of the call."""
+        """Check that an array of the call has the layout of the call."""
         expected = self._layouts.get(name)
         texts = []
         for one in (array, expected):
@@ -627,18 +649,18 @@ def _new_call(
     every = Options._make(options)
     call = _make(operation, described, every, alignment, backend, limit, argument_names, prepared)
 
-    def remember(call: Call) -> None:
+    def remember() -> None:
         if is_kept:
             if len(calls) >= MOST_CALLS:
                 calls.clear()
             calls[key] = call
 
     if measure and call.is_measurable:
-        if backend.is_capturing():
-            call._require_measured()
         call._measure_at_first_run(remember)
+        if backend.is_capturing():
+            call._choose_stored()
     else:
-        remember(call)
+        remember()
     return call
 
 

@@ -191,7 +191,7 @@ class Series:
             if log.logs_launches():
                 function = _logged(function, launch)
             block.launches.append((function, config, ctypes.addressof(pointers)))
-            block.kept.append(pointers)
+            block.kept += pointers, values
         return block
 
 
@@ -242,10 +242,11 @@ class _Maps:
         if found is None:
             if len(self._encoded) >= MOST_ADDRESSES:
                 self._encoded.clear()  # blocks keep the structs that they refer to
-            found = self._encoded[key] = _Struct(MAP_BYTES * len(key))
+            found = _Struct(MAP_BYTES * len(key))
             places = range(found.address, found.address + MAP_BYTES * len(key), MAP_BYTES)
             for (encode, offset), address, place in zip(self._encoders, key, places, strict=True):
                 encode(address + offset, place)
+            self._encoded[key] = found  # complete: other threads may read it
         return found
 
 

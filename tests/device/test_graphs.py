@@ -416,6 +416,19 @@ def test_measurement_is_refused_in_capture(own_cache, monkeypatch):
     call.require("transpose")
 
 
+@pytest.mark.parametrize("use", ["first run", "fastest", "fastest on arrays"])
+def test_bound_call_is_not_measured_in_capture(use, own_cache, monkeypatch):
+    monkeypatch.setattr(cupyconv, "benchmark", True)
+    problem = cupyconv.ConvProblem((2, 3, 8), (4, 3, 2), dtype="complex64")
+    x, w = cupy.ones(problem.output_shape, problem.dtype), cupy.ones((4, 3, 2), problem.dtype)
+    y = cupy.ones(problem.input_shape, problem.dtype)
+    call = cupyconv.bind("transpose", x, w, add=y, out=y)
+    run = {"first run": call, "fastest": lambda *_, **__: call.fastest()}.get(use, call.fastest)
+    with refused_in_capture("nothing can be measured while a graph is captured"):
+        run(x, w, add=y, out=y)
+    assert (y == 1).all()
+
+
 def test_measured_plan_is_refused_in_capture(own_cache):
     cupy.get_default_memory_pool().free_all_blocks()
     with refused_in_capture("plan was called with measure=True. Call it before the capture"):

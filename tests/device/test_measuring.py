@@ -29,7 +29,7 @@ from cupyconv import (
 )
 from cupyconv.errors import KernelCompileError
 from cupyconv.gpu import runtime
-from cupyconv.planning import Request
+from cupyconv.planning import Request, plan_pass
 from cupyconv.planning.plan import contenders
 from cupyconv.problem import PASSES
 from tests.device import machine
@@ -252,6 +252,20 @@ def test_repeated_call_is_prepared_once(gpu, monkeypatch):
         assert len(prepared) == before + 1
     with pytest.raises(ConvTypeError, match="must be made of integers"):
         call(stride=1.0)  # equal to 1, so a cache lookup would accept it
+
+
+def test_functions_do_not_reuse_measured_call_of_a_filter(gpu, monkeypatch):
+    """The call of a filter reads a copy of it; the function copies the filter that is passed."""
+    monkeypatch.setattr(cupyconv, "benchmark", True)
+    monkeypatch.setattr(measuring, "fastest", lambda request, impl, *_: plan_pass(request, impl))
+    how = {"data_format": "NHWC", "filter_format": "OIHW", "impl": "cuda-hopper"}
+    with cupy.cuda.Device(0):
+        x, w = cupy.ones((1, 9, 9, 64), "float16"), cupy.ones((64, 64, 3, 3), "float16")
+        cupyconv.bind("forward", x, w, **how).with_filter(w)(x)
+        cupyconv.conv_forward(x, w, **how)
+    assert [item.source for item in gpu.launched[1:]] == [
+        *("conv_hopper.cu", "conv_arrange.cu", "conv_hopper.cu")
+    ]
 
 
 def test_measured_plan_is_returned_without_lock(gpu, monkeypatch):

@@ -14,7 +14,7 @@ import pytest
 from cupy.cuda import runtime
 
 import cupyconv
-from cupyconv import arrays
+from cupyconv import ConvError, ConvTypeError, arrays
 from cupyconv.problem import PASSES
 from tests.agreement import compute, require_equal
 from tests.configurations import FAMILY_CASES, HOPPER_CASES, Data, in_formats, integer_data
@@ -258,6 +258,30 @@ def test_two_devices_alternate(order):
                     got = call()
                     assert got.device.id == ordinal
                     require_equal(cupy.asnumpy(got), exact, name)
+
+
+def test_bound_call_rejects_other_devices():
+    _, data, words = ways.layer()
+    x, w = cupy.asarray(data.x), cupy.asarray(data.w)
+    call, cpu = (cupyconv.bind("forward", *pair, **words) for pair in ((x, w), (data.x, data.w)))
+    expected = cpu(data.x, data.w)
+    with cupy.cuda.Device(1):
+        others, out = (cupy.asarray(data.x), cupy.asarray(data.w)), cupy.asarray(expected)
+        for use in (
+            lambda: call(*others),
+            lambda: call.with_filter(others[1]),
+            call.load,
+            call.fastest,
+        ):
+            with pytest.raises(ConvError, match=r"bound for GPU 0, and is used for GPU 1"):
+                use()
+    with pytest.raises(ConvError, match="bound for GPU 0, and is used for NumPy"):
+        call(data.x, data.w)
+    with pytest.raises(ConvError, match="bound for NumPy, and is used for GPU 0"):
+        cpu(x, w)
+    with pytest.raises(ConvTypeError, match="out is on device 1"):
+        call(x, w, out=out)
+    require_equal(cupy.asnumpy(call.load()(x, w)), expected, "forward")
 
 
 def test_threads_with_separate_devices():

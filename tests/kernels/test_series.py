@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+from contextlib import nullcontext
 from itertools import product
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from cupyconv.gpu.tensormaps import MAP_BYTES
 from cupyconv.kernels.bias import prepare_bias
 from cupyconv.kernels.request import PLAIN, Epilogue
 from cupyconv.kernels.strides import Strides
-from cupyconv.launch import ROLES, Launch, Part, TensorMaps
+from cupyconv.launch import ROLES, Launch, Part, TensorMaps, TiledMap
 from cupyconv.planning import Device, Request
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES
@@ -123,6 +124,46 @@ def test_bias_gradient_has_the_bytes_of_its_arguments():
     problem = CASES[0].problem
     launches, size = prepare_bias(problem, Strides.contiguous(problem), Device.of("sm_80"))
     require_parameters(launches, ("y", "w", "bias", "add", "x"), size)
+
+
+def test_loading_twice_keeps_constants_of_both_blocks():
+    """Two threads may load a series at the same time."""
+    recorder = Recorder()
+    one = Launch("", "", (), (1,), (1,), 0, (np.int64(7), "x", "add"))
+    series = Series([one], recorder, ("x", "w", "y"))
+    for _ in range(2):
+        series.load()
+    freed = [np.full(1, 9) for _ in range(50)]  # would get the memory of lost constants
+    recorder.stream = lambda: (series._free and series((1, 2, 3)), SimpleNamespace(ptr=77))[1]
+    series((1, 2, 3))
+    assert [np.frombuffer(b"".join(v), "i8").tolist() for _, v in recorder.found] == [[7, 1, 0]] * 2
+    assert len(freed) == 50
+
+
+@pytest.mark.parametrize("interrupt", ["error", "other thread"])
+def test_unfinished_tensor_map_is_not_reused(interrupt):
+    """Another call gets no map whose encoding failed or is still under way."""
+    recorder = Recorder()
+    one = TiledMap("x", 2, (64, 100), (128,), (64, 64))
+    launch = Launch("", "", (), (1,), (1,), 0, (TensorMaps((one,)),))
+    series = Series([launch], recorder, ("x",))
+    encode = tensormap.encoder(one)
+
+    def interrupted(address, destination):
+        encodes.remove(interrupted)
+        if interrupt == "error":
+            raise KeyboardInterrupt
+        series((address,))
+        encode(address, destination)
+
+    encodes = [interrupted, encode]
+    recorder.encoder = lambda _: lambda *where: encodes[0](*where)
+    with pytest.raises(KeyboardInterrupt) if interrupt == "error" else nullcontext():
+        series((1 << 20,))
+    series((1 << 20,))
+    expected = tensormap.encode(one, 1 << 20)
+    assert recorder.found
+    assert all(values == [expected] for _, values in recorder.found)
 
 
 def test_tensor_maps_are_aligned():

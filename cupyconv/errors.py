@@ -359,13 +359,6 @@ def _name_instead(name: str, known: Sequence[str]) -> str | None:
     """Return the remedy for an unknown argument; None if it means no known argument."""
     if other := similar_argument(name, known):
         return f"Use {other} instead of {name}"
-    if "problem" in known:
-        from inspect import signature
-
-        from cupyconv.problem import ConvProblem
-
-        option = similar_argument(name, list(signature(ConvProblem).parameters))
-        return option and f"Pass {option} to ConvProblem"
     shapes = {"filter_shape": "w", "input_shape": "x"}
     tensor = similar_argument(shapes.get(similar_argument(name, shapes) or "", ""), known)
     return tensor and f"Leave out {name}, which follows from {tensor}"

@@ -65,7 +65,6 @@ PYTHON = {
     "cupyconv.conv_backprop_bias(V, format='NHWC')": "Use data_format instead of format",
     "cupyconv.conv_backward(X, W, V, pads=1)": "Use padding instead of pads",
     "cupyconv.conv_transpose(V, W, output_size=1)": "Use output_shape instead of output_size",
-    "cupyconv.plan(ConvProblem(X.shape, W.shape), strides=2)": "Pass stride to ConvProblem",
     "cupyconv.plan(ConvProblem(X.shape, W.shape), card='L4')": "Use device instead of card",
     "onnx.conv(X, W, stride=[2, 2])": "Use strides instead of stride",
     "onnx.conv_problem(X.shape, W.shape, padding=1)": "Use pads instead of padding",

@@ -17,7 +17,7 @@ from cupyconv.explaining.onnx_graph import open_shape_text
 from cupyconv.explaining.onnx_model import Model, ModelLayer, UnreadLayer, read
 from cupyconv.markup import in_line, spreadsheet_cell
 from cupyconv.planning import Plan, plan
-from cupyconv.planning.plan import workspace_notes
+from cupyconv.planning.plan import largest_workspaces, workspace_notes
 from cupyconv.problem import ITEMSIZE, bytes_text, counted, shape_text
 
 
@@ -160,7 +160,7 @@ def command(
             "depends at most, over all branches; it is unknown behind a global pooling, a Reshape "
             "or a Resize"
         )
-    lines += _largest_workspaces(planned)
+    lines += largest_workspaces(plans for _, plans in planned)
     lines += map(
         in_line, workspace_notes((layer.name, each) for layer, plans in planned for each in plans)
     )
@@ -305,16 +305,6 @@ def _totals(model: Model) -> dict[str, int]:
         "gradient_bytes": model.parameters
         * max((ITEMSIZE[layer.problem.dtype] for layer in model.layers), default=0),
     }
-
-
-def _largest_workspaces(planned: list[tuple[ModelLayer, list[Plan]]]) -> list[str]:
-    """Return a line with the largest workspace of a pass on each GPU; no line if none needs one."""
-    texts = []
-    for plans in zip(*(plans for _, plans in planned), strict=True):
-        most = max(entry.workspace_bytes for plan in plans for entry in plan)
-        if most:
-            texts.append(f"{bytes_text(most)} on {plans[0].device.name}")
-    return [f"largest workspace of a pass: {', '.join(texts)}"] if texts else []
 
 
 def _as_json(

@@ -18,6 +18,7 @@ from cupyconv.explaining.receptive import Field
 from cupyconv.explaining.shapes import Reason, axis_dict, axis_reasons, listed, one, reasons
 from cupyconv.explaining.terms import counted_large
 from cupyconv.planning import Plan, plan
+from cupyconv.planning.plan import largest_workspaces
 from cupyconv.problem import PASSES, RESULT, GemmView, bytes_text, shape_text
 
 _MOST_BESIDE = 2
@@ -247,16 +248,11 @@ def _cost(problem: ConvProblem) -> str:
 def _training(layer: Layer, problem: ConvProblem, plans: list[Plan]) -> list[str]:
     """Return the numbers of parameters, and the memory of tensors, gradients and workspaces."""
     weights, biases = prod(problem.filter_shape), problem.C if layer.is_transposed else problem.K
-    workspaces = [
-        f"{bytes_text(max(planned.workspace_bytes for planned in device_plan))} on {name}"
-        for device_plan in plans
-        if (name := device_plan.device.name) != "cpu"
-    ]
     return [
         f"{weights + biases:,} parameters: {counted_large(weights, 'weight')} and "
         f"{biases:,} in the bias",
         f"x, w and y take {bytes_text(problem.bytes)}, and dx, dw and dy the same again",
-        *([f"largest workspace of a pass: {', '.join(workspaces)}"] if workspaces else []),
+        *largest_workspaces([plans]),
     ]
 
 

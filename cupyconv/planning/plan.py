@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache, lru_cache
 from math import inf, isfinite
@@ -309,6 +309,20 @@ def plan(
     chosen = Device.of(device)
     requests = (Request(problem, name, chosen, precision, workspace_limit) for name in PASSES)
     return Plan(problem, chosen, tuple(plan_pass(request, impl) for request in requests))
+
+
+def largest_workspaces(plans: Iterable[Sequence[Plan]]) -> list[str]:
+    """Return a line with the largest workspace of a pass on each GPU; no line if none needs one.
+
+    Args:
+        plans: plans of each layer, one per device.
+    """
+    texts = []
+    for of_device in zip(*plans, strict=True):
+        most = max(planned.workspace_bytes for each in of_device for planned in each)
+        if most:
+            texts.append(f"{bytes_text(most)} on {of_device[0].device.name}")
+    return [f"largest workspace of a pass: {', '.join(texts)}"] if texts else []
 
 
 def workspace_notes(plans: Iterable[tuple[str, Plan]]) -> list[str]:

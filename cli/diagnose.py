@@ -48,7 +48,7 @@ def _array_options(command: Any) -> Any:
 @click.option(
     "--activation",
     metavar="WORD",
-    help="Compare y with this activation: relu, silu or gelu.  [default: none]",
+    help="Assume that y has this activation: relu, silu or gelu.  [default: none]",
 )
 @output.json_option
 def command(activation: str | None, as_json: bool, **options: Any) -> int | None:

@@ -21,7 +21,7 @@ import numpy as np
 from cupyconv import arrays, backends, operations
 from cupyconv.gpu import sources
 from cupyconv.launch import Launch
-from cupyconv.planning import Device
+from cupyconv.planning import Device, PassPlan, Request
 from tests.parameters import decoded
 
 from . import driver, memory, tensormap
@@ -167,6 +167,29 @@ def backend(arch: str = "sm_80", checked: bool = True) -> EmulatorBackend:
     emulated = device(arch)
     assert emulated.architecture is not None
     return EmulatorBackend(emulated, EmulatorRuntime(emulated.architecture, checked))
+
+
+def require_same_bits_if_prepared(
+    emulated: EmulatorBackend, request: Request, planned: PassPlan, data: Any
+) -> None:
+    """Require a pass to give the same bits with a prepared filter and without one."""
+    problem = request.problem
+    roles, operand, shape = {
+        "forward": (("x", "w", "y"), data.x, problem.output_shape),
+        "backprop_input": (("y", "w", "x"), data.dy, problem.input_shape),
+    }[request.pass_]
+    results = []
+    for form in (None, emulated.filter_form(request, planned)):
+        first, w = memory.array(operand), memory.array(data.w)
+        result, copied = memory.empty(shape, operand.dtype), None
+        if form is not None:
+            prepared = emulated.arrange(form, w)
+            copied = form, SimpleNamespace(ptr=emulated.address(prepared), array=prepared)
+        run = emulated.prepare(request, planned, roles, copied_filter=copied)
+        run((*map(emulated.address, (first, w, result)), 0, 0))
+        memory.check_written(result)
+        results.append(result.tobytes())
+    assert results[0] == results[1]
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 from itertools import product
 from math import prod
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from cupyconv.kernels.cost import ADDING_THREADS
 from cupyconv.kernels.family import Choices
 from cupyconv.kernels.gather import COPIES
 from cupyconv.kernels.strides import Strides, contiguous_strides, element_strides
-from cupyconv.launch import ROLES, Part
+from cupyconv.launch import Part
 from cupyconv.planning import Device, Request, plan, plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.planning.plan import contenders
@@ -188,19 +187,7 @@ def test_prepared_filter_is_not_copied(impl):
         assert chosen.copies == copies
         form = backend.filter_form(request, chosen)
         assert (form.name if form else None) == ("OHWI" if "w" in copies else None)
-        results = []
-        for held in (None, form):
-            x, w = (emulator.memory.array(one) for one in (data.x, data.w))
-            y = emulator.memory.empty(problem.output_shape, np.float16)
-            copied = None
-            if held is not None:
-                arranged = backend.arrange(held, w)
-                copied = held, SimpleNamespace(ptr=backend.address(arranged), array=arranged)
-            run = backend.prepare(request, chosen, ROLES[:3], copied_filter=copied)
-            run((*map(backend.address, (x, w, y)), 0, 0))
-            emulator.memory.check_written(y)
-            results.append(y.tobytes())
-        assert results[0] == results[1]
+        emulator.convolutions.require_same_bits_if_prepared(backend, request, chosen, data)
         assert request.affords(chosen.workspace_bytes)
 
 

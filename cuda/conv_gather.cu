@@ -591,6 +591,15 @@ struct Sums {
 };
 
 #if VIEW
+// Returns the value of an element that is multiplied: TF32 rounds the largest elements to infinity.
+__device__ __forceinline__ Accumulator factor(Storage element) {
+  const Accumulator value = Numeric<Storage>::widen(element);
+#if TENSOR_CORES && ASYNC_COPY
+  if constexpr (sizeof(Storage) == 4) return __uint_as_float(ptx::tf32_from_f32(value));
+#endif
+  return value;
+}
+
 __device__ __forceinline__ bool is_finite(Accumulator value) { return value - value == 0; }
 
 // Replaces infinite and NaN elements of a tile by zeros.
@@ -599,7 +608,7 @@ __device__ __forceinline__ void clear_nonfinite(typename Operand::Tile& tile) {
   constexpr int LINE = Operand::Tile::LINE;
   for (int i = threadIdx.x; i < Operand::Tile::LINES * LINE; i += THREADS) {
     Storage* element = tile.at(i / LINE, i % LINE);
-    if (!is_finite(Numeric<Storage>::widen(*element))) *element = Storage{};
+    if (!is_finite(factor(*element))) *element = Storage{};
   }
 }
 
@@ -622,9 +631,7 @@ struct Nonfinite {
                                       unsigned first) {
 #pragma unroll 1
     for (int k = 0; k < BLOCK_K; ++k) {
-      auto a = [&](int i) {
-        return Numeric<Storage>::widen(*OperandA::at(stage.a, Sums::row_of(i), k));
-      };
+      auto a = [&](int i) { return factor(*OperandA::at(stage.a, Sums::row_of(i), k)); };
       unsigned inside = 0, infinite = 0;  // a bit per row; NaN counts as infinite
 #pragma unroll
       for (int i = 0; i < Sums::ROWS; ++i) {
@@ -635,11 +642,12 @@ struct Nonfinite {
       for (int j = 0; j < Sums::COLUMNS; ++j) {
         const int column = Sums::column_of(j);
         const Storage* place = OperandB::at(stage.b, column, k);
-        const Accumulator b = Numeric<Storage>::widen(*place);
+        const Accumulator b = factor(*place);
         const unsigned rows = is_finite(b) ? inside & infinite : inside;
         if (rows == 0 || !table_b.contains(column, k, first)) continue;
         const unsigned char last = reinterpret_cast<const unsigned char*>(place)[sizeof(Storage) - 1];
-        if (FOLDED && b == 0 && last != 0) continue;  // a negative zero
+        const bool is_zero = Numeric<Storage>::widen(*place) == 0;
+        if (FOLDED && is_zero && last != 0) continue;  // a negative zero
 #pragma unroll
         for (int i = 0; i < Sums::ROWS; ++i) {
           if (!(rows >> i & 1)) continue;

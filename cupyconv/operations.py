@@ -160,11 +160,12 @@ def conv_forward(
         precision: "ieee" computes float32 in float32: an element affects only the results that read
             it, subnormals are kept, and errors are at most twice those of adding one term after
             another, whatever the magnitudes.  "tf32" permits implementations to round float32
-            operands to 10 bits of mantissa for the tensor cores.  "bf16x6" permits implementations
-            to split each float32 operand into a sum of three bfloat16 arrays ("planes") for the
-            tensor cores.  This loses bits of values below 2^-110 and may turn infinity into NaN.
-            With both, in every dtype, gradients may multiply elements by zeros that extend the
-            other operand, so that results that do not read an infinite or NaN element may be NaN.
+            operands to 10 bits of mantissa for the tensor cores.  Magnitudes above 3.4019e38 may
+            then become infinite.  "bf16x6" permits implementations to split each float32 operand
+            into a sum of three bfloat16 arrays ("planes") for the tensor cores.  This loses bits of
+            values below 2^-110 and may turn infinity into NaN.  With both, in every dtype,
+            gradients may multiply elements by zeros that extend the other operand, so that results
+            that do not read an infinite or NaN element may be NaN.
         impl: "auto", the name of an implementation as ``cupyconv.plan`` prints it, or a Plan of
             this problem.
         out: array for the result, with the result's shape and dtype; it must not share memory with

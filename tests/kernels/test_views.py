@@ -272,3 +272,41 @@ def test_views_keep_infinity_and_nan_to_their_readers(problem, dtype, arch):
                 got = agreement.compute(emulator, pass_, one, data, impl=made, arch=arch)
                 expected = agreement.plain_sums(one.replace(dtype="float64"), pass_, wide)
             np.testing.assert_array_equal(got.astype(float), expected, f"{count} in {made}")
+
+
+LARGEST = np.finfo(np.float32).max
+
+
+@pytest.mark.parametrize(
+    ("problem", "pass_", "operand", "index", "expected"),
+    [
+        (
+            ConvProblem((1, 1, 4), (1, 1, 1), stride=2),
+            *("backprop_input", "dy", (0, 0, 0), [np.inf, 0, 1, 0]),
+        ),
+        (
+            ConvProblem((1, 1, 8), (4, 1, 3), stride=4, padding=1),
+            *("backprop_input", "w", (0, 0, 0), [4, 4, 0, np.inf, 4, 4, 0, 0]),
+        ),
+        (
+            ConvProblem((1, 2, 2), (1, 2, 2), padding=((1, 0),)),
+            *("backprop_filter", "x", (0, 0, 1), [1, np.inf, 1, 2]),
+        ),
+    ],
+)
+def test_values_that_tf32_rounds_to_infinity_reach_only_their_readers(
+    problem, pass_, operand, index, expected
+):
+    data = Data(*(np.ones_like(array) for array in vars(integer_data(problem)).values()))
+    getattr(data, operand)[index] = LARGEST
+
+    def view_on_tensor_cores(request):
+        ranked = ranked_candidates(request, "cuda-gather")
+        return next(one for one in ranked if one.view and one.tile.defines["TENSOR_CORES"])
+
+    how = {"precision": "tf32"}
+    made = agreement.plan_by(
+        view_on_tensor_cores, problem, "cuda-gather", emulator.device(), passes=[pass_], **how
+    )
+    got = agreement.compute(emulator, pass_, problem, data, impl=made, **how)
+    np.testing.assert_array_equal(got.ravel(), expected)

@@ -283,6 +283,7 @@ def test_knobs_of_a_transposed_layer_are_its_own(browse):
 @pytest.mark.parametrize("loss", ["dot", "sum", "squares"])
 def test_programs_and_checks_of_a_transposed_page_hold(browse, loss):
     """The programs compute the numbers of the page, which the change of the loss confirms."""
+    pytest.importorskip("torch")
     script = """
       pick('values', 'integers'); hand('x[0,1,2]', 5); pick('loss', 'LOSS'); set('stride W', 3);
       log(JSON.stringify($$('.program pre').map((one) => one.textContent)));

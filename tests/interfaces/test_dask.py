@@ -22,7 +22,7 @@ from cupyconv import ConvError, ConvProblem, ConvTypeError, WorkerError, arrays
 
 dask = pytest.importorskip("dask", reason="Dask is not installed")
 da = pytest.importorskip("dask.array")
-cd = pytest.importorskip("cupyconv.dask")
+cd = pytest.importorskip("cupyconv.dask", exc_type=ImportError)
 
 from cupyconv.dask import chunks as chunking  # noqa: E402
 from cupyconv.dask import halos, tasks  # noqa: E402

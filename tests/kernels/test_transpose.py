@@ -234,7 +234,7 @@ def test_cuda_hopper_is_exact_with_groups_and_splits(splits):
 @pytest.mark.parametrize("dtype", ["float16", "float32", "complex64"])
 def test_dask_matches_numpy(dtype):
     da = pytest.importorskip("dask.array")
-    cd = pytest.importorskip("cupyconv.dask")
+    cd = pytest.importorskip("cupyconv.dask", exc_type=ImportError)
     for problem in (*(case.problem for case in CASES[:6]), *random_problems(6, seed=2)):
         data, bias = integer_data(problem.replace(dtype="float32")), biases(problem)
         x, w, b = (array.astype(dtype) for array in (data.dy, data.w, bias))
@@ -256,7 +256,7 @@ def test_dask_matches_numpy(dtype):
 
 def test_dask_accepts_output_padding_of_the_stride():
     da = pytest.importorskip("dask.array")
-    cd = pytest.importorskip("cupyconv.dask")
+    cd = pytest.importorskip("cupyconv.dask", exc_type=ImportError)
     for rules in BEYOND:
         (x, w, bias, more), _ = beyond("NWC", *rules)
         lazy = cd.conv_transpose(da.from_array(x, chunks=(1, 2, 2)), w, bias, **more)

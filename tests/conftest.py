@@ -26,6 +26,9 @@ CASES_OF_A_SAMPLE = 2
 CASES_OF_A_QUICK_TEST = 60
 """Most cases in the sample of a test marked quick (hand-set)."""
 
+PASSED = "cupyconv/passed"
+"""Key of pytest's cache with the tests that passed in the last run."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -41,6 +44,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="K/N",
         help="with --part rest, run every N-th case, beginning with the K-th",
     )
+    parser.addoption(
+        "--unless-passed",
+        action="store_true",
+        help="leave out the tests that passed in the last run, before packages were installed",
+    )
 
 
 def turn(word: str) -> tuple[int, int]:
@@ -52,20 +60,26 @@ def turn(word: str) -> tuple[int, int]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the tests outside the part that ``--part`` and ``--turn`` select."""
-    part = config.getoption("--part")
+    """Deselect the tests that the options of ``pytest_addoption`` do not select."""
+    kept = part_of(items, config.getoption("--part"), *config.getoption("--turn"))
+    if config.getoption("--unless-passed"):
+        passed = set(config.cache.get(PASSED, []))
+        kept = {item for item in kept if item.nodeid not in passed}
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
+
+
+def part_of(items: list[pytest.Item], part: str, number: int, count: int) -> set[pytest.Item]:
+    """Return the tests that ``--part`` and ``--turn`` select."""
     if part == "all":
-        return
+        return set(items)
     cases = defaultdict(list)
     for item in items:
         if item.get_closest_marker("thorough") is None:
             cases[item.nodeid.partition("[")[0]].append(item)
     sample = {item for of_test in cases.values() for item in sample_of(of_test)}
-    number, count = config.getoption("--turn")
     rest = [item for item in items if item not in sample][number - 1 :: count]
-    kept = sample if part == "sample" else set(rest)
-    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-    items[:] = [item for item in items if item in kept]
+    return sample if part == "sample" else set(rest)
 
 
 def sample_of(of_test: list[pytest.Item]) -> list[pytest.Item]:
@@ -92,11 +106,13 @@ def spread(items: list, count: int) -> list:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail a CI run that skipped a test for a reason that CI does not accept."""
+    """Keep the names of passed tests; fail a CI run that skipped one for an unaccepted reason."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if "CI" not in os.environ or reporter is None:
+    if reporter is None:  # a process that runs a share of the tests
         return
-    for report in reporter.stats.get("skipped", []):
+    if cache := getattr(session.config, "cache", None):  # absent with -p no:cacheprovider
+        cache.set(PASSED, [report.nodeid for report in reporter.stats.get("passed", [])])
+    for report in reporter.stats.get("skipped", []) if "CI" in os.environ else ():
         _, _, reason = report.longrepr
         if not may_be_skipped(reason, os.environ):
             reporter.write_line(f"not skipped on CI: {report.nodeid}: {reason}", red=True)

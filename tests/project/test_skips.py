@@ -1,9 +1,12 @@
 """A CI run fails if it skips tests without an accepted reason, and its parts cover all tests."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 
+from tests import ROOT
 from tests.conftest import CASES_OF_A_QUICK_TEST, CASES_OF_A_SAMPLE, turn
 from tests.device import RUNNING
 from tests.skips import may_be_skipped
@@ -97,3 +100,15 @@ def test_parts_and_turns_have_every_case_once(tmp_path):
     assert sorted(sum(rest, sample)) == sorted(cases("all"))
     with pytest.raises(ValueError, match="4/3"):
         turn("4/3")
+
+
+def test_tests_that_passed_are_left_out_and_others_run(tmp_path):
+    package = tmp_path / "package"
+    cases = f"def test_one():\n    pass\n\ndef test_two():\n    open({str(package)!r})\n"
+    (tmp_path / "test_cases.py").write_text(cases)
+    options = ("-q", "-p", "tests.conftest", "--rootdir", str(tmp_path), str(tmp_path))
+    program = [sys.executable, "-m", "pytest", *options]
+    assert subprocess.run(program, cwd=ROOT).returncode == 1
+    package.touch()
+    ran = subprocess.run([*program, "--unless-passed"], cwd=ROOT, capture_output=True, text=True)
+    assert "1 passed, 1 deselected" in ran.stdout

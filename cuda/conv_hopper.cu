@@ -179,17 +179,23 @@ struct Tile {
   }
 };
 
-// The tiles of a block: those with the numbers first, first + step, first + 2 * step and so on.  Both
-// blocks of a cluster have the same numbers.
+// The tiles of a block.  The clusters, or the blocks without clusters, compute tiles in rounds, one tile
+// each, longest tiles first.  The cluster with the first tile of a round has the last tile of the next
+// round, so that all have about the same number of steps.  Both blocks of a cluster have the same numbers.
 struct Schedule {
-  int rank, first, step;
+  int rank, number, step, period;
 
   __device__ __forceinline__ Schedule() : rank(0) {
 #if CLUSTER > 1
     rank = static_cast<int>(ptx::cluster_block_rank());
 #endif
-    first = static_cast<int>(blockIdx.x) / CLUSTER;
-    step = static_cast<int>(gridDim.x) / CLUSTER;
+    number = static_cast<int>(blockIdx.x) / CLUSTER;
+    period = 2 * (static_cast<int>(gridDim.x) / CLUSTER);
+    step = period - 1 - 2 * number;
+  }
+  __device__ __forceinline__ void advance() {
+    number += step;
+    step = period - step;
   }
 };
 
@@ -1167,15 +1173,15 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
   synchronise_cluster();  // no block loads into another block whose barriers are not ready
   ptx::griddepcontrol_wait();  // no thread reads or writes global memory before this wait
 
-  const Schedule schedule;
+  Schedule schedule;
   const int warpgroup = warpgroup_of_thread();
   if (warpgroup == CONSUMERS) {
     ptx::setmaxnreg_dec<40>();
     if (threadIdx.x < CONSUMERS * WARPGROUP + 32 && ptx::elect_one()) {
       const FilterLoader filter = {maps.other, p, traversal, schedule.rank};
       Producer producer = {shared, maps, p, traversal, schedule.rank, filter};
-      for (int number = schedule.first; number < traversal.tiles; number += schedule.step) {
-        const Tile tile(number, schedule.rank, p, traversal);
+      for (; schedule.number < traversal.tiles; schedule.advance()) {
+        const Tile tile(schedule.number, schedule.rank, p, traversal);
         producer.load(tile, Steps(tile, p, traversal));
       }
     }
@@ -1187,8 +1193,8 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
     Turn turn(shared.turn, warpgroup);
     int next = 0;  // warpgroup whose turn it is
 #pragma unroll 1
-    for (int number = schedule.first; number < traversal.tiles; number += schedule.step) {
-      const Tile tile(number, schedule.rank, p, traversal);
+    for (; schedule.number < traversal.tiles; schedule.advance()) {
+      const Tile tile(schedule.number, schedule.rank, p, traversal);
       const int steps = Steps(tile, p, traversal).count;
       if (TURNS && warpgroup != next++ % CONSUMERS) {
         consumer.pass_over(steps);

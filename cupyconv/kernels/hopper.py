@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise, product, takewhile
 from math import prod
+from operator import itemgetter
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from cupyconv.formats import data_formats, filter_formats
@@ -615,8 +616,8 @@ def tma_counts(request: Request, operand_bytes: int, planes: int = 1) -> Iterato
 
 def most_tiles(request: Request) -> int:
     """Return the largest number of tiles that the 32-bit tile counter of a block supports."""
-    # A block's counter ends beyond the last tile, by at most the number of resident blocks.
-    return 2**31 - 1 - request.device.resident_blocks
+    # A block's counter ends beyond the last tile, by less than two rounds of the resident blocks.
+    return 2**31 - 1 - 2 * request.device.resident_blocks
 
 
 def _refuse_groups(problem: ConvProblem, pass_: str, line: int) -> str | None:
@@ -727,6 +728,40 @@ def _matrices(
 ) -> list[tuple[int, int, int]]:
     """Return ``matrices`` of a request, in the layout that the tile reads."""
     return matrices(layout_of(request, tile).problem, request.pass_, tile, splits, divided)
+
+
+def busiest(tiles: Sequence[tuple[int, int]], places: int) -> int:
+    """Return the most steps that a multiprocessor computes, if tiles have several lengths.
+
+    Tiles run in rounds, from the longest to the shortest.  The multiprocessor that computes the
+    first tile of a round computes the last of the next round (``Schedule`` in cuda/conv_hopper.cu).
+
+    Args:
+        tiles: pairs of a number of tiles and the steps of each.
+        places: multiprocessors.
+
+    >>> busiest([(3, 10), (4, 1)], places=4)  # 10, 10, 10, 1 and then, for three of them, 1
+    11
+    """
+    if len(tiles) == 1:
+        ((count, steps),) = tiles
+        return -(-count // places) * steps
+    runs, end = [], 0
+    for count, steps in sorted(tiles, key=itemgetter(1), reverse=True):
+        runs.append((end, end + count, steps))
+        end += count
+    # The sums of adjacent multiprocessors differ only where one of their tiles begins a run.
+    period = 2 * places
+    edges = {places, *(edge % period for run in runs for edge in run[:2])}
+    near = {at % period for edge in edges for at in (edge, edge - 1)}
+    found = []
+    for place in {min(at, period - 1 - at) for at in near}:
+        sums = 0
+        for first, last, steps in runs:
+            for tile in (place, period - 1 - place):
+                sums += steps * ((last - tile - 1) // period - (first - tile - 1) // period)
+        found.append(sums)
+    return max(found)
 
 
 def _divisions(request: Request, tile: Tile) -> list[bool]:
@@ -1266,17 +1301,14 @@ class Persistent(Family):
         of_step, stored = self._work(request, tile)
         found = []
         for count in splits:
-            tiles = steps = longest = 0
-            for rows, columns, steps_of_sum in _matrices(request, tile, count, divided):
-                here = tile_count(tile, rows, columns) * problem.groups
-                each = -(-steps_of_sum // count)
-                tiles += here
-                steps += here * each
-                longest = max(longest, -(-here * count // places) * each)
-            # The longest tiles may keep few multiprocessors busy.
-            mean = max(steps / tiles, longest / -(-tiles * count // places))
+            lengths, blocks = [], 0
+            for rows, columns, steps in _matrices(request, tile, count, divided):
+                here = tile_count(tile, rows, columns) * problem.groups * count
+                lengths.append((here, -(-steps // count)))
+                blocks += here
+            mean = busiest(lengths, places) / -(-blocks // places)
             sums = count * _split_bytes(request, tile) if count > 1 else 0
-            kernel = cost.Kernel(tiles * count, 1, tile.threads // 32, of_step.times(mean) + stored)
+            kernel = cost.Kernel(blocks, 1, tile.threads // 32, of_step.times(mean) + stored)
             demands = [kernel.demand(chip, problem.bytes + sums)]
             if count > 1:
                 demands.append(cost.further(chip, sums, count))
@@ -1289,7 +1321,7 @@ class Persistent(Family):
                     summary=summary,
                     copied=copied,
                     tile=tile,
-                    blocks=tiles,
+                    blocks=blocks // count,
                     splits=count,
                     workspace_bytes=workspace + sums,
                     divides_frames=divided,

@@ -253,7 +253,7 @@ def test_last_tile_of_tensors_beyond_32_bits():
     y = emulator.memory.lazy(problem.output_shape, np.float16, "y")
     x[:, -corner:, -corner:] = values
     backend = emulator.convolutions.backend(ARCH)
-    backend.device = replace(backend.device, multiprocessors=2**30)  # a block for each tile
+    backend.device = replace(backend.device, multiprocessors=2**29)  # a block for each tile
     pass_plan = plan_pass(Request(problem, "forward", backend.device), "cuda-hopper")
     with emulator.settings(blocks=[pass_plan.blocks // pass_plan.tile.defines["CLUSTER"] - 1]):
         launches.run(backend, problem, pass_plan, x, emulator.memory.array(w, "w"), y)
@@ -261,30 +261,39 @@ def test_last_tile_of_tensors_beyond_32_bits():
     assert not y[0, : 1 << 8, 0].any()
 
 
-def test_tiles_are_visited_in_bands():
-    """A band has eight rows of tiles, visited column by column, so that operands stay in L2."""
+@pytest.mark.parametrize("places", [6, 32])
+def test_tiles_are_visited_in_bands(places):
+    """A band has eight rows of tiles, visited column by column, so that operands stay in L2.
+
+    The first block of a round of tiles is the last of the next round.
+    """
     problem = ConvProblem(
         (1, 32, 40, 8), (128, 1, 1, 8), data_format="NHWC", filter_format="OHWI", dtype="float16"
     )  # fmt: skip
     data = integer_data(problem)
     expected = cupyconv.conv_forward(data.x, data.w, impl="reference", **problem.keywords)
+    expected = expected.reshape(10, 128, 2, 64)
     backend = emulator.convolutions.backend(ARCH)
-    backend.device = replace(backend.device, multiprocessors=2**30)  # a block for each tile
+    backend.device = replace(backend.device, multiprocessors=places)
     (tile,) = (t for t in WIDE if (t.block_m, t.block_n) == (128, 64))
     chosen = plan_with(problem, "cuda-hopper", backend.device, tile=tile, passes=("forward",))
     pass_plan = chosen["forward"]
     assert pass_plan.tile == tile
-    met = []
-    for block in range(pass_plan.blocks):
+    bands = (range(8), range(8, 10))
+    tiles = [(row, column) for band in bands for column in range(2) for row in band]
+    for block in range(min(places, len(tiles))):
         y = emulator.memory.empty(problem.output_shape, np.float16, "y")
         x, w = map(emulator.memory.array, (data.x, data.w))
         with emulator.settings(blocks=[block]):
             launches.run(backend, problem, pass_plan, x, w, y)
-        written = np.argwhere(~np.isnan(y.reshape(-1, 128)))
-        row, column = written[0]
-        assert len(written) == 128 * 64
-        met.append((int(row) // 128, int(column) // 64))
-        flat = (slice(row, row + 128), slice(column, column + 64))
-        assert (y.reshape(-1, 128)[flat] == expected.reshape(-1, 128)[flat]).all()
-    bands = (range(8), range(8, 10))
-    assert met == [(row, column) for band in bands for column in range(2) for row in band]
+        found = y.reshape(expected.shape)
+        rounds = range(0, len(tiles), places)
+        turns = (
+            first + (places - 1 - block if number % 2 else block)
+            for number, first in enumerate(rounds)
+        )
+        mine = {tiles[number] for number in turns if number < len(tiles)}
+        for row, column in tiles:
+            here = found[row, :, column]
+            whole = expected[row, :, column] if (row, column) in mine else np.nan
+            np.testing.assert_array_equal(here, np.broadcast_to(whole, here.shape))

@@ -1,11 +1,14 @@
 """cupyconv.planning.estimates: roofline, runner-up, and times with other settings."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import cupyconv
 from cupyconv import ConvProblem
 from cupyconv.bench import suites
 from cupyconv.kernels.device import CARDS
+from cupyconv.kernels.hopper import busiest
 from cupyconv.planning import Device, Request
 from cupyconv.planning.estimates import estimate, instead, roofline
 from cupyconv.problem import PASSES
@@ -86,3 +89,13 @@ def test_other_settings_are_plans_of_the_changed_problem():
 def test_figures_of_a_card_equal_its_data_sheet():
     assert Device.of("L4").figures == CARDS["L4"].chip
     assert Device.of("sm_89").figures == Device.of("sm_89").chip
+
+
+@given(st.lists(st.tuples(st.integers(0, 25), st.integers(0, 9)), min_size=1), st.integers(1, 9))
+def test_the_busiest_multiprocessor_has_the_most_steps(tiles, places):
+    steps = sorted((each for count, each in tiles for _ in range(count)), reverse=True)
+    totals = [0] * places
+    for number, each in enumerate(steps):
+        turn, place = divmod(number, places)
+        totals[place if turn % 2 == 0 else places - 1 - place] += each
+    assert busiest(tiles, places) == max(totals)

@@ -205,8 +205,8 @@ def folded(problem: ConvProblem, strides: Strides, axes: tuple[int, ...]) -> Vie
 
 
 @lru_cache(maxsize=4096)
-def merged(problem: ConvProblem, strides: Strides, pass_: str, count: int) -> View | None:
-    """Return a pass with adjacent groups merged into one, or None.
+def merged(problem: ConvProblem, strides: Strides, pass_: str, count: int) -> View:
+    """Return a pass with adjacent groups merged into one.
 
     The filter is block-diagonal: it has zeros where the channel and the filter are in different
     groups.  In backprop_filter, these elements are computed, but not copied to w.
@@ -216,8 +216,6 @@ def merged(problem: ConvProblem, strides: Strides, pass_: str, count: int) -> Vi
         pass_: the pass.
         count: number of groups that are merged.
     """
-    if count == 1 or problem.is_complex:
-        return None
     other = derived(
         problem,
         filter_shape=(*problem.filter_sizes, problem.C // problem.groups * count, problem.K),
@@ -297,7 +295,7 @@ def _fold(
 def views(request: Request) -> list[View]:
     """Return the views of a request; most requests have no view."""
     problem, pass_, memory = request.problem, request.pass_, request.memory
-    found = [merged(problem, memory, pass_, count) for count in _mergeable(problem)]
+    found: list[View | None] = [merged(problem, memory, pass_, n) for n in _mergeable(problem)]
     if pass_ == "backprop_filter":
         found.append(exchanged(problem, memory))
     elif pass_ == "backprop_input" and problem.C <= FEW:
@@ -307,16 +305,17 @@ def views(request: Request) -> list[View]:
     return [view for view in found if view is not None and request.affords(view.copied_bytes)]
 
 
-def _mergeable(problem: ConvProblem) -> set[int]:
+def _mergeable(problem: ConvProblem) -> list[int]:
     """Return the numbers of groups that fill a tile of few columns, or a line of cuda-hopper.
 
     Depthwise layers are not merged: most products would be with zeros.
     """
     groups = problem.groups
+    if problem.is_complex or not 1 < groups < problem.C:
+        return []
     most = max(problem.C, problem.K) // groups
-    sizes = (FEW // 2, FEW, 2 * FEW) if 1 < groups < problem.C else ()
-    counts = (range(1, size // most + 1) for size in sizes)
-    return {max((n for n in few if groups % n == 0), default=1) for few in counts}
+    counts = (range(2, size // most + 1) for size in (FEW // 2, FEW, 2 * FEW))
+    return sorted({max((n for n in few if groups % n == 0), default=0) for few in counts} - {0})
 
 
 class Viewed(Family):

@@ -308,10 +308,10 @@ def views(request: Request) -> list[View]:
 def _mergeable(problem: ConvProblem) -> list[int]:
     """Return the numbers of groups that fill a tile of few columns, or a line of cuda-hopper.
 
-    Depthwise layers are not merged: most products would be with zeros.
+    Depthwise layers and large elements are not merged, since most products would be with zeros.
     """
     groups = problem.groups
-    if problem.is_complex or not 1 < groups < problem.C:
+    if ITEMSIZE[problem.dtype] > 4 or not 1 < groups < problem.C:
         return []
     most = max(problem.C, problem.K) // groups
     counts = (range(2, size // most + 1) for size in (FEW // 2, FEW, 2 * FEW))

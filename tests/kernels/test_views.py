@@ -265,7 +265,7 @@ def merged_names(problem, pass_, arch, impl, precision="ieee", **how):
         (GROUPS_OF_4, "bfloat16", "ieee", "sm_80", "cuda-gather"),
         (GROUPS_OF_4, "float16", "ieee", "sm_75", "cuda-gather"),
         (UNEVEN_GROUPS, "float32", "tf32", "sm_80", "cuda-gather"),
-        (GROUPED_VOLUME, "float64", "ieee", "sm_80", "cuda-gather"),
+        (GROUPED_VOLUME, "float32", "ieee", "sm_86", "cuda-gather"),
         (GROUPS_OF_8, "float16", "tf32", "sm_90a", "cuda-hopper"),
         (GROUPS_OF_8, "float32", "tf32", "sm_90a", "cuda-hopper"),
         (HOPPER_VOLUME, "bfloat16", "tf32", "sm_90a", "cuda-hopper"),
@@ -358,6 +358,7 @@ def test_groups_are_merged_if_that_is_faster():
         ({"groups": 8, "filter_shape": (512, 3, 3, 64)}, []),
         ({"input_shape": (32, 14, 14, 35), "groups": 7, "filter_shape": (35, 3, 3, 5)}, ["7"]),
         ({"filter_shape": (1024, 3, 3, 16)}, ["2"]),
+        ({"dtype": "float64"}, []),
     ):
         for pass_ in PASSES:
             names = merged_names(layer.replace(**change), pass_, "sm_80", "cuda-gather")
@@ -385,7 +386,7 @@ def test_groups_are_merged_if_that_is_faster():
         (GROUPS_OF_4, "float16", "sm_75"),
         (GROUPS_OF_4, "bfloat16", "sm_80"),
         (UNEVEN_GROUPS, "float32", "sm_80"),
-        (GROUPED_VOLUME, "float64", "sm_80"),
+        (GROUPED_VOLUME, "float32", "sm_86"),
     ],
 )
 def test_views_keep_infinity_and_nan_to_their_readers(problem, dtype, arch):

@@ -432,10 +432,6 @@ LARGEST = np.finfo(np.float32).max
         ),
         (
             ConvProblem((1, 16, 4), (16, 4, 1), groups=4),
-            *("forward", "w", (0, 0, 0), [np.inf] * 4 + [5] * 60),
-        ),
-        (
-            ConvProblem((1, 16, 4), (16, 4, 1), groups=4),
             *("forward", "x", (0, 0, 0), [np.inf, 5, 5, 5] * 4 + [5] * 48),
         ),
     ],

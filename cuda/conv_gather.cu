@@ -613,8 +613,8 @@ __device__ __forceinline__ void clear_nonfinite(typename Operand::Tile& tile) {
 }
 
 // The infinite and NaN products of a thread's sums.  A view (cupyconv/kernels/views.py) extends both
-// operands by zeros: by pixels around the tensor that windows read, and by taps that conv_fold.cu adds
-// to a filter as negative zeros.  Products with these zeros are excluded.
+// operands by zeros: by pixels around the tensor that windows read, and by the negative zeros that
+// conv_fold.cu writes to a copy of w.  Products with these zeros are excluded.
 struct Nonfinite {
   static constexpr int WORDS = (Sums::ROWS * Sums::COLUMNS + 31) / 32;
 
@@ -647,7 +647,7 @@ struct Nonfinite {
         if (rows == 0 || !table_b.contains(column, k, first)) continue;
         const unsigned char last = reinterpret_cast<const unsigned char*>(place)[sizeof(Storage) - 1];
         const bool is_zero = Numeric<Storage>::widen(*place) == 0;
-        if (FOLDED && is_zero && last != 0) continue;  // a negative zero
+        if (PASS != 2 && is_zero && last != 0) continue;  // a negative zero; B is the copy of w
 #pragma unroll
         for (int i = 0; i < Sums::ROWS; ++i) {
           if (!(rows >> i & 1)) continue;

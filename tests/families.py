@@ -77,6 +77,7 @@ FEW_CHANNELS = ConvProblem((1, 3, 4, 6), (8, 3, 3, 3), stride=2, padding=1)
 PATCHES = ConvProblem((2, 3, 10, 11), (8, 3, 3, 2), stride=(4, 3), padding=1)
 DEPTHWISE = ConvProblem((2, 8, 9, 11), (8, 1, 3, 3), padding=3, groups=8)
 STEM = ConvProblem((2, 3, 9, 10), (16, 3, 3, 3), padding=3)
+GROUPED = IN_PADDING.replace(input_shape=(1, 5, 6, 16), filter_shape=(16, 3, 2, 4), groups=4)
 
 SIZES = (1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 33, 64)
 """Numbers of channels and filters that the fuzzer draws for any family."""
@@ -168,13 +169,14 @@ FAMILY_LAYERS: dict[str, FamilyLayers] = {
         ),
         precision="tf32",
         ieee_dtypes=("float16", "float32", "float64", "bfloat16"),
-        ieee=(IN_PADDING, STRIDED, FEW_FILTERS, FEW_CHANNELS),
+        ieee=(IN_PADDING, STRIDED, FEW_FILTERS, FEW_CHANNELS, GROUPED),
         compiled=(
             _layer("wide", (32, 28, 28, 256), (3, 3, 256, 256), **NHWC),
             _layer("narrow", (32, 56, 56, 64), (3, 3, 64, 64), stride=2, **NHWC),
             _layer("odd", (8, 28, 28, 35), (3, 3, 35, 63), **NHWC),
             _layer("first", (32, 3, 224, 224), (64, 3, 7, 7), stride=2, padding=3),
             _layer("last", (1, 128, 64, 64), (3, 128, 3, 3), padding=1),
+            _layer("merged", (32, 56, 56, 256), (3, 3, 8, 256), groups=32, **NHWC),
         ),
         draw_channels=_gather_channels,
         with_workspace=PASSES,
@@ -376,7 +378,7 @@ FAMILY_LAYERS: dict[str, FamilyLayers] = {
         arch="sm_90a",
         edge_cases=HOPPER_CASES,
         ieee_dtypes=("float16", "bfloat16"),
-        ieee=(IN_PADDING, STRIDED),
+        ieee=(IN_PADDING, STRIDED, GROUPED),
         draw_channels=_hopper_channels,
         with_workspace=PASSES,
     ),

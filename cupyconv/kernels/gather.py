@@ -616,7 +616,7 @@ def product_launch(
         "SPLIT": int(partial),
         "ASYNC_COPY": int(copies_async(request.device)),
         **parameters.fold_defines(problem, strides),
-        **({"VIEW": 1} if request.is_view else {}),
+        **({"VIEW": 1} if request.adds_zeros else {}),
         **epilogue.defines,
     }
     if index == "int":  # 64-bit indices leave no registers for more blocks

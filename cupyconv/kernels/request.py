@@ -102,7 +102,7 @@ class Request:
         strides: strides of the tensors; None for contiguous tensors.
         figures: data-sheet values of the card to estimate times for; None for the values of the
             architecture's nominal chip (device.py), from which all plans are chosen.
-        is_view: whether the problem is a view of another problem (views.py).
+        adds_zeros: whether the problem is a view that extends operands by zeros (views.py).
 
     Raises:
         ConvError: the pass or the precision is unknown, or the limit is not a number of bytes.
@@ -115,7 +115,7 @@ class Request:
     workspace_limit: int | None = None
     strides: Strides | None = None
     figures: Chip | None = None
-    is_view: bool = False
+    adds_zeros: bool = False
 
     def __post_init__(self) -> None:
         require_word("pass", self.pass_, PASSES)

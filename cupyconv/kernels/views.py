@@ -28,6 +28,9 @@ EXCHANGED = "x and dy exchanged"
 FOLDED = "folded into channels"
 """End of the name of a view that ``folded`` returns, after the names of the axes."""
 
+MERGED = "groups merged"
+"""End of the name of a view that ``merged`` returns, after the number of groups."""
+
 FEW = 32
 """Largest number of channels, or filters, for which most columns of a tile are padding (hand-set).
 Then strides are folded into channels, and cuda-columns computes forward."""
@@ -46,6 +49,8 @@ class View:
             no copy.
         form: function that returns this copy; None if there is no copy.  It is not compared, since
             equal views make equal copies.
+        to_w: whether the product writes the copy, and the launch of ``form`` then copies it to w.
+            All other views extend operands by zeros.
     """
 
     name: str
@@ -54,6 +59,7 @@ class View:
     arrays: Mapping[str, str | Part]
     copied_bytes: int = 0
     form: Callable[[], FilterForm] | None = field(default=None, compare=False)
+    to_w: bool = False
 
     def request(self, request: Request) -> Request:
         """Return the request for the view; ``request`` is the request for the pass."""
@@ -65,7 +71,7 @@ class View:
             problem=self.problem,
             strides=self.strides,
             workspace_limit=limit,
-            is_view=True,
+            adds_zeros=not self.to_w,
         )
 
     def own(self, choices: Choices) -> Choices:
@@ -193,21 +199,67 @@ def folded(problem: ConvProblem, strides: Strides, axes: tuple[int, ...]) -> Vie
         padding=tuple(padding),
         padding_mode="explicit",
     )
+    name = f"{' and '.join(old[at].name for at in axes)} {FOLDED}"
+    steps = replace(strides, x=tuple(x), fold=tuple(fold))
+    return _with_form(name, problem, strides, other, steps, cells, before)
+
+
+@lru_cache(maxsize=4096)
+def merged(problem: ConvProblem, strides: Strides, pass_: str, count: int) -> View:
+    """Return a pass with adjacent groups merged into one.
+
+    The filter is block-diagonal: it has zeros where the channel and the filter are in different
+    groups.  In backprop_filter, these elements are computed, but not copied to w.
+
+    Args:
+        problem, strides: the problem and the strides of its tensors.
+        pass_: the pass.
+        count: number of groups that are merged.
+    """
+    other = derived(
+        problem,
+        filter_shape=(*problem.filter_sizes, problem.C // problem.groups * count, problem.K),
+        filter_format=filter_formats(problem.spatial_rank)[1],
+        groups=problem.groups // count,
+    )
+    rank, to_w = problem.spatial_rank, pass_ == "backprop_filter"
+    cells, before = (1,) * rank, (0,) * rank
+    return _with_form(f"{count} {MERGED}", problem, strides, other, strides, cells, before, to_w)
+
+
+def _with_form(
+    name: str,
+    problem: ConvProblem,
+    strides: Strides,
+    other: ConvProblem,
+    steps: Strides,
+    cells: Sequence[int],
+    before: Sequence[int],
+    to_w: bool = False,
+) -> View:
+    """Return a view whose filter is a copy of w.
+
+    Args:
+        name: name of the view.
+        problem, strides: the problem and the strides of its tensors.
+        other: problem of the view.
+        steps: strides of the view's x and y.
+        cells: adjacent pixels that become channels, per spatial axis.
+        before: zeros before the first tap, per spatial axis.
+        to_w: as in ``View``.
+    """
     itemsize = ITEMSIZE[problem.dtype]
     size = copy_bytes(other.filter_shape, itemsize)
-    steps = replace(
-        strides,
-        x=tuple(x),
-        w=copy_strides(other.filter_shape, itemsize),
-        fold=tuple(fold),
-    )
-    name = f"{' and '.join(old[at].name for at in axes)} {FOLDED}"
-    form = partial(_fold, name, problem, strides, other, cells, before)
+    steps = replace(steps, w=copy_strides(other.filter_shape, itemsize))
+    form = partial(_fold, name, problem, strides, other, cells, before, to_w)
     arrays = {"w": Part("workspace", 0), "workspace": Part("workspace", size)}
-    return View(name, other, steps, arrays, size, form)
+    return View(name, other, steps, arrays, size, form, to_w)
 
 
-FOLD_SHAPE = (("cell", "i8", SPATIAL), ("before", "i8", SPATIAL), ("taps", "i8", SPATIAL))
+FOLD_SHAPE = (
+    *((name, "i8", SPATIAL) for name in ("cell", "before", "taps")),
+    ("merged", "i8"),
+)
 """Fields of the struct ``FoldShape`` in cuda/conv_fold.cu, in NumPy's notation."""
 
 
@@ -218,26 +270,20 @@ def _fold(
     other: ConvProblem,
     cells: Sequence[int],
     before: Sequence[int],
+    to_w: bool,
 ) -> FilterForm:
-    """Return the copy of w with which ``folded`` computes the problem ``other``.
-
-    Args:
-        name: name of the view.
-        problem, strides: the problem and the strides of its tensors.
-        other: problem of the view.
-        cells: adjacent pixels that become channels, per spatial axis.
-        before: zeros before the first tap, per spatial axis.
-    """
+    """Return the copy of w of a view; the arguments are those of ``_with_form``."""
     import numpy as np
 
     shape = np.zeros(1, np.dtype(list(FOLD_SHAPE)))
     shape["cell"], shape["before"] = spatial(cells), spatial(before, 0)
     shape["taps"] = spatial(other.filter_sizes)
+    shape["merged"] = problem.groups // other.groups
     size = copy_bytes(other.filter_shape, ITEMSIZE[problem.dtype])
     launch = Launch(
         source="conv_fold.cu",
         entry="conv_fold",
-        defines=(("STORAGE", STORAGE[problem.dtype]),),
+        defines=(("STORAGE", STORAGE[problem.dtype]), ("TO_W", int(to_w))),
         grid=(-(-size // (PIECE_BYTES * THREADS)),),
         block=(THREADS,),
         shared_bytes=0,
@@ -248,21 +294,35 @@ def _fold(
 
 def views(request: Request) -> list[View]:
     """Return the views of a request; most requests have no view."""
-    problem, found = request.problem, []
-    if request.pass_ == "backprop_filter":
-        found = [exchanged(problem, request.memory)]
-    elif request.pass_ == "backprop_input" and problem.C <= FEW:
+    problem, pass_, memory = request.problem, request.pass_, request.memory
+    found: list[View | None] = [merged(problem, memory, pass_, n) for n in _mergeable(problem)]
+    if pass_ == "backprop_filter":
+        found.append(exchanged(problem, memory))
+    elif pass_ == "backprop_input" and problem.C <= FEW:
         strided = [at for at, stride in enumerate(problem.stride) if stride > 1]
         ends = [tuple(strided[at:]) for at in range(len(strided))]
-        found = [folded(problem, request.memory, axes) for axes in ends]
+        found += [folded(problem, memory, axes) for axes in ends]
     return [view for view in found if view is not None and request.affords(view.copied_bytes)]
+
+
+def _mergeable(problem: ConvProblem) -> list[int]:
+    """Return the numbers of groups that fill a tile of few columns, or a line of cuda-hopper.
+
+    Depthwise layers and large elements are not merged, since most products would be with zeros.
+    """
+    groups = problem.groups
+    if ITEMSIZE[problem.dtype] > 4 or not 1 < groups < problem.C:
+        return []
+    most = max(problem.C, problem.K) // groups
+    counts = (range(2, size // most + 1) for size in (FEW // 2, FEW, 2 * FEW))
+    return sorted({max((n for n in few if groups % n == 0), default=0) for few in counts} - {0})
 
 
 class Viewed(Family):
     """A family that also computes views.
 
-    A view extends both operands by zeros.  An infinite or NaN element times such a zero is NaN, in
-    a result that does not read the element.
+    Most views extend operands by zeros.  An infinite or NaN element times such a zero is NaN, in a
+    result that does not read the element.
 
     Attributes:
         excludes_zeros: whether the kernels exclude these products, as "ieee" requires.
@@ -310,20 +370,25 @@ class Viewed(Family):
             return tuple(map(view.launch, launches))
         if copied_w:
             return launches
-        return (view.form().launch, *map(view.launch, launches))
+        copy = view.form().launch
+        product = tuple(map(view.launch, launches))
+        return (*product, copy) if view.to_w else (copy, *product)
 
     def filter_form(self, request: Request, choices: Choices) -> FilterForm | None:
         view = _chosen(request, choices)
         if view is None:
             return super().filter_form(request, choices)
-        return view.form() if view.form is not None else None
+        return view.form() if view.form is not None and not view.to_w else None
 
     def _supported(self, request: Request) -> list[View]:
         """Return the views of a request that the family may compute."""
-        if request.precision == "ieee" and not self.excludes_zeros:
-            return []
+        may_add_zeros = request.precision != "ieee" or self.excludes_zeros
         refuses = super().refuses
-        return [view for view in views(request) if refuses(view.request(request)) is None]
+        return [
+            view
+            for view in views(request)
+            if (may_add_zeros or view.to_w) and refuses(view.request(request)) is None
+        ]
 
 
 def _chosen(request: Request, choices: Choices) -> View | None:

@@ -257,10 +257,11 @@ def test_copies_compile_without_spills(architecture):
         found = instructions(disassemble(cubin))
         assert found["STG"] == ITEMSIZES[storage]  # 16 bytes each, for 16 elements per thread
         assert found["LDL"] + found["STL"] == 0
-        _, log = compiler.compile_cubin(
-            sources.load("conv_fold.cu"), {"STORAGE": storage}, architecture
-        )
-        assert no_spills(log), f"{storage}: {log}"
+        for to_w in (0, 1):
+            _, log = compiler.compile_cubin(
+                sources.load("conv_fold.cu"), {"STORAGE": storage, "TO_W": to_w}, architecture
+            )
+            assert no_spills(log), f"{storage}: {log}"
 
 
 @pytest.mark.thorough

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
+from itertools import cycle, product
 
 import numpy as np
 import pytest
@@ -12,10 +12,11 @@ import cupyconv
 from cupyconv import ConvProblem, Plan
 from cupyconv.kernels import views as kernel_views
 from cupyconv.kernels.strides import Strides
-from cupyconv.kernels.views import EXCHANGED, FOLDED
+from cupyconv.kernels.views import EXCHANGED, FOLDED, MERGED
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.planning.plan import ranked_candidates
+from cupyconv.problem import PASSES
 from tests import agreement, emulator, views
 from tests.agreement import plan_of_view
 from tests.configurations import Data, all_formats, in_formats, integer_data, random_data
@@ -73,6 +74,13 @@ def test_hopper_offers_no_views_with_ieee():
     others = ranked_candidates(replace(request, precision="tf32"), family.name)
     view = next(one for one in others if one.view)
     assert family.candidate(request.reduced, view) is None
+
+
+def test_hopper_views_that_add_no_zeros_are_offered_with_ieee():
+    for pass_ in PASSES:
+        request = Request(GROUPS_OF_8, pass_, Device.of("sm_90a"))
+        is_offered = FAMILIES["cuda-hopper"].refuses(request) is None
+        assert is_offered == (pass_ == "backprop_filter")
 
 
 def test_operands_are_exchanged_if_that_is_faster():
@@ -233,6 +241,130 @@ def test_strides_are_folded_if_that_is_faster():
         assert sorted(found) == expected
 
 
+# -- groups merged ---------------------------------------------------------------------------------
+
+GROUPS_OF_4 = ConvProblem(
+    (2, 24, 7, 6), (24, 4, 3, 2), groups=6, padding=((1, 0), (0, 2)), stride=(1, 2), dtype="float16"
+)
+GROUPS_OF_8 = ConvProblem((1, 128, 5, 6), (128, 8, 3, 3), groups=16, padding=1, dtype="float16")
+UNEVEN_GROUPS = ConvProblem((1, 20, 19), (12, 5, 4), groups=4, dilation=2, padding=3)
+GROUPED_VOLUME = ConvProblem((1, 16, 3, 4, 6), (32, 2, 2, 3, 1), groups=8, padding=(1, 0, 0))
+HOPPER_VOLUME = ConvProblem((2, 64, 3, 4, 6), (32, 16, 2, 3, 1), groups=4, stride=(1, 2, 1))
+
+
+def merged_names(problem, pass_, arch, impl, precision="ieee", **how):
+    request = Request(problem, pass_, emulator.device(arch), precision, **how)
+    ranked = ranked_candidates(request, impl)
+    return sorted({one.view for one in ranked if one.view.endswith(MERGED)})
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize(
+    ("problem", "dtype", "precision", "arch", "impl"),
+    [
+        (GROUPS_OF_4, "bfloat16", "ieee", "sm_80", "cuda-gather"),
+        (GROUPS_OF_4, "float16", "ieee", "sm_75", "cuda-gather"),
+        (UNEVEN_GROUPS, "float32", "tf32", "sm_80", "cuda-gather"),
+        (GROUPED_VOLUME, "float32", "ieee", "sm_86", "cuda-gather"),
+        (GROUPS_OF_8, "float16", "tf32", "sm_90a", "cuda-hopper"),
+        (GROUPS_OF_8, "float32", "tf32", "sm_90a", "cuda-hopper"),
+        (HOPPER_VOLUME, "bfloat16", "tf32", "sm_90a", "cuda-hopper"),
+    ],
+)
+def test_merged_groups_give_exact_results(problem, dtype, precision, arch, impl, pass_):
+    """Each memory order merges another number of groups, with another tile, copy or split."""
+    for number, one in enumerate([*all_formats(problem.replace(dtype=dtype))][::2]):
+        names = merged_names(one, pass_, arch, impl, precision)
+        name = names[number % len(names)]
+        require_exact(one, name, pass_, arch, precision, impl=impl, number=2 * number)
+
+
+@pytest.mark.parametrize(
+    ("kind", "pass_", "family"),
+    [
+        *zip(
+            views.KINDS,
+            cycle(PASSES),
+            cycle([("cuda-gather", "sm_80", "ieee"), ("cuda-hopper", "sm_90a", "tf32")]),
+        )
+    ],
+)
+def test_tensors_with_merged_groups_may_have_any_strides(kind, pass_, family):
+    problem, (impl, arch, precision) = in_formats(GROUPS_OF_8, "NHWC", "OHWI"), family
+    operands = views.OPERANDS[pass_]
+    kinds = {name: kind for name in operands if views.suits(problem, pass_, name, kind)}
+    how = {"precision": precision, "strides": views.strides_of(problem, pass_, kinds)}
+    name = merged_names(problem, pass_, arch, impl, **how)[-1]
+    made = plan_of_view(problem, name, pass_, arch, impl, **how)
+    views.require_exact(emulator, problem, pass_, kinds, impl=made, arch=arch, precision=precision)
+
+
+@EACH_FAMILY
+@pytest.mark.parametrize("formats", [("NCHW", "OIHW"), ("NHWC", "HWIO")])
+def test_merged_groups_keep_bias_addend_and_activation(impl, arch, precision, formats):
+    problem = in_formats(GROUPS_OF_8, *formats)
+    data = integer_data(problem)
+    rules = {"activation": "relu", **problem.keywords}
+    calls = {
+        "forward": ("conv_forward", data.x, data.dy, {}),
+        "backprop_input": (
+            *("conv_transpose", data.dy, data.x),
+            {"output_shape": problem.input_shape},
+        ),
+    }
+    for pass_, (function, source, addend, more) in calls.items():
+        bias = (np.arange(128) - 50).astype(source.dtype)
+        arguments, named = (source, data.w, bias), {"add": addend, **more, **rules}
+        expected = getattr(cupyconv, function)(*arguments, impl="reference", **named)
+        name = merged_names(problem, pass_, arch, impl, precision)[-1]
+        for splits in (1, 2) if pass_ == "forward" or impl == "cuda-hopper" else (1,):
+            made = plan_of_view(
+                *(problem, name, pass_, emulator.device(arch), impl),
+                precision=precision,
+                splits=splits,
+            )
+            how = {"impl": made, "precision": precision, "arch": arch}
+            got = getattr(emulator, function)(*arguments, **named, **how)
+            agreement.require_equal(got, expected, f"{problem} by {made}")
+
+
+@EACH_FAMILY
+def test_prepared_filter_of_merged_groups_gives_the_same_bits(impl, arch, precision):
+    data, strides = random_data(GROUPS_OF_8), Strides.contiguous(GROUPS_OF_8)
+    backend = emulator.convolutions.backend(arch)
+    for pass_ in PASSES:
+        request = Request(GROUPS_OF_8, pass_, backend.device, precision, strides=strides)
+        name = merged_names(GROUPS_OF_8, pass_, arch, impl, precision)[-1]
+        how = {"precision": precision}
+        chosen = plan_of_view(GROUPS_OF_8, name, pass_, backend.device, impl, **how)[pass_]
+        if pass_ == "backprop_filter":
+            assert backend.filter_form(request, chosen) is None
+        else:
+            emulator.convolutions.require_same_bits_if_prepared(backend, request, chosen, data)
+
+
+def test_groups_are_merged_if_that_is_faster():
+    layer = ConvProblem((32, 512, 14, 14), (512, 16, 3, 3), groups=32, padding=1, dtype="float16")
+    layer = in_formats(layer, "NHWC", "OHWI")
+    for arch, name in (("sm_80", "2"), ("sm_90a", "4")):
+        planned = plan_pass(Request(layer, "backprop_filter", Device.of(arch)))
+        assert planned.view == f"{name} {MERGED}"
+        assert f", with {name} {MERGED}: implicit GEMM" in planned.reason
+    for change, expected in (
+        ({}, ["2", "4"]),
+        ({"groups": 1, "filter_shape": (512, 3, 3, 512)}, []),
+        ({"groups": 512, "filter_shape": (512, 3, 3, 1)}, []),  # depthwise
+        ({"groups": 16, "filter_shape": (512, 3, 3, 32)}, ["2"]),
+        ({"groups": 8, "filter_shape": (512, 3, 3, 64)}, []),
+        ({"input_shape": (32, 14, 14, 35), "groups": 7, "filter_shape": (35, 3, 3, 5)}, ["7"]),
+        ({"filter_shape": (1024, 3, 3, 16)}, ["2"]),
+        ({"dtype": "float64"}, []),
+    ):
+        for pass_ in PASSES:
+            names = merged_names(layer.replace(**change), pass_, "sm_80", "cuda-gather")
+            assert names == [f"{count} {MERGED}" for count in expected]
+
+
 # -- infinite and NaN elements ---------------------------------------------------------------------
 
 
@@ -251,13 +383,19 @@ def test_strides_are_folded_if_that_is_faster():
         (ONE_CHANNEL, "float64", "sm_80"),
         (CUBES, "float16", "sm_80"),
         (CUBES, "float64", "sm_86"),
+        (GROUPS_OF_4, "float16", "sm_75"),
+        (GROUPS_OF_4, "bfloat16", "sm_80"),
+        (UNEVEN_GROUPS, "float32", "sm_80"),
+        (GROUPED_VOLUME, "float32", "sm_86"),
     ],
 )
 def test_views_keep_infinity_and_nan_to_their_readers(problem, dtype, arch):
     """Each memory order has another view, candidate, number of splits, and other elements."""
-    pass_ = "backprop_input" if max(problem.stride) > 1 else "backprop_filter"
     numbers = np.random.default_rng(4)
     for number, one in enumerate([*all_formats(problem.replace(dtype=dtype))][1::3]):
+        pass_ = "backprop_input" if max(problem.stride) > 1 else "backprop_filter"
+        if problem.groups > 1:
+            pass_ = PASSES[number % 2]
         ranked = ranked_candidates(Request(one, pass_, emulator.device(arch)), "cuda-gather")
         names = [candidate.view for candidate in ranked if candidate.view]
         how = {"number": 5 * number, "splits": 2 * number * (pass_ == "backprop_filter")}
@@ -291,6 +429,10 @@ LARGEST = np.finfo(np.float32).max
         (
             ConvProblem((1, 2, 2), (1, 2, 2), padding=((1, 0),)),
             *("backprop_filter", "x", (0, 0, 1), [1, np.inf, 1, 2]),
+        ),
+        (
+            ConvProblem((1, 16, 4), (16, 4, 1), groups=4),
+            *("forward", "x", (0, 0, 0), [np.inf, 5, 5, 5] * 4 + [5] * 48),
         ),
     ],
 )

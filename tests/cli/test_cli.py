@@ -25,10 +25,6 @@ from tests.command import parsed, refused, run
 
 SMALL = ("--input", "1x3x8x8", "--filter", "4x3x3x3")
 
-# Start the installed program without needing the scripts folder on the path.
-PROGRAM = (sys.executable, "-c", "from cupyconv.cli.main import main; main(prog_name='cupyconv')")
-
-
 # -- help ------------------------------------------------------------------------------------------
 
 
@@ -647,21 +643,6 @@ def test_inconsistent_data_is_rejected(tmp_path):
 
 
 # -- as a process ----------------------------------------------------------------------------------
-
-
-def _start(*args: str, **options) -> subprocess.Popen:
-    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.Popen(
-        [*PROGRAM, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, **options
-    )
-
-
-def test_closed_standard_output_is_no_error():
-    process = _start("shapes", "--preset", "multi-channel")
-    process.stdout.close()
-    assert process.wait(300) == 0
-    assert process.stderr.read() == b""
-    process.stderr.close()
 
 
 def test_shapes_imports_few_modules_and_no_numpy():

@@ -70,24 +70,3 @@ def test_padding_reason_gives_numbers():
     assert valid.padding == "none (VALID)"
     (given,) = _axes((4,), (3,), padding=[(1, 2)])
     assert given.padding == "1 before, 2 after (explicit)"
-
-
-def test_input_sizes_with_the_same_output_are_listed():
-    # The example of the documentation: 18 outputs, stride 16, 11 taps.
-    (same,) = _axes((280,), (11,), stride=16, padding="same")
-    assert "input sizes 273 to 288 all give output size 18" in same.input_sizes
-    (valid,) = _axes((290,), (11,), stride=16, padding="valid")
-    assert "input sizes 283 to 298 all give output size 18" in valid.input_sizes
-    (single,) = _axes((9,), (3,))
-    assert single.input_sizes == "only input size 9 gives output size 7"
-
-
-def test_unread_inputs_are_counted():
-    (last,) = _axes((6,), (3,), stride=2)
-    assert last.unread.startswith("the last of the 6 inputs")
-    (gaps,) = _axes((7,), (1,), stride=3)
-    assert gaps.unread.startswith("4 of the 7 inputs, between windows or taps")
-    (both,) = _axes((9,), (1,), stride=3)
-    assert both.unread.startswith("6 of the 9 inputs: the last 2, and some between")
-    (none,) = _axes((7,), (3,), stride=2)
-    assert none.unread.startswith("none")

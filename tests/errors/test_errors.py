@@ -478,7 +478,8 @@ def calls_with_out(out):
     [
         (np.full((1, 1, 4), 7, F32), "out must have the result's shape: out is 1x1x4, the result "
          "is 1x1x3. Pass an array of shape (1, 1, 3)"),
-        (np.full((1, 1, 3), 7.0), "out is float64, the inputs are float32. Pass"),
+        (np.full((1, 1, 3), 7.0), "out must have the inputs' dtype: out is float64, the inputs "
+         "are float32. Pass"),
         (np.broadcast_to(F32(7), (1, 1, 3)), "out must be writeable: ...read-only. Pass a "
          "writeable array"),
     ],

@@ -18,8 +18,9 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
 from tests.fuzz import checking, judging, oracle
-from tests.fuzz.attack import Attack, Fault, Layer, layers
+from tests.fuzz.attack import Attack, Layer, layers
 from tests.fuzz.cases import OPERATIONS, Case, NumpyRun, View
+from tests.fuzz.checking import Fault
 from tests.fuzz.kernels import pool
 
 

@@ -511,12 +511,6 @@ def test_operators_of_other_domains_are_left_out(saved):
     ]
 
 
-def test_missing_input_shape_is_requested(saved):
-    filters = [weights("w", (4, 5, 3, 3))]
-    net = build([node("Conv", ["x", "w"], "c")], [value("x", None)], filters)
-    assert "(x unknown shape), for example --input x=1x5x224x224" in listed(saved(net))
-
-
 def test_model_without_convolutions_is_reported(saved):
     net = build([node("Relu", ["x"], "relu")], [value("x", (1, 2))], [])
     result = run(saved(net))

@@ -27,7 +27,7 @@ cd = pytest.importorskip("cupyconv.dask", exc_type=ImportError)
 from cupyconv.dask import chunks as chunking  # noqa: E402
 from cupyconv.dask import halos, tasks  # noqa: E402
 from tests import ROOT  # noqa: E402
-from tests.configurations import CASES, integer_data, problems  # noqa: E402
+from tests.configurations import CASES, DTYPES, integer_data, problems  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -89,16 +89,9 @@ def test_passes_agree_for_any_chunks(case):
 
 @pytest.mark.thorough
 @settings(max_examples=25)
-@given(problem=problems(), seed=st.integers(0, 99))
+@given(problem=problems(dtypes=DTYPES), seed=st.integers(0, 99))
 def test_passes_agree_for_random_layers_and_chunks(problem, seed):
     assert_passes_agree(problem, seed)
-
-
-@pytest.mark.slow
-@settings(max_examples=150)
-@given(problem=problems(dtypes=("float16", "bfloat16", "float32", "float64")), seed=st.integers())
-def test_passes_agree_for_many_random_layers_and_chunks(problem, seed):
-    assert_passes_agree(problem, abs(seed) % 2**32)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -125,10 +118,6 @@ def test_plain_arrays_become_one_chunk():
     y = cd.conv_forward(x, w)
     assert isinstance(y, da.Array)
     np.testing.assert_array_equal(y, cupyconv.conv_forward(x, w))
-
-
-def test_cupyconv_exports_the_dask_module():
-    assert cupyconv.dask is cd
 
 
 # -- the graph -------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ F = torch.nn.functional
 
 RANKS = (1, 2, 3)
 DTYPES = ("float16", "bfloat16", "float32", "float64")
+COMPLEX = ("complex64", "complex128")
 
 LAYERS = {
     "plain": {},
@@ -55,7 +56,8 @@ def one_thread():
 def integers(*shape, dtype="float32", seed=0):
     """Return a tensor of small integers, whose sums are exact in every dtype."""
     numbers = torch.Generator().manual_seed(seed + sum(shape))
-    return torch.randint(-2, 3, shape, generator=numbers).to(getattr(torch, dtype))
+    drawn = torch.randint(-2, 3, shape, generator=numbers).to(getattr(torch, dtype))
+    return drawn + 1j * drawn.roll(1) if dtype in COMPLEX else drawn
 
 
 def layer_of(rules: dict, rank: int) -> dict:
@@ -83,14 +85,15 @@ def assert_same(ours, theirs):
 
 # PyTorch warns that it copies the input for "same" with even filters.
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("dtype", [*DTYPES, *COMPLEX])
+@pytest.mark.parametrize("name", [*LAYERS, *(f"transposed, {name}" for name in TRANSPOSED)])
 @pytest.mark.parametrize("rank", RANKS)
 def test_convolutions_and_gradients_match_pytorch(rank, name, dtype):
-    rules = layer_of(LAYERS[name], rank)
-    leaves = [t.requires_grad_() for t in operands(rank, rules, dtype)]
-    ours = getattr(ct, f"conv{rank}d")(*leaves, **rules)
-    theirs = getattr(F, f"conv{rank}d")(*leaves, **rules)
+    *transposed, name = name.split(", ")
+    rules = layer_of((TRANSPOSED if transposed else LAYERS)[name], rank)
+    leaves = [t.requires_grad_() for t in operands(rank, rules, dtype, bool(transposed))]
+    function = f"conv_transpose{rank}d" if transposed else f"conv{rank}d"
+    ours, theirs = (getattr(module, function)(*leaves, **rules) for module in (ct, F))
     assert_same(ours, theirs)
     dy = integers(*theirs.shape, dtype=dtype, seed=3)
     results = (torch.autograd.grad(y, leaves, dy) for y in (ours, theirs))
@@ -131,21 +134,6 @@ def test_addend_is_differentiable_in_every_mode():
     shared = torch.func.vmap(residual, (0, None, None, 0))
     pair = shared(torch.stack([x, x]), w, b, torch.stack([add, -add]))
     torch.testing.assert_close(pair, torch.stack([expected, expected - 2 * add]))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", TRANSPOSED)
-@pytest.mark.parametrize("rank", RANKS)
-def test_transposed_convolutions_and_gradients_match_pytorch(rank, name, dtype):
-    rules = TRANSPOSED[name]
-    leaves = [t.requires_grad_() for t in operands(rank, rules, dtype, transposed=True)]
-    ours = getattr(ct, f"conv_transpose{rank}d")(*leaves, **rules)
-    theirs = getattr(F, f"conv_transpose{rank}d")(*leaves, **rules)
-    assert_same(ours, theirs)
-    dy = integers(*theirs.shape, dtype=dtype, seed=3)
-    results = (torch.autograd.grad(y, leaves, dy) for y in (ours, theirs))
-    for gradient, reference in zip(*results, strict=True):
-        assert_same(gradient, reference)
 
 
 @pytest.mark.parametrize("rank", RANKS)

@@ -313,6 +313,7 @@ def test_block_with_an_undeclared_shape_is_named(chunks, size):
         ("dy", cd.conv_backprop_input(fine.shape, w, dy, padding=1)),
         ("dy", cd.conv_backprop_filter(fine, w.shape, dy, padding=1)),
         ("dy", cd.conv_backprop_bias(dy)),
+        ("x", cd.conv_transpose(dy, w)),
     ):
         with pytest.raises(ConvError, match="declares") as caught:
             lazy.compute(scheduler="synchronous")

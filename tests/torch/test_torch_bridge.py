@@ -543,12 +543,8 @@ def test_addend_of_another_dtype_is_rejected():
             r"1-D convolution must have 3 axes.*for 2 spatial axes",
         ),
         (lambda x, w, b: ct.conv2d(x[0, 0], w, b), r"must have 4 axes, or 3 without a batch"),
-        (lambda x, w, b: ct.conv2d(x, w, stride=(1, 2, 3)), r"3 values for 2 spatial axes"),
         (lambda x, w, b: ct.conv2d(x, w, padding="full"), r"Use padding=\(1, 2\)"),
         (lambda x, w, b: ct.conv2d(x, w, padding="same", stride=2), r"stride must be 1"),
-        (lambda x, w, b: ct.conv2d(x, w, groups=3), r"groups must divide"),
-        (lambda x, w, b: ct.conv2d(x[:, :3], w), r"input channels"),
-        (lambda x, w, b: ct.conv2d(x, w, padding=-1), r"must not be negative"),
         (lambda x, w, b: ct.conv_transpose2d(b.new_ones(1, 8, 3, 3), w, b), r"bias.*4 output"),
         (
             lambda x, w, b: ct.conv_transpose2d(b.new_ones(1, 8, 3, 3), w, output_padding=1),
@@ -563,7 +559,6 @@ def test_addend_of_another_dtype_is_rejected():
             r"must be one or more integers",
         ),
         (lambda x, w, b: ct.conv2d_input((2, 4, 9, 9), w, x), r"grad_output must have one channel"),
-        (lambda x, w, b: ct.conv2d_weight(x, (8, 4, 3), x), r"must have 4 axes"),
     ],
 )
 def test_invalid_calls_give_the_remedy(call, said):

@@ -424,26 +424,6 @@ def test_file_larger_than_protobuf_allows_is_not_read(tmp_path, monkeypatch, hea
     assert "4 convolutions" in command.said("model", "-", given=whole)
 
 
-def test_unsupported_operators_are_left_out(saved):
-    nodes = [
-        node("Conv", ["x", "w"], "signal"),
-        node("ConvInteger", ["q", "wq"], "quantised"),
-    ]
-    net = build(
-        nodes,
-        [value("x", (1, 2, 9), 10), value("q", (1, 2, 9, 9), 2), value("wq", (4, 2, 3, 3), 2)],
-        [weights("w", (3, 2, 4), "float16")],
-        outputs=[value("signal_out", None, 10), value("quantised_out", None, 6)],
-    )
-    read = models.read(saved(net))
-    (layer,) = read.layers
-    assert layer.problem.dtype == "float16"
-    assert layer.output_shape == (1, 3, 6)
-    assert read.left_out[0].name == "quantised"
-    assert read.left_out[0].filter_shape == (4, 2, 3, 3)
-    assert "left out: quantised" in run(saved(net)).stdout
-
-
 def test_convolutions_inside_functions_are_listed(saved):
     """The model defines a function that passes its attribute on to a Conv."""
     helper = onnx.helper
@@ -490,24 +470,6 @@ def test_branches_have_separate_weights(saved):
     net = build([either], [value("x", (1, 2, 9, 9)), value("which", (), 9)], [])
     shapes = {layer.name: layer.output_shape for layer in models.read(saved(net)).layers}
     assert shapes == {"dense": (1, 4, 7, 7), "sparse": (1, 6, 5, 5)}
-
-
-def test_operators_of_other_domains_are_left_out(saved):
-    helper = onnx.helper
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["b"], name="blocked", domain="com.example"),
-        helper.make_node("FusedConv", ["x", "w"], ["f"], name="fused", domain="com.example"),
-        node("Conv", ["x", "w"], "own"),
-    ]
-    outputs = [value(name, None) for name in ("b", "f", "own_out")]
-    net = build(nodes, [value("x", (1, 2, 9, 9))], [weights("w", (4, 2, 3, 3))], outputs=outputs)
-    net.opset_import.append(helper.make_opsetid("com.example", 1))
-    found = models.read(saved(net))
-    assert [layer.name for layer in found.layers] == ["own"]
-    assert [(one.name, one.reason) for one in found.left_out] == [
-        ("blocked", "Conv of com.example is not a known operator"),
-        ("fused", "FusedConv of com.example is not a known operator"),
-    ]
 
 
 def test_model_without_convolutions_is_reported(saved):

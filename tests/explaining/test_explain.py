@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import cupyconv
 from cupyconv import ConvError, ConvProblem, ConvTypeError
-from cupyconv.explaining import maps, terms
+from cupyconv.explaining import maps, shapes, terms
 from cupyconv.explaining.terms import Element, parse
 from cupyconv.problem import ConvAxis
 from tests.configurations import integer_data, problems, random_problems, three_passes
@@ -84,6 +84,53 @@ def test_text_reports_padding_that_depends_on_the_size(problem):
             assert axis.of_input(size) == other
             moved |= other.pad_before != axis.pad_before
     assert ("decides the padding" in str(cupyconv.explain(problem, values=None))) == moved
+
+
+REASONS: dict[tuple[str, str], str] = {
+    ("dw", "(1, 5, 9, 9), (10, 5, 5, 5)"): "the 10 channels of dy and the 5 channels of x form an "
+    "outer product",
+    ("dw", "(3, 5, 9, 9), (10, 5, 5, 5)"): "summed over the 3 images",
+    ("dw", "(1, 5, 9, 9), (1, 5, 3, 3), stride=(2, 3)"): "dilated by stride 2x3",
+    ("w", "(1, 6, 9, 9), (9, 2, 3, 3), groups=3"): "9 filters in 3 groups",
+    ("y", "(1, 6, 9, 9), (9, 2, 3, 3), groups=3"): "the 2 input channels c of k's group",
+    ("dw", "(1, 6, 9, 9), (9, 2, 3, 3), groups=3"): "the 3 channels of dy and the 2 channels of x",
+    ("w", "(1, 4, 9, 9), (8, 1, 3, 3), groups=4"): "2 filters of 3x3 taps for each of the 4 input",
+    ("x", "(1, 1, 4), (1, 1, 2)"): "samples",
+    ("x", "(1, 1, 4, 4), (1, 1, 2, 2)"): "pixels",
+    ("x", "(1, 1, 4, 4, 4), (1, 1, 2, 2, 2)"): "voxels",
+    ("H", "(1, 1, 5, 5), (1, 1, 3, 3), stride=2"): "",
+    ("H W", "(1, 1, 5, 6), (1, 1, 3, 3), stride=2"): "",
+    (
+        "W",
+        "(1, 1, 6), (1, 1, 3), stride=2, padding='same'",
+    ): "0 before, 1 after: for SAME, 3 windows span (3 - 1)*2 + 3 = 7",
+    (
+        "W",
+        "(1, 1, 6), (1, 1, 3), stride=2, padding='same_lower'",
+    ): "1 before, 0 after: for SAME_LOWER",
+    ("W", "(1, 1, 4), (1, 1, 1), stride=2, padding='same'"): "none: for SAME",
+    ("W", "(1, 1, 4), (1, 1, 3), padding='valid'"): "none (VALID)$",
+    ("W", "(1, 1, 4), (1, 1, 3), padding=[(1, 2)]"): "1 before, 2 after (explicit)$",
+}
+"""Words of the reason for a tensor's shape or an axis's padding, keyed by name and layer."""
+
+
+@pytest.mark.parametrize(("name", "layer"), REASONS)
+def test_reasons_have_the_numbers_of_the_layer(name, layer):
+    problem = eval(f"ConvProblem({layer})")
+    entries = {entry.tensor: entry for entry in shapes.reasons(problem)}
+    assert list(entries) == ["x", "w", "y", "dy", "dx", "dw", "db"]
+    assert entries["dx"].shape == entries["x"].shape == problem.input_shape
+    assert entries["dw"].shape == entries["w"].shape == problem.filter_shape
+    assert entries["dy"].shape == entries["y"].shape == problem.output_shape
+    assert entries["db"].shape == (problem.K,)
+    if name in entries:
+        assert REASONS[name, layer] in entries[name].reason
+        assert ("images" in entries["dw"].reason) == (problem.N > 1)
+        return
+    axes = shapes.axis_reasons(problem)  # equal axes are described together
+    assert [entry.axes[0] for entry in axes] == name.split()
+    assert f"{axes[0].padding}$".startswith(REASONS[name, layer])
 
 
 def test_single_possible_input_size_is_explained():

@@ -254,7 +254,7 @@ def require_refused(call: Callable[[], object], expected: str, kind: type = Conv
 
 
 @pytest.mark.parametrize("call", REFUSED)
-def test_invalid_calls_state_the_rule_the_values_and_the_way_out(call):
+def test_invalid_calls_state_rule_values_and_way_out(call):
     require_refused(lambda: eval(call, {"ones": ones, **NAMES}), REFUSED[call])
 
 

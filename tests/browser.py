@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import html
 import re
 import shutil
 import subprocess
 import tempfile
 from html import unescape
-from pathlib import Path
 
 LIMIT = 600  # s: the machine may be busy with other work
 
@@ -51,26 +49,6 @@ def run(
         return subprocess.run(
             [found, *given, address], capture_output=True, text=True, timeout=LIMIT, check=False
         )
-
-
-def photograph(
-    page: str, target: Path, *, width: int, height: int, dark: bool = False, place: str = ""
-) -> None:
-    """Write a page's picture; a page narrower than any browser window is shown in a frame."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "page.html"
-        path.write_text(page)
-        if width < 500:
-            size = f"width:{width}px;height:{height}px;border:0"
-            source = html.escape(f"{path.as_uri()}{place}")
-            path, place = Path(folder) / "frame.html", ""
-            path.write_text(
-                f'<body style="margin:0"><iframe style="{size}" src="{source}"></iframe>'
-            )
-        options = (f"--screenshot={target}", f"{path.as_uri()}{place}")
-        done = run(options[1], options[0], width=width, height=height, dark=dark)
-    if not target.exists():
-        raise RuntimeError(f"chromium made no picture: {done.stderr[-300:]}")
 
 
 def logged(document: str) -> list[str]:

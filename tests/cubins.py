@@ -17,11 +17,6 @@ import pytest
 from tests import loops
 
 
-def any_of(names: Iterable[str]) -> str:
-    """Return a pattern for instructions of these names, guarded or not."""
-    return rf"^(@\S+\s+)?({'|'.join(names)})\b"
-
-
 def disassemble(cubin: bytes) -> str:
     """Return the SASS of a cubin."""
     return _run("nvdisasm", "-c", cubin)

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import click
 import numpy as np
 import pytest
 
@@ -25,27 +24,7 @@ from tests.command import parsed, refused, run
 
 SMALL = ("--input", "1x3x8x8", "--filter", "4x3x3x3")
 
-# Start the installed program without needing the scripts folder on the path.
-PROGRAM = (sys.executable, "-c", "from cupyconv.cli.main import main; main(prog_name='cupyconv')")
-
-
 # -- help ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_commands_and_options_have_help(name):
-    result = run(name, "--help")
-    assert result.exit_code == 0
-    command = main.get_command(click.Context(main), name)
-    assert command.help
-    for parameter in command.params:
-        if isinstance(parameter, click.Option):
-            assert parameter.help, parameter.name
-            assert parameter.opts[0] in result.stdout
-        else:
-            assert parameter.metavar in result.stdout
-    short = command.get_short_help_str(limit=60)
-    assert not short.endswith("..."), "the list of commands would truncate it"
 
 
 def test_program_without_arguments_prints_help():
@@ -131,9 +110,7 @@ MISTAKES = {
     "shape-word": (("--input", "1xax3", "--filter", "4x3x3x3"), ("1xax3", "a number instead of a")),
     "shape-empty": (("--input", "", "--filter", "4x3x3x3"), ("''", "1x5x5x3")),
     "shape-negative": (("--input", "1x3x-8x8", "--filter", "4x3x3x3"), ("at least 1", "-8")),
-    "shape-zero": (("--input", "1x3x8x8", "--filter", "4x3x0x3"), ("at least 1", "H = 0")),
     "shape-rank": (("--input", "1x3", "--filter", "4x3"), ("1 to 3 spatial axes",)),
-    "ranks-differ": (("--input", "1x3x8x8", "--filter", "4x3x3"), ("as many axes",)),
     "nothing": ((), ("input and filter missing", "--preset")),
     "no-filter": (("--input", "1x3x8x8"), ("filter missing",)),
     "channels": (("--input", "1x3x8x8", "--filter", "4x2x3x3"), ("C = 3", "I = 2")),
@@ -141,10 +118,7 @@ MISTAKES = {
     "groups-word": ((*SMALL, "--groups", "two"), ("--groups", "'two'")),
     "filter-too-large": (("--input", "1x3x2x8", "--filter", "4x3x5x3"), ("axis H", "Pad by 3")),
     "stride-zero": ((*SMALL, "--stride", "0"), ("stride must be at least 1",)),
-    "stride-negative": ((*SMALL, "--stride", "-2"), ("got -2",)),
     "stride-count": ((*SMALL, "--stride", "1,2,3"), ("3 values for 2 spatial axes",)),
-    "dilation-zero": ((*SMALL, "--dilation", "1x0"), ("dilation must be at least 1", "axis W")),
-    "padding-negative": ((*SMALL, "--padding", "-1"), ("must not be negative",)),
     "padding-word": ((*SMALL, "--padding", "sme"), ("'sme'", "Did you mean 'same'")),
     "padding-nonsense": ((*SMALL, "--padding", "1:b,2"), ("'1:b'", "1:2,0:1")),
     "padding-three": ((*SMALL, "--padding", "1:2:3,1"), ("before:after", "1:2,0:1")),
@@ -241,6 +215,7 @@ def test_missing_gpu_exits_with_3(args):
 def test_help_fits_80_columns(command):
     done = run(*filter(None, [command]), "--help", COLUMNS="80")
     assert max(map(len, done.stdout.splitlines())) <= 80
+    assert command or "...\n" not in done.stdout.partition("Commands:")[2], "the help is truncated"
 
 
 def test_env_prints_each_install_command_once(monkeypatch):
@@ -647,21 +622,6 @@ def test_inconsistent_data_is_rejected(tmp_path):
 
 
 # -- as a process ----------------------------------------------------------------------------------
-
-
-def _start(*args: str, **options) -> subprocess.Popen:
-    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.Popen(
-        [*PROGRAM, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, **options
-    )
-
-
-def test_closed_standard_output_is_no_error():
-    process = _start("shapes", "--preset", "multi-channel")
-    process.stdout.close()
-    assert process.wait(300) == 0
-    assert process.stderr.read() == b""
-    process.stderr.close()
 
 
 def test_shapes_imports_few_modules_and_no_numpy():

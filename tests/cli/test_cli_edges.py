@@ -30,21 +30,6 @@ SMALL = ("--input", "1x3x8x8", "--filter", "4x3x3x3")
 # -- shapes ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["shapes", "explain", "grads"])
-def test_missing_batch_axis_is_suggested(command):
-    text = refused(command, "--input", "5x100x100", "--filter", "10x5x5x5")
-    assert "with a batch axis and a channel axis" in text
-    assert "Use --input 1x5x100x100" in text
-
-
-def test_library_suggests_the_batch_axis():
-    x, w = np.ones((5, 9, 9), np.float32), np.ones((2, 5, 3, 3), np.float32)
-    with pytest.raises(ConvError, match="Add the batch axis: 1x5x9x9"):
-        cupyconv.conv_forward(x, w)
-    with pytest.raises(ConvError, match=r"Use input_shape=\(1, 5, 9\)$"):
-        cupyconv.ConvProblem((5, 9), (2, 5, 3))
-
-
 def test_remedies_use_command_line_options():
     assert "Use a newer GPU, or compute NumPy" in refused("shapes", *SMALL, "--device", "sm_70")
     assert "Use, for example, 8" in refused("bench", "--drawn", "0")
@@ -322,7 +307,10 @@ def test_presets_are_listed_as_json(command, where):
     assert [one["name"] for one in listed] == [layer.name for layer in read_file(PRESETS)]
     by_hand = next(one for one in listed if one["name"] == "by-hand")
     assert by_hand["configuration"]["input"] == [1, 2, 4, 4]
-    assert "by-hand" in said(command, "--list-presets")
+    text = said(command, "--list-presets")
+    for layer in read_file(PRESETS):
+        assert layer.name in text
+        assert str(layer.title).split()[0] in text
 
 
 def test_layer_option_rejects_duplicate_and_missing_names(tmp_path):
@@ -403,14 +391,6 @@ def test_changed_preset_has_no_title():
     assert changed.startswith("same-stride\n")
 
 
-def test_presets_are_listed():
-    text = said("shapes", "--list-presets")
-    for layer in read_file(PRESETS):
-        assert f"{layer.name}" in text
-        assert str(layer.title).split()[0] in text
-    assert said("explain", "--list-presets") == text
-
-
 @pytest.mark.parametrize("device", ["sm_99", "sm_900", "sm_76"])
 def test_unknown_chips_are_rejected_with_the_known_ones(device):
     text = refused("shapes", *SMALL, "--device", device)
@@ -465,12 +445,6 @@ def test_shell_completion_completes_values(line, words):
     env = {"_CUPYCONV_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(count)}
     result = CliRunner().invoke(main, [], env=env, prog_name="cupyconv")
     assert {entry.partition(",")[2] for entry in result.stdout.split()} == words
-
-
-def test_exit_codes_and_completion_are_documented():
-    text = " ".join(said("--help").split())
-    assert "70 a bug in cupyconv, 130 interrupted" in text
-    assert "_CUPYCONV_COMPLETE=bash_source" in text
 
 
 # -- sentences -------------------------------------------------------------------------------------
@@ -534,16 +508,6 @@ def test_open_option_opens_the_page_in_a_browser(monkeypatch, tmp_path):
     assert shown[1:] == [page.as_uri()]
     monkeypatch.setattr(webbrowser, "open", lambda address: False)
     assert "showing a page requires a browser" in refused("explain", *SMALL, "--open")
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
-def test_full_standard_output_is_reported():
-    command = [sys.executable, "-m", "cupyconv", "explain", *SMALL, "--svg", "-"]
-    with open("/dev/full", "wb") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("cupyconv: error: ")
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.skipif(os.name != "posix", reason="closing standard input needs a POSIX shell")
@@ -658,14 +622,6 @@ def test_a_list_of_layers_may_have_any_format(tmp_path, name):
 def test_invalid_lists_of_layers_are_rejected(tmp_path, name, content, text):
     (tmp_path / name).write_text(content)
     assert text in refused("shapes", "--config", tmp_path / name)
-
-
-def test_toml_integer_of_too_many_digits_is_rejected(tmp_path):
-    path = tmp_path / "layer.toml"
-    path.write_text(f'input = "1x1x4"\nfilter = "1x1x2"\nstride = {"9" * 5000}\n')
-    line = refused("shapes", "--config", path)
-    assert "an integer of more than 4,300 digits" in line
-    assert "sys." not in line
 
 
 def test_sizes_up_to_the_maximum_are_accepted():

@@ -12,6 +12,7 @@ import shlex
 import sys
 import tomllib
 import tracemalloc
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,14 +26,10 @@ from packaging.requirements import Requirement
 import cupyconv
 from cupyconv import ConvError, ConvProblem, ConvTypeError, DeviceError, arrays, backends
 from cupyconv.errors import (
-    CupyconvError,
     KernelCompileError,
     install_command,
-    one_of,
     reinstall_command,
-    unknown_word,
 )
-from tests.ways_out import alternatives, applied
 
 pytestmark = pytest.mark.quick
 
@@ -44,10 +41,8 @@ def ones(*shape: int, dtype: object = F32) -> np.ndarray:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_computed(request, monkeypatch):
-    """Forbid backends to allocate or run, except in tests that request ``computes``."""
-    if "computes" in request.fixturenames:
-        return
+def nothing_is_computed(monkeypatch):
+    """Forbid backends to allocate or run."""
 
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("a result was allocated or computed before the input was rejected")
@@ -56,149 +51,216 @@ def nothing_is_computed(request, monkeypatch):
         monkeypatch.setattr(backends.CpuBackend, name, forbidden)
 
 
-@pytest.fixture
-def computes():
-    """Let a test use a working backend."""
+# -- messages --------------------------------------------------------------------------------------
+
+REFUSED = {
+    # channels and groups
+    "conv_forward(ones(1, 6, 5, 5), ones(4, 4, 3, 3))": "input channels must be the input's "
+    "channels divided by groups: ...1x6x5x5 (NCHW) has C = 6, groups=1, so 6 per filter; filter "
+    "4x4x3x3 (OIHW) has I = 4. Use I = 6 for the filter, or use C = 4 for the input",
+    "conv_forward(ones(1, 6, 5, 5), ones(4, 3, 3, 3))": "divided by groups: ...has I = 3. Use "
+    "groups=2, use I = 6 for the filter, or use C = 3 for the input",
+    "ConvProblem((1, 6, 9), (8, 3, 3), groups=4)": "groups must divide the input channels: "
+    "the input has 6, groups=4. Use groups=2",
+    "ConvProblem((1, 6, 9), (4, 2, 3), groups=3)": "groups must divide the output channels: "
+    "the output has 4, groups=3...Use groups=1 and use I = 6 for the filter; use O = 3 for the "
+    "filter; use O = 6",
+    "conv_forward(ones(1, 1, 5), ones(1, 1, 3), groups=0)": "groups must be at least 1: got 0. "
+    "Use groups=1",
+    "conv_forward(ones(1, 3, 5), ones(4, 3, 3), ones(4, 1))": "the bias must have one value for "
+    "each output channel: ...the filter has 4 output channels. Pass a bias of shape (4,)",
+    # gradients of other layers
+    "conv_backprop_filter(ones(1, 3, 9, 8), (4, 3, 3, 3), ones(1, 4, 4, 4), stride=2)": "dy must "
+    "have the output size that follows from the input...(axis W): an input of 8 gives floor((8 + "
+    "0 + 0 - 3)/2) + 1 = 3, dy has 4; input sizes 9 to 10 would give 4. ...pass a dy of shape "
+    "1x4x4x3 (NCHW)",
+    "conv_backprop_input((1, 299, 299, 3), ones(11, 11, 3, 4), ones(1, 18, 18, 4), stride=16, "
+    "padding='valid', data_format='NHWC')": "dy must have the output size...(axis H): ...input "
+    "sizes 283 to 298 would give 18. Use an input of 283 to 298 by 283 to 298, or pass a dy of "
+    "shape 1x19x19x4 (NHWC)",
+    # sizes
+    "conv_forward(ones(1, 1, 9, 6), ones(1, 1, 3, 4), padding=((0, 0), (1, 0)), dilation=(1, 3))"
+    "": "the filter must fit into the padded input (axis W): a filter of 4 with dilation 3 spans "
+    "10, the input of 6 with padding (1, 0) has 7. Pad by 3 more in total, use an input of at "
+    "least 9, use a filter of at most 3, or use a dilation of at most 2",
+    "ConvProblem((1, 0, 5), (1, 0, 3))": "every size but the batch must be at least 1: the input "
+    "has C = 0. Use positive sizes: ...was read as NCW",
+    "ConvProblem((1, 1, 0), (1, 1, 3))": "must be at least 1: the input has W = 0",
+    "ConvProblem((1, 1, 5), (0, 1, 3))": "must be at least 1: the filter has O = 0",
+    "ConvProblem((1, 1, 5), (1, 1, 0))": "must be at least 1: the filter has W = 0",
+    "ConvProblem((1, 1, -5), (1, 1, 3))": "must be at least 1: the input has W = -5",
+    "ConvProblem((1, 2, 4, 4), (1, 0, 2, 2))": "must be at least 1: the filter has I = 0",
+    "ConvProblem((-1, 1, 5), (1, 1, 3))": "the batch must not be negative: the input has -1. Use "
+    "0 or more",
+    **{
+        f"ConvProblem((1, 1, 5, 5), (1, 1, 3, 3), {word}={value})": f"{word} must be at least "
+        f"1{axis}: got {number}. Use 1 or more"
+        for word in ("stride", "dilation")
+        for value, number, axis in (
+            *((0, 0, ""), (-1, -1, ""), ((1, 0), 0, " (axis W)"), ((-2, 1), -2, " (axis H)")),
+        )
+    },
+    **{
+        f"ConvProblem((1, 1, 5, 5), (1, 1, 3, 3), padding={padding})": "padding must not be "
+        f"negative (axis {axis}): got {pair}. Crop the input"
+        for padding, pair, axis in (
+            *((-1, (-1, -1), "H"), ((1, -2), (-2, -2), "W"), (((0, 0), (1, -1)), (1, -1), "W")),
+        )
+    },
+    "ConvProblem((1, 1, 5, 5), (1, 1, 3, 3), stride=(1, 1, 1))": "stride must be one integer"
+    "...got 3 values for 2 spatial axes. Pass",
+    "ConvProblem((1, 1, 5, 5), (1, 1, 3, 3), dilation=[2])": "dilation must be one integer"
+    "...got 1 value for 2 spatial axes. Pass",
+    "ConvProblem((1, 1, 5, 5), (1, 1, 3, 3), padding=(1, 1, 1))": "padding must be one integer"
+    "...got 3 entries for 2 spatial axes. Pass",
+    "ConvProblem((1, 1, 5, 5), (1, 1, 3, 3), padding=((1, 2, 3), 0))": "the padding of an axis "
+    "must be...got (1, 2, 3). Pass",
+    # option values
+    **{
+        f"conv_forward(ones(1, 1, 5, 5), ones(1, 1, 3, 3), {what}={word!r})": f"unknown {what}: "
+        f"{word!r}. Did you mean {suggestion!r}? Known: "
+        for what, word, suggestion in (
+            ("padding", "smae", "same"),
+            ("padding", "VALDI", "valid"),
+            ("data_format", "NCHV", "NCHW"),
+            ("data_format", "channel_last", "channels_last"),
+            ("filter_format", "OHIW", "OIHW"),
+            ("activation", "rel", "relu"),
+            ("precision", "tf23", "tf32"),
+            ("impl", "numpi", "numpy"),
+        )
+    },
+    "ConvProblem((1, 1, 5), (1, 1, 3), padding='zzz')": "unknown padding: 'zzz'. Known: 'valid', "
+    "'same', 'same_lower'",
+    "conv_backward(ones(1, 1, 5), ones(1, 1, 3), ones(1, 1, 3), needs=('input', 'filters'))": ""
+    "unknown gradient in needs: 'filters'. Did you mean 'filter'?",
+    **{
+        f"ConvProblem((1, {size}, {size}), ({size}, {size}, 3), {what}={word!r})": f"{what} must "
+        f'have as many spatial axes as the arrays: ...the input has 1. Use {what}="{suggestion}"'
+        for what, word, suggestion, size in (
+            ("data_format", "NHWC", "NWC", 3),
+            ("data_format", "NCDHW", "NCW", 3),
+            ("filter_format", "HWIO", "WIO", 3),
+            ("filter_format", "ODHWI", "OWI", 3),
+        )
+    },
+    "ConvProblem((1, 1, 5), (1, 1, 3), data_format='NHWC')": "'NHWC' has 2, the input has 1. Use "
+    'data_format="NCW"',  # NWC contradicts the shapes
+    "conv_forward(ones(1, 1, 5), ones(1, 1, 3), impl='cuda-generic')": "the implementation must "
+    "run on the device: 'cuda-generic' does not run on cpu. Use one of 'auto', 'reference', "
+    "'numpy', or a GPU, with CuPy arrays",
+    "plan(ConvProblem((1, 1, 5), (1, 1, 3)), 'sm_80', impl='numpy')": "the implementation must "
+    "run on the device: 'numpy' does not run on sm_80. ...or the CPU, with NumPy arrays",
+    "plan(ConvProblem((1, 1, 5), (1, 1, 3)), 'gtx')": "a device must be 'cpu', an architecture or "
+    "a card...got 'gtx'. Use, for example, 'sm_80'",
+    "plan(ConvProblem((1, 1, 5), (1, 1, 3)), 'sm_61')": "compute capability 7.5 or later: sm_61 "
+    "has 6.1. Use a newer GPU, or compute NumPy arrays on the CPU",
+    # ranks
+    **{
+        f"conv_forward(ones{shape}, ones(1, 2, 3))": "a batch axis, a channel axis and 1 to 3 "
+        f"spatial axes: ...has {axes}. Pass 3 axes for a 1-D"
+        for shape, axes in (
+            *(((), "0 axes"), ((3,), "1 axis"), ((3, 3), "2 axes")),
+            ((1, 1, 2, 2, 2, 2), "6 axes"),
+        )
+    },
+    "conv_forward(ones(1, 1, 5, 5), ones(1, 1, 3))": "the filter must have as many axes as the "
+    "input: the input 1x1x5x5 has 4, the filter 1x1x3 has 3. Pass a filter with 4 axes, or an "
+    "input with 3",
+    "conv_backprop_bias(ones(3, 4))": "1 to 3 spatial axes: ...3x4 has 2 axes. Pass 3 axes",
+    # transposed convolutions
+    **{
+        f"conv_transpose(ones(1, 1, 4, 4), ones(1, 1, 3, 3), stride={stride}, "
+        f"output_padding={given})": "output_padding must be at least 0 and less than the stride"
+        f"...(axis {axis}): got {number} with stride {stride} and dilation 1; {fits} would fit. "
+        f"Use output_padding={remedy}"
+        for given, stride, axis, number, fits, remedy in (
+            (2, 2, "H", 2, "0 to 1", "1"),
+            (-1, 2, "H", -1, "0 to 1", "0"),
+            (1, 1, "H", 1, "0", "0, or use stride=2"),
+            ((0, 3), 3, "W", 3, "0 to 2", "(0, 2)"),
+        )
+    },
+    "conv_transpose(ones(1, 1, 4, 4), ones(1, 1, 3, 3), stride=(1, 2), dilation=3, "
+    "output_padding=(2, 3))": "less than the stride or the dilation (axis W): got 3 with stride 2 "
+    "and dilation 3; 0 to 2 would fit. Use output_padding=2",
+    "conv_transpose(ones(1, 1, 4, 4), ones(1, 1, 3, 3), padding='same', dilation=3, "
+    "output_padding=1)": "less than the stride (axis H): got 1 with stride 1; 0 would fit. Use "
+    "output_padding=0, or use stride=2",
+    "conv_transpose(ones(1, 1, 4, 4), ones(1, 1, 3, 3), stride=2, output_padding=(1,))": ""
+    "output_padding must be one integer, or one for each spatial axis: got 1 value for 2 spatial "
+    "axes. Pass one integer, or a sequence of 2",
+    "conv_transpose(ones(1, 1, 4), ones(1, 1, 3), output_shape=(1, 1, 9), output_padding=0)": ""
+    "output_shape and output_padding must not both be passed: got 1x1x9 and 0. Pass one of them",
+    "conv_transpose(ones(1, 1, 4), ones(1, 1, 3), stride=2, output_shape=(1, 1, 11))": "the "
+    "convolution of the result must have the size of x (axis W): a result of 11 has floor((11 + 0 "
+    "+ 0 - 3)/2) + 1 = 5, x has 4. Use a result of 9 to 10",
+    "conv_transpose(ones(1, 5, 4), ones(4, 2, 3))": "x must have one channel for each filter: x "
+    "has 5 channels, and the filter has O = 4 (4x2x3, OIW). ...use O = 5 for the filter; or use "
+    "C = 4 for x",
+    "conv_transpose(ones(3, 4, 4), ones(4, 2, 3), output_shape=(2, 2, 6))": "a transposed "
+    "convolution must keep the batch size: x has 3, the result has 2. Use N = 3 for the result",
+    "conv_transpose(ones(1, 1, 3, 3), ones(1, 1, 3, 3), padding=4)": "at least 1 (axis H)..."
+    "padding (4, 4)...Pad by at most 4 in total",
+}
+"""Parts of the ConvError's message in their order, separated by dots, keyed by the call."""
+
+WRONG_TYPES = {
+    **{
+        f"ConvProblem((1, 1, 5, 5), (1, 1, 3, 3), {word}={value!r})": f"{word} must be made of "
+        f"integers: got {shown}...Pass an int"
+        for word in ("stride", "dilation", "groups")
+        for value, shown in (
+            *((1.5, "1.5"), ("2", "'2'"), (None, "None")),
+            ((1, 2.0), "(1, 2.0)" if word == "groups" else "2.0"),
+        )
+    },
+    "ConvProblem((1, 1, 5, 5), (1, 1, 3, 3), padding=0.5)": "padding must be made of integers: got "
+    "0.5",
+    **{
+        f"conv_backprop_input({shape!r}, ones(1, 1, 3), ones(1, 1, 3))": "input_shape must be a "
+        "tuple of integers...Pass"
+        for shape in (5, "1x5", None)
+    },
+    "conv_backprop_filter(ones(1, 1, 5), (1, 1, 3.0), ones(1, 1, 3))": "filter_shape must be made "
+    "of integers: got 3.0",
+    "conv_forward(ones(1, 1, 5).astype('float16'), ones(1, 1, 3))": "all arrays must have one "
+    "dtype: x is float16, w is float32...w.astype('float16')",
+    "conv_forward(ones(1, 1, 5), ones(1, 1, 3), ones(1).astype('float64'))": "bias is float64",
+    "conv_forward(ones(1, 1, 5), ones(1, 1, 3), out=[0, 0, 0])": "out must be a NumPy or CuPy "
+    "array",
+    "conv_forward(plan(ConvProblem((1, 1, 4, 4), (1, 1, 3, 3)), 'sm_80'), ones(1, 1, 3, 3))": ""
+    "Pass a NumPy or CuPy array$",
+    "raw_ops.Conv2DBackpropInput(input_sizes=None, filter=ones(3, 3, 1, 1), out_backprop=ones(1, "
+    "3, 3, 1), strides=[1] * 4, padding='VALID')": "of type NoneType$",
+}
+"""Parts of the ConvTypeError's message, keyed by the call."""
 
 
-def refused(call, *, rule: str, values: str, remedy: str, axis: str | None = None) -> ConvError:
-    """Return the ConvError of a call, after checking its parts."""
-    with pytest.raises(ConvError) as caught:
+NAMES = {name: getattr(cupyconv, name) for name in ("ConvProblem", "plan", "raw_ops")}
+NAMES |= {name: getattr(cupyconv, name) for name in cupyconv.__all__ if name.startswith("conv_")}
+
+
+def require_refused(call: Callable[[], object], expected: str, kind: type = ConvError) -> None:
+    """Require an error whose message has these parts, in their order and separated by dots."""
+    with pytest.raises(kind) as caught:
         call()
     error = caught.value
-    assert isinstance(error, ValueError)
-    assert rule in error.rule
-    assert values in error.values
-    assert remedy in error.remedy
-    assert error.axis == axis
-    for part in (error.rule, error.values, error.remedy):
-        assert part
-        assert part in str(error)
-    assert str(error).index(error.rule) < str(error).index(error.remedy)
-    assert (f"axis {axis}" in str(error)) == (axis is not None)
-    return error
+    assert isinstance(error, ValueError if kind is ConvError else TypeError)
+    assert re.search(".*".join(map(re.escape, expected.split("..."))), f"{error}$"), error
+    if kind is ConvError:
+        axis = f" (axis {error.axis})" if error.axis else ""
+        assert str(error) == f"{error.rule}{axis}: {error.values}. {error.remedy}"
 
 
-# -- channels and groups ---------------------------------------------------------------------------
+@pytest.mark.parametrize("call", REFUSED)
+def test_invalid_calls_state_rule_values_and_way_out(call):
+    require_refused(lambda: eval(call, {"ones": ones, **NAMES}), REFUSED[call])
 
 
-def test_input_channels_must_match_the_filter():
-    error = refused(
-        lambda: cupyconv.conv_forward(ones(1, 6, 5, 5), ones(4, 4, 3, 3)),
-        rule="input channels must be the input's channels divided by groups",
-        values="C = 6, groups=1, so 6 per filter; filter 4x4x3x3 (OIHW) has I = 4",
-        remedy="Use I = 6 for the filter, or use C = 4 for the input",
-    )
-    assert "1x6x5x5 (NCHW)" in str(error)
-    ConvProblem((1, 6, 5, 5), (4, 6, 3, 3))
-    ConvProblem((1, 4, 5, 5), (4, 4, 3, 3))
-
-
-def test_channels_that_fit_other_groups_suggest_them():
-    refused(
-        lambda: cupyconv.conv_forward(ones(1, 6, 5, 5), ones(4, 3, 3, 3)),
-        rule="divided by groups",
-        values="has I = 3",
-        remedy="Use groups=2, use I = 6 for the filter, or use C = 3 for the input",
-    )
-    ConvProblem((1, 6, 5, 5), (4, 3, 3, 3), groups=2)
-
-
-@pytest.mark.parametrize(
-    ("shapes", "rest"),
-    [
-        (((1, 5, 5, 3), (3, 3, 3, 4)), {}),
-        (((1, 5, 5, 3), (4, 3, 3, 3)), {"filter_format": "OIHW"}),
-        (((1, 5, 5, 4), (3, 3, 1, 8)), {"groups": 4}),
-        (((2, 9, 6), (3, 6, 4)), {}),
-    ],
-)
-def test_channels_last_shapes_suggest_a_data_format(shapes, rest):
-    """The shapes are in TensorFlow's order and lack a data_format."""
-    with pytest.raises(ConvError) as caught:
-        ConvProblem(*shapes, **rest)
-    word = re.match(r'Use data_format="(\w+)"', caught.value.remedy)[1]
-    assert ConvProblem(*shapes, **rest, data_format=word).input_shape == shapes[0]
-
-
-def test_swapped_memory_order_suggests_formats():
-    refused(
-        lambda: cupyconv.conv_forward(ones(1, 32, 32, 3), ones(8, 3, 3, 3)),
-        rule="divided by groups",
-        values="input 1x32x32x3 (NCHW) has C = 32",
-        remedy='Use data_format="NHWC" and filter_format="OIHW"',
-    )
-    problem = ConvProblem((1, 32, 32, 3), (8, 3, 3, 3), data_format="NHWC", filter_format="OIHW")
-    assert problem.output_shape == (1, 30, 30, 8)
-
-
-def test_groups_must_divide_the_input_channels():
-    refused(
-        lambda: ConvProblem((1, 6, 9), (8, 3, 3), groups=4),
-        rule="groups must divide the input channels",
-        values="the input has 6, groups=4",
-        remedy="Use groups=2",
-    )
-    ConvProblem((1, 6, 9), (8, 3, 3), groups=2)
-
-
-def test_groups_must_divide_the_output_channels():
-    refused(
-        lambda: ConvProblem((1, 6, 9), (4, 2, 3), groups=3),
-        rule="groups must divide the output channels",
-        values="the output has 4, groups=3",
-        remedy="Use groups=1 and use I = 6 for the filter; use O = 3 for the filter; use O = 6",
-    )
-    ConvProblem((1, 6, 9), (4, 6, 3), groups=1)
-    ConvProblem((1, 6, 9), (6, 2, 3), groups=3)
-
-
-@given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 12), st.integers(1, 12))
-def test_remedies_of_wrong_channels_work(channels, filters, depth, groups):
-    shape, filter_shape = (1, channels, 4), (filters, depth, 2)
-    try:
-        ConvProblem(shape, filter_shape, groups=groups)
-    except ConvError as error:
-        given = {"input_shape": shape, "filter_shape": filter_shape, "groups": groups}
-        for repair in alternatives(error.remedy):  # an empty remedy has no alternatives
-            ConvProblem(**applied(given, repair))
-    else:
-        assert channels == depth * groups
-        assert filters % groups == 0
-
-
-# -- gradients of other layers ---------------------------------------------------------------------
-
-
-def test_dy_must_have_the_output_size():
-    error = refused(
-        lambda: cupyconv.conv_backprop_filter(
-            ones(1, 3, 9, 8), (4, 3, 3, 3), ones(1, 4, 4, 4), stride=2
-        ),
-        rule="dy must have the output size that follows from the input",
-        values="an input of 8 gives floor((8 + 0 + 0 - 3)/2) + 1 = 3, dy has 4; "
-        "input sizes 9 to 10 would give 4",
-        remedy="pass a dy of shape 1x4x4x3 (NCHW)",
-        axis="W",
-    )
-    assert "(axis W)" in str(error)
-
-
-def test_input_shape_must_fit_dy():
-    refused(
-        lambda: cupyconv.conv_backprop_input(
-            (1, 299, 299, 3),
-            ones(11, 11, 3, 4),
-            ones(1, 18, 18, 4),
-            stride=16,
-            padding="valid",
-            data_format="NHWC",
-        ),
-        rule="dy must have the output size",
-        values="input sizes 283 to 298 would give 18",
-        remedy="Use an input of 283 to 298 by 283 to 298, or pass a dy of shape 1x19x19x4 (NHWC)",
-        axis="H",
-    )
+@pytest.mark.parametrize("call", WRONG_TYPES)
+def test_arguments_of_wrong_types_are_rejected(call):
+    require_refused(lambda: eval(call, {"ones": ones, **NAMES}), WRONG_TYPES[call], ConvTypeError)
 
 
 @given(st.integers(1, 20), st.integers(1, 6), st.integers(1, 5), st.integers(1, 9), st.data())
@@ -236,42 +298,14 @@ def test_input_sizes_in_the_message_are_correct(size, stride, taps, wrong, data)
     ids=["batch", "channels", "rank", "no_size"],
 )
 def test_dy_of_another_layer_is_rejected(shape, rule, values):
+    axis = " (axis W)" if shape[-1] == 0 else ""
+    remedy = "ass a dy of shape 1x4x3x3 (NCHW)" if shape != (1, 5, 3, 3) else "O = 5"
     for call in (
         lambda: cupyconv.conv_backprop_input((1, 3, 5, 5), ones(4, 3, 3, 3), ones(*shape)),
         lambda: cupyconv.conv_backprop_filter(ones(1, 3, 5, 5), (4, 3, 3, 3), ones(*shape)),
         lambda: cupyconv.conv_backward(ones(1, 3, 5, 5), ones(4, 3, 3, 3), ones(*shape)),
     ):
-        axis = "W" if shape[-1] == 0 else None
-        remedy = "ass a dy of shape 1x4x3x3 (NCHW)" if shape != (1, 5, 3, 3) else "O = 5"
-        refused(call, rule=rule, values=values, remedy=remedy, axis=axis)
-
-
-def test_bias_of_another_layer_is_rejected():
-    for shape in ((3,), (4, 1), ()):
-        refused(
-            lambda shape=shape: cupyconv.conv_forward(
-                ones(1, 3, 5), ones(4, 3, 3), np.ones(shape, F32)
-            ),
-            rule="the bias must have one value for each output channel",
-            values="the filter has 4 output channels",
-            remedy="Pass a bias of shape (4,)",
-        )
-
-
-# -- sizes -----------------------------------------------------------------------------------------
-
-
-def test_filter_must_fit_into_the_padded_input():
-    refused(
-        lambda: cupyconv.conv_forward(
-            ones(1, 1, 9, 6), ones(1, 1, 3, 4), padding=((0, 0), (1, 0)), dilation=(1, 3)
-        ),
-        rule="the filter must fit into the padded input",
-        values="a filter of 4 with dilation 3 spans 10, the input of 6 with padding (1, 0) has 7",
-        remedy="Pad by 3 more in total, use an input of at least 9, use a filter of at most 3, "
-        "or use a dilation of at most 2",
-        axis="W",
-    )
+        require_refused(call, f"{rule}...{axis}: ...{values}...{remedy}")
 
 
 @given(
@@ -306,286 +340,6 @@ def test_remedies_of_a_too_large_filter_work(size, taps, dilation, before, after
                     build(**{key: by[key] + nearer})
 
 
-@pytest.mark.parametrize("word", ["stride", "dilation"])
-@pytest.mark.parametrize(
-    ("value", "axis"), [(0, None), (-1, None), ((1, 0), "W"), ((-2, 1), "H")], ids=str
-)
-def test_stride_and_dilation_must_be_at_least_1(word, value, axis):
-    number = value if isinstance(value, int) else min(value)
-    refused(
-        lambda: cupyconv.conv_forward(ones(1, 1, 5, 5), ones(1, 1, 3, 3), **{word: value}),
-        rule=f"{word} must be at least 1",
-        values=f"got {number}",
-        remedy="Use 1 or more",
-        axis=axis,
-    )
-
-
-def test_groups_must_be_at_least_1():
-    refused(
-        lambda: cupyconv.conv_forward(ones(1, 1, 5), ones(1, 1, 3), groups=0),
-        rule="groups must be at least 1",
-        values="got 0",
-        remedy="Use groups=1",
-    )
-
-
-@pytest.mark.parametrize(
-    ("input_shape", "filter_shape", "values"),
-    [
-        ((1, 0, 5), (1, 0, 3), "the input has C = 0"),
-        ((1, 1, 0), (1, 1, 3), "the input has W = 0"),
-        ((1, 1, 5), (0, 1, 3), "the filter has O = 0"),
-        ((1, 1, 5), (1, 1, 0), "the filter has W = 0"),
-        ((1, 1, -5), (1, 1, 3), "the input has W = -5"),
-        ((1, 2, 4, 4), (1, 0, 2, 2), "the filter has I = 0"),
-    ],
-)
-def test_sizes_must_be_at_least_1(input_shape, filter_shape, values):
-    error = refused(
-        lambda: ConvProblem(input_shape, filter_shape),
-        rule="every size but the batch must be at least 1",
-        values=values,
-        remedy="Use positive sizes",
-    )
-    assert "was read as NC" in error.remedy
-
-
-def test_negative_batch_is_rejected():
-    refused(
-        lambda: ConvProblem((-1, 1, 5), (1, 1, 3)),
-        rule="the batch must not be negative",
-        values="the input has -1",
-        remedy="Use 0 or more",
-    )
-
-
-@pytest.mark.parametrize(
-    ("padding", "values", "axis"),
-    [
-        (-1, "got (-1, -1)", "H"),
-        ((1, -2), "got (-2, -2)", "W"),
-        (((0, 0), (1, -1)), "got (1, -1)", "W"),
-    ],
-    ids=str,
-)
-def test_negative_padding_is_rejected(padding, values, axis):
-    refused(
-        lambda: cupyconv.conv_forward(ones(1, 1, 5, 5), ones(1, 1, 3, 3), padding=padding),
-        rule="padding must not be negative",
-        values=values,
-        remedy="Crop the input",
-        axis=axis,
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "rule", "values"),
-    [
-        ({"stride": (1, 1, 1)}, "stride must be one integer", "got 3 values for 2 spatial axes"),
-        ({"dilation": [2]}, "dilation must be one integer", "got 1 value for 2 spatial axes"),
-        ({"padding": (1, 1, 1)}, "padding must be one integer", "got 3 entries for 2 spatial"),
-        ({"padding": ((1, 2, 3), 0)}, "the padding of an axis must be", "got (1, 2, 3)"),
-    ],
-)
-def test_wrong_number_of_values_is_rejected(arguments, rule, values):
-    refused(
-        lambda: ConvProblem((1, 1, 5, 5), (1, 1, 3, 3), **arguments),
-        rule=rule,
-        values=values,
-        remedy="Pass",
-    )
-
-
-# -- option values ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "what", "given_word", "suggestion"),
-    [
-        ({"padding": "smae"}, "padding", "smae", "same"),
-        ({"padding": "VALDI"}, "padding", "VALDI", "valid"),
-        ({"data_format": "NCHV"}, "data_format", "NCHV", "NCHW"),
-        ({"data_format": "channel_last"}, "data_format", "channel_last", "channels_last"),
-        ({"filter_format": "OHIW"}, "filter_format", "OHIW", "OIHW"),
-        ({"activation": "rel"}, "activation", "rel", "relu"),
-        ({"precision": "tf23"}, "precision", "tf23", "tf32"),
-        ({"impl": "numpi"}, "impl", "numpi", "numpy"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else None,
-)
-def test_unknown_values_suggest_the_closest(arguments, what, given_word, suggestion):
-    error = refused(
-        lambda: cupyconv.conv_forward(ones(1, 1, 5, 5), ones(1, 1, 3, 3), **arguments),
-        rule=f"unknown {what}",
-        values=repr(given_word),
-        remedy=f"Did you mean {suggestion!r}?",
-    )
-    assert "Known: " in error.remedy
-
-
-def test_dissimilar_value_lists_all_known_values():
-    refused(
-        lambda: ConvProblem((1, 1, 5), (1, 1, 3), padding="zzz"),
-        rule="unknown padding",
-        values="'zzz'",
-        remedy="Known: 'valid', 'same', 'same_lower'",
-    )
-
-
-def test_suggested_values_are_accepted(computes):
-    x, w = ones(1, 1, 5, 5), ones(1, 1, 3, 3)
-    for arguments in (
-        {"padding": "same"},
-        {"padding": "valid"},
-        {"padding": "same_lower"},
-        {"data_format": "NCHW"},
-        {"data_format": "channels_first"},
-        {"filter_format": "OIHW"},
-        {"activation": "relu"},
-        {"precision": "tf32"},
-        {"impl": "numpy"},
-    ):
-        cupyconv.conv_forward(x, w, **arguments)
-
-
-def test_unknown_gradient_is_rejected():
-    refused(
-        lambda: cupyconv.conv_backward(
-            ones(1, 1, 5), ones(1, 1, 3), ones(1, 1, 3), needs=("input", "filters")
-        ),
-        rule="unknown gradient in needs",
-        values="'filters'",
-        remedy="Did you mean 'filter'?",
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "what", "suggestion"),
-    [
-        ({"data_format": "NHWC"}, "data_format", "NWC"),
-        ({"data_format": "NCDHW"}, "data_format", "NCW"),
-        ({"filter_format": "HWIO"}, "filter_format", "WIO"),
-        ({"filter_format": "ODHWI"}, "filter_format", "OWI"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else None,
-)
-def test_format_of_another_rank_suggests_its_counterpart(arguments, what, suggestion):
-    refused(
-        lambda: ConvProblem((1, 3, 3), (3, 3, 3), **arguments),
-        rule=f"{what} must have as many spatial axes as the arrays",
-        values=", the input has 1",
-        remedy=f'Use {what}="{suggestion}"',
-    )
-
-
-def test_formats_that_contradict_the_shapes_are_not_suggested():
-    refused(
-        lambda: ConvProblem((1, 1, 5), (1, 1, 3), data_format="NHWC"),
-        rule="data_format must have as many spatial axes",
-        values="'NHWC' has 2, the input has 1",
-        remedy='Use data_format="NCW"',
-    )
-    with pytest.raises(ConvError):
-        ConvProblem((1, 1, 5), (1, 1, 3), data_format="NWC")
-
-
-def test_implementation_of_another_device_is_rejected():
-    refused(
-        lambda: cupyconv.conv_forward(ones(1, 1, 5), ones(1, 1, 3), impl="cuda-generic"),
-        rule="the implementation must run on the device",
-        values="'cuda-generic' does not run on cpu",
-        remedy="Use one of 'auto', 'reference', 'numpy', or a GPU, with CuPy arrays",
-    )
-    refused(
-        lambda: cupyconv.plan(ConvProblem((1, 1, 5), (1, 1, 3)), "sm_80", impl="numpy"),
-        rule="the implementation must run on the device",
-        values="'numpy' does not run on sm_80",
-        remedy="or the CPU, with NumPy arrays",
-    )
-
-
-def test_unknown_and_old_devices_are_rejected():
-    problem = ConvProblem((1, 1, 5), (1, 1, 3))
-    refused(
-        lambda: cupyconv.plan(problem, "gtx"),
-        rule="a device must be 'cpu', an architecture or a card",
-        values="got 'gtx'",
-        remedy="Use, for example, 'sm_80'",
-    )
-    refused(
-        lambda: cupyconv.plan(problem, "sm_61"),
-        rule="compute capability 7.5 or later",
-        values="sm_61 has 6.1",
-        remedy="Use a newer GPU, or compute NumPy arrays on the CPU",
-    )
-    cupyconv.plan(problem, "sm_80")
-
-
-# -- ranks -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shape", [(), (3,), (3, 3), (1, 1, 2, 2, 2, 2)], ids=str)
-def test_input_must_have_a_supported_rank(shape):
-    refused(
-        lambda: cupyconv.conv_forward(np.ones(shape, F32), ones(1, 2, 3)),
-        rule="a batch axis, a channel axis and 1 to 3 spatial axes",
-        values="has 1 axis" if len(shape) == 1 else f"has {len(shape)} axes",
-        remedy="Pass 3 axes for a 1-D",
-    )
-
-
-def test_filter_must_have_the_inputs_rank():
-    refused(
-        lambda: cupyconv.conv_forward(ones(1, 1, 5, 5), ones(1, 1, 3)),
-        rule="the filter must have as many axes as the input",
-        values="the input 1x1x5x5 has 4, the filter 1x1x3 has 3",
-        remedy="Pass a filter with 4 axes, or an input with 3",
-    )
-
-
-def test_bias_gradient_rejects_other_ranks():
-    refused(
-        lambda: cupyconv.conv_backprop_bias(ones(3, 4)),
-        rule="1 to 3 spatial axes",
-        values="3x4 has 2 axes",
-        remedy="Pass 3 axes",
-    )
-
-
-# -- types of arguments ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"), [(1.5, "1.5"), ("2", "'2'"), (None, "None"), ((1, 2.0), "2.0")], ids=str
-)
-@pytest.mark.parametrize("word", ["stride", "dilation", "groups"])
-def test_sizes_must_be_integers(word, value, shown):
-    if word == "groups" and isinstance(value, tuple):
-        shown = "(1, 2.0)"
-    with pytest.raises(ConvTypeError, match=f"{word} must be made of integers") as caught:
-        ConvProblem((1, 1, 5, 5), (1, 1, 3, 3), **{word: value})
-    assert isinstance(caught.value, TypeError)
-    assert f"got {shown}" in str(caught.value)
-    assert "Pass an int" in str(caught.value)
-
-
-def test_padding_must_be_integers():
-    with pytest.raises(ConvTypeError, match=r"padding must be made of integers: got 0\.5"):
-        ConvProblem((1, 1, 5, 5), (1, 1, 3, 3), padding=0.5)
-
-
-@pytest.mark.parametrize("shape", [5, "1x5", None], ids=str)
-def test_shapes_must_be_tuples(shape):
-    with pytest.raises(ConvTypeError, match=r"input_shape must be a tuple of integers.*Pass"):
-        cupyconv.conv_backprop_input(shape, ones(1, 1, 3), ones(1, 1, 3))
-
-
-def test_shape_with_a_float_is_rejected():
-    with pytest.raises(ConvTypeError, match=r"filter_shape must be made of integers: got 3\.0"):
-        cupyconv.conv_backprop_filter(ones(1, 1, 5), (1, 1, 3.0), ones(1, 1, 3))
-
-
 @pytest.mark.parametrize(
     "dtype", ["int32", "uint8", "bool", "object", "clongdouble", "longdouble", "datetime64[s]"]
 )
@@ -601,15 +355,6 @@ def test_unsupported_dtypes_are_rejected(name, dtype):
     assert f"got {kind}" in message
     target = "complex128" if kind.startswith("complex") else "float32"
     assert f"{name}.astype({target!r})" in message
-
-
-def test_mixed_dtypes_are_rejected():
-    with pytest.raises(ConvTypeError) as caught:
-        cupyconv.conv_forward(ones(1, 1, 5, dtype=np.float16), ones(1, 1, 3))
-    assert "all arrays must have one dtype: x is float16, w is float32" in str(caught.value)
-    assert "w.astype('float16')" in str(caught.value)
-    with pytest.raises(ConvTypeError, match="bias is float64"):
-        cupyconv.conv_forward(ones(1, 1, 5), ones(1, 1, 3), np.ones(1))
 
 
 class Exporter:
@@ -720,57 +465,45 @@ def calls_with_out(out):
 
 
 @pytest.mark.parametrize("which", ["y", "dx", "dw", "transposed"])
-def test_out_must_have_the_results_shape(which):
-    out = np.full((1, 1, 4), 7, F32)
-    refused(
-        calls_with_out(out)[which],
-        rule="out must have the result's shape",
-        values="out is 1x1x4, the result is 1x1x3",
-        remedy="Pass an array of shape (1, 1, 3)",
-    )
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        (np.full((1, 1, 4), 7, F32), "out must have the result's shape: out is 1x1x4, the result "
+         "is 1x1x3. Pass an array of shape (1, 1, 3)"),
+        (np.full((1, 1, 3), 7.0), "out must have the inputs' dtype: out is float64, the inputs "
+         "are float32. Pass"),
+        (np.broadcast_to(F32(7), (1, 1, 3)), "out must be writeable: ...read-only. Pass a "
+         "writeable array"),
+    ],
+    ids=["shape", "dtype", "read-only"],
+)  # fmt: skip
+def test_out_must_fit_the_result(which, out, message):
+    kind = ConvTypeError if out.dtype == float else ConvError
+    require_refused(calls_with_out(out)[which], message, kind)
     assert np.all(out == 7)
 
 
-@pytest.mark.parametrize("which", ["y", "dx", "dw", "transposed"])
-def test_out_must_have_the_results_dtype(which):
-    out = np.full((1, 1, 3), 7, np.float64)
-    with pytest.raises(ConvTypeError, match=r"out is float64, the inputs are float32\. Pass"):
-        calls_with_out(out)[which]()
-    assert np.all(out == 7)
+OVERLAPS = {
+    "x, y": lambda x, y: cupyconv.conv_forward(x, ones(1, 1, 1), out=y),
+    "w, y": lambda w, y: cupyconv.conv_forward(ones(1, 1, 5), w, out=y[..., :3]),
+    "bias, y": lambda b, y: cupyconv.conv_forward(ones(1, 1, 3), ones(1, 1, 1), b[0, 0, :1], out=y),
+    "dy, dx": lambda dy, dx: cupyconv.conv_backprop_input((1, 1, 3), ones(1, 1, 1), dy, out=dx),
+    "dy, db": lambda dy, db: cupyconv.conv_backprop_bias(dy, out=db[0, 0, 2:]),
+    "x, transposed": lambda x, y: cupyconv.conv_transpose(x, ones(1, 1, 1), out=y),
+}
+"""Calls whose input, the first name, overlaps their result, by names."""
 
 
-@pytest.mark.parametrize("which", ["y", "dx", "dw", "transposed"])
-def test_out_must_be_writeable(which):
-    out = np.full((1, 1, 3), 7, F32)
-    out.flags.writeable = False
-    refused(
-        calls_with_out(out)[which],
-        rule="out must be writeable",
-        values="read-only",
-        remedy="Pass a writeable array",
+@pytest.mark.parametrize("names", OVERLAPS)
+def test_out_must_not_overlap_an_input(names):
+    memory, name = np.arange(12, dtype=F32), names.partition(",")[0]
+    given, out = memory[2:5].reshape(1, 1, 3), memory[:3].reshape(1, 1, 3)
+    require_refused(
+        lambda: OVERLAPS[names](given, out),
+        f"out must not share memory with an input: out overlaps {name}. Pass a new array as out, "
+        f"or a copy of {name}",
     )
-    assert np.all(out == 7)
-
-
-def test_out_must_be_an_array():
-    with pytest.raises(ConvTypeError, match="out must be a NumPy or CuPy array"):
-        cupyconv.conv_forward(ones(1, 1, 5), ones(1, 1, 3), out=[0, 0, 0])
-
-
-@pytest.mark.parametrize("name", ["x", "w", "bias"])
-def test_out_must_not_overlap_an_input(name):
-    memory = np.arange(12, dtype=F32)
-    before = memory.copy()
-    given_arrays = {"x": ones(1, 1, 5), "w": ones(1, 1, 3), "bias": ones(1)}
-    size = given_arrays[name].size
-    given_arrays[name] = memory[2 : 2 + size].reshape(given_arrays[name].shape)
-    refused(
-        lambda: cupyconv.conv_forward(**given_arrays, out=memory[:3].reshape(1, 1, 3)),
-        rule="out must not share memory with an input",
-        values=f"out overlaps {name}",
-        remedy=f"Pass a new array as out, or a copy of {name}",
-    )
-    np.testing.assert_array_equal(memory, before)
+    np.testing.assert_array_equal(memory, np.arange(12))
 
 
 def views(rng, memory):
@@ -831,11 +564,10 @@ def test_out_with_overlapping_elements_is_rejected(which, how):
     memory, out = overlapping((1, 1, 3), how)
     assert out.flags.writeable
     for _ in range(2):
-        refused(
+        require_refused(
             calls_with_out(out)[which],
-            rule="the elements of out must not overlap in memory",
-            values="out has shape (1, 1, 3) and strides of",
-            remedy="Pass a new array, and copy the result from it",
+            "the elements of out must not overlap in memory: out has shape (1, 1, 3) and strides "
+            "of...Pass a new array, and copy the result from it",
         )
     assert np.all(memory == 7)
 
@@ -845,142 +577,6 @@ def test_out_of_a_bias_gradient_must_not_overlap_itself():
     with pytest.raises(ConvError, match="elements of out must not overlap in memory"):
         cupyconv.conv_backprop_bias(ones(1, 3, 4), out=out)
     assert np.all(memory == 7)
-
-
-def test_out_may_be_any_ordinary_view(computes):
-    x, w = ones(2, 2, 6, 6), ones(3, 2, 3, 3)
-    expected = cupyconv.conv_forward(x, w)
-    room = np.zeros((4, 6, 8, 8), F32)
-    for out in (
-        room[:2, ::2, 4:, 4:],
-        room[::-1, ::-1, ::-1, ::-1][:2, :3, :4, :4],
-        room[::2, 1:4, ::2, ::2],
-        room.transpose(1, 0, 3, 2)[:2, 1:4, :4, ::2],
-        np.moveaxis(np.zeros((2, 4, 4, 3), F32), -1, 1),
-        np.asfortranarray(np.zeros((2, 3, 4, 4), F32)),
-    ):
-        assert cupyconv.conv_forward(x, w, out=out) is out
-        np.testing.assert_array_equal(out, expected)
-
-
-def test_out_of_a_gradient_must_not_overlap_an_input():
-    memory = ones(8)
-    dy, dx = memory[:3].reshape(1, 1, 3), memory[:5].reshape(1, 1, 5)
-    refused(
-        lambda: cupyconv.conv_backprop_input((1, 1, 5), ones(1, 1, 3), dy, out=dx),
-        rule="out must not share memory",
-        values="out overlaps dy",
-        remedy="a copy of dy",
-    )
-    refused(
-        lambda: cupyconv.conv_backprop_bias(dy, out=memory[:1]),
-        rule="out must not share memory",
-        values="out overlaps dy",
-        remedy="a copy of dy",
-    )
-    refused(
-        lambda: cupyconv.conv_transpose(dy, ones(1, 1, 3), out=dx),
-        rule="out must not share memory",
-        values="out overlaps x",
-        remedy="a copy of x",
-    )
-
-
-# -- transposed convolutions -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("output_padding", "stride", "axis"),
-    [(2, 2, "H"), (-1, 2, "H"), (1, 1, "H"), ((0, 3), 3, "W")],
-    ids=str,
-)
-def test_output_padding_must_be_less_than_the_stride(output_padding, stride, axis):
-    number = output_padding if isinstance(output_padding, int) else output_padding[1]
-    refused(
-        lambda: cupyconv.conv_transpose(
-            ones(1, 1, 4, 4), ones(1, 1, 3, 3), stride=stride, output_padding=output_padding
-        ),
-        rule="output_padding must be at least 0 and less than the stride",
-        values=f"got {number} with stride {stride} and dilation 1; "
-        + (f"0 to {stride - 1} would fit" if stride > 1 else "0 would fit"),
-        remedy={
-            (2, 2): "Use output_padding=1",
-            (-1, 2): "Use output_padding=0",
-            (1, 1): "Use output_padding=0, or use stride=2",
-            ((0, 3), 3): "Use output_padding=(0, 2)",
-        }[output_padding, stride],
-        axis=axis,
-    )
-
-
-def test_output_padding_is_limited_by_stride_or_dilation():
-    given = ones(1, 1, 4, 4), ones(1, 1, 3, 3)
-    refused(
-        lambda: cupyconv.conv_transpose(*given, stride=(1, 2), dilation=3, output_padding=(2, 3)),
-        rule="output_padding must be at least 0 and less than the stride or the dilation",
-        values="got 3 with stride 2 and dilation 3; 0 to 2 would fit",
-        remedy="Use output_padding=2",
-        axis="W",
-    )
-    refused(
-        lambda: cupyconv.conv_transpose(*given, padding="same", dilation=3, output_padding=1),
-        rule="output_padding must be at least 0 and less than the stride",
-        values="got 1 with stride 1; 0 would fit",
-        remedy="Use output_padding=0, or use stride=2",
-        axis="H",
-    )
-
-
-def test_output_padding_of_wrong_length_is_rejected():
-    refused(
-        lambda: cupyconv.conv_transpose(
-            ones(1, 1, 4, 4), ones(1, 1, 3, 3), stride=2, output_padding=(1,)
-        ),
-        rule="output_padding must be one integer, or one for each spatial axis",
-        values="got 1 value for 2 spatial axes",
-        remedy="Pass one integer, or a sequence of 2",
-    )
-
-
-def test_output_shape_and_output_padding_exclude_each_other():
-    refused(
-        lambda: cupyconv.conv_transpose(
-            ones(1, 1, 4), ones(1, 1, 3), stride=2, output_shape=(1, 1, 9), output_padding=0
-        ),
-        rule="output_shape and output_padding must not both be passed",
-        values="1x1x9 and 0",
-        remedy="Pass one of them",
-    )
-
-
-def test_output_shape_must_fit_the_input():
-    refused(
-        lambda: cupyconv.conv_transpose(
-            ones(1, 1, 4), ones(1, 1, 3), stride=2, output_shape=(1, 1, 11)
-        ),
-        rule="the convolution of the result must have the size of x",
-        values="a result of 11 has floor((11 + 0 + 0 - 3)/2) + 1 = 5, x has 4",
-        remedy="Use a result of 9 to 10",
-        axis="W",
-    )
-
-
-def test_transpose_needs_one_channel_per_filter():
-    refused(
-        lambda: cupyconv.conv_transpose(ones(1, 5, 4), ones(4, 2, 3)),
-        rule="x must have one channel for each filter",
-        values="x has 5 channels, and the filter has O = 4 (4x2x3, OIW)",
-        remedy="use O = 5 for the filter; or use C = 4 for x",
-    )
-
-
-def test_transpose_keeps_the_batch_size():
-    refused(
-        lambda: cupyconv.conv_transpose(ones(3, 4, 4), ones(4, 2, 3), output_shape=(2, 2, 6)),
-        rule="a transposed convolution must keep the batch size",
-        values="x has 3, the result has 2",
-        remedy="Use N = 3 for the result",
-    )
 
 
 # -- memory ----------------------------------------------------------------------------------------
@@ -1014,42 +610,11 @@ def test_rejecting_input_allocates_no_memory():
 # -- error classes ---------------------------------------------------------------------------------
 
 
-def test_error_classes_have_standard_bases():
-    assert issubclass(ConvError, ValueError)
-    assert issubclass(ConvTypeError, TypeError)
-    assert issubclass(DeviceError, RuntimeError)
-    for kind in (ConvError, ConvTypeError, DeviceError, KernelCompileError):
-        assert issubclass(kind, CupyconvError)
-        assert getattr(cupyconv, kind.__name__) is kind
-
-
-def test_message_orders_rule_axis_values_and_remedy():
-    error = ConvError("a rule", "some values", "Do this", axis="H")
-    assert str(error) == "a rule (axis H): some values. Do this"
-    assert (error.rule, error.values, error.remedy, error.axis) == (
-        "a rule",
-        "some values",
-        "Do this",
-        "H",
-    )
-    assert str(ConvError("a rule", "some values", "Do this")) == "a rule: some values. Do this"
-
-
 def test_compile_error_includes_the_log():
     error = KernelCompileError("conv_forward.cu did not compile", "line 3: no")
     assert error.log == "line 3: no"
     assert str(error) == "conv_forward.cu did not compile\nline 3: no"
     assert str(KernelCompileError("it did not compile", "")) == "it did not compile"
-
-
-def test_remedies_are_joined_into_a_sentence():
-    assert one_of(["pad by 1"]) == "Pad by 1"
-    assert one_of(["pad by 1", "use 5", "use 6"]) == "Pad by 1, use 5, or use 6"
-
-
-def test_unknown_word_lists_known_values_unchanged():
-    error = unknown_word("thing", "nchv", ["NCHW", "NHWC"])
-    assert "Did you mean 'NCHW'? Known: 'NCHW', 'NHWC'" in str(error)
 
 
 @pytest.mark.parametrize("extra", ["cuda12", "cuda13", "onnx", "dask"])
@@ -1076,31 +641,3 @@ def test_unknown_impl_lists_those_of_the_device():
     for call, impl in itertools.product(calls, ("fastest", None)):
         with pytest.raises(ConvError, match=r"Known: 'auto', 'reference', 'numpy'$"):
             call(impl)
-
-
-def test_empty_transposed_result_has_a_remedy():
-    x, w = ones(1, 1, 3, 3), ones(1, 1, 3, 3)
-    with pytest.raises(ConvError, match=r"at least 1 \(axis H\).*by at most 4 in total") as caught:
-        cupyconv.conv_transpose(x, w, padding=4)
-    assert "padding (4, 4)" in str(caught.value)
-    assert ConvProblem.from_output(x.shape, w.shape, padding=2).input_shape == (1, 1, 1, 1)
-    with pytest.raises(ConvError, match=r"; 0 would fit\. Use output_padding=0"):
-        cupyconv.conv_transpose(x, w, output_padding=1)
-
-
-def test_sizes_of_wrong_type_get_no_example():
-    raw_ops = importlib.import_module("cupyconv.raw_ops")
-    with pytest.raises(ConvTypeError, match=r"of type NoneType$"):
-        raw_ops.Conv2DBackpropInput(
-            input_sizes=None,
-            filter=ones(3, 3, 1, 1),
-            out_backprop=ones(1, 3, 3, 1),
-            strides=[1] * 4,
-            padding="VALID",
-        )
-
-
-def test_plan_as_an_array_is_not_taken_for_a_prepared_filter():
-    plan = cupyconv.plan(cupyconv.ConvProblem((1, 1, 4, 4), (1, 1, 3, 3)), "sm_80")
-    with pytest.raises(ConvTypeError, match=r"Pass a NumPy or CuPy array$"):
-        cupyconv.conv_forward(plan, np.ones((1, 1, 3, 3), "float32"))

@@ -142,46 +142,17 @@ def test_error_of_a_problem_survives_a_copy(way):
 
 @pytest.mark.thorough
 @pytest.mark.costly
-@pytest.mark.parametrize("pool", ["Pool", "ProcessPoolExecutor"])
-def test_errors_return_from_other_processes(pool):
+def test_errors_return_from_other_processes():
     context = get_context("spawn")  # fork copies locks that other threads hold
     tasks = [(raised, (example, kind)) for kind in CLASSES]
     tasks += [(raised_from_another, (example, ConvError)), (raised, (odd,)), (refused_call, ())]
     arrived = []
-    if pool == "Pool":
-        with context.Pool(1) as processes:
-            for call, arguments in tasks:
-                with pytest.raises(CupyconvError) as caught:
-                    processes.map_async(_called, [(call, arguments)]).get(SECONDS)
-                arrived.append(caught.value)
-    else:
-        with ProcessPoolExecutor(1, context) as processes:
-            for call, arguments in tasks:
-                with pytest.raises(CupyconvError) as caught:
-                    processes.submit(call, *arguments).result(SECONDS)
-                arrived.append(caught.value)
+    with ProcessPoolExecutor(1, context) as processes:
+        for call, arguments in tasks:
+            with pytest.raises(CupyconvError) as caught:
+                processes.submit(call, *arguments).result(SECONDS)
+            arrived.append(caught.value)
     for error, (call, arguments) in zip(arrived, tasks, strict=True):
         with pytest.raises(CupyconvError) as caught:
             call(*arguments)
         assert described(error) == described(caught.value)
-
-
-def _called(task: tuple[Callable[..., None], tuple[object, ...]]) -> None:
-    call, arguments = task
-    call(*arguments)
-
-
-@pytest.mark.thorough
-def test_errors_return_from_dasks_processes():
-    dask = pytest.importorskip("dask")
-    calls = (dask.delayed(refused_call)(), dask.delayed(raised)(odd))
-    for delayed, call in zip(calls, (refused_call, odd), strict=True):
-        with pytest.raises(ConvError) as caught:
-            delayed.compute(scheduler="processes", num_workers=1)
-        try:
-            expected = call()
-        except ConvError as error:
-            expected = error
-        assert type(caught.value) is type(expected)
-        assert str(caught.value).startswith(str(expected))
-        assert caught.value.rule == expected.rule

@@ -324,19 +324,3 @@ def test_every_function_that_takes_a_layer_is_among_these(name):
     public = [getattr(module, name) for name in module.__all__]
     layers = {f for f in public if inspect.isfunction(f) and "conv" in f.__name__.lower()}
     assert layers <= tried
-
-
-def test_errors_on_chunks_name_their_array():
-    da = pytest.importorskip("dask.array")
-    functions = import_module("cupyconv.dask")
-    whole = da.ones((2, 3, 8), chunks=(1, 3, 8), dtype="float32")
-    cut = whole.map_blocks(lambda block: block[..., :5], dtype="float32")
-    w = np.ones((4, 3, 3), "float32")
-    for name, result in {
-        "x": functions.conv_forward(cut, w),
-        "dy": functions.conv_backprop_input((2, 4, 10), w.transpose(1, 0, 2), cut),
-        "x ": functions.conv_transpose(cut, w.transpose(1, 0, 2)),
-        "dy ": functions.conv_backprop_bias(cut),
-    }.items():
-        with pytest.raises(ConvError, match=f"a block of {name.strip()} must"):
-            result.compute(scheduler="sync")

@@ -15,71 +15,34 @@ import pytest
 import cupyconv
 from cupyconv import ConvError, ConvProblem
 from cupyconv.explaining.translate import Translation, translation, translations
-from tests.configurations import integer_data, random_problems, three_passes
+from tests.configurations import CASES, integer_data, random_problems, three_passes
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 MODULES = {"tensorflow": "tensorflow", "pytorch": "torch", "jax": "jax", "onnx": "onnx"}
 
-PROBLEMS = {
-    "same-stride": ConvProblem(
-        (1, 5, 5, 3), (3, 3, 3, 4), stride=2, padding="same", data_format="NHWC"
+NAMES = {
+    *("same_stride_2_of_5", "valid_stride_2_of_6", "five_channels_ten_filters", "channels_last"),
+    *("same_stride_2_even_input", "same_lower_stride_2", "same_even_filter", "same_dilated"),
+    *("trailing_inputs_unread", "padding_on_one_side", "groups", "groups_of_odd_sizes"),
+    *("depthwise_multiplier", "stride_divides_dilation", "dilations_differ", "paddings_differ"),
+    *(
+        "one_pixel_filter_stride_2",
+        "same_needs_no_padding",
+        "signal_channels_last",
+        "volume",
+        "volume_everything_differs",
     ),
-    "valid-stride": ConvProblem(
-        (1, 5, 5, 3), (3, 3, 3, 4), stride=2, padding="valid", data_format="NHWC"
-    ),
-    "valid-dilation": ConvProblem(
-        (1, 5, 5, 3), (3, 3, 3, 4), dilation=2, padding="valid", data_format="NHWC"
-    ),
-    "multi-channel": ConvProblem((1, 5, 20, 20), (10, 5, 5, 5)),
-    "uneven-same": ConvProblem(
-        (1, 5, 6, 3), (3, 3, 3, 4), stride=2, padding="same", data_format="NHWC"
-    ),
-    "same-lower": ConvProblem(
-        (1, 5, 6, 3), (3, 3, 3, 4), stride=2, padding="same_lower", data_format="NHWC"
-    ),
-    "unread": ConvProblem((2, 4, 11, 11), (4, 4, 2, 2), stride=3, padding="valid"),
-    "uneven-padding": ConvProblem(
-        (2, 4, 9, 8), (6, 4, 3, 2), stride=(2, 1), padding=[(1, 2), (0, 1)]
-    ),
-    "groups": ConvProblem((2, 4, 9, 8), (6, 2, 3, 2), stride=(2, 1), padding=1, groups=2),
-    "depthwise": ConvProblem(
-        (2, 4, 9, 8), (8, 1, 3, 2), stride=2, dilation=(1, 2), padding="same", groups=4
-    ),
-    "stride-and-dilation": ConvProblem((2, 4, 9, 9), (4, 4, 3, 3), stride=2, dilation=2, padding=2),
-    "same-lower-stride-1": ConvProblem(
-        (1, 6, 7, 3), (2, 3, 3, 4), padding="same_lower", data_format="NHWC"
-    ),
-    "same-dilated-stride": ConvProblem(
-        (1, 11, 9, 3), (3, 2, 3, 4), stride=3, dilation=2, padding="same", data_format="NHWC"
-    ),
-    "one-tap": ConvProblem((1, 8, 14, 14), (16, 8, 1, 1), stride=2, padding="same"),
-    "one-tap-padded": ConvProblem((1, 4, 7, 6), (3, 4, 1, 1), stride=(3, 2), padding=1),
-    "groups-uneven-padding": ConvProblem(
-        (2, 4, 9, 8), (6, 2, 3, 2), stride=(2, 1), padding=[(1, 2), (0, 1)], groups=2
-    ),
-    "1d": ConvProblem((2, 4, 13), (6, 4, 3), stride=2, padding=[(2, 1)]),
-    "1d-groups": ConvProblem(
-        (2, 13, 4), (3, 2, 6), stride=2, padding="same", groups=2, data_format="NWC"
-    ),
-    "3d": ConvProblem((2, 3, 7, 6, 5), (4, 3, 3, 2, 2), stride=(2, 1, 2), padding=(1, 0, 1)),
-    "1d-one-tap": ConvProblem((1, 2, 12), (4, 1, 1), stride=2, padding="valid", groups=2),
-    "3d-uneven-groups": ConvProblem(
-        (2, 4, 7, 6, 5),
-        (4, 2, 3, 2, 2),
-        stride=(2, 1, 2),
-        padding=[(1, 0), (0, 1), (1, 1)],
-        dilation=(1, 2, 1),
-        groups=2,
-    ),
-    "3d-same": ConvProblem(
-        (1, 7, 6, 5, 3), (3, 2, 2, 3, 4), stride=2, padding="same", data_format="NDHWC"
-    ),
-    "float64": ConvProblem((1, 3, 9, 9), (4, 3, 3, 3), padding=1, dtype="float64"),
-    "float16": ConvProblem((1, 3, 9, 9), (4, 3, 3, 3), padding=1, dtype="float16"),
-    "bfloat16": ConvProblem((1, 3, 9, 9), (4, 3, 3, 3), padding=1, dtype="bfloat16"),
+    *("volume_same", "volume_depthwise"),
 }
+PROBLEMS = {case.name: case.problem for case in CASES if case.name in NAMES}
+PROBLEMS |= {
+    dtype: PROBLEMS["five_channels_ten_filters"].replace(dtype=dtype)
+    for dtype in ("float64", "float16", "bfloat16")
+}
+PROBLEMS["one_tap"] = PROBLEMS["one_pixel_filter_stride_2"].replace(input_shape=(1, 4, 8, 8))
+PROBLEMS["padded_volume"] = PROBLEMS["volume"].replace(stride=(2, 1, 2), padding=(1, 0, 1))
 
 
 def execute(text: str, **given: object) -> dict:
@@ -167,7 +130,7 @@ def test_programs_of_random_layers_match_cupyconv(framework):
 @pytest.mark.parametrize("framework", MODULES)
 def test_printed_programs_run_unchanged(framework, capsys):
     require(framework)
-    problem = PROBLEMS["same-stride"]
+    problem = PROBLEMS["same_stride_2_of_5"]
     names = execute(translation(problem, framework).program)
     printed = capsys.readouterr().out.splitlines()
     for line, name in zip(printed, ("y", "dx", "dw"), strict=True):
@@ -204,7 +167,16 @@ def test_onnx_output_shape_is_given_only_if_equivalent(name):
     np.testing.assert_allclose(dx, names["DX"], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["1d", "3d", "uneven-padding", "valid-stride", "3d-same"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "paddings_differ",
+        "padded_volume",
+        "padding_on_one_side",
+        "valid_stride_2_of_6",
+        "volume_same",
+    ],
+)
 def test_tensorflow_accepts_the_given_output_shape(name):
     tf = pytest.importorskip("tensorflow")
     problem, told = PROBLEMS[name], size_of_dx("tensorflow", PROBLEMS[name])
@@ -240,22 +212,22 @@ def flags(framework: str, name: str) -> str:
 @pytest.mark.parametrize(
     ("framework", "name", "said"),
     [
-        ("pytorch", "uneven-same", "pads both sides of an axis equally"),
-        ("pytorch", "uneven-same", "padding='same' only for stride 1"),
-        ("pytorch", "same-stride", "axes are NCHW and OIHW"),
-        ("tensorflow", "stride-and-dilation", "reject stride together with dilation"),
-        ("tensorflow", "same-lower", "no SAME_LOWER"),
-        ("tensorflow", "one-tap", "may crash on gradients of strided layers"),
-        ("tensorflow", "1d", "supports only SAME and VALID"),
+        ("pytorch", "same_stride_2_even_input", "pads both sides of an axis equally"),
+        ("pytorch", "same_stride_2_even_input", "padding='same' only for stride 1"),
+        ("pytorch", "same_stride_2_of_5", "axes are NCHW and OIHW"),
+        ("tensorflow", "stride_divides_dilation", "reject stride together with dilation"),
+        ("tensorflow", "same_lower_stride_2", "no SAME_LOWER"),
+        ("tensorflow", "one_tap", "may crash on gradients of strided layers"),
+        ("tensorflow", "paddings_differ", "supports only SAME and VALID"),
         ("tensorflow", "groups", "cannot compute gradients of grouped layers"),
-        ("tensorflow", "multi-channel", "channels-first"),
+        ("tensorflow", "five_channels_ten_filters", "channels-first"),
         (
             "tensorflow",
-            "valid-dilation",
+            "dilations_differ",
             "gradients of dilated layers only with oneDNN, in float32 and",
         ),
         ("jax", "float64", "jax_enable_x64"),
-        ("onnx", "same-stride", "has no gradients of Conv"),
+        ("onnx", "same_stride_2_of_5", "has no gradients of Conv"),
         ("onnx", "groups", "one Conv node per group"),
     ],
 )
@@ -264,8 +236,8 @@ def test_unsupported_features_are_flagged(framework, name, said):
 
 
 def test_supported_layers_are_not_flagged():
-    assert flags("pytorch", "multi-channel") == ""
-    assert flags("tensorflow", "same-stride") == ""
+    assert flags("pytorch", "five_channels_ten_filters") == ""
+    assert flags("tensorflow", "same_stride_2_of_5") == ""
 
 
 def test_keras_rejects_what_the_flag_says():
@@ -287,7 +259,7 @@ def test_pytorch_rejects_what_the_flag_says():
 
 
 def test_frameworks_are_found_by_name():
-    problem = PROBLEMS["same-stride"]
+    problem = PROBLEMS["same_stride_2_of_5"]
     assert [told.framework for told in translations(problem)] == [
         "TensorFlow",
         "PyTorch",

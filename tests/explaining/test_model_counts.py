@@ -458,6 +458,7 @@ def test_summary_counts_layers_left_out_with_reasons(saved):
         ("QLinearConvTranspose", "com.microsoft"),
         ("ConvTransposeWithDynamicPads", "com.microsoft"),
         ("Conv", "com.microsoft.nchwc"),
+        ("FusedConv", "com.example"),
     ],
 )
 def test_model_with_only_unsupported_convolutions_names_them(saved, operator, domain):
@@ -469,6 +470,7 @@ def test_model_with_only_unsupported_convolutions_names_them(saved, operator, do
     text = " ".join(run(path).stdout.split())
     assert f"that can be read; it has 1 {named}" in text
     assert "left out: other, because" in text
+    assert ("FusedConv of com.example is not a known operator" in text) == ("example" in domain)
     result = run_command("shapes", "--model", path)
     assert f"1 {named}" in result.stderr
 
@@ -770,10 +772,12 @@ def test_layer_with_large_output_padding_is_left_out(saved, command):
 def test_layer_of_another_dtype_hides_no_other_layer(saved, kind):
     number = getattr(onnx.TensorProto, kind)
     nodes = [node("Conv", ["x", "w"], "plain"), node("Conv", ["q", "v"], "other")]
+    nodes.append(node("Conv", ["h", "u"], "half"))
     inputs = [X, value("q", (1, 4, 8, 8), number), value("v", (4, 4, 3, 3), number)]
-    outputs = [value("plain_out", None), value("other_out", None, number)]
+    inputs += [value("h", (1, 4, 8), 10), value("u", (4, 4, 3), 10)]
+    outputs = [value(f"{one.name}_out", None, 10) for one in nodes]
     read = models.read(saved(build(nodes, inputs, [SHARED[0]], outputs=outputs)))
-    assert [layer.name for layer in read.layers] == ["plain"]
+    assert [layer.problem.dtype for layer in read.layers] == ["float32", "float16"]
     (other,) = read.left_out
     assert (other.name, other.operator) == ("other", "Conv")
     assert other.reason == f"elements of type {kind.lower()} are unsupported"

@@ -88,7 +88,6 @@ def test_runtime_convolutions_match_the_standard_operator(
         assert result.exit_code == 0, result.output
 
 
-SCALARS = [weights(name, ()) for name in ("s", "z")]
 BYTES = [value("x", (1, 4, 9, 8), 2), *(value(n, (), k) for n, k in (("s", 1), ("z", 2)))]
 
 

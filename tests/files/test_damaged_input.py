@@ -1,17 +1,12 @@
-"""Damaged, unsupported and hostile files: a result, or one line of error and exit code 2.
-
-``python -m tests.files.test_damaged_input COUNT SEED`` runs the attacks for longer.
-"""
+"""Damaged, unsupported and hostile files: a result, or one line of error and exit code 2."""
 
 from __future__ import annotations
 
 import io
 import json
-import os
 import pickle
 import random
 import shutil
-import sys
 import warnings
 import zipfile
 from pathlib import Path
@@ -84,7 +79,7 @@ def refused(*args: str) -> str:
     [
         ("dtype = [1]", "unknown dtype"),
         ("dtype = {a = 1}", "unknown dtype"),
-        (f"stride = {'9' * 5000}", "must be TOML"),
+        (f"stride = {'9' * 5000}", "an integer of more than 4,300 digits"),
         (f"stride = 0x{'f' * 5000}", "64-bit index"),
         (f"stride = [0x{'f' * 5000}]", "64-bit index"),
         (f"groups = {'9' * 4000}", "64-bit index"),
@@ -464,27 +459,3 @@ def test_damaged_files_cause_no_traceback(tmp_path, kind):
         answers[code] += 1
     assert answers[2] > count // 10, "too few files were damaged"
     assert answers[0] > 0, "every file was damaged too much"
-
-
-def _main(folder: Path, count: int, seed: str) -> None:
-    import collections
-
-    for kind, (attack, share) in ATTACKS.items():
-        if os.environ.get("KIND", kind) != kind:
-            continue
-        answers: collections.Counter[int] = collections.Counter()
-        for number in range(count * share // 100):
-            rng = random.Random(f"{kind} {seed} {number}")
-            args = attack(folder, rng)
-            try:
-                answers[judged(*args)[0]] += 1
-            except AssertionError as error:
-                print(kind, number, " ".join(map(str, args)), str(error)[:300], flush=True)
-        print(kind, dict(answers), flush=True)
-
-
-if __name__ == "__main__":
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as made:
-        _main(Path(made), int(sys.argv[1]), sys.argv[2])

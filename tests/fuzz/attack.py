@@ -8,9 +8,8 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import is_dataclass, replace
-from functools import cache
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 from zlib import crc32
@@ -18,8 +17,8 @@ from zlib import crc32
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from .cases import Case, NumpyRun, defaults
-from .checking import Setting, check, implementation, layer_of
+from .cases import Case, NumpyRun
+from .checking import Fault, Setting, check, fault, implementation, layer_of
 from .drawing import Draw, kernel_cases, numpy_cases
 from .judging import can_be_judged
 from .kernels import NotTakenError, pool
@@ -35,15 +34,6 @@ LAYERS = {"numpy": 20, "kernels": 4}
 
 CALL_SECONDS = 60
 """CPU seconds of this process, builds excluded, after which a call ends the process."""
-
-
-class Fault(AssertionError):
-    """A wrong result; each kind is a subclass, so that hypothesis shrinks each kind."""
-
-
-@cache
-def _fault(kind: tuple[str, ...]) -> type[Fault]:
-    return type(" / ".join(kind), (Fault,), {"kind": kind})
 
 
 class Layer(tuple):
@@ -131,11 +121,12 @@ class Attack:
             self.latest.write_text(program(case))
         signal.setitimer(signal.ITIMER_PROF, CALL_SECONDS)  # counts CPU time, of this process only
         try:
-            finding = check(case, layer)
+            check(case, layer)
+        except Fault as error:
+            if error.kind not in self.known:
+                raise fault(error.kind, f"  {error}\n\n{program(case)}") from error
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
-        if finding is not None and finding.kind not in self.known:
-            raise _fault(finding.kind)(f"  {finding.text}\n\n{program(case)}")
         if layer.oracle is None:
             return "illegal"
         name = implementation(case, geometry(case))
@@ -176,31 +167,10 @@ def work(
 
 def program(case: Case) -> str:
     """Return a Python program that fails as long as the fault of a case exists."""
-    arguments = ",\n    ".join(_arguments(case))
     return f"""\
 from math import inf, nan
 from tests.fuzz.cases import Case, KernelRun, NumpyRun, View
 from tests.fuzz.checking import check
 
-case = Case(
-    {arguments},
-)
-finding = check(case)
-assert finding is None, finding.text
+check({case!r})
 """
-
-
-def _arguments(made: Any) -> Iterator[str]:
-    """Yield the arguments of a dataclass's object that differ from their defaults."""
-    usual = defaults(made)
-    for name, value in vars(made).items():
-        if name not in usual or value != usual[name]:
-            yield f"{name}={_code(value)}"
-
-
-def _code(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key!r}: {_code(one)}' for key, one in value.items())}}}"
-    if is_dataclass(value):
-        return f"{type(value).__name__}({', '.join(_arguments(value))})"
-    return repr(value)

@@ -7,7 +7,7 @@ by meaning (channels, taps); ``x``, ``w`` and ``dy`` are the shapes in the libra
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -224,15 +224,6 @@ class Case:
         lengths = {"bias": self.bias, "shift": self.shift}
         shapes |= {name: (n,) for name, n in lengths.items() if n is not None}
         return {**shapes, "add": self.dy, "add_x": self.x} if self.adds else shapes
-
-
-def defaults(made: Any) -> dict[str, Any]:
-    """Return the default values of the fields of a case or a part of it."""
-    return {
-        one.name: one.default if one.default_factory is MISSING else one.default_factory()
-        for one in fields(made)
-        if (one.default, one.default_factory) != (MISSING, MISSING)
-    }
 
 
 def is_channels_last(data_format: str | None) -> bool:

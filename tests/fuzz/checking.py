@@ -6,6 +6,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -49,24 +50,24 @@ LONGEST_RUN = 5.0
 """Limit in seconds of this thread's CPU time per NumPy pass of a random layer."""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Wrong result of a case.
+class Fault(AssertionError):
+    """A wrong result; each kind is a subclass, so that hypothesis shrinks each kind.
 
     Attributes:
-        case: the case.
-        kind: key that findings with one cause share.
-        text: expected and actual result.
+        kind: key that faults with one cause share.
     """
 
-    case: Case
     kind: tuple[str, ...]
-    text: str
 
-    @property
-    def is_illegal(self) -> bool:
-        """Whether the finding is that an illegal call was accepted."""
-        return self.kind[0] == "illegal"
+
+@cache
+def _class_of(kind: tuple[str, ...]) -> type[Fault]:
+    return type(" / ".join(kind), (Fault,), {"kind": kind})
+
+
+def fault(kind: tuple[str, ...], text: str) -> Fault:
+    """Return a fault of a kind, whose text has the expected and the actual result."""
+    return _class_of(kind)(text)
 
 
 @dataclass
@@ -262,21 +263,23 @@ def layer_of(case: Case) -> Setting:
     return Setting(Oracle(found, case.dtype, arrays), places)
 
 
-def check(case: Case, layer: Setting | None = None) -> Finding | None:
-    """Return the finding of a case; None if it is correct.
+def check(case: Case, layer: Setting | None = None) -> None:
+    """Check a case.
 
     Args:
         case: the case.
         layer: data shared with other cases.
 
     Raises:
+        Fault: the result is wrong.
         NotTakenError: the implementation does not support the case.
     """
     layer = layer or layer_of(case)
     try:
         found = geometry(case)
     except IllegalError as error:
-        return _check_illegal(case, layer, str(error))
+        _check_illegal(case, layer, str(error))
+        return
     assert layer.oracle is not None
     before = {name: layer.places[name].memory.tobytes() for name in case.operands}
     out = out_place(case, found, layer.places)
@@ -288,26 +291,26 @@ def check(case: Case, layer: Setting | None = None) -> Finding | None:
     except ConvError as error:
         if error.rule == NOT_TAKEN:
             raise NotTakenError(error.rule) from None
-        return Finding(case, ("refused", case.operation, error.rule), f"refused: {error}")
+        raise fault(("refused", case.operation, error.rule), f"refused: {error}") from error
     except CheckerError as error:
         report = error.reports[0]
         kind = ("checker", report.kind, report.file, str(report.line))
-        return Finding(case, kind, str(error))
+        raise fault(kind, str(error)) from error
     except Exception as error:
         where = _innermost(error)
         kind = ("raised", type(error).__name__, where)
-        return Finding(case, kind, f"raised {type(error).__name__} at {where}: {error}")
+        raise fault(kind, f"raised {type(error).__name__} at {where}: {error}") from error
     kind = _kind(case, found)
     seconds = time.thread_time() - begun
     if isinstance(case.run, NumpyRun) and case.run.block_bytes is None and seconds > LONGEST_RUN:
-        return Finding(case, ("slow", *kind), f"took {seconds:.1f} s")
+        raise fault(("slow", *kind), f"took {seconds:.1f} s")
     changed = [name for name, kept in before.items() if layer.places[name].memory.tobytes() != kept]
     if changed:
-        return Finding(case, ("changed", *kind, *changed), f"changed {', '.join(changed)}")
-    return _check_result(case, kind, layer.oracle, got, out)
+        raise fault(("changed", *kind, *changed), f"changed {', '.join(changed)}")
+    _check_result(case, kind, layer.oracle, got, out)
 
 
-def _check_illegal(case: Case, layer: Setting, reason: str) -> Finding | None:
+def _check_illegal(case: Case, layer: Setting, reason: str) -> None:
     legal = None
     if case.bad_out:
         legal = geometry(replace(case, bad_out=""))
@@ -315,19 +318,18 @@ def _check_illegal(case: Case, layer: Setting, reason: str) -> Finding | None:
     try:
         call(case, None, layer.places, out)
     except (ConvError, ConvTypeError):
-        return None
+        return
     except CheckerError as error:
-        return Finding(
-            case, ("illegal", reason, "ran"), f"was run, though it needs {reason}: {error}"
-        )
+        text = f"was run, though it needs {reason}: {error}"
+        raise fault(("illegal", reason, "ran"), text) from error
     except NotTakenError:
         raise
     except Exception as error:
         where = _innermost(error)
         kind = ("illegal", reason, type(error).__name__, where)
         text = f"raised {type(error).__name__} at {where}, not ConvError, though it needs {reason}"
-        return Finding(case, kind, f"{text}: {error}")
-    return Finding(case, ("illegal", reason), f"was taken, though it needs {reason}")
+        raise fault(kind, f"{text}: {error}") from error
+    raise fault(("illegal", reason), f"was taken, though it needs {reason}")
 
 
 def _check_result(
@@ -336,13 +338,13 @@ def _check_result(
     oracle: Oracle | ComplexOracle,
     got: Any,
     out: Buffer | None,
-) -> Finding | None:
+) -> None:
     if out is not None and got is not out.given:
-        return Finding(case, ("not out", *kind), "did not return out")
+        raise fault(("not out", *kind), "did not return out")
     shape = result_shape(oracle.layer, case.operation)
     if got.shape != shape or got.dtype != dtype_of(case.dtype):
         text = f"gave {got.dtype} {got.shape}, expected {case.dtype} {shape}"
-        return Finding(case, ("shape", *kind), text)
+        raise fault(("shape", *kind), text)
     must_be = bounds(case, oracle)
     parts = np.stack([got.real, got.imag], -1) if case.dtype in PART else got
     wrong = must_be.wrong(parts)
@@ -352,10 +354,9 @@ def _check_result(
         value = float(parts[index])
         wanted = repr(low) if low == high or low != low else f"{low!r} to {high!r}"
         text = f"{wrong.sum()} of {parts.size} wrong, the first at {index}: {value!r}, not {wanted}"
-        return Finding(case, ("wrong", *kind), text)
+        raise fault(("wrong", *kind), text)
     if out is not None and not _untouched(out):
-        return Finding(case, ("outside", *kind), "wrote between or beside the elements of out")
-    return None
+        raise fault(("outside", *kind), "wrote between or beside the elements of out")
 
 
 def _untouched(out: Buffer) -> bool:

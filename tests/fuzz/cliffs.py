@@ -4,9 +4,6 @@ A pass of a random layer is a finding if its modelled time is more than FAR time
 more than FAR times the fastest pass of the layer.  Nothing is computed, so a minute tries hundreds
 of layers on several chips.  The times are the planner's estimates, not measurements: a finding
 shows that a fast kernel for such layers is missing.
-
-With ``--measured``, the passes are timed on the CPU instead, and compared with the time in which
-NumPy copies the tensors.  A finding may also come from other programs on the machine.
 """
 
 from __future__ import annotations
@@ -14,20 +11,15 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from time import perf_counter
 
-import numpy as np
-
-import cupyconv
 from cupyconv import ConvProblem
-from cupyconv.bench import data
-from cupyconv.checking import pass_function
 from cupyconv.kernels.cost import duration
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.estimates import roofline
 from cupyconv.problem import PASSES
+from tests.configurations import in_formats
 
 FAR = 8
 """Ratio of times that makes a finding (hand-set)."""
@@ -40,14 +32,8 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 MOST_FLOPS, MOST_BYTES = 1e12, 2 << 30
 """Limits on a layer: FLOP per pass, and bytes of all its tensors (hand-set)."""
 
-MOST_MEASURED_FLOPS, MOST_MEASURED_BYTES = 1e9, 64 << 20
-"""Limits on a layer whose passes are timed (hand-set)."""
-
 LAUNCHING = 5.0
 """Microseconds of a launch, which are added to the roofline (modelled)."""
-
-CALL_SECONDS = 100e-6
-"""Time of a pass on the CPU below which nothing is a finding (hand-set)."""
 
 LAYERS = {
     "vit-patches-16": ConvProblem((8, 3, 224, 224), (768, 3, 16, 16), stride=16),
@@ -79,8 +65,7 @@ class Cliff:
         problem, device, pass_: the pass.
         implementation: the planned kernel.
         microseconds: modelled time.
-        least: roofline with the overhead of one launch, or time to copy the tensors on a CPU, in
-            microseconds.
+        least: roofline with the overhead of one launch, in microseconds.
         fastest: time of the fastest pass of the layer, in microseconds.
     """
 
@@ -100,9 +85,7 @@ class Cliff:
         )
 
 
-def draw_layer(
-    rng: random.Random, most_flops: float = MOST_FLOPS, most_bytes: float = MOST_BYTES
-) -> ConvProblem:
+def draw_layer(rng: random.Random) -> ConvProblem:
     """Return a random layer: strides up to 64, filters up to the input, 1 to 4,096 channels."""
     while True:
         rank = rng.choice((1, 2, 2, 2, 3))
@@ -131,8 +114,9 @@ def draw_layer(
             )
         except ValueError:
             continue
-        if problem.flops <= most_flops and problem.bytes <= most_bytes:
-            return _in_random_order(rng, problem)
+        if problem.flops <= MOST_FLOPS and problem.bytes <= MOST_BYTES:
+            axes = "DHW"[-rank:]
+            return rng.choice((problem, in_formats(problem, f"N{axes}C", f"O{axes}I")))
 
 
 def _between(rng: random.Random, least: int, most: int) -> int:
@@ -150,19 +134,6 @@ def _channels(rng: random.Random) -> tuple[int, int, int]:
     return 1, _between(rng, 1, 4096), _between(rng, 1, 4096)
 
 
-def _in_random_order(rng: random.Random, problem: ConvProblem) -> ConvProblem:
-    if rng.random() < 0.5:
-        return problem
-    n, c, *sizes = problem.input_shape
-    k, i, *taps = problem.filter_shape
-    return problem.replace(
-        input_shape=(n, *sizes, c),
-        filter_shape=(k, *taps, i),
-        data_format="channels_last",
-        filter_format=f"O{'DHW'[-len(sizes) :]}I",  # type: ignore[typeddict-item]
-    )
-
-
 def cliffs(problem: ConvProblem, device: str, far: float = FAR) -> Iterator[Cliff]:
     """Yield the passes of a layer that are more than ``far`` times too slow on a device."""
     plans = {pass_: plan_pass(Request(problem, pass_, Device.of(device))) for pass_ in PASSES}
@@ -176,45 +147,16 @@ def cliffs(problem: ConvProblem, device: str, far: float = FAR) -> Iterator[Clif
             yield Cliff(problem, device, pass_, name, times[pass_], least, fastest)
 
 
-def measured(problem: ConvProblem, far: float = FAR) -> Iterator[Cliff]:
-    """Yield the passes of a layer that take more than ``far`` times too long with NumPy."""
-    (operands,) = data.random_sets(problem, 1, np)
-    plans = cupyconv.plan(problem, "cpu")
-    times = {}
-    for pass_ in PASSES:
-        compute = pass_function(problem, pass_, plans)
-        times[pass_] = min(_seconds(lambda compute=compute: compute(operands)) for _ in range(3))
-    copy = min(_seconds(lambda: [one.copy() for one in operands]) for _ in range(3))
-    least, fastest = copy + CALL_SECONDS, min(times.values())
-    for pass_, seconds in times.items():
-        if seconds > far * max(least, fastest):
-            name, micro = f"numpy {plans[pass_].method}", 1e6
-            yield Cliff(
-                problem, "cpu", pass_, name, seconds * micro, least * micro, fastest * micro
-            )
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    start = perf_counter()
-    call()
-    return perf_counter() - start
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Print the findings of some layers; return 1 if there are any."""
     parser = argparse.ArgumentParser("python -m tests.fuzz.cliffs", description=__doc__)
     parser.add_argument("--layers", type=int, default=1000, help="try N layers (1000)")
     parser.add_argument("--seed", default="0", help="set the seed of all draws (0)")
-    parser.add_argument("--measured", action="store_true", help="time the passes on the CPU")
     given = parser.parse_args(arguments)
     rng, findings = random.Random(given.seed), 0
-    most = (
-        (MOST_MEASURED_FLOPS, MOST_MEASURED_BYTES) if given.measured else (MOST_FLOPS, MOST_BYTES)
-    )
     for _ in range(given.layers):
-        problem = draw_layer(rng, *most)
-        device = rng.choice(DEVICES)
-        for cliff in measured(problem) if given.measured else cliffs(problem, device):
+        problem = draw_layer(rng)
+        for cliff in cliffs(problem, rng.choice(DEVICES)):
             findings += 1
             print(cliff, flush=True)
     print(f"{given.layers} layers, {findings} findings")

@@ -22,7 +22,6 @@ from .oracle import (
     MOST_TERMS,
     ComplexOracle,
     Oracle,
-    Part,
     activate,
     rounded,
     term_count,
@@ -88,7 +87,7 @@ def can_be_judged(case: Case, oracle: Oracle | ComplexOracle) -> bool:
     return is_exact(case) or parts * term_count(oracle.layer, case.operation) <= MOST_TERMS
 
 
-def bounds(case: Case, oracle: Oracle | ComplexOracle | Part) -> Bounds:
+def bounds(case: Case, oracle: Oracle | ComplexOracle) -> Bounds:
     """Return the bounds of a case's result; complex results have their parts on the last axis.
 
     Each part is checked as a real sum of twice as many terms.
@@ -107,7 +106,7 @@ def bounds(case: Case, oracle: Oracle | ComplexOracle | Part) -> Bounds:
         return _bounds_of_sums(case, oracle)
 
 
-def _bounds_of_sums(case: Case, oracle: Oracle | Part) -> Bounds:
+def _bounds_of_sums(case: Case, oracle: Oracle) -> Bounds:
     terms, there = oracle.terms(case.operation)
     real = np.where(there, terms, 0)
     roundoff = ROUNDING[case.dtype]

@@ -42,9 +42,6 @@ class Pool:
         self._built: set[tuple[Any, ...]] = set()
         self._begun: float | None = None
 
-    def __len__(self) -> int:
-        return len(self._built)
-
     @contextmanager
     def limited(self) -> Iterator[None]:
         """Build kernels only while builds have used at most their share of the time."""

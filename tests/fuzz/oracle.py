@@ -10,8 +10,8 @@ result of plain summation in the result's precision, and the places of NaN and i
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from math import prod
 from typing import Any
 
@@ -485,38 +485,11 @@ class Oracle:
         return products, np.ones_like(products, bool)
 
 
-class Part:
-    """Real or imaginary parts of a layer's results, each the sum of two real layers' results.
-
-    Args:
-        sums: the oracles of the real layers, each with its sign; the first has bias and addend.
-    """
-
-    def __init__(self, *sums: tuple[int, Oracle]) -> None:
-        self._sums = sums
-        self._first = sums[0][1]
-        self.layer = self._first.layer
-        self.stored = self._first.stored
-
-    def exact(self, operation: str) -> np.ndarray:
-        """Return exact results, like ``Oracle.exact``."""
-        return sum(sign * one.exact(operation) for sign, one in self._sums)
-
-    def terms(self, operation: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return terms, like ``Oracle.terms``."""
-        found = [(sign, *one.terms(operation)) for sign, one in self._sums]
-        products = np.concatenate([sign * products for sign, products, _ in found], -1)
-        return products, np.concatenate([there for *_, there in found], -1)
-
-    def between(self, operation: str) -> np.ndarray | bool:
-        """Return a mask of results, like ``Oracle.between``."""
-        return np.logical_or.reduce([one.between(operation) for _, one in self._sums])
-
-
 class ComplexOracle:
     """Results of a layer's operations on complex operands, as real and imaginary parts.
 
-    (a + bi)(c + di) = (ac - bd) + (ad + bc)i; the gradients multiply dy by conjugates.
+    (a + bi)(c + di) = (ac - bd) + (ad + bc)i; the gradients multiply dy by conjugates.  Each part
+    is the result of a real layer whose sums have twice as many terms.
 
     Args:
         layer, operands: as for ``Oracle``.
@@ -525,41 +498,55 @@ class ComplexOracle:
 
     def __init__(self, layer: Geometry, dtype: str, operands: dict[str, np.ndarray]) -> None:
         self.layer, self._dtype, self._given = layer, dtype, operands
-        self._parts: dict[str, tuple[Part, Part]] = {}
+        self.parts = cache(self._parts)
 
-    def parts(self, operation: str) -> tuple[Part, Part]:
-        """Return real and imaginary parts of an operation's results."""
-        if operation not in self._parts:
-            self._parts[operation] = self._made(operation)
-        return self._parts[operation]
-
-    def _made(self, operation: str) -> tuple[Part, Part]:
-        multiplied = {
-            "conv_forward": ("x", "w"),
-            "conv_transpose": ("dy", "w"),
-            "conv_backprop_input": ("dy", "w"),
-            "conv_backprop_filter": ("dy", "x"),
-            "conv_backprop_bias": ("dy",),
-        }[operation]
-        bias = {"conv_forward": "bias", "conv_transpose": "shift"}.get(operation, "")
-        added = (bias, ADDENDS.get(operation, ""))
-        first, *rest = multiplied
-
-        def oracle(part: str, of_first: str, of_rest: str) -> Oracle:
-            taken = {name: getattr(self._given[name], of_rest) for name in rest}
-            taken[first] = getattr(self._given[first], of_first)
-            for name in added:
-                if part and name in self._given:
-                    taken[name] = getattr(self._given[name], part)
-            return Oracle(self.layer, self._dtype, taken)
-
-        if not rest:
-            return Part((1, oracle("", "real", ""))), Part((1, oracle("", "imag", "")))
+    def _parts(self, operation: str) -> tuple[Oracle, Oracle]:
+        """Return the oracles of the real and the imaginary parts of an operation's results."""
+        if operation == "conv_backprop_bias":
+            dy = self._given["dy"]
+            real, imaginary = (
+                Oracle(self.layer, self._dtype, {"dy": p}) for p in (dy.real, dy.imag)
+            )
+            return real, imaginary
+        name, other, summed = _MULTIPLIED[operation]
+        doubled = replace(self.layer, **{summed: 2 * getattr(self.layer, summed)})
         sign = -1 if operation in ("conv_backprop_input", "conv_backprop_filter") else 1
-        real = Part((1, oracle("real", "real", "real")), (-sign, oracle("", "imag", "imag")))
-        imaginary = Part((1, oracle("imag", "imag", "real")), (sign, oracle("", "real", "imag")))
-        return real, imaginary
+        a, b = self._given[name], self._given[other]
 
+        def oracle(part: str, first: np.ndarray, second: np.ndarray, last: np.ndarray) -> Oracle:
+            taken = {one: getattr(array, part) for one, array in self._given.items()}
+            taken[name] = self._joined(name, summed, first, second)
+            taken[other] = self._joined(other, summed, b.real, last)
+            return Oracle(doubled, self._dtype, taken)
+
+        real = oracle("real", a.real, a.imag, -sign * b.imag)
+        return real, oracle("imag", a.imag, a.real, sign * b.imag)
+
+    def _joined(self, name: str, summed: str, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        """Return two tensors joined along the axis of the sum, within each group."""
+        layer = self.layer
+        axis, groups = {
+            ("x", "channels"): (layer.data[1], layer.groups),
+            ("w", "channels"): (layer.filter[1], 1),
+            ("dy", "filters"): (layer.data[1], layer.groups),
+            ("w", "filters"): (layer.filter[0], layer.groups),
+        }.get((name, summed), (layer.data[0], 1))
+        size, *others = np.moveaxis(first, axis, 0).shape
+        pair = (
+            np.moveaxis(one, axis, 0).reshape(groups, size // groups, *others)
+            for one in (first, second)
+        )
+        whole = np.concatenate(list(pair), 1).reshape(2 * size, *others)
+        return np.moveaxis(whole, 0, axis)
+
+
+_MULTIPLIED = {
+    "conv_forward": ("x", "w", "channels"),
+    "conv_transpose": ("dy", "w", "filters"),
+    "conv_backprop_input": ("dy", "w", "filters"),
+    "conv_backprop_filter": ("dy", "x", "batch"),
+}
+"""Operands of an operation, and the size over which it sums, besides taps or pixels."""
 
 _RESULT = {
     "conv_forward": "y",

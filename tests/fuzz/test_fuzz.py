@@ -18,8 +18,9 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
 from tests.fuzz import checking, judging, oracle
-from tests.fuzz.attack import Attack, Fault, Layer, layers
-from tests.fuzz.cases import OPERATIONS, Case, NumpyRun, View
+from tests.fuzz.attack import Attack, Layer, layers
+from tests.fuzz.cases import OPERATIONS, Case, View
+from tests.fuzz.checking import Fault
 from tests.fuzz.kernels import pool
 
 
@@ -103,25 +104,7 @@ def test_short_attack_finds_nothing(stream):
 
 def test_data_sets_with_one_seed_are_judged_apart():
     """hypothesis may draw one seed for several sets of data of a layer."""
-    first = Case(
-        operation="conv_forward",
-        batch=1,
-        channels=4,
-        filters=4,
-        slice=4,
-        sizes=(5,),
-        taps=(3,),
-        stride=(1,),
-        dilation=(1,),
-        padding=((0, 0),),
-        groups=1,
-        data_format="NCW",
-        filter_format="OIW",
-        dtype="float32",
-        dy=(1, 4, 3),
-        run=NumpyRun("auto"),
-        values="normal",
-    )
+    first = Case("conv_forward", 1, 4, 4, 4, (5,), (3,), dy=(1, 4, 3), values="normal")
     for changes in (
         {"values": "integers"},
         {"bias": 4},

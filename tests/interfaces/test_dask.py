@@ -27,7 +27,7 @@ cd = pytest.importorskip("cupyconv.dask", exc_type=ImportError)
 from cupyconv.dask import chunks as chunking  # noqa: E402
 from cupyconv.dask import halos, tasks  # noqa: E402
 from tests import ROOT  # noqa: E402
-from tests.configurations import CASES, integer_data, problems  # noqa: E402
+from tests.configurations import CASES, DTYPES, integer_data, problems  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -89,16 +89,9 @@ def test_passes_agree_for_any_chunks(case):
 
 @pytest.mark.thorough
 @settings(max_examples=25)
-@given(problem=problems(), seed=st.integers(0, 99))
+@given(problem=problems(dtypes=DTYPES), seed=st.integers(0, 99))
 def test_passes_agree_for_random_layers_and_chunks(problem, seed):
     assert_passes_agree(problem, seed)
-
-
-@pytest.mark.slow
-@settings(max_examples=150)
-@given(problem=problems(dtypes=("float16", "bfloat16", "float32", "float64")), seed=st.integers())
-def test_passes_agree_for_many_random_layers_and_chunks(problem, seed):
-    assert_passes_agree(problem, abs(seed) % 2**32)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -125,10 +118,6 @@ def test_plain_arrays_become_one_chunk():
     y = cd.conv_forward(x, w)
     assert isinstance(y, da.Array)
     np.testing.assert_array_equal(y, cupyconv.conv_forward(x, w))
-
-
-def test_cupyconv_exports_the_dask_module():
-    assert cupyconv.dask is cd
 
 
 # -- the graph -------------------------------------------------------------------------------------
@@ -324,6 +313,7 @@ def test_block_with_an_undeclared_shape_is_named(chunks, size):
         ("dy", cd.conv_backprop_input(fine.shape, w, dy, padding=1)),
         ("dy", cd.conv_backprop_filter(fine, w.shape, dy, padding=1)),
         ("dy", cd.conv_backprop_bias(dy)),
+        ("x", cd.conv_transpose(dy, w)),
     ):
         with pytest.raises(ConvError, match="declares") as caught:
             lazy.compute(scheduler="synchronous")
@@ -347,22 +337,6 @@ def test_masked_blocks_are_rejected(whole_array):
         with pytest.raises(ConvTypeError, match=r"is a masked array.*dask\.array\.ma\.filled"):
             call().compute(scheduler="synchronous")
     cd.conv_forward(da.ma.filled(x, 0), w, padding=1).compute(scheduler="synchronous")
-
-
-def test_invalid_operands_are_rejected_before_computing():
-    x, w = da.ones((2, 3, 8), chunks=2), da.ones((4, 3, 3))
-    with pytest.raises(ConvError, match="filter's input channels"):
-        cd.conv_forward(x, w[:, :2])
-    with pytest.raises(ConvTypeError, match=r"x is float64, w is float32.*w\.astype\('float64'\)"):
-        cd.conv_forward(x, w.astype("float32"))
-    with pytest.raises(ConvTypeError, match="dtype must be one of"):
-        cd.conv_forward(x.astype(int), w.astype(int))
-    with pytest.raises(ConvError, match="one value for each output channel"):
-        cd.conv_forward(x, w, np.ones(3))
-    with pytest.raises(ConvError, match="dy must have the output size"):
-        cd.conv_backprop_filter(x, w.shape, da.ones((2, 4, 5)))
-    with pytest.raises(ConvError, match="1 to 3 spatial axes"):
-        cd.conv_backprop_bias(da.ones((2, 2)))
 
 
 # -- Zarr ------------------------------------------------------------------------------------------

@@ -7,9 +7,6 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from tests import ROOT
-
-PAGE = ROOT / "notebooks" / "how-to" / "from-cupy-cudnn.md"
 LOST, REPLACED = "from cupy import cudnn", "from cupyconv import cudnn"
 
 
@@ -99,11 +96,3 @@ def on_the_gpu(conv, name, given, keywords):
     # sigpy's public adjoint functions conjugate this argument.
     second = second if name == "convolve" else second.conj()
     return conv._complex(function, first, second, *rest, **keywords)
-
-
-# -- the documentation page (tests/pages/test_docs.py runs its code) -------------------------------
-
-
-def test_page_shows_the_changed_import():
-    text = PAGE.read_text(encoding="utf-8")
-    assert f"-{LOST}\n+{REPLACED}\n" in text

@@ -255,7 +255,9 @@ def test_title_does_not_break_figures(shape, tmp_path):
     problem = ConvProblem(shape, (2, 1, *[3] * (len(shape) - 2)))
     explanation = cupyconv.explain(problem, title=HOSTILE + "<&\"'>")
     ET.fromstring(explanation.svg())
-    ET.fromstring(explanation._repr_html_())
+    element = explanation.element(explanation.middle)
+    for shown in (problem, cupyconv.plan(problem, "sm_90a"), explanation, element):
+        ET.fromstring(shown._repr_html_())
     for text in (
         explanation.svg(),
         explanation.page(),

@@ -117,18 +117,6 @@ def test_public_names_have_docstrings_with_examples(module):
     assert without == set(WITHOUT_EXAMPLE.get(module, ()))
 
 
-def own_docstrings() -> Iterator[str]:
-    for name in MODULES:
-        if name not in OPTIONAL or importlib.util.find_spec(OPTIONAL[name][0]):
-            yield from (value.__doc__ for _, value, _ in documented(load(name)))
-
-
-@pytest.mark.quick
-def test_no_docstring_is_shared():
-    texts = [text for text in own_docstrings() if ">>>" in text]
-    assert len(texts) == len(set(texts))
-
-
 COMPLETED = [name for name, owner in cupyconv._MODULES.items() if not owner]
 
 

@@ -39,10 +39,6 @@ with warnings.catch_warnings():
     import nbformat
 
 
-def test_four_notebooks_exist():
-    assert [name[:2] for name in NOTEBOOKS] == ["01", "02", "03", "04"]
-
-
 def texts(notebook) -> list[str]:
     """Return the outputs of the code cells, without rounding errors and machine-dependent parts.
 
@@ -151,13 +147,6 @@ def test_notebooks_reproduce_their_outputs(site, name, tmp_path):
             assert re.search(r"equal to the (reference|definition): True", text)
         else:
             assert first_difference(text, expected) is None
-
-
-@pytest.mark.parametrize("source", ["import tests", "open('../pyproject.toml')"])
-def test_notebook_that_needs_the_checkout_fails(site, tmp_path, source):
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
-    with pytest.raises(nbclient.exceptions.CellExecutionError, match=r"No module|No such file"):
-        executed(notebook, tmp_path, site)
 
 
 @pytest.mark.thorough

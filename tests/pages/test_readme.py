@@ -28,12 +28,6 @@ def test_readme_shows_the_actual_output():
     assert without_numbers(filled(shown)) == without_numbers(shown)
 
 
-def test_make_commands_are_in_the_makefile():
-    makefile = (README.parent / "Makefile").read_text()
-    for command in re.findall(r"^\$ make (\w+)", README.read_text(), re.M):
-        assert re.search(rf"^{command}:", makefile, re.M)
-
-
 def test_speed_tables_have_the_newest_results():
     assert speed_table.summary(README.parent / "tests") in README.read_text()
     assert measured(SPEED.read_text()) == SPEED.read_text()

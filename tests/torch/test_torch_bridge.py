@@ -6,7 +6,6 @@ import importlib
 import inspect
 import itertools
 import re
-import subprocess
 import sys
 from functools import partial
 
@@ -22,6 +21,7 @@ F = torch.nn.functional
 
 RANKS = (1, 2, 3)
 DTYPES = ("float16", "bfloat16", "float32", "float64")
+COMPLEX = ("complex64", "complex128")
 
 LAYERS = {
     "plain": {},
@@ -55,7 +55,8 @@ def one_thread():
 def integers(*shape, dtype="float32", seed=0):
     """Return a tensor of small integers, whose sums are exact in every dtype."""
     numbers = torch.Generator().manual_seed(seed + sum(shape))
-    return torch.randint(-2, 3, shape, generator=numbers).to(getattr(torch, dtype))
+    drawn = torch.randint(-2, 3, shape, generator=numbers).to(getattr(torch, dtype))
+    return drawn + 1j * drawn.roll(1) if dtype in COMPLEX else drawn
 
 
 def layer_of(rules: dict, rank: int) -> dict:
@@ -83,14 +84,15 @@ def assert_same(ours, theirs):
 
 # PyTorch warns that it copies the input for "same" with even filters.
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("dtype", [*DTYPES, *COMPLEX])
+@pytest.mark.parametrize("name", [*LAYERS, *(f"transposed, {name}" for name in TRANSPOSED)])
 @pytest.mark.parametrize("rank", RANKS)
 def test_convolutions_and_gradients_match_pytorch(rank, name, dtype):
-    rules = layer_of(LAYERS[name], rank)
-    leaves = [t.requires_grad_() for t in operands(rank, rules, dtype)]
-    ours = getattr(ct, f"conv{rank}d")(*leaves, **rules)
-    theirs = getattr(F, f"conv{rank}d")(*leaves, **rules)
+    *transposed, name = name.split(", ")
+    rules = layer_of((TRANSPOSED if transposed else LAYERS)[name], rank)
+    leaves = [t.requires_grad_() for t in operands(rank, rules, dtype, bool(transposed))]
+    function = f"conv_transpose{rank}d" if transposed else f"conv{rank}d"
+    ours, theirs = (getattr(module, function)(*leaves, **rules) for module in (ct, F))
     assert_same(ours, theirs)
     dy = integers(*theirs.shape, dtype=dtype, seed=3)
     results = (torch.autograd.grad(y, leaves, dy) for y in (ours, theirs))
@@ -131,21 +133,6 @@ def test_addend_is_differentiable_in_every_mode():
     shared = torch.func.vmap(residual, (0, None, None, 0))
     pair = shared(torch.stack([x, x]), w, b, torch.stack([add, -add]))
     torch.testing.assert_close(pair, torch.stack([expected, expected - 2 * add]))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", TRANSPOSED)
-@pytest.mark.parametrize("rank", RANKS)
-def test_transposed_convolutions_and_gradients_match_pytorch(rank, name, dtype):
-    rules = TRANSPOSED[name]
-    leaves = [t.requires_grad_() for t in operands(rank, rules, dtype, transposed=True)]
-    ours = getattr(ct, f"conv_transpose{rank}d")(*leaves, **rules)
-    theirs = getattr(F, f"conv_transpose{rank}d")(*leaves, **rules)
-    assert_same(ours, theirs)
-    dy = integers(*theirs.shape, dtype=dtype, seed=3)
-    results = (torch.autograd.grad(y, leaves, dy) for y in (ours, theirs))
-    for gradient, reference in zip(*results, strict=True):
-        assert_same(gradient, reference)
 
 
 @pytest.mark.parametrize("rank", RANKS)
@@ -555,12 +542,8 @@ def test_addend_of_another_dtype_is_rejected():
             r"1-D convolution must have 3 axes.*for 2 spatial axes",
         ),
         (lambda x, w, b: ct.conv2d(x[0, 0], w, b), r"must have 4 axes, or 3 without a batch"),
-        (lambda x, w, b: ct.conv2d(x, w, stride=(1, 2, 3)), r"3 values for 2 spatial axes"),
         (lambda x, w, b: ct.conv2d(x, w, padding="full"), r"Use padding=\(1, 2\)"),
         (lambda x, w, b: ct.conv2d(x, w, padding="same", stride=2), r"stride must be 1"),
-        (lambda x, w, b: ct.conv2d(x, w, groups=3), r"groups must divide"),
-        (lambda x, w, b: ct.conv2d(x[:, :3], w), r"input channels"),
-        (lambda x, w, b: ct.conv2d(x, w, padding=-1), r"must not be negative"),
         (lambda x, w, b: ct.conv_transpose2d(b.new_ones(1, 8, 3, 3), w, b), r"bias.*4 output"),
         (
             lambda x, w, b: ct.conv_transpose2d(b.new_ones(1, 8, 3, 3), w, output_padding=1),
@@ -575,7 +558,6 @@ def test_addend_of_another_dtype_is_rejected():
             r"must be one or more integers",
         ),
         (lambda x, w, b: ct.conv2d_input((2, 4, 9, 9), w, x), r"grad_output must have one channel"),
-        (lambda x, w, b: ct.conv2d_weight(x, (8, 4, 3), x), r"must have 4 axes"),
     ],
 )
 def test_invalid_calls_give_the_remedy(call, said):
@@ -590,18 +572,6 @@ def test_import_error_names_pytorch(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ImportError, match=r"needs PyTorch.*pytorch\.org"):
         importlib.import_module("cupyconv.torch")
-
-
-@pytest.mark.thorough
-def test_cupyconv_imports_pytorch_lazily():
-    script = (
-        "import sys, numpy, cupyconv\n"
-        "cupyconv.conv_forward(numpy.ones((1, 1, 3)), numpy.ones((1, 1, 2)))\n"
-        "print([m for m in ('torch', 'dask', 'onnx', 'jax') if m in sys.modules])\n"
-        "print(cupyconv.torch.conv1d.__name__, 'torch' in sys.modules)\n"
-    )
-    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert process.stdout.splitlines() == ["[]", "conv1d True"], process.stderr
 
 
 @pytest.mark.skipif(not hasattr(torch, "mps"), reason="torch has no mps device")
@@ -633,36 +603,22 @@ def test_cuda_tensor_needs_cupy_and_a_gpu():
 # -- models ----------------------------------------------------------------------------------------
 
 
-class BasicBlock(torch.nn.Module):
-    """Residual block of ResNet-18 (He et al. 2015), with a strided shortcut."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = torch.nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.bn1 = torch.nn.BatchNorm2d(outputs)
-        self.conv2 = torch.nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.bn2 = torch.nn.BatchNorm2d(outputs)
-        self.downsample = torch.nn.Sequential(
-            torch.nn.Conv2d(inputs, outputs, 1, stride, bias=False), torch.nn.BatchNorm2d(outputs)
-        )
-
-    def forward(self, x):
-        y = F.relu(self.bn1(self.conv1(x)))
-        return F.relu(self.bn2(self.conv2(y)) + self.downsample(x))
-
-
 class Net(torch.nn.Module):
+    """Residual network with a strided shortcut."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.stem = torch.nn.Conv2d(3, 8, 3, padding=1, padding_mode="reflect")
-        self.layers = torch.nn.ModuleList([BasicBlock(8, 12, 2), BasicBlock(12, 12, 1)])
+        conv, norm = torch.nn.Conv2d, torch.nn.BatchNorm2d(12)
+        self.stem = conv(3, 8, 3, padding=1, padding_mode="reflect")
+        self.block = torch.nn.Sequential(
+            conv(8, 12, 3, 2, 1, bias=False), norm, torch.nn.ReLU(), conv(12, 12, 3, padding=1)
+        )
+        self.shortcut = conv(8, 12, 1, 2)
         self.head = torch.nn.Linear(12, 5)
 
     def forward(self, x):
         x = self.stem(x)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x.mean((2, 3)))
+        return self.head(F.relu(self.block(x) + self.shortcut(x)).mean((2, 3)))
 
 
 def train(steps: int, dtype, order=torch.contiguous_format) -> list[float]:
@@ -684,18 +640,15 @@ def train(steps: int, dtype, order=torch.contiguous_format) -> list[float]:
 
 @pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize(("dtype", "rounding"), [(torch.float64, 1e-12), (torch.float32, 1e-4)])
-def test_patched_resnet_trains_like_pytorch(dtype, rounding, order):
-    expected = train(6, dtype)
+def test_patched_network_trains_like_pytorch(dtype, rounding, order):
+    expected = train(12, dtype)
     with ct.patch() as report:
-        losses = train(6, dtype, order)
+        losses = train(12, dtype, order)
     np.testing.assert_allclose(losses, expected, rtol=rounding)
     assert losses[-1] < losses[0] / 2
     assert report.left == {}
-    assert report.taken == (
-        "stem",
-        *(f"layers.{i}.{name}" for i in (0, 1) for name in ("conv1", "conv2", "downsample.0")),
-    )
-    assert set(report.calls.values()) == {6}
+    assert report.taken == ("stem", "block.0", "block.3", "shortcut")
+    assert set(report.calls.values()) == {12}
     assert train(1, dtype) == expected[:1]  # outside the patch
 
 

@@ -372,24 +372,6 @@ def complex_integers(*shape, seed=0):
     return torch.complex(integers(*shape, seed=seed), integers(*shape, seed=seed + 9))
 
 
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
-@pytest.mark.parametrize(("name", "x", "w", "b", "rules"), LAYERS)
-def test_complex_layers_and_gradients_match_pytorch(name, x, w, b, rules, dtype):
-    shapes = [shape for shape in (x, w, b) if shape is not None]
-    leaves = [
-        complex_integers(*shape, seed=n).to(dtype).requires_grad_()
-        for n, shape in enumerate(shapes)
-    ]
-    ours, theirs = (getattr(module, name)(*leaves, **rules) for module in (ct, F))
-    assert ours.dtype == dtype
-    assert torch.equal(ours, theirs)
-    dy = complex_integers(*theirs.shape, seed=5).to(dtype)
-    for got, expected in zip(
-        *(torch.autograd.grad(y, leaves, dy) for y in (ours, theirs)), strict=True
-    ):
-        assert torch.equal(got, expected)
-
-
 @pytest.mark.thorough
 def test_complex_layers_pass_gradient_checks():
     x, w = complex_integers(2, 2, 5, 4), complex_integers(3, 2, 2, 2, seed=1)

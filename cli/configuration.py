@@ -930,7 +930,7 @@ def _layer(where: str, table: Mapping[str, Any]) -> Layer:
     for key in table:
         if key in _READERS or key in _LABELS:
             continue
-        if isinstance(table[key], dict):
+        if isinstance(table[key], dict) and not _READERS.keys() & table.keys():
             raise ConvError(
                 f"several layers in {where} must be a list of tables",
                 f"got a table {shown(key)}",

@@ -17,8 +17,6 @@ from cupyconv import ConvError
 from cupyconv.explaining import conventions, search
 from cupyconv.explaining.diagnosis import Finding
 
-pytestmark = pytest.mark.quick
-
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="PyTorch is not installed"
 )
@@ -215,6 +213,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 }
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", CASES)
 def test_convention_is_named(name):
     tensors, expected = CASES[name]
@@ -369,6 +368,7 @@ def test_padding_values_are_those_of_numpy(mode, size):
 # -- what the data cannot tell ---------------------------------------------------------------------
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("tensors", "why"),
     [
@@ -389,6 +389,7 @@ def test_degenerate_data_is_undecided(tensors, why):
     assert not cupyconv.diagnose(**tensors).agrees
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("tensors", "other", "cure"),
     [
@@ -427,6 +428,7 @@ def to_bfloat16(array: np.ndarray) -> np.ndarray:
     return array.astype(ml_dtypes.bfloat16).astype("float32")
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("rounded", "word"), [(to_tf32, "TF32"), (to_bfloat16, "bfloat16")], ids=["tf32", "bfloat16"]
 )
@@ -519,6 +521,7 @@ def test_several_results_are_diagnosed_together():
     assert "<table>" in cupyconv.diagnose(X, W, y=Y)._repr_html_()
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [

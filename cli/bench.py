@@ -43,65 +43,36 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
 
 @click.command()
 @configuration.layer_options(named=False)
-@click.option(
-    "--suite",
-    "suites",
-    metavar="A,B",
-    callback=configuration.separated,
-    help="Benchmark only these suites.",
-)
-@click.option(
-    "--layer",
-    "names",
-    metavar="A,B",
-    callback=configuration.separated,
-    help="Benchmark only these layers.",
-)
+@configuration.list_option("--suite", "suites", "Benchmark only these suites.")
+@configuration.list_option("--layer", "names", "Benchmark only these layers.")
 @click.option(
     "--drawn", type=int, callback=_positive, metavar="N", help="Benchmark N random layers."
 )
-@click.option(
-    "--seed",
-    type=configuration.SEED,
-    help="Draw the random layers from this seed.  [default: a new one]",
+@configuration.seed_option(
+    "Draw the random layers from this seed.  [default: a new one]", default=None
 )
 @click.option("--list", "only_list", is_flag=True, help="List layers and suites, and exit.")
-@click.option(
-    "--dtype",
-    "dtypes",
-    metavar="A,B",
-    callback=configuration.words("dtype", lambda: ITEMSIZE),
-    help="Benchmark these dtypes.  [default: float16 on a GPU, float32 on the CPU]",
+@configuration.list_option(
+    *("--dtype", "dtypes"),
+    "Benchmark these dtypes.  [default: float16 on a GPU, float32 on the CPU]",
+    lambda: ITEMSIZE,
 )
 @configuration.passes_option
-@click.option(
-    "--impl",
-    "impls",
-    metavar="A,B",
+@configuration.list_option(
+    *("--impl", "impls", "Benchmark these implementations of cupyconv."),
     default="auto",
     show_default=True,
-    callback=configuration.separated,
-    help="Benchmark these implementations of cupyconv.",
 )
-@click.option(
-    "--layout",
-    "layouts",
-    metavar="A,B",
-    callback=configuration.words("layout", lambda: (CHANNELS_LAST, CHANNELS_FIRST)),
-    help="Measure in this memory order: channels_last or channels_first.  [default: both; the "
-    "report shows the faster]",
+@configuration.list_option(
+    *("--layout", "layouts"),
+    "Measure in this memory order: channels_last or channels_first.  [default: both; the report "
+    "shows the faster]",
+    lambda: (CHANNELS_LAST, CHANNELS_FIRST),
 )
-@click.option(
-    "--precision",
-    metavar="ieee|tf32|bf16x6",
-    default="ieee",
-    show_default=True,
-    help="Permit rounding float32 operands (tf32), or splitting them into bfloat16 (bf16x6).",
-)
-@click.option(
-    "--device",
-    metavar="cpu|gpu",
-    help="Run on the CPU or on the GPU.  [default: the GPU if there is one]",
+@configuration.precision_option(metavar="ieee|tf32|bf16x6")
+@configuration.text_option(
+    *("--device", "cpu|gpu"),
+    "Run on the CPU or on the GPU.  [default: the GPU if there is one]",
 )
 @click.option("--quick", is_flag=True, help="Benchmark a few layers, for at most 2 minutes.")
 @click.option(

@@ -106,12 +106,8 @@ class Tally:
     multiple=True,
     help="Check this implementation.  Repeatable.  [default: all]",
 )
-@click.option(
-    "--device",
-    type=click.Choice(["auto", "cpu", "gpu"]),
-    default="auto",
-    show_default=True,
-    help="Check on this device; auto checks the CPU, and the GPU if there is one.",
+@configuration.place_option(
+    "Check on this device; auto checks the CPU, and the GPU if there is one."
 )
 @click.option(
     "--random",
@@ -122,13 +118,7 @@ class Tally:
     show_default=True,
     help="Check N random configurations in addition.",
 )
-@click.option(
-    "--seed",
-    type=configuration.SEED,
-    default=0,
-    show_default=True,
-    help="Draw data from this seed.",
-)
+@configuration.seed_option("Draw data from this seed.")
 @output.json_option
 def command(
     dtypes: tuple[str, ...],

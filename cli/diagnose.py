@@ -13,10 +13,7 @@ from cupyconv.cli import configuration, output, paths, shapes
 from cupyconv.cli.configuration import Layer
 from cupyconv.problem import bytes_text, shape_text
 
-ARRAYS = ("x", "w", "dy", "y", "dx", "dw", "db", "bias")
-"""Options that name an array."""
-
-_TEXTS = {
+ARRAYS = {
     "x": "Read x from .npy or .npz (FILE.npz:NAME).",
     "w": "Read w from .npy or .npz.",
     "dy": "Read dy from .npy or .npz; with a shape, list the input sizes that fit, as "
@@ -27,7 +24,7 @@ _TEXTS = {
     "db": "Read db, computed by another program from dy.",
     "bias": "Read the bias of the layer.",
 }
-"""Help of the options that name an array."""
+"""Options that name an array, with their help."""
 
 _COPIES = 9
 """Bytes per byte of the arrays as float64 that a diagnosis takes beside the arrays (estimated)."""
@@ -37,8 +34,7 @@ def _array_options(command: Any) -> Any:
     """Add an option for each of ARRAYS."""
     for name in reversed(ARRAYS):
         metavar = "FILE|SHAPE" if name == "dy" else "FILE"
-        option = click.option(f"--{name}", type=paths.FILE, metavar=metavar, help=_TEXTS[name])
-        command = option(command)
+        command = paths.file_option(f"--{name}", ARRAYS[name], metavar)(command)
     return command
 
 

@@ -46,23 +46,15 @@ from cupyconv.markup import Document, Paragraph, Section, Verbatim, in_line
     shell_complete=configuration.completing(lambda: MAPPED),
     help="Draw a map of the number of terms that each position sums.",
 )
-@click.option(
-    "--code",
-    metavar="FRAMEWORK",
-    shell_complete=configuration.completing(lambda: translate.FRAMEWORKS),
-    help="Print a program that computes the layer with tensorflow, pytorch, jax or onnx.",
+@configuration.text_option(
+    *("--code", "FRAMEWORK"),
+    "Print a program that computes the layer with tensorflow, pytorch, jax or onnx.",
+    lambda: translate.FRAMEWORKS,
 )
-@click.option(
-    "--svg",
-    type=paths.FILE,
-    metavar="FILE",
-    help="Write a picture as SVG; with --map, write the map.",
-)
-@click.option(
+@paths.file_option("--svg", "Write a picture as SVG; with --map, write the map.")
+@paths.file_option(
     "--html",
-    type=paths.FILE,
-    metavar="FILE",
-    help="Write an interactive page, or a page that lists several layers; needs no network.",
+    "Write an interactive page, or a page that lists several layers; needs no network.",
 )
 @click.option("--open", "opened", is_flag=True, help="Open an interactive page in a browser.")
 @output.json_option

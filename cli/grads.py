@@ -36,17 +36,11 @@ finite differences."""
 @configuration.configuration_options
 @configuration.dtype_option
 @configuration.data_options
-@click.option(
-    "--device",
-    type=click.Choice(["auto", "cpu", "gpu"]),
-    default="auto",
-    show_default=True,
-    help="Compute on this device; auto is the device of --impl, or else the GPU if there is one.",
+@configuration.place_option(
+    "Compute on this device; auto is the device of --impl, or else the GPU if there is one."
 )
 @configuration.impl_option
-@click.option(
-    "--save", type=paths.FILE, metavar="FILE", help="Write all tensors to this .npz file."
-)
+@paths.file_option("--save", "Write all tensors to this .npz file.")
 @click.option(
     "--no-check",
     is_flag=True,

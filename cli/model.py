@@ -43,19 +43,14 @@ class _Described(click.Argument):
     "Show which kernels would run on this device: cpu, an architecture or a card.  Repeatable.",
     default=("sm_80",),
 )
-@click.option(
-    "--sort",
-    metavar="WORD",
-    shell_complete=configuration.completing(lambda: _ORDERS),
-    help="Sort by flops, parameters, bytes or name.  [default: the order of the model]",
+@configuration.text_option(
+    *("--sort", "WORD"),
+    "Sort by flops, parameters, bytes or name.  [default: the order of the model]",
+    lambda: _ORDERS,
 )
 @click.option("--top", metavar="N", type=click.IntRange(1), help="List only the first N layers.")
-@click.option(
-    "--csv", type=paths.FILE, metavar="FILE", help="Write a CSV file, one line per layer."
-)
-@click.option(
-    "--html", type=paths.FILE, metavar="FILE", help="Write a page that explains every layer."
-)
+@paths.file_option("--csv", "Write a CSV file, one line per layer.")
+@paths.file_option("--html", "Write a page that explains every layer.")
 @output.json_option
 def command(
     file: str,

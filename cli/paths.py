@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -32,6 +32,11 @@ class _File(click.ParamType):
 
 FILE = _File()
 """Type of every option whose value is a path."""
+
+
+def file_option(name: str, help: str, metavar: str = "FILE") -> Callable[[Callable], Callable]:
+    """Return an option whose value is a path."""
+    return click.option(name, type=FILE, metavar=metavar, help=help)
 
 
 def require_suffix(option: str, path: Path, *suffixes: str) -> None:

@@ -63,7 +63,7 @@ class LayerPlan:
     "Repeatable.  "
     "[default: the current GPU, else cpu]"
 )
-@configuration.precision_option
+@configuration.precision_option()
 @configuration.impl_option
 @click.option(
     "--measure",

@@ -40,12 +40,7 @@ def largest_input(layer: Layer, dy: tuple[int, ...]) -> ConvProblem:
         ConvError: no input gives this output.
     """
     words = {key: value for key, value in layer.arguments.items() if key != "input_shape"}
-    if "filter_shape" not in words:
-        raise ConvError(
-            "--dy must be accompanied by the shape of the filter",
-            "no filter is given",
-            "Give, for example, --filter 3x3x3x4",
-        )
+    configuration.require_filter(words)
     given = {"groups": 1, **words, "output_shape": dy}
     return offering(_largest_input, Names(), given)
 

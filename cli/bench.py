@@ -15,7 +15,7 @@ from cupyconv.cli import INTERRUPTED, configuration, output, paths
 from cupyconv.errors import ConvError, require_word
 from cupyconv.formats import CHANNELS_FIRST, CHANNELS_LAST
 from cupyconv.markup import Paragraph, Section, Table, in_line
-from cupyconv.problem import ITEMSIZE, PASSES, counted, shape_text
+from cupyconv.problem import ITEMSIZE, PASSES, counted
 
 if TYPE_CHECKING:
     from cupyconv.bench.suites import SuiteLayer
@@ -266,8 +266,8 @@ def _configured(
     for number, layer in enumerate(configuration.read_layers(options, notes), 1):
         problem = layer.problem()
         readings += configuration.notes_on_shapes(layer, problem)
-        shapes = f"{shape_text(problem.input_shape)} * {shape_text(problem.filter_shape)}"
-        name = layer.name or (f"{stem}-{number}" if config else shapes)
+        unnamed = f"{stem}-{number}" if config else configuration.operands_text(problem)
+        name = layer.name or unnamed
         if layer.is_transposed:
             readings.append(f"{name}: {configuration.TRANSPOSED_PASSES}")
         layers.append(suites.SuiteLayer(name, problem, layer.title or stem))
@@ -348,11 +348,11 @@ def _list(layers: tuple[SuiteLayer, ...], json_path: str | None) -> None:
         ]
         paths.write_json(json_path, {"layers": entries, "suites": list(suites.suites())})
         return
-    table = output.table("layer", "kind", "x * w", "source")
-    for layer in layers:
-        problem = layer.problem
-        shapes = f"{shape_text(problem.input_shape)} * {shape_text(problem.filter_shape)}"
-        table.add_row(in_line(layer.name), layer.kind, shapes, in_line(layer.source))
+    rows = [
+        (in_line(one.name), one.kind, configuration.operands_text(one.problem), in_line(one.source))
+        for one in layers
+    ]
+    table = output.table(("layer", "kind", "x * w", "source"), rows)
     output.draw(table, output.heading("Suites", ", ".join(suites.suites())))
 
 

@@ -325,12 +325,12 @@ def _compare(
 
 def _tables(tally: Tally, not_checked: dict[str, str], seed: int) -> list[Any]:
     numbers = ("comparisons", "failures", "worst / bound")
-    table = output.table("implementation", "dtype", *numbers, right=numbers)
+    rows = []
     for key, count in tally.counts.items():
         worst = count.worst_share_of_bound
         share = f"{worst:.0%}" if worst <= 1 else "over 100%"
-        table.add_row(*key, str(count.comparisons), str(count.failures), share)
-    parts = [table]
+        rows.append((*key, str(count.comparisons), str(count.failures), share))
+    parts = [output.table(("implementation", "dtype", *numbers), rows, numbers)]
     if tally.failures:
         parts += [_failure_table(tally.failures), _again(tally.failures, seed)]
     notes = [
@@ -350,16 +350,17 @@ def _tables(tally: Tally, not_checked: dict[str, str], seed: int) -> list[Any]:
 
 
 def _failure_table(failures: list[Failure]) -> Any:
-    table = output.table("failed", "implementation", "data", "result", "what is wrong")
-    for failure in failures[:SHOWN_FAILURES]:
-        table.add_row(
+    rows = [
+        (
             in_line(failure.layer.name or "layer"),
             failure.implementation,
             f"{failure.data} {failure.problem.dtype}",
             failure.tensor,
             failure.reason,
         )
-    return table
+        for failure in failures[:SHOWN_FAILURES]
+    ]
+    return output.table(("failed", "implementation", "data", "result", "what is wrong"), rows)
 
 
 def _again(failures: list[Failure], seed: int) -> Any:

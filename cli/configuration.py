@@ -156,12 +156,7 @@ class Layer:
         """
         rules = {k: v for k, v in self.arguments.items() if k not in _TRANSPOSED_KEYS}
         given = {**ConvOptions()._asdict(), "dtype": "float32", **rules, "input_shape": y}
-        if "filter_shape" not in given:
-            raise ConvError(
-                "--dy must be accompanied by the shape of the filter",
-                "no filter is given",
-                "Give, for example, --filter 3x3x3x4",
-            )
+        require_filter(given)
         problem = offering(partial(named_problem, _TRANSPOSED_NAMES), _TRANSPOSED_NAMES, given)
         shapes = {"input_shape": problem.output_shape, "output_shape": y}
         if self.arguments.keys() & {"output_padding", "output_shape"}:
@@ -466,11 +461,10 @@ def _list_presets(ctx: click.Context, _param: click.Parameter, asked: bool) -> N
     if ctx.params.get("as_json"):
         output.write_json({"presets": [as_json(*entry) for entry in presets]})
         ctx.exit()
-    table = output.table("preset", "x * w", "what it shows")
-    for layer, problem in presets:
-        shapes = f"{shape_text(problem.input_shape)} * {shape_text(problem.filter_shape)}"
-        table.add_row(str(layer.name), shapes, layer.title or "")
-    output.draw(table)
+    rows = [
+        (str(layer.name), operands_text(problem), layer.title or "") for layer, problem in presets
+    ]
+    output.draw(output.table(("preset", "x * w", "what it shows"), rows))
     ctx.exit()
 
 
@@ -685,6 +679,24 @@ configuration_options = layer_options()
 
 LAYER_OPTIONS = (*_READERS, "config", "model", "preset")
 """Names of the options that ``layer_options`` adds, except --layer; --dtype is one of them."""
+
+
+def require_single(layers: Sequence[Layer], rule: str) -> None:
+    """Check that the options select one layer; ``rule`` is the first part of the error."""
+    if len(layers) > 1:
+        raise ConvError(
+            rule, f"the configuration has {len(layers)} layers", "Choose one with --layer NAME"
+        )
+
+
+def require_filter(arguments: Mapping[str, Any]) -> None:
+    """Check that the arguments of a layer have the shape of w, which --dy needs."""
+    if "filter_shape" not in arguments:
+        raise ConvError(
+            "--dy must be accompanied by the shape of the filter",
+            "no filter is given",
+            "Give, for example, --filter 3x3x3x4",
+        )
 
 
 def read_layers(options: Mapping[str, Any], notes: list[str] | None = None) -> list[Layer]:
@@ -971,6 +983,11 @@ def as_json(layer: Layer, problem: ConvProblem) -> dict[str, Any]:
         entries["output_shape"] = list(problem.input_shape)
         entries["output_padding"] = list(layer.output_padding(problem))
     return {"name": layer.name, "title": layer.title, "configuration": entries}
+
+
+def operands_text(problem: ConvProblem) -> str:
+    """Return the shapes of x and w, such as ``1x5x5x3 * 3x3x3x4``."""
+    return f"{shape_text(problem.input_shape)} * {shape_text(problem.filter_shape)}"
 
 
 def as_options(problem: ConvProblem) -> str:

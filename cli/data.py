@@ -102,14 +102,9 @@ class ArrayFile:
             ConvError: the file is damaged, or the array does not fit into main memory.
             OSError: the file cannot be read.
         """
-        needed, available = prod(self.shape) * self.dtype.itemsize, available_memory()
-        if available is not None and needed > available:
-            raise ConvError(
-                f"{self._option} must fit into main memory",
-                f"the array in {self._path} has {bytes_text(needed)}, "
-                f"{bytes_text(available)} is available",
-                "Use a smaller array",
-            )
+        needed, rule = prod(self.shape) * self.dtype.itemsize, "must fit into main memory"
+        what = f"the array in {self._path} has"
+        require_memory(needed, f"{self._option} {rule}", what, "Use a smaller array")
         with self._opened() as file, self._whole():
             if self._member is None:
                 return _native(np.load(file, allow_pickle=False))
@@ -244,8 +239,29 @@ def save(path: Path, content: Mapping[str, np.ndarray]) -> None:
 # -- memory ----------------------------------------------------------------------------------------
 
 
-def require_memory(problem: ConvProblem) -> None:
-    """Check that a layer's tensors fit into main memory, before any tensor is allocated.
+def require_memory(
+    needed: int, rule: str, what: str, remedy: str, available: int | None = None
+) -> None:
+    """Check that some bytes are available, before anything is allocated.
+
+    Args:
+        needed: number of bytes.
+        rule, remedy: first and last part of the error.
+        what: text before the number, such as "they need about".
+        available: number of available bytes; None for that of main memory.
+
+    Raises:
+        ConvError: less memory is available.
+    """
+    if available is None:
+        available = available_memory()
+    if available is not None and needed > available:
+        values = f"{what} {bytes_text(needed)}, {bytes_text(available)} is available"
+        raise ConvError(rule, values, remedy)
+
+
+def require_room_for_all(problem: ConvProblem) -> None:
+    """Check that all values of a layer fit into main memory, for --large.
 
     Raises:
         ConvError: the tensors do not fit.
@@ -253,10 +269,6 @@ def require_memory(problem: ConvProblem) -> None:
     # Needed: x, w, dy and 3 results, float64 copies of these 6 tensors, and 3 float64 references.
     elements = problem.bytes // ITEMSIZE[problem.dtype]
     itemsize = 16 if problem.is_complex else 8  # copies of complex numbers are complex128
-    needed, available = 2 * problem.bytes + 3 * itemsize * elements, available_memory()
-    if available is not None and needed > available:
-        raise ConvError(
-            "all values of the layer must fit into main memory for --large",
-            f"they need about {bytes_text(needed)}, {bytes_text(available)} is available",
-            "Leave out --large",
-        )
+    needed = 2 * problem.bytes + 3 * itemsize * elements
+    rule = "all values of the layer must fit into main memory for --large"
+    require_memory(needed, rule, "they need about", "Leave out --large")

@@ -11,7 +11,7 @@ import cupyconv
 from cupyconv import ConvError
 from cupyconv.cli import configuration, output, paths, shapes
 from cupyconv.cli.configuration import Layer
-from cupyconv.problem import bytes_text, shape_text
+from cupyconv.problem import shape_text
 
 ARRAYS = {
     "x": "Read x from .npy or .npz (FILE.npz:NAME).",
@@ -75,12 +75,7 @@ def command(activation: str | None, as_json: bool, **options: Any) -> int | None
             "got --dy as a shape" if dy_shape else "got no array",
             "Give, for example, --x x.npy --w w.npy --y y.npy",
         )
-    if len(layers) > 1:
-        raise ConvError(
-            "a diagnosis must be for a single layer",
-            f"the configuration has {len(layers)} layers",
-            "Choose one with --layer NAME",
-        )
+    configuration.require_single(layers, "a diagnosis must be for a single layer")
     arrays = _read(layers[0], given, options)
     words = _words(layers[0])
     with output.progress("searching", 1000) as advance:
@@ -116,13 +111,8 @@ def _read(layer: Layer, given: Mapping[str, str], options: Mapping[str, Any]) ->
                 f"Leave out --{key}",
             )
     needed = _COPIES * 8 * sum(prod(file.shape) for file in opened.values())
-    available = data.available_memory()
-    if available is not None and needed > available:
-        raise ConvError(
-            "a diagnosis must fit into main memory",
-            f"it needs about {bytes_text(needed)}, {bytes_text(available)} is available",
-            "Give fewer images or channels",
-        )
+    rule, remedy = "a diagnosis must fit into main memory", "Give fewer images or channels"
+    data.require_memory(needed, rule, "it needs about", remedy)
     return {name: file.read() for name, file in opened.items()}
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import click
 
 import cupyconv
-from cupyconv import ConvError, Explanation
+from cupyconv import Explanation
 from cupyconv.cli import configuration, output, paths
 from cupyconv.cli.configuration import Layer
 from cupyconv.explaining import translate
@@ -93,12 +93,9 @@ def command(
     paths.require_one_output(*saved, as_json=as_json)
     paths.require_writable("--svg", svg, ".svg")
     paths.require_writable("--html", html, ".html", ".htm")
-    if len(layers) > 1 and (read or svg or code or opened):
-        raise ConvError(
-            "--x, --w, --dy, --code, --svg and --open must be used with a single layer",
-            f"the configuration has {len(layers)} layers",
-            "Choose one with --layer NAME",
-        )
+    if read or svg or code or opened:
+        rule = "--x, --w, --dy, --code, --svg and --open must be used with a single layer"
+        configuration.require_single(layers, rule)
     whole = not (elements or mapped or code or saved or opened)
     explained = []
     for layer in layers:
@@ -207,7 +204,7 @@ def _explanation(
     if large:
         from cupyconv.cli import data
 
-        data.require_memory(problem)
+        data.require_room_for_all(problem)
     explanation = cupyconv.explain(
         problem,
         title=layer.heading,

@@ -106,14 +106,10 @@ def command(
         lines = _left_out(model)
         output.draw(output.heading(in_line(f"{file} {model.without_layers}"), *lines))
         return
-    table = output.table(
-        *("layer", "x, w -> y", "parameters", "FLOP", "share"),
-        *(f"kernels on {device}" for device in devices),
-        right=("parameters", "FLOP", "share"),
-    )
+    rows = []
     for layer in shown:
         if isinstance(layer, UnreadLayer):
-            table.add_row(in_line(layer.name), *_unread_cells(layer))
+            rows.append((in_line(layer.name), *_unread_cells(layer), *[""] * len(devices)))
             continue
         plans = plans_of[id(layer)]
         shapes = (
@@ -121,14 +117,11 @@ def command(
             f"-> {shape_text(layer.output_shape)}\n{layer.settings}"
         )
         shapes += "".join(f"\n{in_line(note)}" for note in layer.notes)
-        table.add_row(
-            in_line(layer.name),
-            shapes,
-            f"{layer.parameters:,}",
-            output.scaled(layer.problem.flops, ""),
-            f"{model.share(layer):.1%}",
-            *(_kernels(layer, each) for each in plans),
-        )
+        flops, share = output.scaled(layer.problem.flops, ""), f"{model.share(layer):.1%}"
+        kernels = (_kernels(layer, each) for each in plans)
+        rows.append((in_line(layer.name), shapes, f"{layer.parameters:,}", flops, share, *kernels))
+    numbers = ("parameters", "FLOP", "share")
+    columns = ("layer", "x, w -> y", *numbers, *(f"kernels on {device}" for device in devices))
     totals = _totals(model)
     lines = [
         f"{_counted(model)}, {totals['weights']:,} weights, "
@@ -175,7 +168,7 @@ def command(
     )
     output.draw(
         output.heading(in_line(file), in_line(f"inputs: {named}")),
-        table,
+        output.table(columns, rows, numbers),
         output.heading("total", *lines),
     )
 

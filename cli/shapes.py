@@ -179,22 +179,18 @@ def layer_reasons(layer: Layer, problem: ConvProblem) -> tuple[Reason, ...]:
 
 def axes_table(layer: Layer, problem: ConvProblem) -> Any:
     """Return a table of the rules of each spatial axis, such as its padding and output size."""
-    table = output.table("axis", "", "")
+    rows: list[tuple[str, ...]] = []
     if layer.is_transposed:
-        for transposed_entry in transposed.axis_reasons(problem):
-            for row in transposed.rows(transposed_entry):
-                table.add_row(*row)
-        return table
-    for entry in axis_reasons(problem):
-        rows = {
-            "padding": entry.padding,
-            "output size": entry.output,
-            "input sizes": entry.input_sizes,
-            "unread inputs": entry.unread,
-        }
-        for number, (what, text) in enumerate(rows.items()):
-            table.add_row(listed(entry.axes) if number == 0 else "", what, text)
-    return table
+        rows = [row for entry in transposed.axis_reasons(problem) for row in transposed.rows(entry)]
+    else:
+        for entry in axis_reasons(problem):
+            rows += (
+                (listed(entry.axes), "padding", entry.padding),
+                ("", "output size", entry.output),
+                ("", "input sizes", entry.input_sizes),
+                ("", "unread inputs", entry.unread),
+            )
+    return output.table(("axis", "", ""), rows)
 
 
 def gradients(layer: Layer) -> Mapping[str, str]:
@@ -203,26 +199,29 @@ def gradients(layer: Layer) -> Mapping[str, str]:
 
 
 def _tables(layer: Layer, problem: ConvProblem, plans: list[Plan]) -> list[Any]:
-    tensors = output.table("tensor", "shape", "why")
-    for tensor, shape, reason in layer_reasons(layer, problem):
-        tensors.add_row(tensor, shape_text(shape), reason)
+    tensors = [
+        (tensor, shape_text(shape), why) for tensor, shape, why in layer_reasons(layer, problem)
+    ]
     # A few devices get a column each. Columns for many devices would make the table too wide.
     beside = plans if len(plans) <= _MOST_BESIDE else []
     headings = [device_plan.device.name for device_plan in beside]
-    passes = output.table("pass", "gives", "GEMM m x n x k", *headings)
-    for pass_ in PASSES:
-        cells = [_implementation(device_plan, pass_) for device_plan in beside]
-        passes.add_row(pass_, gradients(layer)[pass_], _gemm_text(problem.gemm(pass_)), *cells)
-    below = output.table("device", *PASSES)
-    for device_plan in plans:
-        cells = [_implementation(device_plan, pass_) for pass_ in PASSES]
-        below.add_row(device_plan.device.name, *cells)
+    passes = [
+        (
+            *(pass_, gradients(layer)[pass_], _gemm_text(problem.gemm(pass_))),
+            *(_implementation(device_plan, pass_) for device_plan in beside),
+        )
+        for pass_ in PASSES
+    ]
+    below = [
+        (device_plan.device.name, *(_implementation(device_plan, pass_) for pass_ in PASSES))
+        for device_plan in plans
+    ]
     return [
         title(layer, problem),
-        tensors,
+        output.table(("tensor", "shape", "why"), tensors),
         axes_table(layer, problem),
-        passes,
-        *([] if beside else [below]),
+        output.table(("pass", "gives", "GEMM m x n x k", *headings), passes),
+        *([] if beside else [output.table(("device", *PASSES), below)]),
         output.heading("each pass", _cost(problem), _indexing(problem)),
         output.heading("in training", *_training(layer, problem, plans)),
     ]

@@ -92,14 +92,7 @@ def command(
     for device in devices or (None,):
         ahead = Ahead(device, precision=precision, impl=impl, measure=measure or None)
         for layer, problem in layers:
-            ahead.add(
-                problem,
-                passes or PASSES,
-                transposed=layer.is_transposed,
-                activation=activation,
-                add=add,
-                layout=layout,
-            )
+            ahead.add(problem, passes or PASSES, layer.is_transposed, activation, add, layout)
         with output.progress("compiling", len(ahead)) as step:
             results.append(ahead.compile(threads, step))
     if as_json:

@@ -90,7 +90,7 @@ class Call:
         self._dtype = arrays.numpy_dtype(bound.problem.dtype)
         result = layouts.get("out", Layout.contiguous(bound.shape, self._dtype))
         self._layouts = {**layouts, "out": result}
-        operand_layouts = [layouts.get(name) for name in (*self._names, "bias", "add")]
+        operand_layouts = list(map(layouts.get, _slots(operation)))
         self._described = backends.described(operand_layouts, alignment, backend.ordinal)
         device = () if backend.ordinal is None else (backend.ordinal,)
         self._described_out = (*result, *device)
@@ -104,21 +104,12 @@ class Call:
         # Arrays that the pass cannot read directly are copied in each call.
         on_gpu, add = backend.device.is_gpu, layouts.get("add")
         self._conjugates = bound.problem.is_complex and not OPERATIONS[operation].conjugates
-        self._copies = (
-            bound.extends
-            or (on_gpu and self._conjugates)
-            or (add is not None and not (on_gpu and arrays.have_same_steps(add, result)))
-        )
+        copies_add = add is not None and not (on_gpu and arrays.have_same_steps(add, result))
+        self._copies = bound.extends or (on_gpu and self._conjugates) or copies_add
         self._done_measuring: Callable[[], None] | None = None
         self._is_indirect, self._is_direct = self._copies, on_gpu and not self._copies
         self._swaps = OPERATIONS[operation].is_transposed  # users pass x first
         self._run = prepare(bound.planned)
-
-    @property
-    def _names(self) -> tuple[str, str]:
-        """Names of the first and second operand; "" if there is no second operand."""
-        first, second = (*OPERATIONS[self.operation].arrays, "")[:2]
-        return first, second
 
     def __repr__(self) -> str:
         kernel = "" if self.plan is None else f" with {self.plan.kernel}"
@@ -372,7 +363,7 @@ class Call:
         >>> cupyconv.bind("forward", x, w).with_filter(w)(x).shape
         (1, 3, 2)
         """
-        if "w" not in self._names:
+        if "w" not in OPERATIONS[self.operation].arrays:
             raise ConvError(
                 "only a call that reads a filter can be bound to one",
                 f"the call computes {self.operation}",
@@ -413,8 +404,7 @@ class Call:
                 self._require_layout(name, converted.get(name))
         if result is not None:
             self._require_layout("out", result)
-        fitting = tuple(converted.get(name) for name in names)
-        first, second, bias, add = fitting
+        first, second, bias, add = map(converted.get, names)
         described = DESCRIBE[type(first)](first, second, bias, add, result)
         assert described is not None
         self._require_alignment(described[0])
@@ -435,6 +425,8 @@ class Call:
     def _require_layout(self, name: str, array: Any) -> None:
         """Check that an array of the call has the layout of the call."""
         expected = self._layouts.get(name)
+        if array is not None and expected is not None and expected.fits(array):
+            return
         texts = []
         for one in (array, expected):
             if one is None:
@@ -442,12 +434,11 @@ class Call:
                 continue
             strides = "" if one.shape == () else f" with strides of {one.strides} bytes"
             texts.append(f"{shape_text(one.shape) or 'a scalar'} {one.dtype}{strides}")
-        if array is None or expected is None or not expected.fits(array):
-            raise ConvError(
-                "a bound call takes arrays of the layout with which it was bound",
-                f"{name}: got {texts[0]}, bound with {texts[1]}",
-                "Bind a call for these arrays, or call the function, such as cupyconv.conv_forward",
-            )
+        raise ConvError(
+            "a bound call takes arrays of the layout with which it was bound",
+            f"{name}: got {texts[0]}, bound with {texts[1]}",
+            "Bind a call for these arrays, or call the function, such as cupyconv.conv_forward",
+        )
 
     def _require_alignment(self, layouts: tuple[Any, ...]) -> None:
         if self._backend.ordinal is not None and layouts[-2] < self._described[-2]:

@@ -31,9 +31,8 @@ class Layout(NamedTuple):
         if 0 in self.shape:
             return 0, 0
         steps = [(n - 1) * step for n, step in zip(self.shape, self.strides, strict=True)]
-        return sum(min(step, 0) for step in steps), sum(
-            max(step, 0) for step in steps
-        ) + self.itemsize
+        low, high = (sum(limit(step, 0) for step in steps) for limit in (min, max))
+        return low, high + self.itemsize
 
     def fits(self, array: Any) -> bool:
         """Return whether an array has this layout; strides of axes of one element do not count."""
@@ -183,11 +182,7 @@ def take_out_array(out_name: str, out: Any, home: arrays.Home) -> Any:
 
 
 def take_out(
-    out_name: str,
-    out: Any,
-    inputs: Mapping[str, Any],
-    home: arrays.Home,
-    backend: Backend,
+    out_name: str, out: Any, inputs: Mapping[str, Any], home: arrays.Home, backend: Backend
 ) -> Any:
     """Return ``out`` as a NumPy or CuPy array, after checking that the result may be written to it.
 

@@ -11,18 +11,8 @@ from cupyconv.calls import compute
 from cupyconv.errors import ConvError, naming_arguments, unknown_arguments, words_of
 from cupyconv.formats import DataFormat, FilterFormat
 from cupyconv.operands import Layout, common_dtype, take
-from cupyconv.planning import (
-    Activation,
-    Device,
-    Impl,
-    PassPlan,
-    Plan,
-    Precision,
-    require_limit,
-)
-from cupyconv.planning import (
-    plan as _plan,
-)
+from cupyconv.planning import Activation, Device, Impl, PassPlan, Plan, Precision, require_limit
+from cupyconv.planning import plan as _plan
 from cupyconv.prepared import PreparedFilter
 from cupyconv.problem import (
     PASSES,
@@ -643,13 +633,10 @@ def prepare(
             f"{shape_text(problem.filter_shape)} {problem.dtype}",
             "Pass the filter of this problem, or problem.replace(filter_shape=..., dtype=...)",
         )
-    found = [
-        calls.of_problem(name, problem, backend, impl, precision, settings.workspace_limit, array)
-        for name in names
-    ]
+    how = backend, impl, precision, settings.workspace_limit, array
+    found = [calls.of_problem(name, problem, *how).filter_form for name in names]
     forms: dict[str, Any] = {}
-    for call in found:
-        form = call.filter_form
+    for form in found:
         if form is not None and form.name not in forms:
             forms[form.name] = backend.arrange(form, array)
     return PreparedFilter(array, forms, problem, backend.device, names, precision)

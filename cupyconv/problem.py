@@ -237,10 +237,11 @@ class ConvAxis:
     @property
     def pairs(self) -> int:
         """Number of pairs of an output and a tap that read an input instead of padding."""
-        low = self.pad_before
-        return count_pairs(
-            self.output, self.filter, self.stride, self.dilation, low, low + self.input
-        )
+        return self._count_pairs(self.output, self.filter, self.pad_before)
+
+    def _count_pairs(self, outputs: int, taps: int, low: int) -> int:
+        """Return how many of these pairs read an input; input 0 has the position ``low``."""
+        return count_pairs(outputs, taps, self.stride, self.dilation, low, low + self.input)
 
     @property
     def unread_inputs(self) -> int:
@@ -251,14 +252,7 @@ class ConvAxis:
         common = gcd(self.stride, self.dilation)
         across, along = self.dilation // common, self.stride // common
         low = self.pad_before - along * self.dilation
-        repeated = count_pairs(
-            self.output - across,
-            self.filter - along,
-            self.stride,
-            self.dilation,
-            low,
-            low + self.input,
-        )
+        repeated = self._count_pairs(self.output - across, self.filter - along, low)
         return self.input - (self.pairs - repeated)
 
     @property
@@ -439,18 +433,12 @@ class ConvProblem:
         )
         _require_sizes(names, self)
         _require_channels(names, self)
-        spans = [
-            (taps - 1) * dilation
-            for taps, dilation in zip(self.filter_sizes, self.dilation, strict=True)
-        ]
+        rules = (self.filter_sizes, self.stride, self.dilation)
+        spans = [(taps - 1) * dilation for taps, _, dilation in zip(*rules, strict=True)]
         mode, pairs = _padding(names, options.padding, layout, spans)
         if mode.startswith("same"):
-            pairs = tuple(
-                _same_padding(mode, *sizes)
-                for sizes in zip(
-                    self.input_sizes, self.filter_sizes, self.stride, self.dilation, strict=True
-                )
-            )
+            axes = zip(self.input_sizes, *rules, strict=True)
+            pairs = tuple(_same_padding(mode, *sizes) for sizes in axes)
         vars(self).update(padding_mode=mode, padding=pairs)
         for axis in self.axes:
             _require_countable(names, axis)
@@ -512,28 +500,19 @@ class ConvProblem:
     def axes(self) -> tuple[ConvAxis, ...]:
         """The spatial axes, each with its sizes, stride, dilation and padding."""
         names = formats.SPATIAL_AXES[self.spatial_rank]
+        rules = (self.input_sizes, self.filter_sizes, self.stride, self.dilation)
         return tuple(
-            ConvAxis(name, size, taps, stride, dilation, before, after, self.padding_mode)
-            for name, size, taps, stride, dilation, (before, after) in zip(
-                names,
-                self.input_sizes,
-                self.filter_sizes,
-                self.stride,
-                self.dilation,
-                self.padding,
-                strict=True,
+            ConvAxis(name, size, taps, stride, dilation, *sides, padding_mode=self.padding_mode)
+            for name, sides, size, taps, stride, dilation in zip(
+                names, self.padding, *rules, strict=True
             )
         )
 
     @cached_property
     def output_shape(self) -> tuple[int, ...]:
         """Shape of y and of dy, in ``data_format`` order."""
-        shape = [0] * len(self.input_shape)
-        for position, size in zip(
-            self.data_axes, (self.N, self.K, *self.output_sizes), strict=True
-        ):
-            shape[position] = size
-        return tuple(shape)
+        sizes = dict(zip(self.data_axes, (self.N, self.K, *self.output_sizes), strict=True))
+        return tuple(sizes[axis] for axis in range(len(sizes)))
 
     @property
     def input_gradient_shape(self) -> tuple[int, ...]:
@@ -613,8 +592,12 @@ class ConvProblem:
         A pass may move fewer bytes, because inputs between windows need not be read.  It moves more
         if it reads elements repeatedly.
         """
-        tensors = (self.input_shape, self.filter_shape, self.output_shape)
-        return ITEMSIZE[self.dtype] * sum(map(prod, tensors))
+        return ITEMSIZE[self.dtype] * sum(self._elements)
+
+    @property
+    def _elements(self) -> tuple[int, ...]:
+        """Numbers of elements of x, w and y."""
+        return tuple(map(prod, (self.input_shape, self.filter_shape, self.output_shape)))
 
     @property
     def arithmetic_intensity(self) -> float:
@@ -627,8 +610,7 @@ class ConvProblem:
     @property
     def needs_64bit_indexing(self) -> bool:
         """Whether x, w or y has more elements than a signed 32-bit integer can count."""
-        tensors = (self.input_shape, self.filter_shape, self.output_shape)
-        return any(prod(shape) > 2**31 - 1 for shape in tensors)
+        return max(self._elements) > 2**31 - 1
 
     def gemm(self, pass_: str) -> GemmView:
         """Return a pass as matrix products, one per group (implicit GEMM).
@@ -770,14 +752,8 @@ class ConvProblem:
     def options(self) -> ConvOptions:
         """Stride, padding, dilation, groups and formats of the layer."""
         padding = self.padding if self.padding_mode == "explicit" else self.padding_mode
-        return ConvOptions(
-            self.stride,
-            padding,
-            self.dilation,
-            self.groups,
-            self.data_format,
-            self.filter_format,
-        )
+        own = vars(self)
+        return ConvOptions(**{**{key: own[key] for key in ConvOptions._fields}, "padding": padding})
 
     @property
     def keywords(self) -> dict[str, Any]:
@@ -828,12 +804,8 @@ class ConvProblem:
         shapes = tuple((name, shape_text(shape), order) for name, shape, order in tensors)
         axes = tuple(
             (
-                axis.name,
-                f"({axis.pad_before}, {axis.pad_after})",
-                f"{axis.stride}",
-                f"{axis.dilation}",
-                axis.formula,
-                interval_text(axis.valid_input_sizes),
+                *(axis.name, f"({axis.pad_before}, {axis.pad_after})", f"{axis.stride}"),
+                *(f"{axis.dilation}", axis.formula, interval_text(axis.valid_input_sizes)),
             )
             for axis in self.axes
         )
@@ -1003,8 +975,7 @@ def dtype_name(dtype: Any, remedy: str = "") -> DtypeName:
         ConvTypeError: the dtype is not supported.
     """
     name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None)
-    if name is None:
-        name = getattr(dtype, "__name__", None)
+    name = getattr(dtype, "__name__", None) if name is None else name
     if not isinstance(name, str) or name not in ITEMSIZE:
         text = shown(name).strip("'") if isinstance(name, str) else shown(dtype)
         rule = f"dtype must be one of {', '.join(ITEMSIZE)}"
@@ -1355,9 +1326,8 @@ def _output_padding_fixes(
             return list(values)
         return values[0] if len(set(values)) == 1 else tuple(values)
 
-    nearest = written(
-        [min(max(pixels, 0), limit) for pixels, limit in zip(extra, most, strict=True)]
-    )
+    limited = [min(max(pixels, 0), limit) for pixels, limit in zip(extra, most, strict=True)]
+    nearest = written(limited)
     fixes = [Fix({"output_padding": nearest}, (("output_padding", nearest),))]
     if max(strides) == 1 and min(extra) >= 0:
         steps = written([max(pixels + 1, 2) for pixels in extra])
@@ -1366,10 +1336,7 @@ def _output_padding_fixes(
 
 
 def _positive(
-    what: str,
-    value: object,
-    axis: str | None = None,
-    candidates: Sequence[Fix] | None = None,
+    what: str, value: object, axis: str | None = None, candidates: Sequence[Fix] | None = None
 ) -> int:
     number = integer(what, value)
     if number < 1:
@@ -1457,14 +1424,8 @@ def numpy_pad(mode: str) -> str | None:
     return own and f"numpy.pad(x, ..., mode={own!r})"
 
 
-_OWN_VALUES = {
-    "circular": "wrap",
-    "wrap": "wrap",
-    "reflect": "reflect",
-    "symmetric": "symmetric",
-    "replicate": "edge",
-    "edge": "edge",
-}
+_OWN_VALUES = {name: name for name in ("wrap", "reflect", "symmetric", "edge")}
+_OWN_VALUES |= {"circular": "wrap", "replicate": "edge"}
 """Modes of numpy.pad, keyed by the names that libraries have for padding with the input's values.
 """
 

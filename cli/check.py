@@ -212,9 +212,8 @@ def _random_layers(count: int, seed: int) -> Iterator[Layer]:
         pads = [0] * rank if padding == "valid" else spans
         if isinstance(padding, list):
             pads = [before + after for before, after in padding]
-        sizes = [
-            max(span - pad, 1) + draw.randint(0, 7) for span, pad in zip(spans, pads, strict=True)
-        ]
+        least = (max(span - pad, 1) for span, pad in zip(spans, pads, strict=True))
+        sizes = [size + draw.randint(0, 7) for size in least]
         batch, channels = draw.choice((0, 1, 2, 3)), per_group * groups
         letters = {"N": batch, "C": channels, "O": filters, "I": per_group}
         axes = "DHW"[-rank:]
@@ -387,10 +386,7 @@ def _as_json(
         "failures": [
             {
                 **configuration.as_json(failure.layer, failure.problem),
-                "implementation": failure.implementation,
-                "data": failure.data,
-                "tensor": failure.tensor,
-                "reason": failure.reason,
+                **{key: getattr(failure, key) for key in _FAILURE_KEYS},
                 "command": _command(failure, seed),
             }
             for failure in tally.failures
@@ -398,6 +394,9 @@ def _as_json(
         "seed": seed,
         "passed": not tally.failures,
     }
+
+
+_FAILURE_KEYS = ("implementation", "data", "tensor", "reason")
 
 
 def _command(failure: Failure, seed: int) -> str:

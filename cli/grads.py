@@ -282,9 +282,8 @@ class _Report:
             "implementations": {pass_: self.planned[pass_].implementation for pass_ in PASSES},
             "norms": self.norms,
             "inner_products": self.products or None,
-            "agreements": None
-            if self.agreements is None
-            else [
+            "agreements": self.agreements
+            and [
                 {
                     "compared_with": agreement.check,
                     "tensor": agreement.tensor,

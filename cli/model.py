@@ -11,6 +11,7 @@ import click
 
 from cupyconv import ConvError
 from cupyconv.cli import configuration, output, paths
+from cupyconv.cli.shapes import choice_json, choice_text
 from cupyconv.errors import require_word
 from cupyconv.explaining import model_page, receptive
 from cupyconv.explaining.onnx_graph import open_shape_text
@@ -76,11 +77,8 @@ def command(
     require_word("--sort", sort, (None, *_ORDERS))
     saved = [path for path in (csv, html) if path]
     paths.require_one_output(*saved, as_json=as_json)
-    for option, path in (("--csv", csv), ("--html", html)):
-        if path:
-            paths.require_writable(option, Path(path))
-    if html:
-        paths.require_suffix("--html", Path(html), ".html", ".htm")
+    paths.require_writable("--csv", csv)
+    paths.require_writable("--html", html, ".html", ".htm")
     with paths.opened(Path(file)) as content:
         model = read(file, dict(map(_input, inputs)), content, open_sizes=True)
     nodes: list[ModelLayer | UnreadLayer] = list(model.nodes)
@@ -274,9 +272,7 @@ def _kernels(layer: ModelLayer, layer_plan: Plan) -> str:
     """Return the implementations of y, dx and dw, each named once."""
     named: dict[str, list[str]] = {}
     for tensor, pass_ in layer.passes.items():
-        chosen = layer_plan[pass_]
-        text = f"{chosen.implementation} {chosen.tile}" if chosen.tile else chosen.implementation
-        named.setdefault(text, []).append(tensor)
+        named.setdefault(choice_text(layer_plan[pass_]), []).append(tensor)
     return "\n".join(f"{', '.join(tensors)}: {text}" for text, tensors in named.items())
 
 
@@ -301,54 +297,14 @@ def _as_json(
     planned: list[tuple[ModelLayer, list[Plan]]],
     devices: tuple[str, ...],
 ) -> dict[str, Any]:
-    layers = []
-    for layer, plans in planned:
-        problem = layer.problem
-        unnamed = configuration.Layer(layer.name, None, {})
-        x, w, y = layer.input_shape, problem.filter_shape, layer.output_shape
-        shapes = {"x": x, "w": w, "y": y, "dx": x, "dw": w, "dy": y}
-        if layer.has_bias:
-            bias = (layer.output_channels,)
-            shapes |= {"bias": bias, "db": bias}
-        layers.append(
-            {
-                "operator": layer.operator,
-                **configuration.as_json(unnamed, problem),
-                "shapes": {tensor: list(shape) for tensor, shape in shapes.items()},
-                "parameters": layer.parameters,
-                "adds": layer.added or None,
-                "activation": layer.activation or None,
-                "same_filter_as": layer.same_filter_as,
-                "same_values_as": layer.same_values_as,
-                "filter_is_stored": layer.filter is not None,
-                "inside": list(layer.inside),
-                "flops": problem.flops,
-                "share_of_flops": model.share(layer),
-                "useful_flops": problem.useful_flops,
-                "bytes": problem.bytes,
-                "activation_bytes": layer.activation_bytes,
-                "arithmetic_intensity": problem.arithmetic_intensity,
-                "receptive_field": receptive.as_json(layer.fields) if layer.fields else None,
-                "kernels": [
-                    {
-                        "device": device,
-                        "gives": tensor,
-                        "pass": pass_,
-                        "implementation": layer_plan[pass_].implementation,
-                        "tile": str(layer_plan[pass_].tile or "") or None,
-                        "workspace_bytes": layer_plan[pass_].workspace_bytes,
-                        "reason": layer_plan[pass_].reason,
-                    }
-                    for device, layer_plan in zip(devices, plans, strict=True)
-                    for tensor, pass_ in layer.passes.items()
-                ],
-            }
-        )
     return {
         "file": file,
         "inputs": {name: list(shape) for name, shape in model.inputs.items()},
         "devices": list(devices),
-        "layers": layers,
+        "layers": [
+            _layer_json(layer, model.share(layer), dict(zip(devices, plans, strict=True)))
+            for layer, plans in planned
+        ],
         "totals": _totals(model),
         "unknown": [_unread_json(node) for node in model.unknown],
         "left_out": [_unread_json(node) for node in model.left_out],
@@ -356,17 +312,52 @@ def _as_json(
     }
 
 
+def _layer_json(layer: ModelLayer, share: float, plans: Mapping[str, Plan]) -> dict[str, Any]:
+    problem = layer.problem
+    unnamed = configuration.Layer(layer.name, None, {})
+    x, w, y = layer.input_shape, problem.filter_shape, layer.output_shape
+    shapes = {"x": x, "w": w, "y": y, "dx": x, "dw": w, "dy": y}
+    if layer.has_bias:
+        shapes |= dict.fromkeys(("bias", "db"), (layer.output_channels,))
+    return {
+        "operator": layer.operator,
+        **configuration.as_json(unnamed, problem),
+        "shapes": {tensor: list(shape) for tensor, shape in shapes.items()},
+        "parameters": layer.parameters,
+        "adds": layer.added or None,
+        "activation": layer.activation or None,
+        "same_filter_as": layer.same_filter_as,
+        "same_values_as": layer.same_values_as,
+        "filter_is_stored": layer.filter is not None,
+        "inside": list(layer.inside),
+        "flops": problem.flops,
+        "share_of_flops": share,
+        "useful_flops": problem.useful_flops,
+        "bytes": problem.bytes,
+        "activation_bytes": layer.activation_bytes,
+        "arithmetic_intensity": problem.arithmetic_intensity,
+        "receptive_field": receptive.as_json(layer.fields) if layer.fields else None,
+        "kernels": [
+            {
+                "device": device,
+                "gives": tensor,
+                "pass": pass_,
+                **choice_json(plan[pass_], "workspace_bytes", "reason"),
+            }
+            for device, plan in plans.items()
+            for tensor, pass_ in layer.passes.items()
+        ],
+    }
+
+
 def _unread_json(layer: UnreadLayer) -> dict[str, Any]:
+    shapes = {"x": layer.input_shape, "w": layer.filter_shape, "y": layer.output_shape}
     return {
         "name": layer.name,
         "operator": layer.operator,
         "reason": layer.reason,
         "attributes": dict(layer.attributes),
-        "shapes": {
-            "x": list(layer.input_shape),
-            "w": list(layer.filter_shape),
-            "y": list(layer.output_shape),
-        },
+        "shapes": {tensor: list(shape) for tensor, shape in shapes.items()},
         "parameters": layer.parameters,
         "inside": list(layer.inside),
     }

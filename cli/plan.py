@@ -227,15 +227,14 @@ def _totals_table(plans: Sequence[LayerPlan]) -> Any:
 def _totals(plans: Sequence[LayerPlan]) -> list[dict[str, Any]]:
     """Return the total time and FLOP of all y, of all dx, of all dw, and of all three."""
     flops = sum(one.problem.flops for one in plans)
-    times = [
-        sum(planned.microseconds or 0.0 for planned in passes)
-        for passes in zip(*map(_by_gradient, plans), strict=True)
-    ]
+    times = {
+        gives: sum(planned.microseconds or 0.0 for planned in passes)
+        for gives, *passes in zip(("y", "dx", "dw"), *map(_by_gradient, plans), strict=True)
+    }
     entries = [
-        {"gives": gives, "microseconds": time, "flops": flops}
-        for gives, time in zip(("y", "dx", "dw"), times, strict=True)
+        {"gives": gives, "microseconds": time, "flops": flops} for gives, time in times.items()
     ]
-    every = {"gives": "y, dx and dw", "microseconds": sum(times), "flops": 3 * flops}
+    every = {"gives": "y, dx and dw", "microseconds": sum(times.values()), "flops": 3 * flops}
     return [*entries, every]
 
 
@@ -288,27 +287,16 @@ def _plan_json(entry: LayerPlan) -> dict[str, Any]:
             "roofline_share": one.share,
             "bound_by": one.bound or None,
             "workspace_bytes": one.planned.workspace_bytes,
-            "runner_up": one.runner_up and _choice_json(one.runner_up),
+            "runner_up": one.runner_up and shapes.choice_json(one.runner_up, "microseconds"),
             "instead": {
-                name: _choice_json(planned) for name, planned in others[one.planned.pass_].items()
+                name: shapes.choice_json(planned, "microseconds")
+                for name, planned in others[one.planned.pass_].items()
             },
         }
         for one in entry.estimates
     ]
-    return {
-        **json.loads(entry.plan.to_json()),
-        "times": entry.plan.origin.text,
-        "estimates": figures,
-    }
-
-
-def _choice_json(planned: PassPlan) -> dict[str, Any]:
-    tile = str(planned.tile) if planned.tile else None
-    return {
-        "implementation": planned.implementation,
-        "tile": tile,
-        "microseconds": planned.microseconds,
-    }
+    origin = entry.plan.origin.text
+    return {**json.loads(entry.plan.to_json()), "times": origin, "estimates": figures}
 
 
 def _totals_json(plans: Sequence[LayerPlan]) -> dict[str, Any]:
@@ -316,11 +304,8 @@ def _totals_json(plans: Sequence[LayerPlan]) -> dict[str, Any]:
         "device": plans[0].plan.device.name,
         "tensors": _totals(plans),
         "slowest": [
-            {
-                "name": one.layer.name,
-                "microseconds": one.microseconds,
-                "instead": _setting_totals(one),
-            }
+            {"name": one.layer.name, "microseconds": one.microseconds, "instead": totals}
             for one in _slowest(plans)
+            for totals in [_setting_totals(one)]
         ],
     }

@@ -17,7 +17,7 @@ from cupyconv.explaining import receptive, transposed
 from cupyconv.explaining.receptive import Field
 from cupyconv.explaining.shapes import Reason, axis_dict, axis_reasons, listed, one, reasons
 from cupyconv.explaining.terms import counted_large
-from cupyconv.planning import Plan, plan
+from cupyconv.planning import PassPlan, Plan, plan
 from cupyconv.planning.plan import largest_workspaces
 from cupyconv.problem import PASSES, RESULT, GemmView, bytes_text, shape_text
 
@@ -208,14 +208,11 @@ def _tables(layer: Layer, problem: ConvProblem, plans: list[Plan]) -> list[Any]:
     passes = [
         (
             *(pass_, gradients(layer)[pass_], _gemm_text(problem.gemm(pass_))),
-            *(_implementation(device_plan, pass_) for device_plan in beside),
+            *(choice_text(device_plan[pass_]) for device_plan in beside),
         )
         for pass_ in PASSES
     ]
-    below = [
-        (device_plan.device.name, *(_implementation(device_plan, pass_) for pass_ in PASSES))
-        for device_plan in plans
-    ]
+    below = [(device_plan.device.name, *map(choice_text, device_plan)) for device_plan in plans]
     return [
         title(layer, problem),
         output.table(("tensor", "shape", "why"), tensors),
@@ -227,9 +224,16 @@ def _tables(layer: Layer, problem: ConvProblem, plans: list[Plan]) -> list[Any]:
     ]
 
 
-def _implementation(device_plan: Plan, pass_: str) -> str:
-    chosen = device_plan[pass_]
+def choice_text(chosen: PassPlan) -> str:
+    """Return the implementation of a pass and its tile as text."""
     return f"{chosen.implementation} {chosen.tile}" if chosen.tile else chosen.implementation
+
+
+def choice_json(chosen: PassPlan, *more: str) -> dict[str, Any]:
+    """Return the implementation of a pass, its tile and ``more`` of its attributes, for --json."""
+    tile = str(chosen.tile) if chosen.tile else None
+    attributes = {key: getattr(chosen, key) for key in more}
+    return {"implementation": chosen.implementation, "tile": tile, **attributes}
 
 
 def _gemm_text(view: GemmView) -> str:
@@ -286,9 +290,7 @@ def _as_json(layer: Layer, problem: ConvProblem, plans: list[Plan]) -> dict[str,
                         "pass": chosen.pass_,
                         "implementation": chosen.implementation,
                         "reason": chosen.reason,
-                        "tile": str(chosen.tile) if chosen.tile else None,
-                        "blocks": chosen.blocks,
-                        "workspace_bytes": chosen.workspace_bytes,
+                        **choice_json(chosen, "blocks", "workspace_bytes"),
                     }
                     for chosen in device_plan
                 ],

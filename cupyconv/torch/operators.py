@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -328,70 +328,80 @@ def sum_pixels(dy: Tensor) -> Tensor:
     return dy.sum([0, *range(2, dy.dim())])
 
 
-def _forward_setup(ctx, inputs, output):
-    x, w, _bias, *ctx.layer, _add = inputs
+class Operators(NamedTuple):
+    """The three operators, or functions that compute them under transforms."""
+
+    forward: Callable[..., Tensor]
+    backprop_input: Callable[..., Tensor]
+    backprop_filter: Callable[..., Tensor]
+
+
+_OPERATORS = Operators(forward, backprop_input, backprop_filter)
+_LAYER_GRADIENTS = (None, None, None, None)  # of stride, padding, dilation and groups
+
+
+def set_up_forward(ctx, inputs, output):
+    x, w, _bias, *ctx.layer = inputs[:7]  # without add
     ctx.save_for_backward(x, w)
 
 
-def _forward_backward(ctx, dy):
+def gradients_of_forward(ops, ctx, dy):
+    """Return the gradients with respect to the arguments of ``forward`` without ``add``."""
     x, w = ctx.saved_tensors
-    needs_x, needs_w, needs_bias, *_, needs_add = ctx.needs_input_grad
-    dx = backprop_input(x.shape, w, dy, None, *ctx.layer) if needs_x else None
-    dw = backprop_filter(x, w.shape, dy, *ctx.layer) if needs_w else None
-    db = sum_pixels(dy) if needs_bias else None
-    return dx, dw, db, None, None, None, None, dy if needs_add else None
+    needs_x, needs_w, needs_bias, *_ = ctx.needs_input_grad
+    dx = ops.backprop_input(x.shape, w, dy, None, *ctx.layer) if needs_x else None
+    dw = ops.backprop_filter(x, w.shape, dy, *ctx.layer) if needs_w else None
+    return dx, dw, sum_pixels(dy) if needs_bias else None, *_LAYER_GRADIENTS
 
 
-def _backprop_input_setup(ctx, inputs, output):
+def set_up_backprop_input(ctx, inputs, output):
     _, w, dy, _bias, *ctx.layer = inputs
     # Save in PyTorch's order: a checkpoint may recompute the call with PyTorch or with cupyconv.
     ctx.save_for_backward(dy, w)
 
 
-def _backprop_input_backward(ctx, ddx):
+def gradients_of_backprop_input(ops, ctx, ddx):
     dy, w = ctx.saved_tensors
     _, needs_w, needs_dy, needs_bias, *_ = ctx.needs_input_grad
-    dw = backprop_filter(ddx, w.shape, dy, *ctx.layer) if needs_w else None
-    ddy = forward(ddx, w, None, *ctx.layer) if needs_dy else None
-    db = sum_pixels(ddx) if needs_bias else None
-    return None, dw, ddy, db, None, None, None, None
+    dw = ops.backprop_filter(ddx, w.shape, dy, *ctx.layer) if needs_w else None
+    ddy = ops.forward(ddx, w, None, *ctx.layer) if needs_dy else None
+    return None, dw, ddy, sum_pixels(ddx) if needs_bias else None, *_LAYER_GRADIENTS
 
 
-def _backprop_filter_setup(ctx, inputs, output):
+def set_up_backprop_filter(ctx, inputs, output):
     x, _, dy, *ctx.layer = inputs
     ctx.save_for_backward(x, dy)
 
 
-def _backprop_filter_backward(ctx, ddw):
+def gradients_of_backprop_filter(ops, ctx, ddw):
     x, dy = ctx.saved_tensors
     needs_x, _, needs_dy, *_ = ctx.needs_input_grad
-    dx = backprop_input(x.shape, ddw, dy, None, *ctx.layer) if needs_x else None
-    ddy = forward(x, ddw, None, *ctx.layer) if needs_dy else None
-    return dx, None, ddy, None, None, None, None
+    dx = ops.backprop_input(x.shape, ddw, dy, None, *ctx.layer) if needs_x else None
+    ddy = ops.forward(x, ddw, None, *ctx.layer) if needs_dy else None
+    return dx, None, ddy, *_LAYER_GRADIENTS
 
 
-for _name, _kernel, _shape, _backward, _setup in (
-    ("forward", _run_forward, _forward_shape, _forward_backward, _forward_setup),
+def _gradients_of_call(ctx, dy):
+    """Return the gradients with respect to the arguments of ``forward``, which include ``add``."""
+    return *gradients_of_forward(_OPERATORS, ctx, dy), dy if ctx.needs_input_grad[-1] else None
+
+
+for _name, _kernel, _shape, _gradients, _set_up in (
+    ("forward", _run_forward, _forward_shape, _gradients_of_call, set_up_forward),
     (
-        "backprop_input",
-        _run_backprop_input,
-        _backprop_input_shape,
-        _backprop_input_backward,
-        _backprop_input_setup,
+        *("backprop_input", _run_backprop_input, _backprop_input_shape),
+        *(partial(gradients_of_backprop_input, _OPERATORS), set_up_backprop_input),
     ),
     (
-        "backprop_filter",
-        _run_backprop_filter,
-        _backprop_filter_shape,
-        _backprop_filter_backward,
-        _backprop_filter_setup,
+        *("backprop_filter", _run_backprop_filter, _backprop_filter_shape),
+        *(partial(gradients_of_backprop_filter, _OPERATORS), set_up_backprop_filter),
     ),
 ):
     for _device in ("CPU", "CUDA"):
         _library.impl(_name, _kernel, _device)
     torch.library.register_fake(f"cupyconv::{_name}", _shape, lib=_library)
     torch.library.register_autograd(
-        f"cupyconv::{_name}", _backward, setup_context=_setup, lib=_library
+        f"cupyconv::{_name}", _gradients, setup_context=_set_up, lib=_library
     )
 
 

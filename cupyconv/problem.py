@@ -502,8 +502,8 @@ class ConvProblem:
         names = formats.SPATIAL_AXES[self.spatial_rank]
         rules = (self.input_sizes, self.filter_sizes, self.stride, self.dilation)
         return tuple(
-            ConvAxis(name, size, taps, stride, dilation, *sides, padding_mode=self.padding_mode)
-            for name, sides, size, taps, stride, dilation in zip(
+            ConvAxis(name, size, taps, stride, dilation, before, after, self.padding_mode)
+            for name, (before, after), size, taps, stride, dilation in zip(
                 names, self.padding, *rules, strict=True
             )
         )

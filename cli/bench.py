@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from cupyconv.bench.suites import SuiteLayer
 
 QUICK_MINUTES = 2.0  # longest quick run, in minutes (hand-set)
-QUICK_SECONDS = 0.1  # s per measurement of a quick run (hand-set)
-QUICK_CPU_BATCH = 1  # batch size of a quick run on the CPU (hand-set)
 QUICK_CPU_FLOPS = 11e9  # most FLOP per pass of a quick run on the CPU, under 1 s (hand-set)
 
 
@@ -175,45 +173,31 @@ def _measure(
     layers: tuple[SuiteLayer, ...],
     *,
     chosen: bool,
-    dtypes: tuple[str, ...],
-    passes: tuple[str, ...],
-    impls: tuple[str, ...],
-    layouts: tuple[str, ...],
-    precision: str,
     device: str | None,
     quick: bool,
-    seconds: float | None,
-    minutes: float | None,
     peers: str,
     json_path: str | None,
     plot_path: str | None,
+    **how: Any,
 ) -> int:
+    """Run the benchmark; ``how`` has the other options, which are fields of ``Options``."""
     from cupyconv.bench import places, plot, report
     from cupyconv.bench.data import LAYOUTS
     from cupyconv.bench.results import Results
-    from cupyconv.bench.run import Options, run
+    from cupyconv.bench.run import SECONDS, Options, run
     from cupyconv.planning import PRECISIONS
 
-    require_word("precision", precision, PRECISIONS)
+    require_word("precision", how["precision"], PRECISIONS)
     place = places.of(device)
-    _require_impls(impls, place.name)
+    _require_impls(how["impls"], place.name)
     about = counted(len(layers), "layer")
     if quick:
         layers, about = _quick(layers, chosen, place.name)
-        minutes = min(minutes or QUICK_MINUTES, QUICK_MINUTES)
-        seconds = seconds or QUICK_SECONDS
-    asked = Options(
-        layers=layers,
-        dtypes=dtypes or (("float16",) if place.name == "gpu" else ("float32",)),
-        passes=passes or PASSES,
-        impls=impls,
-        layouts=layouts or LAYOUTS,
-        precision=precision,
-        seconds=seconds,
-        minutes=minutes,
-        torch=peers == "torch",
-        arguments=tuple(sys.argv[2:]),
-    )
+        how["minutes"] = min(how["minutes"] or QUICK_MINUTES, QUICK_MINUTES)
+        how["seconds"] = how["seconds"] or min(SECONDS.values())
+    how["dtypes"] = how["dtypes"] or (("float16",) if place.name == "gpu" else ("float32",))
+    how["passes"], how["layouts"] = how["passes"] or PASSES, how["layouts"] or LAYOUTS
+    asked = Options(layers, **how, torch=peers == "torch", arguments=tuple(sys.argv[2:]))
     paths.require_one_output(json_path, plot_path, as_json=False)
     paths.require_writable("--json", json_path)
     paths.require_writable("--plot", plot_path, ".svg")
@@ -294,16 +278,15 @@ def _quick(
     about = f"a quick look at {len(layers)} of {count} layers"
     if device == "gpu":
         return layers, about
-    layers = tuple(suites.with_batch(layer, QUICK_CPU_BATCH) for layer in layers)
+    layers = tuple(suites.with_batch(layer, 1) for layer in layers)
     small = tuple(layer for layer in layers if layer.problem.flops <= QUICK_CPU_FLOPS)
     if not small:
         raise ConvError(
             f"a quick run on the CPU must have passes of at most {QUICK_CPU_FLOPS / 1e9:g} GFLOP",
-            f"{layers[0].name} has {layers[0].problem.flops / 1e9:.0f} GFLOP at batch "
-            f"{QUICK_CPU_BATCH}",
+            f"{layers[0].name} has {layers[0].problem.flops / 1e9:.0f} GFLOP at batch 1",
             "Leave --quick out",
         )
-    return small, f"a quick look at {len(small)} of {count} layers, batch {QUICK_CPU_BATCH}"
+    return small, f"a quick look at {len(small)} of {count} layers, batch 1"
 
 
 def _require_impls(impls: tuple[str, ...], place: str) -> None:

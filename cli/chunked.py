@@ -55,12 +55,7 @@ def open_array(option: str, place: str) -> Any:
             f"{path} is neither, or is damaged ({' '.join(str(error).split())[:120]})",
             "Write it with numpy.save or cupyconv.dask.to_zarr",
         ) from None
-    if array.dtype.kind not in "biufc":
-        raise ConvError(
-            f"{option} must be an array of numbers",
-            f"{path} has dtype {array.dtype}",
-            "Write it again with a dtype such as float32",
-        )
+    data.require_numbers(option, path, array.dtype)
     return array
 
 

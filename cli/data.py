@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import sys
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -88,12 +88,8 @@ class ArrayFile:
                         size = packed.getinfo(self._member).file_size
                         with packed.open(self._member) as unpacked:
                             self._read_header(unpacked, size)
-        if self.dtype.kind not in "biufc" and self.dtype != arrays.numpy_dtype("bfloat16"):
-            raise ConvError(
-                f"{option} must be an array of numbers",
-                f"{self._path} has dtype {self.dtype}",
-                "Write it again with a dtype such as float32",
-            )
+        if self.dtype != arrays.numpy_dtype("bfloat16"):
+            require_numbers(option, self._path, self.dtype)
 
     def read(self) -> np.ndarray:
         """Return the array, in native byte order.
@@ -150,6 +146,16 @@ class ArrayFile:
             raise ValueError(f"its header promises {needed} bytes, {size - file.tell()} follow")
 
 
+def require_numbers(option: str, path: Path, dtype: np.dtype) -> None:
+    """Check that a file has a dtype of numbers that NumPy defines."""
+    if dtype.kind not in "biufc":
+        raise ConvError(
+            f"{option} must be an array of numbers",
+            f"{path} has dtype {dtype}",
+            "Write it again with a dtype such as float32",
+        )
+
+
 def require_shapes(
     layer: configuration.Layer, problem: ConvProblem, files_: Mapping[str, ArrayFile]
 ) -> None:
@@ -169,6 +175,33 @@ def require_shapes(
             f"the file has {array_text(file.shape)}, {name} is {shape_text(shapes[name])}",
             "Give another file, or another layer",
         )
+
+
+def require_given_shapes(
+    layer: configuration.Layer,
+    opened: Mapping[str, Any],
+    options: Mapping[str, Any],
+    remedy: Callable[[str, tuple[int, ...]], str],
+) -> None:
+    """Check that the files of --x and --w have the shapes that options give.
+
+    Args:
+        remedy: function that takes the option of a shape, such as "input", and the file's shape,
+            and returns the last part of the error.
+
+    Raises:
+        ConvError: a file has another shape.
+    """
+    for name, key in (("x", "input"), ("w", "filter")):
+        if name not in opened or options[key] is None:
+            continue
+        shape = opened[name].shape
+        if layer.arguments[f"{key}_shape"] != shape:
+            raise ConvError(
+                f"--{name} must have the shape of the layer's {key}",
+                f"the file has {array_text(shape)}, the {key} is {options[key]}",
+                remedy(key, shape),
+            )
 
 
 def array_text(shape: tuple[int, ...]) -> str:

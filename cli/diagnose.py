@@ -102,14 +102,7 @@ def _read(layer: Layer, given: Mapping[str, str], options: Mapping[str, Any]) ->
     from cupyconv.cli import data
 
     opened = {name: data.ArrayFile(f"--{name}", path) for name, path in given.items()}
-    for name, key in (("x", "input"), ("w", "filter")):
-        shape = layer.arguments.get(f"{key}_shape")
-        if name in opened and options.get(key) is not None and opened[name].shape != shape:
-            raise ConvError(
-                f"--{name} must have the shape of the layer's {key}",
-                f"the file has {data.array_text(opened[name].shape)}, the {key} is {options[key]}",
-                f"Leave out --{key}",
-            )
+    data.require_given_shapes(layer, opened, options, lambda key, _: f"Leave out --{key}")
     needed = _COPIES * 8 * sum(prod(file.shape) for file in opened.values())
     rule, remedy = "a diagnosis must fit into main memory", "Give fewer images or channels"
     data.require_memory(needed, rule, "it needs about", remedy)

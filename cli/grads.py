@@ -347,19 +347,15 @@ def _problem(layer: Layer, loaded: Mapping[str, Any], options: Mapping[str, Any]
                 f"all arrays must have one dtype: {given}. Convert them with --dtype {common}"
             )
         more["dtype"] = next(iter(names.values()))
-    for name, key in (("x", "input"), ("w", "filter")):
-        if name not in loaded:
-            continue
-        shape = loaded[name].shape
-        if options[key] is not None and layer.arguments[f"{key}_shape"] != shape:
-            raise ConvError(
-                f"--{name} must have the shape of the layer's {key}",
-                f"the file has {data.array_text(shape)}, the {key} is {options[key]}",
-                f"Pass the {key} as {shape_text(shape)}, or another file"
-                if len(shape) > 2
-                else "Give another file",
-            )
-        more[f"{key}_shape"] = shape
+
+    def remedy(key: str, shape: tuple[int, ...]) -> str:
+        if len(shape) <= 2:
+            return "Give another file"
+        return f"Pass the {key} as {shape_text(shape)}, or another file"
+
+    data.require_given_shapes(layer, loaded, options, remedy)
+    shapes = {"input_shape": "x", "filter_shape": "w"}
+    more |= {key: loaded[name].shape for key, name in shapes.items() if name in loaded}
     layer = replace(layer, arguments={**layer.arguments, **more})
     problem = layer.problem()
     if "dy" in loaded:

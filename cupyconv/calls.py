@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from functools import cache
+from functools import cache, partial
 from numbers import Integral
 from typing import Any
 
@@ -23,7 +23,7 @@ from cupyconv.kernels.device import CPU
 from cupyconv.launch import FilterForm
 from cupyconv.operands import Layout
 from cupyconv.planning import Activation, Impl, PassPlan, Plan, Precision
-from cupyconv.prepared import PreparedFilter
+from cupyconv.prepared import PreparedFilter, require_use
 from cupyconv.problem import (
     ConvProblem,
     Padding,
@@ -686,7 +686,7 @@ def _make(
         bound, strides = binding.bound_sum(layouts, options.data_format, *place)
         run = backend.prepare_bias(bound.problem, strides, workspace_limit)
         return Call(operation, bound, lambda _: run, layouts, alignment, backend, options.impl)
-    require = None if prepared is None else prepared.key.require
+    require = None if prepared is None else partial(require_use, prepared)
     bound = binding.bound(operation, layouts, options, *place, require)
     forms = {} if prepared is None else prepared.forms
     if bound.problem.is_complex and not OPERATIONS[operation].conjugates:

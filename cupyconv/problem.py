@@ -511,8 +511,7 @@ class ConvProblem:
     @cached_property
     def output_shape(self) -> tuple[int, ...]:
         """Shape of y and of dy, in ``data_format`` order."""
-        sizes = dict(zip(self.data_axes, (self.N, self.K, *self.output_sizes), strict=True))
-        return tuple(sizes[axis] for axis in range(len(sizes)))
+        return formats.ordered(self.data_axes, (self.N, self.K, *self.output_sizes))
 
     @property
     def input_gradient_shape(self) -> tuple[int, ...]:

@@ -171,12 +171,7 @@ class _Run:
         return None
 
     def _pass(
-        self,
-        layer: SuiteLayer,
-        problem: ConvProblem,
-        layout: str,
-        pass_: str,
-        sets: list[Operands],
+        self, layer: SuiteLayer, problem: ConvProblem, layout: str, pass_: str, sets: list[Operands]
     ) -> None:
         """Check every implementation of a pass, and time the correct implementations."""
         place, options, results = self.place, self.options, self.results

@@ -452,29 +452,27 @@ def _compute(
     try:
         return getattr(derivatives, operator)(*arguments, **optional)
     except (ConvError, RuntimeError):  # PyTorch raises RuntimeError for sizes that overflow
-        is_size = {
-            "input_shape": operator == "backprop_input" and names is _GRADIENT,
-            "filter_shape": operator == "backprop_filter",
-        }
-        sizes = tuple(key for key, value in is_size.items() if value)
+        sizes = ("filter_shape",) if operator == "backprop_filter" else ()
+        if operator == "backprop_input" and names is _GRADIENT:
+            sizes = ("input_shape",)
         bias = {"forward": arguments[2], "backprop_input": arguments[3]}.get(operator)
         bias_shape = None if bias is None else tuple(bias.shape)
-        call = arguments[-4:], sizes, bias_shape
+        call = arguments[-4:], names, sizes, bias_shape
         try:
-            operators.require_layer(names, shapes, *call)
+            operators.require_layer(shapes, *call)
         except ConvError as error:
             shape = (*shapes[0][1:2], 1, *shapes[0][2:])
-            if not batched and _fits(names, (shape, *shapes[1:]), *call):
+            if not batched and _fits((shape, *shapes[1:]), *call):
                 text = f"add the channel axis: {'x'.join(map(str, shape))}"
                 error.offer([(text,), *error.fixes])
             raise
         raise
 
 
-def _fits(names: Names, shapes: tuple[Any, ...], *call: Any) -> bool:
+def _fits(shapes: tuple[Any, ...], *call: Any) -> bool:
     """Return whether a call with these shapes is valid."""
     try:
-        operators.require_layer(names, shapes, *call)
+        operators.require_layer(shapes, *call)
     except ConvError:
         return False
     return True

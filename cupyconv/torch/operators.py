@@ -92,34 +92,16 @@ def _run_backprop_filter(x, filter_shape, dy, *window):
 
 
 def require_layer(
-    names: Names,
-    shapes: tuple[Any, ...],
-    layer: tuple[Any, ...],
-    sizes: tuple[str, ...],
-    bias_shape: tuple[int, ...] | None,
+    shapes: tuple[Any, ...], layer: tuple[Any, ...], *how: Any, dtype: torch.dtype = torch.float32
 ) -> None:
-    """Check the shapes of a call, unless some are symbolic.
-
-    Args:
-        names: the caller's names of the tensors.
-        shapes: shapes of x, w and y; None if y is not an argument.
-        layer: stride, padding, dilation and groups, as the operators take them.
-        sizes: names of the shapes that are arguments of the call: "input_shape", "filter_shape".
-        bias_shape: shape of the bias over y's channels, or over x's channels if y is an argument.
+    """Check the shapes of a call, unless some are symbolic; arguments are as for ``_layer``.
 
     Raises:
         ConvError: the convolution is invalid, or its output does not have y's shape.
     """
-    _require(shapes, torch.float32, layer, names, sizes, bias_shape)
-
-
-def _require(
-    shapes: tuple[Any, ...], dtype: torch.dtype, layer: tuple[Any, ...], *rest: Any
-) -> None:
-    """Check a call as ``_layer`` does, unless some sizes are symbolic."""
     *window, groups = layer
     if not _is_symbolic(*(shape or () for shape in shapes), *window, (groups,)):
-        _layer(shapes, dtype, layer, *rest)
+        _layer(shapes, dtype, layer, *how)
 
 
 def result_shape(
@@ -142,23 +124,18 @@ def result_shape(
 
 
 def _layer(
-    shapes: tuple[Any, ...],
-    dtype: torch.dtype,
-    layer: tuple[Any, ...],
-    names: Names = _PLAIN,
-    sizes: tuple[str, ...] = (),
-    bias_shape: tuple[int, ...] | None = None,
+    shapes: tuple[Any, ...], dtype: torch.dtype, layer: tuple[Any, ...], *how: Any
 ) -> tuple[ConvProblem, dict[str, Any]]:
-    """Check a call; return its problem and the keyword arguments of cupyconv's functions."""
+    """Check a call; return its problem and the keyword arguments of cupyconv's functions.
+
+    Args:
+        shapes: shapes of x, w and y; None if y is not an argument.
+        layer: stride, padding, dilation and groups, as the operators take them.
+        how: the last arguments of ``_checked_layer``.
+    """
     *window, groups = layer
-    return _checked_layer(
-        tuple(None if shape is None else tuple(shape) for shape in shapes),
-        dtype,
-        (*map(tuple, window), groups),
-        names,
-        sizes,
-        bias_shape,
-    )
+    plain = tuple(None if shape is None else tuple(shape) for shape in shapes)
+    return _checked_layer(plain, dtype, (*map(tuple, window), groups), *how)
 
 
 @lru_cache(maxsize=4096)
@@ -166,10 +143,17 @@ def _checked_layer(
     shapes: tuple[tuple[int, ...] | None, ...],
     dtype: torch.dtype,
     window: tuple[Any, ...],
-    names: Names,
-    sizes: tuple[str, ...],
-    bias_shape: tuple[int, ...] | None,
+    names: Names = _PLAIN,
+    sizes: tuple[str, ...] = (),
+    bias_shape: tuple[int, ...] | None = None,
 ) -> tuple[ConvProblem, dict[str, Any]]:
+    """Run ``_layer``.
+
+    Args:
+        names: the caller's names of the tensors.
+        sizes: names of the shapes that are arguments of the call: "input_shape", "filter_shape".
+        bias_shape: shape of the bias over y's channels, or over x's channels if y is an argument.
+    """
     stride, padding, dilation, groups = window
     layer: dict[str, Any] = {
         "stride": stride,
@@ -306,12 +290,12 @@ def _forward_shape(x, w, bias, stride, padding, dilation, groups, add=None):
 
 
 def _backprop_input_shape(input_shape, w, dy, bias, *window):
-    _require((input_shape, w.shape, dy.shape), w.dtype, window)
+    require_layer((input_shape, w.shape, dy.shape), window, dtype=w.dtype)
     return _empty(input_shape, dy, w)
 
 
 def _backprop_filter_shape(x, filter_shape, dy, *window):
-    _require((x.shape, filter_shape, dy.shape), x.dtype, window)
+    require_layer((x.shape, filter_shape, dy.shape), window, dtype=x.dtype)
     return _empty(filter_shape, x, dy)
 
 

@@ -69,8 +69,7 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
 )
 @configuration.precision_option(metavar="ieee|tf32|bf16x6")
 @configuration.text_option(
-    *("--device", "cpu|gpu"),
-    "Run on the CPU or on the GPU.  [default: the GPU if there is one]",
+    *("--device", "cpu|gpu"), "Run on the CPU or on the GPU.  [default: the GPU if there is one]"
 )
 @click.option("--quick", is_flag=True, help="Benchmark a few layers, for at most 2 minutes.")
 @click.option(

@@ -33,21 +33,13 @@ def _install_cupy() -> str:
     )
 
 
-class Optional(NamedTuple):
-    """An optional package, its use, and the command that installs it."""
-
-    name: str
-    use: str
-    command: Callable[[], str]
-
-
-OPTIONAL = {
-    "numba": Optional("Numba", "compiles CPU loops", lambda: install_command("numba")),
-    "torch": Optional("PyTorch", "is needed by cupyconv.torch", lambda: "pip install torch"),
-    "onnx": Optional("ONNX", "reads ONNX models", lambda: install_command("onnx")),
-    "dask": Optional("Dask", "is needed by cupyconv.dask", lambda: install_command("dask")),
+OPTIONAL: dict[str, tuple[str, str, Callable[[], str]]] = {
+    "numba": ("Numba", "compiles CPU loops", lambda: install_command("numba")),
+    "torch": ("PyTorch", "is needed by cupyconv.torch", lambda: "pip install torch"),
+    "onnx": ("ONNX", "reads ONNX models", lambda: install_command("onnx")),
+    "dask": ("Dask", "is needed by cupyconv.dask", lambda: install_command("dask")),
 }
-"""Optional packages, by module name."""
+"""Name of each optional package, its use, and the command that installs it, by module name."""
 
 
 class Missing(NamedTuple):
@@ -211,7 +203,7 @@ def _try(look: Callable[[], Any]) -> Any:
 
 
 def _tables(report: dict[str, Any], missing: list[Missing]) -> list[Any]:
-    cache, optional = report["cache"], {key: entry.name for key, entry in OPTIONAL.items()}
+    cache, optional = report["cache"], {key: name for key, (name, _, _) in OPTIONAL.items()}
     packages = {"cupy": "CuPy", "nvrtc": "NVRTC", "driver": "driver", **optional}
     gpus = [
         f"{gpu['name']}, capability {gpu['capability']} ({_target_text(gpu)}), "

@@ -53,8 +53,7 @@ from cupyconv.markup import Document, Paragraph, Section, Verbatim, in_line
 )
 @paths.file_option("--svg", "Write a picture as SVG; with --map, write the map.")
 @paths.file_option(
-    "--html",
-    "Write an interactive page, or a page that lists several layers; needs no network.",
+    "--html", "Write an interactive page, or a page that lists several layers; needs no network."
 )
 @click.option("--open", "opened", is_flag=True, help="Open an interactive page in a browser.")
 @output.json_option

@@ -292,10 +292,7 @@ def _totals(model: Model) -> dict[str, int]:
 
 
 def _as_json(
-    file: str,
-    model: Model,
-    planned: list[tuple[ModelLayer, list[Plan]]],
-    devices: tuple[str, ...],
+    file: str, model: Model, planned: list[tuple[ModelLayer, list[Plan]]], devices: tuple[str, ...]
 ) -> dict[str, Any]:
     return {
         "file": file,

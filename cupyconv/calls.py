@@ -24,15 +24,7 @@ from cupyconv.launch import FilterForm
 from cupyconv.operands import Layout
 from cupyconv.planning import Activation, Impl, PassPlan, Plan, Precision
 from cupyconv.prepared import PreparedFilter, require_use
-from cupyconv.problem import (
-    ConvProblem,
-    Padding,
-    Size,
-    counted,
-    dtype_name,
-    integers,
-    shape_text,
-)
+from cupyconv.problem import ConvProblem, Padding, Size, counted, dtype_name, integers, shape_text
 
 Given = tuple[Any, Any, Any, Any, Any]
 """Arrays of a call: first and second operand, bias, addend and ``out``; None for missing arrays."""

@@ -141,6 +141,7 @@ def compute(
     return Results(*map(arrays.on_host, (y, dx, dw, db)))
 
 
+@dataclass(eq=False)
 class Truth:
     """Expected results of a problem on certain operands, and the permitted differences.
 
@@ -156,17 +157,10 @@ class Truth:
             the problem, which must be real.
     """
 
-    def __init__(
-        self,
-        problem: ConvProblem,
-        operands: Operands,
-        forward: Impl | None = None,
-        is_transposed: bool = False,
-    ) -> None:
-        self.problem = problem
-        self.operands = operands
-        self._forward_impl = forward
-        self._is_transposed = is_transposed
+    problem: ConvProblem
+    operands: Operands
+    forward: Impl | None = None
+    is_transposed: bool = False
 
     @cached_property
     def operands64(self) -> Operands:
@@ -193,7 +187,7 @@ class Truth:
         return self._computed(Operands(*map(np.abs, self.operands64)), impl)
 
     def _computed(self, operands: Operands, impl: Impl) -> Results:
-        return compute(self.problem, operands, impl, is_transposed=self._is_transposed)
+        return compute(self.problem, operands, impl, is_transposed=self.is_transposed)
 
     @property
     def _is_large(self) -> bool:
@@ -206,8 +200,8 @@ class Truth:
         Small layers use the reference.  Large layers use the planned float64 implementation if its
         y agrees with the reference up to float64 rounding; otherwise, they use the reference.
         """
-        if self._forward_impl or not self._is_large:
-            return self._forward_impl or "reference"
+        if self.forward or not self._is_large:
+            return self.forward or "reference"
         x, w, _ = self.operands64
         y = self._layer(x, w, impl="auto")
         with np.errstate(all="ignore"):
@@ -217,7 +211,7 @@ class Truth:
 
     def _layer(self, x: np.ndarray, w: np.ndarray, bias: Any = None, *, impl: Impl) -> Any:
         """Return the layer's y for other operands."""
-        if not self._is_transposed:
+        if not self.is_transposed:
             return operations.conv_forward(x, w, bias, impl=impl, **self.problem.keywords)
         shape = self.operands.dy.shape
         keywords = {**self.problem.keywords, "output_shape": shape, "impl": impl}
@@ -236,7 +230,7 @@ class Truth:
     @cached_property
     def _plain(self) -> Results:
         """Results of plain summation in the problem's own dtype."""
-        return _naive(self.problem, self.operands, self._is_transposed)
+        return _naive(self.problem, self.operands, self.is_transposed)
 
     @property
     def _bounds64(self) -> Mapping[str, float]:
@@ -249,7 +243,7 @@ class Truth:
         narrower = _NARROWER[self.problem.dtype]
         with np.errstate(all="ignore"):
             rounded = Operands(*(_to_unit(a).astype(narrower) for a in self.operands))
-        less = Truth(self.problem.replace(dtype=narrower), rounded, None, self._is_transposed)
+        less = Truth(self.problem.replace(dtype=narrower), rounded, None, self.is_transposed)
         scale = ROUNDOFF["float64"] / ROUNDOFF["float32"]
         return {name: scale * bound for name, bound in less.bounds.items()}
 
@@ -366,7 +360,7 @@ class Truth:
         """
         problem, (x, w, dy) = self.problem, self.operands64
         n, k = problem.data_axes[:2]
-        o = problem.filter_axes[1 if self._is_transposed else 0]
+        o = problem.filter_axes[1 if self.is_transposed else 0]
         axis = n if name == "dx" else o
         if not self._is_large or (name == "dw" and problem.groups > 1):
             return self, index
@@ -375,9 +369,9 @@ class Truth:
             parts = Operands(_part_of_axis(x, n, only), w, _part_of_axis(dy, n, only))
         else:
             parts = Operands(x, _part_of_axis(w, o, only), _part_of_axis(dy, k, only))
-        inputs = _reversed(parts, self._is_transposed).x
+        inputs = _reversed(parts, self.is_transposed).x
         shapes = {"input_shape": inputs.shape, "filter_shape": parts.w.shape}
-        part = Truth(problem.replace(**shapes), parts, self._forward, self._is_transposed)
+        part = Truth(problem.replace(**shapes), parts, self._forward, self.is_transposed)
         return part, (*index[:axis], 0, *index[axis + 1 :])
 
     def _step(self, name: str, size: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from cupyconv.errors import ConvError
@@ -12,6 +13,7 @@ from cupyconv.problem import ConvProblem, bytes_text, shape_text
 _Array_co = TypeVar("_Array_co", covariant=True)
 
 
+@dataclass(eq=False, repr=False)
 class PreparedFilter(Generic[_Array_co]):
     """A filter w, with copies of w in the memory orders that kernels read.
 
@@ -32,20 +34,13 @@ class PreparedFilter(Generic[_Array_co]):
     ((3, 2, 3, 3), 4, 'float32', 0)
     """
 
-    def __init__(
-        self,
-        array: _Array_co,
-        forms: Mapping[str, Any],
-        problem: ConvProblem,
-        device: Device,
-        passes: tuple[str, ...],
-        precision: str,
-    ) -> None:
-        self.array = array
-        self.forms = dict(forms)
-        self.problem, self.device = problem, device
-        self.passes, self.precision = passes, precision
-        self.calls: dict[Any, Any] = {}  # calls with this filter, as in calls.py
+    array: _Array_co
+    forms: Mapping[str, Any]
+    problem: ConvProblem
+    device: Device
+    passes: tuple[str, ...]
+    precision: str
+    calls: dict[Any, Any] = field(default_factory=dict, init=False)  # as in calls.py
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -125,9 +125,7 @@ def cached_cubin(source: KernelSource, defines: Mapping[str, str | int], target:
 
 
 def compile_missing(
-    variants: Sequence[Variant],
-    threads: int | None = None,
-    done: Callable[[], None] = lambda: None,
+    variants: Sequence[Variant], threads: int | None = None, done: Callable[[], None] = lambda: None
 ) -> list[Future[Compiled]]:
     """Return the cubins of variants; compile in parallel the variants that the cache lacks.
 

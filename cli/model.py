@@ -104,52 +104,15 @@ def command(
         lines = _left_out(model)
         output.draw(output.heading(in_line(f"{file} {model.without_layers}"), *lines))
         return
-    rows = []
-    for layer in shown:
-        if isinstance(layer, UnreadLayer):
-            rows.append((in_line(layer.name), *_unread_cells(layer), *[""] * len(devices)))
-            continue
-        plans = plans_of[id(layer)]
-        shapes = (
-            f"{shape_text(layer.input_shape)} * {shape_text(layer.problem.filter_shape)}\n"
-            f"-> {shape_text(layer.output_shape)}\n{layer.settings}"
-        )
-        shapes += "".join(f"\n{in_line(note)}" for note in layer.notes)
-        flops, share = output.scaled(layer.problem.flops, ""), f"{model.share(layer):.1%}"
-        kernels = (_kernels(layer, each) for each in plans)
-        rows.append((in_line(layer.name), shapes, f"{layer.parameters:,}", flops, share, *kernels))
+    rows = [
+        (in_line(layer.name), *_unread_cells(layer), *[""] * len(devices))
+        if isinstance(layer, UnreadLayer)
+        else (in_line(layer.name), *_cells(layer, model.share(layer), plans_of[id(layer)]))
+        for layer in shown
+    ]
     numbers = ("parameters", "FLOP", "share")
     columns = ("layer", "x, w -> y", *numbers, *(f"kernels on {device}" for device in devices))
-    totals = _totals(model)
-    lines = [
-        f"{_counted(model)}, {totals['weights']:,} weights, "
-        f"{totals['parameters']:,} parameters with biases",
-        f"forward {output.scaled(totals['flops'], 'FLOP')}, with both gradients "
-        f"{output.scaled(totals['flops_of_three_passes'], 'FLOP')}",
-        f"each pass moves {bytes_text(totals['bytes'])} if each tensor moves once",
-        f"all y together take {bytes_text(totals['activation_bytes'])}, and in training all dy the "
-        f"same again; all dw and db take {bytes_text(totals['gradient_bytes'])}",
-    ]
-    if model.unknown:
-        known = lines[1:] if model.layers else []
-        lines[1:] = [f"{line}, without layers of unknown size" for line in known]
-    if any(layer.same_filter_as or layer.same_values_as for layer in model.layers):
-        lines.append("weights and biases that several layers share are counted once")
-    if any(layer.inside for layer in model.layers):
-        lines.append(
-            "a layer inside another operator counts once, although Loop and Scan run it in each "
-            "iteration, and If runs only one branch"
-        )
-    if any(layer.fields for layer in model.layers):
-        lines.append(
-            "a receptive field is the part of the model's input on which an output of the layer "
-            "depends at most, over all branches; it is unknown behind a global pooling, a Reshape "
-            "or a Resize"
-        )
-    lines += largest_workspaces(plans for _, plans in planned)
-    lines += map(
-        in_line, workspace_notes((layer.name, each) for layer, plans in planned for each in plans)
-    )
+    lines = _total_lines(model, planned)
     if len(shown) < len(nodes):
         lines.append(f"{len(nodes) - len(shown)} more are not shown")
     if model.unknown:
@@ -169,6 +132,56 @@ def command(
         output.table(columns, rows, numbers),
         output.heading("total", *lines),
     )
+
+
+def _total_lines(model: Model, planned: list[tuple[ModelLayer, list[Plan]]]) -> list[str]:
+    """Return the size, cost and memory of all layers, and how they are counted."""
+    totals = _totals(model)
+    lines = [
+        f"{_counted(model)}, {totals['weights']:,} weights, "
+        f"{totals['parameters']:,} parameters with biases",
+        f"forward {output.scaled(totals['flops'], 'FLOP')}, with both gradients "
+        f"{output.scaled(totals['flops_of_three_passes'], 'FLOP')}",
+        f"each pass moves {bytes_text(totals['bytes'])} if each tensor moves once",
+        f"all y together take {bytes_text(totals['activation_bytes'])}, and in training all dy the "
+        f"same again; all dw and db take {bytes_text(totals['gradient_bytes'])}",
+    ]
+    if model.unknown:
+        known = lines[1:] if model.layers else []
+        lines[1:] = [f"{line}, without layers of unknown size" for line in known]
+    lines += [text for text, applies in _NOTES.items() if any(map(applies, model.layers))]
+    named = ((layer.name, each) for layer, plans in planned for each in plans)
+    return [
+        *lines,
+        *largest_workspaces(plans for _, plans in planned),
+        *map(in_line, workspace_notes(named)),
+    ]
+
+
+_NOTES: Mapping[str, Callable[[ModelLayer], Any]] = {
+    "weights and biases that several layers share are counted once": lambda layer: (
+        layer.same_filter_as or layer.same_values_as
+    ),
+    "a layer inside another operator counts once, although Loop and Scan run it in each iteration, "
+    "and If runs only one branch": lambda layer: layer.inside,
+    "a receptive field is the part of the model's input on which an output of the layer depends at "
+    "most, over all branches; it is unknown behind a global pooling, a Reshape or a Resize": (
+        lambda layer: layer.fields
+    ),
+}
+"""Notes on the totals, each with the condition that a layer must fulfil."""
+
+
+def _cells(layer: ModelLayer, share: float, plans: Sequence[Plan]) -> tuple[str, ...]:
+    """Return the table cells of a layer: shapes, parameters, FLOP, share and kernels."""
+    shapes = (
+        f"{shape_text(layer.input_shape)} * {shape_text(layer.problem.filter_shape)}\n"
+        f"-> {shape_text(layer.output_shape)}\n{layer.settings}"
+    )
+    shapes += "".join(f"\n{in_line(note)}" for note in layer.notes)
+    kernels = (_kernels(layer, each) for each in plans)
+    flops = output.scaled(layer.problem.flops, "")
+    return shapes, f"{layer.parameters:,}", flops, f"{share:.1%}", *kernels
 
 
 _ORDERS: Mapping[str, Callable[[ModelLayer], Any]] = {

@@ -435,12 +435,9 @@ class Truth:
 
     def against_adjoint(self, results: Results) -> Agreement:
         """Compare <y, dy>, <x, dx> and <w, dw> with each other, without expected results."""
-        products = list(self.inner_products(results).values())
-        difference = None
-        if self._finite and all(map(math.isfinite, products)):
-            difference = _ratio(max(products) - min(products), self._loss_magnitude)
         bound = sum(sorted(self.bounds[name] for name in ("y", "dx", "dw"))[1:])
-        return Agreement("adjoint identity", "y, dx, dw", "3 inner products", 3, difference, bound)
+        products, scale = self.inner_products(results), self._loss_magnitude
+        return adjoint_agreement(products, scale, bound, is_finite=self._finite)
 
     @cached_property
     def _finite(self) -> bool:
@@ -588,6 +585,20 @@ _PEAK = 16
 
 The ratio reaches about 6 for normally distributed errors.
 """
+
+
+def adjoint_agreement(
+    products: Mapping[str, float], scale: float, bound: float, *, is_finite: bool
+) -> Agreement:
+    """Return whether inner products agree; their largest difference is divided by ``scale``.
+
+    Args:
+        is_finite: whether the multiplied tensors are finite.
+    """
+    values, difference = list(products.values()), None
+    if is_finite and all(map(math.isfinite, values)):
+        difference = _ratio(max(values) - min(values), scale)
+    return Agreement("adjoint identity", "y, dx, dw", "3 inner products", 3, difference, bound)
 
 
 def integer_operands(problem: ConvProblem, generator: np.random.Generator) -> Operands:

@@ -859,16 +859,11 @@ def _csv(text: str) -> dict[str, Any]:
     delimiter = max(",;\t", key=header.count)
     lines = io.StringIO(text, newline="")
     rows = csv.DictReader(lines, restkey="a column without a heading", delimiter=delimiter)
-    return {
-        "layers": [
-            {
-                key: flags.get(str(cell).lower(), cell) if key == "transposed" else cell
-                for key, cell in row.items()
-                if cell
-            }
-            for row in rows
-        ]
-    }
+    layers = [{key: cell for key, cell in row.items() if cell} for row in rows]
+    for layer in layers:
+        if "transposed" in layer:
+            layer["transposed"] = flags.get(layer["transposed"].lower(), layer["transposed"])
+    return {"layers": layers}
 
 
 _FORMATS: Mapping[str, tuple[str, Callable[[str], dict[str, Any]], str]] = {
@@ -915,15 +910,11 @@ def read_file(path: Path) -> list[Layer]:
         )
     listed = isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
     if not listed or not tables:
-        raise ConvError(
-            f"the layers of {path} must be [[layer]] tables"
-            if name == "TOML"
-            else f"{path} must have a list of layers",
-            f"got {shown(tables)}",
-            "Write [[layer]], with two brackets, above each layer"
-            if name == "TOML"
-            else f"Write {example}",
-        )
+        rule, remedy = f"{path} must have a list of layers", f"Write {example}"
+        if name == "TOML":
+            rule = f"the layers of {path} must be [[layer]] tables"
+            remedy = "Write [[layer]], with two brackets, above each layer"
+        raise ConvError(rule, f"got {shown(tables)}", remedy)
     return [_layer(f"layer {number} of {path.name}", t) for number, t in enumerate(tables, 1)]
 
 
@@ -1044,17 +1035,8 @@ def summary(problem: ConvProblem, other: Mapping[str, str] | None = None) -> str
     if padding == "explicit":
         sides = [str(b) if b == a else f"{b}:{a}" for b, a in problem.padding]
         padding = sides[0] if len(set(sides)) == 1 else ",".join(sides)
-    words = {
-        "stride": one(problem.stride),
-        "padding": padding,
-        "dilation": one(problem.dilation),
-        **(other or {}),
-    }
-    return ", ".join(
-        [
-            *(f"{word} {text}" for word, text in words.items()),
-            f"groups {problem.groups}",
-            f"{problem.data_format} with {problem.filter_format}",
-            problem.dtype,
-        ]
-    )
+    words = {"stride": one(problem.stride), "padding": padding, "dilation": one(problem.dilation)}
+    words |= other or {}
+    texts = [f"{word} {text}" for word, text in words.items()]
+    formats = f"{problem.data_format} with {problem.filter_format}"
+    return ", ".join([*texts, f"groups {problem.groups}", formats, problem.dtype])

@@ -92,8 +92,9 @@ def command(require_gpu: bool, as_json: bool) -> None:
 def _numpy() -> dict[str, Any]:
     import numpy as np
 
-    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]  # type: ignore[index]
-    return {"version": np.__version__, "blas": f"{blas['name']} {blas['version']}"}
+    from cupyconv.bench import environment
+
+    return {"version": np.__version__, "blas": environment.blas()}
 
 
 def _found(

@@ -408,42 +408,6 @@ class ConvProblem:
         problem = offering(partial(named_problem, Names()), Names(), arguments)
         vars(self).update(vars(problem))
 
-    def _assign(
-        self,
-        names: Names,
-        input_shape: Iterable[int],
-        filter_shape: Iterable[int],
-        options: ConvOptions,
-        dtype: Any,
-    ) -> None:
-        x_shape = integers(names.x_shape, input_shape)
-        w_shape = integers(names.w_shape, filter_shape)
-        rank = spatial_rank(names, x_shape, w_shape)
-        layout = formats.resolve_data_format(options.data_format, rank)
-        filter_layout = formats.resolve_filter_format(options.filter_format, rank, layout)
-        vars(self).update(
-            input_shape=x_shape,
-            filter_shape=w_shape,
-            data_format=layout,
-            filter_format=filter_layout,
-            stride=_per_axis(names.stride, options.stride, rank),
-            dilation=_per_axis(names.dilation, options.dilation, rank),
-            groups=_positive(names.groups, options.groups, candidates=()),
-            dtype=dtype_name(dtype, "Pass, for example, dtype='float32'"),
-        )
-        _require_sizes(names, self)
-        _require_channels(names, self)
-        rules = (self.filter_sizes, self.stride, self.dilation)
-        spans = [(taps - 1) * dilation for taps, _, dilation in zip(*rules, strict=True)]
-        mode, pairs = _padding(names, options.padding, layout, spans)
-        if mode.startswith("same"):
-            axes = zip(self.input_sizes, *rules, strict=True)
-            pairs = tuple(_same_padding(mode, *sizes) for sizes in axes)
-        vars(self).update(padding_mode=mode, padding=pairs)
-        for axis in self.axes:
-            _require_countable(names, axis)
-            _require_window(names, axis)
-
     # -- sizes ------------------------------------------------------------------------------
 
     @property
@@ -1049,8 +1013,34 @@ def named_problem(
     **options: Any,
 ) -> ConvProblem:
     """Return a ConvProblem with these shapes, dtype and options; error messages use ``names``."""
-    problem = object.__new__(ConvProblem)
-    problem._assign(names, input_shape, filter_shape, ConvOptions(**options), dtype)
+    problem, given = object.__new__(ConvProblem), ConvOptions(**options)
+    x_shape = integers(names.x_shape, input_shape)
+    w_shape = integers(names.w_shape, filter_shape)
+    rank = spatial_rank(names, x_shape, w_shape)
+    layout = formats.resolve_data_format(given.data_format, rank)
+    filter_layout = formats.resolve_filter_format(given.filter_format, rank, layout)
+    vars(problem).update(
+        input_shape=x_shape,
+        filter_shape=w_shape,
+        data_format=layout,
+        filter_format=filter_layout,
+        stride=_per_axis(names.stride, given.stride, rank),
+        dilation=_per_axis(names.dilation, given.dilation, rank),
+        groups=_positive(names.groups, given.groups, candidates=()),
+        dtype=dtype_name(dtype, "Pass, for example, dtype='float32'"),
+    )
+    _require_sizes(names, problem)
+    _require_channels(names, problem)
+    rules = (problem.filter_sizes, problem.stride, problem.dilation)
+    spans = [(taps - 1) * dilation for taps, _, dilation in zip(*rules, strict=True)]
+    mode, pairs = _padding(names, given.padding, layout, spans)
+    if mode.startswith("same"):
+        axes = zip(problem.input_sizes, *rules, strict=True)
+        pairs = tuple(_same_padding(mode, *sizes) for sizes in axes)
+    vars(problem).update(padding_mode=mode, padding=pairs)
+    for axis in problem.axes:
+        _require_countable(names, axis)
+        _require_window(names, axis)
     return problem
 
 

@@ -727,7 +727,7 @@ def test_cold_plan_enters_few_functions_and_checks_no_problem(pass_, most):
     finally:
         sys.setprofile(None)
     assert names.total() < most
-    assert names["_assign"] == 0
+    assert names["named_problem"] == 0
 
 
 # -- plans determine their launches ----------------------------------------------------------------

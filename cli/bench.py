@@ -6,19 +6,18 @@ import secrets
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from cupyconv import files
+from cupyconv.bench import suites as suite_layers
+from cupyconv.bench.suites import SuiteLayer
 from cupyconv.cli import INTERRUPTED, configuration, output, paths
 from cupyconv.errors import ConvError, require_word
 from cupyconv.formats import CHANNELS_FIRST, CHANNELS_LAST
 from cupyconv.markup import Paragraph, Section, Table, in_line
 from cupyconv.problem import ITEMSIZE, PASSES, counted
-
-if TYPE_CHECKING:
-    from cupyconv.bench.suites import SuiteLayer
 
 QUICK_MINUTES = 2.0  # longest quick run, in minutes (hand-set)
 QUICK_CPU_FLOPS = 11e9  # most FLOP per pass of a quick run on the CPU, under 1 s (hand-set)
@@ -134,8 +133,6 @@ def command(
     Every pass is checked before it is timed; of a large result, only a part is checked.  Ctrl-C
     ends the run with a report of the results so far.  The JSON file is written after each layer.
     """
-    from cupyconv.bench import suites as bench
-
     if compare:
         return _compare(*map(Path, compare), options["json_path"])
     keys = [key for key in configuration.LAYER_OPTIONS if key in options]
@@ -153,7 +150,7 @@ def command(
             "Give one of them",
         )
     if drawn:
-        layers = bench.drawn(secrets.randbelow(10**6) if seed is None else seed, drawn)
+        layers = suite_layers.drawn(secrets.randbelow(10**6) if seed is None else seed, drawn)
     elif ways["a layer"]:
         notes: list[str] = []
         layers, readings = _configured(given, notes)
@@ -161,7 +158,7 @@ def command(
         if texts and paths.STANDARD not in (options["json_path"], options["plot_path"]):
             output.draw(*texts)
     else:
-        layers = bench.select(suites, names)
+        layers = suite_layers.select(suites, names)
     if only_list:
         _list(layers, options["json_path"])
         return 0
@@ -241,8 +238,6 @@ def _configured(
 
     ``notes`` as for ``read_layers``.
     """
-    from cupyconv.bench import suites
-
     config = options["config"] or options["model"]
     stem = Path(config).stem if config else ""
     layers, readings = [], []
@@ -253,7 +248,7 @@ def _configured(
         name = layer.name or unnamed
         if layer.is_transposed:
             readings.append(f"{name}: {configuration.TRANSPOSED_PASSES}")
-        layers.append(suites.SuiteLayer(name, problem, layer.title or stem))
+        layers.append(SuiteLayer(name, problem, layer.title or stem))
     names = [layer.name for layer in layers]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
@@ -269,15 +264,13 @@ def _quick(
     layers: tuple[SuiteLayer, ...], chosen: bool, device: str
 ) -> tuple[tuple[SuiteLayer, ...], str]:
     """Return the layers of a quick run, and their description."""
-    from cupyconv.bench import suites
-
     count = len(layers)
     if not chosen:
-        layers = tuple(layer for layer in layers if layer.name in suites.QUICK)
+        layers = tuple(layer for layer in layers if layer.name in suite_layers.QUICK)
     about = f"a quick look at {len(layers)} of {count} layers"
     if device == "gpu":
         return layers, about
-    layers = tuple(suites.with_batch(layer, 1) for layer in layers)
+    layers = tuple(suite_layers.with_batch(layer, 1) for layer in layers)
     small = tuple(layer for layer in layers if layer.problem.flops <= QUICK_CPU_FLOPS)
     if not small:
         raise ConvError(
@@ -315,8 +308,6 @@ def _compare(old: Path, new: Path, json_path: str | None) -> int:
 
 
 def _list(layers: tuple[SuiteLayer, ...], json_path: str | None) -> None:
-    from cupyconv.bench import suites
-
     if json_path is not None:
         entries = [
             {
@@ -328,14 +319,14 @@ def _list(layers: tuple[SuiteLayer, ...], json_path: str | None) -> None:
             }
             for layer in layers
         ]
-        paths.write_json(json_path, {"layers": entries, "suites": list(suites.suites())})
+        paths.write_json(json_path, {"layers": entries, "suites": list(suite_layers.suites())})
         return
     rows = [
         (in_line(one.name), one.kind, configuration.operands_text(one.problem), in_line(one.source))
         for one in layers
     ]
     table = output.table(("layer", "kind", "x * w", "source"), rows)
-    output.draw(table, output.heading("Suites", ", ".join(suites.suites())))
+    output.draw(table, output.heading("Suites", ", ".join(suite_layers.suites())))
 
 
 def _plain(section: Section) -> dict[str, Any]:

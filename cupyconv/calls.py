@@ -361,7 +361,7 @@ class Call:
                 f"the call computes {self.operation}",
                 "Bind 'forward', 'backprop_input' or 'transpose'",
             )
-        (array,), _, backend = operands.take(("w",), (w,))
+        (array,), backend = operands.take(("w",), (w,))
         self._require_device(backend)
         self._require_layout("w", array)
         require_no_capture(backend, "Call.with_filter")
@@ -384,13 +384,11 @@ class Call:
             for name, array in zip(names, given, strict=False)
             if name and (array is not None or name in self._layouts)
         }
-        taken, home, backend = operands.take(tuple(present), tuple(present.values()))
+        taken, backend = operands.take(tuple(present), tuple(present.values()))
         self._require_device(backend)
         converted = dict(zip(present, taken, strict=True))
         out = given[4]
-        result = None if out is None else operands.take_out_array("out", out, home)
-        if result is not None and backend.ordinal is not None:
-            operands.require_current_device(("out",), (result,), backend.ordinal)
+        result = None if out is None else operands.take_out("out", out, backend)
         for name in dict.fromkeys((*self._layouts, *converted)):
             if name != "out":
                 self._require_layout(name, converted.get(name))
@@ -566,9 +564,10 @@ def _compute_converted(
     """Run ``compute`` with the arguments converted to NumPy or CuPy arrays."""
     present, out = _present(operation, given), given[4]
     names = binding.error_names(operation, argument_names)
-    taken, home, _ = operands.take(tuple(names[name] for name in present), tuple(present.values()))
+    given_names = tuple(names[name] for name in present)
+    taken, backend = operands.take(given_names, tuple(present.values()))
     converted = dict(zip(present, taken, strict=True))
-    result = None if out is None else operands.take_out_array(argument_names.out, out, home)
+    result = None if out is None else operands.take_out(argument_names.out, out, backend)
     if prepared is not None:
         converted["w"] = prepared
     first, second, bias, add = map(converted.get, _slots(operation))
@@ -722,9 +721,10 @@ def require_writable(
     names, present = binding.error_names(operation, argument_names), _present(operation, given)
     add, out = present.pop("add", None), given[4]
     inputs = {names[name]: array for name, array in present.items()}
-    operands.take_out(argument_names.out, out, inputs, backend.home, backend)
+    operands.take_out(argument_names.out, out, backend)
+    operands.require_apart(argument_names.out, out, inputs, backend.home)
     if add is not None:
-        operands.take_add(names["add"], add, argument_names.out, out, backend.home)
+        operands.require_add_apart(names["add"], add, argument_names.out, out, backend.home)
 
 
 def require_no_capture(backend: Backend, function: str) -> None:

@@ -458,7 +458,7 @@ def conv_backward(
     layer = (stride, padding, dilation, groups, data_format, filter_format, None, precision, impl)
     prepared_filter = w if isinstance(w, PreparedFilter) else None
     plain = w if prepared_filter is None else prepared_filter.array
-    (x, w, dy), _, backend = take(("x", "w", "dy"), (x, plain, dy))
+    (x, w, dy), backend = take(("x", "w", "dy"), (x, plain, dy))
     is_number = x.dtype.kind in "fcV"  # V is the kind of bfloat16
     if needed in ((), ("bias",)) or not (is_number and x.dtype == w.dtype == dy.dtype):
         # The calls below do not check that x, w and dy fit together.
@@ -622,7 +622,7 @@ def prepare(
     require_problem("prepare", problem)
     require_words(None, precision, impl)
     names = words_of("passes", "pass that reads a filter", passes, FILTER_PASSES)
-    (array,), _, backend = take(("w",), (w,))
+    (array,), backend = take(("w",), (w,))
     calls.require_no_capture(backend, "cupyconv.prepare")
     layout = Layout.of(array)
     dtype = common_dtype({"w": layout})

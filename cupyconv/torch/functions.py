@@ -642,6 +642,7 @@ def _layer(
     dilation: IntOrInts,
     groups: Any,
 ) -> _Layer:
+    """Return the arguments of a layer in the operators' form; ``taps`` are the filter's sizes."""
     strides = _per_axis("stride", stride, rank)
     dilations = _per_axis("dilation", dilation, rank)
     if not isinstance(padding, str):

@@ -321,7 +321,7 @@ class Operators(NamedTuple):
 
 
 _OPERATORS = Operators(forward, backprop_input, backprop_filter)
-_LAYER_GRADIENTS = (None, None, None, None)  # of stride, padding, dilation and groups
+_LAYER_GRADIENTS = (None, None, None, None)  # stride, padding, dilation and groups have none
 
 
 def set_up_forward(ctx, inputs, output):

@@ -219,7 +219,7 @@ def _tables(layer: Layer, problem: ConvProblem, plans: list[Plan]) -> list[Any]:
         axes_table(layer, problem),
         output.table(("pass", "gives", "GEMM m x n x k", *headings), passes),
         *([] if beside else [output.table(("device", *PASSES), below)]),
-        output.heading("each pass", _cost(problem), _indexing(problem)),
+        output.heading("each pass", *_cost(problem)),
         output.heading("in training", *_training(layer, problem, plans)),
     ]
 
@@ -241,10 +241,14 @@ def _gemm_text(view: GemmView) -> str:
     return product if view.groups == 1 else f"{view.groups} times {product}"
 
 
-def _cost(problem: ConvProblem) -> str:
+def _cost(problem: ConvProblem) -> tuple[str, str]:
+    indexing = "32-bit indexing is enough"
+    if problem.needs_64bit_indexing:
+        indexing = "64-bit indexing: a tensor has more than 2^31 - 1 elements"
     return (
         f"{output.scaled(problem.flops, 'FLOP')}, {bytes_text(problem.bytes)} if each tensor "
-        f"moves once, {problem.arithmetic_intensity:.3g} FLOP/byte"
+        f"moves once, {problem.arithmetic_intensity:.3g} FLOP/byte",
+        indexing,
     )
 
 
@@ -257,12 +261,6 @@ def _training(layer: Layer, problem: ConvProblem, plans: list[Plan]) -> list[str
         f"x, w and y take {bytes_text(problem.bytes)}, and dx, dw and dy the same again",
         *largest_workspaces([plans]),
     ]
-
-
-def _indexing(problem: ConvProblem) -> str:
-    if problem.needs_64bit_indexing:
-        return "64-bit indexing: a tensor has more than 2^31 - 1 elements"
-    return "32-bit indexing is enough"
 
 
 def _as_json(layer: Layer, problem: ConvProblem, plans: list[Plan]) -> dict[str, Any]:

@@ -555,12 +555,8 @@ class ConvProblem:
         A pass may move fewer bytes, because inputs between windows need not be read.  It moves more
         if it reads elements repeatedly.
         """
-        return ITEMSIZE[self.dtype] * sum(self._elements)
-
-    @property
-    def _elements(self) -> tuple[int, ...]:
-        """Numbers of elements of x, w and y."""
-        return tuple(map(prod, (self.input_shape, self.filter_shape, self.output_shape)))
+        tensors = (self.input_shape, self.filter_shape, self.output_shape)
+        return ITEMSIZE[self.dtype] * sum(map(prod, tensors))
 
     @property
     def arithmetic_intensity(self) -> float:
@@ -573,7 +569,8 @@ class ConvProblem:
     @property
     def needs_64bit_indexing(self) -> bool:
         """Whether x, w or y has more elements than a signed 32-bit integer can count."""
-        return max(self._elements) > 2**31 - 1
+        tensors = (self.input_shape, self.filter_shape, self.output_shape)
+        return max(map(prod, tensors)) > 2**31 - 1
 
     def gemm(self, pass_: str) -> GemmView:
         """Return a pass as matrix products, one per group (implicit GEMM).
@@ -715,8 +712,9 @@ class ConvProblem:
     def options(self) -> ConvOptions:
         """Stride, padding, dilation, groups and formats of the layer."""
         padding = self.padding if self.padding_mode == "explicit" else self.padding_mode
-        own = vars(self)
-        return ConvOptions(**{**{key: own[key] for key in ConvOptions._fields}, "padding": padding})
+        return ConvOptions(
+            self.stride, padding, self.dilation, self.groups, self.data_format, self.filter_format
+        )
 
     @property
     def keywords(self) -> dict[str, Any]:
